@@ -1,0 +1,114 @@
+/* Status codes, the last error, the log, and memory that other processes can map. */
+#ifndef TANDEM_BASE_H
+#define TANDEM_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TD_VERSION_MAJOR 0
+#define TD_VERSION_MINOR 1
+#define TD_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define TD_API __attribute__((visibility("default")))
+#else
+#define TD_API
+#endif
+
+/** The version of the library that is linked, such as "0.1.0". */
+TD_API const char *td_version(void);
+
+/* ---- Errors ---------------------------------------------------------------------------------
+ *
+ * A function that can fail returns a td_status, or an object pointer that is NULL on failure. It
+ * sets its outputs only on success, never prints and never exits. */
+
+typedef enum td_status {
+    TD_OK = 0,
+    TD_ERR_INVALID,     /* an argument, a variable or a URL is wrong; nothing was started */
+    TD_ERR_NOMEM,       /* out of memory */
+    TD_ERR_SYSTEM,      /* the operating system refused; the message has its reason */
+    TD_ERR_TIMEOUT,     /* the deadline passed; the message says what was missing */
+    TD_ERR_PEER,        /* another process died, left, or closed the connection */
+    TD_ERR_AUTH,        /* the job's secret is missing, or is not the same on both sides */
+    TD_ERR_MISMATCH,    /* two processes disagree: both are named */
+    TD_ERR_STATE,       /* not possible now: initialised twice, closed already, … */
+    TD_ERR_UNSUPPORTED, /* not available in this build, or on this machine */
+} td_status;
+
+/** The name of a status, such as "TD_ERR_TIMEOUT"; "TD_ERR_UNKNOWN" for a number that is none. */
+TD_API const char *td_status_name(td_status status);
+
+/**
+ * The calling thread's last failure in one sentence for a person: what was asked, what was wrong
+ * with it, and what to do. Valid until the thread's next failing call; "" when there was none.
+ * A successful call leaves it as it was.
+ */
+TD_API const char *td_last_error(void);
+
+/* ---- Log ------------------------------------------------------------------------------------
+ *
+ * Lines for people on standard error, each with time, host and rank. TANDEM_LOG chooses the level:
+ * error, warn (the default), info or debug. */
+
+typedef enum td_log_level {
+    TD_LOG_ERROR,
+    TD_LOG_WARN,
+    TD_LOG_INFO,
+    TD_LOG_DEBUG,
+} td_log_level;
+
+/** Receives finished lines (without a line end) instead of standard error. Called by any thread. */
+typedef void (*td_log_fn)(td_log_level level, const char *line, void *arg);
+
+/** Sets the level, over TANDEM_LOG. */
+TD_API void td_log_set_level(td_log_level level);
+
+/** Sends the log to `fn`; NULL sends it to standard error again. Returns after the last call of the
+ *  former function has returned, so that its `arg` may be freed. */
+TD_API void td_log_set_sink(td_log_fn fn, void *arg);
+
+/** Writes one line. Cheap when `level` is not shown. */
+TD_API void td_log(td_log_level level, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+/* ---- Byte strings ---------------------------------------------------------------------------- */
+
+/** A byte string with its length. One that Tandem returns is followed by a NUL that does not count,
+ *  so that text can be printed as it is, and belongs to the caller: td_bytes_free(). */
+typedef struct td_bytes {
+    char *data;
+    size_t size;
+} td_bytes;
+
+/** Frees what `bytes` holds and leaves it empty. NULL and empty ones are fine. */
+TD_API void td_bytes_free(td_bytes *bytes);
+
+/* ---- Shareable memory -----------------------------------------------------------------------
+ *
+ * Memory that the other processes of a job on the same host can map, so that nothing needs to be
+ * copied between them. It is backed by a memfd: /dev/shm and its limits play no part, and nothing
+ * is left behind by a crash. After fork() the child keeps what the parent had allocated, but its
+ * writes are its own, and what it allocates comes from memory of its own. */
+
+/** Allocates `size` bytes, aligned to 64, zeroed when fresh from the system but not when reused.
+ *  NULL when memory is short (td_last_error() says so) or `size` is 0. */
+TD_API void *td_alloc(size_t size);
+
+/** Returns memory of td_alloc(). NULL is fine; any other pointer is reported as an error in the
+ *  log and left alone. */
+TD_API void td_free(void *memory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,85 @@
+/* Rendezvous: how a process learns its rank and the size of the world, and finds the others.
+ *
+ *     td_world world;
+ *     if (td_rendezvous(NULL, NULL, &world))
+ *         … td_last_error() …
+ *     … world.rank, world.world_size, world.store …
+ *     td_world_close(&world);
+ *
+ * A URL says how:
+ *
+ *     env://              RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as tdrun and torchrun set them)
+ *     tcp://host:port     rank and world size from the options, or ?rank=…&world_size=…
+ *     file:///path        likewise, through a file that all ranks can reach
+ *     slurm://            SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_NODELIST
+ *     mpi://              the variables that Open MPI, MPICH and other PMI launchers set
+ *     NULL                whichever of these the environment speaks of; a world of one when none
+ *
+ * and td_register_rendezvous() adds schemes. slurm:// and mpi:// meet at MASTER_ADDR and MASTER_PORT
+ * where those are set; otherwise, on one host, at a unix socket named after the job, and on several,
+ * for Slurm, at the first host of the node list. */
+#ifndef TANDEM_RENDEZVOUS_H
+#define TANDEM_RENDEZVOUS_H
+
+#include <tandem/store.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct td_rendezvous_options {
+    int world_size;     /* 0: from the URL or the environment */
+    int rank;           /* counts where world_size is given, or where it is not 0 */
+    int64_t timeout_ms; /* for all ranks to arrive; 0: 300 s. The store's own timeout afterwards */
+} td_rendezvous_options;
+
+/** Where a process stands in its job. */
+typedef struct td_world {
+    td_store *store; /* shared by all ranks; belongs to the td_world */
+    int rank;        /* 0 … world_size-1 */
+    int world_size;
+    int local_rank;       /* among the ranks of this host, where the launcher told; else -1 */
+    int local_world_size; /* likewise */
+} td_world;
+
+/**
+ * Meets the other processes of the job: returns when all `world_size` of them have arrived.
+ *
+ * Errors, on every rank that is still waiting: TD_ERR_INVALID (the URL, an option or a variable is
+ * wrong, and is named), TD_ERR_TIMEOUT (names the ranks that are missing), TD_ERR_MISMATCH (two
+ * processes have the same rank, or another world size; both are named), and those of
+ * td_tcp_store_open().
+ */
+TD_API td_status td_rendezvous(const char *url, const td_rendezvous_options *options,
+                               td_world *world);
+
+/** Closes world->store and clears `world`. The rank that hosts the store waits until the others
+ *  have closed theirs or died, at most the store's timeout. Errors as td_store_close(). */
+TD_API td_status td_world_close(td_world *world);
+
+/**
+ * A rendezvous of one's own. Fills in `world`: the store (handed over; opened for this rank), the
+ * rank and the world size; local_rank and local_world_size are -1 beforehand. Waiting for the
+ * others is not its task: td_rendezvous() does that through the store. A failure is returned as a
+ * status; the message is what td_rendezvous_fail() was given.
+ */
+typedef td_status (*td_rendezvous_fn)(const char *url, const td_rendezvous_options *options,
+                                      void *arg, td_world *world);
+
+/** Has URLs that begin with `scheme`:// handled by `fn`; NULL for `fn` takes that back. A scheme is
+ *  a letter followed by letters, digits, '+', '-' or '.'. The built-in ones cannot be replaced:
+ *  TD_ERR_INVALID; a second one of the same name is TD_ERR_STATE. */
+TD_API td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *arg);
+
+/** For a td_rendezvous_fn: sets td_last_error() and returns `status`. */
+TD_API td_status td_rendezvous_fail(td_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,152 @@
+/* Key-value stores: how the processes of a job find each other, and a small blackboard for them.
+ *
+ * The simple way: td_rendezvous() (rendezvous.h) returns a store that all ranks share. The explicit
+ * way is to open one here:
+ *
+ *     hash    inside this process, between its threads
+ *     file    a file that all processes can reach, on a shared file system too
+ *     tcp     a server in one process, clients in the others
+ *     prefix  a view of another store in which every key begins with a prefix
+ *
+ * Keys are C strings of at most TD_STORE_MAX_KEY bytes; values are bytes, at most
+ * TD_STORE_MAX_VALUE. Every store may be used from several threads at once, and a thread that waits
+ * for a key does not keep the others from using the store.
+ *
+ * Timeouts are in milliseconds: 0 means the store's own (td_store_set_timeout(), 300 s by default),
+ * a negative one is TD_ERR_INVALID. A call without a timeout argument does not wait for a key; over
+ * TCP it is bounded by the store's own timeout all the same. */
+#ifndef TANDEM_STORE_H
+#define TANDEM_STORE_H
+
+#include <tandem/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TD_STORE_MAX_KEY 4096
+#define TD_STORE_MAX_VALUE ((size_t)256 << 20)
+#define TD_STORE_MAX_KEYS 65536 /* keys in one call of multi_get, multi_set, wait or check */
+#define TD_STORE_DEFAULT_TIMEOUT_MS 300000
+
+typedef struct td_store td_store;
+
+/* ---- Opening and closing --------------------------------------------------------------------- */
+
+/** Opens an empty store inside this process. */
+TD_API td_status td_hash_store_open(td_store **store);
+
+/**
+ * Opens the store that lives in the file `path`, and makes the file where it is not there. All
+ * processes that have it open share its keys; the last one to close it removes the file. A file
+ * that was left by an earlier job (nobody has it open) is emptied first, so a process that is alone
+ * and closes the store loses its keys. Works where the file system has fcntl locks, NFS included.
+ */
+TD_API td_status td_file_store_open(const char *path, td_store **store);
+
+typedef struct td_tcp_store_options {
+    bool host_server;   /* run the server here, and be its first client */
+    int64_t timeout_ms; /* for connecting, and the store's own timeout from then on */
+    int64_t linger_ms;  /* host_server: how long closing waits for the other clients to close */
+    const char *secret; /* the job's secret; NULL: TANDEM_SECRET or TANDEM_SECRET_FILE, or none */
+} td_tcp_store_options;
+
+/**
+ * Connects to the store server at `host`:`port`, and with options->host_server starts it first, in
+ * a thread of this process. Port 0 there takes a free one: td_tcp_store_port(). `host` is a name or
+ * an address of IPv4 or IPv6, or "unix:/path" or "unix:@name" (an abstract socket) with port 0. A
+ * server listens on loopback only when `host` is a loopback address, otherwise on every address.
+ *
+ * Both sides prove the job's secret to each other before anything else is said. Without a secret
+ * only loopback and unix sockets are allowed, unless TANDEM_INSECURE=1 is set.
+ *
+ * A client tries again until the time is over where the server is not there yet.
+ *
+ * td_store_set(), multi_set() and append() of this store do not wait for the server's answer. One
+ * that was lost is reported by the next call on the store, td_store_close() at the latest.
+ *
+ * Errors: TD_ERR_INVALID, TD_ERR_AUTH, TD_ERR_TIMEOUT (the message lists each address tried),
+ * TD_ERR_SYSTEM (the port is taken, …).
+ */
+TD_API td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_options *options,
+                                   td_store **store);
+
+/** The port that a TCP store talks to; 0 for one over a unix socket, -1 for another kind of store. */
+TD_API int td_tcp_store_port(const td_store *store);
+
+/** Opens a view of `base` in which key k stands for `prefix`/k. `base` is kept open by it, and may
+ *  be closed by its owner before. */
+TD_API td_status td_prefix_store_open(const char *prefix, td_store *base, td_store **store);
+
+/**
+ * Closes a store; NULL is fine. `store` is gone afterwards, whatever is returned. No other thread
+ * may be inside a call on it. A TCP client first makes sure that the server has all that was set.
+ *
+ * Errors: TD_ERR_PEER, TD_ERR_TIMEOUT (something that was set may be lost; the message says what).
+ */
+TD_API td_status td_store_close(td_store *store);
+
+/** Sets the store's own timeout (1 ms at least). A prefix store has its own, from its base. */
+TD_API td_status td_store_set_timeout(td_store *store, int64_t timeout_ms);
+
+/** The store's own timeout. */
+TD_API int64_t td_store_timeout(const td_store *store);
+
+/* ---- One key --------------------------------------------------------------------------------- */
+
+/** Sets `key` to `size` bytes of `value`, over what was there. */
+TD_API td_status td_store_set(td_store *store, const char *key, const void *value, size_t size);
+
+/** Waits until `key` exists and returns its value, to be freed with td_bytes_free(). */
+TD_API td_status td_store_get(td_store *store, const char *key, int64_t timeout_ms,
+                              td_bytes *value);
+
+/** Adds `amount` to the decimal number at `key` (an absent one counts as 0) and stores the sum,
+ *  which *result receives where it is not NULL. TD_ERR_INVALID: not a number, or out of range. */
+TD_API td_status td_store_add(td_store *store, const char *key, int64_t amount, int64_t *result);
+
+/**
+ * Compares and swaps, in one step for all processes. `value` receives:
+ *     key present and equal to `expected`    the new value: `desired` was stored
+ *     key present and different              the value that is there
+ *     key absent, `expected` empty           the new value: `desired` was stored
+ *     key absent otherwise                   `expected`
+ */
+TD_API td_status td_store_compare_set(td_store *store, const char *key, const void *expected,
+                                      size_t expected_size, const void *desired,
+                                      size_t desired_size, td_bytes *value);
+
+/** Appends to the value of `key`; an absent one counts as empty. */
+TD_API td_status td_store_append(td_store *store, const char *key, const void *value, size_t size);
+
+/** Removes `key`. *deleted, where not NULL, says whether it was there. */
+TD_API td_status td_store_delete_key(td_store *store, const char *key, bool *deleted);
+
+/* ---- Many keys ------------------------------------------------------------------------------- */
+
+/** Waits until all `count` keys exist. TD_ERR_TIMEOUT names one that was missing. */
+TD_API td_status td_store_wait(td_store *store, const char *const *keys, size_t count,
+                               int64_t timeout_ms);
+
+/** Says at once whether all `count` keys exist. */
+TD_API td_status td_store_check(td_store *store, const char *const *keys, size_t count,
+                                bool *all_exist);
+
+/** Waits until all `count` keys exist and returns their values, as they were at one moment, into
+ *  values[0 … count-1]; each is freed with td_bytes_free(). */
+TD_API td_status td_store_multi_get(td_store *store, const char *const *keys, size_t count,
+                                    int64_t timeout_ms, td_bytes *values);
+
+/** Sets `count` keys, in one step. Twice the same key: the later value stays. */
+TD_API td_status td_store_multi_set(td_store *store, const char *const *keys,
+                                    const td_bytes *values, size_t count);
+
+/** Counts the keys of the users: what Tandem itself keeps in the store does not count. A prefix
+ *  store counts the keys below its prefix. */
+TD_API td_status td_store_num_keys(td_store *store, int64_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

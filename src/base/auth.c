@@ -1,0 +1,167 @@
+/* HMAC authentication; see auth.h. OpenSSL provides HMAC; random bytes come from the kernel. */
+#include "base/auth.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SECRET_LIMIT = 4096 };
+
+static const uint8_t magic[4] = {'T', 'D', 'M', 1};
+
+td_status td__random(void *bytes, size_t size)
+{
+    for (uint8_t *at = bytes; size;) {
+        ssize_t got = getrandom(at, size, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return td__fail(TD_ERR_SYSTEM, "random bytes: %s", td__errno_text(errno));
+        at += got;
+        size -= (size_t)got;
+    }
+    return TD_OK;
+}
+
+static void hmac(const void *key, size_t key_size, const void *data, size_t size,
+                 uint8_t out[TD__MAC_SIZE])
+{
+    unsigned length = TD__MAC_SIZE;
+    if (!HMAC(EVP_sha256(), key, (int)key_size, data, size, out, &length)) {
+        /* No provider, or no memory: a proof made of chance fails closed. */
+        if (td__random(out, TD__MAC_SIZE))
+            abort();
+    }
+}
+
+static td_status read_secret_file(const char *path, char *text, size_t room)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
+                        td__errno_text(errno));
+    struct stat info;
+    if (!fstat(fd, &info) && (info.st_mode & 077))
+        td_log(TD_LOG_WARN, "the secret file %s can be read by other users: chmod 600 it", path);
+    size_t size = 0;
+    ssize_t got = 1;
+    while (got > 0 && size < room) {
+        got = read(fd, text + size, room - size);
+        if (got > 0)
+            size += (size_t)got;
+    }
+    int error = errno;
+    close(fd);
+    if (got < 0)
+        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
+                        td__errno_text(error));
+    if (size == room)
+        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
+                        SECRET_LIMIT);
+    while (size && strchr(" \t\r\n", text[size - 1]))
+        size--;
+    text[size] = '\0';
+    if (!size)
+        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is empty", path);
+    return TD_OK;
+}
+
+td_status td__secret_load(const char *text, struct td__secret *secret)
+{
+    char from_file[SECRET_LIMIT + 1];
+    const char *path = getenv("TANDEM_SECRET_FILE");
+    if (!text)
+        text = getenv("TANDEM_SECRET");
+    if ((!text || !*text) && path && *path) {
+        TD_TRY(read_secret_file(path, from_file, sizeof from_file));
+        text = from_file;
+    }
+    secret->given = text && *text;
+    const char *used = secret->given ? text : "";
+    static const char label[] = "tandem job secret";
+    hmac(label, sizeof label, used, strlen(used), secret->key);
+    OPENSSL_cleanse(from_file, sizeof from_file);
+    return TD_OK;
+}
+
+td_status td__secret_make(char text[65])
+{
+    uint8_t bytes[32];
+    TD_TRY(td__random(bytes, sizeof bytes));
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    return TD_OK;
+}
+
+static void mac(const struct td__auth *auth, const char *label, bool both,
+                uint8_t out[TD__MAC_SIZE])
+{
+    uint8_t data[128] = {0};
+    size_t size = (size_t)snprintf((char *)data, 64, "%s %s", label, auth->purpose) + 1;
+    memcpy(data + size, auth->client_nonce, TD__NONCE_SIZE);
+    size += TD__NONCE_SIZE;
+    if (both) {
+        memcpy(data + size, auth->server_nonce, TD__NONCE_SIZE);
+        size += TD__NONCE_SIZE;
+    }
+    hmac(auth->secret.key, sizeof auth->secret.key, data, size, out);
+}
+
+static bool mac_matches(const struct td__auth *auth, const char *label, bool both,
+                        const uint8_t theirs[TD__MAC_SIZE])
+{
+    uint8_t ours[TD__MAC_SIZE];
+    mac(auth, label, both, ours);
+    return CRYPTO_memcmp(ours, theirs, TD__MAC_SIZE) == 0;
+}
+
+td_status td__auth_hello(struct td__auth *client, uint8_t hello[TD__HELLO_SIZE])
+{
+    TD_TRY(td__random(client->client_nonce, TD__NONCE_SIZE));
+    memcpy(hello, magic, sizeof magic);
+    memcpy(hello + sizeof magic, client->client_nonce, TD__NONCE_SIZE);
+    mac(client, "hello", false, hello + sizeof magic + TD__NONCE_SIZE);
+    return TD_OK;
+}
+
+bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE])
+{
+    if (memcmp(hello, magic, sizeof magic) != 0)
+        return false;
+    memcpy(server->client_nonce, hello + sizeof magic, TD__NONCE_SIZE);
+    return mac_matches(server, "hello", false, hello + sizeof magic + TD__NONCE_SIZE);
+}
+
+td_status td__auth_challenge(struct td__auth *server, uint8_t challenge[TD__CHALLENGE_SIZE])
+{
+    TD_TRY(td__random(server->server_nonce, TD__NONCE_SIZE));
+    memcpy(challenge, server->server_nonce, TD__NONCE_SIZE);
+    mac(server, "server", true, challenge + TD__NONCE_SIZE);
+    return TD_OK;
+}
+
+bool td__auth_check_challenge(struct td__auth *client, const uint8_t challenge[TD__CHALLENGE_SIZE])
+{
+    memcpy(client->server_nonce, challenge, TD__NONCE_SIZE);
+    return mac_matches(client, "server", true, challenge + TD__NONCE_SIZE);
+}
+
+void td__auth_proof(const struct td__auth *client, uint8_t proof[TD__PROOF_SIZE])
+{
+    mac(client, "client", true, proof);
+}
+
+bool td__auth_check_proof(const struct td__auth *server, const uint8_t proof[TD__PROOF_SIZE])
+{
+    return mac_matches(server, "client", true, proof);
+}

@@ -1,0 +1,58 @@
+/* The job's secret, and the proof of it that opens every connection.
+ *
+ *     client                                            server
+ *     hello:     magic, nonce_c, MAC(hello, nonce_c)  ->  wrong: closes, and has said nothing
+ *                                                   <-  challenge: nonce_s, MAC(server, both nonces)
+ *     proof:     MAC(client, both nonces)             ->  wrong: closes
+ *
+ * Each MAC is HMAC-SHA-256 under the secret over a label, the purpose of the connection ("store",
+ * …) and the nonces. A stranger's hello costs the server one HMAC and gets no byte back; a replayed
+ * hello gets a challenge that cannot be answered. The client may send its first request together
+ * with the proof. Without a secret the same messages are exchanged under an empty key, so that a
+ * side that has one and a side that has none refuse each other.
+ *
+ * These are pure functions; os/trust.h does the talking. */
+#ifndef TD_BASE_AUTH_H
+#define TD_BASE_AUTH_H
+
+#include <tandem/base.h>
+
+enum {
+    TD__NONCE_SIZE = 32,
+    TD__MAC_SIZE = 32,
+    TD__HELLO_SIZE = 4 + TD__NONCE_SIZE + TD__MAC_SIZE,
+    TD__CHALLENGE_SIZE = TD__NONCE_SIZE + TD__MAC_SIZE,
+    TD__PROOF_SIZE = TD__MAC_SIZE,
+};
+
+struct td__secret {
+    bool given;
+    uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
+};
+
+/** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or from the file that
+ *  TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. Empty counts as none. */
+td_status td__secret_load(const char *text, struct td__secret *secret);
+
+/** A fresh secret as hexadecimal text for the environment of a job. */
+td_status td__secret_make(char text[65]);
+
+/** One side of one handshake. */
+struct td__auth {
+    struct td__secret secret;
+    const char *purpose; /* a string that lives as long as this */
+    uint8_t client_nonce[TD__NONCE_SIZE];
+    uint8_t server_nonce[TD__NONCE_SIZE];
+};
+
+td_status td__auth_hello(struct td__auth *client, uint8_t hello[TD__HELLO_SIZE]);
+bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE]);
+td_status td__auth_challenge(struct td__auth *server, uint8_t challenge[TD__CHALLENGE_SIZE]);
+bool td__auth_check_challenge(struct td__auth *client, const uint8_t challenge[TD__CHALLENGE_SIZE]);
+void td__auth_proof(const struct td__auth *client, uint8_t proof[TD__PROOF_SIZE]);
+bool td__auth_check_proof(const struct td__auth *server, const uint8_t proof[TD__PROOF_SIZE]);
+
+/** Fills `bytes` with random ones. */
+td_status td__random(void *bytes, size_t size);
+
+#endif

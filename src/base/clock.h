@@ -1,0 +1,61 @@
+/* Monotonic time and deadlines. A deadline is an absolute moment, so that it can be handed down
+ * through several waits without being counted anew. */
+#ifndef TD_BASE_CLOCK_H
+#define TD_BASE_CLOCK_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+typedef int64_t td__deadline; /* nanoseconds of CLOCK_MONOTONIC */
+
+#define TD__NEVER INT64_MAX
+
+static inline int64_t td__now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline td__deadline td__deadline_in_ms(int64_t ms)
+{
+    int64_t now = td__now_ns();
+    return ms > (INT64_MAX - now) / 1000000 ? TD__NEVER : now + ms * 1000000;
+}
+
+static inline bool td__deadline_passed(td__deadline deadline)
+{
+    return deadline != TD__NEVER && td__now_ns() >= deadline;
+}
+
+static inline td__deadline td__deadline_earlier(td__deadline a, td__deadline b)
+{
+    return a < b ? a : b;
+}
+
+/** Milliseconds left, rounded up, for poll(): 0 when it has passed, -1 for TD__NEVER. */
+static inline int td__deadline_poll_ms(td__deadline deadline)
+{
+    if (deadline == TD__NEVER)
+        return -1;
+    int64_t left = deadline - td__now_ns();
+    if (left <= 0)
+        return 0;
+    int64_t ms = (left + 999999) / 1000000;
+    return ms > INT_MAX ? INT_MAX : (int)ms;
+}
+
+static inline struct timespec td__timespec(int64_t ns)
+{
+    return (struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+}
+
+static inline void td__sleep_ns(int64_t ns)
+{
+    struct timespec pause = td__timespec(ns);
+    nanosleep(&pause, NULL);
+}
+
+#endif

@@ -1,0 +1,27 @@
+/* How a failure is reported inside the library: the first one to notice writes the sentence, those
+ * above pass the status on (TD_TRY), or put a context in front of the sentence. */
+#ifndef TD_BASE_FAIL_H
+#define TD_BASE_FAIL_H
+
+#include <tandem/base.h>
+
+/** Sets the thread's last error and returns `status`. Its own last error may be an argument. */
+td_status td__fail(td_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** TD_ERR_NOMEM with the sentence "<what>: out of memory". */
+td_status td__fail_nomem(const char *what);
+
+/** The text of an errno, in a buffer of the thread's own. */
+const char *td__errno_text(int error);
+
+/** Puts "SIGSEGV" for 11, "signal 77" for a number without a name, into a buffer of the thread's. */
+const char *td__signal_name(int signal);
+
+#define TD_TRY(call)                                                                               \
+    do {                                                                                           \
+        td_status td_try_status = (call);                                                          \
+        if (td_try_status)                                                                         \
+            return td_try_status;                                                                  \
+    } while (0)
+
+#endif

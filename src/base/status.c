@@ -1,0 +1,86 @@
+/* Status codes and the thread's last error. */
+#include "base/fail.h"
+
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MESSAGE_SIZE = 2048 };
+
+static _Thread_local char last_error[MESSAGE_SIZE];
+
+#define STRING(x) #x
+#define VERSION(major, minor, patch) STRING(major) "." STRING(minor) "." STRING(patch)
+
+const char *td_version(void)
+{
+    return VERSION(TD_VERSION_MAJOR, TD_VERSION_MINOR, TD_VERSION_PATCH);
+}
+
+const char *td_status_name(td_status status)
+{
+    switch (status) {
+    case TD_OK:
+        return "TD_OK";
+    case TD_ERR_INVALID:
+        return "TD_ERR_INVALID";
+    case TD_ERR_NOMEM:
+        return "TD_ERR_NOMEM";
+    case TD_ERR_SYSTEM:
+        return "TD_ERR_SYSTEM";
+    case TD_ERR_TIMEOUT:
+        return "TD_ERR_TIMEOUT";
+    case TD_ERR_PEER:
+        return "TD_ERR_PEER";
+    case TD_ERR_AUTH:
+        return "TD_ERR_AUTH";
+    case TD_ERR_MISMATCH:
+        return "TD_ERR_MISMATCH";
+    case TD_ERR_STATE:
+        return "TD_ERR_STATE";
+    case TD_ERR_UNSUPPORTED:
+        return "TD_ERR_UNSUPPORTED";
+    }
+    return "TD_ERR_UNKNOWN";
+}
+
+const char *td_last_error(void)
+{
+    return last_error;
+}
+
+td_status td__fail(td_status status, const char *format, ...)
+{
+    char message[MESSAGE_SIZE];
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    if (length >= (int)sizeof message)
+        memcpy(message + sizeof message - 4, "...", 4);
+    memcpy(last_error, message, sizeof message);
+    return status;
+}
+
+td_status td__fail_nomem(const char *what)
+{
+    return td__fail(TD_ERR_NOMEM, "%s: out of memory", what);
+}
+
+const char *td__errno_text(int error)
+{
+    static _Thread_local char text[128];
+    return strerror_r(error, text, sizeof text);
+}
+
+const char *td__signal_name(int signal)
+{
+    static _Thread_local char text[32];
+    const char *name = sigabbrev_np(signal);
+    if (name)
+        snprintf(text, sizeof text, "SIG%s", name);
+    else
+        snprintf(text, sizeof text, "signal %d", signal);
+    return text;
+}

@@ -1,0 +1,51 @@
+/* Threads; see thread.h. */
+#include "base/thread.h"
+
+#include <errno.h>
+#include <signal.h>
+
+static unsigned fork_generation;
+
+static void count_fork(void)
+{
+    fork_generation++; /* only the forking thread exists in the child */
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+unsigned td__fork_generation(void)
+{
+    return fork_generation;
+}
+
+void td__cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+bool td__cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, td__deadline deadline)
+{
+    if (deadline == TD__NEVER)
+        return pthread_cond_wait(cond, mutex) == 0;
+    struct timespec until = td__timespec(deadline);
+    return pthread_cond_timedwait(cond, mutex, &until) != ETIMEDOUT;
+}
+
+int td__thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!error)
+        pthread_setname_np(*thread, name);
+    return error;
+}

@@ -1,0 +1,47 @@
+/* Where the user looks: tdrun's own standard output and standard error. */
+#ifndef TD_LAUNCH_CONSOLE_H
+#define TD_LAUNCH_CONSOLE_H
+
+#include "launch/sink.h"
+
+/* Output and error are numbered as their descriptors are, from 1. */
+enum { TD__OUT = 0, TD__ERR = 1 };
+
+struct td__outlet {
+    struct td__sink sink;
+    bool terminal;
+    bool mid_line;     /* what was written last did not end a line … */
+    const void *owner; /* … and this is who wrote it */
+};
+
+struct td__console {
+    struct td__outlet outlets[2];
+    struct td__outlet *to[2]; /* both are the same one where output and error are the same file, so
+                                 that what is written first also appears first */
+    bool colour;
+};
+
+/** `notify` is called by another thread when something was written, or could not be. */
+void td__console_open(struct td__console *console, void (*notify)(void *), void *arg);
+
+/** Writes bytes for `owner`. On a terminal, another owner's unfinished line is ended first. */
+void td__console_write(struct td__console *console, int which, const void *owner, const void *data,
+                       size_t size);
+
+/** True when the unfinished line at the end is `owner`'s. */
+bool td__console_owns_line(const struct td__console *console, int which, const void *owner);
+
+/** Writes text of tdrun's own to standard error, on a line of its own. */
+void td__console_say(struct td__console *console, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/** True when `which` has so much to write that its producers should wait. */
+bool td__console_is_full(struct td__console *console, int which);
+
+/** True when all is written. */
+bool td__console_is_idle(struct td__console *console);
+
+/** Waits until all is written. */
+void td__console_close(struct td__console *console);
+
+#endif

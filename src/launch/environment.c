@@ -1,0 +1,94 @@
+/* A worker's environment; see environment.h. */
+#include "launch/environment.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+
+enum { MAX_OWN = 24, OWN_ROOM = 2048 };
+
+/* The variables that are set here, "NAME=value", one after another in `text`. */
+struct own {
+    char text[OWN_ROOM];
+    size_t used;
+    const char *at[MAX_OWN];
+    int count;
+};
+
+static void add(struct own *own, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(struct own *own, const char *format, ...)
+{
+    size_t room = sizeof own->text - own->used;
+    va_list args;
+    va_start(args, format);
+    int size = vsnprintf(own->text + own->used, room, format, args);
+    va_end(args);
+    if (size < 0 || (size_t)size >= room || own->count == MAX_OWN)
+        abort(); /* names and numbers of bounded length */
+    own->at[own->count++] = own->text + own->used;
+    own->used += (size_t)size + 1;
+}
+
+static void describe(struct own *own, const struct td__run_options *options,
+                     const struct td__job_secret *secret, const struct td__node_world *world,
+                     int local_rank, int round)
+{
+    bool bare_ipv6 = strchr(options->host, ':') != NULL;
+    add(own, "RANK=%d", world->rank + local_rank);
+    add(own, "LOCAL_RANK=%d", local_rank);
+    add(own, "WORLD_SIZE=%d", world->size);
+    add(own, "LOCAL_WORLD_SIZE=%d", options->nproc);
+    add(own, "GROUP_RANK=%d", world->node_rank);
+    add(own, "GROUP_WORLD_SIZE=%d", options->nnodes);
+    add(own, "ROLE_NAME=%.255s", options->role);
+    add(own, "ROLE_RANK=%d", world->role_rank + local_rank);
+    add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
+    add(own, "MASTER_ADDR=%s", options->host);
+    add(own, "MASTER_PORT=%d", world->port);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", round);
+    add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
+    add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
+    add(own, "TANDEM_AGENT_STORE=%s%s%s:%d", bare_ipv6 ? "[" : "", options->host,
+        bare_ipv6 ? "]" : "", world->port);
+    if (secret->made)
+        add(own, "TANDEM_SECRET=%s", secret->text);
+    if (options->nproc > 1 && !getenv("OMP_NUM_THREADS"))
+        add(own, "OMP_NUM_THREADS=1"); /* as many threads as cores in each of them helps nobody */
+}
+
+static bool is_set_here(const struct own *own, const char *variable)
+{
+    size_t size = strcspn(variable, "=") + 1;
+    for (int i = 0; i < own->count; i++)
+        if (!strncmp(own->at[i], variable, size))
+            return true;
+    return false;
+}
+
+char **td__environment_make(const struct td__run_options *options,
+                            const struct td__job_secret *secret, const struct td__node_world *world,
+                            int local_rank, int round)
+{
+    struct own own = {0};
+    describe(&own, options, secret, world, local_rank, round);
+    size_t inherited = 0;
+    while (environ[inherited])
+        inherited++;
+    size_t slots = inherited + (size_t)own.count + 1, filled = 0;
+    char **variables = malloc(slots * sizeof *variables + own.used);
+    if (!variables)
+        return NULL;
+    for (size_t i = 0; i < inherited; i++)
+        if (!is_set_here(&own, environ[i]))
+            variables[filled++] = environ[i];
+    char *text = (char *)(variables + slots);
+    memcpy(text, own.text, own.used);
+    for (int i = 0; i < own.count; i++)
+        variables[filled++] = text + (own.at[i] - own.text);
+    variables[filled] = NULL;
+    return variables;
+}

@@ -1,0 +1,99 @@
+/* Where a job meets; see job_store.h. */
+#include "launch/job_store.h"
+
+#include "base/auth.h"
+#include "base/fail.h"
+#include "os/address.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { HOST_MS = 30000, LINGER_MS = 5000 };
+
+static bool insecure_allowed(void)
+{
+    const char *value = getenv("TANDEM_INSECURE");
+    return value && !strcmp(value, "1");
+}
+
+td_status td__job_secret_find(const struct td__run_options *options, struct td__job_secret *secret)
+{
+    struct td__secret given;
+    secret->made = false;
+    TD_TRY(td__secret_load(NULL, &given));
+    if (given.given)
+        return TD_OK;
+    if (options->nnodes == 1) {
+        TD_TRY(td__secret_make(secret->text));
+        secret->made = true;
+        return TD_OK;
+    }
+    if (td__host_is_loopback(options->host) || insecure_allowed())
+        return TD_OK;
+    return td__fail(TD_ERR_AUTH,
+                    "nodes on several hosts need the job's secret: set TANDEM_SECRET (or "
+                    "TANDEM_SECRET_FILE) to the same text on every node, or TANDEM_INSECURE=1 on a "
+                    "network where nobody else is");
+}
+
+static td_status open_at(const struct td__run_options *options, const struct td__job_secret *secret,
+                         int port, bool host, td_store **store)
+{
+    int64_t join_ms = (int64_t)(options->join_timeout_s * 1000);
+    td_tcp_store_options store_options = {
+        .host_server = host,
+        .timeout_ms = host ? HOST_MS : join_ms > 0 ? join_ms : 1,
+        .linger_ms = options->nnodes > 1 ? LINGER_MS : 0,
+        .secret = secret->made ? secret->text : NULL,
+    };
+    TD_TRY(td_tcp_store_open(options->host, port, &store_options, store));
+    td_store_set_timeout(*store, HOST_MS);
+    return TD_OK;
+}
+
+/* Whether the address where the nodes meet is one of this host's: then a socket can be bound to it.
+ * --local-addr decides where that cannot be seen from here, behind address translation. */
+static bool owns_endpoint(const struct td__run_options *options)
+{
+    struct td__address_list list;
+    bool retry, owns = false;
+    if (options->local_addr)
+        return !strcmp(options->local_addr, options->host);
+    if (td__resolve(options->host, 0, td__deadline_in_ms(HOST_MS), &list, &retry))
+        return false;
+    for (int i = 0; i < list.count && !owns; i++) {
+        int fd = socket(list.at[i].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        owns = fd >= 0 && !bind(fd, &list.at[i].any, list.at[i].size);
+        if (fd >= 0)
+            close(fd);
+    }
+    return owns;
+}
+
+/* Hosts the store when this host owns the endpoint and no launcher here was faster. */
+static td_status host_or_join(const struct td__run_options *options,
+                              const struct td__job_secret *secret, int *node_rank, td_store **store)
+{
+    if (owns_endpoint(options)) {
+        td_status status = open_at(options, secret, options->port, true, store);
+        if (status != TD_ERR_SYSTEM) {
+            *node_rank = 0;
+            return status;
+        }
+    }
+    *node_rank = -1;
+    return open_at(options, secret, options->port, false, store);
+}
+
+td_status td__job_store_open(const struct td__run_options *options,
+                             const struct td__job_secret *secret, int *node_rank, td_store **store)
+{
+    if (options->node_rank < 0)
+        return host_or_join(options, secret, node_rank, store);
+    *node_rank = options->node_rank;
+    td_status status = open_at(options, secret, options->port, options->node_rank == 0, store);
+    if (status == TD_ERR_SYSTEM && options->port_free)
+        status = open_at(options, secret, 0, true, store);
+    return status;
+}

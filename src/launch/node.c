@@ -1,0 +1,459 @@
+/* Agreement among the launchers; see node.h.
+ *
+ * Keys in the store, all below "\1launch/", for the nodes r of the job and the rounds k (a round is
+ * one start of all workers, the first or after a failure):
+ *
+ *     node/<r>        what node r brings along; all of them there: the job can begin
+ *     <k>/failures    what failed in round k, in the order of its arrival: the first one counts
+ *     <k>/turn/<r>    node r has ended well, or somebody has failed (then all of them are set)
+ *     <k>/gone/<r>    node r has no worker left
+ *     over            why the job cannot go on; each launcher's will sets it as well
+ *
+ * The talker waits for all <r> of one kind after another: node, 0/turn, 0/gone, 1/turn, … The
+ * watcher waits for `over` only. The agent's thread never waits: it sets and appends, which the
+ * store sends off without an answer. An empty value says nothing but "wake up": it ends a thread's
+ * wait when this launcher leaves. */
+#include "launch/node.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "launch/gather.h"
+#include "launch/notice.h"
+#include "store/tcp_store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define KEY "\1launch/"
+#define KEY_OVER KEY "over"
+#define KEY_NODE KEY "node/"
+
+enum { KEY_ROOM = 64, CLOSE_MS = 3000 };
+
+struct event_entry {
+    struct event_entry *next;
+    struct td__node_event event;
+};
+
+struct td__node {
+    const struct td__run_options *options;
+    const struct td__job_secret *secret;
+    void (*notify)(void *arg);
+    void *arg;
+    td_store *store;
+    struct td__node_world world; /* the talker's, until TD__NODE_READY */
+    pthread_t talker, watcher;
+    bool has_watcher; /* it was started, and is to be joined */
+
+    pthread_mutex_t lock; /* guards all below; nothing is taken after it */
+    pthread_cond_t thread_ended;
+    struct event_entry *events;
+    bool open;                /* the store is */
+    bool talking, watching;   /* the threads run */
+    bool closing;             /* the talker should not begin another wait … */
+    char waits_for[KEY_ROOM]; /* … and this is the one that it is in, "" for none */
+};
+
+/* ---- Events ---------------------------------------------------------------------------------- */
+
+static void post(struct td__node *node, enum td__node_event_kind kind, int code, const char *text)
+{
+    struct event_entry *entry = calloc(1, sizeof *entry);
+    if (!entry)
+        abort(); /* an event that got lost would be a hang; the front cleans up */
+    entry->event.kind = kind;
+    entry->event.code = code;
+    snprintf(entry->event.text, sizeof entry->event.text, "%s", text);
+    pthread_mutex_lock(&node->lock);
+    struct event_entry **end = &node->events;
+    while (*end)
+        end = &(*end)->next;
+    *end = entry;
+    pthread_mutex_unlock(&node->lock);
+    node->notify(node->arg);
+}
+
+bool td__node_next(struct td__node *node, struct td__node_event *event)
+{
+    pthread_mutex_lock(&node->lock);
+    struct event_entry *entry = node->events;
+    if (entry)
+        node->events = entry->next;
+    pthread_mutex_unlock(&node->lock);
+    if (!entry)
+        return false;
+    *event = entry->event;
+    free(entry);
+    return true;
+}
+
+/* ---- Waiting for all nodes -------------------------------------------------------------------- */
+
+static const char *round_prefix(char prefix[KEY_ROOM], int round, const char *kind)
+{
+    snprintf(prefix, KEY_ROOM, KEY "%d/%s/", round, kind);
+    return prefix;
+}
+
+/* Enters or leaves a wait for `prefix`; false when this launcher is about to leave. */
+static bool note_wait(struct td__node *node, const char *prefix)
+{
+    pthread_mutex_lock(&node->lock);
+    bool go_on = !node->closing;
+    snprintf(node->waits_for, sizeof node->waits_for, "%s", go_on ? prefix : "");
+    pthread_mutex_unlock(&node->lock);
+    return go_on;
+}
+
+/* The talker waits until all nodes have set their key: *values receives theirs, or stays NULL when
+ * it was woken up because this launcher leaves. */
+static td_status await_all(struct td__node *node, const char *prefix, int64_t timeout_ms,
+                           td_bytes **values)
+{
+    int count = node->options->nnodes;
+    *values = NULL;
+    if (!note_wait(node, prefix))
+        return TD_OK;
+    td_status status = td__gather_wait(node->store, prefix, count, timeout_ms, values);
+    note_wait(node, "");
+    if (!status && td__gather_has_empty(*values, count)) {
+        td__gather_free(*values, count);
+        *values = NULL;
+    }
+    return status;
+}
+
+/* ---- Arriving -------------------------------------------------------------------------------- */
+
+/* Another launcher has this node's rank. Both are told, unless the job has begun already: then the
+ * one that came too late is the mistake. */
+static td_status refuse_twin(struct td__node *node, int node_rank)
+{
+    char key[KEY_ROOM];
+    td_bytes value;
+    bool begun = false;
+    struct td__introduction other = {.host = "?"};
+    snprintf(key, sizeof key, KEY_NODE "%d", node_rank);
+    if (!td_store_get(node->store, key, CLOSE_MS, &value)) {
+        td__introduction_read(&value, &other);
+        td_bytes_free(&value);
+    }
+    td__gather_check(node->store, KEY_NODE, node->options->nnodes, &begun);
+    td__fail(TD_ERR_MISMATCH,
+             "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
+             node_rank, other.pid, other.host, (int)getpid(), td__this_host(node->options));
+    if (!begun)
+        td__node_end_job(node, 1, td_last_error());
+    return TD_ERR_MISMATCH;
+}
+
+static td_status claim_rank(struct td__node *node, int *node_rank)
+{
+    char key[KEY_ROOM];
+    int64_t claims;
+    if (*node_rank < 0) {
+        TD_TRY(td_store_add(node->store, KEY "next", 1, &claims));
+        if (claims >= node->options->nnodes)
+            return td__fail(TD_ERR_MISMATCH,
+                            "the job at %s, port %d, has all of its %d nodes already",
+                            node->options->host, node->options->port, node->options->nnodes);
+        *node_rank = (int)claims;
+    }
+    snprintf(key, sizeof key, KEY "claim/%d", *node_rank);
+    TD_TRY(td_store_add(node->store, key, 1, &claims));
+    return claims == 1 ? TD_OK : refuse_twin(node, *node_rank);
+}
+
+static td_status introduce(struct td__node *node)
+{
+    char key[KEY_ROOM], text[512];
+    struct td__buffer will = {0}, introduction = {0};
+    int node_rank = node->world.node_rank;
+    snprintf(text, sizeof text, "the launcher of node %d (process %d on %s) is gone", node_rank,
+             (int)getpid(), td__this_host(node->options));
+    td__notice_put(&will, node_rank, 1, text);
+    td__introduction_put(&introduction, node->options);
+    snprintf(key, sizeof key, KEY_NODE "%d", node_rank);
+    td_status status = will.failed || introduction.failed ? td__fail_nomem("launcher") : TD_OK;
+    if (!status)
+        status = td__tcp_store_set_will(node->store, KEY_OVER, will.data, will.size);
+    if (!status)
+        status = td_store_set(node->store, key, introduction.data, introduction.size);
+    td__buffer_free(&will);
+    td__buffer_free(&introduction);
+    return status;
+}
+
+static td_status name_missing(struct td__node *node)
+{
+    char list[512];
+    int missing;
+    TD_TRY(td__gather_missing(node->store, KEY_NODE, node->options->nnodes, list, sizeof list,
+                              &missing));
+    return td__fail(TD_ERR_TIMEOUT, "of the %d nodes, number%s %s did not arrive within %g s",
+                    node->options->nnodes, missing == 1 ? "" : "s", list,
+                    node->options->join_timeout_s);
+}
+
+/* Works out the world from what all nodes bring along. */
+static td_status survey(struct td__node *node, const td_bytes *values)
+{
+    struct td__node_world *world = &node->world;
+    struct td__introduction first = {0}, other;
+    for (int r = 0; r < node->options->nnodes; r++) {
+        if (!td__introduction_read(&values[r], &other))
+            return td__fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun", r);
+        if (r == 0)
+            first = other;
+        TD_TRY(td__introduction_check(&other, r, &first));
+        bool same_role = !strcmp(other.role, node->options->role);
+        if (r < world->node_rank) {
+            world->rank += other.nproc;
+            world->role_rank += same_role ? other.nproc : 0;
+        }
+        world->size += other.nproc;
+        world->role_size += same_role ? other.nproc : 0;
+    }
+    return TD_OK;
+}
+
+static void *watch(void *arg);
+
+static td_status begin_watching(struct td__node *node)
+{
+    pthread_mutex_lock(&node->lock);
+    int error = td__thread_start(&node->watcher, "td-watch", watch, node);
+    node->has_watcher = node->watching = !error;
+    pthread_mutex_unlock(&node->lock);
+    return error ? td__fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error))
+                 : TD_OK;
+}
+
+/* Meets the other nodes. TD_OK with *begun false: the job is over, and the watcher says why. */
+static td_status meet(struct td__node *node, bool *begun)
+{
+    int64_t join_ms = (int64_t)(node->options->join_timeout_s * 1000);
+    td_bytes *values;
+    TD_TRY(claim_rank(node, &node->world.node_rank));
+    TD_TRY(begin_watching(node));
+    TD_TRY(introduce(node));
+    td_status status = await_all(node, KEY_NODE, join_ms > 0 ? join_ms : 1, &values);
+    if (status == TD_ERR_TIMEOUT)
+        status = name_missing(node);
+    if (!status && values)
+        status = survey(node, values);
+    *begun = values != NULL;
+    td__gather_free(values, node->options->nnodes);
+    if (status == TD_ERR_TIMEOUT || status == TD_ERR_MISMATCH)
+        td__node_end_job(node, 1, td_last_error());
+    return status;
+}
+
+static td_status arrive(struct td__node *node, bool *begun)
+{
+    TD_TRY(td__job_store_open(node->options, node->secret, &node->world.node_rank, &node->store));
+    node->world.port = td_tcp_store_port(node->store);
+    pthread_mutex_lock(&node->lock);
+    node->open = true;
+    pthread_mutex_unlock(&node->lock);
+    if (node->options->nnodes > 1)
+        return meet(node, begun);
+    node->world.size = node->world.role_size = node->options->nproc;
+    *begun = true;
+    return TD_OK;
+}
+
+/* ---- The threads ------------------------------------------------------------------------------ */
+
+/* Looks for the round's first failure, and says so when it was on another node. */
+static td_status find_failure(struct td__node *node, int round, bool *failed)
+{
+    char key[KEY_ROOM];
+    const char *keys[] = {key};
+    td_bytes value;
+    struct td__notice notice;
+    snprintf(key, sizeof key, KEY "%d/failures", round);
+    TD_TRY(td_store_check(node->store, keys, 1, failed));
+    if (!*failed)
+        return TD_OK;
+    TD_TRY(td_store_get(node->store, key, 0, &value));
+    if (td__notice_read(&value, &notice) && notice.node != node->world.node_rank)
+        post(node, TD__NODE_FAILED, notice.code, notice.text);
+    td_bytes_free(&value);
+    return TD_OK;
+}
+
+/* Follows one round; false when it was the last. A connection that is lost is the watcher's to
+ * report. */
+static bool follow_round(struct td__node *node, int round)
+{
+    char prefix[KEY_ROOM];
+    td_bytes *values;
+    bool failed;
+    if (await_all(node, round_prefix(prefix, round, "turn"), INT64_MAX, &values) || !values)
+        return false;
+    td__gather_free(values, node->options->nnodes);
+    if (find_failure(node, round, &failed))
+        return false;
+    if (await_all(node, round_prefix(prefix, round, "gone"), INT64_MAX, &values) || !values)
+        return false;
+    td__gather_free(values, node->options->nnodes);
+    post(node, TD__NODE_ALL_GONE, 0, "");
+    return failed && round < node->options->max_restarts;
+}
+
+static void end_thread(struct td__node *node, bool *running)
+{
+    pthread_mutex_lock(&node->lock);
+    *running = false;
+    pthread_cond_signal(&node->thread_ended);
+    pthread_mutex_unlock(&node->lock);
+}
+
+static void *talk(void *arg)
+{
+    struct td__node *node = arg;
+    bool begun = false;
+    td_status status = arrive(node, &begun);
+    if (status)
+        post(node, TD__NODE_OVER, 1, td_last_error());
+    else if (begun)
+        post(node, TD__NODE_READY, 0, "");
+    if (!status && begun && node->options->nnodes > 1)
+        for (int round = 0; follow_round(node, round);)
+            round++;
+    end_thread(node, &node->talking);
+    return NULL;
+}
+
+static void *watch(void *arg)
+{
+    struct td__node *node = arg;
+    td_bytes value = {0};
+    struct td__notice notice;
+    if (td_store_get(node->store, KEY_OVER, INT64_MAX, &value)) {
+        char text[512];
+        snprintf(text, sizeof text, "the launcher of node 0 (at %s, port %d) is gone",
+                 node->options->host, node->world.port);
+        post(node, TD__NODE_OVER, 1, text);
+    } else if (value.size && td__notice_read(&value, &notice)) {
+        post(node, TD__NODE_OVER, notice.code, notice.text);
+    }
+    td_bytes_free(&value);
+    end_thread(node, &node->watching);
+    return NULL;
+}
+
+/* ---- The agent's side -------------------------------------------------------------------------- */
+
+td_status td__node_start(const struct td__run_options *options, const struct td__job_secret *secret,
+                         void (*notify)(void *), void *arg, struct td__node **node_out)
+{
+    struct td__node *node = calloc(1, sizeof *node);
+    if (!node)
+        return td__fail_nomem("launcher");
+    *node = (struct td__node){
+        .options = options, .secret = secret, .notify = notify, .arg = arg, .talking = true};
+    pthread_mutex_init(&node->lock, NULL);
+    td__cond_init(&node->thread_ended);
+    int error = td__thread_start(&node->talker, "td-talk", talk, node);
+    if (error) {
+        pthread_cond_destroy(&node->thread_ended);
+        pthread_mutex_destroy(&node->lock);
+        free(node);
+        return td__fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error));
+    }
+    *node_out = node;
+    return TD_OK;
+}
+
+const struct td__node_world *td__node_world(const struct td__node *node)
+{
+    return &node->world;
+}
+
+void td__node_failed(struct td__node *node, int round, int code, const char *text)
+{
+    char key[KEY_ROOM];
+    struct td__buffer notice = {0};
+    if (node->options->nnodes == 1)
+        return;
+    td__notice_put(&notice, node->world.node_rank, code, text);
+    snprintf(key, sizeof key, KEY "%d/failures", round);
+    td_store_append(node->store, key, notice.data, notice.size);
+    td__buffer_free(&notice);
+    td__gather_set(node->store, round_prefix(key, round, "turn"), node->options->nnodes, "1");
+}
+
+void td__node_gone(struct td__node *node, int round)
+{
+    char turn[KEY_ROOM], gone[KEY_ROOM];
+    if (node->options->nnodes == 1) {
+        post(node, TD__NODE_ALL_GONE, 0, "");
+        return;
+    }
+    snprintf(turn, sizeof turn, KEY "%d/turn/%d", round, node->world.node_rank);
+    snprintf(gone, sizeof gone, KEY "%d/gone/%d", round, node->world.node_rank);
+    td_store_multi_set(node->store, (const char *const[]){turn, gone},
+                       (td_bytes[]){{"1", 1}, {"1", 1}}, 2);
+}
+
+void td__node_end_job(struct td__node *node, int code, const char *text)
+{
+    struct td__buffer notice = {0};
+    pthread_mutex_lock(&node->lock);
+    bool open = node->open;
+    pthread_mutex_unlock(&node->lock);
+    if (!open || node->options->nnodes == 1)
+        return;
+    td__notice_put(&notice, -1, code, text); /* which node it was does not matter any more */
+    /* The will says the same from now on, so that leaving in a hurry does not look like a death. */
+    td__tcp_store_set_will(node->store, KEY_OVER, notice.data, notice.size);
+    td_store_set(node->store, KEY_OVER, notice.data, notice.size);
+    td__buffer_free(&notice);
+}
+
+/* Ends the threads; false when one of them still waits for the network. */
+static bool end_threads(struct td__node *node)
+{
+    char waits_for[KEY_ROOM];
+    pthread_mutex_lock(&node->lock);
+    node->closing = true;
+    bool open = node->open, watching = node->watching;
+    snprintf(waits_for, sizeof waits_for, "%s", node->waits_for);
+    pthread_mutex_unlock(&node->lock);
+    if (watching)
+        td_store_set(node->store, KEY_OVER, "", 0);
+    if (*waits_for)
+        td__gather_set(node->store, waits_for, node->options->nnodes, "");
+
+    td__deadline deadline = td__deadline_in_ms(open ? CLOSE_MS : 0);
+    pthread_mutex_lock(&node->lock);
+    while ((node->talking || node->watching) &&
+           td__cond_wait(&node->thread_ended, &node->lock, deadline))
+        ;
+    bool ended = !node->talking && !node->watching;
+    pthread_mutex_unlock(&node->lock);
+    return ended;
+}
+
+bool td__node_close(struct td__node *node)
+{
+    if (!end_threads(node))
+        return false;
+    pthread_join(node->talker, NULL);
+    if (node->has_watcher)
+        pthread_join(node->watcher, NULL);
+    if (node->store) {
+        td_store_set_timeout(node->store, CLOSE_MS);
+        td_store_close(node->store);
+    }
+    for (struct td__node_event event; td__node_next(node, &event);)
+        ;
+    pthread_cond_destroy(&node->thread_ended);
+    pthread_mutex_destroy(&node->lock);
+    free(node);
+    return true;
+}

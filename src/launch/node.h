@@ -1,0 +1,62 @@
+/* This node's launcher among those of the other nodes.
+ *
+ * The launchers talk through the job's store, which node 0 hosts. All of it is done by threads, so
+ * that a slow network never holds up the supervision of the workers; the agent gets events. A job
+ * of one node has the same events, without anybody to talk to. */
+#ifndef TD_LAUNCH_NODE_H
+#define TD_LAUNCH_NODE_H
+
+#include "launch/job_store.h"
+
+enum td__node_event_kind {
+    TD__NODE_READY,    /* all nodes have arrived: td__node_world() is known, workers may start */
+    TD__NODE_FAILED,   /* a worker has failed on another node: the round ends */
+    TD__NODE_ALL_GONE, /* on all nodes the round's workers have ended; when there was a failure and
+                          restarts are left, the next round follows, otherwise the job has ended */
+    TD__NODE_OVER,     /* the job cannot go on: a launcher is gone, or was told to end, … */
+};
+
+struct td__node_event {
+    enum td__node_event_kind kind;
+    int code;        /* FAILED, OVER: the exit code that goes with it */
+    char text[1024]; /* FAILED, OVER: what happened, in a sentence */
+};
+
+/** Where this node's workers stand in the job. */
+struct td__node_world {
+    int node_rank;
+    int rank;      /* of the first worker here */
+    int size;      /* workers of all nodes */
+    int role_rank; /* likewise, among the workers of the same role */
+    int role_size;
+    int port; /* of the store */
+};
+
+struct td__node;
+
+/** Begins to meet the other nodes. `notify` is called by another thread when there is an event. The
+ *  options and the secret are borrowed until td__node_close(). */
+td_status td__node_start(const struct td__run_options *options, const struct td__job_secret *secret,
+                         void (*notify)(void *), void *arg, struct td__node **node);
+
+/** Takes the next event; false when there is none. */
+bool td__node_next(struct td__node *node, struct td__node_event *event);
+
+/** From TD__NODE_READY on. */
+const struct td__node_world *td__node_world(const struct td__node *node);
+
+/** A worker has failed here: tells the others, who will see `code` and `text` when it was the first
+ *  failure of the round. */
+void td__node_failed(struct td__node *node, int round, int code, const char *text);
+
+/** All workers of the round have ended here. TD__NODE_ALL_GONE follows, or TD__NODE_OVER. */
+void td__node_gone(struct td__node *node, int round);
+
+/** Ends the job on all nodes. */
+void td__node_end_job(struct td__node *node, int code, const char *text);
+
+/** Takes leave of the others. False when a thread still waits for the network: then the process
+ *  should end without further ado, and `node` is not freed. */
+bool td__node_close(struct td__node *node);
+
+#endif

@@ -1,0 +1,60 @@
+/* What tdrun was asked to do. */
+#ifndef TD_LAUNCH_OPTIONS_H
+#define TD_LAUNCH_OPTIONS_H
+
+#include "launch/numa.h"
+
+#include <signal.h>
+#include <stdio.h>
+
+/* What becomes of a worker's stream. */
+enum { TD__STREAM_STDOUT = 1, TD__STREAM_STDERR = 2 };
+
+struct td__run_options {
+    bool help, version; /* print it and do nothing else */
+
+    /* The job. */
+    int nnodes;
+    int node_rank; /* -1: in the order in which the nodes arrive */
+    int nproc;     /* workers on this node */
+    const char *role;
+    const char *run_id;
+    int max_restarts;
+    char **program; /* with its arguments, ended by NULL */
+
+    /* Where the nodes meet. */
+    bool standalone;
+    char host[256];
+    int port;       /* 0: any */
+    bool port_free; /* another port will do where this one is taken */
+    const char *local_addr;
+    double join_timeout_s;
+
+    /* The workers' output. */
+    const char *log_dir; /* NULL: a fresh one */
+    uint8_t *redirect;   /* for each local rank: TD__STREAM_* that go to a file only … */
+    uint8_t *tee;        /* … and those that go to a file and to the console */
+    bool *shown;         /* for each local rank: whether the console shows it at all */
+
+    sigset_t signals;
+    double shutdown_timeout_s;
+    enum td__numa_binding numa;
+
+    char notes[512]; /* lines for the user on what has no effect; "" when there are none */
+    char generated_id[33];
+};
+
+/**
+ * Reads the command line, and PET_… variables as defaults. The options keep pointers into argv and
+ * into the environment, and are freed with td__run_options_free().
+ *
+ * TD_ERR_INVALID: a sentence that says what is wrong, for exit code 2.
+ */
+td_status td__run_options_parse(int argc, char **argv, struct td__run_options *options);
+
+void td__run_options_free(struct td__run_options *options);
+
+/** The text of --help. */
+void td__run_options_help(FILE *out);
+
+#endif

@@ -1,0 +1,206 @@
+/* A round of workers; see round.h. */
+#include "launch/round.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "launch/sweep.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SWEEP_MS = 10000 };
+
+/* How a stream of a worker is shown, by the user's wishes and by what the console is. */
+static enum td__stream_style style_of(const struct td__round_setup *setup, int local_rank,
+                                      int which)
+{
+    const struct td__run_options *options = setup->options;
+    int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
+    bool to_file_only =
+        (options->redirect[local_rank] & bit) && !(options->tee[local_rank] & bit);
+    if (!options->shown[local_rank] || to_file_only)
+        return TD__STYLE_HIDDEN;
+    if (!setup->console->to[which]->terminal)
+        return TD__STYLE_LINES;
+    return options->nproc == 1 ? TD__STYLE_RAW : TD__STYLE_SCREEN;
+}
+
+static void set_prefix(struct td__stream *stream, const struct td__round_setup *setup,
+                       const struct td__worker *worker, bool teed)
+{
+    static const int colours[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
+    int colour = colours[(size_t)worker->rank % (sizeof colours / sizeof *colours)];
+    if (stream->style == TD__STYLE_SCREEN && setup->console->colour)
+        snprintf(stream->prefix, sizeof stream->prefix, "\033[%dm[%d]\033[0m ", colour,
+                 worker->rank);
+    else if (stream->style == TD__STYLE_SCREEN)
+        snprintf(stream->prefix, sizeof stream->prefix, "[%d] ", worker->rank);
+    else if (stream->style == TD__STYLE_LINES && teed)
+        snprintf(stream->prefix, sizeof stream->prefix, "[%.255s%d]:", setup->options->role,
+                 worker->local_rank);
+}
+
+static td_status prepare_stream(struct td__worker *worker, const struct td__round_setup *setup,
+                                int which, int round)
+{
+    struct td__stream *stream = &worker->streams[which];
+    int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
+    bool teed = setup->options->tee[worker->local_rank] & bit;
+    bool kept = teed || (setup->options->redirect[worker->local_rank] & bit);
+    set_prefix(stream, setup, worker, teed);
+    if (!kept)
+        return TD_OK;
+    return td__log_file_open(&stream->log, &setup->logs, round, worker->local_rank,
+                             which == TD__OUT ? "stdout" : "stderr");
+}
+
+static struct td__worker make_worker(const struct td__round_setup *setup, int local_rank)
+{
+    struct td__worker worker = {
+        .local_rank = local_rank,
+        .rank = setup->world->rank + local_rank,
+        .pidfd = -1,
+        .on_end = setup->on_worker_end,
+        .data = setup->data,
+    };
+    for (int which = TD__OUT; which <= TD__ERR; which++)
+        worker.streams[which] = (struct td__stream){
+            .channel = {.read_end = -1, .write_end = -1},
+            .console = setup->console,
+            .which = which,
+            .style = style_of(setup, local_rank, which),
+            .log = {.fd = -1},
+            .on_log_error = setup->on_log_error,
+            .data = setup->data,
+        };
+    return worker;
+}
+
+static td_status start_worker(struct td__round *round, struct td__worker *worker, int *exec_error)
+{
+    const struct td__round_setup *setup = round->setup;
+    int local_rank = worker->local_rank;
+    char **envp = td__environment_make(setup->options, setup->secret, setup->world, local_rank,
+                                       round->number);
+    if (!envp)
+        return td__fail_nomem("worker");
+    /* A terminal's keys go to tdrun; of another input the first worker gets all. */
+    int input = local_rank == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : setup->null;
+    td_status status =
+        td__worker_start(worker, &setup->worker, envp, input,
+                         setup->cpus ? &setup->cpus[local_rank] : NULL, exec_error);
+    free(envp);
+    return status;
+}
+
+td_status td__round_start(struct td__round *round, const struct td__round_setup *setup, int number,
+                          int *exec_error)
+{
+    int count = setup->options->nproc;
+    *exec_error = 0;
+    *round = (struct td__round){.setup = setup, .number = number};
+    round->workers = calloc((size_t)count, sizeof *round->workers);
+    if (!round->workers)
+        return td__fail_nomem("workers");
+    for (; round->count < count; round->count++)
+        round->workers[round->count] = make_worker(setup, round->count);
+    for (int i = 0; i < count; i++) {
+        TD_TRY(prepare_stream(&round->workers[i], setup, TD__OUT, number));
+        TD_TRY(prepare_stream(&round->workers[i], setup, TD__ERR, number));
+    }
+    for (int i = 0; i < count; i++)
+        TD_TRY(start_worker(round, &round->workers[i], exec_error));
+    return TD_OK;
+}
+
+void td__round_signal(struct td__round *round, int signal)
+{
+    for (int i = 0; i < round->count; i++)
+        td__worker_signal(&round->workers[i], signal);
+}
+
+static struct td__worker *find(struct td__round *round, pid_t pid)
+{
+    for (int i = 0; i < round->count; i++)
+        if (round->workers[i].running && round->workers[i].pid == pid)
+            return &round->workers[i];
+    return NULL;
+}
+
+void td__round_reap(struct td__round *round)
+{
+    for (;;) {
+        siginfo_t child = {0};
+        if (waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) || !child.si_pid)
+            return;
+        struct td__worker *worker = find(round, child.si_pid);
+        if (worker && worker->pidfd >= 0)
+            return; /* there may be more behind it; they are looked for when it was reaped */
+        if (worker)
+            worker->on_end(worker);
+        else
+            waitpid(child.si_pid, NULL, WNOHANG);
+    }
+}
+
+struct td__worker *td__round_first_failure(struct td__round *round, bool or_dying)
+{
+    struct td__worker *first = NULL;
+    for (int i = 0; i < round->count; i++) {
+        struct td__worker *worker = &round->workers[i];
+        if (!worker->parted_ns || worker->told || (first && worker->parted_ns > first->parted_ns))
+            continue;
+        if (worker->running ? or_dying && td__worker_is_dying(worker) : worker->status != 0)
+            first = worker;
+    }
+    return first;
+}
+
+int td__round_running(const struct td__round *round)
+{
+    int running = 0;
+    for (int i = 0; i < round->count; i++)
+        running += round->workers[i].running;
+    return running;
+}
+
+bool td__round_lingers(const struct td__round *round)
+{
+    for (int i = 0; i < round->count; i++)
+        if (td__worker_lingers(&round->workers[i]))
+            return true;
+    return false;
+}
+
+void td__round_resume_output(struct td__round *round)
+{
+    for (int i = 0; i < round->count; i++) {
+        td__stream_resume(&round->workers[i].streams[TD__OUT]);
+        td__stream_resume(&round->workers[i].streams[TD__ERR]);
+    }
+}
+
+void td__round_finish(struct td__round *round)
+{
+    uv_loop_t *loop = round->setup->worker.loop;
+    int left = td__sweep(td__deadline_in_ms(SWEEP_MS));
+    if (left)
+        td__console_say(round->setup->console,
+                        "tdrun: %d processes that the workers started cannot be ended; see ps\n",
+                        left);
+    for (int i = 0; i < round->count; i++)
+        td__worker_close(&round->workers[i]);
+    int count = round->count;
+    round->count = 0;
+    uv_run(loop, UV_RUN_NOWAIT); /* closes the handles */
+    for (int i = 0; i < count; i++) {
+        td__tail_free(&round->workers[i].streams[TD__OUT].tail);
+        td__tail_free(&round->workers[i].streams[TD__ERR].tail);
+    }
+    free(round->workers);
+    round->workers = NULL;
+}

@@ -1,0 +1,351 @@
+/* td_spawn(): processes of a job from inside a program.
+ *
+ *     parent: fork nprocs children, then host the store, tell the children its port, watch them
+ *     child:  wait for the port, set the environment, run fn, report a failure, exit
+ *
+ * The children are forked before the store's thread exists, so that they inherit neither it nor its
+ * sockets. Each has two pipes: `orders` brings the port, and its end is the parent's death; `report`
+ * takes the status and message of a failure. A child is killed with its parent (PR_SET_PDEATHSIG). */
+#include "base/auth.h"
+#include "base/clock.h"
+#include "base/fail.h"
+
+#include <tandem/launch.h>
+#include <tandem/store.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_PROCESSES = 65536, SHUTDOWN_MS = 30000, MESSAGE_SIZE = 2000 };
+
+struct child {
+    pid_t pid;
+    bool running;
+    int pidfd;  /* -1 where the kernel has none */
+    int report; /* the read end */
+};
+
+struct td_spawn_context {
+    int count;
+    int running;
+    struct child *children;
+    struct pollfd *polls; /* room for one a child */
+    td_store *store;
+    int64_t shutdown_ms;
+    td_status failure; /* the first one */
+    bool failure_is_echo;
+    char message[MESSAGE_SIZE + 100];
+    bool stopping;
+    td__deadline kill_at;
+};
+
+/* What a child says when it fails. Fits a pipe's atomic write. */
+struct report {
+    int status;
+    char message[MESSAGE_SIZE];
+};
+
+/* ---- The child ------------------------------------------------------------------------------- */
+
+static void set_number(const char *name, int number)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    setenv(name, text, 1);
+}
+
+static void set_environment(int rank, int count, int port, const char *secret)
+{
+    char place[32];
+    set_number("RANK", rank);
+    set_number("LOCAL_RANK", rank);
+    set_number("GROUP_RANK", 0);
+    set_number("WORLD_SIZE", count);
+    set_number("LOCAL_WORLD_SIZE", count);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    set_number("MASTER_PORT", port);
+    snprintf(place, sizeof place, "127.0.0.1:%d", port);
+    setenv("TANDEM_AGENT_STORE", place, 1);
+    setenv("TANDEM_SECRET", secret, 1);
+    unsetenv("TORCHELASTIC_RESTART_COUNT");
+}
+
+static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, const char *secret,
+                                int orders, int report_fd, pid_t parent)
+{
+    int port;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) /* it died before that took effect */
+        _exit(1);
+    ssize_t got;
+    while ((got = read(orders, &port, sizeof port)) < 0 && errno == EINTR)
+        ;
+    close(orders);
+    if (got != sizeof port)
+        _exit(1); /* the parent could not start the job */
+    set_environment(rank, count, port, secret);
+
+    td_status status = fn(rank, arg);
+    if (status) {
+        struct report report = {.status = (int)status};
+        const char *message = td_last_error();
+        snprintf(report.message, sizeof report.message, "%s",
+                 *message ? message : td_status_name(status));
+        ssize_t ignored = write(report_fd, &report, sizeof report);
+        (void)ignored; /* then the exit code alone tells */
+    }
+    fflush(NULL);
+    _exit(status ? 1 : 0);
+}
+
+/* ---- The parent ------------------------------------------------------------------------------ */
+
+static void describe_end(td_spawn_context *context, int rank, int wait_status)
+{
+    long pid = (long)context->children[rank].pid;
+    context->failure = TD_ERR_PEER;
+    if (WIFSIGNALED(wait_status))
+        snprintf(context->message, sizeof context->message,
+                 "rank %d (process %ld) was ended by %s%s", rank, pid,
+                 td__signal_name(WTERMSIG(wait_status)),
+                 WCOREDUMP(wait_status) ? " (core dumped)" : "");
+    else
+        snprintf(context->message, sizeof context->message,
+                 "rank %d (process %ld) exited with code %d", rank, pid, WEXITSTATUS(wait_status));
+}
+
+/* The first failure counts; but a rank that reports TD_ERR_PEER suffered from another's, and makes
+ * way for one that ended in the same moment by itself. */
+static void note_failure(td_spawn_context *context, int rank, int wait_status)
+{
+    struct report report = {0};
+    ssize_t got = read(context->children[rank].report, &report, sizeof report);
+    bool reported = got == (ssize_t)sizeof report && report.status;
+    bool echo = reported && report.status == TD_ERR_PEER;
+    if (context->failure && (!context->failure_is_echo || echo))
+        return;
+    context->failure_is_echo = echo;
+    if (!reported) {
+        describe_end(context, rank, wait_status);
+        return;
+    }
+    report.message[MESSAGE_SIZE - 1] = '\0';
+    context->failure = (td_status)report.status;
+    snprintf(context->message, sizeof context->message, "rank %d (process %ld) failed: %s", rank,
+             (long)context->children[rank].pid, report.message);
+}
+
+static void signal_all(td_spawn_context *context, int number)
+{
+    for (int rank = 0; rank < context->count; rank++)
+        if (context->children[rank].running)
+            kill(context->children[rank].pid, number);
+}
+
+static void stop_others(td_spawn_context *context)
+{
+    if (context->stopping)
+        return;
+    context->stopping = true;
+    context->kill_at = td__deadline_in_ms(context->shutdown_ms);
+    signal_all(context, SIGTERM);
+    signal_all(context, SIGCONT); /* so that a stopped one hears it, too */
+}
+
+static void reap(td_spawn_context *context)
+{
+    for (int rank = 0; rank < context->count; rank++) {
+        struct child *child = &context->children[rank];
+        int status;
+        if (!child->running || waitpid(child->pid, &status, WNOHANG) != child->pid)
+            continue;
+        child->running = false;
+        context->running--;
+        if (!context->stopping && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
+            note_failure(context, rank, status);
+    }
+    if (context->failure)
+        stop_others(context);
+}
+
+/* Sleeps until a child has ended or the deadline has passed. SIGCHLD may be the program's own, so
+ * this watches the children's pidfds; where the kernel has none, it looks again after a moment. */
+static void wait_for_end(td_spawn_context *context, td__deadline deadline)
+{
+    nfds_t count = 0;
+    for (int rank = 0; rank < context->count; rank++) {
+        struct child *child = &context->children[rank];
+        if (child->running && child->pidfd >= 0)
+            context->polls[count++] = (struct pollfd){.fd = child->pidfd, .events = POLLIN};
+    }
+    if (count < (nfds_t)context->running)
+        deadline = td__deadline_earlier(deadline, td__deadline_in_ms(5));
+    poll(context->polls, count, td__deadline_poll_ms(deadline));
+}
+
+static void free_context(td_spawn_context *context)
+{
+    for (int rank = 0; rank < context->count; rank++) {
+        struct child *child = &context->children[rank];
+        if (child->report >= 0)
+            close(child->report);
+        if (child->pidfd >= 0)
+            close(child->pidfd);
+    }
+    td_store_close(context->store);
+    free(context->children);
+    free(context->polls);
+    free(context);
+}
+
+td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
+{
+    if (!context)
+        return td__fail(TD_ERR_INVALID, "td_spawn_join: the context is NULL");
+    if (timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID,
+                        "td_spawn_join: the timeout is %lld ms; it must not be negative",
+                        (long long)timeout_ms);
+    td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : TD__NEVER;
+    for (reap(context); context->running; reap(context)) {
+        if (context->stopping && td__deadline_passed(context->kill_at)) {
+            signal_all(context, SIGKILL);
+            context->kill_at = TD__NEVER;
+        }
+        if (td__deadline_passed(deadline))
+            return td__fail(TD_ERR_TIMEOUT, "td_spawn_join: %d of %d processes are still at work",
+                            context->running, context->count);
+        wait_for_end(context, context->stopping ? td__deadline_earlier(deadline, context->kill_at)
+                                                : deadline);
+    }
+    td_status status = context->failure ? td__fail(context->failure, "%s", context->message)
+                                        : TD_OK;
+    free_context(context);
+    return status;
+}
+
+/* Forks one child; it waits for its orders. */
+static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn, void *arg,
+                             const char *secret, const int orders[2])
+{
+    struct child *child = &context->children[rank];
+    int report[2];
+    if (pipe2(report, O_CLOEXEC))
+        return td__fail(TD_ERR_SYSTEM, "td_spawn: pipe: %s", td__errno_text(errno));
+    fcntl(report[0], F_SETFL, O_NONBLOCK);
+    pid_t parent = getpid();
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(orders[1]);
+        close(report[0]);
+        for (int other = 0; other < rank; other++) {
+            close(context->children[other].report);
+            close(context->children[other].pidfd);
+        }
+        run_child(fn, arg, rank, context->count, secret, orders[0], report[1], parent);
+    }
+    close(report[1]);
+    if (pid < 0) {
+        close(report[0]);
+        return td__fail(TD_ERR_SYSTEM, "td_spawn: rank %d could not be started: fork: %s", rank,
+                        td__errno_text(errno));
+    }
+    *child = (struct child){.pid = pid, .running = true, .report = report[0]};
+    child->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    context->running++;
+    return TD_OK;
+}
+
+/* All children, then the store, then the word to go. */
+static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
+{
+    char secret[65];
+    int orders[2];
+    TD_TRY(td__secret_make(secret));
+    if (pipe2(orders, O_CLOEXEC))
+        return td__fail(TD_ERR_SYSTEM, "td_spawn: pipe: %s", td__errno_text(errno));
+    fflush(NULL); /* or every child would write what is buffered once more */
+    td_status status = TD_OK;
+    for (int rank = 0; !status && rank < context->count; rank++)
+        status = start_child(context, rank, fn, arg, secret, orders);
+    close(orders[0]);
+    if (!status)
+        status = td_tcp_store_open("127.0.0.1", 0,
+                                   &(td_tcp_store_options){.host_server = true, .secret = secret},
+                                   &context->store);
+    int port = status ? 0 : td_tcp_store_port(context->store);
+    for (int rank = 0; !status && rank < context->count; rank++)
+        if (write(orders[1], &port, sizeof port) != (ssize_t)sizeof port)
+            status = td__fail(TD_ERR_SYSTEM, "td_spawn: the processes could not be told to begin");
+    close(orders[1]); /* without their orders the children end by themselves */
+    return status;
+}
+
+static td_spawn_context *make_context(int count, const td_spawn_options *options)
+{
+    td_spawn_context *context = calloc(1, sizeof *context);
+    if (!context)
+        return NULL;
+    context->children = calloc((size_t)count, sizeof *context->children);
+    context->polls = calloc((size_t)count, sizeof *context->polls);
+    if (!context->children || !context->polls) {
+        free(context->children);
+        free(context->polls);
+        free(context);
+        return NULL;
+    }
+    context->count = count;
+    context->shutdown_ms = options->shutdown_timeout_ms ? options->shutdown_timeout_ms
+                                                        : SHUTDOWN_MS;
+    for (int rank = 0; rank < count; rank++)
+        context->children[rank] = (struct child){.report = -1, .pidfd = -1};
+    return context;
+}
+
+td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options *options)
+{
+    static const td_spawn_options defaults = {0};
+    if (!options)
+        options = &defaults;
+    if (!fn)
+        return td__fail(TD_ERR_INVALID, "td_spawn: the function is NULL");
+    if (nprocs < 1 || nprocs > MAX_PROCESSES)
+        return td__fail(TD_ERR_INVALID, "td_spawn: %d processes; it must be 1 to %d", nprocs,
+                        MAX_PROCESSES);
+    if (options->shutdown_timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, "td_spawn: the shutdown timeout must not be negative");
+    td_spawn_context *context = make_context(nprocs, options);
+    if (!context)
+        return td__fail_nomem("td_spawn");
+
+    td_status status = start_all(context, fn, arg);
+    if (status) {
+        context->failure = status;
+        snprintf(context->message, sizeof context->message, "%s", td_last_error());
+        context->stopping = true;
+        context->kill_at = TD__NEVER;
+        signal_all(context, SIGKILL);
+        return td_spawn_join(context, 0);
+    }
+    if (options->context) {
+        *options->context = context;
+        return TD_OK;
+    }
+    return td_spawn_join(context, 0);
+}
+
+pid_t td_spawn_pid(const td_spawn_context *context, int rank)
+{
+    if (!context || rank < 0 || rank >= context->count)
+        return -1;
+    return context->children[rank].pid;
+}

@@ -1,0 +1,216 @@
+/* A worker's output stream; see stream.h.
+ *
+ * What is shown by one call of td__console_write() stays together, and that is always whole lines,
+ * except at the end, in lines longer than 64 KiB, and on a terminal. */
+#include "launch/stream.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    READ_SIZE = 64 << 10,
+    LONGEST_LINE = 64 << 10,
+    DRAIN_LIMIT = 1 << 20, /* more than a channel holds: a process that writes on does not keep us */
+    PATIENCE_MS = 40,
+};
+
+/* ---- Onto the console ------------------------------------------------------------------------ */
+
+/* Shows `size` bytes, each line after the prefix. */
+static void show_lines(struct td__stream *stream, const char *data, size_t size)
+{
+    if (!stream->prefix[0]) {
+        td__console_write(stream->console, stream->which, stream, data, size);
+        stream->line_begun = size && data[size - 1] != '\n';
+        return;
+    }
+    struct td__buffer text = {0};
+    for (const char *end = data + size; data < end;) {
+        const char *newline = memchr(data, '\n', (size_t)(end - data));
+        const char *stop = newline ? newline + 1 : end;
+        if (!stream->line_begun)
+            td__buffer_put(&text, stream->prefix, strlen(stream->prefix));
+        td__buffer_put(&text, data, (size_t)(stop - data));
+        stream->line_begun = !newline;
+        data = stop;
+    }
+    td__console_write(stream->console, stream->which, stream, text.data, text.size);
+    td__buffer_free(&text);
+}
+
+/* Shows one piece of a line on a terminal that several workers share. After a carriage return the
+ * line is written anew, so the prefix is as well; and so it is when another worker came between. */
+static void show_on_screen(struct td__stream *stream, const char *data, size_t size)
+{
+    struct td__buffer text = {0};
+    bool ends_line = size && data[size - 1] == '\n';
+    bool ours = td__console_owns_line(stream->console, stream->which, stream);
+    if (!(ours && (stream->line_begun || (ends_line && size == 1))))
+        td__buffer_put(&text, stream->prefix, strlen(stream->prefix));
+    td__buffer_put(&text, data, size);
+    td__console_write(stream->console, stream->which, stream, text.data, text.size);
+    stream->line_begun = size && !ends_line && data[size - 1] != '\r';
+    td__buffer_free(&text);
+}
+
+static void on_patience_over(uv_timer_t *timer)
+{
+    struct td__stream *stream = timer->data;
+    show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
+    stream->line.size = 0;
+}
+
+/* Shows the pieces of stream->line that end with a line end or a carriage return. */
+static void update_screen(struct td__stream *stream)
+{
+    const char *data = (const char *)stream->line.data;
+    size_t begin = 0;
+    for (size_t i = 0; i < stream->line.size; i++) {
+        if (data[i] == '\n' || data[i] == '\r' || i + 1 - begin == LONGEST_LINE) {
+            show_on_screen(stream, data + begin, i + 1 - begin);
+            begin = i + 1;
+        }
+    }
+    td__buffer_consume(&stream->line, begin);
+    if (!stream->line.size)
+        uv_timer_stop(&stream->patience);
+    else if (!uv_is_active((uv_handle_t *)&stream->patience))
+        uv_timer_start(&stream->patience, on_patience_over, PATIENCE_MS, 0);
+}
+
+/* Shows the whole lines in stream->line, and what is too long to wait for its end. */
+static void update_lines(struct td__stream *stream)
+{
+    const char *data = (const char *)stream->line.data;
+    const char *newline = stream->line.size ? memrchr(data, '\n', stream->line.size) : NULL;
+    size_t ready = newline ? (size_t)(newline + 1 - data) : 0;
+    while (stream->line.size - ready >= LONGEST_LINE)
+        ready += LONGEST_LINE;
+    if (ready)
+        show_lines(stream, data, ready);
+    td__buffer_consume(&stream->line, ready);
+}
+
+static void show(struct td__stream *stream, const char *data, size_t size)
+{
+    switch (stream->style) {
+    case TD__STYLE_HIDDEN:
+        break;
+    case TD__STYLE_RAW:
+        td__console_write(stream->console, stream->which, stream, data, size);
+        break;
+    case TD__STYLE_LINES:
+        td__buffer_put(&stream->line, data, size);
+        update_lines(stream);
+        break;
+    case TD__STYLE_SCREEN:
+        td__buffer_put(&stream->line, data, size);
+        update_screen(stream);
+        break;
+    }
+}
+
+/* ---- Out of the channel ------------------------------------------------------------------------ */
+
+static void close_channel(struct td__stream *stream)
+{
+    if (stream->watched)
+        uv_poll_stop(&stream->poll);
+    if (stream->channel.read_end >= 0)
+        close(stream->channel.read_end);
+    stream->channel.read_end = -1;
+}
+
+/* Takes up to READ_SIZE bytes; how many, or -1 at the end. */
+static ssize_t take(struct td__stream *stream)
+{
+    char data[READ_SIZE];
+    ssize_t size = td__channel_read(&stream->channel, data, sizeof data);
+    if (size < 0)
+        close_channel(stream);
+    if (size <= 0)
+        return size;
+    td__tail_add(&stream->tail, data, (size_t)size);
+    if (!td__log_file_write(&stream->log, data, (size_t)size))
+        stream->on_log_error(stream);
+    show(stream, data, (size_t)size);
+    return size;
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    (void)events;
+    struct td__stream *stream = poll->data;
+    if (status < 0) {
+        close_channel(stream);
+        return;
+    }
+    if (take(stream) > 0 && stream->style != TD__STYLE_HIDDEN &&
+        td__console_is_full(stream->console, stream->which)) {
+        stream->paused = true;
+        uv_poll_stop(poll);
+    }
+}
+
+void td__stream_drain(struct td__stream *stream)
+{
+    size_t total = 0;
+    while (stream->channel.read_end >= 0 && total < DRAIN_LIMIT) {
+        ssize_t size = take(stream);
+        if (size <= 0)
+            break;
+        total += (size_t)size;
+    }
+}
+
+void td__stream_resume(struct td__stream *stream)
+{
+    if (!stream->paused || td__console_is_full(stream->console, stream->which))
+        return;
+    stream->paused = false;
+    if (stream->channel.read_end >= 0)
+        uv_poll_start(&stream->poll, UV_READABLE, on_readable);
+}
+
+td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop)
+{
+    bool terminal = (stream->style == TD__STYLE_RAW || stream->style == TD__STYLE_SCREEN) &&
+                    stream->console->to[stream->which]->terminal;
+    int fd = stream->which == TD__OUT ? STDOUT_FILENO : STDERR_FILENO;
+    TD_TRY(td__channel_open(terminal ? fd : -1, &stream->channel));
+    int error = uv_poll_init(loop, &stream->poll, stream->channel.read_end);
+    if (error) {
+        close(stream->channel.read_end);
+        close(stream->channel.write_end);
+        stream->channel.read_end = -1;
+        return td__fail(TD_ERR_SYSTEM, "cannot watch a worker's output: %s", uv_strerror(error));
+    }
+    uv_timer_init(loop, &stream->patience);
+    stream->poll.data = stream->patience.data = stream;
+    stream->watched = true;
+    uv_poll_start(&stream->poll, UV_READABLE, on_readable);
+    return TD_OK;
+}
+
+void td__stream_finish(struct td__stream *stream)
+{
+    td__stream_drain(stream);
+    close_channel(stream);
+    if (stream->watched) {
+        if (stream->line.size && stream->style == TD__STYLE_SCREEN)
+            on_patience_over(&stream->patience);
+        else if (stream->line.size)
+            show_lines(stream, (const char *)stream->line.data, stream->line.size);
+        uv_close((uv_handle_t *)&stream->poll, NULL);
+        uv_close((uv_handle_t *)&stream->patience, NULL);
+        stream->watched = false;
+    }
+    td__buffer_free(&stream->line);
+    if (!td__log_file_close(&stream->log))
+        stream->on_log_error(stream);
+    free(stream->log.path);
+    stream->log.path = NULL;
+}

@@ -1,0 +1,186 @@
+/* A worker process; see worker.h.
+ *
+ * Who ended first? The loop delivers what happens to descriptors in the order in which it happened,
+ * so a pidfd for each worker tells in which order they ended, which waitpid() does not. That is not
+ * enough: a worker that dies closes its connections some time before it is gone, and one that fails
+ * because of this may be gone first (on a busy machine in every second case). So each worker also
+ * holds a pipe that is closed before its connections are: the order of those is the order of causes. */
+#include "launch/worker.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "launch/numa.h"
+#include "os/child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void on_pidfd(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    struct td__worker *worker = poll->data;
+    worker->on_end(worker);
+}
+
+static void on_parting(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    struct td__worker *worker = poll->data;
+    worker->parted_ns = td__now_ns();
+    uv_poll_stop(poll);
+}
+
+/* Makes the pipe; returns the worker's end of it, or -1: it is not vital. */
+static int open_parting(struct td__worker *worker, uv_loop_t *loop)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC))
+        return -1;
+    if (uv_poll_init(loop, &worker->parting_poll, ends[0])) {
+        close(ends[0]);
+        close(ends[1]);
+        return -1;
+    }
+    worker->parting = ends[0];
+    worker->parting_poll.data = worker;
+    worker->parting_watched = true;
+    return ends[1];
+}
+
+static void watch_end(struct td__worker *worker, uv_loop_t *loop)
+{
+    worker->pidfd = pidfd_open(worker->pid, 0);
+    if (worker->pidfd < 0)
+        return; /* an old kernel, or a container that forbids it: SIGCHLD has to do */
+    if (uv_poll_init(loop, &worker->poll, worker->pidfd)) {
+        close(worker->pidfd);
+        worker->pidfd = -1;
+        return;
+    }
+    worker->poll.data = worker;
+    uv_poll_start(&worker->poll, UV_READABLE, on_pidfd);
+}
+
+td_status td__worker_start(struct td__worker *worker, const struct td__worker_setup *setup,
+                           char *const *envp, int input, const struct td__cpus *cpus,
+                           int *exec_error)
+{
+    *exec_error = 0;
+    worker->pidfd = -1;
+    TD_TRY(td__stream_start(&worker->streams[TD__OUT], setup->loop));
+    td_status status = td__stream_start(&worker->streams[TD__ERR], setup->loop);
+    if (status) {
+        close(worker->streams[TD__OUT].channel.write_end);
+        return status;
+    }
+    int parting = open_parting(worker, setup->loop);
+    int outputs[] = {worker->streams[TD__OUT].channel.write_end,
+                     worker->streams[TD__ERR].channel.write_end};
+    struct td__child_spec spec = {
+        .path = setup->path,
+        .argv = setup->argv,
+        .envp = envp,
+        .standard = {input, outputs[TD__OUT], outputs[TD__ERR]},
+        .mask = setup->mask,
+        .default_signals = setup->default_signals,
+        .file_limit = setup->file_limit,
+        .cpus = cpus ? cpus->bits : NULL,
+        .cpus_size = cpus ? sizeof cpus->bits : 0,
+        .parting = parting,
+    };
+    const char *step;
+    int error = td__child_start(&spec, &worker->pid, &step);
+    close(outputs[TD__OUT]);
+    close(outputs[TD__ERR]);
+    if (parting >= 0)
+        close(parting);
+    if (error) {
+        *exec_error = strcmp(step, "execve") ? 0 : error;
+        return td__fail(TD_ERR_SYSTEM, "worker %d cannot be started: %s: %s", worker->rank, step,
+                        td__errno_text(error));
+    }
+    worker->running = true;
+    worker->started_ns = td__now_ns();
+    if (worker->parting_watched)
+        uv_poll_start(&worker->parting_poll, UV_READABLE | UV_DISCONNECT, on_parting);
+    watch_end(worker, setup->loop);
+    return TD_OK;
+}
+
+bool td__worker_reap(struct td__worker *worker)
+{
+    if (!worker->running)
+        return true;
+    pid_t pid;
+    do
+        pid = waitpid(worker->pid, &worker->status, WNOHANG);
+    while (pid < 0 && errno == EINTR);
+    if (pid == 0)
+        return false;
+    worker->running = false;
+    worker->ended_ns = td__now_ns();
+    if (!worker->parted_ns)
+        worker->parted_ns = worker->ended_ns; /* a child of its own still holds the pipe */
+    if (worker->pidfd >= 0)
+        uv_poll_stop(&worker->poll);
+    return true;
+}
+
+void td__worker_signal(struct td__worker *worker, int signal)
+{
+    if (!worker->running)
+        return;
+    kill(-worker->pid, signal);
+    if (signal == SIGTSTP || signal == SIGCONT)
+        return;
+    worker->told = true;
+    kill(-worker->pid, SIGCONT); /* one that is stopped would not notice */
+}
+
+bool td__worker_is_dying(const struct td__worker *worker)
+{
+    enum { EXITING = 0x4 }; /* PF_EXITING of the kernel */
+    char path[64], text[512];
+    unsigned flags;
+    char state;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)worker->pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    if (size <= 0)
+        return false;
+    text[size] = '\0';
+    const char *name_end = strrchr(text, ')');
+    if (!name_end || sscanf(name_end + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2)
+        return false;
+    return state == 'Z' || (flags & EXITING);
+}
+
+bool td__worker_lingers(const struct td__worker *worker)
+{
+    return worker->running || (worker->told && !kill(-worker->pid, 0));
+}
+
+void td__worker_close(struct td__worker *worker)
+{
+    td__stream_finish(&worker->streams[TD__OUT]);
+    td__stream_finish(&worker->streams[TD__ERR]);
+    if (worker->pidfd >= 0) {
+        uv_close((uv_handle_t *)&worker->poll, NULL);
+        close(worker->pidfd);
+    }
+    if (worker->parting_watched) {
+        uv_close((uv_handle_t *)&worker->parting_poll, NULL);
+        close(worker->parting);
+    }
+    worker->pidfd = worker->parting = -1;
+    worker->parting_watched = false;
+}

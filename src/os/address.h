@@ -1,0 +1,53 @@
+/* Socket addresses: from text, to text, by name. Three families: IPv4, IPv6 and unix. */
+#ifndef TD_OS_ADDRESS_H
+#define TD_OS_ADDRESS_H
+
+#include "base/clock.h"
+
+#include <tandem/base.h>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+struct td__address {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+        struct sockaddr_un local;
+    };
+    socklen_t size;
+};
+
+enum { TD__ADDRESS_TEXT = 128, TD__ADDRESS_LIST = 16 };
+
+struct td__address_list {
+    struct td__address at[TD__ADDRESS_LIST];
+    int count;
+};
+
+/**
+ * Finds the addresses of `host`: a numeric address ("127.0.0.1", "::1", "[::1]", "fe80::1%eth0")
+ * without asking anyone, "unix:/path" or "unix:@name" (port 0), or a name, looked up until the
+ * deadline. *retry says whether the same question may have another answer later.
+ */
+td_status td__resolve(const char *host, int port, td__deadline deadline,
+                      struct td__address_list *list, bool *retry);
+
+/** "127.0.0.1:29500", "[::1]:29500", "unix:@name". */
+const char *td__address_text(const struct td__address *address, char text[TD__ADDRESS_TEXT]);
+
+/** True for 127.0.0.0/8, ::1, their mapped forms, and unix sockets: what never leaves the host. */
+bool td__address_is_local(const struct td__address *address);
+
+/** The port, 0 for a unix socket. */
+int td__address_port(const struct td__address *address);
+
+/** True when `host` is written as a loopback address or "localhost", or is a unix socket. */
+bool td__host_is_loopback(const char *host);
+
+/** Splits "host:port", "[v6]:port" or "host" (then *port is left alone). False when it is neither. */
+bool td__split_host_port(const char *text, char *host, size_t room, int *port);
+
+#endif

@@ -1,0 +1,90 @@
+/* The loop thread; see loop.h. */
+#include "os/loop.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+
+struct td__loop_call {
+    struct td__loop_call *next;
+    void (*fn)(void *);
+    void *arg;
+    bool done;
+    pthread_cond_t finished;
+};
+
+static void run_calls(uv_async_t *wake)
+{
+    struct td__loop *loop = wake->data;
+    pthread_mutex_lock(&loop->lock);
+    while (loop->calls) {
+        struct td__loop_call *call = loop->calls;
+        loop->calls = call->next;
+        pthread_mutex_unlock(&loop->lock);
+        call->fn(call->arg);
+        pthread_mutex_lock(&loop->lock);
+        call->done = true;
+        pthread_cond_signal(&call->finished);
+    }
+    pthread_mutex_unlock(&loop->lock);
+}
+
+static void *run_loop(void *arg)
+{
+    struct td__loop *loop = arg;
+    uv_run(&loop->uv, UV_RUN_DEFAULT); /* returns when the last handle is closed */
+    return NULL;
+}
+
+td_status td__loop_start(struct td__loop *loop, const char *name)
+{
+    loop->calls = NULL;
+    int error = uv_loop_init(&loop->uv);
+    if (error)
+        return td__fail(TD_ERR_SYSTEM, "event loop: %s", uv_strerror(error));
+    error = uv_async_init(&loop->uv, &loop->wake, run_calls);
+    if (error) {
+        uv_loop_close(&loop->uv);
+        return td__fail(TD_ERR_SYSTEM, "event loop: %s", uv_strerror(error));
+    }
+    loop->wake.data = loop;
+    pthread_mutex_init(&loop->lock, NULL);
+    error = td__thread_start(&loop->thread, name, run_loop, loop);
+    if (error) {
+        uv_close((uv_handle_t *)&loop->wake, NULL);
+        uv_run(&loop->uv, UV_RUN_DEFAULT);
+        uv_loop_close(&loop->uv);
+        pthread_mutex_destroy(&loop->lock);
+        return td__fail(TD_ERR_SYSTEM, "event loop: no thread (%s)", td__errno_text(error));
+    }
+    return TD_OK;
+}
+
+void td__loop_run(struct td__loop *loop, void (*fn)(void *), void *arg)
+{
+    struct td__loop_call call = {.fn = fn, .arg = arg};
+    td__cond_init(&call.finished);
+    pthread_mutex_lock(&loop->lock);
+    struct td__loop_call **end = &loop->calls;
+    while (*end)
+        end = &(*end)->next;
+    *end = &call;
+    uv_async_send(&loop->wake);
+    while (!call.done)
+        td__cond_wait(&call.finished, &loop->lock, TD__NEVER);
+    pthread_mutex_unlock(&loop->lock);
+    pthread_cond_destroy(&call.finished);
+}
+
+static void close_wake(void *arg)
+{
+    struct td__loop *loop = arg;
+    uv_close((uv_handle_t *)&loop->wake, NULL);
+}
+
+void td__loop_stop(struct td__loop *loop)
+{
+    td__loop_run(loop, close_wake, loop);
+    pthread_join(loop->thread, NULL);
+    uv_loop_close(&loop->uv);
+    pthread_mutex_destroy(&loop->lock);
+}

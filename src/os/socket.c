@@ -1,0 +1,224 @@
+/* Stream sockets; see socket.h. */
+#include "os/socket.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BACKLOG = 4096 };
+
+static int open_stream(const struct td__address *address)
+{
+    int family = address->any.sa_family;
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    int on = 1;
+    if (family != AF_UNIX)
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return fd;
+}
+
+int td__wait_fd(int fd, short events, td__deadline deadline)
+{
+    for (;;) {
+        struct pollfd poll_fd = {.fd = fd, .events = events};
+        int ready = poll(&poll_fd, 1, td__deadline_poll_ms(deadline));
+        if (ready > 0)
+            return 0;
+        if (ready < 0 && errno != EINTR)
+            return errno;
+        if (td__deadline_passed(deadline))
+            return ETIMEDOUT;
+    }
+}
+
+int td__connect_to(const struct td__address *address, td__deadline deadline)
+{
+    int fd = open_stream(address);
+    if (fd < 0)
+        return fd;
+    int error = connect(fd, &address->any, address->size) ? errno : 0;
+    if (error == EINPROGRESS || error == EINTR) {
+        socklen_t size = sizeof error;
+        error = td__wait_fd(fd, POLLOUT, deadline);
+        if (!error && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size))
+            error = errno;
+    }
+    if (!error && address->any.sa_family != AF_UNIX) {
+        /* A connection to a free port of one's own host can meet itself. */
+        struct td__address ours, theirs;
+        td__local_address(fd, &ours);
+        td__remote_address(fd, &theirs);
+        if (ours.size == theirs.size && !memcmp(&ours.any, &theirs.any, ours.size))
+            error = ECONNREFUSED;
+    }
+    if (error) {
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+int td__listen_on(const struct td__address *address)
+{
+    int fd = open_stream(address);
+    if (fd < 0)
+        return fd;
+    int on = 1, off = 0;
+    if (address->any.sa_family != AF_UNIX)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address->any.sa_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(fd, &address->any, address->size) || listen(fd, BACKLOG)) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+int td__send_all(int fd, const void *data, size_t size, td__deadline deadline)
+{
+    for (const char *at = data; size;) {
+        ssize_t sent = send(fd, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) {
+            at += sent;
+            size -= (size_t)sent;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            int error = td__wait_fd(fd, POLLOUT, deadline);
+            if (error)
+                return error;
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+int td__recv_all(int fd, void *data, size_t size, td__deadline deadline)
+{
+    for (char *at = data; size;) {
+        ssize_t got = recv(fd, at, size, MSG_DONTWAIT);
+        if (got > 0) {
+            at += got;
+            size -= (size_t)got;
+        } else if (got == 0) {
+            return ENODATA;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            int error = td__wait_fd(fd, POLLIN, deadline);
+            if (error)
+                return error;
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+void td__local_address(int fd, struct td__address *address)
+{
+    memset(address, 0, sizeof *address);
+    address->size = sizeof address->local;
+    if (getsockname(fd, &address->any, &address->size))
+        address->size = 0;
+}
+
+void td__remote_address(int fd, struct td__address *address)
+{
+    memset(address, 0, sizeof *address);
+    address->size = sizeof address->local;
+    if (getpeername(fd, &address->any, &address->size))
+        address->size = 0;
+}
+
+bool td__peer_is_us(int fd)
+{
+    struct ucred credentials;
+    socklen_t size = sizeof credentials;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size))
+        return false;
+    return credentials.uid == geteuid() || credentials.uid == 0;
+}
+
+/* Room for one descriptor, aligned as the kernel wants it. */
+union control {
+    struct cmsghdr header;
+    char room[CMSG_SPACE(sizeof(int))];
+};
+
+int td__send_fd(int fd, int passed, const void *data, size_t size, td__deadline deadline)
+{
+    union control control = {0};
+    struct iovec part = {(void *)data, size};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control.room};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof passed);
+    memcpy(CMSG_DATA(header), &passed, sizeof passed);
+    for (;;) {
+        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) /* the descriptor went with the first bytes */
+            return td__send_all(fd, (const char *)data + sent, size - (size_t)sent, deadline);
+        if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            int error = td__wait_fd(fd, POLLOUT, deadline);
+            if (error)
+                return error;
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+}
+
+/* The descriptor that came along; -1 when there was none. More than one (the room for one has room
+ * for two, because of alignment) is a mistake of the sender: all are closed. */
+static int take_fd(struct msghdr *message)
+{
+    struct cmsghdr *header = CMSG_FIRSTHDR(message);
+    if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+        return -1;
+    int received[sizeof(union control) / sizeof(int)];
+    size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof *received;
+    memcpy(received, CMSG_DATA(header), count * sizeof *received);
+    if (count == 1)
+        return received[0];
+    for (size_t i = 0; i < count; i++)
+        close(received[i]);
+    return -1;
+}
+
+int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadline)
+{
+    union control control = {0};
+    struct iovec part = {data, size};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control.room};
+    ssize_t got;
+    while ((got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0) {
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK)
+            return errno;
+        int error = td__wait_fd(fd, POLLIN, deadline);
+        if (error)
+            return error;
+    }
+    int received = take_fd(&message);
+    if (received < 0)
+        return got == 0 ? ENODATA : EPROTO;
+    int error = td__recv_all(fd, (char *)data + got, size - (size_t)got, deadline);
+    if (error) {
+        close(received);
+        return error;
+    }
+    *passed = received;
+    return 0;
+}

@@ -1,0 +1,37 @@
+/* Stream sockets with deadlines, and file descriptors passed along unix ones. */
+#ifndef TD_OS_SOCKET_H
+#define TD_OS_SOCKET_H
+
+#include "os/address.h"
+
+/** Connects to one address, non-blocking and close-on-exec. Returns the fd, or -errno. */
+int td__connect_to(const struct td__address *address, td__deadline deadline);
+
+/** Binds and listens, non-blocking and close-on-exec; with port 0 takes a free one. Returns the fd,
+ *  or -errno. */
+int td__listen_on(const struct td__address *address);
+
+/** Sends all bytes. 0, or an errno: ETIMEDOUT when the deadline has passed. Never raises SIGPIPE. */
+int td__send_all(int fd, const void *data, size_t size, td__deadline deadline);
+
+/** Receives exactly `size` bytes. 0, or an errno: ETIMEDOUT, and ENODATA when the other side closed. */
+int td__recv_all(int fd, void *data, size_t size, td__deadline deadline);
+
+/** Waits until `fd` is ready for `events` of poll(). 0, or an errno: ETIMEDOUT. */
+int td__wait_fd(int fd, short events, td__deadline deadline);
+
+/** The local and the remote end of a socket. */
+void td__local_address(int fd, struct td__address *address);
+void td__remote_address(int fd, struct td__address *address);
+
+/** True when the process at the other end of a unix socket runs as our user, or as root. */
+bool td__peer_is_us(int fd);
+
+/** Passes the descriptor `passed` over the unix socket `fd`, along with `size` (1 at least) bytes. */
+int td__send_fd(int fd, int passed, const void *data, size_t size, td__deadline deadline);
+
+/** Receives a descriptor (close-on-exec) and exactly `size` bytes. 0, or an errno: EPROTO when no
+ *  descriptor came along. */
+int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadline);
+
+#endif

@@ -1,0 +1,207 @@
+/* Proven connections; see trust.h. */
+#include "os/trust.h"
+
+#include "base/fail.h"
+#include "os/socket.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MS ((int64_t)1000000)
+
+enum { RESOLVE_LIMIT_MS = 10000, ATTEMPT_LIMIT_MS = 5000, WARN_AFTER_MS = 10000 };
+
+static bool insecure_allowed(void)
+{
+    const char *value = getenv("TANDEM_INSECURE");
+    return value && !strcmp(value, "1");
+}
+
+static td_status refuse_without_secret(const char *what, const char *purpose, const char *host)
+{
+    return td__fail(TD_ERR_AUTH,
+                    "%s the %s at %s needs the job's secret, since it is not on this host: set "
+                    "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host, or "
+                    "TANDEM_INSECURE=1 on a network where nobody else is",
+                    what, purpose, host);
+}
+
+/* What was tried and how it went, for the final message: "127.0.0.1:29500 (Connection refused)". */
+struct attempts {
+    char text[1024];
+    size_t length;
+};
+
+static void note_attempt(struct attempts *attempts, const struct td__address *address, int error)
+{
+    char where[TD__ADDRESS_TEXT];
+    size_t room = sizeof attempts->text - attempts->length;
+    int added = snprintf(attempts->text + attempts->length, room, "%s%s (%s)",
+                         attempts->length ? ", " : "", td__address_text(address, where),
+                         td__errno_text(error));
+    if (added > 0 && (size_t)added < room)
+        attempts->length += (size_t)added;
+}
+
+/* Both directions of the proof. A connection that is reset belongs to a server that is going away,
+ * and the next attempt may find its successor: *passing is then the errno. */
+static td_status handshake(int fd, const char *purpose, const char *where,
+                           const struct td__secret *secret, td__deadline deadline, int *passing)
+{
+    struct td__auth auth = {.secret = *secret, .purpose = purpose};
+    uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
+    TD_TRY(td__auth_hello(&auth, hello));
+    int error = td__send_all(fd, hello, sizeof hello, deadline);
+    if (!error)
+        error = td__recv_all(fd, challenge, sizeof challenge, deadline);
+    if (error == ENODATA)
+        return td__fail(
+            TD_ERR_AUTH,
+            "the server at %s refused the job's secret: TANDEM_SECRET is %s there (or "
+            "it is no %s of Tandem)",
+            where, secret->given ? "not the same, or missing," : "set, but missing here", purpose);
+    if (!error && !td__auth_check_challenge(&auth, challenge))
+        return td__fail(TD_ERR_AUTH,
+                        "the server at %s does not prove the job's secret: TANDEM_SECRET differs, "
+                        "or it is no %s of Tandem",
+                        where, purpose);
+    td__auth_proof(&auth, proof);
+    if (!error)
+        error = td__send_all(fd, proof, sizeof proof, deadline);
+    if (!error)
+        return TD_OK;
+    *passing = error;
+    return TD_ERR_PEER;
+}
+
+/* One round over all addresses. When nobody was there, *nobody is true and `attempts` says why. */
+static td_status try_each(const struct td__address_list *list, const char *host,
+                          const char *purpose, const struct td__secret *secret,
+                          td__deadline deadline, struct attempts *attempts, bool *nobody, int *out)
+{
+    attempts->length = 0;
+    for (int i = 0; i < list->count; i++) {
+        const struct td__address *address = &list->at[i];
+        if (!secret->given && !td__address_is_local(address) && !insecure_allowed())
+            continue;
+        td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
+        int fd = td__connect_to(address, limit);
+        if (fd < 0) {
+            note_attempt(attempts, address, -fd);
+            continue;
+        }
+        char where[TD__ADDRESS_TEXT];
+        td__address_text(address, where);
+        td_status status;
+        int passing = 0;
+        if (address->any.sa_family == AF_UNIX && !td__peer_is_us(fd))
+            status = td__fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
+        else
+            status = handshake(fd, purpose, where, secret, deadline, &passing);
+        if (!status) {
+            *out = fd;
+            return TD_OK;
+        }
+        close(fd);
+        if (!passing)
+            return status;
+        note_attempt(attempts, address, passing);
+    }
+    if (!attempts->length)
+        return refuse_without_secret("connecting to", purpose, host);
+    *nobody = true;
+    return TD_ERR_TIMEOUT;
+}
+
+td_status td__connect_trusted(const char *host, int port, const char *purpose,
+                              const struct td__secret *secret, td__deadline deadline, int *fd)
+{
+    struct td__address_list list, known = {0};
+    struct attempts attempts = {0};
+    int64_t start = td__now_ns(), pause = 2 * MS;
+    td__deadline resolve_limit =
+        td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
+    bool warned = false;
+    for (;;) {
+        bool unresolved = false, nobody = false;
+        td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
+        td_status status = td__resolve(host, port, limit, &list, &unresolved);
+        if (!status)
+            known = list;
+        if (known.count) { /* what was found once is good enough when it is not found again */
+            unresolved = false;
+            status = try_each(&known, host, purpose, secret, deadline, &attempts, &nobody, fd);
+        }
+        if (!unresolved && !nobody)
+            return status;
+
+        int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
+        if (left <= 0 && unresolved)
+            return status;
+        if (left <= 0)
+            return td__fail(TD_ERR_TIMEOUT,
+                            "cannot reach the %s at %s, port %d, within %.3g s: tried %s", purpose,
+                            host, port, (double)(td__now_ns() - start) / 1e9, attempts.text);
+        if (!warned && td__now_ns() - start > WARN_AFTER_MS * MS) {
+            td_log(TD_LOG_WARN, "still waiting for the %s at %s, port %d: %s", purpose, host, port,
+                   unresolved ? td_last_error() : attempts.text);
+            warned = true;
+        }
+        td__sleep_ns(pause < left ? pause : left);
+        pause = pause * 3 / 2 < 250 * MS ? pause * 3 / 2 : 250 * MS;
+    }
+}
+
+static const struct td__address *first_of_family(const struct td__address_list *list, int family)
+{
+    for (int i = 0; i < list->count; i++)
+        if (list->at[i].any.sa_family == family)
+            return &list->at[i];
+    return &list->at[0];
+}
+
+td_status td__listen_trusted(const char *host, int port, const char *purpose,
+                             const struct td__secret *secret, td__deadline deadline, int *fd_out,
+                             int *port_out)
+{
+    struct td__address_list list;
+    bool retry;
+    TD_TRY(td__resolve(host, port, deadline, &list, &retry));
+    struct td__address address = *first_of_family(&list, AF_INET);
+    bool everywhere = !td__host_is_loopback(host) && (secret->given || insecure_allowed());
+    if (!everywhere && !td__address_is_local(&address))
+        return refuse_without_secret("listening for", purpose, host);
+    if (everywhere) {
+        address = (struct td__address){.v6 = {.sin6_family = AF_INET6,
+                                              .sin6_addr = IN6ADDR_ANY_INIT,
+                                              .sin6_port = htons((uint16_t)port)},
+                                       .size = sizeof address.v6};
+    }
+    int fd = td__listen_on(&address);
+    if (fd == -EAFNOSUPPORT && everywhere) { /* a host without IPv6 */
+        address = (struct td__address){
+            .v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)},
+            .size = sizeof address.v4};
+        fd = td__listen_on(&address);
+    }
+    char where[TD__ADDRESS_TEXT];
+    td__address_text(&address, where);
+    if (fd == -EADDRINUSE && address.any.sa_family == AF_UNIX)
+        return td__fail(TD_ERR_SYSTEM, "cannot listen at %s: it is in use already", where);
+    if (fd == -EADDRINUSE)
+        return td__fail(
+            TD_ERR_SYSTEM,
+            "port %d is in use already (listening for the %s at %s): choose another one "
+            "with MASTER_PORT or --master-port, or end the program that has it",
+            port, purpose, where);
+    if (fd < 0)
+        return td__fail(TD_ERR_SYSTEM, "cannot listen for the %s at %s: %s", purpose, where,
+                        td__errno_text(-fd));
+    td__local_address(fd, &address);
+    *fd_out = fd;
+    *port_out = td__address_port(&address);
+    return TD_OK;
+}

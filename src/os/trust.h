@@ -1,0 +1,27 @@
+/* Connections that are proven: reaching a server of the job, and listening for its clients.
+ *
+ * The rule for both sides: with the job's secret anywhere; without it on loopback and unix sockets
+ * only, unless TANDEM_INSECURE=1. Over a unix socket the other side must also run as our user. */
+#ifndef TD_OS_TRUST_H
+#define TD_OS_TRUST_H
+
+#include "base/auth.h"
+#include "os/address.h"
+
+/**
+ * Connects to `host`:`port` and proves the secret both ways. While nobody is there yet it tries
+ * again until the deadline; a host name that cannot be resolved is tried for 10 s at most. `purpose`
+ * names the kind of server, in the proof and in messages ("store").
+ *
+ * Errors: TD_ERR_TIMEOUT lists each address tried with its reason; TD_ERR_AUTH; TD_ERR_INVALID.
+ */
+td_status td__connect_trusted(const char *host, int port, const char *purpose,
+                              const struct td__secret *secret, td__deadline deadline, int *fd);
+
+/** Listens as `host` says: on loopback only when it is a loopback address or without a secret, else
+ *  on every address. *port_out receives the port. TD_ERR_SYSTEM names a port that is taken. */
+td_status td__listen_trusted(const char *host, int port, const char *purpose,
+                             const struct td__secret *secret, td__deadline deadline, int *fd,
+                             int *port_out);
+
+#endif

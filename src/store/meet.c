@@ -1,0 +1,194 @@
+/* The meeting; see meet.h. In the store, below one prefix a round:
+ *
+ *     size           the world size, and who said so first
+ *     rank/<r>       who claimed rank r; one process only, by compare_set
+ *     arrived        how many ranks have come
+ *     outcome        set once, by compare_set: "ok" by the last to arrive, or "<status> <message>"
+ *                    by the first who finds that it cannot succeed
+ *
+ * All wait for `outcome`, so that the first failure's reason reaches everybody at once. */
+#include "store/meet.h"
+
+#include "base/auth.h"
+#include "base/fail.h"
+#include "base/host.h"
+#include "base/number.h"
+#include "store/store_ops.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NAMED_RANKS = 16, REASON_MS = 2000 };
+
+struct meeting {
+    const td_world *world;
+    const char *place;
+    td_store *store; /* with the round's prefix */
+    char me[160];    /* "process 123 on host", and a number that no other process has */
+    size_t shown;    /* how much of `me` is for people */
+};
+
+static td_status identify(struct meeting *meeting)
+{
+    uint64_t number;
+    TD_TRY(td__random(&number, sizeof number));
+    int length = snprintf(meeting->me, sizeof meeting->me, "process %ld on %s", (long)getpid(),
+                          td__host_name());
+    meeting->shown = (size_t)length;
+    snprintf(meeting->me + length, sizeof meeting->me - (size_t)length, "#%016" PRIx64, number);
+    return TD_OK;
+}
+
+/* Reads an outcome: what it says becomes this rank's result. */
+static td_status read_outcome(const td_bytes *outcome)
+{
+    if (!strcmp(outcome->data, "ok"))
+        return TD_OK;
+    char *message;
+    long status = strtol(outcome->data, &message, 10);
+    if (status <= TD_OK || status > TD_ERR_UNSUPPORTED || *message != ' ')
+        return td__fail(TD_ERR_PEER, "rendezvous: the outcome \"%.100s\" makes no sense",
+                        outcome->data);
+    return td__fail((td_status)status, "%s", message + 1);
+}
+
+/* Offers an outcome; the first one stands, and is returned. */
+static td_status settle(struct meeting *meeting, const char *offer)
+{
+    td_bytes outcome;
+    TD_TRY(td_store_compare_set(meeting->store, "outcome", "", 0, offer, strlen(offer), &outcome));
+    td_status status = read_outcome(&outcome);
+    td_bytes_free(&outcome);
+    return status;
+}
+
+/* Tells all the others about the failure that this thread has just set. If the meeting had already
+ * succeeded without this process, the failure is its own alone. */
+static td_status settle_failure(struct meeting *meeting, td_status failure)
+{
+    char message[1024], offer[1100];
+    snprintf(message, sizeof message, "%s", td_last_error());
+    snprintf(offer, sizeof offer, "%d %s", (int)failure, message);
+    settle(meeting, offer);
+    return td__fail(failure, "%s", message);
+}
+
+/* Puts `mine` at `key` unless somebody was there before: then *theirs is what they put. */
+static td_status claim(struct meeting *meeting, const char *key, const char *mine, td_bytes *theirs)
+{
+    TD_TRY(td_store_compare_set(meeting->store, key, "", 0, mine, strlen(mine), theirs));
+    if (!strcmp(theirs->data, mine))
+        td_bytes_free(theirs);
+    return TD_OK;
+}
+
+static td_status agree_on_size(struct meeting *meeting)
+{
+    char mine[200];
+    td_bytes theirs = {0};
+    snprintf(mine, sizeof mine, "%d %s", meeting->world->world_size, meeting->me);
+    TD_TRY(claim(meeting, "size", mine, &theirs));
+    int size = theirs.data ? atoi(theirs.data) : meeting->world->world_size;
+    td_status status = TD_OK;
+    if (size != meeting->world->world_size) {
+        const char *who = strchr(theirs.data, ' ');
+        status = td__fail(TD_ERR_MISMATCH,
+                          "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "
+                          "all must have the same",
+                          meeting->place, (int)strcspn(who ? who : "", "#"), who ? who : "", size,
+                          (int)meeting->shown, meeting->me, meeting->world->rank,
+                          meeting->world->world_size);
+        status = settle_failure(meeting, status);
+    }
+    td_bytes_free(&theirs);
+    return status;
+}
+
+static td_status claim_rank(struct meeting *meeting)
+{
+    char key[32];
+    td_bytes theirs = {0};
+    int rank = meeting->world->rank;
+    snprintf(key, sizeof key, "rank/%d", rank);
+    TD_TRY(claim(meeting, key, meeting->me, &theirs));
+    if (!theirs.data)
+        return TD_OK;
+    td_status status = td__fail(
+        TD_ERR_MISMATCH,
+        "rendezvous at %s: %.*s and %.*s both are rank %d; each process needs a rank of its "
+        "own, and each job a place of its own",
+        meeting->place, (int)strcspn(theirs.data, "#"), theirs.data, (int)meeting->shown,
+        meeting->me, rank);
+    td_bytes_free(&theirs);
+    return settle_failure(meeting, status);
+}
+
+/* The time is over: says who is missing. */
+static td_status fail_incomplete(struct meeting *meeting)
+{
+    char missing[256] = "";
+    size_t length = 0;
+    int named = 0, size = meeting->world->world_size, rank;
+    int64_t arrived = 0;
+    TD_TRY(td_store_add(meeting->store, "arrived", 0, &arrived));
+    for (rank = 0; rank < size && named < NAMED_RANKS; rank++) {
+        char key[32];
+        const char *keys[] = {key};
+        bool there;
+        snprintf(key, sizeof key, "rank/%d", rank);
+        TD_TRY(td_store_check(meeting->store, keys, 1, &there));
+        if (there)
+            continue;
+        length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
+                                   named ? ", " : "", rank);
+        named++;
+    }
+    td_status status = td__fail(
+        TD_ERR_TIMEOUT,
+        "rendezvous at %s: the time is over and %" PRId64 " of %d ranks have come; missing: "
+        "rank%s %s%s",
+        meeting->place, arrived, size, named == 1 ? "" : "s", missing, rank < size ? ", …" : "");
+    char offer[1100];
+    snprintf(offer, sizeof offer, "%d %s", (int)status, td_last_error());
+    return settle(meeting, offer); /* unless the last one came this very moment */
+}
+
+static td_status await_outcome(struct meeting *meeting, td__deadline deadline)
+{
+    td_bytes outcome;
+    int left = td__deadline_poll_ms(deadline);
+    td_status status = td_store_get(meeting->store, "outcome", left > 0 ? left : 1, &outcome);
+    if (status == TD_ERR_TIMEOUT) {
+        td_store_set_timeout(meeting->store, REASON_MS); /* the store itself may be gone */
+        return fail_incomplete(meeting);
+    }
+    TD_TRY(status);
+    status = read_outcome(&outcome);
+    td_bytes_free(&outcome);
+    return status;
+}
+
+td_status td__meet(const td_world *world, const char *place, const char *round,
+                   td__deadline deadline)
+{
+    struct meeting meeting = {.world = world, .place = place};
+    char prefix[128];
+    snprintf(prefix, sizeof prefix, TD__INTERNAL_KEY "meet/%s", round);
+    TD_TRY(identify(&meeting));
+    TD_TRY(td_prefix_store_open(prefix, world->store, &meeting.store));
+
+    int64_t arrived = 0;
+    td_status status = agree_on_size(&meeting);
+    if (!status)
+        status = claim_rank(&meeting);
+    if (!status)
+        status = td_store_add(meeting.store, "arrived", 1, &arrived);
+    if (!status)
+        status = arrived == world->world_size ? settle(&meeting, "ok")
+                                              : await_outcome(&meeting, deadline);
+    td_store_close(meeting.store);
+    return status;
+}

@@ -1,0 +1,20 @@
+/* Meeting: each rank says through the store that it is there, and goes on when all are. */
+#ifndef TD_STORE_MEET_H
+#define TD_STORE_MEET_H
+
+#include "base/clock.h"
+
+#include <tandem/rendezvous.h>
+
+/**
+ * Waits until all ranks of `world` have arrived. `place` names the meeting in messages, `round`
+ * tells apart several meetings through one store.
+ *
+ * When it fails, every rank that waits fails with the same message: two processes that claim one
+ * rank or disagree on the world size (TD_ERR_MISMATCH), or ranks that did not come in time
+ * (TD_ERR_TIMEOUT, with their numbers).
+ */
+td_status td__meet(const td_world *world, const char *place, const char *round,
+                   td__deadline deadline);
+
+#endif

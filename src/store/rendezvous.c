@@ -1,0 +1,258 @@
+/* td_rendezvous(): from a URL to a store, a rank and a world that is complete.
+ *
+ *     URL -> scheme (built in, or registered) -> store, rank, world size -> meeting -> td_world
+ *
+ * A launcher's store outlives a world: a restarted job, or a program that meets a second time, would
+ * find the keys of the first. So each further meeting of this process at the same place gets its own
+ * number, which is the same on all ranks, and keys below a prefix of that number. */
+#include "base/fail.h"
+#include "base/host.h"
+#include "store/meet.h"
+#include "store/rendezvous_schemes.h"
+#include "store/tcp_store.h"
+
+#include <ctype.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    td__scheme_fn open;
+} built_in[] = {
+    {"env", td__rendezvous_env},     {"tcp", td__rendezvous_tcp}, {"file", td__rendezvous_file},
+    {"slurm", td__rendezvous_slurm}, {"mpi", td__rendezvous_mpi},
+};
+
+enum { BUILT_IN = sizeof built_in / sizeof *built_in, LINGER_AFTER_FAILURE_MS = 2000 };
+
+struct registered {
+    struct registered *next;
+    td_rendezvous_fn fn;
+    void *arg;
+    char name[32];
+};
+
+struct visits {
+    struct visits *next;
+    unsigned count;
+    char place[];
+};
+
+/* Guards both lists; nothing is taken after it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct registered *schemes;
+static struct visits *places;
+
+static td__scheme_fn find_built_in(const char *name)
+{
+    for (int i = 0; i < BUILT_IN; i++)
+        if (!strcmp(built_in[i].name, name))
+            return built_in[i].open;
+    return NULL;
+}
+
+static struct registered **find_registered(const char *name) /* holds the lock */
+{
+    struct registered **link = &schemes;
+    while (*link && strcmp((*link)->name, name) != 0)
+        link = &(*link)->next;
+    return link;
+}
+
+td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *arg)
+{
+    char url[48], name[32];
+    if (!scheme)
+        return td__fail(TD_ERR_INVALID, "td_register_rendezvous: the scheme is NULL");
+    snprintf(url, sizeof url, "%.40s://", scheme);
+    if (td__url_scheme(url, name) || strlen(name) != strlen(scheme))
+        return td__fail(TD_ERR_INVALID,
+                        "td_register_rendezvous: \"%.40s\" is no scheme: a letter, then letters, "
+                        "digits, '+', '-' or '.', at most 31 in all",
+                        scheme);
+    if (find_built_in(name))
+        return td__fail(TD_ERR_INVALID, "td_register_rendezvous: %s:// is built in", name);
+
+    struct registered *added = fn ? calloc(1, sizeof *added) : NULL;
+    if (fn && !added)
+        return td__fail_nomem("td_register_rendezvous");
+    td_status status = TD_OK;
+    pthread_mutex_lock(&lock);
+    struct registered **link = find_registered(name), *present = *link;
+    if (fn && present) {
+        status = td__fail(TD_ERR_STATE, "td_register_rendezvous: %s:// is registered already",
+                          name);
+        free(added);
+    } else if (fn) {
+        *added = (struct registered){.fn = fn, .arg = arg};
+        snprintf(added->name, sizeof added->name, "%s", name);
+        *link = added;
+    } else if (present) {
+        *link = present->next;
+        free(present);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+td_status td_rendezvous_fail(td_status status, const char *format, ...)
+{
+    char message[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    return td__fail(status, "%s", message);
+}
+
+static td_status fail_unknown(const char *url, const char *name)
+{
+    char known[256] = "";
+    size_t length = 0;
+    for (int i = 0; i < BUILT_IN; i++)
+        length += (size_t)snprintf(known + length, sizeof known - length, "%s%s://", i ? ", " : "",
+                                   built_in[i].name);
+    pthread_mutex_lock(&lock);
+    for (struct registered *at = schemes; at && length < sizeof known - 40; at = at->next)
+        length += (size_t)snprintf(known + length, sizeof known - length, ", %s://", at->name);
+    pthread_mutex_unlock(&lock);
+    return td__fail(TD_ERR_INVALID,
+                    "rendezvous URL \"%.200s\": there is no scheme %s://; known are %s", url, name,
+                    known);
+}
+
+static td_status open_registered(const char *url, const char *name,
+                                 const td_rendezvous_options *options, struct td__meeting *meeting)
+{
+    pthread_mutex_lock(&lock);
+    struct registered *found = *find_registered(name);
+    td_rendezvous_fn fn = found ? found->fn : NULL;
+    void *arg = found ? found->arg : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!fn)
+        return fail_unknown(url, name);
+    snprintf(meeting->place, sizeof meeting->place, "%.500s", url);
+    TD_TRY(fn(url, options, arg, &meeting->world));
+    if (!meeting->world.store)
+        return td__fail(TD_ERR_INVALID, "rendezvous %s://: its function gave no store", name);
+    char what[64];
+    snprintf(what, sizeof what, "rendezvous %s://", name);
+    td_status status = td__rendezvous_check(what, meeting->world.rank, meeting->world.world_size);
+    if (status)
+        td_store_close(meeting->world.store);
+    return status;
+}
+
+/* A process that belongs to no job. */
+static td_status world_of_one(const td_rendezvous_options *options, struct td__meeting *meeting)
+{
+    if (options->world_size > 1 || options->rank > 0)
+        return td__fail(TD_ERR_INVALID,
+                        "rendezvous: rank %d of %d was asked for, but neither a URL nor the "
+                        "environment says where to meet; set MASTER_ADDR and MASTER_PORT, or start "
+                        "with tdrun",
+                        options->rank, options->world_size);
+    TD_TRY(td_hash_store_open(&meeting->world.store));
+    if (options->timeout_ms)
+        td_store_set_timeout(meeting->world.store, options->timeout_ms);
+    meeting->world.rank = meeting->world.local_rank = 0;
+    meeting->world.world_size = meeting->world.local_world_size = 1;
+    return TD_OK;
+}
+
+static td_status open_store(const char *text, const td_rendezvous_options *options,
+                            struct td__meeting *meeting)
+{
+    struct td__url url;
+    char scheme[32];
+    int rank, world_size;
+    url = (struct td__url){.rank = -1, .world_size = -1};
+    TD_TRY(td__rendezvous_given(&url, options, &rank, &world_size)); /* checks the options */
+    if (!text && !(text = td__rendezvous_detect()))
+        return world_of_one(options, meeting);
+    TD_TRY(td__url_scheme(text, scheme));
+    td__scheme_fn open = find_built_in(scheme);
+    if (!open)
+        return open_registered(text, scheme, options, meeting);
+    TD_TRY(td__url_parse(text, &url));
+    return open(&url, options, meeting);
+}
+
+/* How often this process has met at `place` before. */
+static td_status count_visit(const char *place, unsigned *before)
+{
+    pthread_mutex_lock(&lock);
+    struct visits *at = places;
+    while (at && strcmp(at->place, place) != 0)
+        at = at->next;
+    if (!at && (at = calloc(1, sizeof *at + strlen(place) + 1))) {
+        strcpy(at->place, place);
+        at->next = places;
+        places = at;
+    }
+    if (at)
+        *before = at->count++;
+    pthread_mutex_unlock(&lock);
+    return at ? TD_OK : td__fail_nomem("rendezvous");
+}
+
+/* Meets the others, and gives a later meeting its own part of the store. */
+static td_status meet(struct td__meeting *meeting, td__deadline deadline)
+{
+    unsigned before = 0;
+    char round[64];
+    TD_TRY(count_visit(meeting->place, &before));
+    snprintf(round, sizeof round, "%d.%u", meeting->restart_count, before);
+    TD_TRY(td__meet(&meeting->world, meeting->place, round, deadline));
+    if (!meeting->restart_count && !before)
+        return TD_OK;
+    td_store *whole = meeting->world.store, *part;
+    TD_TRY(td_prefix_store_open(round, whole, &part));
+    meeting->world.store = part;
+    return td_store_close(whole); /* kept open by its part */
+}
+
+td_status td_rendezvous(const char *url, const td_rendezvous_options *options, td_world *world)
+{
+    static const td_rendezvous_options defaults = {0};
+    struct td__meeting meeting = {
+        .world = {.rank = -1, .world_size = -1, .local_rank = -1, .local_world_size = -1}};
+    if (!options)
+        options = &defaults;
+    if (!world)
+        return td__fail(TD_ERR_INVALID, "td_rendezvous: the output is NULL");
+    if (options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID,
+                        "td_rendezvous: the timeout is %lld ms; it must not be "
+                        "negative",
+                        (long long)options->timeout_ms);
+    td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
+                                                                   : TD_STORE_DEFAULT_TIMEOUT_MS);
+
+    TD_TRY(open_store(url, options, &meeting));
+    td_status status = TD_OK;
+    if (meeting.place[0])
+        status = meet(&meeting, deadline);
+    if (status) {
+        char message[1024]; /* closing may fail in turn: the first failure is the one to tell */
+        snprintf(message, sizeof message, "%s", td_last_error());
+        td__tcp_store_set_linger(meeting.world.store, LINGER_AFTER_FAILURE_MS);
+        td_store_close(meeting.world.store);
+        return td__fail(status, "%s", message);
+    }
+    td__log_set_rank(meeting.world.rank);
+    *world = meeting.world;
+    return TD_OK;
+}
+
+td_status td_world_close(td_world *world)
+{
+    if (!world)
+        return td__fail(TD_ERR_INVALID, "td_world_close: the world is NULL");
+    td_status status = td_store_close(world->store);
+    *world = (td_world){.rank = -1, .world_size = -1, .local_rank = -1, .local_world_size = -1};
+    return status;
+}

@@ -1,0 +1,196 @@
+/* env://, tcp:// and file://; see rendezvous_schemes.h. The clusters' are in rendezvous_cluster.c. */
+#include "store/rendezvous_schemes.h"
+
+#include "base/fail.h"
+#include "base/number.h"
+#include "store/store_ops.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NEIGHBOUR_MS = 2000 };
+
+const char *td__env(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+td_status td__env_number(const char *name, int low, int *number, bool *found)
+{
+    const char *text = td__env(name);
+    *found = text != NULL;
+    if (text && !td__parse_int(text, low, INT_MAX, number))
+        return td__fail(TD_ERR_INVALID,
+                        "the variable %s is \"%.100s\"; it must be a number of at "
+                        "least %d",
+                        name, text, low);
+    return TD_OK;
+}
+
+td_status td__rendezvous_check(const char *what, int rank, int world_size)
+{
+    if (world_size < 1)
+        return td__fail(TD_ERR_INVALID, "%s: the world size is %d; it must be at least 1", what,
+                        world_size);
+    if (rank < 0 || rank >= world_size)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: rank %d is outside 0 to %d, the ranks of a world of %d", what, rank,
+                        world_size - 1, world_size);
+    return TD_OK;
+}
+
+td_status td__rendezvous_given(const struct td__url *url, const td_rendezvous_options *options,
+                               int *rank, int *world_size)
+{
+    if (options->world_size < 0)
+        return td__fail(TD_ERR_INVALID,
+                        "rendezvous: the world size is %d; it must be at least 1 (0 takes it from "
+                        "the URL or the environment)",
+                        options->world_size);
+    if (options->rank < 0)
+        return td__fail(TD_ERR_INVALID, "rendezvous: the rank is %d; ranks begin at 0",
+                        options->rank);
+    bool rank_given = options->world_size > 0 || options->rank > 0;
+    *world_size = options->world_size > 0 ? options->world_size : url->world_size;
+    *rank = rank_given ? options->rank : url->rank;
+    return TD_OK;
+}
+
+/* Rank 0 found the port taken. If a store of this job answers there, somebody else is rank 0: goes
+ * on as a client, and the meeting tells both. Otherwise the first failure stands. */
+static td_status open_beside_another(const char *host, int port, td_tcp_store_options *options,
+                                     td_status failure, td_store **store)
+{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", td_last_error());
+    options->host_server = false;
+    options->timeout_ms = NEIGHBOUR_MS;
+    if (td_tcp_store_open(host, port, options, store))
+        return td__fail(failure, "%s", message);
+    return TD_OK;
+}
+
+td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
+                              const td_rendezvous_options *options, struct td__meeting *meeting)
+{
+    if (!strncmp(host, "unix:", 5))
+        snprintf(meeting->place, sizeof meeting->place, "%s", host);
+    else
+        snprintf(meeting->place, sizeof meeting->place, "%s:%d", host, port);
+    const char *agent = td__env("TANDEM_AGENT_STORE");
+    bool hosted = agent && !strcmp(agent, meeting->place);
+    bool first = rank == 0 && !hosted;
+    if (port == 0 && strncmp(host, "unix:", 5) != 0 && world_size > 1)
+        return td__fail(TD_ERR_INVALID,
+                        "rendezvous at %s: port 0 means any free port, and the other "
+                        "ranks could not know which; give a port",
+                        meeting->place);
+
+    int64_t timeout = options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
+    td_tcp_store_options store_options = {.host_server = first, .timeout_ms = timeout};
+    if (first)
+        store_options.linger_ms = timeout;
+    td_status status = td_tcp_store_open(host, port, &store_options, &meeting->world.store);
+    if (status == TD_ERR_SYSTEM && first)
+        status = open_beside_another(host, port, &store_options, status, &meeting->world.store);
+    TD_TRY(status);
+    td_store_set_timeout(meeting->world.store, timeout);
+    meeting->world.rank = rank;
+    meeting->world.world_size = world_size;
+    return TD_OK;
+}
+
+/* ---- env:// ---------------------------------------------------------------------------------- */
+
+static td_status missing(const char *name, const char *meaning)
+{
+    return td__fail(
+        TD_ERR_INVALID,
+        "env://: the variable %s is not set; it says %s (tdrun sets it for its workers)", name,
+        meaning);
+}
+
+static td_status number_from_env(const char *name, const char *meaning, int low, int *number)
+{
+    bool found;
+    if (*number >= 0)
+        return TD_OK; /* given by the options or the URL */
+    TD_TRY(td__env_number(name, low, number, &found));
+    return found ? TD_OK : missing(name, meaning);
+}
+
+td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
+                             struct td__meeting *meeting)
+{
+    int rank, world_size, port;
+    bool found;
+    TD_TRY(td__rendezvous_given(url, options, &rank, &world_size));
+    TD_TRY(number_from_env("RANK", "which of the processes this is, counted from 0", 0, &rank));
+    TD_TRY(number_from_env("WORLD_SIZE", "how many processes there are", 1, &world_size));
+    const char *host = td__env("MASTER_ADDR");
+    if (!host)
+        return missing("MASTER_ADDR", "on which host rank 0 is");
+    TD_TRY(td__env_number("MASTER_PORT", INT_MIN, &port, &found));
+    if (!found)
+        return missing("MASTER_PORT", "at which port of MASTER_ADDR the processes meet");
+    if (port < 0 || port > 65535)
+        return td__fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
+                        port);
+    TD_TRY(td__rendezvous_check("env://", rank, world_size));
+    TD_TRY(td__env_number("LOCAL_RANK", 0, &meeting->world.local_rank, &found));
+    TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &meeting->world.local_world_size, &found));
+    TD_TRY(td__env_number("TORCHELASTIC_RESTART_COUNT", 0, &meeting->restart_count, &found));
+    return td__rendezvous_open(host, port, rank, world_size, options, meeting);
+}
+
+/* ---- tcp:// and file:// ---------------------------------------------------------------------- */
+
+static td_status given_or_fail(const struct td__url *url, const td_rendezvous_options *options,
+                               int *rank, int *world_size)
+{
+    TD_TRY(td__rendezvous_given(url, options, rank, world_size));
+    if (*rank < 0 || *world_size < 0)
+        return td__fail(
+            TD_ERR_INVALID,
+            "%s://: the %s is missing; give it in the options or as ?rank=…&world_size=…",
+            url->scheme, *rank < 0 ? "rank" : "world size");
+    char what[64];
+    snprintf(what, sizeof what, "%s://", url->scheme);
+    return td__rendezvous_check(what, *rank, *world_size);
+}
+
+td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
+                             struct td__meeting *meeting)
+{
+    int rank, world_size;
+    if (!url->host[0] || url->port < 0)
+        return td__fail(TD_ERR_INVALID, "tcp://: the %s is missing; it is written tcp://host:port",
+                        url->host[0] ? "port" : "host");
+    if (url->path[0] && strcmp(url->path, "/") != 0)
+        return td__fail(TD_ERR_INVALID, "tcp://%s:%d: it takes no path, but \"%.100s\" follows",
+                        url->host, url->port, url->path);
+    TD_TRY(given_or_fail(url, options, &rank, &world_size));
+    return td__rendezvous_open(url->host, url->port, rank, world_size, options, meeting);
+}
+
+td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_options *options,
+                              struct td__meeting *meeting)
+{
+    td_world *world = &meeting->world;
+    if (url->host[0] || url->port >= 0)
+        return td__fail(TD_ERR_INVALID,
+                        "file://: the path must begin with a slash, as in "
+                        "file:///tmp/job; \"%s\" stands where a host would",
+                        url->host);
+    if (!url->path[0])
+        return td__fail(TD_ERR_INVALID, "file://: the path is missing; it is written file:///path");
+    TD_TRY(given_or_fail(url, options, &world->rank, &world->world_size));
+    snprintf(meeting->place, sizeof meeting->place, "file %.500s", url->path);
+    TD_TRY(td_file_store_open(url->path, &world->store));
+    td_store_set_timeout(world->store,
+                         options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS);
+    return TD_OK;
+}

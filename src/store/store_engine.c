@@ -1,0 +1,387 @@
+/* The server's side of the store; see store_engine.h.
+ *
+ * A GET or WAIT whose keys are not all there is parked at the first one that is missing. When that
+ * key appears, the waiter is looked at again: it is answered, or moves on to the next missing key.
+ * So a set costs one look-up when nobody waits for its key, and a waiter is in one list only:
+ *
+ *     engine->waiting: "a" -> waiter <-> waiter      (parked_*)
+ *     session->waiters: waiter <-> waiter            (own_*)      */
+#include "store/store_engine.h"
+
+#include "base/fail.h"
+#include "store/store_ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_WAITS = 16384 }; /* of one session */
+
+/* The waiters parked at one key. */
+struct wait_key {
+    struct td__map_node node;
+    struct td__waiter *first;
+    char key[];
+};
+
+struct td__waiter {
+    struct td__session *session;
+    uint32_t id;
+    uint8_t op;
+    size_t at; /* the key it is parked at */
+    struct wait_key *parked;
+    struct td__waiter *parked_before, *parked_after;
+    struct td__waiter *own_before, *own_after;
+    size_t count;
+    struct td__span keys[]; /* followed by their bytes */
+};
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+static void answer_text(struct td__session *session, uint32_t id, td_status status,
+                        struct td__span text)
+{
+    size_t start = td__wire_begin(&session->out, id, (uint8_t)status);
+    td__buffer_put_string(&session->out, text.data, text.size);
+    td__wire_end(&session->out, start);
+    session->on_output(session);
+}
+
+static void answer_failure(struct td__session *session, uint32_t id, td_status status)
+{
+    const char *text = td_last_error();
+    answer_text(session, id, status, (struct td__span){text, strlen(text)});
+}
+
+static void answer_u8(struct td__session *session, uint32_t id, uint8_t value)
+{
+    size_t start = td__wire_begin(&session->out, id, TD_OK);
+    td__buffer_put_u8(&session->out, value);
+    td__wire_end(&session->out, start);
+    session->on_output(session);
+}
+
+static void answer_i64(struct td__session *session, uint32_t id, int64_t value)
+{
+    size_t start = td__wire_begin(&session->out, id, TD_OK);
+    td__buffer_put_u64(&session->out, (uint64_t)value);
+    td__wire_end(&session->out, start);
+    session->on_output(session);
+}
+
+/* The values of `keys`, all of which exist; none for WAIT and SYNC. */
+static void answer_values(struct td__session *session, uint32_t id, const struct td__span *keys,
+                          size_t count)
+{
+    size_t start = td__wire_begin(&session->out, id, TD_OK);
+    for (size_t i = 0; i < count; i++) {
+        struct td__blob *blob = td__kv_find(&session->engine->kv, keys[i]);
+        td__buffer_put_string(&session->out, blob->data, blob->size);
+        if (session->out.size - start > TD__WIRE_MAX_BODY) {
+            session->out.size = start;
+            td__fail(TD_ERR_INVALID, "the values asked for at once are more than %zu bytes",
+                     TD__WIRE_MAX_BODY);
+            answer_failure(session, id, TD_ERR_INVALID);
+            return;
+        }
+    }
+    td__wire_end(&session->out, start);
+    session->on_output(session);
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+static struct wait_key *wait_key_for(struct td__engine *engine, struct td__span key)
+{
+    struct td__map_node *node = td__map_find(&engine->waiting, key.data, key.size);
+    if (node)
+        return TD__CONTAINER(node, struct wait_key, node);
+    struct wait_key *wait = malloc(sizeof *wait + key.size);
+    if (!wait)
+        return NULL;
+    memcpy(wait->key, key.data, key.size);
+    wait->node = (struct td__map_node){.key = wait->key, .key_size = key.size};
+    wait->first = NULL;
+    if (!td__map_insert(&engine->waiting, &wait->node)) {
+        free(wait);
+        return NULL;
+    }
+    return wait;
+}
+
+static bool park(struct td__waiter *waiter, size_t at)
+{
+    struct wait_key *wait = wait_key_for(waiter->session->engine, waiter->keys[at]);
+    if (!wait)
+        return false;
+    waiter->at = at;
+    waiter->parked = wait;
+    waiter->parked_before = NULL;
+    waiter->parked_after = wait->first;
+    if (wait->first)
+        wait->first->parked_before = waiter;
+    wait->first = waiter;
+    return true;
+}
+
+static void unpark(struct td__waiter *waiter)
+{
+    struct wait_key *wait = waiter->parked;
+    if (waiter->parked_before)
+        waiter->parked_before->parked_after = waiter->parked_after;
+    else
+        wait->first = waiter->parked_after;
+    if (waiter->parked_after)
+        waiter->parked_after->parked_before = waiter->parked_before;
+    if (!wait->first) {
+        td__map_remove(&waiter->session->engine->waiting, &wait->node);
+        free(wait);
+    }
+}
+
+static void drop_waiter(struct td__waiter *waiter)
+{
+    struct td__session *session = waiter->session;
+    if (waiter->own_before)
+        waiter->own_before->own_after = waiter->own_after;
+    else
+        session->waiters = waiter->own_after;
+    if (waiter->own_after)
+        waiter->own_after->own_before = waiter->own_before;
+    session->waiter_count--;
+    free(waiter);
+}
+
+static void answer_waiter(struct td__waiter *waiter)
+{
+    answer_values(waiter->session, waiter->id, waiter->keys,
+                  waiter->op == TD__WIRE_GET ? waiter->count : 0);
+}
+
+/* A copy of the request's keys, on the session's list. */
+static struct td__waiter *make_waiter(struct td__session *session,
+                                      const struct td__wire_request *request)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < request->count; i++)
+        bytes += request->keys[i].size;
+    struct td__waiter *waiter = malloc(sizeof *waiter + request->count * sizeof *waiter->keys +
+                                       bytes);
+    if (!waiter)
+        return NULL;
+    *waiter = (struct td__waiter){.session = session,
+                                  .id = request->id,
+                                  .op = request->op,
+                                  .count = request->count,
+                                  .own_after = session->waiters};
+    char *at = (char *)(waiter->keys + request->count);
+    for (size_t i = 0; i < request->count; i++) {
+        waiter->keys[i] = (struct td__span){at, request->keys[i].size};
+        memcpy(at, request->keys[i].data, request->keys[i].size);
+        at += request->keys[i].size;
+    }
+    if (session->waiters)
+        session->waiters->own_before = waiter;
+    session->waiters = waiter;
+    session->waiter_count++;
+    return waiter;
+}
+
+static bool wait_for(struct td__session *session, const struct td__wire_request *request)
+{
+    long missing = td__kv_first_missing(&session->engine->kv, request->keys, request->count, 0);
+    if (missing < 0) {
+        answer_values(session, request->id, request->keys,
+                      request->op == TD__WIRE_GET ? request->count : 0);
+        return true;
+    }
+    if (session->waiter_count >= MAX_WAITS)
+        return false;
+    struct td__waiter *waiter = make_waiter(session, request);
+    if (!waiter)
+        return false;
+    if (!park(waiter, (size_t)missing)) {
+        drop_waiter(waiter);
+        return false;
+    }
+    return true;
+}
+
+/* `key` has a value now: looks again at all who are parked there. */
+static void wake(struct td__engine *engine, struct td__span key)
+{
+    struct td__map_node *node = engine->waiting.size
+                                    ? td__map_find(&engine->waiting, key.data, key.size)
+                                    : NULL;
+    if (!node)
+        return;
+    /* The list is taken down as a whole: waiters that move on may come to other keys, never back
+     * to this one, which exists. */
+    struct wait_key *wait = TD__CONTAINER(node, struct wait_key, node);
+    struct td__waiter *waiter = wait->first, *next;
+    td__map_remove(&engine->waiting, node);
+    for (; waiter; waiter = next) {
+        next = waiter->parked_after;
+        long missing = td__kv_first_missing(&engine->kv, waiter->keys, waiter->count, waiter->at);
+        if (missing < 0) {
+            answer_waiter(waiter);
+            drop_waiter(waiter);
+        } else if (!park(waiter, (size_t)missing)) {
+            td__fail_nomem("store");
+            answer_failure(waiter->session, waiter->id, TD_ERR_NOMEM);
+            drop_waiter(waiter);
+        }
+    }
+    free(wait);
+}
+
+static void cancel(struct td__session *session, uint32_t id)
+{
+    for (struct td__waiter *waiter = session->waiters; waiter; waiter = waiter->own_after) {
+        if (waiter->id == id) {
+            answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[waiter->at]);
+            unpark(waiter);
+            drop_waiter(waiter);
+            return;
+        }
+    }
+}
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+static td_status set_all(struct td__engine *engine, const struct td__wire_request *request)
+{
+    for (size_t i = 0; i < request->count; i++)
+        TD_TRY(td__kv_set(&engine->kv, request->keys[i], request->values[i]));
+    for (size_t i = 0; i < request->count; i++)
+        wake(engine, request->keys[i]);
+    return TD_OK;
+}
+
+static td_status append(struct td__engine *engine, const struct td__wire_request *request)
+{
+    TD_TRY(td__kv_append(&engine->kv, *request->keys, *request->values));
+    wake(engine, *request->keys);
+    return TD_OK;
+}
+
+static td_status add(struct td__session *session, const struct td__wire_request *request)
+{
+    int64_t sum;
+    TD_TRY(td__kv_add(&session->engine->kv, *request->keys, request->number, &sum));
+    answer_i64(session, request->id, sum);
+    wake(session->engine, *request->keys);
+    return TD_OK;
+}
+
+static td_status compare_set(struct td__session *session, const struct td__wire_request *request)
+{
+    struct td__span result;
+    bool changed;
+    TD_TRY(td__kv_compare_set(&session->engine->kv, *request->keys, request->values[0],
+                              request->values[1], &result, &changed));
+    answer_text(session, request->id, TD_OK, result);
+    if (changed)
+        wake(session->engine, *request->keys);
+    return TD_OK;
+}
+
+static td_status make_will(struct td__session *session, const struct td__wire_request *request)
+{
+    td_bytes key, value;
+    TD_TRY(td__bytes_copy(request->keys->data, request->keys->size, &key));
+    td_status status = td__bytes_copy(request->values->data, request->values->size, &value);
+    if (status) {
+        td_bytes_free(&key);
+        return status;
+    }
+    td_bytes_free(&session->will_key);
+    td_bytes_free(&session->will_value);
+    session->will_key = key;
+    session->will_value = value;
+    return TD_OK;
+}
+
+/* Requests that are answered by nothing but a failure, and that with id 0. */
+static bool is_silent(uint8_t op)
+{
+    return op == TD__WIRE_SET || op == TD__WIRE_APPEND || op == TD__WIRE_WILL;
+}
+
+static td_status carry_out(struct td__session *session, const struct td__wire_request *request)
+{
+    struct td__engine *engine = session->engine;
+    switch (request->op) {
+    case TD__WIRE_SET:
+        return set_all(engine, request);
+    case TD__WIRE_APPEND:
+        return append(engine, request);
+    case TD__WIRE_CHECK:
+        answer_u8(session, request->id,
+                  td__kv_first_missing(&engine->kv, request->keys, request->count, 0) < 0);
+        return TD_OK;
+    case TD__WIRE_ADD:
+        return add(session, request);
+    case TD__WIRE_COMPARE_SET:
+        return compare_set(session, request);
+    case TD__WIRE_DELETE:
+        answer_u8(session, request->id, td__kv_delete(&engine->kv, *request->keys));
+        return TD_OK;
+    case TD__WIRE_NUM_KEYS:
+        answer_i64(session, request->id, td__kv_count(&engine->kv, *request->keys));
+        return TD_OK;
+    case TD__WIRE_CANCEL:
+        cancel(session, (uint32_t)request->number);
+        return TD_OK;
+    case TD__WIRE_SYNC:
+        answer_values(session, request->id, NULL, 0);
+        return TD_OK;
+    case TD__WIRE_WILL:
+        return make_will(session, request);
+    case TD__WIRE_BYE:
+        session->leaving = true;
+        return TD_OK;
+    }
+    return TD_OK;
+}
+
+bool td__engine_execute(struct td__session *session, const struct td__wire_header *header,
+                        const uint8_t *body)
+{
+    struct td__wire_request request;
+    if (td__wire_parse(header, body, &request))
+        return false;
+    bool fine = true;
+    if (request.op == TD__WIRE_GET || request.op == TD__WIRE_WAIT) {
+        fine = wait_for(session, &request);
+    } else {
+        td_status status = carry_out(session, &request);
+        if (status)
+            answer_failure(session, is_silent(request.op) ? 0 : request.id, status);
+    }
+    td__wire_request_free(&request);
+    return fine && !session->out.failed;
+}
+
+void td__session_end(struct td__session *session)
+{
+    while (session->waiters) {
+        struct td__waiter *waiter = session->waiters;
+        unpark(waiter);
+        drop_waiter(waiter);
+    }
+    if (session->will_key.data && !session->leaving) {
+        struct td__span key = {session->will_key.data, session->will_key.size};
+        struct td__span value = {session->will_value.data, session->will_value.size};
+        if (!td__kv_set(&session->engine->kv, key, value))
+            wake(session->engine, key);
+    }
+    td_bytes_free(&session->will_key);
+    td_bytes_free(&session->will_value);
+    td__buffer_free(&session->out);
+}
+
+void td__engine_free(struct td__engine *engine)
+{
+    td__kv_free(&engine->kv);
+    td__map_free(&engine->waiting);
+}

@@ -1,0 +1,413 @@
+/* The connection to the store's server; see tcp_client.h.
+ *
+ * One connection serves all threads. A call puts itself on the list of calls and sends its request;
+ * then one of the waiting threads reads for all: it hands each answer to the call that it belongs
+ * to, and when its own has come, leaves the reading to another. So a thread that waits for a key
+ * does not keep the others from the store, and a single thread pays for no hand-over.
+ *
+ * set, append and will are sent without waiting. Answers come in the order of requests, so the next
+ * answer confirms them; when the connection breaks first, every later call says what may be lost.
+ *
+ * Reading looks for the answer without sleeping for SPIN_NS, giving the processor away each time:
+ * most answers are there by then, and waking a sleeper costs more than the round trip. */
+#include "store/tcp_client.h"
+
+#include "base/fail.h"
+#include "os/socket.h"
+#include "store/store_ops.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    SPIN_NS = 60000,
+    GRACE_MS = 5000, /* for the server's word on a call whose time is over */
+    READ_SIZE = 64 << 10,
+    FULL_MS = 20, /* how long a sender waits for room before it reads what has come */
+};
+
+/* A request that waits for its answer; on the stack of the thread that made it. */
+struct td__tcp_call {
+    struct td__tcp_call *next;
+    uint32_t id;
+    uint64_t sequence; /* of its request among all that were sent */
+    bool done;
+    td_status status;
+    struct td__buffer body;
+};
+
+/* ---- The connection is lost ------------------------------------------------------------------ */
+
+static void mark_broken(struct td__tcp_client *client, const char *reason)
+{
+    if (client->broken)
+        return;
+    client->broken = TD_ERR_PEER;
+    int length = snprintf(client->broken_text, sizeof client->broken_text,
+                          "tcp store at %s: the connection to the server is lost (%s)",
+                          client->where, reason);
+    if (client->unconfirmed)
+        snprintf(client->broken_text + length, sizeof client->broken_text - (size_t)length,
+                 "; what was set last may be lost with it: %zu call%s without an answer, the first "
+                 "for key \"%s\"",
+                 client->unconfirmed, client->unconfirmed == 1 ? "" : "s", client->unconfirmed_key);
+    pthread_cond_broadcast(&client->answered);
+}
+
+static td_status fail_broken(struct td__tcp_client *client)
+{
+    client->unconfirmed = 0; /* reported */
+    return td__fail(client->broken, "%s", client->broken_text);
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+/* One read. 0, or an errno: ENODATA at the end of the stream, ETIMEDOUT. */
+static int read_some(int fd, struct td__buffer *in, td__deadline deadline)
+{
+    if (!td__buffer_reserve(in, READ_SIZE))
+        return ENOMEM;
+    int64_t spin_end = td__now_ns() + SPIN_NS;
+    for (;;) {
+        ssize_t got = recv(fd, in->data + in->size, in->capacity - in->size, MSG_DONTWAIT);
+        if (got > 0) {
+            in->size += (size_t)got;
+            return 0;
+        }
+        if (got == 0)
+            return ENODATA;
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK)
+            return errno;
+        if (td__now_ns() < spin_end) {
+            sched_yield();
+            continue;
+        }
+        int error = td__wait_fd(fd, POLLIN, deadline);
+        if (error)
+            return error;
+    }
+}
+
+static void take_answer(struct td__tcp_client *client, const struct td__wire_header *header,
+                        const uint8_t *body)
+{
+    td_status status = header->code <= TD_ERR_UNSUPPORTED ? (td_status)header->code : TD_ERR_PEER;
+    if (header->id == 0) {
+        struct td__reader reader = td__reader_of(body, header->body_size);
+        struct td__span text = td__reader_string(&reader, header->body_size);
+        client->late = status;
+        snprintf(client->late_text, sizeof client->late_text, "%.*s", (int)text.size, text.data);
+        return;
+    }
+    struct td__tcp_call **link = &client->calls;
+    while (*link && (*link)->id != header->id)
+        link = &(*link)->next;
+    struct td__tcp_call *call = *link;
+    if (!call)
+        return; /* its time was over, and it has gone */
+    *link = call->next;
+    if (call->sequence > client->unconfirmed_last)
+        client->unconfirmed = 0;
+    td__buffer_put(&call->body, body, header->body_size);
+    call->status = call->body.failed ? TD_ERR_NOMEM : status;
+    call->done = true;
+}
+
+/* Hands out all answers that are whole. */
+static void take_answers(struct td__tcp_client *client)
+{
+    size_t used = 0;
+    while (client->in.size - used >= TD__WIRE_HEADER) {
+        struct td__wire_header header;
+        const uint8_t *frame = client->in.data + used;
+        if (!td__wire_read_header(frame, &header)) {
+            mark_broken(client, "the server sent something that is no answer");
+            return;
+        }
+        if (client->in.size - used - TD__WIRE_HEADER < header.body_size)
+            break;
+        take_answer(client, &header, frame + TD__WIRE_HEADER);
+        used += TD__WIRE_HEADER + header.body_size;
+    }
+    td__buffer_consume(&client->in, used);
+    pthread_cond_broadcast(&client->answered);
+}
+
+/* Reads once, and hands out what came. Holds the lock, except while it reads. False when the
+ * deadline passed with nothing there. */
+static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
+{
+    client->reading = true;
+    pthread_mutex_unlock(&client->lock);
+    int error = read_some(client->fd, &client->in, deadline);
+    pthread_mutex_lock(&client->lock);
+    client->reading = false;
+    if (!error)
+        take_answers(client);
+    else if (error == ETIMEDOUT)
+        pthread_cond_broadcast(&client->answered); /* another may read on */
+    else
+        mark_broken(client, error == ENODATA ? "it has ended" : td__errno_text(error));
+    return error != ETIMEDOUT;
+}
+
+/* Waits until `call` is done, reading for all calls when no other thread does: false when the
+ * deadline came first. Holds the lock, except while it reads or sleeps. */
+static bool await(struct td__tcp_client *client, struct td__tcp_call *call, td__deadline deadline)
+{
+    while (!call->done && !client->broken) {
+        bool in_time = client->reading ? td__cond_wait(&client->answered, &client->lock, deadline)
+                                       : read_for_all(client, deadline);
+        if (!in_time && !call->done && !client->broken)
+            return false;
+    }
+    return true;
+}
+
+/* ---- Sending --------------------------------------------------------------------------------- */
+
+/* What has come meanwhile is read by a sender that cannot go on: the server may be waiting for just
+ * that. When another thread reads, it does this already. */
+static void read_while_sending(struct td__tcp_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    if (!client->reading)
+        read_for_all(client, 0);
+    pthread_mutex_unlock(&client->lock);
+}
+
+/* 0, or an errno. */
+static int send_bytes(struct td__tcp_client *client, const uint8_t *data, size_t size,
+                      td__deadline deadline)
+{
+    while (size) {
+        ssize_t sent = send(client->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) {
+            data += sent;
+            size -= (size_t)sent;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            td__deadline soon = td__deadline_earlier(deadline, td__deadline_in_ms(FULL_MS));
+            int error = td__wait_fd(client->fd, POLLOUT, soon);
+            if (error && (error != ETIMEDOUT || td__deadline_passed(deadline)))
+                return error;
+            if (error)
+                read_while_sending(client);
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+/* The other side has closed, or has reported a failure: seen before more is sent into the void. */
+static void look_for_news(struct td__tcp_client *client)
+{
+    char byte;
+    if (client->reading)
+        return;
+    ssize_t got = recv(client->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        read_for_all(client, 0);
+}
+
+/* Sends a frame, whose id is filled in here; a request without an answer has id 0 and is put down as
+ * unconfirmed under `key`. *sequence, where not NULL, is its place among all. */
+static td_status transmit(struct td__tcp_client *client, struct td__buffer *frame, uint32_t id,
+                          const struct td__span *key, td__deadline deadline, uint64_t *sequence)
+{
+    if (frame->failed)
+        return td__fail_nomem("tcp store");
+    if (frame->size - TD__WIRE_HEADER > TD__WIRE_MAX_BODY)
+        return td__fail(TD_ERR_INVALID,
+                        "tcp store: one call cannot carry %zu bytes; the most is %zu", frame->size,
+                        TD__WIRE_MAX_BODY);
+    td__store_u32(frame->data, (uint32_t)(frame->size - TD__WIRE_HEADER));
+    td__store_u32(frame->data + 4, id);
+
+    pthread_mutex_lock(&client->send_lock);
+    pthread_mutex_lock(&client->lock);
+    client->sent++;
+    if (sequence)
+        *sequence = client->sent;
+    if (key && !client->unconfirmed++)
+        snprintf(client->unconfirmed_key, sizeof client->unconfirmed_key, "%.*s", (int)key->size,
+                 key->data);
+    if (key)
+        client->unconfirmed_last = client->sent;
+    bool broken = client->broken;
+    pthread_mutex_unlock(&client->lock);
+    int error = broken ? EPIPE : send_bytes(client, frame->data, frame->size, deadline);
+    pthread_mutex_unlock(&client->send_lock);
+    if (!error)
+        return TD_OK;
+
+    pthread_mutex_lock(&client->lock);
+    mark_broken(client, error == ETIMEDOUT ? "it takes no more bytes" : td__errno_text(error));
+    td_status status = fail_broken(client);
+    pthread_mutex_unlock(&client->lock);
+    return status;
+}
+
+/* Begins a call: fails when the connection is lost, or an earlier call that was not waited for was
+ * not carried out. */
+static td_status enter(struct td__tcp_client *client, bool look)
+{
+    if (client->fork_generation != td__fork_generation())
+        return td__fail(TD_ERR_STATE,
+                        "tcp store at %s was opened before fork(); the child opens its own",
+                        client->where);
+    td_status status = TD_OK;
+    pthread_mutex_lock(&client->lock);
+    if (look)
+        look_for_news(client);
+    if (client->broken)
+        status = fail_broken(client);
+    else if (client->late)
+        status = td__fail(client->late, "an earlier call failed: %s", client->late_text);
+    client->late = TD_OK;
+    pthread_mutex_unlock(&client->lock);
+    return status;
+}
+
+struct td__buffer td__tcp_frame(uint8_t op)
+{
+    struct td__buffer frame = {0};
+    td__wire_begin(&frame, 0, op);
+    return frame;
+}
+
+td_status td__tcp_client_tell(struct td__tcp_client *client, struct td__buffer *frame,
+                              struct td__span key, td__deadline deadline)
+{
+    td_status status = enter(client, true);
+    if (!status)
+        status = transmit(client, frame, 0, &key, deadline, NULL);
+    td__buffer_free(frame);
+    return status;
+}
+
+/* The time of `call` is over. The server says so too, and which key was missing; when it does not
+ * even do that, it is the server that is missing. Holds the lock, except while it sends or waits. */
+static td_status give_up(struct td__tcp_client *client, struct td__tcp_call *call,
+                         bool waits_for_key)
+{
+    if (waits_for_key) {
+        struct td__buffer frame = td__tcp_frame(TD__WIRE_CANCEL);
+        td__buffer_put_u32(&frame, call->id);
+        td__deadline grace = td__deadline_in_ms(GRACE_MS);
+        pthread_mutex_unlock(&client->lock);
+        td_status status = transmit(client, &frame, 0, NULL, grace, NULL);
+        pthread_mutex_lock(&client->lock);
+        td__buffer_free(&frame);
+        if (status || await(client, call, grace))
+            return status;
+    }
+    return td__fail(TD_ERR_TIMEOUT, "tcp store: the server at %s does not answer", client->where);
+}
+
+/* Takes a call off the list that got no answer: its frame is about to go. */
+static void forget(struct td__tcp_client *client, struct td__tcp_call *call)
+{
+    struct td__tcp_call **link = &client->calls;
+    while (*link != call)
+        link = &(*link)->next;
+    *link = call->next;
+}
+
+/* Turns a failure that the server reported into one of this thread. */
+static td_status reported(struct td__tcp_call *call)
+{
+    struct td__reader reader = td__reader_of(call->body.data, call->body.size);
+    struct td__span text = td__reader_string(&reader, call->body.size);
+    if (call->status == TD_ERR_NOMEM)
+        return td__fail_nomem("tcp store");
+    if (call->status == TD_ERR_TIMEOUT)
+        return td__fail_missing_key("tcp", text);
+    return td__fail(call->status, "%.*s", (int)text.size, text.data);
+}
+
+td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *frame,
+                             td__deadline deadline, bool waits_for_key, struct td__buffer *body)
+{
+    struct td__tcp_call call = {0};
+    td_status status = enter(client, false);
+    if (status)
+        goto free_frame;
+    pthread_mutex_lock(&client->lock);
+    call.id = ++client->last_id ? client->last_id : ++client->last_id; /* 0 is not an id */
+    call.next = client->calls;
+    client->calls = &call;
+    pthread_mutex_unlock(&client->lock);
+    status = transmit(client, frame, call.id, NULL, deadline, &call.sequence);
+
+    pthread_mutex_lock(&client->lock);
+    if (!status && !await(client, &call, deadline))
+        status = give_up(client, &call, waits_for_key);
+    if (!call.done)
+        forget(client, &call);
+    if (!status && !call.done)
+        status = fail_broken(client);
+    else if (!status && call.status)
+        status = reported(&call);
+    pthread_mutex_unlock(&client->lock);
+free_frame:
+    td__buffer_free(frame);
+    if (status)
+        td__buffer_free(&call.body);
+    else
+        *body = call.body;
+    return status;
+}
+
+/* ---- Opening and closing --------------------------------------------------------------------- */
+
+void td__tcp_client_init(struct td__tcp_client *client, int fd)
+{
+    struct td__address address;
+    *client = (struct td__tcp_client){.fd = fd, .fork_generation = td__fork_generation()};
+    pthread_mutex_init(&client->send_lock, NULL);
+    pthread_mutex_init(&client->lock, NULL);
+    td__cond_init(&client->answered);
+    td__remote_address(fd, &address);
+    td__address_text(&address, client->where);
+}
+
+/* Makes sure that all that was set has arrived, and takes leave. */
+static td_status say_goodbye(struct td__tcp_client *client, td__deadline deadline)
+{
+    td_status status = TD_OK;
+    if (client->broken)
+        return client->unconfirmed ? fail_broken(client) : TD_OK;
+    if (client->unconfirmed) {
+        struct td__buffer frame = td__tcp_frame(TD__WIRE_SYNC), body = {0};
+        status = td__tcp_client_ask(client, &frame, deadline, false, &body);
+        td__buffer_free(&body);
+    }
+    if (!status && client->late)
+        status = td__fail(client->late, "an earlier call failed: %s", client->late_text);
+    struct td__buffer bye = td__tcp_frame(TD__WIRE_BYE);
+    if (!client->broken)
+        transmit(client, &bye, 0, NULL, deadline, NULL);
+    td__buffer_free(&bye);
+    return status;
+}
+
+td_status td__tcp_client_close(struct td__tcp_client *client, td__deadline deadline)
+{
+    td_status status = TD_OK;
+    if (client->fork_generation == td__fork_generation())
+        status = say_goodbye(client, deadline);
+    close(client->fd);
+    td__buffer_free(&client->in);
+    pthread_cond_destroy(&client->answered);
+    pthread_mutex_destroy(&client->lock);
+    pthread_mutex_destroy(&client->send_lock);
+    return status;
+}

@@ -1,0 +1,53 @@
+/* The connection of a TCP store to its server, shared by all threads. */
+#ifndef TD_STORE_TCP_CLIENT_H
+#define TD_STORE_TCP_CLIENT_H
+
+#include "base/buffer.h"
+#include "base/thread.h"
+#include "os/address.h"
+#include "store/store_wire.h"
+
+struct td__tcp_call;
+
+struct td__tcp_client {
+    int fd;
+    char where[TD__ADDRESS_TEXT]; /* the server's address, for messages */
+    unsigned fork_generation;
+
+    pthread_mutex_t send_lock; /* held while a request goes out; taken before `lock` */
+    pthread_mutex_t lock;      /* guards all below; never held while sending or waiting */
+    pthread_cond_t answered;
+    struct td__tcp_call *calls; /* that wait for their answers */
+    bool reading;               /* a thread is at the socket: `in` is its own meanwhile */
+    struct td__buffer in;
+    uint32_t last_id;
+    uint64_t sent;             /* requests so far */
+    uint64_t unconfirmed_last; /* `sent` after the last one without an answer … */
+    size_t unconfirmed;        /* … how many of them are not confirmed … */
+    char unconfirmed_key[64];  /* … and the key of the first */
+    td_status broken;
+    char broken_text[512];
+    td_status late; /* a set or append that the server could not carry out, not reported yet */
+    char late_text[512];
+};
+
+/** Takes over a connection that is proven. */
+void td__tcp_client_init(struct td__tcp_client *client, int fd);
+
+/** A frame to be filled with the body of a request. */
+struct td__buffer td__tcp_frame(uint8_t op);
+
+/** Sends a request that has no answer; `key` is for the message if it is lost. Frees the frame. */
+td_status td__tcp_client_tell(struct td__tcp_client *client, struct td__buffer *frame,
+                              struct td__span key, td__deadline deadline);
+
+/** Sends a request and waits for its answer: *body, which the caller frees. `waits_for_key` says
+ *  that the server itself may have to wait. Frees the frame. */
+td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *frame,
+                             td__deadline deadline, bool waits_for_key, struct td__buffer *body);
+
+/** Makes sure that all that was sent has arrived, says goodbye and closes the connection; in a
+ *  forked child it only closes the descriptor. */
+td_status td__tcp_client_close(struct td__tcp_client *client, td__deadline deadline);
+
+#endif

@@ -1,0 +1,553 @@
+/* The store's server; see tcp_server.h.
+ *
+ * A connection is first a stranger: it may send exactly a hello and a proof (base/auth.h), within
+ * HANDSHAKE_MS, and the strangers are limited in number; the oldest goes when there are too many.
+ * Once it has proven the secret it has a session of the engine, and its bytes are cut into frames.
+ *
+ *     socket -> read_buffer (shared) -> [in: the part of a frame that is not whole yet] -> engine
+ *     engine -> session.out -> socket -> [what did not fit: a write request of libuv]
+ *
+ * Answers that come up while input is handled are sent together at its end. A client that does not
+ * read its answers is not read from either, so that it cannot make the server hold more than
+ * OUT_LIMIT for it, plus one round of answers.
+ *
+ * After a request the loop looks for the next one without sleeping for SPIN_NS, giving the processor
+ * away each time: waking a sleeping thread costs several times a round trip. */
+#include "store/tcp_server.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "os/loop.h"
+#include "os/socket.h"
+#include "store/store_engine.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    HANDSHAKE_MS = 10000,
+    MAX_STRANGERS = 4096,
+    SPIN_NS = 60000,
+    OUT_LIMIT = 4 << 20,
+    READ_SIZE = 256 << 10,
+    FLUSH_MS = 2000,
+};
+
+enum stage { HELLO, PROOF, OPEN, CLOSING };
+
+struct connection {
+    union {
+        uv_handle_t handle;
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    };
+    struct td__tcp_server *server;
+    enum stage stage;
+    struct td__auth auth; /* until OPEN */
+    td__deadline handshake_end;
+    struct td__session session; /* from OPEN on */
+    struct td__buffer in;
+    size_t sending; /* bytes in libuv's hands */
+    bool dirty;     /* on the list of those with something to send */
+    struct connection *dirty_next;
+    struct connection *before, *after; /* on the list of strangers, or of clients */
+};
+
+struct list {
+    struct connection *first, *last;
+    size_t count;
+};
+
+struct td__tcp_server {
+    struct td__loop loop;
+    union {
+        uv_handle_t handle;
+        uv_stream_t stream;
+        uv_tcp_t tcp;
+        uv_pipe_t pipe;
+    } listener;
+    int fd;
+    bool local; /* a unix socket */
+    uv_timer_t sweep;
+    uv_idle_t spin;
+    int64_t last_request;
+    struct td__secret secret;
+    struct td__engine engine;
+    struct list strangers, clients;
+    struct connection *dirty;
+    char read_buffer[READ_SIZE];
+
+    pthread_mutex_t lock; /* guards `empty` and `stopping`; nothing is taken after it */
+    pthread_cond_t left;
+    bool stopping;
+    bool empty; /* no client is left */
+};
+
+static void list_add(struct list *list, struct connection *connection)
+{
+    connection->before = list->last;
+    connection->after = NULL;
+    if (list->last)
+        list->last->after = connection;
+    else
+        list->first = connection;
+    list->last = connection;
+    list->count++;
+}
+
+static void list_remove(struct list *list, struct connection *connection)
+{
+    if (connection->before)
+        connection->before->after = connection->after;
+    else
+        list->first = connection->after;
+    if (connection->after)
+        connection->after->before = connection->before;
+    else
+        list->last = connection->before;
+    list->count--;
+}
+
+/* ---- Closing --------------------------------------------------------------------------------- */
+
+static void tell_when_empty(struct td__tcp_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    server->empty = server->clients.count == 0;
+    if (server->stopping && server->empty)
+        pthread_cond_signal(&server->left);
+    pthread_mutex_unlock(&server->lock);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct connection *connection = handle->data;
+    td__buffer_free(&connection->in);
+    free(connection);
+}
+
+/* With `reset` the other side sees a reset instead of an orderly end: it should try again. */
+static void close_connection(struct connection *connection, bool reset)
+{
+    struct td__tcp_server *server = connection->server;
+    if (connection->stage == CLOSING)
+        return;
+    bool was_client = connection->stage == OPEN;
+    list_remove(was_client ? &server->clients : &server->strangers, connection);
+    connection->stage = CLOSING;
+    if (reset && !server->local)
+        uv_tcp_close_reset(&connection->tcp, on_closed);
+    else
+        uv_close(&connection->handle, on_closed);
+    if (was_client) {
+        td__session_end(&connection->session);
+        tell_when_empty(server);
+    }
+}
+
+/* ---- Sending --------------------------------------------------------------------------------- */
+
+struct write {
+    uv_write_t request;
+    struct td__buffer bytes;
+};
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
+static void on_read(uv_stream_t *stream, ssize_t size, const uv_buf_t *buffer);
+static bool receive(struct connection *connection, const uint8_t *data, size_t size);
+static void flush_all(struct td__tcp_server *server);
+
+/* The client has taken what it was sent: goes on with what had come from it meanwhile. */
+static void on_written(uv_write_t *request, int error)
+{
+    struct write *write = TD__CONTAINER(request, struct write, request);
+    struct connection *connection = request->handle->data;
+    connection->sending -= write->bytes.size;
+    td__buffer_free(&write->bytes);
+    free(write);
+    if (error || (connection->stage == OPEN && connection->sending <= OUT_LIMIT &&
+                  !receive(connection, NULL, 0)))
+        close_connection(connection, false);
+    else if (connection->stage == OPEN && connection->sending <= OUT_LIMIT)
+        uv_read_start(&connection->stream, on_alloc, on_read); /* no-op when it reads already */
+    flush_all(connection->server);
+}
+
+/* Sends what the socket takes now, and leaves the rest to libuv. */
+static void flush(struct connection *connection)
+{
+    struct td__buffer *out = &connection->session.out;
+    if (connection->stage != OPEN || !out->size)
+        return;
+    if (out->failed) {
+        close_connection(connection, true);
+        return;
+    }
+    if (!connection->sending) {
+        uv_buf_t buffer = uv_buf_init((char *)out->data, (unsigned)out->size);
+        int sent = uv_try_write(&connection->stream, &buffer, 1);
+        if (sent == (int)out->size) {
+            out->size = 0;
+            return;
+        }
+        if (sent > 0)
+            td__buffer_consume(out, (size_t)sent);
+    }
+    struct write *write = calloc(1, sizeof *write);
+    if (!write) {
+        close_connection(connection, true);
+        return;
+    }
+    write->bytes = *out;
+    *out = (struct td__buffer){0};
+    connection->sending += write->bytes.size;
+    uv_buf_t buffer = uv_buf_init((char *)write->bytes.data, (unsigned)write->bytes.size);
+    if (uv_write(&write->request, &connection->stream, &buffer, 1, on_written)) {
+        td__buffer_free(&write->bytes);
+        free(write);
+        close_connection(connection, false);
+    } else if (connection->sending > OUT_LIMIT) {
+        uv_read_stop(&connection->stream);
+    }
+}
+
+static void on_output(struct td__session *session)
+{
+    struct connection *connection = TD__CONTAINER(session, struct connection, session);
+    if (connection->dirty)
+        return;
+    connection->dirty = true;
+    connection->dirty_next = connection->server->dirty;
+    connection->server->dirty = connection;
+}
+
+static void flush_all(struct td__tcp_server *server)
+{
+    while (server->dirty) {
+        struct connection *connection = server->dirty;
+        server->dirty = connection->dirty_next;
+        connection->dirty = false;
+        flush(connection); /* closing one may carry out its will, and make others dirty */
+    }
+}
+
+/* ---- Receiving ------------------------------------------------------------------------------- */
+
+/* Handles one step of the handshake at the front of `data`: the bytes used, 0 when more are needed,
+ * -1 when the proof is wrong. */
+static ssize_t handshake(struct connection *connection, const uint8_t *data, size_t size)
+{
+    struct td__tcp_server *server = connection->server;
+    if (connection->stage == HELLO) {
+        uint8_t challenge[TD__CHALLENGE_SIZE];
+        if (size < TD__HELLO_SIZE)
+            return 0;
+        if (!td__auth_check_hello(&connection->auth, data) ||
+            td__auth_challenge(&connection->auth, challenge))
+            return -1;
+        uv_buf_t buffer = uv_buf_init((char *)challenge, sizeof challenge);
+        /* The first bytes of a connection always fit its socket's buffer. */
+        if (uv_try_write(&connection->stream, &buffer, 1) != (int)sizeof challenge)
+            return -1;
+        connection->stage = PROOF;
+        return TD__HELLO_SIZE;
+    }
+    if (size < TD__PROOF_SIZE)
+        return 0;
+    if (!td__auth_check_proof(&connection->auth, data))
+        return -1;
+    list_remove(&server->strangers, connection);
+    list_add(&server->clients, connection);
+    connection->stage = OPEN;
+    connection->session = (struct td__session){.engine = &server->engine, .on_output = on_output};
+    tell_when_empty(server);
+    return TD__PROOF_SIZE;
+}
+
+/* Handles one frame: as handshake(). */
+static ssize_t frame(struct connection *connection, const uint8_t *data, size_t size)
+{
+    struct td__wire_header header;
+    if (size < TD__WIRE_HEADER)
+        return 0;
+    if (!td__wire_read_header(data, &header))
+        return -1;
+    if (size - TD__WIRE_HEADER < header.body_size)
+        return 0;
+    if (!td__engine_execute(&connection->session, &header, data + TD__WIRE_HEADER))
+        return -1;
+    return (ssize_t)(TD__WIRE_HEADER + header.body_size);
+}
+
+/* Handles all that is whole in `data`; returns how much that was, -1 when the connection must end. */
+static ssize_t handle_bytes(struct connection *connection, const uint8_t *data, size_t size)
+{
+    size_t used = 0;
+    while (used < size && connection->sending <= OUT_LIMIT) {
+        ssize_t step = connection->stage == OPEN ? frame(connection, data + used, size - used)
+                                                 : handshake(connection, data + used, size - used);
+        if (step < 0)
+            return -1;
+        if (step == 0)
+            break;
+        used += (size_t)step;
+        if (connection->stage == OPEN && connection->session.out.size > OUT_LIMIT)
+            flush(connection);
+        if (connection->stage == CLOSING)
+            return -1;
+    }
+    /* A stranger has no business sending more than the next step of the handshake. */
+    if (connection->stage != OPEN && size - used >= TD__HELLO_SIZE)
+        return -1;
+    return (ssize_t)used;
+}
+
+/* New bytes, none when the connection goes on after a pause. False when it must end. */
+static bool receive(struct connection *connection, const uint8_t *data, size_t size)
+{
+    struct td__buffer *in = &connection->in;
+    if (in->size) {
+        td__buffer_put(in, data, size);
+        if (in->failed)
+            return false;
+        ssize_t used = handle_bytes(connection, in->data, in->size);
+        if (used < 0)
+            return false;
+        td__buffer_consume(in, (size_t)used);
+        if (!in->size && in->capacity > READ_SIZE)
+            td__buffer_free(in);
+        return true;
+    }
+    ssize_t used = handle_bytes(connection, data, size);
+    if (used < 0)
+        return false;
+    td__buffer_put(in, data + used, size - (size_t)used);
+    return !in->failed;
+}
+
+static void keep_awake(struct td__tcp_server *server);
+
+static void on_read(uv_stream_t *stream, ssize_t size, const uv_buf_t *buffer)
+{
+    struct connection *connection = stream->data;
+    struct td__tcp_server *server = connection->server;
+    if (size > 0 && receive(connection, (const uint8_t *)buffer->base, (size_t)size)) {
+        flush_all(server);
+        keep_awake(server);
+    } else if (size != 0) {
+        if (size > 0 && connection->stage == OPEN)
+            td_log(TD_LOG_WARN, "store server: a client sent something that is no request; its "
+                                "connection is closed");
+        flush(connection); /* what was right before the mistake is answered */
+        close_connection(connection, false);
+        flush_all(server);
+    }
+}
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
+{
+    (void)suggested;
+    struct connection *connection = handle->data;
+    *buffer = uv_buf_init(connection->server->read_buffer, READ_SIZE);
+}
+
+/* ---- Accepting ------------------------------------------------------------------------------- */
+
+static void on_connection(uv_stream_t *listener, int error)
+{
+    struct td__tcp_server *server = listener->data;
+    struct connection *connection = error ? NULL : calloc(1, sizeof *connection);
+    if (!connection)
+        return;
+    if (server->local)
+        uv_pipe_init(&server->loop.uv, &connection->pipe, 0);
+    else
+        uv_tcp_init(&server->loop.uv, &connection->tcp);
+    connection->handle.data = connection;
+    connection->server = server;
+    connection->auth = (struct td__auth){.secret = server->secret, .purpose = "store"};
+    connection->handshake_end = td__deadline_in_ms(HANDSHAKE_MS);
+    list_add(&server->strangers, connection);
+
+    uv_os_fd_t fd;
+    if (uv_accept(listener, &connection->stream) ||
+        (server->local && (uv_fileno(&connection->handle, &fd) || !td__peer_is_us(fd))) ||
+        uv_read_start(&connection->stream, on_alloc, on_read)) {
+        close_connection(connection, false);
+        return;
+    }
+    if (!server->local)
+        uv_tcp_nodelay(&connection->tcp, 1);
+    if (server->strangers.count > MAX_STRANGERS)
+        close_connection(server->strangers.first, true);
+    if (!uv_is_active((uv_handle_t *)&server->sweep))
+        uv_timer_again(&server->sweep);
+}
+
+/* Ends strangers whose time is over; they stand in the order in which they came. */
+static void on_sweep(uv_timer_t *timer)
+{
+    struct td__tcp_server *server = timer->data;
+    while (server->strangers.first && td__deadline_passed(server->strangers.first->handshake_end))
+        close_connection(server->strangers.first, false);
+    if (!server->strangers.first)
+        uv_timer_stop(timer);
+}
+
+static void on_spin(uv_idle_t *spin)
+{
+    struct td__tcp_server *server = spin->data;
+    if (td__now_ns() - server->last_request > SPIN_NS)
+        uv_idle_stop(spin);
+    else
+        sched_yield();
+}
+
+static void keep_awake(struct td__tcp_server *server)
+{
+    server->last_request = td__now_ns();
+    uv_idle_start(&server->spin, on_spin); /* no-op when it runs already */
+}
+
+/* ---- Starting and stopping ------------------------------------------------------------------- */
+
+struct start {
+    struct td__tcp_server *server;
+    int error;
+};
+
+static void start_on_loop(void *arg)
+{
+    struct start *start = arg;
+    struct td__tcp_server *server = start->server;
+    uv_loop_t *loop = &server->loop.uv;
+    uv_timer_init(loop, &server->sweep);
+    server->sweep.data = server;
+    uv_timer_start(&server->sweep, on_sweep, 1000, 1000);
+    uv_idle_init(loop, &server->spin);
+    server->spin.data = server;
+    if (server->local) {
+        uv_pipe_init(loop, &server->listener.pipe, 0);
+        start->error = uv_pipe_open(&server->listener.pipe, server->fd);
+    } else {
+        uv_tcp_init(loop, &server->listener.tcp);
+        start->error = uv_tcp_open(&server->listener.tcp, server->fd);
+    }
+    server->listener.handle.data = server;
+    if (start->error)
+        close(server->fd);
+    else
+        start->error = uv_listen(&server->listener.stream, 4096, on_connection);
+}
+
+static void stop_accepting(void *arg)
+{
+    struct td__tcp_server *server = arg;
+    uv_close(&server->listener.handle, NULL);
+    while (server->strangers.first)
+        close_connection(server->strangers.first, true);
+    pthread_mutex_lock(&server->lock);
+    server->stopping = true;
+    server->empty = server->clients.count == 0;
+    pthread_mutex_unlock(&server->lock);
+}
+
+static void on_shut_down(uv_shutdown_t *request, int error)
+{
+    (void)error;
+    struct connection *connection = request->handle->data;
+    struct td__tcp_server *server = connection->server;
+    free(request);
+    close_connection(connection, false);
+    flush_all(server);
+}
+
+static void close_what_is_left(uv_timer_t *timer)
+{
+    struct td__tcp_server *server = timer->data;
+    while (server->clients.first)
+        close_connection(server->clients.first, false);
+    flush_all(server);
+    uv_close((uv_handle_t *)&server->sweep, NULL);
+}
+
+/* Each client is closed once what was still to be sent to it is sent. */
+static void close_clients(void *arg)
+{
+    struct td__tcp_server *server = arg;
+    flush_all(server);
+    for (struct connection *connection = server->clients.first, *next; connection;
+         connection = next) {
+        next = connection->after;
+        uv_shutdown_t *request = connection->sending ? malloc(sizeof *request) : NULL;
+        if (!request || uv_shutdown(request, &connection->stream, on_shut_down)) {
+            free(request);
+            close_connection(connection, false);
+        }
+    }
+    flush_all(server); /* wills */
+    uv_close((uv_handle_t *)&server->spin, NULL);
+    uv_timer_start(&server->sweep, close_what_is_left, server->clients.count ? FLUSH_MS : 0, 0);
+}
+
+td_status td__tcp_server_start(int fd, const struct td__secret *secret,
+                               struct td__tcp_server **server_out)
+{
+    struct td__tcp_server *server = calloc(1, sizeof *server);
+    if (!server) {
+        close(fd);
+        return td__fail_nomem("store server");
+    }
+    struct td__address address;
+    td__local_address(fd, &address);
+    server->fd = fd;
+    server->local = address.any.sa_family == AF_UNIX;
+    server->secret = *secret;
+    server->empty = true;
+    pthread_mutex_init(&server->lock, NULL);
+    td__cond_init(&server->left);
+    td_status status = td__loop_start(&server->loop, "td-store");
+    if (status)
+        goto free_server;
+
+    struct start start = {.server = server};
+    td__loop_run(&server->loop, start_on_loop, &start);
+    if (start.error) {
+        status = td__fail(TD_ERR_SYSTEM, "store server: %s", uv_strerror(start.error));
+        td__tcp_server_stop(server, 0);
+        return status;
+    }
+    *server_out = server;
+    return TD_OK;
+
+free_server:
+    close(fd);
+    pthread_cond_destroy(&server->left);
+    pthread_mutex_destroy(&server->lock);
+    free(server);
+    return status;
+}
+
+void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
+{
+    td__loop_run(&server->loop, stop_accepting, server);
+    pthread_mutex_lock(&server->lock);
+    while (!server->empty && td__cond_wait(&server->left, &server->lock, deadline))
+        ;
+    pthread_mutex_unlock(&server->lock);
+    td__loop_run(&server->loop, close_clients, server);
+    td__loop_stop(&server->loop);
+    td__engine_free(&server->engine);
+    pthread_cond_destroy(&server->left);
+    pthread_mutex_destroy(&server->lock);
+    free(server);
+}
+
+void td__tcp_server_abandon(struct td__tcp_server *server)
+{
+    close(server->fd);
+}

@@ -1,0 +1,281 @@
+/* The TCP store: each slot is a request to the server, which runs in this process where asked for.
+ * The connection is tcp_client.c's, the protocol store_wire.h's. */
+#include "store/tcp_store.h"
+
+#include "base/fail.h"
+#include "os/trust.h"
+#include "store/store_ops.h"
+#include "store/tcp_client.h"
+#include "store/tcp_server.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct tcp_store {
+    td_store head;
+    int port;
+    struct td__tcp_client client;
+    struct td__tcp_server *server; /* where it runs in this process */
+    int64_t linger_ms;
+};
+
+static struct td__tcp_client *client_of(td_store *store)
+{
+    return &((struct tcp_store *)store)->client;
+}
+
+static td_status malformed(const struct td__tcp_client *client)
+{
+    return td__fail(TD_ERR_PEER, "tcp store at %s: the server's answer is malformed",
+                    client->where);
+}
+
+/* Asks for one number: an i64, or a u8 when `byte` is true. */
+static td_status ask_number(struct td__tcp_client *client, struct td__buffer *frame,
+                            td__deadline deadline, bool byte, int64_t *number)
+{
+    struct td__buffer body = {0};
+    TD_TRY(td__tcp_client_ask(client, frame, deadline, false, &body));
+    struct td__reader reader = td__reader_of(body.data, body.size);
+    int64_t value = byte ? td__reader_u8(&reader) : (int64_t)td__reader_u64(&reader);
+    bool whole = td__reader_done(&reader);
+    td__buffer_free(&body);
+    if (!whole)
+        return malformed(client);
+    *number = value;
+    return TD_OK;
+}
+
+static td_status take_values(const struct td__tcp_client *client, const struct td__buffer *body,
+                             size_t count, td_bytes *values)
+{
+    struct td__reader reader = td__reader_of(body->data, body->size);
+    td_status status = TD_OK;
+    size_t taken = 0;
+    while (!status && taken < count && !reader.failed) {
+        struct td__span value = td__reader_string(&reader, TD_STORE_MAX_VALUE);
+        status = td__bytes_copy(value.data, value.size, &values[taken]);
+        taken += !status;
+    }
+    if (!status && !td__reader_done(&reader))
+        status = malformed(client);
+    while (status && taken)
+        td_bytes_free(&values[--taken]);
+    return status;
+}
+
+/* ---- The slots ------------------------------------------------------------------------------- */
+
+static void put_key(struct td__buffer *frame, struct td__span key)
+{
+    td__buffer_put_string(frame, key.data, key.size);
+}
+
+static void put_keys(struct td__buffer *frame, const struct td__span *keys, size_t count)
+{
+    td__buffer_put_u32(frame, (uint32_t)count);
+    for (size_t i = 0; i < count; i++)
+        put_key(frame, keys[i]);
+}
+
+static td_status tcp_set(td_store *base, const struct td__span *keys, const struct td__span *values,
+                         size_t count, td__deadline deadline)
+{
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_SET);
+    td__buffer_put_u32(&frame, (uint32_t)count);
+    for (size_t i = 0; i < count; i++) {
+        put_key(&frame, keys[i]);
+        put_key(&frame, values[i]);
+    }
+    return td__tcp_client_tell(client_of(base), &frame, *keys, deadline);
+}
+
+static td_status tcp_append(td_store *base, struct td__span key, struct td__span value,
+                            td__deadline deadline)
+{
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_APPEND);
+    put_key(&frame, key);
+    put_key(&frame, value);
+    return td__tcp_client_tell(client_of(base), &frame, key, deadline);
+}
+
+static td_status tcp_get(td_store *base, const struct td__span *keys, size_t count,
+                         td__deadline deadline, td_bytes *values)
+{
+    struct td__tcp_client *client = client_of(base);
+    struct td__buffer frame = td__tcp_frame(values ? TD__WIRE_GET : TD__WIRE_WAIT), body = {0};
+    put_keys(&frame, keys, count);
+    TD_TRY(td__tcp_client_ask(client, &frame, deadline, true, &body));
+    td_status status = take_values(client, &body, values ? count : 0, values);
+    td__buffer_free(&body);
+    return status;
+}
+
+static td_status tcp_check(td_store *base, const struct td__span *keys, size_t count,
+                           td__deadline deadline, bool *all_exist)
+{
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_CHECK);
+    int64_t answer;
+    put_keys(&frame, keys, count);
+    TD_TRY(ask_number(client_of(base), &frame, deadline, true, &answer));
+    *all_exist = answer;
+    return TD_OK;
+}
+
+static td_status tcp_add(td_store *base, struct td__span key, int64_t amount, td__deadline deadline,
+                         int64_t *result)
+{
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_ADD);
+    put_key(&frame, key);
+    td__buffer_put_u64(&frame, (uint64_t)amount);
+    return ask_number(client_of(base), &frame, deadline, false, result);
+}
+
+static td_status tcp_compare_set(td_store *base, struct td__span key, struct td__span expected,
+                                 struct td__span desired, td__deadline deadline, td_bytes *value)
+{
+    struct td__tcp_client *client = client_of(base);
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_COMPARE_SET), body = {0};
+    put_key(&frame, key);
+    put_key(&frame, expected);
+    put_key(&frame, desired);
+    TD_TRY(td__tcp_client_ask(client, &frame, deadline, false, &body));
+    td_status status = take_values(client, &body, 1, value);
+    td__buffer_free(&body);
+    return status;
+}
+
+static td_status tcp_delete(td_store *base, struct td__span key, td__deadline deadline,
+                            bool *deleted)
+{
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_DELETE);
+    int64_t answer;
+    put_key(&frame, key);
+    TD_TRY(ask_number(client_of(base), &frame, deadline, true, &answer));
+    *deleted = answer;
+    return TD_OK;
+}
+
+static td_status tcp_num_keys(td_store *base, struct td__span prefix, td__deadline deadline,
+                              int64_t *count)
+{
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_NUM_KEYS);
+    put_key(&frame, prefix);
+    return ask_number(client_of(base), &frame, deadline, false, count);
+}
+
+/* ---- Opening and closing --------------------------------------------------------------------- */
+
+static td_status tcp_close(td_store *base)
+{
+    struct tcp_store *store = (struct tcp_store *)base;
+    bool inherited = store->client.fork_generation != td__fork_generation();
+    td_status status = td__tcp_client_close(&store->client,
+                                            td__deadline_in_ms(td_store_timeout(base)));
+    if (store->server && inherited)
+        td__tcp_server_abandon(store->server);
+    else if (store->server)
+        td__tcp_server_stop(store->server, td__deadline_in_ms(store->linger_ms));
+    free(store);
+    return status;
+}
+
+static const struct td__store_ops tcp_store_ops = {
+    .kind = "tcp",
+    .set = tcp_set,
+    .append = tcp_append,
+    .get = tcp_get,
+    .check = tcp_check,
+    .add = tcp_add,
+    .compare_set = tcp_compare_set,
+    .delete_key = tcp_delete,
+    .num_keys = tcp_num_keys,
+    .close = tcp_close,
+};
+
+static td_status check_arguments(const char *host, int port, const td_tcp_store_options *options,
+                                 td_store **out)
+{
+    if (!host || !out)
+        return td__fail(TD_ERR_INVALID, "td_tcp_store_open: the %s is NULL",
+                        host ? "output" : "host");
+    bool local = !strncmp(host, "unix:", 5);
+    bool any_port = local || options->host_server;
+    if (port < 0 || port > 65535 || (port == 0 && !any_port))
+        return td__fail(TD_ERR_INVALID, "tcp store at %s: port %d is outside %d to 65535", host,
+                        port, !any_port);
+    if (options->timeout_ms < 0 || options->linger_ms < 0)
+        return td__fail(TD_ERR_INVALID, "tcp store at %s: a timeout must not be negative", host);
+    return TD_OK;
+}
+
+static td_status start_server(struct tcp_store *store, const char *host,
+                              const struct td__secret *secret, td__deadline deadline)
+{
+    int listener;
+    TD_TRY(
+        td__listen_trusted(host, store->port, "store", secret, deadline, &listener, &store->port));
+    return td__tcp_server_start(listener, secret, &store->server);
+}
+
+td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_options *options,
+                            td_store **out)
+{
+    static const td_tcp_store_options defaults = {0};
+    struct td__secret secret;
+    if (!options)
+        options = &defaults;
+    TD_TRY(check_arguments(host, port, options, out));
+    TD_TRY(td__secret_load(options->secret, &secret));
+
+    struct tcp_store *store = calloc(1, sizeof *store);
+    if (!store)
+        return td__fail_nomem("tcp store");
+    td__store_init(&store->head, &tcp_store_ops, options->timeout_ms);
+    store->port = port;
+    store->linger_ms = options->linger_ms;
+
+    td__deadline deadline = td__deadline_in_ms(td_store_timeout(&store->head));
+    td_status status = options->host_server ? start_server(store, host, &secret, deadline) : TD_OK;
+    if (status)
+        goto free_store;
+    int fd;
+    status = td__connect_trusted(host, store->port, "store", &secret, deadline, &fd);
+    if (status)
+        goto stop_server;
+    td__tcp_client_init(&store->client, fd);
+    *out = &store->head;
+    return TD_OK;
+
+stop_server:
+    if (store->server)
+        td__tcp_server_stop(store->server, 0);
+free_store:
+    free(store);
+    return status;
+}
+
+int td_tcp_store_port(const td_store *base)
+{
+    if (!base || base->ops != &tcp_store_ops)
+        return -1;
+    return ((const struct tcp_store *)base)->port;
+}
+
+td_status td__tcp_store_set_will(td_store *base, const char *key, const void *value, size_t size)
+{
+    if (base->ops != &tcp_store_ops)
+        return td__fail(TD_ERR_UNSUPPORTED, "a %s store carries out no will", base->ops->kind);
+    struct td__buffer frame = td__tcp_frame(TD__WIRE_WILL);
+    struct td__span k = {key, strlen(key)};
+    put_key(&frame, k);
+    td__buffer_put_string(&frame, value, size);
+    return td__tcp_client_tell(client_of(base), &frame, k,
+                               td__deadline_in_ms(td_store_timeout(base)));
+}
+
+void td__tcp_store_set_linger(td_store *base, int64_t linger_ms)
+{
+    if (base->ops == &tcp_store_ops)
+        ((struct tcp_store *)base)->linger_ms = linger_ms;
+}

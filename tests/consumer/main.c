@@ -1,0 +1,33 @@
+/* A small user of the installed library: prints its version and passes a value through a store. */
+#include <tandem/tandem.h>
+
+#include <stdio.h>
+#include <string.h>
+
+static int fail(const char *what)
+{
+    fprintf(stderr, "consumer: %s: %s\n", what, td_last_error());
+    return 1;
+}
+
+int main(void)
+{
+    td_store *store;
+    td_bytes value = {0};
+
+    printf("consumer: tandem %s\n", td_version());
+    if (td_hash_store_open(&store))
+        return fail("td_hash_store_open");
+    if (td_store_set(store, "greeting", "hello", 5))
+        return fail("td_store_set");
+    if (td_store_get(store, "greeting", 1000, &value))
+        return fail("td_store_get");
+    if (value.size != 5 || memcmp(value.data, "hello", 5) != 0) {
+        fprintf(stderr, "consumer: got \"%s\" instead of \"hello\"\n", value.data);
+        return 1;
+    }
+    td_bytes_free(&value);
+    if (td_store_close(store))
+        return fail("td_store_close");
+    return 0;
+}

@@ -1,0 +1,858 @@
+/* The rules of each call on a store, from one thread. */
+#include "store_conformance.h"
+
+#include "runner.h"
+
+#include "base/clock.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MS ((int64_t)1000000)
+
+/* ---- The frame ------------------------------------------------------------------------------- */
+
+struct combination {
+    const struct store_factory *factory;
+    const struct store_case *test_case;
+    struct td_test test;
+    char name[128];
+};
+
+const struct store_factory *store_factory_of_test(void)
+{
+    return ((const struct combination *)td_test_arg())->factory;
+}
+
+static void run_combination(void)
+{
+    const struct combination *combination = td_test_arg();
+    td_store *a = combination->factory->open();
+    td_store *b = combination->factory->open_again ? combination->factory->open_again() : a;
+    combination->test_case->run(a, b);
+    if (b != a)
+        CHECK_OK(td_store_close(b));
+    CHECK_OK(td_store_close(a));
+}
+
+static void register_cases(const struct store_factory *factory, const struct store_case *cases)
+{
+    for (; cases->name; cases++) {
+        struct combination *combination = calloc(1, sizeof *combination);
+        combination->factory = factory;
+        combination->test_case = cases;
+        snprintf(combination->name, sizeof combination->name, "%s/%s", factory->name, cases->name);
+        combination->test = (struct td_test){.name = combination->name,
+                                             .run = run_combination,
+                                             .arg = combination,
+                                             .deadline_s = cases->deadline_s};
+        td_test_register(&combination->test);
+    }
+}
+
+void store_conformance_register(const struct store_factory *factory)
+{
+    register_cases(factory, store_rule_cases);
+    register_cases(factory, store_thread_cases);
+}
+
+void store_expect(td_store *store, const char *key, const void *value, size_t size)
+{
+    td_bytes got = {0};
+    CHECK_OK(td_store_get(store, key, 10000, &got));
+    CHECK_EQ(got.size, size);
+    CHECK(got.data != NULL);
+    if (size) /* a NULL value of no bytes is fine */
+        CHECK_MEM(got.data, value, size);
+    CHECK_EQ(got.data[size], '\0');
+    td_bytes_free(&got);
+    CHECK(got.data == NULL);
+    CHECK_EQ(got.size, 0);
+}
+
+void store_expect_text(td_store *store, const char *key, const char *value)
+{
+    td_bytes got = {0};
+    CHECK_OK(td_store_get(store, key, 10000, &got));
+    CHECK_STR(got.data, value);
+    CHECK_EQ(got.size, strlen(value));
+    td_bytes_free(&got);
+}
+
+void store_set_text(td_store *store, const char *key, const char *value)
+{
+    CHECK_OK(td_store_set(store, key, value, strlen(value)));
+}
+
+void store_settle(td_store *store)
+{
+    int64_t count;
+    CHECK_OK(td_store_num_keys(store, &count)); /* is answered, and after what was set before it */
+}
+
+void store_pattern(void *data, size_t size, uint32_t seed)
+{
+    uint32_t state = seed * 2654435761u + 1;
+    for (size_t i = 0; i < size; i++) {
+        state = state * 1664525u + 1013904223u;
+        ((uint8_t *)data)[i] = (uint8_t)(state >> 24);
+    }
+}
+
+static bool exists(td_store *store, const char *key)
+{
+    bool there;
+    CHECK_OK(td_store_check(store, &key, 1, &there));
+    return there;
+}
+
+static int64_t count_keys(td_store *store)
+{
+    int64_t count = -1;
+    CHECK_OK(td_store_num_keys(store, &count));
+    return count;
+}
+
+/* ---- set and get ----------------------------------------------------------------------------- */
+
+static void set_and_get(td_store *a, td_store *b)
+{
+    store_set_text(a, "key", "value");
+    store_expect_text(a, "key", "value");
+    store_expect_text(b, "key", "value");
+
+    CHECK_OK(td_store_set(a, "empty", "", 0));
+    store_expect(a, "empty", "", 0);
+    store_expect(b, "empty", "", 0);
+    CHECK_OK(td_store_set(a, "null", NULL, 0));
+    store_expect(b, "null", NULL, 0);
+
+    static const char binary[] = {0, 1, 0, (char)255, '\n', 0};
+    CHECK_OK(td_store_set(a, "binary", binary, sizeof binary));
+    store_expect(a, "binary", binary, sizeof binary);
+    store_expect(b, "binary", binary, sizeof binary);
+
+    store_set_text(b, "other way", "back");
+    store_expect_text(a, "other way", "back");
+}
+
+static void odd_keys(td_store *a, td_store *b)
+{
+    static const char *const keys[] = {"",    "/",  "a/b/c", "a b", "%s%n", "\"quoted\"", "../x",
+                                       "\xff", "ü", "a\nb", "a\tb"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char value[32];
+        snprintf(value, sizeof value, "value %zu", i);
+        store_set_text(a, keys[i], value);
+    }
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char value[32];
+        snprintf(value, sizeof value, "value %zu", i);
+        store_expect_text(b, keys[i], value);
+    }
+    CHECK_EQ(count_keys(a), sizeof keys / sizeof *keys);
+}
+
+static void overwriting(td_store *a, td_store *b)
+{
+    static const size_t sizes[] = {5, 1, 0, 300, 299, 64, 100000, 7, 100001, 2, 65, 66};
+    char *data = malloc(200000);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        store_pattern(data, sizes[i], (uint32_t)i);
+        CHECK_OK(td_store_set(a, "key", data, sizes[i]));
+        store_expect(a, "key", data, sizes[i]);
+        store_expect(b, "key", data, sizes[i]);
+    }
+    CHECK_EQ(count_keys(b), 1);
+    free(data);
+}
+
+static void large_values(td_store *a, td_store *b)
+{
+    static const size_t sizes[] = {1 << 20, (20 << 20) + 1, 1 << 16, 3};
+    char *data = malloc(sizes[1]);
+    CHECK(data != NULL);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        store_pattern(data, sizes[i], 77 + (uint32_t)i);
+        CHECK_OK(td_store_set(a, "large", data, sizes[i]));
+        store_settle(a);
+        store_expect(b, "large", data, sizes[i]);
+        store_expect(a, "large", data, sizes[i]);
+    }
+    free(data);
+}
+
+static void key_lengths(td_store *a, td_store *b)
+{
+    size_t room = TD_STORE_MAX_KEY - (size_t)store_factory_of_test()->prefix_size;
+    char *key = calloc(1, TD_STORE_MAX_KEY + 2);
+    memset(key, 'k', room);
+    store_set_text(a, key, "longest");
+    store_expect_text(b, key, "longest");
+    CHECK_OK(td_store_delete_key(a, key, NULL));
+
+    for (int more = 0; more < 2; more++) { /* for a prefix store: too long inside, then outside */
+        memset(key, 'k', more ? (size_t)TD_STORE_MAX_KEY + 1 : room + 1);
+        const char *keys[] = {key};
+        td_bytes value = {0};
+        bool there = false;
+        CHECK_FAILS(td_store_set(a, key, "x", 1), TD_ERR_INVALID, "longer than 4096");
+        CHECK_FAILS(td_store_get(a, key, 10, &value), TD_ERR_INVALID, "kkkk");
+        CHECK_FAILS(td_store_add(a, key, 1, NULL), TD_ERR_INVALID, "longer than 4096");
+        CHECK_FAILS(td_store_append(a, key, "x", 1), TD_ERR_INVALID, "longer than 4096");
+        CHECK_FAILS(td_store_delete_key(a, key, NULL), TD_ERR_INVALID, "longer than 4096");
+        CHECK_FAILS(td_store_compare_set(a, key, "", 0, "x", 1, &value), TD_ERR_INVALID,
+                    "longer than 4096");
+        CHECK_FAILS(td_store_wait(a, keys, 1, 10), TD_ERR_INVALID, "longer than 4096");
+        CHECK_FAILS(td_store_check(a, keys, 1, &there), TD_ERR_INVALID, "longer than 4096");
+        CHECK_FAILS(td_store_multi_get(a, keys, 1, 10, &value), TD_ERR_INVALID, "longer than");
+        CHECK_FAILS(td_store_multi_set(a, keys, &(td_bytes){"x", 1}, 1), TD_ERR_INVALID,
+                    "longer than 4096");
+        CHECK(value.data == NULL);
+    }
+    CHECK_EQ(count_keys(a), 0);
+    free(key);
+}
+
+/* ---- Wrong arguments ------------------------------------------------------------------------- */
+
+static void wrong_arguments(td_store *a, td_store *b)
+{
+    (void)b;
+    td_bytes value = {.data = (char *)1, .size = 99};
+    int64_t number = 99;
+    bool flag = true;
+    const char *keys[] = {"x", NULL};
+    const td_bytes values[] = {{"1", 1}, {NULL, 7}};
+
+    CHECK_FAILS(td_store_set(NULL, "x", "1", 1), TD_ERR_INVALID, "td_store_set");
+    CHECK_FAILS(td_store_get(NULL, "x", 1, &value), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_add(NULL, "x", 1, &number), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_append(NULL, "x", "1", 1), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_compare_set(NULL, "x", "", 0, "", 0, &value), TD_ERR_INVALID, "is NULL");
+    CHECK_FAILS(td_store_delete_key(NULL, "x", &flag), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_wait(NULL, keys, 1, 1), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_check(NULL, keys, 1, &flag), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_multi_get(NULL, keys, 1, 1, &value), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_multi_set(NULL, keys, values, 1), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_num_keys(NULL, &number), TD_ERR_INVALID, "store is NULL");
+    CHECK_FAILS(td_store_set_timeout(NULL, 1), TD_ERR_INVALID, "store is NULL");
+    CHECK_OK(td_store_close(NULL));
+
+    CHECK_FAILS(td_store_set(a, NULL, "1", 1), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_get(a, NULL, 1, &value), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_add(a, NULL, 1, &number), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_append(a, NULL, "1", 1), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_compare_set(a, NULL, "", 0, "", 0, &value), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_delete_key(a, NULL, &flag), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_wait(a, keys, 2, 1), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_check(a, keys, 2, &flag), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_multi_set(a, keys, values, 2), TD_ERR_INVALID, "key is NULL");
+    CHECK_FAILS(td_store_wait(a, NULL, 1, 1), TD_ERR_INVALID, "list of keys is NULL");
+    CHECK_FAILS(td_store_multi_set(a, NULL, values, 1), TD_ERR_INVALID, "list of keys is NULL");
+
+    CHECK_FAILS(td_store_set(a, "x", NULL, 1), TD_ERR_INVALID, "value is NULL");
+    CHECK_FAILS(td_store_append(a, "x", NULL, 1), TD_ERR_INVALID, "value is NULL");
+    CHECK_FAILS(td_store_compare_set(a, "x", NULL, 1, "", 0, &value), TD_ERR_INVALID, "is NULL");
+    CHECK_FAILS(td_store_compare_set(a, "x", "", 0, NULL, 1, &value), TD_ERR_INVALID, "is NULL");
+    keys[1] = "y";
+    CHECK_FAILS(td_store_multi_set(a, keys, values, 2), TD_ERR_INVALID, "\"y\"");
+    CHECK_FAILS(td_store_multi_set(a, keys, NULL, 2), TD_ERR_INVALID, "values is NULL");
+    CHECK_FAILS(td_store_set(a, "x", "1", TD_STORE_MAX_VALUE + 1), TD_ERR_INVALID, "268435457");
+    CHECK_FAILS(td_store_append(a, "x", "1", TD_STORE_MAX_VALUE + 1), TD_ERR_INVALID, "268435457");
+
+    CHECK_FAILS(td_store_get(a, "x", 1, NULL), TD_ERR_INVALID, "output is NULL");
+    CHECK_FAILS(td_store_compare_set(a, "x", "", 0, "", 0, NULL), TD_ERR_INVALID, "output is NULL");
+    CHECK_FAILS(td_store_check(a, keys, 1, NULL), TD_ERR_INVALID, "output is NULL");
+    CHECK_FAILS(td_store_multi_get(a, keys, 1, 1, NULL), TD_ERR_INVALID, "output is NULL");
+    CHECK_FAILS(td_store_num_keys(a, NULL), TD_ERR_INVALID, "output is NULL");
+
+    CHECK_FAILS(td_store_get(a, "x", -1, &value), TD_ERR_INVALID, "-1 ms");
+    CHECK_FAILS(td_store_wait(a, keys, 1, -5), TD_ERR_INVALID, "-5 ms");
+    CHECK_FAILS(td_store_multi_get(a, keys, 1, INT64_MIN, &value), TD_ERR_INVALID, "negative");
+
+    CHECK(value.data == (char *)1 && value.size == 99 && number == 99 && flag);
+    CHECK_EQ(count_keys(a), 0); /* nothing of all this was done */
+}
+
+static void too_many_keys(td_store *a, td_store *b)
+{
+    size_t count = TD_STORE_MAX_KEYS + 1;
+    const char **keys = calloc(count, sizeof *keys);
+    td_bytes *values = calloc(count, sizeof *values);
+    bool flag = true;
+    for (size_t i = 0; i < count; i++)
+        keys[i] = "same";
+    store_set_text(a, "same", "1");
+    store_settle(a);
+    CHECK_FAILS(td_store_wait(b, keys, count, 10), TD_ERR_INVALID, "65537 keys");
+    CHECK_FAILS(td_store_check(b, keys, count, &flag), TD_ERR_INVALID, "65537 keys");
+    CHECK_FAILS(td_store_multi_get(b, keys, count, 10, values), TD_ERR_INVALID, "65537 keys");
+    CHECK_FAILS(td_store_multi_set(b, keys, values, count), TD_ERR_INVALID, "65537 keys");
+    CHECK(flag && values[0].data == NULL);
+    store_expect_text(b, "same", "1");
+    free(values);
+    free(keys);
+}
+
+/* ---- Timeouts -------------------------------------------------------------------------------- */
+
+/* `since` is at least 50 ms ago (less the grain of a millisecond clock), and not for ever. */
+static void check_waited(int64_t since)
+{
+    int64_t took = (td__now_ns() - since) / MS;
+    if (took < 48 || took > 5000 * td_test_slowness())
+        FAIL("a timeout of 50 ms took %" PRId64 " ms", took);
+}
+
+static void timeouts(td_store *a, td_store *b)
+{
+    const char *keys[] = {"there", "missing key", "there too"};
+    td_bytes values[3] = {{(char *)1, 1}, {(char *)2, 2}, {(char *)3, 3}};
+    store_set_text(b, "there", "1");
+    store_set_text(b, "there too", "2");
+    store_settle(b);
+
+    int64_t start = td__now_ns();
+    CHECK_FAILS(td_store_get(a, "missing key", 50, &values[0]), TD_ERR_TIMEOUT, "missing key");
+    check_waited(start);
+    start = td__now_ns();
+    CHECK_FAILS(td_store_wait(a, keys, 3, 50), TD_ERR_TIMEOUT, "missing key");
+    CHECK(!strstr(td_last_error(), "there"));
+    check_waited(start);
+    start = td__now_ns();
+    CHECK_FAILS(td_store_multi_get(a, keys, 3, 50, values), TD_ERR_TIMEOUT, "missing key");
+    check_waited(start);
+    for (int i = 0; i < 3; i++)
+        CHECK(values[i].data == (char *)(intptr_t)(i + 1) && values[i].size == (size_t)i + 1);
+
+    for (int i = 0; i < 20; i++) { /* the store is as good as before, also after many of them */
+        CHECK_FAILS(td_store_get(a, "missing key", 1, &values[0]), TD_ERR_TIMEOUT, "missing key");
+        store_expect_text(a, "there", "1");
+    }
+    store_set_text(a, "missing key", "late");
+    store_expect_text(a, "missing key", "late");
+    store_expect_text(b, "missing key", "late");
+    CHECK_OK(td_store_wait(b, keys, 3, 10000));
+}
+
+static void own_timeout(td_store *a, td_store *b)
+{
+    (void)b;
+    td_bytes value = {0};
+    const char *keys[] = {"missing"};
+    CHECK_EQ(td_store_timeout(a), TD_STORE_DEFAULT_TIMEOUT_MS);
+    CHECK_FAILS(td_store_set_timeout(a, 0), TD_ERR_INVALID, "at least 1");
+    CHECK_FAILS(td_store_set_timeout(a, -7), TD_ERR_INVALID, "-7");
+    CHECK_EQ(td_store_timeout(a), TD_STORE_DEFAULT_TIMEOUT_MS);
+
+    CHECK_OK(td_store_set_timeout(a, 50));
+    CHECK_EQ(td_store_timeout(a), 50);
+    int64_t start = td__now_ns();
+    CHECK_FAILS(td_store_get(a, "missing", 0, &value), TD_ERR_TIMEOUT, "missing");
+    check_waited(start);
+    CHECK_FAILS(td_store_wait(a, keys, 1, 0), TD_ERR_TIMEOUT, "missing");
+    CHECK_FAILS(td_store_multi_get(a, keys, 1, 0, &value), TD_ERR_TIMEOUT, "missing");
+    CHECK_OK(td_store_set_timeout(a, 10000));
+    store_set_text(a, "missing", "x");
+    CHECK_OK(td_store_get(a, "missing", 0, &value));
+    td_bytes_free(&value);
+    CHECK_OK(td_store_set_timeout(a, INT64_MAX));
+    CHECK_EQ(td_store_timeout(a), INT64_MAX);
+    CHECK_OK(td_store_get(a, "missing", 0, &value));
+    td_bytes_free(&value);
+    CHECK_OK(td_store_get(a, "missing", INT64_MAX, &value));
+    td_bytes_free(&value);
+}
+
+/* ---- add ------------------------------------------------------------------------------------- */
+
+static void adding(td_store *a, td_store *b)
+{
+    int64_t sum = 0;
+    CHECK_OK(td_store_add(a, "n", 5, &sum));
+    CHECK_EQ(sum, 5);
+    CHECK_OK(td_store_add(b, "n", -12, &sum));
+    CHECK_EQ(sum, -7);
+    store_expect_text(a, "n", "-7");
+    store_expect_text(b, "n", "-7");
+    CHECK_OK(td_store_add(a, "n", 0, NULL));
+    store_expect_text(b, "n", "-7");
+    CHECK_OK(td_store_add(a, "zero", 0, &sum));
+    CHECK_EQ(sum, 0);
+    store_expect_text(a, "zero", "0"); /* it exists now */
+
+    store_set_text(a, "text", "41");
+    CHECK_OK(td_store_add(a, "text", 1, &sum));
+    CHECK_EQ(sum, 42);
+    store_expect_text(b, "text", "42");
+}
+
+static void adding_at_the_limits(td_store *a, td_store *b)
+{
+    int64_t sum = 0;
+    CHECK_OK(td_store_add(a, "high", INT64_MAX, &sum));
+    CHECK_EQ(sum, INT64_MAX);
+    CHECK_OK(td_store_add(a, "low", INT64_MIN, &sum));
+    CHECK_EQ(sum, INT64_MIN);
+    sum = 99;
+    CHECK_FAILS(td_store_add(a, "high", 1, &sum), TD_ERR_INVALID, "high");
+    CHECK_FAILS(td_store_add(a, "low", -1, &sum), TD_ERR_INVALID, "low");
+    CHECK_FAILS(td_store_add(a, "high", INT64_MAX, NULL), TD_ERR_INVALID, "high");
+    CHECK_EQ(sum, 99);
+    store_expect_text(b, "high", "9223372036854775807");
+    store_expect_text(b, "low", "-9223372036854775808");
+    CHECK_OK(td_store_add(b, "high", INT64_MIN, &sum));
+    CHECK_EQ(sum, -1);
+    CHECK_OK(td_store_add(b, "low", INT64_MAX, &sum));
+    CHECK_EQ(sum, -1);
+}
+
+static void adding_to_no_number(td_store *a, td_store *b)
+{
+    static const char *const texts[] = {"hello", "",  " 1",  "1 ",  "+1", "1.5",
+                                        "0x10",  "-", "1e3", "--1", "9223372036854775808"};
+    int64_t sum = 99;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        store_set_text(a, "the key", texts[i]);
+        CHECK_FAILS(td_store_add(a, "the key", 1, &sum), TD_ERR_INVALID, "the key");
+        CHECK_CONTAINS(td_last_error(), texts[i]);
+        CHECK_CONTAINS(td_last_error(), "not a number");
+        store_expect_text(b, "the key", texts[i]);
+    }
+    CHECK_OK(td_store_set(a, "the key", "1\0", 2));
+    CHECK_FAILS(td_store_add(a, "the key", 1, &sum), TD_ERR_INVALID, "not a number");
+    CHECK_EQ(sum, 99);
+    store_set_text(a, "the key", "-0");
+    CHECK_OK(td_store_add(a, "the key", 1, &sum));
+    CHECK_EQ(sum, 1);
+}
+
+/* ---- compare_set ----------------------------------------------------------------------------- */
+
+static void compare_set(td_store *store, const char *key, const char *expected, const char *desired,
+                        const char *result)
+{
+    td_bytes value = {0};
+    CHECK_OK(td_store_compare_set(store, key, expected, strlen(expected), desired, strlen(desired),
+                                  &value));
+    CHECK_STR(value.data, result);
+    CHECK_EQ(value.size, strlen(result));
+    td_bytes_free(&value);
+}
+
+static void comparing_and_setting(td_store *a, td_store *b)
+{
+    compare_set(a, "k", "wrong", "new", "wrong"); /* absent, expected not empty: as expected */
+    CHECK(!exists(a, "k"));
+    compare_set(a, "k", "", "first", "first"); /* absent, expected empty: set */
+    store_expect_text(b, "k", "first");
+    compare_set(b, "k", "other", "new", "first"); /* different: what is there */
+    store_expect_text(a, "k", "first");
+    compare_set(b, "k", "", "new", "first"); /* present: an empty one is different, too */
+    compare_set(b, "k", "firs", "new", "first");
+    compare_set(b, "k", "first!", "new", "first");
+    compare_set(b, "k", "first", "second, and longer", "second, and longer"); /* equal: swapped */
+    store_expect_text(a, "k", "second, and longer");
+    compare_set(a, "k", "second, and longer", "", ""); /* to an empty value, which still exists */
+    CHECK(exists(b, "k"));
+    store_expect(b, "k", "", 0);
+    compare_set(b, "k", "", "third", "third"); /* equal: both are empty */
+    store_expect_text(a, "k", "third");
+
+    td_bytes value = {0};
+    CHECK_OK(td_store_compare_set(a, "null", NULL, 0, NULL, 0, &value));
+    CHECK_EQ(value.size, 0);
+    CHECK(value.data && !*value.data);
+    td_bytes_free(&value);
+    CHECK(exists(b, "null"));
+
+    static const char one[] = {0, 1, 0}, two[] = {0, 2};
+    CHECK_OK(td_store_set(a, "binary", one, sizeof one));
+    CHECK_OK(td_store_compare_set(a, "binary", two, sizeof two, "x", 1, &value));
+    CHECK_EQ(value.size, sizeof one);
+    CHECK_MEM(value.data, one, sizeof one);
+    td_bytes_free(&value);
+    CHECK_OK(td_store_compare_set(a, "binary", one, sizeof one, two, sizeof two, &value));
+    CHECK_EQ(value.size, sizeof two);
+    CHECK_MEM(value.data, two, sizeof two);
+    td_bytes_free(&value);
+
+    store_set_text(a, "number", "9"); /* add and compare_set see the same text */
+    CHECK_OK(td_store_add(a, "number", 1, NULL));
+    compare_set(b, "number", "10", "done", "done");
+}
+
+/* ---- The others ------------------------------------------------------------------------------ */
+
+static void checking(td_store *a, td_store *b)
+{
+    const char *keys[] = {"one", "two", "one"};
+    bool all = false;
+    CHECK_OK(td_store_check(a, keys, 0, &all));
+    CHECK(all);
+    CHECK_OK(td_store_check(a, NULL, 0, &all));
+    CHECK_OK(td_store_wait(a, keys, 0, 1));
+    CHECK_OK(td_store_check(a, keys, 3, &all));
+    CHECK(!all);
+    store_set_text(a, "one", "");
+    CHECK_OK(td_store_check(a, keys, 1, &all));
+    CHECK(all);
+    CHECK_OK(td_store_check(b, keys, 3, &all));
+    CHECK(!all);
+    store_set_text(a, "two", "");
+    store_settle(a);
+    CHECK_OK(td_store_check(b, keys, 3, &all));
+    CHECK(all);
+}
+
+static void deleting(td_store *a, td_store *b)
+{
+    bool deleted = true;
+    td_bytes value = {0};
+    CHECK_OK(td_store_delete_key(a, "k", &deleted));
+    CHECK(!deleted);
+    store_set_text(a, "k", "1");
+    CHECK_OK(td_store_delete_key(a, "k", &deleted));
+    CHECK(deleted);
+    CHECK_OK(td_store_delete_key(b, "k", &deleted));
+    CHECK(!deleted);
+    CHECK(!exists(a, "k"));
+    CHECK(!exists(b, "k"));
+    CHECK_FAILS(td_store_get(a, "k", 20, &value), TD_ERR_TIMEOUT, "k"); /* it waits again */
+    CHECK_FAILS(td_store_get(b, "k", 20, &value), TD_ERR_TIMEOUT, "k");
+    int64_t sum;
+    CHECK_OK(td_store_add(b, "k", 3, &sum));
+    CHECK_EQ(sum, 3);
+    CHECK_OK(td_store_delete_key(a, "k", NULL));
+    CHECK_OK(td_store_append(a, "k", "x", 1));
+    store_expect_text(b, "k", "x");
+}
+
+static void counting_keys(td_store *a, td_store *b)
+{
+    CHECK_EQ(count_keys(a), 0);
+    store_set_text(a, "one", "1");
+    store_set_text(a, "one", "again");
+    CHECK_OK(td_store_add(a, "two", 1, NULL));
+    CHECK_OK(td_store_append(a, "three", "x", 1));
+    store_set_text(a, "", "the empty key");
+    CHECK_EQ(count_keys(a), 4);
+    CHECK_EQ(count_keys(b), 4);
+    CHECK_OK(td_store_delete_key(b, "two", NULL));
+    CHECK_EQ(count_keys(a), 3);
+    if (!store_factory_of_test()->prefix_size) {
+        store_set_text(a, "\1internal", "x"); /* what begins so is Tandem's own */
+        store_set_text(a, "\1", "x");
+        CHECK_EQ(count_keys(a), 3);
+        CHECK_EQ(count_keys(b), 3);
+        store_expect_text(b, "\1internal", "x");
+    }
+    store_set_text(a, "not\1internal", "x");
+    CHECK_EQ(count_keys(a), 4);
+}
+
+static void appending(td_store *a, td_store *b)
+{
+    CHECK_OK(td_store_append(a, "log", "", 0)); /* makes it */
+    store_expect(b, "log", "", 0);
+    CHECK_OK(td_store_append(a, "log", NULL, 0));
+    CHECK_OK(td_store_append(a, "log", "ab", 2));
+    CHECK_OK(td_store_append(a, "log", "\0c", 2));
+    store_expect(a, "log", "ab\0c", 4);
+    store_expect(b, "log", "ab\0c", 4);
+
+    char *all = malloc(500 * 37);
+    store_pattern(all, 500 * 37, 3);
+    for (size_t i = 0; i < 500; i++)
+        CHECK_OK(td_store_append(a, "many", all + i * 37, 37));
+    store_settle(a);
+    store_expect(b, "many", all, 500 * 37);
+    store_set_text(a, "many", "short");
+    CHECK_OK(td_store_append(a, "many", "er", 2));
+    store_expect_text(a, "many", "shorter");
+    free(all);
+
+    store_set_text(a, "number", "4");
+    CHECK_OK(td_store_append(a, "number", "2", 1));
+    int64_t sum;
+    CHECK_OK(td_store_add(a, "number", 0, &sum));
+    CHECK_EQ(sum, 42);
+}
+
+/* ---- Many keys ------------------------------------------------------------------------------- */
+
+static void many_keys(td_store *a, td_store *b, size_t count)
+{
+    char(*names)[32] = calloc(count, sizeof *names);
+    const char **keys = calloc(count, sizeof *keys);
+    td_bytes *values = calloc(count, sizeof *values);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(names[i], sizeof names[i], "key %zu", i);
+        keys[i] = names[i];
+        values[i] = (td_bytes){names[i], i % 7 ? strlen(names[i]) : 0};
+    }
+    CHECK_OK(td_store_multi_set(a, keys, values, count));
+    CHECK_EQ(count_keys(a), count);
+    CHECK_EQ(count_keys(b), count);
+    CHECK_OK(td_store_wait(b, keys, count, 10000));
+
+    td_bytes *got = calloc(count, sizeof *got);
+    CHECK_OK(td_store_multi_get(b, keys, count, 10000, got));
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQ(got[i].size, values[i].size);
+        CHECK_MEM(got[i].data, values[i].data, got[i].size);
+        CHECK_EQ(got[i].data[got[i].size], '\0');
+        td_bytes_free(&got[i]);
+    }
+    free(got);
+    free(values);
+    free(keys);
+    free(names);
+}
+
+static void few_at_once(td_store *a, td_store *b)
+{
+    CHECK_OK(td_store_multi_set(a, NULL, NULL, 0));
+    CHECK_OK(td_store_multi_get(a, NULL, 0, 1, NULL));
+    CHECK_EQ(count_keys(a), 0);
+    many_keys(a, b, 1);
+}
+
+static void a_thousand_at_once(td_store *a, td_store *b)
+{
+    many_keys(a, b, 1000);
+}
+
+static void the_most_at_once(td_store *a, td_store *b)
+{
+    many_keys(a, b, TD_STORE_MAX_KEYS);
+}
+
+static void several_sizes_at_once(td_store *a, td_store *b)
+{
+    static const size_t sizes[] = {0, 1, 3 << 20, 100, 70000, 0, 65536};
+    enum { COUNT = sizeof sizes / sizeof *sizes };
+    static const char *const keys[COUNT] = {"a", "b", "c", "d", "e", "f", "g"};
+    td_bytes values[COUNT], got[COUNT] = {{0}};
+    for (int i = 0; i < COUNT; i++) {
+        values[i] = (td_bytes){sizes[i] ? malloc(sizes[i]) : NULL, sizes[i]};
+        store_pattern(values[i].data, sizes[i], (uint32_t)i);
+    }
+    CHECK_OK(td_store_multi_set(a, keys, values, COUNT));
+    store_settle(a);
+    CHECK_OK(td_store_multi_get(b, keys, COUNT, 10000, got));
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_EQ(got[i].size, sizes[i]);
+        CHECK_MEM(got[i].data, values[i].data, sizes[i]);
+        td_bytes_free(&got[i]);
+        free(values[i].data);
+    }
+}
+
+static void the_same_key_twice(td_store *a, td_store *b)
+{
+    const char *keys[] = {"k", "other", "k", "k"};
+    const td_bytes values[] = {{"first", 5}, {"x", 1}, {"second", 6}, {"last", 4}};
+    td_bytes got[4] = {{0}};
+    CHECK_OK(td_store_multi_set(a, keys, values, 4));
+    CHECK_EQ(count_keys(a), 2);
+    CHECK_OK(td_store_multi_get(b, keys, 4, 10000, got));
+    for (int i = 0; i < 4; i++) {
+        CHECK_STR(got[i].data, i == 1 ? "x" : "last");
+        td_bytes_free(&got[i]); /* each has its own copy */
+    }
+}
+
+static void a_failing_step_sets_nothing(td_store *a, td_store *b)
+{
+    char *long_key = calloc(1, TD_STORE_MAX_KEY + 2);
+    memset(long_key, 'x', TD_STORE_MAX_KEY + 1);
+    const char *keys[] = {"good", long_key};
+    const td_bytes values[] = {{"1", 1}, {"2", 1}};
+    CHECK_FAILS(td_store_multi_set(a, keys, values, 2), TD_ERR_INVALID, "longer than");
+    CHECK(!exists(a, "good"));
+    CHECK(!exists(b, "good"));
+    free(long_key);
+}
+
+/* ---- Handles --------------------------------------------------------------------------------- */
+
+static void closing_a_handle_keeps_its_keys(td_store *a, td_store *b)
+{
+    const struct store_factory *factory = store_factory_of_test();
+    if (!factory->open_again)
+        td_test_skip("a %s store has one handle", factory->name);
+    char *large = malloc(4 << 20);
+    store_pattern(large, 4 << 20, 5);
+    td_store *third = factory->open_again();
+    store_set_text(third, "small", "1");
+    CHECK_OK(td_store_set(third, "large", large, 4 << 20));
+    CHECK_OK(td_store_append(third, "small", "2", 1));
+    CHECK_OK(td_store_close(third)); /* at once after it was set */
+    store_expect_text(a, "small", "12");
+    store_expect(b, "large", large, 4 << 20);
+    free(large);
+
+    td_store *late = factory->open_again(); /* a newcomer sees what was set before it came */
+    store_expect_text(late, "small", "12");
+    CHECK_OK(td_store_close(late));
+}
+
+/* ---- Random calls against a naive model ------------------------------------------------------ */
+
+enum { MODEL_KEYS = 6, MODEL_ROOM = 4096 };
+
+struct model {
+    struct {
+        bool there;
+        size_t size;
+        char data[MODEL_ROOM];
+    } at[MODEL_KEYS];
+    uint32_t state;
+};
+
+static uint32_t random_below(struct model *model, uint32_t bound)
+{
+    model->state = model->state * 1664525u + 1013904223u;
+    return (model->state >> 8) % bound;
+}
+
+static void model_set(struct model *model, int key, const char *data, size_t size)
+{
+    model->at[key].there = true;
+    model->at[key].size = size;
+    memmove(model->at[key].data, data, size);
+}
+
+static bool model_number(const struct model *model, int key, int64_t *number)
+{
+    char text[32];
+    *number = 0;
+    if (!model->at[key].there)
+        return true;
+    if (!model->at[key].size || model->at[key].size > 18)
+        return false;
+    snprintf(text, sizeof text, "%.*s", (int)model->at[key].size, model->at[key].data);
+    return strlen(text) == model->at[key].size && strspn(text, "0123456789") == strlen(text) &&
+           (*number = atoll(text), true);
+}
+
+static void model_compare_set(struct model *model, td_store *store, int key, const char *name,
+                              const char *desired, size_t size)
+{
+    td_bytes got = {0};
+    bool guess = random_below(model, 2); /* that it is what it is, or something else */
+    char expected[MODEL_ROOM] = "x";
+    size_t expected_size = 1;
+    if (guess && model->at[key].there) {
+        expected_size = model->at[key].size;
+        memcpy(expected, model->at[key].data, expected_size);
+    } else if (guess) {
+        expected_size = 0;
+    }
+    bool same = model->at[key].there ? model->at[key].size == expected_size &&
+                                           !memcmp(model->at[key].data, expected, expected_size)
+                                     : expected_size == 0;
+    CHECK_OK(td_store_compare_set(store, name, expected, expected_size, desired, size, &got));
+    if (same)
+        model_set(model, key, desired, size);
+    const char *result = model->at[key].there ? model->at[key].data : expected;
+    CHECK_EQ(got.size, model->at[key].there ? model->at[key].size : expected_size);
+    CHECK_MEM(got.data, result, got.size);
+    td_bytes_free(&got);
+}
+
+static void model_step(struct model *model, td_store *store)
+{
+    static const char *const names[MODEL_KEYS] = {"a", "b", "", "a/b", "aa", "c"};
+    int key = (int)random_below(model, MODEL_KEYS);
+    const char *name = names[key];
+    char data[300];
+    size_t size = random_below(model, random_below(model, 2) ? 300 : 5);
+    int64_t sum, number, count = 0;
+    bool flag;
+    store_pattern(data, size, model->state);
+    switch (random_below(model, 7)) {
+    case 0:
+        CHECK_OK(td_store_set(store, name, data, size));
+        model_set(model, key, data, size);
+        break;
+    case 1:
+        if (!model->at[key].there)
+            model_set(model, key, "", 0);
+        if (model->at[key].size + size > MODEL_ROOM)
+            break;
+        CHECK_OK(td_store_append(store, name, data, size));
+        memcpy(model->at[key].data + model->at[key].size, data, size);
+        model->at[key].size += size;
+        break;
+    case 2:
+        if (!model_number(model, key, &number)) {
+            CHECK_FAILS(td_store_add(store, name, 3, &sum), TD_ERR_INVALID, "not a number");
+            CHECK_OK(td_store_set(store, name, "7", 1));
+            model_set(model, key, "7", 1);
+            break;
+        }
+        CHECK_OK(td_store_add(store, name, 3, &sum));
+        CHECK_EQ(sum, number + 3);
+        model_set(model, key, data, (size_t)snprintf(data, sizeof data, "%" PRId64, sum));
+        break;
+    case 3:
+        CHECK_OK(td_store_delete_key(store, name, &flag));
+        CHECK_EQ(flag, model->at[key].there);
+        model->at[key].there = false;
+        break;
+    case 4:
+        model_compare_set(model, store, key, name, data, size);
+        break;
+    case 5:
+        CHECK_OK(td_store_check(store, &name, 1, &flag));
+        CHECK_EQ(flag, model->at[key].there);
+        break;
+    default:
+        if (model->at[key].there)
+            store_expect(store, name, model->at[key].data, model->at[key].size);
+        for (int i = 0; i < MODEL_KEYS; i++)
+            count += model->at[i].there;
+        CHECK_EQ(count_keys(store), count);
+    }
+}
+
+static void random_calls(td_store *a, td_store *b)
+{
+    static struct model model;
+    model.state = 12345;
+    for (int i = 0; i < 4000; i++)
+        model_step(&model, (i / 100) % 2 && b != a ? (store_settle(a), b) : (store_settle(b), a));
+}
+
+const struct store_case store_rule_cases[] = {
+    {"set_and_get", set_and_get, 0},
+    {"odd_keys", odd_keys, 0},
+    {"overwriting", overwriting, 0},
+    {"large_values", large_values, 0},
+    {"key_lengths", key_lengths, 0},
+    {"wrong_arguments", wrong_arguments, 0},
+    {"too_many_keys", too_many_keys, 0},
+    {"timeouts", timeouts, 0},
+    {"own_timeout", own_timeout, 0},
+    {"adding", adding, 0},
+    {"adding_at_the_limits", adding_at_the_limits, 0},
+    {"adding_to_no_number", adding_to_no_number, 0},
+    {"comparing_and_setting", comparing_and_setting, 0},
+    {"checking", checking, 0},
+    {"deleting", deleting, 0},
+    {"counting_keys", counting_keys, 0},
+    {"appending", appending, 0},
+    {"few_at_once", few_at_once, 0},
+    {"a_thousand_at_once", a_thousand_at_once, 0},
+    {"the_most_at_once", the_most_at_once, 0},
+    {"several_sizes_at_once", several_sizes_at_once, 0},
+    {"the_same_key_twice", the_same_key_twice, 0},
+    {"a_failing_step_sets_nothing", a_failing_step_sets_nothing, 0},
+    {"closing_a_handle_keeps_its_keys", closing_a_handle_keeps_its_keys, 0},
+    {"random_calls", random_calls, 0},
+    {NULL, NULL, 0},
+};

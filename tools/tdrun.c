@@ -1,0 +1,87 @@
+/* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it. */
+#include "launch/agent.h"
+#include "launch/program.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EXIT_TROUBLE = 1, EXIT_USAGE = 2 };
+
+static int fail(int code)
+{
+    fprintf(stderr, "tdrun: %s\n", td_last_error());
+    return code;
+}
+
+/* Descriptors 0 to 2 that were closed would be taken by something that is no standard stream. */
+static void fill_standard_descriptors(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* The agent writes its title over the arguments; the options point to these copies instead. */
+static char **copy_arguments(int argc, char **argv)
+{
+    char **copies = calloc((size_t)argc + 1, sizeof *copies);
+    for (int i = 0; copies && i < argc; i++)
+        if (!(copies[i] = strdup(argv[i])))
+            return NULL;
+    return copies;
+}
+
+static void free_arguments(char **copies)
+{
+    for (char **at = copies; *at; at++)
+        free(*at);
+    free(copies);
+}
+
+static int run(int argc, char **argv, const struct td__run_options *options)
+{
+    struct td__job_secret secret;
+    char path[PATH_MAX];
+    int code;
+    if (options->help) {
+        td__run_options_help(stdout);
+        return 0;
+    }
+    if (options->version) {
+        printf("tdrun %s\n", td_version());
+        return 0;
+    }
+    if (td__program_find(options->program[0], path, &code))
+        return fail(code);
+    if (td__job_secret_find(options, &secret))
+        return fail(EXIT_TROUBLE);
+    fputs(options->notes, stderr);
+    struct td__agent_job job = {.options = options, .secret = &secret, .path = path};
+    if (td__guard_run(argc, argv, &options->signals, td__agent_run, &job, &code))
+        return fail(EXIT_TROUBLE);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct td__run_options options;
+    fill_standard_descriptors();
+    char **copies = copy_arguments(argc, argv);
+    if (!copies) {
+        fprintf(stderr, "tdrun: out of memory\n");
+        return EXIT_TROUBLE;
+    }
+    if (td__run_options_parse(argc, copies, &options)) {
+        free_arguments(copies);
+        return fail(EXIT_USAGE);
+    }
+    int code = run(argc, argv, &options);
+    td__run_options_free(&options);
+    free_arguments(copies);
+    return code;
+}
