@@ -165,7 +165,7 @@ static td_status given_or_fail(const struct td__url *url, const td_rendezvous_op
 td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
                              struct td__meeting *meeting)
 {
-    int rank, world_size;
+    int rank = -1, world_size = -1;
     if (!url->host[0] || url->port < 0)
         return td__fail(TD_ERR_INVALID, "tcp://: the %s is missing; it is written tcp://host:port",
                         url->host[0] ? "port" : "host");

@@ -156,7 +156,7 @@ td_status td_store_append(td_store *store, const char *key, const void *value, s
 td_status td_store_get(td_store *store, const char *key, int64_t timeout_ms, td_bytes *value)
 {
     struct td__span k;
-    td__deadline deadline;
+    td__deadline deadline = 0;
     TD_TRY(check_store(store, "td_store_get"));
     TD_TRY(check_key("td_store_get", key, &k));
     TD_TRY(deadline_of(store, "td_store_get", timeout_ms, &deadline));
@@ -200,7 +200,7 @@ td_status td_store_delete_key(td_store *store, const char *key, bool *deleted)
 td_status td_store_wait(td_store *store, const char *const *keys, size_t count, int64_t timeout_ms)
 {
     struct key_list list;
-    td__deadline deadline;
+    td__deadline deadline = 0;
     TD_TRY(check_keys(store, "td_store_wait", keys, count, &list));
     td_status status = deadline_of(store, "td_store_wait", timeout_ms, &deadline);
     if (!status && count)
@@ -228,7 +228,7 @@ td_status td_store_multi_get(td_store *store, const char *const *keys, size_t co
                              int64_t timeout_ms, td_bytes *values)
 {
     struct key_list list;
-    td__deadline deadline;
+    td__deadline deadline = 0;
     TD_TRY(check_keys(store, "td_store_multi_get", keys, count, &list));
     td_status status = deadline_of(store, "td_store_multi_get", timeout_ms, &deadline);
     if (!status && count && !values)

@@ -115,7 +115,7 @@ static td_status tcp_check(td_store *base, const struct td__span *keys, size_t c
                            td__deadline deadline, bool *all_exist)
 {
     struct td__buffer frame = td__tcp_frame(TD__WIRE_CHECK);
-    int64_t answer;
+    int64_t answer = 0;
     put_keys(&frame, keys, count);
     TD_TRY(ask_number(client_of(base), &frame, deadline, true, &answer));
     *all_exist = answer;
@@ -149,7 +149,7 @@ static td_status tcp_delete(td_store *base, struct td__span key, td__deadline de
                             bool *deleted)
 {
     struct td__buffer frame = td__tcp_frame(TD__WIRE_DELETE);
-    int64_t answer;
+    int64_t answer = 0;
     put_key(&frame, key);
     TD_TRY(ask_number(client_of(base), &frame, deadline, true, &answer));
     *deleted = answer;
