@@ -1,0 +1,95 @@
+/* The table of all algorithms, with the bound on what a rank sends. */
+#include "collective/builders.h"
+#include "collective/tree.h"
+
+static int64_t nothing(int32_t size, int32_t blocks)
+{
+    (void)size;
+    (void)blocks;
+    return 0;
+}
+
+/* All blocks but one's own. */
+static int64_t all_but_one(int32_t size, int32_t blocks)
+{
+    (void)size;
+    return blocks ? blocks - 1 : 0;
+}
+
+static int64_t one_block(int32_t size, int32_t blocks)
+{
+    (void)blocks;
+    return size > 1;
+}
+
+static int64_t twice_all_but_one(int32_t size, int32_t blocks)
+{
+    return 2 * all_but_one(size, blocks);
+}
+
+/* With a power of two everything but one's own interval, each way; else up to all of it, and on the
+ * way out the left half of an incomplete node has the right half to serve as well. */
+static int64_t halving_both_ways(int32_t size, int32_t blocks)
+{
+    bool power = (size & (size - 1)) == 0;
+    return power ? twice_all_but_one(size, blocks) : 2 * (int64_t)blocks;
+}
+
+/* The way in, and the interval to the root. */
+static int64_t halving_in(int32_t size, int32_t blocks)
+{
+    return size == 1 ? 0 : (int64_t)blocks + 1;
+}
+
+static int64_t whole_each_level(int32_t size, int32_t blocks)
+{
+    return (int64_t)td__tree_levels(size) * blocks;
+}
+
+/* A rank of a short right half serves several on the left. */
+static int64_t doubling(int32_t size, int32_t blocks)
+{
+    bool power = (size & (size - 1)) == 0;
+    return power ? whole_each_level(size, blocks) : (int64_t)size * blocks;
+}
+
+static int64_t gather_doubling(int32_t size, int32_t blocks)
+{
+    return all_but_one(size, blocks) + ((size & (size - 1)) ? size : 0);
+}
+
+static int64_t scatter_and_gather(int32_t size, int32_t blocks)
+{
+    return all_but_one(size, blocks) + gather_doubling(size, blocks);
+}
+
+/* Half of the blocks a round. */
+static int64_t bruck_all_to_all(int32_t size, int32_t blocks)
+{
+    return (int64_t)td__tree_levels(size) * ((blocks + 1) / 2);
+}
+
+const struct td__algorithm td__algorithms[] = {
+    {"tree", TD__BROADCAST, td__broadcast_tree, false, false, whole_each_level},
+    {"scatter", TD__BROADCAST, td__broadcast_scatter, false, false, scatter_and_gather},
+    {"tree", TD__REDUCE, td__reduce_tree, false, true, whole_each_level},
+    {"halving", TD__REDUCE, td__reduce_halving, false, true, halving_in},
+    {"doubling", TD__ALL_REDUCE, td__allreduce_doubling, false, true, doubling},
+    {"halving", TD__ALL_REDUCE, td__allreduce_halving, false, true, halving_both_ways},
+    {"ring", TD__ALL_REDUCE, td__allreduce_ring, true, false, twice_all_but_one},
+    {"tree", TD__SCATTER, td__scatter_tree, false, false, all_but_one},
+    {"direct", TD__SCATTER, td__scatter_direct, false, false, all_but_one},
+    {"tree", TD__GATHER, td__gather_tree, false, false, all_but_one},
+    {"direct", TD__GATHER, td__gather_direct, false, false, one_block},
+    {"doubling", TD__ALL_GATHER, td__allgather_doubling, false, false, gather_doubling},
+    {"bruck", TD__ALL_GATHER, td__allgather_bruck, true, false, all_but_one},
+    {"ring", TD__ALL_GATHER, td__allgather_ring, true, false, all_but_one},
+    {"halving", TD__REDUCE_SCATTER, td__reduce_scatter_halving, false, true, halving_in},
+    {"pairwise", TD__REDUCE_SCATTER, td__reduce_scatter_pairwise, true, true, all_but_one},
+    {"ring", TD__REDUCE_SCATTER, td__reduce_scatter_ring, true, false, all_but_one},
+    {"bruck", TD__ALL_TO_ALL, td__alltoall_bruck, true, false, bruck_all_to_all},
+    {"pairwise", TD__ALL_TO_ALL, td__alltoall_pairwise, true, false, all_but_one},
+    {"direct", TD__ALL_TO_ALL, td__alltoall_direct, true, false, all_but_one},
+    {"dissemination", TD__BARRIER, td__barrier_dissemination, true, false, nothing},
+    {0},
+};

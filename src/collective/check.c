@@ -1,0 +1,400 @@
+/* Proving schedules; see check.h.
+ *
+ * A cell stands for the contents of a block: which block of the vector it is, which ranks' values
+ * are reduced in it, and a hash of the expression that made it. Reducing two cells needs the same
+ * block and disjoint ranks; its hash does not depend on which of the two comes first. */
+#include "collective/check.h"
+
+#include "collective/tree.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+struct cell {
+    uint64_t ranks; /* 0: nothing was ever written here */
+    uint64_t hash;
+    int32_t block;
+};
+
+struct member {
+    struct td__schedule schedule;
+    struct cell *places[3]; /* DATA, INPUT, SCRATCH */
+    int32_t sizes[3];
+    size_t at;  /* the first step of its round */
+    size_t end; /* the first step after its round */
+    bool *done; /* by step: a send or receive that has met its counterpart */
+    int64_t sent;
+};
+
+struct trial {
+    const struct td__algorithm *algorithm;
+    int32_t size, root;
+    struct member *members;
+    char *why;
+    size_t room;
+};
+
+static bool fail(struct trial *trial, const char *format, ...)
+{
+    char text[200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    snprintf(trial->why, trial->room, "%s %s, %d ranks, root %d: %s",
+             td__collective_name(trial->algorithm->op), trial->algorithm->name, (int)trial->size,
+             (int)trial->root, text);
+    return false;
+}
+
+/* ---- Symbols --------------------------------------------------------------------------------- */
+
+static uint64_t scramble(uint64_t value)
+{
+    value ^= value >> 31;
+    value *= 0x9e3779b97f4a7c15u;
+    value ^= value >> 29;
+    value *= 0xd6e8feb86659fd93u;
+    return value ^ value >> 32;
+}
+
+/* The value of `rank` in `block`. */
+static struct cell leaf(int32_t rank, int32_t block)
+{
+    return (struct cell){.ranks = (uint64_t)1 << rank,
+                         .hash = scramble((uint64_t)rank << 32 | (uint32_t)block) | 1,
+                         .block = block};
+}
+
+static struct cell combined(struct cell a, struct cell b)
+{
+    uint64_t low = a.hash < b.hash ? a.hash : b.hash, high = a.hash ^ b.hash ^ low;
+    return (struct cell){.ranks = a.ranks | b.ranks,
+                         .hash = scramble(low) * 3 + scramble(high ^ 7),
+                         .block = a.block};
+}
+
+/* What the tree makes of `block`, over the ranks from `low` on at `level`. */
+static struct cell tree_value(int32_t low, int level, int32_t size, int32_t block)
+{
+    if (level == 0)
+        return leaf(low, block);
+    struct cell left = tree_value(low, level - 1, size, block);
+    int32_t right = low + (1 << (level - 1));
+    return right < size ? combined(left, tree_value(right, level - 1, size, block)) : left;
+}
+
+static bool same(struct cell a, struct cell b)
+{
+    return a.ranks == b.ranks && a.hash == b.hash && a.block == b.block;
+}
+
+/* ---- Setting up ------------------------------------------------------------------------------ */
+
+/* How many blocks DATA and INPUT have; schedule.h has the table. */
+static void place_sizes(enum td__collective op, const struct td__schedule *schedule, int32_t size,
+                        int32_t sizes[3])
+{
+    bool takes_input = op == TD__REDUCE_SCATTER || op == TD__ALL_TO_ALL;
+    bool by_rank = op == TD__SCATTER || op == TD__GATHER || op == TD__ALL_GATHER ||
+                   op == TD__ALL_TO_ALL;
+    sizes[TD__DATA] = op == TD__REDUCE_SCATTER ? 1 : by_rank ? size : schedule->blocks;
+    sizes[TD__INPUT] = takes_input ? size : 0;
+    sizes[TD__SCRATCH] = schedule->scratch_blocks;
+}
+
+static void fill(struct trial *trial, int32_t rank)
+{
+    struct member *member = &trial->members[rank];
+    struct cell *data = member->places[TD__DATA];
+    for (int32_t block = 0; block < member->sizes[TD__INPUT]; block++)
+        member->places[TD__INPUT][block] = leaf(rank, block);
+    switch (trial->algorithm->op) {
+    case TD__REDUCE:
+    case TD__ALL_REDUCE:
+        for (int32_t block = 0; block < member->sizes[TD__DATA]; block++)
+            data[block] = leaf(rank, block);
+        break;
+    case TD__BROADCAST:
+    case TD__SCATTER:
+        for (int32_t block = 0; rank == trial->root && block < member->sizes[TD__DATA]; block++)
+            data[block] = leaf(rank, block);
+        break;
+    case TD__GATHER:
+    case TD__ALL_GATHER:
+        data[rank] = leaf(rank, rank);
+        break;
+    default:
+        break;
+    }
+}
+
+static void set_round(struct member *member)
+{
+    const struct td__schedule *schedule = &member->schedule;
+    member->end = member->at;
+    while (member->end < schedule->count &&
+           schedule->steps[member->end].round == schedule->steps[member->at].round)
+        member->end++;
+}
+
+static bool set_up(struct trial *trial)
+{
+    for (int32_t rank = 0; rank < trial->size; rank++) {
+        struct member *member = &trial->members[rank];
+        struct td__plan plan = {.rank = rank, .size = trial->size, .root = trial->root};
+        if (!td__schedule_build(trial->algorithm, &plan, &member->schedule))
+            return fail(trial, "out of memory");
+        place_sizes(trial->algorithm->op, &member->schedule, trial->size, member->sizes);
+        for (int place = 0; place < 3; place++)
+            member->places[place] = calloc((size_t)member->sizes[place] + 1, sizeof(struct cell));
+        member->done = calloc(member->schedule.count + 1, sizeof *member->done);
+        if (!member->places[0] || !member->places[1] || !member->places[2] || !member->done)
+            return fail(trial, "out of memory");
+        fill(trial, rank);
+        set_round(member);
+        if (member->schedule.blocks != trial->members[0].schedule.blocks)
+            return fail(trial, "rank %d cuts the vector otherwise than rank 0", (int)rank);
+    }
+    return true;
+}
+
+static void tear_down(struct trial *trial)
+{
+    for (int32_t rank = 0; rank < trial->size; rank++) {
+        struct member *member = &trial->members[rank];
+        td__schedule_free(&member->schedule);
+        for (int place = 0; place < 3; place++)
+            free(member->places[place]);
+        free(member->done);
+    }
+    free(trial->members);
+}
+
+/* ---- Carrying out ---------------------------------------------------------------------------- */
+
+static bool in_range(const struct member *member, int place, int32_t block, int32_t count)
+{
+    return block >= 0 && count >= 0 && block + count <= member->sizes[place];
+}
+
+static bool is_message(const struct td__step *step)
+{
+    return step->kind == TD__STEP_SEND || step->kind == TD__STEP_RECV ||
+           step->kind == TD__STEP_RECV_REDUCE;
+}
+
+/* The messages of a round happen at once: none may write what another one touches. */
+static bool check_overlap(struct trial *trial, int32_t rank)
+{
+    const struct member *member = &trial->members[rank];
+    for (size_t i = member->at; i < member->end; i++) {
+        const struct td__step *a = &member->schedule.steps[i];
+        if (!is_message(a))
+            continue;
+        if (!in_range(member, a->place, a->block, a->count) || a->peer < 0 ||
+            a->peer >= trial->size || a->peer == rank)
+            return fail(trial, "rank %d, step %zu is out of range", (int)rank, i);
+        for (size_t j = i + 1; j < member->end; j++) {
+            const struct td__step *b = &member->schedule.steps[j];
+            bool writes = a->kind != TD__STEP_SEND || b->kind != TD__STEP_SEND;
+            if (is_message(b) && writes && a->place == b->place && a->block < b->block + b->count &&
+                b->block < a->block + a->count)
+                return fail(trial, "rank %d, steps %zu and %zu overlap in one round", (int)rank, i,
+                            j);
+        }
+    }
+    return true;
+}
+
+static bool put(struct trial *trial, int32_t rank, struct cell *to, struct cell value, bool reduce)
+{
+    if (!value.ranks)
+        return fail(trial, "rank %d uses a block that was never written", (int)rank);
+    if (!reduce) {
+        *to = value;
+        return true;
+    }
+    if (!to->ranks || to->block != value.block)
+        return fail(trial, "rank %d reduces a block into another one", (int)rank);
+    if (to->ranks & value.ranks)
+        return fail(trial, "rank %d reduces a value a second time", (int)rank);
+    *to = combined(*to, value);
+    return true;
+}
+
+static bool transfer(struct trial *trial, int32_t from, const struct td__step *send, int32_t to,
+                     const struct td__step *recv)
+{
+    struct member *sender = &trial->members[from], *receiver = &trial->members[to];
+    if (send->count != recv->count)
+        return fail(trial, "rank %d sends %d blocks, rank %d expects %d", (int)from,
+                    (int)send->count, (int)to, (int)recv->count);
+    if (recv->place == TD__INPUT)
+        return fail(trial, "rank %d writes to its input", (int)to);
+    sender->sent += send->count;
+    for (int32_t i = 0; i < send->count; i++)
+        if (!put(trial, to, &receiver->places[recv->place][recv->block + i],
+                 sender->places[send->place][send->block + i], recv->kind == TD__STEP_RECV_REDUCE))
+            return false;
+    return true;
+}
+
+/* The first receive of rank `to`'s round, not done yet, that is from `from`; -1 when there is none. */
+static ssize_t find_recv(const struct trial *trial, int32_t to, int32_t from)
+{
+    const struct member *member = &trial->members[to];
+    for (size_t i = member->at; i < member->end; i++) {
+        const struct td__step *step = &member->schedule.steps[i];
+        if (!member->done[i] && is_message(step) && step->kind != TD__STEP_SEND &&
+            step->peer == from)
+            return (ssize_t)i;
+    }
+    return -1;
+}
+
+/* Lets the sends of `rank` meet the receives that are there. */
+static bool match_sends(struct trial *trial, int32_t rank, bool *progress)
+{
+    struct member *member = &trial->members[rank];
+    for (size_t i = member->at; i < member->end; i++) {
+        const struct td__step *step = &member->schedule.steps[i];
+        if (member->done[i] || step->kind != TD__STEP_SEND)
+            continue;
+        ssize_t other = find_recv(trial, step->peer, rank);
+        if (other < 0)
+            continue;
+        struct member *peer = &trial->members[step->peer];
+        if (!transfer(trial, rank, step, step->peer, &peer->schedule.steps[other]))
+            return false;
+        member->done[i] = peer->done[other] = *progress = true;
+    }
+    return true;
+}
+
+/* Carries out the copies and reductions of a round whose messages are all done. */
+static bool finish_round(struct trial *trial, int32_t rank)
+{
+    struct member *member = &trial->members[rank];
+    for (size_t i = member->at; i < member->end; i++) {
+        const struct td__step *step = &member->schedule.steps[i];
+        if (is_message(step))
+            continue;
+        if (!in_range(member, step->place, step->block, step->count) ||
+            !in_range(member, step->from, step->from_block, step->count) ||
+            step->place == TD__INPUT)
+            return fail(trial, "rank %d, step %zu is out of range", (int)rank, i);
+        for (int32_t k = 0; k < step->count; k++)
+            if (!put(trial, rank, &member->places[step->place][step->block + k],
+                     member->places[step->from][step->from_block + k],
+                     step->kind == TD__STEP_REDUCE))
+                return false;
+    }
+    member->at = member->end;
+    set_round(member);
+    return true;
+}
+
+static bool round_is_done(const struct member *member)
+{
+    for (size_t i = member->at; i < member->end; i++)
+        if (is_message(&member->schedule.steps[i]) && !member->done[i])
+            return false;
+    return true;
+}
+
+static bool carry_out(struct trial *trial)
+{
+    for (int32_t rank = 0; rank < trial->size; rank++)
+        if (!check_overlap(trial, rank))
+            return false;
+    for (bool progress = true; progress;) {
+        progress = false;
+        for (int32_t rank = 0; rank < trial->size; rank++) {
+            struct member *member = &trial->members[rank];
+            if (!match_sends(trial, rank, &progress))
+                return false;
+            while (member->at < member->schedule.count && round_is_done(member)) {
+                progress = true;
+                if (!finish_round(trial, rank) || !check_overlap(trial, rank))
+                    return false;
+            }
+        }
+    }
+    for (int32_t rank = 0; rank < trial->size; rank++)
+        if (trial->members[rank].at < trial->members[rank].schedule.count)
+            return fail(trial, "rank %d is stuck in round %d", (int)rank,
+                        (int)trial->members[rank].schedule.steps[trial->members[rank].at].round);
+    return true;
+}
+
+/* ---- Judging --------------------------------------------------------------------------------- */
+
+/* What block `index` of DATA must be on `rank`; a cell of no ranks where it does not matter. */
+static struct cell expected(const struct trial *trial, int32_t rank, int32_t index)
+{
+    int levels = td__tree_levels(trial->size);
+    switch (trial->algorithm->op) {
+    case TD__BROADCAST:
+        return leaf(trial->root, index);
+    case TD__REDUCE:
+        return rank == trial->root ? tree_value(0, levels, trial->size, index) : (struct cell){0};
+    case TD__ALL_REDUCE:
+        return tree_value(0, levels, trial->size, index);
+    case TD__SCATTER:
+        return index == rank ? leaf(trial->root, rank) : (struct cell){0};
+    case TD__GATHER:
+        return rank == trial->root ? leaf(index, index) : (struct cell){0};
+    case TD__ALL_GATHER:
+        return leaf(index, index);
+    case TD__REDUCE_SCATTER:
+        return tree_value(0, levels, trial->size, rank);
+    case TD__ALL_TO_ALL:
+        return leaf(index, rank);
+    default:
+        return (struct cell){0};
+    }
+}
+
+static bool judge(struct trial *trial, int32_t rank)
+{
+    const struct member *member = &trial->members[rank], *first = &trial->members[0];
+    for (int32_t index = 0; index < member->sizes[TD__DATA]; index++) {
+        struct cell wanted = expected(trial, rank, index), got = member->places[TD__DATA][index];
+        if (!wanted.ranks)
+            continue;
+        if (got.ranks != wanted.ranks || got.block != wanted.block)
+            return fail(trial, "rank %d ends with the wrong block %d", (int)rank, (int)index);
+        bool reduced = wanted.ranks & (wanted.ranks - 1);
+        if ((!reduced || trial->algorithm->ordered) && !same(got, wanted))
+            return fail(trial, "rank %d reduced block %d in another order", (int)rank, (int)index);
+        if (trial->algorithm->op == TD__ALL_REDUCE && !same(got, first->places[TD__DATA][index]))
+            return fail(trial, "ranks 0 and %d differ in block %d", (int)rank, (int)index);
+    }
+    for (int32_t index = 0; index < member->sizes[TD__INPUT]; index++)
+        if (!same(member->places[TD__INPUT][index], leaf(rank, index)))
+            return fail(trial, "rank %d changed its input", (int)rank);
+    int64_t bound = trial->algorithm->sent_bound(trial->size, member->schedule.blocks);
+    if (member->sent > bound)
+        return fail(trial, "rank %d sends %lld blocks, more than %lld", (int)rank,
+                    (long long)member->sent, (long long)bound);
+    return true;
+}
+
+bool td__schedule_check(const struct td__algorithm *algorithm, int32_t size, int32_t root,
+                        char *why, size_t room)
+{
+    struct trial trial = {
+        .algorithm = algorithm, .size = size, .root = root, .why = why, .room = room};
+    trial.members = calloc((size_t)size, sizeof *trial.members);
+    if (!trial.members)
+        return fail(&trial, "out of memory");
+    bool right = set_up(&trial) && carry_out(&trial);
+    for (int32_t rank = 0; right && rank < size; rank++)
+        right = judge(&trial, rank);
+    tear_down(&trial);
+    return right;
+}

@@ -1,0 +1,80 @@
+/* Recursive doubling, for any number of ranks, along the tree of tree.h: few rounds, for short
+ * messages. At each level every rank of a node gets what the other half has:
+ *
+ *     full node         rank i <-> rank i + 2^k
+ *     incomplete node   each rank on the left gets it from rank i mod |right| on the right, each rank
+ *                       on the right from rank i on the left
+ *
+ * After ceil(log2(n)) rounds everybody has everything. */
+#include "collective/builders.h"
+#include "collective/tree.h"
+
+/* The ranks of the other half that this one sends to: *first, *first + *step, … below *end. */
+static void receivers(const struct td__node *node, int32_t *first, int32_t *step, int32_t *end)
+{
+    int32_t right = node->low + node->left_size;
+    if (node->is_left) {
+        *first = right + node->index;
+        *step = node->left_size;
+        *end = right + node->right_size;
+    } else {
+        *first = node->low + node->index;
+        *step = node->right_size;
+        *end = right;
+    }
+}
+
+static int32_t sender(const struct td__node *node)
+{
+    return node->is_left ? node->low + node->left_size + node->index % node->right_size
+                         : node->low + node->index;
+}
+
+void td__allreduce_doubling(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    schedule->scratch_blocks = 1;
+    for (int level = 0; level < td__tree_levels(plan->size); level++) {
+        struct td__node node = td__tree_node(plan->rank, plan->size, level);
+        if (node.right_size) {
+            int32_t peer, step, end;
+            receivers(&node, &peer, &step, &end);
+            for (; peer < end; peer += step)
+                td__send(schedule, peer, TD__DATA, 0, 1);
+            td__recv(schedule, sender(&node), TD__SCRATCH, 0, 1);
+            td__reduce(schedule, TD__DATA, 0, TD__SCRATCH, 0, 1);
+        }
+        td__round(schedule);
+    }
+}
+
+void td__allgather_doubling(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    schedule->blocks = plan->size;
+    for (int level = 0; level < td__tree_levels(plan->size); level++) {
+        struct td__node node = td__tree_node(plan->rank, plan->size, level);
+        if (node.right_size) {
+            int32_t right = node.low + node.left_size, peer, step, end;
+            int32_t mine = node.is_left ? node.low : right;
+            int32_t theirs = node.is_left ? right : node.low;
+            receivers(&node, &peer, &step, &end);
+            for (; peer < end; peer += step)
+                td__send(schedule, peer, TD__DATA, mine,
+                         node.is_left ? node.left_size : node.right_size);
+            td__recv(schedule, sender(&node), TD__DATA, theirs,
+                     node.is_left ? node.right_size : node.left_size);
+        }
+        td__round(schedule);
+    }
+}
+
+/* In round k each rank tells the one 2^k further on, and hears from the one 2^k back: after the last
+ * round it has heard, through others, of everybody. */
+void td__barrier_dissemination(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    schedule->blocks = 0;
+    for (int32_t distance = 1; distance < plan->size; distance *= 2) {
+        td__send(schedule, (plan->rank + distance) % plan->size, TD__DATA, 0, 0);
+        td__recv(schedule, (plan->rank - distance + plan->size) % plan->size, TD__DATA, 0, 0);
+        td__round(schedule);
+    }
+}

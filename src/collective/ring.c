@@ -1,0 +1,72 @@
+/* Rings: each rank talks to its two neighbours only, and sends as little as possible.
+ *
+ *     all_reduce of 3 ranks, blocks a b c; capitals are complete
+ *
+ *     rank 0   a  b  c        a        b        c+ca           the sums travel once around …
+ *     rank 1   a  b  c   ->   a+       b        c        ->  …
+ *     rank 2   a  b  c        a        b+       c              … and then the results
+ *
+ * In round t of the first half rank r sends block r-t to rank r+1 and reduces block r-t-1, which
+ * comes from rank r-1, into its own; after n-1 rounds it has block r+1 complete. The second half
+ * carries the complete blocks on. Each rank sends 2(n-1)/n of the vector, the least that is
+ * possible. The order of a sum begins at another rank for every block: the same on all ranks, but
+ * not that of tree.h. */
+#include "collective/builders.h"
+
+static int32_t wrap(int32_t value, int32_t size)
+{
+    return (value % size + size) % size;
+}
+
+/* n-1 rounds in which complete blocks travel; rank r begins with block r + lead. */
+static void carry_on(const struct td__plan *plan, struct td__schedule *schedule, int32_t lead)
+{
+    int32_t n = plan->size, r = plan->rank;
+    for (int32_t t = 0; t < n - 1; t++) {
+        td__send(schedule, wrap(r + 1, n), TD__DATA, wrap(r + lead - t, n), 1);
+        td__recv(schedule, wrap(r - 1, n), TD__DATA, wrap(r + lead - t - 1, n), 1);
+        td__round(schedule);
+    }
+}
+
+void td__allreduce_ring(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    int32_t n = plan->size, r = plan->rank;
+    schedule->blocks = n;
+    for (int32_t t = 0; t < n - 1; t++) {
+        td__send(schedule, wrap(r + 1, n), TD__DATA, wrap(r - t, n), 1);
+        td__recv_reduce(schedule, wrap(r - 1, n), TD__DATA, wrap(r - t - 1, n), 1);
+        td__round(schedule);
+    }
+    carry_on(plan, schedule, 1);
+}
+
+void td__allgather_ring(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    schedule->blocks = plan->size;
+    carry_on(plan, schedule, 0);
+}
+
+/* The first half alone, one rank further back, so that rank r ends with block r. What travels is
+ * kept in two blocks of scratch in turn: one is being sent while the next comes in. */
+void td__reduce_scatter_ring(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    int32_t n = plan->size, r = plan->rank;
+    schedule->blocks = n;
+    schedule->scratch_blocks = 2;
+    for (int32_t t = 0; t < n - 1; t++) {
+        int32_t mine = wrap(r - t - 2, n);
+        if (t == 0)
+            td__send(schedule, wrap(r + 1, n), TD__INPUT, wrap(r - 1, n), 1);
+        else
+            td__send(schedule, wrap(r + 1, n), TD__SCRATCH, (t - 1) % 2, 1);
+        td__recv(schedule, wrap(r - 1, n), TD__SCRATCH, t % 2, 1);
+        td__reduce(schedule, TD__SCRATCH, t % 2, TD__INPUT, mine, 1);
+        td__round(schedule);
+    }
+    if (n == 1)
+        td__copy(schedule, TD__DATA, 0, TD__INPUT, 0, 1);
+    else
+        td__copy(schedule, TD__DATA, 0, TD__SCRATCH, (n - 2) % 2, 1);
+    td__round(schedule);
+}

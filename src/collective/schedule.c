@@ -1,0 +1,110 @@
+/* Building schedules; see schedule.h. */
+#include "collective/schedule.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void add(struct td__schedule *schedule, struct td__step step)
+{
+    if (schedule->failed)
+        return;
+    if (schedule->count == schedule->capacity) {
+        size_t capacity = schedule->capacity ? schedule->capacity * 2 : 16;
+        struct td__step *steps = realloc(schedule->steps, capacity * sizeof *steps);
+        if (!steps) {
+            schedule->failed = true;
+            return;
+        }
+        schedule->steps = steps;
+        schedule->capacity = capacity;
+    }
+    step.round = schedule->rounds;
+    schedule->steps[schedule->count++] = step;
+}
+
+void td__send(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
+              int32_t count)
+{
+    add(schedule, (struct td__step){.kind = TD__STEP_SEND,
+                                    .place = (uint8_t)place,
+                                    .peer = peer,
+                                    .block = block,
+                                    .count = count});
+}
+
+void td__recv(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
+              int32_t count)
+{
+    add(schedule, (struct td__step){.kind = TD__STEP_RECV,
+                                    .place = (uint8_t)place,
+                                    .peer = peer,
+                                    .block = block,
+                                    .count = count});
+}
+
+void td__recv_reduce(struct td__schedule *schedule, int32_t peer, enum td__place place,
+                     int32_t block, int32_t count)
+{
+    add(schedule, (struct td__step){.kind = TD__STEP_RECV_REDUCE,
+                                    .place = (uint8_t)place,
+                                    .peer = peer,
+                                    .block = block,
+                                    .count = count});
+}
+
+void td__copy(struct td__schedule *schedule, enum td__place place, int32_t block,
+              enum td__place from, int32_t from_block, int32_t count)
+{
+    add(schedule, (struct td__step){.kind = TD__STEP_COPY,
+                                    .place = (uint8_t)place,
+                                    .from = (uint8_t)from,
+                                    .block = block,
+                                    .count = count,
+                                    .from_block = from_block});
+}
+
+void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t block,
+                enum td__place from, int32_t from_block, int32_t count)
+{
+    add(schedule, (struct td__step){.kind = TD__STEP_REDUCE,
+                                    .place = (uint8_t)place,
+                                    .from = (uint8_t)from,
+                                    .block = block,
+                                    .count = count,
+                                    .from_block = from_block});
+}
+
+void td__round(struct td__schedule *schedule)
+{
+    schedule->rounds++;
+}
+
+bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__plan *plan,
+                        struct td__schedule *schedule)
+{
+    *schedule = (struct td__schedule){.blocks = 1};
+    algorithm->build(plan, schedule);
+    return !schedule->failed;
+}
+
+void td__schedule_free(struct td__schedule *schedule)
+{
+    free(schedule->steps);
+    *schedule = (struct td__schedule){0};
+}
+
+const char *td__collective_name(enum td__collective op)
+{
+    static const char *const names[] = {"broadcast",      "reduce",     "all_reduce",
+                                        "scatter",        "gather",     "all_gather",
+                                        "reduce_scatter", "all_to_all", "barrier"};
+    return names[op];
+}
+
+const struct td__algorithm *td__algorithm_find(enum td__collective op, const char *name)
+{
+    for (const struct td__algorithm *at = td__algorithms; at->name; at++)
+        if (at->op == op && !strcmp(at->name, name))
+            return at;
+    return NULL;
+}
