@@ -35,10 +35,10 @@
 
 enum {
     DEFAULT_DEADLINE_S = 20,
-    AFTER_FAILURE_S = 2,   /* that the other ranks have to end after the first failure */
-    LEFT_BEHIND_S = 2,     /* that the children of ended ranks have to end */
-    HOST_EXTRA_S = 30,     /* beyond the test's deadline: the host itself must hang */
-    OUTPUT_LIMIT = 65536,  /* what is kept of a rank's output: its end */
+    AFTER_FAILURE_S = 2,  /* that the other ranks have to end after the first failure */
+    LEFT_BEHIND_S = 2,    /* that the children of ended ranks have to end */
+    HOST_EXTRA_S = 30,    /* beyond the test's deadline: the host itself must hang */
+    OUTPUT_LIMIT = 65536, /* what is kept of a rank's output: its end */
 };
 
 static struct td_test *tests;
@@ -170,9 +170,9 @@ struct job {
 /* A test depends on nothing that a launcher or a person has set outside. */
 static void clean_environment(void)
 {
-    static const char *const prefixes[] = {"TANDEM_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI",
-                                           "MASTER_", "LOCAL_",        "GROUP_", "ROLE_", "RANK=",
-                                           "WORLD_SIZE="};
+    static const char *const prefixes[] = {"TANDEM_", "TORCHELASTIC_", "SLURM_",     "OMPI_",
+                                           "PMI",     "MASTER_",       "LOCAL_",     "GROUP_",
+                                           "ROLE_",   "RANK=",         "WORLD_SIZE="};
     for (char **variable = environ; *variable;) {
         bool drop = false;
         for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
@@ -523,8 +523,8 @@ static _Noreturn void give_up(int signal_number, const char *directory)
 static bool wait_for_host(pid_t pid, const struct td_test *test, const char *directory, int *status)
 {
     sigset_t set = awaited_signals();
-    td__deadline limit =
-        td__deadline_in_ms((int64_t)(deadline_of(test) + HOST_EXTRA_S * td_test_slowness()) * 1000);
+    td__deadline limit = td__deadline_in_ms(
+        (int64_t)(deadline_of(test) + HOST_EXTRA_S * td_test_slowness()) * 1000);
     while (waitpid(pid, status, WNOHANG) != pid) {
         int64_t left = limit - td__now_ns();
         if (left <= 0) {

@@ -35,11 +35,11 @@
 struct td_test {
     const char *name;
     void (*run)(void);
-    const void *arg;     /* for td_test_arg() */
-    int ranks;           /* 0: one process, without a store */
-    double deadline_s;   /* 0: 20; five times as long under a sanitizer */
-    uint64_t may_die;    /* bit r: rank r may end in any way, as long as no check has failed there */
-    bool hidden;         /* runs only when it is called by its name */
+    const void *arg;   /* for td_test_arg() */
+    int ranks;         /* 0: one process, without a store */
+    double deadline_s; /* 0: 20; five times as long under a sanitizer */
+    uint64_t may_die;  /* bit r: rank r may end in any way, as long as no check has failed there */
+    bool hidden;       /* runs only when it is called by its name */
     struct td_test *next; /* the runner's */
 };
 
@@ -83,7 +83,7 @@ int td_test_slowness(void);
 
 /** What came of a child process. */
 struct td_test_child {
-    int status; /* of waitpid() */
+    int status;   /* of waitpid() */
     char *output; /* standard output and error, ended by a NUL; for free() */
 };
 
@@ -104,8 +104,7 @@ struct td_test_child td_test_exec(const char *const *argv);
     } while (0)
 
 /** Integers. */
-#define CHECK_EQ(a, b)                                                                             \
-    td_test_check_eq(__FILE__, __LINE__, #a, #b, (long long)(a), (long long)(b))
+#define CHECK_EQ(a, b) td_test_check_eq(__FILE__, __LINE__, #a, #b, (long long)(a), (long long)(b))
 
 /** C strings. */
 #define CHECK_STR(a, b) td_test_check_str(__FILE__, __LINE__, #a, (a), (b))

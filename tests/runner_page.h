@@ -15,8 +15,8 @@ enum { TD_TEST_MAX_RANKS = 64, TD_TEST_EXIT_FAILED = 1, TD_TEST_EXIT_SKIPPED = 7
 struct td_test_page {
     atomic_int arrived; /* at barriers */
     struct {
-        atomic_int pid; /* 0 before its start, -1 after its end */
-        atomic_flag said; /* claimed by the first one to write `message` */
+        atomic_int pid;     /* 0 before its start, -1 after its end */
+        atomic_flag said;   /* claimed by the first one to write `message` */
         char message[4096]; /* the check that failed, or the reason of a skip */
     } ranks[TD_TEST_MAX_RANKS];
 };

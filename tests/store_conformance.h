@@ -29,8 +29,11 @@ struct store_case {
     double deadline_s; /* 0: the runner's */
 };
 
-extern const struct store_case store_rule_cases[];   /* store_conformance.c; ends with a NULL name */
-extern const struct store_case store_thread_cases[]; /* store_conformance_threads.c; likewise */
+/* Each ends with a NULL name, and is in the file of that name. */
+extern const struct store_case store_rule_cases[]; /* store_conformance.c */
+extern const struct store_case store_refusal_cases[];
+extern const struct store_case store_model_cases[];
+extern const struct store_case store_thread_cases[];
 
 /** The factory of the test that runs. */
 const struct store_factory *store_factory_of_test(void);
@@ -44,6 +47,9 @@ void store_set_text(td_store *store, const char *key, const char *value);
 
 /** Returns when all that was set through this handle is there for other handles too. */
 void store_settle(td_store *store);
+
+/** How many keys the store counts. */
+int64_t store_count(td_store *store);
 
 /** Fills `data` with a pattern that depends on `seed`. */
 void store_pattern(void *data, size_t size, uint32_t seed);

@@ -38,11 +38,11 @@ static void *run_waiter(void *arg)
 {
     struct waiter *waiter = arg;
     if (waiter->count == 1)
-        waiter->status =
-            td_store_get(waiter->store, waiter->keys[0], waiter->timeout_ms, &waiter->value);
+        waiter->status = td_store_get(waiter->store, waiter->keys[0], waiter->timeout_ms,
+                                      &waiter->value);
     else
-        waiter->status =
-            td_store_wait(waiter->store, waiter->keys, waiter->count, waiter->timeout_ms);
+        waiter->status = td_store_wait(waiter->store, waiter->keys, waiter->count,
+                                       waiter->timeout_ms);
     waiter->done_ns = td__now_ns();
     atomic_store(&waiter->done, true);
     return NULL;

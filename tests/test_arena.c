@@ -349,7 +349,7 @@ TEST(arena_views_only_what_cannot_shrink)
     int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK_EQ(ftruncate(unsealed, 4096), 0);
     CHECK_FAILS(td__arena_view_open(unsealed, &view), TD_ERR_INVALID, "sealed");
-    CHECK(fcntl(unsealed, F_GETFD) >= 0); /* it is still the caller's */
+    CHECK(fcntl(unsealed, F_GETFD) >= 0);                   /* it is still the caller's */
     CHECK_EQ(fcntl(unsealed, F_ADD_SEALS, F_SEAL_GROW), 0); /* the wrong seal */
     CHECK_FAILS(td__arena_view_open(unsealed, &view), TD_ERR_INVALID, "sealed");
     close(unsealed);
@@ -434,7 +434,8 @@ static void live_on_in_a_fork(void *arg)
 TEST(arena_after_fork)
 {
     struct td__arena *arena = make_arena(MIB);
-    struct before_fork before = {.text = td_alloc(100), .in_own_arena = td__arena_alloc(arena, 100)};
+    struct before_fork before = {.text = td_alloc(100),
+                                 .in_own_arena = td__arena_alloc(arena, 100)};
     struct stat info;
     CHECK_EQ(fstat(td__arena_fd(td__arena_default()), &info), 0);
     before.parent_inode = info.st_ino;

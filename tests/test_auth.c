@@ -63,7 +63,8 @@ TEST(auth_other_secret)
     static const char *const secrets[][2] = {
         {"one", "two"}, {"one", "one "}, {"one", "ONE"}, {"one", ""}, {"", "one"}};
     for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++) {
-        struct td__auth client = side(secrets[i][0], "store"), server = side(secrets[i][1], "store");
+        struct td__auth client = side(secrets[i][0], "store"),
+                        server = side(secrets[i][1], "store");
         CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
     }
     /* A server that takes any hello still cannot prove itself, … */

@@ -156,7 +156,7 @@ TEST(log_levels)
 {
     static const struct {
         const char *value, *shown;
-    } levels[] = {{NULL, "ew"},   {"", "ew"},      {"error", "e"},   {"warn", "ew"},
+    } levels[] = {{NULL, "ew"},    {"", "ew"},        {"error", "e"},    {"warn", "ew"},
                   {"info", "ewi"}, {"debug", "ewid"}, {"DEBUG", "ewid"}, {"loud", "ew"}};
     for (size_t i = 0; i < COUNT_OF(levels); i++) {
         char *output = log_with(levels[i].value, NULL);
@@ -338,9 +338,9 @@ TEST(buffer_and_reader)
     td__buffer_put_string(&buffer, "text", 4);
     td__buffer_put_string(&buffer, NULL, 0);
     td__buffer_put(&buffer, "raw", 3);
-    static const uint8_t wire[] = {0xab, 4,    3,    2,    1,    0x88, 0x77, 0x66, 0x55, 0x44,
-                                   0x33, 0x22, 0x11, 4,    0,    0,    0,    't',  'e',  'x',
-                                   't',  0,    0,    0,    0,    'r',  'a',  'w'};
+    static const uint8_t wire[] = {0xab, 4,    3,    2, 1, 0x88, 0x77, 0x66, 0x55, 0x44,
+                                   0x33, 0x22, 0x11, 4, 0, 0,    0,    't',  'e',  'x',
+                                   't',  0,    0,    0, 0, 'r',  'a',  'w'};
     CHECK_EQ(buffer.size, sizeof wire);
     CHECK_MEM(buffer.data, wire, sizeof wire);
     CHECK(!buffer.failed);
@@ -400,9 +400,8 @@ TEST(buffer_grows)
  * message lies in memory of exactly its size, where a sanitizer sees every step. */
 TEST(reader_stays_inside)
 {
-    static const uint8_t message[] = {7,   1,   2,   3,   4,    0x11, 0x12, 0x13, 0x14, 0x15,
-                                      0x16, 0x17, 0x18, 5, 0,    0,    0,    'h',  'e',  'l',
-                                      'l', 'o'};
+    static const uint8_t message[] = {7,    1,    2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16,
+                                      0x17, 0x18, 5, 0, 0, 0,    'h',  'e',  'l',  'l',  'o'};
     for (size_t size = 0; size < sizeof message; size++) {
         uint8_t *copy = malloc(size ? size : 1);
         memcpy(copy, message, size);
@@ -466,7 +465,8 @@ static uint32_t next_random(uint32_t *state)
 static void check_iteration(const struct td__map *map, struct item *items, size_t present)
 {
     size_t visited = 0;
-    for (struct td__map_node *node = td__map_next(map, NULL); node; node = td__map_next(map, node)) {
+    for (struct td__map_node *node = td__map_next(map, NULL); node;
+         node = td__map_next(map, node)) {
         struct item *item = TD__CONTAINER(node, struct item, node);
         CHECK(item >= items && item < items + MAP_KEYS && item->there);
         item->visits++;

@@ -253,12 +253,9 @@ TEST(a_pass_is_one_line)
 
 TEST(a_failed_check_has_place_values_and_output)
 {
-    const char *const parts[] = {"exit code 1 after 0.",
-                                 "test_runner.c:",
-                                 "CHECK_EQ(6 * 7, 41 + 0): 42 is not 41",
-                                 "| said before\n",
-                                 "| on standard error\n",
-                                 NULL};
+    const char *const parts[] = {
+        "exit code 1 after 0.", "test_runner.c:",        "CHECK_EQ(6 * 7, 41 + 0): 42 is not 41",
+        "| said before\n",      "| on standard error\n", NULL};
     char *output = expect_failure("victim_fails", parts);
     CHECK(!strstr(output, "never said"));
     free(output);
@@ -382,8 +379,8 @@ TEST(no_rank_outlives_a_killed_runner)
 
 TEST(names_and_patterns_choose)
 {
-    struct td_test_child child =
-        td_test_exec((const char *const[]){"/proc/self/exe", "--list", NULL});
+    struct td_test_child child = td_test_exec(
+        (const char *const[]){"/proc/self/exe", "--list", NULL});
     CHECK_EQ(child.status, 0);
     CHECK_CONTAINS(child.output, "names_and_patterns_choose\n");
     CHECK(!strstr(child.output, "victim"));

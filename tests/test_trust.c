@@ -44,8 +44,8 @@ struct server {
     int listener;
     int port;
     pthread_t thread;
-    bool agreed;        /* the proof was right */
-    size_t after_lie;   /* bytes that came after a wrong challenge */
+    bool agreed;      /* the proof was right */
+    size_t after_lie; /* bytes that came after a wrong challenge */
     atomic_int accepted;
     atomic_bool end;
 };
@@ -136,9 +136,10 @@ static td_status connect_with(const char *secret_text, const char *host, int por
 
 TEST(trust_both_sides_agree)
 {
-    char path[512];
+    char path[512], abstract[64];
     snprintf(path, sizeof path, "unix:%s/socket", td_test_temp_dir());
-    const char *const hosts[] = {"127.0.0.1", "localhost", path, "unix:@tandem test of trust"};
+    snprintf(abstract, sizeof abstract, "unix:@tandem test %d", (int)getpid());
+    const char *const hosts[] = {"127.0.0.1", "localhost", path, abstract};
     static const char *const secrets[] = {"secret", ""};
     for (size_t i = 0; i < 4; i++) {
         for (size_t s = 0; s < 2; s++) {
@@ -160,7 +161,8 @@ TEST(trust_other_secret_is_refused_at_once)
 {
     static const struct {
         const char *client, *server, *says;
-    } cases[] = {{"one", "two", "not the same"}, {"one", "", "missing"}, {"", "two", "missing here"}};
+    } cases[] = {
+        {"one", "two", "not the same"}, {"one", "", "missing"}, {"", "two", "missing here"}};
     for (size_t i = 0; i < 3; i++) {
         struct server server = {.secret = cases[i].server};
         int fd = -1;
@@ -233,12 +235,15 @@ TEST(trust_a_reset_is_tried_again)
 
 /* ---- Nobody is there ------------------------------------------------------------------------- */
 
-/* A port that is taken and not listened on. */
+/* A port that the system gives to nobody else while `fd` is open, and that nobody listens on. A server
+ * of ours can, since both sides set SO_REUSEADDR. */
 static int silent_port(int *fd)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t size = sizeof address;
+    int on = 1;
     *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
     CHECK_EQ(bind(*fd, (struct sockaddr *)&address, size), 0);
     CHECK_EQ(getsockname(*fd, (struct sockaddr *)&address, &size), 0);
     return ntohs(address.sin_port);
@@ -282,8 +287,8 @@ struct connecting {
 static void *connect_patiently(void *arg)
 {
     struct connecting *connecting = arg;
-    connecting->status =
-        connect_with("secret", connecting->host, connecting->port, 60000, &connecting->fd);
+    connecting->status = connect_with("secret", connecting->host, connecting->port, 60000,
+                                      &connecting->fd);
     if (connecting->status)
         fprintf(stderr, "connecting: %s\n", td_last_error());
     atomic_store(&connecting->given_up, connecting->status != TD_OK);
@@ -297,7 +302,6 @@ static void appear_after(const char *host, int64_t ms)
     connecting.port = silent_port(&holder);
     CHECK_EQ(pthread_create(&connecting.thread, NULL, connect_patiently, &connecting), 0);
     td__sleep_ns(ms * MS);
-    close(holder);
     struct server server = {.secret = "secret"};
     start_server(&server, "127.0.0.1", connecting.port);
     CHECK_SOON(atomic_load(&server.accepted) || atomic_load(&connecting.given_up));
@@ -307,6 +311,7 @@ static void appear_after(const char *host, int64_t ms)
     stop_server(&server);
     CHECK(server.agreed);
     close(connecting.fd);
+    close(holder);
 }
 
 TEST(trust_waits_for_a_listener)

@@ -96,8 +96,9 @@ TD_API void td_bytes_free(td_bytes *bytes);
  *
  * Memory that the other processes of a job on the same host can map, so that nothing needs to be
  * copied between them. It is backed by a memfd: /dev/shm and its limits play no part, and nothing
- * is left behind by a crash. After fork() the child keeps what the parent had allocated, but its
- * writes are its own, and what it allocates comes from memory of its own. */
+ * is left behind by a crash. After fork() the child still sees what the parent had allocated, and its
+ * writes are its own; but a page that it has not written to yet still follows the parent's writes.
+ * What it allocates comes from memory of its own. */
 
 /** Allocates `size` bytes, aligned to 64, zeroed when fresh from the system but not when reused.
  *  NULL when memory is short (td_last_error() says so) or `size` is 0. */

@@ -193,10 +193,10 @@ void *td__arena_alloc(struct td__arena *arena, size_t size)
     if (!block)
         block = grow(arena, wanted);
     void *memory = block && carve(arena, block, wanted) ? arena->base + block->offset : NULL;
-    pthread_mutex_unlock(&arena->lock);
     if (!memory)
         td__fail(TD_ERR_NOMEM, "shareable memory: no room for %zu more bytes (%zu in use)", size,
                  arena->in_use);
+    pthread_mutex_unlock(&arena->lock);
     return memory;
 }
 
@@ -398,9 +398,10 @@ static void after_fork_in_child(void)
 {
     for (struct td__arena *arena = registry; arena; arena = arena->next) {
         if (!arena->inherited) {
-            if (arena->size)
-                mmap(arena->base, arena->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
-                     arena->fd, 0);
+            /* Without the private mapping there is none: better a fault than writing to the parent. */
+            if (arena->size && mmap(arena->base, arena->size, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_FIXED, arena->fd, 0) == MAP_FAILED)
+                munmap(arena->base, arena->size);
             close(arena->fd);
             arena->fd = -1;
             arena->inherited = true;

@@ -80,11 +80,12 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
 {
     char from_file[SECRET_LIMIT + 1];
     const char *path = getenv("TANDEM_SECRET_FILE");
-    if (!text)
+    if (!text) {
         text = getenv("TANDEM_SECRET");
-    if ((!text || !*text) && path && *path) {
-        TD_TRY(read_secret_file(path, from_file, sizeof from_file));
-        text = from_file;
+        if ((!text || !*text) && path && *path) {
+            TD_TRY(read_secret_file(path, from_file, sizeof from_file));
+            text = from_file;
+        }
     }
     secret->given = text && *text;
     const char *used = secret->given ? text : "";
@@ -107,7 +108,7 @@ static void mac(const struct td__auth *auth, const char *label, bool both,
                 uint8_t out[TD__MAC_SIZE])
 {
     uint8_t data[128] = {0};
-    size_t size = (size_t)snprintf((char *)data, 64, "%s %s", label, auth->purpose) + 1;
+    size_t size = (size_t)snprintf((char *)data, 64, "%s %.40s", label, auth->purpose) + 1;
     memcpy(data + size, auth->client_nonce, TD__NONCE_SIZE);
     size += TD__NONCE_SIZE;
     if (both) {

@@ -30,8 +30,9 @@ struct td__secret {
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
 };
 
-/** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or from the file that
- *  TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. Empty counts as none. */
+/** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or where that is not set
+ *  from the file that TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. An empty
+ *  text is none, too. */
 td_status td__secret_load(const char *text, struct td__secret *secret);
 
 /** A fresh secret as hexadecimal text for the environment of a job. */

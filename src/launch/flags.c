@@ -193,8 +193,9 @@ void td__flags_print(const struct td__flag_table *table, FILE *out)
         char form[2 * NAME_ROOM];
         if (!flag->help)
             continue;
-        int size = flag->letter ? snprintf(form, sizeof form, "  -%c, --%s", flag->letter, flag->name)
-                                : snprintf(form, sizeof form, "      --%s", flag->name);
+        int size = flag->letter
+                       ? snprintf(form, sizeof form, "  -%c, --%s", flag->letter, flag->name)
+                       : snprintf(form, sizeof form, "      --%s", flag->name);
         if (flag->argument)
             size += snprintf(form + size, sizeof form - (size_t)size, " %s", flag->argument);
         if (size < HELP_COLUMN)

@@ -70,9 +70,9 @@ td_status td__gather_set(td_store *store, const char *prefix, int count, const c
 td_status td__gather_check(td_store *store, const char *prefix, int count, bool *all_exist)
 {
     char **keys = make_keys(prefix, count);
-    td_status status =
-        keys ? td_store_check(store, (const char *const *)keys, (size_t)count, all_exist)
-             : td__fail_nomem("launcher");
+    td_status status = keys ? td_store_check(store, (const char *const *)keys, (size_t)count,
+                                             all_exist)
+                            : td__fail_nomem("launcher");
     free(keys);
     return status;
 }

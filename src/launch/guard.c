@@ -92,8 +92,9 @@ static int clean_up_after(pid_t agent, int status)
     if (WIFEXITED(status))
         return WEXITSTATUS(status);
     int left = td__sweep(td__deadline_in_ms(SWEEP_MS));
-    fprintf(stderr, "tdrun: its agent (pid %d) was killed by %s; all workers on this node were "
-                    "ended with it\n",
+    fprintf(stderr,
+            "tdrun: its agent (pid %d) was killed by %s; all workers on this node were "
+            "ended with it\n",
             (int)agent, td__signal_name(WTERMSIG(status)));
     if (left)
         fprintf(stderr, "tdrun: %d processes of this job cannot be ended; see ps\n", left);

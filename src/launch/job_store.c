@@ -43,7 +43,9 @@ static td_status open_at(const struct td__run_options *options, const struct td_
     int64_t join_ms = (int64_t)(options->join_timeout_s * 1000);
     td_tcp_store_options store_options = {
         .host_server = host,
-        .timeout_ms = host ? HOST_MS : join_ms > 0 ? join_ms : 1,
+        .timeout_ms = host          ? HOST_MS
+                      : join_ms > 0 ? join_ms
+                                    : 1,
         .linger_ms = options->nnodes > 1 ? LINGER_MS : 0,
         .secret = secret->made ? secret->text : NULL,
     };

@@ -61,8 +61,8 @@ td_status td__logs_open(struct td__logs *logs, const char *directory, const char
         TD_TRY(make_fresh(logs->fresh));
         directory = logs->fresh;
     }
-    int size =
-        snprintf(logs->directory, sizeof logs->directory, "%s/%s%s", directory, name, node_name);
+    int size = snprintf(logs->directory, sizeof logs->directory, "%s/%s%s", directory, name,
+                        node_name);
     if (size >= (int)sizeof logs->directory)
         return too_long(directory);
     return make_directories(logs->directory);

@@ -17,6 +17,7 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
+#include "launch/arrival.h"
 #include "launch/gather.h"
 #include "launch/notice.h"
 #include "store/tcp_store.h"
@@ -26,11 +27,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define KEY "\1launch/"
-#define KEY_OVER KEY "over"
-#define KEY_NODE KEY "node/"
-
-enum { KEY_ROOM = 64, CLOSE_MS = 3000 };
+enum { CLOSE_MS = 3000 };
 
 struct event_entry {
     struct event_entry *next;
@@ -45,15 +42,15 @@ struct td__node {
     td_store *store;
     struct td__node_world world; /* the talker's, until TD__NODE_READY */
     pthread_t talker, watcher;
-    bool has_watcher; /* it was started, and is to be joined */
 
     pthread_mutex_t lock; /* guards all below; nothing is taken after it */
     pthread_cond_t thread_ended;
     struct event_entry *events;
-    bool open;                /* the store is */
-    bool talking, watching;   /* the threads run */
-    bool closing;             /* the talker should not begin another wait … */
-    char waits_for[KEY_ROOM]; /* … and this is the one that it is in, "" for none */
+    bool open;                    /* the store is */
+    bool has_watcher;             /* it was started … */
+    bool talking, watching;       /* … and the threads run */
+    bool closing;                 /* the talker should not begin another wait … */
+    char waits_for[TD__KEY_ROOM]; /* … and this is the one that it is in, "" for none */
 };
 
 /* ---- Events ---------------------------------------------------------------------------------- */
@@ -91,9 +88,9 @@ bool td__node_next(struct td__node *node, struct td__node_event *event)
 
 /* ---- Waiting for all nodes -------------------------------------------------------------------- */
 
-static const char *round_prefix(char prefix[KEY_ROOM], int round, const char *kind)
+static const char *round_prefix(char prefix[TD__KEY_ROOM], int round, const char *kind)
 {
-    snprintf(prefix, KEY_ROOM, KEY "%d/%s/", round, kind);
+    snprintf(prefix, TD__KEY_ROOM, TD__KEY "%d/%s/", round, kind);
     return prefix;
 }
 
@@ -127,98 +124,6 @@ static td_status await_all(struct td__node *node, const char *prefix, int64_t ti
 
 /* ---- Arriving -------------------------------------------------------------------------------- */
 
-/* Another launcher has this node's rank. Both are told, unless the job has begun already: then the
- * one that came too late is the mistake. */
-static td_status refuse_twin(struct td__node *node, int node_rank)
-{
-    char key[KEY_ROOM];
-    td_bytes value;
-    bool begun = false;
-    struct td__introduction other = {.host = "?"};
-    snprintf(key, sizeof key, KEY_NODE "%d", node_rank);
-    if (!td_store_get(node->store, key, CLOSE_MS, &value)) {
-        td__introduction_read(&value, &other);
-        td_bytes_free(&value);
-    }
-    td__gather_check(node->store, KEY_NODE, node->options->nnodes, &begun);
-    td__fail(TD_ERR_MISMATCH,
-             "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
-             node_rank, other.pid, other.host, (int)getpid(), td__this_host(node->options));
-    if (!begun)
-        td__node_end_job(node, 1, td_last_error());
-    return TD_ERR_MISMATCH;
-}
-
-static td_status claim_rank(struct td__node *node, int *node_rank)
-{
-    char key[KEY_ROOM];
-    int64_t claims;
-    if (*node_rank < 0) {
-        TD_TRY(td_store_add(node->store, KEY "next", 1, &claims));
-        if (claims >= node->options->nnodes)
-            return td__fail(TD_ERR_MISMATCH,
-                            "the job at %s, port %d, has all of its %d nodes already",
-                            node->options->host, node->options->port, node->options->nnodes);
-        *node_rank = (int)claims;
-    }
-    snprintf(key, sizeof key, KEY "claim/%d", *node_rank);
-    TD_TRY(td_store_add(node->store, key, 1, &claims));
-    return claims == 1 ? TD_OK : refuse_twin(node, *node_rank);
-}
-
-static td_status introduce(struct td__node *node)
-{
-    char key[KEY_ROOM], text[512];
-    struct td__buffer will = {0}, introduction = {0};
-    int node_rank = node->world.node_rank;
-    snprintf(text, sizeof text, "the launcher of node %d (process %d on %s) is gone", node_rank,
-             (int)getpid(), td__this_host(node->options));
-    td__notice_put(&will, node_rank, 1, text);
-    td__introduction_put(&introduction, node->options);
-    snprintf(key, sizeof key, KEY_NODE "%d", node_rank);
-    td_status status = will.failed || introduction.failed ? td__fail_nomem("launcher") : TD_OK;
-    if (!status)
-        status = td__tcp_store_set_will(node->store, KEY_OVER, will.data, will.size);
-    if (!status)
-        status = td_store_set(node->store, key, introduction.data, introduction.size);
-    td__buffer_free(&will);
-    td__buffer_free(&introduction);
-    return status;
-}
-
-static td_status name_missing(struct td__node *node)
-{
-    char list[512];
-    int missing;
-    TD_TRY(td__gather_missing(node->store, KEY_NODE, node->options->nnodes, list, sizeof list,
-                              &missing));
-    return td__fail(TD_ERR_TIMEOUT, "of the %d nodes, number%s %s did not arrive within %g s",
-                    node->options->nnodes, missing == 1 ? "" : "s", list,
-                    node->options->join_timeout_s);
-}
-
-/* Works out the world from what all nodes bring along. */
-static td_status survey(struct td__node *node, const td_bytes *values)
-{
-    struct td__node_world *world = &node->world;
-    struct td__introduction first = {0}, other;
-    for (int r = 0; r < node->options->nnodes; r++) {
-        if (!td__introduction_read(&values[r], &other))
-            return td__fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun", r);
-        if (r == 0)
-            first = other;
-        TD_TRY(td__introduction_check(&other, r, &first));
-        bool same_role = !strcmp(other.role, node->options->role);
-        if (r < world->node_rank) {
-            world->rank += other.nproc;
-            world->role_rank += same_role ? other.nproc : 0;
-        }
-        world->size += other.nproc;
-        world->role_size += same_role ? other.nproc : 0;
-    }
-    return TD_OK;
-}
-
 static void *watch(void *arg);
 
 static td_status begin_watching(struct td__node *node)
@@ -235,15 +140,21 @@ static td_status begin_watching(struct td__node *node)
 static td_status meet(struct td__node *node, bool *begun)
 {
     int64_t join_ms = (int64_t)(node->options->join_timeout_s * 1000);
+    bool tell_all = false;
     td_bytes *values;
-    TD_TRY(claim_rank(node, &node->world.node_rank));
+    td_status status = td__arrival_claim(node->store, node->options, &node->world.node_rank,
+                                         &tell_all);
+    if (tell_all)
+        td__node_end_job(node, 1, td_last_error());
+    if (status)
+        return status;
     TD_TRY(begin_watching(node));
-    TD_TRY(introduce(node));
-    td_status status = await_all(node, KEY_NODE, join_ms > 0 ? join_ms : 1, &values);
+    TD_TRY(td__arrival_introduce(node->store, node->options, node->world.node_rank));
+    status = await_all(node, TD__KEY_NODE, join_ms > 0 ? join_ms : 1, &values);
     if (status == TD_ERR_TIMEOUT)
-        status = name_missing(node);
+        status = td__arrival_missing(node->store, node->options);
     if (!status && values)
-        status = survey(node, values);
+        status = td__arrival_survey(values, node->options, &node->world);
     *begun = values != NULL;
     td__gather_free(values, node->options->nnodes);
     if (status == TD_ERR_TIMEOUT || status == TD_ERR_MISMATCH)
@@ -270,11 +181,11 @@ static td_status arrive(struct td__node *node, bool *begun)
 /* Looks for the round's first failure, and says so when it was on another node. */
 static td_status find_failure(struct td__node *node, int round, bool *failed)
 {
-    char key[KEY_ROOM];
+    char key[TD__KEY_ROOM];
     const char *keys[] = {key};
     td_bytes value;
     struct td__notice notice;
-    snprintf(key, sizeof key, KEY "%d/failures", round);
+    snprintf(key, sizeof key, TD__KEY "%d/failures", round);
     TD_TRY(td_store_check(node->store, keys, 1, failed));
     if (!*failed)
         return TD_OK;
@@ -289,7 +200,7 @@ static td_status find_failure(struct td__node *node, int round, bool *failed)
  * report. */
 static bool follow_round(struct td__node *node, int round)
 {
-    char prefix[KEY_ROOM];
+    char prefix[TD__KEY_ROOM];
     td_bytes *values;
     bool failed;
     if (await_all(node, round_prefix(prefix, round, "turn"), INT64_MAX, &values) || !values)
@@ -333,7 +244,7 @@ static void *watch(void *arg)
     struct td__node *node = arg;
     td_bytes value = {0};
     struct td__notice notice;
-    if (td_store_get(node->store, KEY_OVER, INT64_MAX, &value)) {
+    if (td_store_get(node->store, TD__KEY_OVER, INT64_MAX, &value)) {
         char text[512];
         snprintf(text, sizeof text, "the launcher of node 0 (at %s, port %d) is gone",
                  node->options->host, node->world.port);
@@ -376,12 +287,12 @@ const struct td__node_world *td__node_world(const struct td__node *node)
 
 void td__node_failed(struct td__node *node, int round, int code, const char *text)
 {
-    char key[KEY_ROOM];
+    char key[TD__KEY_ROOM];
     struct td__buffer notice = {0};
     if (node->options->nnodes == 1)
         return;
     td__notice_put(&notice, node->world.node_rank, code, text);
-    snprintf(key, sizeof key, KEY "%d/failures", round);
+    snprintf(key, sizeof key, TD__KEY "%d/failures", round);
     td_store_append(node->store, key, notice.data, notice.size);
     td__buffer_free(&notice);
     td__gather_set(node->store, round_prefix(key, round, "turn"), node->options->nnodes, "1");
@@ -389,13 +300,13 @@ void td__node_failed(struct td__node *node, int round, int code, const char *tex
 
 void td__node_gone(struct td__node *node, int round)
 {
-    char turn[KEY_ROOM], gone[KEY_ROOM];
+    char turn[TD__KEY_ROOM], gone[TD__KEY_ROOM];
     if (node->options->nnodes == 1) {
         post(node, TD__NODE_ALL_GONE, 0, "");
         return;
     }
-    snprintf(turn, sizeof turn, KEY "%d/turn/%d", round, node->world.node_rank);
-    snprintf(gone, sizeof gone, KEY "%d/gone/%d", round, node->world.node_rank);
+    snprintf(turn, sizeof turn, TD__KEY "%d/turn/%d", round, node->world.node_rank);
+    snprintf(gone, sizeof gone, TD__KEY "%d/gone/%d", round, node->world.node_rank);
     td_store_multi_set(node->store, (const char *const[]){turn, gone},
                        (td_bytes[]){{"1", 1}, {"1", 1}}, 2);
 }
@@ -410,22 +321,22 @@ void td__node_end_job(struct td__node *node, int code, const char *text)
         return;
     td__notice_put(&notice, -1, code, text); /* which node it was does not matter any more */
     /* The will says the same from now on, so that leaving in a hurry does not look like a death. */
-    td__tcp_store_set_will(node->store, KEY_OVER, notice.data, notice.size);
-    td_store_set(node->store, KEY_OVER, notice.data, notice.size);
+    td__tcp_store_set_will(node->store, TD__KEY_OVER, notice.data, notice.size);
+    td_store_set(node->store, TD__KEY_OVER, notice.data, notice.size);
     td__buffer_free(&notice);
 }
 
 /* Ends the threads; false when one of them still waits for the network. */
 static bool end_threads(struct td__node *node)
 {
-    char waits_for[KEY_ROOM];
+    char waits_for[TD__KEY_ROOM];
     pthread_mutex_lock(&node->lock);
     node->closing = true;
     bool open = node->open, watching = node->watching;
     snprintf(waits_for, sizeof waits_for, "%s", node->waits_for);
     pthread_mutex_unlock(&node->lock);
     if (watching)
-        td_store_set(node->store, KEY_OVER, "", 0);
+        td_store_set(node->store, TD__KEY_OVER, "", 0);
     if (*waits_for)
         td__gather_set(node->store, waits_for, node->options->nnodes, "");
 
@@ -439,10 +350,22 @@ static bool end_threads(struct td__node *node)
     return ended;
 }
 
+/* They end with the process. */
+static void abandon_threads(struct td__node *node)
+{
+    pthread_mutex_lock(&node->lock);
+    pthread_detach(node->talker);
+    if (node->has_watcher)
+        pthread_detach(node->watcher);
+    pthread_mutex_unlock(&node->lock);
+}
+
 bool td__node_close(struct td__node *node)
 {
-    if (!end_threads(node))
+    if (!end_threads(node)) {
+        abandon_threads(node);
         return false;
+    }
     pthread_join(node->talker, NULL);
     if (node->has_watcher)
         pthread_join(node->watcher, NULL);

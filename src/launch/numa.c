@@ -240,10 +240,11 @@ static td_status read_domains(const char *root, enum td__numa_binding binding,
     } else {
         read_nodes(root, allowed, domains);
     }
-    return domains->count ? TD_OK
-                          : td__fail(TD_ERR_UNSUPPORTED,
-                                     "binding to CPUs: %s describes no %s with a CPU that may be used",
-                                     root, kind);
+    return domains->count
+               ? TD_OK
+               : td__fail(TD_ERR_UNSUPPORTED,
+                          "binding to CPUs: %s describes no %s with a CPU that may be used", root,
+                          kind);
 }
 
 td_status td__numa_plan(const char *root, enum td__numa_binding binding, int count,

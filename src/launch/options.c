@@ -6,16 +6,14 @@
 
 #include "base/auth.h"
 #include "base/fail.h"
-#include "base/number.h"
 #include "launch/flags.h"
+#include "launch/option_values.h"
 #include "os/address.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NODES = 65536, MAX_WORKERS = 65536, DEFAULT_PORT = 29500 };
+enum { DEFAULT_PORT = 29500 };
 
 #define SECONDS_JOIN 600
 #define SECONDS_SHUTDOWN 30
@@ -27,7 +25,6 @@ struct raw {
     int node_rank, master_port; /* -1: not given */
     bool standalone, no_python;
     double monitor_interval;
-    double timeout, join_timeout, read_timeout; /* of --rdzv-conf; -1: not given */
 };
 
 /* ---- The table ------------------------------------------------------------------------------- */
@@ -36,8 +33,8 @@ static td_status refuse_module(const struct td__flag *flag, const char *value, v
 {
     (void)flag;
     (void)target;
-    return td__fail(TD_ERR_INVALID, "tdrun starts programs; for a Python module: tdrun … python3 -m %s",
-                    value);
+    return td__fail(TD_ERR_INVALID,
+                    "tdrun starts programs; for a Python module: tdrun … python3 -m %s", value);
 }
 
 static td_status refuse_run_path(const struct td__flag *flag, const char *value, void *target)
@@ -80,9 +77,9 @@ static const struct td__flag flags[] = {
     {"nproc-per-node", 0, "N|auto|cpu|gpu", "workers on this node (1)", td__flag_set_text,
      RAW(nproc)},
     {"node-rank", 0, "N", "number of this node among the nodes (0)", td__flag_set_int,
-     RAW(node_rank), 0, MAX_NODES - 1},
-    {"master-addr", 0, "HOST", "node 0, as the other nodes reach it (127.0.0.1)",
-     td__flag_set_text, RAW(master_addr)},
+     RAW(node_rank), 0, TD__MAX_NODES - 1},
+    {"master-addr", 0, "HOST", "node 0, as the other nodes reach it (127.0.0.1)", td__flag_set_text,
+     RAW(master_addr)},
     {"master-port", 0, "PORT", "port of the store on node 0 (29500)", td__flag_set_int,
      RAW(master_port), 0, 65535},
     {"local-addr", 0, "HOST", "address of this node; tells whether it owns the endpoint",
@@ -126,177 +123,19 @@ static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags,
 
 void td__run_options_help(FILE *out)
 {
-    fputs("usage: tdrun [options] program [arguments]\n\n"
-          "Starts a program in several processes, on one machine or on several (once on each), and\n"
-          "watches over them: the first failure ends the others, and nothing outlives tdrun.\n\n"
-          "    tdrun --standalone --nproc-per-node 4 ./train --epochs 10\n"
-          "    tdrun --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 ./train\n\n",
-          out);
+    fputs(
+        "usage: tdrun [options] program [arguments]\n\n"
+        "Starts a program in several processes, on one machine or on several (once on each), and\n"
+        "watches over them: the first failure ends the others, and nothing outlives tdrun.\n\n"
+        "    tdrun --standalone --nproc-per-node 4 ./train --epochs 10\n"
+        "    tdrun --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 ./train\n\n",
+        out);
     td__flags_print(&table, out);
-    fputs("\nHyphens and underscores are the same, and PET_NPROC_PER_NODE=4 in the environment is\n"
-          "the default of --nproc-per-node; likewise for the others. Nodes on several hosts prove to\n"
-          "each other that they belong together: set TANDEM_SECRET to the same text everywhere.\n",
-          out);
-}
-
-/* ---- Values that are more than a number ------------------------------------------------------- */
-
-static td_status take_nnodes(const char *text, int *nnodes)
-{
-    char low[16] = "";
-    const char *colon = strchr(text, ':');
-    if (!colon) {
-        if (!td__parse_int(text, 1, MAX_NODES, nnodes))
-            return td__fail(TD_ERR_INVALID, "--nnodes: \"%s\" is not a number from 1 to %d", text,
-                            MAX_NODES);
-        return TD_OK;
-    }
-    int from, to;
-    snprintf(low, sizeof low, "%.*s", (int)(colon - text), text);
-    if (!td__parse_int(low, 1, MAX_NODES, &from) || !td__parse_int(colon + 1, 1, MAX_NODES, &to))
-        return td__fail(TD_ERR_INVALID, "--nnodes: \"%s\" is neither N nor MIN:MAX", text);
-    if (from != to)
-        return td__fail(TD_ERR_INVALID,
-                        "--nnodes: \"%s\" asks for a number that may change, which is not "
-                        "available; give a fixed number of nodes",
-                        text);
-    *nnodes = from;
-    return TD_OK;
-}
-
-static int count_gpus(void)
-{
-    int count = 0;
-    DIR *dev = opendir("/dev");
-    for (struct dirent *entry; dev && (entry = readdir(dev));) {
-        const char *number = entry->d_name + 6;
-        count += !strncmp(entry->d_name, "nvidia", 6) && isdigit((unsigned char)*number) &&
-                 strspn(number, "0123456789") == strlen(number);
-    }
-    if (dev)
-        closedir(dev);
-    return count;
-}
-
-static td_status take_nproc(const char *text, int *nproc)
-{
-    bool automatic = !strcmp(text, "auto"), gpu = !strcmp(text, "gpu");
-    if (automatic || gpu) {
-        *nproc = count_gpus();
-        if (*nproc)
-            return TD_OK;
-        if (gpu)
-            return td__fail(TD_ERR_INVALID,
-                            "--nproc-per-node gpu: there is no GPU here (no /dev/nvidia0)");
-    }
-    if (automatic || !strcmp(text, "cpu")) {
-        struct td__cpus cpus;
-        TD_TRY(td__cpus_allowed(&cpus));
-        *nproc = td__cpus_count(&cpus);
-        return TD_OK;
-    }
-    if (!td__parse_int(text, 1, MAX_WORKERS, nproc))
-        return td__fail(TD_ERR_INVALID,
-                        "--nproc-per-node: \"%s\" is neither a number from 1 to %d nor auto, cpu or "
-                        "gpu",
-                        text, MAX_WORKERS);
-    return TD_OK;
-}
-
-/* Cuts the next item off a list with commas; false at its end. */
-static bool next_item(const char **list, char *item, size_t room)
-{
-    size_t size = strcspn(*list, ",");
-    if (!**list)
-        return false;
-    snprintf(item, room, "%.*s", (int)(size < room ? size : room - 1), *list);
-    *list += size + ((*list)[size] == ',');
-    return true;
-}
-
-static td_status take_conf(struct raw *raw)
-{
-    struct {
-        const char *key;
-        double *value;
-    } known[] = {{"timeout", &raw->timeout},
-                 {"join_timeout", &raw->join_timeout},
-                 {"read_timeout", &raw->read_timeout}};
-    char item[128];
-    for (const char *list = raw->conf; next_item(&list, item, sizeof item);) {
-        size_t key_size = strcspn(item, "="), i = 0;
-        while (i < 3 && (strlen(known[i].key) != key_size || strncmp(known[i].key, item, key_size)))
-            i++;
-        if (i == 3)
-            return td__fail(TD_ERR_INVALID,
-                            "--rdzv-conf: there is no \"%.*s\"; known are timeout, join_timeout and "
-                            "read_timeout",
-                            (int)key_size, item);
-        if (!item[key_size] || !td__parse_seconds(item + key_size + 1, known[i].value))
-            return td__fail(TD_ERR_INVALID, "--rdzv-conf: %s needs a number of seconds: %s=60",
-                            known[i].key, known[i].key);
-    }
-    return TD_OK;
-}
-
-static td_status take_signals(const char *list, sigset_t *signals)
-{
-    char item[32];
-    sigemptyset(signals);
-    while (next_item(&list, item, sizeof item)) {
-        int number = 1;
-        while (number < NSIG &&
-               strcmp(td__signal_name(number), item) && strcmp(td__signal_name(number) + 3, item))
-            number++;
-        if (number == NSIG)
-            return td__fail(TD_ERR_INVALID, "--signals-to-handle: there is no signal \"%s\"", item);
-        if (number == SIGKILL || number == SIGSTOP || number == SIGCHLD)
-            return td__fail(TD_ERR_INVALID, "--signals-to-handle: %s cannot be handled", item);
-        sigaddset(signals, number);
-    }
-    return TD_OK;
-}
-
-/* "3" for every worker, or "0:3,1:1" for some of them. */
-static td_status take_streams(const char *flag, const char *text, int nproc, uint8_t *streams)
-{
-    int all, rank, choice;
-    char item[32];
-    if (td__parse_int(text, 0, 3, &all)) {
-        memset(streams, all, (size_t)nproc);
-        return TD_OK;
-    }
-    while (next_item(&text, item, sizeof item)) {
-        char *colon = strchr(item, ':');
-        if (colon)
-            *colon = '\0';
-        if (!colon || !td__parse_int(item, 0, MAX_WORKERS, &rank) ||
-            !td__parse_int(colon + 1, 0, 3, &choice))
-            return td__fail(TD_ERR_INVALID,
-                            "--%s: needs 0, 1, 2 or 3 (none, stdout, stderr, both), or one of them "
-                            "for each local rank, as 0:3,1:1",
-                            flag);
-        if (rank >= nproc)
-            return td__fail(TD_ERR_INVALID, "--%s: there is no local rank %d among %d workers",
-                            flag, rank, nproc);
-        streams[rank] = (uint8_t)choice;
-    }
-    return TD_OK;
-}
-
-static td_status take_filter(const char *list, int nproc, bool *shown)
-{
-    char item[32];
-    memset(shown, 0, (size_t)nproc);
-    while (next_item(&list, item, sizeof item)) {
-        int rank;
-        if (!td__parse_int(item, 0, nproc - 1, &rank))
-            return td__fail(TD_ERR_INVALID,
-                            "--local-ranks-filter: \"%s\" is not a local rank from 0 to %d", item,
-                            nproc - 1);
-        shown[rank] = true;
-    }
-    return TD_OK;
+    fputs(
+        "\nHyphens and underscores are the same, and PET_NPROC_PER_NODE=4 in the environment is\n"
+        "the default of --nproc-per-node; likewise for the others. Nodes on several hosts prove to\n"
+        "each other that they belong together: set TANDEM_SECRET to the same text everywhere.\n",
+        out);
 }
 
 /* ---- Putting it together ----------------------------------------------------------------------- */
@@ -317,11 +156,11 @@ static td_status finish_output(const struct raw *raw, struct td__run_options *op
         return td__fail_nomem("options");
     memset(options->shown, true, count);
     if (raw->redirects)
-        TD_TRY(take_streams("redirects", raw->redirects, options->nproc, options->redirect));
+        TD_TRY(td__take_streams("redirects", raw->redirects, options->nproc, options->redirect));
     if (raw->tee)
-        TD_TRY(take_streams("tee", raw->tee, options->nproc, options->tee));
+        TD_TRY(td__take_streams("tee", raw->tee, options->nproc, options->tee));
     if (raw->filter)
-        TD_TRY(take_filter(raw->filter, options->nproc, options->shown));
+        TD_TRY(td__take_filter(raw->filter, options->nproc, options->shown));
     if (options->log_dir && !raw->redirects && !raw->tee)
         note(options, "--log-dir has no effect without --redirects or --tee");
     return TD_OK;
@@ -369,8 +208,9 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
     options->port = port >= 0 ? port : DEFAULT_PORT;
     options->port_free = port < 0 && options->nnodes == 1;
     if (options->nnodes > 1 && options->port == 0)
-        return td__fail(TD_ERR_INVALID, "port 0 is a free port that the other nodes could not find; "
-                                        "choose one with --master-port");
+        return td__fail(TD_ERR_INVALID,
+                        "port 0 is a free port that the other nodes could not find; "
+                        "choose one with --master-port");
     options->node_rank = raw->node_rank;
     if (options->node_rank < 0 && (!c10d || options->nnodes == 1))
         options->node_rank = 0;
@@ -381,20 +221,22 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
     return TD_OK;
 }
 
-static td_status finish(struct raw *raw, struct td__run_options *options)
+static td_status finish(const struct raw *raw, struct td__run_options *options)
 {
-    TD_TRY(take_nnodes(raw->nnodes ? raw->nnodes : "1", &options->nnodes));
-    TD_TRY(take_nproc(raw->nproc ? raw->nproc : "1", &options->nproc));
-    TD_TRY(take_signals(raw->signals ? raw->signals : "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-                        &options->signals));
+    TD_TRY(td__take_nnodes(raw->nnodes ? raw->nnodes : "1", &options->nnodes));
+    TD_TRY(td__take_nproc(raw->nproc ? raw->nproc : "1", &options->nproc));
+    TD_TRY(td__take_signals(raw->signals ? raw->signals : "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+                            &options->signals));
     if (raw->numa && !td__numa_binding_parse(raw->numa, &options->numa))
-        return td__fail(TD_ERR_INVALID,
-                        "--numa-binding: \"%s\" is none of node, socket, exclusive and core-complex",
-                        raw->numa);
+        return td__fail(
+            TD_ERR_INVALID,
+            "--numa-binding: \"%s\" is none of node, socket, exclusive and core-complex",
+            raw->numa);
+    struct td__rdzv_conf conf = {.timeout = -1, .join_timeout = -1};
     if (raw->conf)
-        TD_TRY(take_conf(raw));
-    options->join_timeout_s = raw->join_timeout >= 0 ? raw->join_timeout
-                              : raw->timeout >= 0    ? raw->timeout
+        TD_TRY(td__take_conf(raw->conf, &conf));
+    options->join_timeout_s = conf.join_timeout >= 0 ? conf.join_timeout
+                              : conf.timeout >= 0    ? conf.timeout
                                                      : SECONDS_JOIN;
     TD_TRY(finish_place(raw, options));
     if (!options->run_id)
@@ -405,12 +247,7 @@ static td_status finish(struct raw *raw, struct td__run_options *options)
 td_status td__run_options_parse(int argc, char **argv, struct td__run_options *options)
 {
     *options = (struct td__run_options){.role = "default", .shutdown_timeout_s = SECONDS_SHUTDOWN};
-    struct raw raw = {.options = options,
-                      .node_rank = -1,
-                      .master_port = -1,
-                      .timeout = -1,
-                      .join_timeout = -1,
-                      .read_timeout = -1};
+    struct raw raw = {.options = options, .node_rank = -1, .master_port = -1};
     int rest;
     td_status status = td__flags_from_environment(&table, &raw);
     if (!status)

@@ -37,10 +37,11 @@ td_status td__program_refused(const char *name, int error, int *exit_code)
     const char *python = python_hint(name);
     *exit_code = error == ENOENT || error == ENOTDIR ? NOT_FOUND : NOT_RUNNABLE;
     if (error == EACCES && !access(name, F_OK))
-        return python ? td__fail(TD_ERR_INVALID, "cannot run %s: it is not executable%s%s", name,
-                                 python, name)
-                      : td__fail(TD_ERR_INVALID,
-                                 "cannot run %s: it is not executable (chmod +x makes it so)", name);
+        return python
+                   ? td__fail(TD_ERR_INVALID, "cannot run %s: it is not executable%s%s", name,
+                              python, name)
+                   : td__fail(TD_ERR_INVALID,
+                              "cannot run %s: it is not executable (chmod +x makes it so)", name);
     if (error == ENOENT && !access(name, F_OK))
         return td__fail(TD_ERR_INVALID,
                         "cannot run %s: the interpreter that it names is not on this machine",

@@ -28,7 +28,7 @@ void td__describe_failure(const struct td__worker *worker, const char *where, ch
     char how[64];
     int status = worker->status;
     td__describe_status(status, how, sizeof how);
-    snprintf(text, room, "rank %d (local rank %d%s, pid %d) %s %s after %.3g s%s", worker->rank,
+    snprintf(text, room, "rank %d (local rank %d%s, pid %d) %s %s after %.3f s%s", worker->rank,
              worker->local_rank, where, (int)worker->pid,
              WIFSIGNALED(status) ? "was killed by" : "failed with", how,
              (double)(worker->ended_ns - worker->started_ns) / 1e9,

@@ -20,8 +20,7 @@ static enum td__stream_style style_of(const struct td__round_setup *setup, int l
 {
     const struct td__run_options *options = setup->options;
     int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
-    bool to_file_only =
-        (options->redirect[local_rank] & bit) && !(options->tee[local_rank] & bit);
+    bool to_file_only = (options->redirect[local_rank] & bit) && !(options->tee[local_rank] & bit);
     if (!options->shown[local_rank] || to_file_only)
         return TD__STYLE_HIDDEN;
     if (!setup->console->to[which]->terminal)
@@ -90,9 +89,8 @@ static td_status start_worker(struct td__round *round, struct td__worker *worker
         return td__fail_nomem("worker");
     /* A terminal's keys go to tdrun; of another input the first worker gets all. */
     int input = local_rank == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : setup->null;
-    td_status status =
-        td__worker_start(worker, &setup->worker, envp, input,
-                         setup->cpus ? &setup->cpus[local_rank] : NULL, exec_error);
+    td_status status = td__worker_start(worker, &setup->worker, envp, input,
+                                        setup->cpus ? &setup->cpus[local_rank] : NULL, exec_error);
     free(envp);
     return status;
 }

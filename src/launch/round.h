@@ -20,7 +20,7 @@ struct td__round_setup {
     void *data; /* of the workers and streams */
 
     /* Made by td__round_setup_open(). */
-    struct td__logs logs; /* where output is kept, where some is */
+    struct td__logs logs;     /* where output is kept, where some is */
     struct td__cpus *cpus;    /* one for each worker; NULL: they may run anywhere */
     struct rlimit file_limit; /* as it was before it was raised */
     int null;                 /* a descriptor of /dev/null */

@@ -13,7 +13,8 @@
 
 struct td__sink {
     int fd;
-    void (*notify)(void *arg); /* called by the thread when something was written, or could not be */
+    void (*notify)(
+        void *arg); /* called by the thread when something was written, or could not be */
     void *arg;
 
     pthread_mutex_t lock; /* guards all below; nothing is taken after it */

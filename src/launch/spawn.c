@@ -4,8 +4,9 @@
  *     child:  wait for the port, set the environment, run fn, report a failure, exit
  *
  * The children are forked before the store's thread exists, so that they inherit neither it nor its
- * sockets. Each has two pipes: `orders` brings the port, and its end is the parent's death; `report`
- * takes the status and message of a failure. A child is killed with its parent (PR_SET_PDEATHSIG). */
+ * sockets. Through `orders` they get the port, and its end is the parent's death; through `report`
+ * each tells the status and message of its end. A child is killed with the thread that started it
+ * (PR_SET_PDEATHSIG). */
 #include "base/auth.h"
 #include "base/clock.h"
 #include "base/fail.h"
@@ -14,18 +15,23 @@
 #include <tandem/store.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_PROCESSES = 65536, SHUTDOWN_MS = 30000, MESSAGE_SIZE = 2000 };
+enum {
+    MAX_PROCESSES = 65536,
+    SHUTDOWN_MS = 30000,
+    MESSAGE_SIZE = 2000,
+    UNKNOWN = -1, /* instead of a wait status */
+};
 
 struct child {
     pid_t pid;
@@ -87,22 +93,21 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
     if (getppid() != parent) /* it died before that took effect */
         _exit(1);
     ssize_t got;
-    while ((got = read(orders, &port, sizeof port)) < 0 && errno == EINTR)
+    while ((got = recv(orders, &port, sizeof port, 0)) < 0 && errno == EINTR)
         ;
     close(orders);
     if (got != sizeof port)
         _exit(1); /* the parent could not start the job */
     set_environment(rank, count, port, secret);
 
+    td__fail(TD_OK, "%s", ""); /* what the parent failed at is not this process's */
     td_status status = fn(rank, arg);
-    if (status) {
-        struct report report = {.status = (int)status};
-        const char *message = td_last_error();
-        snprintf(report.message, sizeof report.message, "%s",
-                 *message ? message : td_status_name(status));
-        ssize_t ignored = write(report_fd, &report, sizeof report);
-        (void)ignored; /* then the exit code alone tells */
-    }
+    struct report report = {.status = (int)status};
+    const char *message = td_last_error();
+    snprintf(report.message, sizeof report.message, "%s",
+             *message ? message : td_status_name(status));
+    ssize_t ignored = send(report_fd, &report, sizeof report, MSG_NOSIGNAL);
+    (void)ignored; /* then the exit code alone tells */
     fflush(NULL);
     _exit(status ? 1 : 0);
 }
@@ -113,7 +118,13 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
 {
     long pid = (long)context->children[rank].pid;
     context->failure = TD_ERR_PEER;
-    if (WIFSIGNALED(wait_status))
+    if (wait_status == UNKNOWN)
+        snprintf(
+            context->message, sizeof context->message,
+            "rank %d (process %ld) ended before its function returned; how is not known, since "
+            "this program ignores SIGCHLD",
+            rank, pid);
+    else if (WIFSIGNALED(wait_status))
         snprintf(context->message, sizeof context->message,
                  "rank %d (process %ld) was ended by %s%s", rank, pid,
                  td__signal_name(WTERMSIG(wait_status)),
@@ -125,16 +136,17 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
 
 /* The first failure counts; but a rank that reports TD_ERR_PEER suffered from another's, and makes
  * way for one that ended in the same moment by itself. */
-static void note_failure(td_spawn_context *context, int rank, int wait_status)
+static void note_end(td_spawn_context *context, int rank, int wait_status)
 {
     struct report report = {0};
-    ssize_t got = read(context->children[rank].report, &report, sizeof report);
-    bool reported = got == (ssize_t)sizeof report && report.status;
+    ssize_t got = recv(context->children[rank].report, &report, sizeof report, MSG_DONTWAIT);
+    bool reported = got == (ssize_t)sizeof report;
+    bool fine = wait_status == 0 || (wait_status == UNKNOWN && reported && !report.status);
     bool echo = reported && report.status == TD_ERR_PEER;
-    if (context->failure && (!context->failure_is_echo || echo))
+    if (fine || (context->failure && (!context->failure_is_echo || echo)))
         return;
     context->failure_is_echo = echo;
-    if (!reported) {
+    if (!reported || !report.status) {
         describe_end(context, rank, wait_status);
         return;
     }
@@ -161,17 +173,27 @@ static void stop_others(td_spawn_context *context)
     signal_all(context, SIGCONT); /* so that a stopped one hears it, too */
 }
 
+/* Whether a child has ended, and how. A program that ignores SIGCHLD never learns how. */
+static bool has_ended(const struct child *child, int *wait_status)
+{
+    pid_t pid = waitpid(child->pid, wait_status, WNOHANG);
+    if (pid == child->pid)
+        return true;
+    *wait_status = UNKNOWN;
+    return pid < 0 && errno == ECHILD && kill(child->pid, 0);
+}
+
 static void reap(td_spawn_context *context)
 {
     for (int rank = 0; rank < context->count; rank++) {
         struct child *child = &context->children[rank];
         int status;
-        if (!child->running || waitpid(child->pid, &status, WNOHANG) != child->pid)
+        if (!child->running || !has_ended(child, &status))
             continue;
         child->running = false;
         context->running--;
-        if (!context->stopping && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
-            note_failure(context, rank, status);
+        if (!context->stopping)
+            note_end(context, rank, status);
     }
     if (context->failure)
         stop_others(context);
@@ -233,15 +255,21 @@ td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
     return status;
 }
 
+/* A pair of sockets: they keep messages apart, and raise no SIGPIPE. The first end receives. */
+static td_status make_pipe(int ends[2])
+{
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+        return td__fail(TD_ERR_SYSTEM, "td_spawn: socketpair: %s", td__errno_text(errno));
+    return TD_OK;
+}
+
 /* Forks one child; it waits for its orders. */
 static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn, void *arg,
                              const char *secret, const int orders[2])
 {
     struct child *child = &context->children[rank];
     int report[2];
-    if (pipe2(report, O_CLOEXEC))
-        return td__fail(TD_ERR_SYSTEM, "td_spawn: pipe: %s", td__errno_text(errno));
-    fcntl(report[0], F_SETFL, O_NONBLOCK);
+    TD_TRY(make_pipe(report));
     pid_t parent = getpid();
     pid_t pid = fork();
     if (pid == 0) {
@@ -271,8 +299,7 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
     char secret[65];
     int orders[2];
     TD_TRY(td__secret_make(secret));
-    if (pipe2(orders, O_CLOEXEC))
-        return td__fail(TD_ERR_SYSTEM, "td_spawn: pipe: %s", td__errno_text(errno));
+    TD_TRY(make_pipe(orders));
     fflush(NULL); /* or every child would write what is buffered once more */
     td_status status = TD_OK;
     for (int rank = 0; !status && rank < context->count; rank++)
@@ -284,8 +311,7 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
                                    &context->store);
     int port = status ? 0 : td_tcp_store_port(context->store);
     for (int rank = 0; !status && rank < context->count; rank++)
-        if (write(orders[1], &port, sizeof port) != (ssize_t)sizeof port)
-            status = td__fail(TD_ERR_SYSTEM, "td_spawn: the processes could not be told to begin");
+        send(orders[1], &port, sizeof port, MSG_NOSIGNAL); /* who is gone already is noticed so */
     close(orders[1]); /* without their orders the children end by themselves */
     return status;
 }

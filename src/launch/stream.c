@@ -13,7 +13,8 @@
 enum {
     READ_SIZE = 64 << 10,
     LONGEST_LINE = 64 << 10,
-    DRAIN_LIMIT = 1 << 20, /* more than a channel holds: a process that writes on does not keep us */
+    DRAIN_LIMIT =
+        1 << 20, /* more than a channel holds: a process that writes on does not keep us */
     PATIENCE_MS = 40,
 };
 
@@ -59,7 +60,8 @@ static void show_on_screen(struct td__stream *stream, const char *data, size_t s
 static void on_patience_over(uv_timer_t *timer)
 {
     struct td__stream *stream = timer->data;
-    show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
+    if (stream->line.size)
+        show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
     stream->line.size = 0;
 }
 
@@ -155,7 +157,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     }
 }
 
-void td__stream_drain(struct td__stream *stream)
+void td__stream_settle(struct td__stream *stream)
 {
     size_t total = 0;
     while (stream->channel.read_end >= 0 && total < DRAIN_LIMIT) {
@@ -164,6 +166,11 @@ void td__stream_drain(struct td__stream *stream)
             break;
         total += (size_t)size;
     }
+    if (stream->line.size && stream->style == TD__STYLE_SCREEN)
+        show_on_screen(stream, (const char *)stream->line.data, stream->line.size);
+    else if (stream->line.size)
+        show_lines(stream, (const char *)stream->line.data, stream->line.size);
+    stream->line.size = 0;
 }
 
 void td__stream_resume(struct td__stream *stream)
@@ -197,13 +204,9 @@ td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop)
 
 void td__stream_finish(struct td__stream *stream)
 {
-    td__stream_drain(stream);
+    td__stream_settle(stream);
     close_channel(stream);
     if (stream->watched) {
-        if (stream->line.size && stream->style == TD__STYLE_SCREEN)
-            on_patience_over(&stream->patience);
-        else if (stream->line.size)
-            show_lines(stream, (const char *)stream->line.data, stream->line.size);
         uv_close((uv_handle_t *)&stream->poll, NULL);
         uv_close((uv_handle_t *)&stream->patience, NULL);
         stream->watched = false;

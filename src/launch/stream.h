@@ -48,14 +48,14 @@ struct td__stream {
  *  caller when the worker has it. All but the last block of fields is set by the caller. */
 td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop);
 
-/** Takes what is there now, without waiting. */
-void td__stream_drain(struct td__stream *stream);
+/** The worker has ended: takes what is there, without waiting for more, and shows a line that was not
+ *  finished. Other processes may still hold the channel. */
+void td__stream_settle(struct td__stream *stream);
 
 /** Goes on reading when it was paused and the console has caught up. */
 void td__stream_resume(struct td__stream *stream);
 
-/** Takes what is there, shows an unfinished line, and closes everything but the tail. The handles
- *  are closed once the loop has run again. */
+/** Settles, and closes everything but the tail. The handles are closed once the loop has run again. */
 void td__stream_finish(struct td__stream *stream);
 
 #endif

@@ -174,8 +174,11 @@ void td__worker_close(struct td__worker *worker)
     td__stream_finish(&worker->streams[TD__OUT]);
     td__stream_finish(&worker->streams[TD__ERR]);
     if (worker->pidfd >= 0) {
+        uv_fs_t request;
         uv_close((uv_handle_t *)&worker->poll, NULL);
-        close(worker->pidfd);
+        /* By libuv, as its own descriptors: ThreadSanitizer does not know where a pidfd comes from,
+         * and would mistake it for an earlier one of the store's with the same number. */
+        uv_fs_close(NULL, &request, worker->pidfd, NULL);
     }
     if (worker->parting_watched) {
         uv_close((uv_handle_t *)&worker->parting_poll, NULL);

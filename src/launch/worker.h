@@ -34,9 +34,9 @@ struct td__worker {
 /** What all workers have in common. */
 struct td__worker_setup {
     uv_loop_t *loop;
-    const char *path;                /* of the program */
+    const char *path; /* of the program */
     char *const *argv;
-    const sigset_t *mask;            /* as in os/child.h … */
+    const sigset_t *mask; /* as in os/child.h … */
     const sigset_t *default_signals;
     const struct rlimit *file_limit;
 };

@@ -9,6 +9,7 @@
 #include "base/thread.h"
 
 #include <arpa/inet.h>
+#include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -144,8 +145,12 @@ static bool numeric(const char *host, int port, struct td__address *address)
         if (inet_pton(AF_INET6, text, &address->v6.sin6_addr) != 1)
             return false;
         address->v6.sin6_family = AF_INET6;
-        if (zone)
-            address->v6.sin6_scope_id = if_nametoindex(zone);
+        int index = 0;
+        if (zone && !(address->v6.sin6_scope_id = if_nametoindex(zone))) {
+            if (!td__parse_int(zone, 1, INT_MAX, &index))
+                return false; /* an interface that is not there */
+            address->v6.sin6_scope_id = (uint32_t)index;
+        }
         address->size = sizeof address->v6;
     }
     set_port(address, port);
@@ -200,6 +205,9 @@ const char *td__address_text(const struct td__address *address, char text[TD__AD
         break;
     case AF_INET6:
         inet_ntop(AF_INET6, &address->v6.sin6_addr, host, sizeof host);
+        if (address->v6.sin6_scope_id)
+            snprintf(host + strlen(host), sizeof host - strlen(host), "%%%u",
+                     address->v6.sin6_scope_id);
         snprintf(text, TD__ADDRESS_TEXT, "[%s]:%d", host, ntohs(address->v6.sin6_port));
         break;
     case AF_UNIX: {

@@ -60,9 +60,11 @@ static td_status handshake(int fd, const char *purpose, const char *where,
     if (error == ENODATA)
         return td__fail(
             TD_ERR_AUTH,
-            "the server at %s refused the job's secret: TANDEM_SECRET is %s there (or "
-            "it is no %s of Tandem)",
-            where, secret->given ? "not the same, or missing," : "set, but missing here", purpose);
+            "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
+            "Tandem)",
+            where,
+            secret->given ? "not the same, or missing, there" : "set there, but missing here",
+            purpose);
     if (!error && !td__auth_check_challenge(&auth, challenge))
         return td__fail(TD_ERR_AUTH,
                         "the server at %s does not prove the job's secret: TANDEM_SECRET differs, "
@@ -122,8 +124,8 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
     struct td__address_list list, known = {0};
     struct attempts attempts = {0};
     int64_t start = td__now_ns(), pause = 2 * MS;
-    td__deadline resolve_limit =
-        td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
+    td__deadline resolve_limit = td__deadline_earlier(deadline,
+                                                      td__deadline_in_ms(RESOLVE_LIMIT_MS));
     bool warned = false;
     for (;;) {
         bool unresolved = false, nobody = false;
@@ -163,6 +165,17 @@ static const struct td__address *first_of_family(const struct td__address_list *
     return &list->at[0];
 }
 
+/* A socket's file stays when its server is killed; nobody answers there then. */
+static bool remove_dead_socket(const struct td__address *address)
+{
+    if (address->any.sa_family != AF_UNIX || !address->local.sun_path[0])
+        return false;
+    int fd = td__connect_to(address, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
+    if (fd >= 0)
+        close(fd);
+    return fd == -ECONNREFUSED && unlink(address->local.sun_path) == 0;
+}
+
 td_status td__listen_trusted(const char *host, int port, const char *purpose,
                              const struct td__secret *secret, td__deadline deadline, int *fd_out,
                              int *port_out)
@@ -181,6 +194,8 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
                                        .size = sizeof address.v6};
     }
     int fd = td__listen_on(&address);
+    if (fd == -EADDRINUSE && remove_dead_socket(&address))
+        fd = td__listen_on(&address);
     if (fd == -EAFNOSUPPORT && everywhere) { /* a host without IPv6 */
         address = (struct td__address){
             .v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)},

@@ -1,5 +1,7 @@
 /* The meeting; see meet.h. In the store, below one prefix a round:
  *
+ *     attempt        the number of the attempt; the rest is below it. Only when the time of one was
+ *                    over with ranks missing is there another
  *     size           the world size, and who said so first
  *     rank/<r>       who claimed rank r; one process only, by compare_set
  *     arrived        how many ranks have come
@@ -171,14 +173,54 @@ static td_status await_outcome(struct meeting *meeting, td__deadline deadline)
     return status;
 }
 
+/* True when the attempt below meeting->store ended because ranks were missing. */
+static td_status ended_incomplete(struct meeting *meeting, bool *ended)
+{
+    const char *key = "outcome";
+    td_bytes outcome;
+    TD_TRY(td_store_check(meeting->store, &key, 1, ended));
+    if (!*ended)
+        return TD_OK;
+    TD_TRY(td_store_get(meeting->store, key, 0, &outcome));
+    *ended = strtol(outcome.data, NULL, 10) == TD_ERR_TIMEOUT;
+    td_bytes_free(&outcome);
+    return TD_OK;
+}
+
+/* Opens the part of the store that the present attempt uses, or begins the next one. */
+static td_status open_attempt(struct meeting *meeting, const char *round)
+{
+    char key[128], now[24] = "", prefix[160];
+    snprintf(key, sizeof key, TD__INTERNAL_KEY "meet/%s/attempt", round);
+    for (int64_t attempt = 0;; attempt++) {
+        char next[24];
+        td_bytes value;
+        bool over;
+        int length = snprintf(next, sizeof next, "%" PRId64, attempt);
+        TD_TRY(td_store_compare_set(meeting->world->store, key, now, strlen(now), next,
+                                    (size_t)length, &value));
+        bool known = td__parse_i64(value.data, value.size, &attempt); /* another may be ahead */
+        td_bytes_free(&value);
+        if (!known)
+            return td__fail(TD_ERR_PEER, "rendezvous at %s: its number makes no sense",
+                            meeting->place);
+        snprintf(now, sizeof now, "%" PRId64, attempt);
+        snprintf(prefix, sizeof prefix, TD__INTERNAL_KEY "meet/%s/%" PRId64, round, attempt);
+        TD_TRY(td_prefix_store_open(prefix, meeting->world->store, &meeting->store));
+        td_status status = ended_incomplete(meeting, &over);
+        if (!status && !over)
+            return TD_OK;
+        td_store_close(meeting->store);
+        TD_TRY(status);
+    }
+}
+
 td_status td__meet(const td_world *world, const char *place, const char *round,
                    td__deadline deadline)
 {
     struct meeting meeting = {.world = world, .place = place};
-    char prefix[128];
-    snprintf(prefix, sizeof prefix, TD__INTERNAL_KEY "meet/%s", round);
     TD_TRY(identify(&meeting));
-    TD_TRY(td_prefix_store_open(prefix, world->store, &meeting.store));
+    TD_TRY(open_attempt(&meeting, round));
 
     int64_t arrived = 0;
     td_status status = agree_on_size(&meeting);

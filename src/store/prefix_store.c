@@ -21,9 +21,10 @@ static td_status prefixed(const struct prefix_store *store, const struct td__spa
         bytes += store->prefix_size + keys[i].size;
         if (store->prefix_size + keys[i].size > TD_STORE_MAX_KEY)
             return td__fail(TD_ERR_INVALID,
-                            "prefix store \"%.32s…\": with its prefix the key \"%.32s…\" is longer "
+                            "prefix store \"%.32s…\": with its prefix the key \"%.*s…\" is longer "
                             "than %d bytes",
-                            store->prefix, keys[i].data, TD_STORE_MAX_KEY);
+                            store->prefix, (int)(keys[i].size < 32 ? keys[i].size : 32),
+                            keys[i].data, TD_STORE_MAX_KEY);
     }
     struct td__span *longer = malloc(count * sizeof *longer + bytes);
     if (!longer)

@@ -3,11 +3,12 @@
  *     URL -> scheme (built in, or registered) -> store, rank, world size -> meeting -> td_world
  *
  * A launcher's store outlives a world: a restarted job, or a program that meets a second time, would
- * find the keys of the first. So each further meeting of this process at the same place gets its own
- * number, which is the same on all ranks, and keys below a prefix of that number. */
+ * find the keys of the first. So each further meeting of this process at the same place has its own
+ * number (places.h), and its keys are below a prefix of that number. */
 #include "base/fail.h"
 #include "base/host.h"
 #include "store/meet.h"
+#include "store/places.h"
 #include "store/rendezvous_schemes.h"
 #include "store/tcp_store.h"
 
@@ -35,16 +36,9 @@ struct registered {
     char name[32];
 };
 
-struct visits {
-    struct visits *next;
-    unsigned count;
-    char place[];
-};
-
-/* Guards both lists; nothing is taken after it. */
+/* Guards the list; nothing is taken after it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct registered *schemes;
-static struct visits *places;
 
 static td__scheme_fn find_built_in(const char *name)
 {
@@ -181,32 +175,14 @@ static td_status open_store(const char *text, const td_rendezvous_options *optio
     return open(&url, options, meeting);
 }
 
-/* How often this process has met at `place` before. */
-static td_status count_visit(const char *place, unsigned *before)
-{
-    pthread_mutex_lock(&lock);
-    struct visits *at = places;
-    while (at && strcmp(at->place, place) != 0)
-        at = at->next;
-    if (!at && (at = calloc(1, sizeof *at + strlen(place) + 1))) {
-        strcpy(at->place, place);
-        at->next = places;
-        places = at;
-    }
-    if (at)
-        *before = at->count++;
-    pthread_mutex_unlock(&lock);
-    return at ? TD_OK : td__fail_nomem("rendezvous");
-}
-
 /* Meets the others, and gives a later meeting its own part of the store. */
 static td_status meet(struct td__meeting *meeting, td__deadline deadline)
 {
-    unsigned before = 0;
+    unsigned before = td__place_meetings(meeting->place);
     char round[64];
-    TD_TRY(count_visit(meeting->place, &before));
     snprintf(round, sizeof round, "%d.%u", meeting->restart_count, before);
     TD_TRY(td__meet(&meeting->world, meeting->place, round, deadline));
+    td__place_met(meeting->place);
     if (!meeting->restart_count && !before)
         return TD_OK;
     td_store *whole = meeting->world.store, *part;

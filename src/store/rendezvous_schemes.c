@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "store/places.h"
 #include "store/store_ops.h"
 
 #include <limits.h>
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NEIGHBOUR_MS = 2000 };
+enum { NEIGHBOUR_MS = 2000, BACK_EARLY_NS = 5000000 };
 
 const char *td__env(const char *name)
 {
@@ -73,6 +74,46 @@ static td_status open_beside_another(const char *host, int port, td_tcp_store_op
     return TD_OK;
 }
 
+/* The number of the meeting that rank 0 hosts a store for stands in it. A rank that is back before
+ * rank 0 has closed the store of the last meeting would otherwise wait in the wrong one: it leaves,
+ * and tries again until rank 0 hosts the next. */
+static const char epoch_key[] = TD__INTERNAL_KEY "meet/epoch";
+
+static td_status mark_epoch(td_store *store, unsigned epoch)
+{
+    char text[16];
+    int length = snprintf(text, sizeof text, "%u", epoch);
+    return td_store_set(store, epoch_key, text, (size_t)length);
+}
+
+static td_status open_of_epoch(const char *host, int port, td_tcp_store_options *options,
+                               unsigned epoch, td_store **store)
+{
+    td__deadline deadline = td__deadline_in_ms(options->timeout_ms);
+    for (;;) {
+        td_bytes value;
+        TD_TRY(td_tcp_store_open(host, port, options, store));
+        td_status status = td_store_get(*store, epoch_key, options->timeout_ms, &value);
+        bool same = !status && strtoul(value.data, NULL, 10) == epoch;
+        if (!status)
+            td_bytes_free(&value);
+        if (same)
+            return TD_OK;
+        char message[1024];
+        snprintf(message, sizeof message, "%s", td_last_error());
+        td_store_close(*store);
+        if (status && status != TD_ERR_PEER) /* a server that ended meanwhile has a successor */
+            return td__fail(status, "%s", message);
+        if (td__deadline_passed(deadline))
+            return td__fail(TD_ERR_TIMEOUT,
+                            "rendezvous at %s, port %d: rank 0 has not left its last meeting there",
+                            host, port);
+        td__sleep_ns(BACK_EARLY_NS);
+        int left = td__deadline_poll_ms(deadline);
+        options->timeout_ms = left > 0 ? left : 1;
+    }
+}
+
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
                               const td_rendezvous_options *options, struct td__meeting *meeting)
 {
@@ -93,9 +134,14 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
     td_tcp_store_options store_options = {.host_server = first, .timeout_ms = timeout};
     if (first)
         store_options.linger_ms = timeout;
-    td_status status = td_tcp_store_open(host, port, &store_options, &meeting->world.store);
-    if (status == TD_ERR_SYSTEM && first)
-        status = open_beside_another(host, port, &store_options, status, &meeting->world.store);
+    td_store **store = &meeting->world.store;
+    unsigned epoch = td__place_meetings(meeting->place);
+    td_status status = hosted || first ? td_tcp_store_open(host, port, &store_options, store)
+                                       : open_of_epoch(host, port, &store_options, epoch, store);
+    if (!status && first)
+        status = mark_epoch(*store, epoch);
+    else if (status == TD_ERR_SYSTEM && first)
+        status = open_beside_another(host, port, &store_options, status, store);
     TD_TRY(status);
     td_store_set_timeout(meeting->world.store, timeout);
     meeting->world.rank = rank;
@@ -133,9 +179,13 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
     const char *host = td__env("MASTER_ADDR");
     if (!host)
         return missing("MASTER_ADDR", "on which host rank 0 is");
-    TD_TRY(td__env_number("MASTER_PORT", INT_MIN, &port, &found));
-    if (!found)
+    const char *port_text = td__env("MASTER_PORT");
+    if (!port_text)
         return missing("MASTER_PORT", "at which port of MASTER_ADDR the processes meet");
+    if (!td__parse_int(port_text, INT_MIN, INT_MAX, &port))
+        return td__fail(TD_ERR_INVALID,
+                        "env://: MASTER_PORT is \"%.100s\"; it must be a number from 0 to 65535",
+                        port_text);
     if (port < 0 || port > 65535)
         return td__fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
                         port);

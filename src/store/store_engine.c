@@ -27,8 +27,8 @@ struct td__waiter {
     struct td__session *session;
     uint32_t id;
     uint8_t op;
-    size_t at; /* the key it is parked at */
-    struct wait_key *parked;
+    size_t at;               /* the key it is parked at */
+    struct wait_key *parked; /* NULL: passed over, until its session is not full any more */
     struct td__waiter *parked_before, *parked_after;
     struct td__waiter *own_before, *own_after;
     size_t count;
@@ -157,6 +157,42 @@ static void answer_waiter(struct td__waiter *waiter)
                   waiter->op == TD__WIRE_GET ? waiter->count : 0);
 }
 
+bool td__session_is_full(const struct td__session *session)
+{
+    return session->in_flight + session->out.size > TD__SESSION_OUT_LIMIT;
+}
+
+/* A waiter that is parked nowhere: it is answered, passed over, or parked at a missing key. */
+static void look_again(struct td__waiter *waiter)
+{
+    struct td__session *session = waiter->session;
+    long missing = td__kv_first_missing(&session->engine->kv, waiter->keys, waiter->count,
+                                        waiter->at);
+    if (missing < 0 && td__session_is_full(session)) {
+        waiter->parked = NULL;
+        session->owes_answers = true;
+    } else if (missing < 0) {
+        answer_waiter(waiter);
+        drop_waiter(waiter);
+    } else if (!park(waiter, (size_t)missing)) {
+        td__fail_nomem("store");
+        answer_failure(session, waiter->id, TD_ERR_NOMEM);
+        drop_waiter(waiter);
+    }
+}
+
+void td__session_resume(struct td__session *session)
+{
+    if (!session->owes_answers)
+        return;
+    session->owes_answers = false;
+    for (struct td__waiter *waiter = session->waiters, *next; waiter; waiter = next) {
+        next = waiter->own_after;
+        if (!waiter->parked)
+            look_again(waiter);
+    }
+}
+
 /* A copy of the request's keys, on the session's list. */
 static struct td__waiter *make_waiter(struct td__session *session,
                                       const struct td__wire_request *request)
@@ -221,15 +257,7 @@ static void wake(struct td__engine *engine, struct td__span key)
     td__map_remove(&engine->waiting, node);
     for (; waiter; waiter = next) {
         next = waiter->parked_after;
-        long missing = td__kv_first_missing(&engine->kv, waiter->keys, waiter->count, waiter->at);
-        if (missing < 0) {
-            answer_waiter(waiter);
-            drop_waiter(waiter);
-        } else if (!park(waiter, (size_t)missing)) {
-            td__fail_nomem("store");
-            answer_failure(waiter->session, waiter->id, TD_ERR_NOMEM);
-            drop_waiter(waiter);
-        }
+        look_again(waiter);
     }
     free(wait);
 }
@@ -238,8 +266,12 @@ static void cancel(struct td__session *session, uint32_t id)
 {
     for (struct td__waiter *waiter = session->waiters; waiter; waiter = waiter->own_after) {
         if (waiter->id == id) {
-            answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[waiter->at]);
-            unpark(waiter);
+            if (waiter->parked) {
+                answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[waiter->at]);
+                unpark(waiter);
+            } else {
+                answer_waiter(waiter); /* its keys are there: only the way to it was full */
+            }
             drop_waiter(waiter);
             return;
         }
@@ -366,7 +398,8 @@ void td__session_end(struct td__session *session)
 {
     while (session->waiters) {
         struct td__waiter *waiter = session->waiters;
-        unpark(waiter);
+        if (waiter->parked)
+            unpark(waiter);
         drop_waiter(waiter);
     }
     if (session->will_key.data && !session->leaving) {

@@ -217,6 +217,11 @@ static void look_for_news(struct td__tcp_client *client)
         read_for_all(client, 0);
 }
 
+static td_status fail_silent(const struct td__tcp_client *client)
+{
+    return td__fail(TD_ERR_TIMEOUT, "tcp store: the server at %s does not answer", client->where);
+}
+
 /* Sends a frame, whose id is filled in here; a request without an answer has id 0 and is put down as
  * unconfirmed under `key`. *sequence, where not NULL, is its place among all. */
 static td_status transmit(struct td__tcp_client *client, struct td__buffer *frame, uint32_t id,
@@ -231,8 +236,15 @@ static td_status transmit(struct td__tcp_client *client, struct td__buffer *fram
     td__store_u32(frame->data, (uint32_t)(frame->size - TD__WIRE_HEADER));
     td__store_u32(frame->data + 4, id);
 
-    pthread_mutex_lock(&client->send_lock);
     pthread_mutex_lock(&client->lock);
+    bool in_time = true;
+    while (client->sending && in_time)
+        in_time = td__cond_wait(&client->sendable, &client->lock, deadline);
+    if (client->sending) {
+        pthread_mutex_unlock(&client->lock);
+        return fail_silent(client);
+    }
+    client->sending = true;
     client->sent++;
     if (sequence)
         *sequence = client->sent;
@@ -244,13 +256,15 @@ static td_status transmit(struct td__tcp_client *client, struct td__buffer *fram
     bool broken = client->broken;
     pthread_mutex_unlock(&client->lock);
     int error = broken ? EPIPE : send_bytes(client, frame->data, frame->size, deadline);
-    pthread_mutex_unlock(&client->send_lock);
-    if (!error)
-        return TD_OK;
 
+    td_status status = TD_OK;
     pthread_mutex_lock(&client->lock);
-    mark_broken(client, error == ETIMEDOUT ? "it takes no more bytes" : td__errno_text(error));
-    td_status status = fail_broken(client);
+    client->sending = false;
+    pthread_cond_signal(&client->sendable);
+    if (error) {
+        mark_broken(client, error == ETIMEDOUT ? "it takes no more bytes" : td__errno_text(error));
+        status = fail_broken(client);
+    }
     pthread_mutex_unlock(&client->lock);
     return status;
 }
@@ -309,7 +323,7 @@ static td_status give_up(struct td__tcp_client *client, struct td__tcp_call *cal
         if (status || await(client, call, grace))
             return status;
     }
-    return td__fail(TD_ERR_TIMEOUT, "tcp store: the server at %s does not answer", client->where);
+    return fail_silent(client);
 }
 
 /* Takes a call off the list that got no answer: its frame is about to go. */
@@ -372,9 +386,9 @@ void td__tcp_client_init(struct td__tcp_client *client, int fd)
 {
     struct td__address address;
     *client = (struct td__tcp_client){.fd = fd, .fork_generation = td__fork_generation()};
-    pthread_mutex_init(&client->send_lock, NULL);
     pthread_mutex_init(&client->lock, NULL);
     td__cond_init(&client->answered);
+    td__cond_init(&client->sendable);
     td__remote_address(fd, &address);
     td__address_text(&address, client->where);
 }
@@ -407,7 +421,7 @@ td_status td__tcp_client_close(struct td__tcp_client *client, td__deadline deadl
     close(client->fd);
     td__buffer_free(&client->in);
     pthread_cond_destroy(&client->answered);
+    pthread_cond_destroy(&client->sendable);
     pthread_mutex_destroy(&client->lock);
-    pthread_mutex_destroy(&client->send_lock);
     return status;
 }

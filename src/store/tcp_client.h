@@ -14,9 +14,10 @@ struct td__tcp_client {
     char where[TD__ADDRESS_TEXT]; /* the server's address, for messages */
     unsigned fork_generation;
 
-    pthread_mutex_t send_lock; /* held while a request goes out; taken before `lock` */
-    pthread_mutex_t lock;      /* guards all below; never held while sending or waiting */
+    pthread_mutex_t lock; /* guards all below; never held while sending or waiting */
     pthread_cond_t answered;
+    pthread_cond_t sendable;
+    bool sending;               /* a thread's request is going out: one at a time */
     struct td__tcp_call *calls; /* that wait for their answers */
     bool reading;               /* a thread is at the socket: `in` is its own meanwhile */
     struct td__buffer in;

@@ -9,7 +9,7 @@
  *
  * Answers that come up while input is handled are sent together at its end. A client that does not
  * read its answers is not read from either, so that it cannot make the server hold more than
- * OUT_LIMIT for it, plus one round of answers.
+ * TD__SESSION_OUT_LIMIT for it, plus one answer.
  *
  * After a request the loop looks for the next one without sleeping for SPIN_NS, giving the processor
  * away each time: waking a sleeping thread costs several times a round trip. */
@@ -21,19 +21,20 @@
 #include "os/socket.h"
 #include "store/store_engine.h"
 
-#include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
     HANDSHAKE_MS = 10000,
     MAX_STRANGERS = 4096,
     SPIN_NS = 60000,
-    OUT_LIMIT = 4 << 20,
     READ_SIZE = 256 << 10,
     FLUSH_MS = 2000,
+    SPARE_FDS = 8, /* left for the rest of the process */
 };
 
 enum stage { HELLO, PROOF, OPEN, CLOSING };
@@ -51,8 +52,8 @@ struct connection {
     td__deadline handshake_end;
     struct td__session session; /* from OPEN on */
     struct td__buffer in;
-    size_t sending; /* bytes in libuv's hands */
-    bool dirty;     /* on the list of those with something to send */
+    bool paused; /* it is not read from, or not all of `in` was handled yet */
+    bool dirty;  /* on the list of those with something to send */
     struct connection *dirty_next;
     struct connection *before, *after; /* on the list of strangers, or of clients */
 };
@@ -72,9 +73,12 @@ struct td__tcp_server {
     } listener;
     int fd;
     bool local; /* a unix socket */
+    char *path; /* its file; NULL for an abstract one */
     uv_timer_t sweep;
     uv_idle_t spin;
     int64_t last_request;
+    bool closing; /* clients are only sent what they are owed */
+    int fd_limit; /* a connection with a higher descriptor is turned away */
     struct td__secret secret;
     struct td__engine engine;
     struct list strangers, clients;
@@ -159,21 +163,20 @@ struct write {
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer);
 static void on_read(uv_stream_t *stream, ssize_t size, const uv_buf_t *buffer);
 static bool receive(struct connection *connection, const uint8_t *data, size_t size);
+static void on_output(struct td__session *session);
 static void flush_all(struct td__tcp_server *server);
 
-/* The client has taken what it was sent: goes on with what had come from it meanwhile. */
 static void on_written(uv_write_t *request, int error)
 {
     struct write *write = TD__CONTAINER(request, struct write, request);
     struct connection *connection = request->handle->data;
-    connection->sending -= write->bytes.size;
+    connection->session.in_flight -= write->bytes.size;
     td__buffer_free(&write->bytes);
     free(write);
-    if (error || (connection->stage == OPEN && connection->sending <= OUT_LIMIT &&
-                  !receive(connection, NULL, 0)))
+    if (error)
         close_connection(connection, false);
-    else if (connection->stage == OPEN && connection->sending <= OUT_LIMIT)
-        uv_read_start(&connection->stream, on_alloc, on_read); /* no-op when it reads already */
+    else
+        on_output(&connection->session); /* there may be more, or room for more */
     flush_all(connection->server);
 }
 
@@ -187,7 +190,7 @@ static void flush(struct connection *connection)
         close_connection(connection, true);
         return;
     }
-    if (!connection->sending) {
+    if (!connection->session.in_flight) {
         uv_buf_t buffer = uv_buf_init((char *)out->data, (unsigned)out->size);
         int sent = uv_try_write(&connection->stream, &buffer, 1);
         if (sent == (int)out->size) {
@@ -204,13 +207,14 @@ static void flush(struct connection *connection)
     }
     write->bytes = *out;
     *out = (struct td__buffer){0};
-    connection->sending += write->bytes.size;
+    connection->session.in_flight += write->bytes.size;
     uv_buf_t buffer = uv_buf_init((char *)write->bytes.data, (unsigned)write->bytes.size);
     if (uv_write(&write->request, &connection->stream, &buffer, 1, on_written)) {
         td__buffer_free(&write->bytes);
         free(write);
         close_connection(connection, false);
-    } else if (connection->sending > OUT_LIMIT) {
+    } else if (td__session_is_full(&connection->session)) {
+        connection->paused = true;
         uv_read_stop(&connection->stream);
     }
 }
@@ -225,6 +229,18 @@ static void on_output(struct td__session *session)
     connection->server->dirty = connection;
 }
 
+/* A client that was full has taken what it was sent: goes on with what it is owed, and with what has
+ * come from it meanwhile. */
+static void go_on(struct connection *connection)
+{
+    connection->paused = false;
+    td__session_resume(&connection->session);
+    if (receive(connection, NULL, 0))
+        uv_read_start(&connection->stream, on_alloc, on_read); /* no-op when it reads already */
+    else
+        close_connection(connection, false);
+}
+
 static void flush_all(struct td__tcp_server *server)
 {
     while (server->dirty) {
@@ -232,6 +248,10 @@ static void flush_all(struct td__tcp_server *server)
         server->dirty = connection->dirty_next;
         connection->dirty = false;
         flush(connection); /* closing one may carry out its will, and make others dirty */
+        bool waits = connection->paused || connection->session.owes_answers;
+        if (connection->stage == OPEN && waits && !server->closing &&
+            !td__session_is_full(&connection->session))
+            go_on(connection);
     }
 }
 
@@ -287,7 +307,7 @@ static ssize_t frame(struct connection *connection, const uint8_t *data, size_t 
 static ssize_t handle_bytes(struct connection *connection, const uint8_t *data, size_t size)
 {
     size_t used = 0;
-    while (used < size && connection->sending <= OUT_LIMIT) {
+    while (used < size && !td__session_is_full(&connection->session)) {
         ssize_t step = connection->stage == OPEN ? frame(connection, data + used, size - used)
                                                  : handshake(connection, data + used, size - used);
         if (step < 0)
@@ -295,11 +315,13 @@ static ssize_t handle_bytes(struct connection *connection, const uint8_t *data, 
         if (step == 0)
             break;
         used += (size_t)step;
-        if (connection->stage == OPEN && connection->session.out.size > OUT_LIMIT)
+        if (connection->stage == OPEN && connection->session.out.size > TD__SESSION_OUT_LIMIT)
             flush(connection);
         if (connection->stage == CLOSING)
             return -1;
     }
+    if (used < size && connection->stage == OPEN && td__session_is_full(&connection->session))
+        connection->paused = true;
     /* A stranger has no business sending more than the next step of the handshake. */
     if (connection->stage != OPEN && size - used >= TD__HELLO_SIZE)
         return -1;
@@ -374,10 +396,14 @@ static void on_connection(uv_stream_t *listener, int error)
     list_add(&server->strangers, connection);
 
     uv_os_fd_t fd;
-    if (uv_accept(listener, &connection->stream) ||
-        (server->local && (uv_fileno(&connection->handle, &fd) || !td__peer_is_us(fd))) ||
+    if (uv_accept(listener, &connection->stream) || uv_fileno(&connection->handle, &fd) ||
+        (server->local && !td__peer_is_us(fd)) ||
         uv_read_start(&connection->stream, on_alloc, on_read)) {
         close_connection(connection, false);
+        return;
+    }
+    if (fd >= server->fd_limit) { /* descriptors run out: a reset says, try again later */
+        close_connection(connection, true);
         return;
     }
     if (!server->local)
@@ -448,22 +474,14 @@ static void stop_accepting(void *arg)
 {
     struct td__tcp_server *server = arg;
     uv_close(&server->listener.handle, NULL);
+    if (server->path)
+        unlink(server->path);
     while (server->strangers.first)
         close_connection(server->strangers.first, true);
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
     server->empty = server->clients.count == 0;
     pthread_mutex_unlock(&server->lock);
-}
-
-static void on_shut_down(uv_shutdown_t *request, int error)
-{
-    (void)error;
-    struct connection *connection = request->handle->data;
-    struct td__tcp_server *server = connection->server;
-    free(request);
-    close_connection(connection, false);
-    flush_all(server);
 }
 
 static void close_what_is_left(uv_timer_t *timer)
@@ -475,15 +493,29 @@ static void close_what_is_left(uv_timer_t *timer)
     uv_close((uv_handle_t *)&server->sweep, NULL);
 }
 
+static void on_shut_down(uv_shutdown_t *request, int error)
+{
+    (void)error;
+    struct connection *connection = request->handle->data;
+    struct td__tcp_server *server = connection->server;
+    free(request);
+    close_connection(connection, false);
+    flush_all(server);
+    if (!server->clients.count && !uv_is_closing((uv_handle_t *)&server->sweep))
+        close_what_is_left(&server->sweep);
+}
+
 /* Each client is closed once what was still to be sent to it is sent. */
 static void close_clients(void *arg)
 {
     struct td__tcp_server *server = arg;
+    server->closing = true;
     flush_all(server);
     for (struct connection *connection = server->clients.first, *next; connection;
          connection = next) {
         next = connection->after;
-        uv_shutdown_t *request = connection->sending ? malloc(sizeof *request) : NULL;
+        uv_read_stop(&connection->stream);
+        uv_shutdown_t *request = connection->session.in_flight ? malloc(sizeof *request) : NULL;
         if (!request || uv_shutdown(request, &connection->stream, on_shut_down)) {
             free(request);
             close_connection(connection, false);
@@ -491,7 +523,10 @@ static void close_clients(void *arg)
     }
     flush_all(server); /* wills */
     uv_close((uv_handle_t *)&server->spin, NULL);
-    uv_timer_start(&server->sweep, close_what_is_left, server->clients.count ? FLUSH_MS : 0, 0);
+    if (server->clients.count)
+        uv_timer_start(&server->sweep, close_what_is_left, FLUSH_MS, 0);
+    else
+        close_what_is_left(&server->sweep);
 }
 
 td_status td__tcp_server_start(int fd, const struct td__secret *secret,
@@ -506,6 +541,12 @@ td_status td__tcp_server_start(int fd, const struct td__secret *secret,
     td__local_address(fd, &address);
     server->fd = fd;
     server->local = address.any.sa_family == AF_UNIX;
+    if (server->local && address.local.sun_path[0])
+        server->path = strdup(address.local.sun_path);
+    struct rlimit limit;
+    server->fd_limit = INT_MAX;
+    if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < INT_MAX)
+        server->fd_limit = (int)limit.rlim_cur - SPARE_FDS;
     server->secret = *secret;
     server->empty = true;
     pthread_mutex_init(&server->lock, NULL);
@@ -528,6 +569,7 @@ free_server:
     close(fd);
     pthread_cond_destroy(&server->left);
     pthread_mutex_destroy(&server->lock);
+    free(server->path);
     free(server);
     return status;
 }
@@ -544,6 +586,7 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
     td__engine_free(&server->engine);
     pthread_cond_destroy(&server->left);
     pthread_mutex_destroy(&server->lock);
+    free(server->path);
     free(server);
 }
 

@@ -1,0 +1,288 @@
+/* What can happen while the agent waits: signals, the end of a worker, news from other nodes, output
+ * that cannot be written. Every reason to end goes through td__agent_begin_stop(): the graver one
+ * stays, the workers are told, and a timer makes sure that they go. */
+#include "launch/agent_state.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "launch/notice.h"
+#include "launch/report.h"
+#include "launch/sweep.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum {
+    SWEEP_MS = 10000,  /* for killing all that descends from here */
+    KILL_MS = 10000,   /* from SIGKILL until a worker counts as stuck */
+    VERDICT_MS = 1000, /* for the cause of a failure to come to light */
+};
+
+/* ---- Ending ---------------------------------------------------------------------------------- */
+
+static void on_shutdown_timeout(uv_timer_t *timer);
+
+static void kill_workers(struct td__agent *agent)
+{
+    agent->killed = true;
+    td__round_signal(&agent->round, SIGKILL);
+    uv_timer_start(&agent->shutdown, on_shutdown_timeout, KILL_MS, 0);
+}
+
+static void on_shutdown_timeout(uv_timer_t *timer)
+{
+    struct td__agent *agent = timer->data;
+    int running = td__round_running(&agent->round);
+    if (agent->killed) {
+        agent->abandoned = true; /* stuck in the kernel: nothing helps */
+        return;
+    }
+    if (running)
+        td__console_say(&agent->console, "tdrun: %d worker%s did not end within %g s; killed\n",
+                        running, running == 1 ? "" : "s", agent->options->shutdown_timeout_s);
+    kill_workers(agent);
+}
+
+void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int code, int signal)
+{
+    if (reason <= agent->reason)
+        return;
+    agent->reason = reason;
+    agent->code = code;
+    td__round_signal(&agent->round, signal);
+    uint64_t patience_ms = (uint64_t)(agent->options->shutdown_timeout_s * 1000);
+    uv_update_time(&agent->loop); /* timers count from the loop's idea of now, which may be old */
+    if (!agent->killed && !uv_is_active((uv_handle_t *)&agent->shutdown))
+        uv_timer_start(&agent->shutdown, on_shutdown_timeout, patience_ms, 0);
+}
+
+/* The front is gone, and the user with it: nothing may stay. */
+static _Noreturn void die_with_front(void)
+{
+    td__sweep(td__deadline_in_ms(SWEEP_MS));
+    _exit(128 + SIGKILL);
+}
+
+/* Tells the other nodes that this one does not go on, and why. */
+static void tell_others(struct td__agent *agent, int code, const char *why)
+{
+    char text[512];
+    if (!agent->node)
+        return;
+    snprintf(text, sizeof text, "the launcher on %s (process %d) %s", td__this_host(agent->options),
+             (int)getpid(), why);
+    td__node_end_job(agent->node, code, text);
+}
+
+static void on_signal(struct td__agent *agent, int signal, bool from_front)
+{
+    char why[64];
+    if (agent->finishing) {
+        agent->hurry = true;
+        agent->code = 128 + signal;
+        agent->reason = TD__REASON_SIGNALLED;
+        return;
+    }
+    if (agent->reason == TD__REASON_SIGNALLED) {
+        /* Ctrl-C again is impatience. Other signals may come twice for one reason: a terminal that
+         * is closed sends SIGHUP, and the shell in it does so too. */
+        if (signal == SIGINT && from_front)
+            kill_workers(agent);
+        return;
+    }
+    snprintf(why, sizeof why, "was ended by %s", td__signal_name(signal));
+    tell_others(agent, 128 + signal, why);
+    td__agent_begin_stop(agent, TD__REASON_SIGNALLED, 128 + signal, signal);
+}
+
+static void on_own_signal(uv_signal_t *handle, int signal)
+{
+    on_signal(handle->data, signal, false);
+}
+
+static void on_lifeline(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    struct td__agent *agent = poll->data;
+    uint8_t signal;
+    ssize_t got = read(agent->start->lifeline, &signal, 1);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (got != 1)
+        die_with_front();
+    if (signal == SIGTSTP || signal == SIGCONT)
+        td__round_signal(&agent->round, signal);
+    else
+        on_signal(agent, signal, true);
+}
+
+/* ---- Workers --------------------------------------------------------------------------------- */
+
+/* `worker` was the first to fail in this round, on this node. */
+static void on_failure(struct td__agent *agent, struct td__worker *worker)
+{
+    char where[32] = "", sentence[512];
+    struct td__round *round = &agent->round;
+    const struct td__node_world *world = td__node_world(agent->node);
+    if (agent->options->nnodes > 1)
+        snprintf(where, sizeof where, " on node %d", world->node_rank);
+    td__describe_failure(worker, where, sentence, sizeof sentence);
+    td__node_failed(agent->node, round->number, td__exit_code(worker->status), sentence);
+    td__report_failure(&agent->console, worker, sentence);
+    for (int i = 0; i < round->count; i++)
+        td__worker_reap(&round->workers[i]); /* those that failed as well, before they are told */
+    td__report_others(&agent->console, round->workers, round->count, worker);
+    td__agent_begin_stop(agent, TD__REASON_FAILED, td__exit_code(worker->status), SIGTERM);
+}
+
+static void on_verdict_timeout(uv_timer_t *timer)
+{
+    struct td__agent *agent = timer->data;
+    struct td__worker *first = td__round_first_failure(&agent->round, false);
+    if (first && !agent->reason)
+        on_failure(agent, first);
+}
+
+/* A failure may be the consequence of another one that is still on its way: waits for that. */
+static void look_for_failure(struct td__agent *agent)
+{
+    struct td__worker *first = td__round_first_failure(&agent->round, false);
+    if (!first || agent->reason)
+        return;
+    first = td__round_first_failure(&agent->round, true);
+    if (!first->running)
+        on_failure(agent, first);
+    else if (!uv_is_active((uv_handle_t *)&agent->verdict))
+        uv_timer_start(&agent->verdict, on_verdict_timeout, VERDICT_MS, 0);
+}
+
+void td__agent_on_worker_end(struct td__worker *worker)
+{
+    struct td__agent *agent = worker->data;
+    if (!td__worker_reap(worker))
+        return;
+    td__stream_settle(&worker->streams[TD__OUT]);
+    td__stream_settle(&worker->streams[TD__ERR]);
+    look_for_failure(agent);
+    td__round_reap(&agent->round);
+}
+
+static void on_child_ended(uv_signal_t *handle, int signal)
+{
+    (void)signal;
+    struct td__agent *agent = handle->data;
+    td__round_reap(&agent->round);
+}
+
+void td__agent_on_log_error(struct td__stream *stream)
+{
+    struct td__agent *agent = stream->data;
+    agent->output_lost = true;
+    td__console_say(&agent->console, "tdrun: cannot write %s: %s; the rest is not kept there\n",
+                    stream->log.path, td__errno_text(stream->log.error));
+}
+
+/* ---- News from other threads ----------------------------------------------------------------- */
+
+static void on_node_event(struct td__agent *agent, const struct td__node_event *event)
+{
+    switch (event->kind) {
+    case TD__NODE_READY:
+        agent->ready = true;
+        break;
+    case TD__NODE_ALL_GONE:
+        agent->all_gone = true;
+        break;
+    case TD__NODE_FAILED:
+        if (agent->reason <= TD__REASON_FAILED) {
+            td__console_say(&agent->console, "tdrun: %s\n", event->text);
+            td__agent_begin_stop(agent, TD__REASON_FAILED, event->code, SIGTERM);
+            agent->code = event->code; /* it was before a failure here */
+        }
+        break;
+    case TD__NODE_OVER:
+        if (agent->reason < TD__REASON_OVER)
+            td__console_say(&agent->console, "tdrun: %s\n", event->text);
+        td__agent_begin_stop(agent, TD__REASON_OVER, event->code, SIGTERM);
+        break;
+    }
+}
+
+/* Somebody who does not want more output ends the job, as SIGPIPE would. Other errors are said. */
+void td__agent_check_console(struct td__agent *agent)
+{
+    static const char *const names[] = {"output", "error"};
+    for (int i = 0; i < 2; i++) {
+        int error = td__sink_error(&agent->console.outlets[i].sink);
+        if (!error || agent->console_failed[i])
+            continue;
+        agent->console_failed[i] = agent->output_lost = true;
+        if (error == EPIPE) {
+            tell_others(agent, 128 + SIGPIPE, "has nobody any more who reads its output");
+            td__agent_begin_stop(agent, TD__REASON_CLOSED, 128 + SIGPIPE, SIGTERM);
+        } else {
+            td__console_say(&agent->console,
+                            "tdrun: cannot write to standard %s: %s; the rest is lost\n", names[i],
+                            td__errno_text(error));
+        }
+    }
+}
+
+static void on_wake(uv_async_t *wake)
+{
+    struct td__agent *agent = wake->data;
+    struct td__node_event event;
+    /* What comes after the end of a round belongs to the next one. */
+    while (agent->node && !agent->all_gone && td__node_next(agent->node, &event))
+        on_node_event(agent, &event);
+    td__agent_check_console(agent);
+    td__round_resume_output(&agent->round);
+}
+
+void td__agent_wake(void *arg)
+{
+    struct td__agent *agent = arg;
+    uv_async_send(&agent->wake);
+}
+
+/* ---- Setting up ------------------------------------------------------------------------------ */
+
+static void open_signals(struct td__agent *agent)
+{
+    sigset_t waited = agent->start->signals;
+    uv_signal_init(&agent->loop, &agent->child_ended);
+    agent->child_ended.data = agent;
+    uv_signal_start(&agent->child_ended, on_child_ended, SIGCHLD);
+    sigaddset(&waited, SIGCHLD);
+    sigdelset(&waited, SIGTSTP); /* the front's business */
+    for (int number = 1; number < NSIG && agent->signal_count < TD__AGENT_SIGNALS; number++) {
+        uv_signal_t *handle = &agent->signals[agent->signal_count];
+        if (number == SIGCHLD || sigismember(&waited, number) != 1)
+            continue;
+        uv_signal_init(&agent->loop, handle);
+        handle->data = agent;
+        uv_signal_start(handle, on_own_signal, number);
+        agent->signal_count++;
+    }
+    sigprocmask(SIG_UNBLOCK, &waited, NULL);
+}
+
+td_status td__agent_open_loop(struct td__agent *agent)
+{
+    int error = uv_loop_init(&agent->loop);
+    if (!error)
+        error = uv_async_init(&agent->loop, &agent->wake, on_wake);
+    if (!error)
+        error = uv_poll_init(&agent->loop, &agent->lifeline, agent->start->lifeline);
+    if (error)
+        return td__fail(TD_ERR_SYSTEM, "cannot make an event loop: %s", uv_strerror(error));
+    uv_timer_init(&agent->loop, &agent->shutdown);
+    uv_timer_init(&agent->loop, &agent->verdict);
+    agent->wake.data = agent->lifeline.data = agent;
+    agent->shutdown.data = agent->verdict.data = agent;
+    uv_poll_start(&agent->lifeline, UV_READABLE | UV_DISCONNECT, on_lifeline);
+    open_signals(agent);
+    return TD_OK;
+}

@@ -1,0 +1,66 @@
+/* The agent's state, shared by agent.c (the course of a job) and agent_events.c (what can happen
+ * meanwhile). */
+#ifndef TD_LAUNCH_AGENT_STATE_H
+#define TD_LAUNCH_AGENT_STATE_H
+
+#include "launch/agent.h"
+#include "launch/round.h"
+
+enum { TD__AGENT_SIGNALS = 64 };
+
+/* Why the workers are ended, the graver reasons last. Only after a failure there may be another
+ * round. */
+enum td__reason {
+    TD__REASON_NONE,
+    TD__REASON_FAILED,    /* a worker did, here or on another node */
+    TD__REASON_OVER,      /* the job cannot go on: a launcher is gone, a worker cannot start, … */
+    TD__REASON_CLOSED,    /* nobody reads the output any more */
+    TD__REASON_SIGNALLED, /* somebody told us to end */
+};
+
+struct td__agent {
+    const struct td__agent_job *job;
+    const struct td__run_options *options;
+    const struct td__agent_start *start;
+
+    uv_loop_t loop;
+    uv_async_t wake; /* another thread has something: the node, or the console */
+    uv_poll_t lifeline;
+    uv_signal_t child_ended, signals[TD__AGENT_SIGNALS];
+    int signal_count;
+    uv_timer_t shutdown, verdict;
+
+    struct td__console console;
+    bool console_failed[2]; /* was noticed */
+    struct td__node *node;
+    bool ready, all_gone; /* what the node has told */
+    struct td__round_setup setup;
+    struct td__round round;
+
+    enum td__reason reason;
+    int code;         /* the exit code that goes with the reason */
+    bool killed;      /* the workers were, or their time is over … */
+    bool abandoned;   /* … and even that has not ended them */
+    bool output_lost; /* something could not be written where the user wanted it */
+    bool finishing;   /* all workers have ended; only output is left to be written … */
+    bool hurry;       /* … and there is no time to wait for that */
+};
+
+/** Makes the event loop, and begins to listen to the front and to signals. */
+td_status td__agent_open_loop(struct td__agent *agent);
+
+/** Has the loop look at what other threads have for us. For any thread; `agent` is a td__agent. */
+void td__agent_wake(void *agent);
+
+/** Ends the workers for a reason, unless there is a graver one already: `signal` first, SIGKILL when
+ *  the time is over. `code` is the exit code that goes with it. */
+void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int code, int signal);
+
+/** Notices what could not be written to the console. */
+void td__agent_check_console(struct td__agent *agent);
+
+/** For the round's setup. */
+void td__agent_on_worker_end(struct td__worker *worker);
+void td__agent_on_log_error(struct td__stream *stream);
+
+#endif

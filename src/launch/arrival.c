@@ -1,0 +1,104 @@
+/* How a node joins its job; see arrival.h. */
+#include "launch/arrival.h"
+
+#include "base/fail.h"
+#include "launch/gather.h"
+#include "launch/notice.h"
+#include "store/tcp_store.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TWIN_MS = 3000 }; /* for the name of a launcher that has the same rank */
+
+/* Another launcher has this node's rank. Both are told, unless the job has begun already: then the
+ * one that came too late is the mistake. */
+static td_status refuse_twin(td_store *store, const struct td__run_options *options, int node_rank,
+                             bool *tell_all)
+{
+    char key[TD__KEY_ROOM];
+    td_bytes value;
+    bool begun = false;
+    struct td__introduction other = {.host = "?"};
+    snprintf(key, sizeof key, TD__KEY_NODE "%d", node_rank);
+    if (!td_store_get(store, key, TWIN_MS, &value)) {
+        td__introduction_read(&value, &other);
+        td_bytes_free(&value);
+    }
+    td__gather_check(store, TD__KEY_NODE, options->nnodes, &begun);
+    td__fail(
+        TD_ERR_MISMATCH,
+        "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
+        node_rank, other.pid, other.host, (int)getpid(), td__this_host(options));
+    *tell_all = !begun;
+    return TD_ERR_MISMATCH;
+}
+
+td_status td__arrival_claim(td_store *store, const struct td__run_options *options, int *node_rank,
+                            bool *tell_all)
+{
+    char key[TD__KEY_ROOM];
+    int64_t claims;
+    if (*node_rank < 0) {
+        TD_TRY(td_store_add(store, TD__KEY "next", 1, &claims));
+        if (claims >= options->nnodes)
+            return td__fail(TD_ERR_MISMATCH,
+                            "the job at %s, port %d, has all of its %d nodes already",
+                            options->host, options->port, options->nnodes);
+        *node_rank = (int)claims;
+    }
+    snprintf(key, sizeof key, TD__KEY "claim/%d", *node_rank);
+    TD_TRY(td_store_add(store, key, 1, &claims));
+    return claims == 1 ? TD_OK : refuse_twin(store, options, *node_rank, tell_all);
+}
+
+td_status td__arrival_introduce(td_store *store, const struct td__run_options *options,
+                                int node_rank)
+{
+    char key[TD__KEY_ROOM], text[512];
+    struct td__buffer will = {0}, introduction = {0};
+    snprintf(text, sizeof text, "the launcher of node %d (process %d on %s) is gone", node_rank,
+             (int)getpid(), td__this_host(options));
+    td__notice_put(&will, node_rank, 1, text);
+    td__introduction_put(&introduction, options);
+    snprintf(key, sizeof key, TD__KEY_NODE "%d", node_rank);
+    td_status status = will.failed || introduction.failed ? td__fail_nomem("launcher") : TD_OK;
+    if (!status)
+        status = td__tcp_store_set_will(store, TD__KEY_OVER, will.data, will.size);
+    if (!status)
+        status = td_store_set(store, key, introduction.data, introduction.size);
+    td__buffer_free(&will);
+    td__buffer_free(&introduction);
+    return status;
+}
+
+td_status td__arrival_missing(td_store *store, const struct td__run_options *options)
+{
+    char list[512];
+    int missing;
+    TD_TRY(td__gather_missing(store, TD__KEY_NODE, options->nnodes, list, sizeof list, &missing));
+    return td__fail(TD_ERR_TIMEOUT, "of the %d nodes, number%s %s did not arrive within %g s",
+                    options->nnodes, missing == 1 ? "" : "s", list, options->join_timeout_s);
+}
+
+td_status td__arrival_survey(const td_bytes *values, const struct td__run_options *options,
+                             struct td__node_world *world)
+{
+    struct td__introduction first = {0}, other;
+    for (int r = 0; r < options->nnodes; r++) {
+        if (!td__introduction_read(&values[r], &other))
+            return td__fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun", r);
+        if (r == 0)
+            first = other;
+        TD_TRY(td__introduction_check(&other, r, &first));
+        bool same_role = !strcmp(other.role, options->role);
+        if (r < world->node_rank) {
+            world->rank += other.nproc;
+            world->role_rank += same_role ? other.nproc : 0;
+        }
+        world->size += other.nproc;
+        world->role_size += same_role ? other.nproc : 0;
+    }
+    return TD_OK;
+}

@@ -1,0 +1,170 @@
+/* Values of flags that are more than a number or a text; see option_values.h. */
+#include "launch/option_values.h"
+
+#include "base/fail.h"
+#include "base/number.h"
+#include "launch/flags.h"
+#include "launch/numa.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+
+td_status td__take_nnodes(const char *text, int *nnodes)
+{
+    char low[16] = "";
+    const char *colon = strchr(text, ':');
+    if (!colon) {
+        if (!td__parse_int(text, 1, TD__MAX_NODES, nnodes))
+            return td__fail(TD_ERR_INVALID, "--nnodes: \"%s\" is not a number from 1 to %d", text,
+                            TD__MAX_NODES);
+        return TD_OK;
+    }
+    int from, to;
+    snprintf(low, sizeof low, "%.*s", (int)(colon - text), text);
+    if (!td__parse_int(low, 1, TD__MAX_NODES, &from) ||
+        !td__parse_int(colon + 1, 1, TD__MAX_NODES, &to))
+        return td__fail(TD_ERR_INVALID, "--nnodes: \"%s\" is neither N nor MIN:MAX", text);
+    if (from != to)
+        return td__fail(TD_ERR_INVALID,
+                        "--nnodes: \"%s\" asks for a number that may change, which is not "
+                        "available; give a fixed number of nodes",
+                        text);
+    *nnodes = from;
+    return TD_OK;
+}
+
+static int count_gpus(void)
+{
+    int count = 0;
+    DIR *dev = opendir("/dev");
+    for (struct dirent *entry; dev && (entry = readdir(dev));) {
+        const char *number = entry->d_name + 6;
+        count += !strncmp(entry->d_name, "nvidia", 6) && isdigit((unsigned char)*number) &&
+                 strspn(number, "0123456789") == strlen(number);
+    }
+    if (dev)
+        closedir(dev);
+    return count;
+}
+
+td_status td__take_nproc(const char *text, int *nproc)
+{
+    bool automatic = !strcmp(text, "auto"), gpu = !strcmp(text, "gpu");
+    if (automatic || gpu) {
+        *nproc = count_gpus();
+        if (*nproc)
+            return TD_OK;
+        if (gpu)
+            return td__fail(TD_ERR_INVALID,
+                            "--nproc-per-node gpu: there is no GPU here (no /dev/nvidia0)");
+    }
+    if (automatic || !strcmp(text, "cpu")) {
+        struct td__cpus cpus;
+        TD_TRY(td__cpus_allowed(&cpus));
+        *nproc = td__cpus_count(&cpus);
+        return TD_OK;
+    }
+    if (!td__parse_int(text, 1, TD__MAX_WORKERS, nproc))
+        return td__fail(
+            TD_ERR_INVALID,
+            "--nproc-per-node: \"%s\" is neither a number from 1 to %d nor auto, cpu or gpu", text,
+            TD__MAX_WORKERS);
+    return TD_OK;
+}
+
+/* Cuts the next item off a list with commas; false at its end. */
+static bool next_item(const char **list, char *item, size_t room)
+{
+    size_t size = strcspn(*list, ",");
+    if (!**list)
+        return false;
+    snprintf(item, room, "%.*s", (int)(size < room ? size : room - 1), *list);
+    *list += size + ((*list)[size] == ',');
+    return true;
+}
+
+td_status td__take_conf(const char *list, struct td__rdzv_conf *conf)
+{
+    struct {
+        const char *key;
+        double *value;
+    } known[] = {{"timeout", &conf->timeout},
+                 {"join_timeout", &conf->join_timeout},
+                 {"read_timeout", &conf->read_timeout}};
+    char item[128];
+    while (next_item(&list, item, sizeof item)) {
+        size_t key_size = strcspn(item, "="), i = 0;
+        while (i < 3 && (strlen(known[i].key) != key_size || strncmp(known[i].key, item, key_size)))
+            i++;
+        if (i == 3)
+            return td__fail(TD_ERR_INVALID,
+                            "--rdzv-conf: there is no \"%.*s\"; known are timeout, join_timeout "
+                            "and read_timeout",
+                            (int)key_size, item);
+        if (!item[key_size] || !td__parse_seconds(item + key_size + 1, known[i].value))
+            return td__fail(TD_ERR_INVALID, "--rdzv-conf: %s needs a number of seconds: %s=60",
+                            known[i].key, known[i].key);
+    }
+    return TD_OK;
+}
+
+td_status td__take_signals(const char *list, sigset_t *signals)
+{
+    char item[32];
+    sigemptyset(signals);
+    while (next_item(&list, item, sizeof item)) {
+        int number = 1;
+        while (number < NSIG && strcmp(td__signal_name(number), item) &&
+               strcmp(td__signal_name(number) + 3, item))
+            number++;
+        if (number == NSIG)
+            return td__fail(TD_ERR_INVALID, "--signals-to-handle: there is no signal \"%s\"", item);
+        if (number == SIGKILL || number == SIGSTOP || number == SIGCHLD)
+            return td__fail(TD_ERR_INVALID, "--signals-to-handle: %s cannot be handled", item);
+        sigaddset(signals, number);
+    }
+    return TD_OK;
+}
+
+td_status td__take_streams(const char *flag, const char *text, int nproc, uint8_t *streams)
+{
+    int all, rank, choice;
+    char item[32];
+    if (td__parse_int(text, 0, 3, &all)) {
+        memset(streams, all, (size_t)nproc);
+        return TD_OK;
+    }
+    while (next_item(&text, item, sizeof item)) {
+        char *colon = strchr(item, ':');
+        if (colon)
+            *colon = '\0';
+        if (!colon || !td__parse_int(item, 0, TD__MAX_WORKERS, &rank) ||
+            !td__parse_int(colon + 1, 0, 3, &choice))
+            return td__fail(TD_ERR_INVALID,
+                            "--%s: needs 0, 1, 2 or 3 (none, stdout, stderr, both), or one of them "
+                            "for each local rank, as 0:3,1:1",
+                            flag);
+        if (rank >= nproc)
+            return td__fail(TD_ERR_INVALID, "--%s: there is no local rank %d among %d workers",
+                            flag, rank, nproc);
+        streams[rank] = (uint8_t)choice;
+    }
+    return TD_OK;
+}
+
+td_status td__take_filter(const char *list, int nproc, bool *shown)
+{
+    char item[32];
+    memset(shown, 0, (size_t)nproc);
+    while (next_item(&list, item, sizeof item)) {
+        int rank;
+        if (!td__parse_int(item, 0, nproc - 1, &rank))
+            return td__fail(TD_ERR_INVALID,
+                            "--local-ranks-filter: \"%s\" is not a local rank from 0 to %d", item,
+                            nproc - 1);
+        shown[rank] = true;
+    }
+    return TD_OK;
+}

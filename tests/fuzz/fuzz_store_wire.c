@@ -1,0 +1,174 @@
+/* Requests of two clients to the store's engine, cut out of a stream of bytes as tcp_server.c does.
+ *
+ *     byte 0      bits 0 … 5   the stream is cut into reads after every n bytes; 0: not at all
+ *                 bit 6, 7     client 0, 1 is slow: one answer more, and it is full
+ *     then        segments: control, length (one byte each), that many bytes
+ *
+ *     control     bit 0        which client
+ *                 bit 1        its connection ends before the segment, and a new one begins
+ *                 bit 2        the segment is an op and a body; the rest of the frame is made
+ *                 bits 3 … 7   the id, where the frame is made */
+#include "fuzz.h"
+
+#include "store/store_engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CLIENTS = 2, MAX_INPUT = 8192 };
+
+struct client {
+    struct td__session session;
+    struct td__buffer in;
+    bool has_output; /* what the engine has told */
+    bool open;
+    bool slow;
+};
+
+static void on_output(struct td__session *session)
+{
+    TD__CONTAINER(session, struct client, session)->has_output = true;
+}
+
+static void check(bool condition)
+{
+    if (!condition)
+        abort();
+}
+
+static void begin(struct client *client, struct td__engine *engine)
+{
+    *client = (struct client){.open = true, .slow = client->slow};
+    client->session = (struct td__session){.engine = engine, .on_output = on_output};
+    if (client->slow)
+        client->session.in_flight = TD__SESSION_OUT_LIMIT;
+}
+
+static void end(struct client *client)
+{
+    if (!client->open)
+        return;
+    td__session_end(&client->session);
+    check(client->session.waiter_count == 0 && !client->session.waiters);
+    td__buffer_free(&client->in);
+    client->open = false;
+}
+
+/* All that was answered must be frames, and was announced. Then it is sent: forgotten. */
+static void take_output(struct client *client)
+{
+    struct td__buffer *out = &client->session.out;
+    if (!client->open || !out->size)
+        return;
+    check(client->has_output && !out->failed);
+    for (size_t at = 0; at < out->size;) {
+        struct td__wire_header header;
+        check(out->size - at >= TD__WIRE_HEADER);
+        check(td__wire_read_header(out->data + at, &header));
+        check(header.body_size <= out->size - at - TD__WIRE_HEADER);
+        check(header.code <= TD_ERR_UNSUPPORTED);
+        at += TD__WIRE_HEADER + header.body_size;
+    }
+    out->size = 0;
+    client->has_output = false;
+}
+
+/* The end of a read: all is sent, and those who were full are given what they are owed. */
+static void flush_all(struct client *clients)
+{
+    for (int i = 0; i < CLIENTS; i++) {
+        struct client *client = &clients[i];
+        take_output(client);
+        while (client->open && client->session.owes_answers) {
+            td__session_resume(&client->session);
+            check(client->session.out.size || !client->session.owes_answers);
+            take_output(client);
+        }
+    }
+}
+
+/* Handles the frames that are whole, each in memory of exactly its size. False when it must end. */
+static bool handle(struct client *client)
+{
+    struct td__buffer *in = &client->in;
+    size_t used = 0;
+    while (in->size - used >= TD__WIRE_HEADER) {
+        struct td__wire_header header;
+        if (!td__wire_read_header(in->data + used, &header))
+            return false;
+        if (in->size - used - TD__WIRE_HEADER < header.body_size)
+            break;
+        uint8_t *body = malloc(header.body_size ? header.body_size : 1);
+        memcpy(body, in->data + used + TD__WIRE_HEADER, header.body_size);
+        bool fine = td__engine_execute(&client->session, &header, body);
+        free(body);
+        take_output(client);
+        if (!fine)
+            return false;
+        used += TD__WIRE_HEADER + header.body_size;
+    }
+    td__buffer_consume(in, used);
+    return true;
+}
+
+static void receive(struct client *clients, struct client *client, const uint8_t *data, size_t size,
+                    size_t piece)
+{
+    while (size && client->open) {
+        size_t now = piece && piece < size ? piece : size;
+        td__buffer_put(&client->in, data, now);
+        data += now;
+        size -= now;
+        if (!handle(client))
+            end(client); /* its will may wake the other one */
+        flush_all(clients);
+    }
+}
+
+static void receive_frame(struct client *clients, struct client *client, uint32_t id,
+                          const uint8_t *data, size_t size, size_t piece)
+{
+    struct td__buffer frame = {0};
+    td__wire_begin(&frame, id, size ? data[0] : 0);
+    if (size)
+        td__buffer_put(&frame, data + 1, size - 1);
+    td__wire_end(&frame, 0);
+    receive(clients, client, frame.data, frame.size, piece);
+    td__buffer_free(&frame);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct td__engine engine = {0};
+    struct client clients[CLIENTS] = {0};
+    if (size < 1 || size > MAX_INPUT)
+        return 0;
+    size_t piece = data[0] & 63, at = 1;
+    for (int i = 0; i < CLIENTS; i++) {
+        clients[i].slow = data[0] >> (6 + i) & 1;
+        begin(&clients[i], &engine);
+    }
+    while (size - at >= 2) {
+        uint8_t control = data[at];
+        size_t length = data[at + 1];
+        at += 2;
+        if (length > size - at)
+            length = size - at;
+        struct client *client = &clients[control & 1];
+        if (control & 2 || !client->open) {
+            end(client);
+            flush_all(clients);
+            begin(client, &engine);
+        }
+        if (control & 4)
+            receive_frame(clients, client, control >> 3, data + at, length, piece);
+        else
+            receive(clients, client, data + at, length, piece);
+        at += length;
+    }
+    for (int i = 0; i < CLIENTS; i++)
+        end(&clients[i]);
+    check(engine.waiting.size == 0); /* nobody waits when nobody is there */
+    td__engine_free(&engine);
+    return 0;
+}
