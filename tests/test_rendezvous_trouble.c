@@ -107,11 +107,17 @@ TEST(two_ranks_1_are_both_told)
     expect_same_rank(common, 3, 1, 2, 1);
 }
 
+static void both_claim_1(int index, void *arg)
+{
+    claim(arg, index, 1);
+}
+
+/* A third one could come when the two have left already, and find no trace of them. */
 TEST(two_of_a_rank_are_both_told_by_file)
 {
     struct common *common = make_common(place_file());
-    fork_ranks(3, two_claim_1, common);
-    expect_same_rank(common, 3, 1, 2, 1);
+    fork_ranks(2, both_claim_1, common);
+    expect_same_rank(common, 2, 0, 1, 1);
     common = make_common(place_file());
     fork_ranks(2, both_claim_0, common);
     expect_same_rank(common, 2, 0, 1, 0);
@@ -417,6 +423,40 @@ TEST(a_second_job_in_the_same_file_is_told)
     fork_ranks(4, run_beside, common);
     CHECK_CONTAINS(common->messages[2], " both are rank 0; ");
     CHECK_CONTAINS(common->messages[3], " both are rank 1; ");
+}
+
+/* The first job is at its second meeting when the other comes for its first. */
+static void run_beside_the_second(int index, void *arg)
+{
+    struct common *common = arg;
+    td_world world;
+    if (index < 2) {
+        for (int round = 0; round < 2; round++) {
+            CHECK_OK(meet_at(&common->place, index, 2, PATIENCE_MS, &world));
+            use_world(&world, index, 2);
+            await_all(&world);
+            if (round == 0)
+                CHECK_OK(td_world_close(&world));
+        }
+        atomic_fetch_add(&common->arrived, 1);
+        while (atomic_load(&common->told) < 2) {
+            CHECK_OK(td_store_add(world.store, "steps", 1, NULL));
+            td__sleep_ns(200000);
+        }
+        int64_t start = td__now_ns();
+        CHECK_OK(td_world_close(&world));
+        CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+        return;
+    }
+    CHECK_SOON(atomic_load(&common->arrived) == 2);
+    CHECK(meet_at(&common->place, index - 2, 2, 1000, &world) != TD_OK);
+    keep_message(common, index);
+}
+
+TEST(a_second_job_does_not_disturb_the_second_meeting)
+{
+    fork_ranks(4, run_beside_the_second, make_common(place_tcp()));
+    fork_ranks(4, run_beside_the_second, make_common(place_file()));
 }
 
 /* ---- Secrets --------------------------------------------------------------------------------- */

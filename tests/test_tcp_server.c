@@ -396,6 +396,47 @@ TEST(a_waiter_that_does_not_read_costs_little, .deadline_s = 40)
     scene_close(&scene);
 }
 
+/* Waiters that are owed an answer, and then give up, when the value is gone again. */
+TEST(a_waiter_may_give_up_what_it_is_owed)
+{
+    enum { SIZE = 1 << 20, WAITERS = 12 };
+    struct scene scene;
+    struct td__buffer stream = {0}, body;
+    scene_open(&scene);
+    uint8_t *value = make_value(SIZE);
+    int fd = raw_open(scene.port, RAW_SECRET);
+    for (uint32_t i = 1; i <= WAITERS; i++)
+        ask_for(fd, i, "brief");
+    size_t start = td__wire_begin(&stream, 0, TD__WIRE_SET);
+    td__buffer_put_u32(&stream, 1);
+    td__buffer_put_string(&stream, "brief", 5);
+    td__buffer_put_string(&stream, value, SIZE);
+    td__wire_end(&stream, start);
+    start = td__wire_begin(&stream, WAITERS + 1, TD__WIRE_DELETE);
+    td__buffer_put_string(&stream, "brief", 5);
+    td__wire_end(&stream, start);
+    for (uint32_t i = 1; i <= WAITERS; i++) {
+        start = td__wire_begin(&stream, 0, TD__WIRE_CANCEL);
+        td__buffer_put_u32(&stream, i);
+        td__wire_end(&stream, start);
+    }
+    CHECK(raw_send(fd, stream.data, stream.size));
+    td__buffer_free(&stream);
+    bool seen[WAITERS + 2] = {false};
+    for (int i = 0; i <= WAITERS;
+         i++) { /* each is answered once: the value, or that it is not there */
+        struct td__wire_header header = raw_answer(fd, &body);
+        CHECK(header.id >= 1 && header.id <= WAITERS + 1 && !seen[header.id]);
+        seen[header.id] = true;
+        if (header.id <= WAITERS)
+            CHECK(header.code == TD_OK ? body.size == SIZE + 4 : header.code == TD_ERR_TIMEOUT);
+        td__buffer_free(&body);
+    }
+    close(fd);
+    free(value);
+    scene_close(&scene);
+}
+
 /* The server is closed while clients ask for more than they can read at once. */
 struct asker {
     int port;

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NAMED_RANKS = 16, REASON_MS = 2000 };
+enum { NAMED_RANKS = 16, REASON_MS = 5000 };
 
 struct meeting {
     const td_world *world;
@@ -163,10 +163,8 @@ static td_status await_outcome(struct meeting *meeting, td__deadline deadline)
     td_bytes outcome;
     int left = td__deadline_poll_ms(deadline);
     td_status status = td_store_get(meeting->store, "outcome", left > 0 ? left : 1, &outcome);
-    if (status == TD_ERR_TIMEOUT) {
-        td_store_set_timeout(meeting->store, REASON_MS); /* the store itself may be gone */
+    if (status == TD_ERR_TIMEOUT)
         return fail_incomplete(meeting);
-    }
     TD_TRY(status);
     status = read_outcome(&outcome);
     td_bytes_free(&outcome);
@@ -188,25 +186,22 @@ static td_status ended_incomplete(struct meeting *meeting, bool *ended)
 }
 
 /* Opens the part of the store that the present attempt uses, or begins the next one. */
-static td_status open_attempt(struct meeting *meeting, const char *round)
+static td_status open_attempt(struct meeting *meeting, td_store *round)
 {
-    char key[128], now[24] = "", prefix[160];
-    snprintf(key, sizeof key, TD__INTERNAL_KEY "meet/%s/attempt", round);
+    char now[24] = "", next[24];
     for (int64_t attempt = 0;; attempt++) {
-        char next[24];
         td_bytes value;
         bool over;
         int length = snprintf(next, sizeof next, "%" PRId64, attempt);
-        TD_TRY(td_store_compare_set(meeting->world->store, key, now, strlen(now), next,
-                                    (size_t)length, &value));
+        TD_TRY(
+            td_store_compare_set(round, "attempt", now, strlen(now), next, (size_t)length, &value));
         bool known = td__parse_i64(value.data, value.size, &attempt); /* another may be ahead */
         td_bytes_free(&value);
         if (!known)
             return td__fail(TD_ERR_PEER, "rendezvous at %s: its number makes no sense",
                             meeting->place);
         snprintf(now, sizeof now, "%" PRId64, attempt);
-        snprintf(prefix, sizeof prefix, TD__INTERNAL_KEY "meet/%s/%" PRId64, round, attempt);
-        TD_TRY(td_prefix_store_open(prefix, meeting->world->store, &meeting->store));
+        TD_TRY(td_prefix_store_open(now, round, &meeting->store));
         td_status status = ended_incomplete(meeting, &over);
         if (!status && !over)
             return TD_OK;
@@ -215,15 +210,31 @@ static td_status open_attempt(struct meeting *meeting, const char *round)
     }
 }
 
+/* The part of the store for this meeting. A rank may be ready to wait for the others only for a
+ * moment; the store itself gets REASON_MS all the same to answer, and to say who is missing. */
+static td_status open_round(const td_world *world, const char *round, td_store **store)
+{
+    char prefix[128];
+    snprintf(prefix, sizeof prefix, TD__INTERNAL_KEY "meet/%s", round);
+    TD_TRY(td_prefix_store_open(prefix, world->store, store));
+    if (td_store_timeout(*store) < REASON_MS)
+        td_store_set_timeout(*store, REASON_MS);
+    return TD_OK;
+}
+
 td_status td__meet(const td_world *world, const char *place, const char *round,
                    td__deadline deadline)
 {
     struct meeting meeting = {.world = world, .place = place};
+    td_store *store;
     TD_TRY(identify(&meeting));
-    TD_TRY(open_attempt(&meeting, round));
+    TD_TRY(open_round(world, round, &store));
+    td_status status = open_attempt(&meeting, store);
+    td_store_close(store); /* kept open by the attempt's */
+    TD_TRY(status);
 
     int64_t arrived = 0;
-    td_status status = agree_on_size(&meeting);
+    status = agree_on_size(&meeting);
     if (!status)
         status = claim_rank(&meeting);
     if (!status)
