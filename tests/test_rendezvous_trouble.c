@@ -600,6 +600,7 @@ static void part_early(int rank, void *arg)
     td_world world;
     CHECK_OK(meet_at(&common->place, rank, 3, PATIENCE_MS, &world));
     use_world(&world, rank, 3);
+    await_all(&world);
     if (rank == 0) {
         atomic_store(&common->closing, true);
         CHECK_OK(td_world_close(&world));

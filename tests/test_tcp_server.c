@@ -396,6 +396,62 @@ TEST(a_waiter_that_does_not_read_costs_little, .deadline_s = 40)
     scene_close(&scene);
 }
 
+/* A client that asks for much at once, and reads as fast as it can. */
+struct glutton {
+    int fd;
+    size_t bytes; /* that it gets */
+    atomic_bool full;
+};
+
+static void *devour(void *arg)
+{
+    struct glutton *glutton = arg;
+    static _Thread_local char bytes[1 << 20];
+    for (size_t left = glutton->bytes; left;) {
+        size_t now = left < sizeof bytes ? left : sizeof bytes;
+        raw_receive(glutton->fd, bytes, now);
+        left -= now;
+    }
+    atomic_store(&glutton->full, true);
+    return NULL;
+}
+
+TEST(a_glutton_leaves_something_to_others, .deadline_s = 40)
+{
+    enum { SIZE = 1 << 20, TIMES = 1500 };
+    struct scene scene;
+    struct td__buffer requests = {0};
+    pthread_t thread;
+    scene_open(&scene);
+    uint8_t *value = make_value(SIZE);
+    CHECK_OK(td_store_set(scene.store, "large", value, SIZE));
+    CHECK(scene_has(&scene, "large"));
+    for (uint32_t i = 1; i <= TIMES; i++) {
+        size_t start = td__wire_begin(&requests, i, TD__WIRE_GET);
+        td__buffer_put_u32(&requests, 1);
+        td__buffer_put_string(&requests, "large", 5);
+        td__wire_end(&requests, start);
+    }
+    struct glutton glutton = {.fd = raw_open(scene.port, RAW_SECRET),
+                              .bytes = (size_t)TIMES * (TD__WIRE_HEADER + 4 + SIZE)};
+    CHECK_EQ(pthread_create(&thread, NULL, devour, &glutton), 0);
+    CHECK(raw_send(glutton.fd, requests.data, requests.size));
+    int64_t longest = 0;
+    while (!atomic_load(&glutton.full)) {
+        int64_t start = td__now_ns();
+        CHECK_OK(td_store_add(scene.store, "key", 1, NULL));
+        int64_t took = td__now_ns() - start;
+        longest = took > longest ? took : longest;
+    }
+    if (longest > SECOND / 4 * td_test_slowness())
+        FAIL("another client had to wait for %.3f s", (double)longest / 1e9);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    close(glutton.fd);
+    td__buffer_free(&requests);
+    free(value);
+    scene_close(&scene);
+}
+
 /* Waiters that are owed an answer, and then give up, when the value is gone again. */
 TEST(a_waiter_may_give_up_what_it_is_owed)
 {

@@ -79,6 +79,56 @@ static td_status handshake(int fd, const char *purpose, const char *where,
     return TD_ERR_PEER;
 }
 
+/* The unix socket that belongs to a server at a TCP address; false when that is not on loopback. */
+static bool shortcut_of(const struct td__address *tcp, const char *purpose,
+                        struct td__address *local)
+{
+    char text[TD__ADDRESS_TEXT];
+    if (tcp->any.sa_family == AF_UNIX || !td__address_is_local(tcp))
+        return false;
+    *local = (struct td__address){.local = {.sun_family = AF_UNIX}};
+    int length = snprintf(local->local.sun_path + 1, sizeof local->local.sun_path - 1,
+                          "tandem-%s-%s", purpose, td__address_text(tcp, text));
+    local->size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    return true;
+}
+
+/* Whatever goes wrong here, the way over TCP is left to be tried, and tells why. */
+static bool connect_shortcut(const struct td__address *tcp, const char *purpose,
+                             const struct td__secret *secret, td__deadline deadline, int *out)
+{
+    struct td__address local;
+    int passing;
+    if (!shortcut_of(tcp, purpose, &local))
+        return false;
+    int fd = td__connect_to(&local, deadline);
+    if (fd < 0)
+        return false;
+    if (!td__peer_is_us(fd) || handshake(fd, purpose, "", secret, deadline, &passing)) {
+        close(fd);
+        return false;
+    }
+    *out = fd;
+    return true;
+}
+
+int td__listen_shortcut(int tcp_fd, const char *purpose)
+{
+    struct td__address tcp, local;
+    td__local_address(tcp_fd, &tcp);
+    bool everywhere = (tcp.any.sa_family == AF_INET && !tcp.v4.sin_addr.s_addr) ||
+                      (tcp.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&tcp.v6.sin6_addr));
+    if (everywhere)
+        tcp = (struct td__address){.v4 = {.sin_family = AF_INET,
+                                          .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                          .sin_port = htons((uint16_t)td__address_port(&tcp))},
+                                   .size = sizeof tcp.v4};
+    if (!shortcut_of(&tcp, purpose, &local))
+        return -1;
+    int fd = td__listen_on(&local);
+    return fd < 0 ? -1 : fd;
+}
+
 /* One round over all addresses. When nobody was there, *nobody is true and `attempts` says why. */
 static td_status try_each(const struct td__address_list *list, const char *host,
                           const char *purpose, const struct td__secret *secret,
@@ -89,6 +139,8 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         const struct td__address *address = &list->at[i];
         if (!secret->given && !td__address_is_local(address) && !insecure_allowed())
             continue;
+        if (connect_shortcut(address, purpose, secret, deadline, out))
+            return TD_OK;
         td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
         int fd = td__connect_to(address, limit);
         if (fd < 0) {

@@ -18,6 +18,12 @@
 td_status td__connect_trusted(const char *host, int port, const char *purpose,
                               const struct td__secret *secret, td__deadline deadline, int *fd);
 
+/** A server at a loopback address also listens at a unix socket that is named after that address: half
+ *  the way for its clients, who try it first by themselves. `tcp_fd` is its listening socket; one that
+ *  listens on every address counts as 127.0.0.1. Returns the unix socket, or -1 when there is none;
+ *  then there is only the longer way. */
+int td__listen_shortcut(int tcp_fd, const char *purpose);
+
 /** Listens as `host` says: on loopback only when it is a loopback address or without a secret, else
  *  on every address. *port_out receives the port. TD_ERR_SYSTEM names a port that is taken. */
 td_status td__listen_trusted(const char *host, int port, const char *purpose,

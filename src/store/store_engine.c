@@ -266,12 +266,17 @@ static void cancel(struct td__session *session, uint32_t id)
 {
     for (struct td__waiter *waiter = session->waiters; waiter; waiter = waiter->own_after) {
         if (waiter->id == id) {
-            if (waiter->parked) {
-                answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[waiter->at]);
+            /* One that was passed over may have its keys: only the way to it was full. */
+            long missing = (long)waiter->at;
+            if (waiter->parked)
                 unpark(waiter);
-            } else {
-                answer_waiter(waiter); /* its keys are there: only the way to it was full */
-            }
+            else
+                missing = td__kv_first_missing(&session->engine->kv, waiter->keys, waiter->count,
+                                               0);
+            if (missing < 0)
+                answer_waiter(waiter);
+            else
+                answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[missing]);
             drop_waiter(waiter);
             return;
         }

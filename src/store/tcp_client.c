@@ -18,7 +18,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +67,7 @@ static td_status fail_broken(struct td__tcp_client *client)
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 /* One read. 0, or an errno: ENODATA at the end of the stream, ETIMEDOUT. */
-static int read_some(int fd, struct td__buffer *in, td__deadline deadline)
+static int read_some(int fd, struct td__buffer *in, struct td__spin *spin, td__deadline deadline)
 {
     if (!td__buffer_reserve(in, READ_SIZE))
         return ENOMEM;
@@ -85,10 +84,8 @@ static int read_some(int fd, struct td__buffer *in, td__deadline deadline)
             continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK)
             return errno;
-        if (td__now_ns() < spin_end) {
-            sched_yield();
+        if (td__spin_until(spin, spin_end))
             continue;
-        }
         int error = td__wait_fd(fd, POLLIN, deadline);
         if (error)
             return error;
@@ -146,7 +143,7 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
 {
     client->reading = true;
     pthread_mutex_unlock(&client->lock);
-    int error = read_some(client->fd, &client->in, deadline);
+    int error = read_some(client->fd, &client->in, &client->spin, deadline);
     pthread_mutex_lock(&client->lock);
     client->reading = false;
     if (!error)
@@ -382,15 +379,16 @@ free_frame:
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
-void td__tcp_client_init(struct td__tcp_client *client, int fd)
+void td__tcp_client_init(struct td__tcp_client *client, int fd, const char *host, int port)
 {
-    struct td__address address;
     *client = (struct td__tcp_client){.fd = fd, .fork_generation = td__fork_generation()};
     pthread_mutex_init(&client->lock, NULL);
     td__cond_init(&client->answered);
     td__cond_init(&client->sendable);
-    td__remote_address(fd, &address);
-    td__address_text(&address, client->where);
+    if (port)
+        snprintf(client->where, sizeof client->where, "%.100s:%d", host, port);
+    else
+        snprintf(client->where, sizeof client->where, "%.120s", host);
 }
 
 /* Makes sure that all that was set has arrived, and takes leave. */

@@ -3,6 +3,7 @@
 #define TD_STORE_TCP_CLIENT_H
 
 #include "base/buffer.h"
+#include "base/spin.h"
 #include "base/thread.h"
 #include "os/address.h"
 #include "store/store_wire.h"
@@ -11,7 +12,7 @@ struct td__tcp_call;
 
 struct td__tcp_client {
     int fd;
-    char where[TD__ADDRESS_TEXT]; /* the server's address, for messages */
+    char where[TD__ADDRESS_TEXT]; /* the server's place, for messages */
     unsigned fork_generation;
 
     pthread_mutex_t lock; /* guards all below; never held while sending or waiting */
@@ -21,6 +22,7 @@ struct td__tcp_client {
     struct td__tcp_call *calls; /* that wait for their answers */
     bool reading;               /* a thread is at the socket: `in` is its own meanwhile */
     struct td__buffer in;
+    struct td__spin spin; /* of the thread that reads */
     uint32_t last_id;
     uint64_t sent;             /* requests so far */
     uint64_t unconfirmed_last; /* `sent` after the last one without an answer … */
@@ -32,8 +34,8 @@ struct td__tcp_client {
     char late_text[512];
 };
 
-/** Takes over a connection that is proven. */
-void td__tcp_client_init(struct td__tcp_client *client, int fd);
+/** Takes over a connection that is proven; host and port are for messages. */
+void td__tcp_client_init(struct td__tcp_client *client, int fd, const char *host, int port);
 
 /** A frame to be filled with the body of a request. */
 struct td__buffer td__tcp_frame(uint8_t op);

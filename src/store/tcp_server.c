@@ -16,13 +16,13 @@
 #include "store/tcp_server.h"
 
 #include "base/fail.h"
+#include "base/spin.h"
 #include "base/thread.h"
 #include "os/loop.h"
 #include "os/socket.h"
 #include "store/store_engine.h"
 
 #include <limits.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -47,6 +47,7 @@ struct connection {
         uv_pipe_t pipe;
     };
     struct td__tcp_server *server;
+    bool local; /* a unix socket */
     enum stage stage;
     struct td__auth auth; /* until OPEN */
     td__deadline handshake_end;
@@ -63,19 +64,25 @@ struct list {
     size_t count;
 };
 
-struct td__tcp_server {
-    struct td__loop loop;
+struct listener {
     union {
         uv_handle_t handle;
         uv_stream_t stream;
         uv_tcp_t tcp;
         uv_pipe_t pipe;
-    } listener;
-    int fd;
-    bool local; /* a unix socket */
-    char *path; /* its file; NULL for an abstract one */
+    };
+    struct td__tcp_server *server;
+    int fd; /* -1: there is none */
+    bool local;
+};
+
+struct td__tcp_server {
+    struct td__loop loop;
+    struct listener listeners[2]; /* the second one is the shortcut */
+    char *path;                   /* of a unix socket in the file system, to be removed */
     uv_timer_t sweep;
     uv_idle_t spin;
+    struct td__spin spinning;
     int64_t last_request;
     bool closing; /* clients are only sent what they are owed */
     int fd_limit; /* a connection with a higher descriptor is turned away */
@@ -143,7 +150,7 @@ static void close_connection(struct connection *connection, bool reset)
     bool was_client = connection->stage == OPEN;
     list_remove(was_client ? &server->clients : &server->strangers, connection);
     connection->stage = CLOSING;
-    if (reset && !server->local)
+    if (reset && !connection->local)
         uv_tcp_close_reset(&connection->tcp, on_closed);
     else
         uv_close(&connection->handle, on_closed);
@@ -379,13 +386,15 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 
 /* ---- Accepting ------------------------------------------------------------------------------- */
 
-static void on_connection(uv_stream_t *listener, int error)
+static void on_connection(uv_stream_t *stream, int error)
 {
-    struct td__tcp_server *server = listener->data;
+    struct listener *listener = stream->data;
+    struct td__tcp_server *server = listener->server;
     struct connection *connection = error ? NULL : calloc(1, sizeof *connection);
     if (!connection)
         return;
-    if (server->local)
+    connection->local = listener->local;
+    if (connection->local)
         uv_pipe_init(&server->loop.uv, &connection->pipe, 0);
     else
         uv_tcp_init(&server->loop.uv, &connection->tcp);
@@ -396,8 +405,8 @@ static void on_connection(uv_stream_t *listener, int error)
     list_add(&server->strangers, connection);
 
     uv_os_fd_t fd;
-    if (uv_accept(listener, &connection->stream) || uv_fileno(&connection->handle, &fd) ||
-        (server->local && !td__peer_is_us(fd)) ||
+    if (uv_accept(stream, &connection->stream) || uv_fileno(&connection->handle, &fd) ||
+        (connection->local && !td__peer_is_us(fd)) ||
         uv_read_start(&connection->stream, on_alloc, on_read)) {
         close_connection(connection, false);
         return;
@@ -406,7 +415,7 @@ static void on_connection(uv_stream_t *listener, int error)
         close_connection(connection, true);
         return;
     }
-    if (!server->local)
+    if (!connection->local)
         uv_tcp_nodelay(&connection->tcp, 1);
     if (server->strangers.count > MAX_STRANGERS)
         close_connection(server->strangers.first, true);
@@ -427,10 +436,8 @@ static void on_sweep(uv_timer_t *timer)
 static void on_spin(uv_idle_t *spin)
 {
     struct td__tcp_server *server = spin->data;
-    if (td__now_ns() - server->last_request > SPIN_NS)
+    if (!td__spin_until(&server->spinning, server->last_request + SPIN_NS))
         uv_idle_stop(spin);
-    else
-        sched_yield();
 }
 
 static void keep_awake(struct td__tcp_server *server)
@@ -446,34 +453,49 @@ struct start {
     int error;
 };
 
+/* 0, or an error of libuv; the descriptor belongs to the handle then, or is closed. */
+static int listen_at(struct td__tcp_server *server, struct listener *listener)
+{
+    int error;
+    if (listener->local) {
+        uv_pipe_init(&server->loop.uv, &listener->pipe, 0);
+        error = uv_pipe_open(&listener->pipe, listener->fd);
+    } else {
+        uv_tcp_init(&server->loop.uv, &listener->tcp);
+        error = uv_tcp_open(&listener->tcp, listener->fd);
+    }
+    listener->handle.data = listener;
+    if (error) {
+        close(listener->fd);
+        return error;
+    }
+    return uv_listen(&listener->stream, 4096, on_connection);
+}
+
 static void start_on_loop(void *arg)
 {
     struct start *start = arg;
     struct td__tcp_server *server = start->server;
-    uv_loop_t *loop = &server->loop.uv;
-    uv_timer_init(loop, &server->sweep);
+    uv_timer_init(&server->loop.uv, &server->sweep);
     server->sweep.data = server;
     uv_timer_start(&server->sweep, on_sweep, 1000, 1000);
-    uv_idle_init(loop, &server->spin);
+    uv_idle_init(&server->loop.uv, &server->spin);
     server->spin.data = server;
-    if (server->local) {
-        uv_pipe_init(loop, &server->listener.pipe, 0);
-        start->error = uv_pipe_open(&server->listener.pipe, server->fd);
-    } else {
-        uv_tcp_init(loop, &server->listener.tcp);
-        start->error = uv_tcp_open(&server->listener.tcp, server->fd);
+    for (int i = 0; i < 2; i++) {
+        if (server->listeners[i].fd < 0)
+            continue;
+        int error = listen_at(server, &server->listeners[i]);
+        if (error && !start->error)
+            start->error = error;
     }
-    server->listener.handle.data = server;
-    if (start->error)
-        close(server->fd);
-    else
-        start->error = uv_listen(&server->listener.stream, 4096, on_connection);
 }
 
 static void stop_accepting(void *arg)
 {
     struct td__tcp_server *server = arg;
-    uv_close(&server->listener.handle, NULL);
+    for (int i = 0; i < 2; i++)
+        if (server->listeners[i].fd >= 0)
+            uv_close(&server->listeners[i].handle, NULL);
     if (server->path)
         unlink(server->path);
     while (server->strangers.first)
@@ -529,48 +551,63 @@ static void close_clients(void *arg)
         close_what_is_left(&server->sweep);
 }
 
-td_status td__tcp_server_start(int fd, const struct td__secret *secret,
+/* A descriptor that is this close to the limit is the last sign before there are none. */
+static int highest_fd(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= INT_MAX)
+        return INT_MAX;
+    return (int)limit.rlim_cur - SPARE_FDS;
+}
+
+static void set_listener(struct td__tcp_server *server, int index, int fd)
+{
+    struct td__address address;
+    struct listener *listener = &server->listeners[index];
+    td__local_address(fd, &address);
+    listener->server = server;
+    listener->fd = fd;
+    listener->local = address.any.sa_family == AF_UNIX;
+    if (listener->local && address.local.sun_path[0])
+        server->path = strdup(address.local.sun_path);
+}
+
+td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *secret,
                                struct td__tcp_server **server_out)
 {
+    td_status status = td__fail_nomem("store server");
     struct td__tcp_server *server = calloc(1, sizeof *server);
-    if (!server) {
-        close(fd);
-        return td__fail_nomem("store server");
-    }
-    struct td__address address;
-    td__local_address(fd, &address);
-    server->fd = fd;
-    server->local = address.any.sa_family == AF_UNIX;
-    if (server->local && address.local.sun_path[0])
-        server->path = strdup(address.local.sun_path);
-    struct rlimit limit;
-    server->fd_limit = INT_MAX;
-    if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < INT_MAX)
-        server->fd_limit = (int)limit.rlim_cur - SPARE_FDS;
+    if (!server)
+        goto close_sockets;
+    set_listener(server, 0, fd);
+    set_listener(server, 1, shortcut);
+    server->fd_limit = highest_fd();
     server->secret = *secret;
     server->empty = true;
     pthread_mutex_init(&server->lock, NULL);
     td__cond_init(&server->left);
-    td_status status = td__loop_start(&server->loop, "td-store");
+    status = td__loop_start(&server->loop, "td-store");
     if (status)
         goto free_server;
 
     struct start start = {.server = server};
     td__loop_run(&server->loop, start_on_loop, &start);
     if (start.error) {
-        status = td__fail(TD_ERR_SYSTEM, "store server: %s", uv_strerror(start.error));
         td__tcp_server_stop(server, 0);
-        return status;
+        return td__fail(TD_ERR_SYSTEM, "store server: %s", uv_strerror(start.error));
     }
     *server_out = server;
     return TD_OK;
 
 free_server:
-    close(fd);
     pthread_cond_destroy(&server->left);
     pthread_mutex_destroy(&server->lock);
     free(server->path);
     free(server);
+close_sockets:
+    close(fd);
+    if (shortcut >= 0)
+        close(shortcut);
     return status;
 }
 
@@ -592,5 +629,7 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
 
 void td__tcp_server_abandon(struct td__tcp_server *server)
 {
-    close(server->fd);
+    for (int i = 0; i < 2; i++)
+        if (server->listeners[i].fd >= 0)
+            close(server->listeners[i].fd);
 }

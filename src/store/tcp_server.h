@@ -7,8 +7,9 @@
 
 struct td__tcp_server;
 
-/** Serves at the listening socket `fd`, which it takes over, also when it fails. */
-td_status td__tcp_server_start(int fd, const struct td__secret *secret,
+/** Serves at the listening socket `fd`, and at `shortcut` (-1: none), a unix socket beside it. Takes
+ *  both over, also when it fails. */
+td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *secret,
                                struct td__tcp_server **server);
 
 /** Takes no new client from now on, waits until the present ones have left or the deadline has

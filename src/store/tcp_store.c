@@ -215,7 +215,8 @@ static td_status start_server(struct tcp_store *store, const char *host,
     int listener;
     TD_TRY(
         td__listen_trusted(host, store->port, "store", secret, deadline, &listener, &store->port));
-    return td__tcp_server_start(listener, secret, &store->server);
+    int shortcut = td__listen_shortcut(listener, "store");
+    return td__tcp_server_start(listener, shortcut, secret, &store->server);
 }
 
 td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_options *options,
@@ -243,7 +244,7 @@ td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_optio
     status = td__connect_trusted(host, store->port, "store", &secret, deadline, &fd);
     if (status)
         goto stop_server;
-    td__tcp_client_init(&store->client, fd);
+    td__tcp_client_init(&store->client, fd, host, store->port);
     *out = &store->head;
     return TD_OK;
 
