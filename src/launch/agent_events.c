@@ -143,6 +143,7 @@ static void on_verdict_timeout(uv_timer_t *timer)
     struct td__worker *first = td__round_first_failure(&agent->round, false);
     if (first && !agent->reason)
         on_failure(agent, first);
+    td__round_reap(&agent->round);
 }
 
 /* A failure may be the consequence of another one that is still on its way: waits for that. */
@@ -190,10 +191,10 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
 {
     switch (event->kind) {
     case TD__NODE_READY:
-        agent->ready = true;
+        agent->ready = agent->between_rounds = true;
         break;
     case TD__NODE_ALL_GONE:
-        agent->all_gone = true;
+        agent->all_gone = agent->between_rounds = true;
         break;
     case TD__NODE_FAILED:
         if (agent->reason <= TD__REASON_FAILED) {
@@ -234,8 +235,7 @@ static void on_wake(uv_async_t *wake)
 {
     struct td__agent *agent = wake->data;
     struct td__node_event event;
-    /* What comes after the end of a round belongs to the next one. */
-    while (agent->node && !agent->all_gone && td__node_next(agent->node, &event))
+    while (agent->node && !agent->between_rounds && td__node_next(agent->node, &event))
         on_node_event(agent, &event);
     td__agent_check_console(agent);
     td__round_resume_output(&agent->round);

@@ -34,6 +34,7 @@ struct td__agent {
     bool console_failed[2]; /* was noticed */
     struct td__node *node;
     bool ready, all_gone; /* what the node has told */
+    bool between_rounds;  /* what it tells now is about the next round, and has to wait for that */
     struct td__round_setup setup;
     struct td__round round;
 

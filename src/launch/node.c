@@ -148,8 +148,8 @@ static td_status meet(struct td__node *node, bool *begun)
         td__node_end_job(node, 1, td_last_error());
     if (status)
         return status;
-    TD_TRY(begin_watching(node));
     TD_TRY(td__arrival_introduce(node->store, node->options, node->world.node_rank));
+    TD_TRY(begin_watching(node));
     status = await_all(node, TD__KEY_NODE, join_ms > 0 ? join_ms : 1, &values);
     if (status == TD_ERR_TIMEOUT)
         status = td__arrival_missing(node->store, node->options);
@@ -326,6 +326,14 @@ void td__node_end_job(struct td__node *node, int code, const char *text)
     td__buffer_free(&notice);
 }
 
+/* Only where nothing is there yet: why the job is over must reach those who look later, too. */
+static void wake_watcher(struct td__node *node)
+{
+    td_bytes value;
+    if (!td_store_compare_set(node->store, TD__KEY_OVER, "", 0, "", 0, &value))
+        td_bytes_free(&value);
+}
+
 /* Ends the threads; false when one of them still waits for the network. */
 static bool end_threads(struct td__node *node)
 {
@@ -335,8 +343,10 @@ static bool end_threads(struct td__node *node)
     bool open = node->open, watching = node->watching;
     snprintf(waits_for, sizeof waits_for, "%s", node->waits_for);
     pthread_mutex_unlock(&node->lock);
+    if (open)
+        td_store_set_timeout(node->store, CLOSE_MS);
     if (watching)
-        td_store_set(node->store, TD__KEY_OVER, "", 0);
+        wake_watcher(node);
     if (*waits_for)
         td__gather_set(node->store, waits_for, node->options->nnodes, "");
 
@@ -369,10 +379,8 @@ bool td__node_close(struct td__node *node)
     pthread_join(node->talker, NULL);
     if (node->has_watcher)
         pthread_join(node->watcher, NULL);
-    if (node->store) {
-        td_store_set_timeout(node->store, CLOSE_MS);
+    if (node->store)
         td_store_close(node->store);
-    }
     for (struct td__node_event event; td__node_next(node, &event);)
         ;
     pthread_cond_destroy(&node->thread_ended);

@@ -74,13 +74,14 @@ static bool add_process(struct process_list *list, pid_t pid, pid_t parent)
 
 static void read_processes(struct process_list *list)
 {
-    DIR *proc = opendir("/proc");
+    int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *proc = fd < 0 ? NULL : fdopendir(fd);
     if (!proc)
         return;
     for (struct dirent *entry; (entry = readdir(proc));) {
         if (!isdigit((unsigned char)entry->d_name[0]))
             continue;
-        pid_t parent = parent_of(dirfd(proc), entry->d_name);
+        pid_t parent = parent_of(fd, entry->d_name);
         if (parent > 0 && !add_process(list, atoi(entry->d_name), parent))
             break; /* short of memory: whom we have; the rest in the next round */
     }

@@ -9,7 +9,7 @@ import subprocess
 import harness
 from harness import Terminal, Test, is_alive, processes_with, read_file, read_stat, wait_until
 
-STAY = "echo $$ > pid.$RANK.tmp; mv pid.$RANK.tmp pid.$RANK; while :; do sleep 1000; done"
+STAY = "echo $$ > pid.$RANK.tmp; mv pid.$RANK.tmp pid.$RANK; exec sleep 1000"
 
 # Notes each of the usual signals in a file, and goes on, or ends where it is told to.
 NOTE_SIGNALS = """

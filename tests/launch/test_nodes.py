@@ -9,7 +9,7 @@ import time
 import harness
 from harness import Test, is_alive, read_file, wait_until
 
-STAY = "echo $$ > pid.$RANK.tmp; mv pid.$RANK.tmp pid.$RANK; while :; do sleep 1000; done"
+STAY = "echo $$ > pid.$RANK.tmp; mv pid.$RANK.tmp pid.$RANK; exec sleep 1000"
 
 
 def free_port():
@@ -103,7 +103,7 @@ class Work(Nodes):
 
 class Failures(Nodes):
     def test_one_ends_all(self):
-        fail = "[ $RANK = 3 ] && { echo told >&2; exit 5; }; while :; do sleep 1000; done"
+        fail = "[ $RANK = 3 ] && { echo told >&2; exit 5; }; exec sleep 1000"
         jobs = self.start_nodes(3, "sh", "-c", fail)
         self.finish(jobs, 5)
         for job in jobs:
@@ -111,7 +111,7 @@ class Failures(Nodes):
         self.assertIn("    | told", jobs[1].err)
 
     def test_signal(self):
-        crash = "[ $RANK = 0 ] && kill -ABRT $$; while :; do sleep 1000; done"
+        crash = "[ $RANK = 0 ] && kill -ABRT $$; exec sleep 1000"
         jobs = self.start_nodes(2, "sh", "-c", crash)
         self.finish(jobs, 128 + signal.SIGABRT)
 
@@ -129,7 +129,7 @@ class Failures(Nodes):
     def test_restart(self):
         work = (
             "echo $RANK.$TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0;"
-            "[ $RANK = $TORCHELASTIC_RESTART_COUNT ] && exit 1; while :; do sleep 1000; done"
+            "[ $RANK = $TORCHELASTIC_RESTART_COUNT ] && exit 1; exec sleep 1000"
         )
         jobs = self.start_nodes(2, "--max-restarts=2", "sh", "-c", work, nproc=1)
         self.finish(jobs, 0)
@@ -214,19 +214,17 @@ class Endings(Nodes):
 
     def test_killed_while_others_are_missing(self):
         jobs = [self.start_node(3, rank, "sh", "-c", STAY) for rank in range(2)]
-        harness.wait_until(lambda: self.connections() >= 4, "both have met")
+        wait_until(lambda: self.has_arrived(jobs[1]), "the second has arrived")
         jobs[1].signal(signal.SIGKILL)
         jobs[1].finish()
         self.check_code(jobs[0].finish(), 1)
         self.assertIn("the launcher of node 1 ", jobs[0].err)
         self.wait_nothing_left()
 
-    def connections(self):
-        """Established ends of connections to the store's port; each connection has two."""
-        text = read_file("/proc/net/tcp").splitlines()[1:]
-        port = f":{self.port:04X}"
-        rows = [line.split() for line in text]
-        return sum(r[3] == "01" and (r[1].endswith(port) or r[2].endswith(port)) for r in rows)
+    def has_arrived(self, job):
+        """A launcher that has arrived has a thread that watches for the end of the job."""
+        tasks = f"/proc/{job.agent()}/task"
+        return "td-watch\n" in [read_file(f"{tasks}/{task}/comm") for task in os.listdir(tasks)]
 
 
 class Meeting(Nodes):

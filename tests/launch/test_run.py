@@ -228,7 +228,7 @@ class Ends(Test):
         stubborn = (
             "trap '' TERM; touch up.$RANK;"
             "[ $RANK = 0 ] && { until [ -e up.1 ]; do sleep 0.01; done; exit 9; };"
-            "while :; do sleep 1000; done"
+            "exec sleep 1000"
         )
         job = self.run_job(
             "--standalone", "--nproc-per-node=2", "--shutdown-timeout=0.2", "sh", "-c", stubborn
@@ -279,7 +279,7 @@ class Restarts(Test):
 
     def test_not_after_a_signal(self):
         job = self.start(
-            "--standalone", "--max-restarts=5", "sh", "-c", "touch up; while :; do sleep 1000; done"
+            "--standalone", "--max-restarts=5", "sh", "-c", "touch up; exec sleep 1000"
         )
         self.wait_files("up")
         job.signal(signal.SIGTERM)
