@@ -24,8 +24,8 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
 with open(f"pid.{rank}.tmp", "w") as file:
     file.write(str(os.getpid()))
 os.rename(f"pid.{rank}.tmp", f"pid.{rank}")
-while True:
-    time.sleep(1000)
+while True:  # a signal that comes just before a sleep is handled after it
+    time.sleep(0.1)
 """
 
 # A grandchild in a session of its own, whose parent is gone: nothing connects it to the worker.
