@@ -34,6 +34,7 @@ enum {
     SPIN_NS = 60000,
     READ_SIZE = 256 << 10,
     FLUSH_MS = 2000,
+    SEND_AT_ONCE = 64 << 10,
     SPARE_FDS = 8, /* left for the rest of the process */
 };
 
@@ -197,7 +198,9 @@ static void flush(struct connection *connection)
         close_connection(connection, true);
         return;
     }
-    if (!connection->session.in_flight) {
+    /* Much is left to libuv also where the socket would take it: that the rest of it, and what it makes
+     * room for, waits for the next turn of the loop is what keeps a glutton from starving others. */
+    if (!connection->session.in_flight && out->size <= SEND_AT_ONCE) {
         uv_buf_t buffer = uv_buf_init((char *)out->data, (unsigned)out->size);
         int sent = uv_try_write(&connection->stream, &buffer, 1);
         if (sent == (int)out->size) {

@@ -2,9 +2,12 @@
  * resolved. */
 #include "fuzz.h"
 
+#include "base/number.h"
 #include "os/address.h"
 
 #include <arpa/inet.h>
+#include <limits.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +45,13 @@ static bool is_numeric(const char *text)
     copy[length] = '\0';
     if (inet_pton(AF_INET, copy, &address) == 1)
         return true;
-    copy[strcspn(copy, "%")] = '\0';
+    char *zone = strchr(copy, '%');
+    int index;
+    if (zone) {
+        *zone++ = '\0';
+        if (!if_nametoindex(zone) && !td__parse_int(zone, 1, INT_MAX, &index))
+            return false;
+    }
     return inet_pton(AF_INET6, copy, &address) == 1;
 }
 
@@ -65,7 +74,8 @@ static void check_text(const struct td__address *address)
     if (address->any.sa_family == AF_INET)
         check(address->v4.sin_addr.s_addr == again.at[0].v4.sin_addr.s_addr);
     else
-        check(!memcmp(&address->v6.sin6_addr, &again.at[0].v6.sin6_addr, 16));
+        check(!memcmp(&address->v6.sin6_addr, &again.at[0].v6.sin6_addr, 16) &&
+              address->v6.sin6_scope_id == again.at[0].v6.sin6_scope_id);
     check(td__address_is_local(address) == td__address_is_local(&again.at[0]));
 }
 
