@@ -89,16 +89,15 @@ static bool agent_ended(pid_t agent, int *status)
 
 static int clean_up_after(pid_t agent, int status)
 {
-    if (WIFEXITED(status))
-        return WEXITSTATUS(status);
-    int left = td__sweep(td__deadline_in_ms(SWEEP_MS));
-    fprintf(stderr,
-            "tdrun: its agent (pid %d) was killed by %s; all workers on this node were "
-            "ended with it\n",
-            (int)agent, td__signal_name(WTERMSIG(status)));
+    int left = td__sweep(td__deadline_in_ms(SWEEP_MS)); /* an agent that ended well left nothing */
+    if (WIFSIGNALED(status))
+        fprintf(stderr,
+                "tdrun: its agent (pid %d) was killed by %s; all workers on this node were ended "
+                "with it\n",
+                (int)agent, td__signal_name(WTERMSIG(status)));
     if (left)
         fprintf(stderr, "tdrun: %d processes of this job cannot be ended; see ps\n", left);
-    return 128 + WTERMSIG(status);
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 static int be_front(pid_t agent, const sigset_t *waited, int lifeline)

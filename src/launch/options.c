@@ -13,10 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_PORT = 29500 };
-
-#define SECONDS_JOIN 600
-#define SECONDS_SHUTDOWN 30
+enum { DEFAULT_PORT = 29500, JOIN_TIMEOUT_S = 600, SHUTDOWN_TIMEOUT_S = 30 };
 
 struct raw {
     struct td__run_options *options;
@@ -174,7 +171,6 @@ static td_status finish_standalone(const struct raw *raw, struct td__run_options
     if (raw->master_addr || raw->master_port >= 0 || raw->endpoint)
         note(options, "--standalone meets at a free port of this host; the address and port that "
                       "were given are not used");
-    options->standalone = true;
     strcpy(options->host, "127.0.0.1");
     options->port = 0;
     options->node_rank = 0;
@@ -237,7 +233,7 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
         TD_TRY(td__take_conf(raw->conf, &conf));
     options->join_timeout_s = conf.join_timeout >= 0 ? conf.join_timeout
                               : conf.timeout >= 0    ? conf.timeout
-                                                     : SECONDS_JOIN;
+                                                     : JOIN_TIMEOUT_S;
     TD_TRY(finish_place(raw, options));
     if (!options->run_id)
         options->run_id = "none";
@@ -246,7 +242,8 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
 
 td_status td__run_options_parse(int argc, char **argv, struct td__run_options *options)
 {
-    *options = (struct td__run_options){.role = "default", .shutdown_timeout_s = SECONDS_SHUTDOWN};
+    *options = (struct td__run_options){.role = "default",
+                                        .shutdown_timeout_s = SHUTDOWN_TIMEOUT_S};
     struct raw raw = {.options = options, .node_rank = -1, .master_port = -1};
     int rest;
     td_status status = td__flags_from_environment(&table, &raw);

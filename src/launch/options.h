@@ -23,7 +23,6 @@ struct td__run_options {
     char **program; /* with its arguments, ended by NULL */
 
     /* Where the nodes meet. */
-    bool standalone;
     char host[256];
     int port;       /* 0: any */
     bool port_free; /* another port will do where this one is taken */

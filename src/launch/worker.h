@@ -21,9 +21,9 @@ struct td__worker {
     int64_t started_ns, ended_ns;
     int64_t parted_ns; /* when it began to end; 0 as long as that is not known */
 
-    int parting; /* hangs up when the worker begins to end; -1: it did, or there is none */
+    int parting; /* hangs up when the worker begins to end … */
     uv_poll_t parting_poll;
-    bool parting_watched;
+    bool parting_watched; /* … where there is one */
 
     int pidfd; /* -1 where the system has none */
     uv_poll_t poll;

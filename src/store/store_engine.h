@@ -11,7 +11,7 @@
 struct td__waiter;
 
 /* A session with more answers than this on their way is not given more for now. */
-#define TD__SESSION_OUT_LIMIT ((size_t)4 << 20)
+#define TD__SESSION_OUT_LIMIT ((size_t)1 << 20)
 
 struct td__engine {
     struct td__kv kv;
