@@ -3,6 +3,7 @@
 #define TANDEM_TANDEM_H
 
 #include <tandem/base.h>
+#include <tandem/dtype.h>
 #include <tandem/launch.h>
 #include <tandem/rendezvous.h>
 #include <tandem/store.h>
