@@ -77,7 +77,7 @@ void td__buffer_put_string(struct td__buffer *buffer, const void *data, size_t s
 void td__buffer_consume(struct td__buffer *buffer, size_t size)
 {
     buffer->size -= size;
-    if (buffer->size)
+    if (size && buffer->size)
         memmove(buffer->data, buffer->data + size, buffer->size);
 }
 

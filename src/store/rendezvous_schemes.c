@@ -138,10 +138,13 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
     unsigned epoch = td__place_meetings(meeting->place);
     td_status status = hosted || first ? td_tcp_store_open(host, port, &store_options, store)
                                        : open_of_epoch(host, port, &store_options, epoch, store);
-    if (!status && first)
+    if (!status && first) {
         status = mark_epoch(*store, epoch);
-    else if (status == TD_ERR_SYSTEM && first)
+        if (status)
+            td_store_close(*store);
+    } else if (status == TD_ERR_SYSTEM && first) {
         status = open_beside_another(host, port, &store_options, status, store);
+    }
     TD_TRY(status);
     td_store_set_timeout(meeting->world.store, timeout);
     meeting->world.rank = rank;
@@ -173,6 +176,9 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
 {
     int rank, world_size, port;
     bool found;
+    if (url->host[0] || url->port >= 0 || url->path[0])
+        return td__fail(TD_ERR_INVALID, "env://: it takes no host, port or path; MASTER_ADDR and "
+                                        "MASTER_PORT say where to meet");
     TD_TRY(td__rendezvous_given(url, options, &rank, &world_size));
     TD_TRY(number_from_env("RANK", "which of the processes this is, counted from 0", 0, &rank));
     TD_TRY(number_from_env("WORLD_SIZE", "how many processes there are", 1, &world_size));
