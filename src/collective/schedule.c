@@ -22,56 +22,55 @@ static void add(struct td__schedule *schedule, struct td__step step)
     schedule->steps[schedule->count++] = step;
 }
 
-void td__send(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
-              int32_t count)
+static void add_message(struct td__schedule *schedule, enum td__step_kind kind, int32_t peer,
+                        enum td__place place, int32_t block, int32_t count)
 {
-    add(schedule, (struct td__step){.kind = TD__STEP_SEND,
+    add(schedule, (struct td__step){.kind = (uint8_t)kind,
                                     .place = (uint8_t)place,
                                     .peer = peer,
                                     .block = block,
                                     .count = count});
+}
+
+void td__send(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
+              int32_t count)
+{
+    add_message(schedule, TD__STEP_SEND, peer, place, block, count);
 }
 
 void td__recv(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
               int32_t count)
 {
-    add(schedule, (struct td__step){.kind = TD__STEP_RECV,
-                                    .place = (uint8_t)place,
-                                    .peer = peer,
-                                    .block = block,
-                                    .count = count});
+    add_message(schedule, TD__STEP_RECV, peer, place, block, count);
 }
 
 void td__recv_reduce(struct td__schedule *schedule, int32_t peer, enum td__place place,
                      int32_t block, int32_t count)
 {
-    add(schedule, (struct td__step){.kind = TD__STEP_RECV_REDUCE,
+    add_message(schedule, TD__STEP_RECV_REDUCE, peer, place, block, count);
+}
+
+static void add_local(struct td__schedule *schedule, enum td__step_kind kind, enum td__place place,
+                      int32_t block, enum td__place from, int32_t from_block, int32_t count)
+{
+    add(schedule, (struct td__step){.kind = (uint8_t)kind,
                                     .place = (uint8_t)place,
-                                    .peer = peer,
+                                    .from = (uint8_t)from,
                                     .block = block,
-                                    .count = count});
+                                    .count = count,
+                                    .from_block = from_block});
 }
 
 void td__copy(struct td__schedule *schedule, enum td__place place, int32_t block,
               enum td__place from, int32_t from_block, int32_t count)
 {
-    add(schedule, (struct td__step){.kind = TD__STEP_COPY,
-                                    .place = (uint8_t)place,
-                                    .from = (uint8_t)from,
-                                    .block = block,
-                                    .count = count,
-                                    .from_block = from_block});
+    add_local(schedule, TD__STEP_COPY, place, block, from, from_block, count);
 }
 
 void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t block,
                 enum td__place from, int32_t from_block, int32_t count)
 {
-    add(schedule, (struct td__step){.kind = TD__STEP_REDUCE,
-                                    .place = (uint8_t)place,
-                                    .from = (uint8_t)from,
-                                    .block = block,
-                                    .count = count,
-                                    .from_block = from_block});
+    add_local(schedule, TD__STEP_REDUCE, place, block, from, from_block, count);
 }
 
 void td__round(struct td__schedule *schedule)
