@@ -22,6 +22,7 @@ enum { GRANULE = 512, BINS = 48, PAGE = 4096 };
 
 #define KEEP_FREE ((size_t)256 << 20)
 #define GROWTH ((size_t)16 << 20)
+#define VIEW_AT_LEAST ((size_t)1 << 30) /* address space for a view; costs nothing */
 
 struct block {
     struct td__map_node node; /* by offset; in the map only while allocated */
@@ -429,6 +430,39 @@ td_status td__arena_view_open(int fd, struct td__arena_view *view)
     return TD_OK;
 }
 
+struct td__arena_mapping {
+    struct td__arena_mapping *next;
+    char *base;
+    size_t size;
+};
+
+/* Maps at least `size` bytes from the start; the former mapping is kept. */
+static bool map_view(struct td__arena_view *view, size_t size)
+{
+    struct td__arena_mapping *former = view->base ? malloc(sizeof *former) : NULL;
+    if (view->base && !former)
+        return false;
+    size_t ahead = VIEW_AT_LEAST;
+    while (ahead < size)
+        ahead *= 2;
+    void *base = mmap(NULL, ahead, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, view->fd, 0);
+    if (base == MAP_FAILED) { /* where address space is limited */
+        ahead = round_up(size, PAGE);
+        base = mmap(NULL, ahead, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, view->fd, 0);
+    }
+    if (base == MAP_FAILED) {
+        free(former);
+        return false;
+    }
+    if (former) {
+        *former = (struct td__arena_mapping){view->former, view->base, view->mapped};
+        view->former = former;
+    }
+    view->base = base;
+    view->mapped = ahead;
+    return true;
+}
+
 void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
 {
     size_t end;
@@ -438,13 +472,9 @@ void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
         struct stat status;
         if (fstat(view->fd, &status) || end > (size_t)status.st_size)
             return NULL;
-        size_t now = (size_t)status.st_size;
-        void *base = view->base ? mremap(view->base, view->size, now, MREMAP_MAYMOVE)
-                                : mmap(NULL, now, PROT_READ | PROT_WRITE, MAP_SHARED, view->fd, 0);
-        if (base == MAP_FAILED)
+        if ((size_t)status.st_size > view->mapped && !map_view(view, (size_t)status.st_size))
             return NULL;
-        view->base = base;
-        view->size = now;
+        view->size = (size_t)status.st_size;
     }
     return view->base + offset;
 }
@@ -452,7 +482,12 @@ void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
 void td__arena_view_close(struct td__arena_view *view)
 {
     if (view->base)
-        munmap(view->base, view->size);
+        munmap(view->base, view->mapped);
+    for (struct td__arena_mapping *former = view->former, *next; former; former = next) {
+        next = former->next;
+        munmap(former->base, former->size);
+        free(former);
+    }
     close(view->fd);
     *view = (struct td__arena_view){.fd = -1};
 }

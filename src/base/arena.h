@@ -46,14 +46,17 @@ bool td__arena_resolve(const void *memory, struct td__arena **arena, size_t *off
 struct td__arena_view {
     int fd;
     char *base;
-    size_t size;
+    size_t mapped; /* may be more than the arena has by now, so that growing needs no new mapping */
+    size_t size;   /* what it had when last looked at */
+    struct td__arena_mapping
+        *former; /* smaller mappings, kept for those who have addresses there */
 };
 
 /** Maps the memfd `fd` of another process's arena; takes the fd over on success. */
 td_status td__arena_view_open(int fd, struct td__arena_view *view);
 
 /** The address of `size` bytes at `offset`, mapping more where the arena has grown; NULL when they
- *  are not inside it. May move view->base: addresses taken before are then stale. */
+ *  are not inside it. Addresses taken before stay good. */
 void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size);
 
 void td__arena_view_close(struct td__arena_view *view);

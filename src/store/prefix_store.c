@@ -100,6 +100,12 @@ static td_status prefix_num_keys(td_store *store, struct td__span prefix, td__de
     WITH_PREFIX(store, &prefix, 1, num_keys(base, *longer, deadline, count));
 }
 
+static void prefix_address(td_store *store, char *text, size_t room)
+{
+    if (!td__store_address(((struct prefix_store *)store)->base, text, room) && room)
+        text[0] = 0;
+}
+
 static td_status prefix_close(td_store *store)
 {
     struct prefix_store *self = (struct prefix_store *)store;
@@ -118,6 +124,7 @@ static const struct td__store_ops prefix_store_ops = {
     .compare_set = prefix_compare_set,
     .delete_key = prefix_delete,
     .num_keys = prefix_num_keys,
+    .address = prefix_address,
     .close = prefix_close,
 };
 

@@ -267,3 +267,11 @@ td_status td_store_num_keys(td_store *store, int64_t *count)
         return td__fail(TD_ERR_INVALID, "td_store_num_keys: the output is NULL");
     return store->ops->num_keys(store, (struct td__span){"", 0}, own_deadline(store), count);
 }
+
+bool td__store_address(td_store *store, char *text, size_t room)
+{
+    if (!store->ops->address)
+        return false;
+    store->ops->address(store, text, room);
+    return text[0] != 0;
+}

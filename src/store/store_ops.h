@@ -48,6 +48,9 @@ struct td__store_ops {
     td_status (*num_keys)(td_store *store, struct td__span prefix, td__deadline deadline,
                           int64_t *count);
 
+    /** The address of this host on the way to the server, as text; NULL where there is no server. */
+    void (*address)(td_store *store, char *text, size_t room);
+
     /** Frees the store, also when it fails. Called once, when no reference is left. */
     td_status (*close)(td_store *store);
 };
@@ -61,6 +64,10 @@ struct td_store {
 
 /** Fills in the head: one reference. */
 void td__store_init(td_store *store, const struct td__store_ops *ops, int64_t timeout_ms);
+
+/** The address of this host that the store's server sees, "127.0.0.1" where it is on this host; false
+ *  where the store has no server. */
+bool td__store_address(td_store *store, char *text, size_t room);
 
 /** Copies `size` bytes into a td_bytes of its own, with the NUL behind it. */
 td_status td__bytes_copy(const void *data, size_t size, td_bytes *bytes);

@@ -3,11 +3,14 @@
 #include "store/tcp_store.h"
 
 #include "base/fail.h"
+#include "os/socket.h"
 #include "os/trust.h"
 #include "store/store_ops.h"
 #include "store/tcp_client.h"
 #include "store/tcp_server.h"
 
+#include <arpa/inet.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,6 +183,19 @@ static td_status tcp_close(td_store *base)
     return status;
 }
 
+static void tcp_address(td_store *store, char *text, size_t room)
+{
+    struct td__address own;
+    td__local_address(client_of(store)->fd, &own);
+    snprintf(text, room, "127.0.0.1");
+    if (own.any.sa_family == AF_INET)
+        inet_ntop(AF_INET, &own.v4.sin_addr, text, (socklen_t)room);
+    else if (own.any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&own.v6.sin6_addr))
+        inet_ntop(AF_INET, &own.v6.sin6_addr.s6_addr[12], text, (socklen_t)room);
+    else if (own.any.sa_family == AF_INET6)
+        inet_ntop(AF_INET6, &own.v6.sin6_addr, text, (socklen_t)room);
+}
+
 static const struct td__store_ops tcp_store_ops = {
     .kind = "tcp",
     .set = tcp_set,
@@ -190,6 +206,7 @@ static const struct td__store_ops tcp_store_ops = {
     .compare_set = tcp_compare_set,
     .delete_key = tcp_delete,
     .num_keys = tcp_num_keys,
+    .address = tcp_address,
     .close = tcp_close,
 };
 

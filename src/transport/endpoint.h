@@ -1,0 +1,94 @@
+/* A rank's place among the others: how they reach it, and how it reaches them.
+ *
+ * Each rank has a card (its host, its addresses) and is given the cards of the others. A rank that
+ * wants something from another connects to it, proves the job's secret, and says what it wants:
+ *
+ *     a link      the connection itself becomes a stream between the two, for one channel of one group
+ *     a paper     a descriptor that the other has laid out: its arena, a group's control memory
+ *
+ * The second goes over unix sockets, so only between ranks of one host. Nothing is opened before
+ * somebody asks for it. All functions may be called from any thread. */
+#ifndef TD_TRANSPORT_ENDPOINT_H
+#define TD_TRANSPORT_ENDPOINT_H
+
+#include "base/buffer.h"
+#include "base/clock.h"
+
+#include <tandem/base.h>
+
+struct td__endpoint;
+
+enum td__channel { TD__CHANNEL_COLLECTIVE, TD__CHANNEL_MESSAGES };
+
+/** Makes this rank reachable: at `host` (an address of this machine) by TCP, and at a unix socket.
+ *  `shared` false: as if every rank were on a host of its own. */
+td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
+                            struct td__endpoint **endpoint);
+
+/** Appends this rank's card. */
+void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *card);
+
+/** Takes the cards of all `size` ranks, in order. Before this only the two functions above may be
+ *  called. TD_ERR_MISMATCH where one is not a card. */
+td_status td__endpoint_meet(struct td__endpoint *endpoint, const td_bytes *cards);
+
+/** Closes everything. No call may be under way. */
+void td__endpoint_close(struct td__endpoint *endpoint);
+
+int td__endpoint_rank(const struct td__endpoint *endpoint);
+int td__endpoint_size(const struct td__endpoint *endpoint);
+
+/** Which host `rank` is on: hosts are numbered from 0 in the order of their first rank. */
+int td__endpoint_host(const struct td__endpoint *endpoint, int rank);
+
+/** The process of `rank`, as it calls itself. */
+int td__endpoint_pid(const struct td__endpoint *endpoint, int rank);
+
+/** False when the process of `rank`, on the same host, has ended. True where that cannot be known: it is
+ *  watched from the first call on. */
+bool td__endpoint_alive(struct td__endpoint *endpoint, int rank);
+
+/** "rank 3 (on node7, pid 4711)", into a buffer of the thread's own. */
+const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank);
+
+/* ---- Links -----------------------------------------------------------------------------------
+ *
+ * A link is a connected stream socket: non-blocking, without delay, TCP between hosts and a unix
+ * socket inside one (TCP there, too, where the endpoint is not `shared`). It belongs to whoever got
+ * it. `group` is the number of a group, the same on all its ranks and unique in the world. */
+
+/** Opens a link to `rank`, which gets it from td__endpoint_accept() or its td__link_fn. */
+td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
+                               enum td__channel channel, td__deadline deadline, int *fd);
+
+/** Waits for the link that `rank` opens to here. */
+td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t group,
+                              enum td__channel channel, td__deadline deadline, int *fd);
+
+/** Takes over a link that `rank` has opened; on the endpoint's own thread, so it must not block. */
+typedef void (*td__link_fn)(void *arg, int rank, int fd);
+
+/** Hands all links to this group and channel to `fn`, those that have come already at once. NULL ends
+ *  it: after that `fn` is not called any more, and links that come are closed. */
+void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td__channel channel,
+                         td__link_fn fn, void *arg);
+
+/** Forgets a group: links for it that nobody has taken are closed. */
+void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group);
+
+/* ---- Shared memory (ranks of one host) ------------------------------------------------------- */
+
+/** Lays the descriptor `fd` out for others under `group`; it stays the caller's, and must stay open
+ *  until td__endpoint_forget(). */
+td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd);
+
+/** Gets a copy of what `rank` has laid out, or will have by the deadline. */
+td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
+                             td__deadline deadline, int *fd);
+
+/** Maps `size` bytes at `offset` of the default arena of `rank`, on the same host. The address stays
+ *  good until the endpoint is closed. Cheap except for the first time. */
+td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
+                           td__deadline deadline, void **address);
+
+#endif
