@@ -2,10 +2,14 @@
 #ifndef TANDEM_TANDEM_H
 #define TANDEM_TANDEM_H
 
+#include <tandem/backend.h>
 #include <tandem/base.h>
+#include <tandem/dist.h>
 #include <tandem/dtype.h>
+#include <tandem/group.h>
 #include <tandem/launch.h>
 #include <tandem/rendezvous.h>
 #include <tandem/store.h>
+#include <tandem/tensor.h>
 
 #endif

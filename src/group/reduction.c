@@ -60,6 +60,8 @@ td_status td__reduction_check(const struct td__reduction *reduction)
         if (!is_integer(dtype) && dtype != TD_BOOL)
             takes = "bitwise operations take integers and bool";
         break;
+    default: /* none is above the last */
+        break;
     }
     if (takes)
         return td__fail(TD_ERR_INVALID, "reduction: there is no %s of %s: %s",
@@ -121,7 +123,8 @@ static bool is_f64(td_dtype dtype)
     return dtype == TD_F64 || dtype == TD_COMPLEX128;
 }
 
-static void load_block(const struct work *work, void *acc, const void *src, size_t count)
+static void load_block(const struct work *work, void *acc, const void *src, size_t count,
+                       double factor)
 {
     td_dtype dtype = work->reduction->dtype;
     size_t bytes = count * work->acc_size;
@@ -135,9 +138,9 @@ static void load_block(const struct work *work, void *acc, const void *src, size
     if (work->normalises)
         work->kernels->normalise_bool(acc, count);
     else if (work->premultiplies && is_f64(dtype))
-        work->kernels->scale_f64(acc, work->reduction->factor, bytes / sizeof(double));
+        work->kernels->scale_f64(acc, factor, bytes / sizeof(double));
     else if (work->premultiplies)
-        work->kernels->scale_f32(acc, work->reduction->factor, bytes / sizeof(float));
+        work->kernels->scale_f32(acc, factor, bytes / sizeof(float));
 }
 
 static void combine(const struct work *work, void *acc, const void *other, size_t count)
@@ -184,7 +187,7 @@ void td__reduce_load(const struct td__reduction *reduction, void *acc, const voi
     struct work work = work_of(reduction);
     for (size_t at = 0; at < count; at += work.block)
         load_block(&work, (char *)acc + at * work.acc_size, (const char *)src + at * work.size,
-                   min_size(work.block, count - at));
+                   min_size(work.block, count - at), reduction->factor);
 }
 
 void td__reduce_combine(const struct td__reduction *reduction, void *acc, const void *other,
@@ -252,7 +255,9 @@ static void *source(const struct pass *pass, int index, int tile)
     const char *src = (const char *)pass->src[index] + pass->at * pass->work->size;
     if (!pass->work->loads)
         return (void *)src;
-    load_block(pass->work, pass->tiles[tile], src, pass->count);
+    const struct td__reduction *reduction = pass->work->reduction;
+    load_block(pass->work, pass->tiles[tile], src, pass->count,
+               reduction->factors ? reduction->factors[index] : reduction->factor);
     return pass->tiles[tile];
 }
 
@@ -296,6 +301,18 @@ static void reduce_blocks(const struct work *work, void *const *dst, int dst_cou
         store_block(work, (char *)dst[0] + offset, value, pass.count);
         for (int i = 1; i < dst_count; i++)
             memcpy((char *)dst[i] + offset, (char *)dst[0] + offset, pass.count * work->size);
+    }
+}
+
+void td__reduce_accumulate(const struct td__reduction *reduction, void *acc, const void *const *src,
+                           int src_count, size_t count)
+{
+    _Alignas(64) char tiles[WIDEST][BLOCK_BYTES];
+    struct work work = work_of(reduction);
+    struct pass pass = {.work = &work, .src = src, .tiles = tiles};
+    for (; pass.at < count; pass.at += pass.count) {
+        pass.count = min_size(work.block, count - pass.at);
+        fold_node(&pass, 0, src_count, (char *)acc + pass.at * work.acc_size);
     }
 }
 

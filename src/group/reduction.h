@@ -20,9 +20,10 @@
 
 struct td__reduction {
     td_dtype dtype;
-    td_reduce_op op;   /* of no account where there is a user's function */
-    double factor;     /* TD_PREMUL_SUM */
-    td_reduce_fn user; /* instead of `op`, or NULL */
+    td_reduce_op op;       /* of no account where there is a user's function */
+    double factor;         /* TD_PREMUL_SUM */
+    const double *factors; /* NULL, or one for each source of the two functions that take several */
+    td_reduce_fn user;     /* instead of `op`, or NULL */
     void *user_arg;
 };
 
@@ -53,5 +54,10 @@ void td__reduce_store(const struct td__reduction *reduction, void *dst, const vo
  */
 void td__reduce_many(const struct td__reduction *reduction, void *const *dst, int dst_count,
                      const void *const *src, int src_count, size_t count);
+
+/** The same without the end: the value of the tree over all sources goes to `acc`, as accumulators, to be
+ *  combined further and then stored. `acc` must not overlap any source. */
+void td__reduce_accumulate(const struct td__reduction *reduction, void *acc, const void *const *src,
+                           int src_count, size_t count);
 
 #endif

@@ -1,0 +1,124 @@
+/* Backends: who carries out the operations of a group. For authors of one; docs/adding-a-backend.md
+ * walks through an example.
+ *
+ * The group layer checks the arguments, puts calls in order and runs each in the caller's thread or
+ * in the group's own; a backend only has to do the work. It may leave any slot NULL: the operation is
+ * then TD_ERR_UNSUPPORTED with a sentence that names a backend which has it. */
+#ifndef TANDEM_BACKEND_H
+#define TANDEM_BACKEND_H
+
+#include <tandem/group.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum td_op_kind {
+    TD_OP_BROADCAST,
+    TD_OP_REDUCE,
+    TD_OP_ALL_REDUCE,
+    TD_OP_SCATTER,
+    TD_OP_GATHER,
+    TD_OP_ALL_GATHER,
+    TD_OP_REDUCE_SCATTER,
+    TD_OP_ALL_TO_ALL,
+    TD_OP_BARRIER,
+    TD_OP_SEND,
+    TD_OP_RECV,
+    TD_OP_KINDS,
+} td_op_kind;
+
+/** "all_reduce". */
+TD_API const char *td_op_kind_name(td_op_kind kind);
+
+/** One call, checked: ranks are ranks in the group, pointers are there where data are. */
+typedef struct td_call {
+    td_op_kind kind;
+    const void *input;
+    void *output;                /* the same as input, or part of it, in place; see group.h */
+    size_t count;                /* elements, of one rank's part where there are parts */
+    const size_t *input_counts;  /* all_to_all with uneven parts; else NULL */
+    const size_t *output_counts; /* likewise */
+    td_dtype dtype;
+    td_reduce_op op;    /* reduce, all_reduce, reduce_scatter */
+    int root;           /* broadcast, reduce, scatter, gather */
+    int peer;           /* send, recv: rank in the group, or TD_ANY_SOURCE */
+    int tag;            /* send, recv */
+    int64_t timeout_ms; /* how long it may take; above 0 */
+    uint64_t sequence;  /* of the collective in its group, from 1; 0 for messages */
+} td_call;
+
+/** What a backend learns about the group that it is to serve. */
+typedef struct td_backend_context {
+    td_store
+        *store; /* of this group alone: no other key has its prefix. Open as long as the group */
+    const char *name;
+    int rank;
+    int size;
+    const int *global_ranks; /* `size` ranks of the world */
+    int64_t timeout_ms;
+    const char *options; /* td_group_options.backend_options; may be NULL */
+} td_backend_context;
+
+typedef td_status (*td_collective_fn)(void *self, const td_call *call);
+
+typedef struct td_backend_ops {
+    /** Makes what serves one group: *self is handed to all others. It must not wait for other ranks
+     *  longer than the timeout, and may well not wait at all. `context` lives as long as the group.
+     *  Never NULL. */
+    td_status (*create)(const td_backend_context *context, void *arg, void **self);
+
+    /** Frees it. Nothing is under way. Never NULL. */
+    void (*destroy)(void *self);
+
+    /** Each carries out a collective and returns when this rank's part is done. Calls come one at a
+     *  time, in order, from changing threads. A failure is returned with td_backend_fail(); the
+     *  group is then broken, and the backend is only destroyed. */
+    td_collective_fn broadcast;
+    td_collective_fn reduce;
+    td_collective_fn all_reduce;
+    td_collective_fn scatter;
+    td_collective_fn gather;
+    td_collective_fn all_gather;
+    td_collective_fn reduce_scatter;
+    td_collective_fn all_to_all;
+    td_collective_fn barrier;
+
+    /** Starts a send or a recv, without waiting for the other side. `work` is completed by
+     *  td_work_complete(), here or later, from any thread; failing here completes nothing. Calls may
+     *  come from several threads at once, also during a collective. */
+    td_status (*post)(void *self, const td_call *call, td_work *work);
+
+    /** Moves what was posted forward, until `work` is complete or `timeout_ms` has passed (0: only
+     *  looks). NULL where threads of the backend's own do it. Called from any thread that waits. */
+    void (*progress)(void *self, td_work *work, int64_t timeout_ms);
+} td_backend_ops;
+
+/** Makes a backend known under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is
+ *  taken. `ops` and `arg`, which create() gets, must stay. NULL for `ops` takes it back; groups that
+ *  use it go on. */
+TD_API td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg);
+
+/** Sets td_last_error() and returns `status`. */
+TD_API td_status td_backend_fail(td_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+/** Completes a work of post(): once, with the td_last_error() of this thread where `status` is not
+ *  TD_OK. `source` and `received` are those of a recv (a rank in the group, and bytes). */
+TD_API void td_work_complete(td_work *work, td_status status, int source, size_t received);
+
+/** acc[i] = acc[i] op other[i], rounding each time to the dtype. TD_AVG adds, TD_PREMUL_SUM too:
+ *  td_reduce_begin() multiplies an input in place, and td_reduce_end() divides a result over `size`
+ *  ranks; for other operations those two do nothing. */
+TD_API void td_reduce_begin(const td_call *call, void *data, size_t count);
+TD_API void td_reduce_combine(const td_call *call, void *acc, const void *other, size_t count);
+TD_API void td_reduce_end(const td_call *call, void *acc, size_t count, int size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,270 @@
+/* Process groups: point-to-point messages and collectives on plain buffers.
+ *
+ *     td_init_process_group(NULL);                    rank, size, master: from the environment
+ *     td_group_all_reduce(NULL, x, x, n, TD_F32, TD_SUM, NULL);
+ *     td_destroy_process_group();
+ *
+ * dist.h has the same calls for tensors.
+ *
+ * Groups. The world is the group of all ranks; td_new_group() makes others of some of them. Where a
+ * call takes a group, NULL is the world. Different groups are independent of each other, may overlap,
+ * and may be used from different threads at once; calls on one group are made one after another, in
+ * the same order on all its ranks. Messages (send, recv) are not part of that order.
+ *
+ * Ranks. A root, a source and a destination are given as ranks of the world, as in torch.distributed,
+ * whatever the group; td_get_group_rank() and td_get_global_rank() translate. Where data of all ranks
+ * stand in one buffer, they stand in the order of the ranks in the group.
+ *
+ * Blocking or not. The last argument of a call is a td_work **. NULL: it returns when its part is
+ * done. Otherwise it returns at once with a work, the buffers are borrowed until that is complete,
+ * and the caller releases it.
+ *
+ * Memory. Any memory will do. What td_alloc() gave is mapped by the other ranks of the host: then
+ * nothing is copied twice, and large operations run at the speed of memory.
+ *
+ * In place. Input and output may be the same: the same pointer where both have the same size, the
+ * rank's own part of the whole where one is a part of the other. Other than that they must not
+ * overlap.
+ *
+ * Errors of all calls here. TD_ERR_INVALID: an argument is wrong, and nothing was started.
+ * TD_ERR_STATE: there is no world, or this rank is not in the group. TD_ERR_PEER: another rank has
+ * died or left. TD_ERR_TIMEOUT: not done within the group's timeout (td_group_set_timeout()).
+ * TD_ERR_MISMATCH: the ranks called different operations, or one with different arguments. After
+ * one of the last three the group is of no more use, and all further calls fail with the same. */
+#ifndef TANDEM_GROUP_H
+#define TANDEM_GROUP_H
+
+#include <tandem/dtype.h>
+#include <tandem/store.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct td_group td_group;
+typedef struct td_work td_work;
+
+#define TD_GROUP_DEFAULT_TIMEOUT_MS 1800000
+
+/* ---- The world ------------------------------------------------------------------------------- */
+
+typedef struct td_init_options {
+    const char *backend; /* NULL: "native". "gloo" is another name of it; "tcp": no shared memory */
+    const char *init_method; /* a URL of rendezvous.h; NULL: what the environment speaks of */
+    int64_t timeout_ms;      /* of the world's operations; 0: 1800 s */
+    int world_size;          /* 0: from the URL or the environment */
+    int rank;                /* counts where world_size is given, or where it is not 0 */
+    td_store *store;        /* instead of init_method; world_size and rank are needed then. It stays
+                                the caller's, and open until td_destroy_process_group() */
+    const char *group_name; /* NULL: "world". Two worlds in one store need different names */
+    const char *backend_options; /* "name=value name=value"; see td_get_backend() */
+} td_init_options;
+
+/**
+ * Meets the other processes of the job and makes the world. NULL: everything from the environment;
+ * a world of one where it says nothing.
+ *
+ * Errors: TD_ERR_STATE (there is a world already), TD_ERR_INVALID, and those of td_rendezvous().
+ */
+TD_API td_status td_init_process_group(const td_init_options *options);
+
+/** Leaves the world: waits for what was started, destroys all groups that are left, and closes what
+ *  was opened. Afterwards a process can initialise again. TD_ERR_STATE where there is no world. */
+TD_API td_status td_destroy_process_group(void);
+
+TD_API bool td_is_initialized(void);
+
+/** This rank in `group`; -1 where it is not in the group, or there is no world. */
+TD_API int td_get_rank(const td_group *group);
+
+/** The number of ranks in `group`; -1 where this rank is not in it, or there is no world. */
+TD_API int td_get_world_size(const td_group *group);
+
+/** This rank among those of its host in the world, and their number; -1 where there is no world. */
+TD_API int td_get_local_rank(void);
+TD_API int td_get_local_size(void);
+
+/**
+ * The name of the group's backend: "native", "tcp", or one of td_register_backend() (backend.h);
+ * NULL where there is none. Options of the native one:
+ *
+ *     transport=tcp        no shared memory (also TANDEM_TRANSPORT=tcp); default auto
+ *     algorithm=NAME       for operations between hosts: a name of docs/algorithms.md where the
+ *                          operation has one of that name
+ */
+TD_API const char *td_get_backend(const td_group *group);
+
+/** The group's name, for messages. */
+TD_API const char *td_group_name(const td_group *group);
+
+/* ---- More groups -----------------------------------------------------------------------------
+ *
+ * Making a group sends nothing and waits for nobody. All its members call the function with the same
+ * list, in the same order relative to other groups of the same members; ranks that are not in the
+ * list may call it too, and get a group in which every operation is TD_ERR_STATE. */
+
+typedef struct td_group_options {
+    const char *backend; /* NULL: the world's */
+    int64_t timeout_ms;  /* 0: the world's */
+    const char *name;    /* for messages; NULL: made of its ranks */
+    const char *backend_options;
+} td_group_options;
+
+/** Makes a group of the world's ranks ranks[0], ranks[1], … in that order; NULL: all of them. */
+TD_API td_status td_new_group(const int *ranks, int count, const td_group_options *options,
+                              td_group **group);
+
+/** Cuts the world into groups of `group_size` consecutive ranks; *group is the one of this rank. The
+ *  world's size must be a multiple of it. */
+TD_API td_status td_new_subgroups(int group_size, const td_group_options *options,
+                                  td_group **group);
+
+/** Makes several groups, which do not overlap: group i has counts[i] ranks, and `ranks` holds one
+ *  list after another. *group is the one that this rank is in, or NULL. */
+TD_API td_status td_new_subgroups_by_enumeration(const int *ranks, const int *counts, int groups,
+                                                 const td_group_options *options, td_group **group);
+
+/** Collective on `parent`: ranks with the same `color` form a group, in the order of their `key`s, and
+ *  of their ranks where these are equal. A negative color: in none of them, and *group is NULL. */
+TD_API td_status td_group_split(td_group *parent, int color, int key,
+                                const td_group_options *options, td_group **group);
+
+/** Waits for what was started on the group and frees it. Not collective. NULL does nothing; the world
+ *  is td_destroy_process_group()'s. */
+TD_API void td_group_destroy(td_group *group);
+
+/** The rank in `group` of a rank of the world, and the other way round; -1 where there is none. */
+TD_API int td_get_group_rank(const td_group *group, int global_rank);
+TD_API int td_get_global_rank(const td_group *group, int group_rank);
+
+/** The world's ranks of all members, in order: fills in td_get_world_size() ints. */
+TD_API td_status td_get_process_group_ranks(const td_group *group, int *ranks);
+
+/** How long an operation of the group may take from now on. 0: 1800 s. */
+TD_API td_status td_group_set_timeout(td_group *group, int64_t timeout_ms);
+
+/** How long a call that this thread makes may take, over the group's timeout, until it is set again.
+ *  0: the group's. */
+TD_API td_status td_set_call_timeout(int64_t timeout_ms);
+
+/** The explicit way, without a world: a group of `size` processes (or threads) that share `store`,
+ *  which stays the caller's and open until the group is destroyed. Its ranks are what other groups
+ *  call ranks of the world. Collective. */
+TD_API td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
+                               td_group **group);
+
+/* ---- Works ----------------------------------------------------------------------------------- */
+
+/** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns how
+ *  it ended. TD_ERR_TIMEOUT of this call leaves the work as it is. May be called again. */
+TD_API td_status td_work_wait(td_work *work, int64_t timeout_ms);
+
+/** Waits for all of them; the first failure's status and message. NULLs are passed over. */
+TD_API td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms);
+
+/** True when it is complete, well or not. */
+TD_API bool td_work_test(td_work *work);
+
+/** How it ended: TD_OK also while it is under way. Sets td_last_error() where it failed. */
+TD_API td_status td_work_status(td_work *work);
+
+/** Called once when the work is complete, in any thread, at once where it is already. It must not
+ *  block, and not wait for other works. */
+typedef void (*td_work_fn)(td_work *work, td_status status, void *arg);
+TD_API td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg);
+
+/** Of a complete recv: who sent the message (a rank of the world), and its bytes. -1 and 0 for
+ *  others. */
+TD_API int td_work_source(const td_work *work);
+TD_API size_t td_work_received(const td_work *work);
+
+/** One more owner; one less. What is under way goes on without owners. NULL is fine. */
+TD_API td_work *td_work_retain(td_work *work);
+TD_API void td_work_release(td_work *work);
+
+/* ---- Messages --------------------------------------------------------------------------------
+ *
+ * A message goes to the first fitting recv: the same group, sender (or TD_ANY_SOURCE) and tag (or
+ * TD_ANY_TAG). Messages with the same tag from one sender arrive in the order in which they were sent.
+ * A send is complete when its buffer may be used again: a small one at once, a large one when it was
+ * received. A message shorter than the buffer fills its first part; a longer one is TD_ERR_MISMATCH on
+ * the receiving side. Sending to oneself is TD_ERR_INVALID. Unlike collectives, messages of one group
+ * may be sent and received by several threads at once. */
+
+#define TD_ANY_SOURCE (-1)
+#define TD_ANY_TAG (-1)
+
+TD_API td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype,
+                               int dst, int tag, td_work **work);
+TD_API td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
+                               int tag, td_work **work);
+
+/* ---- Collectives -----------------------------------------------------------------------------
+ *
+ * `count` is the number of elements in one rank's buffer, or one rank's part. It may be 0. `op` is a
+ * td_reduce_op or one made by td_reduce_op_create(). */
+
+/** data of `root` -> data of all. */
+TD_API td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype,
+                                    int root, td_work **work);
+
+/** The reduced inputs of all -> output of all. */
+TD_API td_status td_group_all_reduce(td_group *group, const void *input, void *output, size_t count,
+                                     td_dtype dtype, td_reduce_op op, td_work **work);
+
+/** The reduced inputs of all -> output of `root`; the others' output is not touched, and may be NULL. */
+TD_API td_status td_group_reduce(td_group *group, const void *input, void *output, size_t count,
+                                 td_dtype dtype, td_reduce_op op, int root, td_work **work);
+
+/** Part r of `root`'s input (size * count elements; the others' may be NULL) -> output of rank r. */
+TD_API td_status td_group_scatter(td_group *group, const void *input, void *output, size_t count,
+                                  td_dtype dtype, int root, td_work **work);
+
+/** Input of rank r -> part r of `root`'s output (size * count; the others' may be NULL). */
+TD_API td_status td_group_gather(td_group *group, const void *input, void *output, size_t count,
+                                 td_dtype dtype, int root, td_work **work);
+
+/** Input of rank r -> part r of everybody's output (size * count). */
+TD_API td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
+                                     td_dtype dtype, td_work **work);
+
+/** The reduced parts r of all inputs (size * count) -> output of rank r (count). */
+TD_API td_status td_group_reduce_scatter(td_group *group, const void *input, void *output,
+                                         size_t count, td_dtype dtype, td_reduce_op op,
+                                         td_work **work);
+
+/** Part r of rank s's input -> part s of rank r's output (both size * count). */
+TD_API td_status td_group_all_to_all(td_group *group, const void *input, void *output, size_t count,
+                                     td_dtype dtype, td_work **work);
+
+/** The same with uneven parts, one after another: input_counts[r] elements go to rank r, and
+ *  output_counts[s] come from rank s, which must be what rank s sends. Not in place. */
+TD_API td_status td_group_all_to_all_v(td_group *group, const void *input,
+                                       const size_t *input_counts, void *output,
+                                       const size_t *output_counts, td_dtype dtype, td_work **work);
+
+/** Returns when all ranks have called it. */
+TD_API td_status td_group_barrier(td_group *group, td_work **work);
+
+/** A barrier that says who is missing: after `timeout_ms` (0: the group's) TD_ERR_TIMEOUT on the ranks
+ *  that came, with the first rank that did not, or with `all` every one of them. Rank 0 of the group
+ *  does the asking. The group stays usable. */
+TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all);
+
+/* ---- Operations of one's own ----------------------------------------------------------------- */
+
+/** A reduction by `fn` (dtype.h); *op is used wherever a td_reduce_op is. All ranks use the same
+ *  function, and create theirs in the same order. */
+TD_API td_status td_reduce_op_create(td_reduce_fn fn, void *arg, td_reduce_op *op);
+
+/** TD_PREMUL_SUM with this rank's own factor; by itself the factor is 1. */
+TD_API td_status td_reduce_op_create_premul_sum(double factor, td_reduce_op *op);
+
+/** Frees what one of these two made; others are left alone. */
+TD_API void td_reduce_op_destroy(td_reduce_op op);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,17 @@
+/* Which algorithm an operation takes over a network, where nobody has asked for one by its name. */
+#ifndef TD_COLLECTIVE_SELECT_H
+#define TD_COLLECTIVE_SELECT_H
+
+#include "collective/schedule.h"
+
+/**
+ * The name of the algorithm for `op` among `size` ranks. `bytes` are those of the vector, of all
+ * ranks' parts together where each has its own. All ranks must ask with the same numbers. Reductions
+ * get only what is ordered along the tree, so that their bits do not depend on `bytes`.
+ */
+const char *td__select(enum td__collective op, int32_t size, size_t bytes);
+
+/** The same for all_to_all with uneven parts, of which no rank knows the sum. */
+const char *td__select_uneven(int32_t size);
+
+#endif

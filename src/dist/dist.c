@@ -1,0 +1,181 @@
+/* Collectives on one tensor, or on one for the input and one for the output. */
+#include "base/fail.h"
+#include "dist/exchange.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* ---- One tensor, in place -------------------------------------------------------------------- */
+
+static td_status run_in_place(struct td__exchange *x, td_tensor *tensor, int use, td_work **work)
+{
+    TD_TRY(td__check_tensor(x->call, "tensor", tensor, use));
+    x->output = (struct td__side){.name = "tensor", .tensors = &tensor, .count = 1, .use = use};
+    x->dtype = td_tensor_dtype(tensor);
+    x->count = (size_t)td_tensor_numel(tensor);
+    return td__exchange_run(x, work);
+}
+
+td_status td_broadcast(td_tensor *tensor, int src, td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "broadcast", .group = group, .start = td__start_broadcast, .peer = src};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    return run_in_place(&x, tensor, member.global == src ? TD__READ : TD__WRITE, work);
+}
+
+td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "all_reduce", .group = group, .start = td__start_all_reduce, .op = op};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    return run_in_place(&x, tensor, TD__READ | TD__WRITE, work);
+}
+
+td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "reduce", .group = group, .start = td__start_reduce, .op = op, .peer = dst};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    return run_in_place(&x, tensor, TD__READ | (member.global == dst ? TD__WRITE : 0), work);
+}
+
+/* ---- From one tensor to another -------------------------------------------------------------- */
+
+/* Checks what all of these have in common, and fills in the sides; `input` and `output` must stay.
+ */
+static td_status set_sides(struct td__exchange *x, td_tensor *const *output,
+                           td_tensor *const *input, struct td__member *member)
+{
+    TD_TRY(td__check_member(x->call, x->group, member));
+    TD_TRY(td__check_tensor(x->call, "output", *output, TD__WRITE));
+    TD_TRY(td__check_tensor(x->call, "input", *input, TD__READ));
+    x->output = (struct td__side){
+        .name = "output", .tensors = output, .count = 1, .use = TD__WRITE};
+    x->input = (struct td__side){.name = "input", .tensors = input, .count = 1, .use = TD__READ};
+    x->dtype = td_tensor_dtype(*input);
+    return TD_OK;
+}
+
+td_status td_all_gather_into_tensor(td_tensor *output, td_tensor *input, td_group *group,
+                                    td_work **work)
+{
+    struct td__exchange x = {
+        .call = "all_gather_into_tensor", .group = group, .start = td__start_all_gather};
+    struct td__member member;
+    TD_TRY(set_sides(&x, &output, &input, &member));
+    TD_TRY(td__check_parts(x.call, "output", output, "input", input, member.size));
+    x.count = (size_t)td_tensor_numel(input);
+    return td__exchange_run(&x, work);
+}
+
+td_status td_reduce_scatter_tensor(td_tensor *output, td_tensor *input, td_reduce_op op,
+                                   td_group *group, td_work **work)
+{
+    struct td__exchange x = {.call = "reduce_scatter_tensor",
+                             .group = group,
+                             .start = td__start_reduce_scatter,
+                             .op = op};
+    struct td__member member;
+    TD_TRY(set_sides(&x, &output, &input, &member));
+    TD_TRY(td__check_parts(x.call, "input", input, "output", output, member.size));
+    x.count = (size_t)td_tensor_numel(output);
+    return td__exchange_run(&x, work);
+}
+
+/* ---- all_to_all_single ----------------------------------------------------------------------- */
+
+/* Fills in the numbers of elements of the parts of `tensor` along dimension 0. */
+static td_status count_parts(const char *call, const char *name, const td_tensor *tensor,
+                             const int64_t *splits, int size, size_t *counts)
+{
+    const struct td__layout *layout = &tensor->layout;
+    if (layout->ndim == 0)
+        return td__fail(TD_ERR_INVALID, "%s: %s has no dimension 0 that could be cut", call, name);
+    int64_t rows = layout->shape[0], row = 1, sum = 0;
+    for (int d = 1; d < layout->ndim; d++)
+        row *= layout->shape[d];
+    if (!splits && rows % size)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: dimension 0 of %s has size %" PRId64
+                        ", which is no multiple of the %d ranks; give split sizes",
+                        call, name, rows, size);
+    for (int r = 0; r < size; r++) {
+        int64_t part = splits ? splits[r] : rows / size;
+        if (part < 0 || part > rows - sum)
+            return td__fail(TD_ERR_INVALID,
+                            "%s: split size %d of %s is %" PRId64 ", but %" PRId64
+                            " of the %" PRId64 " indices of dimension 0 are left",
+                            call, r, name, part, rows - sum, rows);
+        sum += part;
+        counts[r] = (size_t)(part * row);
+    }
+    if (sum != rows)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: the split sizes of %s add up to %" PRId64
+                        ", but its dimension 0 has size %" PRId64,
+                        call, name, sum, rows);
+    return TD_OK;
+}
+
+static td_status run_splits(struct td__exchange *x, const int64_t *output_splits,
+                            const int64_t *input_splits, int size, td_work **work)
+{
+    x->input_counts = calloc((size_t)size, sizeof *x->input_counts);
+    x->output_counts = calloc((size_t)size, sizeof *x->output_counts);
+    td_status status = TD_OK;
+    if (!x->input_counts || !x->output_counts)
+        status = td__fail_nomem(x->call);
+    if (!status)
+        status = count_parts(x->call, "input", x->input.tensors[0], input_splits, size,
+                             x->input_counts);
+    if (!status)
+        status = count_parts(x->call, "output", x->output.tensors[0], output_splits, size,
+                             x->output_counts);
+    if (!status)
+        return td__exchange_run(x, work);
+    free(x->input_counts);
+    free(x->output_counts);
+    return status;
+}
+
+td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
+                               const int64_t *output_split_sizes, const int64_t *input_split_sizes,
+                               td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "all_to_all_single", .group = group, .start = td__start_all_to_all};
+    struct td__member member;
+    TD_TRY(set_sides(&x, &output, &input, &member));
+    if (td_tensor_dtype(output) != td_tensor_dtype(input))
+        return td__fail(TD_ERR_INVALID, "%s: output has dtype %s, but input has %s", x.call,
+                        td_dtype_name(td_tensor_dtype(output)),
+                        td_dtype_name(td_tensor_dtype(input)));
+    if (output_split_sizes || input_split_sizes)
+        return run_splits(&x, output_split_sizes, input_split_sizes, member.size, work);
+
+    TD_TRY(td__check_parts(x.call, "output", output, "input", input, 1));
+    int64_t rows = td_tensor_ndim(input) > 0 ? td_tensor_size(input, 0) : 1;
+    if (rows % member.size)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: dimension 0 of input has size %" PRId64
+                        ", which is no multiple of the %d ranks; give split sizes",
+                        x.call, rows, member.size);
+    x.count = (size_t)(td_tensor_numel(input) / member.size);
+    return td__exchange_run(&x, work);
+}
+
+/* ---- Without tensors ------------------------------------------------------------------------- */
+
+td_status td_barrier(td_group *group, td_work **work)
+{
+    return td_group_barrier(group, work);
+}
+
+td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool wait_all_ranks)
+{
+    return td_group_monitored_barrier(group, timeout_ms, wait_all_ranks);
+}

@@ -1,0 +1,83 @@
+/* The checks that all calls on tensors share. They come first, so that a wrong argument starts
+ * nothing and leaves the group in order. */
+#include "base/fail.h"
+#include "dist/exchange.h"
+#include "group/process_group.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+td_status td__check_member(const char *call, td_group *group, struct td__member *member)
+{
+    const td_group *entered = td__group_enter(group, call);
+    if (!entered)
+        return TD_ERR_STATE;
+    *member = (struct td__member){
+        .rank = entered->rank, .size = entered->size, .global = entered->ranks[entered->rank]};
+    return TD_OK;
+}
+
+static td_status check_named(const char *call, const char *name, const char *index,
+                             const td_tensor *tensor, int use)
+{
+    if (!tensor)
+        return td__fail(TD_ERR_INVALID, "%s: %s%s is NULL", call, name, index);
+    if ((use & TD__WRITE) && td__layout_repeats(&tensor->layout))
+        return td__fail(TD_ERR_INVALID,
+                        "%s: elements of %s%s share memory, its strides are %s; pass a td_clone() "
+                        "of it",
+                        call, name, index,
+                        td__shape_text(tensor->layout.strides, tensor->layout.ndim));
+    return TD_OK;
+}
+
+td_status td__check_tensor(const char *call, const char *name, const td_tensor *tensor, int use)
+{
+    return check_named(call, name, "", tensor, use);
+}
+
+td_status td__check_list(const char *call, const char *name, td_tensor *const *tensors, int count,
+                         int expected, int use, const char *like_name, const td_tensor *like)
+{
+    if (count != expected)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: %s has %d tensors, but must have %d, one for each rank of the group",
+                        call, name, count, expected);
+    if (!tensors)
+        return td__fail(TD_ERR_INVALID, "%s: %s is NULL", call, name);
+    for (int i = 0; i < count; i++) {
+        char index[16];
+        snprintf(index, sizeof index, "[%d]", i);
+        TD_TRY(check_named(call, name, index, tensors[i], use));
+        if (!like)
+            continue;
+        const td_tensor *tensor = tensors[i];
+        if (td_tensor_dtype(tensor) != td_tensor_dtype(like) ||
+            td_tensor_numel(tensor) != td_tensor_numel(like))
+            return td__fail(TD_ERR_INVALID,
+                            "%s: %s[%d] has %" PRId64 " elements of %s, but %s has %" PRId64
+                            " of %s; all must be the same",
+                            call, name, i, td_tensor_numel(tensor),
+                            td_dtype_name(td_tensor_dtype(tensor)), like_name,
+                            td_tensor_numel(like), td_dtype_name(td_tensor_dtype(like)));
+    }
+    return TD_OK;
+}
+
+td_status td__check_parts(const char *call, const char *whole_name, const td_tensor *whole,
+                          const char *part_name, const td_tensor *part, int size)
+{
+    if (td_tensor_dtype(whole) != td_tensor_dtype(part))
+        return td__fail(TD_ERR_INVALID, "%s: %s has dtype %s, but %s has %s", call, whole_name,
+                        td_dtype_name(td_tensor_dtype(whole)), part_name,
+                        td_dtype_name(td_tensor_dtype(part)));
+    int64_t expected;
+    if (__builtin_mul_overflow(td_tensor_numel(part), size, &expected) ||
+        td_tensor_numel(whole) != expected)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: %s has %" PRId64 " elements and %s has %" PRId64
+                        "; with %d ranks, the first must have %d times as many",
+                        call, whole_name, td_tensor_numel(whole), part_name, td_tensor_numel(part),
+                        size, size);
+    return TD_OK;
+}

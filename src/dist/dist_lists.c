@@ -1,0 +1,184 @@
+/* Collectives with a list of tensors, one for each rank: the list is one side of the exchange. */
+#include "base/fail.h"
+#include "dist/exchange.h"
+
+#include <stdlib.h>
+
+static struct td__side list_side(const char *name, td_tensor *const *tensors, int count, int use)
+{
+    return (struct td__side){.name = name, .tensors = tensors, .count = count, .use = use};
+}
+
+/* ---- A list on every rank -------------------------------------------------------------------- */
+
+td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor, td_group *group,
+                        td_work **work)
+{
+    struct td__exchange x = {.call = "all_gather", .group = group, .start = td__start_all_gather};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__READ));
+    TD_TRY(td__check_list(x.call, "tensors", tensors, count, member.size, TD__WRITE, "tensor",
+                          tensor));
+    x.input = list_side("tensor", &tensor, 1, TD__READ);
+    x.output = list_side("tensors", tensors, count, TD__WRITE);
+    x.dtype = td_tensor_dtype(tensor);
+    x.count = (size_t)td_tensor_numel(tensor);
+    return td__exchange_run(&x, work);
+}
+
+td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int count,
+                            td_reduce_op op, td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "reduce_scatter", .group = group, .start = td__start_reduce_scatter, .op = op};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_tensor(x.call, "output", output, TD__WRITE));
+    TD_TRY(td__check_list(x.call, "input_list", input_list, count, member.size, TD__READ, "output",
+                          output));
+    x.input = list_side("input_list", input_list, count, TD__READ);
+    x.output = list_side("output", &output, 1, TD__WRITE);
+    x.dtype = td_tensor_dtype(output);
+    x.count = (size_t)td_tensor_numel(output);
+    return td__exchange_run(&x, work);
+}
+
+/* ---- A list on the root only ----------------------------------------------------------------- */
+
+/* Checks the list of the root, and that the others have none. */
+static td_status check_root_list(const char *call, const char *name, td_tensor *const *list,
+                                 int count, const struct td__member *member, int root, int use,
+                                 const td_tensor *tensor)
+{
+    if (member->global == root)
+        return td__check_list(call, name, list, count, member->size, use, "tensor", tensor);
+    if (list)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: rank %d passed %s, but the root is rank %d; others pass NULL", call,
+                        member->global, name, root);
+    return TD_OK;
+}
+
+td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int count, int dst,
+                    td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "gather", .group = group, .start = td__start_gather, .peer = dst};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__READ));
+    TD_TRY(check_root_list(x.call, "gather_list", gather_list, count, &member, dst, TD__WRITE,
+                           tensor));
+    x.input = list_side("tensor", &tensor, 1, TD__READ);
+    x.output = list_side("gather_list", gather_list, gather_list ? count : 0, TD__WRITE);
+    x.dtype = td_tensor_dtype(tensor);
+    x.count = (size_t)td_tensor_numel(tensor);
+    return td__exchange_run(&x, work);
+}
+
+td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int count, int src,
+                     td_group *group, td_work **work)
+{
+    struct td__exchange x = {
+        .call = "scatter", .group = group, .start = td__start_scatter, .peer = src};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__WRITE));
+    TD_TRY(check_root_list(x.call, "scatter_list", scatter_list, count, &member, src, TD__READ,
+                           tensor));
+    x.input = list_side("scatter_list", scatter_list, scatter_list ? count : 0, TD__READ);
+    x.output = list_side("tensor", &tensor, 1, TD__WRITE);
+    x.dtype = td_tensor_dtype(tensor);
+    x.count = (size_t)td_tensor_numel(tensor);
+    return td__exchange_run(&x, work);
+}
+
+/* ---- Scatter and gather in halves ------------------------------------------------------------ */
+
+td_status td_scatter_send(td_tensor *const *scatter_list, int count, td_tensor *tensor,
+                          td_group *group)
+{
+    struct td__member member;
+    TD_TRY(td__check_member("scatter_send", group, &member));
+    return td_scatter(tensor, scatter_list, count, member.global, group, NULL);
+}
+
+td_status td_scatter_recv(td_tensor *tensor, int src, td_group *group)
+{
+    struct td__member member;
+    TD_TRY(td__check_member("scatter_recv", group, &member));
+    if (member.global == src)
+        return td__fail(TD_ERR_INVALID,
+                        "scatter_recv: rank %d is the source itself; it calls td_scatter_send()",
+                        src);
+    return td_scatter(tensor, NULL, 0, src, group, NULL);
+}
+
+td_status td_gather_recv(td_tensor *const *gather_list, int count, td_tensor *tensor,
+                         td_group *group)
+{
+    struct td__member member;
+    TD_TRY(td__check_member("gather_recv", group, &member));
+    return td_gather(tensor, gather_list, count, member.global, group, NULL);
+}
+
+td_status td_gather_send(td_tensor *tensor, int dst, td_group *group)
+{
+    struct td__member member;
+    TD_TRY(td__check_member("gather_send", group, &member));
+    if (member.global == dst)
+        return td__fail(TD_ERR_INVALID,
+                        "gather_send: rank %d is the destination itself; it calls td_gather_recv()",
+                        dst);
+    return td_gather(tensor, NULL, 0, dst, group, NULL);
+}
+
+/* ---- all_to_all ------------------------------------------------------------------------------
+ *
+ * Always with counts: whether all parts happen to be even here says nothing about other ranks. */
+
+static td_status check_dtypes(const struct td__exchange *x, const struct td__side *side)
+{
+    for (int i = 0; i < side->count; i++)
+        if (td_tensor_dtype(side->tensors[i]) != x->dtype)
+            return td__fail(TD_ERR_INVALID, "%s: %s[%d] has dtype %s, but input_list[0] has %s",
+                            x->call, side->name, i,
+                            td_dtype_name(td_tensor_dtype(side->tensors[i])),
+                            td_dtype_name(x->dtype));
+    return TD_OK;
+}
+
+static size_t *counts_of(const struct td__side *side)
+{
+    size_t *counts = malloc((size_t)side->count * sizeof *counts);
+    for (int i = 0; counts && i < side->count; i++)
+        counts[i] = (size_t)td_tensor_numel(side->tensors[i]);
+    return counts;
+}
+
+td_status td_all_to_all(td_tensor *const *output_list, int output_count,
+                        td_tensor *const *input_list, int input_count, td_group *group,
+                        td_work **work)
+{
+    struct td__exchange x = {.call = "all_to_all", .group = group, .start = td__start_all_to_all};
+    struct td__member member;
+    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_list(x.call, "output_list", output_list, output_count, member.size, TD__WRITE,
+                          NULL, NULL));
+    TD_TRY(td__check_list(x.call, "input_list", input_list, input_count, member.size, TD__READ,
+                          NULL, NULL));
+    x.input = list_side("input_list", input_list, input_count, TD__READ);
+    x.output = list_side("output_list", output_list, output_count, TD__WRITE);
+    x.dtype = td_tensor_dtype(input_list[0]);
+    TD_TRY(check_dtypes(&x, &x.input));
+    TD_TRY(check_dtypes(&x, &x.output));
+
+    x.input_counts = counts_of(&x.input);
+    x.output_counts = counts_of(&x.output);
+    if (x.input_counts && x.output_counts)
+        return td__exchange_run(&x, work);
+    free(x.input_counts);
+    free(x.output_counts);
+    return td__fail_nomem(x.call);
+}

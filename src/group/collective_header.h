@@ -1,0 +1,68 @@
+/* What stands in front of every message of a collective over sockets: which call it belongs to.
+ *
+ *     0   magic 'T', type, kind, dtype        one byte each
+ *     4   operation of a reduction, or the status of a goodbye; number of the algorithm
+ *                                             two bytes each
+ *     8   root                                four bytes
+ *    12   sequence number, its low half       four bytes
+ *    16   count                               eight bytes
+ *    24   bytes that follow                   eight bytes
+ *    32   turn: calls of the team so far      eight bytes
+ *
+ * All little-endian. Both sides know what must come, so a receiver compares the bytes with its own
+ * header and reads them only where they differ, to say what the other one called. */
+#ifndef TD_GROUP_COLLECTIVE_HEADER_H
+#define TD_GROUP_COLLECTIVE_HEADER_H
+
+#include "group/operation.h"
+
+enum { TD__HEADER_BYTES = 40, TD__GOODBYE_TEXT = 600 };
+
+enum td__header_type {
+    TD__HEADER_DATA = 1,
+    TD__HEADER_GOODBYE, /* the sender has failed: a sentence of at most TD__GOODBYE_TEXT bytes
+                           follows */
+    TD__HEADER_CALL,    /* the sender waits in this call; nothing follows */
+};
+
+#define TD__HEADER_USER_OP 0xffff    /* as the operation: any function of the user's */
+#define TD__HEADER_UNEVEN UINT64_MAX /* as the count */
+
+struct td__header {
+    uint8_t type;
+    uint8_t kind;
+    uint8_t dtype;
+    uint16_t op; /* or a status */
+    uint16_t algorithm;
+    uint32_t root;
+    uint32_t sequence;
+    uint64_t count;
+    uint64_t payload;
+    uint64_t turn;
+};
+
+/** Of a message of `operation` with `count` elements by td__algorithms[algorithm]; its payload is
+ *  still open. */
+struct td__header td__header_of(const struct td__operation *operation, size_t count, int algorithm,
+                                uint64_t turn);
+
+void td__header_write(const struct td__header *header, uint8_t *bytes);
+
+/** False where the bytes are no header: anything may stand in them. */
+bool td__header_read(const uint8_t *bytes, struct td__header *header);
+
+/** Whether both belong to the same call, made with the same arguments. Of two calls in the same turn
+ *  that is to be expected. */
+bool td__header_same_call(const struct td__header *a, const struct td__header *b);
+
+/** Puts "all_reduce #812 of 1024 f32 (sum)" into `text`. */
+void td__header_describe(const struct td__header *header, char *text, size_t room);
+
+/**
+ * TD_ERR_MISMATCH: `me` made the call `mine`, and from `other` came `theirs`. `operation` is this
+ * side's; the two names are as td__endpoint_describe() gives them.
+ */
+td_status td__header_mismatch(const struct td__operation *operation, const struct td__header *mine,
+                              const char *me, const struct td__header *theirs, const char *other);
+
+#endif

@@ -1,0 +1,310 @@
+/* The executor; see executor.h.
+ *
+ * All messages of a round move together: each is sent or received as far as its socket goes, in
+ * turns, until all are done. Then come the round's copies and reductions, and the next round.
+ *
+ * Waiting costs more than sending. A round trip over loopback takes 11 us where the reader tries again
+ * and again, and 100 us where it sleeps. So a rank tries for a while, and gives the processor away
+ * between tries (base/spin.h); then it sleeps in poll().
+ *
+ * From time to time a sleeper looks around (links.h). */
+#include "group/executor.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum {
+    SPIN_NS = 60000,
+    FEW = 4, /* sockets that are tried one by one; of more, poll() says which are ready */
+    LOOK_NS = 100000000, /* asleep, between two looks around */
+    GRACE_MS = 500,      /* to finish messages that have been sent in part, after a failure */
+    NAMED = 8,           /* ranks that a timeout names */
+    REACHED = 64,        /* size of a team up to which a failure is told to all */
+};
+
+/* One round under way. Flows before `sends` send, the others receive. */
+struct round {
+    struct td__executor *executor;
+    const struct td__run *run;
+    struct td__flow *flows;
+    uint32_t count, sends;
+    uint32_t begun;       /* flows that have been prepared */
+    uint32_t left;        /* not done */
+    int64_t spin_end;     /* 0: nothing to wait for yet */
+    int64_t asleep_since; /* the last look around; 0: not asleep */
+};
+
+void td__executor_free(struct td__executor *executor)
+{
+    free(executor->flows);
+    free(executor->polled);
+    free(executor->piece);
+}
+
+static td_status make_room(struct td__executor *executor, const struct td__run *run)
+{
+    uint32_t count = run->program->most_messages;
+    if (!executor->piece)
+        executor->piece = aligned_alloc(64, TD__FLOW_PIECE);
+    if (count > executor->capacity) {
+        free(executor->flows);
+        free(executor->polled);
+        executor->flows = malloc(count * sizeof *executor->flows);
+        executor->polled = malloc(count * sizeof *executor->polled);
+        executor->capacity = executor->flows && executor->polled ? count : 0;
+    }
+    if (!executor->piece || count > executor->capacity)
+        return td__fail_nomem(td__operation_describe(run->operation));
+    return TD_OK;
+}
+
+static struct td__link *link_of(const struct round *round, const struct td__flow *flow)
+{
+    return &round->run->links->at[flow->message->peer];
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+static bool sends(const struct round *round, const struct td__flow *flow)
+{
+    return flow < round->flows + round->sends;
+}
+
+/* Asks poll() which flows can move, for at most `timeout_ms`. */
+static td_status poll_flows(struct round *round, int timeout_ms)
+{
+    const struct td__run *run = round->run;
+    struct pollfd *polled = round->executor->polled;
+    uint32_t count = 0;
+    for (struct td__flow *flow = round->flows; flow < round->flows + round->count; flow++) {
+        const struct td__link *link = link_of(round, flow);
+        if (td__flow_done(flow))
+            continue;
+        short events = sends(round, flow) ? POLLOUT : POLLIN;
+        if (sends(round, flow) && !link->expected)
+            events |= POLLIN;
+        polled[count++] = (struct pollfd){.fd = link->fd, .events = events};
+    }
+    int ready = poll(polled, count, timeout_ms);
+    if (ready < 0 && errno != EINTR)
+        return td__fail(TD_ERR_SYSTEM, "%s: poll: %s", td__operation_describe(run->operation),
+                        td__errno_text(errno));
+    if (ready <= 0)
+        return TD_OK;
+    struct pollfd *at = polled;
+    for (struct td__flow *flow = round->flows; flow < round->flows + round->count; flow++) {
+        if (td__flow_done(flow))
+            continue;
+        flow->ready = (at->revents & ~(sends(round, flow) ? POLLIN : 0)) != 0;
+        /* Where nothing is due comes a goodbye, or the message of one that made another call. */
+        if (sends(round, flow) && !link_of(round, flow)->expected && at->revents & POLLIN)
+            TD_TRY(
+                td__links_look_at(run->links, flow->message->peer, run->operation, &run->header));
+        at++;
+    }
+    return TD_OK;
+}
+
+static void try_all(struct round *round)
+{
+    for (uint32_t i = 0; i < round->count; i++)
+        round->flows[i].ready = !td__flow_done(&round->flows[i]);
+}
+
+static td_status fail_timeout(const struct round *round)
+{
+    const struct td__links *links = round->run->links;
+    char ranks[NAMED * 96] = "";
+    size_t used = 0;
+    int named = 0, others = 0;
+    for (const struct td__flow *flow = round->flows; flow < round->flows + round->count; flow++) {
+        if (td__flow_done(flow) || (sends(round, flow) && link_of(round, flow)->expected))
+            continue;
+        if (named == NAMED) {
+            others++;
+            continue;
+        }
+        int length = snprintf(ranks + used, sizeof ranks - used, "%s%.90s", named ? ", " : "",
+                              links->source->describe(links->arg, flow->message->peer));
+        used += (size_t)length;
+        named++;
+    }
+    if (others)
+        snprintf(ranks + used, sizeof ranks - used, " and %d more", others);
+    return td__fail(TD_ERR_TIMEOUT, "%s: timed out waiting for %s",
+                    td__operation_describe(round->run->operation), ranks);
+}
+
+/* After a long wait; see links.h. */
+static td_status look_around(struct round *round)
+{
+    const struct td__run *run = round->run;
+    for (struct td__flow *flow = round->flows + round->sends; flow < round->flows + round->count;
+         flow++)
+        if (flow->done == 0)
+            td__links_tell(run->links, flow->message->peer, &run->header, false);
+    return td__links_look_around(run->links, run->operation, &run->header);
+}
+
+static td_status wait_a_while(struct round *round)
+{
+    td__deadline deadline = round->run->operation->deadline;
+    if (!round->spin_end)
+        round->spin_end = td__now_ns() + SPIN_NS;
+    if (td__spin_until(&round->executor->spin, round->spin_end)) {
+        if (round->left > FEW)
+            return poll_flows(round, 0);
+        try_all(round);
+        return TD_OK;
+    }
+    int64_t now = td__now_ns();
+    if (now >= deadline)
+        return fail_timeout(round);
+    int64_t look_at = round->asleep_since + LOOK_NS;
+    if (!round->asleep_since) {
+        round->asleep_since = now;
+        look_at = now + LOOK_NS;
+    } else if (now >= look_at) {
+        round->asleep_since = now;
+        look_at = now + LOOK_NS;
+        TD_TRY(look_around(round));
+    }
+    return poll_flows(round, td__deadline_poll_ms(td__deadline_earlier(deadline, look_at)));
+}
+
+/* ---- Rounds ---------------------------------------------------------------------------------- */
+
+static td_status move_flows(struct round *round, bool *moved)
+{
+    const struct td__run *run = round->run;
+    for (struct td__flow *flow = round->flows; flow < round->flows + round->count; flow++) {
+        if (!flow->ready)
+            continue;
+        TD_TRY(sends(round, flow) ? td__flow_send(flow, run, moved)
+                                  : td__flow_receive(flow, run, moved));
+        if (!td__flow_done(flow))
+            continue;
+        flow->ready = false;
+        round->left--;
+        if (!sends(round, flow))
+            link_of(round, flow)->expected = false;
+    }
+    return TD_OK;
+}
+
+/* Opens the links of a round: first those that this rank has to open, so that nobody waits for one
+ * who waits. */
+static td_status open_links(const struct round *round, const struct td__message *messages)
+{
+    struct td__links *links = round->run->links;
+    for (int accepts = 0; accepts < 2; accepts++)
+        for (uint32_t i = 0; i < round->count; i++) {
+            int peer = messages[i].peer;
+            if (links->at[peer].fd < 0 && (peer > links->index) == accepts)
+                TD_TRY(td__links_open(links, peer, round->run->operation, &round->run->header));
+        }
+    return TD_OK;
+}
+
+static td_status exchange(struct round *round, const struct td__message *messages)
+{
+    TD_TRY(open_links(round, messages));
+    for (uint32_t i = 0; i < round->count; i++) {
+        td__flow_begin(&round->flows[i], round->run, &messages[i]);
+        if (i >= round->sends)
+            link_of(round, &round->flows[i])->expected = true;
+        round->begun++;
+    }
+    while (round->left) {
+        bool moved = false;
+        TD_TRY(move_flows(round, &moved));
+        if (moved) {
+            round->spin_end = 0;
+            round->asleep_since = 0;
+        } else {
+            TD_TRY(wait_a_while(round));
+        }
+    }
+    return TD_OK;
+}
+
+/* After a failure: goes on with messages that have been sent in part, so that what the receiver finds
+ * behind them is a goodbye with the reason. */
+static void finish_sends(struct round *round)
+{
+    td__deadline deadline = td__deadline_in_ms(GRACE_MS);
+    for (uint32_t i = 0; i < round->begun && i < round->sends; i++) {
+        struct td__flow *flow = &round->flows[i];
+        struct td__link *link = link_of(round, flow);
+        while (link->sending && !td__deadline_passed(deadline)) {
+            bool moved = false;
+            struct pollfd room = {.fd = link->fd, .events = POLLOUT};
+            if (td__flow_send(flow, round->run, &moved))
+                break;
+            if (!moved)
+                poll(&room, 1, td__deadline_poll_ms(deadline));
+        }
+    }
+}
+
+static void run_local(const struct td__run *run, const struct td__step *step)
+{
+    const struct td__blocks *to = &run->places[step->place], *from = &run->places[step->from];
+    char *target = td__block_at(to, step->block), *source = td__block_at(from, step->from_block);
+    size_t bytes = td__block_bytes(step->place == TD__SCRATCH ? from : to,
+                                   step->place == TD__SCRATCH ? step->from_block : step->block,
+                                   step->count);
+    if (step->kind == TD__STEP_REDUCE)
+        td__reduce_combine(&run->operation->reduction, target, source, bytes / to->element);
+    else if (bytes && target != source)
+        memcpy(target, source, bytes);
+}
+
+/* Lets the others know: those on links, and those whom this rank was to meet in a later round. The
+ * first one to fail tells everybody, where that is not too many. */
+static void fail_run(struct round *round, uint32_t rounds_done, td_status status)
+{
+    const struct td__run *run = round->run;
+    const struct td__program *program = run->program;
+    char reason[TD__GOODBYE_TEXT];
+    strncpy(reason, td_last_error(), sizeof reason - 1);
+    reason[sizeof reason - 1] = '\0';
+    finish_sends(round);
+    td__links_say_goodbye(run->links, run->operation, status, reason);
+    td__deadline deadline = td__deadline_in_ms(GRACE_MS);
+    for (uint32_t i = rounds_done; i < program->round_count; i++)
+        for (uint32_t m = program->rounds[i].first_send; m < program->rounds[i].end; m++)
+            td__links_reach(run->links, program->messages[m].peer, deadline);
+    for (int i = 0; i < run->links->size && run->links->size <= REACHED && !run->links->heard; i++)
+        td__links_reach(run->links, i, deadline);
+    td__fail(status, "%s", reason);
+}
+
+td_status td__executor_run(struct td__executor *executor, struct td__run *run)
+{
+    const struct td__program *program = run->program;
+    struct round round = {.executor = executor, .run = run};
+    td_status status = make_room(executor, run);
+    run->piece = executor->piece;
+    uint32_t done = 0;
+    for (; !status && done < program->round_count; done += !status) {
+        const struct td__program_round *at = &program->rounds[done];
+        round.flows = executor->flows;
+        round.count = round.left = at->end - at->first_send;
+        round.sends = at->first_recv - at->first_send;
+        round.begun = 0;
+        status = exchange(&round, &program->messages[at->first_send]);
+        for (uint32_t i = at->first_local; !status && i < at->end_local; i++)
+            if (program->schedule.steps[i].kind >= TD__STEP_COPY)
+                run_local(run, &program->schedule.steps[i]);
+    }
+    if (status)
+        fail_run(&round, done, status);
+    return status;
+}

@@ -1,0 +1,251 @@
+/* Flows; see flow.h.
+ *
+ * Header and payload go out in one sendmsg() and come in with one recvmsg(): a short message costs
+ * one system call on each side. A receiver knows how long the message must be and never asks for
+ * more, so that nothing of the next one is read.
+ *
+ * What is received to be reduced comes in pieces that stay in the cache, and is reduced at once:
+ *
+ *     socket --recvmsg--> piece |tail|##########|--combine--> the block in its place
+ *
+ * The tail is the part of an element that has come without the rest. */
+#include "group/flow.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+enum {
+    MAX_PARTS = 32,         /* of one sendmsg() or recvmsg() */
+    SEND_LIMIT = 512 << 10, /* a turn, so that both directions get theirs */
+    RECV_LIMIT = 512 << 10,
+};
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static const struct td__segment *segment_of(const struct td__flow *flow, const struct td__run *run,
+                                            uint32_t index)
+{
+    return &run->program->segments[flow->message->first + index];
+}
+
+static size_t segment_bytes(const struct td__run *run, const struct td__segment *segment)
+{
+    return td__block_bytes(&run->places[segment->place], segment->block, segment->count);
+}
+
+/* Moves the cursor of the payload by `bytes`, and over segments without any. */
+static void advance(struct td__flow *flow, const struct td__run *run, size_t bytes)
+{
+    while (flow->segment < flow->message->count) {
+        size_t left = segment_bytes(run, segment_of(flow, run, flow->segment)) - flow->segment_done;
+        size_t step = min_size(left, bytes);
+        flow->segment_done += step;
+        bytes -= step;
+        if (step < left)
+            return;
+        flow->segment++;
+        flow->segment_done = 0;
+    }
+}
+
+void td__flow_begin(struct td__flow *flow, const struct td__run *run,
+                    const struct td__message *message)
+{
+    flow->message = message;
+    flow->size = TD__HEADER_BYTES;
+    flow->done = 0;
+    flow->segment = 0;
+    flow->segment_done = 0;
+    flow->ready = true;
+    flow->tail_size = 0;
+    for (uint32_t i = 0; i < message->count; i++)
+        flow->size += segment_bytes(run, segment_of(flow, run, i));
+    advance(flow, run, 0);
+}
+
+/* Where the rest of the message stands, as far as one call takes it: `limit` bytes, and no segment
+ * that is to be reduced. Returns the number of parts. */
+static int parts_of(struct td__flow *flow, const struct td__run *run, struct iovec *parts,
+                    size_t limit)
+{
+    int count = 0;
+    if (flow->done < TD__HEADER_BYTES)
+        parts[count++] = (struct iovec){.iov_base = flow->header + flow->done,
+                                        .iov_len = TD__HEADER_BYTES - flow->done};
+    size_t skip = flow->segment_done;
+    for (uint32_t i = flow->segment; i < flow->message->count && count < MAX_PARTS && limit; i++) {
+        const struct td__segment *segment = segment_of(flow, run, i);
+        if (segment->reduces)
+            break;
+        size_t bytes = min_size(segment_bytes(run, segment) - skip, limit);
+        if (bytes) {
+            char *base = td__block_at(&run->places[segment->place], segment->block);
+            parts[count++] = (struct iovec){.iov_base = base + skip, .iov_len = bytes};
+            limit -= bytes;
+        }
+        skip = 0;
+    }
+    return count;
+}
+
+td_status td__flow_send(struct td__flow *flow, const struct td__run *run, bool *moved)
+{
+    struct td__link *link = &run->links->at[flow->message->peer];
+    struct iovec parts[MAX_PARTS];
+    struct msghdr message = {.msg_iov = parts};
+    if (flow->done == 0) {
+        struct td__header header = run->header;
+        header.payload = flow->size - TD__HEADER_BYTES;
+        td__header_write(&header, flow->header);
+    }
+    message.msg_iovlen = (size_t)parts_of(flow, run, parts, SEND_LIMIT);
+    ssize_t sent;
+    do
+        sent = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    if (sent < 0) {
+        flow->ready = false;
+        if (errno == EAGAIN || errno == EWOULDBLOCK)
+            return TD_OK;
+        return td__links_fail_end(run->links, flow->message->peer, run->operation, &run->header,
+                                  errno);
+    }
+    size_t bytes = (size_t)sent;
+    size_t header = flow->done < TD__HEADER_BYTES ? min_size(bytes, TD__HEADER_BYTES - flow->done)
+                                                  : 0;
+    flow->done += bytes;
+    advance(flow, run, bytes - header);
+    link->sending = !td__flow_done(flow);
+    *moved = true;
+    return TD_OK;
+}
+
+/* ---- Headers that come ----------------------------------------------------------------------- */
+
+/* Takes the first TD__HEADER_BYTES of the `got` bytes in `parts` away, and moves up the others. */
+static void drop_header(struct td__flow *flow, struct iovec *parts, size_t got)
+{
+    struct iovec *to = parts, *from = parts;
+    size_t to_at = 0, from_at = 0;
+    for (size_t i = 0; i < got; i++) {
+        while (from_at == from->iov_len)
+            from++, from_at = 0;
+        while (to_at == to->iov_len)
+            to++, to_at = 0;
+        if (i >= TD__HEADER_BYTES)
+            ((char *)to->iov_base)[to_at++] = ((char *)from->iov_base)[from_at];
+        from_at++;
+    }
+    flow->done = 0;
+}
+
+static td_status judge(const struct td__run *run, int peer, const struct td__header *mine,
+                       const uint8_t *bytes, const void *text, size_t size)
+{
+    struct td__header theirs;
+    if (!td__header_read(bytes, &theirs))
+        return td__links_fail_noise(run->links, peer, run->operation);
+    return td__links_judge(run->links, peer, run->links->at[peer].fd, run->operation, mine, &theirs,
+                           text, size);
+}
+
+/* The header is there, as the first of `parts`, which hold `*got` bytes. Afterwards they hold what
+ * belongs to the message that is waited for. */
+static td_status check_header(struct td__flow *flow, const struct td__run *run, struct iovec *parts,
+                              size_t *got)
+{
+    struct td__header mine = run->header;
+    uint8_t expected[TD__HEADER_BYTES];
+    mine.payload = flow->size - TD__HEADER_BYTES;
+    td__header_write(&mine, expected);
+    parts[0] = (struct iovec){.iov_base = flow->header, .iov_len = TD__HEADER_BYTES};
+    while (*got >= TD__HEADER_BYTES && memcmp(flow->header, expected, TD__HEADER_BYTES) != 0) {
+        char text[TD__GOODBYE_TEXT];
+        size_t size = 0, extra = *got - TD__HEADER_BYTES;
+        for (int i = 1; size < extra && size < sizeof text; i++) {
+            size_t part = min_size(min_size(parts[i].iov_len, extra - size), sizeof text - size);
+            memcpy(text + size, parts[i].iov_base, part);
+            size += part;
+        }
+        TD_TRY(judge(run, flow->message->peer, &mine, flow->header, text, size));
+        drop_header(flow, parts, *got);
+        *got -= TD__HEADER_BYTES;
+    }
+    return TD_OK;
+}
+
+/* ---- Receiving ------------------------------------------------------------------------------- */
+
+/* Reduces the whole elements among `bytes` bytes that have come behind the tail. */
+static void reduce_piece(struct td__flow *flow, const struct td__run *run, size_t bytes)
+{
+    const struct td__segment *segment = segment_of(flow, run, flow->segment);
+    const struct td__blocks *blocks = &run->places[segment->place];
+    size_t there = flow->tail_size + bytes, whole = there / blocks->element;
+    char *to = td__block_at(blocks, segment->block) + flow->segment_done - flow->tail_size;
+    td__reduce_combine(&run->operation->reduction, to, run->piece, whole);
+    flow->tail_size = (uint8_t)(there - whole * blocks->element);
+    memcpy(flow->tail, run->piece + whole * blocks->element, flow->tail_size);
+    advance(flow, run, bytes);
+}
+
+/* Where the next segment is to be reduced, it goes to a piece. */
+static bool add_piece(struct td__flow *flow, const struct td__run *run, struct iovec *parts,
+                      int *count)
+{
+    if (flow->segment == flow->message->count)
+        return false;
+    const struct td__segment *segment = segment_of(flow, run, flow->segment);
+    if (!segment->reduces)
+        return false;
+    size_t left = segment_bytes(run, segment) - flow->segment_done;
+    memcpy(run->piece, flow->tail, flow->tail_size);
+    parts[(*count)++] = (struct iovec){.iov_base = run->piece + flow->tail_size,
+                                       .iov_len = min_size(left, TD__FLOW_PIECE - flow->tail_size)};
+    return true;
+}
+
+td_status td__flow_receive(struct td__flow *flow, const struct td__run *run, bool *moved)
+{
+    struct td__link *link = &run->links->at[flow->message->peer];
+    struct iovec parts[MAX_PARTS + 1];
+    struct msghdr message = {.msg_iov = parts};
+    int count = parts_of(flow, run, parts, RECV_LIMIT);
+    bool has_header = flow->done < TD__HEADER_BYTES;
+    bool reduces = count == has_header && add_piece(flow, run, parts, &count);
+    message.msg_iovlen = (size_t)count;
+    ssize_t received;
+    do
+        received = recvmsg(link->fd, &message, MSG_DONTWAIT);
+    while (received < 0 && errno == EINTR);
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        flow->ready = false;
+        return TD_OK;
+    }
+    if (received <= 0)
+        return td__links_fail_end(run->links, flow->message->peer, run->operation, &run->header,
+                                  received ? errno : 0);
+    *moved = true;
+    size_t bytes = (size_t)received;
+    if (has_header) {
+        size_t got = flow->done + bytes;
+        if (got >= TD__HEADER_BYTES)
+            TD_TRY(check_header(flow, run, parts, &got));
+        flow->done = min_size(got, TD__HEADER_BYTES);
+        bytes = got - flow->done;
+    }
+    flow->done += bytes;
+    link->receiving = flow->done && !td__flow_done(flow);
+    if (reduces && bytes)
+        reduce_piece(flow, run, bytes);
+    else
+        advance(flow, run, bytes);
+    return TD_OK;
+}

@@ -1,0 +1,34 @@
+/* Collectives of a group that has several ranks on several hosts: inside each host through shared
+ * memory, between hosts over sockets.
+ *
+ *     lane 0    rank 0 of host A ── rank 0 of host B ── …
+ *     lane 1    rank 1 of host A ── rank 1 of host B ── …      as many lanes as every host has ranks
+ *
+ * The vector is cut into as many slices as there are lanes, and each lane carries one: all ranks of a
+ * host, and all its connections, are at work at once, and no byte crosses the network twice. */
+#ifndef TD_GROUP_HIERARCHY_H
+#define TD_GROUP_HIERARCHY_H
+
+#include "group/operation.h"
+#include "group/team.h"
+
+struct td__hierarchy;
+
+/** The members' world ranks in order, this one at `rank`; `team` has those of this host, NULL where
+ *  there is one only. It stays the caller's. */
+td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                               int size, int rank, struct td__team *team, const char *algorithm,
+                               struct td__hierarchy **hierarchy);
+
+void td__hierarchy_destroy(struct td__hierarchy *hierarchy);
+
+/** As td__socket_team_fall_out(), for the lane. */
+void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__operation *operation,
+                            td_status status);
+
+/** Whether it knows how to carry out `kind`: all_reduce, reduce, broadcast and barrier. */
+bool td__hierarchy_has(enum td__collective kind);
+
+td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation);
+
+#endif

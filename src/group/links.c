@@ -1,0 +1,203 @@
+/* Links; see links.h. This file opens them and keeps watch on them; goodbyes are in link_goodbye.c. */
+#include "group/links.h"
+
+#include "base/fail.h"
+#include "os/socket.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    LOOK_MS = 50,        /* of waiting for a link, between two looks at the others */
+    ASIDE_MS = 500,      /* until one that has not connected is told on the side */
+    SIDE_WAIT_MS = 2000, /* for the connection on the side */
+};
+
+bool td__links_init(struct td__links *links, const struct td__link_source *source, void *arg,
+                    int size, int index)
+{
+    *links = (struct td__links){.source = source, .arg = arg, .size = size, .index = index};
+    links->at = calloc((size_t)size, sizeof *links->at);
+    for (int i = 0; links->at && i < size; i++)
+        links->at[i].fd = links->at[i].side = -1;
+    return links->at;
+}
+
+void td__links_free(struct td__links *links)
+{
+    if (!links->at)
+        return;
+    links->source->listen(links->arg, NULL, NULL);
+    for (int i = 0; i < links->size; i++) {
+        if (links->at[i].fd >= 0)
+            close(links->at[i].fd);
+        if (links->at[i].side >= 0)
+            close(links->at[i].side);
+    }
+    free(links->at);
+    free(links->goodbye);
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static td_status accept_link(struct td__links *links, int peer,
+                             const struct td__operation *operation, const struct td__header *header)
+{
+    struct td__link *link = &links->at[peer];
+    int64_t tell_at = td__deadline_in_ms(ASIDE_MS);
+    for (;;) {
+        td__deadline slice = td__deadline_in_ms(LOOK_MS);
+        bool last = operation->deadline <= slice;
+        td_status status = links->source->accept(links->arg, peer,
+                                                 last ? operation->deadline : slice, &link->fd);
+        if (status != TD_ERR_TIMEOUT)
+            return status;
+        if (last)
+            return td__fail(status,
+                            "%s: timed out waiting for %s, which has not connected; has it made "
+                            "the same call?",
+                            td__operation_describe(operation),
+                            links->source->describe(links->arg, peer));
+        if (td__deadline_passed(tell_at))
+            td__links_tell(links, peer, header, true);
+        TD_TRY(td__links_look_around(links, operation, header));
+        if (link->fd >= 0)
+            return TD_OK;
+    }
+}
+
+td_status td__links_open(struct td__links *links, int peer, const struct td__operation *operation,
+                         const struct td__header *header)
+{
+    if (links->index < peer)
+        return accept_link(links, peer, operation, header);
+    td_status status = links->source->connect(links->arg, peer, operation->deadline,
+                                              &links->at[peer].fd);
+    if (status)
+        return td__fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+    return TD_OK;
+}
+
+/* ---- Waiting for long ------------------------------------------------------------------------ */
+
+/* A notice goes out at once and whole, or not at all: those who do not read have other troubles. */
+void td__links_tell(struct td__links *links, int peer, const struct td__header *header, bool aside)
+{
+    struct td__link *link = &links->at[peer];
+    struct td__header notice = *header;
+    uint8_t bytes[TD__HEADER_BYTES];
+    if (link->told == header->turn || link->sending)
+        return;
+    if (link->fd < 0 && link->side < 0 && aside &&
+        links->source->connect(links->arg, peer, td__deadline_in_ms(SIDE_WAIT_MS), &link->side))
+        return;
+    struct pollfd room = {.fd = link->fd >= 0 ? link->fd : link->side, .events = POLLOUT};
+    notice.type = TD__HEADER_CALL;
+    notice.payload = 0;
+    td__header_write(&notice, bytes);
+    if (poll(&room, 1, 0) == 1 && room.revents == POLLOUT &&
+        send(room.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        link->told = header->turn;
+}
+
+/* Takes the links that others have opened, and that this rank has not come to need yet. */
+static void take_links(struct td__links *links)
+{
+    for (int i = 0; i < links->size; i++) {
+        struct td__link *link = &links->at[i];
+        int *fd = i > links->index && link->fd < 0 ? &link->fd : &link->side;
+        if (i != links->index && *fd < 0 && links->source->accept(links->arg, i, 0, fd))
+            *fd = -1;
+    }
+}
+
+/* What stands at the front of a link. */
+enum sight {
+    NOTHING, /* or less than a header */
+    HEADER,
+    NOISE,
+    END,
+};
+
+static enum sight peek(int fd, struct td__header *header)
+{
+    uint8_t bytes[TD__HEADER_BYTES];
+    ssize_t peeked;
+    do
+        peeked = recv(fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+    while (peeked < 0 && errno == EINTR);
+    if (peeked < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK ? NOTHING : END;
+    if (peeked == 0)
+        return END;
+    if (peeked < TD__HEADER_BYTES)
+        return NOTHING;
+    return td__header_read(bytes, header) ? HEADER : NOISE;
+}
+
+static void skip_header(int fd)
+{
+    uint8_t bytes[TD__HEADER_BYTES];
+    ssize_t taken = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    (void)taken;
+}
+
+/* Takes notices and goodbyes; leaves data, which may belong to a later round, and what is ahead. A
+ * link that has ended is nobody's failure as long as nothing is due from it; but a rank that shuts the
+ * side link on which it was told that it is waited for will not come. */
+static td_status look_at_front(struct td__links *links, int peer, int fd,
+                               const struct td__operation *operation, const struct td__header *mine)
+{
+    struct td__header theirs;
+    enum sight sight = peek(fd, &theirs);
+    if (sight == NOISE)
+        return td__links_fail_noise(links, peer, operation);
+    if (sight == END && fd == links->at[peer].side && peer > links->index) {
+        close(fd);
+        links->at[peer].side = -1;
+        return td__links_fail_end(links, peer, operation, mine, 0);
+    }
+    if (sight != HEADER)
+        return TD_OK;
+    if (theirs.type != TD__HEADER_GOODBYE && theirs.turn > mine->turn)
+        return TD_OK;
+    if (theirs.type == TD__HEADER_DATA && td__header_same_call(&theirs, mine))
+        return TD_OK;
+    skip_header(fd);
+    return td__links_judge(links, peer, fd, operation, mine, &theirs, "", 0);
+}
+
+td_status td__links_look_around(struct td__links *links, const struct td__operation *operation,
+                                const struct td__header *header)
+{
+    take_links(links);
+    for (int i = 0; i < links->size; i++) {
+        struct td__link *link = &links->at[i];
+        if (link->fd >= 0 && !link->receiving)
+            TD_TRY(look_at_front(links, i, link->fd, operation, header));
+        if (link->side >= 0)
+            TD_TRY(look_at_front(links, i, link->side, operation, header));
+    }
+    return TD_OK;
+}
+
+td_status td__links_look_at(struct td__links *links, int peer,
+                            const struct td__operation *operation, const struct td__header *mine)
+{
+    struct td__header theirs;
+    switch (peek(links->at[peer].fd, &theirs)) {
+    case NOISE:
+        return td__links_fail_noise(links, peer, operation);
+    case END:
+        return td__links_fail_end(links, peer, operation, mine, 0);
+    case HEADER:
+        skip_header(links->at[peer].fd);
+        return td__links_judge(links, peer, links->at[peer].fd, operation, mine, &theirs, "", 0);
+    default:
+        return TD_OK;
+    }
+}

@@ -1,0 +1,284 @@
+/* Creating, posting and destroying; messages_inside.h has the picture.
+ *
+ * A small send on this host costs one lock, one copy into the ring and a look at the bell; it is
+ * complete at once. Everything else becomes a post. */
+#include "group/messages_inside.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PARTING_MS = 1000 };
+
+/* ---- Creating -------------------------------------------------------------------------------- */
+
+static bool allocate(struct td__messages *messages)
+{
+    size_t size = (size_t)messages->options.size;
+    messages->world_ranks = malloc(size * sizeof *messages->world_ranks);
+    messages->locals = malloc(size * sizeof *messages->locals);
+    messages->peers = calloc(size, sizeof *messages->peers);
+    messages->slots = calloc(TD__LARGE_SLOTS, sizeof *messages->slots);
+    messages->name = strdup(messages->options.name ? messages->options.name : "");
+    return messages->world_ranks && messages->locals && messages->peers && messages->slots &&
+           messages->name;
+}
+
+static void release(struct td__messages *messages)
+{
+    free(messages->world_ranks);
+    free(messages->locals);
+    free(messages->peers);
+    free(messages->slots);
+    free(messages->name);
+    free(messages);
+}
+
+td_status td__messages_create(const struct td__messages_options *options,
+                              struct td__messages **messages_out)
+{
+    struct td__messages *messages = calloc(1, sizeof *messages);
+    if (!messages)
+        return td__fail_nomem("messages");
+    messages->options = *options;
+    if (!allocate(messages)) {
+        release(messages);
+        return td__fail_nomem("messages");
+    }
+    memcpy(messages->world_ranks, options->world_ranks,
+           (size_t)options->size * sizeof *messages->world_ranks);
+    int host = td__endpoint_host(options->endpoint, options->world_ranks[options->rank]);
+    for (int rank = 0; rank < options->size; rank++) {
+        struct td__peer *peer = &messages->peers[rank];
+        peer->local = -1;
+        if (options->sockets_only ||
+            td__endpoint_host(options->endpoint, options->world_ranks[rank]) != host)
+            continue;
+        if (rank == options->rank)
+            messages->local_index = messages->local_size;
+        peer->local = messages->local_size;
+        messages->locals[messages->local_size++] = rank;
+    }
+    messages->remaining = options->size - 1;
+    messages->next_deadline = TD__NEVER;
+    messages->epoll = messages->event = -1;
+    messages->crowded = messages->local_size > td__processors();
+    pthread_mutex_init(&messages->lock, NULL);
+    td__cond_init(&messages->changed);
+    td__cond_init(&messages->thread_wake);
+    *messages_out = messages;
+    if (messages->local_size < options->size)
+        td__endpoint_listen(options->endpoint, options->key, TD__CHANNEL_MESSAGES, td__tcp_accept,
+                            messages);
+    return TD_OK;
+}
+
+/* ---- Posting --------------------------------------------------------------------------------- */
+
+static bool is_here(const struct td__messages *messages, int peer)
+{
+    return messages->peers[peer].local >= 0;
+}
+
+/* What a recv or a send with this rank needs first. */
+static td_status prepare(struct td__messages *messages, int peer)
+{
+    bool any = peer == TD_ANY_SOURCE;
+    if (!messages->attached && (any ? messages->local_size > 1 : is_here(messages, peer)))
+        messages->attach_wanted = true;
+    if (messages->epoll < 0 &&
+        (any ? messages->local_size < messages->options.size : !is_here(messages, peer)))
+        return td__tcp_begin(messages);
+    return TD_OK;
+}
+
+static struct td__post *new_post(const td_call *call, td_work *work)
+{
+    struct td__post *post = calloc(1, sizeof *post);
+    if (!post)
+        return NULL;
+    post->work = work;
+    post->peer = call->peer;
+    post->tag = call->tag;
+    post->size = call->count * td_dtype_size(call->dtype);
+    post->timeout_ms = call->timeout_ms;
+    post->deadline = td__deadline_in_ms(call->timeout_ms);
+    return post;
+}
+
+static td_status post_send(struct td__messages *messages, const td_call *call, td_work *work)
+{
+    struct td__peer *peer = &messages->peers[call->peer];
+    struct td__post *post = new_post(call, work);
+    if (!post)
+        return td__fail_nomem("send");
+    post->kind = TD__MESSAGE_EAGER;
+    post->data = (char *)call->input;
+    td__post_begin(messages, post);
+    td_status status = prepare(messages, call->peer);
+    if (!status && peer->gone)
+        status = td__peer_refuse(messages, call->peer, post);
+    if (status) {
+        td__post_abandon(messages, post);
+        return status;
+    }
+    bool first = !peer->queue.first;
+    td__post_append(&peer->queue, post);
+    if (first)
+        td__peer_flush(messages, call->peer);
+    return TD_OK;
+}
+
+static td_status post_recv(struct td__messages *messages, const td_call *call, td_work *work)
+{
+    bool any = call->peer == TD_ANY_SOURCE;
+    struct td__post *post = new_post(call, work);
+    if (!post)
+        return td__fail_nomem("recv");
+    post->data = call->output;
+    post->order = ++messages->order;
+    td__post_begin(messages, post);
+    td_status status = prepare(messages, call->peer);
+    if (status)
+        goto abandon;
+
+    struct td__arrival *arrival;
+    while ((arrival = td__match_arrival(messages, call->peer, call->tag))) {
+        bool taken = true;
+        td__arrival_remove(messages, arrival);
+        if (arrival->envelope.kind == TD__MESSAGE_EAGER)
+            td__deliver(messages, post, &arrival->envelope, arrival->data);
+        else
+            taken = td__begin_large(messages, post, &arrival->envelope);
+        free(arrival);
+        if (taken)
+            return TD_OK;
+    }
+    if (!any && messages->peers[call->peer].gone) {
+        status = td__peer_refuse(messages, call->peer, post);
+        goto abandon;
+    }
+    if (any && !messages->remaining) {
+        status = td__fail(TD_ERR_PEER, "%s: no other rank is left",
+                          td__post_describe(messages, post));
+        goto abandon;
+    }
+    td__post_append(any ? &messages->any : &messages->peers[call->peer].posted, post);
+    return TD_OK;
+
+abandon:
+    td__post_abandon(messages, post);
+    return status;
+}
+
+/* A small message on this host, with nothing queued before it: no post is needed. */
+static bool send_at_once(struct td__messages *messages, const td_call *call)
+{
+    struct td__peer *peer = &messages->peers[call->peer];
+    size_t size = call->count * td_dtype_size(call->dtype);
+    return peer->local >= 0 && messages->attached && !peer->gone && !peer->queue.first &&
+           size <= td__shm_eager_limit() &&
+           td__shm_send_small(messages, call->peer, call->tag, call->input, size);
+}
+
+static td_status check(const struct td__messages *messages, const td_call *call)
+{
+    bool send = call->kind == TD_OP_SEND;
+    const char *name = send ? "send" : "recv";
+    if (!send && call->kind != TD_OP_RECV)
+        return td__fail(TD_ERR_INVALID, "messages: neither a send nor a recv");
+    if (call->peer == messages->options.rank)
+        return td__fail(TD_ERR_INVALID, "%s: a rank cannot exchange messages with itself", name);
+    if (call->peer < (send ? 0 : TD_ANY_SOURCE) || call->peer >= messages->options.size)
+        return td__fail(TD_ERR_INVALID, "%s: group \"%s\" has %d ranks, and no rank %d", name,
+                        messages->name, messages->options.size, call->peer);
+    if (send && call->tag == TD_ANY_TAG)
+        return td__fail(TD_ERR_INVALID, "send: a message needs a tag of its own, not TD_ANY_TAG");
+    return TD_OK;
+}
+
+td_status td__messages_post(struct td__messages *messages, const td_call *call, td_work *work)
+{
+    TD_TRY(check(messages, call));
+    bool send = call->kind == TD_OP_SEND;
+    pthread_mutex_lock(&messages->lock);
+    if (send && send_at_once(messages, call)) {
+        pthread_mutex_unlock(&messages->lock);
+        td__shm_ring(messages, call->peer);
+        td_work_complete(work, TD_OK, -1, 0);
+        return TD_OK;
+    }
+    td_status status = send ? post_send(messages, call, work) : post_recv(messages, call, work);
+    if (!status && messages->pending)
+        td__messages_attend(messages);
+    td__messages_settle(messages);
+    pthread_mutex_unlock(&messages->lock);
+    return status;
+}
+
+/* ---- Destroying ------------------------------------------------------------------------------
+ *
+ * Receives end at once. Sends that the other side has not got yet are given a second: small ones to
+ * get into the ring or onto the link, large ones to be received. What has been handed over by then
+ * can be received afterwards; the rest fails here, and the others never see it. */
+
+static void end_post(struct td__messages *messages, struct td__post *post)
+{
+    if (post->descriptor)
+        td__large_cancel(messages, post, true);
+    td__post_finish(messages, post,
+                    td__fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
+                             td__post_describe(messages, post)));
+}
+
+static void end_receives(struct td__messages *messages)
+{
+    for (struct td__post *post = messages->all, *next; post; post = next) {
+        next = post->all_next;
+        if (post->kind == TD__MESSAGE_NONE)
+            end_post(messages, post);
+    }
+}
+
+static void part(struct td__messages *messages)
+{
+    td__deadline deadline = td__deadline_in_ms(PARTING_MS);
+    pthread_mutex_lock(&messages->lock);
+    end_receives(messages);
+    td__messages_settle(messages);
+    while (messages->pending && !td__deadline_passed(deadline)) {
+        pthread_mutex_unlock(&messages->lock);
+        td__messages_progress(messages, NULL, 1);
+        pthread_mutex_lock(&messages->lock);
+    }
+    while (messages->all)
+        end_post(messages, messages->all);
+    td__messages_settle(messages);
+    pthread_mutex_unlock(&messages->lock);
+}
+
+void td__messages_destroy(struct td__messages *messages)
+{
+    if (!messages)
+        return;
+    td__messages_stop(messages);
+    part(messages);
+    if (messages->local_size < messages->options.size)
+        td__endpoint_listen(messages->options.endpoint, messages->options.key, TD__CHANNEL_MESSAGES,
+                            NULL, NULL);
+    td__tcp_leave(messages, td__deadline_in_ms(PARTING_MS));
+    if (messages->attached)
+        td__shm_leave(messages);
+    while (messages->arrivals.first) {
+        struct td__arrival *arrival = messages->arrivals.first;
+        td__arrival_remove(messages, arrival);
+        free(arrival);
+    }
+    for (int i = 0; i < messages->options.size; i++)
+        free(messages->peers[i].farewell);
+    pthread_cond_destroy(&messages->thread_wake);
+    pthread_cond_destroy(&messages->changed);
+    pthread_mutex_destroy(&messages->lock);
+    release(messages);
+}

@@ -1,0 +1,46 @@
+/* Messages between the ranks of one group: matching, and the two ways there are to another rank.
+ *
+ * Everything here belongs to one group. Functions may be called from any thread. */
+#ifndef TD_GROUP_MESSAGES_H
+#define TD_GROUP_MESSAGES_H
+
+#include "transport/endpoint.h"
+
+#include <tandem/backend.h>
+
+struct td__messages;
+
+/**
+ * `world_ranks` are the group's ranks in order, this one at `rank`; `key` is the group's number. Ranks of
+ * the same host talk through the shared memory of td__messages_shared_size() bytes that `shared`
+ * gives, the others through links. Nothing is opened yet, nobody is waited for.
+ */
+struct td__messages_options {
+    struct td__endpoint *endpoint;
+    uint64_t key;
+    const int *world_ranks;
+    int size;
+    int rank;
+    bool sockets_only; /* links to all, also to those of this host */
+    const char *name;  /* of the group, for messages to people */
+
+    /** Gives the memory that the ranks of this host share, zeroed at first, and the index of this
+     *  rank among them; called on first need, once. It may wait for another rank to have made it. */
+    td_status (*shared)(void *arg, td__deadline deadline, void **memory);
+    void *shared_arg;
+};
+
+td_status td__messages_create(const struct td__messages_options *options,
+                              struct td__messages **messages);
+
+/** Fails what is still posted, tells the others goodbye, and frees everything. */
+void td__messages_destroy(struct td__messages *messages);
+
+/** How much shared memory `local_size` ranks on one host need. Untouched pages cost nothing. */
+size_t td__messages_shared_size(int local_size);
+
+/** As td_backend_ops has them. */
+td_status td__messages_post(struct td__messages *messages, const td_call *call, td_work *work);
+void td__messages_progress(struct td__messages *messages, td_work *work, int64_t timeout_ms);
+
+#endif

@@ -1,0 +1,410 @@
+/* What the files of messages share with each other, and with nobody else.
+ *
+ *     messages.c            the calls of messages.h: creating, posting, destroying
+ *     messages_match.c      posted receives meet messages; posts end
+ *     messages_progress.c   who moves things forward: waiting threads, and one of our own
+ *     messages_shm.c        rings in the memory that the ranks of a host share
+ *     messages_large.c      large messages there: copied once, by both sides where both wait
+ *     messages_tcp.c        links to other hosts
+ *     messages_wire.c       what stands on a link, taken apart
+ *
+ * A post is a send or a recv that is under way. It is in the list of all posts, and in the one list
+ * that says where it stands:
+ *
+ *     recv   peer->posted or any  ──────────────────────────────────────────────> finished
+ *              └─ large: active (copied by descriptor), or expected (in pieces) ─────┘
+ *     send   peer->queue  ── small: written ────────────────────────────────────> finished
+ *              └─ large: active (descriptor), or announced ─ go ─ peer->queue ───────┘
+ *
+ * One lock guards everything; it is never held while a large message is copied, while a work is
+ * completed (its callback may post), or while somebody waits. */
+#ifndef TD_GROUP_MESSAGES_INSIDE_H
+#define TD_GROUP_MESSAGES_INSIDE_H
+
+#include "base/thread.h"
+#include "group/messages.h"
+#include "group/work.h"
+
+enum td__message_kind {
+    TD__MESSAGE_NONE,    /* shared memory: nothing there yet */
+    TD__MESSAGE_EAGER,   /* the payload follows */
+    TD__MESSAGE_LARGE,   /* shared memory: the payload is copied by way of a descriptor */
+    TD__MESSAGE_REQUEST, /* the payload comes after a GO */
+    TD__MESSAGE_DATA,    /* the payload of a REQUEST, or a piece of it, follows */
+    TD__MESSAGE_GO,      /* to the sender: there is a recv for the request */
+    TD__MESSAGE_DROP,    /* to the sender: the recv's buffer is too small; do not send */
+    TD__MESSAGE_CANCEL,  /* to the receiver: the sender gave the request up */
+    TD__MESSAGE_BYE,     /* nothing comes after this */
+    TD__MESSAGE_WRAP,    /* shared memory: go on at the ring's beginning */
+    TD__MESSAGE_KINDS,
+};
+
+/** What is known of a message before its payload. `id` is the sender's number of a request. */
+struct td__envelope {
+    enum td__message_kind kind;
+    int source; /* rank in the group */
+    int tag;
+    uint64_t size;
+    uint64_t id;
+    uint32_t slot;    /* LARGE: the descriptor */
+    uint32_t memory;  /* LARGE: how to reach the payload, see messages_large.c */
+    uint64_t address; /* LARGE: where */
+};
+
+struct td__post_list {
+    struct td__post *first, *last;
+};
+
+struct td__post {
+    struct td__post *next, *before; /* in `list` */
+    struct td__post_list *list;
+    struct td__post *all_next, *all_before;
+    td_work *work;              /* NULL: a frame of our own, such as GO */
+    enum td__message_kind kind; /* of a send: what is to be written next; of a recv: NONE */
+    int peer;                   /* may be TD_ANY_SOURCE until a message has come */
+    int tag;
+    char *data;
+    size_t size;
+    size_t moved;          /* bytes of the payload that are written or here */
+    uint64_t message_size; /* of a recv: the size of the message */
+    td__deadline deadline;
+    int64_t timeout_ms;
+    uint64_t order; /* of a recv: when it was posted */
+    uint64_t id;
+    struct td__link *link; /* of a recv: whose payload is being read into `data` */
+
+    /* Large messages in shared memory. */
+    struct td__descriptor *descriptor;
+    uint32_t slot;
+    uint32_t memory;  /* of a recv: the sender's */
+    uint64_t address; /* of a recv: the sender's */
+    bool copying;     /* a thread of this process is at it, without the lock */
+    bool helped;      /* of a send: this process has copied what it could */
+
+    /* Finished. */
+    td_status status;
+    char *why; /* the sentence, where it failed */
+};
+
+/** A message that came before its recv. */
+struct td__arrival {
+    struct td__arrival *next, *before;         /* of the same source, in order */
+    struct td__arrival *all_next, *all_before; /* of all, in order */
+    struct td__envelope envelope;
+    char data[]; /* EAGER */
+};
+
+struct td__arrival_list {
+    struct td__arrival *first, *last;
+};
+
+/** One direction of a ring: where this process writes, or reads. */
+struct td__ring_end {
+    struct td__ring *ring;
+    _Atomic uint32_t at; /* offset of the next message */
+    uint64_t total;      /* bytes written, or taken */
+    uint64_t room;       /* of a writer: what `total` may become, as last seen */
+};
+
+struct td__peer {
+    int local; /* index among the ranks of this host, -1 on another one */
+    bool gone; /* died or left: `farewell` says how */
+    bool stalled;
+    char connecting; /* 1: wanted, 2: under way */
+    char *farewell;
+    struct td__post_list posted; /* receives from this rank */
+    struct td__arrival_list arrivals;
+    struct td__post_list queue;        /* to be written, in order */
+    struct td__ring_end writes, reads; /* on this host */
+    struct td__link *links[2];         /* elsewhere: opened by us, by the other side */
+    _Atomic signed char readable;      /* its memory, by process_vm_readv(): 0 unknown, 1, -1 */
+};
+
+enum td__owner { TD__OWNER_NOBODY, TD__OWNER_PROGRAM, TD__OWNER_THREAD };
+
+struct td__messages {
+    struct td__messages_options options;
+    int *world_ranks;
+    char *name;
+    struct td__peer *peers;
+
+    pthread_mutex_t lock; /* taken before those of works and of the endpoint */
+    uint64_t order;       /* counts receives */
+    uint64_t ids;         /* counts requests */
+    struct td__post *all;
+    struct td__post_list any;       /* receives from any source */
+    struct td__post_list active;    /* with a descriptor */
+    struct td__post_list announced; /* sends that wait for a GO */
+    struct td__post_list expected;  /* receives that have sent a GO */
+    struct td__post_list copies;    /* active, and waiting for a thread to copy */
+    struct td__post *finished;
+    struct td__arrival_list arrivals;
+    td__deadline next_deadline; /* no post's is earlier */
+    int pending;                /* posts in `all` */
+    int stalled;                /* peers whose queue waits for room */
+    int remaining;              /* other ranks that are not gone */
+
+    /* Shared memory; see messages_shm.c. */
+    bool attach_wanted, attaching, attached;
+    int *locals; /* ranks of this host, in order */
+    int local_size, local_index;
+    struct td__shared *shared;
+    struct td__descriptor *descriptors; /* this rank's own */
+    bool *slots;                        /* those in use */
+    _Atomic uint32_t departures;        /* as last seen */
+    int64_t next_pulse;                 /* when to look whether the others live */
+    uint64_t nonce;                     /* by which others see whether they can read this process */
+
+    /* Links; see messages_tcp.c. */
+    int epoll, event; /* -1 until links are needed */
+    int links;
+    int connects_wanted;
+    struct td__link *closed; /* to be freed when nobody looks at them any more */
+
+    /* Who moves things forward; see messages_progress.c. */
+    _Atomic int watch; /* above 0: looking at the rings is not enough */
+    bool crowded;
+    enum td__owner owner; /* of the right to sleep until something happens */
+    bool owner_sleeps;
+    int waiters; /* threads that wait for another to do it */
+    pthread_cond_t changed;
+    pthread_cond_t thread_wake;
+    pthread_t thread;
+    bool thread_runs, thread_rests, stopping;
+    uint64_t posts; /* counts them, so that the thread sees whether there were new ones */
+};
+
+/* ---- messages_match.c ------------------------------------------------------------------------ */
+
+void td__post_append(struct td__post_list *list, struct td__post *post);
+void td__post_remove(struct td__post *post);
+
+/** Takes a new post into the list of all. */
+void td__post_begin(struct td__messages *messages, struct td__post *post);
+
+/** Frees a post that is in no other list, without a word. */
+void td__post_abandon(struct td__messages *messages, struct td__post *post);
+
+/** Makes a frame of our own and puts it into `queue`; false without memory. */
+bool td__post_control(struct td__messages *messages, struct td__post_list *queue,
+                      enum td__message_kind kind, int peer, uint64_t id);
+
+/** Ends a post; td__messages_settle() tells the work. With a failure, td_last_error() is kept. */
+void td__post_finish(struct td__messages *messages, struct td__post *post, td_status status);
+
+/** The post in words: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
+const char *td__post_describe(struct td__messages *messages, const struct td__post *post);
+
+/** The first posted recv for such a message, which stays in its list. */
+struct td__post *td__match_posted(struct td__messages *messages, int source, int tag);
+
+/** The first message that fits a new recv. */
+struct td__arrival *td__match_arrival(struct td__messages *messages, int source, int tag);
+
+/** Takes a message out of the lists; the caller frees it. */
+void td__arrival_remove(struct td__messages *messages, struct td__arrival *arrival);
+
+/** Keeps a message for later; `data` are its bytes where it is EAGER. False without memory. */
+bool td__arrival_keep(struct td__messages *messages, const struct td__envelope *envelope,
+                      const void *data);
+
+/** The same in two steps: room for a message whose bytes are still coming, which is not in the lists
+ *  (NULL without memory); and when it is whole, it goes to a recv that was posted meanwhile, or into
+ *  the lists. */
+struct td__arrival *td__arrival_make(const struct td__envelope *envelope);
+void td__arrival_came(struct td__messages *messages, struct td__arrival *arrival);
+
+/** Ties a recv to its message. False, and the post has ended, where the message is too long. */
+bool td__take(struct td__messages *messages, struct td__post *post,
+              const struct td__envelope *envelope);
+
+/** A posted recv gets a message that is whole: copies, and ends the post. */
+void td__deliver(struct td__messages *messages, struct td__post *post,
+                 const struct td__envelope *envelope, const void *data);
+
+/** A recv gets a message whose payload is still with the sender. False when the sender has given it
+ *  up: then nothing has happened, and the message is forgotten. */
+bool td__begin_large(struct td__messages *messages, struct td__post *post,
+                     const struct td__envelope *envelope);
+
+/** A header has come that needs no payload: REQUEST, LARGE, GO, DROP, CANCEL. False when it makes
+ *  no sense. */
+bool td__header_came(struct td__messages *messages, const struct td__envelope *envelope);
+
+/** The expected recv of a DATA frame, or NULL. */
+struct td__post *td__find_expected(struct td__messages *messages, int source, uint64_t id);
+
+/** Marks a rank as dead or gone: ends everything that has to do with it. `farewell` begins with
+ *  "has" or "is", such as "has left the group". */
+void td__peer_gone(struct td__messages *messages, int peer, const char *farewell);
+
+/** Ends what is past its deadline. */
+void td__expire(struct td__messages *messages, int64_t now);
+
+/** Fails with TD_ERR_PEER and the sentence why nothing can be had from a rank that is gone. */
+td_status td__peer_refuse(struct td__messages *messages, int peer, const struct td__post *post);
+
+/* ---- messages_progress.c --------------------------------------------------------------------- */
+
+/** With the lock held: does everything that can be done at once. True when something happened. */
+bool td__messages_pump(struct td__messages *messages);
+
+/** With the lock held, which is released in between: tells the works of the posts that ended. */
+void td__messages_settle(struct td__messages *messages);
+
+/** With the lock held: makes whoever sleeps look again. */
+void td__messages_nudge(struct td__messages *messages);
+
+/** With the lock held: a new post is not done yet; somebody has to look after it. */
+void td__messages_attend(struct td__messages *messages);
+
+/** Ends the thread. */
+void td__messages_stop(struct td__messages *messages);
+
+/** Writes what is in a peer's queue, as far as there is room. */
+void td__peer_flush(struct td__messages *messages, int peer);
+
+/* ---- messages_shm.c -------------------------------------------------------------------------- */
+
+/** From now on `memory` is shared with the ranks of this host. */
+void td__shm_begin(struct td__messages *messages, void *memory);
+
+/** A small message straight into the ring; false where there is no room. */
+bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const void *data,
+                        size_t size);
+
+/** Writes the first post of a peer's queue as far as there is room: false where there was none. */
+bool td__shm_write(struct td__messages *messages, int peer, struct td__post *post);
+
+/** Without the lock: whether a message has come. */
+bool td__shm_peek(const struct td__messages *messages);
+
+/** Takes what has come. */
+bool td__shm_read(struct td__messages *messages);
+
+/** Looks after ranks of this host that have died. */
+void td__shm_pulse(struct td__messages *messages, int64_t now);
+
+/** Rings the bell of a rank of this host. */
+void td__shm_ring(struct td__messages *messages, int peer);
+struct td__bell *td__shm_own_bell(struct td__messages *messages);
+
+/** Tells the others that this rank leaves. */
+void td__shm_leave(struct td__messages *messages);
+
+struct td__descriptor *td__shm_descriptor(struct td__messages *messages, int local, uint32_t slot);
+
+/** The process that a rank of this host is, and whether its memory can be read from here. */
+int td__shm_pid(struct td__messages *messages, int peer);
+bool td__shm_readable(struct td__messages *messages, int peer);
+
+/** How long a message may be that goes through the ring whole. */
+size_t td__shm_eager_limit(void);
+
+/* ---- messages_large.c ------------------------------------------------------------------------ */
+
+enum { TD__LARGE_SLOTS = 128 }; /* large sends of a rank that can be copied by descriptor at once */
+
+/** What sender and receiver of a large message share; the sender's, in shared memory. */
+struct td__descriptor {
+    _Alignas(64) _Atomic uint32_t state;
+    _Atomic uint32_t open;   /* the sender may copy, too */
+    _Atomic uint64_t next;   /* where the next piece begins */
+    _Atomic uint64_t copied; /* bytes; all of them: the message is there */
+    uint64_t target;         /* where it goes */
+    uint32_t target_memory;  /* and how that is reached */
+};
+
+/** Prepares a descriptor for a send and fills in slot, memory and address; false where none is free. */
+bool td__large_offer(struct td__messages *messages, struct td__post *post,
+                     struct td__envelope *envelope);
+
+/** A recv takes a message on: as td__begin_large(). */
+bool td__large_claim(struct td__messages *messages, struct td__post *post,
+                     const struct td__envelope *envelope);
+
+/** Forgets an offered message, so that the sender need not wait for it. */
+void td__large_drop(struct td__messages *messages, const struct td__envelope *envelope);
+
+/** Looks how far the active posts are. True when something happened. */
+bool td__large_look(struct td__messages *messages);
+
+/** Copies what is to be copied of one post; releases the lock meanwhile. False: nothing to do. */
+bool td__large_copy(struct td__messages *messages);
+
+/** Tries to take an active post back; false while the other side is at it. With `force` it is taken
+ *  back in any case. */
+bool td__large_cancel(struct td__messages *messages, struct td__post *post, bool force);
+
+/* ---- messages_tcp.c, messages_wire.c --------------------------------------------------------- */
+
+struct td__link {
+    struct td__link *next; /* closed ones */
+    int fd;
+    int peer;
+    bool incoming;
+    bool closed;
+    bool wants_room;             /* epoll tells when it can be written to */
+    struct td__post_list own;    /* frames on a link that the other side has opened */
+    struct td__post_list *queue; /* own, or that of the peer */
+    uint8_t header[24];          /* of the first post, while it is being written */
+    size_t written;              /* header and payload; 0: nothing of it yet */
+
+    /* Reading. */
+    struct td__envelope envelope; /* the payload that is being read */
+    uint64_t left;                /* bytes of it */
+    char *into;                   /* where they go; NULL: nowhere */
+    struct td__post *post;        /* the recv that gets them */
+    struct td__arrival *arrival;  /* or the message that is being kept, not yet in the lists */
+    bool bye;
+    size_t from, to; /* what has been read ahead */
+    uint8_t ahead[8192];
+};
+
+enum { TD__WIRE_HEADER = 24, TD__WIRE_EAGER = 64 * 1024 };
+
+/** The header of a post that is to be written. */
+void td__wire_header(uint8_t *header, enum td__message_kind kind, int tag, uint64_t size,
+                     uint64_t id);
+
+enum td__wire_state { TD__WIRE_IDLE, TD__WIRE_MORE, TD__WIRE_ENDED };
+
+/** Reads what has come, up to a limit (MORE). ENDED: the link is of no more use, and `farewell` says
+ *  why. */
+enum td__wire_state td__wire_read(struct td__messages *messages, struct td__link *link,
+                                  const char **farewell);
+
+/** Makes what is needed to wait for links; does nothing the second time. */
+td_status td__tcp_begin(struct td__messages *messages);
+
+/** The function for td__endpoint_listen(). */
+void td__tcp_accept(void *messages, int world_rank, int fd);
+
+/** Opens one link that is wanted; releases the lock meanwhile. False: none is. */
+bool td__tcp_connect(struct td__messages *messages);
+
+/** Writes the first post of a link's queue; false where there is no room, or no link yet. */
+bool td__tcp_write(struct td__messages *messages, int peer, struct td__post *post);
+
+/** Writes the frames of our own on a link that the other side has opened. */
+void td__tcp_flush(struct td__messages *messages, struct td__link *link);
+
+/** Reads and writes what is ready. */
+bool td__tcp_look(struct td__messages *messages);
+
+/** Without the lock: sleeps until a link is ready, at most so long. */
+void td__tcp_sleep(struct td__messages *messages, int64_t ns);
+
+/** Makes a sleeper return. */
+void td__tcp_nudge(struct td__messages *messages);
+
+/** Closes a link; it is freed by td__tcp_look(), or td__tcp_leave(). */
+void td__tcp_close(struct td__messages *messages, struct td__link *link);
+
+/** A link has ended: reads what is left on the other one, and parts with the rank. */
+void td__tcp_lose(struct td__messages *messages, struct td__link *link, const char *farewell);
+
+/** Says goodbye on all links and closes them. */
+void td__tcp_leave(struct td__messages *messages, td__deadline deadline);
+
+#endif

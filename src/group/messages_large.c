@@ -1,0 +1,336 @@
+/* Large messages between ranks of one host: copied once, straight from one buffer to the other.
+ *
+ *     sender                    descriptor                 receiver
+ *     offers: where it is       ready
+ *                               claimed                    has a recv for it
+ *                               open, target               copies piece after piece
+ *     copies pieces, too        next, copied
+ *     all copied: complete      free                       all copied: complete
+ *
+ * The payload is reached through the sender's arena, which the receiver maps; or, where it is other
+ * memory, by process_vm_readv(). Where neither works the receiver asks for it in pieces through the
+ * ring (`stream`). The sender helps only while it waits; its help needs the receiver's buffer in the
+ * same two ways. Pieces are handed out by `next`; who copies the last one rings the other's bell.
+ *
+ * A descriptor belongs to the sender, and is free again when the receiver says so: no header that
+ * speaks of it is left then. A sender whose time is up moves it from ready to cancelled and is done;
+ * the receiver frees it when it meets the header. Once it is claimed, the receiver is copying: the
+ * sender waits for that, and only a second after its deadline takes it back in any case. The receiver
+ * then has garbage, but sees that its claim is gone, and fails. A receiver that gives up while the
+ * sender copies waits as long; a sender that was stopped in the middle of a piece for longer than
+ * that would still write the rest of the piece. */
+#include "group/messages_inside.h"
+
+#include "base/arena.h"
+#include "base/fail.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { FREE, READY, CLAIMED, CANCELLED, STREAM };
+enum { NOWHERE, IN_ARENA, IN_PROCESS };
+enum { PIECE = 256 * 1024 };
+
+/* ---- Offering and claiming ------------------------------------------------------------------- */
+
+static uint32_t locate(const void *data, uint64_t *address)
+{
+    struct td__arena *arena;
+    size_t offset;
+    if (td__arena_resolve(data, &arena, &offset) && arena == td__arena_default()) {
+        *address = offset;
+        return IN_ARENA;
+    }
+    *address = (uintptr_t)data;
+    return IN_PROCESS;
+}
+
+bool td__large_offer(struct td__messages *messages, struct td__post *post,
+                     struct td__envelope *envelope)
+{
+    for (uint32_t slot = 0; slot < TD__LARGE_SLOTS; slot++) {
+        if (messages->slots[slot])
+            continue;
+        struct td__descriptor *descriptor = td__shm_descriptor(messages, messages->local_index,
+                                                               slot);
+        if (atomic_load_explicit(&descriptor->state, memory_order_acquire) != FREE)
+            continue; /* the receiver has not yet met its header */
+        messages->slots[slot] = true;
+        atomic_store_explicit(&descriptor->open, 0, memory_order_relaxed);
+        atomic_store_explicit(&descriptor->next, 0, memory_order_relaxed);
+        atomic_store_explicit(&descriptor->copied, 0, memory_order_relaxed);
+        atomic_store_explicit(&descriptor->state, READY, memory_order_release);
+        post->descriptor = descriptor;
+        post->slot = envelope->slot = slot;
+        post->helped = false;
+        envelope->memory = locate(post->data, &envelope->address);
+        return true;
+    }
+    return false;
+}
+
+bool td__large_claim(struct td__messages *messages, struct td__post *post,
+                     const struct td__envelope *envelope)
+{
+    struct td__descriptor *descriptor = td__shm_descriptor(
+        messages, messages->peers[envelope->source].local, envelope->slot);
+    uint32_t state = READY;
+    if (!atomic_compare_exchange_strong(&descriptor->state, &state, CLAIMED)) {
+        atomic_store(&descriptor->state, FREE);
+        return false;
+    }
+    if (!td__take(messages, post, envelope)) {
+        atomic_store(&descriptor->copied, envelope->size);
+        atomic_store(&descriptor->state, FREE);
+        td__shm_ring(messages, envelope->source);
+        return true;
+    }
+    post->descriptor = descriptor;
+    post->memory = envelope->memory;
+    post->address = envelope->address;
+    td__post_remove(post);
+    td__post_append(&messages->copies, post);
+    return true;
+}
+
+static void release_descriptor(struct td__messages *messages, struct td__post *post)
+{
+    if (post->kind != TD__MESSAGE_NONE)
+        messages->slots[post->slot] = false;
+    post->descriptor = NULL;
+}
+
+static void fail(struct td__messages *messages, struct td__post *post, const char *why)
+{
+    release_descriptor(messages, post);
+    td__post_finish(messages, post,
+                    td__fail(TD_ERR_PEER, "%s: %s", td__post_describe(messages, post), why));
+}
+
+bool td__large_cancel(struct td__messages *messages, struct td__post *post, bool force)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    bool send = post->kind != TD__MESSAGE_NONE;
+    uint32_t state = READY;
+    if (send && atomic_compare_exchange_strong(&descriptor->state, &state, CANCELLED)) {
+        release_descriptor(messages, post);
+        return true;
+    }
+    /* A recv that no thread of ours has begun to copy is not open: nobody else is at it. */
+    bool idle = !send && !atomic_load(&descriptor->open);
+    if (!force && !idle)
+        return false;
+    state = CLAIMED;
+    if (!atomic_compare_exchange_strong(&descriptor->state, &state, send ? CANCELLED : FREE) &&
+        state == (send ? STREAM : CANCELLED))
+        atomic_store(&descriptor->state, FREE); /* the other side is done with it */
+    if (!send)
+        td__shm_ring(messages, post->peer);
+    release_descriptor(messages, post);
+    return true;
+}
+
+/* ---- Copying, without the lock --------------------------------------------------------------- */
+
+/* One way to the other side's memory. */
+struct route {
+    char *mapped; /* NULL: by pid and address */
+    int pid;
+    uint64_t address;
+};
+
+static bool find_route(struct td__messages *messages, const struct td__post *post, uint32_t memory,
+                       uint64_t address, size_t size, struct route *route)
+{
+    *route = (struct route){.address = address};
+#ifdef TEST_NO_ROUTE
+    return false;
+#endif
+    if (memory == IN_ARENA) {
+        void *mapped;
+        if (td__endpoint_map(messages->options.endpoint, messages->world_ranks[post->peer], address,
+                             size, post->deadline, &mapped))
+            return false;
+        route->mapped = mapped;
+        return true;
+    }
+    route->pid = td__shm_pid(messages, post->peer);
+    if (memory != IN_PROCESS || !td__shm_readable(messages, post->peer))
+        return false;
+    if (route->pid == (int)getpid())
+        route->mapped = (char *)(uintptr_t)address; /* ranks can be threads of one process */
+    return true;
+}
+
+static bool move_piece(const struct route *route, char *here, size_t offset, size_t size, bool push)
+{
+    if (route->mapped) {
+        memcpy(push ? route->mapped + offset : here + offset,
+               push ? here + offset : route->mapped + offset, size);
+        return true;
+    }
+    while (size) {
+        struct iovec local = {here + offset, size};
+        struct iovec remote = {(void *)(uintptr_t)(route->address + offset), size};
+        ssize_t moved = push ? process_vm_writev(route->pid, &local, 1, &remote, 1, 0)
+                             : process_vm_readv(route->pid, &local, 1, &remote, 1, 0);
+        if (moved <= 0)
+            return false;
+        offset += (size_t)moved;
+        size -= (size_t)moved;
+    }
+    return true;
+}
+
+/* Copies pieces until none is left; false when one could not be copied. */
+static bool move_pieces(struct td__messages *messages, struct td__post *post,
+                        const struct route *route, size_t size)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    bool push = post->kind != TD__MESSAGE_NONE;
+    size_t step = size > PIECE ? PIECE : size;
+    for (;;) {
+        if (atomic_load_explicit(&descriptor->state, memory_order_acquire) != CLAIMED)
+            return true; /* taken back */
+        uint64_t offset = atomic_fetch_add(&descriptor->next, step);
+        if (offset >= size)
+            return true;
+        size_t piece = size - offset < step ? size - offset : step;
+        if (!move_piece(route, post->data, offset, piece, push))
+            return false;
+        if (atomic_fetch_add(&descriptor->copied, piece) + piece == size)
+            td__shm_ring(messages, post->peer);
+    }
+}
+
+enum outcome { MOVED, BROKEN, NO_ROUTE };
+
+static enum outcome copy_out(struct td__messages *messages, struct td__post *post)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    struct route route;
+    if (!find_route(messages, post, descriptor->target_memory, descriptor->target, post->size,
+                    &route))
+        return MOVED; /* then the receiver does it alone */
+    return move_pieces(messages, post, &route, post->size) ? MOVED : BROKEN;
+}
+
+static enum outcome copy_in(struct td__messages *messages, struct td__post *post)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    size_t size = post->message_size;
+    struct route route;
+    if (!find_route(messages, post, post->memory, post->address, size, &route))
+        return NO_ROUTE;
+#ifndef TEST_NO_HELP
+    if (size > PIECE) {
+        descriptor->target_memory = locate(post->data, &descriptor->target);
+        atomic_store_explicit(&descriptor->open, 1, memory_order_release);
+    }
+#endif
+    return move_pieces(messages, post, &route, size) ? MOVED : BROKEN;
+}
+
+/* ---- How far the posts are ------------------------------------------------------------------- */
+
+static void stream(struct td__messages *messages, struct td__post *post)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    post->descriptor = NULL;
+    td__post_remove(post);
+    td__post_append(&messages->expected, post);
+    atomic_store(&descriptor->state, STREAM);
+    td__shm_ring(messages, post->peer);
+}
+
+static bool look_at_send(struct td__messages *messages, struct td__post *post)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    uint32_t state = atomic_load_explicit(&descriptor->state, memory_order_acquire);
+    if (atomic_load_explicit(&descriptor->copied, memory_order_acquire) == post->size) {
+        release_descriptor(messages, post);
+        td__post_finish(messages, post, TD_OK);
+    } else if (state == FREE) {
+        fail(messages, post, "the receiver gave up before it had the whole message");
+    } else if (state == STREAM) {
+        release_descriptor(messages, post);
+        atomic_store(&descriptor->state, FREE);
+        post->kind = TD__MESSAGE_DATA;
+        td__post_remove(post);
+        td__post_append(&messages->peers[post->peer].queue, post);
+        td__peer_flush(messages, post->peer);
+    } else if (messages->peers[post->peer].gone) {
+        td__large_cancel(messages, post, true);
+        td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
+    } else if (!post->helped && atomic_load_explicit(&descriptor->open, memory_order_acquire)) {
+        post->helped = true;
+        td__post_remove(post);
+        td__post_append(&messages->copies, post);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static bool look_at_recv(struct td__messages *messages, struct td__post *post)
+{
+    struct td__descriptor *descriptor = post->descriptor;
+    uint32_t claimed = CLAIMED;
+    if (atomic_load_explicit(&descriptor->copied, memory_order_acquire) == post->message_size) {
+        if (atomic_compare_exchange_strong(&descriptor->state, &claimed, FREE)) {
+            release_descriptor(messages, post);
+            td__post_finish(messages, post, TD_OK);
+            return true;
+        }
+    }
+    if (atomic_load_explicit(&descriptor->state, memory_order_acquire) == CANCELLED) {
+        atomic_store(&descriptor->state, FREE);
+        fail(messages, post, "the sender gave up before the whole message was here");
+    } else if (messages->peers[post->peer].gone) {
+        td__large_cancel(messages, post, true);
+        td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
+    } else {
+        return false;
+    }
+    return true;
+}
+
+bool td__large_look(struct td__messages *messages)
+{
+    bool happened = false;
+    for (struct td__post *post = messages->active.first, *next; post; post = next) {
+        next = post->next;
+        if (!post->copying)
+            happened |= post->kind != TD__MESSAGE_NONE ? look_at_send(messages, post)
+                                                       : look_at_recv(messages, post);
+    }
+    return happened;
+}
+
+bool td__large_copy(struct td__messages *messages)
+{
+    struct td__post *post = messages->copies.first;
+    if (!post)
+        return false;
+    td__post_remove(post);
+    td__post_append(&messages->active, post);
+    post->copying = true;
+    bool send = post->kind != TD__MESSAGE_NONE;
+    pthread_mutex_unlock(&messages->lock);
+    enum outcome outcome = send ? copy_out(messages, post) : copy_in(messages, post);
+    pthread_mutex_lock(&messages->lock);
+    post->copying = false;
+    if (outcome == NO_ROUTE) {
+        stream(messages, post);
+    } else if (outcome == BROKEN) {
+        td__large_cancel(messages, post, true);
+        fail(messages, post, "the other process's memory cannot be reached any more");
+    } else if (send) {
+        look_at_send(messages, post);
+    } else {
+        look_at_recv(messages, post);
+    }
+    return true;
+}

@@ -1,0 +1,454 @@
+/* Matching: a message goes to the first recv that fits, a recv gets the first message that fits.
+ *
+ * Receives wait in a list for each source, and one for any source; each has a number, so that the
+ * older of two candidates wins. Messages that nobody waits for are kept in two lists at once, that of
+ * their source and that of all. A search is linear in the receives, or messages, of one source.
+ *
+ * A message's place in the order is that of its header: what is large, and is copied later, has been
+ * matched before whatever the same rank sent after it. */
+#include "group/messages_inside.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000 };
+
+/* ---- Lists ----------------------------------------------------------------------------------- */
+
+void td__post_append(struct td__post_list *list, struct td__post *post)
+{
+    post->list = list;
+    post->next = NULL;
+    post->before = list->last;
+    if (list->last)
+        list->last->next = post;
+    else
+        list->first = post;
+    list->last = post;
+}
+
+void td__post_remove(struct td__post *post)
+{
+    struct td__post_list *list = post->list;
+    if (!list)
+        return;
+    if (post->before)
+        post->before->next = post->next;
+    else
+        list->first = post->next;
+    if (post->next)
+        post->next->before = post->before;
+    else
+        list->last = post->before;
+    post->list = NULL;
+}
+
+void td__post_begin(struct td__messages *messages, struct td__post *post)
+{
+    post->all_before = NULL;
+    post->all_next = messages->all;
+    if (messages->all)
+        messages->all->all_before = post;
+    messages->all = post;
+    messages->pending++;
+    if (post->deadline < messages->next_deadline)
+        messages->next_deadline = post->deadline;
+}
+
+static void leave_all(struct td__messages *messages, struct td__post *post)
+{
+    if (post->all_before)
+        post->all_before->all_next = post->all_next;
+    else
+        messages->all = post->all_next;
+    if (post->all_next)
+        post->all_next->all_before = post->all_before;
+    messages->pending--;
+}
+
+void td__post_abandon(struct td__messages *messages, struct td__post *post)
+{
+    leave_all(messages, post);
+    free(post);
+}
+
+bool td__post_control(struct td__messages *messages, struct td__post_list *queue,
+                      enum td__message_kind kind, int peer, uint64_t id)
+{
+    struct td__post *post = calloc(1, sizeof *post);
+    if (!post)
+        return false;
+    post->kind = kind;
+    post->peer = peer;
+    post->id = id;
+    post->deadline = TD__NEVER;
+    td__post_begin(messages, post);
+    td__post_append(queue, post);
+    return true;
+}
+
+void td__post_finish(struct td__messages *messages, struct td__post *post, td_status status)
+{
+    if (post->link) {
+        post->link->post = NULL; /* the rest of its payload is read past */
+        post->link->into = NULL;
+        post->link = NULL;
+    }
+    td__post_remove(post);
+    leave_all(messages, post);
+    post->status = status;
+    post->why = status && post->work ? strdup(td_last_error()) : NULL;
+    post->next = messages->finished;
+    messages->finished = post;
+}
+
+const char *td__post_describe(struct td__messages *messages, const struct td__post *post)
+{
+    static _Thread_local char text[400];
+    char tag[32] = "any tag";
+    if (post->tag != TD_ANY_TAG)
+        snprintf(tag, sizeof tag, "tag %d", post->tag);
+    const char *peer = "any rank";
+    if (post->peer != TD_ANY_SOURCE)
+        peer = td__endpoint_describe(messages->options.endpoint, messages->world_ranks[post->peer]);
+    bool send = post->kind != TD__MESSAGE_NONE;
+    snprintf(text, sizeof text, "rank %d: %s of %s%zu bytes %s %s, %s, on group \"%s\"",
+             messages->world_ranks[messages->options.rank], send ? "send" : "recv",
+             send ? "" : "up to ", post->size, send ? "to" : "from", peer, tag, messages->name);
+    return text;
+}
+
+/* ---- Searching ------------------------------------------------------------------------------- */
+
+static bool tags_fit(int wanted, int tag)
+{
+    return wanted == tag || (wanted == TD_ANY_TAG && tag >= 0);
+}
+
+static struct td__post *first_fitting(const struct td__post_list *list, int tag)
+{
+    struct td__post *post = list->first;
+    while (post && !tags_fit(post->tag, tag))
+        post = post->next;
+    return post;
+}
+
+struct td__post *td__match_posted(struct td__messages *messages, int source, int tag)
+{
+    struct td__post *one = first_fitting(&messages->peers[source].posted, tag);
+    struct td__post *any = first_fitting(&messages->any, tag);
+    if (!one || !any)
+        return one ? one : any;
+    return one->order < any->order ? one : any;
+}
+
+struct td__arrival *td__match_arrival(struct td__messages *messages, int source, int tag)
+{
+    struct td__arrival *arrival;
+    if (source == TD_ANY_SOURCE) {
+        arrival = messages->arrivals.first;
+        while (arrival && !tags_fit(tag, arrival->envelope.tag))
+            arrival = arrival->all_next;
+    } else {
+        arrival = messages->peers[source].arrivals.first;
+        while (arrival && !tags_fit(tag, arrival->envelope.tag))
+            arrival = arrival->next;
+    }
+    return arrival;
+}
+
+/* ---- Messages that nobody waits for ---------------------------------------------------------- */
+
+static void append_arrival(struct td__messages *messages, struct td__arrival *arrival)
+{
+    struct td__arrival_list *list = &messages->peers[arrival->envelope.source].arrivals;
+    arrival->next = NULL;
+    arrival->before = list->last;
+    if (list->last)
+        list->last->next = arrival;
+    else
+        list->first = arrival;
+    list->last = arrival;
+
+    list = &messages->arrivals;
+    arrival->all_next = NULL;
+    arrival->all_before = list->last;
+    if (list->last)
+        list->last->all_next = arrival;
+    else
+        list->first = arrival;
+    list->last = arrival;
+}
+
+void td__arrival_remove(struct td__messages *messages, struct td__arrival *arrival)
+{
+    struct td__arrival_list *list = &messages->peers[arrival->envelope.source].arrivals;
+    *(arrival->before ? &arrival->before->next : &list->first) = arrival->next;
+    *(arrival->next ? &arrival->next->before : &list->last) = arrival->before;
+
+    list = &messages->arrivals;
+    *(arrival->all_before ? &arrival->all_before->all_next : &list->first) = arrival->all_next;
+    *(arrival->all_next ? &arrival->all_next->all_before : &list->last) = arrival->all_before;
+}
+
+struct td__arrival *td__arrival_make(const struct td__envelope *envelope)
+{
+    size_t size = envelope->kind == TD__MESSAGE_EAGER ? envelope->size : 0;
+    struct td__arrival *arrival = malloc(sizeof *arrival + size);
+    if (arrival)
+        arrival->envelope = *envelope;
+    return arrival;
+}
+
+void td__arrival_came(struct td__messages *messages, struct td__arrival *arrival)
+{
+    struct td__envelope *envelope = &arrival->envelope;
+    struct td__post *post = td__match_posted(messages, envelope->source, envelope->tag);
+    if (!post) {
+        append_arrival(messages, arrival);
+        return;
+    }
+    td__deliver(messages, post, envelope, arrival->data);
+    free(arrival);
+}
+
+bool td__arrival_keep(struct td__messages *messages, const struct td__envelope *envelope,
+                      const void *data)
+{
+    struct td__arrival *arrival = td__arrival_make(envelope);
+    if (!arrival)
+        return false;
+    if (envelope->kind == TD__MESSAGE_EAGER)
+        memcpy(arrival->data, data, envelope->size);
+    append_arrival(messages, arrival);
+    return true;
+}
+
+/* ---- A message and its recv ------------------------------------------------------------------ */
+
+bool td__take(struct td__messages *messages, struct td__post *post,
+              const struct td__envelope *envelope)
+{
+    int asked = post->tag;
+    post->peer = envelope->source;
+    post->tag = envelope->tag;
+    post->message_size = envelope->size;
+    post->id = envelope->id;
+    if (envelope->size <= post->size)
+        return true;
+    td__post_finish(messages, post,
+                    td__fail(TD_ERR_MISMATCH,
+                             "%s%s: the message has %llu bytes; it is lost, and a recv must have "
+                             "room for the whole message",
+                             td__post_describe(messages, post),
+                             asked == TD_ANY_TAG ? " (asked for any)" : "",
+                             (unsigned long long)envelope->size));
+    return false;
+}
+
+void td__deliver(struct td__messages *messages, struct td__post *post,
+                 const struct td__envelope *envelope, const void *data)
+{
+    if (!td__take(messages, post, envelope))
+        return;
+    if (envelope->size)
+        memcpy(post->data, data, envelope->size);
+    td__post_finish(messages, post, TD_OK);
+}
+
+/* Answers a request: in the ring to the sender, or on the link that it has opened. */
+static bool answer(struct td__messages *messages, enum td__message_kind kind,
+                   const struct td__envelope *envelope)
+{
+    struct td__peer *peer = &messages->peers[envelope->source];
+    struct td__link *link = peer->local < 0 ? peer->links[1] : NULL;
+    if (peer->gone || (peer->local < 0 && !link))
+        return true; /* whoever waits has been told */
+    if (!td__post_control(messages, link ? &link->own : &peer->queue, kind, envelope->source,
+                          envelope->id))
+        return false;
+    if (link)
+        td__tcp_flush(messages, link);
+    else
+        td__peer_flush(messages, envelope->source);
+    return true;
+}
+
+bool td__begin_large(struct td__messages *messages, struct td__post *post,
+                     const struct td__envelope *envelope)
+{
+    if (envelope->kind == TD__MESSAGE_LARGE)
+        return td__large_claim(messages, post, envelope);
+    if (!td__take(messages, post, envelope)) {
+        answer(messages, TD__MESSAGE_DROP, envelope);
+        return true;
+    }
+    /* First into the list: the answer can come as soon as the question is written. */
+    td__post_remove(post);
+    td__post_append(&messages->expected, post);
+    if (!answer(messages, TD__MESSAGE_GO, envelope))
+        td__post_finish(messages, post, td__fail_nomem(td__post_describe(messages, post)));
+    return true;
+}
+
+struct td__post *td__find_expected(struct td__messages *messages, int source, uint64_t id)
+{
+    struct td__post *post = messages->expected.first;
+    while (post && (post->peer != source || post->id != id))
+        post = post->next;
+    return post;
+}
+
+static void give_up(struct td__messages *messages, const struct td__envelope *envelope)
+{
+    struct td__arrival *arrival = messages->peers[envelope->source].arrivals.first;
+    while (arrival &&
+           (arrival->envelope.kind != TD__MESSAGE_REQUEST || arrival->envelope.id != envelope->id))
+        arrival = arrival->next;
+    if (arrival) {
+        td__arrival_remove(messages, arrival);
+        free(arrival);
+        return;
+    }
+    struct td__post *post = td__find_expected(messages, envelope->source, envelope->id);
+    if (post)
+        td__post_finish(messages, post,
+                        td__fail(TD_ERR_PEER, "%s: the sender gave up before the message was here",
+                                 td__post_describe(messages, post)));
+}
+
+bool td__header_came(struct td__messages *messages, const struct td__envelope *envelope)
+{
+    int source = envelope->source;
+    struct td__post *post;
+    switch (envelope->kind) {
+    case TD__MESSAGE_REQUEST:
+    case TD__MESSAGE_LARGE:
+        post = td__match_posted(messages, source, envelope->tag);
+        if (!post)
+            return td__arrival_keep(messages, envelope, NULL);
+        td__begin_large(messages, post, envelope);
+        return true;
+    case TD__MESSAGE_GO:
+    case TD__MESSAGE_DROP:
+        post = messages->announced.first;
+        while (post && (post->peer != source || post->id != envelope->id))
+            post = post->next;
+        if (!post)
+            return true; /* given up meanwhile */
+        if (envelope->kind == TD__MESSAGE_DROP) {
+            td__post_finish(messages, post, TD_OK);
+            return true;
+        }
+        post->kind = TD__MESSAGE_DATA;
+        td__post_remove(post);
+        td__post_append(&messages->peers[source].queue, post);
+        td__peer_flush(messages, source);
+        return true;
+    case TD__MESSAGE_CANCEL:
+        give_up(messages, envelope);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* ---- Ranks that are gone, and deadlines ------------------------------------------------------ */
+
+td_status td__peer_refuse(struct td__messages *messages, int peer, const struct td__post *post)
+{
+    return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(messages, post),
+                    messages->peers[peer].farewell);
+}
+
+void td__peer_gone(struct td__messages *messages, int rank, const char *farewell)
+{
+    struct td__peer *peer = &messages->peers[rank];
+    if (peer->gone)
+        return;
+    peer->gone = true;
+    peer->farewell = strdup(farewell);
+    messages->remaining--;
+    for (int i = 0; i < 2; i++)
+        if (peer->links[i])
+            td__tcp_close(messages, peer->links[i]);
+
+    for (struct td__arrival *arrival = peer->arrivals.first, *next; arrival; arrival = next) {
+        next = arrival->next;
+        if (arrival->envelope.kind == TD__MESSAGE_REQUEST) {
+            td__arrival_remove(messages, arrival);
+            free(arrival);
+        }
+    }
+    for (struct td__post *post = messages->all, *next; post; post = next) {
+        next = post->all_next;
+        if (post->list == &messages->active || post->list == &messages->copies || post->copying)
+            continue; /* td__large_look() sees to it, since all may have been copied */
+        if (post->peer == rank)
+            td__post_finish(messages, post, td__peer_refuse(messages, rank, post));
+        else if (post->peer == TD_ANY_SOURCE && !messages->remaining)
+            td__post_finish(messages, post,
+                            td__fail(TD_ERR_PEER, "%s: no other rank is left; the last one %s",
+                                     td__post_describe(messages, post), farewell));
+    }
+}
+
+/* A send that the other side knows of has to be taken back there, too. */
+static void cancel_send(struct td__messages *messages, struct td__post *post)
+{
+    struct td__peer *peer = &messages->peers[post->peer];
+    bool known = post->list == &messages->announced || post->kind == TD__MESSAGE_DATA;
+    struct td__link *link = peer->local < 0 ? peer->links[0] : NULL;
+    if (link && link->queue->first == post && link->written) {
+        td__peer_gone(messages, post->peer,
+                      "is cut off, since a message to it was not through at its deadline");
+        return;
+    }
+    int rank = post->peer;
+    uint64_t id = post->id;
+    td_status status = td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                                td__post_describe(messages, post), (long long)post->timeout_ms,
+                                post->list == &messages->peers[rank].queue
+                                    ? "it could not be handed over"
+                                    : "no recv for it was posted, or that rank makes no progress");
+    td__post_finish(messages, post, status);
+    if (known && td__post_control(messages, &peer->queue, TD__MESSAGE_CANCEL, rank, id))
+        td__peer_flush(messages, rank);
+}
+
+void td__expire(struct td__messages *messages, int64_t now)
+{
+    if (now < messages->next_deadline)
+        return;
+    /* Ending one can end others, which may be the next in the list: begin again after each. */
+    td__deadline next_deadline;
+    struct td__post *post;
+again:
+    next_deadline = TD__NEVER;
+    for (post = messages->all; post; post = post->all_next) {
+        if (post->deadline > now) {
+            next_deadline = td__deadline_earlier(next_deadline, post->deadline);
+            continue;
+        }
+        if (post->descriptor || post->copying) {
+            if (post->copying ||
+                !td__large_cancel(messages, post, now - post->deadline > GRACE_NS)) {
+                next_deadline = td__deadline_earlier(next_deadline, now + RETRY_NS);
+                continue;
+            }
+        }
+        if (post->kind == TD__MESSAGE_NONE)
+            td__post_finish(messages, post,
+                            td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                                     td__post_describe(messages, post), (long long)post->timeout_ms,
+                                     post->message_size || post->id ? "the message is not complete"
+                                                                    : "no such message has come"));
+        else
+            cancel_send(messages, post);
+        goto again;
+    }
+    messages->next_deadline = next_deadline;
+}

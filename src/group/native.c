@@ -1,0 +1,326 @@
+/* The native backend: which way a group's calls go.
+ *
+ *     one rank            nothing to do but to copy
+ *     all on one host     through shared memory (team.h)
+ *     one on each host    over sockets (socket_team.h)
+ *     else                on two levels (hierarchy.h) where an operation has them, else over sockets
+ *
+ * The store is not used: everything that a group needs to know about its members, their cards told
+ * when the world was made. */
+#include "base/fail.h"
+#include "group/hierarchy.h"
+#include "group/messages.h"
+#include "group/process_group.h"
+#include "group/socket_team.h"
+#include "group/team.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct native {
+    td_group *group;
+    struct td__team *team;           /* NULL: alone on this host */
+    struct td__socket_team *sockets; /* NULL: all on one host */
+    struct td__hierarchy *hierarchy; /* NULL: one level is enough */
+    struct td__messages *messages;   /* NULL: alone */
+    char algorithm[32];
+    bool sockets_only; /* the backend "tcp", or transport=tcp */
+};
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* "name=value name=value", separated by spaces or commas. */
+static td_status read_options(const char *text, struct native *native)
+{
+    while (text && *text) {
+        size_t length = strcspn(text, " ,"), name = strcspn(text, "=");
+        const char *value = text + name + 1;
+        size_t size = name < length ? length - name - 1 : 0;
+        if (name == 9 && !strncmp(text, "algorithm", 9) && size &&
+            size < sizeof native->algorithm) {
+            memcpy(native->algorithm, value, size);
+            native->algorithm[size] = 0;
+            bool known = false;
+            for (int i = 0; td__algorithms[i].name && !known; i++)
+                known = !strcmp(td__algorithms[i].name, native->algorithm);
+            if (!known)
+                return td__fail(TD_ERR_INVALID,
+                                "backend option algorithm=%s: there is no algorithm of that name",
+                                native->algorithm);
+        } else if (name == 9 && !strncmp(text, "transport=tcp", 13) && size == 3) {
+            native->sockets_only = true;
+        } else if (!(name == 9 && !strncmp(text, "transport", 9) &&
+                     ((size == 3 && !strncmp(value, "shm", 3)) ||
+                      (size == 4 && !strncmp(value, "auto", 4))))) {
+            return td__fail(
+                TD_ERR_INVALID,
+                "backend option \"%.*s\" is not known: there are transport=tcp|shm|auto "
+                "and algorithm=NAME",
+                (int)length, text);
+        }
+        text += length;
+        text += strspn(text, " ,");
+    }
+    return TD_OK;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static td_status shared_memory(void *arg, td__deadline deadline, void **memory)
+{
+    struct native *native = arg;
+    TD_TRY(td__team_attach(native->team, deadline));
+    *memory = native->team->messages;
+    return TD_OK;
+}
+
+static void destroy(void *self)
+{
+    struct native *native = self;
+    struct td__root *root = native->group->root;
+    if (native->messages)
+        td__messages_destroy(native->messages);
+    if (native->hierarchy)
+        td__hierarchy_destroy(native->hierarchy);
+    if (native->sockets)
+        td__socket_team_destroy(native->sockets);
+    if (native->team && !td__team_all_attached(native->team) && native->team->index == 0) {
+        pthread_mutex_lock(&root->lock);
+        native->team->next = root->left;
+        root->left = native->team;
+        pthread_mutex_unlock(&root->lock);
+    } else if (native->team) {
+        td__team_destroy(native->team);
+    }
+    free(native);
+}
+
+struct td__team *td__native_team(const td_group *group)
+{
+    return group->ops == &td__native_ops ? ((const struct native *)group->self)->team : NULL;
+}
+
+/* Where the members are. */
+struct places {
+    int *local;      /* the world ranks of this host's */
+    int here, index; /* how many, and which of them this rank is */
+    bool elsewhere;  /* some are on other hosts */
+    bool crowd;      /* some host has several */
+};
+
+static td_status find_places(const struct native *native, struct td__endpoint *endpoint,
+                             struct places *places)
+{
+    const td_group *group = native->group;
+    int host = td__endpoint_host(endpoint, group->root->rank);
+    bool *seen = calloc((size_t)td__endpoint_size(endpoint), sizeof *seen);
+    *places = (struct places){.local = malloc(sizeof(int) * (size_t)group->size)};
+    if (!places->local || !seen) {
+        free(places->local);
+        free(seen);
+        return td__fail_nomem("group");
+    }
+    for (int i = 0; i < group->size; i++) {
+        int h = td__endpoint_host(endpoint, group->ranks[i]);
+        bool own = i == group->rank || (h == host && !native->sockets_only);
+        if (i == group->rank)
+            places->index = places->here;
+        if (own)
+            places->local[places->here++] = group->ranks[i];
+        else
+            places->elsewhere = true;
+        places->crowd = places->crowd || (seen[h] && !native->sockets_only);
+        seen[h] = true;
+    }
+    free(seen);
+    return TD_OK;
+}
+
+static td_status build(struct native *native, struct td__endpoint *endpoint)
+{
+    td_group *group = native->group;
+    const char *algorithm = native->algorithm[0] ? native->algorithm : NULL;
+    struct places places;
+    TD_TRY(find_places(native, endpoint, &places));
+    td_status status = TD_OK;
+    if (places.here > 1)
+        status = td__team_create(endpoint, group->key, places.local, places.here, places.index,
+                                 &native->team);
+    free(places.local);
+    if (!status && places.elsewhere)
+        status = td__socket_team_create(endpoint, group->key, group->ranks, group->size,
+                                        group->rank, algorithm, &native->sockets);
+    if (!status && places.elsewhere && places.crowd)
+        status = td__hierarchy_create(endpoint, group->key, group->ranks, group->size, group->rank,
+                                      native->team, algorithm, &native->hierarchy);
+    if (status)
+        return status;
+    struct td__messages_options options = {
+        .endpoint = endpoint,
+        .key = group->key,
+        .world_ranks = group->ranks,
+        .size = group->size,
+        .rank = group->rank,
+        .sockets_only = native->sockets_only,
+        .name = group->name,
+        .shared = shared_memory,
+        .shared_arg = native,
+    };
+    return td__messages_create(&options, &native->messages);
+}
+
+static td_status create(const td_backend_context *context, void *arg, void **self)
+{
+    td_group *group = TD__CONTAINER(context, td_group, context);
+    struct native *native = calloc(1, sizeof *native);
+    (void)arg;
+    if (!native)
+        return td__fail_nomem("group");
+    native->group = group;
+    native->sockets_only = !strcmp(group->backend, "tcp");
+    td_status status = read_options(context->options, native);
+    if (!status && group->size > 1)
+        status = build(native, group->root->endpoint);
+    /* The first group of all is made by everyone at once, so nobody has to wait for long. */
+    if (!status && native->team && group->root->opening)
+        status = td__team_attach(native->team, td__deadline_in_ms(context->timeout_ms));
+    if (status) {
+        destroy(native);
+        return status;
+    }
+    *self = native;
+    return TD_OK;
+}
+
+/* ---- Collectives ----------------------------------------------------------------------------- */
+
+static td_status alone(const struct td__operation *operation)
+{
+    const void *input = operation->input;
+    void *output = operation->output;
+    size_t count = operation->output_counts ? operation->output_counts[0] : operation->count;
+    if (!count)
+        return TD_OK;
+    if (operation->kind == TD__ALL_REDUCE || operation->kind == TD__REDUCE ||
+        operation->kind == TD__REDUCE_SCATTER)
+        td__reduce_many(&operation->reduction, &output, 1, &input, 1, count);
+    else if (output != input)
+        memcpy(output, input, count * td__operation_element(operation));
+    return TD_OK;
+}
+
+static td_status together(struct native *native, const struct td__operation *operation)
+{
+    if (native->group->size == 1)
+        return alone(operation);
+    if (!native->sockets)
+        return td__team_run(native->team, operation);
+    if (native->hierarchy && td__hierarchy_has(operation->kind))
+        return td__hierarchy_run(native->hierarchy, operation);
+    if (native->team)
+        TD_TRY(td__team_mention(native->team, operation));
+    return td__socket_team_run(native->sockets, operation);
+}
+
+/* This rank is out of step with the others now. Those on its host find the reason in the memory that
+ * they share, the others are told. */
+static void fall_out(struct native *native, const struct td__operation *operation, td_status status)
+{
+    char message[512];
+    snprintf(message, sizeof message, "%s", td_last_error());
+    if (native->team)
+        td__team_break(native->team, status);
+    if (native->hierarchy)
+        td__hierarchy_fall_out(native->hierarchy, operation, status);
+    if (native->sockets)
+        td__socket_team_fall_out(native->sockets, operation, status);
+    td__fail(status, "%s", message);
+}
+
+/* An exchange in place needs a second buffer for one side. */
+static td_status in_place_all_to_all(struct native *native, struct td__operation *operation)
+{
+    size_t bytes = operation->count * td__operation_element(operation) *
+                   (size_t)native->group->size;
+    void *copy = td_alloc(bytes);
+    if (!copy)
+        return TD_ERR_NOMEM;
+    memcpy(copy, operation->input, bytes);
+    operation->input = copy;
+    td_status status = together(native, operation);
+    td_free(copy);
+    return status;
+}
+
+static td_status run(void *self, const td_call *call)
+{
+    static const enum td__collective kinds[] = {
+        [TD_OP_BROADCAST] = TD__BROADCAST,
+        [TD_OP_REDUCE] = TD__REDUCE,
+        [TD_OP_ALL_REDUCE] = TD__ALL_REDUCE,
+        [TD_OP_SCATTER] = TD__SCATTER,
+        [TD_OP_GATHER] = TD__GATHER,
+        [TD_OP_ALL_GATHER] = TD__ALL_GATHER,
+        [TD_OP_REDUCE_SCATTER] = TD__REDUCE_SCATTER,
+        [TD_OP_ALL_TO_ALL] = TD__ALL_TO_ALL,
+        [TD_OP_BARRIER] = TD__BARRIER,
+    };
+    struct native *native = self;
+    struct td__operation operation = {
+        .kind = kinds[call->kind],
+        .input = call->input,
+        .output = call->output,
+        .count = call->count,
+        .input_counts = call->input_counts,
+        .output_counts = call->output_counts,
+        .reduction = {.dtype = call->dtype, .op = TD_SUM, .factor = 1},
+        .root = call->root,
+        .sequence = call->sequence,
+        .deadline = td__deadline_in_ms(call->timeout_ms),
+        .group = native->group->name,
+    };
+    td_status status;
+    if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
+        call->kind == TD_OP_REDUCE_SCATTER)
+        TD_TRY(td__reduction_of(call->op, call->dtype, &operation.reduction));
+    if (call->kind == TD_OP_ALL_TO_ALL && call->input == call->output && call->count &&
+        native->group->size > 1)
+        status = in_place_all_to_all(native, &operation);
+    else
+        status = together(native, &operation);
+    if (status)
+        fall_out(native, &operation, status);
+    return status;
+}
+
+static td_status post(void *self, const td_call *call, td_work *work)
+{
+    struct native *native = self;
+    if (!native->messages)
+        return td__fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
+                        td_op_kind_name(call->kind), native->group->name);
+    return td__messages_post(native->messages, call, work);
+}
+
+static void progress(void *self, td_work *work, int64_t timeout_ms)
+{
+    struct native *native = self;
+    td__messages_progress(native->messages, work, timeout_ms);
+}
+
+const td_backend_ops td__native_ops = {
+    .create = create,
+    .destroy = destroy,
+    .broadcast = run,
+    .reduce = run,
+    .all_reduce = run,
+    .scatter = run,
+    .gather = run,
+    .all_gather = run,
+    .reduce_scatter = run,
+    .all_to_all = run,
+    .barrier = run,
+    .post = post,
+    .progress = progress,
+};

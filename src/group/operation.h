@@ -1,0 +1,31 @@
+/* A collective as the native backend carries it out: the same for shared memory, sockets and both. */
+#ifndef TD_GROUP_OPERATION_H
+#define TD_GROUP_OPERATION_H
+
+#include "base/clock.h"
+#include "collective/schedule.h"
+#include "group/reduction.h"
+
+struct td__operation {
+    enum td__collective kind;
+    const void *input;              /* broadcast: the same as output */
+    void *output;                   /* NULL where this rank gets nothing */
+    size_t count;                   /* elements, of one rank's part where there are parts */
+    const size_t *input_counts;     /* all_to_all with uneven parts, else NULL */
+    const size_t *output_counts;    /* likewise */
+    struct td__reduction reduction; /* its dtype is the dtype of every operation */
+    int root;                       /* the rank in the group */
+    uint64_t sequence;              /* of the collectives of the group, from 1 */
+    td__deadline deadline;
+    const char *group; /* its name, for messages */
+};
+
+/** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
+const char *td__operation_describe(const struct td__operation *operation);
+
+static inline size_t td__operation_element(const struct td__operation *operation)
+{
+    return td_dtype_size(operation->reduction.dtype);
+}
+
+#endif

@@ -1,0 +1,101 @@
+/* What a group is made of, for the files of this room.
+ *
+ *     root      what a world and all groups of its ranks have in common: the endpoint, the store
+ *     group     members, backend, and the order of its calls
+ *
+ * Locks: root->lock guards the list of groups and the count of names; group->lock guards the queue. None
+ * is held while an operation runs, and never two of them at once. */
+#ifndef TD_GROUP_PROCESS_GROUP_H
+#define TD_GROUP_PROCESS_GROUP_H
+
+#include "base/map.h"
+#include "group/work.h"
+#include "transport/endpoint.h"
+
+#include <tandem/backend.h>
+#include <tandem/rendezvous.h>
+
+struct td__team;
+
+struct td__root {
+    struct td__endpoint *endpoint;
+    td_store *store; /* a prefix of the user's */
+    int rank, size;
+    bool opening;        /* its first group is being made, by all ranks at once */
+    unsigned generation; /* of forks: what a child inherited is of no use to it */
+    char *backend;       /* the first group's, and its options */
+    char *backend_options;
+    int64_t timeout_ms;
+    pthread_mutex_t lock;
+    td_group *groups;      /* all but the first one */
+    struct td__map names;  /* how often a list of ranks was made a group */
+    struct td__team *left; /* teams of destroyed groups whose memory others may still ask for */
+};
+
+struct td_group {
+    struct td__root *root;
+    td_group *next; /* in root->groups */
+    bool first;     /* the root is its own */
+    char *name;
+    uint64_t key; /* the same on all ranks, and no other group's */
+    int rank;     /* -1: not a member */
+    int size;
+    int *ranks; /* of the root, in order */
+    td_backend_context context;
+    const td_backend_ops *ops;
+    const char *backend;
+    void *self;
+    _Atomic int64_t timeout_ms;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* the queue, or `busy` */
+    td_work *queue, **queue_end;
+    bool busy; /* a call runs */
+    bool working, stopping;
+    pthread_t worker;
+    uint64_t sequence;
+    uint64_t monitored; /* barriers of that kind so far */
+    td_status broken;   /* the first failure that made the group useless, and its message */
+    char *reason;
+};
+
+/** The group that NULL stands for; NULL (and the last error set) where there is none, where a fork
+ *  has inherited it, or where this rank is not in it. `what` begins the message. */
+td_group *td__group_enter(td_group *group, const char *what);
+
+/** Runs a checked collective: here and now, or as a work. */
+td_status td__group_run(td_group *group, td_call *call, td_work **work);
+
+/** Starts a checked send or recv, and waits for it where `work` is NULL. Its timeout is that of the call
+ *  where it has one. */
+td_status td__group_post(td_group *group, const td_call *call, td_work **work);
+
+/** Waits for what is queued and ends the worker. May be called again. */
+void td__group_drain(td_group *group);
+
+/** How long a call of this thread on `group` may take. */
+int64_t td__call_timeout(const td_group *group);
+
+/** A backend by its name; NULL (and the last error set) where there is none. */
+const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name);
+
+/** A backend other than `name` that has the slot of `kind`, the native one before others; or NULL. */
+const char *td__backend_with(td_op_kind kind, const char *name);
+
+/** The slot of a collective. */
+td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind);
+
+/** The reduction of a td_reduce_op on `dtype`, checked; TD_ERR_INVALID where there is no such one. */
+struct td__reduction;
+td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction *reduction);
+
+/* native.c */
+extern const td_backend_ops td__native_ops;
+
+/** The ranks of this host in a group with the native backend; NULL where this is the only one. */
+struct td__team *td__native_team(const td_group *group);
+
+/** The world, or NULL. */
+td_group *td__world(void);
+
+#endif

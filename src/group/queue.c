@@ -1,0 +1,201 @@
+/* The order of a group's collectives.
+ *
+ * A blocking call with nothing before it runs in the caller's thread: two uncontended locks, and no
+ * hand-over. All others are queued for the group's worker, a thread that is started by the first of
+ * them. `busy` is held by whoever runs a call, so that there is one at a time.
+ *
+ * A call that failed because of another rank leaves the ranks out of step: the group is broken then,
+ * and every later call fails with the same sentence. */
+#include "base/fail.h"
+#include "base/thread.h"
+#include "group/process_group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local int64_t thread_timeout_ms;
+
+td_status td_set_call_timeout(int64_t timeout_ms)
+{
+    if (timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, "td_set_call_timeout: %lld ms is negative",
+                        (long long)timeout_ms);
+    thread_timeout_ms = timeout_ms;
+    return TD_OK;
+}
+
+int64_t td__call_timeout(const td_group *group)
+{
+    return thread_timeout_ms ? thread_timeout_ms : group->timeout_ms;
+}
+
+static td_status carry_out(td_group *group, const td_call *call)
+{
+    if (group->broken)
+        return td__fail(group->broken, "%s", group->reason ? group->reason : "");
+    td_collective_fn slot = td__backend_slot(group->ops, call->kind);
+    td_status status = slot(group->self, call);
+    if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED) {
+        group->reason = strdup(td_last_error());
+        group->broken = status;
+    }
+    return status;
+}
+
+static void *work_through(void *arg)
+{
+    td_group *group = arg;
+    pthread_mutex_lock(&group->lock);
+    for (;;) {
+        while (group->busy || (!group->queue && !group->stopping))
+            td__cond_wait(&group->changed, &group->lock, TD__NEVER);
+        td_work *work = group->queue;
+        if (!work)
+            break;
+        group->queue = work->next;
+        if (!group->queue)
+            group->queue_end = &group->queue;
+        group->busy = true;
+        pthread_mutex_unlock(&group->lock);
+        td_status status = carry_out(group, &work->call);
+        pthread_mutex_lock(&group->lock);
+        group->busy = false;
+        pthread_cond_broadcast(&group->changed);
+        pthread_mutex_unlock(&group->lock);
+        td_work_complete(work, status, -1, 0);
+        pthread_mutex_lock(&group->lock);
+    }
+    pthread_mutex_unlock(&group->lock);
+    return NULL;
+}
+
+/* The caller's lists need not outlive the call. */
+static bool keep_counts(td_work *work, int size)
+{
+    size_t n = (size_t)size;
+    if (!work->call.input_counts)
+        return true;
+    work->counts = malloc(2 * n * sizeof *work->counts);
+    if (!work->counts)
+        return false;
+    memcpy(work->counts, work->call.input_counts, n * sizeof *work->counts);
+    memcpy(work->counts + n, work->call.output_counts, n * sizeof *work->counts);
+    work->call.input_counts = work->counts;
+    work->call.output_counts = work->counts + n;
+    return true;
+}
+
+static void discard(td_work *work)
+{
+    work->owners = 1;
+    td_work_release(work);
+}
+
+/* Puts the call into the queue; called with the lock held. */
+static td_status enqueue(td_group *group, const td_call *call, td_work **work_out)
+{
+    td_work *work = td__work_create(group, call);
+    if (!work)
+        return TD_ERR_NOMEM;
+    if (!keep_counts(work, group->size)) {
+        discard(work);
+        return td__fail_nomem("work");
+    }
+    if (!group->working) {
+        int error = td__thread_start(&group->worker, "td-group", work_through, group);
+        if (error) {
+            discard(work);
+            return td__fail(TD_ERR_SYSTEM, "group \"%s\": no thread for asynchronous calls (%s)",
+                            group->name, td__errno_text(error));
+        }
+        group->working = true;
+    }
+    *group->queue_end = work;
+    group->queue_end = &work->next;
+    pthread_cond_broadcast(&group->changed);
+    *work_out = work;
+    return TD_OK;
+}
+
+/* The buffers are borrowed until the work is complete, so there is no giving up before that. */
+static td_status finish_waiting(td_work *work)
+{
+    while (!td_work_test(work))
+        td_work_wait(work, 0);
+    td_status status = td_work_status(work);
+    td_work_release(work);
+    return status;
+}
+
+td_status td__group_run(td_group *group, td_call *call, td_work **work)
+{
+    if (!td__backend_slot(group->ops, call->kind)) {
+        const char *other = td__backend_with(call->kind, group->backend);
+        return td__fail(
+            TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
+            group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
+    }
+    call->timeout_ms = td__call_timeout(group);
+    pthread_mutex_lock(&group->lock);
+    call->sequence = ++group->sequence;
+    if (!work && !group->busy && !group->queue) {
+        group->busy = true;
+        pthread_mutex_unlock(&group->lock);
+        td_status status = carry_out(group, call);
+        pthread_mutex_lock(&group->lock);
+        group->busy = false;
+        if (group->working)
+            pthread_cond_broadcast(&group->changed);
+        pthread_mutex_unlock(&group->lock);
+        return status;
+    }
+    td_work *queued = NULL;
+    td_status status = enqueue(group, call, &queued);
+    if (status)
+        group->sequence--;
+    pthread_mutex_unlock(&group->lock);
+    if (status || work) {
+        if (!status)
+            *work = queued;
+        return status;
+    }
+    status = finish_waiting(queued);
+    return status;
+}
+
+td_status td__group_post(td_group *group, const td_call *call, td_work **work_out)
+{
+    if (!group->ops->post) {
+        const char *other = td__backend_with(call->kind, group->backend);
+        return td__fail(
+            TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
+            group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
+    }
+    td_work *work = td__work_create(group, call);
+    if (!work)
+        return TD_ERR_NOMEM;
+    if (!work->call.timeout_ms)
+        work->call.timeout_ms = td__call_timeout(group);
+    td_status status = group->ops->post(group->self, &work->call, work);
+    if (status) {
+        discard(work);
+        return status;
+    }
+    if (work_out) {
+        *work_out = work;
+        return TD_OK;
+    }
+    return finish_waiting(work);
+}
+
+void td__group_drain(td_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    group->stopping = true;
+    bool working = group->working;
+    group->working = false;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    if (working)
+        pthread_join(group->worker, NULL);
+}

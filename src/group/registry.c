@@ -1,0 +1,154 @@
+/* The table of backends: the native one under its three names, and those that users register. */
+#include "base/fail.h"
+#include "group/process_group.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    struct entry *next;
+    const td_backend_ops *ops; /* NULL: taken back; the name stays for groups that point to it */
+    void *arg;
+    char name[32];
+};
+
+static struct entry tcp = {NULL, &td__native_ops, NULL, "tcp"};
+static struct entry gloo = {&tcp, &td__native_ops, NULL, "gloo"};
+static struct entry native = {&gloo, &td__native_ops, NULL, "native"};
+
+/* Guards the list, which only grows; nothing is taken after it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct entry *backends = &native;
+
+static struct entry *find(const char *name) /* holds the lock */
+{
+    struct entry *entry = backends;
+    while (entry && strcmp(entry->name, name) != 0)
+        entry = entry->next;
+    return entry;
+}
+
+td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg)
+{
+    size_t length = name ? strlen(name) : 0;
+    bool sound = length > 0 && length < sizeof native.name;
+    for (size_t i = 0; i < length && sound; i++)
+        sound = isalnum((unsigned char)name[i]) || name[i] == '_' || name[i] == '-';
+    if (!sound)
+        return td__fail(TD_ERR_INVALID,
+                        "td_register_backend: \"%s\" is no name: letters, digits, '_' and '-', at "
+                        "most %zu",
+                        name ? name : "NULL", sizeof native.name - 1);
+    if (ops && (!ops->create || !ops->destroy))
+        return td__fail(TD_ERR_INVALID, "td_register_backend: backend \"%s\" has no %s", name,
+                        ops->create ? "destroy" : "create");
+    struct entry *added = calloc(1, sizeof *added);
+    if (!added)
+        return td__fail_nomem("td_register_backend");
+    memcpy(added->name, name, length);
+    added->ops = ops;
+    added->arg = arg;
+
+    td_status status = TD_OK;
+    pthread_mutex_lock(&lock);
+    struct entry *present = find(name);
+    if (present == &native || present == &gloo || present == &tcp) {
+        status = td__fail(TD_ERR_STATE, "td_register_backend: \"%s\" is built in", name);
+    } else if (present && present->ops && ops) {
+        status = td__fail(TD_ERR_STATE, "td_register_backend: \"%s\" is registered already", name);
+    } else if (present) {
+        present->ops = ops;
+        present->arg = arg;
+    } else if (ops) {
+        added->next = backends;
+        backends = added;
+        added = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(added);
+    return status;
+}
+
+const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name)
+{
+    pthread_mutex_lock(&lock);
+    struct entry *entry = find(name);
+    const td_backend_ops *ops = entry ? entry->ops : NULL;
+    if (ops) {
+        *arg = entry->arg;
+        *kept_name = entry == &gloo ? native.name : entry->name;
+    } else {
+        char known[256] = "";
+        size_t length = 0;
+        for (entry = backends; entry; entry = entry->next)
+            if (entry->ops && length + sizeof entry->name + 2 < sizeof known)
+                length += (size_t)snprintf(known + length, sizeof known - length, "%s%s",
+                                           length ? ", " : "", entry->name);
+        td__fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
+    }
+    pthread_mutex_unlock(&lock);
+    return ops;
+}
+
+td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind)
+{
+    switch (kind) {
+    case TD_OP_BROADCAST:
+        return ops->broadcast;
+    case TD_OP_REDUCE:
+        return ops->reduce;
+    case TD_OP_ALL_REDUCE:
+        return ops->all_reduce;
+    case TD_OP_SCATTER:
+        return ops->scatter;
+    case TD_OP_GATHER:
+        return ops->gather;
+    case TD_OP_ALL_GATHER:
+        return ops->all_gather;
+    case TD_OP_REDUCE_SCATTER:
+        return ops->reduce_scatter;
+    case TD_OP_ALL_TO_ALL:
+        return ops->all_to_all;
+    case TD_OP_BARRIER:
+        return ops->barrier;
+    default:
+        return NULL;
+    }
+}
+
+const char *td__backend_with(td_op_kind kind, const char *name)
+{
+    const char *found = NULL;
+    pthread_mutex_lock(&lock);
+    /* The built-in ones stand last, and are the ones to name. */
+    for (struct entry *entry = backends; entry; entry = entry->next) {
+        bool has = entry->ops && (kind >= TD_OP_SEND ? entry->ops->post != NULL
+                                                     : td__backend_slot(entry->ops, kind) != NULL);
+        if (has && strcmp(entry->name, name) != 0 && (!found || entry == &native))
+            found = entry->name;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+td_status td_backend_fail(td_status status, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return td__fail(status, "%s", text);
+}
+
+const char *td_op_kind_name(td_op_kind kind)
+{
+    static const char *const names[TD_OP_KINDS] = {
+        "broadcast",      "reduce",     "all_reduce", "scatter", "gather", "all_gather",
+        "reduce_scatter", "all_to_all", "barrier",    "send",    "recv",
+    };
+    return (unsigned)kind < TD_OP_KINDS ? names[kind] : "unknown";
+}

@@ -1,0 +1,246 @@
+/* Opening and closing a root: the ranks of a store meet, each with its endpoint.
+ *
+ * Each rank puts its card into the store and reads everybody's, in one request. A store may see several
+ * meetings; each rank counts its own, and so all agree on the number. */
+#include "group/root.h"
+
+#include "base/auth.h"
+#include "base/fail.h"
+#include "base/thread.h"
+#include "group/team.h"
+#include "os/address.h"
+#include "os/socket.h"
+#include "store/store_ops.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    KEY = 160,
+    PAUSE_NS = 500000,
+    BLIND_LIMIT_MS = 5000, /* how long to wait for members that cannot say whether they have left */
+};
+
+/* The address of the interface with the default route; nothing is sent. */
+static bool route_address(char *text, size_t room)
+{
+    struct sockaddr_in anywhere = {.sin_family = AF_INET, .sin_port = htons(9)};
+    struct td__address own;
+    inet_pton(AF_INET, "192.0.2.1", &anywhere.sin_addr);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool found = fd >= 0 && !connect(fd, (struct sockaddr *)&anywhere, sizeof anywhere);
+    if (found) {
+        td__local_address(fd, &own);
+        found = inet_ntop(AF_INET, &own.v4.sin_addr, text, (socklen_t)room) != NULL;
+    }
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
+/* Under which address the others reach this rank: that of the interface which leads to the store. Where
+ * the store is on this host, but the job has a master that others reach by another name, it is that of
+ * the default route. */
+static void own_address(td_store *store, char text[64])
+{
+    const char *master = getenv("MASTER_ADDR");
+    struct td__secret secret;
+    bool told = td__store_address(store, text, 64);
+    if (!told)
+        snprintf(text, 64, "127.0.0.1");
+    bool wider = !told ||
+                 (td__host_is_loopback(text) && master && *master && !td__host_is_loopback(master));
+    if (wider && !td__secret_load(NULL, &secret) && secret.given)
+        route_address(text, 64);
+}
+
+static bool wants_sharing(const td_group_options *options)
+{
+    const char *variable = getenv("TANDEM_TRANSPORT");
+    const char *extra = options->backend_options;
+    return !(variable && !strcmp(variable, "tcp")) &&
+           !(options->backend && !strcmp(options->backend, "tcp")) &&
+           !(extra && strstr(extra, "transport=tcp"));
+}
+
+static td_status check_transport(void)
+{
+    const char *variable = getenv("TANDEM_TRANSPORT");
+    if (!variable || !*variable || !strcmp(variable, "tcp") || !strcmp(variable, "shm") ||
+        !strcmp(variable, "auto"))
+        return TD_OK;
+    return td__fail(TD_ERR_INVALID,
+                    "TANDEM_TRANSPORT is \"%s\"; it can be tcp (no shared memory), shm or auto",
+                    variable);
+}
+
+static td_status exchange_cards(struct td__root *root, const char *name)
+{
+    size_t size = (size_t)root->size;
+    struct td__buffer card = {0};
+    char text[KEY], (*names)[KEY] = calloc(size, KEY);
+    const char **keys = calloc(size, sizeof *keys);
+    td_bytes *cards = calloc(size, sizeof *cards);
+    int64_t meeting;
+    td_status status = names && keys && cards ? TD_OK : td__fail_nomem("group");
+    if (!status) {
+        snprintf(text, sizeof text, "\1meetings/%.80s/%d", name, root->rank);
+        status = td_store_add(root->store, text, 1, &meeting);
+    }
+    if (!status) {
+        for (int r = 0; r < root->size; r++) {
+            snprintf(names[r], KEY, "\1card/%.80s/%lld/%d", name, (long long)meeting, r);
+            keys[r] = names[r];
+        }
+        td__endpoint_card(root->endpoint, &card);
+        status = card.failed ? td__fail_nomem("group")
+                             : td_store_set(root->store, keys[root->rank], card.data, card.size);
+    }
+    if (!status)
+        status = td_store_multi_get(root->store, keys, size, root->timeout_ms, cards);
+    if (!status)
+        status = td__endpoint_meet(root->endpoint, cards);
+    if (!status &&
+        meeting > 1) { /* everyone has come to this meeting, so nobody needs the last one */
+        snprintf(text, sizeof text, "\1card/%.80s/%lld/%d", name, (long long)meeting - 1,
+                 root->rank);
+        td_store_delete_key(root->store, text, NULL);
+    }
+    for (size_t r = 0; cards && r < size; r++)
+        td_bytes_free(&cards[r]);
+    td__buffer_free(&card);
+    free(cards);
+    free(keys);
+    free(names);
+    return status;
+}
+
+static void free_root(struct td__root *root)
+{
+    if (root->endpoint)
+        td__endpoint_close(root->endpoint);
+    td_store_close(root->store);
+    td__root_forget_names(root);
+    pthread_mutex_destroy(&root->lock);
+    free(root->backend);
+    free(root->backend_options);
+    free(root);
+}
+
+td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
+                        td_group **group_out)
+{
+    td_group_options none = {0};
+    char host[64];
+    options = options ? options : &none;
+    if (!store || !group_out)
+        return td__fail(TD_ERR_INVALID, "td_group_open: the %s is NULL",
+                        store ? "result" : "store");
+    if (size < 1 || rank < 0 || rank >= size)
+        return td__fail(TD_ERR_INVALID, "td_group_open: rank %d of %d: ranks are 0 to size-1", rank,
+                        size);
+    if (options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID,
+                        "td_group_open: the timeout is %lld ms; it must be positive",
+                        (long long)options->timeout_ms);
+    TD_TRY(check_transport());
+
+    struct td__root *root = calloc(1, sizeof *root);
+    int *ranks = malloc(sizeof *ranks * (size_t)size);
+    td_group *group;
+    td_status status = TD_OK;
+    if (!root || !ranks) {
+        free(root);
+        free(ranks);
+        return td__fail_nomem("td_group_open");
+    }
+    pthread_mutex_init(&root->lock, NULL);
+    root->rank = rank;
+    root->size = size;
+    root->generation = td__fork_generation();
+    root->timeout_ms = options->timeout_ms ? options->timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
+    root->backend = strdup(options->backend ? options->backend : "native");
+    root->backend_options = options->backend_options ? strdup(options->backend_options) : NULL;
+    for (int r = 0; r < size; r++)
+        ranks[r] = r;
+    if (!root->backend || (options->backend_options && !root->backend_options))
+        status = td__fail_nomem("td_group_open");
+    if (!status)
+        status = td_prefix_store_open("\1tandem", store, &root->store);
+    if (!status) {
+        own_address(store, host);
+        status = td__endpoint_open(rank, size, host, wants_sharing(options), &root->endpoint);
+    }
+    const char *name = options->name ? options->name : "world";
+    if (!status)
+        status = exchange_cards(root, name);
+    td_group_options first = *options;
+    first.name = name;
+    root->opening = true;
+    if (!status)
+        status = td__group_make(root, ranks, size, &first, &group);
+    root->opening = false;
+    free(ranks);
+    if (status) {
+        free_root(root);
+        return status;
+    }
+    group->first = true;
+    *group_out = group;
+    return TD_OK;
+}
+
+/* Whether a member of a team that has not mapped its memory may still want to. */
+static bool may_still_come(struct td__root *root, const struct td__team *everyone, int world_rank)
+{
+    for (int i = 0; everyone && i < everyone->size; i++)
+        if (everyone->world_ranks[i] == world_rank && atomic_load(&everyone->cells[i].leaving))
+            return false;
+    return kill(td__endpoint_pid(root->endpoint, world_rank), 0) == 0 || errno != ESRCH;
+}
+
+/* A rank that gave its part to a group and left may have been faster than others are to look at it. The
+ * one who has the memory stays until they have, or cannot any more. */
+static void await_members(struct td__root *root, const struct td__team *everyone,
+                          const struct td__team *team, td__deadline end)
+{
+    for (int i = 0; i < team->size; i++)
+        while (!atomic_load(&team->cells[i].attached) &&
+               may_still_come(root, everyone, team->world_ranks[i]) && !td__deadline_passed(end))
+            td__sleep_ns(PAUSE_NS);
+}
+
+static void see_off(struct td__root *root, struct td__team *everyone)
+{
+    int64_t limit = everyone ? root->timeout_ms : BLIND_LIMIT_MS;
+    td__deadline end = td__deadline_in_ms(limit);
+    if (everyone)
+        atomic_store(&everyone->cells[everyone->index].leaving, 1);
+    if (everyone && everyone->index == 0)
+        await_members(root, everyone, everyone, end);
+    while (root->left) {
+        struct td__team *team = root->left;
+        await_members(root, everyone, team, end);
+        root->left = team->next;
+        td__team_destroy(team);
+    }
+}
+
+void td__root_close(td_group *first)
+{
+    struct td__root *root = first->root;
+    while (root->groups) {
+        td_group *group = root->groups;
+        root->groups = group->next;
+        td__group_free(group);
+    }
+    td__group_drain(first);
+    see_off(root, td__native_team(first));
+    td__group_free(first);
+    free_root(root);
+}

@@ -1,0 +1,42 @@
+/* Ranks that carry out collectives over sockets, by the schedules of src/collective.
+ *
+ * A team is a list of ranks of one group: all of them, or one of each host. Its members call the same
+ * operations in the same order, one at a time, in any thread. Links are opened when a schedule first
+ * needs them, and carry nothing else. */
+#ifndef TD_GROUP_SOCKET_TEAM_H
+#define TD_GROUP_SOCKET_TEAM_H
+
+#include "group/operation.h"
+#include "transport/endpoint.h"
+
+struct td__socket_team;
+
+/**
+ * `world_ranks` are the members in order, this rank at `index`; `key` is the number under which
+ * its links are opened, different for every team. `algorithm` is the name of one to be used where an
+ * operation has it, or NULL. Nothing is opened yet, nobody is waited for.
+ */
+td_status td__socket_team_create(struct td__endpoint *endpoint, uint64_t key,
+                                 const int *world_ranks, int size, int index, const char *algorithm,
+                                 struct td__socket_team **team);
+
+void td__socket_team_destroy(struct td__socket_team *team);
+
+/** Carries out `operation`; its root is an index in the team. */
+td_status td__socket_team_run(struct td__socket_team *team, const struct td__operation *operation);
+
+/**
+ * The inner part of a reduction, for a team that is one of several levels. `data` are `count`
+ * accumulators (td__reduction_accumulator) of this member; they are combined along the tree over the
+ * team, in place, on every member (all_reduce), or on the root only (reduce; the others' are left in
+ * any state). Neither loaded nor stored, nor divided.
+ */
+td_status td__socket_team_combine(struct td__socket_team *team,
+                                  const struct td__operation *operation, void *data, size_t count);
+
+/** `operation` has failed on this member for a reason outside the team: tells the others, with the last
+ *  error, as a failure inside it would be told. */
+void td__socket_team_fall_out(struct td__socket_team *team, const struct td__operation *operation,
+                              td_status status);
+
+#endif

@@ -1,0 +1,512 @@
+/* Ranks on one host: the shared memory, announcing and waiting; see team.h. */
+#include "group/team.h"
+
+#include "base/arena.h"
+#include "base/fail.h"
+#include "group/messages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PHASE_BITS = 24 };
+
+#define SLICE_NS ((int64_t)50000000) /* the longest sleep before looking around */
+
+/* ---- The memory ------------------------------------------------------------------------------ */
+
+static size_t up_to_page(size_t size)
+{
+    return (size + 4095) & ~(size_t)4095;
+}
+
+/* Where the parts of the memory begin. */
+struct layout {
+    size_t cells, slots, stages, messages, end;
+};
+
+static struct layout layout_for(int size)
+{
+    struct layout layout;
+    size_t n = (size_t)size;
+    layout.cells = up_to_page(sizeof(struct td__team_head));
+    layout.slots = up_to_page(layout.cells + n * sizeof(struct td__cell));
+    layout.stages = up_to_page(layout.slots + n * TD__TEAM_DEPTH * sizeof(struct td__slot));
+    layout.messages = layout.stages + n * TD__PIECES * TD__PIECE_BYTES;
+    layout.end = up_to_page(layout.messages + td__messages_shared_size(size));
+    return layout;
+}
+
+static td_status map_memory(struct td__team *team, int fd)
+{
+    struct layout layout = layout_for(team->size);
+    char *base = mmap(NULL, layout.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED)
+        return td__fail(TD_ERR_NOMEM, "cannot map the control memory of a group: %s",
+                        td__errno_text(errno));
+    team->bytes = layout.end;
+    team->head = (struct td__team_head *)base;
+    team->cells = (struct td__cell *)(base + layout.cells);
+    team->slots = (struct td__slot *)(base + layout.slots);
+    team->stages = base + layout.stages;
+    team->messages = base + layout.messages;
+    return TD_OK;
+}
+
+static int ranks_on_this_host(struct td__endpoint *endpoint)
+{
+    int here = 0, host = td__endpoint_host(endpoint, td__endpoint_rank(endpoint));
+    for (int r = 0; r < td__endpoint_size(endpoint); r++)
+        here += td__endpoint_host(endpoint, r) == host;
+    return here;
+}
+
+/* While they are alive, so that their pids are theirs. */
+static void watch_members(struct td__team *team)
+{
+    for (int i = 0; i < team->size; i++)
+        td__endpoint_alive(team->endpoint, team->world_ranks[i]);
+}
+
+static td_status make_memory(struct td__team *team)
+{
+    struct layout layout = layout_for(team->size);
+    team->fd = memfd_create("tandem-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (team->fd < 0 || ftruncate(team->fd, (off_t)layout.end) ||
+        fcntl(team->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+        return td__fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
+                        td__errno_text(errno));
+    TD_TRY(map_memory(team, team->fd));
+    team->head->size = (uint32_t)team->size;
+    team->head->crowded = ranks_on_this_host(team->endpoint) > td__processors();
+    team->crowded = team->head->crowded;
+    watch_members(team);
+    atomic_store(&team->cells[0].attached, 1);
+    atomic_store(&team->attached, true);
+    return td__endpoint_offer(team->endpoint, team->key, team->fd);
+}
+
+static td_status fetch_memory(struct td__team *team, td__deadline deadline)
+{
+    struct stat status;
+    int fd;
+    TD_TRY(td__endpoint_fetch(team->endpoint, team->world_ranks[0], team->key, deadline, &fd));
+    if (fstat(fd, &status) || (size_t)status.st_size != layout_for(team->size).end) {
+        close(fd);
+        return td__fail(TD_ERR_MISMATCH,
+                        "%s made this group with other members than rank %d, or runs another "
+                        "version of Tandem",
+                        td__endpoint_describe(team->endpoint, team->world_ranks[0]),
+                        td__endpoint_rank(team->endpoint));
+    }
+    td_status result = map_memory(team, fd);
+    close(fd);
+    if (!result)
+        team->crowded = team->head->crowded;
+    return result;
+}
+
+td_status td__team_attach(struct td__team *team, td__deadline deadline)
+{
+    if (atomic_load_explicit(&team->attached, memory_order_acquire))
+        return TD_OK;
+    td_status status = TD_OK;
+    pthread_mutex_lock(&team->attach_lock);
+    if (!atomic_load(&team->attached)) {
+        status = fetch_memory(team, deadline);
+        if (!status) {
+            watch_members(team);
+            atomic_store(&team->cells[team->index].attached, 1);
+            atomic_store(&team->attached, true);
+        }
+    }
+    pthread_mutex_unlock(&team->attach_lock);
+    return status;
+}
+
+bool td__team_all_attached(struct td__team *team)
+{
+    for (int i = 0; i < team->size; i++)
+        if (!team->cells || !atomic_load(&team->cells[i].attached))
+            return false;
+    return true;
+}
+
+td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                          int size, int index, struct td__team **team_out)
+{
+    struct td__team *team = calloc(1, sizeof *team);
+    if (!team)
+        return td__fail_nomem("group");
+    *team = (struct td__team){
+        .endpoint = endpoint, .key = key, .size = size, .index = index, .fd = -1};
+    pthread_mutex_init(&team->attach_lock, NULL);
+    team->world_ranks = malloc(sizeof *world_ranks * (size_t)size);
+    team->sources = calloc((size_t)size, sizeof *team->sources);
+    team->targets = calloc((size_t)size, sizeof *team->targets);
+    team->inputs = calloc((size_t)size, sizeof *team->inputs);
+    team->outputs = calloc((size_t)size, sizeof *team->outputs);
+    team->factors = calloc((size_t)size, sizeof *team->factors);
+    td_status status = TD_OK;
+    if (!team->world_ranks || !team->sources || !team->targets || !team->inputs || !team->outputs ||
+        !team->factors)
+        status = td__fail_nomem("group");
+    else
+        memcpy(team->world_ranks, world_ranks, sizeof *world_ranks * (size_t)size);
+    if (!status && index == 0)
+        status = make_memory(team);
+    if (status) {
+        td__team_destroy(team);
+        return status;
+    }
+    *team_out = team;
+    return TD_OK;
+}
+
+void td__team_destroy(struct td__team *team)
+{
+    td__endpoint_forget(team->endpoint, team->key);
+    if (team->head)
+        munmap(team->head, team->bytes);
+    if (team->fd >= 0)
+        close(team->fd);
+    pthread_mutex_destroy(&team->attach_lock);
+    free(team->world_ranks);
+    free(team->sources);
+    free(team->targets);
+    free(team->inputs);
+    free(team->outputs);
+    free(team->factors);
+    free(team);
+}
+
+/* ---- Failing together ------------------------------------------------------------------------ */
+
+/* The first failure is everybody's: it is written down for the others, who are woken. */
+static td_status break_team(struct td__team *team, td_status status)
+{
+    uint32_t whole = 0;
+    if (atomic_compare_exchange_strong(&team->head->broken, &whole, 1)) {
+        snprintf(team->head->reason, sizeof team->head->reason, "%s", td_last_error());
+        team->head->status = status;
+        atomic_store(&team->head->broken, 2);
+        for (int i = 0; i < team->size; i++)
+            td__bell_ring(&team->cells[i].bell);
+    }
+    return status;
+}
+
+td_status td__team_fail(struct td__team *team, td_status status, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return break_team(team, td__fail(status, "%s", text));
+}
+
+void td__team_break(struct td__team *team, td_status status)
+{
+    if (atomic_load(&team->attached))
+        break_team(team, status);
+}
+
+static td_status broken(struct td__team *team)
+{
+    char reason[sizeof team->head->reason];
+    memcpy(reason, team->head->reason, sizeof reason);
+    reason[sizeof reason - 1] = 0;
+    uint32_t status = team->head->status;
+    return td__fail(status > TD_OK && status <= TD_ERR_UNSUPPORTED ? (td_status)status
+                                                                   : TD_ERR_PEER,
+                    "%s", reason);
+}
+
+/* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (40). The
+ * kind of an all_to_all with uneven parts is one above all others. */
+enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
+
+static uint64_t print_of(const struct td__operation *operation)
+{
+    const struct td__reduction *reduction = &operation->reduction;
+    uint64_t kind = operation->input_counts ? UNEVEN : operation->kind;
+    uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
+    uint64_t root = operation->root < 0 ? NO_ROOT : (uint64_t)operation->root % NO_ROOT;
+    return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
+           (uint64_t)operation->count << 24;
+}
+
+static void describe_print(const struct td__team *team, uint64_t print, char *text, size_t room)
+{
+    unsigned kind = print & 15, dtype = print >> 4 & 15, op = print >> 8 & 15;
+    unsigned root = print >> 12 & 4095;
+    const char *name = kind == UNEVEN           ? "all_to_all with uneven parts"
+                       : kind < TD__COLLECTIVES ? td__collective_name((enum td__collective)kind)
+                                                : "something else";
+    int length = snprintf(text, room, "%s", name);
+    if (kind != UNEVEN && kind != TD__BARRIER)
+        length += snprintf(text + length, room - (size_t)length, " of %llu %s",
+                           (unsigned long long)(print >> 24), td_dtype_name((td_dtype)dtype));
+    if (kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER)
+        length += snprintf(text + length, room - (size_t)length, ", %s",
+                           op == OWN_OPERATION ? "an operation of its own"
+                                               : td_reduce_op_name((td_reduce_op)op));
+    if (root != NO_ROOT && (int)root < team->size)
+        snprintf(text + length, room - (size_t)length, ", root %d", team->world_ranks[root]);
+}
+
+static td_status differ(struct td__team *team, const struct td__operation *operation, uint64_t call,
+                        int index)
+{
+    char ours[160], theirs[160];
+    size_t place = call % TD__TEAM_PRINTS;
+    describe_print(team, team->cells[team->index].prints[place], ours, sizeof ours);
+    describe_print(team, team->cells[index].prints[place], theirs, sizeof theirs);
+    return td__team_fail(
+        team, TD_ERR_MISMATCH,
+        "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
+        "same calls in the same order",
+        (unsigned long long)(operation->sequence - (team->call - call)), operation->group,
+        team->world_ranks[team->index], ours, team->world_ranks[index], theirs);
+}
+
+/* Compares all calls since the last comparison up to `call`, which `index` has begun. A print stays for
+ * TD__TEAM_PRINTS calls, and nobody is further ahead than TD__TEAM_DEPTH. */
+static td_status compare_calls(struct td__team *team, const struct td__operation *operation,
+                               int index, uint64_t call)
+{
+    for (uint64_t c = team->floor + 1; c <= call; c++) {
+        size_t place = c % TD__TEAM_PRINTS;
+        if (team->cells[index].prints[place] != team->cells[team->index].prints[place])
+            return differ(team, operation, c, index);
+    }
+    return TD_OK;
+}
+
+/* `stage` is what somebody has not reached; 0: all have come, but not all is done. */
+static td_status too_late(struct td__team *team, const struct td__operation *operation,
+                          uint64_t stage)
+{
+    char missing[256] = "";
+    size_t length = 0;
+    int count = 0;
+    for (int i = 0; i < team->size && length < sizeof missing - 16; i++)
+        if (atomic_load(&team->cells[i].stage) < stage) {
+            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
+                                       length ? ", " : "", team->world_ranks[i]);
+            count++;
+        }
+    if (!count)
+        return td__team_fail(team, TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
+                             td__operation_describe(operation));
+    return td__team_fail(team, TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
+                         td__operation_describe(operation), count > 1 ? "s" : "", missing,
+                         count > 1 ? "have" : "has",
+                         (stage & ((1u << PHASE_BITS) - 1)) <= 1 ? "called it"
+                                                                 : "finished its part");
+}
+
+static td_status gone(struct td__team *team, const struct td__operation *operation, int index)
+{
+    return td__team_fail(team, TD_ERR_PEER, "%s: %s has ended", td__operation_describe(operation),
+                         td__endpoint_describe(team->endpoint, team->world_ranks[index]));
+}
+
+/* ---- Announcing and waiting ------------------------------------------------------------------ */
+
+static uint64_t stage_of(uint64_t call, unsigned phase)
+{
+    return call << PHASE_BITS | phase;
+}
+
+/* A member that has ended: `index`, or with -1 any of them. -1 where there is none. */
+static int find_dead(struct td__team *team, int index)
+{
+    for (int i = 0; i < team->size; i++)
+        if ((index < 0 || i == index) && !td__endpoint_alive(team->endpoint, team->world_ranks[i]))
+            return i;
+    return -1;
+}
+
+/* Waits until `reached` is `stage` or more. `index` is the one who brings that about, or -1: anybody. */
+static td_status await_value(struct td__team *team, const struct td__operation *operation,
+                             const _Atomic uint64_t *reached, uint64_t stage, int index)
+{
+    if (atomic_load_explicit(reached, memory_order_acquire) >= stage)
+        return TD_OK;
+    struct td__waiting waiting;
+    td_status status = TD_OK;
+    td__waiting_begin(&waiting, &team->cells[team->index].bell, team->crowded, SLICE_NS,
+                      operation->deadline);
+    waiting.sleepers = &team->head->sleepers;
+    while (atomic_load_explicit(reached, memory_order_acquire) < stage) {
+        if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2) {
+            status = broken(team);
+            break;
+        }
+        if (!td__waiting_step(&waiting)) {
+            status = too_late(team, operation, index < 0 ? 0 : stage);
+            break;
+        }
+        int dead = waiting.slept ? find_dead(team, index) : -1;
+        if (dead >= 0 && atomic_load_explicit(reached, memory_order_acquire) < stage) {
+            status = gone(team, operation, dead);
+            break;
+        }
+    }
+    td__waiting_end(&waiting);
+    return status;
+}
+
+static td_status await_stage(struct td__team *team, const struct td__operation *operation,
+                             int index, uint64_t stage)
+{
+    return await_value(team, operation, &team->cells[index].stage, stage, index);
+}
+
+td_status td__team_open_slot(struct td__team *team, const struct td__operation *operation,
+                             struct td__slot **slot_out)
+{
+    uint64_t call = ++team->call;
+    if (call >= team->floor + TD__TEAM_DEPTH) {
+        uint64_t floor = call - TD__TEAM_DEPTH + 1;
+        for (int i = 0; i < team->size; i++) {
+            if (i == team->index)
+                continue;
+            TD_TRY(await_stage(team, operation, i, stage_of(floor, 0)));
+            TD_TRY(compare_calls(team, operation, i, floor));
+        }
+        team->floor = floor;
+    }
+    struct td__slot *slot = td__team_slot(team, team->index);
+    slot->notice = (struct td__notice){.factor = operation->reduction.factor};
+    team->cells[team->index].prints[call % TD__TEAM_PRINTS] = print_of(operation);
+    *slot_out = slot;
+    return TD_OK;
+}
+
+/* For a change that all may be waiting for; it was made before. */
+static void wake_sleepers(struct td__team *team)
+{
+    td__fence();
+    if (!atomic_load_explicit(&team->head->sleepers, memory_order_relaxed))
+        return;
+    for (int i = 0; i < team->size; i++)
+        if (i != team->index &&
+            atomic_load_explicit(&team->cells[i].bell.sleeping, memory_order_relaxed))
+            td__bell_wake(&team->cells[i].bell);
+}
+
+void td__team_reach(struct td__team *team, unsigned phase)
+{
+    atomic_store_explicit(&team->cells[team->index].stage, stage_of(team->call, phase),
+                          memory_order_release);
+    wake_sleepers(team);
+}
+
+/* A word that counts within one call, and begins anew in the next: its upper half is the call. */
+static uint64_t count_up(_Atomic uint64_t *word, uint64_t call, uint32_t more)
+{
+    uint64_t before = atomic_load_explicit(word, memory_order_relaxed), after;
+    do
+        after = (before >> 32 == (uint32_t)call ? before : call << 32) + more;
+    while (!atomic_compare_exchange_weak_explicit(word, &before, after, memory_order_acq_rel,
+                                                  memory_order_relaxed));
+    return after;
+}
+
+int td__team_claim(struct td__team *team, int owner)
+{
+    return (int)((uint32_t)count_up(&team->cells[owner].claims, team->call, 1) - 1);
+}
+
+td_status td__team_complete(struct td__team *team, const struct td__operation *operation,
+                            uint32_t done, uint32_t total)
+{
+    _Atomic uint64_t *word = &team->head->done[team->call % TD__TEAM_DEPTH];
+    uint64_t all = team->call << 32 | total;
+    if (done && count_up(word, team->call, done) == all)
+        wake_sleepers(team);
+    return await_value(team, operation, word, all, -1);
+}
+
+td_status td__team_await(struct td__team *team, const struct td__operation *operation, int index,
+                         unsigned phase)
+{
+    TD_TRY(await_stage(team, operation, index, stage_of(team->call, phase)));
+    return phase == 1 ? compare_calls(team, operation, index, team->call) : TD_OK;
+}
+
+td_status td__team_await_all(struct td__team *team, const struct td__operation *operation,
+                             unsigned phase)
+{
+    for (int i = 1; i < team->size; i++)
+        TD_TRY(td__team_await(team, operation, (team->index + i) % team->size, phase));
+    team->floor = team->call;
+    return TD_OK;
+}
+
+struct td__reduction td__team_reduction(struct td__team *team,
+                                        const struct td__operation *operation)
+{
+    struct td__reduction reduction = operation->reduction;
+    if (!reduction.user && reduction.op == TD_PREMUL_SUM) {
+        for (int i = 0; i < team->size; i++)
+            team->factors[i] = td__team_slot(team, i)->notice.factor;
+        reduction.factors = team->factors;
+    }
+    return reduction;
+}
+
+size_t td__part(size_t count, int parts, int index)
+{
+    size_t unit = count / (size_t)parts >= 4096 ? 1024 : 64;
+    size_t units = count / unit, each = units / (size_t)parts, more = units % (size_t)parts;
+    if (index == parts)
+        return count;
+    return unit * (each * (size_t)index + ((size_t)index < more ? (size_t)index : more));
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* The bytes that a rank puts into its slot for a small call: the most that any rank has to. */
+static size_t slot_bytes(const struct td__team *team, const struct td__operation *operation)
+{
+    size_t one = operation->count * td__operation_element(operation), all;
+    switch (operation->kind) {
+    case TD__SCATTER:
+    case TD__REDUCE_SCATTER:
+    case TD__ALL_TO_ALL:
+        return __builtin_mul_overflow(one, (size_t)team->size, &all) ? SIZE_MAX : all;
+    default:
+        return one;
+    }
+}
+
+td_status td__team_run(struct td__team *team, const struct td__operation *operation)
+{
+    TD_TRY(td__team_attach(team, operation->deadline));
+    if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
+        return broken(team);
+    if (!operation->input_counts && slot_bytes(team, operation) <= td__team_small_limit(team))
+        return td__team_small(team, operation);
+    return td__team_large(team, operation);
+}
+
+td_status td__team_mention(struct td__team *team, const struct td__operation *operation)
+{
+    struct td__slot *slot;
+    TD_TRY(td__team_attach(team, operation->deadline));
+    if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
+        return broken(team);
+    TD_TRY(td__team_open_slot(team, operation, &slot));
+    td__team_reach(team, 1);
+    return TD_OK;
+}

@@ -1,0 +1,187 @@
+/* The ranks of a group that are on one host, and the memory that they share.
+ *
+ *     control memory (a memfd, made by the team's first rank, mapped by all)
+ *     | head | cell 0 | cell 1 | …   | slots: DEPTH × size | stages: size | messages |
+ *
+ *     cell    what a rank has reached: stage = call << 24 | phase, and a print of each call
+ *     slot    a rank's notice of one call (where its buffers are) and, for a small
+ *             call, its data
+ *     stage   room for data that pass through in pieces, because they are not in shareable memory
+ *
+ * A rank announces a call by writing its slot and then its cell; others wait for the cell and read
+ * the slot. The slot of call n is used again by call n + DEPTH, so a rank may not announce that
+ * before all have begun call n + 1. Nobody ever waits for more than that: a rank whose part is done
+ * goes on.
+ *
+ * The memory exists once for each group and host. Ranks attach to it on their first call. */
+#ifndef TD_GROUP_TEAM_H
+#define TD_GROUP_TEAM_H
+
+#include "group/operation.h"
+#include "transport/bell.h"
+#include "transport/endpoint.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    TD__TEAM_DEPTH = 4,
+    TD__TEAM_PRINTS = 2 * TD__TEAM_DEPTH, /* they are looked at later than slots: see team.c */
+    TD__SLOT_BYTES = 32 << 10,            /* of data */
+    TD__PIECE_BYTES = 256 << 10,          /* of a stage, which has three */
+    TD__PIECES = 3,
+};
+
+struct td__cell {
+    _Alignas(128) _Atomic uint64_t stage;
+    uint64_t prints[TD__TEAM_PRINTS]; /* what was called, in one word: see team.c */
+    _Alignas(
+        64) _Atomic uint64_t claims; /* call << 32 | pieces of this rank's share that are taken */
+    _Alignas(64) struct td__bell bell;
+    _Atomic uint32_t attached; /* the rank has mapped the memory */
+    _Atomic uint32_t leaving;  /* it will not ask for any other */
+};
+
+/* What a rank tells about its call. Offsets are in its arena, plus one; 0 for memory that cannot be shared. */
+struct td__notice {
+    uint64_t input, output;
+    uint64_t largest; /* uneven all_to_all: the largest part, in elements */
+    double factor;    /* premul_sum */
+    uint64_t unused[3];
+};
+
+struct td__slot {
+    _Alignas(64) struct td__notice notice;
+    char data[TD__SLOT_BYTES];
+};
+
+struct td__team_head {
+    uint32_t size;
+    uint32_t crowded;
+    _Alignas(64) _Atomic uint32_t sleepers;             /* how many may sleep */
+    _Alignas(64) _Atomic uint64_t done[TD__TEAM_DEPTH]; /* call << 32 | pieces that are done */
+    _Alignas(64) _Atomic uint32_t broken; /* 0, 1: somebody is writing `reason`, 2: it is there */
+    uint32_t status;
+    char reason[448];
+};
+
+struct td__team {
+    struct td__endpoint *endpoint;
+    uint64_t key;
+    int size, index;
+    int *world_ranks;
+    bool crowded; /* more ranks on this host than processors */
+
+    pthread_mutex_t attach_lock; /* guards attaching */
+    atomic_bool attached;
+    int fd; /* the first rank's */
+    size_t bytes;
+    struct td__team_head *head;
+    struct td__cell *cells;
+    struct td__slot *slots;
+    char *stages;
+    void *messages;
+    uint64_t call;        /* the number of the call at hand, from 1 */
+    uint64_t floor;       /* all have begun this call, and the same up to here */
+    const void **sources; /* the buffers of all, for the call at hand */
+    void **targets;
+    const void **inputs; /* parts of them, for the piece of work at hand */
+    void **outputs;
+    double *factors;
+    struct td__team *next; /* among those that are left behind */
+};
+
+/** `world_ranks` are the members in order, this rank at `index`. The first one makes the memory; nobody
+ *  is waited for. */
+td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                          int size, int index, struct td__team **team);
+void td__team_destroy(struct td__team *team);
+
+/** Maps the memory, at the latest now. */
+td_status td__team_attach(struct td__team *team, td__deadline deadline);
+
+/** Whether all have; those who have not may still ask the first one for it. */
+bool td__team_all_attached(struct td__team *team);
+
+/** Carries out `operation` among the members; its root is an index in the team. */
+td_status td__team_run(struct td__team *team, const struct td__operation *operation);
+
+/** Announces a call that is carried out elsewhere, so that members who call something else notice. */
+td_status td__team_mention(struct td__team *team, const struct td__operation *operation);
+
+/* ---- For the ways to carry out a call -------------------------------------------------------- */
+
+static inline struct td__slot *td__team_slot(const struct td__team *team, int index)
+{
+    return &team->slots[(size_t)(team->call % TD__TEAM_DEPTH) * (size_t)team->size + (size_t)index];
+}
+
+/** Piece `number` of the stage of `index`. */
+static inline char *td__team_piece(const struct td__team *team, int index, uint64_t number)
+{
+    return team->stages +
+           ((size_t)index * TD__PIECES + (size_t)(number % TD__PIECES)) * TD__PIECE_BYTES;
+}
+
+/** Begins the next call: waits until this rank's slot for it may be written, and fills in its notice. */
+td_status td__team_open_slot(struct td__team *team, const struct td__operation *operation,
+                             struct td__slot **slot);
+
+/** Announces that this rank has reached `phase` (from 1) of the call. */
+void td__team_reach(struct td__team *team, unsigned phase);
+
+/** Waits until `index` has reached it; in phase 1 also checks that it made the same call. What a rank
+ *  that was not waited for has called is looked at by later calls. */
+td_status td__team_await(struct td__team *team, const struct td__operation *operation, int index,
+                         unsigned phase);
+
+/** Waits for all the others. */
+td_status td__team_await_all(struct td__team *team, const struct td__operation *operation,
+                             unsigned phase);
+
+/** Takes the next piece of the share of `owner` in the call at hand: its number, from 0. */
+int td__team_claim(struct td__team *team, int owner);
+
+/** Adds `done` to the pieces that are done, and waits until all `total` are. */
+td_status td__team_complete(struct td__team *team, const struct td__operation *operation,
+                            uint32_t done, uint32_t total);
+
+/** As td__fail(), for everybody: the others fail in the same way. */
+td_status td__team_fail(struct td__team *team, td_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/** Marks the team as failed, with the last error, where it is not yet: the others fail in the same way. */
+void td__team_break(struct td__team *team, td_status status);
+
+/** The operation's reduction over all members' buffers, each with its own factor. */
+struct td__reduction td__team_reduction(struct td__team *team,
+                                        const struct td__operation *operation);
+
+/** Small calls, which need one synchronisation at most: data in the slots. */
+size_t td__team_small_limit(const struct td__team *team);
+td_status td__team_small(struct td__team *team, const struct td__operation *operation);
+
+/** Tells where this rank's buffers are, and finds those of the others: team->sources and targets. Where
+ *  one is not in shareable memory *shared is false; `largest` as for td__team_staged(). */
+td_status td__team_meet(struct td__team *team, const struct td__operation *operation, bool *shared,
+                        size_t *largest);
+
+/** Large calls: straight from memory to memory where all buffers can be shared, else staged. */
+td_status td__team_large(struct td__team *team, const struct td__operation *operation);
+
+/** Everything goes through the stages, piece by piece. All have reached phase 1, and `largest` is the
+ *  largest part of an uneven all_to_all. */
+td_status td__team_staged(struct td__team *team, const struct td__operation *operation,
+                          size_t largest);
+
+/** Where the counts of an uneven all_to_all stand in the slot: input counts, then output counts. */
+static inline uint64_t *td__team_counts(const struct td__team *team, int index)
+{
+    return (uint64_t *)(void *)td__team_slot(team, index)->data;
+}
+
+/** The first element of part `index` of `parts` of `count` elements; `index` may be `parts`. Parts
+ *  begin at whole cache lines where there is enough. */
+size_t td__part(size_t count, int parts, int index);
+
+#endif

@@ -1,0 +1,384 @@
+/* Large calls on one host: nothing is sent, since every rank can map the others' buffers.
+ *
+ *     phase 1   every rank tells where its buffers are; when all have, the work is done, reading from
+ *               the inputs and writing to the outputs of all
+ *     phase 2   when all of it is done, the buffers are their owners' again
+ *
+ * The work has one share for each rank, all equal, whatever the operation, so that a broadcast keeps
+ * all processors busy, too:
+ *
+ *     all_reduce, reduce    slice r of all inputs is reduced, and written to all outputs
+ *     broadcast             slice r of the root's buffer is copied to all others
+ *     all_gather            input r is copied to all outputs
+ *     reduce_scatter        part r of all inputs is reduced
+ *     all_to_all            part r of all inputs is copied
+ *     gather, scatter       part r is copied; the root's share is its own part, or where that is in
+ *                           place already, the end of all others
+ *
+ * That is the least traffic that memory can have: every byte is read once, and written where it
+ * belongs. Where each rank has a processor it does its own share, which stays in that processor's
+ * cache from call to call. Where ranks have to take turns, shares are cut into pieces, and whoever runs
+ * does whatever is left, its own share first: waiting for others to run costs more than the work. Where
+ * a buffer is not in shareable memory the call is staged (team_staged.c). */
+#include "group/team.h"
+
+#include "base/arena.h"
+#include "base/fail.h"
+
+#include <string.h>
+
+enum {
+    CHUNK = 16 << 10,       /* stays in the first cache while it is written to several places */
+    TURN_BYTES = 256 << 10, /* of a share that somebody else may take over */
+    MOST_PIECES = 1024,
+};
+
+#define NOT_NEEDED UINT64_MAX
+
+/* ---- Telling where buffers are --------------------------------------------------------------- */
+
+static uint64_t place_of(const void *memory, bool needed)
+{
+    struct td__arena *arena;
+    size_t offset;
+    if (!needed)
+        return NOT_NEEDED;
+    if (!td__arena_resolve(memory, &arena, &offset) || arena != td__arena_default())
+        return 0;
+    return (uint64_t)offset + 1;
+}
+
+static bool gives(const struct td__operation *operation, bool is_root)
+{
+    return is_root || (operation->kind != TD__BROADCAST && operation->kind != TD__SCATTER);
+}
+
+static bool takes(const struct td__operation *operation, bool is_root)
+{
+    return is_root || (operation->kind != TD__REDUCE && operation->kind != TD__GATHER);
+}
+
+static uint64_t sum(const uint64_t *counts, int size)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < size; i++)
+        total += counts[i];
+    return total;
+}
+
+/* How many elements the input and the output of `index` have. */
+static void extents(struct td__team *team, const struct td__operation *operation, int index,
+                    size_t *input, size_t *output)
+{
+    size_t one = operation->count, all = one * (size_t)team->size;
+    enum td__collective kind = operation->kind;
+    bool whole_in = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    bool whole_out = kind == TD__GATHER || kind == TD__ALL_GATHER || kind == TD__ALL_TO_ALL;
+    *input = whole_in ? all : one;
+    *output = whole_out ? all : one;
+    if (operation->input_counts) {
+        const uint64_t *counts = td__team_counts(team, index);
+        *input = sum(counts, team->size);
+        *output = sum(counts + team->size, team->size);
+    }
+}
+
+/* Finds the addresses of all buffers. False, without a failure, where one cannot be shared. */
+static td_status find_buffers(struct td__team *team, const struct td__operation *operation,
+                              bool *shared, size_t *largest)
+{
+    size_t element = td__operation_element(operation);
+    *shared = true;
+    *largest = 0;
+    for (int i = 0; i < team->size; i++) {
+        const struct td__notice *notice = &td__team_slot(team, i)->notice;
+        *shared = *shared && notice->input && notice->output;
+        if (notice->largest > *largest)
+            *largest = notice->largest;
+    }
+    for (int i = 0; i < team->size && *shared; i++) {
+        const struct td__notice *notice = &td__team_slot(team, i)->notice;
+        size_t input, output;
+        void *address = NULL;
+        extents(team, operation, i, &input, &output);
+        team->sources[i] = operation->input;
+        team->targets[i] = operation->output;
+        if (i == team->index)
+            continue;
+        if (notice->input != NOT_NEEDED)
+            TD_TRY(td__endpoint_map(team->endpoint, team->world_ranks[i], notice->input - 1,
+                                    input * element, operation->deadline, &address));
+        team->sources[i] = address;
+        address = NULL;
+        if (notice->output != NOT_NEEDED)
+            TD_TRY(td__endpoint_map(team->endpoint, team->world_ranks[i], notice->output - 1,
+                                    output * element, operation->deadline, &address));
+        team->targets[i] = address;
+    }
+    return TD_OK;
+}
+
+/* ---- The shares ------------------------------------------------------------------------------ */
+
+/* Piece `piece` of `pieces` of the share of rank `owner`. */
+struct task {
+    int owner, piece, pieces;
+};
+
+/* The part of `count` elements that belongs to a task that has all of them. */
+static size_t cut(struct task task, size_t count, size_t *first)
+{
+    *first = td__part(count, task.pieces, task.piece);
+    return td__part(count, task.pieces, task.piece + 1) - *first;
+}
+
+/* The same of the slice that belongs to its owner. */
+static size_t cut_slice(struct task task, const struct td__team *team, size_t count, size_t *first)
+{
+    size_t start = td__part(count, team->size, task.owner);
+    size_t size = cut(task, td__part(count, team->size, task.owner + 1) - start, first);
+    *first += start;
+    return size;
+}
+
+static void move(char *to, const char *from, size_t size)
+{
+    if (size && to != from)
+        memcpy(to, from, size);
+}
+
+/* `size` bytes from one place to several, a chunk at a time. */
+static void spread(struct td__team *team, size_t offset, int first_target, const char *source,
+                   size_t size)
+{
+    for (size_t at = 0; at < size; at += CHUNK)
+        for (int i = 0; i < team->size; i++) {
+            char *target = team->targets[(first_target + i) % team->size];
+            if (target)
+                move(target + offset + at, source + at, size - at < CHUNK ? size - at : CHUNK);
+        }
+}
+
+static void reduce_task(struct td__team *team, const struct td__operation *operation,
+                        struct task task)
+{
+    size_t element = td__operation_element(operation), first;
+    size_t count = cut_slice(task, team, operation->count, &first);
+    int targets = 0;
+    if (!count)
+        return;
+    for (int i = 0; i < team->size; i++) {
+        team->inputs[i] = (const char *)team->sources[i] + first * element;
+        if (operation->kind == TD__ALL_REDUCE || i == operation->root)
+            team->outputs[targets++] = (char *)team->targets[i] + first * element;
+    }
+    struct td__reduction reduction = td__team_reduction(team, operation);
+    td__reduce_many(&reduction, team->outputs, targets, team->inputs, team->size, count);
+}
+
+static void reduce_scatter_task(struct td__team *team, const struct td__operation *operation,
+                                struct task task)
+{
+    size_t element = td__operation_element(operation), first;
+    size_t count = cut(task, operation->count, &first);
+    void *output = (char *)team->targets[task.owner] + first * element;
+    if (!count)
+        return;
+    first += operation->count * (size_t)task.owner;
+    for (int i = 0; i < team->size; i++)
+        team->inputs[i] = (const char *)team->sources[i] + first * element;
+    struct td__reduction reduction = td__team_reduction(team, operation);
+    td__reduce_many(&reduction, &output, 1, team->inputs, team->size, count);
+}
+
+static void broadcast_task(struct td__team *team, const struct td__operation *operation,
+                           struct task task)
+{
+    size_t first;
+    size_t size = cut_slice(task, team, operation->count * td__operation_element(operation),
+                            &first);
+    spread(team, first, operation->root, (const char *)team->sources[operation->root] + first,
+           size);
+}
+
+static void all_gather_task(struct td__team *team, const struct td__operation *operation,
+                            struct task task)
+{
+    size_t bytes = operation->count * td__operation_element(operation), first;
+    size_t size = cut(task, bytes, &first);
+    spread(team, bytes * (size_t)task.owner + first, task.owner,
+           (const char *)team->sources[task.owner] + first, size);
+}
+
+static void all_to_all_task(struct td__team *team, const struct td__operation *operation,
+                            struct task task)
+{
+    size_t element = td__operation_element(operation), bytes = operation->count * element;
+    char *output = team->targets[task.owner];
+    for (int i = 0; i < team->size; i++) {
+        size_t from = bytes * (size_t)task.owner, size = bytes, first;
+        if (operation->input_counts) {
+            from = sum(td__team_counts(team, i), task.owner) * element;
+            size = td__team_counts(team, i)[task.owner] * element;
+        }
+        size_t now = cut(task, size, &first);
+        move(output + first, (const char *)team->sources[i] + from + first, now);
+        output += size;
+    }
+}
+
+/* One part of gather or scatter, `size` bytes from `first` on. */
+static void rooted_part(struct td__team *team, const struct td__operation *operation, int part,
+                        size_t first, size_t size)
+{
+    size_t bytes = operation->count * td__operation_element(operation);
+    size_t whole = bytes * (size_t)part + first;
+    if (operation->kind == TD__GATHER)
+        move((char *)team->targets[operation->root] + whole,
+             (const char *)team->sources[part] + first, size);
+    else
+        move((char *)team->targets[part] + first,
+             (const char *)team->sources[operation->root] + whole, size);
+}
+
+static void rooted_task(struct td__team *team, const struct td__operation *operation,
+                        struct task task)
+{
+    size_t bytes = operation->count * td__operation_element(operation), first;
+    const char *root_part = (const char *)team->sources[operation->root];
+    char *root_target = team->targets[operation->root];
+    size_t own = bytes * (size_t)operation->root;
+    bool in_place = operation->kind == TD__GATHER ? root_target + own == root_part
+                                                  : root_part + own == root_target;
+    size_t most = in_place ? td__part(bytes, team->size, team->size - 1) : bytes;
+    if (task.owner != operation->root) {
+        size_t size = cut(task, most, &first);
+        rooted_part(team, operation, task.owner, first, size);
+        return;
+    }
+    for (int i = 0; i < team->size; i++) {
+        size_t start = i == operation->root ? 0 : most;
+        size_t size = cut(task, bytes - start, &first);
+        rooted_part(team, operation, i, start + first, size);
+    }
+}
+
+static void do_task(struct td__team *team, const struct td__operation *operation, struct task task)
+{
+    switch (operation->kind) {
+    case TD__ALL_REDUCE:
+    case TD__REDUCE:
+        reduce_task(team, operation, task);
+        break;
+    case TD__REDUCE_SCATTER:
+        reduce_scatter_task(team, operation, task);
+        break;
+    case TD__BROADCAST:
+        broadcast_task(team, operation, task);
+        break;
+    case TD__ALL_GATHER:
+        all_gather_task(team, operation, task);
+        break;
+    case TD__ALL_TO_ALL:
+        all_to_all_task(team, operation, task);
+        break;
+    default:
+        rooted_task(team, operation, task);
+        break;
+    }
+}
+
+/* ---- Who does which -------------------------------------------------------------------------- */
+
+/* How many bytes a share moves, about. */
+static size_t share_bytes(const struct td__team *team, const struct td__operation *operation)
+{
+    size_t bytes = operation->count * td__operation_element(operation);
+    bool slices = operation->kind == TD__ALL_REDUCE || operation->kind == TD__REDUCE ||
+                  operation->kind == TD__BROADCAST;
+    return slices ? bytes / (size_t)team->size : bytes;
+}
+
+static td_status take_turns(struct td__team *team, const struct td__operation *operation,
+                            size_t largest)
+{
+    size_t bytes = operation->input_counts ? largest * td__operation_element(operation)
+                                           : share_bytes(team, operation);
+    size_t pieces = bytes / TURN_BYTES;
+    struct task task = {.pieces = pieces < 1             ? 1
+                                  : pieces > MOST_PIECES ? MOST_PIECES
+                                                         : (int)pieces};
+    uint32_t done = 0;
+    for (int i = 0; i < team->size; i++) {
+        task.owner = (team->index + i) % team->size;
+        while ((task.piece = td__team_claim(team, task.owner)) < task.pieces) {
+            do_task(team, operation, task);
+            done++;
+        }
+    }
+    return td__team_complete(team, operation, done, (uint32_t)(team->size * task.pieces));
+}
+
+static td_status tell_counts(struct td__team *team, const struct td__operation *operation,
+                             struct td__slot *slot)
+{
+    uint64_t *counts = td__team_counts(team, team->index);
+    if ((size_t)team->size * 2 * sizeof *counts > TD__SLOT_BYTES)
+        return td__fail(TD_ERR_UNSUPPORTED, "%s: uneven parts work for up to %zu ranks on a host",
+                        td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
+    for (int i = 0; i < team->size; i++) {
+        counts[i] = operation->input_counts[i];
+        counts[team->size + i] = operation->output_counts[i];
+        if (counts[i] > slot->notice.largest)
+            slot->notice.largest = counts[i];
+    }
+    return TD_OK;
+}
+
+/* What rank i sends to us must be what we expect from it. */
+static td_status check_counts(struct td__team *team, const struct td__operation *operation)
+{
+    for (int i = 0; i < team->size; i++) {
+        uint64_t sent = td__team_counts(team, i)[team->index];
+        uint64_t expected = operation->output_counts[i];
+        if (sent != expected)
+            return td__team_fail(
+                team, TD_ERR_MISMATCH,
+                "%s: rank %d sends %llu elements to rank %d, which expects %llu from it",
+                td__operation_describe(operation), team->world_ranks[i], (unsigned long long)sent,
+                team->world_ranks[team->index], (unsigned long long)expected);
+    }
+    return TD_OK;
+}
+
+td_status td__team_meet(struct td__team *team, const struct td__operation *operation, bool *shared,
+                        size_t *largest)
+{
+    struct td__slot *slot;
+    bool is_root = operation->root == team->index;
+    TD_TRY(td__team_open_slot(team, operation, &slot));
+    bool any = operation->count || operation->input_counts;
+    slot->notice.input = place_of(operation->input, any && gives(operation, is_root));
+    slot->notice.output = place_of(operation->output, any && takes(operation, is_root));
+    if (operation->input_counts)
+        TD_TRY(tell_counts(team, operation, slot));
+    td__team_reach(team, 1);
+    TD_TRY(td__team_await_all(team, operation, 1));
+    if (operation->input_counts)
+        TD_TRY(check_counts(team, operation));
+    return find_buffers(team, operation, shared, largest);
+}
+
+td_status td__team_large(struct td__team *team, const struct td__operation *operation)
+{
+    bool shared;
+    size_t largest;
+    TD_TRY(td__team_meet(team, operation, &shared, &largest));
+    if (!shared)
+        return td__team_staged(team, operation, largest);
+    if (team->crowded)
+        return take_turns(team, operation, largest);
+    do_task(team, operation, (struct task){team->index, 0, 1});
+    td__team_reach(team, 2);
+    return td__team_await_all(team, operation, 2);
+}

@@ -1,0 +1,271 @@
+/* Large calls on memory that cannot be shared: everything goes through the stages in pieces that stay
+ * in the cache, while the ranks work on different pieces at the same time:
+ *
+ *     rank   in(0) | in(1) red(0) | in(2) out(0) red(1) | in(3) out(1) red(2) | …
+ *
+ *     in     the next piece of the input is copied to this rank's stage
+ *     red    this rank's slice of everybody's piece is reduced, into its own stage (reductions only)
+ *     out    the results are copied from everybody's stages to the output
+ *
+ * Each bar is a synchronisation. What a rank needs of its own never goes through the stage. A stage holds three pieces, so that one may be filled while two are
+ * read: what in(c) overwrites was read for the last time before the bar before it. */
+#include "group/team.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+/* Where everybody has a processor a synchronisation costs little, and small pieces overlap better. */
+enum { SPACIOUS_PIECE = 64 << 10 };
+
+struct staging {
+    struct td__team *team;
+    const struct td__operation *operation;
+    struct td__reduction reduction;
+    size_t element;
+    size_t step;  /* elements of each part in one piece */
+    size_t count; /* elements of the largest part */
+    bool reduces; /* with a phase of its own: all_reduce and reduce */
+    bool is_root;
+};
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Elements of a part of `count` that are in piece `c`. */
+static size_t in_piece(const struct staging *staging, uint64_t c, size_t count)
+{
+    size_t first = (size_t)c * staging->step;
+    return first < count ? smaller(staging->step, count - first) : 0;
+}
+
+/* The start of piece `c` in a buffer whose parts begin at `start`. */
+static size_t offset_of(const struct staging *staging, uint64_t c, size_t start)
+{
+    return (start + (size_t)c * staging->step) * staging->element;
+}
+
+/* Copies piece c of each part of the input but our own, part i to place i of the stage. */
+static void put_parts(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    char *piece = td__team_piece(staging->team, staging->team->index, c);
+    size_t start = 0;
+    for (int i = 0; i < staging->team->size; i++) {
+        size_t count = operation->input_counts ? operation->input_counts[i] : operation->count;
+        size_t now = in_piece(staging, c, count);
+        if (now && i != staging->team->index)
+            memcpy(piece + (size_t)i * staging->step * staging->element,
+                   (const char *)operation->input + offset_of(staging, c, start),
+                   now * staging->element);
+        start += count;
+    }
+}
+
+/* Our slice of piece c, in elements. */
+static void own_slice(const struct staging *staging, size_t now, size_t *first, size_t *end)
+{
+    *first = td__part(now, staging->team->size, staging->team->index);
+    *end = td__part(now, staging->team->size, staging->team->index + 1);
+}
+
+/* What others reduce: all of piece c but our own slice. */
+static void put_slices(const struct staging *staging, uint64_t c)
+{
+    const char *from = (const char *)staging->operation->input + offset_of(staging, c, 0);
+    char *to = td__team_piece(staging->team, staging->team->index, c);
+    size_t now = in_piece(staging, c, staging->operation->count), first, end;
+    own_slice(staging, now, &first, &end);
+    memcpy(to, from, first * staging->element);
+    memcpy(to + end * staging->element, from + end * staging->element,
+           (now - end) * staging->element);
+}
+
+static void put(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    size_t now = in_piece(staging, c, operation->count);
+    switch (operation->kind) {
+    case TD__SCATTER:
+        if (staging->is_root)
+            put_parts(staging, c);
+        return;
+    case TD__REDUCE_SCATTER:
+    case TD__ALL_TO_ALL:
+        put_parts(staging, c);
+        return;
+    case TD__ALL_REDUCE:
+    case TD__REDUCE:
+        put_slices(staging, c);
+        return;
+    default: /* broadcast, gather, all_gather */
+        if (operation->kind != TD__ALL_GATHER &&
+            staging->is_root != (operation->kind == TD__BROADCAST))
+            return;
+        memcpy(td__team_piece(staging->team, staging->team->index, c),
+               (const char *)operation->input + offset_of(staging, c, 0), now * staging->element);
+        return;
+    }
+}
+
+/* Our slice of piece c of everybody: into our own stage where others need it, and to the output. */
+static void reduce_slice(const struct staging *staging, uint64_t c)
+{
+    struct td__team *team = staging->team;
+    const struct td__operation *operation = staging->operation;
+    size_t first, end, offset = offset_of(staging, c, 0);
+    own_slice(staging, in_piece(staging, c, operation->count), &first, &end);
+    if (first == end)
+        return;
+    size_t skip = first * staging->element;
+    for (int i = 0; i < team->size; i++)
+        team->sources[i] = td__team_piece(team, i, c) + skip;
+    team->sources[team->index] = (const char *)operation->input + offset + skip;
+    void *targets[2];
+    int count = 0;
+    if (operation->output)
+        targets[count++] = (char *)operation->output + offset + skip;
+    if (operation->kind == TD__ALL_REDUCE || !staging->is_root)
+        targets[count++] = td__team_piece(team, team->index, c) + skip;
+    td__reduce_many(&staging->reduction, targets, count, team->sources, team->size, end - first);
+}
+
+/* The slices that others have reduced. */
+static void take_reduced(const struct staging *staging, uint64_t c)
+{
+    struct td__team *team = staging->team;
+    size_t now = in_piece(staging, c, staging->operation->count);
+    char *output = (char *)staging->operation->output + offset_of(staging, c, 0);
+    for (int k = 1; k < team->size; k++) {
+        int i = (team->index + k) % team->size;
+        size_t first = td__part(now, team->size, i) * staging->element;
+        size_t end = td__part(now, team->size, i + 1) * staging->element;
+        memcpy(output + first, td__team_piece(team, i, c) + first, end - first);
+    }
+}
+
+/* Everybody's part for us; `part` is the place of our part in their stages. Our own is still in the
+ * input, `own` elements from its start. */
+static void take_parts(const struct staging *staging, uint64_t c, size_t part, size_t own)
+{
+    const struct td__operation *operation = staging->operation;
+    struct td__team *team = staging->team;
+    size_t start = 0;
+    for (int i = 0; i < team->size; i++) {
+        size_t count = operation->output_counts ? operation->output_counts[i] : operation->count;
+        size_t now = in_piece(staging, c, count);
+        char *to = (char *)operation->output + offset_of(staging, c, start);
+        const char *from = i == team->index
+                               ? (const char *)operation->input + offset_of(staging, c, own)
+                               : td__team_piece(team, i, c) +
+                                     part * staging->step * staging->element;
+        if (now && to != from)
+            memcpy(to, from, now * staging->element);
+        start += count;
+    }
+}
+
+/* Our part of everybody's piece, straight to the output. */
+static void reduce_parts(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    struct td__team *team = staging->team;
+    size_t mine = (size_t)team->index, now = in_piece(staging, c, operation->count);
+    void *target = (char *)operation->output + offset_of(staging, c, 0);
+    for (int i = 0; i < team->size; i++)
+        team->sources[i] = td__team_piece(team, i, c) + mine * staging->step * staging->element;
+    team->sources[mine] = (const char *)operation->input +
+                          offset_of(staging, c, mine * operation->count);
+    if (now)
+        td__reduce_many(&staging->reduction, &target, 1, team->sources, team->size, now);
+}
+
+static void take(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    struct td__team *team = staging->team;
+    size_t mine = (size_t)team->index, own = 0;
+    size_t bytes = in_piece(staging, c, operation->count) * staging->element;
+    char *to = (char *)operation->output + offset_of(staging, c, 0);
+    const char *from = td__team_piece(team, operation->root < 0 ? 0 : operation->root, c);
+    switch (operation->kind) {
+    case TD__ALL_GATHER:
+        take_parts(staging, c, 0, 0);
+        return;
+    case TD__ALL_TO_ALL:
+        for (int i = 0; i < team->index; i++)
+            own += operation->input_counts ? operation->input_counts[i] : operation->count;
+        take_parts(staging, c, mine, own);
+        return;
+    case TD__GATHER:
+        if (staging->is_root)
+            take_parts(staging, c, 0, 0);
+        return;
+    case TD__REDUCE_SCATTER:
+        reduce_parts(staging, c);
+        return;
+    case TD__BROADCAST:
+        if (!staging->is_root)
+            memcpy(to, from, bytes);
+        return;
+    case TD__SCATTER:
+        from += mine * staging->step * staging->element;
+        if (staging->is_root)
+            from = (const char *)operation->input + offset_of(staging, c, mine * operation->count);
+        if (to != from)
+            memcpy(to, from, bytes);
+        return;
+    default: /* all_reduce and reduce */
+        if (operation->kind == TD__ALL_REDUCE || staging->is_root)
+            take_reduced(staging, c);
+        return;
+    }
+}
+
+td_status td__team_staged(struct td__team *team, const struct td__operation *operation,
+                          size_t largest)
+{
+    enum td__collective kind = operation->kind;
+    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    struct staging staging = {
+        .team = team,
+        .operation = operation,
+        .reduction = td__team_reduction(team, operation),
+        .element = td__operation_element(operation),
+        .count = operation->input_counts ? largest : operation->count,
+        .reduces = kind == TD__ALL_REDUCE || kind == TD__REDUCE,
+        .is_root = operation->root == team->index,
+    };
+    staging.step = (team->crowded ? TD__PIECE_BYTES : SPACIOUS_PIECE) / staging.element /
+                   (by_parts ? (size_t)team->size : 1);
+    if (!staging.step)
+        return td__team_fail(team, TD_ERR_UNSUPPORTED, "%s: too many ranks on one host",
+                             td__operation_describe(operation));
+    /* Whole cache lines, where there is room. */
+    if (staging.step > 64)
+        staging.step -= staging.step % 64;
+    uint64_t pieces = (staging.count + staging.step - 1) / staging.step;
+    unsigned phase = 2;
+    if (!pieces)
+        return TD_OK;
+
+    put(&staging, 0);
+    td__team_reach(team, phase);
+    for (uint64_t c = 0; c < pieces + staging.reduces; c++) {
+        TD_TRY(td__team_await_all(team, operation, phase++));
+        if (c + 1 < pieces)
+            put(&staging, c + 1);
+        if (!staging.reduces) {
+            take(&staging, c);
+        } else {
+            if (c)
+                take(&staging, c - 1);
+            if (c < pieces)
+                reduce_slice(&staging, c);
+        }
+        td__team_reach(team, phase);
+    }
+    return TD_OK;
+}

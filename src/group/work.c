@@ -1,0 +1,209 @@
+/* Works: completing, waiting, callbacks; see work.h. */
+#include "group/work.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "group/process_group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+td_work *td__work_create(td_group *group, const td_call *call)
+{
+    td_work *work = calloc(1, sizeof *work);
+    if (!work) {
+        td__fail_nomem("work");
+        return NULL;
+    }
+    work->owners = 2;
+    work->group = group;
+    work->call = *call;
+    work->source = -1;
+    pthread_mutex_init(&work->lock, NULL);
+    td__cond_init(&work->changed);
+    return work;
+}
+
+td_work *td_work_retain(td_work *work)
+{
+    if (work)
+        atomic_fetch_add(&work->owners, 1);
+    return work;
+}
+
+void td_work_release(td_work *work)
+{
+    if (!work || atomic_fetch_sub(&work->owners, 1) != 1)
+        return;
+    td_work_release(work->inner);
+    pthread_cond_destroy(&work->changed);
+    pthread_mutex_destroy(&work->lock);
+    free(work->message);
+    free(work->counts);
+    free(work);
+}
+
+static void finish(td_work *work, td_status status, const char *message, int source,
+                   size_t received)
+{
+    work->status = status;
+    if (status)
+        work->message = strdup(message);
+    work->source = source;
+    work->received = received;
+    pthread_mutex_lock(&work->lock);
+    atomic_store_explicit(&work->complete, true, memory_order_release);
+    td_work_fn callback = work->callback;
+    work->callback = NULL;
+    pthread_cond_broadcast(&work->changed);
+    pthread_mutex_unlock(&work->lock);
+    if (callback)
+        callback(work, status, work->callback_arg);
+    td_work_release(work);
+}
+
+void td_work_complete(td_work *work, td_status status, int source, size_t received)
+{
+    const td_group *group = work->group;
+    bool known = source >= 0 && group && source < group->size;
+    finish(work, status, td_last_error(), known ? group->ranks[source] : -1, received);
+}
+
+td_status td_work_status(td_work *work)
+{
+    if (!work)
+        return td__fail(TD_ERR_INVALID, "td_work_status: the work is NULL");
+    if (!atomic_load_explicit(&work->complete, memory_order_acquire) || !work->status)
+        return TD_OK;
+    return td__fail(work->status, "%s", work->message ? work->message : "out of memory");
+}
+
+bool td_work_test(td_work *work)
+{
+    if (!work)
+        return true;
+    if (atomic_load_explicit(&work->complete, memory_order_acquire))
+        return true;
+    if (work->inner)
+        td_work_test(work->inner);
+    else if (work->call.kind >= TD_OP_SEND && work->group->ops->progress)
+        work->group->ops->progress(work->group->self, work, 0);
+    return atomic_load_explicit(&work->complete, memory_order_acquire);
+}
+
+static void wait_until(td_work *work, td__deadline deadline)
+{
+    if (work->inner) {
+        wait_until(work->inner, deadline);
+        if (!atomic_load_explicit(&work->inner->complete, memory_order_acquire))
+            return;
+    } else if (work->call.kind >= TD_OP_SEND && work->group->ops->progress) {
+        int64_t left;
+        while (!atomic_load_explicit(&work->complete, memory_order_acquire) &&
+               (left = deadline - td__now_ns()) > 0)
+            work->group->ops->progress(work->group->self, work, (left + 999999) / 1000000);
+        return;
+    }
+    pthread_mutex_lock(&work->lock);
+    bool in_time = true;
+    while (!atomic_load_explicit(&work->complete, memory_order_acquire) && in_time)
+        in_time = td__cond_wait(&work->changed, &work->lock, deadline);
+    pthread_mutex_unlock(&work->lock);
+}
+
+td_status td_work_wait(td_work *work, int64_t timeout_ms)
+{
+    if (!work)
+        return td__fail(TD_ERR_INVALID, "td_work_wait: the work is NULL");
+    if (timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID,
+                        "td_work_wait: the timeout is %lld ms; it must be positive, or 0 for the "
+                        "group's",
+                        (long long)timeout_ms);
+    if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
+        int64_t limit = timeout_ms ? timeout_ms : td__call_timeout(work->group);
+        wait_until(work, td__deadline_in_ms(limit));
+        if (!atomic_load_explicit(&work->complete, memory_order_acquire))
+            return td__fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
+                            td_op_kind_name(work->call.kind), work->group->name, (long long)limit);
+    }
+    return td_work_status(work);
+}
+
+td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
+{
+    char message[512] = "";
+    td_status first = TD_OK;
+    if (count < 0 || (count && !works))
+        return td__fail(TD_ERR_INVALID, "td_work_wait_all: no list of %d works", count);
+    td__deadline deadline = timeout_ms > 0 ? td__deadline_in_ms(timeout_ms) : TD__NEVER;
+    for (int i = 0; i < count; i++) {
+        if (!works[i])
+            continue;
+        int64_t left = timeout_ms;
+        if (timeout_ms > 0) {
+            left = (deadline - td__now_ns() + 999999) / 1000000;
+            left = left > 0 ? left : 1;
+        }
+        td_status status = td_work_wait(works[i], left);
+        if (status && !first) {
+            first = status;
+            strncpy(message, td_last_error(), sizeof message - 1);
+        }
+    }
+    return first ? td__fail(first, "%s", message) : TD_OK;
+}
+
+td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
+{
+    if (!work || !fn)
+        return td__fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
+                        work ? "function" : "work");
+    pthread_mutex_lock(&work->lock);
+    bool complete = atomic_load(&work->complete), taken = work->callback != NULL;
+    if (!complete && !taken) {
+        work->callback = fn;
+        work->callback_arg = arg;
+    }
+    pthread_mutex_unlock(&work->lock);
+    if (!complete && taken)
+        return td__fail(TD_ERR_STATE, "td_work_on_complete: the work has a function already");
+    if (complete)
+        fn(work, work->status, arg);
+    return TD_OK;
+}
+
+int td_work_source(const td_work *work)
+{
+    return work && atomic_load(&work->complete) ? work->source : -1;
+}
+
+size_t td_work_received(const td_work *work)
+{
+    return work && atomic_load(&work->complete) ? work->received : 0;
+}
+
+static void on_inner(td_work *inner, td_status status, void *arg)
+{
+    td_work *outer = arg;
+    outer->after(outer->after_arg);
+    finish(outer, status, inner->message ? inner->message : "out of memory", inner->source,
+           inner->received);
+}
+
+td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer_out)
+{
+    td_work *outer = td__work_create(inner->group, &inner->call);
+    if (!outer) {
+        while (!td_work_test(inner)) /* the buffers are borrowed until then */
+            td_work_wait(inner, 0);
+        after(arg);
+        td_work_release(inner);
+        return TD_ERR_NOMEM;
+    }
+    outer->inner = inner;
+    outer->after = after;
+    outer->after_arg = arg;
+    *outer_out = outer;
+    return td_work_on_complete(inner, on_inner, outer);
+}

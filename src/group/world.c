@@ -1,0 +1,142 @@
+/* The world: the one group of the process that NULL stands for. */
+#include "base/fail.h"
+#include "base/thread.h"
+#include "group/process_group.h"
+#include "group/root.h"
+
+#include <stdio.h>
+
+/* Guards both; nothing is taken after it. The pointer is read without it: initialising and destroying
+ * are the program's own business to order against its calls. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(td_group *) world;
+static td_world meeting; /* where td_rendezvous() made the store */
+
+td_group *td__world(void)
+{
+    return atomic_load_explicit(&world, memory_order_acquire);
+}
+
+bool td_is_initialized(void)
+{
+    return td__world() != NULL;
+}
+
+static td_status check_options(const td_init_options *options)
+{
+    if (options->store && options->init_method)
+        return td__fail(TD_ERR_INVALID,
+                        "td_init_process_group: a store and an init method (%s) exclude each other",
+                        options->init_method);
+    if (options->store && options->world_size < 1)
+        return td__fail(TD_ERR_INVALID,
+                        "td_init_process_group: a store needs the world size and the rank with it; "
+                        "the world size is %d",
+                        options->world_size);
+    if (options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID,
+                        "td_init_process_group: the timeout is %lld ms; it must be positive, or 0",
+                        (long long)options->timeout_ms);
+    return TD_OK;
+}
+
+static td_status open_world(const td_init_options *options, td_world *met, td_group **group)
+{
+    td_group_options wanted = {
+        .backend = options->backend,
+        .timeout_ms = options->timeout_ms,
+        .name = options->group_name ? options->group_name : "world",
+        .backend_options = options->backend_options,
+    };
+    void *arg;
+    const char *name;
+    if (!td__backend_find(options->backend ? options->backend : "native", &arg, &name))
+        return td__fail(TD_ERR_INVALID, "td_init_process_group: %s", td_last_error());
+    if (options->store)
+        return td_group_open(options->store, options->rank, options->world_size, &wanted, group);
+    td_rendezvous_options where = {.world_size = options->world_size,
+                                   .rank = options->rank,
+                                   .timeout_ms = options->timeout_ms};
+    TD_TRY(td_rendezvous(options->init_method, &where, met));
+    td_status status = td_group_open(met->store, met->rank, met->world_size, &wanted, group);
+    if (status) {
+        char message[1024];
+        snprintf(message, sizeof message, "%s", td_last_error());
+        td_world_close(met);
+        return td__fail(status, "%s", message);
+    }
+    return TD_OK;
+}
+
+td_status td_init_process_group(const td_init_options *options)
+{
+    td_init_options none = {0};
+    options = options ? options : &none;
+    td_group *group = NULL;
+    td_world met = {0};
+    pthread_mutex_lock(&lock);
+    td_group *present = td__world();
+    if (present && present->root->generation != td__fork_generation())
+        present = NULL; /* the parent's; it stays there */
+    td_status status = present
+                           ? td__fail(TD_ERR_STATE,
+                                      "td_init_process_group: there is a world already (rank %d of "
+                                      "%d); call td_destroy_process_group() first",
+                                      present->rank, present->size)
+                           : check_options(options);
+    if (!status)
+        status = open_world(options, &met, &group);
+    if (!status) {
+        meeting = met;
+        atomic_store_explicit(&world, group, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+td_status td_destroy_process_group(void)
+{
+    td_status status = TD_OK;
+    pthread_mutex_lock(&lock);
+    td_group *group = td__world();
+    if (!group) {
+        status = td__fail(TD_ERR_STATE, "td_destroy_process_group: there is no world");
+    } else {
+        atomic_store(&world, NULL);
+        if (group->root->generation == td__fork_generation())
+            td__root_close(group);
+        if (meeting.store)
+            status = td_world_close(&meeting);
+        meeting = (td_world){0};
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* The ranks of this host, up to `rank`. */
+static int here_before(const td_group *group, int rank)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    int here = 0, host = td__endpoint_host(endpoint, group->root->rank);
+    for (int r = 0; r < rank; r++)
+        here += td__endpoint_host(endpoint, r) == host;
+    return here;
+}
+
+int td_get_local_rank(void)
+{
+    td_group *group = td__world();
+    if (!group)
+        return -1;
+    return meeting.local_rank >= 0 && meeting.store ? meeting.local_rank
+                                                    : here_before(group, group->root->rank);
+}
+
+int td_get_local_size(void)
+{
+    td_group *group = td__world();
+    if (!group)
+        return -1;
+    return meeting.local_world_size > 0 && meeting.store ? meeting.local_world_size
+                                                         : here_before(group, group->root->size);
+}

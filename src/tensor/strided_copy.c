@@ -1,0 +1,160 @@
+/* Copies between two layouts of one shape.
+ *
+ * The dimensions are put in the order in which the destination stands in memory, and neighbours
+ * that follow each other without a gap on both sides become one. What is left is usually little: a
+ * contiguous tensor is one run, a narrowed one is a run for each row, a transposed one is
+ *
+ *     destination   a0 a1 a2 a3 ...      fastest: one dimension
+ *     source        a0 .. b0 .. c0 ..    fastest: another
+ *
+ * Runs are memcpy(). In the last case the two dimensions are walked in square tiles, so that the
+ * cache lines of both sides are used up before they leave the cache. */
+#include "tensor/tensor.h"
+
+#include <string.h>
+
+#define TILE 16
+
+struct axis {
+    int64_t size;
+    int64_t to; /* strides in bytes */
+    int64_t from;
+};
+
+struct axes {
+    struct axis at[TD_MAX_DIMS];
+    int count;
+};
+
+/* Leaves out sizes of 1, and sorts by the destination's strides, the largest first. */
+static struct axes sorted_axes(const struct td__layout *to, const struct td__layout *from)
+{
+    int64_t element = (int64_t)td_dtype_size(to->dtype);
+    struct axes axes = {.count = 0};
+    for (int d = 0; d < to->ndim; d++) {
+        if (to->shape[d] == 1)
+            continue;
+        struct axis axis = {to->shape[d], to->strides[d] * element, from->strides[d] * element};
+        int i = axes.count++;
+        for (; i > 0 && axes.at[i - 1].to < axis.to; i--)
+            axes.at[i] = axes.at[i - 1];
+        axes.at[i] = axis;
+    }
+    return axes;
+}
+
+static struct axes merged_axes(struct axes axes)
+{
+    struct axes merged = {.count = 0};
+    for (int i = 0; i < axes.count; i++) {
+        struct axis inner = axes.at[i];
+        struct axis *outer = merged.count ? &merged.at[merged.count - 1] : NULL;
+        if (outer && outer->to == inner.size * inner.to && outer->from == inner.size * inner.from)
+            *outer = (struct axis){outer->size * inner.size, inner.to, inner.from};
+        else
+            merged.at[merged.count++] = inner;
+    }
+    return merged;
+}
+
+/* Two axes in tiles. The size of an element is a constant where this is inlined. */
+static inline __attribute__((always_inline)) void
+copy_tiles(char *dst, const char *src, struct axis outer, struct axis inner, size_t element)
+{
+    for (int64_t o = 0; o < outer.size; o += TILE) {
+        int64_t o_end = o + TILE < outer.size ? o + TILE : outer.size;
+        for (int64_t i = 0; i < inner.size; i += TILE) {
+            int64_t i_end = i + TILE < inner.size ? i + TILE : inner.size;
+            for (int64_t a = o; a < o_end; a++) {
+                char *to = dst + a * outer.to;
+                const char *from = src + a * outer.from;
+                for (int64_t b = i; b < i_end; b++)
+                    memcpy(to + b * inner.to, from + b * inner.from, element);
+            }
+        }
+    }
+}
+
+static void copy_plane(char *dst, const char *src, struct axis outer, struct axis inner,
+                       size_t element)
+{
+    switch (element) {
+    case 1:
+        copy_tiles(dst, src, outer, inner, 1);
+        break;
+    case 2:
+        copy_tiles(dst, src, outer, inner, 2);
+        break;
+    case 4:
+        copy_tiles(dst, src, outer, inner, 4);
+        break;
+    case 8:
+        copy_tiles(dst, src, outer, inner, 8);
+        break;
+    default:
+        copy_tiles(dst, src, outer, inner, 16);
+    }
+}
+
+/* Takes the axis along which the source is most dense out of `axes`; one of size 1 where that is
+ * the innermost one, which stands last. */
+static struct axis take_dense(struct axes *axes)
+{
+    int found = axes->count - 1;
+    for (int i = 0; i < axes->count; i++)
+        if (axes->at[i].from < axes->at[found].from)
+            found = i;
+    if (found == axes->count - 1)
+        return (struct axis){1, 0, 0};
+    struct axis dense = axes->at[found];
+    axes->count--;
+    memmove(&axes->at[found], &axes->at[found + 1],
+            (size_t)(axes->count - found) * sizeof axes->at[0]);
+    return dense;
+}
+
+/* Moves both pointers to the next position of the first `count` axes; false after the last one. */
+static bool advance(const struct axes *axes, int count, int64_t *index, char **dst,
+                    const char **src)
+{
+    for (int i = count; i-- > 0;) {
+        const struct axis *axis = &axes->at[i];
+        *dst += axis->to;
+        *src += axis->from;
+        if (++index[i] < axis->size)
+            return true;
+        *dst -= axis->size * axis->to;
+        *src -= axis->size * axis->from;
+        index[i] = 0;
+    }
+    return false;
+}
+
+void td__layout_copy(const struct td__layout *dst_layout, void *dst,
+                     const struct td__layout *src_layout, const void *src)
+{
+    if (dst_layout->numel == 0)
+        return;
+    size_t element = td_dtype_size(dst_layout->dtype);
+    struct axes axes = merged_axes(sorted_axes(dst_layout, src_layout));
+    if (axes.count == 0) {
+        memcpy(dst, src, element);
+        return;
+    }
+
+    struct axis inner = axes.at[axes.count - 1];
+    bool runs = inner.to == (int64_t)element && inner.from == (int64_t)element;
+    struct axis dense = {1, 0, 0};
+    if (!runs)
+        dense = take_dense(&axes);
+
+    char *to = dst;
+    const char *from = src;
+    int64_t index[TD_MAX_DIMS] = {0};
+    do {
+        if (runs)
+            memcpy(to, from, (size_t)inner.size * element);
+        else
+            copy_plane(to, from, dense, inner, element);
+    } while (advance(&axes, axes.count - 1, index, &to, &from));
+}

@@ -1,0 +1,292 @@
+/* Tensors: making them, counting them, what they are, and copies. */
+#include "base/fail.h"
+#include "tensor/tensor.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Making one ------------------------------------------------------------------------------ */
+
+td_tensor *td__tensor_over(struct td__storage *storage, int64_t offset,
+                           const struct td__layout *layout)
+{
+    td_tensor *tensor = malloc(sizeof *tensor);
+    if (!tensor) {
+        td__fail_nomem("tensor");
+        return NULL;
+    }
+    td__storage_retain(storage);
+    *tensor = (td_tensor){.owners = 1, .storage = storage, .offset = offset, .layout = *layout};
+    return tensor;
+}
+
+static td_tensor *create(const char *call, const int64_t *shape, int ndim, td_dtype dtype)
+{
+    struct td__layout layout;
+    if (td__layout_init(&layout, call, shape, ndim, NULL, dtype))
+        return NULL;
+    struct td__storage *storage = td__storage_create(td__layout_extent(&layout));
+    if (!storage)
+        return NULL;
+    td_tensor *tensor = td__tensor_over(storage, 0, &layout);
+    td__storage_release(storage);
+    return tensor;
+}
+
+td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype)
+{
+    return create("td_empty", shape, ndim, dtype);
+}
+
+td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype)
+{
+    td_tensor *tensor = create("td_zeros", shape, ndim, dtype);
+    if (tensor && tensor->layout.numel)
+        memset(tensor->storage->data, 0, tensor->storage->bytes);
+    return tensor;
+}
+
+/* The largest integer of the dtype, plus one; the least is 0 where there is no sign, else -limit.
+ */
+static double limit_of(td_dtype dtype, bool *is_signed)
+{
+    *is_signed = dtype == TD_I8 || dtype == TD_I16 || dtype == TD_I32 || dtype == TD_I64;
+    int bits = (int)td_dtype_size(dtype) * 8 - *is_signed;
+    return bits == 64 ? 18446744073709551616.0 : (double)(UINT64_C(1) << bits);
+}
+
+static bool put_integer(void *element, td_dtype dtype, double value)
+{
+    bool is_signed;
+    double limit = limit_of(dtype, &is_signed);
+    double least = is_signed ? -limit : 0;
+    /* Above least - 1: the fraction is cut off. For i64 there is no double between the two. */
+    if (!(value < limit && (value >= least || value > least - 1)))
+        return false;
+    uint64_t bits = value < 0 ? (uint64_t)(int64_t)value : (uint64_t)value;
+    switch (td_dtype_size(dtype)) {
+    case 1:
+        *(uint8_t *)element = (uint8_t)bits;
+        break;
+    case 2:
+        *(uint16_t *)element = (uint16_t)bits;
+        break;
+    case 4:
+        *(uint32_t *)element = (uint32_t)bits;
+        break;
+    default:
+        *(uint64_t *)element = bits;
+    }
+    return true;
+}
+
+/* Makes one element of `value`; false where the dtype cannot hold it. */
+static bool put_element(void *element, td_dtype dtype, double value)
+{
+    switch (dtype) {
+    case TD_F32:
+    case TD_COMPLEX64:
+        *(float *)element = (float)value;
+        return true;
+    case TD_F64:
+    case TD_COMPLEX128:
+        *(double *)element = value;
+        return true;
+    case TD_F16:
+        *(uint16_t *)element = td_f32_to_f16((float)value);
+        return true;
+    case TD_BF16:
+        *(uint16_t *)element = td_f32_to_bf16((float)value);
+        return true;
+    case TD_BOOL:
+        *(uint8_t *)element = value != 0;
+        return true;
+    default:
+        return put_integer(element, dtype, value);
+    }
+}
+
+/* Fills `bytes` bytes with copies of the first `element` bytes, each time doubling what is there.
+ */
+static void repeat(char *data, size_t element, size_t bytes)
+{
+    for (size_t done = element; done < bytes;) {
+        size_t more = done < bytes - done ? done : bytes - done;
+        memcpy(data + done, data, more);
+        done += more;
+    }
+}
+
+td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype)
+{
+    _Alignas(16) char element[16] = {0};
+    if (td_dtype_size(dtype) && !put_element(element, dtype, value)) {
+        td__fail(TD_ERR_INVALID, "td_full: %g is not in the range of %s", value,
+                 td_dtype_name(dtype));
+        return NULL;
+    }
+    td_tensor *tensor = create("td_full", shape, ndim, dtype);
+    if (!tensor || !tensor->layout.numel)
+        return tensor;
+    memcpy(tensor->storage->data, element, td_dtype_size(dtype));
+    repeat(tensor->storage->data, td_dtype_size(dtype), tensor->storage->bytes);
+    return tensor;
+}
+
+td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
+                        td_dtype dtype, td_blob_free_fn free_fn, void *arg)
+{
+    struct td__layout layout;
+    if (td__layout_init(&layout, "td_from_blob", shape, ndim, strides, dtype))
+        return NULL;
+    if (!data && layout.numel) {
+        td__fail(TD_ERR_INVALID, "td_from_blob: data is NULL for a tensor of shape %s",
+                 td__shape_text(shape, ndim));
+        return NULL;
+    }
+    struct td__storage *storage = td__storage_of(data, td__layout_extent(&layout), free_fn, arg);
+    if (!storage)
+        return NULL;
+    td_tensor *tensor = td__tensor_over(storage, 0, &layout);
+    if (!tensor)
+        storage->free_fn = NULL; /* the memory stays the caller's */
+    td__storage_release(storage);
+    return tensor;
+}
+
+td_tensor *td_tensor_retain(td_tensor *tensor)
+{
+    if (tensor)
+        atomic_fetch_add_explicit(&tensor->owners, 1, memory_order_relaxed);
+    return tensor;
+}
+
+void td_tensor_release(td_tensor *tensor)
+{
+    if (!tensor || atomic_fetch_sub_explicit(&tensor->owners, 1, memory_order_acq_rel) > 1)
+        return;
+    td__storage_release(tensor->storage);
+    free(tensor);
+}
+
+/* ---- What it is ------------------------------------------------------------------------------ */
+
+void *td_tensor_data(const td_tensor *tensor)
+{
+    if (!tensor || !tensor->storage->data)
+        return NULL;
+    return (char *)tensor->storage->data +
+           tensor->offset * (int64_t)td_dtype_size(tensor->layout.dtype);
+}
+
+td_dtype td_tensor_dtype(const td_tensor *tensor)
+{
+    return tensor ? tensor->layout.dtype : (td_dtype)-1;
+}
+
+int td_tensor_ndim(const td_tensor *tensor)
+{
+    return tensor ? tensor->layout.ndim : -1;
+}
+
+/* One of the `ndim` numbers, or -1 and the last error. */
+static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int dim, const char *call)
+{
+    if (!tensor) {
+        td__fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
+        return -1;
+    }
+    int ndim = tensor->layout.ndim;
+    if (dim < -ndim || dim >= ndim) {
+        td__fail(TD_ERR_INVALID, "%s: there is no dimension %d in a tensor of shape %s", call, dim,
+                 td__shape_text(tensor->layout.shape, ndim));
+        return -1;
+    }
+    return numbers[dim < 0 ? dim + ndim : dim];
+}
+
+int64_t td_tensor_size(const td_tensor *tensor, int dim)
+{
+    return number_of(tensor, tensor ? tensor->layout.shape : NULL, dim, "td_tensor_size");
+}
+
+int64_t td_tensor_stride(const td_tensor *tensor, int dim)
+{
+    return number_of(tensor, tensor ? tensor->layout.strides : NULL, dim, "td_tensor_stride");
+}
+
+int64_t td_tensor_numel(const td_tensor *tensor)
+{
+    return tensor ? tensor->layout.numel : 0;
+}
+
+size_t td_tensor_nbytes(const td_tensor *tensor)
+{
+    return tensor ? (size_t)tensor->layout.numel * td_dtype_size(tensor->layout.dtype) : 0;
+}
+
+bool td_tensor_is_contiguous(const td_tensor *tensor)
+{
+    return tensor && td__layout_is_contiguous(&tensor->layout);
+}
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+td_tensor *td_clone(td_tensor *tensor)
+{
+    if (!tensor)
+        return NULL;
+    const struct td__layout *layout = &tensor->layout;
+    td_tensor *copy = create("td_clone", layout->shape, layout->ndim, layout->dtype);
+    if (copy)
+        td__layout_copy(&copy->layout, td_tensor_data(copy), layout, td_tensor_data(tensor));
+    return copy;
+}
+
+td_tensor *td_contiguous(td_tensor *tensor)
+{
+    return td_tensor_is_contiguous(tensor) ? td_tensor_retain(tensor) : td_clone(tensor);
+}
+
+static td_status check_copy(const td_tensor *dst, const td_tensor *src)
+{
+    if (!dst || !src)
+        return td__fail(TD_ERR_INVALID, "td_tensor_copy: %s is NULL", dst ? "src" : "dst");
+    const struct td__layout *to = &dst->layout, *from = &src->layout;
+    if (to->dtype != from->dtype)
+        return td__fail(TD_ERR_INVALID, "td_tensor_copy: dst has dtype %s, src has %s",
+                        td_dtype_name(to->dtype), td_dtype_name(from->dtype));
+    if (to->ndim != from->ndim ||
+        memcmp(to->shape, from->shape, (size_t)to->ndim * sizeof to->shape[0]))
+        return td__fail(TD_ERR_INVALID, "td_tensor_copy: dst has the shape %s, src has %s",
+                        td__shape_text(to->shape, to->ndim),
+                        td__shape_text(from->shape, from->ndim));
+    if (td__layout_repeats(to))
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_copy: elements of dst share memory, its strides are %s; copy to "
+                        "a td_clone() of it",
+                        td__shape_text(to->strides, to->ndim));
+    return TD_OK;
+}
+
+td_status td_tensor_copy(td_tensor *dst, td_tensor *src)
+{
+    TD_TRY(check_copy(dst, src));
+    const struct td__layout *to = &dst->layout, *from = &src->layout;
+    char *dst_data = td_tensor_data(dst), *src_data = td_tensor_data(src);
+    bool same = dst_data == src_data &&
+                !memcmp(to->strides, from->strides, (size_t)to->ndim * sizeof to->strides[0]);
+    if (same || to->numel == 0)
+        return TD_OK;
+
+    /* Their extents may cross without a common element; then the copy aside only costs time. */
+    bool apart = dst_data + td__layout_extent(to) <= src_data ||
+                 src_data + td__layout_extent(from) <= dst_data;
+    td_tensor *aside = apart ? td_tensor_retain(src) : td_clone(src);
+    if (!aside)
+        return TD_ERR_NOMEM;
+    td__layout_copy(to, dst_data, &aside->layout, td_tensor_data(aside));
+    td_tensor_release(aside);
+    return TD_OK;
+}
