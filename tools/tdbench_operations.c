@@ -1,0 +1,273 @@
+/* What is measured. In place where the operation allows it: all_reduce, broadcast and reduce work
+ * on `out` alone, the others take `in` and give `out`.
+ *
+ *                       input                       must come out
+ *     all_reduce        out: the rank's values      out: reduced
+ *     broadcast         out of the root             out: the root's
+ *     reduce            out: the rank's values      out of the root: reduced
+ *     all_gather        in: a part                  out: part r is rank r's
+ *     reduce_scatter    in: the whole               out: part `rank`, reduced
+ *     all_to_all        in: the whole               out: part s is part `rank` of rank s
+ *     gather            in: a part                  out of the root: part r is rank r's
+ *     scatter           in of the root: the whole   out: part `rank` of the root
+ *     sendrecv          in: the rank's values       out of ranks 0 and 1: the other's */
+#include "tdbench.h"
+
+#include "base/fail.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#define DTYPE (world->options->dtype)
+#define OP (world->options->op)
+#define ROOT (world->options->root)
+
+static bool is_root(const struct bench_world *world)
+{
+    return world->rank == ROOT;
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+static td_status call_barrier(struct bench_world *world, size_t count, td_work **work)
+{
+    (void)world;
+    (void)count;
+    return td_group_barrier(NULL, work);
+}
+
+static td_status call_all_reduce(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_all_reduce(NULL, world->out, world->out, count, DTYPE, OP, work);
+}
+
+static td_status call_broadcast(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_broadcast(NULL, world->out, count, DTYPE, ROOT, work);
+}
+
+static td_status call_reduce(struct bench_world *world, size_t count, td_work **work)
+{
+    void *output = is_root(world) ? world->out : NULL;
+    return td_group_reduce(NULL, world->out, output, count, DTYPE, OP, ROOT, work);
+}
+
+static td_status call_all_gather(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_all_gather(NULL, world->in, world->out, count, DTYPE, work);
+}
+
+static td_status call_reduce_scatter(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_reduce_scatter(NULL, world->in, world->out, count, DTYPE, OP, work);
+}
+
+static td_status call_all_to_all(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_all_to_all(NULL, world->in, world->out, count, DTYPE, work);
+}
+
+static td_status call_gather(struct bench_world *world, size_t count, td_work **work)
+{
+    void *output = is_root(world) ? world->out : NULL;
+    return td_group_gather(NULL, world->in, output, count, DTYPE, ROOT, work);
+}
+
+static td_status call_scatter(struct bench_world *world, size_t count, td_work **work)
+{
+    const void *input = is_root(world) ? world->in : NULL;
+    return td_group_scatter(NULL, input, world->out, count, DTYPE, ROOT, work);
+}
+
+static td_status finish(td_status status, td_work **work)
+{
+    if (!status && *work)
+        status = td_work_wait(*work, 0);
+    td_work_release(*work);
+    return status;
+}
+
+static td_status send_one(struct bench_world *world, size_t count, bool async)
+{
+    td_work *work = NULL;
+    return finish(
+        td_group_send(NULL, world->in, count, DTYPE, 1 - world->rank, 0, async ? &work : NULL),
+        &work);
+}
+
+static td_status receive_one(struct bench_world *world, size_t count, bool async)
+{
+    td_work *work = NULL;
+    return finish(
+        td_group_recv(NULL, world->out, count, DTYPE, 1 - world->rank, 0, async ? &work : NULL),
+        &work);
+}
+
+/* A round trip of ranks 0 and 1, whose second message cannot be started before the first has come:
+ * so a work is waited for here, and none is left. */
+static td_status call_sendrecv(struct bench_world *world, size_t count, td_work **work)
+{
+    if (world->rank > 1)
+        return TD_OK;
+    if (world->rank == 0)
+        TD_TRY(send_one(world, count, work != NULL));
+    TD_TRY(receive_one(world, count, work != NULL));
+    return world->rank == 1 ? send_one(world, count, work != NULL) : TD_OK;
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+static void fill_out(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, world->out, count);
+}
+
+static void fill_in(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, world->in, count);
+}
+
+static void fill_in_parts(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, world->in, count * (size_t)world->size);
+}
+
+static int64_t check_reduced(struct bench_world *world, size_t count)
+{
+    return bench_check_reduced(world, 0, world->out, count);
+}
+
+static int64_t check_reduced_at_root(struct bench_world *world, size_t count)
+{
+    return is_root(world) ? check_reduced(world, count) : 0;
+}
+
+static int64_t check_roots(struct bench_world *world, size_t count)
+{
+    return bench_check(world, ROOT, 0, world->out, count);
+}
+
+static int64_t check_gathered(struct bench_world *world, size_t count)
+{
+    size_t part = count * td_dtype_size(DTYPE);
+    int64_t wrong = 0;
+    for (int r = 0; r < world->size; r++)
+        wrong += bench_check(world, r, 0, world->out + (size_t)r * part, count);
+    return wrong;
+}
+
+static int64_t check_gathered_at_root(struct bench_world *world, size_t count)
+{
+    return is_root(world) ? check_gathered(world, count) : 0;
+}
+
+static int64_t check_reduced_part(struct bench_world *world, size_t count)
+{
+    return bench_check_reduced(world, (size_t)world->rank * count, world->out, count);
+}
+
+static int64_t check_roots_part(struct bench_world *world, size_t count)
+{
+    return bench_check(world, ROOT, (size_t)world->rank * count, world->out, count);
+}
+
+static int64_t check_exchanged(struct bench_world *world, size_t count)
+{
+    size_t part = count * td_dtype_size(DTYPE), first = (size_t)world->rank * count;
+    int64_t wrong = 0;
+    for (int s = 0; s < world->size; s++)
+        wrong += bench_check(world, s, first, world->out + (size_t)s * part, count);
+    return wrong;
+}
+
+static int64_t check_message(struct bench_world *world, size_t count)
+{
+    return world->rank > 1 ? 0 : bench_check(world, 1 - world->rank, 0, world->out, count);
+}
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+const struct bench_operation bench_operations[] = {
+    {"barrier", .call = call_barrier},
+    {"sendrecv", .needs_input = true, .call = call_sendrecv, .fill = fill_in,
+     .check = check_message},
+    {"all_reduce", .reduces = true, .call = call_all_reduce, .fill = fill_out,
+     .check = check_reduced},
+    {"broadcast", .call = call_broadcast, .fill = fill_out, .check = check_roots},
+    {"reduce", .reduces = true, .call = call_reduce, .fill = fill_out,
+     .check = check_reduced_at_root},
+    {"all_gather", .parts = true, .needs_input = true, .call = call_all_gather, .fill = fill_in,
+     .check = check_gathered},
+    {"reduce_scatter", .parts = true, .needs_input = true, .reduces = true,
+     .call = call_reduce_scatter, .fill = fill_in_parts, .check = check_reduced_part},
+    {"all_to_all", .parts = true, .needs_input = true, .call = call_all_to_all,
+     .fill = fill_in_parts, .check = check_exchanged},
+    {"gather", .parts = true, .needs_input = true, .call = call_gather, .fill = fill_in,
+     .check = check_gathered_at_root},
+    {"scatter", .parts = true, .needs_input = true, .call = call_scatter, .fill = fill_in_parts,
+     .check = check_roots_part},
+    {.name = NULL},
+};
+
+double bench_bus_factor(const struct bench_operation *operation, int ranks)
+{
+    double others = (ranks - 1.0) / ranks;
+    if (operation->call == call_barrier)
+        return 0;
+    if (operation->call == call_all_reduce)
+        return 2 * others;
+    return operation->parts ? others : 1;
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+enum { NAME_ROOM = 32 };
+
+/* Small letters only, so that allreduce, All-Reduce and all_reduce are the same. */
+static void plain(const char *name, char letters[NAME_ROOM])
+{
+    size_t used = 0;
+    for (; *name && used < NAME_ROOM - 1; name++)
+        if (*name != '_' && *name != '-')
+            letters[used++] = (char)tolower((unsigned char)*name);
+    letters[used] = '\0';
+}
+
+/* How many letters the two have in common in the same order. */
+static size_t common(const char *a, const char *b)
+{
+    size_t row[NAME_ROOM] = {0}, width = strlen(b);
+    for (; *a; a++) {
+        size_t diagonal = 0;
+        for (size_t j = 1; j <= width; j++) {
+            size_t above = row[j];
+            if (*a == b[j - 1])
+                row[j] = diagonal + 1;
+            else if (row[j - 1] > row[j])
+                row[j] = row[j - 1];
+            diagonal = above;
+        }
+    }
+    return row[width];
+}
+
+const struct bench_operation *bench_operation_find(const char *name,
+                                                   const struct bench_operation **nearest)
+{
+    char typed[NAME_ROOM], known[NAME_ROOM];
+    size_t best = 0;
+    plain(name, typed);
+    *nearest = NULL;
+    for (const struct bench_operation *at = bench_operations; at->name; at++) {
+        plain(at->name, known);
+        if (!strcmp(typed, known))
+            return at;
+        /* At least two thirds of the letters of both are right. */
+        size_t same = common(typed, known), all = strlen(typed) + strlen(known);
+        if (6 * same >= 2 * all && 1000 * same / all > best) {
+            best = 1000 * same / all;
+            *nearest = at;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,294 @@
+/* The command line of tdbench: names of operations and flags, in any order. */
+#include "tdbench.h"
+
+#include "base/fail.h"
+#include "base/number.h"
+#include "group/reduction.h"
+#include "launch/flags.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_RANKS = 1 << 20, MAX_SPAWNED = 4096 };
+
+static const int64_t default_bytes[] = {4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20};
+static const int64_t default_ranks[] = {2, 8, 64, 1024, 100000};
+
+/* ---- Setters --------------------------------------------------------------------------------- */
+
+static td_status set_size(const struct td__flag *flag, const char *value, void *target)
+{
+    if (!bench_parse_size(value, strlen(value), (int64_t *)((char *)target + flag->offset)))
+        return td__fail(TD_ERR_INVALID, "\"%s\" is not a size such as 4, 64K or 256M", value);
+    return TD_OK;
+}
+
+/* Sizes or numbers between commas; `low` and `high` of the flag bound them. */
+static td_status set_list(const struct td__flag *flag, const char *value, void *target)
+{
+    struct bench_list list = {.count = 0};
+    for (const char *at = value;; at++) {
+        size_t length = strcspn(at, ",");
+        int64_t number;
+        if (!bench_parse_size(at, length, &number) || number < flag->low ||
+            (flag->high && number > flag->high))
+            return td__fail(TD_ERR_INVALID, "\"%.*s\" is not %s", (int)length, at,
+                            flag->high ? "a number of ranks" : "a size such as 4, 64K or 256M");
+        if (list.count == BENCH_MAX_SIZES)
+            return td__fail(TD_ERR_INVALID, "there are more than %d values", BENCH_MAX_SIZES);
+        list.at[list.count++] = number;
+        at += length;
+        if (!*at)
+            break;
+    }
+    *(struct bench_list *)((char *)target + flag->offset) = list;
+    return TD_OK;
+}
+
+static td_status set_dtype(const struct td__flag *flag, const char *value, void *target)
+{
+    if (!td_dtype_parse(value, (td_dtype *)((char *)target + flag->offset)))
+        return td__fail(TD_ERR_INVALID, "\"%s\" is no type of elements: f32, f64, f16, bf16, i8 …",
+                        value);
+    return TD_OK;
+}
+
+static td_status set_reduce_op(const struct td__flag *flag, const char *value, void *target)
+{
+    for (td_reduce_op op = TD_SUM; op <= TD_PREMUL_SUM; op++) {
+        if (!strcmp(value, td_reduce_op_name(op))) {
+            *(td_reduce_op *)((char *)target + flag->offset) = op;
+            return TD_OK;
+        }
+    }
+    return td__fail(TD_ERR_INVALID,
+                    "\"%s\" is none of sum, product, min, max, avg, band, bor, bxor, premul_sum",
+                    value);
+}
+
+/* One of the two words that the flag's argument names: "shm|tcp". */
+static td_status set_word(const struct td__flag *flag, const char *value, void *target)
+{
+    const char *second = strchr(flag->argument, '|') + 1;
+    size_t first = (size_t)(second - flag->argument) - 1;
+    bool known = !strcmp(value, second) ||
+                 (strlen(value) == first && !strncmp(value, flag->argument, first));
+    if (!known)
+        return td__fail(TD_ERR_INVALID, "\"%s\" is neither %.*s nor %s", value, (int)first,
+                        flag->argument, second);
+    return td__flag_set_text(flag, value, target);
+}
+
+static td_status set_positive_seconds(const struct td__flag *flag, const char *value, void *target)
+{
+    double seconds;
+    if (!td__parse_seconds(value, &seconds) || seconds <= 0)
+        return td__fail(TD_ERR_INVALID, "\"%s\" is not a number of seconds above 0", value);
+    *(double *)((char *)target + flag->offset) = seconds;
+    return TD_OK;
+}
+
+static td_status unset_bool(const struct td__flag *flag, const char *value, void *target)
+{
+    (void)value;
+    *(bool *)((char *)target + flag->offset) = false;
+    return TD_OK;
+}
+
+static td_status set_time(const struct td__flag *flag, const char *value, void *target)
+{
+    if (!bench_parse_time(value, (double *)((char *)target + flag->offset)))
+        return td__fail(TD_ERR_INVALID, "\"%s\" is not a time such as 5us or 1.5ms", value);
+    return TD_OK;
+}
+
+/* Kept as seconds a byte. */
+static td_status set_rate(const struct td__flag *flag, const char *value, void *target)
+{
+    double rate;
+    if (!bench_parse_rate(value, &rate))
+        return td__fail(TD_ERR_INVALID, "\"%s\" is not a rate such as 10GB/s or 100Gb/s", value);
+    *(double *)((char *)target + flag->offset) = 1 / rate;
+    return TD_OK;
+}
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+#define AT(field) .offset = offsetof(struct bench_options, field)
+
+static const struct td__flag flags[] = {
+    {"ranks", 'n', "N[,N...]", "start so many ranks here (those of the launcher)", set_list,
+     AT(ranks), 1, MAX_RANKS},
+    {"min", 0, "SIZE", "smallest buffer (4)", set_size, AT(min)},
+    {"max", 0, "SIZE", "largest buffer (256M)", set_size, AT(max)},
+    {"factor", 'f', "N", "each buffer so many times the last (4)", td__flag_set_int, AT(factor), 2,
+     1 << 20},
+    {"bytes", 'b', "SIZE[,SIZE...]", "these buffers instead", set_list, AT(sizes), 0, 0},
+    {"dtype", 'd', "TYPE", "f32, f64, f16, bf16, i8, u8, i32, i64 … (f32)", set_dtype, AT(dtype)},
+    {"op", 'o', "OP", "how to reduce: sum, product, min, max, avg, band … (sum)", set_reduce_op,
+     AT(op)},
+    {"root", 0, "RANK", "of broadcast, reduce, gather and scatter (0)", td__flag_set_int, AT(root),
+     0, MAX_RANKS - 1},
+    {"transport", 0, "shm|tcp", "between ranks of one host (shm)", set_word, AT(transport)},
+    {"memory", 0, "tandem|malloc", "where the buffers are from (tandem: td_alloc())", set_word,
+     AT(memory)},
+    {"iters", 'i', "N", "iterations of a row (5 to 1000, from --time)", td__flag_set_int,
+     AT(iterations), 1, 10000000},
+    {"time", 't', "SECONDS", "how long a row takes, about (0.8)", set_positive_seconds,
+     AT(seconds)},
+    {"warmup", 'w', "N", "iterations before (3)", td__flag_set_int, AT(warmup), 1, 1000000},
+    {"check", 0, NULL, "look for wrong results at every size (the default)", unset_bool,
+     AT(no_check)},
+    {"no-check", 0, NULL, "do not", td__flag_set_bool, AT(no_check)},
+    {"async", 0, NULL, "start each call with a work, and wait for it", td__flag_set_bool,
+     AT(async)},
+    {"json", 'j', NULL, "print one line of JSON a row", td__flag_set_bool, AT(json)},
+    {"simulate", 0, NULL, "print what the algorithms would cost on a network", td__flag_set_bool,
+     AT(simulate)},
+    {"latency", 0, "TIME", "--simulate: of a message (5us)", set_time, AT(network.latency)},
+    {"bandwidth", 0, "RATE", "--simulate: of a link (10GB/s)", set_rate, AT(network.byte)},
+    {"reduce", 0, "RATE", "--simulate: at which a rank reduces (8GB/s)", set_rate,
+     AT(network.reduce_byte)},
+    {"help", 'h', NULL, "print this", td__flag_set_bool, AT(help)},
+    {"version", 'V', NULL, "print the version", td__flag_set_bool, AT(version)},
+};
+
+static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags, ""};
+
+void bench_options_help(FILE *out)
+{
+    fputs("usage: tdbench OPERATION… [options]\n"
+          "       tdbench --simulate [OPERATION…] [--ranks N,...] [--bytes SIZE,...]\n\n"
+          "Measures collective operations, and checks their results.\n\n"
+          "    tdbench all_reduce -n 2                       two ranks on this machine\n"
+          "    tdrun --nproc-per-node 4 tdbench all          the ranks of a launcher\n"
+          "    tdbench all_gather -n 8 --max 1M --json\n\n"
+          "Operations:",
+          out);
+    for (const struct bench_operation *at = bench_operations; at->name; at++)
+        fprintf(out, " %s", at->name);
+    fputs(", or all.\n\n", out);
+    td__flags_print(&table, out);
+    fputs("\nSizes are in bytes, with K, M and G for powers of 1024. The exit code is 1 when a\n"
+          "result was wrong or a rank has failed, and 2 when the command line is wrong.\n",
+          out);
+}
+
+/* ---- Putting it together --------------------------------------------------------------------- */
+
+static td_status take_operation(const char *name, struct bench_options *options)
+{
+    const struct bench_operation *meant, *found = bench_operation_find(name, &meant);
+    if (found) {
+        for (int i = 0; i < options->operation_count; i++)
+            if (options->operations[i] == found)
+                return TD_OK;
+        options->operations[options->operation_count++] = found;
+        return TD_OK;
+    }
+    if (!strcmp(name, "all")) {
+        options->operation_count = 0;
+        for (const struct bench_operation *at = bench_operations; at->name; at++)
+            options->operations[options->operation_count++] = at;
+        return TD_OK;
+    }
+    if (meant)
+        return td__fail(TD_ERR_INVALID, "unknown operation %s; did you mean %s?", name,
+                        meant->name);
+    return td__fail(TD_ERR_INVALID, "unknown operation %s; --help lists the known ones", name);
+}
+
+static void take_defaults(struct bench_list *list, const int64_t *values, size_t count)
+{
+    if (list->count)
+        return;
+    memcpy(list->at, values, count * sizeof *values);
+    list->count = (int)count;
+}
+
+static td_status finish_sizes(struct bench_options *options)
+{
+    struct bench_list *list = &options->sizes;
+    char least[24], most[24];
+    if (list->count)
+        return TD_OK;
+    if (options->min < 1 || options->max < options->min)
+        return td__fail(TD_ERR_INVALID, "--min %s and --max %s: there is no size between them",
+                        bench_size_text(options->min, least), bench_size_text(options->max, most));
+    for (int64_t bytes = options->min; bytes <= options->max; bytes *= options->factor) {
+        list->at[list->count++] = bytes;
+        if (bytes > options->max / options->factor || list->count == BENCH_MAX_SIZES)
+            break;
+    }
+    return TD_OK;
+}
+
+/* The ranks of a run; those of a simulation may be any number. */
+static td_status finish_ranks(struct bench_options *options)
+{
+    const char *rank = getenv("RANK"), *size = getenv("WORLD_SIZE");
+    int world;
+    for (int i = 0; i < options->ranks.count; i++) {
+        if (options->ranks.at[i] > MAX_SPAWNED)
+            return td__fail(TD_ERR_INVALID, "--ranks: %lld processes are too many; at most %d",
+                            (long long)options->ranks.at[i], MAX_SPAWNED);
+        if (options->root >= options->ranks.at[i])
+            return td__fail(TD_ERR_INVALID, "--root %d: of %lld ranks, the last is %lld",
+                            options->root, (long long)options->ranks.at[i],
+                            (long long)options->ranks.at[i] - 1);
+    }
+    if (options->ranks.count && rank && size && td__parse_int(size, 2, 1 << 30, &world))
+        return td__fail(TD_ERR_INVALID,
+                        "--ranks starts ranks, but a launcher has started this one as rank %s of "
+                        "%d already; leave --ranks out",
+                        rank, world);
+    return TD_OK;
+}
+
+static td_status finish(struct bench_options *options)
+{
+    if (options->simulate) {
+        take_defaults(&options->sizes, default_bytes, sizeof default_bytes / sizeof(int64_t));
+        take_defaults(&options->ranks, default_ranks, sizeof default_ranks / sizeof(int64_t));
+        return TD_OK;
+    }
+    if (!options->operation_count)
+        return td__fail(TD_ERR_INVALID,
+                        "there is no operation to measure: tdbench all_reduce -n 2; "
+                        "--help lists them");
+    TD_TRY(finish_sizes(options));
+    TD_TRY(finish_ranks(options));
+    bool reduces = false;
+    for (int i = 0; i < options->operation_count; i++)
+        reduces |= options->operations[i]->reduces;
+    struct td__reduction reduction = {.dtype = options->dtype, .op = options->op, .factor = 1};
+    return reduces ? td__reduction_check(&reduction) : TD_OK;
+}
+
+td_status bench_options_parse(int argc, char **argv, struct bench_options *options)
+{
+    /* A message after another in the same round costs a fifth of the first one's latency, a copy
+     * half of a reduction: good enough where the algorithms are compared, not predicted. */
+    *options = (struct bench_options){
+        .min = 4,
+        .max = 256 << 20,
+        .factor = 4,
+        .dtype = TD_F32,
+        .op = TD_SUM,
+        .transport = "shm",
+        .memory = "tandem",
+        .seconds = 0.8,
+        .warmup = 3,
+        .network = {.latency = 5e-6, .byte = 1e-10, .reduce_byte = 1 / 8e9},
+    };
+    for (int at = 0; at < argc;) {
+        int rest;
+        TD_TRY(td__flags_parse(&table, argc - at, argv + at, options, &rest));
+        at += rest;
+        if (at < argc)
+            TD_TRY(take_operation(argv[at], options));
+    }
+    options->network.message = options->network.latency / 5;
+    options->network.copy_byte = options->network.reduce_byte / 2;
+    return options->help || options->version ? TD_OK : finish(options);
+}
