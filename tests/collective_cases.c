@@ -1,0 +1,434 @@
+/* Cases of collectives; see collective_cases.h. */
+#include "collective_cases.h"
+
+#include "collective_reference.h"
+#include "runner.h"
+
+#include <malloc.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { GUARD = 64, GUARD_BYTE = 0xc5, EMPTY_BYTE = 0xee };
+
+/* ---- Worlds ---------------------------------------------------------------------------------- */
+
+static void own_fn(void *acc, const void *other, size_t count, td_dtype dtype, void *arg)
+{
+    (void)arg;
+    own_combine(acc, other, count, dtype);
+}
+
+struct scene scene_open(const struct setup *setup)
+{
+    char id[16];
+    if (setup->transport)
+        setenv("TANDEM_TRANSPORT", setup->transport, 1);
+    if (setup->hosts) {
+        snprintf(id, sizeof id, "host %c", setup->hosts[td_test_rank()]);
+        setenv("TANDEM_HOST_ID", id, 1);
+    }
+    /* The same memory again and again, instead of fresh pages for every case. */
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    CHECK_OK(td_init_process_group(&(td_init_options){.backend = setup->backend,
+                                                      .backend_options = setup->options,
+                                                      .timeout_ms = 30000 * td_test_slowness()}));
+    struct scene scene = {
+        .rank = td_get_rank(NULL),
+        .size = td_get_world_size(NULL),
+        .hosts = setup->hosts,
+        .any_order = setup->any_order,
+    };
+    CHECK_EQ(scene.rank, td_test_rank());
+    CHECK_EQ(scene.size, td_test_size());
+    CHECK_OK(td_reduce_op_create(own_fn, NULL, &scene.own_op));
+    CHECK_OK(td_reduce_op_create_premul_sum(factor_of(scene.rank), &scene.scaled_op));
+    return scene;
+}
+
+void scene_close(struct scene *scene)
+{
+    td_reduce_op_destroy(scene->own_op);
+    td_reduce_op_destroy(scene->scaled_op);
+    CHECK_OK(td_destroy_process_group());
+}
+
+struct scene scene_of(const struct scene *world, td_group *group)
+{
+    struct scene scene = *world;
+    scene.group = group;
+    scene.rank = td_get_rank(group);
+    scene.size = td_get_world_size(group);
+    return scene;
+}
+
+bool is_rooted(td_op_kind kind)
+{
+    return kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
+           kind == TD_OP_GATHER;
+}
+
+bool is_reduction(td_op_kind kind)
+{
+    return kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
+}
+
+bool is_supported(td_dtype dtype, td_reduce_op op)
+{
+    if (op == OWN_OP)
+        return dtype == TD_F32 || dtype == TD_I64 || dtype == TD_U8 || dtype == TD_F16;
+    struct td__reduction reduction = {
+        .dtype = dtype, .op = op == SCALED_SUM ? TD_PREMUL_SUM : op, .factor = 1};
+    return td__reduction_check(&reduction) == TD_OK;
+}
+
+/* ---- Memory with guards ---------------------------------------------------------------------- */
+
+struct guarded {
+    char *block; /* guard, data, guard */
+    char *data;
+    size_t size;
+    bool in_arena;
+};
+
+/* The data begin at any element's place, not at a whole cache line only. */
+static struct guarded guarded_make(size_t size, size_t shift, bool in_arena)
+{
+    size_t all = size + shift + 2 * GUARD;
+    struct guarded memory = {.size = size, .in_arena = in_arena};
+    memory.block = in_arena ? td_alloc(all) : malloc(all);
+    CHECK(memory.block);
+    memset(memory.block, GUARD_BYTE, GUARD + shift);
+    memory.data = memory.block + GUARD + shift;
+    memset(memory.data, EMPTY_BYTE, size);
+    memset(memory.data + size, GUARD_BYTE, GUARD);
+    return memory;
+}
+
+static bool is_filled(const char *bytes, size_t size, int with)
+{
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)bytes[i] != with)
+            return false;
+    return true;
+}
+
+static bool guarded_is_whole(const struct guarded *memory)
+{
+    return !memory->block ||
+           (is_filled(memory->block, (size_t)(memory->data - memory->block), GUARD_BYTE) &&
+            is_filled(memory->data + memory->size, GUARD, GUARD_BYTE));
+}
+
+static void guarded_free(struct guarded *memory)
+{
+    if (memory->in_arena)
+        td_free(memory->block);
+    else
+        free(memory->block);
+}
+
+/* ---- Cases ----------------------------------------------------------------------------------- */
+
+struct flight {
+    const struct scene *scene;
+    struct collective_case what;
+    uint64_t number;
+    struct guarded in, out; /* in place: `out` has no block, and `in` is the larger of the two */
+    char *input, *output;   /* as they were passed; NULL where this rank has none */
+    size_t input_size, output_size;
+    td_work *work;
+    char text[200];
+};
+
+static size_t part_bytes(const struct flight *flight)
+{
+    return flight->what.count * td_dtype_size(flight->what.dtype);
+}
+
+static bool chooses_arena(const struct flight *flight, int which)
+{
+    if (flight->what.memory != IN_BOTH)
+        return flight->what.memory == IN_ARENA;
+    return (flight->number * 7 + (uint64_t)flight->scene->rank * 3 + (uint64_t)which * 5) / 2 % 2;
+}
+
+static void describe(struct flight *flight)
+{
+    static const char *const memories[] = {"arena", "heap", "both"};
+    const struct collective_case *what = &flight->what;
+    const char *op = what->op == OWN_OP       ? "own"
+                     : what->op == SCALED_SUM ? "scaled"
+                                              : td_reduce_op_name(what->op);
+    snprintf(flight->text, sizeof flight->text,
+             "case %llu: %s of %zu %s, %s, root %d, %s, %s, rank %d of %d",
+             (unsigned long long)flight->number, td_op_kind_name(what->kind), what->count,
+             td_dtype_name(what->dtype), is_reduction(what->kind) ? op : "-", what->root,
+             what->in_place ? "in place" : "out of place", memories[what->memory],
+             flight->scene->rank, flight->scene->size);
+}
+
+/* How many bytes this rank gives and gets. */
+static void find_sizes(struct flight *flight)
+{
+    td_op_kind kind = flight->what.kind;
+    bool is_root = flight->scene->rank == flight->what.root;
+    size_t one = part_bytes(flight), all = one * (size_t)flight->scene->size;
+    bool gives_all = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
+                     kind == TD_OP_ALL_TO_ALL;
+    bool gets_all = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
+    flight->input_size = gives_all ? all : one;
+    flight->output_size = gets_all ? all : one;
+    if (kind == TD_OP_SCATTER && !is_root)
+        flight->input_size = 0;
+    if ((kind == TD_OP_GATHER || kind == TD_OP_REDUCE) && !is_root)
+        flight->output_size = 0;
+    if (kind == TD_OP_BARRIER)
+        flight->input_size = flight->output_size = 0;
+}
+
+static void make_buffers(struct flight *flight)
+{
+    size_t shift = flight->number % 3 * td_dtype_size(flight->what.dtype);
+    size_t own = part_bytes(flight) * (size_t)flight->scene->rank;
+    size_t in = flight->input_size, out = flight->output_size;
+    bool together = (flight->what.in_place && in && out) || flight->what.kind == TD_OP_BROADCAST;
+    if (together) {
+        flight->in = guarded_make(in > out ? in : out, shift, chooses_arena(flight, 0));
+        flight->input = flight->in.data + (in < out ? own : 0);
+        flight->output = flight->in.data + (out < in ? own : 0);
+        return;
+    }
+    flight->in = guarded_make(in, shift, chooses_arena(flight, 0));
+    flight->input = flight->in.data;
+    if (out || flight->number % 2) { /* some of those who get nothing pass NULL */
+        size_t unused = out ? out : part_bytes(flight);
+        flight->out = guarded_make(unused, shift, chooses_arena(flight, 1));
+        flight->output = flight->out.data;
+    }
+    if (!in && flight->number % 2)
+        flight->input = NULL;
+    if (!flight->what.count && flight->number % 4 == 1)
+        flight->input = flight->output = NULL;
+}
+
+static td_status call(struct flight *flight, td_work **work)
+{
+    const struct collective_case *w = &flight->what;
+    const struct scene *scene = flight->scene;
+    td_group *g = scene->group;
+    const void *in = flight->input;
+    void *out = flight->output;
+    int root = td_get_global_rank(g, w->root);
+    td_reduce_op op = w->op == OWN_OP       ? scene->own_op
+                      : w->op == SCALED_SUM ? scene->scaled_op
+                                            : w->op;
+    switch (w->kind) {
+    case TD_OP_BROADCAST:
+        return td_group_broadcast(g, out, w->count, w->dtype, root, work);
+    case TD_OP_REDUCE:
+        return td_group_reduce(g, in, out, w->count, w->dtype, op, root, work);
+    case TD_OP_ALL_REDUCE:
+        return td_group_all_reduce(g, in, out, w->count, w->dtype, op, work);
+    case TD_OP_SCATTER:
+        return td_group_scatter(g, in, out, w->count, w->dtype, root, work);
+    case TD_OP_GATHER:
+        return td_group_gather(g, in, out, w->count, w->dtype, root, work);
+    case TD_OP_ALL_GATHER:
+        return td_group_all_gather(g, in, out, w->count, w->dtype, work);
+    case TD_OP_REDUCE_SCATTER:
+        return td_group_reduce_scatter(g, in, out, w->count, w->dtype, op, work);
+    case TD_OP_ALL_TO_ALL:
+        return td_group_all_to_all(g, in, out, w->count, w->dtype, work);
+    default:
+        return td_group_barrier(g, work);
+    }
+}
+
+struct flight *case_start(struct scene *scene, const struct collective_case *what, bool async)
+{
+    struct flight *flight = calloc(1, sizeof *flight);
+    CHECK(flight);
+    flight->scene = scene;
+    flight->what = *what;
+    flight->number = ++scene->number;
+    describe(flight);
+    find_sizes(flight);
+    make_buffers(flight);
+    bool gives = what->kind != TD_OP_BROADCAST || what->root == scene->rank;
+    if (gives && flight->input_size)
+        fill_input(what->dtype, flight->number, scene->rank, 0, flight->input_size, flight->input);
+    td_status status = call(flight, async ? &flight->work : NULL);
+    if (status)
+        FAIL("%s: %s: %s", flight->text, td_status_name(status), td_last_error());
+    return flight;
+}
+
+td_work *flight_work(const struct flight *flight)
+{
+    return flight->work;
+}
+
+/* ---- What must come out ---------------------------------------------------------------------- */
+
+/* The same bits on all ranks, whatever the order of the reduction. */
+static void check_same(const struct flight *flight)
+{
+    const struct scene *scene = flight->scene;
+    uint64_t own = hash_bytes(flight->output, flight->output_size), all[64];
+    CHECK_OK(td_group_all_gather(scene->group, &own, all, 1, TD_U64, NULL));
+    for (int i = 0; i < scene->size; i++)
+        if (all[i] != own)
+            FAIL("%s: other bits than on rank %d", flight->text, i);
+}
+
+static void check_reduced(const struct flight *flight)
+{
+    const struct scene *scene = flight->scene;
+    const struct collective_case *what = &flight->what;
+    struct reference reference = {
+        .reduction = {.dtype = what->dtype,
+                      .op = what->op == SCALED_SUM ? TD_PREMUL_SUM : what->op,
+                      .user = what->op == OWN_OP ? own_fn : NULL,
+                      .factor = 1},
+        .scaled = what->op == SCALED_SUM,
+        .size = scene->size,
+        .group = scene->group,
+        .number = flight->number,
+        .first = what->kind == TD_OP_REDUCE_SCATTER ? what->count * (size_t)scene->rank : 0,
+        .count = what->count,
+        /* Two levels are used where an operation has them. */
+        .hosts = what->kind == TD_OP_REDUCE_SCATTER ? NULL : scene->hosts,
+    };
+    char *expected = malloc(flight->output_size + 1);
+    reference_expect(&reference, expected);
+    if (scene->any_order && !is_exact(&reference.reduction)) {
+        if (!is_close(what->dtype, flight->output, expected, what->count))
+            FAIL("%s: far from what it should be", flight->text);
+    } else if (memcmp(flight->output, expected, flight->output_size) != 0) {
+        size_t at = 0;
+        while (flight->output[at] == expected[at])
+            at++;
+        FAIL("%s: element %zu is wrong", flight->text, at / td_dtype_size(what->dtype));
+    }
+    free(expected);
+}
+
+/* Part `part` of the input of `rank` (a rank in the group) is at `at`. */
+static void check_part(const struct flight *flight, int rank, int part, const char *at)
+{
+    size_t bytes = part_bytes(flight), wrong;
+    if (!is_input(flight->what.dtype, flight->number, rank, bytes * (size_t)part, bytes, at,
+                  &wrong))
+        FAIL("%s: element %zu of what came from rank %d is wrong", flight->text,
+             wrong / td_dtype_size(flight->what.dtype), rank);
+}
+
+static void check_output(const struct flight *flight)
+{
+    const struct scene *scene = flight->scene;
+    int root = flight->what.root;
+    switch (flight->what.kind) {
+    case TD_OP_BROADCAST:
+        check_part(flight, root, 0, flight->output);
+        break;
+    case TD_OP_SCATTER:
+        check_part(flight, root, scene->rank, flight->output);
+        break;
+    case TD_OP_GATHER:
+    case TD_OP_ALL_GATHER:
+        for (int i = 0; i < scene->size; i++)
+            check_part(flight, i, 0, flight->output + (size_t)i * part_bytes(flight));
+        break;
+    case TD_OP_ALL_TO_ALL:
+        for (int i = 0; i < scene->size; i++)
+            check_part(flight, i, scene->rank, flight->output + (size_t)i * part_bytes(flight));
+        break;
+    default:
+        check_reduced(flight);
+    }
+}
+
+static void check(const struct flight *flight)
+{
+    size_t wrong;
+    if (!guarded_is_whole(&flight->in) || !guarded_is_whole(&flight->out))
+        FAIL("%s: wrote beside its buffer", flight->text);
+    if (flight->what.kind != TD_OP_BARRIER && flight->output_size)
+        check_output(flight);
+    else if (flight->out.block && !is_filled(flight->out.data, flight->out.size, EMPTY_BYTE))
+        FAIL("%s: wrote to the output of a rank that gets nothing", flight->text);
+    if (flight->scene->any_order && flight->what.kind == TD_OP_ALL_REDUCE)
+        check_same(flight);
+    bool kept = flight->in.data != flight->output && flight->input == flight->in.data;
+    if (kept && flight->input_size && flight->what.kind != TD_OP_BROADCAST &&
+        (flight->out.block || !flight->output) &&
+        !is_input(flight->what.dtype, flight->number, flight->scene->rank, 0, flight->input_size,
+                  flight->input, &wrong))
+        FAIL("%s: changed its input", flight->text);
+}
+
+void flight_finish(struct flight *flight)
+{
+    if (flight->work) {
+        td_status status = td_work_wait(flight->work, 0);
+        if (status)
+            FAIL("%s: %s: %s", flight->text, td_status_name(status), td_last_error());
+        td_work_release(flight->work);
+    }
+    check(flight);
+    guarded_free(&flight->in);
+    guarded_free(&flight->out);
+    free(flight);
+}
+
+void run_case(struct scene *scene, const struct collective_case *what)
+{
+    flight_finish(case_start(scene, what, false));
+}
+
+/* ---- Uneven parts ---------------------------------------------------------------------------- */
+
+/* How many elements `from` sends to `to`. */
+static size_t uneven_count(uint64_t number, int from, int to, size_t most)
+{
+    uint64_t random = hash_word(number * 64 + (uint64_t)from * 8 + (uint64_t)to);
+    return random % 4 ? random / 4 % (most + 1) : 0;
+}
+
+void run_uneven(struct scene *scene, td_dtype dtype, size_t most, enum memory memory, bool async)
+{
+    uint64_t number = ++scene->number;
+    size_t element = td_dtype_size(dtype), inputs = 0, outputs = 0, wrong;
+    size_t in_counts[64], out_counts[64];
+    for (int i = 0; i < scene->size; i++) {
+        inputs += in_counts[i] = uneven_count(number, scene->rank, i, most);
+        outputs += out_counts[i] = uneven_count(number, i, scene->rank, most);
+    }
+    bool in_arena = memory == IN_BOTH ? (uint64_t)scene->rank % 2 == 0 : memory == IN_ARENA;
+    bool out_in_arena = memory == IN_BOTH ? !in_arena : in_arena;
+    struct guarded in = guarded_make(inputs * element, element, in_arena);
+    struct guarded out = guarded_make(outputs * element, 0, out_in_arena);
+    td_work *work = NULL;
+    fill_input(dtype, number, scene->rank, 0, inputs * element, in.data);
+    CHECK_OK(td_group_all_to_all_v(scene->group, in.data, in_counts, out.data, out_counts, dtype,
+                                   async ? &work : NULL));
+    memset(in_counts, 0xff, sizeof in_counts); /* the lists need not outlive the call */
+    if (work)
+        CHECK_OK(td_work_wait(work, 0));
+    td_work_release(work);
+    char *at = out.data;
+    for (int i = 0; i < scene->size; i++) {
+        size_t before = 0, bytes = out_counts[i] * element;
+        for (int k = 0; k < scene->rank; k++)
+            before += uneven_count(number, i, k, most);
+        if (!is_input(dtype, number, i, before * element, bytes, at, &wrong))
+            FAIL("uneven all_to_all %llu of up to %zu %s: element %zu from rank %d is wrong",
+                 (unsigned long long)number, most, td_dtype_name(dtype), wrong / element, i);
+        at += bytes;
+    }
+    CHECK(guarded_is_whole(&in) && guarded_is_whole(&out));
+    CHECK(is_input(dtype, number, scene->rank, 0, inputs * element, in.data, &wrong));
+    guarded_free(&in);
+    guarded_free(&out);
+}

@@ -1,0 +1,87 @@
+/* One collective call after another, each checked against what it must give.
+ *
+ *     struct scene scene = scene_open(&(struct setup){.transport = "tcp"});
+ *     run_case(&scene, &(struct collective_case){.kind = TD_OP_ALL_REDUCE, .dtype = TD_F32, .count = 7});
+ *     scene_close(&scene);
+ *
+ * Every rank knows the inputs of all, since these follow from the number of the case, and computes what
+ * must come out, bit for bit: loaded, combined along the tree and stored, step by step. The memory around
+ * the buffers, inputs that are not in place and outputs of those who get nothing must stay as they were. */
+#ifndef TANDEM_TESTS_COLLECTIVE_CASES_H
+#define TANDEM_TESTS_COLLECTIVE_CASES_H
+
+#include "group/reduction.h"
+
+#include <tandem/backend.h>
+
+/* How a world is made. All members may be left out. */
+struct setup {
+    const char *transport; /* TANDEM_TRANSPORT */
+    const char *hosts;     /* "0011": the host of each rank, for TANDEM_HOST_ID */
+    const char *backend;
+    const char *options;
+    bool any_order; /* reductions may be formed in another order than along the tree */
+};
+
+struct scene {
+    td_group *group; /* NULL: the world */
+    int rank, size;  /* in the group */
+    const char *hosts;
+    bool any_order;
+    uint64_t number; /* of the last case; the same on all ranks */
+    td_reduce_op own_op;
+    td_reduce_op scaled_op;
+};
+
+/** Makes the world, and a scene of all its ranks. */
+struct scene scene_open(const struct setup *setup);
+void scene_close(struct scene *scene);
+
+/** A scene of another group of this world; it needs no closing. */
+struct scene scene_of(const struct scene *world, td_group *group);
+
+enum memory {
+    IN_ARENA,
+    IN_HEAP,
+    IN_BOTH, /* one for the input and one for the output, different ones on different ranks */
+    MEMORIES,
+};
+
+/* Stand for the scene's own operation, and its sum with another factor on each rank. */
+#define OWN_OP ((td_reduce_op)-1)
+#define SCALED_SUM ((td_reduce_op)-2)
+
+struct collective_case {
+    td_op_kind kind;
+    td_dtype dtype;
+    td_reduce_op op;
+    size_t count;
+    int root; /* rank in the group */
+    bool in_place;
+    enum memory memory;
+};
+
+struct flight;
+
+/** Starts a case: asynchronously with a work where `async`, else it is done on return. */
+struct flight *case_start(struct scene *scene, const struct collective_case *what, bool async);
+
+/** The work of a case that was started asynchronously; still the flight's. */
+td_work *flight_work(const struct flight *flight);
+
+/** Waits for it, checks what came of it, and frees it. */
+void flight_finish(struct flight *flight);
+
+/** Starts and finishes it. */
+void run_case(struct scene *scene, const struct collective_case *what);
+
+/** Uneven all_to_all with parts of up to `most` elements, empty ones among them. */
+void run_uneven(struct scene *scene, td_dtype dtype, size_t most, enum memory memory, bool async);
+
+bool is_rooted(td_op_kind kind);
+bool is_reduction(td_op_kind kind);
+
+/** Whether there is such a reduction; OWN_OP and SCALED_SUM included. */
+bool is_supported(td_dtype dtype, td_reduce_op op);
+
+#endif

@@ -1,0 +1,16 @@
+/* What a process holds: descriptors, threads, memory. For tests that look for leaks. */
+#ifndef TANDEM_TESTS_PROCESS_COUNTS_H
+#define TANDEM_TESTS_PROCESS_COUNTS_H
+
+#include <stddef.h>
+
+struct counts {
+    int descriptors;
+    int threads;
+    size_t heap;     /* bytes that malloc() has given out */
+    size_t resident; /* bytes of the process in memory */
+};
+
+struct counts counts_now(void);
+
+#endif

@@ -1,0 +1,254 @@
+/* Asynchronous collectives: many in flight on one group, waited for in any order or not at all, between
+ * blocking ones, with callbacks, on several groups and from several threads. */
+#include "collective_cases.h"
+
+#include "reduction_reference.h"
+#include "runner.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { FLIGHTS = 40 };
+
+static const struct setup here;
+
+static struct collective_case any_case(const struct scene *scene, uint64_t *state)
+{
+    uint64_t random = next_random(state);
+    return (struct collective_case){
+        .kind = (td_op_kind)(random % (TD_OP_BARRIER + 1)),
+        .dtype = random >> 40 & 1 ? TD_F32 : TD_I64,
+        .op = TD_SUM,
+        .count = random >> 8 & 7 ? random >> 16 & 0x3ff : random >> 16 & 0x7fff,
+        .root = (int)((random >> 44) % (uint64_t)scene->size),
+        .in_place = random >> 48 & 1,
+        .memory = (enum memory)((random >> 50) % MEMORIES),
+    };
+}
+
+static void run_batch(struct scene *scene, uint64_t *state)
+{
+    struct flight *flights[FLIGHTS];
+    int order[FLIGHTS];
+    for (int i = 0; i < FLIGHTS; i++) {
+        struct collective_case what = any_case(scene, state);
+        flights[i] = case_start(scene, &what, next_random(state) % 5 != 0);
+        order[i] = i;
+    }
+    /* Another order on each rank. */
+    uint64_t own = *state + (uint64_t)scene->rank;
+    for (int i = FLIGHTS - 1; i > 0; i--) {
+        int k = (int)(next_random(&own) % (uint64_t)(i + 1)), kept = order[i];
+        order[i] = order[k];
+        order[k] = kept;
+    }
+    for (int i = 0; i < FLIGHTS; i++)
+        flight_finish(flights[order[i]]);
+}
+
+static void run_batches(const struct setup *setup)
+{
+    struct scene scene = scene_open(setup);
+    uint64_t state = 5;
+    for (int i = 0; i < 10; i++)
+        run_batch(&scene, &state);
+    scene_close(&scene);
+}
+
+RANKS(many_in_flight_1, .ranks = 1)
+{
+    run_batches(&here);
+}
+
+RANKS(many_in_flight_2, .ranks = 2)
+{
+    run_batches(&here);
+}
+
+RANKS(many_in_flight_5, .ranks = 5, .deadline_s = 60)
+{
+    run_batches(&here);
+}
+
+RANKS(many_in_flight_tcp, .ranks = 4, .deadline_s = 60)
+{
+    run_batches(&(struct setup){.transport = "tcp"});
+}
+
+RANKS(many_in_flight_hosts, .ranks = 5, .deadline_s = 60)
+{
+    run_batches(&(struct setup){.hosts = "00101"});
+}
+
+/* ---- Works ----------------------------------------------------------------------------------- */
+
+RANKS(works_are_released_without_waiting, .ranks = 3)
+{
+    struct scene scene = scene_open(&here);
+    float values[100], *results = td_alloc(sizeof(float) * 100 * 50);
+    for (int i = 0; i < 100; i++)
+        values[i] = (float)(scene.rank + 1);
+    for (int i = 0; i < 50; i++) {
+        td_work *work;
+        CHECK_OK(td_group_all_reduce(NULL, values, results + 100 * i, 100, TD_F32, TD_SUM, &work));
+        td_work_release(work);
+    }
+    /* A blocking call comes after all of them. */
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    for (int i = 0; i < 100 * 50; i++)
+        CHECK_EQ(results[i], 6);
+    /* Destroying waits for what was started. */
+    for (int i = 0; i < 20; i++) {
+        td_work *work;
+        CHECK_OK(td_group_all_reduce(NULL, values, results + 100 * i, 100, TD_F32, TD_MAX, &work));
+        td_work_release(work);
+    }
+    scene_close(&scene);
+    for (int i = 0; i < 100 * 20; i++)
+        CHECK_EQ(results[i], 3);
+    td_free(results);
+}
+
+static void count_call(td_work *work, td_status status, void *arg)
+{
+    CHECK_EQ(status, TD_OK);
+    CHECK(td_work_test(work));
+    CHECK_EQ(td_work_status(work), TD_OK);
+    CHECK_EQ(td_work_source(work), -1);
+    CHECK_EQ(td_work_received(work), 0);
+    atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+RANKS(callbacks_come_once, .ranks = 3)
+{
+    struct scene scene = scene_open(&here);
+    atomic_int called = 0;
+    for (int i = 0; i < 200; i++) {
+        struct flight *flight = case_start(
+            &scene, &(struct collective_case){.kind = TD_OP_ALL_REDUCE, .count = (size_t)i * 20},
+            true);
+        td_work *work = flight_work(flight);
+        if (i % 3 == 0)
+            CHECK_OK(td_work_wait(work, 0));
+        CHECK_OK(td_work_on_complete(work, count_call, &called));
+        if (i % 2) {
+            CHECK(td_work_retain(work) == work);
+            CHECK_OK(td_work_wait(work, 0));
+            CHECK_OK(td_work_wait(work, 0)); /* again */
+            td_work_release(work);
+        }
+        flight_finish(flight);
+    }
+    CHECK_SOON(atomic_load(&called) == 200);
+    scene_close(&scene);
+    CHECK_EQ(called, 200);
+}
+
+RANKS(waiting_for_a_work_may_end_early, .ranks = 2)
+{
+    struct scene scene = scene_open(&here);
+    td_work *work;
+    if (scene.rank == 1)
+        td_test_barrier();
+    CHECK_OK(td_group_barrier(NULL, &work));
+    if (scene.rank == 0) {
+        CHECK(!td_work_test(work));
+        CHECK_EQ(td_work_status(work), TD_OK); /* under way */
+        CHECK_FAILS(td_work_wait(work, 50), TD_ERR_TIMEOUT, "barrier on group \"world\"");
+        CHECK_FAILS(td_work_wait_all(&work, 1, 20), TD_ERR_TIMEOUT, "barrier");
+        td_test_barrier();
+    }
+    CHECK_OK(td_work_wait(work, 0));
+    CHECK(td_work_test(work));
+    td_work_release(work);
+    CHECK_OK(td_group_barrier(NULL, NULL)); /* nothing is broken */
+    scene_close(&scene);
+}
+
+RANKS(works_can_be_waited_for_together, .ranks = 3)
+{
+    struct scene scene = scene_open(&here);
+    td_work *works[11] = {NULL};
+    int64_t own[10], sums[10];
+    for (int i = 0; i < 10; i++) {
+        own[i] = i * (scene.rank + 1);
+        CHECK_OK(td_group_all_reduce(NULL, &own[i], &sums[i], 1, TD_I64, TD_SUM, &works[i]));
+    }
+    CHECK_OK(td_work_wait_all(works, 11, 0)); /* the last one is NULL */
+    for (int i = 0; i < 10; i++) {
+        CHECK_EQ(sums[i], i * 6);
+        td_work_release(works[i]);
+    }
+    CHECK_OK(td_work_wait_all(NULL, 0, 0));
+    CHECK_FAILS(td_work_wait_all(NULL, 1, 0), TD_ERR_INVALID, "td_work_wait_all");
+    CHECK_FAILS(td_work_wait(NULL, 0), TD_ERR_INVALID, "NULL");
+    CHECK_FAILS(td_work_status(NULL), TD_ERR_INVALID, "NULL");
+    CHECK_FAILS(td_work_on_complete(NULL, count_call, NULL), TD_ERR_INVALID, "NULL");
+    CHECK(td_work_test(NULL));
+    td_work_release(NULL);
+    CHECK(!td_work_retain(NULL));
+    scene_close(&scene);
+}
+
+/* ---- Threads --------------------------------------------------------------------------------- */
+
+enum { THREADS = 4 };
+
+struct thread {
+    struct scene scene;
+    uint64_t state;
+};
+
+static void *use_group(void *arg)
+{
+    struct thread *thread = arg;
+    for (int i = 0; i < 60; i++) {
+        struct collective_case what = any_case(&thread->scene, &thread->state);
+        run_case(&thread->scene, &what);
+        if (i % 20 == 19)
+            run_batch(&thread->scene, &thread->state);
+    }
+    return NULL;
+}
+
+/* Groups that overlap, each used by a thread of its own, blocking and not. */
+static void use_groups_at_once(const struct setup *setup)
+{
+    struct scene world = scene_open(setup);
+    struct thread threads[THREADS];
+    pthread_t ids[THREADS];
+    bool started[THREADS] = {false};
+    for (int t = 0; t < THREADS; t++) {
+        int ranks[8], count = 0;
+        td_group *group;
+        for (int r = 0; r < world.size; r++)
+            if (t % 2 == 0 || r != t % world.size)
+                ranks[count++] = r;
+        CHECK_OK(td_new_group(ranks, count, NULL, &group));
+        threads[t] = (struct thread){.scene = scene_of(&world, group), .state = (uint64_t)t + 1};
+        started[t] = threads[t].scene.rank >= 0;
+        if (started[t])
+            CHECK_EQ(pthread_create(&ids[t], NULL, use_group, &threads[t]), 0);
+    }
+    for (int t = 0; t < THREADS; t++)
+        if (started[t])
+            pthread_join(ids[t], NULL);
+    for (int t = 0; t < THREADS; t += 2)
+        td_group_destroy(threads[t].scene.group);
+    scene_close(&world); /* the others with it */
+}
+
+RANKS(groups_at_once, .ranks = 3, .deadline_s = 60)
+{
+    use_groups_at_once(&here);
+}
+
+RANKS(groups_at_once_tcp, .ranks = 3, .deadline_s = 60)
+{
+    use_groups_at_once(&(struct setup){.transport = "tcp"});
+}
+
+RANKS(groups_at_once_hosts, .ranks = 4, .deadline_s = 60)
+{
+    use_groups_at_once(&(struct setup){.hosts = "0110"});
+}

@@ -1,0 +1,143 @@
+/* A backend from outside: the toy backend passes the suite of the tensor calls, cleans up after
+ * itself, and fails in sentences. */
+#include "dist_suite.h"
+#include "runner.h"
+#include "toy_backend.h"
+
+#include <tandem/dist.h>
+
+#include <pthread.h>
+#include <string.h>
+
+static td_status init_toy(const char *backend, const char *options)
+{
+    CHECK_OK(toy_backend_register());
+    return td_init_process_group(
+        &(td_init_options){.backend = backend, .backend_options = options, .timeout_ms = 30000});
+}
+
+RANKS(toy_passes_the_suite, .ranks = 3, .deadline_s = 100)
+{
+    CHECK_OK(init_toy("toy", NULL));
+    CHECK_STR(td_get_backend(NULL), "toy");
+    dist_suite_run();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_slot_that_is_not_there, .ranks = 2)
+{
+    CHECK_OK(init_toy("toy-partial", NULL));
+    const struct variant v = {PLAIN, false, 2, 3};
+    td_tensor *a = make_tensor(&v, 2, 3, 0), *b = make_tensor(&v, 2, 3, 0);
+    CHECK_FAILS(td_all_to_all_single(a, b, NULL, NULL, NULL, NULL), TD_ERR_UNSUPPORTED,
+                "backend \"toy-partial\" of group \"world\" has no all_to_all; backend \"");
+    td_work *work = NULL;
+    CHECK_FAILS(td_all_to_all_single(a, b, NULL, NULL, NULL, &work), TD_ERR_UNSUPPORTED, "has it");
+    CHECK(!work);
+    CHECK_OK(td_all_reduce(a, TD_SUM, NULL, NULL));
+    check_tensor(a, 0, 2);
+    td_tensor_release(a);
+    td_tensor_release(b);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_backend_that_refuses, .ranks = 2)
+{
+    CHECK_FAILS(init_toy("toy", "refuse=1"), TD_ERR_UNSUPPORTED, "toy: asked to refuse group");
+    CHECK(!td_is_initialized());
+    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "toy", .group_name = "second"}));
+    CHECK_OK(td_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+TEST(names)
+{
+    CHECK_OK(toy_backend_register());
+    CHECK_FAILS(toy_backend_register(), TD_ERR_STATE, "toy");
+    toy_backend_unregister();
+    CHECK(td_init_process_group(&(td_init_options){.backend = "toy"}));
+    CHECK_CONTAINS(td_last_error(), "toy");
+    CHECK_OK(toy_backend_register());
+    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "toy"}));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(ranks_that_disagree, .ranks = 2)
+{
+    CHECK_OK(init_toy("toy", NULL));
+    int32_t data[4] = {0};
+    size_t count = td_get_rank(NULL) ? 4 : 3;
+    CHECK_FAILS(td_group_all_reduce(NULL, data, data, count, TD_I32, TD_SUM, NULL), TD_ERR_MISMATCH,
+                "rank 0 called");
+    CHECK_FAILS(td_barrier(NULL, NULL), TD_ERR_MISMATCH, "3 i32");
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(messages_that_do_not_come_or_do_not_fit, .ranks = 2)
+{
+    CHECK_OK(init_toy("toy", NULL));
+    int32_t data[4] = {1, 2, 3, 4};
+    if (td_get_rank(NULL) == 0) {
+        CHECK_OK(td_group_send(NULL, data, 4, TD_I32, 1, 3, NULL));
+    } else {
+        CHECK_FAILS(td_group_recv(NULL, data, 3, TD_I32, 0, 3, NULL), TD_ERR_MISMATCH,
+                    "rank 0 sent 16 bytes, the buffer has 12");
+        CHECK_OK(td_set_call_timeout(200));
+        CHECK_FAILS(td_group_recv(NULL, data, 3, TD_I32, 0, 3, NULL), TD_ERR_TIMEOUT,
+                    "no message with tag 3 came in 200 ms");
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Threads that share a store -------------------------------------------------------------- */
+
+#define THREADS 3
+
+struct member {
+    td_store *store;
+    int rank;
+};
+
+static void *be_a_member(void *arg)
+{
+    const struct member *member = arg;
+    td_group *group;
+    td_group_options options = {.backend = "toy", .timeout_ms = 10000};
+    CHECK_OK(td_group_open(member->store, member->rank, THREADS, &options, &group));
+    double value = member->rank + 1;
+    CHECK_OK(td_group_all_reduce(group, &value, &value, 1, TD_F64, TD_AVG, NULL));
+    CHECK(value == 2);
+    td_reduce_op op;
+    CHECK_OK(td_reduce_op_create_premul_sum(member->rank, &op));
+    CHECK_OK(td_group_all_reduce(group, &value, &value, 1, TD_F64, op, NULL));
+    CHECK(value == 6);
+    td_reduce_op_destroy(op);
+
+    /* Letters that nobody reads. */
+    int next = (member->rank + 1) % THREADS;
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(td_group_send(group, &value, 1, TD_F64, next, i, NULL));
+    CHECK_OK(td_group_recv(group, &value, 1, TD_F64, TD_ANY_SOURCE, 1, NULL));
+    CHECK_OK(td_group_barrier(group, NULL));
+    td_group_destroy(group);
+    return NULL;
+}
+
+TEST(no_key_is_left_behind)
+{
+    td_store *store;
+    int64_t keys;
+    CHECK_OK(toy_backend_register());
+    CHECK_OK(td_hash_store_open(&store));
+    pthread_t threads[THREADS];
+    struct member members[THREADS];
+    for (int r = 0; r < THREADS; r++) {
+        members[r] = (struct member){store, r};
+        CHECK_EQ(pthread_create(&threads[r], NULL, be_a_member, &members[r]), 0);
+    }
+    for (int r = 0; r < THREADS; r++)
+        pthread_join(threads[r], NULL);
+    CHECK_OK(td_store_num_keys(store, &keys));
+    CHECK_EQ(keys, 0);
+    CHECK_OK(td_store_close(store));
+}
