@@ -127,17 +127,19 @@ def read_targets(path):
     for line in path.read_text(encoding="utf-8").splitlines():
         line = line.split("#")[0].split()
         if line:
-            mode, operations, low, high, ratio = line
+            mode, operations, ranks, low, high, ratio = line
             high = float("inf") if high == "-" else parse_size(high)
-            targets.append((mode, operations.split(","), parse_size(low), high, float(ratio)))
+            ranks = None if ranks == "*" else int(ranks)
+            targets.append((mode, operations.split(","), ranks, parse_size(low), high, float(ratio)))
     return targets
 
 
-def target_of(targets, mode, op, size):
+def target_of(targets, mode, op, ranks, size):
     """The ratio that a row should reach, or None."""
     wanted = None
-    for target_mode, operations, low, high, ratio in targets:
+    for target_mode, operations, number, low, high, ratio in targets:
         fits = target_mode == mode or (target_mode == "*" and mode != "limit")
+        fits = fits and number in (None, ranks)
         if fits and low <= size <= high and (op in operations or "*" in operations):
             wanted = ratio
     return wanted
@@ -171,7 +173,7 @@ def table_lines(rows, settings, targets):
         own = times.get("tandem")
         best = min((peer for peer in times if peer != "tandem"), key=times.get, default=None)
         ratio = times[best] / own if best and own else None
-        target = target_of(targets, settings.mode, op, size)
+        target = target_of(targets, settings.mode, op, ranks, size)
         line = f"{op:15}{ranks:6}{size_text(size):>7}"
         line += f"{time_text(own) if own else '-':>12}"
         line += f"{time_text(times[best]) if best else '-':>12} {best or '':10}"
@@ -179,7 +181,7 @@ def table_lines(rows, settings, targets):
         missed += ratio is not None and target is not None and ratio < target
         copy = table.get(("memcpy", ranks, size), {}).get("memcpy")
         if op == "all_reduce" and copy and own and settings.mode != "tcp":
-            wanted = target_of(targets, "limit", op, size)
+            wanted = target_of(targets, "limit", op, ranks, size)
             line += against(copy / own, wanted)
             missed += wanted is not None and copy / own < wanted
         lines.append(line.rstrip())

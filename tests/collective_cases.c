@@ -2,13 +2,12 @@
 #include "collective_cases.h"
 
 #include "collective_reference.h"
+#include "guarded_memory.h"
 #include "runner.h"
 
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { GUARD = 64, GUARD_BYTE = 0xc5, EMPTY_BYTE = 0xee };
 
 /* ---- Worlds ---------------------------------------------------------------------------------- */
 
@@ -80,52 +79,6 @@ bool is_supported(td_dtype dtype, td_reduce_op op)
     struct td__reduction reduction = {
         .dtype = dtype, .op = op == SCALED_SUM ? TD_PREMUL_SUM : op, .factor = 1};
     return td__reduction_check(&reduction) == TD_OK;
-}
-
-/* ---- Memory with guards ---------------------------------------------------------------------- */
-
-struct guarded {
-    char *block; /* guard, data, guard */
-    char *data;
-    size_t size;
-    bool in_arena;
-};
-
-/* The data begin at any element's place, not at a whole cache line only. */
-static struct guarded guarded_make(size_t size, size_t shift, bool in_arena)
-{
-    size_t all = size + shift + 2 * GUARD;
-    struct guarded memory = {.size = size, .in_arena = in_arena};
-    memory.block = in_arena ? td_alloc(all) : malloc(all);
-    CHECK(memory.block);
-    memset(memory.block, GUARD_BYTE, GUARD + shift);
-    memory.data = memory.block + GUARD + shift;
-    memset(memory.data, EMPTY_BYTE, size);
-    memset(memory.data + size, GUARD_BYTE, GUARD);
-    return memory;
-}
-
-static bool is_filled(const char *bytes, size_t size, int with)
-{
-    for (size_t i = 0; i < size; i++)
-        if ((unsigned char)bytes[i] != with)
-            return false;
-    return true;
-}
-
-static bool guarded_is_whole(const struct guarded *memory)
-{
-    return !memory->block ||
-           (is_filled(memory->block, (size_t)(memory->data - memory->block), GUARD_BYTE) &&
-            is_filled(memory->data + memory->size, GUARD, GUARD_BYTE));
-}
-
-static void guarded_free(struct guarded *memory)
-{
-    if (memory->in_arena)
-        td_free(memory->block);
-    else
-        free(memory->block);
 }
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
@@ -356,7 +309,7 @@ static void check(const struct flight *flight)
         FAIL("%s: wrote beside its buffer", flight->text);
     if (flight->what.kind != TD_OP_BARRIER && flight->output_size)
         check_output(flight);
-    else if (flight->out.block && !is_filled(flight->out.data, flight->out.size, EMPTY_BYTE))
+    else if (flight->out.block && !guarded_is_empty(&flight->out))
         FAIL("%s: wrote to the output of a rank that gets nothing", flight->text);
     if (flight->scene->any_order && flight->what.kind == TD_OP_ALL_REDUCE)
         check_same(flight);

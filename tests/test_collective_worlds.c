@@ -15,8 +15,23 @@ static const td_op_kind kinds[] = {
 
 /* Sizes of the whole, in bytes: around the changes of algorithms, and of what hosts do inside. */
 static const size_t sizes[] = {
-    0,     4,           8,           12,     60,     1020,    2048 * 4, 8 << 10, (8 << 10) + 4,
-    32768, (32 << 10) + 8, 64 << 10, 100004, 262144, 262148, 524288, (1 << 20) + 20,
+    0,
+    4,
+    8,
+    12,
+    60,
+    1020,
+    2048 * 4,
+    8 << 10,
+    (8 << 10) + 4,
+    32768,
+    (32 << 10) + 8,
+    64 << 10,
+    100004,
+    262144,
+    262148,
+    524288,
+    (1 << 20) + 20,
 };
 
 static void run_sizes(struct scene *scene)
@@ -135,11 +150,8 @@ static void run_world(void)
 
 #define WORLD(id, count, ...)                                                                      \
     static const struct setup setup_##id = {__VA_ARGS__};                                          \
-    static struct td_test test_##id = {.name = #id,                                                \
-                                       .run = run_world,                                           \
-                                       .arg = &setup_##id,                                         \
-                                       .ranks = count,                                             \
-                                       .deadline_s = 60};                                          \
+    static struct td_test test_##id = {                                                            \
+        .name = #id, .run = run_world, .arg = &setup_##id, .ranks = count, .deadline_s = 60};      \
     __attribute__((constructor)) static void register_##id(void)                                   \
     {                                                                                              \
         td_test_register(&test_##id);                                                              \

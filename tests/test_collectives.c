@@ -10,8 +10,8 @@
 static const struct setup here;
 
 static const td_op_kind kinds[] = {
-    TD_OP_BROADCAST,  TD_OP_REDUCE,         TD_OP_ALL_REDUCE, TD_OP_SCATTER, TD_OP_GATHER,
-    TD_OP_ALL_GATHER, TD_OP_REDUCE_SCATTER, TD_OP_ALL_TO_ALL,
+    TD_OP_BROADCAST, TD_OP_REDUCE,     TD_OP_ALL_REDUCE,     TD_OP_SCATTER,
+    TD_OP_GATHER,    TD_OP_ALL_GATHER, TD_OP_REDUCE_SCATTER, TD_OP_ALL_TO_ALL,
 };
 
 /* A matrix as a test for each number of ranks from 1 to 8. */
@@ -73,9 +73,12 @@ FOR_1_TO_8_RANKS(types_and_operations)
 /* Counts around the places where the method changes, in elements of `element` bytes; `n` ranks. */
 static size_t list_counts(size_t element, size_t n, size_t *counts)
 {
-    static const size_t edges[] = {
-        2048,           8 << 10,  TD__SLOT_BYTES, TD__PIECE_BYTES, TD__PIECES * TD__PIECE_BYTES,
-        TD__PIECE_BYTES * 2};
+    static const size_t edges[] = {2048,
+                                   8 << 10,
+                                   TD__SLOT_BYTES,
+                                   TD__PIECE_BYTES,
+                                   TD__PIECES * TD__PIECE_BYTES,
+                                   TD__PIECE_BYTES * 2};
     size_t listed = 0;
     for (size_t i = 0; i <= 9; i++)
         counts[listed++] = i;
@@ -86,6 +89,7 @@ static size_t list_counts(size_t element, size_t n, size_t *counts)
     counts[listed++] = 64 * n + 1;
     counts[listed++] = 4096 * n - 1; /* where parts become whole pages */
     counts[listed++] = 2048 + 1;
+    counts[listed++] = (TD__SLOT_BYTES + 500) / element;
     counts[listed++] = (1 << 20) / element + 5;
     return listed;
 }

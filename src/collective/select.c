@@ -1,37 +1,39 @@
 /* The choice of an algorithm; see select.h, and the table in docs/algorithms.md.
  *
- * Short messages are a matter of rounds, long ones of bytes. One round costs about what it costs to
- * move BYTES_A_ROUND, on loopback as on a network of 10 Gbit/s: 15 us at 1 GB/s. */
+ * Short messages are a matter of rounds, long ones of bytes. Where the two meet was measured over
+ * loopback TCP with 2 to 8 ranks. One round costs about what it costs to move 16 KiB there, which also
+ * holds for a network of 10 Gbit/s (15 us at 1.2 GB/s); so the limits are sensible there, too. */
 #include "collective/select.h"
 
+#include "collective/tree.h"
+
 enum {
-    BYTES_A_ROUND = 16 << 10,
+    /* Doubling sends the vector log2(n) times in as many rounds; halving less than twice, in twice as
+     * many. Both take the same time at this size for 2 to 6 ranks. */
+    ALL_REDUCE_LONG = 64 << 10,
 
-    /* Doubling sends the vector log2(n) times in as many rounds, halving less than twice in twice as
-     * many. */
-    ALL_REDUCE_LONG = 32 << 10,
-
-    /* The tree sends the vector from the root log2(n) times; scattering it first, twice. That needs
-     * more than four ranks to be less, and a long vector to make up for the rounds. */
-    BROADCAST_LONG = 512 << 10,
-    BROADCAST_MANY = 5,
-
-    REDUCE_LONG = 64 << 10,
+    /* Along the tree the root sends, or receives, the vector log2(n) times; otherwise it is twice at
+     * most, but in more rounds that all ranks take part in, and with more bytes in sum. */
+    ROOTED_LONG_A_LEVEL = 512 << 10,
 
     /* Halving copies all parts first; pairwise needs n - 1 rounds. */
     REDUCE_SCATTER_LONG = 256 << 10,
+    REDUCE_SCATTER_LONG_A_RANK = 16 << 10,
 
-    /* Of each part: Bruck sends each one log2(n) / 2 times, and copies it twice. */
-    ALL_TO_ALL_SHORT_PART = 512,
+    /* With a power of two doubling is the best at any size. Otherwise some send more than others, and
+     * from here on the ring is faster. */
+    ALL_GATHER_LONG = 512 << 10,
 
-    /* All at once keeps every link busy, but has as many sockets to look after as there are ranks;
-     * beyond this many it is one partner after another. */
+    /* Of one part: Bruck sends each one log2(n) / 2 times, and copies it as often. */
+    ALL_TO_ALL_SHORT_PART = 2 << 10,
+    ALL_TO_ALL_FEW = 4,
+
+    /* Up to here one rank can send to, or receive from, all others in the time of a few rounds. */
+    FEW = 16,
+
+    /* All partners at once keeps every link busy, but each has its socket to look after; beyond this
+     * many it is one partner after another. */
     DIRECT_MOST = 64,
-
-    /* Of all parts: in the tree they travel log2(n) / 2 times. */
-    ROOTED_LONG = 64 << 10,
-
-    ALL_GATHER_LONG = 64 << 10,
 };
 
 static bool is_power_of_two(int32_t size)
@@ -39,18 +41,37 @@ static bool is_power_of_two(int32_t size)
     return (size & (size - 1)) == 0;
 }
 
+/* Whether it is worth while to spare the root. */
+static bool is_long_for_the_root(int32_t size, size_t bytes)
+{
+    int levels = td__tree_levels(size);
+    return levels > 2 && bytes >= (size_t)levels * ROOTED_LONG_A_LEVEL / (size_t)(levels - 2);
+}
+
+static const char *reduce_scatter(int32_t size, size_t bytes)
+{
+    size_t limit = REDUCE_SCATTER_LONG + (size_t)size * REDUCE_SCATTER_LONG_A_RANK;
+    return bytes < limit ? "halving" : "pairwise";
+}
+
 static const char *all_gather(int32_t size, size_t bytes)
 {
-    if (is_power_of_two(size))
-        return "doubling"; /* the fewest rounds and the fewest bytes, and nothing is copied */
-    return bytes < ALL_GATHER_LONG + (size_t)size * BYTES_A_ROUND ? "bruck" : "ring";
+    if (is_power_of_two(size) || (size <= FEW && bytes < ALL_GATHER_LONG))
+        return "doubling";
+    return bytes < ALL_GATHER_LONG ? "bruck" : "ring";
 }
 
 static const char *all_to_all(int32_t size, size_t bytes)
 {
-    if (size > 4 && bytes / (size_t)size / (size_t)size < ALL_TO_ALL_SHORT_PART)
-        return "bruck";
-    return td__select_uneven(size);
+    size_t part = bytes / (size_t)size / (size_t)size;
+    return size > ALL_TO_ALL_FEW && part < ALL_TO_ALL_SHORT_PART ? "bruck"
+                                                                 : td__select_uneven(size);
+}
+
+/* In the tree parts travel log2(n) / 2 times, but nobody has more than log2(n) messages. */
+static const char *gather_or_scatter(int32_t size, size_t bytes)
+{
+    return size > FEW && bytes < ROOTED_LONG_A_LEVEL ? "tree" : "direct";
 }
 
 const char *td__select_uneven(int32_t size)
@@ -62,18 +83,18 @@ const char *td__select(enum td__collective op, int32_t size, size_t bytes)
 {
     switch (op) {
     case TD__BROADCAST:
-        return size >= BROADCAST_MANY && bytes >= BROADCAST_LONG ? "scatter" : "tree";
+        return is_long_for_the_root(size, bytes) ? "scatter" : "tree";
     case TD__REDUCE:
-        return size > 2 && bytes >= REDUCE_LONG ? "halving" : "tree";
+        return is_long_for_the_root(size, bytes) ? "halving" : "tree";
     case TD__ALL_REDUCE:
         return bytes < ALL_REDUCE_LONG ? "doubling" : "halving";
     case TD__SCATTER:
     case TD__GATHER:
-        return size > 2 && bytes < ROOTED_LONG ? "tree" : "direct";
+        return gather_or_scatter(size, bytes);
     case TD__ALL_GATHER:
         return all_gather(size, bytes);
     case TD__REDUCE_SCATTER:
-        return bytes < REDUCE_SCATTER_LONG ? "halving" : "pairwise";
+        return reduce_scatter(size, bytes);
     case TD__ALL_TO_ALL:
         return all_to_all(size, bytes);
     default:

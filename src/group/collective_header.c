@@ -35,7 +35,7 @@ struct td__header td__header_of(const struct td__operation *operation, size_t co
         header.count = operation->input_counts ? TD__HEADER_UNEVEN : count;
     }
     if (has_root(kind))
-        header.root = (uint32_t)operation->root;
+        header.root = (uint32_t)operation->called_root;
     if (reduces(kind))
         header.op = operation->reduction.user ? TD__HEADER_USER_OP
                                               : (uint16_t)operation->reduction.op;

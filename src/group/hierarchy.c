@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PATIENCE_NS ((int64_t)300000000)
+
 struct td__hierarchy {
     struct td__team *team;        /* NULL: alone on this host */
     struct td__socket_team *lane; /* NULL: in none */
@@ -173,6 +175,15 @@ static bool is_shareable(const void *memory)
 
 /* ---- The operations -------------------------------------------------------------------------- */
 
+/* The host of a rank that has not come knows it, and must be the first to say so. */
+static struct td__operation between_hosts(const struct td__operation *operation)
+{
+    struct td__operation between = *operation;
+    if (between.deadline != TD__NEVER)
+        between.deadline += PATIENCE_NS;
+    return between;
+}
+
 struct slice {
     size_t first, count; /* elements */
 };
@@ -192,7 +203,7 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
     size_t element = td__operation_element(operation);
     bool to_all = operation->kind == TD__ALL_REDUCE;
     int root_host = to_all ? 0 : hierarchy->host_of[operation->root];
-    struct td__operation between = *operation;
+    struct td__operation between = between_hosts(operation);
     between.root = to_all ? -1 : root_host;
     if (!slice.count)
         return TD_OK;
@@ -236,7 +247,7 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
     int root_host = hierarchy->host_of[operation->root];
     int holder = hierarchy->host == root_host ? hierarchy->index_of[operation->root]
                                               : hierarchy->index;
-    struct td__operation between = *operation;
+    struct td__operation between = between_hosts(operation);
     char *data = (char *)(hierarchy->host == root_host ? (void *)local->sources[holder]
                                                        : local->targets[holder]) +
                  offset;
@@ -254,16 +265,16 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
 
 static td_status barrier(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
-    struct td__slot *slot;
     struct td__team *team = hierarchy->team;
     if (team) {
         TD_TRY(td__team_attach(team, operation->deadline));
-        TD_TRY(td__team_open_slot(team, operation, &slot));
+        TD_TRY(td__team_begin(team, operation));
         td__team_reach(team, 1);
         TD_TRY(td__team_await_all(team, operation, 1));
     }
+    struct td__operation between = between_hosts(operation);
     if (hierarchy->index == 0)
-        TD_TRY(td__socket_team_run(hierarchy->lane, operation));
+        TD_TRY(td__socket_team_run(hierarchy->lane, &between));
     if (!team)
         return TD_OK;
     td__team_reach(team, 2);

@@ -64,6 +64,7 @@ td_status td__messages_create(const struct td__messages_options *options,
     messages->next_deadline = TD__NEVER;
     messages->epoll = messages->event = -1;
     messages->crowded = messages->local_size > td__processors();
+    messages->maybe_crowded = options->size > td__processors();
     pthread_mutex_init(&messages->lock, NULL);
     td__cond_init(&messages->changed);
     td__cond_init(&messages->thread_wake);
@@ -178,7 +179,7 @@ static bool send_at_once(struct td__messages *messages, const td_call *call)
     struct td__peer *peer = &messages->peers[call->peer];
     size_t size = call->count * td_dtype_size(call->dtype);
     return peer->local >= 0 && messages->attached && !peer->gone && !peer->queue.first &&
-           size <= td__shm_eager_limit() &&
+           td__shm_is_small(messages, call->input, size) &&
            td__shm_send_small(messages, call->peer, call->tag, call->input, size);
 }
 

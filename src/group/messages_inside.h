@@ -162,8 +162,9 @@ struct td__messages {
     struct td__link *closed; /* to be freed when nobody looks at them any more */
 
     /* Who moves things forward; see messages_progress.c. */
-    _Atomic int watch; /* above 0: looking at the rings is not enough */
-    bool crowded;
+    _Atomic int watch;    /* above 0: looking at the rings is not enough */
+    bool crowded;         /* more ranks than processors on this host */
+    bool maybe_crowded;   /* the same if all ranks were here, as they can be with links, too */
     enum td__owner owner; /* of the right to sleep until something happens */
     bool owner_sleeps;
     int waiters; /* threads that wait for another to do it */
@@ -298,8 +299,9 @@ struct td__descriptor *td__shm_descriptor(struct td__messages *messages, int loc
 int td__shm_pid(struct td__messages *messages, int peer);
 bool td__shm_readable(struct td__messages *messages, int peer);
 
-/** How long a message may be that goes through the ring whole. */
-size_t td__shm_eager_limit(void);
+/** Whether a message goes through the ring whole: where the receiver can map it, copying it once is
+ *  the faster way for shorter ones already, unless the sender has to be scheduled again for it. */
+bool td__shm_is_small(const struct td__messages *messages, const void *data, size_t size);
 
 /* ---- messages_large.c ------------------------------------------------------------------------ */
 

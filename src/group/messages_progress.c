@@ -242,7 +242,7 @@ static bool wait_on_links(struct td__messages *messages, struct vigil *vigil)
     if (!vigil->spins_until)
         vigil->spins_until = vigil->drowsy ? 1 : now + SPIN_NS;
     if (now < vigil->spins_until) {
-        if (messages->crowded)
+        if (messages->maybe_crowded)
             sched_yield();
         return true;
     }

@@ -14,7 +14,7 @@
  * processes are still there. */
 #include "group/messages_inside.h"
 
-#include "base/fail.h"
+#include "base/arena.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -32,6 +32,7 @@ enum {
     RING_BYTES = 32 * 1024,
     RING_DATA = RING_BYTES - 2 * LINE,
     EAGER_LIMIT = 8 * 1024,
+    ARENA_EAGER_LIMIT = 4 * 1024,
     SLOTS = TD__LARGE_SLOTS,
     AT_ONCE = 64, /* messages of one rank that are taken before another's turn */
     PULSE_NS = 100000000,
@@ -91,11 +92,6 @@ static size_t rings_at(int local_size)
 size_t td__messages_shared_size(int local_size)
 {
     return rings_at(local_size) + (size_t)local_size * (size_t)local_size * RING_BYTES;
-}
-
-size_t td__shm_eager_limit(void)
-{
-    return EAGER_LIMIT;
 }
 
 /* ---- Beginning and ending -------------------------------------------------------------------- */
@@ -274,10 +270,19 @@ static bool write_large(struct td__messages *messages, struct td__post *post)
     return write_header(messages, post->peer, &envelope);
 }
 
+bool td__shm_is_small(const struct td__messages *messages, const void *data, size_t size)
+{
+    if (size <= ARENA_EAGER_LIMIT || size > EAGER_LIMIT || messages->crowded)
+        return size <= EAGER_LIMIT;
+    struct td__arena *arena;
+    size_t offset;
+    return !td__arena_resolve(data, &arena, &offset);
+}
+
 bool td__shm_write(struct td__messages *messages, int peer, struct td__post *post)
 {
     bool written;
-    if (post->kind == TD__MESSAGE_EAGER && post->size > EAGER_LIMIT) {
+    if (post->kind == TD__MESSAGE_EAGER && !td__shm_is_small(messages, post->data, post->size)) {
         written = write_large(messages, post);
     } else if (post->kind == TD__MESSAGE_EAGER) {
         written = td__shm_send_small(messages, peer, post->tag, post->data, post->size);
@@ -390,7 +395,7 @@ static bool read_ring(struct td__messages *messages, int source, int most)
     }
     if (end->total == before)
         return false;
-    td__fence();
+    td__bell_fence();
     if (atomic_load_explicit(&end->ring->starved, memory_order_relaxed)) {
         atomic_store_explicit(&end->ring->starved, 0, memory_order_relaxed);
         td__bell_ring(&messages->shared->entries[peer->local].bell);

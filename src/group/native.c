@@ -276,6 +276,7 @@ static td_status run(void *self, const td_call *call)
         .output_counts = call->output_counts,
         .reduction = {.dtype = call->dtype, .op = TD_SUM, .factor = 1},
         .root = call->root,
+        .called_root = call->root,
         .sequence = call->sequence,
         .deadline = td__deadline_in_ms(call->timeout_ms),
         .group = native->group->name,

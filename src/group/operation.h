@@ -14,7 +14,8 @@ struct td__operation {
     const size_t *input_counts;     /* all_to_all with uneven parts, else NULL */
     const size_t *output_counts;    /* likewise */
     struct td__reduction reduction; /* its dtype is the dtype of every operation */
-    int root;                       /* the rank in the group */
+    int root;                       /* the rank, or the index in the team that carries it out */
+    int called_root;                /* the rank in the group, as it was called */
     uint64_t sequence;              /* of the collectives of the group, from 1 */
     td__deadline deadline;
     const char *group; /* its name, for messages */

@@ -238,12 +238,18 @@ static uint64_t print_of(const struct td__operation *operation)
     const struct td__reduction *reduction = &operation->reduction;
     uint64_t kind = operation->input_counts ? UNEVEN : operation->kind;
     uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
-    uint64_t root = operation->root < 0 ? NO_ROOT : (uint64_t)operation->root % NO_ROOT;
+    uint64_t root = operation->called_root < 0 ? NO_ROOT
+                                               : (uint64_t)operation->called_root % NO_ROOT;
     return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
            (uint64_t)operation->count << 24;
 }
 
-static void describe_print(const struct td__team *team, uint64_t print, char *text, size_t room)
+static struct td__post_it *post_of(const struct td__team *team, int index, uint64_t call)
+{
+    return &team->cells[index].posts[call % TD__TEAM_POSTS];
+}
+
+static void describe_print(uint64_t print, char *text, size_t room)
 {
     unsigned kind = print & 15, dtype = print >> 4 & 15, op = print >> 8 & 15;
     unsigned root = print >> 12 & 4095;
@@ -258,17 +264,16 @@ static void describe_print(const struct td__team *team, uint64_t print, char *te
         length += snprintf(text + length, room - (size_t)length, ", %s",
                            op == OWN_OPERATION ? "an operation of its own"
                                                : td_reduce_op_name((td_reduce_op)op));
-    if (root != NO_ROOT && (int)root < team->size)
-        snprintf(text + length, room - (size_t)length, ", root %d", team->world_ranks[root]);
+    if (root != NO_ROOT)
+        snprintf(text + length, room - (size_t)length, ", root %u", root);
 }
 
 static td_status differ(struct td__team *team, const struct td__operation *operation, uint64_t call,
                         int index)
 {
     char ours[160], theirs[160];
-    size_t place = call % TD__TEAM_PRINTS;
-    describe_print(team, team->cells[team->index].prints[place], ours, sizeof ours);
-    describe_print(team, team->cells[index].prints[place], theirs, sizeof theirs);
+    describe_print(post_of(team, team->index, call)->print, ours, sizeof ours);
+    describe_print(post_of(team, index, call)->print, theirs, sizeof theirs);
     return td__team_fail(
         team, TD_ERR_MISMATCH,
         "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
@@ -278,15 +283,13 @@ static td_status differ(struct td__team *team, const struct td__operation *opera
 }
 
 /* Compares all calls since the last comparison up to `call`, which `index` has begun. A print stays for
- * TD__TEAM_PRINTS calls, and nobody is further ahead than TD__TEAM_DEPTH. */
+ * TD__TEAM_POSTS calls, and nobody is further ahead than TD__TEAM_DEPTH. */
 static td_status compare_calls(struct td__team *team, const struct td__operation *operation,
                                int index, uint64_t call)
 {
-    for (uint64_t c = team->floor + 1; c <= call; c++) {
-        size_t place = c % TD__TEAM_PRINTS;
-        if (team->cells[index].prints[place] != team->cells[team->index].prints[place])
+    for (uint64_t c = team->floor + 1; c <= call; c++)
+        if (post_of(team, index, c)->print != post_of(team, team->index, c)->print)
             return differ(team, operation, c, index);
-    }
     return TD_OK;
 }
 
@@ -298,7 +301,7 @@ static td_status too_late(struct td__team *team, const struct td__operation *ope
     size_t length = 0;
     int count = 0;
     for (int i = 0; i < team->size && length < sizeof missing - 16; i++)
-        if (atomic_load(&team->cells[i].stage) < stage) {
+        if (atomic_load(&post_of(team, i, stage >> PHASE_BITS)->stage) < stage) {
             length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
                                        length ? ", " : "", team->world_ranks[i]);
             count++;
@@ -335,18 +338,25 @@ static int find_dead(struct td__team *team, int index)
     return -1;
 }
 
-/* Waits until `reached` is `stage` or more. `index` is the one who brings that about, or -1: anybody. */
+static bool is_reached(const _Atomic uint64_t *reached, uint64_t stage, int index)
+{
+    uint64_t now = atomic_load_explicit(reached, memory_order_acquire);
+    return index < 0 ? now == stage : now >= stage;
+}
+
+/* Waits until `reached` is `stage` or more. `index` is the one who brings that about, or -1: anybody, and
+ * then it must be `stage` exactly. */
 static td_status await_value(struct td__team *team, const struct td__operation *operation,
                              const _Atomic uint64_t *reached, uint64_t stage, int index)
 {
-    if (atomic_load_explicit(reached, memory_order_acquire) >= stage)
+    if (is_reached(reached, stage, index))
         return TD_OK;
     struct td__waiting waiting;
     td_status status = TD_OK;
     td__waiting_begin(&waiting, &team->cells[team->index].bell, team->crowded, SLICE_NS,
                       operation->deadline);
     waiting.sleepers = &team->head->sleepers;
-    while (atomic_load_explicit(reached, memory_order_acquire) < stage) {
+    while (!is_reached(reached, stage, index)) {
         if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2) {
             status = broken(team);
             break;
@@ -356,7 +366,7 @@ static td_status await_value(struct td__team *team, const struct td__operation *
             break;
         }
         int dead = waiting.slept ? find_dead(team, index) : -1;
-        if (dead >= 0 && atomic_load_explicit(reached, memory_order_acquire) < stage) {
+        if (dead >= 0 && !is_reached(reached, stage, index)) {
             status = gone(team, operation, dead);
             break;
         }
@@ -368,11 +378,11 @@ static td_status await_value(struct td__team *team, const struct td__operation *
 static td_status await_stage(struct td__team *team, const struct td__operation *operation,
                              int index, uint64_t stage)
 {
-    return await_value(team, operation, &team->cells[index].stage, stage, index);
+    return await_value(team, operation, &post_of(team, index, stage >> PHASE_BITS)->stage, stage,
+                       index);
 }
 
-td_status td__team_open_slot(struct td__team *team, const struct td__operation *operation,
-                             struct td__slot **slot_out)
+td_status td__team_begin(struct td__team *team, const struct td__operation *operation)
 {
     uint64_t call = ++team->call;
     if (call >= team->floor + TD__TEAM_DEPTH) {
@@ -385,17 +395,16 @@ td_status td__team_open_slot(struct td__team *team, const struct td__operation *
         }
         team->floor = floor;
     }
-    struct td__slot *slot = td__team_slot(team, team->index);
-    slot->notice = (struct td__notice){.factor = operation->reduction.factor};
-    team->cells[team->index].prints[call % TD__TEAM_PRINTS] = print_of(operation);
-    *slot_out = slot;
+    post_of(team, team->index, call)->print = print_of(operation);
+    if (operation->reduction.op == TD_PREMUL_SUM)
+        td__team_slot(team, team->index)->notice.factor = operation->reduction.factor;
     return TD_OK;
 }
 
 /* For a change that all may be waiting for; it was made before. */
 static void wake_sleepers(struct td__team *team)
 {
-    td__fence();
+    td__bell_fence();
     if (!atomic_load_explicit(&team->head->sleepers, memory_order_relaxed))
         return;
     for (int i = 0; i < team->size; i++)
@@ -406,7 +415,7 @@ static void wake_sleepers(struct td__team *team)
 
 void td__team_reach(struct td__team *team, unsigned phase)
 {
-    atomic_store_explicit(&team->cells[team->index].stage, stage_of(team->call, phase),
+    atomic_store_explicit(&td__team_post(team, team->index)->stage, stage_of(team->call, phase),
                           memory_order_release);
     wake_sleepers(team);
 }
@@ -502,11 +511,10 @@ td_status td__team_run(struct td__team *team, const struct td__operation *operat
 
 td_status td__team_mention(struct td__team *team, const struct td__operation *operation)
 {
-    struct td__slot *slot;
     TD_TRY(td__team_attach(team, operation->deadline));
     if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
         return broken(team);
-    TD_TRY(td__team_open_slot(team, operation, &slot));
+    TD_TRY(td__team_begin(team, operation));
     td__team_reach(team, 1);
     return TD_OK;
 }

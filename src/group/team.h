@@ -3,13 +3,13 @@
  *     control memory (a memfd, made by the team's first rank, mapped by all)
  *     | head | cell 0 | cell 1 | …   | slots: DEPTH × size | stages: size | messages |
  *
- *     cell    what a rank has reached: stage = call << 24 | phase, and a print of each call
+ *     cell    what a rank has reached in its last calls, and what they were
  *     slot    a rank's notice of one call (where its buffers are) and, for a small
  *             call, its data
  *     stage   room for data that pass through in pieces, because they are not in shareable memory
  *
- * A rank announces a call by writing its slot and then its cell; others wait for the cell and read
- * the slot. The slot of call n is used again by call n + DEPTH, so a rank may not announce that
+ * A rank announces a call by writing its slot and then its post-it in its cell; others wait for that and
+ * read the slot. The slot of call n is used again by call n + DEPTH, so a rank may not announce that
  * before all have begun call n + 1. Nobody ever waits for more than that: a rank whose part is done
  * goes on.
  *
@@ -26,23 +26,32 @@
 
 enum {
     TD__TEAM_DEPTH = 4,
-    TD__TEAM_PRINTS = 2 * TD__TEAM_DEPTH, /* they are looked at later than slots: see team.c */
-    TD__SLOT_BYTES = 32 << 10,            /* of data */
-    TD__PIECE_BYTES = 256 << 10,          /* of a stage, which has three */
+    TD__TEAM_POSTS = 2 * TD__TEAM_DEPTH, /* they are looked at later than slots: see team.c */
+    TD__TINY_BYTES = 48,
+    TD__SLOT_BYTES = 32 << 10,   /* of data */
+    TD__PIECE_BYTES = 256 << 10, /* of a stage, which has three */
     TD__PIECES = 3,
 };
 
+/* What a rank announces about one call, in one cache line, so that one who waits for it has it all when
+ * the line comes. */
+struct td__post_it {
+    _Alignas(64) _Atomic uint64_t stage; /* call << 24 | phase */
+    uint64_t print;                      /* what was called, in one word: see team.c */
+    char tiny[TD__TINY_BYTES];           /* the data of a call that has no more */
+};
+
 struct td__cell {
-    _Alignas(128) _Atomic uint64_t stage;
-    uint64_t prints[TD__TEAM_PRINTS]; /* what was called, in one word: see team.c */
-    _Alignas(
-        64) _Atomic uint64_t claims; /* call << 32 | pieces of this rank's share that are taken */
+    struct td__post_it posts[TD__TEAM_POSTS];
+    /* call << 32 | how many pieces of this rank's share are taken */
+    _Alignas(64) _Atomic uint64_t claims;
     _Alignas(64) struct td__bell bell;
     _Atomic uint32_t attached; /* the rank has mapped the memory */
     _Atomic uint32_t leaving;  /* it will not ask for any other */
 };
 
-/* What a rank tells about its call. Offsets are in its arena, plus one; 0 for memory that cannot be shared. */
+/* What a rank tells about its call, where it is large or has a factor. Offsets are in its arena, plus
+ * one; 0 for memory that cannot be shared. */
 struct td__notice {
     uint64_t input, output;
     uint64_t largest; /* uneven all_to_all: the largest part, in elements */
@@ -88,6 +97,7 @@ struct td__team {
     const void **inputs; /* parts of them, for the piece of work at hand */
     void **outputs;
     double *factors;
+    bool past_caches; /* the call at hand writes more than they hold */
     struct td__team *next; /* among those that are left behind */
 };
 
@@ -123,9 +133,14 @@ static inline char *td__team_piece(const struct td__team *team, int index, uint6
            ((size_t)index * TD__PIECES + (size_t)(number % TD__PIECES)) * TD__PIECE_BYTES;
 }
 
-/** Begins the next call: waits until this rank's slot for it may be written, and fills in its notice. */
-td_status td__team_open_slot(struct td__team *team, const struct td__operation *operation,
-                             struct td__slot **slot);
+/** The post-it of `index` for the call at hand. */
+static inline struct td__post_it *td__team_post(const struct td__team *team, int index)
+{
+    return &team->cells[index].posts[team->call % TD__TEAM_POSTS];
+}
+
+/** Begins the next call: waits until this rank's slot for it may be written, and notes what is called. */
+td_status td__team_begin(struct td__team *team, const struct td__operation *operation);
 
 /** Announces that this rank has reached `phase` (from 1) of the call. */
 void td__team_reach(struct td__team *team, unsigned phase);

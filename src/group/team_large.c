@@ -24,6 +24,7 @@
 
 #include "base/arena.h"
 #include "base/fail.h"
+#include "group/copy.h"
 
 #include <string.h>
 
@@ -141,12 +142,6 @@ static size_t cut_slice(struct task task, const struct td__team *team, size_t co
     return size;
 }
 
-static void move(char *to, const char *from, size_t size)
-{
-    if (size && to != from)
-        memcpy(to, from, size);
-}
-
 /* `size` bytes from one place to several, a chunk at a time. */
 static void spread(struct td__team *team, size_t offset, int first_target, const char *source,
                    size_t size)
@@ -155,7 +150,8 @@ static void spread(struct td__team *team, size_t offset, int first_target, const
         for (int i = 0; i < team->size; i++) {
             char *target = team->targets[(first_target + i) % team->size];
             if (target)
-                move(target + offset + at, source + at, size - at < CHUNK ? size - at : CHUNK);
+                td__copy_bytes(target + offset + at, source + at,
+                               size - at < CHUNK ? size - at : CHUNK, team->past_caches);
         }
 }
 
@@ -222,7 +218,8 @@ static void all_to_all_task(struct td__team *team, const struct td__operation *o
             size = td__team_counts(team, i)[task.owner] * element;
         }
         size_t now = cut(task, size, &first);
-        move(output + first, (const char *)team->sources[i] + from + first, now);
+        td__copy_bytes(output + first, (const char *)team->sources[i] + from + first, now,
+                       team->past_caches);
         output += size;
     }
 }
@@ -234,11 +231,12 @@ static void rooted_part(struct td__team *team, const struct td__operation *opera
     size_t bytes = operation->count * td__operation_element(operation);
     size_t whole = bytes * (size_t)part + first;
     if (operation->kind == TD__GATHER)
-        move((char *)team->targets[operation->root] + whole,
-             (const char *)team->sources[part] + first, size);
+        td__copy_bytes((char *)team->targets[operation->root] + whole,
+                       (const char *)team->sources[part] + first, size, team->past_caches);
     else
-        move((char *)team->targets[part] + first,
-             (const char *)team->sources[operation->root] + whole, size);
+        td__copy_bytes((char *)team->targets[part] + first,
+                       (const char *)team->sources[operation->root] + whole, size,
+                       team->past_caches);
 }
 
 static void rooted_task(struct td__team *team, const struct td__operation *operation,
@@ -335,28 +333,31 @@ static td_status tell_counts(struct td__team *team, const struct td__operation *
     return TD_OK;
 }
 
-/* What rank i sends to us must be what we expect from it. */
+/* What rank i sends to rank k must be what that expects from it. Everybody checks all of them, since
+ * anybody may do the work. */
 static td_status check_counts(struct td__team *team, const struct td__operation *operation)
 {
-    for (int i = 0; i < team->size; i++) {
-        uint64_t sent = td__team_counts(team, i)[team->index];
-        uint64_t expected = operation->output_counts[i];
-        if (sent != expected)
-            return td__team_fail(
-                team, TD_ERR_MISMATCH,
-                "%s: rank %d sends %llu elements to rank %d, which expects %llu from it",
-                td__operation_describe(operation), team->world_ranks[i], (unsigned long long)sent,
-                team->world_ranks[team->index], (unsigned long long)expected);
-    }
+    for (int i = 0; i < team->size; i++)
+        for (int k = 0; k < team->size; k++) {
+            uint64_t sent = td__team_counts(team, i)[k];
+            uint64_t expected = td__team_counts(team, k)[team->size + i];
+            if (sent != expected)
+                return td__team_fail(
+                    team, TD_ERR_MISMATCH,
+                    "%s: rank %d sends %llu elements to rank %d, which expects %llu from it",
+                    td__operation_describe(operation), team->world_ranks[i],
+                    (unsigned long long)sent, team->world_ranks[k], (unsigned long long)expected);
+        }
     return TD_OK;
 }
 
 td_status td__team_meet(struct td__team *team, const struct td__operation *operation, bool *shared,
                         size_t *largest)
 {
-    struct td__slot *slot;
     bool is_root = operation->root == team->index;
-    TD_TRY(td__team_open_slot(team, operation, &slot));
+    TD_TRY(td__team_begin(team, operation));
+    struct td__slot *slot = td__team_slot(team, team->index);
+    slot->notice.largest = 0;
     bool any = operation->count || operation->input_counts;
     slot->notice.input = place_of(operation->input, any && gives(operation, is_root));
     slot->notice.output = place_of(operation->output, any && takes(operation, is_root));
@@ -369,6 +370,21 @@ td_status td__team_meet(struct td__team *team, const struct td__operation *opera
     return find_buffers(team, operation, shared, largest);
 }
 
+/* What the call writes, on all ranks together. */
+static size_t written_bytes(const struct td__team *team, const struct td__operation *operation)
+{
+    size_t bytes = operation->count * td__operation_element(operation), n = (size_t)team->size;
+    switch (operation->kind) {
+    case TD__ALL_GATHER:
+    case TD__ALL_TO_ALL:
+        return bytes * n * n;
+    case TD__REDUCE:
+        return bytes;
+    default:
+        return bytes * n;
+    }
+}
+
 td_status td__team_large(struct td__team *team, const struct td__operation *operation)
 {
     bool shared;
@@ -376,6 +392,7 @@ td_status td__team_large(struct td__team *team, const struct td__operation *oper
     TD_TRY(td__team_meet(team, operation, &shared, &largest));
     if (!shared)
         return td__team_staged(team, operation, largest);
+    team->past_caches = written_bytes(team, operation) > td__cache_bytes() / 4 * 5;
     if (team->crowded)
         return take_turns(team, operation, largest);
     do_task(team, operation, (struct task){team->index, 0, 1});

@@ -24,46 +24,48 @@ static void copy(void *to, const void *from, size_t size)
         memcpy(to, from, size);
 }
 
-static const char *data_of(struct td__team *team, int index)
+/* Where `index` has its data of the call at hand, `bytes` in all. */
+static char *data_of(struct td__team *team, int index, size_t bytes)
 {
-    return td__team_slot(team, index)->data;
+    return bytes <= TD__TINY_BYTES ? td__team_post(team, index)->tiny
+                                   : td__team_slot(team, index)->data;
 }
 
+/* `given` is what each has in its slot, of which the part from `offset` on is reduced. */
 static td_status reduce_slots(struct td__team *team, const struct td__operation *operation,
-                              size_t offset)
+                              size_t given, size_t offset)
 {
     void *output = operation->output;
     for (int i = 0; i < team->size; i++)
-        team->sources[i] = data_of(team, i) + offset;
+        team->sources[i] = data_of(team, i, given) + offset;
     struct td__reduction reduction = td__team_reduction(team, operation);
     if (operation->count)
         td__reduce_many(&reduction, &output, 1, team->sources, team->size, operation->count);
     return TD_OK;
 }
 
-/* Part `part` of everybody's slot, one after another. */
-static void collect(struct td__team *team, const struct td__operation *operation, size_t part,
-                    size_t bytes)
+/* The part of everybody's slot from `part` on, one after another. */
+static void collect(struct td__team *team, const struct td__operation *operation, size_t given,
+                    size_t part, size_t bytes)
 {
     char *output = operation->output;
     for (int i = 0; i < team->size; i++)
-        copy(output + (size_t)i * bytes, data_of(team, i) + part, bytes);
+        copy(output + (size_t)i * bytes, data_of(team, i, given) + part, bytes);
 }
 
 td_status td__team_small(struct td__team *team, const struct td__operation *operation)
 {
-    struct td__slot *slot;
     size_t bytes = operation->count * td__operation_element(operation);
     size_t all = bytes * (size_t)team->size, part = bytes * (size_t)team->index;
     bool is_root = operation->root == team->index;
     enum td__collective kind = operation->kind;
 
-    TD_TRY(td__team_open_slot(team, operation, &slot));
-    bool gives_all = kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
-    if (kind == TD__SCATTER ? is_root : gives_all)
-        copy(slot->data, operation->input, all);
-    else if (kind == TD__BROADCAST ? is_root : kind != TD__SCATTER && kind != TD__BARRIER)
-        copy(slot->data, operation->input, bytes);
+    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    size_t given = by_parts ? all : bytes;
+    bool gives = kind == TD__BROADCAST || kind == TD__SCATTER ? is_root : kind != TD__BARRIER;
+    TD_TRY(td__team_begin(team, operation));
+    if (gives)
+        copy(data_of(team, team->index, given), operation->input, given);
     td__team_reach(team, 1);
 
     switch (kind) {
@@ -72,7 +74,7 @@ td_status td__team_small(struct td__team *team, const struct td__operation *oper
         if (!is_root) {
             TD_TRY(td__team_await(team, operation, operation->root, 1));
             copy(operation->output,
-                 data_of(team, operation->root) + (kind == TD__SCATTER ? part : 0), bytes);
+                 data_of(team, operation->root, given) + (kind == TD__SCATTER ? part : 0), bytes);
         } else if (kind == TD__SCATTER && bytes) {
             copy(operation->output, (const char *)operation->input + part, bytes);
         }
@@ -83,8 +85,8 @@ td_status td__team_small(struct td__team *team, const struct td__operation *oper
             return TD_OK;
         TD_TRY(td__team_await_all(team, operation, 1));
         if (kind == TD__REDUCE)
-            return reduce_slots(team, operation, 0);
-        collect(team, operation, 0, bytes);
+            return reduce_slots(team, operation, given, 0);
+        collect(team, operation, given, 0, bytes);
         return TD_OK;
     default:
         break;
@@ -93,14 +95,14 @@ td_status td__team_small(struct td__team *team, const struct td__operation *oper
     TD_TRY(td__team_await_all(team, operation, 1));
     switch (kind) {
     case TD__ALL_REDUCE:
-        return reduce_slots(team, operation, 0);
+        return reduce_slots(team, operation, given, 0);
     case TD__REDUCE_SCATTER:
-        return reduce_slots(team, operation, part);
+        return reduce_slots(team, operation, given, part);
     case TD__ALL_GATHER:
-        collect(team, operation, 0, bytes);
+        collect(team, operation, given, 0, bytes);
         return TD_OK;
     case TD__ALL_TO_ALL:
-        collect(team, operation, part, bytes);
+        collect(team, operation, given, part, bytes);
         return TD_OK;
     default: /* a barrier */
         return TD_OK;

@@ -2,12 +2,14 @@
 #include "transport/bell.h"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
-    SPINS = 100,             /* about 5 µs: what the other side takes where it is at work */
+    SPINS = 300, /* looks before the first yield, some µs: the other side may be at work just now */
+    PAUSES = 100,            /* the last of them with a pause */
     YIELD_NS = 1000000,      /* how long to yield before sleeping */
     YIELD_LIMIT_NS = 500000, /* a yield that took longer was given to a third */
 };
@@ -19,6 +21,25 @@ static inline void pause_processor(void)
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+bool td__bells_are_cheap;
+
+/* Every process that rings must be registered, or its stores could still be under way. All that use a
+ * bell run this code; where one of them is refused what another is granted (a seccomp filter), a ring may
+ * be missed, and the sleeper wakes at the end of its slice. */
+__attribute__((constructor)) static void make_bells_cheap(void)
+{
+#if !defined(__SANITIZE_THREAD__)
+    td__bells_are_cheap = !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
+#endif
+}
+
+static void all_processors_pass_a_barrier(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (td__bells_are_cheap)
+        syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
 static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *timeout)
@@ -33,6 +54,13 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, bool 
         .bell = bell, .deadline = deadline, .spins = crowded ? 0 : SPINS, .slice = slice_ns};
 }
 
+/* After this a change is either seen by the waiter, or followed by a ring. */
+static void announce(struct td__waiting *waiting)
+{
+    atomic_store_explicit(&waiting->bell->sleeping, 1, memory_order_seq_cst);
+    all_processors_pass_a_barrier();
+}
+
 static bool sleep_a_slice(struct td__waiting *waiting, int64_t now)
 {
     int64_t left = waiting->slice;
@@ -43,15 +71,15 @@ static bool sleep_a_slice(struct td__waiting *waiting, int64_t now)
     struct timespec timeout = td__timespec(left);
     futex(&waiting->bell->sleeping, FUTEX_WAIT, 1, &timeout);
     waiting->slept = true;
-    atomic_store_explicit(&waiting->bell->sleeping, 1, memory_order_seq_cst);
+    announce(waiting);
     return true;
 }
 
 bool td__waiting_step(struct td__waiting *waiting)
 {
     if (waiting->spins) {
-        waiting->spins--;
-        pause_processor();
+        if (--waiting->spins < PAUSES)
+            pause_processor();
         return true;
     }
     int64_t now = td__now_ns();
@@ -69,7 +97,7 @@ bool td__waiting_step(struct td__waiting *waiting)
     }
     if (waiting->sleepers)
         atomic_fetch_add(waiting->sleepers, 1);
-    atomic_store_explicit(&waiting->bell->sleeping, 1, memory_order_seq_cst);
+    announce(waiting);
     waiting->announced = true;
     return true;
 }

@@ -8,7 +8,8 @@
  *     td__waiting_end(&w);
  *
  * A step spins, yields or sleeps. Sleeping is announced first, and the condition looked at once more
- * before it begins; ringing costs a load as long as nobody sleeps. One waiter at a time has a bell.
+ * before it begins; ringing costs a load as long as nobody sleeps: not even a fence, since the one who
+ * sleeps makes all processors pass one (membarrier). One waiter at a time has a bell.
  *
  * How long to do what: where there is a processor for everyone, the other side is at work and spinning
  * is the fastest; where there is not (`crowded`), it needs this processor, and gets it by a yield. A
@@ -50,21 +51,28 @@ void td__waiting_end(struct td__waiting *waiting);
 
 void td__bell_wake(struct td__bell *bell);
 
-/** What was written before is seen by others before what is read after. */
-static inline void td__fence(void)
+/** True where whoever is about to sleep can have all processors pass a barrier: then those who ring need
+ *  none of their own. Set before the first ring. */
+extern bool td__bells_are_cheap;
+
+/** Between a change and the look at who sleeps: the change is seen by others before that look. */
+static inline void td__bell_fence(void)
 {
 #if defined(__SANITIZE_THREAD__)
     static _Atomic int word; /* the sanitizer does not know fences */
     atomic_fetch_add(&word, 1);
 #else
-    atomic_thread_fence(memory_order_seq_cst);
+    if (td__bells_are_cheap)
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        atomic_thread_fence(memory_order_seq_cst);
 #endif
 }
 
 /** Wakes the waiter where it sleeps. The change must be made before, with any memory order. */
 static inline void td__bell_ring(struct td__bell *bell)
 {
-    td__fence();
+    td__bell_fence();
     if (atomic_load_explicit(&bell->sleeping, memory_order_relaxed))
         td__bell_wake(bell);
 }

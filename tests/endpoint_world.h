@@ -1,0 +1,34 @@
+/* Endpoints of tests: several in one process, or one in each rank of a test. */
+#ifndef TANDEM_TESTS_ENDPOINT_WORLD_H
+#define TANDEM_TESTS_ENDPOINT_WORLD_H
+
+#include "transport/endpoint.h"
+
+#include <stdatomic.h>
+
+#define ENDPOINT_SECRET "a secret for tests"
+
+/** Time enough for anything that comes at all. */
+td__deadline soon(void);
+
+/** Hands the cards of all of them to all of them. */
+void meet_all(struct td__endpoint **endpoints, int count);
+
+/** Two endpoints in this process, under ENDPOINT_SECRET. */
+void pair_open(struct td__endpoint *endpoints[2], bool shared);
+void pair_close(struct td__endpoint *endpoints[2]);
+
+/** Where an endpoint listens: its TCP port, and the name of its unix socket. */
+int endpoint_port(const struct td__endpoint *endpoint);
+void endpoint_local(const struct td__endpoint *endpoint, char name[128]);
+
+/** The other side closes the connection soon, and has sent nothing. Closes it here, too. */
+void check_closed(int fd);
+
+/** Meets the endpoints of the other ranks of the test. */
+void meet_by_files(struct td__endpoint *endpoint);
+
+/** Zeroed memory that all ranks of the test share. */
+void *map_file(size_t size);
+
+#endif

@@ -1,0 +1,114 @@
+/* Bytes that come from another rank, where the message of a collective is expected: the header alone,
+ * and as what a rank receives in the middle of a call.
+ *
+ *     byte 0    which call, and with how many elements
+ *     byte 1    odd: the right header comes first
+ *     the rest  what comes */
+ *
+#include "fuzz.h"
+
+#include "group/socket_layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { MAX_INPUT = 4096, COUNT = 100 };
+
+static int link_fd;
+
+static void check(bool condition)
+{
+    if (!condition)
+        abort();
+}
+
+static void check_header(const uint8_t *bytes)
+{
+    struct td__header header, mine = {.type = TD__HEADER_DATA, .kind = TD__BARRIER};
+    uint8_t again[TD__HEADER_BYTES];
+    char text[256];
+    if (!td__header_read(bytes, &header))
+        return;
+    check(header.type != TD__HEADER_GOODBYE || header.payload <= TD__GOODBYE_TEXT);
+    td__header_write(&header, again);
+    check(!memcmp(again, bytes, TD__HEADER_BYTES));
+    td__header_describe(&header, text, sizeof text);
+    check(strlen(text) < sizeof text - 1);
+    struct td__operation operation = {.kind = TD__BARRIER, .group = "fuzz"};
+    check(td__header_mismatch(&operation, &mine, "rank 0", &header, "rank 1") == TD_ERR_MISMATCH);
+}
+
+static td_status give_link(void *arg, int peer, td__deadline deadline, int *fd)
+{
+    (void)arg;
+    (void)peer;
+    (void)deadline;
+    *fd = link_fd;
+    link_fd = -1;
+    return *fd >= 0 ? TD_OK : TD_ERR_TIMEOUT;
+}
+
+static const char *describe(void *arg, int peer)
+{
+    (void)arg;
+    return peer ? "rank 1" : "rank 0";
+}
+
+static void listen_to_nobody(void *arg, td__link_fn fn, void *fn_arg)
+{
+    (void)arg;
+    (void)fn;
+    (void)fn_arg;
+}
+
+/* Rank 0 of two makes a call; `data` is what rank 1 sends before it closes. */
+static void make_call(uint8_t what, bool right, const uint8_t *data, size_t size)
+{
+    static const struct td__link_source source = {give_link, give_link, describe, listen_to_nobody};
+    static float input[2 * COUNT], output[2 * COUNT];
+    struct td__socket_team *team;
+    int fds[2];
+    check(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+    link_fd = fds[0];
+    check(!td__socket_team_create_over(&source, &link_fd, 2, 0, NULL, &team));
+    struct td__operation operation = {
+        .kind = what % TD__COLLECTIVES,
+        .input = input,
+        .output = output,
+        .count = what / TD__COLLECTIVES,
+        .sequence = 1,
+        .deadline = td__now_ns(),
+        .group = "fuzz",
+    };
+    if (right) {
+        struct td__run run;
+        uint8_t bytes[TD__HEADER_BYTES];
+        size_t elements = operation.count;
+        check(!td__socket_team_begin(team, &operation, operation.kind, operation.count,
+                                     elements * sizeof(float), &run));
+        run.header.turn = team->turn + 1;
+        run.header.payload = elements * sizeof(float);
+        td__header_write(&run.header, bytes);
+        check(send(fds[1], bytes, sizeof bytes, MSG_NOSIGNAL) == sizeof bytes);
+    }
+    check(send(fds[1], data, size, MSG_NOSIGNAL) == (ssize_t)size);
+    shutdown(fds[1], SHUT_WR);
+    td_status status = td__socket_team_run(team, &operation);
+    check(!status || strlen(td_last_error()) > 0);
+    td__socket_team_destroy(team);
+    if (link_fd >= 0)
+        close(link_fd);
+    close(fds[1]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < 2 || size > MAX_INPUT)
+        return 0;
+    if (size >= 2 + TD__HEADER_BYTES)
+        check_header(data + 2);
+    make_call(data[0], data[1] & 1, data + 2, size - 2);
+    return 0;
+}

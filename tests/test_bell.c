@@ -1,0 +1,73 @@
+/* Bells: waiting for another process and waking it. */
+#include "endpoint_world.h"
+#include "forks.h"
+#include "runner.h"
+
+#include "transport/bell.h"
+
+struct table {
+    atomic_int ball;
+    struct td__bell bells[2];
+    _Atomic uint32_t sleepers;
+};
+
+static void await_ball(struct table *table, int player, int ball, bool crowded)
+{
+    struct td__waiting waiting;
+    td__waiting_begin(&waiting, &table->bells[player], crowded, 5000000000, soon());
+    waiting.sleepers = &table->sleepers;
+    while (atomic_load(&table->ball) < ball)
+        CHECK(td__waiting_step(&waiting));
+    td__waiting_end(&waiting);
+}
+
+static void play(struct table *table, int player)
+{
+    for (int round = 0; round < 2000; round++) {
+        await_ball(table, player, 2 * round + player, round % 2);
+        if (round % 200 == 50 + 100 * player)
+            td__sleep_ns(3000000); /* long enough for the other one to fall asleep */
+        atomic_fetch_add(&table->ball, 1);
+        td__bell_ring(&table->bells[!player]);
+    }
+}
+
+static void play_second(void *arg)
+{
+    play(arg, 1);
+}
+
+/* A sleep lasts five seconds: a ring that is lost shows. */
+TEST(bells_wake_another_process)
+{
+    struct table *table = fork_shared(sizeof *table);
+    int64_t before = td__now_ns();
+    pid_t pid = fork_start(play_second, table);
+    play(table, 0);
+    fork_join(pid);
+    CHECK_EQ(table->ball, 4000);
+    CHECK_EQ(table->sleepers, 0);
+    CHECK_EQ(table->bells[0].sleeping, 0);
+    CHECK_EQ(table->bells[1].sleeping, 0);
+    CHECK(td__now_ns() - before < 4500000000ll * td_test_slowness());
+}
+
+TEST(waiting_ends_at_its_deadline)
+{
+    for (int crowded = 0; crowded < 2; crowded++) {
+        struct table table = {0};
+        struct td__waiting waiting;
+        int64_t before = td__now_ns();
+        int steps = 0;
+        td__waiting_begin(&waiting, &table.bells[0], crowded, 10000000, td__deadline_in_ms(100));
+        waiting.sleepers = &table.sleepers;
+        while (td__waiting_step(&waiting))
+            steps++;
+        td__waiting_end(&waiting);
+        int64_t took = td__now_ns() - before;
+        CHECK(took >= 99000000 && took < 1000000000ll * td_test_slowness());
+        CHECK(steps > 5); /* it looked around in between */
+        CHECK_EQ(table.sleepers, 0);
+        CHECK_EQ(table.bells[0].sleeping, 0);
+    }
+}

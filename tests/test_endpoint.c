@@ -1,0 +1,334 @@
+/* Endpoints: links and papers between ranks of one process, and the memory of another process. */
+#include "endpoint_world.h"
+#include "process_counts.h"
+#include "runner.h"
+
+#include "base/arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- Cards ----------------------------------------------------------------------------------- */
+
+TEST(hosts_are_numbered_by_their_first_rank)
+{
+    static const char *const ids[] = {"b", "a", "b", "c", "a"};
+    struct td__endpoint *endpoints[5];
+    for (int shared = 0; shared < 2; shared++) {
+        for (int r = 0; r < 5; r++) {
+            setenv("TANDEM_HOST_ID", ids[r], 1);
+            CHECK_OK(td__endpoint_open(r, 5, "127.0.0.1", shared, &endpoints[r]));
+        }
+        meet_all(endpoints, 5);
+        for (int r = 0; r < 5; r++) {
+            static const int expected[] = {0, 1, 0, 2, 1};
+            for (int k = 0; k < 5; k++)
+                CHECK_EQ(td__endpoint_host(endpoints[r], k), shared ? expected[k] : k);
+            CHECK_EQ(td__endpoint_rank(endpoints[r]), r);
+            CHECK_EQ(td__endpoint_size(endpoints[r]), 5);
+            CHECK_EQ(td__endpoint_pid(endpoints[r], 4 - r), getpid());
+            CHECK_CONTAINS(td__endpoint_describe(endpoints[r], 3), "rank 3 (on ");
+        }
+        for (int r = 0; r < 5; r++)
+            td__endpoint_close(endpoints[r]);
+    }
+}
+
+TEST(cards_that_are_none)
+{
+    struct td__endpoint *endpoint;
+    struct td__buffer card = {0};
+    CHECK_OK(td__endpoint_open(0, 2, "127.0.0.1", true, &endpoint));
+    td__endpoint_card(endpoint, &card);
+    for (size_t size = 0; size < card.size; size++) { /* any shorter one */
+        td_bytes cards[2] = {{(char *)card.data, card.size}, {(char *)card.data, size}};
+        CHECK_FAILS(td__endpoint_meet(endpoint, cards), TD_ERR_MISMATCH, "rank 1");
+    }
+    char *longer = malloc(card.size + 1);
+    memcpy(longer, card.data, card.size);
+    longer[card.size] = 0;
+    CHECK_FAILS(
+        td__endpoint_meet(endpoint, (td_bytes[]){{longer, card.size}, {longer, card.size + 1}}),
+        TD_ERR_MISMATCH, "version");
+    CHECK_OK(td__endpoint_meet(endpoint, (td_bytes[]){{longer, card.size}, {longer, card.size}}));
+    free(longer);
+    td__buffer_free(&card);
+    td__endpoint_close(endpoint);
+}
+
+/* ---- Links ----------------------------------------------------------------------------------- */
+
+/* Bytes go both ways, and the socket is what links are said to be. */
+static void check_link(int a, int b, int family)
+{
+    struct sockaddr_storage address;
+    socklen_t size = sizeof address;
+    char byte = 0;
+    CHECK_EQ(getsockname(a, (struct sockaddr *)&address, &size), 0);
+    CHECK_EQ(address.ss_family, family);
+    CHECK(fcntl(a, F_GETFL) & O_NONBLOCK);
+    CHECK(fcntl(b, F_GETFL) & O_NONBLOCK);
+    CHECK_EQ(recv(a, &byte, 1, 0), -1);
+    CHECK_EQ(errno, EAGAIN);
+    for (int i = 0; i < 2; i++) {
+        struct pollfd there = {.fd = i ? a : b, .events = POLLIN};
+        CHECK_EQ(send(i ? b : a, "x", 1, MSG_NOSIGNAL), 1);
+        CHECK_EQ(poll(&there, 1, 5000), 1);
+        CHECK_EQ(recv(i ? a : b, &byte, 1, 0), 1);
+        CHECK_EQ(byte, 'x');
+    }
+    close(a);
+    close(b);
+}
+
+TEST(links_go_both_ways)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        struct td__endpoint *e[2];
+        int a, b;
+        pair_open(e, shared);
+        for (int from = 0; from < 2; from++) {
+            CHECK_OK(td__endpoint_connect(e[from], !from, 77, TD__CHANNEL_COLLECTIVE, soon(), &a));
+            CHECK_OK(td__endpoint_accept(e[!from], from, 77, TD__CHANNEL_COLLECTIVE, soon(), &b));
+            check_link(a, b, shared ? AF_UNIX : AF_INET);
+        }
+        pair_close(e);
+    }
+}
+
+TEST(links_wait_for_whoever_wants_them)
+{
+    struct td__endpoint *e[2];
+    int first, second, other, channel, got[4];
+    pair_open(e, true);
+    CHECK_OK(td__endpoint_connect(e[1], 0, 5, TD__CHANNEL_COLLECTIVE, soon(), &first));
+    CHECK_OK(td__endpoint_connect(e[1], 0, 5, TD__CHANNEL_COLLECTIVE, soon(), &second));
+    CHECK_OK(td__endpoint_connect(e[1], 0, 6, TD__CHANNEL_COLLECTIVE, soon(), &other));
+    CHECK_OK(td__endpoint_connect(e[1], 0, 5, TD__CHANNEL_MESSAGES, soon(), &channel));
+    send(first, "1", 1, 0);
+    send(second, "2", 1, 0);
+    /* Group, channel and rank decide; those that fit come in order. */
+    CHECK_OK(td__endpoint_accept(e[0], 1, 6, TD__CHANNEL_COLLECTIVE, soon(), &got[0]));
+    CHECK_OK(td__endpoint_accept(e[0], 1, 5, TD__CHANNEL_MESSAGES, soon(), &got[1]));
+    CHECK_OK(td__endpoint_accept(e[0], 1, 5, TD__CHANNEL_COLLECTIVE, soon(), &got[2]));
+    CHECK_OK(td__endpoint_accept(e[0], 1, 5, TD__CHANNEL_COLLECTIVE, soon(), &got[3]));
+    char byte;
+    CHECK_EQ(recv(got[2], &byte, 1, 0), 1);
+    CHECK_EQ(byte, '1');
+    CHECK_EQ(recv(got[3], &byte, 1, 0), 1);
+    check_link(got[0], other, AF_UNIX);
+    check_link(got[1], channel, AF_UNIX);
+    check_link(got[2], first, AF_UNIX);
+    check_link(got[3], second, AF_UNIX);
+    CHECK_FAILS(
+        td__endpoint_accept(e[0], 1, 5, TD__CHANNEL_COLLECTIVE, td__deadline_in_ms(50), &got[0]),
+        TD_ERR_TIMEOUT, "rank 1");
+    pair_close(e);
+}
+
+struct taken {
+    atomic_int count;
+    int rank, fd;
+};
+
+static void take(void *arg, int rank, int fd)
+{
+    struct taken *taken = arg;
+    taken->rank = rank;
+    taken->fd = fd;
+    atomic_fetch_add(&taken->count, 1);
+}
+
+TEST(links_are_handed_to_a_listener)
+{
+    struct td__endpoint *e[2];
+    struct taken taken = {0};
+    int fd, fds[3];
+    pair_open(e, false);
+    CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
+    CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_COLLECTIVE, soon(), &fds[1]));
+    /* What has come already at once; what comes later, then. */
+    struct pollfd quiet = {.fd = fds[0], .events = POLLIN};
+    poll(&quiet, 1, 100);
+    td__endpoint_listen(e[0], 9, TD__CHANNEL_MESSAGES, take, &taken);
+    CHECK_SOON(atomic_load(&taken.count) == 1);
+    CHECK_EQ(taken.rank, 1);
+    check_link(taken.fd, fds[0], AF_INET);
+    CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
+    CHECK_SOON(atomic_load(&taken.count) == 2);
+    check_link(taken.fd, fds[0], AF_INET);
+    /* The other channel is not touched by this. */
+    CHECK_OK(td__endpoint_accept(e[0], 1, 9, TD__CHANNEL_COLLECTIVE, soon(), &fd));
+    check_link(fd, fds[1], AF_INET);
+    /* After the end of it they are closed. */
+    td__endpoint_listen(e[0], 9, TD__CHANNEL_MESSAGES, NULL, NULL);
+    CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
+    check_closed(fds[0]);
+    CHECK_EQ(taken.count, 2);
+    /* A group that is forgotten: what waits is closed, and links may come again. */
+    CHECK_OK(td__endpoint_connect(e[1], 0, 10, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
+    CHECK_SOON((quiet.fd = fds[0], poll(&quiet, 1, 20) == 0));
+    td__endpoint_forget(e[0], 10);
+    check_closed(fds[0]);
+    td__endpoint_forget(e[0], 9);
+    CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
+    CHECK_OK(td__endpoint_accept(e[0], 1, 9, TD__CHANNEL_MESSAGES, soon(), &fd));
+    check_link(fd, fds[0], AF_INET);
+    pair_close(e);
+}
+
+TEST(who_has_left_cannot_be_reached)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        struct td__endpoint *e[2];
+        int fd;
+        pair_open(e, shared);
+        CHECK_OK(td__endpoint_connect(e[0], 1, 3, TD__CHANNEL_MESSAGES, soon(), &fd));
+        td__endpoint_close(e[1]);
+        check_closed(fd); /* what nobody had taken */
+        td_status status = td__endpoint_connect(e[0], 1, 3, TD__CHANNEL_MESSAGES,
+                                                td__deadline_in_ms(200), &fd);
+        CHECK(status == TD_ERR_TIMEOUT || status == TD_ERR_PEER);
+        CHECK_CONTAINS(td_last_error(), "rank 1 (on ");
+        td__endpoint_close(e[0]);
+    }
+}
+
+/* ---- Papers ---------------------------------------------------------------------------------- */
+
+static int make_paper(const char *text)
+{
+    int fd = memfd_create("paper", MFD_CLOEXEC);
+    CHECK(fd >= 0);
+    CHECK_EQ(write(fd, text, strlen(text)), strlen(text));
+    return fd;
+}
+
+static void check_paper(int fd, const char *text)
+{
+    char there[64] = "";
+    CHECK_EQ(pread(fd, there, sizeof there - 1, 0), strlen(text));
+    CHECK_STR(there, text);
+    close(fd);
+}
+
+struct offer {
+    struct td__endpoint *endpoint;
+    int fd;
+};
+
+static void *offer_later(void *arg)
+{
+    struct offer *offer = arg;
+    td__sleep_ns(100000000);
+    CHECK_OK(td__endpoint_offer(offer->endpoint, 22, offer->fd));
+    return NULL;
+}
+
+TEST(papers_before_and_after_they_are_asked_for)
+{
+    struct td__endpoint *e[2];
+    pthread_t thread;
+    int early = make_paper("early"), late = make_paper("late"), fd;
+    pair_open(e, true);
+    CHECK_OK(td__endpoint_offer(e[0], 21, early));
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(td__endpoint_fetch(e[1], 0, 21, soon(), &fd));
+        check_paper(fd, "early");
+    }
+    struct offer offer = {e[0], late};
+    CHECK_EQ(pthread_create(&thread, NULL, offer_later, &offer), 0);
+    CHECK_OK(td__endpoint_fetch(e[1], 0, 22, soon(), &fd));
+    check_paper(fd, "late");
+    pthread_join(thread, NULL);
+    CHECK_OK(td__endpoint_fetch(e[0], 0, 22, soon(), &fd)); /* even one's own */
+    check_paper(fd, "late");
+    td__endpoint_forget(e[0], 21);
+    CHECK_FAILS(td__endpoint_fetch(e[1], 0, 21, td__deadline_in_ms(100), &fd), TD_ERR_TIMEOUT,
+                "rank 0");
+    close(early);
+    close(late);
+    pair_close(e);
+}
+
+TEST(nothing_is_left_behind)
+{
+    struct td__endpoint *e[2];
+    struct counts before = {0};
+    for (int i = 0; i < 20; i++) {
+        int fd, paper = make_paper("x");
+        pair_open(e, i % 2);
+        CHECK_OK(td__endpoint_offer(e[0], 1, paper));
+        CHECK_OK(td__endpoint_connect(e[1], 0, 1, TD__CHANNEL_MESSAGES, soon(), &fd));
+        close(fd);
+        if (i % 2) {
+            CHECK_OK(td__endpoint_fetch(e[1], 0, 1, soon(), &fd));
+            close(fd);
+        }
+        close(paper);
+        pair_close(e);
+        if (i == 2)
+            before = counts_now();
+    }
+    struct counts after = counts_now();
+    CHECK_EQ(after.descriptors, before.descriptors);
+    CHECK_EQ(after.threads, before.threads);
+}
+
+/* ---- The memory of another process ----------------------------------------------------------- */
+
+struct shown { /* what the other process says about its memory */
+    atomic_size_t offset;
+};
+
+RANKS(memory_that_grows, .ranks = 2)
+{
+    struct td__endpoint *endpoint;
+    int rank = td_test_rank();
+    CHECK_OK(td__endpoint_open(rank, 2, "127.0.0.1", true, &endpoint));
+    meet_by_files(endpoint);
+    struct shown *shown = map_file(sizeof *shown);
+    void *address, *first = NULL;
+    for (int step = 1; step <= 6; step++) {
+        size_t size = (size_t)100000 << (2 * step - 2); /* to 100 MB */
+        if (rank == 1) {
+            struct td__arena *arena;
+            size_t offset;
+            char *memory = td_alloc(size);
+            CHECK(td__arena_resolve(memory, &arena, &offset));
+            memory[0] = (char)step;
+            memory[size - 1] = (char)(step + 100);
+            atomic_store(&shown->offset, offset);
+            td_test_barrier();
+            td_test_barrier();
+            CHECK_EQ(memory[1], step); /* the other one can write, too */
+        } else {
+            td_test_barrier();
+            CHECK_OK(td__endpoint_map(endpoint, 1, shown->offset, size, soon(), &address));
+            char *there = address;
+            CHECK_EQ(there[0], step);
+            CHECK_EQ(there[size - 1], step + 100);
+            there[1] = (char)step;
+            first = first ? first : address;
+            CHECK_EQ(*(char *)first, 1); /* earlier addresses stay good */
+            td_test_barrier();
+        }
+    }
+    if (rank == 0) {
+        CHECK_FAILS(td__endpoint_map(endpoint, 1, (size_t)1 << 45, 1, soon(), &address),
+                    TD_ERR_PEER, "rank 1");
+        CHECK_FAILS(td__endpoint_map(endpoint, 1, 0, (size_t)1 << 45, soon(), &address),
+                    TD_ERR_PEER, "memory that it does not have");
+        CHECK_FAILS(td__endpoint_map(endpoint, 1, SIZE_MAX, 2, soon(), &address), TD_ERR_PEER,
+                    "memory that it does not have");
+    }
+    td_test_barrier();
+    td__endpoint_close(endpoint);
+}

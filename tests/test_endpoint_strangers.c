@@ -1,0 +1,244 @@
+/* Endpoints and those who do not belong to the job, or say what makes no sense: they get no byte, no
+ * descriptor, and are in nobody's way. */
+#include "endpoint_world.h"
+#include "runner.h"
+
+#include "base/auth.h"
+#include "os/socket.h"
+#include "transport/reception.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { LINK = 1, PAPER = 2 };
+
+/* ---- Guests of one's own making -------------------------------------------------------------- */
+
+static int knock(const char *host, int port)
+{
+    struct td__address_list list;
+    bool retry;
+    CHECK_OK(td__resolve(host, port, soon(), &list, &retry));
+    int fd = td__connect_to(&list.at[0], soon());
+    if (fd < 0)
+        FAIL("connecting to %s: %s", host, strerror(-fd));
+    return fd;
+}
+
+/* At the TCP port, or at the unix socket. */
+static int knock_at(const struct td__endpoint *endpoint, bool locally)
+{
+    char name[128];
+    endpoint_local(endpoint, name);
+    return locally ? knock(name, 0) : knock("127.0.0.1", endpoint_port(endpoint));
+}
+
+static void send_all(int fd, const void *data, size_t size)
+{
+    td__send_all(fd, data, size, soon()); /* the other side may have closed it by now */
+}
+
+/* The proof and the request behind it; false where the challenge did not come. */
+static bool introduce(int fd, const char *secret, const char *purpose, const void *request,
+                      size_t size)
+{
+    struct td__auth auth = {.purpose = purpose};
+    uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
+    CHECK_OK(td__secret_load(secret, &auth.secret));
+    CHECK_OK(td__auth_hello(&auth, hello));
+    send_all(fd, hello, sizeof hello);
+    if (td__recv_all(fd, challenge, sizeof challenge, soon()))
+        return false;
+    CHECK(td__auth_check_challenge(&auth, challenge));
+    td__auth_proof(&auth, proof);
+    send_all(fd, proof, sizeof proof);
+    send_all(fd, request, size);
+    return true;
+}
+
+static void make_request(uint8_t request[TD__REQUEST_SIZE], uint32_t what, uint32_t rank,
+                         uint32_t group)
+{
+    memset(request, 0, TD__REQUEST_SIZE);
+    td__store_u32(request, what);
+    td__store_u32(request + 4, rank);
+    td__store_u32(request + 8, group);
+}
+
+/* Nobody was harmed: a link and a paper still come about. */
+static void check_service(struct td__endpoint *e[2])
+{
+    int a, b, fd;
+    CHECK_OK(td__endpoint_connect(e[1], 0, 50, TD__CHANNEL_COLLECTIVE, soon(), &a));
+    CHECK_OK(td__endpoint_accept(e[0], 1, 50, TD__CHANNEL_COLLECTIVE, soon(), &b));
+    CHECK_OK(td__endpoint_fetch(e[1], 0, 51, soon(), &fd));
+    close(a);
+    close(b);
+    close(fd);
+}
+
+static int open_scene(struct td__endpoint *e[2])
+{
+    int paper = dup(STDERR_FILENO);
+    pair_open(e, true);
+    CHECK_OK(td__endpoint_offer(e[0], 51, paper));
+    return paper;
+}
+
+static void close_scene(struct td__endpoint *e[2], int paper)
+{
+    check_service(e);
+    pair_close(e);
+    close(paper);
+}
+
+/* ---- Strangers ------------------------------------------------------------------------------- */
+
+TEST(noise_gets_no_answer)
+{
+    struct td__endpoint *e[2];
+    uint8_t noise[3000];
+    uint32_t state = 12345;
+    int paper = open_scene(e);
+    for (int i = 0; i < 40; i++) {
+        size_t size = (size_t)(i % 20) * (size_t)(i % 20) * 8;
+        for (size_t k = 0; k < size; k++)
+            noise[k] = (uint8_t)((state = state * 1664525u + 1013904223u) >> 24);
+        int fd = knock_at(e[0], i % 2);
+        send_all(fd, noise, size);
+        if (size < TD__HELLO_SIZE)
+            shutdown(fd, SHUT_WR);
+        check_closed(fd);
+    }
+    close_scene(e, paper);
+}
+
+TEST(a_wrong_secret_or_purpose_gets_no_answer)
+{
+    static const char *const wrong[][2] = {{"another secret", "link"},
+                                           {"", "link"},
+                                           {ENDPOINT_SECRET, "store"},
+                                           {ENDPOINT_SECRET, ""}};
+    struct td__endpoint *e[2];
+    uint8_t request[TD__REQUEST_SIZE];
+    int paper = open_scene(e);
+    make_request(request, PAPER, 1, 51);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        for (int locally = 0; locally < 2; locally++) {
+            int fd = knock_at(e[0], locally);
+            CHECK(!introduce(fd, wrong[i][0], wrong[i][1], request, sizeof request));
+            close(fd);
+        }
+    close_scene(e, paper);
+}
+
+TEST(a_wrong_proof_gets_nothing)
+{
+    struct td__endpoint *e[2];
+    uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
+    uint8_t proof[TD__PROOF_SIZE + TD__REQUEST_SIZE] = {1};
+    int paper = open_scene(e);
+    struct td__auth auth = {.purpose = "link"};
+    CHECK_OK(td__secret_load(ENDPOINT_SECRET, &auth.secret));
+    for (int locally = 0; locally < 2; locally++) {
+        /* A replayed hello: the answer to its challenge cannot be replayed, too. */
+        CHECK_OK(td__auth_hello(&auth, hello));
+        for (int i = 0; i < 2; i++) {
+            int fd = knock_at(e[0], locally);
+            send_all(fd, hello, sizeof hello);
+            CHECK_EQ(td__recv_all(fd, challenge, sizeof challenge, soon()), 0);
+            make_request(proof + TD__PROOF_SIZE, PAPER, 1, 51);
+            send_all(fd, proof, sizeof proof);
+            check_closed(fd);
+        }
+    }
+    close_scene(e, paper);
+}
+
+/* Of the job, but what they ask for makes no sense. */
+TEST(wrong_requests_get_nothing)
+{
+    static const struct {
+        uint32_t what, rank;
+        bool locally;
+    } wrong[] = {
+        {0, 1, true},      {3, 1, true},       {UINT32_MAX, 1, false}, {LINK, 2, false},
+        {LINK, -1u, true}, {PAPER, -2u, true}, {PAPER, 7, true},       {PAPER, 1, false},
+    };
+    struct td__endpoint *e[2];
+    uint8_t request[TD__REQUEST_SIZE];
+    int paper = open_scene(e);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        int fd = knock_at(e[0], wrong[i].locally);
+        make_request(request, wrong[i].what, wrong[i].rank, 51);
+        CHECK(introduce(fd, ENDPOINT_SECRET, "link", request, sizeof request));
+        check_closed(fd);
+    }
+    close_scene(e, paper);
+}
+
+/* A link whose request comes byte by byte, and with the first bytes of the link right behind it. */
+TEST(slow_guests_are_served)
+{
+    struct td__endpoint *e[2];
+    uint8_t bytes[TD__PROOF_SIZE + TD__REQUEST_SIZE + 3], hello[TD__HELLO_SIZE];
+    uint8_t challenge[TD__CHALLENGE_SIZE];
+    int paper = open_scene(e), fd = knock_at(e[0], false), link;
+    struct td__auth auth = {.purpose = "link"};
+    CHECK_OK(td__secret_load(ENDPOINT_SECRET, &auth.secret));
+    CHECK_OK(td__auth_hello(&auth, hello));
+    for (size_t i = 0; i < sizeof hello; i++) {
+        send_all(fd, hello + i, 1);
+        if (i % 16 == 0)
+            td__sleep_ns(1000000);
+    }
+    CHECK_EQ(td__recv_all(fd, challenge, sizeof challenge, soon()), 0);
+    CHECK(td__auth_check_challenge(&auth, challenge));
+    td__auth_proof(&auth, bytes);
+    make_request(bytes + TD__PROOF_SIZE, LINK, 1, 60);
+    memcpy(bytes + sizeof bytes - 3, "abc", 3);
+    send_all(fd, bytes, 10);
+    td__sleep_ns(5000000);
+    send_all(fd, bytes + 10, sizeof bytes - 10);
+    CHECK_OK(td__endpoint_accept(e[0], 1, 60, TD__CHANNEL_COLLECTIVE, soon(), &link));
+    char there[3];
+    CHECK_EQ(td__recv_all(link, there, 3, soon()), 0);
+    CHECK_MEM(there, "abc", 3);
+    close(link);
+    close(fd);
+    close_scene(e, paper);
+}
+
+/* More silent strangers than there is room for: the oldest go, and those of the job still come in. */
+TEST(a_crowd_of_silent_strangers, .deadline_s = 60)
+{
+    enum { CROWD = 1300 };
+    static int fds[CROWD];
+    struct rlimit limit;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (limit.rlim_max < 3 * CROWD)
+        td_test_skip("only %lu descriptors", (unsigned long)limit.rlim_max);
+    limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct td__endpoint *e[2];
+    int paper = open_scene(e);
+    uint8_t hello[TD__HELLO_SIZE];
+    struct td__auth auth = {.purpose = "link"};
+    CHECK_OK(td__secret_load("another secret", &auth.secret));
+    CHECK_OK(td__auth_hello(&auth, hello));
+    for (int i = 0; i < CROWD; i++) {
+        fds[i] = knock_at(e[0], i % 2);
+        if (i % 3)
+            send_all(fds[i], hello, (size_t)(i % (TD__HELLO_SIZE - 1))); /* half a hello */
+        if (i % 100 == 0)
+            check_service(e);
+    }
+    check_service(e);
+    check_closed(fds[0]); /* the first one had to go */
+    for (int i = 1; i < CROWD; i++)
+        close(fds[i]);
+    close_scene(e, paper);
+}

@@ -1,0 +1,311 @@
+/* Groups in trouble: ranks that do not come, that call something else, that pass what makes no sense. The
+ * message names the culprit, everybody gets it, and what was refused has changed nothing. */
+#include "guarded_memory.h"
+#include "runner.h"
+
+#include "base/clock.h"
+
+#include <tandem/group.h>
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+static void open_world(const char *transport, const char *hosts)
+{
+    char id[16];
+    if (transport)
+        setenv("TANDEM_TRANSPORT", transport, 1);
+    if (hosts) {
+        snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
+        setenv("TANDEM_HOST_ID", id, 1);
+    }
+    CHECK_OK(td_init_process_group(NULL));
+}
+
+/* The group fails from now on, at once and with the same sentence. */
+static void check_broken(td_group *group, td_status status)
+{
+    char message[1024];
+    float x[2] = {0};
+    snprintf(message, sizeof message, "%s", td_last_error());
+    int64_t before = td__now_ns();
+    CHECK_FAILS(td_group_barrier(group, NULL), status, message);
+    CHECK_FAILS(td_group_all_reduce(group, x, x, 2, TD_F32, TD_SUM, NULL), status, message);
+    td_work *work;
+    td_status later = td_group_broadcast(group, x, 2, TD_F32, td_get_global_rank(group, 0), &work);
+    if (!later) {
+        later = td_work_wait(work, 0);
+        td_work_release(work);
+    }
+    CHECK_FAILS(later, status, message);
+    CHECK(td__now_ns() - before < 1000000000ll * td_test_slowness());
+}
+
+/* ---- Ranks that do not come ------------------------------------------------------------------ */
+
+static void miss_rank_2(size_t count, const char *transport, const char *hosts)
+{
+    open_world(transport, hosts);
+    float *data = td_alloc(count * sizeof *data);
+    memset(data, 0, count * sizeof *data);
+    CHECK_OK(td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_set_timeout(NULL, 300));
+    if (td_test_rank() != 2) {
+        td_status status = td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL);
+        CHECK_FAILS(status, TD_ERR_TIMEOUT, "all_reduce #2 on group \"world\"");
+        CHECK_CONTAINS(td_last_error(), "rank 2");
+        check_broken(NULL, TD_ERR_TIMEOUT);
+        td_test_barrier();
+    } else {
+        td_test_barrier();
+        td_status status = td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL);
+        /* Perhaps all that it needs had been sent before the others gave up. */
+        for (int i = 0; i < 2 && !status; i++)
+            status = td_group_barrier(NULL, NULL);
+        if (status != TD_ERR_TIMEOUT && status != TD_ERR_PEER)
+            FAIL("%s: %s", td_status_name(status), td_last_error());
+        check_broken(NULL, status);
+    }
+    td_free(data);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(missing_in_a_small_call, .ranks = 3)
+{
+    miss_rank_2(1, NULL, NULL);
+}
+
+RANKS(missing_in_a_large_call, .ranks = 3)
+{
+    miss_rank_2(100000, NULL, NULL);
+}
+
+RANKS(missing_over_tcp, .ranks = 3)
+{
+    miss_rank_2(1000, "tcp", NULL);
+}
+
+RANKS(missing_on_another_host, .ranks = 4)
+{
+    miss_rank_2(10000, NULL, "0011");
+}
+
+RANKS(missing_at_the_start, .ranks = 3)
+{
+    if (td_test_rank() != 1) {
+        CHECK_FAILS(td_init_process_group(&(td_init_options){.timeout_ms = 300}), TD_ERR_TIMEOUT,
+                    "rank 1");
+        CHECK(!td_is_initialized());
+    }
+    td_test_barrier();
+}
+
+/* The first rank of a group has its memory; it never makes the group. */
+RANKS(missing_at_a_first_call, .ranks = 3)
+{
+    td_group *group;
+    CHECK_OK(td_init_process_group(NULL));
+    if (td_test_rank()) {
+        CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 300}, &group));
+        CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_TIMEOUT, "rank 0");
+        check_broken(group, TD_ERR_TIMEOUT);
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL)); /* other groups are as good as before */
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(timeouts_of_a_call, .ranks = 2)
+{
+    td_group *group;
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+    if (td_test_rank() == 0) {
+        CHECK_OK(td_set_call_timeout(100));
+        int64_t before = td__now_ns();
+        CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_TIMEOUT, "rank 1 has not called it");
+        CHECK(td__now_ns() - before >= 90000000);
+        CHECK_OK(td_set_call_timeout(0));
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_rank_that_dies, .ranks = 3, .may_die = 1 << 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() == 2)
+        raise(SIGKILL);
+    CHECK_OK(td_group_set_timeout(NULL, 2000));
+    float x = 1;
+    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    CHECK(status == TD_ERR_PEER || status == TD_ERR_TIMEOUT);
+    CHECK_CONTAINS(td_last_error(), "rank 2");
+    check_broken(NULL, status);
+    CHECK_OK(td_destroy_process_group()); /* does not wait for the dead */
+}
+
+RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
+{
+    open_world("tcp", NULL);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() == 2)
+        raise(SIGKILL);
+    float x = 1;
+    int64_t before = td__now_ns();
+    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
+    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    check_broken(NULL, status);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Ranks that call something else ---------------------------------------------------------- */
+
+static float data[200000], other[200000];
+
+enum wrong { COUNT, SIZE, DTYPE, OP, KIND, ROOT, ORDER, BARRIER, GIVERS, WRONGS };
+
+/* One call of everybody's, and another of the last rank's. */
+static td_status make_call(td_group *group, enum wrong wrong, bool odd)
+{
+    size_t count = 100;
+    switch (wrong) {
+    case COUNT:
+        return td_group_all_reduce(group, data, other, odd ? 101 : count, TD_F32, TD_SUM, NULL);
+    case SIZE:
+        return td_group_all_gather(group, data, other, odd ? 20000 : count, TD_F32, NULL);
+    case DTYPE:
+        return td_group_all_reduce(group, data, other, count, odd ? TD_I32 : TD_F32, TD_SUM, NULL);
+    case OP:
+        return td_group_all_reduce(group, data, other, count, TD_F32, odd ? TD_MAX : TD_SUM, NULL);
+    case KIND:
+        return odd ? td_group_all_gather(group, data, other, count, TD_F32, NULL)
+                   : td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM, NULL);
+    case ROOT:
+        return td_group_broadcast(group, data, count, TD_F32, odd ? 1 : 0, NULL);
+    case ORDER: {
+        td_status status = odd ? td_group_broadcast(group, data, count, TD_F32, 0, NULL)
+                               : td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM,
+                                                     NULL);
+        if (status)
+            return status;
+        return odd ? td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM, NULL)
+                   : td_group_broadcast(group, data, count, TD_F32, 0, NULL);
+    }
+    case BARRIER:
+        return odd ? td_group_barrier(group, NULL)
+                   : td_group_reduce(group, data, other, count, TD_F32, TD_SUM, 0, NULL);
+    default: /* both only give: neither has to wait for the other */
+        return td_group_broadcast(group, data, 8, TD_F32, td_get_rank(NULL), NULL);
+    }
+}
+
+static const char *const parts[WRONGS][2] = {
+    [COUNT] = {"100", "101"},
+    [SIZE] = {"100", "20000"},
+    [DTYPE] = {"f32", "i32"},
+    [OP] = {"sum", "max"},
+    [KIND] = {"all_reduce", "all_gather"},
+    [ROOT] = {"root 0", "root 1"},
+    [ORDER] = {"all_reduce", "broadcast"},
+    [BARRIER] = {"barrier", "called"},
+    [GIVERS] = {"broadcast", "root "},
+};
+
+static void check_mismatches(void)
+{
+    int rank = td_get_rank(NULL), last = td_get_world_size(NULL) - 1;
+    for (int wrong = 0; wrong < WRONGS; wrong++) {
+        td_group *group;
+        char what[64];
+        snprintf(what, sizeof what, "mismatch %d", wrong);
+        CHECK_OK(
+            td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 5000, .name = what}, &group));
+        int64_t before = td__now_ns();
+        td_status status = make_call(group, (enum wrong)wrong, rank == last);
+        /* A rank whose part needed nobody else learns of it in its next call. */
+        for (int i = 0; i < 2 && !status; i++)
+            status = td_group_barrier(group, NULL);
+        if (status != TD_ERR_MISMATCH)
+            FAIL("%s: %s (%s)", what, td_status_name(status), status ? td_last_error() : "");
+        CHECK_CONTAINS(td_last_error(), parts[wrong][0]);
+        CHECK_CONTAINS(td_last_error(), parts[wrong][1]);
+        CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+        check_broken(group, TD_ERR_MISMATCH);
+        CHECK_OK(td_group_barrier(NULL, NULL)); /* other groups are as good as before */
+        td_group_destroy(group);
+    }
+}
+
+RANKS(different_calls, .ranks = 2)
+{
+    open_world(NULL, NULL);
+    check_mismatches();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(different_calls_of_four, .ranks = 4)
+{
+    open_world(NULL, NULL);
+    check_mismatches();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(different_calls_over_tcp, .ranks = 3, .deadline_s = 60)
+{
+    open_world("tcp", NULL);
+    check_mismatches();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(different_calls_on_hosts, .ranks = 4, .deadline_s = 60)
+{
+    open_world(NULL, "0011");
+    check_mismatches();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(uneven_counts_that_do_not_fit, .ranks = 3)
+{
+    size_t in[3] = {1, 2, 3}, out[3];
+    int rank = td_test_rank();
+    open_world(NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        out[i] = (size_t)rank + 1;
+    CHECK_OK(td_group_all_to_all_v(NULL, data, in, other, out, TD_F32, NULL));
+    if (rank == 2)
+        out[0] = 5;
+    td_status status = td_group_all_to_all_v(NULL, data, in, other, out, TD_F32, NULL);
+    status = status ? status : td_group_barrier(NULL, NULL);
+    CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 0 sends 3 elements to rank 2, which expects 5");
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* More comes than there is room for: not a byte of it may be written behind the buffer, by anybody. */
+RANKS(uneven_counts_that_are_too_large, .ranks = 4)
+{
+    enum { MANY = 50000, FEW = 10 };
+    size_t in[4], out[4];
+    int rank = td_test_rank();
+    open_world(NULL, NULL);
+    float *input = td_alloc(4 * MANY * sizeof *input);
+    for (int i = 0; i < 4 * MANY; i++)
+        input[i] = 1;
+    for (int i = 0; i < 4; i++)
+        in[i] = out[i] = MANY;
+    if (rank == 3)
+        out[1] = FEW;
+    size_t room = rank == 3 ? 3 * MANY + FEW : 4 * MANY;
+    struct guarded output = guarded_make(room * sizeof(float), 0, true);
+    td_status status = td_group_all_to_all_v(NULL, input, in, output.data, out, TD_F32, NULL);
+    td__sleep_ns(50000000); /* for others who may still be at it */
+    CHECK(guarded_is_whole(&output));
+    status = status ? status : td_group_barrier(NULL, NULL);
+    CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 1 sends 50000 elements to rank 3, which expects 10");
+    CHECK_OK(td_destroy_process_group());
+    guarded_free(&output);
+    td_free(input);
+}
