@@ -36,9 +36,15 @@ static inline size_t td__block_bytes(const struct td__blocks *blocks, int32_t bl
     return (size_t)count * blocks->count * blocks->element;
 }
 
+/** `bytes` behind `base`, which may be NULL where they are 0. */
+static inline char *td__behind(const void *base, size_t bytes)
+{
+    return bytes ? (char *)base + bytes : (char *)base;
+}
+
 static inline char *td__block_at(const struct td__blocks *blocks, int32_t block)
 {
-    return blocks->base + td__block_start(blocks, block);
+    return td__behind(blocks->base, td__block_start(blocks, block));
 }
 
 #endif

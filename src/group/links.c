@@ -15,6 +15,7 @@ enum {
     LOOK_MS = 50,        /* of waiting for a link, between two looks at the others */
     ASIDE_MS = 500,      /* until one that has not connected is told on the side */
     SIDE_WAIT_MS = 2000, /* for the connection on the side */
+    PARTING_MS = 2000,   /* for what was sent to arrive */
 };
 
 bool td__links_init(struct td__links *links, const struct td__link_source *source, void *arg,
@@ -32,11 +33,12 @@ void td__links_free(struct td__links *links)
     if (!links->at)
         return;
     links->source->listen(links->arg, NULL, NULL);
+    td__deadline end = td__deadline_in_ms(PARTING_MS);
     for (int i = 0; i < links->size; i++) {
         if (links->at[i].fd >= 0)
-            close(links->at[i].fd);
+            td__close_gently(links->at[i].fd, end);
         if (links->at[i].side >= 0)
-            close(links->at[i].side);
+            td__close_gently(links->at[i].side, end);
     }
     free(links->at);
     free(links->goodbye);

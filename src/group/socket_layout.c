@@ -150,12 +150,12 @@ static td_status run_reduction(struct td__socket_team *team, const struct td__op
     size_t at = 0;
     do {
         size_t part = min_size(chunk, count - at);
-        const char *input = (const char *)operation->input + at * size;
-        char *output = gets ? (char *)operation->output + at * size : NULL;
+        const char *input = td__behind(operation->input, at * size);
+        char *output = gets ? td__behind(operation->output, at * size) : NULL;
         char *data = staged ? task.scratch : borrows ? (char *)input : output;
         if (!borrows)
             td__reduce_load(reduction, data, input, part);
-        TD_TRY(run_vector(&task, data, part, task.scratch + staged));
+        TD_TRY(run_vector(&task, data, part, td__behind(task.scratch, staged)));
         if (gets)
             td__reduce_store(reduction, output, data, part, team->size);
         at += part;
@@ -183,7 +183,8 @@ static td_status run_all_gather(struct td__socket_team *team, const struct td__o
     char *output = operation->output;
     TD_TRY(begin(&task, team, operation, TD__ALL_GATHER, element, count, (size_t)team->size));
     TD_TRY(take_scratch(&task, scratch_bytes(&task, count)));
-    copy(output + (size_t)team->index * count * element, operation->input, count * element);
+    copy(td__behind(output, (size_t)team->index * count * element), operation->input,
+         count * element);
     task.run.places[TD__DATA] = parts_of(&task, output, count, count);
     task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch, count, count);
     return execute(&task);
@@ -205,7 +206,7 @@ static td_status run_gather(struct td__socket_team *team, const struct td__opera
         TD_TRY(take_scratch(&task, (size_t)team->size * part));
         data = task.scratch;
     }
-    copy(data + own, operation->input, part);
+    copy(td__behind(data, own), operation->input, part);
     task.run.places[TD__DATA] = parts_of(&task, data, count, count);
     return execute(&task);
 }
@@ -227,7 +228,7 @@ static td_status run_scatter(struct td__socket_team *team, const struct td__oper
     }
     task.run.places[TD__DATA] = parts_of(&task, data, count, count);
     TD_TRY(execute(&task));
-    copy(operation->output, data + own, part);
+    copy(operation->output, td__behind(data, own), part);
     return TD_OK;
 }
 
@@ -249,21 +250,23 @@ static td_status run_reduce_scatter(struct td__socket_team *team,
     size_t input_bytes = plain ? 0 : aligned(parts * chunk * task.element);
     size_t data_bytes = same ? 0 : aligned(chunk * task.element);
     TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_bytes(&task, chunk)));
-    char *data_scratch = task.scratch + input_bytes;
+    char *data_scratch = td__behind(task.scratch, input_bytes);
     size_t at = 0;
     do {
         size_t part = min_size(chunk, count - at);
-        const char *input = (const char *)operation->input + at * size;
-        char *output = (char *)operation->output + at * size, *data = same ? output : data_scratch;
+        const char *input = td__behind(operation->input, at * size);
+        char *output = td__behind(operation->output, at * size);
+        char *data = same ? output : data_scratch;
         task.run.places[TD__INPUT] = parts_of(&task, input, part, count);
         if (!plain) {
             for (size_t i = 0; i < parts; i++)
-                td__reduce_load(reduction, task.scratch + i * part * task.element,
-                                input + i * count * size, part);
+                td__reduce_load(reduction, td__behind(task.scratch, i * part * task.element),
+                                td__behind(input, i * count * size), part);
             task.run.places[TD__INPUT] = parts_of(&task, task.scratch, part, part);
         }
         task.run.places[TD__DATA] = parts_of(&task, data, part, part);
-        task.run.places[TD__SCRATCH] = parts_of(&task, data_scratch + data_bytes, part, part);
+        task.run.places[TD__SCRATCH] = parts_of(&task, td__behind(data_scratch, data_bytes), part,
+                                                part);
         TD_TRY(execute(&task));
         td__reduce_store(reduction, output, data, part, team->size);
         at += part;
@@ -307,7 +310,7 @@ static td_status run_all_to_all(struct td__socket_team *team, const struct td__o
     }
     task.run.places[TD__INPUT] = input;
     task.run.places[TD__DATA] = output;
-    task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch + kept, count, count);
+    task.run.places[TD__SCRATCH] = parts_of(&task, td__behind(task.scratch, kept), count, count);
     return execute(&task);
 }
 

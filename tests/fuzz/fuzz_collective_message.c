@@ -4,7 +4,6 @@
  *     byte 0    which call, and with how many elements
  *     byte 1    odd: the right header comes first
  *     the rest  what comes */
- *
 #include "fuzz.h"
 
 #include "group/socket_layout.h"
@@ -14,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MAX_INPUT = 4096, COUNT = 100 };
+enum { LONGEST = 4096, COUNT = 100 };
 
 static int link_fd;
 
@@ -105,7 +104,7 @@ static void make_call(uint8_t what, bool right, const uint8_t *data, size_t size
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (size < 2 || size > MAX_INPUT)
+    if (size < 2 || size > LONGEST)
         return 0;
     if (size >= 2 + TD__HEADER_BYTES)
         check_header(data + 2);
