@@ -21,6 +21,7 @@ struct setup {
     const char *backend;
     const char *options;
     bool any_order; /* reductions may be formed in another order than along the tree */
+    int processors; /* what the system says how many there are; 0: the truth */
 };
 
 struct scene {

@@ -158,6 +158,9 @@ static void run_world(void)
     }
 
 WORLD(shared_memory, 4, .transport = "shm")
+WORLD(processors_enough, 3, .processors = 3)
+WORLD(processors_galore, 6, .processors = 64)
+WORLD(processors_too_few, 2, .processors = 1)
 WORLD(tcp_1, 1, .transport = "tcp")
 WORLD(tcp_2, 2, .transport = "tcp")
 WORLD(tcp_3, 3, .transport = "tcp")

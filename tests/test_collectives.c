@@ -3,6 +3,7 @@
  * ranks, which makes a world once. */
 #include "collective_cases.h"
 
+#include "group/copy.h"
 #include "group/team.h"
 #include "reduction_reference.h"
 #include "runner.h"
@@ -126,13 +127,50 @@ static void run_sizes(struct scene *scene, td_op_kind kind, enum memory memory, 
     }
 }
 
-FOR_1_TO_8_RANKS(sizes)
+static void run_all_sizes(const struct setup *setup)
 {
-    struct scene scene = scene_open(&here);
+    struct scene scene = scene_open(setup);
     for (size_t k = 0; k < LENGTH(kinds); k++)
         for (int memory = 0; memory < MEMORIES; memory++)
             for (int in_place = 0; in_place < 2; in_place++)
                 run_sizes(&scene, kinds[k], (enum memory)memory, in_place);
+    scene_close(&scene);
+}
+
+FOR_1_TO_8_RANKS(sizes)
+{
+    run_all_sizes(&here);
+}
+
+RANKS(sizes_with_room_4, .ranks = 4, .deadline_s = 60)
+{
+    run_all_sizes(&(struct setup){.processors = 4});
+}
+
+RANKS(sizes_with_room_7, .ranks = 7, .deadline_s = 60)
+{
+    run_all_sizes(&(struct setup){.processors = 16});
+}
+
+/* More than the caches hold is written past them. */
+RANKS(beyond_the_caches, .ranks = 3, .deadline_s = 60)
+{
+    struct scene scene = scene_open(&here);
+    size_t written = td__cache_bytes() / 2 * 3, n = (size_t)scene.size;
+    if (written > (size_t)128 << 20)
+        td_test_skip("a cache of %zu MiB", td__cache_bytes() >> 20);
+    for (size_t k = 0; k < LENGTH(kinds); k++) {
+        bool n_times_n = kinds[k] == TD_OP_ALL_GATHER || kinds[k] == TD_OP_ALL_TO_ALL;
+        run_case(&scene, &(struct collective_case){
+                             .kind = kinds[k],
+                             .dtype = TD_U8,
+                             .op = TD_BXOR,
+                             .count = written / n / (n_times_n ? n : 1) + 13,
+                             .root = 1,
+                             .in_place = k % 2,
+                             .memory = IN_ARENA,
+                         });
+    }
     scene_close(&scene);
 }
 
@@ -177,9 +215,9 @@ FOR_1_TO_8_RANKS(every_root)
 /* ---- Sequences ------------------------------------------------------------------------------- */
 
 /* Small and large calls of all kinds in a random order, some ranks late. */
-FOR_1_TO_8_RANKS(any_sequence)
+static void run_sequence(const struct setup *setup)
 {
-    struct scene scene = scene_open(&here);
+    struct scene scene = scene_open(setup);
     uint64_t state = 88172645463325252u;
     for (int i = 0; i < 1500; i++) {
         uint64_t random = next_random(&state);
@@ -199,4 +237,14 @@ FOR_1_TO_8_RANKS(any_sequence)
         run_case(&scene, &what);
     }
     scene_close(&scene);
+}
+
+FOR_1_TO_8_RANKS(any_sequence)
+{
+    run_sequence(&here);
+}
+
+RANKS(any_sequence_with_room, .ranks = 4, .deadline_s = 60)
+{
+    run_sequence(&(struct setup){.processors = 8});
 }

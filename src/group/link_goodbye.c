@@ -96,11 +96,11 @@ static td_status take_goodbye(struct td__links *links, int peer, int fd,
     if (size < all && td__recv_all(fd, reason + size, all - size, td__deadline_in_ms(REST_MS)))
         all = size;
     reason[all] = '\0';
-    for (char *c = reason; *c; c++)
-        if ((unsigned char)*c < ' ')
-            *c = ' ';
+    for (size_t i = 0; i < all; i++)
+        if ((unsigned char)reason[i] < ' ')
+            reason[i] = ' ';
     td_status status = (td_status)header->op;
-    if (status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT)
+    if (all && (status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT))
         return td__fail(status, "%s", reason);
     return td__fail(TD_ERR_PEER, "%s: %s has failed: %s", td__operation_describe(operation),
                     links->source->describe(links->arg, peer), reason);

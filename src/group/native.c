@@ -278,7 +278,8 @@ static td_status run(void *self, const td_call *call)
         .root = call->root,
         .called_root = call->root,
         .sequence = call->sequence,
-        .deadline = td__deadline_in_ms(call->timeout_ms),
+        .deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0,
+        .timeout_ms = call->timeout_ms,
         .group = native->group->name,
     };
     td_status status;

@@ -17,12 +17,20 @@ struct td__operation {
     int root;                       /* the rank, or the index in the team that carries it out */
     int called_root;                /* the rank in the group, as it was called */
     uint64_t sequence;              /* of the collectives of the group, from 1 */
-    td__deadline deadline;
+    td__deadline
+        deadline; /* 0: `timeout_ms` after somebody has to wait; a call that need not wait does
+                              not look at the clock */
+    int64_t timeout_ms;
     const char *group; /* its name, for messages */
 };
 
 /** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
 const char *td__operation_describe(const struct td__operation *operation);
+
+static inline td__deadline td__operation_deadline(const struct td__operation *operation)
+{
+    return operation->deadline ? operation->deadline : td__deadline_in_ms(operation->timeout_ms);
+}
 
 static inline size_t td__operation_element(const struct td__operation *operation)
 {

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PHASE_BITS = 24 };
+enum { PHASE_BITS = 24, LOOKS = 200 };
 
 #define SLICE_NS ((int64_t)50000000) /* the longest sleep before looking around */
 
@@ -349,12 +349,16 @@ static bool is_reached(const _Atomic uint64_t *reached, uint64_t stage, int inde
 static td_status await_value(struct td__team *team, const struct td__operation *operation,
                              const _Atomic uint64_t *reached, uint64_t stage, int index)
 {
-    if (is_reached(reached, stage, index))
-        return TD_OK;
+    /* Where everyone has a processor it is often a matter of nanoseconds. */
+    for (int looks = team->crowded ? 1 : LOOKS; looks; looks--)
+        if (is_reached(reached, stage, index))
+            return TD_OK;
+    if (!team->deadline)
+        team->deadline = td__operation_deadline(operation);
     struct td__waiting waiting;
     td_status status = TD_OK;
     td__waiting_begin(&waiting, &team->cells[team->index].bell, team->crowded, SLICE_NS,
-                      operation->deadline);
+                      team->deadline);
     waiting.sleepers = &team->head->sleepers;
     while (!is_reached(reached, stage, index)) {
         if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2) {
@@ -385,6 +389,7 @@ static td_status await_stage(struct td__team *team, const struct td__operation *
 td_status td__team_begin(struct td__team *team, const struct td__operation *operation)
 {
     uint64_t call = ++team->call;
+    team->deadline = operation->deadline;
     if (call >= team->floor + TD__TEAM_DEPTH) {
         uint64_t floor = call - TD__TEAM_DEPTH + 1;
         for (int i = 0; i < team->size; i++) {
@@ -501,7 +506,8 @@ static size_t slot_bytes(const struct td__team *team, const struct td__operation
 
 td_status td__team_run(struct td__team *team, const struct td__operation *operation)
 {
-    TD_TRY(td__team_attach(team, operation->deadline));
+    if (!atomic_load_explicit(&team->attached, memory_order_acquire))
+        TD_TRY(td__team_attach(team, td__operation_deadline(operation)));
     if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
         return broken(team);
     if (!operation->input_counts && slot_bytes(team, operation) <= td__team_small_limit(team))
@@ -511,7 +517,8 @@ td_status td__team_run(struct td__team *team, const struct td__operation *operat
 
 td_status td__team_mention(struct td__team *team, const struct td__operation *operation)
 {
-    TD_TRY(td__team_attach(team, operation->deadline));
+    if (!atomic_load_explicit(&team->attached, memory_order_acquire))
+        TD_TRY(td__team_attach(team, td__operation_deadline(operation)));
     if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
         return broken(team);
     TD_TRY(td__team_begin(team, operation));

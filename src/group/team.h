@@ -90,14 +90,15 @@ struct td__team {
     struct td__slot *slots;
     char *stages;
     void *messages;
-    uint64_t call;        /* the number of the call at hand, from 1 */
-    uint64_t floor;       /* all have begun this call, and the same up to here */
-    const void **sources; /* the buffers of all, for the call at hand */
+    uint64_t call;         /* the number of the call at hand, from 1 */
+    td__deadline deadline; /* of the call at hand; 0: nobody had to wait yet */
+    uint64_t floor;        /* all have begun this call, and the same up to here */
+    const void **sources;  /* the buffers of all, for the call at hand */
     void **targets;
     const void **inputs; /* parts of them, for the piece of work at hand */
     void **outputs;
     double *factors;
-    bool past_caches; /* the call at hand writes more than they hold */
+    bool past_caches;      /* the call at hand writes more than they hold */
     struct td__team *next; /* among those that are left behind */
 };
 

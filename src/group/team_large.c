@@ -108,12 +108,12 @@ static td_status find_buffers(struct td__team *team, const struct td__operation 
             continue;
         if (notice->input != NOT_NEEDED)
             TD_TRY(td__endpoint_map(team->endpoint, team->world_ranks[i], notice->input - 1,
-                                    input * element, operation->deadline, &address));
+                                    input * element, td__operation_deadline(operation), &address));
         team->sources[i] = address;
         address = NULL;
         if (notice->output != NOT_NEEDED)
             TD_TRY(td__endpoint_map(team->endpoint, team->world_ranks[i], notice->output - 1,
-                                    output * element, operation->deadline, &address));
+                                    output * element, td__operation_deadline(operation), &address));
         team->targets[i] = address;
     }
     return TD_OK;

@@ -8,8 +8,7 @@
 #include <unistd.h>
 
 enum {
-    SPINS = 300, /* looks before the first yield, some µs: the other side may be at work just now */
-    PAUSES = 100,            /* the last of them with a pause */
+    SPINS = 100,             /* about 5 µs: the other side may be at work just now */
     YIELD_NS = 1000000,      /* how long to yield before sleeping */
     YIELD_LIMIT_NS = 500000, /* a yield that took longer was given to a third */
 };
@@ -78,8 +77,8 @@ static bool sleep_a_slice(struct td__waiting *waiting, int64_t now)
 bool td__waiting_step(struct td__waiting *waiting)
 {
     if (waiting->spins) {
-        if (--waiting->spins < PAUSES)
-            pause_processor();
+        waiting->spins--;
+        pause_processor();
         return true;
     }
     int64_t now = td__now_ns();
