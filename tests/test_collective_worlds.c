@@ -132,7 +132,7 @@ static void run_world(void)
                    i % 2);
 
     /* A group of the same ranks in another order, and one of every second rank. */
-    int ranks[8], every_second = (scene.size + 1) / 2;
+    int ranks[64], every_second = (scene.size + 1) / 2;
     td_group *reversed, *half;
     for (int i = 0; i < scene.size; i++)
         ranks[i] = scene.size - 1 - i;
@@ -166,6 +166,9 @@ WORLD(tcp_2, 2, .transport = "tcp")
 WORLD(tcp_3, 3, .transport = "tcp")
 WORLD(tcp_5, 5, .transport = "tcp")
 WORLD(tcp_8, 8, .transport = "tcp")
+WORLD(sixteen, 16)
+WORLD(sixteen_tcp, 16, .transport = "tcp")
+WORLD(sixteen_on_hosts, 16, .hosts = "0000111122223333")
 WORLD(backend_gloo, 3, .backend = "gloo")
 WORLD(backend_tcp, 4, .backend = "tcp")
 WORLD(option_tcp, 3, .options = "transport=tcp")

@@ -190,6 +190,41 @@ RANKS(works_can_be_waited_for_together, .ranks = 3)
     scene_close(&scene);
 }
 
+struct chain {
+    int64_t value;
+    int left; /* calls that the callbacks are to start */
+    atomic_bool done;
+};
+
+/* A callback may start the next call. */
+static void start_next(td_work *work, td_status status, void *arg)
+{
+    struct chain *chain = arg;
+    (void)work;
+    CHECK_EQ(status, TD_OK);
+    if (!chain->left--) {
+        atomic_store(&chain->done, true);
+        return;
+    }
+    td_work *next;
+    CHECK_OK(td_group_all_reduce(NULL, &chain->value, &chain->value, 1, TD_I64, TD_SUM, &next));
+    CHECK_OK(td_work_on_complete(next, start_next, chain));
+    td_work_release(next);
+}
+
+RANKS(callbacks_start_the_next_call, .ranks = 2)
+{
+    struct scene scene = scene_open(&here);
+    struct chain chain = {.value = 1, .left = 40};
+    td_work *first;
+    CHECK_OK(td_group_barrier(NULL, &first));
+    CHECK_OK(td_work_on_complete(first, start_next, &chain));
+    td_work_release(first);
+    CHECK_SOON(atomic_load(&chain.done));
+    CHECK_EQ(chain.value, (int64_t)1 << 40);
+    scene_close(&scene);
+}
+
 /* ---- Threads --------------------------------------------------------------------------------- */
 
 enum { THREADS = 4 };

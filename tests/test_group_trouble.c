@@ -162,6 +162,86 @@ RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
     CHECK_OK(td_destroy_process_group());
 }
 
+RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
+{
+    open_world(NULL, "0011");
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() == 3)
+        raise(SIGKILL);
+    float x = 1;
+    int64_t before = td__now_ns();
+    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    CHECK_FAILS(status, TD_ERR_PEER, "rank 3");
+    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    check_broken(NULL, status);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* It is alive and well, but will not come any more. */
+static void leave_and_stay(const char *transport, const char *hosts)
+{
+    open_world(transport, hosts);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() == 2) {
+        CHECK_OK(td_destroy_process_group());
+        td_test_barrier();
+        return;
+    }
+    float x = 1;
+    int64_t before = td__now_ns();
+    CHECK_OK(td_group_set_timeout(NULL, 10000));
+    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
+    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    td_test_barrier();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_rank_that_leaves, .ranks = 3)
+{
+    leave_and_stay(NULL, NULL);
+}
+
+RANKS(a_rank_that_leaves_tcp, .ranks = 3)
+{
+    leave_and_stay("tcp", NULL);
+}
+
+RANKS(a_rank_that_leaves_another_host, .ranks = 4)
+{
+    leave_and_stay(NULL, "0011");
+}
+
+RANKS(barriers_that_name_the_missing, .ranks = 4)
+{
+    int rank = td_test_rank();
+    open_world(NULL, NULL);
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
+    if (rank < 2) {
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 200, false), TD_ERR_TIMEOUT, "rank 2");
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 200, true), TD_ERR_TIMEOUT, "2, 3");
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL)); /* nothing is broken by it */
+    CHECK_FAILS(td_group_monitored_barrier(NULL, -1, true), TD_ERR_INVALID, "-1 ms");
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* One of them has been told to use no shared memory. */
+RANKS(different_transports, .ranks = 3)
+{
+    if (td_test_rank() == 1)
+        setenv("TANDEM_TRANSPORT", "tcp", 1);
+    td_status status = td_init_process_group(&(td_init_options){.timeout_ms = 5000});
+    if (status) {
+        CHECK_FAILS(status, TD_ERR_MISMATCH, "TANDEM_TRANSPORT");
+        return;
+    }
+    int64_t one = 1, sum = 0;
+    CHECK_OK(td_group_all_reduce(NULL, &one, &sum, 1, TD_I64, TD_SUM, NULL));
+    CHECK_EQ(sum, 3);
+    CHECK_OK(td_destroy_process_group());
+}
+
 /* ---- Ranks that call something else ---------------------------------------------------------- */
 
 static float data[200000], other[200000];

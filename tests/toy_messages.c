@@ -27,7 +27,7 @@ static bool fits(const struct pending *pending, const struct letter *letter)
 {
     const td_call *call = &pending->call;
     return (call->peer == TD_ANY_SOURCE || call->peer == letter->from) &&
-           (call->tag == TD_ANY_TAG || call->tag == letter->tag);
+           ((call->tag == TD_ANY_TAG && letter->tag >= 0) || call->tag == letter->tag);
 }
 
 /* Takes the recvs that have their letter, or whose time is over, out of the list. Each letter goes

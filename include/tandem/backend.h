@@ -40,10 +40,11 @@ typedef struct td_call {
     const size_t *input_counts;  /* all_to_all with uneven parts; else NULL */
     const size_t *output_counts; /* likewise */
     td_dtype dtype;
-    td_reduce_op op;    /* reduce, all_reduce, reduce_scatter */
-    int root;           /* broadcast, reduce, scatter, gather */
-    int peer;           /* send, recv: rank in the group, or TD_ANY_SOURCE */
-    int tag;            /* send, recv */
+    td_reduce_op op; /* reduce, all_reduce, reduce_scatter */
+    int root;        /* broadcast, reduce, scatter, gather */
+    int peer;        /* send, recv: rank in the group, or TD_ANY_SOURCE */
+    int tag;         /* send, recv: 0 and above; TD_ANY_TAG of a recv matches these. Below that: the
+                           library's own, which only the same tag matches */
     int64_t timeout_ms; /* how long it may take; above 0 */
     uint64_t sequence;  /* of the collective in its group, from 1; 0 for messages */
 } td_call;

@@ -159,10 +159,7 @@ TD_API td_status td_gather_object(td_bytes object, td_bytes *objects, int count,
 TD_API td_status td_scatter_object_list(td_bytes *object, const td_bytes *objects, int count,
                                         int src, td_group *group);
 
-/** The tag of messages with objects. A recv with TD_ANY_TAG must not take one of them. */
-#define TD_OBJECT_TAG 0x7fffffff
-
-/** Sends `count` objects, which td_recv_object_list() receives with the same count: another one is
+/** Sends `count` objects, which only td_recv_object_list() receives, with the same count: another one is
  *  TD_ERR_MISMATCH there, and the objects are lost. */
 TD_API td_status td_send_object_list(const td_bytes *objects, int count, int dst, td_group *group);
 TD_API td_status td_recv_object_list(td_bytes *objects, int count, int src, td_group *group,

@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "dist/exchange.h"
 #include "dist/objects.h"
+#include "group/process_group.h"
 
 #include <inttypes.h>
 
@@ -41,9 +42,9 @@ td_status td_send_object_list(const td_bytes *objects, int count, int dst, td_gr
     for (int i = 0; i < count; i++)
         ((uint64_t *)(void *)body)[i] = objects[i].size;
     td__objects_pack(body + front, objects, count);
-    td_status status = td_group_send(group, &announced, 2, TD_U64, dst, TD_OBJECT_TAG, NULL);
+    td_status status = td__group_send(group, &announced, 2, TD_U64, dst, TD__TAG_OBJECT, NULL);
     if (!status)
-        status = td_group_send(group, body, announced.bytes, TD_U8, dst, TD_OBJECT_TAG, NULL);
+        status = td__group_send(group, body, announced.bytes, TD_U8, dst, TD__TAG_OBJECT, NULL);
     td_free(body);
     return status;
 }
@@ -53,7 +54,7 @@ static td_status receive_announcement(td_group *group, int src, struct announcem
                                       int *source)
 {
     td_work *work;
-    TD_TRY(td_group_recv(group, announced, 2, TD_U64, src, TD_OBJECT_TAG, &work));
+    TD_TRY(td__group_recv(group, announced, 2, TD_U64, src, TD__TAG_OBJECT, &work));
     while (!td_work_test(work)) /* `announced` is in use until then */
         td_work_wait(work, 0);
     td_status status = td_work_status(work);
@@ -93,7 +94,7 @@ td_status td_recv_object_list(td_bytes *objects, int count, int src, td_group *g
     if (!body)
         return td__fail(TD_ERR_NOMEM, "%s: no memory for %" PRIu64 " bytes from rank %d", call,
                         bytes, from);
-    td_status status = td_group_recv(group, body, bytes, TD_U8, from, TD_OBJECT_TAG, NULL);
+    td_status status = td__group_recv(group, body, bytes, TD_U8, from, TD__TAG_OBJECT, NULL);
     if (!status && number != (uint64_t)count)
         status = td__fail(TD_ERR_MISMATCH,
                           "%s: rank %d sent %" PRIu64 " objects, but the list here has %d", call,

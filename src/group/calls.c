@@ -257,15 +257,15 @@ static td_status check_message(struct checked *c, const void *data, int other, i
     if (c->call.peer == c->group->rank)
         return td__fail(TD_ERR_INVALID, "%s: %s %d is this rank itself",
                         td_op_kind_name(c->call.kind), role, other);
-    if (tag < 0 && (c->call.kind == TD_OP_SEND || tag != TD_ANY_TAG))
+    if (tag == TD_ANY_TAG && c->call.kind == TD_OP_SEND)
         return td__fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above",
                         td_op_kind_name(c->call.kind), tag);
     c->call.tag = tag;
     return TD_OK;
 }
 
-td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
-                        int tag, td_work **work)
+td_status td__group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
+                         int tag, td_work **work)
 {
     struct checked c;
     TD_TRY(begin(&c, group, TD_OP_SEND, dtype, count, data, NULL));
@@ -273,11 +273,33 @@ td_status td_group_send(td_group *group, const void *data, size_t count, td_dtyp
     return td__group_post(c.group, &c.call, work);
 }
 
-td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
-                        td_work **work)
+td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
+                         int tag, td_work **work)
 {
     struct checked c;
     TD_TRY(begin(&c, group, TD_OP_RECV, dtype, count, NULL, data));
     TD_TRY(check_message(&c, data, src, tag, "source"));
     return td__group_post(c.group, &c.call, work);
+}
+
+/* Tags below TD_ANY_TAG are the library's own. */
+static td_status check_tag(const char *call, int tag)
+{
+    return tag < TD_ANY_TAG
+               ? td__fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above", call, tag)
+               : TD_OK;
+}
+
+td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
+                        int tag, td_work **work)
+{
+    TD_TRY(check_tag("send", tag));
+    return td__group_send(group, data, count, dtype, dst, tag, work);
+}
+
+td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
+                        td_work **work)
+{
+    TD_TRY(check_tag("recv", tag));
+    return td__group_recv(group, data, count, dtype, src, tag, work);
 }

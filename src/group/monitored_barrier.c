@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TAG_HERE = -2, TAG_VERDICT = -3, GRACE_MS = 10000 };
+enum { GRACE_MS = 10000 };
 
 struct verdict {
     uint64_t number;
@@ -61,7 +61,7 @@ static bool await_rank(td_group *group, struct arrival *arrival, int rank, uint6
             return false;
         if (arrival->number >= number)
             return true;
-        if (start(group, TD_OP_RECV, &arrival->number, sizeof arrival->number, rank, TAG_HERE,
+        if (start(group, TD_OP_RECV, &arrival->number, sizeof arrival->number, rank, TD__TAG_HERE,
                   left_ms(deadline), &arrival->work))
             return false;
     }
@@ -88,8 +88,8 @@ static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_
         return td__fail_nomem("monitored_barrier");
     }
     for (int r = 1; r < group->size; r++)
-        if (start(group, TD_OP_RECV, &arrivals[r].number, sizeof arrivals[r].number, r, TAG_HERE,
-                  timeout_ms, &arrivals[r].work))
+        if (start(group, TD_OP_RECV, &arrivals[r].number, sizeof arrivals[r].number, r,
+                  TD__TAG_HERE, timeout_ms, &arrivals[r].work))
             arrivals[r].work = NULL;
     for (int r = 1; r < group->size; r++) {
         came[r] = await_rank(group, &arrivals[r], r, number, deadline);
@@ -103,7 +103,7 @@ static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_
                  group->name, missing, (long long)timeout_ms);
     for (int r = 1; r < group->size; r++)
         if (came[r])
-            start(group, TD_OP_SEND, &verdict, sizeof verdict, r, TAG_VERDICT, GRACE_MS, NULL);
+            start(group, TD_OP_SEND, &verdict, sizeof verdict, r, TD__TAG_VERDICT, GRACE_MS, NULL);
     free(arrivals);
     free(came);
     return verdict.late ? td__fail(TD_ERR_TIMEOUT, "%s", verdict.text) : TD_OK;
@@ -113,9 +113,9 @@ static td_status report(td_group *group, uint64_t number, int64_t timeout_ms)
 {
     struct verdict verdict = {0};
     td__deadline deadline = td__deadline_in_ms(timeout_ms + GRACE_MS);
-    TD_TRY(start(group, TD_OP_SEND, &number, sizeof number, 0, TAG_HERE, timeout_ms, NULL));
+    TD_TRY(start(group, TD_OP_SEND, &number, sizeof number, 0, TD__TAG_HERE, timeout_ms, NULL));
     while (verdict.number < number) {
-        td_status status = start(group, TD_OP_RECV, &verdict, sizeof verdict, 0, TAG_VERDICT,
+        td_status status = start(group, TD_OP_RECV, &verdict, sizeof verdict, 0, TD__TAG_VERDICT,
                                  left_ms(deadline), NULL);
         if (status)
             return td__fail(status, "monitored_barrier on group \"%s\": rank %d did not answer: %s",

@@ -70,6 +70,15 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work);
  *  where it has one. */
 td_status td__group_post(td_group *group, const td_call *call, td_work **work);
 
+/** Tags of the library's own messages, which TD_ANY_TAG does not match. */
+enum { TD__TAG_HERE = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
+
+/** td_group_send() and td_group_recv(), also with such a tag. */
+td_status td__group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
+                         int tag, td_work **work);
+td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
+                         td_work **work);
+
 /** Waits for what is queued and ends the worker. May be called again. */
 void td__group_drain(td_group *group);
 
