@@ -128,7 +128,7 @@ struct td__messages {
     char *name;
     struct td__peer *peers;
 
-    pthread_mutex_t lock; /* taken before those of works and of the endpoint */
+    pthread_mutex_t lock; /* taken after the endpoint's, before those of works */
     uint64_t order;       /* counts receives */
     uint64_t ids;         /* counts requests */
     struct td__post *all;

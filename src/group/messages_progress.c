@@ -359,7 +359,7 @@ void td__messages_progress(struct td__messages *messages, td_work *work, int64_t
     if (timeout_ms > 0) {
         last = wait_for_work(messages, work, td__deadline_in_ms(timeout_ms));
     } else {
-        do_job(messages, 0);
+        td__large_copy(messages); /* the other jobs can take long: they are left to our thread */
         td__messages_pump(messages);
         td__messages_settle(messages);
     }

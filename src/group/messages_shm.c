@@ -168,7 +168,8 @@ static bool has_room(struct td__ring_end *end, size_t need)
     end->room = atomic_load_explicit(&end->ring->head, memory_order_acquire) + RING_DATA;
     if (end->total + need <= end->room)
         return true;
-    /* The reader looks at `starved` after it has moved the head: one of us sees the other. */
+    /* The reader looks at `starved` after it has moved the head. Before this process sleeps, it comes
+     * here once more, as with everything that a bell is rung for. */
     atomic_store(&end->ring->starved, 1);
     end->room = atomic_load(&end->ring->head) + RING_DATA;
     return end->total + need <= end->room;
