@@ -113,7 +113,7 @@ static void run_sizes(struct scene *scene, td_op_kind kind, enum memory memory, 
         bool gathers = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER;
         bool large = counts[i] * td_dtype_size(dtype) > 300000;
         /* Each large one in some of the ways only; gathering is as many times as large. */
-        if (large && (scene->number + i) % (gathers ? 6 : 3))
+        if (large && (scene->number + i) % (gathers ? 2 * n : n))
             continue;
         run_case(scene, &(struct collective_case){
                             .kind = kind,

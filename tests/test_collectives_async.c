@@ -191,6 +191,7 @@ RANKS(works_can_be_waited_for_together, .ranks = 3)
 }
 
 struct chain {
+    td_group *group;
     int64_t value;
     int left; /* calls that the callbacks are to start */
     atomic_bool done;
@@ -207,7 +208,8 @@ static void start_next(td_work *work, td_status status, void *arg)
         return;
     }
     td_work *next;
-    CHECK_OK(td_group_all_reduce(NULL, &chain->value, &chain->value, 1, TD_I64, TD_SUM, &next));
+    CHECK_OK(
+        td_group_all_reduce(chain->group, &chain->value, &chain->value, 1, TD_I64, TD_SUM, &next));
     CHECK_OK(td_work_on_complete(next, start_next, chain));
     td_work_release(next);
 }
@@ -222,6 +224,24 @@ RANKS(callbacks_start_the_next_call, .ranks = 2)
     td_work_release(first);
     CHECK_SOON(atomic_load(&chain.done));
     CHECK_EQ(chain.value, (int64_t)1 << 40);
+    scene_close(&scene);
+}
+
+/* Destroying a group waits also for what callbacks start meanwhile. */
+RANKS(callbacks_start_calls_while_the_group_is_destroyed, .ranks = 2)
+{
+    struct scene scene = scene_open(&here);
+    for (int i = 0; i < 50; i++) {
+        struct chain chain = {.value = 1, .left = 20};
+        td_work *first;
+        CHECK_OK(td_new_group(NULL, 0, NULL, &chain.group));
+        CHECK_OK(td_group_barrier(chain.group, &first));
+        CHECK_OK(td_work_on_complete(first, start_next, &chain));
+        td_work_release(first);
+        td_group_destroy(chain.group);
+        CHECK(atomic_load(&chain.done));
+        CHECK_EQ(chain.value, 1 << 20);
+    }
     scene_close(&scene);
 }
 

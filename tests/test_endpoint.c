@@ -9,11 +9,16 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+struct shown { /* what the ranks of a test tell each other */
+    atomic_size_t offset;
+};
 
 /* ---- Cards ----------------------------------------------------------------------------------- */
 
@@ -39,6 +44,42 @@ TEST(hosts_are_numbered_by_their_first_rank)
         for (int r = 0; r < 5; r++)
             td__endpoint_close(endpoints[r]);
     }
+}
+
+/* Who shares no memory is on a host of its own, for everybody. */
+TEST(some_share_no_memory)
+{
+    static const int expected[] = {0, 1, 0, 2};
+    struct td__endpoint *endpoints[4];
+    for (int r = 0; r < 4; r++)
+        CHECK_OK(td__endpoint_open(r, 4, "127.0.0.1", r % 2 == 0, &endpoints[r]));
+    meet_all(endpoints, 4);
+    for (int r = 0; r < 4; r++)
+        for (int k = 0; k < 4; k++)
+            CHECK_EQ(td__endpoint_host(endpoints[r], k), expected[k]);
+    for (int r = 0; r < 4; r++)
+        td__endpoint_close(endpoints[r]);
+}
+
+RANKS(who_has_died_is_not_alive, .ranks = 3, .may_die = 1 << 1)
+{
+    struct td__endpoint *endpoint;
+    int rank = td_test_rank();
+    CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", true, &endpoint));
+    meet_by_files(endpoint);
+    for (int r = 0; r < 3; r++)
+        CHECK(td__endpoint_alive(endpoint, r));
+    td_test_barrier();
+    if (rank == 1)
+        raise(SIGKILL);
+    CHECK_SOON(!td__endpoint_alive(endpoint, 1));
+    CHECK(td__endpoint_alive(endpoint, 0));
+    CHECK(td__endpoint_alive(endpoint, 2));
+    /* The others are still here when they look at each other. */
+    struct shown *shown = map_file(sizeof *shown);
+    atomic_fetch_add(&shown->offset, 1);
+    CHECK_SOON(atomic_load(&shown->offset) == 2);
+    td__endpoint_close(endpoint);
 }
 
 TEST(cards_that_are_none)
@@ -283,10 +324,6 @@ TEST(nothing_is_left_behind)
 }
 
 /* ---- The memory of another process ----------------------------------------------------------- */
-
-struct shown { /* what the other process says about its memory */
-    atomic_size_t offset;
-};
 
 RANKS(memory_that_grows, .ranks = 2)
 {

@@ -261,6 +261,22 @@ BOTH_WAYS(both_send_first, .ranks = 2, .deadline_s = 60)
     world_end();
 }
 
+/* Two ranks that share memory, and two that do not: as on several hosts. */
+RANKS(mixed, .ranks = 4, .deadline_s = 60)
+{
+    setenv("TANDEM_TRANSPORT", td_test_rank() < 2 ? "shm" : "tcp", 1);
+    world_begin();
+    int rank = td_get_rank(NULL);
+    batch(100, 20, true);
+    batch(100000, 5, false);
+    batch((1 << 20) + 5, 3, true);
+    for (int i = 0; i < 300; i++) {
+        send_int(i, (rank + 1) % 4, 8);
+        CHECK_EQ(recv_int(i % 2 ? TD_ANY_SOURCE : (rank + 3) % 4, 8), i);
+    }
+    world_end();
+}
+
 /* ---- Without anybody waiting ----------------------------------------------------------------- */
 
 static atomic_int called;

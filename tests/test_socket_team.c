@@ -148,7 +148,7 @@ static void prepare(struct td__operation *call, struct buffers *b, const struct 
     b->expected = malloc(out + 1);
     memset(b->output, 0xee, in + out);
     memcpy(b->mine, b->inputs[seat->rank], in);
-    call->root = variant->root;
+    call->root = call->called_root = variant->root;
     call->input = b->mine;
     call->output = b->output;
     expect(call, b, seat);

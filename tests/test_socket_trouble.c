@@ -53,7 +53,7 @@ static struct td__operation numbered(struct seat *seat, struct td__operation ope
     struct td__operation fresh = seat_call(seat, operation.kind, operation.count,
                                            operation.reduction.dtype);
     fresh.reduction = operation.reduction;
-    fresh.root = operation.root;
+    fresh.root = fresh.called_root = operation.root;
     return fresh;
 }
 

@@ -5,9 +5,13 @@
 #include "os/socket.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -28,18 +32,57 @@ bool td__links_init(struct td__links *links, const struct td__link_source *sourc
     return links->at;
 }
 
+/* Whether all that was sent has reached the other side, or never will. What has come is thrown away: a
+ * socket that is closed with something unread makes the kernel drop what is still on its way. */
+static bool has_arrived(int fd)
+{
+    char away[4096];
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+    int queued = 0;
+    while (recv(fd, away, sizeof away, MSG_DONTWAIT) > 0)
+        ;
+    /* On a unix socket there is no way between the two sides. */
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) || info.tcpi_state == TCP_CLOSE)
+        return true;
+    return ioctl(fd, SIOCOUTQ, &queued) || queued <= 1; /* the end counts as one */
+}
+
+/* Closes `*fd`, at once or when all has arrived; false where that must be waited for. */
+static bool close_link(int *fd, bool at_once)
+{
+    if (*fd < 0)
+        return true;
+    shutdown(*fd, SHUT_WR);
+    if (!has_arrived(*fd) && !at_once)
+        return false;
+    close(*fd);
+    *fd = -1;
+    return true;
+}
+
+/* All of them together, since two that part from each other each wait for the other to read. */
+static void part(struct td__links *links)
+{
+    td__deadline end = td__deadline_in_ms(PARTING_MS);
+    for (bool parted = false; !parted;) {
+        bool at_once = td__deadline_passed(end);
+        parted = true;
+        for (int i = 0; i < links->size; i++) {
+            parted &= close_link(&links->at[i].fd, at_once);
+            parted &= close_link(&links->at[i].side, at_once);
+        }
+        if (!parted)
+            td__sleep_ns(1000000);
+    }
+}
+
 void td__links_free(struct td__links *links)
 {
     if (!links->at)
         return;
     links->source->listen(links->arg, NULL, NULL);
-    td__deadline end = td__deadline_in_ms(PARTING_MS);
-    for (int i = 0; i < links->size; i++) {
-        if (links->at[i].fd >= 0)
-            td__close_gently(links->at[i].fd, end);
-        if (links->at[i].side >= 0)
-            td__close_gently(links->at[i].side, end);
-    }
+    part(links);
     free(links->at);
     free(links->goodbye);
 }

@@ -94,58 +94,38 @@ static td_status prepare(struct td__messages *messages, int peer)
     return TD_OK;
 }
 
-static struct td__post *new_post(const td_call *call, td_work *work)
+static void fill_in(struct td__post *post, const td_call *call)
 {
-    struct td__post *post = calloc(1, sizeof *post);
-    if (!post)
-        return NULL;
-    post->work = work;
-    post->peer = call->peer;
-    post->tag = call->tag;
-    post->size = call->count * td_dtype_size(call->dtype);
-    post->timeout_ms = call->timeout_ms;
-    post->deadline = td__deadline_in_ms(call->timeout_ms);
-    return post;
+    bool send = call->kind == TD_OP_SEND;
+    *post = (struct td__post){.kind = send ? TD__MESSAGE_EAGER : TD__MESSAGE_NONE,
+                              .data = send ? (char *)call->input : call->output,
+                              .size = call->count * td_dtype_size(call->dtype),
+                              .peer = call->peer,
+                              .tag = call->tag,
+                              .timeout_ms = call->timeout_ms,
+                              .deadline = td__deadline_in_ms(call->timeout_ms)};
 }
 
-static td_status post_send(struct td__messages *messages, const td_call *call, td_work *work)
+static td_status start_send(struct td__messages *messages, struct td__post *post)
 {
-    struct td__peer *peer = &messages->peers[call->peer];
-    struct td__post *post = new_post(call, work);
-    if (!post)
-        return td__fail_nomem("send");
-    post->kind = TD__MESSAGE_EAGER;
-    post->data = (char *)call->input;
-    td__post_begin(messages, post);
-    td_status status = prepare(messages, call->peer);
-    if (!status && peer->gone)
-        status = td__peer_refuse(messages, call->peer, post);
-    if (status) {
-        td__post_abandon(messages, post);
-        return status;
-    }
+    struct td__peer *peer = &messages->peers[post->peer];
+    TD_TRY(prepare(messages, post->peer));
+    if (peer->gone)
+        return td__peer_refuse(messages, post->peer, post);
     bool first = !peer->queue.first;
     td__post_append(&peer->queue, post);
     if (first)
-        td__peer_flush(messages, call->peer);
+        td__peer_flush(messages, post->peer);
     return TD_OK;
 }
 
-static td_status post_recv(struct td__messages *messages, const td_call *call, td_work *work)
+static td_status start_recv(struct td__messages *messages, struct td__post *post)
 {
-    bool any = call->peer == TD_ANY_SOURCE;
-    struct td__post *post = new_post(call, work);
-    if (!post)
-        return td__fail_nomem("recv");
-    post->data = call->output;
-    post->order = ++messages->order;
-    td__post_begin(messages, post);
-    td_status status = prepare(messages, call->peer);
-    if (status)
-        goto abandon;
-
+    int source = post->peer;
+    bool any = source == TD_ANY_SOURCE;
+    TD_TRY(prepare(messages, source));
     struct td__arrival *arrival;
-    while ((arrival = td__match_arrival(messages, call->peer, call->tag))) {
+    while ((arrival = td__match_arrival(messages, source, post->tag))) {
         bool taken = true;
         td__arrival_remove(messages, arrival);
         if (arrival->envelope.kind == TD__MESSAGE_EAGER)
@@ -156,20 +136,24 @@ static td_status post_recv(struct td__messages *messages, const td_call *call, t
         if (taken)
             return TD_OK;
     }
-    if (!any && messages->peers[call->peer].gone) {
-        status = td__peer_refuse(messages, call->peer, post);
-        goto abandon;
-    }
-    if (any && !messages->remaining) {
-        status = td__fail(TD_ERR_PEER, "%s: no other rank is left",
-                          td__post_describe(messages, post));
-        goto abandon;
-    }
-    td__post_append(any ? &messages->any : &messages->peers[call->peer].posted, post);
+    if (!any && messages->peers[source].gone)
+        return td__peer_refuse(messages, source, post);
+    if (any && !messages->remaining)
+        return td__fail(TD_ERR_PEER, "%s: no other rank is left",
+                        td__post_describe(messages, post));
+    post->order = ++messages->order;
+    td__post_append(any ? &messages->any : &messages->peers[source].posted, post);
     return TD_OK;
+}
 
-abandon:
-    td__post_abandon(messages, post);
+/* On failure the post is in no list, and the caller's. */
+static td_status start(struct td__messages *messages, struct td__post *post)
+{
+    td__post_begin(messages, post);
+    td_status status = post->kind == TD__MESSAGE_NONE ? start_recv(messages, post)
+                                                      : start_send(messages, post);
+    if (status)
+        td__post_abandon(messages, post);
     return status;
 }
 
@@ -202,20 +186,62 @@ static td_status check(const struct td__messages *messages, const td_call *call)
 td_status td__messages_post(struct td__messages *messages, const td_call *call, td_work *work)
 {
     TD_TRY(check(messages, call));
-    bool send = call->kind == TD_OP_SEND;
     pthread_mutex_lock(&messages->lock);
-    if (send && send_at_once(messages, call)) {
+    if (call->kind == TD_OP_SEND && send_at_once(messages, call)) {
         pthread_mutex_unlock(&messages->lock);
         td__shm_ring(messages, call->peer);
         td_work_complete(work, TD_OK, -1, 0);
         return TD_OK;
     }
-    td_status status = send ? post_send(messages, call, work) : post_recv(messages, call, work);
-    if (!status && messages->pending)
+    td_status status;
+    struct td__post *post = malloc(sizeof *post);
+    if (!post) {
+        status = td__fail_nomem("message");
+        goto unlock;
+    }
+    fill_in(post, call);
+    post->work = work;
+    status = start(messages, post);
+    if (status)
+        free(post);
+    if (messages->pending)
         td__messages_attend(messages);
     td__messages_settle(messages);
+unlock:
     pthread_mutex_unlock(&messages->lock);
     return status;
+}
+
+td_status td__messages_run(struct td__messages *messages, const td_call *call, int *source,
+                           size_t *received)
+{
+    TD_TRY(check(messages, call));
+    pthread_mutex_lock(&messages->lock);
+    if (call->kind == TD_OP_SEND && send_at_once(messages, call)) {
+        pthread_mutex_unlock(&messages->lock);
+        td__shm_ring(messages, call->peer);
+        return TD_OK;
+    }
+    struct td__post post;
+    atomic_bool complete = false;
+    fill_in(&post, call);
+    post.waited = &complete;
+    td_status status = start(messages, &post);
+    if (status) {
+        pthread_mutex_unlock(&messages->lock);
+        return status;
+    }
+    td__messages_wait(messages, &complete);
+    if (post.status) {
+        status = td__fail(post.status, "%s", post.why ? post.why : "out of memory");
+        free(post.why);
+        return status;
+    }
+    if (source)
+        *source = post.peer;
+    if (received)
+        *received = post.message_size;
+    return TD_OK;
 }
 
 /* ---- Destroying ------------------------------------------------------------------------------

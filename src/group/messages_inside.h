@@ -59,7 +59,8 @@ struct td__post {
     struct td__post *next, *before; /* in `list` */
     struct td__post_list *list;
     struct td__post *all_next, *all_before;
-    td_work *work;              /* NULL: a frame of our own, such as GO */
+    td_work *work;              /* NULL: a frame of our own, such as GO, or … */
+    atomic_bool *waited;        /* … somebody waits for this, and keeps the post */
     enum td__message_kind kind; /* of a send: what is to be written next; of a recv: NONE */
     int peer;                   /* may be TD_ANY_SOURCE until a message has come */
     int tag;
@@ -183,7 +184,7 @@ void td__post_remove(struct td__post *post);
 /** Takes a new post into the list of all. */
 void td__post_begin(struct td__messages *messages, struct td__post *post);
 
-/** Frees a post that is in no other list, without a word. */
+/** Takes a post that is in no other list out of the list of all, without a word. */
 void td__post_abandon(struct td__messages *messages, struct td__post *post);
 
 /** Makes a frame of our own and puts it into `queue`; false without memory. */
@@ -252,6 +253,9 @@ bool td__messages_pump(struct td__messages *messages);
 
 /** With the lock held, which is released in between: tells the works of the posts that ended. */
 void td__messages_settle(struct td__messages *messages);
+
+/** With the lock held, which is released at the end: waits until `complete`. */
+void td__messages_wait(struct td__messages *messages, const atomic_bool *complete);
 
 /** With the lock held: makes whoever sleeps look again. */
 void td__messages_nudge(struct td__messages *messages);

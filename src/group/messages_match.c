@@ -72,7 +72,6 @@ static void leave_all(struct td__messages *messages, struct td__post *post)
 void td__post_abandon(struct td__messages *messages, struct td__post *post)
 {
     leave_all(messages, post);
-    free(post);
 }
 
 bool td__post_control(struct td__messages *messages, struct td__post_list *queue,
@@ -100,7 +99,8 @@ void td__post_finish(struct td__messages *messages, struct td__post *post, td_st
     td__post_remove(post);
     leave_all(messages, post);
     post->status = status;
-    post->why = status && post->work ? strdup(td_last_error()) : NULL;
+    bool told = post->work || post->waited;
+    post->why = status && told ? strdup(td_last_error()) : NULL;
     post->next = messages->finished;
     messages->finished = post;
 }

@@ -28,9 +28,9 @@ enum {
     LONG_NAP_NS = 8000000, /* the same where the program was seen at work */
 };
 
-static bool is_complete(td_work *work)
+static bool is_set(const atomic_bool *complete)
 {
-    return work && atomic_load_explicit(&work->complete, memory_order_acquire);
+    return complete && atomic_load_explicit(complete, memory_order_acquire);
 }
 
 /* ---- Moving forward -------------------------------------------------------------------------- */
@@ -109,6 +109,10 @@ static void tell(struct td__post *list)
     while (list) {
         struct td__post *post = list;
         list = post->next;
+        if (post->waited) {
+            atomic_store_explicit(post->waited, true, memory_order_release);
+            continue; /* it is the waiting thread's, and perhaps no more */
+        }
         bool received = post->kind == TD__MESSAGE_NONE && !post->status;
         if (post->status)
             td__fail(post->status, "%s", post->why ? post->why : "out of memory");
@@ -212,7 +216,8 @@ static bool peek_often(struct td__messages *messages)
 }
 
 /* Rings and the bell. */
-static bool wait_on_bell(struct td__messages *messages, struct vigil *vigil, td_work *work)
+static bool wait_on_bell(struct td__messages *messages, struct vigil *vigil,
+                         const atomic_bool *complete)
 {
     struct td__waiting *waiting = &vigil->waiting;
     if (!vigil->begun) {
@@ -228,7 +233,7 @@ static bool wait_on_bell(struct td__messages *messages, struct vigil *vigil, td_
     do {
         in_time = td__waiting_step(waiting);
         vigil->slept = waiting->announced;
-    } while (in_time && !vigil->slept && !is_complete(work) && !peek_often(messages) &&
+    } while (in_time && !vigil->slept && !is_set(complete) && !peek_often(messages) &&
              !atomic_load_explicit(&messages->watch, memory_order_relaxed));
     return in_time;
 }
@@ -254,7 +259,8 @@ static bool wait_on_links(struct td__messages *messages, struct vigil *vigil)
 }
 
 /* Waits a moment without the lock; false when it is too late. */
-static bool keep_vigil(struct td__messages *messages, struct vigil *vigil, td_work *work)
+static bool keep_vigil(struct td__messages *messages, struct vigil *vigil,
+                       const atomic_bool *complete)
 {
     bool in_time;
     if (messages->epoll < 0 && !messages->attached) {
@@ -271,7 +277,7 @@ static bool keep_vigil(struct td__messages *messages, struct vigil *vigil, td_wo
     if (messages->epoll >= 0)
         in_time = wait_on_links(messages, vigil);
     else
-        in_time = wait_on_bell(messages, vigil, work);
+        in_time = wait_on_bell(messages, vigil, complete);
     pthread_mutex_lock(&messages->lock);
     messages->owner_sleeps = false;
     return in_time;
@@ -297,18 +303,20 @@ static bool wait_for_owner(struct td__messages *messages, td__deadline deadline)
 
 /* Where nothing else has ended, what was waited for: nobody else has to be told of it, so this thread
  * needs the lock no more. */
-static struct td__post *take_only(struct td__messages *messages, td_work *work)
+static struct td__post *take_only(struct td__messages *messages, const atomic_bool *complete)
 {
     struct td__post *post = messages->finished;
-    if (!post || post->next || !work || post->work != work)
+    if (!post || post->next || !complete)
+        return NULL;
+    if (post->waited != complete && (!post->work || &post->work->complete != complete))
         return NULL;
     messages->finished = NULL;
     return post;
 }
 
 /* Returns a post that is left to be told. */
-static struct td__post *wait_for_work(struct td__messages *messages, td_work *work,
-                                      td__deadline deadline)
+static struct td__post *wait_for(struct td__messages *messages, const atomic_bool *complete,
+                                 td__deadline deadline)
 {
     struct vigil vigil = {.deadline = deadline};
     struct td__post *last = NULL;
@@ -319,10 +327,10 @@ static struct td__post *wait_for_work(struct td__messages *messages, td_work *wo
             look_at_clock(messages);
         bool happened = do_job(messages, deadline);
         happened |= td__messages_pump(messages);
-        if ((last = take_only(messages, work)))
+        if ((last = take_only(messages, complete)))
             break;
         td__messages_settle(messages);
-        if (is_complete(work) || !in_time)
+        if (is_set(complete) || !in_time)
             break;
         if (happened) {
             vigil_reset(&vigil);
@@ -339,7 +347,7 @@ static struct td__post *wait_for_work(struct td__messages *messages, td_work *wo
             if (depose)
                 td__messages_nudge(messages);
         }
-        in_time = keep_vigil(messages, &vigil, work);
+        in_time = keep_vigil(messages, &vigil, complete);
     }
     if (owner) {
         vigil_reset(&vigil);
@@ -352,17 +360,25 @@ static struct td__post *wait_for_work(struct td__messages *messages, td_work *wo
 
 void td__messages_progress(struct td__messages *messages, td_work *work, int64_t timeout_ms)
 {
-    if (is_complete(work))
+    const atomic_bool *complete = work ? &work->complete : NULL;
+    if (is_set(complete))
         return;
     struct td__post *last = NULL;
     pthread_mutex_lock(&messages->lock);
     if (timeout_ms > 0) {
-        last = wait_for_work(messages, work, td__deadline_in_ms(timeout_ms));
+        last = wait_for(messages, complete, td__deadline_in_ms(timeout_ms));
     } else {
         td__large_copy(messages); /* the other jobs can take long: they are left to our thread */
         td__messages_pump(messages);
         td__messages_settle(messages);
     }
+    pthread_mutex_unlock(&messages->lock);
+    tell(last);
+}
+
+void td__messages_wait(struct td__messages *messages, const atomic_bool *complete)
+{
+    struct td__post *last = wait_for(messages, complete, TD__NEVER);
     pthread_mutex_unlock(&messages->lock);
     tell(last);
 }

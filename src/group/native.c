@@ -85,6 +85,8 @@ static void destroy(void *self)
         td__hierarchy_destroy(native->hierarchy);
     if (native->sockets)
         td__socket_team_destroy(native->sockets);
+    if (native->team)
+        td__team_leave(native->team);
     if (native->team && !td__team_all_attached(native->team) && native->team->index == 0) {
         pthread_mutex_lock(&root->lock);
         native->team->next = root->left;
@@ -267,21 +269,20 @@ static td_status run(void *self, const td_call *call)
         [TD_OP_BARRIER] = TD__BARRIER,
     };
     struct native *native = self;
-    struct td__operation operation = {
-        .kind = kinds[call->kind],
-        .input = call->input,
-        .output = call->output,
-        .count = call->count,
-        .input_counts = call->input_counts,
-        .output_counts = call->output_counts,
-        .reduction = {.dtype = call->dtype, .op = TD_SUM, .factor = 1},
-        .root = call->root,
-        .called_root = call->root,
-        .sequence = call->sequence,
-        .deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0,
-        .timeout_ms = call->timeout_ms,
-        .group = native->group->name,
-    };
+    struct td__operation operation; /* all of it is set: clearing it first would take longer */
+    operation.kind = kinds[call->kind];
+    operation.input = call->input;
+    operation.output = call->output;
+    operation.count = call->count;
+    operation.input_counts = call->input_counts;
+    operation.output_counts = call->output_counts;
+    operation.reduction = (struct td__reduction){.dtype = call->dtype, .op = TD_SUM, .factor = 1};
+    operation.root = call->root;
+    operation.called_root = call->root;
+    operation.sequence = call->sequence;
+    operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
+    operation.timeout_ms = call->timeout_ms;
+    operation.group = native->group->name;
     td_status status;
     if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
         call->kind == TD_OP_REDUCE_SCATTER)

@@ -47,10 +47,11 @@ struct td_group {
     void *self;
     _Atomic int64_t timeout_ms;
 
+    atomic_uint pending; /* calls that run or are queued */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* the queue, or `busy` */
+    pthread_cond_t changed;
     td_work *queue, **queue_end;
-    bool busy; /* a call runs */
+    unsigned queued;
     bool working, stopping;
     pthread_t worker;
     uint64_t sequence;
@@ -76,8 +77,8 @@ enum { TD__TAG_HERE = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
 /** td_group_send() and td_group_recv(), also with such a tag. */
 td_status td__group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
                          int tag, td_work **work);
-td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
-                         td_work **work);
+td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
+                         int tag, td_work **work);
 
 /** Waits for what is queued and ends the worker. May be called again. */
 void td__group_drain(td_group *group);

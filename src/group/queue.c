@@ -1,8 +1,9 @@
 /* The order of a group's collectives.
  *
- * A blocking call with nothing before it runs in the caller's thread: two uncontended locks, and no
- * hand-over. All others are queued for the group's worker, a thread that is started by the first of
- * them. `busy` is held by whoever runs a call, so that there is one at a time.
+ * A blocking call with nothing before it runs in the caller's thread: `pending` goes from 0 to 1 and back,
+ * and that is all; no lock, no hand-over. All others are queued for the group's worker, a thread that is
+ * started by the first of them. It takes a call when all that is pending is queued, so that there is one
+ * at a time.
  *
  * A call that failed because of another rank leaves the ranks out of step: the group is broken then,
  * and every later call fails with the same sentence. */
@@ -42,12 +43,27 @@ static td_status carry_out(td_group *group, const td_call *call)
     return status;
 }
 
+/* One call less; whoever waits for that is woken. */
+static void finish_call(td_group *group)
+{
+    if (atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel) == 1)
+        return;
+    pthread_mutex_lock(&group->lock);
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static bool somebody_runs(td_group *group)
+{
+    return atomic_load_explicit(&group->pending, memory_order_acquire) != group->queued;
+}
+
 static void *work_through(void *arg)
 {
     td_group *group = arg;
     pthread_mutex_lock(&group->lock);
     for (;;) {
-        while (group->busy || (!group->queue && !group->stopping))
+        while (!group->queue ? !group->stopping : somebody_runs(group))
             td__cond_wait(&group->changed, &group->lock, TD__NEVER);
         td_work *work = group->queue;
         if (!work)
@@ -55,13 +71,10 @@ static void *work_through(void *arg)
         group->queue = work->next;
         if (!group->queue)
             group->queue_end = &group->queue;
-        group->busy = true;
+        group->queued--;
         pthread_mutex_unlock(&group->lock);
         td_status status = carry_out(group, &work->call);
-        pthread_mutex_lock(&group->lock);
-        group->busy = false;
-        pthread_cond_broadcast(&group->changed);
-        pthread_mutex_unlock(&group->lock);
+        finish_call(group);
         td_work_complete(work, status, -1, 0);
         pthread_mutex_lock(&group->lock);
     }
@@ -112,6 +125,8 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
     }
     *group->queue_end = work;
     group->queue_end = &work->next;
+    group->queued++;
+    atomic_fetch_add_explicit(&group->pending, 1, memory_order_acq_rel);
     pthread_cond_broadcast(&group->changed);
     *work_out = work;
     return TD_OK;
@@ -136,19 +151,16 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work)
             group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
     }
     call->timeout_ms = td__call_timeout(group);
-    pthread_mutex_lock(&group->lock);
-    call->sequence = ++group->sequence;
-    if (!work && !group->busy && !group->queue) {
-        group->busy = true;
-        pthread_mutex_unlock(&group->lock);
+    unsigned none = 0;
+    if (!work && atomic_compare_exchange_strong_explicit(
+                     &group->pending, &none, 1, memory_order_acq_rel, memory_order_relaxed)) {
+        call->sequence = ++group->sequence;
         td_status status = carry_out(group, call);
-        pthread_mutex_lock(&group->lock);
-        group->busy = false;
-        if (group->working)
-            pthread_cond_broadcast(&group->changed);
-        pthread_mutex_unlock(&group->lock);
+        finish_call(group);
         return status;
     }
+    pthread_mutex_lock(&group->lock);
+    call->sequence = ++group->sequence;
     td_work *queued = NULL;
     td_status status = enqueue(group, call, &queued);
     if (status)

@@ -215,15 +215,19 @@ static td_status end_call(struct td__socket_team *team, const struct td__operati
 
 td_status td__socket_team_run(struct td__socket_team *team, const struct td__operation *operation)
 {
+    struct td__operation timed = *operation;
     TD_TRY(check_usable(team));
-    return end_call(team, operation, td__socket_layout_run(team, operation));
+    timed.deadline = td__operation_deadline(operation);
+    return end_call(team, &timed, td__socket_layout_run(team, &timed));
 }
 
 td_status td__socket_team_combine(struct td__socket_team *team,
                                   const struct td__operation *operation, void *data, size_t count)
 {
+    struct td__operation timed = *operation;
     TD_TRY(check_usable(team));
-    return end_call(team, operation, td__socket_layout_combine(team, operation, data, count));
+    timed.deadline = td__operation_deadline(operation);
+    return end_call(team, &timed, td__socket_layout_combine(team, &timed, data, count));
 }
 
 void td__socket_team_fall_out(struct td__socket_team *team, const struct td__operation *operation,

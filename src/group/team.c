@@ -169,6 +169,15 @@ td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int
     return TD_OK;
 }
 
+void td__team_leave(struct td__team *team)
+{
+    if (!atomic_load(&team->attached))
+        return;
+    atomic_store(&team->cells[team->index].leaving, 1);
+    for (int i = 0; i < team->size; i++)
+        td__bell_ring(&team->cells[i].bell);
+}
+
 void td__team_destroy(struct td__team *team)
 {
     td__endpoint_forget(team->endpoint, team->key);
@@ -318,8 +327,9 @@ static td_status too_late(struct td__team *team, const struct td__operation *ope
 
 static td_status gone(struct td__team *team, const struct td__operation *operation, int index)
 {
-    return td__team_fail(team, TD_ERR_PEER, "%s: %s has ended", td__operation_describe(operation),
-                         td__endpoint_describe(team->endpoint, team->world_ranks[index]));
+    return td__team_fail(team, TD_ERR_PEER, "%s: %s has %s", td__operation_describe(operation),
+                         td__endpoint_describe(team->endpoint, team->world_ranks[index]),
+                         atomic_load(&team->cells[index].leaving) ? "left the group" : "ended");
 }
 
 /* ---- Announcing and waiting ------------------------------------------------------------------ */
@@ -329,11 +339,13 @@ static uint64_t stage_of(uint64_t call, unsigned phase)
     return call << PHASE_BITS | phase;
 }
 
-/* A member that has ended: `index`, or with -1 any of them. -1 where there is none. */
-static int find_dead(struct td__team *team, int index)
+/* A member that has ended or left: `index`, or with -1 any of them. -1 where there is none. */
+static int find_lost(struct td__team *team, int index)
 {
     for (int i = 0; i < team->size; i++)
-        if ((index < 0 || i == index) && !td__endpoint_alive(team->endpoint, team->world_ranks[i]))
+        if ((index < 0 || i == index) &&
+            (atomic_load(&team->cells[i].leaving) ||
+             !td__endpoint_alive(team->endpoint, team->world_ranks[i])))
             return i;
     return -1;
 }
@@ -369,9 +381,9 @@ static td_status await_value(struct td__team *team, const struct td__operation *
             status = too_late(team, operation, index < 0 ? 0 : stage);
             break;
         }
-        int dead = waiting.slept ? find_dead(team, index) : -1;
-        if (dead >= 0 && !is_reached(reached, stage, index)) {
-            status = gone(team, operation, dead);
+        int lost = waiting.slept ? find_lost(team, index) : -1;
+        if (lost >= 0 && !is_reached(reached, stage, index)) {
+            status = gone(team, operation, lost);
             break;
         }
     }

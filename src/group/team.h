@@ -47,7 +47,7 @@ struct td__cell {
     _Alignas(64) _Atomic uint64_t claims;
     _Alignas(64) struct td__bell bell;
     _Atomic uint32_t attached; /* the rank has mapped the memory */
-    _Atomic uint32_t leaving;  /* it will not ask for any other */
+    _Atomic uint32_t leaving;  /* it takes no part any more, and will not ask for other memory */
 };
 
 /* What a rank tells about its call, where it is large or has a factor. Offsets are in its arena, plus
@@ -107,6 +107,9 @@ struct td__team {
 td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                           int size, int index, struct td__team **team);
 void td__team_destroy(struct td__team *team);
+
+/** Tells the others that this rank will not take part any more; whoever waits for it fails. */
+void td__team_leave(struct td__team *team);
 
 /** Maps the memory, at the latest now. */
 td_status td__team_attach(struct td__team *team, td__deadline deadline);

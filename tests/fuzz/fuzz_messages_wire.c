@@ -1,0 +1,148 @@
+/* Bytes that come from another rank on a link for messages.
+ *
+ *     byte 0    bits 0 to 3: which receives are posted before they come; bit 4: this rank has opened
+ *               the link, and two large sends are waiting for an answer
+ *     the rest  what comes
+ *
+ * Whatever comes, each recv gets at most what it has room for, and everything ends. */
+#include "fuzz.h"
+
+#include "group/messages_inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { LONGEST = 200000, ROOM = 64, LARGE = TD__WIRE_EAGER + 1 };
+
+/* ---- Instead of an endpoint and of works ----------------------------------------------------- */
+
+static int link_fd;
+static int complete;
+
+static void check(bool condition)
+{
+    if (!condition)
+        abort();
+}
+
+int td__endpoint_host(const struct td__endpoint *endpoint, int rank)
+{
+    (void)endpoint;
+    return rank;
+}
+
+const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank)
+{
+    (void)endpoint;
+    return rank ? "rank 1" : "rank 0";
+}
+
+void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td__channel channel,
+                         td__link_fn fn, void *arg)
+{
+    (void)endpoint;
+    (void)group;
+    (void)channel;
+    (void)fn;
+    (void)arg;
+}
+
+td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
+                               enum td__channel channel, td__deadline deadline, int *fd)
+{
+    (void)endpoint;
+    (void)rank;
+    (void)group;
+    (void)channel;
+    (void)deadline;
+    *fd = link_fd;
+    link_fd = -1;
+    return *fd >= 0 ? TD_OK : TD_ERR_PEER;
+}
+
+td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
+                           td__deadline deadline, void **address)
+{
+    (void)endpoint;
+    (void)rank;
+    (void)offset;
+    (void)size;
+    (void)deadline;
+    (void)address;
+    return TD_ERR_PEER;
+}
+
+void td_work_complete(td_work *work, td_status status, int source, size_t received)
+{
+    (void)work;
+    check(status || received <= ROOM || source < 0);
+    complete++;
+}
+
+/* ---- The target ------------------------------------------------------------------------------ */
+
+static void post(struct td__messages *messages, td_op_kind kind, void *data, size_t size, int tag)
+{
+    static td_work work;
+    td_call call = {.kind = kind,
+                    .input = data,
+                    .output = data,
+                    .count = size,
+                    .dtype = TD_U8,
+                    .peer = 1,
+                    .tag = tag,
+                    .timeout_ms = 1000};
+    check(!td__messages_post(messages, &call, &work));
+}
+
+static void pump(struct td__messages *messages)
+{
+    for (int i = 0; i < 3; i++)
+        td__messages_progress(messages, NULL, 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static char large[LARGE];
+    static const int ranks[2] = {0, 1};
+    struct td__messages_options options = {.world_ranks = ranks, .size = 2, .name = "fuzz"};
+    struct td__messages *messages;
+    int fds[2], room = 1 << 20, posted = 0;
+    if (size < 1 || size > LONGEST)
+        return 0;
+    check(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
+    setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    check(!td__messages_create(&options, &messages));
+    messages->stopping = true; /* no thread: this one does everything */
+    char *buffers[4];
+    complete = 0;
+    for (int i = 0; i < 4; i++) {
+        buffers[i] = malloc(ROOM); /* of exactly that size, for the sanitizer */
+        if (data[0] & 1 << i) {
+            post(messages, TD_OP_RECV, buffers[i], ROOM, i ? i : TD_ANY_TAG);
+            posted++;
+        }
+    }
+    if (data[0] & 16) {
+        link_fd = fds[0];
+        post(messages, TD_OP_SEND, large, LARGE, 1);
+        post(messages, TD_OP_SEND, large, LARGE, 2);
+        posted += 2;
+        pthread_mutex_lock(&messages->lock);
+        td__tcp_connect(messages);
+        pthread_mutex_unlock(&messages->lock);
+    } else {
+        td__tcp_accept(messages, 1, fds[0]);
+    }
+    check(send(fds[1], data + 1, size - 1, MSG_NOSIGNAL) == (ssize_t)(size - 1));
+    pump(messages);
+    close(fds[1]);
+    pump(messages);
+    td__messages_destroy(messages);
+    check(complete == posted);
+    for (int i = 0; i < 4; i++)
+        free(buffers[i]);
+    return 0;
+}
