@@ -10,7 +10,8 @@
 
 /* ---- Sizes and memory ------------------------------------------------------------------------ */
 
-/* Around what is sent whole (4 KiB here, 64 KiB over sockets), the ring (32 KiB), a piece (256 KiB). */
+/* Around what is sent whole (4 or 8 KiB here, 64 KiB over sockets), the ring (32 KiB), a piece (256
+ * KiB). */
 static const size_t sizes[] = {
     0,     1,      7,      48,     49,     4095,   4096,          4097,   8191,
     8192,  8193,   32511,  32512,  32767,  32768,  32769,         65535,  65536,

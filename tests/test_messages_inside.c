@@ -1,6 +1,6 @@
 /* Messages from inside: both ranks in one process, and what cannot be brought about from outside. */
 #include "endpoint_world.h"
-#include "group/messages_inside.h"
+#include "group/messages_link.h"
 #include "messages_worlds.h"
 #include "runner.h"
 
@@ -149,6 +149,77 @@ TEST(streamed)
             free(in);
         }
     close_two(&two);
+}
+
+/* ---- Without a work -------------------------------------------------------------------------- */
+
+struct side {
+    struct two *two;
+    int rank;
+};
+
+static td_status run(const struct side *side, td_op_kind kind, void *data, size_t size, int tag,
+                     size_t *received)
+{
+    td_call call = {.kind = kind,
+                    .input = data,
+                    .output = data,
+                    .count = size,
+                    .dtype = TD_U8,
+                    .peer = 1 - side->rank,
+                    .tag = tag,
+                    .timeout_ms = tag == 9 ? 100 : 20000};
+    int source = -1;
+    td_status status = td__messages_run(side->two->messages[side->rank], &call, &source, received);
+    CHECK(status || kind == TD_OP_SEND || source == 1 - side->rank);
+    return status;
+}
+
+static void *ping_pong(void *arg)
+{
+    const struct side *side = arg;
+    static const size_t sizes[] = {0, 1, 4096, 8192, 8193, 70000, 1000000};
+    unsigned char *out = malloc(1000000), *in = malloc(1000000);
+    for (int i = 0; i < 70; i++) {
+        size_t size = sizes[i % 7], received = 0;
+        fill(out, size, (unsigned)side->rank);
+        if (side->rank)
+            CHECK_OK(run(side, TD_OP_SEND, out, size, i, NULL));
+        CHECK_OK(run(side, TD_OP_RECV, in, 1000000, i, &received));
+        CHECK_EQ(received, size);
+        check_filled(in, size, (unsigned)(1 - side->rank));
+        if (!side->rank)
+            CHECK_OK(run(side, TD_OP_SEND, out, size, i, NULL));
+    }
+    if (side->rank)
+        CHECK_OK(run(side, TD_OP_SEND, out, 100000, 200, NULL));
+    else
+        CHECK_FAILS(run(side, TD_OP_RECV, in, 10, 200, NULL), TD_ERR_MISMATCH, "100000 bytes");
+    CHECK_FAILS(run(side, TD_OP_RECV, in, 10, 9, NULL), TD_ERR_TIMEOUT, "not done within 100 ms");
+    free(out);
+    free(in);
+    return NULL;
+}
+
+static void check_run(bool shared)
+{
+    struct two two;
+    pthread_t thread;
+    open_two(&two, shared);
+    CHECK_EQ(pthread_create(&thread, NULL, ping_pong, &(struct side){&two, 1}), 0);
+    ping_pong(&(struct side){&two, 0});
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    close_two(&two);
+}
+
+TEST(run_shared)
+{
+    check_run(true);
+}
+
+TEST(run_over_links)
+{
+    check_run(false);
 }
 
 /* ---- Giving up ------------------------------------------------------------------------------- */

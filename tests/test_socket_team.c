@@ -3,6 +3,7 @@
  * the ranks. Each rank is a thread, knows the inputs of all, and computes what must come out. */
 #include "socket_world.h"
 
+#include "collective/select.h"
 #include "reduction_reference.h"
 #include "runner.h"
 
@@ -378,6 +379,23 @@ TEST(combine_leaves_accumulators)
 {
     for (int size = 1; size <= LARGEST; size++)
         socket_world_run(size, NULL, combine, NULL);
+}
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+
+TEST(choices_exist_and_keep_the_order)
+{
+    for (int kind = 0; kind < TD__COLLECTIVES; kind++)
+        for (int32_t size = 1; size < 3000; size += 1 + size / 3)
+            for (size_t bytes = 0; bytes < (size_t)1 << 40; bytes = bytes * 2 + 1) {
+                const char *name = td__select(kind, size, bytes);
+                const struct td__algorithm *algorithm = td__algorithm_find(kind, name);
+                CHECK(algorithm);
+                if (kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER)
+                    CHECK(algorithm->ordered);
+                if (kind == TD__ALL_TO_ALL)
+                    CHECK(td__algorithm_find(kind, td__select_uneven(size)));
+            }
 }
 
 /* ---- Links and programs ---------------------------------------------------------------------- */

@@ -219,6 +219,8 @@ static td_status look_at_front(struct td__links *links, int peer, int fd,
 td_status td__links_look_around(struct td__links *links, const struct td__operation *operation,
                                 const struct td__header *header)
 {
+    if (links->outside)
+        TD_TRY(links->outside(links->outside_arg));
     take_links(links);
     for (int i = 0; i < links->size; i++) {
         struct td__link *link = &links->at[i];
@@ -226,6 +228,22 @@ td_status td__links_look_around(struct td__links *links, const struct td__operat
             TD_TRY(look_at_front(links, i, link->fd, operation, header));
         if (link->side >= 0)
             TD_TRY(look_at_front(links, i, link->side, operation, header));
+    }
+    return TD_OK;
+}
+
+td_status td__links_hear(struct td__links *links, const struct td__operation *operation)
+{
+    struct td__header theirs;
+    take_links(links);
+    for (int i = 0; i < links->size; i++) {
+        int fds[2] = {links->at[i].receiving ? -1 : links->at[i].fd, links->at[i].side};
+        for (int k = 0; k < 2; k++) {
+            if (fds[k] < 0 || peek(fds[k], &theirs) != HEADER || theirs.type != TD__HEADER_GOODBYE)
+                continue;
+            skip_header(fds[k]);
+            return td__links_judge(links, i, fds[k], operation, &theirs, &theirs, "", 0);
+        }
     }
     return TD_OK;
 }

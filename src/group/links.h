@@ -40,6 +40,11 @@ struct td__links {
     uint8_t *goodbye;    /* header and text, once the team has failed */
     size_t goodbye_size;
     bool heard; /* another member's goodbye */
+
+    /** Fails where the call has become pointless for a reason outside the team; looked at during long
+     *  waits. May be NULL. */
+    td_status (*outside)(void *arg);
+    void *outside_arg;
 };
 
 /** False without memory. */
@@ -55,6 +60,9 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
  *
  * Where ranks have made different calls, each may wait for a message that never comes. So whoever
  * waits for long tells those whom it waits for in which call, and looks for such news from others. */
+
+/** Fails as another member has, where its goodbye is there; looks at nothing else. */
+td_status td__links_hear(struct td__links *links, const struct td__operation *operation);
 
 /** Tells `peer`, once a turn, that this rank waits for it in the call of `header`; also on the side,
  *  where `aside`. */

@@ -3,6 +3,7 @@
  * A small send on this host costs one lock, one copy into the ring and a look at the bell; it is
  * complete at once. Everything else becomes a post. */
 #include "group/messages_inside.h"
+#include "group/messages_link.h"
 
 #include "base/fail.h"
 

@@ -1,9 +1,12 @@
 /* What the files of messages share with each other, and with nobody else.
  *
  *     messages.c            the calls of messages.h: creating, posting, destroying
- *     messages_match.c      posted receives meet messages; posts end
+ *     messages_posts.c      posts: their lists, how they end, deadlines
+ *     messages_match.c      posted receives meet messages
  *     messages_progress.c   who moves things forward: waiting threads, and one of our own
- *     messages_shm.c        rings in the memory that the ranks of a host share
+ *     messages_vigil.c      waiting: spinning, yielding, sleeping
+ *     messages_shm.c        the memory that the ranks of a host share, their processes
+ *     messages_ring.c       the rings in it
  *     messages_large.c      large messages there: copied once, by both sides where both wait
  *     messages_tcp.c        links to other hosts
  *     messages_wire.c       what stands on a link, taken apart
@@ -150,11 +153,10 @@ struct td__messages {
     int *locals; /* ranks of this host, in order */
     int local_size, local_index;
     struct td__shared *shared;
-    struct td__descriptor *descriptors; /* this rank's own */
-    bool *slots;                        /* those in use */
-    _Atomic uint32_t departures;        /* as last seen */
-    int64_t next_pulse;                 /* when to look whether the others live */
-    uint64_t nonce;                     /* by which others see whether they can read this process */
+    bool *slots;                 /* those in use */
+    _Atomic uint32_t departures; /* as last seen */
+    int64_t next_pulse;          /* when to look whether the others live */
+    uint64_t nonce;              /* by which others see whether they can read this process */
 
     /* Links; see messages_tcp.c. */
     int epoll, event; /* -1 until links are needed */
@@ -167,8 +169,8 @@ struct td__messages {
     bool crowded;         /* more ranks than processors on this host */
     bool maybe_crowded;   /* the same if all ranks were here, as they can be with links, too */
     enum td__owner owner; /* of the right to sleep until something happens */
-    bool owner_sleeps;
-    int waiters; /* threads that wait for another to do it */
+    int sleepers;         /* owners without the lock; a deposed one may still be among them */
+    int waiters;          /* threads that wait for another to do it */
     pthread_cond_t changed;
     pthread_cond_t thread_wake;
     pthread_t thread;
@@ -176,7 +178,7 @@ struct td__messages {
     uint64_t posts; /* counts them, so that the thread sees whether there were new ones */
 };
 
-/* ---- messages_match.c ------------------------------------------------------------------------ */
+/* ---- messages_posts.c, messages_match.c ------------------------------------------------------ */
 
 void td__post_append(struct td__post_list *list, struct td__post *post);
 void td__post_remove(struct td__post *post);
@@ -257,9 +259,6 @@ void td__messages_settle(struct td__messages *messages);
 /** With the lock held, which is released at the end: waits until `complete`. */
 void td__messages_wait(struct td__messages *messages, const atomic_bool *complete);
 
-/** With the lock held: makes whoever sleeps look again. */
-void td__messages_nudge(struct td__messages *messages);
-
 /** With the lock held: a new post is not done yet; somebody has to look after it. */
 void td__messages_attend(struct td__messages *messages);
 
@@ -269,7 +268,38 @@ void td__messages_stop(struct td__messages *messages);
 /** Writes what is in a peer's queue, as far as there is room. */
 void td__peer_flush(struct td__messages *messages, int peer);
 
-/* ---- messages_shm.c -------------------------------------------------------------------------- */
+/* ---- messages_vigil.c ------------------------------------------------------------------------ */
+
+/* How far a thread has got on its way from spinning to sleeping. */
+struct td__vigil {
+    struct td__waiting waiting;
+    td__deadline deadline;
+    bool drowsy;         /* sleeps at once */
+    bool begun;          /* `waiting` is in use */
+    bool slept;          /* it is time to look at deadlines */
+    int64_t spins_until; /* with links */
+};
+
+static inline bool td__is_set(const atomic_bool *complete)
+{
+    return complete && atomic_load_explicit(complete, memory_order_acquire);
+}
+
+/** With the lock held, which is released meanwhile: waits a moment, for `complete` (which may be NULL)
+ *  or anything else. False when it is too late. Only the owner calls it. */
+bool td__vigil_keep(struct td__messages *messages, struct td__vigil *vigil,
+                    const atomic_bool *complete);
+
+/** Something has happened, or the waiting is over: the next moment is a first one again. */
+void td__vigil_reset(struct td__vigil *vigil);
+
+/** With the lock held: makes whoever sleeps look again. */
+void td__messages_nudge(struct td__messages *messages);
+
+/** Ends what is past its deadline, and parts with those who have died. */
+void td__messages_look_at_clock(struct td__messages *messages);
+
+/* ---- messages_shm.c, messages_ring.c --------------------------------------------------------- */
 
 /** From now on `memory` is shared with the ranks of this host. */
 void td__shm_begin(struct td__messages *messages, void *memory);
@@ -329,9 +359,6 @@ bool td__large_offer(struct td__messages *messages, struct td__post *post,
 bool td__large_claim(struct td__messages *messages, struct td__post *post,
                      const struct td__envelope *envelope);
 
-/** Forgets an offered message, so that the sender need not wait for it. */
-void td__large_drop(struct td__messages *messages, const struct td__envelope *envelope);
-
 /** Looks how far the active posts are. True when something happened. */
 bool td__large_look(struct td__messages *messages);
 
@@ -341,76 +368,5 @@ bool td__large_copy(struct td__messages *messages);
 /** Tries to take an active post back; false while the other side is at it. With `force` it is taken
  *  back in any case. */
 bool td__large_cancel(struct td__messages *messages, struct td__post *post, bool force);
-
-/* ---- messages_tcp.c, messages_wire.c --------------------------------------------------------- */
-
-struct td__link {
-    struct td__link *next; /* closed ones */
-    int fd;
-    int peer;
-    bool incoming;
-    bool closed;
-    bool wants_room;             /* epoll tells when it can be written to */
-    struct td__post_list own;    /* frames on a link that the other side has opened */
-    struct td__post_list *queue; /* own, or that of the peer */
-    uint8_t header[24];          /* of the first post, while it is being written */
-    size_t written;              /* header and payload; 0: nothing of it yet */
-
-    /* Reading. */
-    struct td__envelope envelope; /* the payload that is being read */
-    uint64_t left;                /* bytes of it */
-    char *into;                   /* where they go; NULL: nowhere */
-    struct td__post *post;        /* the recv that gets them */
-    struct td__arrival *arrival;  /* or the message that is being kept, not yet in the lists */
-    bool bye;
-    size_t from, to; /* what has been read ahead */
-    uint8_t ahead[8192];
-};
-
-enum { TD__WIRE_HEADER = 24, TD__WIRE_EAGER = 64 * 1024 };
-
-/** The header of a post that is to be written. */
-void td__wire_header(uint8_t *header, enum td__message_kind kind, int tag, uint64_t size,
-                     uint64_t id);
-
-enum td__wire_state { TD__WIRE_IDLE, TD__WIRE_MORE, TD__WIRE_ENDED };
-
-/** Reads what has come, up to a limit (MORE). ENDED: the link is of no more use, and `farewell` says
- *  why. */
-enum td__wire_state td__wire_read(struct td__messages *messages, struct td__link *link,
-                                  const char **farewell);
-
-/** Makes what is needed to wait for links; does nothing the second time. */
-td_status td__tcp_begin(struct td__messages *messages);
-
-/** The function for td__endpoint_listen(). */
-void td__tcp_accept(void *messages, int world_rank, int fd);
-
-/** Opens one link that is wanted; releases the lock meanwhile. False: none is. */
-bool td__tcp_connect(struct td__messages *messages);
-
-/** Writes the first post of a link's queue; false where there is no room, or no link yet. */
-bool td__tcp_write(struct td__messages *messages, int peer, struct td__post *post);
-
-/** Writes the frames of our own on a link that the other side has opened. */
-void td__tcp_flush(struct td__messages *messages, struct td__link *link);
-
-/** Reads and writes what is ready. */
-bool td__tcp_look(struct td__messages *messages);
-
-/** Without the lock: sleeps until a link is ready, at most so long. */
-void td__tcp_sleep(struct td__messages *messages, int64_t ns);
-
-/** Makes a sleeper return. */
-void td__tcp_nudge(struct td__messages *messages);
-
-/** Closes a link; it is freed by td__tcp_look(), or td__tcp_leave(). */
-void td__tcp_close(struct td__messages *messages, struct td__link *link);
-
-/** A link has ended: reads what is left on the other one, and parts with the rank. */
-void td__tcp_lose(struct td__messages *messages, struct td__link *link, const char *farewell);
-
-/** Says goodbye on all links and closes them. */
-void td__tcp_leave(struct td__messages *messages, td__deadline deadline);
 
 #endif

@@ -13,25 +13,16 @@
  * that comes to wait deposes it at once, without waiting for it. When it wakes, it may have taken a
  * wake-up that was meant for its successor: it passes that on. It rests when nothing is posted. */
 #include "group/messages_inside.h"
+#include "group/messages_link.h"
 
 #include "base/fail.h"
 
-#include <sched.h>
 #include <stdlib.h>
 
 enum {
-    SLICE_NS = 50000000,   /* the longest sleep before looking at deadlines */
-    MIXED_NS = 1000000,    /* the longest sleep on links, with rings to look at, too */
-    PEEKS = 8,             /* at the rings, between two steps of waiting */
-    SPIN_NS = 50000,       /* looking at links before sleeping */
     NAP_NS = 1000000,      /* of our thread, before it takes over */
     LONG_NAP_NS = 8000000, /* the same where the program was seen at work */
 };
-
-static bool is_set(const atomic_bool *complete)
-{
-    return complete && atomic_load_explicit(complete, memory_order_acquire);
-}
 
 /* ---- Moving forward -------------------------------------------------------------------------- */
 
@@ -134,7 +125,7 @@ void td__messages_settle(struct td__messages *messages)
     pthread_mutex_lock(&messages->lock);
     if (messages->waiters)
         pthread_cond_broadcast(&messages->changed);
-    if (messages->owner_sleeps)
+    if (messages->sleepers)
         td__messages_nudge(messages);
 }
 
@@ -177,120 +168,6 @@ static bool do_job(struct td__messages *messages, td__deadline deadline)
     return td__large_copy(messages);
 }
 
-/* ---- Sleeping -------------------------------------------------------------------------------- */
-
-void td__messages_nudge(struct td__messages *messages)
-{
-    if (messages->attached)
-        td__bell_ring(td__shm_own_bell(messages));
-    if (messages->epoll >= 0 && messages->owner_sleeps)
-        td__tcp_nudge(messages);
-}
-
-/* How far a thread has got on its way from spinning to sleeping. */
-struct vigil {
-    struct td__waiting waiting;
-    td__deadline deadline;
-    bool drowsy;         /* sleeps at once */
-    bool begun;          /* `waiting` is in use */
-    bool slept;          /* it is time to look at deadlines */
-    int64_t spins_until; /* with links */
-};
-
-static void vigil_reset(struct vigil *vigil)
-{
-    if (vigil->begun)
-        td__waiting_end(&vigil->waiting);
-    vigil->begun = false;
-    vigil->slept = false;
-    vigil->spins_until = 0;
-}
-
-/* A pause of the processor takes longer than a message: looks several times before the next one. */
-static bool peek_often(struct td__messages *messages)
-{
-    for (int i = 0; i < PEEKS; i++)
-        if (td__shm_peek(messages))
-            return true;
-    return false;
-}
-
-/* Rings and the bell. */
-static bool wait_on_bell(struct td__messages *messages, struct vigil *vigil,
-                         const atomic_bool *complete)
-{
-    struct td__waiting *waiting = &vigil->waiting;
-    if (!vigil->begun) {
-        td__waiting_begin(waiting, td__shm_own_bell(messages), messages->crowded, SLICE_NS,
-                          vigil->deadline);
-        vigil->begun = true;
-        if (vigil->drowsy) {
-            waiting->spins = 0;
-            waiting->until = 1;
-        }
-    }
-    bool in_time;
-    do {
-        in_time = td__waiting_step(waiting);
-        vigil->slept = waiting->announced;
-    } while (in_time && !vigil->slept && !is_set(complete) && !peek_often(messages) &&
-             !atomic_load_explicit(&messages->watch, memory_order_relaxed));
-    return in_time;
-}
-
-/* Links, and perhaps rings: those have to be looked at from time to time. */
-static bool wait_on_links(struct td__messages *messages, struct vigil *vigil)
-{
-    int64_t now = td__now_ns();
-    if (now >= vigil->deadline)
-        return false;
-    if (!vigil->spins_until)
-        vigil->spins_until = vigil->drowsy ? 1 : now + SPIN_NS;
-    if (now < vigil->spins_until) {
-        if (messages->maybe_crowded)
-            sched_yield();
-        return true;
-    }
-    int64_t left = vigil->deadline - now;
-    int64_t most = messages->attached ? MIXED_NS : SLICE_NS;
-    td__tcp_sleep(messages, left < most ? left : most);
-    vigil->slept = true;
-    return true;
-}
-
-/* Waits a moment without the lock; false when it is too late. */
-static bool keep_vigil(struct td__messages *messages, struct vigil *vigil,
-                       const atomic_bool *complete)
-{
-    bool in_time;
-    if (messages->epoll < 0 && !messages->attached) {
-        /* Another thread is getting the shared memory. */
-        messages->waiters++;
-        td__cond_wait(&messages->changed, &messages->lock,
-                      td__deadline_earlier(vigil->deadline, td__now_ns() + MIXED_NS));
-        messages->waiters--;
-        vigil->slept = true;
-        return !td__deadline_passed(vigil->deadline);
-    }
-    messages->owner_sleeps = true;
-    pthread_mutex_unlock(&messages->lock);
-    if (messages->epoll >= 0)
-        in_time = wait_on_links(messages, vigil);
-    else
-        in_time = wait_on_bell(messages, vigil, complete);
-    pthread_mutex_lock(&messages->lock);
-    messages->owner_sleeps = false;
-    return in_time;
-}
-
-static void look_at_clock(struct td__messages *messages)
-{
-    int64_t now = td__now_ns();
-    td__expire(messages, now);
-    if (messages->attached)
-        td__shm_pulse(messages, now);
-}
-
 /* ---- Threads of the program ------------------------------------------------------------------ */
 
 static bool wait_for_owner(struct td__messages *messages, td__deadline deadline)
@@ -318,22 +195,22 @@ static struct td__post *take_only(struct td__messages *messages, const atomic_bo
 static struct td__post *wait_for(struct td__messages *messages, const atomic_bool *complete,
                                  td__deadline deadline)
 {
-    struct vigil vigil = {.deadline = deadline};
+    struct td__vigil vigil = {.deadline = deadline};
     struct td__post *last = NULL;
     bool in_time = true;
     bool owner = false;
     for (;;) {
         if (vigil.slept)
-            look_at_clock(messages);
+            td__messages_look_at_clock(messages);
         bool happened = do_job(messages, deadline);
         happened |= td__messages_pump(messages);
         if ((last = take_only(messages, complete)))
             break;
         td__messages_settle(messages);
-        if (is_set(complete) || !in_time)
+        if (td__is_set(complete) || !in_time)
             break;
         if (happened) {
-            vigil_reset(&vigil);
+            td__vigil_reset(&vigil);
             continue;
         }
         if (!owner && messages->owner == TD__OWNER_PROGRAM) {
@@ -347,10 +224,10 @@ static struct td__post *wait_for(struct td__messages *messages, const atomic_boo
             if (depose)
                 td__messages_nudge(messages);
         }
-        in_time = keep_vigil(messages, &vigil, complete);
+        in_time = td__vigil_keep(messages, &vigil, complete);
     }
     if (owner) {
-        vigil_reset(&vigil);
+        td__vigil_reset(&vigil);
         messages->owner = TD__OWNER_NOBODY;
         if (messages->waiters)
             pthread_cond_broadcast(&messages->changed);
@@ -361,7 +238,7 @@ static struct td__post *wait_for(struct td__messages *messages, const atomic_boo
 void td__messages_progress(struct td__messages *messages, td_work *work, int64_t timeout_ms)
 {
     const atomic_bool *complete = work ? &work->complete : NULL;
-    if (is_set(complete))
+    if (td__is_set(complete))
         return;
     struct td__post *last = NULL;
     pthread_mutex_lock(&messages->lock);
@@ -387,21 +264,21 @@ void td__messages_wait(struct td__messages *messages, const atomic_bool *complet
 
 static void serve(struct td__messages *messages)
 {
-    struct vigil vigil = {.deadline = TD__NEVER, .drowsy = true};
+    struct td__vigil vigil = {.deadline = TD__NEVER, .drowsy = true};
     messages->owner = TD__OWNER_THREAD;
     while (messages->owner == TD__OWNER_THREAD && messages->pending && !messages->stopping) {
         if (vigil.slept)
-            look_at_clock(messages);
+            td__messages_look_at_clock(messages);
         bool happened = do_job(messages, TD__NEVER);
         happened |= td__messages_pump(messages);
         td__messages_settle(messages);
         if (happened)
-            vigil_reset(&vigil);
+            td__vigil_reset(&vigil);
         else if (messages->owner == TD__OWNER_THREAD)
-            keep_vigil(messages, &vigil, NULL);
+            td__vigil_keep(messages, &vigil, NULL);
     }
     if (messages->owner == TD__OWNER_THREAD) {
-        vigil_reset(&vigil);
+        td__vigil_reset(&vigil);
         messages->owner = TD__OWNER_NOBODY;
         if (messages->waiters)
             pthread_cond_broadcast(&messages->changed);
@@ -445,7 +322,7 @@ void td__messages_attend(struct td__messages *messages)
         pthread_cond_signal(&messages->thread_wake);
     else if (!messages->thread_runs && !messages->stopping)
         messages->thread_runs = !td__thread_start(&messages->thread, "td-messages", run, messages);
-    if (messages->owner_sleeps && has_job(messages))
+    if (messages->sleepers && has_job(messages))
         td__messages_nudge(messages);
 }
 

@@ -1,97 +1,43 @@
-/* Messages between ranks of one host: a ring for each ordered pair of them, in shared memory.
+/* The memory that the ranks of one host share, and the processes behind it.
  *
- *     shared | entry of each rank | descriptors of each rank | ring 0→0, 0→1, … 1→0, …
+ * Each rank has an entry: the bell that wakes it, and what others need to know of its process. Whoever
+ * leaves sets `gone` in his entry after his last message, counts himself in `departures`, and rings
+ * everybody. Whoever dies does not: those who wait look from time to time whether the others' processes
+ * are still there, as far as they are in the same namespace and numbers of processes mean anything.
  *
- * A ring has one writer and one reader. Messages stand at multiples of 64 bytes, each in one piece:
- * a header, whose first word is its kind, and the payload. The reader looks at the first word of the
- * next message, so that a small message is one cache line on its way from one processor to another.
- * For this, the word must be 0 until the message is there: the writer clears it in advance, when it
- * writes the message before. It never fills the last 64 bytes, so that there always is a next one.
- *
- * A writer that finds no room says so in the ring (`starved`) and is rung when some of it was read.
- * Whoever leaves sets `gone` in his entry after his last message, counts himself in `departures`, and
- * rings everybody. Whoever dies does not: those who wait look from time to time whether the others'
- * processes are still there. */
-#include "group/messages_inside.h"
-
-#include "base/arena.h"
+ * Whether a process may read another's memory is found out by trying, with a number that only that
+ * process has at that address. */
+#include "group/messages_shared.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum {
-    LINE = 64,
-    RING_BYTES = 32 * 1024,
-    RING_DATA = RING_BYTES - 2 * LINE,
-    EAGER_LIMIT = 8 * 1024,
-    ARENA_EAGER_LIMIT = 4 * 1024,
-    SLOTS = TD__LARGE_SLOTS,
-    AT_ONCE = 64, /* messages of one rank that are taken before another's turn */
-    PULSE_NS = 100000000,
-};
+enum { PULSE_NS = 100000000 };
 
-struct frame {
-    _Atomic uint32_t kind;
-    int32_t tag;
-    uint64_t size;
-    union {
-        char payload[1]; /* EAGER */
-        struct {
-            uint64_t id;
-            uint64_t address;
-            uint32_t slot;
-            uint32_t memory;
-            char piece[1]; /* DATA */
-        };
-    };
-};
-
-struct td__ring {
-    _Alignas(LINE) _Atomic uint64_t head;    /* bytes taken; the reader's */
-    _Alignas(LINE) _Atomic uint32_t starved; /* the writer waits for room */
-    _Alignas(LINE) char data[RING_DATA];
-};
-
-struct entry {
-    _Alignas(LINE) struct td__bell bell;
-    _Alignas(LINE) _Atomic uint32_t pid; /* the others are valid once this is not 0 */
-    _Atomic uint32_t gone;
-    uint64_t pid_namespace;
-    uint64_t nonce;
-    uint64_t nonce_address;
-};
-
-struct td__shared {
-    _Alignas(LINE) _Atomic uint32_t departures;
-    struct entry entries[];
-};
-
-static_assert(sizeof(struct td__ring) == RING_BYTES, "rings stand side by side");
-static_assert(sizeof(struct td__descriptor) == LINE, "a descriptor is a cache line");
+static_assert(sizeof(struct td__ring) == TD__RING_BYTES, "rings stand side by side");
+static_assert(sizeof(struct td__descriptor) == TD__LINE, "a descriptor is a cache line");
 
 static size_t descriptors_at(int local_size)
 {
-    return sizeof(struct td__shared) + (size_t)local_size * sizeof(struct entry);
+    return sizeof(struct td__shared) + (size_t)local_size * sizeof(struct td__entry);
 }
 
 static size_t rings_at(int local_size)
 {
     size_t end = descriptors_at(local_size) +
-                 (size_t)local_size * SLOTS * sizeof(struct td__descriptor);
-    return (end + RING_BYTES - 1) / RING_BYTES * RING_BYTES;
+                 (size_t)local_size * TD__LARGE_SLOTS * sizeof(struct td__descriptor);
+    return (end + TD__RING_BYTES - 1) / TD__RING_BYTES * TD__RING_BYTES;
 }
 
 size_t td__messages_shared_size(int local_size)
 {
-    return rings_at(local_size) + (size_t)local_size * (size_t)local_size * RING_BYTES;
+    return rings_at(local_size) + (size_t)local_size * (size_t)local_size * TD__RING_BYTES;
 }
 
 /* ---- Beginning and ending -------------------------------------------------------------------- */
@@ -100,13 +46,13 @@ static struct td__ring *ring_between(struct td__messages *messages, int from, in
 {
     char *rings = (char *)messages->shared + rings_at(messages->local_size);
     size_t index = (size_t)from * (size_t)messages->local_size + (size_t)to;
-    return (struct td__ring *)(rings + index * RING_BYTES);
+    return (struct td__ring *)(rings + index * TD__RING_BYTES);
 }
 
 struct td__descriptor *td__shm_descriptor(struct td__messages *messages, int local, uint32_t slot)
 {
     char *first = (char *)messages->shared + descriptors_at(messages->local_size);
-    return (struct td__descriptor *)first + (size_t)local * SLOTS + slot;
+    return (struct td__descriptor *)first + (size_t)local * TD__LARGE_SLOTS + slot;
 }
 
 void td__shm_begin(struct td__messages *messages, void *memory)
@@ -117,12 +63,12 @@ void td__shm_begin(struct td__messages *messages, void *memory)
         struct td__peer *peer = &messages->peers[messages->locals[i]];
         peer->writes.ring = ring_between(messages, own, i);
         peer->reads.ring = ring_between(messages, i, own);
-        peer->writes.room = RING_DATA;
+        peer->writes.room = TD__RING_DATA;
     }
     if (getrandom(&messages->nonce, sizeof messages->nonce, 0) != sizeof messages->nonce)
         messages->nonce = (uint64_t)td__now_ns();
     struct stat space;
-    struct entry *entry = &messages->shared->entries[own];
+    struct td__entry *entry = &messages->shared->entries[own];
     entry->pid_namespace = stat("/proc/self/ns/pid", &space) ? 0 : space.st_ino;
     entry->nonce = messages->nonce;
     entry->nonce_address = (uintptr_t)&messages->nonce;
@@ -149,287 +95,9 @@ struct td__bell *td__shm_own_bell(struct td__messages *messages)
     return &messages->shared->entries[messages->local_index].bell;
 }
 
-/* ---- Writing --------------------------------------------------------------------------------- */
-
-static size_t lines(size_t bytes)
-{
-    return (bytes + LINE - 1) / LINE * LINE;
-}
-
-static struct frame *frame_at(const struct td__ring *ring, uint32_t at)
-{
-    return (struct frame *)(ring->data + at);
-}
-
-static bool has_room(struct td__ring_end *end, size_t need)
-{
-    if (end->total + need <= end->room)
-        return true;
-    end->room = atomic_load_explicit(&end->ring->head, memory_order_acquire) + RING_DATA;
-    if (end->total + need <= end->room)
-        return true;
-    /* The reader looks at `starved` after it has moved the head. Before this process sleeps, it comes
-     * here once more, as with everything that a bell is rung for. */
-    atomic_store(&end->ring->starved, 1);
-    end->room = atomic_load(&end->ring->head) + RING_DATA;
-    return end->total + need <= end->room;
-}
-
-/* Where a message of so many bytes is to be written; NULL where there is no room. */
-static struct frame *reserve(struct td__ring_end *end, size_t bytes)
-{
-    uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
-    size_t size = lines(bytes);
-    size_t waste = at + size > RING_DATA ? RING_DATA - at : 0;
-    if (!has_room(end, waste + size + LINE))
-        return NULL;
-    return frame_at(end->ring, waste ? 0 : at);
-}
-
-static void publish(struct td__ring_end *end, struct frame *frame, size_t bytes, uint32_t kind)
-{
-    uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
-    uint32_t begin = (uint32_t)((char *)frame - end->ring->data);
-    size_t size = lines(bytes);
-    uint32_t next = (begin + (uint32_t)size) % RING_DATA;
-    atomic_store_explicit(&frame_at(end->ring, next)->kind, TD__MESSAGE_NONE, memory_order_relaxed);
-    atomic_store_explicit(&frame->kind, kind, memory_order_release);
-    if (begin != at) {
-        atomic_store_explicit(&frame_at(end->ring, at)->kind, TD__MESSAGE_WRAP,
-                              memory_order_release);
-        end->total += RING_DATA - at;
-    }
-    end->total += size;
-    atomic_store_explicit(&end->at, next, memory_order_relaxed);
-}
-
-bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const void *data,
-                        size_t size)
-{
-    struct td__ring_end *end = &messages->peers[peer].writes;
-    size_t bytes = offsetof(struct frame, payload) + size;
-    struct frame *frame = reserve(end, bytes);
-    if (!frame)
-        return false;
-    frame->tag = tag;
-    frame->size = size;
-    if (size)
-        memcpy(frame->payload, data, size);
-    publish(end, frame, bytes, TD__MESSAGE_EAGER);
-    return true;
-}
-
-static bool write_header(struct td__messages *messages, int peer,
-                         const struct td__envelope *envelope)
-{
-    struct td__ring_end *end = &messages->peers[peer].writes;
-    struct frame *frame = reserve(end, sizeof *frame);
-    if (!frame)
-        return false;
-    frame->tag = envelope->tag;
-    frame->size = envelope->size;
-    frame->id = envelope->id;
-    frame->address = envelope->address;
-    frame->slot = envelope->slot;
-    frame->memory = envelope->memory;
-    publish(end, frame, sizeof *frame, envelope->kind);
-    return true;
-}
-
-static bool write_pieces(struct td__messages *messages, struct td__post *post)
-{
-    struct td__ring_end *end = &messages->peers[post->peer].writes;
-    while (post->moved < post->size) {
-        size_t size = post->size - post->moved < EAGER_LIMIT ? post->size - post->moved
-                                                             : EAGER_LIMIT;
-        size_t bytes = offsetof(struct frame, piece) + size;
-        struct frame *frame = reserve(end, bytes);
-        if (!frame)
-            return false;
-        frame->size = size;
-        frame->id = post->id;
-        memcpy(frame->piece, post->data + post->moved, size);
-        publish(end, frame, bytes, TD__MESSAGE_DATA);
-        post->moved += size;
-    }
-    return true;
-}
-
-/* A large message needs only its header written; where it stands afterwards depends on whether
- * there was a descriptor for it. */
-static bool write_large(struct td__messages *messages, struct td__post *post)
-{
-    struct td__envelope envelope = {.tag = post->tag, .size = post->size};
-    struct td__ring_end *end = &messages->peers[post->peer].writes;
-    if (!reserve(end, sizeof(struct frame)))
-        return false;
-    envelope.id = post->id = ++messages->ids;
-    bool offered = td__large_offer(messages, post, &envelope);
-    envelope.kind = offered ? TD__MESSAGE_LARGE : TD__MESSAGE_REQUEST;
-    td__post_remove(post);
-    td__post_append(offered ? &messages->active : &messages->announced, post);
-    return write_header(messages, post->peer, &envelope);
-}
-
-bool td__shm_is_small(const struct td__messages *messages, const void *data, size_t size)
-{
-    if (size <= ARENA_EAGER_LIMIT || size > EAGER_LIMIT || messages->crowded)
-        return size <= EAGER_LIMIT;
-    struct td__arena *arena;
-    size_t offset;
-    return !td__arena_resolve(data, &arena, &offset);
-}
-
-bool td__shm_write(struct td__messages *messages, int peer, struct td__post *post)
-{
-    bool written;
-    if (post->kind == TD__MESSAGE_EAGER && !td__shm_is_small(messages, post->data, post->size)) {
-        written = write_large(messages, post);
-    } else if (post->kind == TD__MESSAGE_EAGER) {
-        written = td__shm_send_small(messages, peer, post->tag, post->data, post->size);
-        if (written)
-            td__post_finish(messages, post, TD_OK);
-    } else if (post->kind == TD__MESSAGE_DATA) {
-        size_t before = post->moved;
-        written = write_pieces(messages, post);
-        if (post->moved != before)
-            td__shm_ring(messages, peer);
-        if (written)
-            td__post_finish(messages, post, TD_OK);
-    } else {
-        written = write_header(messages, peer,
-                               &(struct td__envelope){.kind = post->kind, .id = post->id});
-        if (written)
-            td__post_finish(messages, post, TD_OK);
-    }
-    if (written)
-        td__shm_ring(messages, peer);
-    return written;
-}
-
-/* ---- Reading --------------------------------------------------------------------------------- */
-
-bool td__shm_peek(const struct td__messages *messages)
-{
-    for (int i = 0; i < messages->local_size; i++) {
-        const struct td__ring_end *end = &messages->peers[messages->locals[i]].reads;
-        uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
-        if (atomic_load_explicit(&frame_at(end->ring, at)->kind, memory_order_relaxed))
-            return true;
-    }
-    return atomic_load_explicit(&messages->shared->departures, memory_order_relaxed) !=
-           atomic_load_explicit(&messages->departures, memory_order_relaxed);
-}
-
-static bool piece_came(struct td__messages *messages, int source, uint64_t id, const char *piece,
-                       size_t size)
-{
-    struct td__post *post = td__find_expected(messages, source, id);
-    if (!post)
-        return true; /* given up meanwhile */
-    if (size > post->message_size - post->moved)
-        return false;
-    memcpy(post->data + post->moved, piece, size);
-    post->moved += size;
-    if (post->moved == post->message_size)
-        td__post_finish(messages, post, TD_OK);
-    return true;
-}
-
-static bool small_came(struct td__messages *messages, const struct td__envelope *envelope,
-                       const char *payload)
-{
-    struct td__post *post = td__match_posted(messages, envelope->source, envelope->tag);
-    if (!post)
-        return td__arrival_keep(messages, envelope, payload);
-    td__deliver(messages, post, envelope, payload);
-    return true;
-}
-
-/* Takes one message. Its numbers are read once, since the other side could change them. Returns how
- * many bytes it had in the ring, or 0 when it makes no sense or cannot be kept. */
-static size_t take_frame(struct td__messages *messages, int source, struct frame *frame,
-                         uint32_t kind, size_t limit)
-{
-    struct td__envelope envelope = {.kind = kind, .source = source, .tag = frame->tag};
-    envelope.size = *(volatile uint64_t *)&frame->size;
-    if (kind == TD__MESSAGE_EAGER) {
-        size_t bytes = offsetof(struct frame, payload) + envelope.size;
-        bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && small_came(messages, &envelope, frame->payload) ? bytes : 0;
-    }
-    envelope.id = frame->id;
-    if (kind == TD__MESSAGE_DATA) {
-        size_t bytes = offsetof(struct frame, piece) + envelope.size;
-        bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && piece_came(messages, source, envelope.id, frame->piece, envelope.size)
-                   ? bytes
-                   : 0;
-    }
-    envelope.address = frame->address;
-    envelope.slot = frame->slot;
-    envelope.memory = frame->memory;
-    return envelope.slot < SLOTS && td__header_came(messages, &envelope) ? sizeof *frame : 0;
-}
-
-static bool read_ring(struct td__messages *messages, int source, int most)
-{
-    struct td__peer *peer = &messages->peers[source];
-    struct td__ring_end *end = &peer->reads;
-    uint64_t before = end->total;
-    for (int i = 0; i < most; i++) {
-        uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
-        struct frame *frame = frame_at(end->ring, at);
-        uint32_t kind = atomic_load_explicit(&frame->kind, memory_order_acquire);
-        if (kind == TD__MESSAGE_NONE)
-            break;
-        size_t size = RING_DATA - at;
-        if (kind != TD__MESSAGE_WRAP)
-            size = lines(take_frame(messages, source, frame, kind, RING_DATA - at));
-        if (!size) {
-            td__peer_gone(messages, source, "has sent something that is not a message");
-            break;
-        }
-        end->total += size;
-        atomic_store_explicit(&end->at, (at + (uint32_t)size) % RING_DATA, memory_order_relaxed);
-        atomic_store_explicit(&end->ring->head, end->total, memory_order_release);
-    }
-    if (end->total == before)
-        return false;
-    td__bell_fence();
-    if (atomic_load_explicit(&end->ring->starved, memory_order_relaxed)) {
-        atomic_store_explicit(&end->ring->starved, 0, memory_order_relaxed);
-        td__bell_ring(&messages->shared->entries[peer->local].bell);
-    }
-    return true;
-}
-
-static void lose(struct td__messages *messages, int source, const char *farewell)
-{
-    read_ring(messages, source, RING_DATA); /* what had been sent before */
-    td__peer_gone(messages, source, farewell);
-}
-
-bool td__shm_read(struct td__messages *messages)
-{
-    struct td__shared *shared = messages->shared;
-    uint32_t departures = atomic_load_explicit(&shared->departures, memory_order_acquire);
-    bool happened = false;
-    for (int i = 0; i < messages->local_size; i++)
-        if (i != messages->local_index && !messages->peers[messages->locals[i]].gone)
-            happened |= read_ring(messages, messages->locals[i], AT_ONCE);
-    if (departures == atomic_load_explicit(&messages->departures, memory_order_relaxed))
-        return happened;
-    for (int i = 0; i < messages->local_size; i++)
-        if (i != messages->local_index && atomic_load(&shared->entries[i].gone))
-            lose(messages, messages->locals[i], "has left the group");
-    atomic_store_explicit(&messages->departures, departures, memory_order_relaxed);
-    return true;
-}
-
 /* ---- The others' processes ------------------------------------------------------------------- */
 
-static bool is_dead(const struct entry *entry, const struct entry *own)
+static bool is_dead(const struct td__entry *entry, const struct td__entry *own)
 {
     uint32_t pid = atomic_load_explicit(&entry->pid, memory_order_acquire);
     if (!pid || !own->pid_namespace || entry->pid_namespace != own->pid_namespace)
@@ -448,18 +116,18 @@ void td__shm_pulse(struct td__messages *messages, int64_t now)
     if (now < messages->next_pulse || !messages->pending)
         return;
     messages->next_pulse = now + PULSE_NS;
-    struct entry *entries = messages->shared->entries;
+    struct td__entry *entries = messages->shared->entries;
     for (int i = 0; i < messages->local_size; i++) {
         int rank = messages->locals[i];
         if (i != messages->local_index && !messages->peers[rank].gone &&
             !atomic_load(&entries[i].gone) && is_dead(&entries[i], &entries[messages->local_index]))
-            lose(messages, rank, "has died");
+            td__ring_lose(messages, rank, "has died");
     }
 }
 
 int td__shm_pid(struct td__messages *messages, int peer)
 {
-    struct entry *entry = &messages->shared->entries[messages->peers[peer].local];
+    struct td__entry *entry = &messages->shared->entries[messages->peers[peer].local];
     return (int)atomic_load_explicit(&entry->pid, memory_order_acquire);
 }
 
@@ -467,7 +135,7 @@ bool td__shm_readable(struct td__messages *messages, int rank)
 {
     struct td__peer *peer = &messages->peers[rank];
     if (!peer->readable) {
-        struct entry *entry = &messages->shared->entries[peer->local];
+        struct td__entry *entry = &messages->shared->entries[peer->local];
         uint64_t nonce = 0;
         struct iovec here = {&nonce, sizeof nonce};
         struct iovec there = {(void *)(uintptr_t)entry->nonce_address, sizeof nonce};

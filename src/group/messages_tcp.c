@@ -12,7 +12,7 @@
  *
  * Whoever leaves says BYE on each link, so that its end is not taken for a death. A link that ends is
  * the end of its rank here; what had come on the other link before is read first. */
-#include "group/messages_inside.h"
+#include "group/messages_link.h"
 
 #include "base/fail.h"
 

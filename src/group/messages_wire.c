@@ -7,7 +7,7 @@
  * message is one call to the system; the rest of a longer payload is read straight to where it
  * belongs: the recv's buffer where there is one, else memory of its own. Every field is checked;
  * whoever sends nonsense is cut off. */
-#include "group/messages_inside.h"
+#include "group/messages_link.h"
 
 #include "base/fail.h"
 

@@ -205,9 +205,12 @@ void td__group_drain(td_group *group)
     pthread_mutex_lock(&group->lock);
     group->stopping = true;
     bool working = group->working;
-    group->working = false;
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
-    if (working)
-        pthread_join(group->worker, NULL);
+    if (!working)
+        return;
+    pthread_join(group->worker, NULL);
+    pthread_mutex_lock(&group->lock);
+    group->working = false; /* not before: what a callback starts now goes to the same worker */
+    pthread_mutex_unlock(&group->lock);
 }

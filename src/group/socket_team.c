@@ -9,10 +9,15 @@
 #include "collective/select.h"
 #include "group/socket_layout.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEPT_BYTES = 64 << 20 }; /* of scratch memory between calls */
+enum {
+    KEPT_BYTES = 64 << 20, /* of scratch memory between calls */
+    REACHED = 64,          /* size of a team up to which a failure is told to all */
+    REACH_MS = 500,
+};
 
 /* ---- Links from an endpoint ------------------------------------------------------------------ */
 
@@ -233,6 +238,24 @@ td_status td__socket_team_combine(struct td__socket_team *team,
 void td__socket_team_fall_out(struct td__socket_team *team, const struct td__operation *operation,
                               td_status status)
 {
-    if (!team->broken)
-        end_call(team, operation, status);
+    char reason[512];
+    if (team->broken)
+        return;
+    snprintf(reason, sizeof reason, "%s", td_last_error());
+    end_call(team, operation, status);
+    td__deadline deadline = td__deadline_in_ms(REACH_MS);
+    for (int i = 0; i < team->links.size && team->links.size <= REACHED; i++)
+        td__links_reach(&team->links, i, deadline);
+    td__fail(status, "%s", reason);
+}
+
+void td__socket_team_watch(struct td__socket_team *team, td_status (*outside)(void *arg), void *arg)
+{
+    team->links.outside = outside;
+    team->links.outside_arg = arg;
+}
+
+td_status td__socket_team_hear(struct td__socket_team *team, const struct td__operation *operation)
+{
+    return team->broken ? TD_OK : td__links_hear(&team->links, operation);
 }

@@ -258,6 +258,13 @@ static struct td__post_it *post_of(const struct td__team *team, int index, uint6
     return &team->cells[index].posts[call % TD__TEAM_POSTS];
 }
 
+td_status td__team_state(struct td__team *team)
+{
+    bool failed = atomic_load(&team->attached) &&
+                  atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2;
+    return failed ? broken(team) : TD_OK;
+}
+
 static void describe_print(uint64_t print, char *text, size_t room)
 {
     unsigned kind = print & 15, dtype = print >> 4 & 15, op = print >> 8 & 15;
@@ -379,6 +386,11 @@ static td_status await_value(struct td__team *team, const struct td__operation *
         }
         if (!td__waiting_step(&waiting)) {
             status = too_late(team, operation, index < 0 ? 0 : stage);
+            break;
+        }
+        if (waiting.slept && team->outside &&
+            (status = team->outside(team->outside_arg, operation))) {
+            break_team(team, status);
             break;
         }
         int lost = waiting.slept ? find_lost(team, index) : -1;

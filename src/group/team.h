@@ -90,6 +90,10 @@ struct td__team {
     struct td__slot *slots;
     char *stages;
     void *messages;
+    /* Asked during long waits whether there is still a point, where the team is part of something larger;
+     * or NULL. */
+    td_status (*outside)(void *arg, const struct td__operation *operation);
+    void *outside_arg;
     uint64_t call;         /* the number of the call at hand, from 1 */
     td__deadline deadline; /* of the call at hand; 0: nobody had to wait yet */
     uint64_t floor;        /* all have begun this call, and the same up to here */
@@ -168,6 +172,9 @@ td_status td__team_complete(struct td__team *team, const struct td__operation *o
 /** As td__fail(), for everybody: the others fail in the same way. */
 td_status td__team_fail(struct td__team *team, td_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/** TD_OK, or how the team has failed. */
+td_status td__team_state(struct td__team *team);
 
 /** Marks the team as failed, with the last error, where it is not yet: the others fail in the same way. */
 void td__team_break(struct td__team *team, td_status status);

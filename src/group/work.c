@@ -13,7 +13,7 @@ static _Atomic(td_work *) spare;
 
 static td_work *make(void)
 {
-    td_work *work = atomic_exchange_explicit(&spare, NULL, memory_order_acquire);
+    td_work *work = atomic_exchange_explicit(&spare, NULL, memory_order_acq_rel);
     if (work)
         return work;
     work = calloc(1, sizeof *work);
@@ -59,7 +59,7 @@ void td_work_release(td_work *work)
     free(work->counts);
     work->message = NULL;
     work->counts = NULL;
-    td_work *other = atomic_exchange_explicit(&spare, work, memory_order_release);
+    td_work *other = atomic_exchange_explicit(&spare, work, memory_order_acq_rel);
     if (!other)
         return;
     pthread_cond_destroy(&other->changed);

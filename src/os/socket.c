@@ -2,11 +2,9 @@
 #include "os/socket.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 enum { BACKLOG = 4096 };
@@ -223,22 +221,4 @@ int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadl
     }
     *passed = received;
     return 0;
-}
-
-void td__close_gently(int fd, td__deadline deadline)
-{
-    char away[4096];
-    int queued = 0;
-    struct td__address peer;
-    td__remote_address(fd, &peer);
-    shutdown(fd, SHUT_WR);
-    do {
-        while (recv(fd, away, sizeof away, MSG_DONTWAIT) > 0)
-            ;
-        /* What was sent on a unix socket is the other side's already. */
-        if (peer.any.sa_family == AF_UNIX || ioctl(fd, SIOCOUTQ, &queued) || !queued)
-            break;
-        td__wait_fd(fd, POLLIN, td__deadline_earlier(deadline, td__deadline_in_ms(1)));
-    } while (!td__deadline_passed(deadline));
-    close(fd);
 }

@@ -17,10 +17,6 @@ int td__send_all(int fd, const void *data, size_t size, td__deadline deadline);
 /** Receives exactly `size` bytes. 0, or an errno: ETIMEDOUT, and ENODATA when the other side closed. */
 int td__recv_all(int fd, void *data, size_t size, td__deadline deadline);
 
-/** Closes a stream when what was sent has reached the other host, or at the deadline. A plain close()
- *  while something unread has come makes the kernel drop what is still on its way. */
-void td__close_gently(int fd, td__deadline deadline);
-
 /** Waits until `fd` is ready for `events` of poll(). 0, or an errno: ETIMEDOUT. */
 int td__wait_fd(int fd, short events, td__deadline deadline);
 

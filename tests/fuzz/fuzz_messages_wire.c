@@ -7,7 +7,7 @@
  * Whatever comes, each recv gets at most what it has room for, and everything ends. */
 #include "fuzz.h"
 
-#include "group/messages_inside.h"
+#include "group/messages_link.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,316 @@
+/* Messages between ranks of one host: a ring for each ordered pair of them, in shared memory.
+ *
+ * A ring has one writer and one reader. Messages stand at multiples of 64 bytes, each in one piece:
+ * a header, whose first word is its kind, and the payload. The reader looks at the first word of the
+ * next message, so that a small message is one cache line on its way from one processor to another.
+ * For this, the word must be 0 until the message is there: the writer clears it in advance, when it
+ * writes the message before. It never fills the last 64 bytes, so that there always is a next one.
+ *
+ * A writer that finds no room says so in the ring (`starved`) and is rung when some of it was read. */
+#include "group/messages_shared.h"
+
+#include "base/arena.h"
+
+#include <string.h>
+
+enum {
+    EAGER_LIMIT = 8 * 1024,
+    ARENA_EAGER_LIMIT = 4 * 1024,
+    AT_ONCE = 64, /* messages of one rank that are taken before another's turn */
+};
+
+struct frame {
+    _Atomic uint32_t kind;
+    int32_t tag;
+    uint64_t size;
+    union {
+        char payload[1]; /* EAGER */
+        struct {
+            uint64_t id;
+            uint64_t address;
+            uint32_t slot;
+            uint32_t memory;
+            char piece[1]; /* DATA */
+        };
+    };
+};
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+static size_t lines(size_t bytes)
+{
+    return (bytes + TD__LINE - 1) / TD__LINE * TD__LINE;
+}
+
+static struct frame *frame_at(const struct td__ring *ring, uint32_t at)
+{
+    return (struct frame *)(ring->data + at);
+}
+
+static bool has_room(struct td__ring_end *end, size_t need)
+{
+    if (end->total + need <= end->room)
+        return true;
+    end->room = atomic_load_explicit(&end->ring->head, memory_order_acquire) + TD__RING_DATA;
+    if (end->total + need <= end->room)
+        return true;
+    /* The reader looks at `starved` after it has moved the head. Before this process sleeps, it comes
+     * here once more, as with everything that a bell is rung for. */
+    atomic_store(&end->ring->starved, 1);
+    end->room = atomic_load(&end->ring->head) + TD__RING_DATA;
+    return end->total + need <= end->room;
+}
+
+/* Where a message of so many bytes is to be written; NULL where there is no room. */
+static struct frame *reserve(struct td__ring_end *end, size_t bytes)
+{
+    uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
+    size_t size = lines(bytes);
+    size_t waste = at + size > TD__RING_DATA ? TD__RING_DATA - at : 0;
+    if (!has_room(end, waste + size + TD__LINE))
+        return NULL;
+    return frame_at(end->ring, waste ? 0 : at);
+}
+
+static void publish(struct td__ring_end *end, struct frame *frame, size_t bytes, uint32_t kind)
+{
+    uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
+    uint32_t begin = (uint32_t)((char *)frame - end->ring->data);
+    size_t size = lines(bytes);
+    uint32_t next = (begin + (uint32_t)size) % TD__RING_DATA;
+    atomic_store_explicit(&frame_at(end->ring, next)->kind, TD__MESSAGE_NONE, memory_order_relaxed);
+    atomic_store_explicit(&frame->kind, kind, memory_order_release);
+    if (begin != at) {
+        atomic_store_explicit(&frame_at(end->ring, at)->kind, TD__MESSAGE_WRAP,
+                              memory_order_release);
+        end->total += TD__RING_DATA - at;
+    }
+    end->total += size;
+    atomic_store_explicit(&end->at, next, memory_order_relaxed);
+}
+
+bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const void *data,
+                        size_t size)
+{
+    struct td__ring_end *end = &messages->peers[peer].writes;
+    size_t bytes = offsetof(struct frame, payload) + size;
+    struct frame *frame = reserve(end, bytes);
+    if (!frame)
+        return false;
+    frame->tag = tag;
+    frame->size = size;
+    if (size)
+        memcpy(frame->payload, data, size);
+    publish(end, frame, bytes, TD__MESSAGE_EAGER);
+    return true;
+}
+
+static bool write_header(struct td__messages *messages, int peer,
+                         const struct td__envelope *envelope)
+{
+    struct td__ring_end *end = &messages->peers[peer].writes;
+    struct frame *frame = reserve(end, sizeof *frame);
+    if (!frame)
+        return false;
+    frame->tag = envelope->tag;
+    frame->size = envelope->size;
+    frame->id = envelope->id;
+    frame->address = envelope->address;
+    frame->slot = envelope->slot;
+    frame->memory = envelope->memory;
+    publish(end, frame, sizeof *frame, envelope->kind);
+    return true;
+}
+
+static bool write_pieces(struct td__messages *messages, struct td__post *post)
+{
+    struct td__ring_end *end = &messages->peers[post->peer].writes;
+    while (post->moved < post->size) {
+        size_t size = post->size - post->moved < EAGER_LIMIT ? post->size - post->moved
+                                                             : EAGER_LIMIT;
+        size_t bytes = offsetof(struct frame, piece) + size;
+        struct frame *frame = reserve(end, bytes);
+        if (!frame)
+            return false;
+        frame->size = size;
+        frame->id = post->id;
+        memcpy(frame->piece, post->data + post->moved, size);
+        publish(end, frame, bytes, TD__MESSAGE_DATA);
+        post->moved += size;
+    }
+    return true;
+}
+
+/* A large message needs only its header written; where it stands afterwards depends on whether
+ * there was a descriptor for it. */
+static bool write_large(struct td__messages *messages, struct td__post *post)
+{
+    struct td__envelope envelope = {.tag = post->tag, .size = post->size};
+    struct td__ring_end *end = &messages->peers[post->peer].writes;
+    if (!reserve(end, sizeof(struct frame)))
+        return false;
+    envelope.id = post->id = ++messages->ids;
+    bool offered = td__large_offer(messages, post, &envelope);
+    envelope.kind = offered ? TD__MESSAGE_LARGE : TD__MESSAGE_REQUEST;
+    td__post_remove(post);
+    td__post_append(offered ? &messages->active : &messages->announced, post);
+    return write_header(messages, post->peer, &envelope);
+}
+
+bool td__shm_is_small(const struct td__messages *messages, const void *data, size_t size)
+{
+    if (size <= ARENA_EAGER_LIMIT || size > EAGER_LIMIT || messages->crowded)
+        return size <= EAGER_LIMIT;
+    struct td__arena *arena;
+    size_t offset;
+    return !td__arena_resolve(data, &arena, &offset);
+}
+
+bool td__shm_write(struct td__messages *messages, int peer, struct td__post *post)
+{
+    bool written;
+    if (post->kind == TD__MESSAGE_EAGER && !td__shm_is_small(messages, post->data, post->size)) {
+        written = write_large(messages, post);
+    } else if (post->kind == TD__MESSAGE_EAGER) {
+        written = td__shm_send_small(messages, peer, post->tag, post->data, post->size);
+        if (written)
+            td__post_finish(messages, post, TD_OK);
+    } else if (post->kind == TD__MESSAGE_DATA) {
+        size_t before = post->moved;
+        written = write_pieces(messages, post);
+        if (post->moved != before)
+            td__shm_ring(messages, peer);
+        if (written)
+            td__post_finish(messages, post, TD_OK);
+    } else {
+        written = write_header(messages, peer,
+                               &(struct td__envelope){.kind = post->kind, .id = post->id});
+        if (written)
+            td__post_finish(messages, post, TD_OK);
+    }
+    if (written)
+        td__shm_ring(messages, peer);
+    return written;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+bool td__shm_peek(const struct td__messages *messages)
+{
+    for (int i = 0; i < messages->local_size; i++) {
+        const struct td__ring_end *end = &messages->peers[messages->locals[i]].reads;
+        uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
+        if (atomic_load_explicit(&frame_at(end->ring, at)->kind, memory_order_relaxed))
+            return true;
+    }
+    return atomic_load_explicit(&messages->shared->departures, memory_order_relaxed) !=
+           atomic_load_explicit(&messages->departures, memory_order_relaxed);
+}
+
+static bool piece_came(struct td__messages *messages, int source, uint64_t id, const char *piece,
+                       size_t size)
+{
+    struct td__post *post = td__find_expected(messages, source, id);
+    if (!post)
+        return true; /* given up meanwhile */
+    if (size > post->message_size - post->moved)
+        return false;
+    memcpy(post->data + post->moved, piece, size);
+    post->moved += size;
+    if (post->moved == post->message_size)
+        td__post_finish(messages, post, TD_OK);
+    return true;
+}
+
+static bool small_came(struct td__messages *messages, const struct td__envelope *envelope,
+                       const char *payload)
+{
+    struct td__post *post = td__match_posted(messages, envelope->source, envelope->tag);
+    if (!post)
+        return td__arrival_keep(messages, envelope, payload);
+    td__deliver(messages, post, envelope, payload);
+    return true;
+}
+
+/* Takes one message. Its numbers are read once, since the other side could change them. Returns how
+ * many bytes it had in the ring, or 0 when it makes no sense or cannot be kept. */
+static size_t take_frame(struct td__messages *messages, int source, struct frame *frame,
+                         uint32_t kind, size_t limit)
+{
+    struct td__envelope envelope = {.kind = kind, .source = source, .tag = frame->tag};
+    envelope.size = *(volatile uint64_t *)&frame->size;
+    if (kind == TD__MESSAGE_EAGER) {
+        size_t bytes = offsetof(struct frame, payload) + envelope.size;
+        bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
+        return fits && small_came(messages, &envelope, frame->payload) ? bytes : 0;
+    }
+    envelope.id = frame->id;
+    if (kind == TD__MESSAGE_DATA) {
+        size_t bytes = offsetof(struct frame, piece) + envelope.size;
+        bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
+        return fits && piece_came(messages, source, envelope.id, frame->piece, envelope.size)
+                   ? bytes
+                   : 0;
+    }
+    envelope.address = frame->address;
+    envelope.slot = frame->slot;
+    envelope.memory = frame->memory;
+    return envelope.slot < TD__LARGE_SLOTS && td__header_came(messages, &envelope) ? sizeof *frame
+                                                                                   : 0;
+}
+
+static bool read_ring(struct td__messages *messages, int source, int most)
+{
+    struct td__peer *peer = &messages->peers[source];
+    struct td__ring_end *end = &peer->reads;
+    uint64_t before = end->total;
+    for (int i = 0; i < most; i++) {
+        uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
+        struct frame *frame = frame_at(end->ring, at);
+        uint32_t kind = atomic_load_explicit(&frame->kind, memory_order_acquire);
+        if (kind == TD__MESSAGE_NONE)
+            break;
+        size_t size = TD__RING_DATA - at;
+        if (kind != TD__MESSAGE_WRAP)
+            size = lines(take_frame(messages, source, frame, kind, TD__RING_DATA - at));
+        if (!size) {
+            td__peer_gone(messages, source, "has sent something that is not a message");
+            break;
+        }
+        end->total += size;
+        atomic_store_explicit(&end->at, (at + (uint32_t)size) % TD__RING_DATA,
+                              memory_order_relaxed);
+        atomic_store_explicit(&end->ring->head, end->total, memory_order_release);
+    }
+    if (end->total == before)
+        return false;
+    td__bell_fence();
+    if (atomic_load_explicit(&end->ring->starved, memory_order_relaxed)) {
+        atomic_store_explicit(&end->ring->starved, 0, memory_order_relaxed);
+        td__bell_ring(&messages->shared->entries[peer->local].bell);
+    }
+    return true;
+}
+
+void td__ring_lose(struct td__messages *messages, int source, const char *farewell)
+{
+    read_ring(messages, source, TD__RING_DATA); /* what had been sent before */
+    td__peer_gone(messages, source, farewell);
+}
+
+bool td__shm_read(struct td__messages *messages)
+{
+    struct td__shared *shared = messages->shared;
+    uint32_t departures = atomic_load_explicit(&shared->departures, memory_order_acquire);
+    bool happened = false;
+    for (int i = 0; i < messages->local_size; i++)
+        if (i != messages->local_index && !messages->peers[messages->locals[i]].gone)
+            happened |= read_ring(messages, messages->locals[i], AT_ONCE);
+    if (departures == atomic_load_explicit(&messages->departures, memory_order_relaxed))
+        return happened;
+    for (int i = 0; i < messages->local_size; i++)
+        if (i != messages->local_index && atomic_load(&shared->entries[i].gone))
+            td__ring_lose(messages, messages->locals[i], "has left the group");
+    atomic_store_explicit(&messages->departures, departures, memory_order_relaxed);
+    return true;
+}
