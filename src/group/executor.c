@@ -4,13 +4,15 @@
  * turns, until all are done. Then come the round's copies and reductions, and the next round.
  *
  * Waiting costs more than sending. A round trip over loopback takes 11 us where the reader tries again
- * and again, and 100 us where it sleeps. So a rank tries for a while, and gives the processor away
- * between tries (base/spin.h); then it sleeps in poll().
+ * and again, and 100 us where it sleeps. So a rank tries for a while, then gives the processor away
+ * between tries (base/spin.h), and then sleeps in poll(). Where there are more ranks than processors
+ * it gives it away from the beginning, since the one it waits for needs it.
  *
  * From time to time a sleeper looks around (links.h). */
 #include "group/executor.h"
 
 #include "base/fail.h"
+#include "transport/bell.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -20,8 +22,9 @@
 #include <sys/socket.h>
 
 enum {
-    SPIN_NS = 60000,
-    FEW = 4, /* sockets that are tried one by one; of more, poll() says which are ready */
+    TRY_NS = 20000,  /* without giving the processor away */
+    SPIN_NS = 60000, /* before sleeping */
+    FEW = 4,         /* sockets that are tried one by one; of more, poll() says which are ready */
     LOOK_NS = 100000000, /* asleep, between two looks around */
     GRACE_MS = 500,      /* to finish messages that have been sent in part, after a failure */
     NAMED = 8,           /* ranks that a timeout names */
@@ -34,6 +37,7 @@ struct round {
     const struct td__run *run;
     struct td__flow *flows;
     uint32_t count, sends;
+    bool crowded;         /* more ranks on this machine than processors */
     uint32_t begun;       /* flows that have been prepared */
     uint32_t left;        /* not done */
     int64_t spin_end;     /* 0: nothing to wait for yet */
@@ -50,8 +54,10 @@ void td__executor_free(struct td__executor *executor)
 static td_status make_room(struct td__executor *executor, const struct td__run *run)
 {
     uint32_t count = run->program->most_messages;
-    if (!executor->piece)
+    if (!executor->piece) {
         executor->piece = aligned_alloc(64, TD__FLOW_PIECE);
+        executor->processors = td__processors();
+    }
     if (count > executor->capacity) {
         free(executor->flows);
         free(executor->polled);
@@ -155,15 +161,17 @@ static td_status look_around(struct round *round)
 static td_status wait_a_while(struct round *round)
 {
     td__deadline deadline = round->run->operation->deadline;
+    int64_t now = td__now_ns();
     if (!round->spin_end)
-        round->spin_end = td__now_ns() + SPIN_NS;
-    if (td__spin_until(&round->executor->spin, round->spin_end)) {
+        round->spin_end = now + SPIN_NS;
+    bool tries = !round->crowded && now < round->spin_end - SPIN_NS + TRY_NS;
+    if (tries || td__spin_until(&round->executor->spin, round->spin_end)) {
         if (round->left > FEW)
             return poll_flows(round, 0);
         try_all(round);
         return TD_OK;
     }
-    int64_t now = td__now_ns();
+    now = td__now_ns();
     if (now >= deadline)
         return fail_timeout(round);
     int64_t look_at = round->asleep_since + LOOK_NS;
@@ -299,6 +307,7 @@ td_status td__executor_run(struct td__executor *executor, struct td__run *run)
         round.count = round.left = at->end - at->first_send;
         round.sends = at->first_recv - at->first_send;
         round.begun = 0;
+        round.crowded = run->links->neighbours >= executor->processors;
         status = exchange(&round, &program->messages[at->first_send]);
         for (uint32_t i = at->first_local; !status && i < at->end_local; i++)
             if (program->schedule.steps[i].kind >= TD__STEP_COPY)

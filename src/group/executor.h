@@ -13,6 +13,7 @@ struct td__executor {
     struct pollfd *polled;
     uint32_t capacity; /* of both */
     char *piece;
+    int processors;
     struct td__spin spin;
 };
 

@@ -89,6 +89,20 @@ void td__links_free(struct td__links *links)
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+/* Both ends are on this machine where they have the same address. */
+static void count_neighbour(struct td__links *links, int peer)
+{
+    struct td__address here, there;
+    td__local_address(links->at[peer].fd, &here);
+    td__remote_address(links->at[peer].fd, &there);
+    if (here.any.sa_family == AF_INET)
+        links->neighbours += here.v4.sin_addr.s_addr == there.v4.sin_addr.s_addr;
+    else
+        links->neighbours += here.any.sa_family == AF_UNIX ||
+                             !memcmp(&here.v6.sin6_addr, &there.v6.sin6_addr,
+                                     sizeof here.v6.sin6_addr);
+}
+
 static td_status accept_link(struct td__links *links, int peer,
                              const struct td__operation *operation, const struct td__header *header)
 {
@@ -99,6 +113,8 @@ static td_status accept_link(struct td__links *links, int peer,
         bool last = operation->deadline <= slice;
         td_status status = links->source->accept(links->arg, peer,
                                                  last ? operation->deadline : slice, &link->fd);
+        if (!status)
+            count_neighbour(links, peer);
         if (status != TD_ERR_TIMEOUT)
             return status;
         if (last)
@@ -124,6 +140,7 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
                                               &links->at[peer].fd);
     if (status)
         return td__fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+    count_neighbour(links, peer);
     return TD_OK;
 }
 
@@ -155,8 +172,12 @@ static void take_links(struct td__links *links)
     for (int i = 0; i < links->size; i++) {
         struct td__link *link = &links->at[i];
         int *fd = i > links->index && link->fd < 0 ? &link->fd : &link->side;
-        if (i != links->index && *fd < 0 && links->source->accept(links->arg, i, 0, fd))
+        if (i == links->index || *fd >= 0)
+            continue;
+        if (links->source->accept(links->arg, i, 0, fd))
             *fd = -1;
+        else if (fd == &link->fd)
+            count_neighbour(links, i);
     }
 }
 

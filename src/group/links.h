@@ -39,7 +39,8 @@ struct td__links {
     struct td__link *at; /* `size` */
     uint8_t *goodbye;    /* header and text, once the team has failed */
     size_t goodbye_size;
-    bool heard; /* another member's goodbye */
+    bool heard;     /* another member's goodbye */
+    int neighbours; /* members on this machine to which there is a link */
 
     /** Fails where the call has become pointless for a reason outside the team; looked at during long
      *  waits. May be NULL. */

@@ -306,6 +306,17 @@ static td_status post(void *self, const td_call *call, td_work *work)
     return td__messages_post(native->messages, call, work);
 }
 
+td_status td__native_message(td_group *group, const td_call *call)
+{
+    struct native *native = group->self;
+    int source;
+    size_t received;
+    if (!native->messages)
+        return td__fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
+                        td_op_kind_name(call->kind), group->name);
+    return td__messages_run(native->messages, call, &source, &received);
+}
+
 static void progress(void *self, td_work *work, int64_t timeout_ms)
 {
     struct native *native = self;

@@ -102,6 +102,9 @@ td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction
 /* native.c */
 extern const td_backend_ops td__native_ops;
 
+/** A blocking send or recv on a group with the native backend, which needs no work. */
+td_status td__native_message(td_group *group, const td_call *call);
+
 /** The ranks of this host in a group with the native backend; NULL where this is the only one. */
 struct td__team *td__native_team(const td_group *group);
 

@@ -183,6 +183,11 @@ td_status td__group_post(td_group *group, const td_call *call, td_work **work_ou
             TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
             group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
     }
+    if (!work_out && group->ops == &td__native_ops) {
+        td_call timed = *call;
+        timed.timeout_ms = call->timeout_ms ? call->timeout_ms : td__call_timeout(group);
+        return td__native_message(group, &timed);
+    }
     td_work *work = td__work_create(group, call);
     if (!work)
         return TD_ERR_NOMEM;
