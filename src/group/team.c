@@ -87,6 +87,7 @@ static td_status make_memory(struct td__team *team)
     team->head->crowded = ranks_on_this_host(team->endpoint) > td__processors();
     team->crowded = team->head->crowded;
     watch_members(team);
+    td__team_show_nonce(team);
     atomic_store(&team->cells[0].attached, 1);
     atomic_store(&team->attached, true);
     return td__endpoint_offer(team->endpoint, team->key, team->fd);
@@ -122,6 +123,7 @@ td_status td__team_attach(struct td__team *team, td__deadline deadline)
         status = fetch_memory(team, deadline);
         if (!status) {
             watch_members(team);
+            td__team_show_nonce(team);
             atomic_store(&team->cells[team->index].attached, 1);
             atomic_store(&team->attached, true);
         }

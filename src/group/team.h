@@ -46,17 +46,19 @@ struct td__cell {
     /* call << 32 | how many pieces of this rank's share are taken */
     _Alignas(64) _Atomic uint64_t claims;
     _Alignas(64) struct td__bell bell;
-    _Atomic uint32_t attached; /* the rank has mapped the memory */
-    _Atomic uint32_t leaving;  /* it takes no part any more, and will not ask for other memory */
+    _Atomic uint32_t attached;     /* the rank has mapped the memory */
+    uint64_t nonce, nonce_address; /* what stands where in the rank's own memory */
+    _Atomic uint32_t leaving; /* it takes no part any more, and will not ask for other memory */
 };
 
 /* What a rank tells about its call, where it is large or has a factor. Offsets are in its arena, plus
  * one; 0 for memory that cannot be shared. */
 struct td__notice {
     uint64_t input, output;
-    uint64_t largest; /* uneven all_to_all: the largest part, in elements */
-    double factor;    /* premul_sum */
-    uint64_t unused[3];
+    uint64_t largest;                       /* uneven all_to_all: the largest part, in elements */
+    double factor;                          /* premul_sum */
+    uint64_t input_address, output_address; /* in its own process */
+    uint64_t copies;                        /* the kernel may copy between it and all others */
 };
 
 struct td__slot {
@@ -102,7 +104,9 @@ struct td__team {
     const void **inputs; /* parts of them, for the piece of work at hand */
     void **outputs;
     double *factors;
-    bool past_caches;      /* the call at hand writes more than they hold */
+    uint64_t nonce;
+    int copies;       /* whether the kernel copies between all members: 0 not known yet, 1 or -1 */
+    bool past_caches; /* the call at hand writes more than they hold */
     struct td__team *next; /* among those that are left behind */
 };
 
@@ -194,6 +198,15 @@ td_status td__team_meet(struct td__team *team, const struct td__operation *opera
 
 /** Large calls: straight from memory to memory where all buffers can be shared, else staged. */
 td_status td__team_large(struct td__team *team, const struct td__operation *operation);
+
+/** Whether the kernel may copy between this rank's memory and that of all others. */
+bool td__team_can_copy(struct td__team *team);
+
+/** Makes it possible for others to find that out; on attaching. */
+void td__team_show_nonce(struct td__team *team);
+
+/** The kernel copies, for calls that only move data. All have reached phase 1. */
+td_status td__team_copied(struct td__team *team, const struct td__operation *operation);
 
 /** Everything goes through the stages, piece by piece. All have reached phase 1, and `largest` is the
  *  largest part of an uneven all_to_all. */

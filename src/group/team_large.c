@@ -19,7 +19,8 @@
  * belongs. Where each rank has a processor it does its own share, which stays in that processor's
  * cache from call to call. Where ranks have to take turns, shares are cut into pieces, and whoever runs
  * does whatever is left, its own share first: waiting for others to run costs more than the work. Where
- * a buffer is not in shareable memory the call is staged (team_staged.c). */
+ * a buffer is not in shareable memory the kernel copies (team_kernel.c), or the call is staged
+ * (team_staged.c). */
 #include "group/team.h"
 
 #include "base/arena.h"
@@ -358,6 +359,9 @@ td_status td__team_meet(struct td__team *team, const struct td__operation *opera
     TD_TRY(td__team_begin(team, operation));
     struct td__slot *slot = td__team_slot(team, team->index);
     slot->notice.largest = 0;
+    slot->notice.input_address = (uintptr_t)operation->input;
+    slot->notice.output_address = (uintptr_t)operation->output;
+    slot->notice.copies = td__team_can_copy(team);
     bool any = operation->count || operation->input_counts;
     slot->notice.input = place_of(operation->input, any && gives(operation, is_root));
     slot->notice.output = place_of(operation->output, any && takes(operation, is_root));
@@ -368,6 +372,20 @@ td_status td__team_meet(struct td__team *team, const struct td__operation *opera
     if (operation->input_counts)
         TD_TRY(check_counts(team, operation));
     return find_buffers(team, operation, shared, largest);
+}
+
+static bool only_moves(const struct td__operation *operation)
+{
+    return operation->kind != TD__ALL_REDUCE && operation->kind != TD__REDUCE &&
+           operation->kind != TD__REDUCE_SCATTER;
+}
+
+static bool all_copy(struct td__team *team)
+{
+    for (int i = 0; i < team->size; i++)
+        if (!td__team_slot(team, i)->notice.copies)
+            return false;
+    return true;
 }
 
 /* What the call writes, on all ranks together. */
@@ -390,6 +408,8 @@ td_status td__team_large(struct td__team *team, const struct td__operation *oper
     bool shared;
     size_t largest;
     TD_TRY(td__team_meet(team, operation, &shared, &largest));
+    if (!shared && only_moves(operation) && all_copy(team))
+        return td__team_copied(team, operation);
     if (!shared)
         return td__team_staged(team, operation, largest);
     team->past_caches = written_bytes(team, operation) > td__cache_bytes() / 4 * 5;
