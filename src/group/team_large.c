@@ -374,10 +374,21 @@ td_status td__team_meet(struct td__team *team, const struct td__operation *opera
     return find_buffers(team, operation, shared, largest);
 }
 
-static bool only_moves(const struct td__operation *operation)
+/* Where the kernel's copy was measured to be faster than the stages. With more ranks than processors
+ * what everybody gets is better taken out of a stage, where it is in the cache. */
+static bool suits_the_kernel(const struct td__team *team, const struct td__operation *operation)
 {
-    return operation->kind != TD__ALL_REDUCE && operation->kind != TD__REDUCE &&
-           operation->kind != TD__REDUCE_SCATTER;
+    switch (operation->kind) {
+    case TD__BROADCAST:
+    case TD__ALL_GATHER:
+        return !team->crowded;
+    case TD__SCATTER:
+    case TD__GATHER:
+    case TD__ALL_TO_ALL:
+        return true;
+    default:
+        return false;
+    }
 }
 
 static bool all_copy(struct td__team *team)
@@ -408,7 +419,7 @@ td_status td__team_large(struct td__team *team, const struct td__operation *oper
     bool shared;
     size_t largest;
     TD_TRY(td__team_meet(team, operation, &shared, &largest));
-    if (!shared && only_moves(operation) && all_copy(team))
+    if (!shared && suits_the_kernel(team, operation) && all_copy(team))
         return td__team_copied(team, operation);
     if (!shared)
         return td__team_staged(team, operation, largest);
