@@ -6,16 +6,15 @@
 #include <string.h>
 #include <unistd.h>
 
-size_t td__cache_bytes(void)
+size_t td__cache_bytes(int level)
 {
-    static size_t known; /* the same for every thread that finds it out */
-    size_t bytes = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (!bytes) {
-        long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
-        bytes = found > 0 ? (size_t)found : (size_t)32 << 20;
-        __atomic_store_n(&known, bytes, __ATOMIC_RELAXED);
+    static _Atomic long known[2]; /* the same for every thread that finds it out */
+    _Atomic long *bytes = &known[level == 3];
+    if (!*bytes) {
+        long found = sysconf(level == 3 ? _SC_LEVEL3_CACHE_SIZE : _SC_LEVEL2_CACHE_SIZE);
+        *bytes = found > 0 ? found : level == 3 ? 32 << 20 : 1 << 20;
     }
-    return bytes;
+    return (size_t)*bytes;
 }
 
 #if defined(__SSE2__)

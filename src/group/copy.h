@@ -9,7 +9,7 @@
  *  half as much traffic again is saved where it would not stay there anyway. */
 void td__copy_bytes(void *to, const void *from, size_t size, bool past);
 
-/** How much the processors' common cache holds. */
-size_t td__cache_bytes(void);
+/** How much a cache holds: level 2, a processor's own, or 3, the one that they share. */
+size_t td__cache_bytes(int level);
 
 #endif

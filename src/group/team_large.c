@@ -399,19 +399,15 @@ static bool all_copy(struct td__team *team)
     return true;
 }
 
-/* What the call writes, on all ranks together. */
-static size_t written_bytes(const struct td__team *team, const struct td__operation *operation)
+/* Whether what the call writes would not stay in the caches anyway: the common one, which all ranks
+ * share, or for an exchange, where every byte is read once and written once, each rank's own. */
+static bool goes_past_caches(const struct td__team *team, const struct td__operation *operation)
 {
     size_t bytes = operation->count * td__operation_element(operation), n = (size_t)team->size;
-    switch (operation->kind) {
-    case TD__ALL_GATHER:
-    case TD__ALL_TO_ALL:
-        return bytes * n * n;
-    case TD__REDUCE:
-        return bytes;
-    default:
-        return bytes * n;
-    }
+    if (operation->kind == TD__ALL_TO_ALL)
+        return 2 * n * bytes > td__cache_bytes(2) / 2 * 3;
+    size_t written = operation->kind == TD__ALL_GATHER ? bytes * n * n : bytes * n;
+    return written > td__cache_bytes(3) / 4 * 5;
 }
 
 td_status td__team_large(struct td__team *team, const struct td__operation *operation)
@@ -423,7 +419,7 @@ td_status td__team_large(struct td__team *team, const struct td__operation *oper
         return td__team_copied(team, operation);
     if (!shared)
         return td__team_staged(team, operation, largest);
-    team->past_caches = written_bytes(team, operation) > td__cache_bytes() / 4 * 5;
+    team->past_caches = goes_past_caches(team, operation);
     if (team->crowded)
         return take_turns(team, operation, largest);
     do_task(team, operation, (struct task){team->index, 0, 1});
