@@ -6,11 +6,9 @@
  *
  * Locks: endpoint->lock guards the three lists; map_lock guards the views of other ranks' arenas and the
  * watches over their processes, and is never held together with it. */
-#include "transport/endpoint.h"
+#include "transport/endpoint_inside.h"
 
-#include "base/arena.h"
 #include "base/fail.h"
-#include "base/host.h"
 #include "base/thread.h"
 #include "os/socket.h"
 #include "os/trust.h"
@@ -18,36 +16,18 @@
 
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { LINK = 1, PAPER = 2 };
-enum { CARD_MAGIC = 0x64740301, TEXT = 128, LOCAL_LIMIT_MS = 5000, REMOTE_LIMIT_MS = 15000 };
+enum { LOCAL_LIMIT_MS = 5000, REMOTE_LIMIT_MS = 15000 };
 
 #define ARENA_PAPER ((uint64_t)0)
 
-struct peer {
-    char host_id[TEXT]; /* the same text: the same memory, and unix sockets in reach */
-    char host_name[TEXT];
-    char address[TEXT];
-    char local[TEXT]; /* "unix:@name" */
-    int port;
-    int pid;
-    uint64_t pid_space; /* the name space that the pid belongs to */
-    int watch;          /* a pidfd; 0: not opened yet, -1: cannot be */
-    bool shared;        /* it takes part in shared memory */
-    int host;           /* its number */
-    struct td__arena_view view;
-    bool viewed;
-};
-
-struct arrival { /* a link, or a wish for a paper */
-    struct arrival *next;
+struct td__arrival { /* a link, or a wish for a paper */
+    struct td__arrival *next;
     int what;
     int rank;
     uint64_t group;
@@ -55,184 +35,19 @@ struct arrival { /* a link, or a wish for a paper */
     int fd;
 };
 
-struct listener {
-    struct listener *next;
+struct td__listener {
+    struct td__listener *next;
     uint64_t group;
     enum td__channel channel;
     td__link_fn fn;
     void *arg;
 };
 
-struct paper {
-    struct paper *next;
+struct td__paper {
+    struct td__paper *next;
     uint64_t group;
     int fd;
 };
-
-struct td__endpoint {
-    int rank, size;
-    bool shared;
-    struct td__secret secret;
-    struct td__reception *reception;
-    struct peer own;
-    struct peer *peers;
-
-    pthread_mutex_t lock;
-    pthread_cond_t arrived;
-    struct arrival *arrivals;
-    struct listener *listeners;
-    struct paper *papers;
-
-    pthread_mutex_t map_lock;
-};
-
-/* ---- Who is where ---------------------------------------------------------------------------- */
-
-static void read_line(const char *path, char *text, size_t room)
-{
-    FILE *file = fopen(path, "re");
-    if (!file || !fgets(text, (int)room, file))
-        text[0] = 0;
-    text[strcspn(text, "\n")] = 0;
-    if (file)
-        fclose(file);
-}
-
-/* What two ranks must have in common to share memory: the kernel, the network namespace (their unix
- * sockets are in it) and the user. */
-static void find_host_id(char text[TEXT])
-{
-    const char *given = getenv("TANDEM_HOST_ID");
-    char boot[64] = "";
-    struct stat space = {0};
-    if (given && *given) {
-        snprintf(text, TEXT, "given:%.100s", given);
-        return;
-    }
-    read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    stat("/proc/self/ns/net", &space);
-    snprintf(text, TEXT, "%s:%s:%llu:%u", *boot ? boot : "?", *boot ? "" : td__host_name(),
-             (unsigned long long)space.st_ino, (unsigned)getuid());
-}
-
-void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *card)
-{
-    const struct peer *own = &endpoint->own;
-    td__buffer_put_u32(card, CARD_MAGIC);
-    td__buffer_put_u32(card, (uint32_t)own->pid);
-    td__buffer_put_u32(card, (uint32_t)own->port);
-    td__buffer_put_u8(card, endpoint->shared);
-    td__buffer_put_u64(card, own->pid_space);
-    td__buffer_put_string(card, own->host_id, strlen(own->host_id));
-    td__buffer_put_string(card, own->host_name, strlen(own->host_name));
-    td__buffer_put_string(card, own->address, strlen(own->address));
-    td__buffer_put_string(card, own->local, strlen(own->local));
-}
-
-static void read_text(struct td__reader *reader, char text[TEXT])
-{
-    struct td__span span = td__reader_string(reader, TEXT - 1);
-    if (span.size)
-        memcpy(text, span.data, span.size);
-    text[span.size] = 0;
-}
-
-static bool read_card(const td_bytes *card, struct peer *peer)
-{
-    struct td__reader reader = td__reader_of(card->data, card->size);
-    bool known = td__reader_u32(&reader) == CARD_MAGIC;
-    peer->pid = (int)td__reader_u32(&reader);
-    peer->port = (int)td__reader_u32(&reader);
-    peer->shared = td__reader_u8(&reader) == 1;
-    peer->pid_space = td__reader_u64(&reader);
-    read_text(&reader, peer->host_id);
-    read_text(&reader, peer->host_name);
-    read_text(&reader, peer->address);
-    read_text(&reader, peer->local);
-    return known && td__reader_done(&reader) && peer->port >= 0 && peer->port <= 65535;
-}
-
-/* A rank that does not share is a host of its own for everybody. Quadratic only in the number of
- * hosts. */
-static td_status number_hosts(struct td__endpoint *endpoint)
-{
-    int hosts = 0, *first = malloc(sizeof *first * (size_t)endpoint->size);
-    if (!first)
-        return td__fail_nomem("endpoint");
-    for (int r = 0; r < endpoint->size; r++) {
-        struct peer *peer = &endpoint->peers[r];
-        int host = peer->shared ? 0 : hosts;
-        while (host < hosts && (!endpoint->peers[first[host]].shared ||
-                                strcmp(endpoint->peers[first[host]].host_id, peer->host_id) != 0))
-            host++;
-        peer->host = host;
-        if (host == hosts)
-            first[hosts++] = r;
-    }
-    free(first);
-    return TD_OK;
-}
-
-td_status td__endpoint_meet(struct td__endpoint *endpoint, const td_bytes *cards)
-{
-    for (int r = 0; r < endpoint->size; r++)
-        if (!read_card(&cards[r], &endpoint->peers[r]))
-            return td__fail(
-                TD_ERR_MISMATCH,
-                "rank %d describes itself in a way that rank %d does not understand: do "
-                "all ranks use the same version of Tandem?",
-                r, endpoint->rank);
-    return number_hosts(endpoint);
-}
-
-int td__endpoint_rank(const struct td__endpoint *endpoint)
-{
-    return endpoint->rank;
-}
-
-int td__endpoint_size(const struct td__endpoint *endpoint)
-{
-    return endpoint->size;
-}
-
-int td__endpoint_host(const struct td__endpoint *endpoint, int rank)
-{
-    return endpoint->peers[rank].host;
-}
-
-int td__endpoint_pid(const struct td__endpoint *endpoint, int rank)
-{
-    return endpoint->peers[rank].pid;
-}
-
-/* Where the pid means the same here as there. */
-static int open_watch(const struct td__endpoint *endpoint, const struct peer *peer)
-{
-    const struct peer *own = &endpoint->own;
-    if (strcmp(peer->host_id, own->host_id) != 0 || peer->pid_space != own->pid_space ||
-        peer->pid == own->pid)
-        return -1;
-    return (int)syscall(SYS_pidfd_open, peer->pid, 0);
-}
-
-bool td__endpoint_alive(struct td__endpoint *endpoint, int rank)
-{
-    struct peer *peer = &endpoint->peers[rank];
-    pthread_mutex_lock(&endpoint->map_lock);
-    if (!peer->watch)
-        peer->watch = open_watch(endpoint, peer);
-    struct pollfd watch = {.fd = peer->watch, .events = POLLIN};
-    pthread_mutex_unlock(&endpoint->map_lock);
-    return watch.fd < 0 || poll(&watch, 1, 0) <= 0;
-}
-
-const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank)
-{
-    static _Thread_local char text[TEXT + 64];
-    const struct peer *peer = &endpoint->peers[rank];
-    snprintf(text, sizeof text, "rank %d (on %s, pid %d)", rank, peer->host_name, peer->pid);
-    return text;
-}
 
 /* ---- Being asked ----------------------------------------------------------------------------- */
 
@@ -264,7 +79,7 @@ static bool hand_out_if_there(struct td__endpoint *endpoint, uint64_t group, int
             close(connection);
         return true;
     }
-    for (struct paper *paper = endpoint->papers; paper; paper = paper->next)
+    for (struct td__paper *paper = endpoint->papers; paper; paper = paper->next)
         if (paper->group == group) {
             hand_out(connection, paper->fd);
             return true;
@@ -272,10 +87,10 @@ static bool hand_out_if_there(struct td__endpoint *endpoint, uint64_t group, int
     return false;
 }
 
-static struct listener **find_listener(struct td__endpoint *endpoint, uint64_t group,
-                                       uint32_t channel)
+static struct td__listener **find_listener(struct td__endpoint *endpoint, uint64_t group,
+                                           uint32_t channel)
 {
-    struct listener **link = &endpoint->listeners;
+    struct td__listener **link = &endpoint->listeners;
     while (*link && ((*link)->group != group || (*link)->channel != channel))
         link = &(*link)->next;
     return link;
@@ -284,21 +99,21 @@ static struct listener **find_listener(struct td__endpoint *endpoint, uint64_t g
 static void on_guest(void *arg, int fd, bool local, const uint8_t request[TD__REQUEST_SIZE])
 {
     struct td__endpoint *endpoint = arg;
-    struct arrival *arrival = malloc(sizeof *arrival);
+    struct td__arrival *arrival = malloc(sizeof *arrival);
     if (!arrival) {
         close(fd);
         return;
     }
-    *arrival = (struct arrival){.what = (int)td__load_u32(request),
-                                .rank = (int)td__load_u32(request + 4),
-                                .group = td__load_u32(request + 8) |
-                                         (uint64_t)td__load_u32(request + 12) << 32,
-                                .channel = td__load_u32(request + 16),
-                                .fd = fd};
+    *arrival = (struct td__arrival){.what = (int)td__load_u32(request),
+                                    .rank = (int)td__load_u32(request + 4),
+                                    .group = td__load_u32(request + 8) |
+                                             (uint64_t)td__load_u32(request + 12) << 32,
+                                    .channel = td__load_u32(request + 16),
+                                    .fd = fd};
     bool sound = arrival->rank >= 0 && arrival->rank < endpoint->size &&
                  (arrival->what == LINK || (arrival->what == PAPER && local));
     pthread_mutex_lock(&endpoint->lock);
-    struct listener *listener = *find_listener(endpoint, arrival->group, arrival->channel);
+    struct td__listener *listener = *find_listener(endpoint, arrival->group, arrival->channel);
     bool taken = true;
     if (!sound)
         close(fd);
@@ -313,7 +128,7 @@ static void on_guest(void *arg, int fd, bool local, const uint8_t request[TD__RE
     if (taken) {
         free(arrival);
     } else {
-        struct arrival **end = &endpoint->arrivals;
+        struct td__arrival **end = &endpoint->arrivals;
         while (*end)
             end = &(*end)->next;
         arrival->next = NULL;
@@ -326,15 +141,15 @@ static void on_guest(void *arg, int fd, bool local, const uint8_t request[TD__RE
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 /* A unix socket in the abstract name space, under a name that nobody can guess. */
-static td_status listen_locally(char name[TEXT], int *fd)
+static td_status listen_locally(char name[TD__CARD_TEXT], int *fd)
 {
     struct td__address_list list;
     uint8_t random[8];
     bool retry;
     TD_TRY(td__random(random, sizeof random));
-    int length = snprintf(name, TEXT, "unix:@tandem-link-%d-", (int)getpid());
+    int length = snprintf(name, TD__CARD_TEXT, "unix:@tandem-link-%d-", (int)getpid());
     for (size_t i = 0; i < sizeof random; i++)
-        length += snprintf(name + length, TEXT - (size_t)length, "%02x", random[i]);
+        length += snprintf(name + length, TD__CARD_TEXT - (size_t)length, "%02x", random[i]);
     TD_TRY(td__resolve(name, 0, TD__NEVER, &list, &retry));
     *fd = td__listen_on(&list.at[0]);
     if (*fd < 0)
@@ -355,14 +170,8 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     endpoint->rank = rank;
     endpoint->size = size;
     endpoint->shared = shared;
-    struct peer *own = &endpoint->own;
-    struct stat space = {0};
-    own->pid = (int)getpid();
-    stat("/proc/self/ns/pid", &space);
-    own->pid_space = space.st_ino;
-    find_host_id(own->host_id);
-    snprintf(own->host_name, TEXT, "%.100s", td__host_name());
-    snprintf(own->address, TEXT, "%.100s", host);
+    struct td__card *own = &endpoint->own;
+    td__card_fill_in(own, host);
     pthread_mutex_init(&endpoint->lock, NULL);
     pthread_mutex_init(&endpoint->map_lock, NULL);
     td__cond_init(&endpoint->arrived);
@@ -398,16 +207,16 @@ free_endpoint:
 void td__endpoint_close(struct td__endpoint *endpoint)
 {
     td__reception_close(endpoint->reception);
-    for (struct arrival *arrival = endpoint->arrivals, *next; arrival; arrival = next) {
+    for (struct td__arrival *arrival = endpoint->arrivals, *next; arrival; arrival = next) {
         next = arrival->next;
         close(arrival->fd);
         free(arrival);
     }
-    for (struct listener *listener = endpoint->listeners, *next; listener; listener = next) {
+    for (struct td__listener *listener = endpoint->listeners, *next; listener; listener = next) {
         next = listener->next;
         free(listener);
     }
-    for (struct paper *paper = endpoint->papers, *next; paper; paper = next) {
+    for (struct td__paper *paper = endpoint->papers, *next; paper; paper = next) {
         next = paper->next;
         free(paper);
     }
@@ -442,7 +251,7 @@ static void tune(int fd)
 static td_status reach(struct td__endpoint *endpoint, int rank, bool locally,
                        const uint8_t request[TD__REQUEST_SIZE], td__deadline deadline, int *fd_out)
 {
-    const struct peer *peer = &endpoint->peers[rank];
+    const struct td__card *peer = &endpoint->peers[rank];
     td__deadline limit = td__deadline_in_ms(locally ? LOCAL_LIMIT_MS : REMOTE_LIMIT_MS);
     bool ours = deadline < limit; /* the caller's time may be the one that runs out */
     int fd;
@@ -481,9 +290,9 @@ td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t
 static int take_arrival(struct td__endpoint *endpoint, int what, int rank, uint64_t group,
                         uint32_t channel)
 {
-    struct arrival **link = &endpoint->arrivals;
+    struct td__arrival **link = &endpoint->arrivals;
     for (; *link; link = &(*link)->next) {
-        struct arrival *arrival = *link;
+        struct td__arrival *arrival = *link;
         if (arrival->what == what && arrival->group == group && arrival->channel == channel &&
             (rank < 0 || arrival->rank == rank)) {
             int fd = arrival->fd;
@@ -515,18 +324,18 @@ td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t 
 void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td__channel channel,
                          td__link_fn fn, void *arg)
 {
-    struct listener *added = calloc(1, sizeof *added);
+    struct td__listener *added = calloc(1, sizeof *added);
     pthread_mutex_lock(&endpoint->lock);
-    struct listener **link = find_listener(endpoint, group, channel);
+    struct td__listener **link = find_listener(endpoint, group, channel);
     if (*link) {
         (*link)->fn = fn;
         (*link)->arg = arg;
     } else if (added) {
-        *added = (struct listener){.group = group, .channel = channel, .fn = fn, .arg = arg};
+        *added = (struct td__listener){.group = group, .channel = channel, .fn = fn, .arg = arg};
         *link = added;
         added = NULL;
     }
-    for (struct arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
+    for (struct td__arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
         if (arrival->what != LINK || arrival->group != group || arrival->channel != channel) {
             at = &arrival->next;
             continue;
@@ -545,7 +354,7 @@ void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td_
 void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
 {
     pthread_mutex_lock(&endpoint->lock);
-    for (struct arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
+    for (struct td__arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
         if (arrival->group != group) {
             at = &arrival->next;
             continue;
@@ -554,7 +363,7 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
         close(arrival->fd);
         free(arrival);
     }
-    for (struct listener **at = &endpoint->listeners, *listener; (listener = *at);) {
+    for (struct td__listener **at = &endpoint->listeners, *listener; (listener = *at);) {
         if (listener->group != group) {
             at = &listener->next;
             continue;
@@ -562,7 +371,7 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
         *at = listener->next;
         free(listener);
     }
-    for (struct paper **at = &endpoint->papers, *paper; (paper = *at);) {
+    for (struct td__paper **at = &endpoint->papers, *paper; (paper = *at);) {
         if (paper->group != group) {
             at = &paper->next;
             continue;
@@ -577,11 +386,11 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
 
 td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd)
 {
-    struct paper *paper = malloc(sizeof *paper);
+    struct td__paper *paper = malloc(sizeof *paper);
     if (!paper)
         return td__fail_nomem("endpoint");
     pthread_mutex_lock(&endpoint->lock);
-    *paper = (struct paper){.next = endpoint->papers, .group = group, .fd = fd};
+    *paper = (struct td__paper){.next = endpoint->papers, .group = group, .fd = fd};
     endpoint->papers = paper;
     int waiting;
     while ((waiting = take_arrival(endpoint, PAPER, -1, group, 0)) >= 0)
@@ -611,7 +420,7 @@ td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t g
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
                            td__deadline deadline, void **address)
 {
-    struct peer *peer = &endpoint->peers[rank];
+    struct td__card *peer = &endpoint->peers[rank];
     pthread_mutex_lock(&endpoint->map_lock);
     if (!peer->viewed) {
         int fd;

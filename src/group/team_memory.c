@@ -1,0 +1,190 @@
+/* The memory that the ranks of a host share: made by the first, mapped by the others on their first call;
+ * see team.h. */
+#include "group/team.h"
+
+#include "base/fail.h"
+#include "group/messages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static size_t up_to_page(size_t size)
+{
+    return (size + 4095) & ~(size_t)4095;
+}
+
+/* Where the parts of the memory begin. */
+struct layout {
+    size_t cells, slots, stages, messages, end;
+};
+
+static struct layout layout_for(int size)
+{
+    struct layout layout;
+    size_t n = (size_t)size;
+    layout.cells = up_to_page(sizeof(struct td__team_head));
+    layout.slots = up_to_page(layout.cells + n * sizeof(struct td__cell));
+    layout.stages = up_to_page(layout.slots + n * TD__TEAM_DEPTH * sizeof(struct td__slot));
+    layout.messages = layout.stages + n * TD__PIECES * TD__PIECE_BYTES;
+    layout.end = up_to_page(layout.messages + td__messages_shared_size(size));
+    return layout;
+}
+
+static td_status map_memory(struct td__team *team, int fd)
+{
+    struct layout layout = layout_for(team->size);
+    char *base = mmap(NULL, layout.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED)
+        return td__fail(TD_ERR_NOMEM, "cannot map the control memory of a group: %s",
+                        td__errno_text(errno));
+    team->bytes = layout.end;
+    team->head = (struct td__team_head *)base;
+    team->cells = (struct td__cell *)(base + layout.cells);
+    team->slots = (struct td__slot *)(base + layout.slots);
+    team->stages = base + layout.stages;
+    team->messages = base + layout.messages;
+    return TD_OK;
+}
+
+static int ranks_on_this_host(struct td__endpoint *endpoint)
+{
+    int here = 0, host = td__endpoint_host(endpoint, td__endpoint_rank(endpoint));
+    for (int r = 0; r < td__endpoint_size(endpoint); r++)
+        here += td__endpoint_host(endpoint, r) == host;
+    return here;
+}
+
+/* While they are alive, so that their pids are theirs. */
+static void watch_members(struct td__team *team)
+{
+    for (int i = 0; i < team->size; i++)
+        td__endpoint_alive(team->endpoint, team->world_ranks[i]);
+}
+
+static td_status make_memory(struct td__team *team)
+{
+    struct layout layout = layout_for(team->size);
+    team->fd = memfd_create("tandem-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (team->fd < 0 || ftruncate(team->fd, (off_t)layout.end) ||
+        fcntl(team->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+        return td__fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
+                        td__errno_text(errno));
+    TD_TRY(map_memory(team, team->fd));
+    team->head->size = (uint32_t)team->size;
+    team->head->crowded = ranks_on_this_host(team->endpoint) > td__processors();
+    team->crowded = team->head->crowded;
+    watch_members(team);
+    td__team_show_nonce(team);
+    atomic_store(&team->cells[0].attached, 1);
+    atomic_store(&team->attached, true);
+    return td__endpoint_offer(team->endpoint, team->key, team->fd);
+}
+
+static td_status fetch_memory(struct td__team *team, td__deadline deadline)
+{
+    struct stat status;
+    int fd;
+    TD_TRY(td__endpoint_fetch(team->endpoint, team->world_ranks[0], team->key, deadline, &fd));
+    if (fstat(fd, &status) || (size_t)status.st_size != layout_for(team->size).end) {
+        close(fd);
+        return td__fail(TD_ERR_MISMATCH,
+                        "%s made this group with other members than rank %d, or runs another "
+                        "version of Tandem",
+                        td__endpoint_describe(team->endpoint, team->world_ranks[0]),
+                        td__endpoint_rank(team->endpoint));
+    }
+    td_status result = map_memory(team, fd);
+    close(fd);
+    if (!result)
+        team->crowded = team->head->crowded;
+    return result;
+}
+
+td_status td__team_attach(struct td__team *team, td__deadline deadline)
+{
+    if (atomic_load_explicit(&team->attached, memory_order_acquire))
+        return TD_OK;
+    td_status status = TD_OK;
+    pthread_mutex_lock(&team->attach_lock);
+    if (!atomic_load(&team->attached)) {
+        status = fetch_memory(team, deadline);
+        if (!status) {
+            watch_members(team);
+            td__team_show_nonce(team);
+            atomic_store(&team->cells[team->index].attached, 1);
+            atomic_store(&team->attached, true);
+        }
+    }
+    pthread_mutex_unlock(&team->attach_lock);
+    return status;
+}
+
+bool td__team_all_attached(struct td__team *team)
+{
+    for (int i = 0; i < team->size; i++)
+        if (!team->cells || !atomic_load(&team->cells[i].attached))
+            return false;
+    return true;
+}
+
+td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                          int size, int index, struct td__team **team_out)
+{
+    struct td__team *team = calloc(1, sizeof *team);
+    if (!team)
+        return td__fail_nomem("group");
+    *team = (struct td__team){
+        .endpoint = endpoint, .key = key, .size = size, .index = index, .fd = -1};
+    pthread_mutex_init(&team->attach_lock, NULL);
+    team->world_ranks = malloc(sizeof *world_ranks * (size_t)size);
+    team->sources = calloc((size_t)size, sizeof *team->sources);
+    team->targets = calloc((size_t)size, sizeof *team->targets);
+    team->inputs = calloc((size_t)size, sizeof *team->inputs);
+    team->outputs = calloc((size_t)size, sizeof *team->outputs);
+    team->factors = calloc((size_t)size, sizeof *team->factors);
+    td_status status = TD_OK;
+    if (!team->world_ranks || !team->sources || !team->targets || !team->inputs || !team->outputs ||
+        !team->factors)
+        status = td__fail_nomem("group");
+    else
+        memcpy(team->world_ranks, world_ranks, sizeof *world_ranks * (size_t)size);
+    if (!status && index == 0)
+        status = make_memory(team);
+    if (status) {
+        td__team_destroy(team);
+        return status;
+    }
+    *team_out = team;
+    return TD_OK;
+}
+
+void td__team_leave(struct td__team *team)
+{
+    if (!atomic_load(&team->attached))
+        return;
+    atomic_store(&team->cells[team->index].leaving, 1);
+    for (int i = 0; i < team->size; i++)
+        td__bell_ring(&team->cells[i].bell);
+}
+
+void td__team_destroy(struct td__team *team)
+{
+    td__endpoint_forget(team->endpoint, team->key);
+    if (team->head)
+        munmap(team->head, team->bytes);
+    if (team->fd >= 0)
+        close(team->fd);
+    pthread_mutex_destroy(&team->attach_lock);
+    free(team->world_ranks);
+    free(team->sources);
+    free(team->targets);
+    free(team->inputs);
+    free(team->outputs);
+    free(team->factors);
+    free(team);
+}
