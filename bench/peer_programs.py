@@ -55,7 +55,7 @@ def tandem(build, mode):
 
 def limits(build):
     def command(ranks, operations, sizes, seconds):
-        large = [size for size in sizes if size >= 1 << 20] or sizes[-1:]
+        large = [size for size in sizes if size >= 1 << 16] or sizes[-1:]
         return [build / "bench" / "limits", ranks, comma(large), seconds]
 
     return Program("memcpy", command)

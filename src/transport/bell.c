@@ -3,6 +3,7 @@
 
 #include <linux/futex.h>
 #include <linux/membarrier.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,10 +28,16 @@ bool td__bells_are_cheap;
 /* Every process that rings must be registered, or its stores could still be under way. All that use a
  * bell run this code; where one of them is refused what another is granted (a seccomp filter), a ring may
  * be missed, and the sleeper wakes at the end of its slice. */
+static void register_process(void)
+{
+    td__bells_are_cheap = !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
+}
+
 __attribute__((constructor)) static void make_bells_cheap(void)
 {
 #if !defined(__SANITIZE_THREAD__)
-    td__bells_are_cheap = !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
+    register_process();
+    pthread_atfork(NULL, NULL, register_process);
 #endif
 }
 
