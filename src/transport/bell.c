@@ -28,6 +28,7 @@ bool td__bells_are_cheap;
 /* Every process that rings must be registered, or its stores could still be under way. All that use a
  * bell run this code; where one of them is refused what another is granted (a seccomp filter), a ring may
  * be missed, and the sleeper wakes at the end of its slice. */
+#if !defined(__SANITIZE_THREAD__)
 static void register_process(void)
 {
     td__bells_are_cheap = !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
@@ -35,11 +36,10 @@ static void register_process(void)
 
 __attribute__((constructor)) static void make_bells_cheap(void)
 {
-#if !defined(__SANITIZE_THREAD__)
     register_process();
     pthread_atfork(NULL, NULL, register_process);
-#endif
 }
+#endif
 
 static void all_processors_pass_a_barrier(void)
 {
