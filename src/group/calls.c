@@ -142,34 +142,35 @@ td_status td_group_reduce(td_group *group, const void *input, void *output, size
     return td__group_run(c.group, &c.call, work);
 }
 
+/* Scatter and gather: the root has the parts of all on one side, every rank one part on the other. */
+static td_status run_parts(td_group *group, td_op_kind kind, const void *input, void *output,
+                           size_t count, td_dtype dtype, int root, td_work **work)
+{
+    struct checked c;
+    TD_TRY(begin(&c, group, kind, dtype, count, input, output));
+    TD_TRY(check_rank(&c, "root", root, &c.call.root));
+    bool is_root = c.call.root == c.group->rank, scatter = kind == TD_OP_SCATTER;
+    if (!is_root && scatter)
+        c.call.input = NULL;
+    else if (!is_root)
+        c.call.output = NULL;
+    size_t all = is_root ? count * (size_t)c.group->size : 0;
+    int64_t own = (int64_t)(count * (size_t)c.group->rank);
+    TD_TRY(scatter ? check_buffers(&c, all, count, -1, own)
+                   : check_buffers(&c, count, all, own, -1));
+    return td__group_run(c.group, &c.call, work);
+}
+
 td_status td_group_scatter(td_group *group, const void *input, void *output, size_t count,
                            td_dtype dtype, int root, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_SCATTER, dtype, count, input, output));
-    TD_TRY(check_rank(&c, "root", root, &c.call.root));
-    bool is_root = c.call.root == c.group->rank;
-    if (!is_root)
-        c.call.input = NULL;
-    size_t all = count * (size_t)c.group->size;
-    TD_TRY(
-        check_buffers(&c, is_root ? all : 0, count, -1, (int64_t)(count * (size_t)c.group->rank)));
-    return td__group_run(c.group, &c.call, work);
+    return run_parts(group, TD_OP_SCATTER, input, output, count, dtype, root, work);
 }
 
 td_status td_group_gather(td_group *group, const void *input, void *output, size_t count,
                           td_dtype dtype, int root, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_GATHER, dtype, count, input, output));
-    TD_TRY(check_rank(&c, "root", root, &c.call.root));
-    bool is_root = c.call.root == c.group->rank;
-    if (!is_root)
-        c.call.output = NULL;
-    size_t all = count * (size_t)c.group->size;
-    TD_TRY(
-        check_buffers(&c, count, is_root ? all : 0, (int64_t)(count * (size_t)c.group->rank), -1));
-    return td__group_run(c.group, &c.call, work);
+    return run_parts(group, TD_OP_GATHER, input, output, count, dtype, root, work);
 }
 
 td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,

@@ -5,7 +5,7 @@
  *     lane 1    rank 1 of host A ── rank 1 of host B ── …      as many lanes as every host has ranks
  *
  * The vector is cut into as many slices as there are lanes, and each lane carries one: all ranks of a
- * host, and all its connections, are at work at once, and no byte crosses the network twice. */
+ * host, and all its connections, are at work at once, and what crosses the network is one slice a lane. */
 #ifndef TD_GROUP_HIERARCHY_H
 #define TD_GROUP_HIERARCHY_H
 
