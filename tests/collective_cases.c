@@ -4,6 +4,7 @@
 #include "collective_reference.h"
 #include "guarded_memory.h"
 #include "runner.h"
+#include "thread_sanitizer.h"
 
 #include <malloc.h>
 #include <sched.h>
@@ -357,8 +358,21 @@ void flight_finish(struct flight *flight)
     free(flight);
 }
 
+/* Under ThreadSanitizer one case of five is run, of long ones one of fifteen, chosen by chance, so that
+ * every size, root and kind of memory has its turn, and the same ones on all ranks. */
+static bool is_left_out(struct scene *scene, const struct collective_case *what)
+{
+    size_t bytes = what->count * td_dtype_size(what->dtype) * (size_t)scene->size;
+    if (!UNDER_TSAN || hash_word(scene->number + 1) % (bytes > 100000 ? 15 : 5) == 0)
+        return false;
+    scene->number++;
+    return true;
+}
+
 void run_case(struct scene *scene, const struct collective_case *what)
 {
+    if (is_left_out(scene, what))
+        return;
     flight_finish(case_start(scene, what, false));
 }
 

@@ -73,7 +73,7 @@ td_work *flight_work(const struct flight *flight);
 /** Waits for it, checks what came of it, and frees it. */
 void flight_finish(struct flight *flight);
 
-/** Starts and finishes it. */
+/** Starts and finishes it; under ThreadSanitizer some of the cases only. */
 void run_case(struct scene *scene, const struct collective_case *what);
 
 /** Uneven all_to_all with parts of up to `most` elements, empty ones among them. */

@@ -185,6 +185,12 @@ static void clean_environment(void)
         snprintf(name, sizeof name, "%.*s", (int)strcspn(*variable, "="), *variable);
         unsetenv(name); /* moves the following ones up */
     }
+    const char *set = getenv("TD_TEST_SET");
+    char *words = strdup(set ? set : ""), *rest = words;
+    for (char *word; words && (word = strsep(&rest, " "));)
+        if (*word)
+            putenv(strdup(word));
+    free(words);
 }
 
 static void set_number(const char *name, int value)

@@ -188,6 +188,7 @@ static void large_values_to_many(td_store *a, td_store *b)
         CHECK(!memcmp(got, got + 1, SIZE - 1));
         td_bytes_free(&waiters[i].value);
     }
+    store_settle(a);
     store_expect(b, key, data, SIZE);
     free(data);
 }

@@ -71,6 +71,18 @@ td_store *open_unix_again(void)
     return open_client_at(host);
 }
 
+/* Under addresses to which no unix socket belongs: on the way over TCP, which is encrypted. */
+td_store *open_tls(void)
+{
+    setenv("TANDEM_TLS", "1", 1);
+    return open_server_at("0.0.0.0");
+}
+
+td_store *open_tls_again(void)
+{
+    return open_client_at("127.0.0.2");
+}
+
 td_store *open_view_of(td_store *base)
 {
     td_store *store = NULL;

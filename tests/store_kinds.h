@@ -16,6 +16,8 @@ td_store *open_tcp(void);
 td_store *open_tcp_again(void);
 td_store *open_unix(void);
 td_store *open_unix_again(void);
+td_store *open_tls(void);
+td_store *open_tls_again(void);
 td_store *open_server_at(const char *host);
 td_store *open_client_at(const char *host);
 extern int tcp_port; /* of the latest server */

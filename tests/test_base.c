@@ -38,7 +38,7 @@ TEST(status_names)
         {TD_ERR_MISMATCH, "TD_ERR_MISMATCH"},
         {TD_ERR_STATE, "TD_ERR_STATE"},
         {TD_ERR_UNSUPPORTED, "TD_ERR_UNSUPPORTED"},
-        {(td_status)(TD_ERR_UNSUPPORTED + 1), "TD_ERR_UNKNOWN"},
+        {(td_status)(TD_ERR_ABORTED + 1), "TD_ERR_UNKNOWN"},
         {(td_status)-1, "TD_ERR_UNKNOWN"},
     };
     for (size_t i = 0; i < COUNT_OF(names); i++)

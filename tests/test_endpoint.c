@@ -61,25 +61,134 @@ TEST(some_share_no_memory)
         td__endpoint_close(endpoints[r]);
 }
 
-RANKS(who_has_died_is_not_alive, .ranks = 3, .may_die = 1 << 1)
+/* ---- Presence -------------------------------------------------------------------------------- */
+
+static bool nobody_has_left(void *arg, int rank)
+{
+    (void)arg;
+    (void)rank;
+    return false;
+}
+
+static void open_all(struct td__endpoint **endpoints, int count)
+{
+    for (int r = 0; r < count; r++)
+        CHECK_OK(td__endpoint_open(r, count, "127.0.0.1", true, &endpoints[r]));
+    meet_all(endpoints, count);
+}
+
+/* `near` ranks are watched by their processes, the others by lifelines. */
+static void look_out(struct td__endpoint *endpoint, bool near)
+{
+    td__look_fns fns = {.has_left = near ? nobody_has_left : NULL};
+    CHECK_OK(td__endpoint_look_out(endpoint, &fns, NULL));
+}
+
+static void see_rank_1_die(bool near, const char *how)
 {
     struct td__endpoint *endpoint;
     int rank = td_test_rank();
-    CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", true, &endpoint));
+    CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", near, &endpoint));
     meet_by_files(endpoint);
-    for (int r = 0; r < 3; r++)
-        CHECK(td__endpoint_alive(endpoint, r));
+    look_out(endpoint, near);
+    for (int r = 0; r < 3; r++) {
+        td__endpoint_watch(endpoint, r);
+        CHECK_EQ(td__endpoint_presence(endpoint, r), TD__PRESENT);
+        CHECK(!td__endpoint_farewell(endpoint, r));
+    }
+    td__sleep_ns(300000000); /* until lifelines are there */
     td_test_barrier();
     if (rank == 1)
         raise(SIGKILL);
-    CHECK_SOON(!td__endpoint_alive(endpoint, 1));
-    CHECK(td__endpoint_alive(endpoint, 0));
-    CHECK(td__endpoint_alive(endpoint, 2));
+    CHECK_SOON(td__endpoint_presence(endpoint, 1) == TD__ENDED);
+    CHECK_EQ(td__endpoint_losses(endpoint), 1);
+    CHECK_STR(td__endpoint_farewell(endpoint, 1), how);
+    CHECK_EQ(td__endpoint_presence(endpoint, 0), TD__PRESENT);
+    CHECK_EQ(td__endpoint_presence(endpoint, 2), TD__PRESENT);
     /* The others are still here when they look at each other. */
     struct shown *shown = map_file(sizeof *shown);
     atomic_fetch_add(&shown->offset, 1);
     CHECK_SOON(atomic_load(&shown->offset) == 2);
     td__endpoint_close(endpoint);
+}
+
+RANKS(death_of_a_neighbour, .ranks = 3, .may_die = 1 << 1)
+{
+    see_rank_1_die(true, "was killed by SIGKILL");
+}
+
+RANKS(death_at_the_end_of_a_lifeline, .ranks = 3, .may_die = 1 << 1)
+{
+    see_rank_1_die(false, "was killed by SIGKILL");
+}
+
+TEST(leaving_in_order_is_no_loss)
+{
+    struct td__endpoint *e[3];
+    open_all(e, 3);
+    for (int r = 0; r < 3; r++)
+        look_out(e[r], false);
+    td__endpoint_watch(e[2], 1);
+    td__sleep_ns(100000000);
+    td__endpoint_close(e[1]);
+    CHECK_SOON(td__endpoint_presence(e[0], 1) == TD__LEFT);
+    CHECK_SOON(td__endpoint_presence(e[2], 1) == TD__LEFT);
+    CHECK_STR(td__endpoint_farewell(e[0], 1), "has left");
+    CHECK_EQ(td__endpoint_losses(e[0]), 0);
+    td__endpoint_close(e[0]);
+    td__endpoint_close(e[2]);
+}
+
+TEST(who_was_gone_before_is_neither_dead_nor_left)
+{
+    struct td__endpoint *e[3];
+    open_all(e, 3);
+    td__endpoint_close(e[1]);
+    look_out(e[2], false);
+    td__endpoint_watch(e[2], 1);
+    CHECK_SOON(td__endpoint_presence(e[2], 1) == TD__GONE);
+    CHECK_EQ(td__endpoint_losses(e[2]), 0);
+    CHECK_EQ(td__endpoint_presence(e[2], 0), TD__PRESENT);
+    td__endpoint_close(e[0]);
+    td__endpoint_close(e[2]);
+}
+
+/* ---- Questions ------------------------------------------------------------------------------- */
+
+static void repeat(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
+                   struct td__buffer *answer)
+{
+    td__buffer_put_string(answer, arg, strlen(arg));
+    td__buffer_put_u32(answer, (uint32_t)rank);
+    td__buffer_put_u32(answer, topic);
+    td__buffer_put_u64(answer, group);
+    td__buffer_put_u64(answer, value);
+}
+
+TEST(questions_are_answered)
+{
+    struct td__endpoint *e[2];
+    struct td__buffer answer = {0};
+    open_all(e, 2);
+    CHECK_FAILS(td__endpoint_ask(e[0], 1, 5, 6, 7, soon(), &answer), TD_ERR_PEER,
+                "does not answer");
+    td__endpoint_answer(e[1], repeat, "well");
+    CHECK_OK(td__endpoint_ask(e[0], 1, 5, 1ull << 40, 1ull << 63 | 7, soon(), &answer));
+    struct td__reader reader = td__reader_of(answer.data, answer.size);
+    struct td__span text = td__reader_string(&reader, 100);
+    CHECK(text.size == 4 && !memcmp(text.data, "well", 4));
+    CHECK_EQ(td__reader_u32(&reader), 0);
+    CHECK_EQ(td__reader_u32(&reader), 5);
+    CHECK(td__reader_u64(&reader) == 1ull << 40);
+    CHECK(td__reader_u64(&reader) == (1ull << 63 | 7));
+    CHECK(td__reader_done(&reader));
+    td__buffer_free(&answer);
+    td__endpoint_answer(e[1], NULL, NULL);
+    CHECK_FAILS(td__endpoint_ask(e[0], 1, 5, 6, 7, soon(), &answer), TD_ERR_PEER,
+                "does not answer");
+    td__buffer_free(&answer);
+    td__endpoint_close(e[0]);
+    td__endpoint_close(e[1]);
 }
 
 TEST(cards_that_are_none)
@@ -281,18 +390,18 @@ TEST(papers_before_and_after_they_are_asked_for)
     pair_open(e, true);
     CHECK_OK(td__endpoint_offer(e[0], 21, early));
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(td__endpoint_fetch(e[1], 0, 21, soon(), &fd));
+        CHECK_OK(td__endpoint_fetch(e[1], 0, 21, soon(), NULL, &fd));
         check_paper(fd, "early");
     }
     struct offer offer = {e[0], late};
     CHECK_EQ(pthread_create(&thread, NULL, offer_later, &offer), 0);
-    CHECK_OK(td__endpoint_fetch(e[1], 0, 22, soon(), &fd));
+    CHECK_OK(td__endpoint_fetch(e[1], 0, 22, soon(), NULL, &fd));
     check_paper(fd, "late");
     pthread_join(thread, NULL);
-    CHECK_OK(td__endpoint_fetch(e[0], 0, 22, soon(), &fd)); /* even one's own */
+    CHECK_OK(td__endpoint_fetch(e[0], 0, 22, soon(), NULL, &fd)); /* even one's own */
     check_paper(fd, "late");
     td__endpoint_forget(e[0], 21);
-    CHECK_FAILS(td__endpoint_fetch(e[1], 0, 21, td__deadline_in_ms(100), &fd), TD_ERR_TIMEOUT,
+    CHECK_FAILS(td__endpoint_fetch(e[1], 0, 21, td__deadline_in_ms(100), NULL, &fd), TD_ERR_TIMEOUT,
                 "rank 0");
     close(early);
     close(late);
@@ -310,7 +419,7 @@ TEST(nothing_is_left_behind)
         CHECK_OK(td__endpoint_connect(e[1], 0, 1, TD__CHANNEL_MESSAGES, soon(), &fd));
         close(fd);
         if (i % 2) {
-            CHECK_OK(td__endpoint_fetch(e[1], 0, 1, soon(), &fd));
+            CHECK_OK(td__endpoint_fetch(e[1], 0, 1, soon(), NULL, &fd));
             close(fd);
         }
         close(paper);

@@ -250,7 +250,7 @@ TEST(of_many_missing_the_first_are_named)
 {
     struct place place = place_tcp();
     td_world world;
-    CHECK_EQ(meet_at(&place, 0, 100, 50, &world), TD_ERR_TIMEOUT);
+    CHECK_EQ(meet_at(&place, 0, 100, 500 * td_test_slowness(), &world), TD_ERR_TIMEOUT);
     CHECK_CONTAINS(td_last_error(),
                    ": the time is over and 1 of 100 ranks have come; missing: ranks "
                    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, …");

@@ -6,6 +6,7 @@
 #include "collective/select.h"
 #include "reduction_reference.h"
 #include "runner.h"
+#include "thread_sanitizer.h"
 
 #include <stdio.h>
 
@@ -185,9 +186,22 @@ static void check_outcome(const struct td__operation *call, const struct buffers
              variant->in_place ? "in place" : "out of place");
 }
 
+/* Under ThreadSanitizer one call of five, of long ones one of fifteen, is made, chosen by chance: others
+ * in each world, but alike on all ranks. */
+static bool is_left_out(const struct seat *seat, const struct td__operation *call)
+{
+    const char *name = seat->arg ? seat->arg : "";
+    uint64_t world = (uint64_t)seat->size << 8 | (unsigned char)*name;
+    uint64_t state = (world << 32 | call->sequence) * 0x9e3779b97f4a7c15u + 1;
+    next_random(&state);
+    return UNDER_TSAN && next_random(&state) % (call->count > 20000 ? 15 : 5);
+}
+
 static void try_call(struct seat *seat, struct td__operation call, struct variant variant)
 {
     struct buffers b;
+    if (is_left_out(seat, &call))
+        return;
     prepare(&call, &b, seat, &variant);
     CHECK_OK(td__socket_team_run(seat->team, &call));
     check_outcome(&call, &b, seat, &variant);

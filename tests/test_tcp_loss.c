@@ -303,20 +303,29 @@ TEST(a_server_without_descriptors_recovers)
 {
     struct server server;
     enum { LIMIT = 40, CLIENTS = 60 };
-    int fds[CLIENTS];
+    int fds[CLIENTS], count = 0;
+    td_store *stores[CLIENTS];
     server_start(&server, LIMIT);
     int port = atomic_load(&server.shared->port);
-    td_store *good = server_open(&server), *late;
+    td_store *good = server_open(&server);
     for (int i = 0; i < CLIENTS; i++)
         fds[i] = raw_connect(port);
     CHECK_OK(td_store_add(good, "key", 1, NULL));
-    /* There is no room now: it is no question of secrets. */
-    td_tcp_store_options options = {.secret = RAW_SECRET, .timeout_ms = 500};
-    td_status status = td_tcp_store_open("127.0.0.1", port, &options, &late);
-    if (status != TD_ERR_TIMEOUT)
-        FAIL("%s: %s", td_status_name(status), status ? td_last_error() : "");
+    td_store *late = server_open(&server); /* those who say nothing make room for one of the job */
+    CHECK_OK(td_store_close(late));
     for (int i = 0; i < CLIENTS; i++)
         close(fds[i]);
+
+    td_tcp_store_options options = {.secret = RAW_SECRET, .timeout_ms = 500};
+    td_status status = TD_OK;
+    while (count < CLIENTS &&
+           !(status = td_tcp_store_open("127.0.0.1", port, &options, &stores[count])))
+        count++;
+    CHECK_EQ(status, TD_ERR_TIMEOUT); /* there is no room now: it is no question of secrets */
+    CHECK(count > 5);
+    CHECK_OK(td_store_add(good, "key", 1, NULL));
+    while (count)
+        CHECK_OK(td_store_close(stores[--count]));
     late = server_open(&server); /* there is room again */
     CHECK_OK(td_store_add(late, "key", 1, NULL));
     CHECK_OK(td_store_close(late));

@@ -1,5 +1,6 @@
 /* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it. */
 #include "launch/agent.h"
+#include "launch/commands.h"
 #include "launch/program.h"
 
 #include <fcntl.h>
@@ -71,6 +72,9 @@ int main(int argc, char **argv)
 {
     struct td__run_options options;
     fill_standard_descriptors();
+    td__command_fn command = argc > 1 ? td__command_find(argv[1]) : NULL;
+    if (command)
+        return command(argc - 1, argv + 1);
     char **copies = copy_arguments(argc, argv);
     if (!copies) {
         fprintf(stderr, "tdrun: out of memory\n");

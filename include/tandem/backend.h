@@ -93,6 +93,11 @@ typedef struct td_backend_ops {
     /** Moves what was posted forward, until `work` is complete or `timeout_ms` has passed (0: only
      *  looks). NULL where threads of the backend's own do it. Called from any thread that waits. */
     void (*progress)(void *self, td_work *work, int64_t timeout_ms);
+
+    /** The group is given up (td_group_abort()): makes what is under way fail soon, with the
+     *  td_last_error() of this thread. From any thread, also during other calls, and it must not
+     *  block. NULL: what is under way goes on until its end. */
+    void (*abort)(void *self);
 } td_backend_ops;
 
 /** Makes a backend known under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is

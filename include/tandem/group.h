@@ -147,11 +147,59 @@ TD_API td_status td_group_set_timeout(td_group *group, int64_t timeout_ms);
  *  0: the group's. */
 TD_API td_status td_set_call_timeout(int64_t timeout_ms);
 
+/** Names what this thread calls from now on, "ddp bucket 3", for those who look at the job from outside
+ *  (tdrun status, and what tdrun says after a failure). Copied, and cut to 23 bytes; NULL ends it. A
+ *  label costs a nanosecond a call. */
+TD_API void td_set_call_label(const char *label);
+
 /** The explicit way, without a world: a group of `size` processes (or threads) that share `store`,
  *  which stays the caller's and open until the group is destroyed. Its ranks are what other groups
  *  call ranks of the world. Collective. */
 TD_API td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
                                td_group **group);
+
+/* ---- When something went wrong ---------------------------------------------------------------
+ *
+ * After a failure of a collective other than TD_ERR_INVALID the group is of no more use: the ranks
+ * are out of step. The survivors agree on who is left, and go on with a new group:
+ *
+ *     if (td_group_all_reduce(group, …) != TD_OK) {
+ *         td_group *rest;
+ *         td_group_shrink(group, NULL, &rest);          waits for all who are alive
+ *         …
+ *     } */
+
+/** Gives the group up: everything under way on it, on every rank, and every later call fails with
+ *  TD_ERR_ABORTED and a sentence that names this rank. From any thread. Not collective; other groups are
+ *  not touched. Ranks of other hosts learn of it within 50 ms; one that cannot be reached is left to its
+ *  own timeout. */
+TD_API td_status td_group_abort(td_group *group);
+
+/**
+ * Collective on the survivors of `group`: gives it up, agrees on who is left, also where more ranks die
+ * meanwhile, and makes a new group of them, in the same order, with ranks from 0. Every member that is
+ * alive must call it; those who have left the world are not waited for.
+ *
+ * The ranks of the world stay what they are: in the new group, too, roots, sources and destinations are
+ * ranks of the world. `options` as for td_new_group(); its timeout is also how long to wait for the others
+ * (0: the group's). Should a survivor not call it: TD_ERR_TIMEOUT that names it, and it may be called
+ * again. Where the network is cut into parts, the survivors of each part agree among themselves.
+ */
+TD_API td_status td_group_shrink(td_group *group, const td_group_options *options,
+                                 td_group **survivors);
+
+/**
+ * Lets restarted ranks come back. Collective on `group`, usually one of td_group_shrink(): waits until
+ * every rank of the world that is not in it has come again, in a new process which calls
+ * td_init_process_group() (or td_group_open()) with the rank, size, store and name that its predecessor
+ * had, and makes a group of all of them. For the newcomers it is the world. Where `group` belongs to
+ * the world, it becomes the world here, too; what was made before stays until it is destroyed, or
+ * until td_destroy_process_group(). Otherwise the caller destroys it.
+ *
+ * `options`: the timeout is how long to wait (0: the group's), the rest is not used. The store must
+ * have outlived the ranks that died.
+ */
+TD_API td_status td_group_grow(td_group *group, const td_group_options *options, td_group **grown);
 
 /* ---- Works ----------------------------------------------------------------------------------- */
 
@@ -247,7 +295,8 @@ TD_API td_status td_group_all_to_all_v(td_group *group, const void *input,
 TD_API td_status td_group_barrier(td_group *group, td_work **work);
 
 /** A barrier that says who is missing: after `timeout_ms` (0: the group's) TD_ERR_TIMEOUT on the ranks
- *  that came, with the first rank that did not, or with `all` every one of them. Rank 0 of the group
+ *  that came (TD_ERR_PEER where that rank is dead), with the first rank that did not, or with `all`
+ *  every one of them. Rank 0 of the group
  *  does the asking. The group stays usable. */
 TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all);
 

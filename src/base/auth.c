@@ -8,6 +8,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,9 @@
 
 enum { SECRET_LIMIT = 4096 };
 
-static const uint8_t magic[4] = {'T', 'D', 'M', 1};
+/* A hello begins with these and one more, which says whether TLS follows. */
+static const uint8_t magic[3] = {'T', 'D', 'M'};
+enum { PLAIN = 1, ENCRYPTED = 2 };
 
 td_status td__random(void *bytes, size_t size)
 {
@@ -33,10 +36,19 @@ td_status td__random(void *bytes, size_t size)
     return TD_OK;
 }
 
+/* Without this OpenSSL frees everything when the process exits, also what other threads, which go on to the
+ * very end, are using. */
+static void keep_openssl(void)
+{
+    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
+}
+
 static void hmac(const void *key, size_t key_size, const void *data, size_t size,
                  uint8_t out[TD__MAC_SIZE])
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     unsigned length = TD__MAC_SIZE;
+    pthread_once(&once, keep_openssl);
     if (!HMAC(EVP_sha256(), key, (int)key_size, data, size, out, &length)) {
         /* No provider, or no memory: a proof made of chance fails closed. */
         if (td__random(out, TD__MAC_SIZE))
@@ -76,9 +88,24 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
     return TD_OK;
 }
 
+static td_status load_tls(bool *tls)
+{
+    const char *value = getenv("TANDEM_TLS");
+    if (value && *value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
+        return td__fail(
+            TD_ERR_INVALID,
+            "TANDEM_TLS is \"%.40s\", but must be 1 (connections over TCP are encrypted) "
+            "or 0",
+            value);
+    *tls = value && !strcmp(value, "1");
+    return TD_OK;
+}
+
 td_status td__secret_load(const char *text, struct td__secret *secret)
 {
     char from_file[SECRET_LIMIT + 1];
+    bool tls = false;
+    TD_TRY(load_tls(&tls));
     const char *path = getenv("TANDEM_SECRET_FILE");
     if (!text) {
         text = getenv("TANDEM_SECRET");
@@ -87,6 +114,7 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
             text = from_file;
         }
     }
+    secret->tls = tls;
     secret->given = text && *text;
     const char *used = secret->given ? text : "";
     static const char label[] = "tandem job secret";
@@ -104,11 +132,13 @@ td_status td__secret_make(char text[65])
     return TD_OK;
 }
 
-static void mac(const struct td__auth *auth, const char *label, bool both,
+static void mac(const struct td__auth *auth, const char *label, bool tls, bool both,
                 uint8_t out[TD__MAC_SIZE])
 {
     uint8_t data[128] = {0};
-    size_t size = (size_t)snprintf((char *)data, 64, "%s %.40s", label, auth->purpose) + 1;
+    size_t size = (size_t)snprintf((char *)data, 64, "%s%s %.40s", label, tls ? "-tls" : "",
+                                   auth->purpose) +
+                  1;
     memcpy(data + size, auth->client_nonce, TD__NONCE_SIZE);
     size += TD__NONCE_SIZE;
     if (both) {
@@ -118,11 +148,11 @@ static void mac(const struct td__auth *auth, const char *label, bool both,
     hmac(auth->secret.key, sizeof auth->secret.key, data, size, out);
 }
 
-static bool mac_matches(const struct td__auth *auth, const char *label, bool both,
+static bool mac_matches(const struct td__auth *auth, const char *label, bool tls, bool both,
                         const uint8_t theirs[TD__MAC_SIZE])
 {
     uint8_t ours[TD__MAC_SIZE];
-    mac(auth, label, both, ours);
+    mac(auth, label, tls, both, ours);
     return CRYPTO_memcmp(ours, theirs, TD__MAC_SIZE) == 0;
 }
 
@@ -130,39 +160,57 @@ td_status td__auth_hello(struct td__auth *client, uint8_t hello[TD__HELLO_SIZE])
 {
     TD_TRY(td__random(client->client_nonce, TD__NONCE_SIZE));
     memcpy(hello, magic, sizeof magic);
-    memcpy(hello + sizeof magic, client->client_nonce, TD__NONCE_SIZE);
-    mac(client, "hello", false, hello + sizeof magic + TD__NONCE_SIZE);
+    hello[sizeof magic] = client->tls ? ENCRYPTED : PLAIN;
+    memcpy(hello + TD__MAGIC_SIZE, client->client_nonce, TD__NONCE_SIZE);
+    mac(client, "hello", client->tls, false, hello + TD__MAGIC_SIZE + TD__NONCE_SIZE);
     return TD_OK;
+}
+
+bool td__auth_may_be_hello(const uint8_t bytes[TD__MAGIC_SIZE])
+{
+    return !memcmp(bytes, magic, sizeof magic) &&
+           (bytes[sizeof magic] == PLAIN || bytes[sizeof magic] == ENCRYPTED);
 }
 
 bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE])
 {
-    if (memcmp(hello, magic, sizeof magic) != 0)
+    if (!td__auth_may_be_hello(hello))
         return false;
-    memcpy(server->client_nonce, hello + sizeof magic, TD__NONCE_SIZE);
-    return mac_matches(server, "hello", false, hello + sizeof magic + TD__NONCE_SIZE);
+    bool tls = hello[sizeof magic] == ENCRYPTED;
+    memcpy(server->client_nonce, hello + TD__MAGIC_SIZE, TD__NONCE_SIZE);
+    bool right = mac_matches(server, "hello", tls, false, hello + TD__MAGIC_SIZE + TD__NONCE_SIZE);
+    server->other_tls = right && tls != server->tls;
+    return right && tls == server->tls;
 }
 
 td_status td__auth_challenge(struct td__auth *server, uint8_t challenge[TD__CHALLENGE_SIZE])
 {
     TD_TRY(td__random(server->server_nonce, TD__NONCE_SIZE));
     memcpy(challenge, server->server_nonce, TD__NONCE_SIZE);
-    mac(server, "server", true, challenge + TD__NONCE_SIZE);
+    mac(server, "server", server->tls, true, challenge + TD__NONCE_SIZE);
     return TD_OK;
 }
 
 bool td__auth_check_challenge(struct td__auth *client, const uint8_t challenge[TD__CHALLENGE_SIZE])
 {
+    const uint8_t *theirs = challenge + TD__NONCE_SIZE;
     memcpy(client->server_nonce, challenge, TD__NONCE_SIZE);
-    return mac_matches(client, "server", true, challenge + TD__NONCE_SIZE);
+    bool right = mac_matches(client, "server", client->tls, true, theirs);
+    client->other_tls = !right && mac_matches(client, "server", !client->tls, true, theirs);
+    return right;
 }
 
 void td__auth_proof(const struct td__auth *client, uint8_t proof[TD__PROOF_SIZE])
 {
-    mac(client, "client", true, proof);
+    mac(client, "client", client->tls, true, proof);
 }
 
 bool td__auth_check_proof(const struct td__auth *server, const uint8_t proof[TD__PROOF_SIZE])
 {
-    return mac_matches(server, "client", true, proof);
+    return mac_matches(server, "client", server->tls, true, proof);
+}
+
+void td__auth_key(const struct td__auth *auth, uint8_t key[TD__MAC_SIZE])
+{
+    mac(auth, "key", auth->tls, true, key);
 }

@@ -11,6 +11,11 @@
  * with the proof. Without a secret the same messages are exchanged under an empty key, so that a
  * side that has one and a side that has none refuse each other.
  *
+ * Where the job asks for TLS (TANDEM_TLS=1) it follows right behind the proof, under a key that only
+ * these two sides of this one handshake can form. Whether it follows is part of what the hello and the
+ * challenge prove: nobody on the way can talk the two out of it, and each notices that the other
+ * has been told otherwise.
+ *
  * These are pure functions; os/trust.h does the talking. */
 #ifndef TD_BASE_AUTH_H
 #define TD_BASE_AUTH_H
@@ -20,19 +25,21 @@
 enum {
     TD__NONCE_SIZE = 32,
     TD__MAC_SIZE = 32,
-    TD__HELLO_SIZE = 4 + TD__NONCE_SIZE + TD__MAC_SIZE,
+    TD__MAGIC_SIZE = 4, /* what every hello begins with */
+    TD__HELLO_SIZE = TD__MAGIC_SIZE + TD__NONCE_SIZE + TD__MAC_SIZE,
     TD__CHALLENGE_SIZE = TD__NONCE_SIZE + TD__MAC_SIZE,
     TD__PROOF_SIZE = TD__MAC_SIZE,
 };
 
 struct td__secret {
     bool given;
+    bool tls;                  /* what goes over TCP is to be encrypted */
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
 };
 
 /** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or where that is not set
  *  from the file that TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. An empty
- *  text is none, too. */
+ *  text is none, too. Whether there is TLS is TANDEM_TLS, 0 or 1; anything else is TD_ERR_INVALID. */
 td_status td__secret_load(const char *text, struct td__secret *secret);
 
 /** A fresh secret as hexadecimal text for the environment of a job. */
@@ -42,16 +49,25 @@ td_status td__secret_make(char text[65]);
 struct td__auth {
     struct td__secret secret;
     const char *purpose; /* a string that lives as long as this */
+    bool tls;            /* it follows behind the proof */
+    bool other_tls;      /* a check failed only because the other side thinks otherwise about that */
     uint8_t client_nonce[TD__NONCE_SIZE];
     uint8_t server_nonce[TD__NONCE_SIZE];
 };
 
 td_status td__auth_hello(struct td__auth *client, uint8_t hello[TD__HELLO_SIZE]);
+
+/** Whether a hello can begin with these bytes: most that is none is known by them, at no cost. */
+bool td__auth_may_be_hello(const uint8_t bytes[TD__MAGIC_SIZE]);
+
 bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE]);
 td_status td__auth_challenge(struct td__auth *server, uint8_t challenge[TD__CHALLENGE_SIZE]);
 bool td__auth_check_challenge(struct td__auth *client, const uint8_t challenge[TD__CHALLENGE_SIZE]);
 void td__auth_proof(const struct td__auth *client, uint8_t proof[TD__PROOF_SIZE]);
 bool td__auth_check_proof(const struct td__auth *server, const uint8_t proof[TD__PROOF_SIZE]);
+
+/** The key for what follows the handshake; both sides form the same, once the proof was right. */
+void td__auth_key(const struct td__auth *auth, uint8_t key[TD__MAC_SIZE]);
 
 /** Fills `bytes` with random ones. */
 td_status td__random(void *bytes, size_t size);

@@ -41,6 +41,8 @@ const char *td_status_name(td_status status)
         return "TD_ERR_STATE";
     case TD_ERR_UNSUPPORTED:
         return "TD_ERR_UNSUPPORTED";
+    case TD_ERR_ABORTED:
+        return "TD_ERR_ABORTED";
     }
     return "TD_ERR_UNKNOWN";
 }

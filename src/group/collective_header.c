@@ -87,7 +87,7 @@ bool td__header_read(const uint8_t *bytes, struct td__header *header)
     if (read.kind >= TD__COLLECTIVES || !td_dtype_size((td_dtype)read.dtype))
         return false;
     if (read.type == TD__HEADER_GOODBYE &&
-        (read.payload > TD__GOODBYE_TEXT || read.op == TD_OK || read.op > TD_ERR_UNSUPPORTED))
+        (read.payload > TD__GOODBYE_TEXT || read.op == TD_OK || read.op > TD_ERR_ABORTED))
         return false;
     if (read.type == TD__HEADER_CALL && read.payload)
         return false;

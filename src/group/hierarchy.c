@@ -66,17 +66,17 @@ done:
     return status;
 }
 
-/* A failure on one host must reach ranks of another that wait for each other: who waits in its lane
- * looks at its team, and who waits in its team listens to its lane. */
-static td_status look_at_team(void *arg)
+td_status td__hierarchy_hear(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
-    return td__team_state(arg);
+    return hierarchy->lane ? td__socket_team_hear(hierarchy->lane, operation) : TD_OK;
 }
 
-static td_status hear_others(void *arg, const struct td__operation *operation)
+void td__hierarchy_watch(struct td__hierarchy *hierarchy,
+                         td_status (*outside)(void *arg, const struct td__operation *operation),
+                         void *arg)
 {
-    struct td__hierarchy *hierarchy = arg;
-    return hierarchy->lane ? td__socket_team_hear(hierarchy->lane, operation) : TD_OK;
+    if (hierarchy->lane)
+        td__socket_team_watch(hierarchy->lane, outside, arg);
 }
 
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
@@ -106,12 +106,6 @@ td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, cons
     free(lane);
     if (status)
         goto destroy;
-    if (team) {
-        team->outside = hear_others;
-        team->outside_arg = hierarchy;
-    }
-    if (team && hierarchy->lane)
-        td__socket_team_watch(hierarchy->lane, look_at_team, team);
     *hierarchy_out = hierarchy;
     return TD_OK;
 

@@ -26,6 +26,13 @@ void td__hierarchy_destroy(struct td__hierarchy *hierarchy);
 void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__operation *operation,
                             td_status status);
 
+/** As td__socket_team_watch() and td__socket_team_hear(), for the lane. */
+void td__hierarchy_watch(struct td__hierarchy *hierarchy,
+                         td_status (*outside)(void *arg, const struct td__operation *operation),
+                         void *arg);
+td_status td__hierarchy_hear(struct td__hierarchy *hierarchy,
+                             const struct td__operation *operation);
+
 /** Whether it knows how to carry out `kind`: all_reduce, reduce, broadcast and barrier. */
 bool td__hierarchy_has(enum td__collective kind);
 

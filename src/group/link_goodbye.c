@@ -17,7 +17,7 @@
 
 enum {
     REST_MS = 500,   /* for the rest of a goodbye that has begun to come */
-    REASON_MS = 200, /* for a goodbye that explains the end of a link */
+    REASON_MS = 500, /* for what explains the end of a link */
     LOOK_NS = 10000000,
 };
 
@@ -100,7 +100,8 @@ static td_status take_goodbye(struct td__links *links, int peer, int fd,
         if ((unsigned char)reason[i] < ' ')
             reason[i] = ' ';
     td_status status = (td_status)header->op;
-    if (all && (status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT))
+    if (all && (status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT ||
+                status == TD_ERR_ABORTED))
         return td__fail(status, "%s", reason);
     return td__fail(TD_ERR_PEER, "%s: %s has failed: %s", td__operation_describe(operation),
                     links->source->describe(links->arg, peer), reason);
@@ -139,13 +140,20 @@ td_status td__links_fail_end(struct td__links *links, int peer,
 {
     td__deadline deadline = td__deadline_earlier(operation->deadline,
                                                  td__deadline_in_ms(REASON_MS));
+    const char *farewell = td__links_farewell(links, peer);
     TD_TRY(td__links_look_around(links, operation, mine));
-    while (!td__deadline_passed(deadline)) {
+    while (!farewell && !td__deadline_passed(deadline)) {
         td__sleep_ns(LOOK_NS);
+        farewell = td__links_farewell(links, peer);
         TD_TRY(td__links_look_around(links, operation, mine));
     }
+    if (farewell)
+        return td__fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
+                        links->source->describe(links->arg, peer), farewell);
     const char *reason = "closed its connection; it has ended, or left the group";
-    if (error && error != ECONNRESET && error != EPIPE)
+    if (error == ETIMEDOUT || error == EHOSTUNREACH)
+        reason = "does not answer any more: its host is down, or cut off";
+    else if (error && error != ECONNRESET && error != EPIPE)
         reason = td__errno_text(error);
     return td__fail(TD_ERR_PEER, "%s: %s: %s", td__operation_describe(operation),
                     links->source->describe(links->arg, peer), reason);

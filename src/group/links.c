@@ -66,9 +66,12 @@ static void part(struct td__links *links)
 {
     td__deadline end = td__deadline_in_ms(PARTING_MS);
     for (bool parted = false; !parted;) {
-        bool at_once = td__deadline_passed(end);
+        bool late = td__deadline_passed(end);
         parted = true;
         for (int i = 0; i < links->size; i++) {
+            /* Who is gone will not read it. */
+            bool at_once = late || (links->source->farewell &&
+                                    links->source->farewell(links->arg, i));
             parted &= close_link(&links->at[i].fd, at_once);
             parted &= close_link(&links->at[i].side, at_once);
         }
@@ -125,9 +128,12 @@ static td_status accept_link(struct td__links *links, int peer,
                             links->source->describe(links->arg, peer));
         if (td__deadline_passed(tell_at))
             td__links_tell(links, peer, header, true);
+        const char *farewell = td__links_farewell(links, peer);
         TD_TRY(td__links_look_around(links, operation, header));
         if (link->fd >= 0)
             return TD_OK;
+        if (farewell)
+            return td__links_fail_end(links, peer, operation, header, 0);
     }
 }
 
@@ -164,6 +170,14 @@ void td__links_tell(struct td__links *links, int peer, const struct td__header *
     if (poll(&room, 1, 0) == 1 && room.revents == POLLOUT &&
         send(room.fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
         link->told = header->turn;
+}
+
+const char *td__links_farewell(const struct td__links *links, int peer)
+{
+    if (!links->source->farewell)
+        return NULL;
+    links->source->watch(links->arg, peer);
+    return links->source->farewell(links->arg, peer);
 }
 
 /* Takes the links that others have opened, and that this rank has not come to need yet. */
@@ -241,7 +255,7 @@ td_status td__links_look_around(struct td__links *links, const struct td__operat
                                 const struct td__header *header)
 {
     if (links->outside)
-        TD_TRY(links->outside(links->outside_arg));
+        TD_TRY(links->outside(links->outside_arg, operation));
     take_links(links);
     for (int i = 0; i < links->size; i++) {
         struct td__link *link = &links->at[i];

@@ -21,6 +21,13 @@ struct td__link_source {
 
     /** Hands links that come from now on to `fn`; with NULL they are closed. */
     void (*listen)(void *arg, td__link_fn fn, void *fn_arg);
+
+    /** "has left", "was killed by SIGKILL"; NULL while the peer is there, as far as is known. Both may be
+     *  NULL themselves. */
+    const char *(*farewell)(void *arg, int peer);
+
+    /** Watches the peer from now on, so that its farewell will be known. */
+    void (*watch)(void *arg, int peer);
 };
 
 struct td__link {
@@ -44,7 +51,7 @@ struct td__links {
 
     /** Fails where the call has become pointless for a reason outside the team; looked at during long
      *  waits. May be NULL. */
-    td_status (*outside)(void *arg);
+    td_status (*outside)(void *arg, const struct td__operation *operation);
     void *outside_arg;
 };
 
@@ -73,6 +80,9 @@ void td__links_tell(struct td__links *links, int peer, const struct td__header *
  *  failed, or to have made another call than `header`'s. */
 td_status td__links_look_around(struct td__links *links, const struct td__operation *operation,
                                 const struct td__header *header);
+
+/** Why nothing more comes from `peer`, or NULL; it is watched from now on. */
+const char *td__links_farewell(const struct td__links *links, int peer);
 
 /* ---- Ends and goodbyes ----------------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,7 @@ td_status td__messages_create(const struct td__messages_options *options,
         messages->locals[messages->local_size++] = rank;
     }
     messages->remaining = options->size - 1;
+    messages->lost = -1;
     messages->next_deadline = TD__NEVER;
     messages->epoll = messages->event = -1;
     messages->crowded = messages->local_size > td__processors();
@@ -139,12 +141,21 @@ static td_status start_recv(struct td__messages *messages, struct td__post *post
     }
     if (!any && messages->peers[source].gone)
         return td__peer_refuse(messages, source, post);
-    if (any && !messages->remaining)
-        return td__fail(TD_ERR_PEER, "%s: no other rank is left",
-                        td__post_describe(messages, post));
+    if (any)
+        TD_TRY(td__any_is_hopeless(messages, post));
     post->order = ++messages->order;
     td__post_append(any ? &messages->any : &messages->peers[source].posted, post);
     return TD_OK;
+}
+
+/* Ranks have died since the last look. */
+static void look_for_losses(struct td__messages *messages)
+{
+    unsigned losses = td__endpoint_losses(messages->options.endpoint);
+    if (losses == messages->losses)
+        return;
+    messages->losses = losses;
+    td__messages_feel_pulse(messages, true);
 }
 
 /* On failure the post is in no list, and the caller's. */
@@ -188,6 +199,7 @@ td_status td__messages_post(struct td__messages *messages, const td_call *call, 
 {
     TD_TRY(check(messages, call));
     pthread_mutex_lock(&messages->lock);
+    look_for_losses(messages);
     if (call->kind == TD_OP_SEND && send_at_once(messages, call)) {
         pthread_mutex_unlock(&messages->lock);
         td__shm_ring(messages, call->peer);
@@ -218,6 +230,7 @@ td_status td__messages_run(struct td__messages *messages, const td_call *call, i
 {
     TD_TRY(check(messages, call));
     pthread_mutex_lock(&messages->lock);
+    look_for_losses(messages);
     if (call->kind == TD_OP_SEND && send_at_once(messages, call)) {
         pthread_mutex_unlock(&messages->lock);
         td__shm_ring(messages, call->peer);
@@ -243,6 +256,24 @@ td_status td__messages_run(struct td__messages *messages, const td_call *call, i
     if (received)
         *received = post.message_size;
     return TD_OK;
+}
+
+/* Who waits, or our own thread, tells the works: this may be any thread. */
+void td__messages_abort(struct td__messages *messages)
+{
+    char why[512];
+    snprintf(why, sizeof why, "%s", td_last_error());
+    pthread_mutex_lock(&messages->lock);
+    if (!messages->aborted) {
+        messages->aborted = strdup(why);
+        for (int r = 0; r < messages->options.size; r++)
+            if (r != messages->options.rank)
+                td__peer_gone(messages, r, why);
+        td__messages_nudge(messages);
+        pthread_cond_broadcast(&messages->changed);
+        pthread_cond_signal(&messages->thread_wake);
+    }
+    pthread_mutex_unlock(&messages->lock);
 }
 
 /* ---- Destroying ------------------------------------------------------------------------------
@@ -303,6 +334,7 @@ void td__messages_destroy(struct td__messages *messages)
         td__arrival_remove(messages, arrival);
         free(arrival);
     }
+    free(messages->aborted);
     for (int i = 0; i < messages->options.size; i++)
         free(messages->peers[i].farewell);
     pthread_cond_destroy(&messages->thread_wake);

@@ -114,6 +114,7 @@ struct td__peer {
     int local; /* index among the ranks of this host, -1 on another one */
     bool gone; /* died or left: `farewell` says how */
     bool stalled;
+    bool awaited;    /* something posted has to do with it; while the pulse is felt */
     char connecting; /* 1: wanted, 2: under way */
     char *farewell;
     struct td__post_list posted; /* receives from this rank */
@@ -147,6 +148,11 @@ struct td__messages {
     int pending;                /* posts in `all` */
     int stalled;                /* peers whose queue waits for room */
     int remaining;              /* other ranks that are not gone */
+    int last_gone;              /* of those that are */
+    int lost;                   /* one of those that died, or -1 */
+    char *aborted;              /* the group was given up: by whom */
+    unsigned losses;            /* of the endpoint, as last looked at */
+    int64_t next_pulse;         /* when to look whether the others live */
 
     /* Shared memory; see messages_shm.c. */
     bool attach_wanted, attaching, attached;
@@ -155,7 +161,6 @@ struct td__messages {
     struct td__shared *shared;
     bool *slots;                 /* those in use */
     _Atomic uint32_t departures; /* as last seen */
-    int64_t next_pulse;          /* when to look whether the others live */
     uint64_t nonce;              /* by which others see whether they can read this process */
 
     /* Links; see messages_tcp.c. */
@@ -163,6 +168,7 @@ struct td__messages {
     int links;
     int connects_wanted;
     struct td__link *closed; /* to be freed when nobody looks at them any more */
+    struct td__link *muted;  /* of an aborted group: open until its end */
 
     /* Who moves things forward; see messages_progress.c. */
     _Atomic int watch;    /* above 0: looking at the rings is not enough */
@@ -245,8 +251,14 @@ void td__peer_gone(struct td__messages *messages, int peer, const char *farewell
 /** Ends what is past its deadline. */
 void td__expire(struct td__messages *messages, int64_t now);
 
+/** Parts with those who have died or left: all of them, or those whom something posted has to do with. */
+void td__messages_feel_pulse(struct td__messages *messages, bool all);
+
 /** Fails with TD_ERR_PEER and the sentence why nothing can be had from a rank that is gone. */
 td_status td__peer_refuse(struct td__messages *messages, int peer, const struct td__post *post);
+
+/** TD_OK, or why a recv from any rank must not be waited for: a rank has died, or none is left. */
+td_status td__any_is_hopeless(struct td__messages *messages, const struct td__post *post);
 
 /* ---- messages_progress.c --------------------------------------------------------------------- */
 
@@ -316,9 +328,6 @@ bool td__shm_peek(const struct td__messages *messages);
 
 /** Takes what has come. */
 bool td__shm_read(struct td__messages *messages);
-
-/** Looks after ranks of this host that have died. */
-void td__shm_pulse(struct td__messages *messages, int64_t now);
 
 /** Rings the bell of a rank of this host. */
 void td__shm_ring(struct td__messages *messages, int peer);

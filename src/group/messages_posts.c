@@ -6,6 +6,7 @@
  * Deadlines are looked at by whoever makes progress, when the earliest may have passed. */
 #include "group/messages_inside.h"
 #include "group/messages_link.h"
+#include "group/messages_shared.h"
 
 #include "base/fail.h"
 
@@ -124,6 +125,9 @@ const char *td__post_describe(struct td__messages *messages, const struct td__po
 
 td_status td__peer_refuse(struct td__messages *messages, int peer, const struct td__post *post)
 {
+    if (messages->aborted)
+        return td__fail(TD_ERR_ABORTED, "%s: %s", td__post_describe(messages, post),
+                        messages->aborted);
     return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(messages, post),
                     messages->peers[peer].farewell);
 }
@@ -134,8 +138,13 @@ void td__peer_gone(struct td__messages *messages, int rank, const char *farewell
     if (peer->gone)
         return;
     peer->gone = true;
+    enum td__presence presence = td__endpoint_presence(messages->options.endpoint,
+                                                       messages->world_ranks[rank]);
+    if (presence == TD__ENDED || presence == TD__CUT_OFF)
+        messages->lost = rank;
     peer->farewell = strdup(farewell);
     messages->remaining--;
+    messages->last_gone = rank;
     for (int i = 0; i < 2; i++)
         if (peer->links[i])
             td__tcp_close(messages, peer->links[i]);
@@ -153,10 +162,60 @@ void td__peer_gone(struct td__messages *messages, int rank, const char *farewell
             continue; /* td__large_look() sees to it, since all may have been copied */
         if (post->peer == rank)
             td__post_finish(messages, post, td__peer_refuse(messages, rank, post));
-        else if (post->peer == TD_ANY_SOURCE && !messages->remaining)
-            td__post_finish(messages, post,
-                            td__fail(TD_ERR_PEER, "%s: no other rank is left; the last one %s",
-                                     td__post_describe(messages, post), farewell));
+        else if (post->peer == TD_ANY_SOURCE && td__any_is_hopeless(messages, post))
+            td__post_finish(messages, post, td__any_is_hopeless(messages, post));
+    }
+}
+
+/* Who has died may be the one whose message is waited for. */
+td_status td__any_is_hopeless(struct td__messages *messages, const struct td__post *post)
+{
+    bool died = messages->lost >= 0;
+    int named = died ? messages->lost : messages->last_gone;
+    if (messages->aborted)
+        return td__peer_refuse(messages, messages->options.rank ? 0 : 1, post);
+    if (!died && messages->remaining)
+        return TD_OK;
+    return td__fail(TD_ERR_PEER, "%s: %s%s%s %s", td__post_describe(messages, post),
+                    died ? "" : "no other rank is left; the last one, ",
+                    td__endpoint_describe(messages->options.endpoint, messages->world_ranks[named]),
+                    died ? "" : ",", messages->peers[named].farewell);
+}
+
+/* What had come from it before can still be received. */
+static void part_with(struct td__messages *messages, int rank, enum td__presence presence)
+{
+    struct td__peer *peer = &messages->peers[rank];
+    const char *known = td__endpoint_farewell(messages->options.endpoint,
+                                              messages->world_ranks[rank]);
+    char farewell[128];
+    snprintf(farewell, sizeof farewell, "%s", known ? known : "has ended");
+    if (peer->local >= 0 && messages->attached)
+        td__ring_lose(messages, rank, farewell);
+    else if (peer->local < 0 && peer->links[1] && presence != TD__CUT_OFF)
+        return; /* its end comes behind its last message */
+    else
+        td__peer_gone(messages, rank, farewell);
+}
+
+void td__messages_feel_pulse(struct td__messages *messages, bool all)
+{
+    struct td__endpoint *endpoint = messages->options.endpoint;
+    for (const struct td__post *post = messages->all; post; post = post->all_next)
+        if (post->peer == TD_ANY_SOURCE)
+            all = true;
+        else
+            messages->peers[post->peer].awaited = true;
+    for (int r = 0; r < messages->options.size; r++) {
+        struct td__peer *peer = &messages->peers[r];
+        bool awaited = peer->awaited || all;
+        peer->awaited = false;
+        if (!awaited || r == messages->options.rank || peer->gone)
+            continue;
+        td__endpoint_watch(endpoint, messages->world_ranks[r]);
+        enum td__presence presence = td__endpoint_presence(endpoint, messages->world_ranks[r]);
+        if (presence != TD__PRESENT)
+            part_with(messages, r, presence);
     }
 }
 

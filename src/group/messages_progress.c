@@ -294,6 +294,8 @@ static void *run(void *arg)
     int64_t nap = NAP_NS;
     pthread_mutex_lock(&messages->lock);
     while (!messages->stopping) {
+        if (messages->finished)
+            td__messages_settle(messages);
         if (!messages->pending && messages->posts == seen) {
             messages->thread_rests = true;
             pthread_cond_wait(&messages->thread_wake, &messages->lock);

@@ -18,8 +18,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { PULSE_NS = 100000000 };
-
 static_assert(sizeof(struct td__ring) == TD__RING_BYTES, "rings stand side by side");
 static_assert(sizeof(struct td__descriptor) == TD__LINE, "a descriptor is a cache line");
 
@@ -96,34 +94,6 @@ struct td__bell *td__shm_own_bell(struct td__messages *messages)
 }
 
 /* ---- The others' processes ------------------------------------------------------------------- */
-
-static bool is_dead(const struct td__entry *entry, const struct td__entry *own)
-{
-    uint32_t pid = atomic_load_explicit(&entry->pid, memory_order_acquire);
-    if (!pid || !own->pid_namespace || entry->pid_namespace != own->pid_namespace)
-        return false;
-    int fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
-    if (fd < 0)
-        return errno == ESRCH;
-    struct pollfd ended = {.fd = fd, .events = POLLIN};
-    bool dead = poll(&ended, 1, 0) > 0;
-    close(fd);
-    return dead;
-}
-
-void td__shm_pulse(struct td__messages *messages, int64_t now)
-{
-    if (now < messages->next_pulse || !messages->pending)
-        return;
-    messages->next_pulse = now + PULSE_NS;
-    struct td__entry *entries = messages->shared->entries;
-    for (int i = 0; i < messages->local_size; i++) {
-        int rank = messages->locals[i];
-        if (i != messages->local_index && !messages->peers[rank].gone &&
-            !atomic_load(&entries[i].gone) && is_dead(&entries[i], &entries[messages->local_index]))
-            td__ring_lose(messages, rank, "has died");
-    }
-}
 
 int td__shm_pid(struct td__messages *messages, int peer)
 {

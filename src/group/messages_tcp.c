@@ -72,12 +72,17 @@ static struct td__link *add_link(struct td__messages *messages, int rank, int fd
     return link;
 }
 
+/* An aborted group's link stays open, but nobody looks at it: its end would look like a death to the
+ * other side, which may not know of the abort yet. */
 void td__tcp_close(struct td__messages *messages, struct td__link *link)
 {
     if (link->closed)
         return;
     link->closed = true;
-    close(link->fd);
+    if (messages->aborted && !messages->stopping)
+        epoll_ctl(messages->epoll, EPOLL_CTL_DEL, link->fd, NULL);
+    else
+        close(link->fd);
     messages->links--;
     messages->peers[link->peer].links[link->incoming] = NULL;
     if (link->post)
@@ -87,8 +92,10 @@ void td__tcp_close(struct td__messages *messages, struct td__link *link)
     free(link->arrival);
     link->post = NULL;
     link->arrival = NULL;
-    link->next = messages->closed;
-    messages->closed = link;
+    struct td__link **list = messages->aborted && !messages->stopping ? &messages->muted
+                                                                      : &messages->closed;
+    link->next = *list;
+    *list = link;
 }
 
 static void free_closed(struct td__messages *messages)
@@ -241,7 +248,11 @@ void td__tcp_lose(struct td__messages *messages, struct td__link *link, const ch
     if (other && other != link)
         while (td__wire_read(messages, other, &ignored) == TD__WIRE_MORE)
             ;
-    td__peer_gone(messages, link->peer, farewell);
+    const char *known = td__endpoint_farewell(messages->options.endpoint,
+                                              messages->world_ranks[link->peer]);
+    if (!link->bye)
+        messages->lost = link->peer;
+    td__peer_gone(messages, link->peer, !link->bye && known ? known : farewell);
 }
 
 static void look_at_link(struct td__messages *messages, struct td__link *link, uint32_t events)
@@ -320,10 +331,17 @@ void td__tcp_leave(struct td__messages *messages, td__deadline deadline)
                 continue;
             if (way)
                 say_bye(link);
-            wait_until_got(link, deadline);
+            if (!td__endpoint_farewell(messages->options.endpoint, messages->world_ranks[i]))
+                wait_until_got(link, deadline);
             td__tcp_close(messages, link);
         }
     free_closed(messages);
+    while (messages->muted) {
+        struct td__link *link = messages->muted;
+        messages->muted = link->next;
+        close(link->fd);
+        free(link);
+    }
     if (messages->epoll >= 0) {
         close(messages->epoll);
         close(messages->event);

@@ -113,6 +113,8 @@ void td__messages_look_at_clock(struct td__messages *messages)
 {
     int64_t now = td__now_ns();
     td__expire(messages, now);
-    if (messages->attached)
-        td__shm_pulse(messages, now);
+    if (now < messages->next_pulse || !messages->pending)
+        return;
+    messages->next_pulse = now + SLICE_NS;
+    td__messages_feel_pulse(messages, false);
 }

@@ -17,7 +17,7 @@ enum { GRACE_MS = 10000 };
 
 struct verdict {
     uint64_t number;
-    uint32_t late;
+    uint32_t late; /* 0, TD_ERR_TIMEOUT, or TD_ERR_PEER where the first one missing is gone */
     char text[436];
 };
 
@@ -68,11 +68,14 @@ static bool await_rank(td_group *group, struct arrival *arrival, int rank, uint6
     return false;
 }
 
-static void add_missing(char *list, size_t room, int rank, bool all)
+static void add_missing(char *list, size_t room, int rank, const char *farewell, bool all)
 {
     size_t length = strlen(list);
-    if (!length || (all && length < room - 16))
-        snprintf(list + length, room - length, "%s%d", length ? ", " : "", rank);
+    if (length && (!all || length > room - 100))
+        return;
+    length += (size_t)snprintf(list + length, room - length, "%s%d", length ? ", " : "", rank);
+    if (farewell)
+        snprintf(list + length, room - length, " (it %s)", farewell);
 }
 
 static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_ms, bool all)
@@ -81,7 +84,7 @@ static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_
     struct arrival *arrivals = calloc((size_t)group->size, sizeof *arrivals);
     bool *came = calloc((size_t)group->size, sizeof *came);
     struct verdict verdict = {.number = number};
-    char missing[256] = "";
+    char missing[300] = "";
     if (!arrivals || !came) {
         free(arrivals);
         free(came);
@@ -93,10 +96,14 @@ static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_
             arrivals[r].work = NULL;
     for (int r = 1; r < group->size; r++) {
         came[r] = await_rank(group, &arrivals[r], r, number, deadline);
-        if (!came[r])
-            add_missing(missing, sizeof missing, group->ranks[r], all);
+        if (came[r])
+            continue;
+        struct td__endpoint *endpoint = group->root->endpoint;
+        const char *farewell = td__endpoint_farewell(endpoint, group->ranks[r]);
+        add_missing(missing, sizeof missing, group->ranks[r], farewell, all);
+        if (!verdict.late)
+            verdict.late = farewell ? TD_ERR_PEER : TD_ERR_TIMEOUT;
     }
-    verdict.late = missing[0] != 0;
     if (verdict.late)
         snprintf(verdict.text, sizeof verdict.text,
                  "monitored_barrier on group \"%.100s\": rank %s did not come within %lld ms",
@@ -106,7 +113,7 @@ static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_
             start(group, TD_OP_SEND, &verdict, sizeof verdict, r, TD__TAG_VERDICT, GRACE_MS, NULL);
     free(arrivals);
     free(came);
-    return verdict.late ? td__fail(TD_ERR_TIMEOUT, "%s", verdict.text) : TD_OK;
+    return verdict.late ? td__fail((td_status)verdict.late, "%s", verdict.text) : TD_OK;
 }
 
 static td_status report(td_group *group, uint64_t number, int64_t timeout_ms)
@@ -122,7 +129,9 @@ static td_status report(td_group *group, uint64_t number, int64_t timeout_ms)
                             group->name, group->ranks[0], td_last_error());
     }
     verdict.text[sizeof verdict.text - 1] = 0;
-    return verdict.late ? td__fail(TD_ERR_TIMEOUT, "%s", verdict.text) : TD_OK;
+    if (!verdict.late)
+        return TD_OK;
+    return td__fail(verdict.late == TD_ERR_PEER ? TD_ERR_PEER : TD_ERR_TIMEOUT, "%s", verdict.text);
 }
 
 td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all)
@@ -138,6 +147,9 @@ td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool a
     uint64_t number = ++group->monitored;
     if (group->size == 1)
         return TD_OK;
-    return group->rank ? report(group, number, timeout_ms)
-                       : ask_everyone(group, number, timeout_ms, all);
+    uint64_t entry = td__record_monitored_barrier(group, number);
+    td_status status = group->rank ? report(group, number, timeout_ms)
+                                   : ask_everyone(group, number, timeout_ms, all);
+    td__record_message_end(group, entry, status);
+    return status;
 }

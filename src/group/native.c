@@ -8,6 +8,7 @@
  * The store is not used: everything that a group needs to know about its members, their cards told
  * when the world was made. */
 #include "base/fail.h"
+#include "group/abort.h"
 #include "group/hierarchy.h"
 #include "group/messages.h"
 #include "group/process_group.h"
@@ -24,6 +25,7 @@ struct native {
     struct td__socket_team *sockets; /* NULL: all on one host */
     struct td__hierarchy *hierarchy; /* NULL: one level is enough */
     struct td__messages *messages;   /* NULL: alone */
+    unsigned losses;                 /* of the endpoint, as last looked at */
     char algorithm[32];
     bool sockets_only; /* the backend "tcp", or transport=tcp */
 };
@@ -103,6 +105,65 @@ struct td__team *td__native_team(const td_group *group)
     return group->ops == &td__native_ops ? ((const struct native *)group->self)->team : NULL;
 }
 
+/* ---- Members that are lost ------------------------------------------------------------------- */
+
+/* Whoever calls something after a member has died is told so, even where it would not need him. */
+static td_status find_losses(struct native *native, const struct td__operation *operation,
+                             unsigned losses)
+{
+    const td_group *group = native->group;
+    struct td__endpoint *endpoint = group->root->endpoint;
+    for (int i = 0; i < group->size; i++) {
+        enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            return td__fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
+                            td__endpoint_describe(endpoint, group->ranks[i]),
+                            td__endpoint_farewell(endpoint, group->ranks[i]));
+    }
+    native->losses = losses;
+    return TD_OK;
+}
+
+static inline td_status look_for_losses(struct native *native,
+                                        const struct td__operation *operation)
+{
+    unsigned losses = td__endpoint_losses(native->group->root->endpoint);
+    return losses == native->losses ? TD_OK : find_losses(native, operation, losses);
+}
+
+/* During long waits. A failure on one host must reach ranks of another that wait for each other: who
+ * waits in the team listens to the lane, and who waits on links looks at the team. */
+static td_status look_from_team(void *arg, const struct td__operation *operation)
+{
+    struct native *native = arg;
+    TD_TRY(td__group_state(native->group));
+    TD_TRY(look_for_losses(native, operation));
+    return native->hierarchy ? td__hierarchy_hear(native->hierarchy, operation) : TD_OK;
+}
+
+static td_status look_from_links(void *arg, const struct td__operation *operation)
+{
+    struct native *native = arg;
+    TD_TRY(td__group_state(native->group));
+    if (native->team)
+        TD_TRY(td__team_state(native->team));
+    return look_for_losses(native, operation);
+}
+
+/* td_group_abort(): the last error says by whom. */
+static void give_up(void *self)
+{
+    struct native *native = self;
+    if (native->team) {
+        atomic_store(&native->team->given_up, true);
+        td__team_break(native->team, TD_ERR_ABORTED);
+    }
+    if (native->messages)
+        td__messages_abort(native->messages);
+}
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
 /* Where the members are. */
 struct places {
     int *local;      /* the world ranks of this host's */
@@ -158,6 +219,14 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
                                       native->team, algorithm, &native->hierarchy);
     if (status)
         return status;
+    if (native->team) {
+        native->team->outside = look_from_team;
+        native->team->outside_arg = native;
+    }
+    if (native->sockets)
+        td__socket_team_watch(native->sockets, look_from_links, native);
+    if (native->hierarchy)
+        td__hierarchy_watch(native->hierarchy, look_from_links, native);
     struct td__messages_options options = {
         .endpoint = endpoint,
         .key = group->key,
@@ -216,6 +285,7 @@ static td_status together(struct native *native, const struct td__operation *ope
 {
     if (native->group->size == 1)
         return alone(operation);
+    TD_TRY(look_for_losses(native, operation));
     if (!native->sockets)
         return td__team_run(native->team, operation);
     if (native->hierarchy && td__hierarchy_has(operation->kind))
@@ -337,4 +407,5 @@ const td_backend_ops td__native_ops = {
     .barrier = run,
     .post = post,
     .progress = progress,
+    .abort = give_up,
 };

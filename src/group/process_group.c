@@ -8,6 +8,7 @@
 #include "base/buffer.h"
 #include "base/fail.h"
 #include "base/thread.h"
+#include "group/abort.h"
 #include "group/root.h"
 
 #include <stdio.h>
@@ -130,7 +131,17 @@ static td_status serve(td_group *group, const char *key, const td_group_options 
     return group->ops->create(&group->context, arg, &group->self);
 }
 
-td_status td__group_make(struct td__root *root, const int *ranks, int count,
+td_group *td__root_find(struct td__root *root, uint64_t key)
+{
+    if (root->first && root->first->key == key)
+        return root->first;
+    td_group *group = root->groups;
+    while (group && (group->key != key || group->rank < 0))
+        group = group->next;
+    return group;
+}
+
+td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *given,
                          const td_group_options *options, td_group **group_out)
 {
     char *list = list_text(ranks, count), *key = NULL;
@@ -145,8 +156,11 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count,
         group->timeout_ms = options->timeout_ms ? options->timeout_ms : root->timeout_ms;
         group->ranks = malloc(sizeof *ranks * (size_t)count);
     }
-    int number = list ? count_made(root, list) : -1;
-    if (!group || !group->ranks || number < 0 || asprintf(&key, "%s#%d", list, number) < 0)
+    int number = -1;
+    if (list)
+        number = given ? 0 : count_made(root, list);
+    if (!group || !group->ranks || number < 0 ||
+        (given ? asprintf(&key, "%s@%s", list, given) : asprintf(&key, "%s#%d", list, number)) < 0)
         goto no_memory;
     group->name = options->name ? strdup(options->name) : strdup(number ? key : list);
     if (!group->name)
@@ -159,6 +173,8 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count,
     td_status status = group->rank >= 0 ? serve(group, key, options) : TD_OK;
     if (status)
         goto free_all;
+    if (group->rank >= 0)
+        td__recorder_add_group(group);
     free(list);
     free(key);
     *group_out = group;
@@ -167,7 +183,7 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count,
 no_memory:
     status = td__fail_nomem("group");
 free_all:
-    if (number >= 0)
+    if (number >= 0 && !given)
         discount(root, list, number);
     if (group)
         free_group(group);
@@ -182,6 +198,7 @@ void td__group_free(td_group *group)
         td__group_drain(group);
         group->ops->destroy(group->self);
     }
+    td__recorder_remove_group(group);
     free_group(group);
 }
 
@@ -230,14 +247,16 @@ static td_status check_options(const char *what, const td_group_options *options
     return TD_OK;
 }
 
-static td_status add_group(struct td__root *root, const int *ranks, int count,
-                           const td_group_options *options, td_group **group_out)
+td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
+                        const td_group_options *options, td_group **group_out)
 {
     td_group *group;
-    TD_TRY(td__group_make(root, ranks, count, options, &group));
+    TD_TRY(td__group_make(root, ranks, count, key, options, &group));
     pthread_mutex_lock(&root->lock);
     group->next = root->groups;
     root->groups = group;
+    if (group->rank >= 0)
+        td__abort_recall(group);
     pthread_mutex_unlock(&root->lock);
     *group_out = group;
     return TD_OK;
@@ -261,7 +280,7 @@ td_status td_new_group(const int *ranks, int count, const td_group_options *opti
     options = options ? options : &none;
     TD_TRY(check_options("td_new_group", options));
     TD_TRY(check_list(world->root, "td_new_group", ranks, count));
-    return add_group(world->root, ranks, count, options, group);
+    return td__group_add(world->root, ranks, count, NULL, options, group);
 }
 
 td_status td_new_subgroups_by_enumeration(const int *ranks, const int *counts, int groups,
@@ -292,7 +311,7 @@ td_status td_new_subgroups_by_enumeration(const int *ranks, const int *counts, i
     for (int i = 0; i < groups; first += counts[i++])
         for (int k = 0; k < counts[i]; k++)
             if (ranks[first + k] == world->root->rank)
-                TD_TRY(add_group(world->root, ranks + first, counts[i], options, &own));
+                TD_TRY(td__group_add(world->root, ranks + first, counts[i], NULL, options, &own));
     *group = own;
     return TD_OK;
 }
@@ -312,7 +331,7 @@ td_status td_new_subgroups(int group_size, const td_group_options *options, td_g
     td_group_options none = {0};
     options = options ? options : &none;
     TD_TRY(check_options("td_new_subgroups", options));
-    return add_group(world->root, world->ranks + first, group_size, options, group);
+    return td__group_add(world->root, world->ranks + first, group_size, NULL, options, group);
 }
 
 struct wish {
@@ -350,7 +369,7 @@ td_status td_group_split(td_group *parent, int color, int key, const td_group_op
         qsort(order, (size_t)count, sizeof *order, compare_members);
         for (int i = 0; i < count; i++)
             ranks[i] = parent->ranks[order[i] & INT32_MAX];
-        status = add_group(parent->root, ranks, count, options, group);
+        status = td__group_add(parent->root, ranks, count, NULL, options, group);
     } else if (!status) {
         *group = NULL;
     }

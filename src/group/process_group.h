@@ -9,6 +9,7 @@
 #define TD_GROUP_PROCESS_GROUP_H
 
 #include "base/map.h"
+#include "group/recorder.h"
 #include "group/work.h"
 #include "transport/endpoint.h"
 
@@ -16,19 +17,37 @@
 #include <tandem/rendezvous.h>
 
 struct td__team;
+struct td__given_up;
+struct td__agreement;
+
+/* What was last seen to take long, and when to say so (again); the lookout's. */
+struct td__stall {
+    int64_t limit_ms; /* 0: never */
+    int64_t next_ms, age_ms;
+    uint64_t key, sequence;
+};
 
 struct td__root {
     struct td__endpoint *endpoint;
-    td_store *store; /* a prefix of the user's */
+    td_store *given; /* the user's store */
+    td_store *store; /* a prefix of it */
+    td_bytes *cards; /* those of all ranks, as they met */
     int rank, size;
     bool opening;        /* its first group is being made, by all ranks at once */
     unsigned generation; /* of forks: what a child inherited is of no use to it */
+    char *name;          /* the first group's */
     char *backend;       /* the first group's, and its options */
     char *backend_options;
     int64_t timeout_ms;
     pthread_mutex_t lock;
-    td_group *groups;      /* all but the first one */
-    struct td__map names;  /* how often a list of ranks was made a group */
+    struct td__root *outgrown;        /* in the list of former worlds */
+    td_group *first;                  /* NULL before it is made, and when it is to end */
+    td_group *groups;                 /* all others */
+    struct td__given_up *given_up;    /* groups that others gave up before they were made here */
+    struct td__agreement *agreements; /* see shrink.c */
+    struct td__stall stall;
+    struct td__map names; /* how often a list of ranks was made a group */
+    struct td__flight_log *flight;
     struct td__team *left; /* teams of destroyed groups whose memory others may still ask for */
 };
 
@@ -56,8 +75,10 @@ struct td_group {
     pthread_t worker;
     uint64_t sequence;
     uint64_t monitored; /* barriers of that kind so far */
-    td_status broken;   /* the first failure that made the group useless, and its message */
-    char *reason;
+    struct td__trace trace;
+    uint32_t shrunk;   /* how often */
+    atomic_int broken; /* a td_status: the first failure that made the group useless; see abort.h */
+    char *reason;      /* its message */
 };
 
 /** The group that NULL stands for; NULL (and the last error set) where there is none, where a fork

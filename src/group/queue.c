@@ -9,7 +9,8 @@
  * and every later call fails with the same sentence. */
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/process_group.h"
+#include "group/abort.h"
+#include "group/inquiry.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,16 +31,20 @@ int64_t td__call_timeout(const td_group *group)
     return thread_timeout_ms ? thread_timeout_ms : group->timeout_ms;
 }
 
-static td_status carry_out(td_group *group, const td_call *call)
+/* `entry` is that of a call which was queued. */
+static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
 {
-    if (group->broken)
-        return td__fail(group->broken, "%s", group->reason ? group->reason : "");
-    td_collective_fn slot = td__backend_slot(group->ops, call->kind);
-    td_status status = slot(group->self, call);
-    if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED) {
-        group->reason = strdup(td_last_error());
-        group->broken = status;
+    entry = td__record_start(group, call, entry);
+    td_status status = td__group_state(group);
+    if (!status) {
+        td_collective_fn slot = td__backend_slot(group->ops, call->kind);
+        status = td__explain_delay(group, call->sequence, -1, slot(group->self, call));
+        if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)
+            td__group_break(group, status);
+        if (status == TD_ERR_ABORTED)
+            status = td__group_state(group);
     }
+    td__record_end(group, entry, status);
     return status;
 }
 
@@ -73,7 +78,7 @@ static void *work_through(void *arg)
             group->queue_end = &group->queue;
         group->queued--;
         pthread_mutex_unlock(&group->lock);
-        td_status status = carry_out(group, &work->call);
+        td_status status = carry_out(group, &work->call, work->entry);
         finish_call(group);
         td_work_complete(work, status, -1, 0);
         pthread_mutex_lock(&group->lock);
@@ -123,6 +128,7 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
         }
         group->working = true;
     }
+    work->entry = td__record_queued(group, call);
     *group->queue_end = work;
     group->queue_end = &work->next;
     group->queued++;
@@ -155,7 +161,7 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work)
     if (!work && atomic_compare_exchange_strong_explicit(
                      &group->pending, &none, 1, memory_order_acq_rel, memory_order_relaxed)) {
         call->sequence = ++group->sequence;
-        td_status status = carry_out(group, call);
+        td_status status = carry_out(group, call, 0);
         finish_call(group);
         return status;
     }
@@ -183,18 +189,26 @@ td_status td__group_post(td_group *group, const td_call *call, td_work **work_ou
             TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
             group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
     }
+    if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED)
+        return td__group_state(group);
     if (!work_out && group->ops == &td__native_ops) {
         td_call timed = *call;
         timed.timeout_ms = call->timeout_ms ? call->timeout_ms : td__call_timeout(group);
-        return td__native_message(group, &timed);
+        uint64_t entry = td__record_message(group, call, false);
+        td_status status = td__explain_delay(group, 0, call->peer,
+                                             td__native_message(group, &timed));
+        td__record_message_end(group, entry, status);
+        return status;
     }
     td_work *work = td__work_create(group, call);
     if (!work)
         return TD_ERR_NOMEM;
     if (!work->call.timeout_ms)
         work->call.timeout_ms = td__call_timeout(group);
+    uint64_t entry = work->entry = td__record_message(group, call, work_out != NULL);
     td_status status = group->ops->post(group->self, &work->call, work);
     if (status) {
+        td__record_message_end(group, entry, status);
         discard(work);
         return status;
     }

@@ -7,8 +7,11 @@
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/thread.h"
+#include "group/abort.h"
+#include "group/inquiry.h"
 #include "group/team.h"
 #include "os/address.h"
+#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "store/store_ops.h"
 
@@ -21,7 +24,6 @@
 #include <unistd.h>
 
 enum {
-    KEY = 160,
     PAUSE_NS = 500000,
     BLIND_LIMIT_MS = 5000, /* how long to wait for members that cannot say whether they have left */
 };
@@ -79,22 +81,56 @@ static td_status check_transport(void)
                     variable);
 }
 
-static td_status exchange_cards(struct td__root *root, const char *name)
+void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY])
+{
+    snprintf(key, TD__ROOT_KEY, "\1card/%.80s/%lld/%d", name, (long long)meeting, rank);
+}
+
+void td__meeting_key(const char *name, int rank, char key[TD__ROOT_KEY])
+{
+    snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
+}
+
+/* Who has not come to the meeting, instead of a key that nobody knows. */
+static td_status name_missing(struct td__root *root, const char *const *keys, td_status status)
+{
+    char missing[256] = "", why[512];
+    size_t length = 0;
+    int count = 0;
+    if (status != TD_ERR_TIMEOUT)
+        return status;
+    snprintf(why, sizeof why, "%s", td_last_error());
+    for (int r = 0; r < root->size && length < sizeof missing - 16; r++) {
+        bool there = true;
+        if (!td_store_check(root->store, &keys[r], 1, &there) && !there) {
+            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
+                                       length ? ", " : "", r);
+            count++;
+        }
+    }
+    if (!count)
+        return td__fail(status, "%s", why);
+    return td__fail(status,
+                    "group \"%s\": rank%s %s %s not come within %lld ms; %s ended, or hung?",
+                    root->name, count > 1 ? "s" : "", missing, count > 1 ? "have" : "has",
+                    (long long)root->timeout_ms, count > 1 ? "have they" : "has it");
+}
+
+static td_status exchange_cards(struct td__root *root)
 {
     size_t size = (size_t)root->size;
     struct td__buffer card = {0};
-    char text[KEY], (*names)[KEY] = calloc(size, KEY);
+    char text[TD__ROOT_KEY], (*names)[TD__ROOT_KEY] = calloc(size, TD__ROOT_KEY);
     const char **keys = calloc(size, sizeof *keys);
-    td_bytes *cards = calloc(size, sizeof *cards);
     int64_t meeting;
-    td_status status = names && keys && cards ? TD_OK : td__fail_nomem("group");
+    td_status status = names && keys ? TD_OK : td__fail_nomem("group");
     if (!status) {
-        snprintf(text, sizeof text, "\1meetings/%.80s/%d", name, root->rank);
+        td__meeting_key(root->name, root->rank, text);
         status = td_store_add(root->store, text, 1, &meeting);
     }
     if (!status) {
         for (int r = 0; r < root->size; r++) {
-            snprintf(names[r], KEY, "\1card/%.80s/%lld/%d", name, (long long)meeting, r);
+            td__card_key(root->name, meeting, r, names[r]);
             keys[r] = names[r];
         }
         td__endpoint_card(root->endpoint, &card);
@@ -102,41 +138,117 @@ static td_status exchange_cards(struct td__root *root, const char *name)
                              : td_store_set(root->store, keys[root->rank], card.data, card.size);
     }
     if (!status)
-        status = td_store_multi_get(root->store, keys, size, root->timeout_ms, cards);
+        status = name_missing(
+            root, keys, td_store_multi_get(root->store, keys, size, root->timeout_ms, root->cards));
     if (!status)
-        status = td__endpoint_meet(root->endpoint, cards);
+        status = td__endpoint_meet(root->endpoint, root->cards);
     if (!status &&
         meeting > 1) { /* everyone has come to this meeting, so nobody needs the last one */
-        snprintf(text, sizeof text, "\1card/%.80s/%lld/%d", name, (long long)meeting - 1,
-                 root->rank);
+        td__card_key(root->name, meeting - 1, root->rank, text);
         td_store_delete_key(root->store, text, NULL);
     }
-    for (size_t r = 0; cards && r < size; r++)
-        td_bytes_free(&cards[r]);
     td__buffer_free(&card);
-    free(cards);
     free(keys);
     free(names);
     return status;
 }
 
-static void free_root(struct td__root *root)
+void td__root_free(struct td__root *root, td_status status)
 {
+    td__recorder_left(root, status);
     if (root->endpoint)
         td__endpoint_close(root->endpoint);
+    td__recorder_close(root); /* which nobody asks any more */
     td_store_close(root->store);
     td__root_forget_names(root);
+    td__abort_forget(root);
+    td__shrink_forget(root);
     pthread_mutex_destroy(&root->lock);
+    for (int r = 0; root->cards && r < root->size; r++)
+        td_bytes_free(&root->cards[r]);
+    free(root->cards);
+    free(root->name);
     free(root->backend);
     free(root->backend_options);
     free(root);
+}
+
+td_status td__root_make(td_store *store, int rank, int size, const td_group_options *options,
+                        struct td__root **root_out)
+{
+    char host[64];
+    struct td__root *root = calloc(1, sizeof *root);
+    if (!root)
+        return td__fail_nomem("group");
+    pthread_mutex_init(&root->lock, NULL);
+    root->rank = rank;
+    root->size = size;
+    root->given = store;
+    root->cards = calloc((size_t)size, sizeof *root->cards);
+    root->generation = td__fork_generation();
+    root->timeout_ms = options->timeout_ms ? options->timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
+    root->name = strdup(options->name ? options->name : "world");
+    root->backend = strdup(options->backend ? options->backend : "native");
+    root->backend_options = options->backend_options ? strdup(options->backend_options) : NULL;
+    td_status status = TD_OK;
+    if (!root->cards || !root->name || !root->backend ||
+        (options->backend_options && !root->backend_options))
+        status = td__fail_nomem("group");
+    if (!status)
+        status = td__recorder_open(root);
+    if (!status)
+        status = td_prefix_store_open("\1tandem", store, &root->store);
+    if (!status) {
+        own_address(store, host);
+        status = td__endpoint_open(rank, size, host, wants_sharing(options), &root->endpoint);
+    }
+    if (status) {
+        td__root_free(root, status);
+        return status;
+    }
+    *root_out = root;
+    return TD_OK;
+}
+
+td_status td__root_begin(struct td__root *root, td_group **group_out)
+{
+    td_group_options options = {.name = root->name};
+    td_group *group;
+    int *ranks = malloc(sizeof *ranks * (size_t)root->size);
+    if (!ranks) {
+        td__root_free(root, TD_ERR_NOMEM);
+        return td__fail_nomem("group");
+    }
+    for (int r = 0; r < root->size; r++)
+        ranks[r] = r;
+    root->opening = true;
+    td_status status = td__group_make(root, ranks, root->size, NULL, &options, &group);
+    root->opening = false;
+    free(ranks);
+    if (status) {
+        td__root_free(root, status);
+        return status;
+    }
+    group->first = true;
+    pthread_mutex_lock(&root->lock);
+    root->first = group;
+    td__abort_recall(group);
+    pthread_mutex_unlock(&root->lock);
+    td__recorder_joined(root);
+    status = td__inquiry_begin(root);
+    if (status) {
+        td__root_close(group);
+        return status;
+    }
+    *group_out = group;
+    return TD_OK;
 }
 
 td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
                         td_group **group_out)
 {
     td_group_options none = {0};
-    char host[64];
+    struct td__root *root;
     options = options ? options : &none;
     if (!store || !group_out)
         return td__fail(TD_ERR_INVALID, "td_group_open: the %s is NULL",
@@ -149,50 +261,15 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
                         "td_group_open: the timeout is %lld ms; it must be positive",
                         (long long)options->timeout_ms);
     TD_TRY(check_transport());
-
-    struct td__root *root = calloc(1, sizeof *root);
-    int *ranks = malloc(sizeof *ranks * (size_t)size);
-    td_group *group;
-    td_status status = TD_OK;
-    if (!root || !ranks) {
-        free(root);
-        free(ranks);
-        return td__fail_nomem("td_group_open");
-    }
-    pthread_mutex_init(&root->lock, NULL);
-    root->rank = rank;
-    root->size = size;
-    root->generation = td__fork_generation();
-    root->timeout_ms = options->timeout_ms ? options->timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
-    root->backend = strdup(options->backend ? options->backend : "native");
-    root->backend_options = options->backend_options ? strdup(options->backend_options) : NULL;
-    for (int r = 0; r < size; r++)
-        ranks[r] = r;
-    if (!root->backend || (options->backend_options && !root->backend_options))
-        status = td__fail_nomem("td_group_open");
-    if (!status)
-        status = td_prefix_store_open("\1tandem", store, &root->store);
-    if (!status) {
-        own_address(store, host);
-        status = td__endpoint_open(rank, size, host, wants_sharing(options), &root->endpoint);
-    }
-    const char *name = options->name ? options->name : "world";
-    if (!status)
-        status = exchange_cards(root, name);
-    td_group_options first = *options;
-    first.name = name;
-    root->opening = true;
-    if (!status)
-        status = td__group_make(root, ranks, size, &first, &group);
-    root->opening = false;
-    free(ranks);
+    TD_TRY(td__heartbeat_check());
+    TD_TRY(td__stall_check());
+    TD_TRY(td__root_make(store, rank, size, options, &root));
+    td_status status = exchange_cards(root);
     if (status) {
-        free_root(root);
+        td__root_free(root, status);
         return status;
     }
-    group->first = true;
-    *group_out = group;
-    return TD_OK;
+    return td__root_begin(root, group_out);
 }
 
 /* Whether a member of a team that has not mapped its memory may still want to. */
@@ -231,16 +308,27 @@ static void see_off(struct td__root *root, struct td__team *everyone)
     }
 }
 
+static td_group *take_group(struct td__root *root)
+{
+    pthread_mutex_lock(&root->lock);
+    td_group *group = root->groups;
+    if (group)
+        root->groups = group->next;
+    pthread_mutex_unlock(&root->lock);
+    return group;
+}
+
 void td__root_close(td_group *first)
 {
     struct td__root *root = first->root;
-    while (root->groups) {
-        td_group *group = root->groups;
-        root->groups = group->next;
+    td_group *group;
+    td__recorder_leaving(root);
+    while ((group = take_group(root)))
         td__group_free(group);
-    }
     td__group_drain(first);
     see_off(root, td__native_team(first));
+    td__inquiry_end(root);
+    root->first = NULL;
     td__group_free(first);
-    free_root(root);
+    td__root_free(root, TD_OK);
 }

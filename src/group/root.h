@@ -4,16 +4,49 @@
 
 #include "group/process_group.h"
 
+enum { TD__ROOT_KEY = 160 };
+
+/** Where the root's store has the card of a rank for a meeting, and how many meetings it has been to. */
+void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
+void td__meeting_key(const char *name, int rank, char key[TD__ROOT_KEY]);
+
+/** The world's root has grown: `grown` is the world from now on, and the former one stays until the world
+ *  ends. Nothing where `root` is not the world's. */
+void td__world_outgrow(struct td__root *root, td_group *grown);
+
+/** Opens a root: its part of the store and its endpoint. Checked arguments. */
+td_status td__root_make(td_store *store, int rank, int size, const td_group_options *options,
+                        struct td__root **root);
+
+/** Its endpoint knows all cards: makes the first group, and begins to look after the others. The root is
+ *  freed where that fails. */
+td_status td__root_begin(struct td__root *root, td_group **first);
+
+/** Frees a root without groups; `status` says why it ended. */
+void td__root_free(struct td__root *root, td_status status);
+
 /** Ends the first group of a root, all that are left, and the root. */
 void td__root_close(td_group *first);
 
-/** Makes a group of ranks of the root; not in its list yet. */
-td_status td__group_make(struct td__root *root, const int *ranks, int count,
+/** Makes a group of ranks of the root; not in its list yet. `key` is a text that no other group of these
+ *  ranks has, NULL: how often they were made one. */
+td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *key,
                          const td_group_options *options, td_group **group);
+
+/** The same, and in the list. */
+td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
+                        const td_group_options *options, td_group **group);
 
 /** Waits for what was started, and frees the group. */
 void td__group_free(td_group *group);
 
 void td__root_forget_names(struct td__root *root);
+
+/** The group with this key, or NULL. The root's lock is held. */
+td_group *td__root_find(struct td__root *root, uint64_t key);
+
+/** Frees what abort.c and shrink.c remember. */
+void td__abort_forget(struct td__root *root);
+void td__shrink_forget(struct td__root *root);
 
 #endif

@@ -47,11 +47,25 @@ static void listen_for_late_links(void *arg, td__link_fn fn, void *fn_arg)
     td__endpoint_listen(team->endpoint, team->key, TD__CHANNEL_COLLECTIVE, fn, fn_arg);
 }
 
+static const char *farewell_of_rank(void *arg, int peer)
+{
+    struct td__socket_team *team = arg;
+    return td__endpoint_farewell(team->endpoint, team->world_ranks[peer]);
+}
+
+static void watch_rank(void *arg, int peer)
+{
+    struct td__socket_team *team = arg;
+    td__endpoint_watch(team->endpoint, team->world_ranks[peer]);
+}
+
 static const struct td__link_source endpoint_source = {
     .connect = connect_to_rank,
     .accept = accept_from_rank,
     .describe = describe_rank,
     .listen = listen_for_late_links,
+    .farewell = farewell_of_rank,
+    .watch = watch_rank,
 };
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */
@@ -249,7 +263,9 @@ void td__socket_team_fall_out(struct td__socket_team *team, const struct td__ope
     td__fail(status, "%s", reason);
 }
 
-void td__socket_team_watch(struct td__socket_team *team, td_status (*outside)(void *arg), void *arg)
+void td__socket_team_watch(struct td__socket_team *team,
+                           td_status (*outside)(void *arg, const struct td__operation *operation),
+                           void *arg)
 {
     team->links.outside = outside;
     team->links.outside_arg = arg;

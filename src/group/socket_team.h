@@ -41,7 +41,8 @@ void td__socket_team_fall_out(struct td__socket_team *team, const struct td__ope
 
 /** During long waits of the team's calls outside(arg) is asked whether there is still a point: where it
  *  fails, the call fails like that. */
-void td__socket_team_watch(struct td__socket_team *team, td_status (*outside)(void *arg),
+void td__socket_team_watch(struct td__socket_team *team,
+                           td_status (*outside)(void *arg, const struct td__operation *operation),
                            void *arg);
 
 /** Between calls: fails as another member has fallen out, where it has told. */

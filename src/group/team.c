@@ -49,8 +49,7 @@ static td_status broken(struct td__team *team)
     memcpy(reason, team->head->reason, sizeof reason);
     reason[sizeof reason - 1] = 0;
     uint32_t status = team->head->status;
-    return td__fail(status > TD_OK && status <= TD_ERR_UNSUPPORTED ? (td_status)status
-                                                                   : TD_ERR_PEER,
+    return td__fail(status > TD_OK && status <= TD_ERR_ABORTED ? (td_status)status : TD_ERR_PEER,
                     "%s", reason);
 }
 
@@ -150,9 +149,11 @@ static td_status too_late(struct td__team *team, const struct td__operation *ope
 
 static td_status gone(struct td__team *team, const struct td__operation *operation, int index)
 {
-    return td__team_fail(team, TD_ERR_PEER, "%s: %s has %s", td__operation_describe(operation),
-                         td__endpoint_describe(team->endpoint, team->world_ranks[index]),
-                         atomic_load(&team->cells[index].leaving) ? "left the group" : "ended");
+    const char *farewell = td__endpoint_farewell(team->endpoint, team->world_ranks[index]);
+    return td__team_fail(
+        team, TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
+        td__endpoint_describe(team->endpoint, team->world_ranks[index]),
+        farewell && !atomic_load(&team->cells[index].leaving) ? farewell : "has left the group");
 }
 
 /* ---- Announcing and waiting ------------------------------------------------------------------ */
@@ -168,7 +169,7 @@ static int find_lost(struct td__team *team, int index)
     for (int i = 0; i < team->size; i++)
         if ((index < 0 || i == index) &&
             (atomic_load(&team->cells[i].leaving) ||
-             !td__endpoint_alive(team->endpoint, team->world_ranks[i])))
+             td__endpoint_presence(team->endpoint, team->world_ranks[i]) != TD__PRESENT))
             return i;
     return -1;
 }

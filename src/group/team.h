@@ -85,15 +85,15 @@ struct td__team {
 
     pthread_mutex_t attach_lock; /* guards attaching */
     atomic_bool attached;
-    int fd; /* the first rank's */
+    atomic_bool given_up; /* by td_group_abort(), perhaps before it is attached */
+    int fd;               /* the first rank's */
     size_t bytes;
     struct td__team_head *head;
     struct td__cell *cells;
     struct td__slot *slots;
     char *stages;
     void *messages;
-    /* Asked during long waits whether there is still a point, where the team is part of something larger;
-     * or NULL. */
+    /* Asked during long waits whether there is still a point; or NULL. */
     td_status (*outside)(void *arg, const struct td__operation *operation);
     void *outside_arg;
     uint64_t call;         /* the number of the call at hand, from 1 */

@@ -59,13 +59,6 @@ static int ranks_on_this_host(struct td__endpoint *endpoint)
     return here;
 }
 
-/* While they are alive, so that their pids are theirs. */
-static void watch_members(struct td__team *team)
-{
-    for (int i = 0; i < team->size; i++)
-        td__endpoint_alive(team->endpoint, team->world_ranks[i]);
-}
-
 static td_status make_memory(struct td__team *team)
 {
     struct layout layout = layout_for(team->size);
@@ -78,7 +71,6 @@ static td_status make_memory(struct td__team *team)
     team->head->size = (uint32_t)team->size;
     team->head->crowded = ranks_on_this_host(team->endpoint) > td__processors();
     team->crowded = team->head->crowded;
-    watch_members(team);
     td__team_show_nonce(team);
     atomic_store(&team->cells[0].attached, 1);
     atomic_store(&team->attached, true);
@@ -89,7 +81,8 @@ static td_status fetch_memory(struct td__team *team, td__deadline deadline)
 {
     struct stat status;
     int fd;
-    TD_TRY(td__endpoint_fetch(team->endpoint, team->world_ranks[0], team->key, deadline, &fd));
+    TD_TRY(td__endpoint_fetch(team->endpoint, team->world_ranks[0], team->key, deadline,
+                              &team->given_up, &fd));
     if (fstat(fd, &status) || (size_t)status.st_size != layout_for(team->size).end) {
         close(fd);
         return td__fail(TD_ERR_MISMATCH,
@@ -114,7 +107,6 @@ td_status td__team_attach(struct td__team *team, td__deadline deadline)
     if (!atomic_load(&team->attached)) {
         status = fetch_memory(team, deadline);
         if (!status) {
-            watch_members(team);
             td__team_show_nonce(team);
             atomic_store(&team->cells[team->index].attached, 1);
             atomic_store(&team->attached, true);

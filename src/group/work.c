@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/process_group.h"
+#include "group/inquiry.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +38,7 @@ td_work *td__work_create(td_group *group, const td_call *call)
     work->status = TD_OK;
     work->source = -1;
     work->received = 0;
+    work->entry = 0;
     work->callback = NULL;
     work->next = work->inner = NULL;
     return work;
@@ -90,6 +91,8 @@ void td_work_complete(td_work *work, td_status status, int source, size_t receiv
 {
     const td_group *group = work->group;
     bool known = source >= 0 && group && source < group->size;
+    if (work->call.kind >= TD_OP_SEND)
+        td__record_message_end(work->group, work->entry, status);
     finish(work, status, td_last_error(), known ? group->ranks[source] : -1, received);
 }
 
@@ -117,6 +120,7 @@ bool td_work_test(td_work *work)
 
 static void wait_until(td_work *work, td__deadline deadline)
 {
+    td__record_waited(work->group, work->entry);
     if (work->inner) {
         wait_until(work->inner, deadline);
         if (!atomic_load_explicit(&work->inner->complete, memory_order_acquire))
@@ -148,8 +152,10 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
         int64_t limit = timeout_ms ? timeout_ms : td__call_timeout(work->group);
         wait_until(work, td__deadline_in_ms(limit));
         if (!atomic_load_explicit(&work->complete, memory_order_acquire))
-            return td__fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
-                            td_op_kind_name(work->call.kind), work->group->name, (long long)limit);
+            return td__explain_delay(
+                work->group, work->call.sequence, work->call.peer,
+                td__fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
+                         td_op_kind_name(work->call.kind), work->group->name, (long long)limit));
     }
     return td_work_status(work);
 }

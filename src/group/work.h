@@ -25,6 +25,7 @@ struct td_work {
     pthread_cond_t changed;
     td_work_fn callback;
     void *callback_arg;
+    uint64_t entry;       /* in the recorder; 0: none */
     struct td_work *next; /* in the group's queue */
     size_t *counts;       /* its own copy of the counts of an uneven all_to_all */
 

@@ -10,7 +10,8 @@
  * are the program's own business to order against its calls. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(td_group *) world;
-static td_world meeting; /* where td_rendezvous() made the store */
+static td_world meeting;          /* where td_rendezvous() made the store */
+static struct td__root *outgrown; /* worlds that have grown since; see grow.c */
 
 td_group *td__world(void)
 {
@@ -94,6 +95,28 @@ td_status td_init_process_group(const td_init_options *options)
     return status;
 }
 
+void td__world_outgrow(struct td__root *root, td_group *grown)
+{
+    pthread_mutex_lock(&lock);
+    td_group *group = td__world();
+    if (group && group->root == root) {
+        root->outgrown = outgrown;
+        outgrown = root;
+        atomic_store_explicit(&world, grown, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void close_outgrown(void)
+{
+    while (outgrown) {
+        struct td__root *root = outgrown;
+        outgrown = root->outgrown;
+        if (root->generation == td__fork_generation())
+            td__root_close(root->first);
+    }
+}
+
 td_status td_destroy_process_group(void)
 {
     td_status status = TD_OK;
@@ -105,6 +128,7 @@ td_status td_destroy_process_group(void)
         atomic_store(&world, NULL);
         if (group->root->generation == td__fork_generation())
             td__root_close(group);
+        close_outgrown();
         if (meeting.store)
             status = td_world_close(&meeting);
         meeting = (td_world){0};

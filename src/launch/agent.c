@@ -81,7 +81,7 @@ static bool all_written(struct td__agent *agent)
 static void begin_round(struct td__agent *agent)
 {
     agent->reason = TD__REASON_NONE;
-    agent->all_gone = agent->between_rounds = agent->killed = false;
+    agent->all_gone = agent->between_rounds = agent->killed = agent->story_told = false;
     uv_timer_stop(&agent->shutdown);
     uv_timer_stop(&agent->verdict);
     td__agent_wake(agent); /* there may be news for this round already */

@@ -91,6 +91,8 @@ static void on_signal(struct td__agent *agent, int signal, bool from_front)
             kill_workers(agent);
         return;
     }
+    if (!agent->reason)
+        td__agent_tell_story(agent, NULL);
     snprintf(why, sizeof why, "was ended by %s", td__signal_name(signal));
     tell_others(agent, 128 + signal, why);
     td__agent_begin_stop(agent, TD__REASON_SIGNALLED, 128 + signal, signal);
@@ -134,6 +136,7 @@ static void on_failure(struct td__agent *agent, struct td__worker *worker)
     for (int i = 0; i < round->count; i++)
         td__worker_reap(&round->workers[i]); /* those that failed as well, before they are told */
     td__report_others(&agent->console, round->workers, round->count, worker);
+    td__agent_tell_story(agent, worker);
     td__agent_begin_stop(agent, TD__REASON_FAILED, td__exit_code(worker->status), SIGTERM);
 }
 
@@ -199,6 +202,8 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
     case TD__NODE_FAILED:
         if (agent->reason <= TD__REASON_FAILED) {
             td__console_say(&agent->console, "tdrun: %s\n", event->text);
+            if (!agent->reason)
+                td__agent_tell_story(agent, NULL);
             td__agent_begin_stop(agent, TD__REASON_FAILED, event->code, SIGTERM);
             agent->code = event->code; /* it was before a failure here */
         }
@@ -206,6 +211,8 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
     case TD__NODE_OVER:
         if (agent->reason < TD__REASON_OVER)
             td__console_say(&agent->console, "tdrun: %s\n", event->text);
+        if (!agent->reason)
+            td__agent_tell_story(agent, NULL);
         td__agent_begin_stop(agent, TD__REASON_OVER, event->code, SIGTERM);
         break;
     }

@@ -38,6 +38,7 @@ struct td__agent {
     struct td__round_setup setup;
     struct td__round round;
 
+    bool story_told; /* in this round */
     enum td__reason reason;
     int code;         /* the exit code that goes with the reason */
     bool killed;      /* the workers were, or their time is over … */
@@ -56,6 +57,10 @@ void td__agent_wake(void *agent);
 /** Ends the workers for a reason, unless there is a graver one already: `signal` first, SIGKILL when
  *  the time is over. `code` is the exit code that goes with it. */
 void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int code, int signal);
+
+/** Tells where the workers are, once a round; to be called before they are told to end. `first` is the
+ *  one that failed first, or NULL. */
+void td__agent_tell_story(struct td__agent *agent, const struct td__worker *first);
 
 /** Notices what could not be written to the console. */
 void td__agent_check_console(struct td__agent *agent);

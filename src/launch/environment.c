@@ -1,6 +1,8 @@
 /* A worker's environment; see environment.h. */
 #include "launch/environment.h"
 
+#include "os/flight.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +37,7 @@ static void add(struct own *own, const char *format, ...)
 
 static void describe(struct own *own, const struct td__run_options *options,
                      const struct td__job_secret *secret, const struct td__node_world *world,
-                     int local_rank, int round)
+                     int local_rank, int round, const char *flight)
 {
     bool bare_ipv6 = strchr(options->host, ':') != NULL;
     add(own, "RANK=%d", world->rank + local_rank);
@@ -54,6 +56,8 @@ static void describe(struct own *own, const struct td__run_options *options,
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
     add(own, "TANDEM_AGENT_STORE=%s%s%s:%d", bare_ipv6 ? "[" : "", options->host,
         bare_ipv6 ? "]" : "", world->port);
+    if (*flight)
+        add(own, TD__FLIGHT_VARIABLE "=%s", flight);
     if (secret->made)
         add(own, "TANDEM_SECRET=%s", secret->text);
     if (options->nproc > 1 && !getenv("OMP_NUM_THREADS"))
@@ -71,10 +75,10 @@ static bool is_set_here(const struct own *own, const char *variable)
 
 char **td__environment_make(const struct td__run_options *options,
                             const struct td__job_secret *secret, const struct td__node_world *world,
-                            int local_rank, int round)
+                            int local_rank, int round, const char *flight)
 {
     struct own own = {0};
-    describe(&own, options, secret, world, local_rank, round);
+    describe(&own, options, secret, world, local_rank, round, flight);
     size_t inherited = 0;
     while (environ[inherited])
         inherited++;

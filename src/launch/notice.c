@@ -8,6 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* All workers of a job can be counted. */
+enum { MOST_NODES = 1 << 16, MOST_WORKERS = 1 << 14 };
+
 enum { TEXT_LIMIT = 4096 };
 
 static void put_text(struct td__buffer *buffer, const char *text, size_t room)
@@ -64,7 +67,9 @@ bool td__introduction_read(const td_bytes *value, struct td__introduction *intro
     read_text(&reader, introduction->host, sizeof introduction->host);
     read_text(&reader, introduction->run_id, sizeof introduction->run_id);
     read_text(&reader, introduction->role, sizeof introduction->role);
-    return td__reader_done(&reader);
+    return td__reader_done(&reader) && introduction->nnodes > 0 &&
+           introduction->nnodes <= MOST_NODES && introduction->nproc > 0 &&
+           introduction->nproc <= MOST_WORKERS;
 }
 
 td_status td__introduction_check(const struct td__introduction *node, int node_rank,

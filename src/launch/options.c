@@ -103,6 +103,8 @@ static const struct td__flag flags[] = {
      td__flag_set_text, RAW(tee)},
     {"local-ranks-filter", 0, "RANK,...", "show only these workers on the console (all)",
      td__flag_set_text, RAW(filter)},
+    {"story-file", 0, "FILE", "after a failure: the last operations of all workers, as JSON",
+     set_option_text, OPTION(story_file)},
     {"signals-to-handle", 0, "SIG,...", "passed on to the workers (SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
      td__flag_set_text, RAW(signals)},
     {"shutdown-timeout", 0, "SECONDS", "between asking a worker to end and killing it (30)",
@@ -121,7 +123,9 @@ static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags,
 void td__run_options_help(FILE *out)
 {
     fputs(
-        "usage: tdrun [options] program [arguments]\n\n"
+        "usage: tdrun [options] program [arguments]\n"
+        "       tdrun status [--json] [--watch [SECONDS]] [PID]     what the jobs of this machine do\n"
+        "       tdrun story [--json] FILE...     the last operations in files of TANDEM_FLIGHT\n\n"
         "Starts a program in several processes, on one machine or on several (once on each), and\n"
         "watches over them: the first failure ends the others, and nothing outlives tdrun.\n\n"
         "    tdrun --standalone --nproc-per-node 4 ./train --epochs 10\n"

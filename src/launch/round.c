@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "launch/report.h"
 #include "launch/sweep.h"
 
 #include <errno.h>
@@ -83,8 +84,11 @@ static td_status start_worker(struct td__round *round, struct td__worker *worker
 {
     const struct td__round_setup *setup = round->setup;
     int local_rank = worker->local_rank;
+    char flight[64] = "";
+    if (round->book.map)
+        td__flight_book_place(&round->book, getpid(), local_rank, flight, sizeof flight);
     char **envp = td__environment_make(setup->options, setup->secret, setup->world, local_rank,
-                                       round->number);
+                                       round->number, flight);
     if (!envp)
         return td__fail_nomem("worker");
     /* A terminal's keys go to tdrun; of another input the first worker gets all. */
@@ -92,7 +96,42 @@ static td_status start_worker(struct td__round *round, struct td__worker *worker
     td_status status = td__worker_start(worker, &setup->worker, envp, input,
                                         setup->cpus ? &setup->cpus[local_rank] : NULL, exec_error);
     free(envp);
+    if (!status && round->book.map)
+        td__flight_book_started(&round->book, local_rank, worker->rank, worker->pid);
     return status;
+}
+
+/* Without it the workers run just as well; only their story cannot be told. */
+static void open_book(struct td__round *round)
+{
+    const struct td__run_options *options = round->setup->options;
+    struct td__flight_job job = {
+        .pid = getppid(), /* the front */
+        .slots = options->nproc,
+        .nnodes = options->nnodes,
+        .node_rank = round->setup->world->node_rank,
+        .world_size = round->setup->world->size,
+        .round = round->number,
+        .max_restarts = options->max_restarts,
+        .run_id = options->run_id,
+        .command = options->program,
+    };
+    if (td__flight_book_open(&job, &round->book))
+        td__console_say(round->setup->console, "tdrun: %s; it does without\n", td_last_error());
+}
+
+void td__round_note_ends(struct td__round *round)
+{
+    char how[TD__FLIGHT_ENDING], what[64];
+    for (int i = 0; i < round->count && round->book.map; i++) {
+        struct td__worker *worker = &round->workers[i];
+        if (worker->running || !worker->pid || worker->end_noted)
+            continue;
+        td__describe_status(worker->status, what, sizeof what);
+        snprintf(how, sizeof how, "%s%s", WIFSIGNALED(worker->status) ? "killed by " : "", what);
+        td__flight_book_ended(&round->book, worker->local_rank, worker->status, how);
+        worker->end_noted = true;
+    }
 }
 
 td_status td__round_start(struct td__round *round, const struct td__round_setup *setup, int number,
@@ -106,6 +145,7 @@ td_status td__round_start(struct td__round *round, const struct td__round_setup 
         return td__fail_nomem("workers");
     for (; round->count < count; round->count++)
         round->workers[round->count] = make_worker(setup, round->count);
+    open_book(round);
     for (int i = 0; i < count; i++) {
         TD_TRY(prepare_stream(&round->workers[i], setup, TD__OUT, number));
         TD_TRY(prepare_stream(&round->workers[i], setup, TD__ERR, number));
@@ -199,6 +239,7 @@ void td__round_finish(struct td__round *round)
         td__tail_free(&round->workers[i].streams[TD__OUT].tail);
         td__tail_free(&round->workers[i].streams[TD__ERR].tail);
     }
+    td__flight_book_close(&round->book);
     free(round->workers);
     round->workers = NULL;
 }

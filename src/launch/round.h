@@ -4,6 +4,7 @@
 
 #include "launch/environment.h"
 #include "launch/worker.h"
+#include "os/flight.h"
 
 #include <sys/resource.h>
 
@@ -37,6 +38,8 @@ struct td__round {
     int number; /* from 0: how many starts there were before */
     struct td__worker *workers;
     int count; /* of workers; 0 when there is no round */
+    struct td__flight_book
+        book; /* of their last operations; its `map` is NULL where there is none */
 };
 
 /** Starts all workers. When one cannot be started, the others are running: end them. *exec_error as
@@ -62,6 +65,9 @@ int td__round_running(const struct td__round *round);
 
 /** True while a worker, or something that was told to end with it, is there. */
 bool td__round_lingers(const struct td__round *round);
+
+/** Puts the ends of workers that were reaped into the book. */
+void td__round_note_ends(struct td__round *round);
 
 /** Goes on with output that had to wait for the console. */
 void td__round_resume_output(struct td__round *round);

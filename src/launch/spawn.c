@@ -10,6 +10,7 @@
 #include "base/auth.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "launch/story.h"
 
 #include <tandem/launch.h>
 #include <tandem/store.h>
@@ -46,6 +47,7 @@ struct td_spawn_context {
     struct child *children;
     struct pollfd *polls; /* room for one a child */
     td_store *store;
+    struct td__flight_book book; /* of the last operations; its `map` is NULL where there is none */
     int64_t shutdown_ms;
     td_status failure; /* the first one */
     bool failure_is_echo;
@@ -69,9 +71,10 @@ static void set_number(const char *name, int number)
     setenv(name, text, 1);
 }
 
-static void set_environment(int rank, int count, int port, const char *secret)
+static void set_environment(int rank, int count, int port, const char *secret, const char *flight)
 {
     char place[32];
+    setenv(TD__FLIGHT_VARIABLE, flight, 1);
     set_number("RANK", rank);
     set_number("LOCAL_RANK", rank);
     set_number("GROUP_RANK", 0);
@@ -86,7 +89,7 @@ static void set_environment(int rank, int count, int port, const char *secret)
 }
 
 static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, const char *secret,
-                                int orders, int report_fd, pid_t parent)
+                                const char *flight, int orders, int report_fd, pid_t parent)
 {
     int port;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -98,7 +101,7 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
     close(orders);
     if (got != sizeof port)
         _exit(1); /* the parent could not start the job */
-    set_environment(rank, count, port, secret);
+    set_environment(rank, count, port, secret, flight);
 
     td__fail(TD_OK, "%s", ""); /* what the parent failed at is not this process's */
     td_status status = fn(rank, arg);
@@ -113,6 +116,22 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
 }
 
 /* ---- The parent ------------------------------------------------------------------------------ */
+
+/* Adds to the message on how `rank` ended in which operation that was, where it is known. */
+static void add_place(td_spawn_context *context, int rank, int wait_status)
+{
+    struct td__story story;
+    size_t used = strlen(context->message);
+    if (!context->book.map)
+        return;
+    td__flight_book_ended(&context->book, rank, wait_status, "");
+    if (td__story_of_book(&context->book, rank, &story))
+        return;
+    for (int i = 0; i < story.count; i++)
+        if (story.ranks[i].slot == rank && story.ranks[i].phase != TD__FLIGHT_ABSENT)
+            td__story_place(&story, i, context->message + used, sizeof context->message - used);
+    td__story_free(&story);
+}
 
 static void describe_end(td_spawn_context *context, int rank, int wait_status)
 {
@@ -132,6 +151,7 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
     else
         snprintf(context->message, sizeof context->message,
                  "rank %d (process %ld) exited with code %d", rank, pid, WEXITSTATUS(wait_status));
+    add_place(context, rank, wait_status);
 }
 
 /* The first failure counts; but a rank that reports TD_ERR_PEER suffered from another's, and makes
@@ -224,6 +244,7 @@ static void free_context(td_spawn_context *context)
             close(child->pidfd);
     }
     td_store_close(context->store);
+    td__flight_book_close(&context->book);
     free(context->children);
     free(context->polls);
     free(context);
@@ -271,15 +292,19 @@ static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn
     int report[2];
     TD_TRY(make_pipe(report));
     pid_t parent = getpid();
+    char flight[64] = "";
+    if (context->book.map)
+        td__flight_book_place(&context->book, parent, rank, flight, sizeof flight);
     pid_t pid = fork();
     if (pid == 0) {
+        td__flight_book_close(&context->book); /* found again by its name when it is needed */
         close(orders[1]);
         close(report[0]);
         for (int other = 0; other < rank; other++) {
             close(context->children[other].report);
             close(context->children[other].pidfd);
         }
-        run_child(fn, arg, rank, context->count, secret, orders[0], report[1], parent);
+        run_child(fn, arg, rank, context->count, secret, flight, orders[0], report[1], parent);
     }
     close(report[1]);
     if (pid < 0) {
@@ -289,6 +314,8 @@ static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn
     }
     *child = (struct child){.pid = pid, .running = true, .report = report[0]};
     child->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (context->book.map)
+        td__flight_book_started(&context->book, rank, rank, pid);
     context->running++;
     return TD_OK;
 }
@@ -300,6 +327,10 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
     int orders[2];
     TD_TRY(td__secret_make(secret));
     TD_TRY(make_pipe(orders));
+    struct td__flight_job job = {
+        .pid = getpid(), .slots = context->count, .nnodes = 1, .world_size = context->count};
+    if (td__flight_book_open(&job, &context->book))
+        td_log(TD_LOG_INFO, "td_spawn: %s; it does without", td_last_error());
     fflush(NULL); /* or every child would write what is buffered once more */
     td_status status = TD_OK;
     for (int rank = 0; !status && rank < context->count; rank++)

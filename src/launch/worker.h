@@ -19,6 +19,7 @@ struct td__worker {
     bool told;    /* it was sent a signal to end, while it was running */
     int status;   /* of waitpid(), once it has ended */
     int64_t started_ns, ended_ns;
+    bool end_noted;    /* in the book of the flight recorder */
     int64_t parted_ns; /* when it began to end; 0 as long as that is not known */
 
     int parting; /* hangs up when the worker begins to end … */

@@ -1,6 +1,9 @@
 /* Stream sockets; see socket.h. */
 #include "os/socket.h"
 
+#include "base/auth.h"
+#include "os/heartbeat.h"
+
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -118,12 +121,62 @@ int td__recv_all(int fd, void *data, size_t size, td__deadline deadline)
     return 0;
 }
 
+/* ---- Addresses ------------------------------------------------------------------------------- */
+
+/* The name of an end that stands for a TCP connection: abstract, with the address itself in it, and
+ * something random, since names are unique. */
+struct stand_in {
+    char zero;
+    char mark[7];
+    uint8_t random[8];
+    struct sockaddr_in6 address; /* or a sockaddr_in */
+};
+
+static const char mark[] = "tandem=";
+
+static void look_behind(struct td__address *address)
+{
+    struct stand_in name;
+    size_t start = offsetof(struct sockaddr_un, sun_path);
+    if (address->any.sa_family != AF_UNIX || address->size != start + sizeof name)
+        return;
+    memcpy(&name, address->local.sun_path, sizeof name);
+    if (name.zero || memcmp(name.mark, mark, sizeof name.mark) != 0)
+        return;
+    memset(address, 0, sizeof *address);
+    address->v6 = name.address;
+    address->size = address->any.sa_family == AF_INET ? sizeof address->v4 : sizeof address->v6;
+}
+
+static void give_name(int end, const struct td__address *stands_for)
+{
+    struct stand_in name = {0};
+    struct td__address own = {.local = {.sun_family = AF_UNIX}};
+    if (stands_for->any.sa_family == AF_UNIX || td__random(name.random, sizeof name.random))
+        return;
+    memcpy(name.mark, mark, sizeof name.mark);
+    memcpy(&name.address, &stands_for->any, stands_for->size);
+    memcpy(own.local.sun_path, &name, sizeof name);
+    own.size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof name);
+    (void)!bind(end, &own.any, own.size);
+}
+
+void td__name_pair(int wire, int end, int other)
+{
+    struct td__address here, there;
+    td__local_address(wire, &here);
+    td__remote_address(wire, &there);
+    give_name(end, &here);
+    give_name(other, &there);
+}
+
 void td__local_address(int fd, struct td__address *address)
 {
     memset(address, 0, sizeof *address);
     address->size = sizeof address->local;
     if (getsockname(fd, &address->any, &address->size))
         address->size = 0;
+    look_behind(address);
 }
 
 void td__remote_address(int fd, struct td__address *address)
@@ -132,7 +185,44 @@ void td__remote_address(int fd, struct td__address *address)
     address->size = sizeof address->local;
     if (getpeername(fd, &address->any, &address->size))
         address->size = 0;
+    look_behind(address);
 }
+
+/* ---- Peers that are cut off ------------------------------------------------------------------ */
+
+void td__tune_tcp(int fd)
+{
+    /* The first question after half the time; then as many as fit into the rest. */
+    int heartbeat = (int)(td__heartbeat_ms() / 1000);
+    int on = 1, idle = (heartbeat + 1) / 2;
+    int interval = heartbeat >= 8 ? heartbeat / 8 : 1;
+    int count = (heartbeat - idle) / interval > 1 ? (heartbeat - idle) / interval : 1;
+    if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on))
+        return; /* no TCP */
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+
+    /* BBR, a common default, paces: on loopback that halves the speed, and nothing is won. */
+    struct td__address peer;
+    td__remote_address(fd, &peer);
+    if (td__address_is_local(&peer))
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
+bool td__cut_off(int fd)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+        return false;
+    /* Sent again, or asked about a window that is shut, and no answer since. */
+    return (info.tcpi_retransmits || info.tcpi_probes) &&
+           (int64_t)info.tcpi_last_ack_recv >= td__heartbeat_ms();
+}
+
+/* ---- Descriptors along unix sockets ---------------------------------------------------------- */
 
 bool td__peer_is_us(int fd)
 {

@@ -20,9 +20,24 @@ int td__recv_all(int fd, void *data, size_t size, td__deadline deadline);
 /** Waits until `fd` is ready for `events` of poll(). 0, or an errno: ETIMEDOUT. */
 int td__wait_fd(int fd, short events, td__deadline deadline);
 
-/** The local and the remote end of a socket. */
+/** The local and the remote end of a socket; for a plain end of TLS (os/tls.h) those of the connection
+ *  behind it. */
 void td__local_address(int fd, struct td__address *address);
 void td__remote_address(int fd, struct td__address *address);
+
+/** Gives the two ends of a socketpair the addresses of the connection `wire` that they stand for:
+ *  td__local_address() and td__remote_address() of `end` find them. */
+void td__name_pair(int wire, int end, int other);
+
+/** Prepares a TCP connection: no delay, and the kernel asks the other host now and then whether it is
+ *  still there, so that after the heartbeat's limit of silence the connection fails by itself, as
+ *  long as nothing is on its way. Does nothing for other sockets. */
+void td__tune_tcp(int fd);
+
+/** True when what was sent over TCP has not been acknowledged for the heartbeat's limit: the other host is
+ *  cut off. The kernel itself goes on for a quarter of an hour. A peer that just does not read
+ *  acknowledges, and is not meant; TCP_USER_TIMEOUT would end it, too. */
+bool td__cut_off(int fd);
 
 /** True when the process at the other end of a unix socket runs as our user, or as root. */
 bool td__peer_is_us(int fd);

@@ -2,7 +2,9 @@
 #include "os/trust.h"
 
 #include "base/fail.h"
+#include "os/heartbeat.h"
 #include "os/socket.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -29,6 +31,19 @@ static td_status refuse_without_secret(const char *what, const char *purpose, co
                     what, purpose, host);
 }
 
+/* What must hold before anything is tried. Unix sockets never leave the host, and need no TLS. */
+static td_status check_settings(const char *what, const char *purpose, const char *host,
+                                const struct td__secret *secret)
+{
+    if (secret->tls && !secret->given && strncmp(host, "unix:", 5) != 0)
+        return td__fail(
+            TD_ERR_AUTH,
+            "%s the %s at %s: TANDEM_TLS=1 needs the job's secret, which is the key: set "
+            "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host",
+            what, purpose, host);
+    return td__heartbeat_check();
+}
+
 /* What was tried and how it went, for the final message: "127.0.0.1:29500 (Connection refused)". */
 struct attempts {
     char text[1024];
@@ -46,14 +61,30 @@ static void note_attempt(struct attempts *attempts, const struct td__address *ad
         attempts->length += (size_t)added;
 }
 
-/* Both directions of the proof. A connection that is reset belongs to a server that is going away,
- * and the next attempt may find its successor: *passing is then the errno. */
-static td_status handshake(int fd, const char *purpose, const char *where,
-                           const struct td__secret *secret, td__deadline deadline, int *passing)
+/* Where to, and how. */
+struct way {
+    const char *purpose;
+    const struct td__secret *secret;
+    td__deadline deadline;
+};
+
+static td_status fail_other_tls(const char *where, bool here)
 {
-    struct td__auth auth = {.secret = *secret, .purpose = purpose};
+    return td__fail(
+        TD_ERR_AUTH,
+        "the server at %s %s: TANDEM_TLS is %s here, but %s there; set it to the same value "
+        "on every host",
+        where, here ? "does not encrypt" : "wants TLS", here ? "1" : "not 1", here ? "not 1" : "1");
+}
+
+/* Both directions of the proof. A connection that is reset belongs to a server that is going away, or
+ * that has too many guests at the moment, and the next attempt may have better luck: *passing is then the
+ * errno. */
+static td_status prove(int fd, struct td__auth *auth, const char *where, td__deadline deadline,
+                       int *passing)
+{
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
-    TD_TRY(td__auth_hello(&auth, hello));
+    TD_TRY(td__auth_hello(auth, hello));
     int error = td__send_all(fd, hello, sizeof hello, deadline);
     if (!error)
         error = td__recv_all(fd, challenge, sizeof challenge, deadline);
@@ -63,20 +94,58 @@ static td_status handshake(int fd, const char *purpose, const char *where,
             "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
             "Tandem)",
             where,
-            secret->given ? "not the same, or missing, there" : "set there, but missing here",
-            purpose);
-    if (!error && !td__auth_check_challenge(&auth, challenge))
+            auth->secret.given ? "not the same, or missing, there" : "set there, but missing here",
+            auth->purpose);
+    bool right = !error && td__auth_check_challenge(auth, challenge);
+    if (!error && !right && auth->other_tls)
+        return fail_other_tls(where, auth->tls);
+    if (!error && !right)
         return td__fail(TD_ERR_AUTH,
                         "the server at %s does not prove the job's secret: TANDEM_SECRET differs, "
                         "or it is no %s of Tandem",
-                        where, purpose);
-    td__auth_proof(&auth, proof);
+                        where, auth->purpose);
+    td__auth_proof(auth, proof);
     if (!error)
         error = td__send_all(fd, proof, sizeof proof, deadline);
     if (!error)
         return TD_OK;
     *passing = error;
     return TD_ERR_PEER;
+}
+
+static td_status encrypt(int fd, const struct td__auth *auth, const char *where,
+                         td__deadline deadline, int *passing, int *out)
+{
+    struct td__tls_failure failure = {0};
+    uint8_t key[TD__MAC_SIZE];
+    td__auth_key(auth, key);
+    td_status status = td__tls_wrap(fd, false, key, deadline, &failure, out);
+    *passing = failure.error;
+    if (status == TD_ERR_AUTH && !failure.error)
+        return td__fail(
+            status,
+            "the server at %s has proven the job's secret, but not in TLS (%s): somebody "
+            "may be changing what goes over the wire",
+            where, failure.reason);
+    return status;
+}
+
+/* Makes a connection a trusted one. `fd` is taken over, also on failure. */
+static td_status introduce(int fd, bool local, const char *where, const struct way *way,
+                           int *passing, int *out)
+{
+    struct td__auth auth = {
+        .secret = *way->secret, .purpose = way->purpose, .tls = way->secret->tls && !local};
+    if (!local)
+        td__tune_tcp(fd);
+    td_status status = prove(fd, &auth, where, way->deadline, passing);
+    if (status)
+        close(fd);
+    else if (auth.tls)
+        status = encrypt(fd, &auth, where, way->deadline, passing, out);
+    else
+        *out = fd;
+    return status;
 }
 
 /* The unix socket that belongs to a server at a TCP address; false when that is not on loopback. */
@@ -94,22 +163,20 @@ static bool shortcut_of(const struct td__address *tcp, const char *purpose,
 }
 
 /* Whatever goes wrong here, the way over TCP is left to be tried, and tells why. */
-static bool connect_shortcut(const struct td__address *tcp, const char *purpose,
-                             const struct td__secret *secret, td__deadline deadline, int *out)
+static bool connect_shortcut(const struct td__address *tcp, const struct way *way, int *out)
 {
     struct td__address local;
     int passing;
-    if (!shortcut_of(tcp, purpose, &local))
+    if (!shortcut_of(tcp, way->purpose, &local))
         return false;
-    int fd = td__connect_to(&local, deadline);
+    int fd = td__connect_to(&local, way->deadline);
     if (fd < 0)
         return false;
-    if (!td__peer_is_us(fd) || handshake(fd, purpose, "", secret, deadline, &passing)) {
+    if (!td__peer_is_us(fd)) {
         close(fd);
         return false;
     }
-    *out = fd;
-    return true;
+    return !introduce(fd, true, "", way, &passing, out);
 }
 
 int td__listen_shortcut(int tcp_fd, const char *purpose)
@@ -131,41 +198,37 @@ int td__listen_shortcut(int tcp_fd, const char *purpose)
 
 /* One round over all addresses. When nobody was there, *nobody is true and `attempts` says why. */
 static td_status try_each(const struct td__address_list *list, const char *host,
-                          const char *purpose, const struct td__secret *secret,
-                          td__deadline deadline, struct attempts *attempts, bool *nobody, int *out)
+                          const struct way *way, struct attempts *attempts, bool *nobody, int *out)
 {
     attempts->length = 0;
     for (int i = 0; i < list->count; i++) {
         const struct td__address *address = &list->at[i];
-        if (!secret->given && !td__address_is_local(address) && !insecure_allowed())
+        if (!way->secret->given && !td__address_is_local(address) && !insecure_allowed())
             continue;
-        if (connect_shortcut(address, purpose, secret, deadline, out))
+        if (connect_shortcut(address, way, out))
             return TD_OK;
-        td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
+        td__deadline limit = td__deadline_earlier(way->deadline,
+                                                  td__deadline_in_ms(ATTEMPT_LIMIT_MS));
         int fd = td__connect_to(address, limit);
         if (fd < 0) {
             note_attempt(attempts, address, -fd);
             continue;
         }
         char where[TD__ADDRESS_TEXT];
-        td__address_text(address, where);
-        td_status status;
+        bool local = address->any.sa_family == AF_UNIX;
         int passing = 0;
-        if (address->any.sa_family == AF_UNIX && !td__peer_is_us(fd))
-            status = td__fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
-        else
-            status = handshake(fd, purpose, where, secret, deadline, &passing);
-        if (!status) {
-            *out = fd;
-            return TD_OK;
+        td__address_text(address, where);
+        if (local && !td__peer_is_us(fd)) {
+            close(fd);
+            return td__fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
         }
-        close(fd);
-        if (!passing)
+        td_status status = introduce(fd, local, where, way, &passing, out);
+        if (!status || !passing)
             return status;
         note_attempt(attempts, address, passing);
     }
     if (!attempts->length)
-        return refuse_without_secret("connecting to", purpose, host);
+        return refuse_without_secret("connecting to", way->purpose, host);
     *nobody = true;
     return TD_ERR_TIMEOUT;
 }
@@ -178,7 +241,9 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
     int64_t start = td__now_ns(), pause = 2 * MS;
     td__deadline resolve_limit = td__deadline_earlier(deadline,
                                                       td__deadline_in_ms(RESOLVE_LIMIT_MS));
+    struct way way = {.purpose = purpose, .secret = secret, .deadline = deadline};
     bool warned = false;
+    TD_TRY(check_settings("connecting to", purpose, host, secret));
     for (;;) {
         bool unresolved = false, nobody = false;
         td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
@@ -187,7 +252,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
             known = list;
         if (known.count) { /* what was found once is good enough when it is not found again */
             unresolved = false;
-            status = try_each(&known, host, purpose, secret, deadline, &attempts, &nobody, fd);
+            status = try_each(&known, host, &way, &attempts, &nobody, fd);
         }
         if (!unresolved && !nobody)
             return status;
@@ -234,6 +299,7 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
 {
     struct td__address_list list;
     bool retry;
+    TD_TRY(check_settings("listening for", purpose, host, secret));
     TD_TRY(td__resolve(host, port, deadline, &list, &retry));
     struct td__address address = *first_of_family(&list, AF_INET);
     bool everywhere = !td__host_is_loopback(host) && (secret->given || insecure_allowed());

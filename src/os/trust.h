@@ -1,7 +1,9 @@
 /* Connections that are proven: reaching a server of the job, and listening for its clients.
  *
  * The rule for both sides: with the job's secret anywhere; without it on loopback and unix sockets
- * only, unless TANDEM_INSECURE=1. Over a unix socket the other side must also run as our user. */
+ * only, unless TANDEM_INSECURE=1. Over a unix socket the other side must also run as our user. Where the
+ * job asks for TLS, what goes over TCP is encrypted (os/tls.h), on loopback, too. What waits behind a
+ * listening socket is os/door.h. */
 #ifndef TD_OS_TRUST_H
 #define TD_OS_TRUST_H
 
@@ -11,7 +13,8 @@
 /**
  * Connects to `host`:`port` and proves the secret both ways. While nobody is there yet it tries
  * again until the deadline; a host name that cannot be resolved is tried for 10 s at most. `purpose`
- * names the kind of server, in the proof and in messages ("store").
+ * names the kind of server, in the proof and in messages ("store"). What is found at *fd is a stream
+ * socket, non-blocking: TCP, a unix socket, or the plain end of TLS.
  *
  * Errors: TD_ERR_TIMEOUT lists each address tried with its reason; TD_ERR_AUTH; TD_ERR_INVALID.
  */

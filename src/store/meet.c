@@ -15,6 +15,7 @@
 #include "base/fail.h"
 #include "base/host.h"
 #include "base/number.h"
+#include "os/ending.h"
 #include "store/store_ops.h"
 
 #include <inttypes.h>
@@ -51,7 +52,7 @@ static td_status read_outcome(const td_bytes *outcome)
         return TD_OK;
     char *message;
     long status = strtol(outcome->data, &message, 10);
-    if (status <= TD_OK || status > TD_ERR_UNSUPPORTED || *message != ' ')
+    if (status <= TD_OK || status > TD_ERR_ABORTED || *message != ' ')
         return td__fail(TD_ERR_PEER, "rendezvous: the outcome \"%.100s\" makes no sense",
                         outcome->data);
     return td__fail((td_status)status, "%s", message + 1);
@@ -109,7 +110,50 @@ static td_status agree_on_size(struct meeting *meeting)
     return status;
 }
 
-static td_status claim_rank(struct meeting *meeting)
+/* Whether who claimed the rank before has ended. On this host that can be seen; of another one the
+ * launcher must know. */
+static bool has_ended(const char *who)
+{
+    char host[128];
+    int pid;
+    const char *said = getenv("TANDEM_REJOIN");
+    if (said && !strcmp(said, "1"))
+        return true;
+    if (sscanf(who, "process %d on %127[^#]", &pid, host) != 2 ||
+        strcmp(host, td__host_name()) != 0)
+        return false;
+    char state = td__ending_state(pid);
+    return !state || state == 'Z' || state == 'X';
+}
+
+/* The rank was claimed before, the meeting went well, and the former process is no more: this one takes
+ * its place, and the others will let it in again (td_group_grow()). */
+static td_status take_place(struct meeting *meeting, const char *key, const td_bytes *theirs,
+                            bool *taken)
+{
+    const char *outcome_key = "outcome";
+    td_bytes outcome = {0}, now = {0};
+    bool settled;
+    *taken = false;
+    if (!has_ended(theirs->data))
+        return TD_OK;
+    TD_TRY(td_store_check(meeting->store, &outcome_key, 1, &settled));
+    if (!settled)
+        return TD_OK;
+    TD_TRY(td_store_get(meeting->store, outcome_key, 0, &outcome));
+    bool well = !strcmp(outcome.data, "ok");
+    td_bytes_free(&outcome);
+    if (!well)
+        return TD_OK;
+    TD_TRY(td_store_compare_set(meeting->store, key, theirs->data, theirs->size, meeting->me,
+                                strlen(meeting->me), &now));
+    *taken = !strcmp(now.data, meeting->me);
+    td_bytes_free(&now);
+    return TD_OK;
+}
+
+/* *again: as the successor of a process that had this rank in a meeting that is over. */
+static td_status claim_rank(struct meeting *meeting, bool *again)
 {
     char key[32];
     td_bytes theirs = {0};
@@ -118,6 +162,11 @@ static td_status claim_rank(struct meeting *meeting)
     TD_TRY(claim(meeting, key, meeting->me, &theirs));
     if (!theirs.data)
         return TD_OK;
+    td_status taking = take_place(meeting, key, &theirs, again);
+    if (taking || *again) {
+        td_bytes_free(&theirs);
+        return taking;
+    }
     td_status status = td__fail(
         TD_ERR_MISMATCH,
         "rendezvous at %s: %.*s and %.*s both are rank %d; each process needs a rank of its "
@@ -234,12 +283,13 @@ td_status td__meet(const td_world *world, const char *place, const char *round,
     TD_TRY(status);
 
     int64_t arrived = 0;
+    bool again = false;
     status = agree_on_size(&meeting);
     if (!status)
-        status = claim_rank(&meeting);
-    if (!status)
+        status = claim_rank(&meeting, &again);
+    if (!status && !again)
         status = td_store_add(meeting.store, "arrived", 1, &arrived);
-    if (!status)
+    if (!status && !again)
         status = arrived == world->world_size ? settle(&meeting, "ok")
                                               : await_outcome(&meeting, deadline);
     td_store_close(meeting.store);

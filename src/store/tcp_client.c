@@ -95,7 +95,7 @@ static int read_some(int fd, struct td__buffer *in, struct td__spin *spin, td__d
 static void take_answer(struct td__tcp_client *client, const struct td__wire_header *header,
                         const uint8_t *body)
 {
-    td_status status = header->code <= TD_ERR_UNSUPPORTED ? (td_status)header->code : TD_ERR_PEER;
+    td_status status = header->code <= TD_ERR_ABORTED ? (td_status)header->code : TD_ERR_PEER;
     if (header->id == 0) {
         struct td__reader reader = td__reader_of(body, header->body_size);
         struct td__span text = td__reader_string(&reader, header->body_size);

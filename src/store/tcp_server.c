@@ -1,8 +1,7 @@
 /* The store's server; see tcp_server.h.
  *
- * A connection is first a stranger: it may send exactly a hello and a proof (base/auth.h), within
- * HANDSHAKE_MS, and the strangers are limited in number; the oldest goes when there are too many.
- * Once it has proven the secret it has a session of the engine, and its bytes are cut into frames.
+ * A connection comes from the door (os/door.h) when it has proven the job's secret. It has a session of the
+ * engine from then on, and its bytes are cut into frames.
  *
  *     socket -> read_buffer (shared) -> [in: the part of a frame that is not whole yet] -> engine
  *     engine -> session.out -> socket -> [what did not fit: a write request of libuv]
@@ -18,27 +17,22 @@
 #include "base/fail.h"
 #include "base/spin.h"
 #include "base/thread.h"
-#include "os/loop.h"
+#include "os/door.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "store/store_engine.h"
 
-#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
-    HANDSHAKE_MS = 10000,
-    MAX_STRANGERS = 4096,
     SPIN_NS = 60000,
     READ_SIZE = 256 << 10,
     FLUSH_MS = 2000,
     SEND_AT_ONCE = 64 << 10,
-    SPARE_FDS = 8, /* left for the rest of the process */
 };
-
-enum stage { HELLO, PROOF, OPEN, CLOSING };
 
 struct connection {
     union {
@@ -48,16 +42,14 @@ struct connection {
         uv_pipe_t pipe;
     };
     struct td__tcp_server *server;
-    bool local; /* a unix socket */
-    enum stage stage;
-    struct td__auth auth; /* until OPEN */
-    td__deadline handshake_end;
-    struct td__session session; /* from OPEN on */
+    bool is_tcp;
+    bool closing;
+    struct td__session session;
     struct td__buffer in;
     bool paused; /* it is not read from, or not all of `in` was handled yet */
     bool dirty;  /* on the list of those with something to send */
     struct connection *dirty_next;
-    struct connection *before, *after; /* on the list of strangers, or of clients */
+    struct connection *before, *after;
 };
 
 struct list {
@@ -65,31 +57,18 @@ struct list {
     size_t count;
 };
 
-struct listener {
-    union {
-        uv_handle_t handle;
-        uv_stream_t stream;
-        uv_tcp_t tcp;
-        uv_pipe_t pipe;
-    };
-    struct td__tcp_server *server;
-    int fd; /* -1: there is none */
-    bool local;
-};
-
 struct td__tcp_server {
     struct td__loop loop;
-    struct listener listeners[2]; /* the second one is the shortcut */
-    char *path;                   /* of a unix socket in the file system, to be removed */
-    uv_timer_t sweep;
+    struct td__door *door;
+    char *path;      /* of a unix socket in the file system, to be removed */
+    uv_timer_t rest; /* for sending what clients are still owed at the end */
     uv_idle_t spin;
     struct td__spin spinning;
     int64_t last_request;
     bool closing; /* clients are only sent what they are owed */
-    int fd_limit; /* a connection with a higher descriptor is turned away */
     struct td__secret secret;
     struct td__engine engine;
-    struct list strangers, clients;
+    struct list clients;
     struct connection *dirty;
     char read_buffer[READ_SIZE];
 
@@ -142,23 +121,20 @@ static void on_closed(uv_handle_t *handle)
     free(connection);
 }
 
-/* With `reset` the other side sees a reset instead of an orderly end: it should try again. */
+/* With `reset` the other side sees a reset instead of an orderly end. */
 static void close_connection(struct connection *connection, bool reset)
 {
     struct td__tcp_server *server = connection->server;
-    if (connection->stage == CLOSING)
+    if (connection->closing)
         return;
-    bool was_client = connection->stage == OPEN;
-    list_remove(was_client ? &server->clients : &server->strangers, connection);
-    connection->stage = CLOSING;
-    if (reset && !connection->local)
+    list_remove(&server->clients, connection);
+    connection->closing = true;
+    if (reset && connection->is_tcp)
         uv_tcp_close_reset(&connection->tcp, on_closed);
     else
         uv_close(&connection->handle, on_closed);
-    if (was_client) {
-        td__session_end(&connection->session);
-        tell_when_empty(server);
-    }
+    td__session_end(&connection->session);
+    tell_when_empty(server);
 }
 
 /* ---- Sending --------------------------------------------------------------------------------- */
@@ -192,7 +168,7 @@ static void on_written(uv_write_t *request, int error)
 static void flush(struct connection *connection)
 {
     struct td__buffer *out = &connection->session.out;
-    if (connection->stage != OPEN || !out->size)
+    if (connection->closing || !out->size)
         return;
     if (out->failed) {
         close_connection(connection, true);
@@ -259,7 +235,7 @@ static void flush_all(struct td__tcp_server *server)
         connection->dirty = false;
         flush(connection); /* closing one may carry out its will, and make others dirty */
         bool waits = connection->paused || connection->session.owes_answers;
-        if (connection->stage == OPEN && waits && !server->closing &&
+        if (!connection->closing && waits && !server->closing &&
             !td__session_is_full(&connection->session))
             go_on(connection);
     }
@@ -267,38 +243,7 @@ static void flush_all(struct td__tcp_server *server)
 
 /* ---- Receiving ------------------------------------------------------------------------------- */
 
-/* Handles one step of the handshake at the front of `data`: the bytes used, 0 when more are needed,
- * -1 when the proof is wrong. */
-static ssize_t handshake(struct connection *connection, const uint8_t *data, size_t size)
-{
-    struct td__tcp_server *server = connection->server;
-    if (connection->stage == HELLO) {
-        uint8_t challenge[TD__CHALLENGE_SIZE];
-        if (size < TD__HELLO_SIZE)
-            return 0;
-        if (!td__auth_check_hello(&connection->auth, data) ||
-            td__auth_challenge(&connection->auth, challenge))
-            return -1;
-        uv_buf_t buffer = uv_buf_init((char *)challenge, sizeof challenge);
-        /* The first bytes of a connection always fit its socket's buffer. */
-        if (uv_try_write(&connection->stream, &buffer, 1) != (int)sizeof challenge)
-            return -1;
-        connection->stage = PROOF;
-        return TD__HELLO_SIZE;
-    }
-    if (size < TD__PROOF_SIZE)
-        return 0;
-    if (!td__auth_check_proof(&connection->auth, data))
-        return -1;
-    list_remove(&server->strangers, connection);
-    list_add(&server->clients, connection);
-    connection->stage = OPEN;
-    connection->session = (struct td__session){.engine = &server->engine, .on_output = on_output};
-    tell_when_empty(server);
-    return TD__PROOF_SIZE;
-}
-
-/* Handles one frame: as handshake(). */
+/* Handles one frame at the front of `data`: the bytes used, 0 when more are needed, -1 when it is none. */
 static ssize_t frame(struct connection *connection, const uint8_t *data, size_t size)
 {
     struct td__wire_header header;
@@ -318,23 +263,19 @@ static ssize_t handle_bytes(struct connection *connection, const uint8_t *data, 
 {
     size_t used = 0;
     while (used < size && !td__session_is_full(&connection->session)) {
-        ssize_t step = connection->stage == OPEN ? frame(connection, data + used, size - used)
-                                                 : handshake(connection, data + used, size - used);
+        ssize_t step = frame(connection, data + used, size - used);
         if (step < 0)
             return -1;
         if (step == 0)
             break;
         used += (size_t)step;
-        if (connection->stage == OPEN && connection->session.out.size > TD__SESSION_OUT_LIMIT)
+        if (connection->session.out.size > TD__SESSION_OUT_LIMIT)
             flush(connection);
-        if (connection->stage == CLOSING)
+        if (connection->closing)
             return -1;
     }
-    if (used < size && connection->stage == OPEN && td__session_is_full(&connection->session))
+    if (used < size && td__session_is_full(&connection->session))
         connection->paused = true;
-    /* A stranger has no business sending more than the next step of the handshake. */
-    if (connection->stage != OPEN && size - used >= TD__HELLO_SIZE)
-        return -1;
     return (ssize_t)used;
 }
 
@@ -371,7 +312,7 @@ static void on_read(uv_stream_t *stream, ssize_t size, const uv_buf_t *buffer)
         flush_all(server);
         keep_awake(server);
     } else if (size != 0) {
-        if (size > 0 && connection->stage == OPEN)
+        if (size > 0)
             td_log(TD_LOG_WARN, "store server: a client sent something that is no request; its "
                                 "connection is closed");
         flush(connection); /* what was right before the mistake is answered */
@@ -389,51 +330,33 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 
 /* ---- Accepting ------------------------------------------------------------------------------- */
 
-static void on_connection(uv_stream_t *stream, int error)
+static void on_guest(void *arg, int fd, bool local, const uint8_t *request)
 {
-    struct listener *listener = stream->data;
-    struct td__tcp_server *server = listener->server;
-    struct connection *connection = error ? NULL : calloc(1, sizeof *connection);
-    if (!connection)
+    struct td__tcp_server *server = arg;
+    struct connection *connection = calloc(1, sizeof *connection);
+    (void)request;
+    if (!connection) {
+        close(fd);
         return;
-    connection->local = listener->local;
-    if (connection->local)
-        uv_pipe_init(&server->loop.uv, &connection->pipe, 0);
-    else
+    }
+    connection->is_tcp = !local && !server->secret.tls;
+    if (connection->is_tcp)
         uv_tcp_init(&server->loop.uv, &connection->tcp);
+    else
+        uv_pipe_init(&server->loop.uv, &connection->pipe, 0);
     connection->handle.data = connection;
     connection->server = server;
-    connection->auth = (struct td__auth){.secret = server->secret, .purpose = "store"};
-    connection->handshake_end = td__deadline_in_ms(HANDSHAKE_MS);
-    list_add(&server->strangers, connection);
+    connection->session = (struct td__session){.engine = &server->engine, .on_output = on_output};
+    list_add(&server->clients, connection);
+    tell_when_empty(server);
 
-    uv_os_fd_t fd;
-    if (uv_accept(stream, &connection->stream) || uv_fileno(&connection->handle, &fd) ||
-        (connection->local && !td__peer_is_us(fd)) ||
-        uv_read_start(&connection->stream, on_alloc, on_read)) {
+    int error = connection->is_tcp ? uv_tcp_open(&connection->tcp, fd)
+                                   : uv_pipe_open(&connection->pipe, fd);
+    if (error)
+        close(fd);
+    if (error || uv_read_start(&connection->stream, on_alloc, on_read))
         close_connection(connection, false);
-        return;
-    }
-    if (fd >= server->fd_limit) { /* descriptors run out: a reset says, try again later */
-        close_connection(connection, true);
-        return;
-    }
-    if (!connection->local)
-        uv_tcp_nodelay(&connection->tcp, 1);
-    if (server->strangers.count > MAX_STRANGERS)
-        close_connection(server->strangers.first, true);
-    if (!uv_is_active((uv_handle_t *)&server->sweep))
-        uv_timer_again(&server->sweep);
-}
-
-/* Ends strangers whose time is over; they stand in the order in which they came. */
-static void on_sweep(uv_timer_t *timer)
-{
-    struct td__tcp_server *server = timer->data;
-    while (server->strangers.first && td__deadline_passed(server->strangers.first->handshake_end))
-        close_connection(server->strangers.first, false);
-    if (!server->strangers.first)
-        uv_timer_stop(timer);
+    keep_awake(server);
 }
 
 static void on_spin(uv_idle_t *spin)
@@ -453,56 +376,35 @@ static void keep_awake(struct td__tcp_server *server)
 
 struct start {
     struct td__tcp_server *server;
-    int error;
+    int fd, shortcut;
+    td_status status;
+    char error[256];
 };
 
-/* 0, or an error of libuv; the descriptor belongs to the handle then, or is closed. */
-static int listen_at(struct td__tcp_server *server, struct listener *listener)
-{
-    int error;
-    if (listener->local) {
-        uv_pipe_init(&server->loop.uv, &listener->pipe, 0);
-        error = uv_pipe_open(&listener->pipe, listener->fd);
-    } else {
-        uv_tcp_init(&server->loop.uv, &listener->tcp);
-        error = uv_tcp_open(&listener->tcp, listener->fd);
-    }
-    listener->handle.data = listener;
-    if (error) {
-        close(listener->fd);
-        return error;
-    }
-    return uv_listen(&listener->stream, 4096, on_connection);
-}
-
+/* The sentence about a failure is the thread's own, so it is handed over. */
 static void start_on_loop(void *arg)
 {
     struct start *start = arg;
     struct td__tcp_server *server = start->server;
-    uv_timer_init(&server->loop.uv, &server->sweep);
-    server->sweep.data = server;
-    uv_timer_start(&server->sweep, on_sweep, 1000, 1000);
+    struct td__door_options options = {
+        .secret = &server->secret, .purpose = "store", .fn = on_guest, .arg = server};
+    uv_timer_init(&server->loop.uv, &server->rest);
+    server->rest.data = server;
     uv_idle_init(&server->loop.uv, &server->spin);
     server->spin.data = server;
-    for (int i = 0; i < 2; i++) {
-        if (server->listeners[i].fd < 0)
-            continue;
-        int error = listen_at(server, &server->listeners[i]);
-        if (error && !start->error)
-            start->error = error;
-    }
+    start->status = td__door_open(&server->loop, start->fd, start->shortcut, &options,
+                                  &server->door);
+    if (start->status)
+        snprintf(start->error, sizeof start->error, "%s", td_last_error());
 }
 
 static void stop_accepting(void *arg)
 {
     struct td__tcp_server *server = arg;
-    for (int i = 0; i < 2; i++)
-        if (server->listeners[i].fd >= 0)
-            uv_close(&server->listeners[i].handle, NULL);
+    if (server->door)
+        td__door_close(server->door);
     if (server->path)
         unlink(server->path);
-    while (server->strangers.first)
-        close_connection(server->strangers.first, true);
     pthread_mutex_lock(&server->lock);
     server->stopping = true;
     server->empty = server->clients.count == 0;
@@ -515,7 +417,7 @@ static void close_what_is_left(uv_timer_t *timer)
     while (server->clients.first)
         close_connection(server->clients.first, false);
     flush_all(server);
-    uv_close((uv_handle_t *)&server->sweep, NULL);
+    uv_close((uv_handle_t *)&server->rest, NULL);
 }
 
 static void on_shut_down(uv_shutdown_t *request, int error)
@@ -526,8 +428,8 @@ static void on_shut_down(uv_shutdown_t *request, int error)
     free(request);
     close_connection(connection, false);
     flush_all(server);
-    if (!server->clients.count && !uv_is_closing((uv_handle_t *)&server->sweep))
-        close_what_is_left(&server->sweep);
+    if (!server->clients.count && !uv_is_closing((uv_handle_t *)&server->rest))
+        close_what_is_left(&server->rest);
 }
 
 /* Each client is closed once what was still to be sent to it is sent. */
@@ -549,30 +451,17 @@ static void close_clients(void *arg)
     flush_all(server); /* wills */
     uv_close((uv_handle_t *)&server->spin, NULL);
     if (server->clients.count)
-        uv_timer_start(&server->sweep, close_what_is_left, FLUSH_MS, 0);
+        uv_timer_start(&server->rest, close_what_is_left, FLUSH_MS, 0);
     else
-        close_what_is_left(&server->sweep);
+        close_what_is_left(&server->rest);
 }
 
-/* A descriptor that is this close to the limit is the last sign before there are none. */
-static int highest_fd(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= INT_MAX)
-        return INT_MAX;
-    return (int)limit.rlim_cur - SPARE_FDS;
-}
-
-static void set_listener(struct td__tcp_server *server, int index, int fd)
+static char *path_of(int fd)
 {
     struct td__address address;
-    struct listener *listener = &server->listeners[index];
     td__local_address(fd, &address);
-    listener->server = server;
-    listener->fd = fd;
-    listener->local = address.any.sa_family == AF_UNIX;
-    if (listener->local && address.local.sun_path[0])
-        server->path = strdup(address.local.sun_path);
+    bool in_files = address.any.sa_family == AF_UNIX && address.local.sun_path[0];
+    return in_files ? strdup(address.local.sun_path) : NULL;
 }
 
 td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *secret,
@@ -582,9 +471,7 @@ td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *se
     struct td__tcp_server *server = calloc(1, sizeof *server);
     if (!server)
         goto close_sockets;
-    set_listener(server, 0, fd);
-    set_listener(server, 1, shortcut);
-    server->fd_limit = highest_fd();
+    server->path = path_of(fd);
     server->secret = *secret;
     server->empty = true;
     pthread_mutex_init(&server->lock, NULL);
@@ -593,11 +480,11 @@ td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *se
     if (status)
         goto free_server;
 
-    struct start start = {.server = server};
+    struct start start = {.server = server, .fd = fd, .shortcut = shortcut};
     td__loop_run(&server->loop, start_on_loop, &start);
-    if (start.error) {
+    if (start.status) {
         td__tcp_server_stop(server, 0);
-        return td__fail(TD_ERR_SYSTEM, "store server: %s", uv_strerror(start.error));
+        return td__fail(start.status, "%s", start.error);
     }
     *server_out = server;
     return TD_OK;
@@ -623,6 +510,7 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
     pthread_mutex_unlock(&server->lock);
     td__loop_run(&server->loop, close_clients, server);
     td__loop_stop(&server->loop);
+    td__tls_drain(td__deadline_in_ms(FLUSH_MS));
     td__engine_free(&server->engine);
     pthread_cond_destroy(&server->left);
     pthread_mutex_destroy(&server->lock);
@@ -632,7 +520,5 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
 
 void td__tcp_server_abandon(struct td__tcp_server *server)
 {
-    for (int i = 0; i < 2; i++)
-        if (server->listeners[i].fd >= 0)
-            close(server->listeners[i].fd);
+    td__door_abandon(server->door);
 }

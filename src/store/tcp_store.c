@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "os/trust.h"
 #include "store/store_ops.h"
 #include "store/tcp_client.h"
@@ -13,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { DRAIN_MS = 2000 }; /* for the last words to reach the server */
 
 struct tcp_store {
     td_store head;
@@ -179,6 +182,8 @@ static td_status tcp_close(td_store *base)
         td__tcp_server_abandon(store->server);
     else if (store->server)
         td__tcp_server_stop(store->server, td__deadline_in_ms(store->linger_ms));
+    if (!inherited)
+        td__tls_drain(td__deadline_in_ms(DRAIN_MS));
     free(store);
     return status;
 }

@@ -53,9 +53,12 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
     return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
 }
 
+_Thread_local unsigned td__waits;
+
 void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, bool crowded,
                        int64_t slice_ns, td__deadline deadline)
 {
+    td__waits++;
     *waiting = (struct td__waiting){
         .bell = bell, .deadline = deadline, .spins = crowded ? 0 : SPINS, .slice = slice_ns};
 }

@@ -44,6 +44,10 @@ struct td__waiting {
 void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, bool crowded,
                        int64_t slice_ns, td__deadline deadline);
 
+/** How often this thread has begun to wait: a call during which it did not was over within microseconds,
+ *  unless there was much to do. */
+extern _Thread_local unsigned td__waits __attribute__((tls_model("initial-exec")));
+
 /** One step of waiting; false when the deadline has passed. */
 bool td__waiting_step(struct td__waiting *waiting);
 

@@ -1,37 +1,41 @@
 /* A rank's place among the others; see endpoint.h.
  *
- * A request is one fixed block: what (LINK or PAPER), who asks, for which group and channel. What comes
- * before its counterpart here (a link to a group that is not made yet, a paper that is not laid out
+ * A request is one fixed block: what is wanted, who asks, for which group and channel. What comes before
+ * its counterpart here (a link to a group that is not made yet, a paper that is not laid out
  * yet) waits in a list; the lists are short, and searched from the front.
  *
- * Locks: endpoint->lock guards the three lists; map_lock guards the views of other ranks' arenas and the
- * watches over their processes, and is never held together with it. */
+ * Locks: endpoint->lock guards the three lists; map_lock guards the views of other ranks'
+ * arenas, and is never held together with it. */
 #include "transport/endpoint_inside.h"
 
 #include "base/fail.h"
 #include "base/thread.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "os/trust.h"
-#include "transport/reception.h"
+#include "transport/lookout.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { LINK = 1, PAPER = 2 };
-enum { LOCAL_LIMIT_MS = 5000, REMOTE_LIMIT_MS = 15000 };
+enum {
+    LOCAL_LIMIT_MS = 5000,
+    REMOTE_LIMIT_MS = 15000,
+    LOOK_MS = 50,
+    KNOCK_MS = 250,
+    PARTING_MS = 2000
+};
 
 #define ARENA_PAPER ((uint64_t)0)
 
 struct td__arrival { /* a link, or a wish for a paper */
     struct td__arrival *next;
-    int what;
-    int rank;
-    uint64_t group;
-    uint32_t channel;
+    struct td__request request;
     int fd;
 };
 
@@ -51,15 +55,33 @@ struct td__paper {
 
 /* ---- Being asked ----------------------------------------------------------------------------- */
 
-static void put_request(uint8_t request[TD__REQUEST_SIZE], int what, int rank, uint64_t group,
-                        uint32_t channel)
+static void put_request(const struct td__request *request, uint8_t bytes[TD__REQUEST_SIZE])
 {
-    memset(request, 0, TD__REQUEST_SIZE);
-    td__store_u32(request, (uint32_t)what);
-    td__store_u32(request + 4, (uint32_t)rank);
-    td__store_u32(request + 8, (uint32_t)group);
-    td__store_u32(request + 12, (uint32_t)(group >> 32));
-    td__store_u32(request + 16, channel);
+    memset(bytes, 0, TD__REQUEST_SIZE);
+    td__store_u32(bytes, request->what);
+    td__store_u32(bytes + 4, (uint32_t)request->rank);
+    td__store_u32(bytes + 8, (uint32_t)request->group);
+    td__store_u32(bytes + 12, (uint32_t)(request->group >> 32));
+    td__store_u32(bytes + 16, request->channel);
+    td__store_u32(bytes + 20, (uint32_t)request->value);
+    td__store_u32(bytes + 24, (uint32_t)(request->value >> 32));
+}
+
+bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request)
+{
+    uint32_t what = td__load_u32(bytes), rank = td__load_u32(bytes + 4);
+    if (what < TD__WANT_LINK || what > TD__WANT_NEWS || rank >= (uint32_t)size)
+        return false;
+    *request = (struct td__request){
+        .what = (enum td__want)what,
+        .rank = (int)rank,
+        .group = td__load_u32(bytes + 8) | (uint64_t)td__load_u32(bytes + 12) << 32,
+        .channel = td__load_u32(bytes + 16),
+        .value = td__load_u32(bytes + 20) | (uint64_t)td__load_u32(bytes + 24) << 32,
+    };
+    return what != TD__WANT_NEWS ||
+           (request->group < (uint64_t)size && request->channel > TD__PRESENT &&
+            request->channel <= TD__CUT_OFF);
 }
 
 /* The descriptor goes, and the connection with it. */
@@ -96,45 +118,43 @@ static struct td__listener **find_listener(struct td__endpoint *endpoint, uint64
     return link;
 }
 
-static void on_guest(void *arg, int fd, bool local, const uint8_t request[TD__REQUEST_SIZE])
+/* What cannot be served yet waits for its counterpart. */
+static void keep(struct td__endpoint *endpoint, const struct td__request *request, int fd)
 {
-    struct td__endpoint *endpoint = arg;
+    struct td__arrival **end = &endpoint->arrivals;
     struct td__arrival *arrival = malloc(sizeof *arrival);
     if (!arrival) {
         close(fd);
         return;
     }
-    *arrival = (struct td__arrival){.what = (int)td__load_u32(request),
-                                    .rank = (int)td__load_u32(request + 4),
-                                    .group = td__load_u32(request + 8) |
-                                             (uint64_t)td__load_u32(request + 12) << 32,
-                                    .channel = td__load_u32(request + 16),
-                                    .fd = fd};
-    bool sound = arrival->rank >= 0 && arrival->rank < endpoint->size &&
-                 (arrival->what == LINK || (arrival->what == PAPER && local));
-    pthread_mutex_lock(&endpoint->lock);
-    struct td__listener *listener = *find_listener(endpoint, arrival->group, arrival->channel);
-    bool taken = true;
-    if (!sound)
+    *arrival = (struct td__arrival){.request = *request, .fd = fd};
+    while (*end)
+        end = &(*end)->next;
+    *end = arrival;
+    pthread_cond_broadcast(&endpoint->arrived);
+}
+
+static void on_guest(void *arg, int fd, bool local, const uint8_t bytes[TD__REQUEST_SIZE])
+{
+    struct td__endpoint *endpoint = arg;
+    struct td__request request;
+    if (!td__request_read(bytes, endpoint->size, &request) ||
+        (request.what == TD__WANT_PAPER && !local)) {
         close(fd);
-    else if (arrival->what == LINK && listener && listener->fn)
-        listener->fn(listener->arg, arrival->rank, fd);
-    else if (arrival->what == LINK && listener)
-        close(fd);
-    else if (arrival->what == PAPER)
-        taken = hand_out_if_there(endpoint, arrival->group, fd);
-    else
-        taken = false;
-    if (taken) {
-        free(arrival);
-    } else {
-        struct td__arrival **end = &endpoint->arrivals;
-        while (*end)
-            end = &(*end)->next;
-        arrival->next = NULL;
-        *end = arrival;
-        pthread_cond_broadcast(&endpoint->arrived);
+        return;
     }
+    if (request.what != TD__WANT_LINK && request.what != TD__WANT_PAPER) {
+        td__endpoint_serve(endpoint, &request, fd);
+        return;
+    }
+    pthread_mutex_lock(&endpoint->lock);
+    struct td__listener *listener = *find_listener(endpoint, request.group, request.channel);
+    if (request.what == TD__WANT_LINK && listener && listener->fn)
+        listener->fn(listener->arg, request.rank, fd);
+    else if (request.what == TD__WANT_LINK && listener)
+        close(fd);
+    else if (request.what == TD__WANT_LINK || !hand_out_if_there(endpoint, request.group, fd))
+        keep(endpoint, &request, fd);
     pthread_mutex_unlock(&endpoint->lock);
 }
 
@@ -171,9 +191,12 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     endpoint->size = size;
     endpoint->shared = shared;
     struct td__card *own = &endpoint->own;
+    for (int r = 0; r < size; r++)
+        endpoint->peers[r].process = endpoint->peers[r].lifeline = -1;
     td__card_fill_in(own, host);
     pthread_mutex_init(&endpoint->lock, NULL);
     pthread_mutex_init(&endpoint->map_lock, NULL);
+    pthread_mutex_init(&endpoint->answer_lock, NULL);
     td__cond_init(&endpoint->arrived);
 
     int tcp_fd = -1, local_fd = -1;
@@ -198,6 +221,7 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
 free_endpoint:
     pthread_cond_destroy(&endpoint->arrived);
     pthread_mutex_destroy(&endpoint->map_lock);
+    pthread_mutex_destroy(&endpoint->answer_lock);
     pthread_mutex_destroy(&endpoint->lock);
     free(endpoint->peers);
     free(endpoint);
@@ -206,7 +230,9 @@ free_endpoint:
 
 void td__endpoint_close(struct td__endpoint *endpoint)
 {
+    td__lookout_stop(endpoint);
     td__reception_close(endpoint->reception);
+    td__endpoint_part(endpoint);
     for (struct td__arrival *arrival = endpoint->arrivals, *next; arrival; arrival = next) {
         next = arrival->next;
         close(arrival->fd);
@@ -220,17 +246,16 @@ void td__endpoint_close(struct td__endpoint *endpoint)
         next = paper->next;
         free(paper);
     }
-    for (int r = 0; r < endpoint->size; r++) {
+    for (int r = 0; r < endpoint->size; r++)
         if (endpoint->peers[r].viewed)
             td__arena_view_close(&endpoint->peers[r].view);
-        if (endpoint->peers[r].watch > 0)
-            close(endpoint->peers[r].watch);
-    }
     pthread_cond_destroy(&endpoint->arrived);
     pthread_mutex_destroy(&endpoint->map_lock);
+    pthread_mutex_destroy(&endpoint->answer_lock);
     pthread_mutex_destroy(&endpoint->lock);
     free(endpoint->peers);
     free(endpoint);
+    td__tls_drain(td__deadline_in_ms(PARTING_MS));
 }
 
 /* ---- Links ----------------------------------------------------------------------------------- */
@@ -248,22 +273,70 @@ static void tune(int fd)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-static td_status reach(struct td__endpoint *endpoint, int rank, bool locally,
-                       const uint8_t request[TD__REQUEST_SIZE], td__deadline deadline, int *fd_out)
+int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,
+                       td__deadline deadline)
 {
     const struct td__card *peer = &endpoint->peers[rank];
+    struct td__address_list list;
+    bool retry;
+    if (td__resolve(locally ? peer->local : peer->address, locally ? 0 : peer->port, deadline,
+                    &list, &retry))
+        return EHOSTUNREACH;
+    int fd = td__connect_to(&list.at[0], deadline);
+    if (fd < 0)
+        return -fd;
+    close(fd);
+    return 0;
+}
+
+bool td__is_refused(int error)
+{
+    return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET;
+}
+
+/* A rank hands out its card when its door is open, so where nobody is there any more, nobody will be. */
+static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td__deadline deadline,
+                       int *fd)
+{
+    const struct td__card *peer = &endpoint->peers[rank];
+    char why[512];
+    for (;;) {
+        td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(KNOCK_MS));
+        td_status status = td__connect_trusted(locally ? peer->local : peer->address,
+                                               locally ? 0 : peer->port, "link", &endpoint->secret,
+                                               end, fd);
+        /* One that dies in the middle of the handshake looks as if it had refused the secret. */
+        if (status != TD_ERR_TIMEOUT && status != TD_ERR_AUTH)
+            return status;
+        snprintf(why, sizeof why, "%s", td_last_error());
+        const char *farewell = td__endpoint_farewell(endpoint, rank);
+        if (farewell)
+            return td__fail(TD_ERR_PEER, "it %s", farewell);
+        if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end + KNOCK_MS * 1000000)))
+            return td__fail(TD_ERR_PEER, "nobody is there any more");
+        if (status == TD_ERR_AUTH || td__deadline_passed(deadline))
+            return td__fail(status, "%s", why);
+    }
+}
+
+td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
+                             const struct td__request *request, td__deadline deadline, int *fd_out)
+{
     td__deadline limit = td__deadline_in_ms(locally ? LOCAL_LIMIT_MS : REMOTE_LIMIT_MS);
     bool ours = deadline < limit; /* the caller's time may be the one that runs out */
+    uint8_t bytes[TD__REQUEST_SIZE];
     int fd;
-    td_status status = td__connect_trusted(locally ? peer->local : peer->address,
-                                           locally ? 0 : peer->port, "link", &endpoint->secret,
-                                           td__deadline_earlier(limit, deadline), &fd);
+    td_status status = knock(endpoint, rank, locally, td__deadline_earlier(limit, deadline), &fd);
+    const char *farewell = status == TD_ERR_PEER ? td__lookout_find_out(endpoint, rank) : NULL;
+    if (farewell)
+        return td__fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), farewell);
     if (status)
         return td__fail(status == TD_ERR_TIMEOUT && !ours ? TD_ERR_PEER : status,
                         "%s cannot be reached, it may have ended: %s",
                         td__endpoint_describe(endpoint, rank), td_last_error());
     tune(fd);
-    int error = td__send_all(fd, request, TD__REQUEST_SIZE, deadline);
+    put_request(request, bytes);
+    int error = td__send_all(fd, bytes, sizeof bytes, deadline);
     if (error) {
         close(fd);
         return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
@@ -274,7 +347,7 @@ static td_status reach(struct td__endpoint *endpoint, int rank, bool locally,
     return TD_OK;
 }
 
-static bool same_host(const struct td__endpoint *endpoint, int rank)
+bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank)
 {
     return endpoint->peers[rank].host == endpoint->peers[endpoint->rank].host;
 }
@@ -282,19 +355,21 @@ static bool same_host(const struct td__endpoint *endpoint, int rank)
 td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
                                enum td__channel channel, td__deadline deadline, int *fd)
 {
-    uint8_t request[TD__REQUEST_SIZE];
-    put_request(request, LINK, endpoint->rank, group, channel);
-    return reach(endpoint, rank, same_host(endpoint, rank), request, deadline, fd);
+    struct td__request request = {
+        .what = TD__WANT_LINK, .rank = endpoint->rank, .group = group, .channel = channel};
+    return td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
+                              deadline, fd);
 }
 
-static int take_arrival(struct td__endpoint *endpoint, int what, int rank, uint64_t group,
+static int take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank, uint64_t group,
                         uint32_t channel)
 {
     struct td__arrival **link = &endpoint->arrivals;
     for (; *link; link = &(*link)->next) {
         struct td__arrival *arrival = *link;
-        if (arrival->what == what && arrival->group == group && arrival->channel == channel &&
-            (rank < 0 || arrival->rank == rank)) {
+        const struct td__request *request = &arrival->request;
+        if (request->what == what && request->group == group && request->channel == channel &&
+            (rank < 0 || request->rank == rank)) {
             int fd = arrival->fd;
             *link = arrival->next;
             free(arrival);
@@ -310,7 +385,7 @@ td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t 
     int fd;
     bool in_time = true;
     pthread_mutex_lock(&endpoint->lock);
-    while ((fd = take_arrival(endpoint, LINK, rank, group, channel)) < 0 && in_time)
+    while ((fd = take_arrival(endpoint, TD__WANT_LINK, rank, group, channel)) < 0 && in_time)
         in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
     pthread_mutex_unlock(&endpoint->lock);
     if (fd < 0)
@@ -336,13 +411,15 @@ void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td_
         added = NULL;
     }
     for (struct td__arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
-        if (arrival->what != LINK || arrival->group != group || arrival->channel != channel) {
+        const struct td__request *request = &arrival->request;
+        if (request->what != TD__WANT_LINK || request->group != group ||
+            request->channel != channel) {
             at = &arrival->next;
             continue;
         }
         *at = arrival->next;
         if (fn)
-            fn(arg, arrival->rank, arrival->fd);
+            fn(arg, request->rank, arrival->fd);
         else
             close(arrival->fd);
         free(arrival);
@@ -355,7 +432,7 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
 {
     pthread_mutex_lock(&endpoint->lock);
     for (struct td__arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
-        if (arrival->group != group) {
+        if (arrival->request.group != group) {
             at = &arrival->next;
             continue;
         }
@@ -393,22 +470,39 @@ td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int 
     *paper = (struct td__paper){.next = endpoint->papers, .group = group, .fd = fd};
     endpoint->papers = paper;
     int waiting;
-    while ((waiting = take_arrival(endpoint, PAPER, -1, group, 0)) >= 0)
+    while ((waiting = take_arrival(endpoint, TD__WANT_PAPER, -1, group, 0)) >= 0)
         hand_out(waiting, fd);
     pthread_mutex_unlock(&endpoint->lock);
     return TD_OK;
 }
 
-td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
-                             td__deadline deadline, int *fd_out)
+/* Looks from time to time whether it still makes sense. */
+static int wait_for_paper(int connection, td__deadline deadline, const atomic_bool *given_up)
 {
-    uint8_t request[TD__REQUEST_SIZE];
+    int error = ETIMEDOUT;
+    while (error == ETIMEDOUT && !td__deadline_passed(deadline)) {
+        if (given_up && atomic_load(given_up))
+            return ECANCELED;
+        error = td__wait_fd(connection, POLLIN,
+                            td__deadline_earlier(deadline, td__deadline_in_ms(LOOK_MS)));
+    }
+    return error;
+}
+
+td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
+                             td__deadline deadline, const atomic_bool *given_up, int *fd_out)
+{
+    struct td__request request = {.what = TD__WANT_PAPER, .rank = endpoint->rank, .group = group};
     char byte;
     int connection, fd;
-    put_request(request, PAPER, endpoint->rank, group, 0);
-    TD_TRY(reach(endpoint, rank, true, request, deadline, &connection));
-    int error = td__recv_fd(connection, &fd, &byte, 1, deadline);
+    TD_TRY(td__endpoint_reach(endpoint, rank, true, &request, deadline, &connection));
+    int error = wait_for_paper(connection, deadline, given_up);
+    if (!error)
+        error = td__recv_fd(connection, &fd, &byte, 1, deadline);
     close(connection);
+    if (error == ECANCELED)
+        return td__fail(TD_ERR_ABORTED, "waiting for %s was given up",
+                        td__endpoint_describe(endpoint, rank));
     if (error)
         return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
                         "%s did not share its memory: %s", td__endpoint_describe(endpoint, rank),
@@ -425,7 +519,7 @@ td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offse
     if (!peer->viewed) {
         int fd;
         pthread_mutex_unlock(&endpoint->map_lock);
-        TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_PAPER, deadline, &fd));
+        TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_PAPER, deadline, NULL, &fd));
         pthread_mutex_lock(&endpoint->map_lock);
         if (peer->viewed) {
             close(fd); /* another thread was first */

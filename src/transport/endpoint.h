@@ -16,6 +16,8 @@
 
 #include <tandem/base.h>
 
+#include <stdatomic.h>
+
 struct td__endpoint;
 
 enum td__channel { TD__CHANNEL_COLLECTIVE, TD__CHANNEL_MESSAGES };
@@ -44,12 +46,70 @@ int td__endpoint_host(const struct td__endpoint *endpoint, int rank);
 /** The process of `rank`, as it calls itself. */
 int td__endpoint_pid(const struct td__endpoint *endpoint, int rank);
 
-/** False when the process of `rank`, on the same host, has ended. True where that cannot be known: it is
- *  watched from the first call on. */
-bool td__endpoint_alive(struct td__endpoint *endpoint, int rank);
-
 /** "rank 3 (on node7, pid 4711)", into a buffer of the thread's own. */
 const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank);
+
+/* ---- Presence --------------------------------------------------------------------------------
+ *
+ * Who is still there; lookout.c says how that is known. */
+
+enum td__presence {
+    TD__PRESENT, /* as far as is known */
+    TD__LEFT,    /* in order */
+    TD__GONE,    /* nobody is at its address: it has left, or has ended unseen */
+    TD__ENDED,   /* its process has, without leaving */
+    TD__CUT_OFF, /* its host has not answered for longer than TANDEM_HEARTBEAT */
+};
+
+typedef struct td__look_fns {
+    /** Whether a rank of this host has left in order; where this is NULL, ranks of this host are treated
+     *  like others. */
+    bool (*has_left)(void *arg, int rank);
+
+    /** Called a few times a second, on the lookout's thread. May be NULL. */
+    void (*tick)(void *arg);
+} td__look_fns;
+
+/** Begins to look after the others. Once, after td__endpoint_meet(). */
+td_status td__endpoint_look_out(struct td__endpoint *endpoint, const td__look_fns *fns, void *arg);
+
+/** Ends it: the functions above are not called any more. */
+void td__endpoint_look_away(struct td__endpoint *endpoint);
+
+/** What is known of `rank`. Cheap. */
+enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank);
+
+/** How many have died or are cut off. Cheap: who remembers the number sees whether there is news. */
+unsigned td__endpoint_losses(const struct td__endpoint *endpoint);
+
+/** For somebody who waits for `rank`: it is watched from now on, wherever it is. Cheap after the first
+ *  time. */
+void td__endpoint_watch(struct td__endpoint *endpoint, int rank);
+
+/** Whether the process of `rank` is seen to be stopped. */
+bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank);
+
+/** "was killed by SIGKILL", "has left", …; NULL while it is there. In a buffer of the thread's own. */
+const char *td__endpoint_farewell(const struct td__endpoint *endpoint, int rank);
+
+/* ---- Questions -------------------------------------------------------------------------------
+ *
+ * A rank can ask another something that is answered at once by the other's endpoint, whatever its
+ * program is doing. */
+
+enum { TD__ANSWER_LIMIT = 32768 };
+
+/** Answers a question of `rank`: appends to `answer`. On the endpoint's own thread: must not block. */
+typedef void (*td__answer_fn)(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
+                              struct td__buffer *answer);
+
+/** Who answers; NULL: nobody. After this the former one is not called any more. */
+void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *arg);
+
+/** Asks `rank`, and appends its answer, TD__ANSWER_LIMIT bytes at most. TD_ERR_TIMEOUT where it does not
+ *  answer in time, TD_ERR_PEER where it cannot be reached, or nobody answers there. */
+td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                           uint64_t value, td__deadline deadline, struct td__buffer *answer);
 
 /* ---- Links -----------------------------------------------------------------------------------
  *
@@ -82,9 +142,10 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group);
  *  until td__endpoint_forget(). */
 td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd);
 
-/** Gets a copy of what `rank` has laid out, or will have by the deadline. */
+/** Gets a copy of what `rank` has laid out, or will have by the deadline. Given up with TD_ERR_ABORTED
+ *  when *given_up (which may be NULL) becomes true. */
 td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
-                             td__deadline deadline, int *fd);
+                             td__deadline deadline, const atomic_bool *given_up, int *fd);
 
 /** Maps `size` bytes at `offset` of the default arena of `rank`, on the same host. The address stays
  *  good until the endpoint is closed. Cheap except for the first time. */

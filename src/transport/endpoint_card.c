@@ -3,15 +3,13 @@
 #include "base/host.h"
 #include "transport/endpoint_inside.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x64740301 };
+enum { MAGIC = 0x64740401 };
 
 static void read_line(const char *path, char *text, size_t room)
 {
@@ -46,7 +44,7 @@ void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *c
     td__buffer_put_u32(card, MAGIC);
     td__buffer_put_u32(card, (uint32_t)own->pid);
     td__buffer_put_u32(card, (uint32_t)own->port);
-    td__buffer_put_u8(card, endpoint->shared);
+    td__buffer_put_u8(card, (uint8_t)(endpoint->shared | endpoint->secret.tls << 1));
     td__buffer_put_u64(card, own->pid_space);
     td__buffer_put_string(card, own->host_id, strlen(own->host_id));
     td__buffer_put_string(card, own->host_name, strlen(own->host_name));
@@ -68,7 +66,9 @@ static bool read_card(const td_bytes *card, struct td__card *peer)
     bool known = td__reader_u32(&reader) == MAGIC;
     peer->pid = (int)td__reader_u32(&reader);
     peer->port = (int)td__reader_u32(&reader);
-    peer->shared = td__reader_u8(&reader) == 1;
+    uint8_t ways = td__reader_u8(&reader);
+    peer->shared = ways & 1;
+    peer->tls = ways & 2;
     peer->pid_space = td__reader_u64(&reader);
     read_text(&reader, peer->host_id);
     read_text(&reader, peer->host_name);
@@ -107,6 +107,12 @@ td_status td__endpoint_meet(struct td__endpoint *endpoint, const td_bytes *cards
                 "rank %d describes itself in a way that rank %d does not understand: do "
                 "all ranks use the same version of Tandem?",
                 r, endpoint->rank);
+    for (int r = 0; r < endpoint->size; r++)
+        if (endpoint->peers[r].tls != endpoint->secret.tls)
+            return td__fail(TD_ERR_MISMATCH,
+                            "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
+                            "all ranks",
+                            endpoint->peers[r].tls, r, endpoint->secret.tls, endpoint->rank);
     return number_hosts(endpoint);
 }
 
@@ -128,27 +134,6 @@ int td__endpoint_host(const struct td__endpoint *endpoint, int rank)
 int td__endpoint_pid(const struct td__endpoint *endpoint, int rank)
 {
     return endpoint->peers[rank].pid;
-}
-
-/* Where the pid means the same here as there. */
-static int open_watch(const struct td__endpoint *endpoint, const struct td__card *peer)
-{
-    const struct td__card *own = &endpoint->own;
-    if (strcmp(peer->host_id, own->host_id) != 0 || peer->pid_space != own->pid_space ||
-        peer->pid == own->pid)
-        return -1;
-    return (int)syscall(SYS_pidfd_open, peer->pid, 0);
-}
-
-bool td__endpoint_alive(struct td__endpoint *endpoint, int rank)
-{
-    struct td__card *peer = &endpoint->peers[rank];
-    pthread_mutex_lock(&endpoint->map_lock);
-    if (!peer->watch)
-        peer->watch = open_watch(endpoint, peer);
-    struct pollfd watch = {.fd = peer->watch, .events = POLLIN};
-    pthread_mutex_unlock(&endpoint->map_lock);
-    return watch.fd < 0 || poll(&watch, 1, 0) <= 0;
 }
 
 const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank)

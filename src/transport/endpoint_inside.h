@@ -5,8 +5,10 @@
 #include "base/arena.h"
 #include "base/auth.h"
 #include "transport/endpoint.h"
+#include "transport/reception.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { TD__CARD_TEXT = 128 };
 
@@ -19,16 +21,47 @@ struct td__card {
     int port;
     int pid;
     uint64_t pid_space; /* the name space that the pid belongs to */
-    int watch;          /* a pidfd; 0: not opened yet, -1: cannot be */
     bool shared;        /* it takes part in shared memory */
+    bool tls;           /* it encrypts what goes over TCP */
     int host;           /* its number */
     struct td__arena_view view;
     bool viewed;
+
+    /* The lookout's; see lookout.c. */
+    atomic_int presence;  /* a td__presence: changes once */
+    int ending;           /* ENDED: a wait status, or TD__ENDING_UNKNOWN */
+    int process;          /* a pidfd, or -1 */
+    bool process_watched; /* its process is enough to go by */
+    atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
+    int lifeline;         /* or -1 */
+    int64_t silent_since; /* no lifeline could be had since then; 0: not tried */
 };
+
+/* What a rank wants that has come to the door. */
+enum td__want {
+    TD__WANT_LINK = 1,
+    TD__WANT_PAPER,
+    TD__WANT_ANSWER,   /* `channel` is the topic */
+    TD__WANT_LIFELINE, /* the connection is kept until one of the two has gone */
+    TD__WANT_NEWS, /* nothing: it tells of a loss. `channel` is the presence, `group` the rank, and
+                          `value` the ending */
+};
+
+struct td__request {
+    enum td__want what;
+    int rank; /* who wants it */
+    uint64_t group;
+    uint32_t channel;
+    uint64_t value;
+};
+
+/* The byte on a lifeline that says that its end is in order. */
+enum { TD__LEAVING = 'L' };
 
 struct td__arrival;
 struct td__listener;
 struct td__paper;
+struct td__lookout;
 
 struct td__endpoint {
     int rank, size;
@@ -43,9 +76,54 @@ struct td__endpoint {
     struct td__arrival *arrivals;
     struct td__listener *listeners;
     struct td__paper *papers;
+    int *watchers; /* lifelines that others have to here */
+    int watcher_count, watcher_room;
+    pthread_mutex_t answer_lock; /* held while somebody answers; taken before those of groups */
+    td__answer_fn answer;
+    void *answer_arg;
 
     pthread_mutex_t map_lock;
+
+    struct td__lookout *lookout;
+    atomic_uint losses; /* ranks that have died or are cut off */
 };
+
+/** Takes a request apart; false where no rank of a world of `size` can have made it. */
+bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request);
+
+/** Connects to `rank` with a request. */
+td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
+                             const struct td__request *request, td__deadline deadline, int *fd);
+
+/** Whether somebody listens at the address of `rank`: 0, or an errno. */
+int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,
+                       td__deadline deadline);
+
+/** Whether that errno says that nobody does. */
+bool td__is_refused(int error);
+
+/** True where the two are on one host. */
+bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank);
+
+/* endpoint_questions.c, for the lookout; and what it does with those who come. */
+
+/** Opens a lifeline to `rank`. */
+td_status td__endpoint_grasp(struct td__endpoint *endpoint, int rank, td__deadline deadline,
+                             int *fd);
+
+/** Tells `to` that `rank` is lost. */
+void td__endpoint_tell_loss(struct td__endpoint *endpoint, int to, int rank,
+                            enum td__presence presence, int ending, td__deadline deadline);
+
+/** Asks `whom` what is known there of `rank`; leaves both as they are where that is nothing. */
+void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank,
+                               td__deadline deadline, enum td__presence *presence, int *ending);
+
+/** Serves a question, a lifeline or news, and takes the connection over. On the endpoint's thread. */
+void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd);
+
+/** Says to those who hold on to this rank that it leaves in order, and lets go. */
+void td__endpoint_part(struct td__endpoint *endpoint);
 
 /** Fills in this rank's own card, but for the addresses. */
 void td__card_fill_in(struct td__card *card, const char *host);

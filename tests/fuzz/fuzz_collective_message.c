@@ -2,15 +2,15 @@
  * and as what a rank receives in the middle of a call.
  *
  *     byte 0    which call, and with how many elements
- *     byte 1    odd: the right header comes first
+ *     byte 1    odd: the right header comes first; the rest of it: how many bytes come at a time
  *     the rest  what comes */
 #include "fuzz.h"
+#include "memory_socket.h"
 
 #include "group/socket_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 enum { LONGEST = 4096, COUNT = 100 };
@@ -63,14 +63,15 @@ static void listen_to_nobody(void *arg, td__link_fn fn, void *fn_arg)
 }
 
 /* Rank 0 of two makes a call; `data` is what rank 1 sends before it closes. */
-static void make_call(uint8_t what, bool right, const uint8_t *data, size_t size)
+static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t size)
 {
-    static const struct td__link_source source = {give_link, give_link, describe, listen_to_nobody};
+    static const struct td__link_source source = {.connect = give_link,
+                                                  .accept = give_link,
+                                                  .describe = describe,
+                                                  .listen = listen_to_nobody};
     static float input[2 * COUNT], output[2 * COUNT];
     struct td__socket_team *team;
-    int fds[2];
-    check(!socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
-    link_fd = fds[0];
+    uint8_t right[TD__HEADER_BYTES];
     check(!td__socket_team_create_over(&source, &link_fd, 2, 0, NULL, &team));
     struct td__operation operation = {
         .kind = what % TD__COLLECTIVES,
@@ -81,25 +82,26 @@ static void make_call(uint8_t what, bool right, const uint8_t *data, size_t size
         .deadline = td__now_ns(),
         .group = "fuzz",
     };
-    if (right) {
+    link_fd = memory_socket(NULL, 0, how / 2);
+    int link = link_fd;
+    if (how & 1) {
         struct td__run run;
-        uint8_t bytes[TD__HEADER_BYTES];
         size_t elements = operation.count;
         check(!td__socket_team_begin(team, &operation, operation.kind, operation.count,
                                      elements * sizeof(float), &run));
         run.header.turn = team->turn + 1;
         run.header.payload = elements * sizeof(float);
-        td__header_write(&run.header, bytes);
-        check(send(fds[1], bytes, sizeof bytes, MSG_NOSIGNAL) == sizeof bytes);
+        td__header_write(&run.header, right);
+        memory_socket_more(link, right, sizeof right);
     }
-    check(send(fds[1], data, size, MSG_NOSIGNAL) == (ssize_t)size);
-    shutdown(fds[1], SHUT_WR);
+    memory_socket_more(link, data, size);
+    memory_socket_end(link);
     td_status status = td__socket_team_run(team, &operation);
     check(!status || strlen(td_last_error()) > 0);
     td__socket_team_destroy(team);
     if (link_fd >= 0)
         close(link_fd);
-    close(fds[1]);
+    check(memory_socket_reset() == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -108,6 +110,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     if (size >= 2 + TD__HEADER_BYTES)
         check_header(data + 2);
-    make_call(data[0], data[1] & 1, data + 2, size - 2);
+    memory_clock(true);
+    make_call(data[0], data[1], data + 2, size - 2);
+    memory_clock(false);
     return 0;
 }

@@ -2,16 +2,17 @@
  *
  *     byte 0    bits 0 to 3: which receives are posted before they come; bit 4: this rank has opened
  *               the link, and two large sends are waiting for an answer
+ *     byte 1    how many bytes come at a time; 0: all
  *     the rest  what comes
  *
  * Whatever comes, each recv gets at most what it has room for, and everything ends. */
 #include "fuzz.h"
+#include "memory_socket.h"
 
 #include "group/messages_link.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 enum { LONGEST = 200000, ROOM = 64, LARGE = TD__WIRE_EAGER + 1 };
@@ -37,6 +38,32 @@ const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank)
 {
     (void)endpoint;
     return rank ? "rank 1" : "rank 0";
+}
+
+enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank)
+{
+    (void)endpoint;
+    (void)rank;
+    return TD__PRESENT;
+}
+
+const char *td__endpoint_farewell(const struct td__endpoint *endpoint, int rank)
+{
+    (void)endpoint;
+    (void)rank;
+    return NULL;
+}
+
+unsigned td__endpoint_losses(const struct td__endpoint *endpoint)
+{
+    (void)endpoint;
+    return 0;
+}
+
+void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
+{
+    (void)endpoint;
+    (void)rank;
 }
 
 void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td__channel channel,
@@ -109,11 +136,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const int ranks[2] = {0, 1};
     struct td__messages_options options = {.world_ranks = ranks, .size = 2, .name = "fuzz"};
     struct td__messages *messages;
-    int fds[2], room = 1 << 20, posted = 0;
-    if (size < 1 || size > LONGEST)
+    int posted = 0;
+    if (size < 2 || size > LONGEST)
         return 0;
-    check(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
-    setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    memory_clock(true);
+    int link = memory_socket(data + 2, size - 2, data[1]);
     check(!td__messages_create(&options, &messages));
     messages->stopping = true; /* no thread: this one does everything */
     char *buffers[4];
@@ -126,7 +153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     if (data[0] & 16) {
-        link_fd = fds[0];
+        link_fd = link;
         post(messages, TD_OP_SEND, large, LARGE, 1);
         post(messages, TD_OP_SEND, large, LARGE, 2);
         posted += 2;
@@ -134,14 +161,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         td__tcp_connect(messages);
         pthread_mutex_unlock(&messages->lock);
     } else {
-        td__tcp_accept(messages, 1, fds[0]);
+        td__tcp_accept(messages, 1, link);
     }
-    check(send(fds[1], data + 1, size - 1, MSG_NOSIGNAL) == (ssize_t)(size - 1));
     pump(messages);
-    close(fds[1]);
+    memory_socket_end(link);
     pump(messages);
     td__messages_destroy(messages);
     check(complete == posted);
+    check(memory_socket_reset() == 0);
+    memory_clock(false);
     for (int i = 0; i < 4; i++)
         free(buffers[i]);
     return 0;

@@ -66,7 +66,7 @@ static void take_output(struct client *client)
         check(out->size - at >= TD__WIRE_HEADER);
         check(td__wire_read_header(out->data + at, &header));
         check(header.body_size <= out->size - at - TD__WIRE_HEADER);
-        check(header.code <= TD_ERR_UNSUPPORTED);
+        check(header.code <= TD_ERR_ABORTED);
         at += TD__WIRE_HEADER + header.body_size;
     }
     out->size = 0;

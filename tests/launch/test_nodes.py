@@ -316,6 +316,41 @@ class Meeting(Nodes):
         self.finish(jobs, 0)
         self.assertEqual([job.out for job in jobs], ["s3cret\n"] * 2)
 
+    # Node 0 listens on all addresses, and no unix socket belongs to that of node 1: it comes by TCP.
+    ADDRESSES = ["--master-addr=0.0.0.0", "--master-addr=127.0.0.2"]
+
+    def test_encrypted(self):
+        env = {"TANDEM_TLS": "1", "TANDEM_SECRET": "s3cret", "TANDEM_TRANSPORT": "tcp"}
+        bench = [os.path.join(os.path.dirname(harness.TDRUN), "tdbench"), "all_reduce", "-b", "4,64K"]
+        jobs = [
+            self.start_node(2, rank, address, *bench, "-i", "5", nproc=1, env=env)
+            for rank, address in enumerate(self.ADDRESSES)
+        ]
+        self.finish(jobs, 0)
+        self.assertIn("all_reduce", jobs[0].out + jobs[1].out)
+
+    def test_encrypted_on_one_only(self):
+        for tls in 0, 1:
+            self.port = free_port()
+            first, second = [
+                self.start_node(2, rank, address, "--rdzv-conf=join_timeout=30", "true", nproc=1,
+                                env={"TANDEM_SECRET": "s3cret", "TANDEM_TLS": str(tls ^ rank)})
+                for rank, address in enumerate(self.ADDRESSES)
+            ]  # fmt: skip
+            self.check_code(second.finish(), 1)
+            self.assertIn("TANDEM_TLS", second.err)
+            first.signal(signal.SIGTERM)
+            first.finish()
+            self.assertIn("TANDEM_TLS", first.err)
+
+    def test_encryption_needs_a_secret_and_a_sound_value(self):
+        job = self.start_node(2, 0, "true", env={"TANDEM_TLS": "1"}).finish()
+        self.check_code(job, 1)
+        self.assertIn("TANDEM_TLS=1 needs the job's secret", job.err)
+        job = self.start("--standalone", "true", env={"TANDEM_TLS": "maybe"}).finish()
+        self.check_code(job, 1)
+        self.assertIn("TANDEM_TLS", job.err)
+
     def test_different_secrets(self):
         first = self.start_node(
             2, 0, "--rdzv-conf=join_timeout=20", "true", env={"TANDEM_SECRET": "a"}

@@ -1,0 +1,235 @@
+/* Growing a group: restarted ranks come back.
+ *
+ * A newcomer does nothing special: it meets the others as at the start. It counts its meetings in the
+ * store, puts its card there under that number, and waits for the cards of all others under the same
+ * number. The members of the group make new endpoints, each a card, and tell each other; the first
+ * one waits for the newcomers' cards, tells the members of them, and puts everybody's card where each
+ * newcomer waits for it. Then all have all cards, and begin as at the start.
+ *
+ *     newcomer       meetings += 1;  card[meeting][me] = mine;  waits for card[meeting][all]
+ *     first member   waits for a new card of each missing rank; card[its meeting][all] = …
+ */
+#include "base/fail.h"
+#include "group/root.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CARD = 1020, PAUSE_NS = 20000000 };
+
+struct card {
+    uint32_t size;
+    char bytes[CARD];
+};
+
+struct growth {
+    td_group *group;
+    struct td__root *old, *fresh;
+    struct card *cards; /* of all ranks; size 0: not known yet */
+    int64_t *meetings;  /* of the newcomers; 0: not one */
+    td__deadline deadline;
+};
+
+static bool is_member(const td_group *group, int rank)
+{
+    for (int i = 0; i < group->size; i++)
+        if (group->ranks[i] == rank)
+            return true;
+    return false;
+}
+
+static bool set_card(struct card *card, const void *bytes, size_t size)
+{
+    if (size > CARD)
+        return false;
+    memcpy(card->bytes, bytes, size);
+    card->size = (uint32_t)size;
+    return true;
+}
+
+/* ---- The first member: newcomers ------------------------------------------------------------- */
+
+/* A value that may not be there; *found says. */
+static td_status look_up(td_store *store, const char *key, td_bytes *value, bool *found)
+{
+    TD_TRY(td_store_check(store, &key, 1, found));
+    return *found ? td_store_get(store, key, 1000, value) : TD_OK;
+}
+
+/* The dead one's card is known; a newcomer has another. */
+static td_status look_for(struct growth *growth, int rank)
+{
+    struct td__root *old = growth->old;
+    char key[TD__ROOT_KEY];
+    td_bytes count = {0}, card = {0};
+    bool found;
+    td__meeting_key(old->name, rank, key);
+    td_status status = look_up(old->store, key, &count, &found);
+    int64_t meeting = !status && found ? strtoll(count.data, NULL, 10) : 0;
+    if (meeting > 0) {
+        td__card_key(old->name, meeting, rank, key);
+        status = look_up(old->store, key, &card, &found);
+        const td_bytes *dead = &old->cards[rank];
+        bool same = found && card.size == dead->size && !memcmp(card.data, dead->data, card.size);
+        if (!status && found && !same && set_card(&growth->cards[rank], card.data, card.size))
+            growth->meetings[rank] = meeting;
+    }
+    td_bytes_free(&card);
+    td_bytes_free(&count);
+    return status;
+}
+
+static td_status await_newcomers(struct growth *growth)
+{
+    for (int r = 0; r < growth->old->size; r++) {
+        while (!is_member(growth->group, r) && !growth->meetings[r]) {
+            TD_TRY(look_for(growth, r));
+            if (growth->meetings[r])
+                break;
+            if (td__deadline_passed(growth->deadline))
+                return td__fail(TD_ERR_TIMEOUT,
+                                "td_group_grow on group \"%s\": rank %d has not come back in time",
+                                growth->group->name, r);
+            td__sleep_ns(PAUSE_NS);
+        }
+    }
+    return TD_OK;
+}
+
+/* Everybody has been to at least as many meetings as the newcomers, so that who comes after this does not
+ * find the cards of this one. */
+static td_status raise_counts(const struct growth *growth)
+{
+    struct td__root *old = growth->old;
+    char key[TD__ROOT_KEY];
+    int64_t most = 0, count;
+    for (int r = 0; r < old->size; r++)
+        most = growth->meetings[r] > most ? growth->meetings[r] : most;
+    for (int r = 0; r < old->size; r++) {
+        td__meeting_key(old->name, r, key);
+        TD_TRY(td_store_add(old->store, key, 0, &count));
+        if (count < most)
+            TD_TRY(td_store_add(old->store, key, most - count, &count));
+    }
+    return TD_OK;
+}
+
+static td_status tell_newcomers(const struct growth *growth)
+{
+    struct td__root *old = growth->old;
+    char key[TD__ROOT_KEY];
+    TD_TRY(raise_counts(growth));
+    for (int to = 0; to < old->size; to++)
+        for (int r = 0; growth->meetings[to] && r < old->size; r++) {
+            if (r == to)
+                continue;
+            td__card_key(old->name, growth->meetings[to], r, key);
+            TD_TRY(td_store_set(old->store, key, growth->cards[r].bytes, growth->cards[r].size));
+        }
+    return TD_OK;
+}
+
+/* ---- All members ----------------------------------------------------------------------------- */
+
+/* Everybody's new card, from everybody: those of members first, then the first one's of newcomers. A first
+ * member that found nobody still answers, with a status, so that nobody waits for it. */
+static td_status exchange(struct growth *growth)
+{
+    td_group *group = growth->group;
+    struct td__buffer own = {0};
+    struct card card = {0}, *all = malloc(sizeof *all * (size_t)group->size);
+    int32_t status = all ? TD_OK : td__fail_nomem("td_group_grow");
+    td__endpoint_card(growth->fresh->endpoint, &own);
+    if (!status && (own.failed || !set_card(&card, own.data, own.size)))
+        status = td__fail_nomem("td_group_grow");
+    td__buffer_free(&own);
+    if (!status)
+        status = td_group_all_gather(group, &card, all, sizeof card, TD_U8, NULL);
+    for (int i = 0; i < group->size && !status; i++)
+        growth->cards[group->ranks[i]] = all[i];
+    free(all);
+    if (status)
+        return (td_status)status;
+
+    struct {
+        int32_t status;
+        char why[508];
+    } verdict = {0};
+    if (group->rank == 0) {
+        verdict.status = (int32_t)await_newcomers(growth);
+        if (verdict.status)
+            snprintf(verdict.why, sizeof verdict.why, "%s", td_last_error());
+    }
+    TD_TRY(td_group_broadcast(group, &verdict, sizeof verdict, TD_U8, group->ranks[0], NULL));
+    verdict.why[sizeof verdict.why - 1] = 0;
+    if (verdict.status)
+        return td__fail((td_status)verdict.status, "%s", verdict.why);
+    TD_TRY(td_group_broadcast(group, growth->cards,
+                              sizeof *growth->cards * (size_t)growth->old->size, TD_U8,
+                              group->ranks[0], NULL));
+    return group->rank == 0 ? tell_newcomers(growth) : TD_OK;
+}
+
+static td_status meet(struct growth *growth)
+{
+    struct td__root *fresh = growth->fresh;
+    for (int r = 0; r < fresh->size; r++) {
+        const struct card *card = &growth->cards[r];
+        char *bytes = malloc(card->size + 1);
+        if (!bytes || card->size > CARD) {
+            free(bytes);
+            return td__fail_nomem("td_group_grow");
+        }
+        memcpy(bytes, card->bytes, card->size);
+        bytes[card->size] = 0;
+        fresh->cards[r] = (td_bytes){bytes, card->size};
+    }
+    return td__endpoint_meet(fresh->endpoint, fresh->cards);
+}
+
+td_status td_group_grow(td_group *group, const td_group_options *options, td_group **grown)
+{
+    td_group_options none = {0};
+    options = options ? options : &none;
+    group = td__group_enter(group, "td_group_grow");
+    if (!group)
+        return TD_ERR_STATE;
+    if (!grown || options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, grown ? "td_group_grow: the timeout is negative"
+                                              : "td_group_grow: the result is NULL");
+    struct td__root *old = group->root;
+    size_t size = (size_t)old->size;
+    struct growth growth = {
+        .group = group,
+        .old = old,
+        .cards = calloc(size, sizeof *growth.cards),
+        .meetings = calloc(size, sizeof *growth.meetings),
+        .deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
+                                                           : td__call_timeout(group)),
+    };
+    td_group_options same = {.name = old->name,
+                             .backend = old->backend,
+                             .backend_options = old->backend_options,
+                             .timeout_ms = old->timeout_ms};
+    td_group *result;
+    td_status status = growth.cards && growth.meetings ? TD_OK : td__fail_nomem("td_group_grow");
+    if (!status)
+        status = td__root_make(old->given, old->rank, old->size, &same, &growth.fresh);
+    if (!status) {
+        status = exchange(&growth);
+        if (!status)
+            status = meet(&growth);
+        if (status)
+            td__root_free(growth.fresh, status);
+        else
+            status = td__root_begin(growth.fresh, &result);
+    }
+    free(growth.cards);
+    free(growth.meetings);
+    if (status)
+        return status;
+    td__world_outgrow(old, result);
+    *grown = result;
+    return TD_OK;
+}

@@ -1,0 +1,328 @@
+/* Shrinking a group: the survivors agree on who is left.
+ *
+ * The lowest rank that is present leads. Everybody else asks it again and again for the outcome, and by
+ * that says that it has come; when all who are present have, the leader decides, and the others hear of
+ * it with their next question.
+ *
+ *     leader      asks all: follow me; has anybody heard an outcome?      (once)
+ *     others      have come; what is the outcome?                         (until there is one)
+ *
+ * When the leader dies the next one takes its place, and must not decide otherwise than somebody who is
+ * still there has heard. Hence the leader's own question: who answers it tells an outcome that it has
+ * heard, and from then on takes none from a leader before this one, not even one that is already on its
+ * way. A leader decides only when all who are present have answered so. Questions are answered by the
+ * endpoint's thread, also when the program is elsewhere, or already back with its outcome.
+ *
+ * What a rank knows of one agreement stays until the root ends; the root's lock guards it. */
+#include "group/shrink.h"
+
+#include "base/fail.h"
+#include "group/abort.h"
+#include "group/inquiry.h"
+#include "group/root.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ASK_MS = 500,
+    FIRST_PAUSE_NS = 500000,
+    LAST_PAUSE_NS = 20000000,
+    FOLLOW = 1, /* in the lower half of a question's value; the upper one is the attempt */
+};
+
+enum { ABSENT, ENTERED, DECIDED };
+
+struct td__agreement {
+    struct td__agreement *next;
+    uint64_t key; /* of the group */
+    uint32_t attempt;
+    int size;
+    bool entered; /* this rank has come */
+    int follows;  /* the last leader, a rank in the group; -1: none yet */
+    bool decided;
+    bool *came; /* who has asked this rank for the outcome */
+    bool *left; /* the outcome: who is left */
+};
+
+static void free_agreement(struct td__agreement *agreement)
+{
+    free(agreement->came);
+    free(agreement->left);
+    free(agreement);
+}
+
+void td__shrink_forget(struct td__root *root)
+{
+    while (root->agreements) {
+        struct td__agreement *next = root->agreements->next;
+        free_agreement(root->agreements);
+        root->agreements = next;
+    }
+}
+
+/* With the lock held. Made where it is not there, and the group is; NULL otherwise. */
+static struct td__agreement *find(struct td__root *root, uint64_t key, uint32_t attempt)
+{
+    struct td__agreement *agreement = root->agreements;
+    while (agreement && (agreement->key != key || agreement->attempt != attempt))
+        agreement = agreement->next;
+    td_group *group = agreement ? NULL : td__root_find(root, key);
+    if (!group || !(agreement = calloc(1, sizeof *agreement)))
+        return agreement;
+    *agreement = (struct td__agreement){
+        .next = root->agreements,
+        .key = key,
+        .attempt = attempt,
+        .size = group->size,
+        .follows = -1,
+        .came = calloc((size_t)group->size, sizeof *agreement->came),
+        .left = calloc((size_t)group->size, sizeof *agreement->left),
+    };
+    if (!agreement->came || !agreement->left) {
+        free_agreement(agreement);
+        return NULL;
+    }
+    root->agreements = agreement;
+    return agreement;
+}
+
+static int rank_in(const td_group *group, int world_rank)
+{
+    for (int i = 0; i < group->size; i++)
+        if (group->ranks[i] == world_rank)
+            return i;
+    return -1;
+}
+
+/* ---- Answering ------------------------------------------------------------------------------- */
+
+static void put_state(const struct td__agreement *agreement, struct td__buffer *answer)
+{
+    if (!agreement || !agreement->decided) {
+        td__buffer_put_u8(answer, agreement && agreement->entered ? ENTERED : ABSENT);
+        return;
+    }
+    td__buffer_put_u8(answer, DECIDED);
+    for (int i = 0; i < agreement->size; i++)
+        td__buffer_put_u8(answer, agreement->left[i]);
+}
+
+void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t value,
+                       struct td__buffer *answer)
+{
+    pthread_mutex_lock(&root->lock);
+    struct td__agreement *agreement = find(root, key, (uint32_t)(value >> 32));
+    td_group *group = td__root_find(root, key);
+    int index = group ? rank_in(group, rank) : -1;
+    if (agreement && index >= 0) {
+        if ((uint32_t)value != FOLLOW)
+            agreement->came[index] = true;
+        else if (index > agreement->follows)
+            agreement->follows = index;
+    }
+    put_state(agreement, answer);
+    pthread_mutex_unlock(&root->lock);
+}
+
+/* ---- Taking part ----------------------------------------------------------------------------- */
+
+struct attempt {
+    td_group *group;
+    struct td__root *root;
+    struct td__agreement *agreement;
+    bool leads; /* all who are present follow */
+};
+
+static bool is_present(const struct attempt *attempt, int index)
+{
+    return td__endpoint_presence(attempt->root->endpoint, attempt->group->ranks[index]) ==
+           TD__PRESENT;
+}
+
+static int find_leader(const struct attempt *attempt)
+{
+    int index = 0;
+    while (index != attempt->group->rank && !is_present(attempt, index))
+        index++;
+    return index;
+}
+
+/* Takes an outcome, where this rank does not follow a later leader than the one who tells it. */
+static void take_outcome(struct attempt *attempt, int leader, struct td__reader *reader)
+{
+    struct td__agreement *agreement = attempt->agreement;
+    pthread_mutex_lock(&attempt->root->lock);
+    if (!agreement->decided && leader >= agreement->follows) {
+        for (int i = 0; i < agreement->size; i++)
+            agreement->left[i] = td__reader_u8(reader) != 0;
+        agreement->decided = td__reader_done(reader);
+    }
+    pthread_mutex_unlock(&attempt->root->lock);
+}
+
+/* Asks one member, and takes the outcome where it has one. False where it does not answer. */
+static bool ask(struct attempt *attempt, int index, uint32_t what, int leader)
+{
+    struct td__buffer answer = {0};
+    bool answered = !td__endpoint_ask(attempt->root->endpoint, attempt->group->ranks[index],
+                                      TD__TOPIC_SHRINK, attempt->group->key,
+                                      (uint64_t)attempt->agreement->attempt << 32 | what,
+                                      td__deadline_in_ms(ASK_MS), &answer);
+    if (answered) {
+        struct td__reader reader = td__reader_of(answer.data, answer.size);
+        if (td__reader_u8(&reader) == DECIDED)
+            take_outcome(attempt, leader, &reader);
+    }
+    td__buffer_free(&answer);
+    return answered;
+}
+
+static void become_leader(struct attempt *attempt)
+{
+    td_group *group = attempt->group;
+    bool all = true;
+    pthread_mutex_lock(&attempt->root->lock);
+    if (attempt->agreement->follows < group->rank)
+        attempt->agreement->follows = group->rank;
+    pthread_mutex_unlock(&attempt->root->lock);
+    for (int i = 0; i < group->size; i++)
+        if (i != group->rank && is_present(attempt, i))
+            all &= ask(attempt, i, FOLLOW, group->rank);
+    attempt->leads = all;
+}
+
+/* Where the others took this rank for dead and follow a later one, that one has the outcome. */
+static void lead(struct attempt *attempt)
+{
+    struct td__agreement *agreement = attempt->agreement;
+    int own = attempt->group->rank;
+    bool all = true;
+    pthread_mutex_lock(&attempt->root->lock);
+    int follows = agreement->follows;
+    for (int i = 0; i < agreement->size && follows == own; i++) {
+        agreement->left[i] = i == own || is_present(attempt, i);
+        all &= !agreement->left[i] || i == own || agreement->came[i];
+    }
+    agreement->decided = all && follows == own;
+    pthread_mutex_unlock(&attempt->root->lock);
+    if (follows > own)
+        ask(attempt, follows, 0, follows);
+}
+
+static bool has_outcome(const struct attempt *attempt)
+{
+    pthread_mutex_lock(&attempt->root->lock);
+    bool decided = attempt->agreement->decided;
+    pthread_mutex_unlock(&attempt->root->lock);
+    return decided;
+}
+
+static td_status fail_late(const struct attempt *attempt, int leader)
+{
+    const td_group *group = attempt->group;
+    char missing[256] = "";
+    size_t length = 0;
+    pthread_mutex_lock(&attempt->root->lock);
+    for (int i = 0; i < group->size && length < sizeof missing - 16; i++)
+        if (leader == group->rank && i != leader && is_present(attempt, i) &&
+            !attempt->agreement->came[i])
+            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
+                                       length ? ", " : "", group->ranks[i]);
+    pthread_mutex_unlock(&attempt->root->lock);
+    if (!length)
+        return td__fail(TD_ERR_TIMEOUT,
+                        "td_group_shrink on group \"%s\": no outcome in time from rank %d, which "
+                        "waits for somebody, or has not called it",
+                        group->name, group->ranks[leader]);
+    return td__fail(TD_ERR_TIMEOUT,
+                    "td_group_shrink on group \"%s\": rank %s is there, but has not called it",
+                    group->name, missing);
+}
+
+static td_status agree(struct attempt *attempt, td__deadline deadline)
+{
+    td_group *group = attempt->group;
+    int64_t pause = FIRST_PAUSE_NS;
+    for (int i = 0; i < group->size; i++)
+        td__endpoint_watch(attempt->root->endpoint, group->ranks[i]);
+    for (;;) {
+        int leader = find_leader(attempt);
+        if (leader != group->rank)
+            ask(attempt, leader, 0, leader);
+        else if (!attempt->leads)
+            become_leader(attempt);
+        else
+            lead(attempt);
+        if (has_outcome(attempt))
+            return TD_OK;
+        if (td__deadline_passed(deadline))
+            return fail_late(attempt, leader);
+        td__sleep_ns(pause);
+        pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
+    }
+}
+
+/* ---- The new group --------------------------------------------------------------------------- */
+
+static td_status make_rest(const struct attempt *attempt, const td_group_options *options,
+                           td_group **rest)
+{
+    td_group *group = attempt->group;
+    int count = 0, *ranks = malloc(sizeof *ranks * (size_t)group->size);
+    td_group_options own = *options;
+    char name[160], key[64];
+    if (!ranks)
+        return td__fail_nomem("td_group_shrink");
+    for (int i = 0; i < group->size; i++)
+        if (attempt->agreement->left[i])
+            ranks[count++] = group->ranks[i];
+    snprintf(name, sizeof name, "%.120s (%d left)", group->name, count);
+    snprintf(key, sizeof key, "%016llx/%u", (unsigned long long)group->key,
+             attempt->agreement->attempt);
+    own.name = options->name ? options->name : name;
+    own.backend = options->backend ? options->backend : group->backend;
+    own.backend_options = options->backend_options ? options->backend_options
+                                                   : group->context.options;
+    own.timeout_ms = options->timeout_ms ? options->timeout_ms : group->timeout_ms;
+    td_status status = TD_OK;
+    if (!attempt->agreement->left[group->rank])
+        status = td__fail(TD_ERR_PEER,
+                          "td_group_shrink on group \"%s\": the others took rank %d for dead, and "
+                          "went on without it",
+                          group->name, group->ranks[group->rank]);
+    if (!status)
+        status = td__group_add(group->root, ranks, count, key, &own, rest);
+    free(ranks);
+    return status;
+}
+
+td_status td_group_shrink(td_group *group, const td_group_options *options, td_group **survivors)
+{
+    td_group_options none = {0};
+    options = options ? options : &none;
+    group = td__group_enter(group, "td_group_shrink");
+    if (!group)
+        return TD_ERR_STATE;
+    if (!survivors)
+        return td__fail(TD_ERR_INVALID, "td_group_shrink: the result is NULL");
+    if (options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, "td_group_shrink: the timeout is %lld ms",
+                        (long long)options->timeout_ms);
+    struct attempt attempt = {.group = group, .root = group->root};
+    td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
+                                                                   : td__call_timeout(group));
+    TD_TRY(find_leader(&attempt) == group->rank ? td_group_abort(group) : td__abort_quietly(group));
+    pthread_mutex_lock(&group->root->lock);
+    attempt.agreement = find(group->root, group->key, group->shrunk);
+    if (attempt.agreement)
+        attempt.agreement->entered = true;
+    pthread_mutex_unlock(&group->root->lock);
+    if (!attempt.agreement)
+        return td__fail_nomem("td_group_shrink");
+    TD_TRY(agree(&attempt, deadline));
+    TD_TRY(make_rest(&attempt, options, survivors));
+    group->shrunk++;
+    return TD_OK;
+}

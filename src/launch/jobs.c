@@ -1,0 +1,213 @@
+/* Finding the pages of jobs; see jobs.h.
+ *
+ * A launcher keeps its book open, under a name that /proc shows. So nothing has to be registered or cleaned
+ * up, no server answers, and who may look is what the kernel says: those who may look into the launcher. */
+#include "launch/jobs.h"
+
+#include "base/fail.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const size_t MOST = TD__FLIGHT_HEAD +
+                           (size_t)TD__FLIGHT_SLOTS * sizeof(struct td__flight_bytes);
+
+struct search {
+    struct td__story_book *books;
+    struct seen {
+        dev_t device;
+        ino_t inode;
+    } * seen; /* which file each book is: several processes may have one open */
+    int count;
+};
+
+static bool was_seen(const struct search *search, const struct stat *found)
+{
+    for (int i = 0; i < search->count; i++)
+        if (search->seen[i].device == found->st_dev && search->seen[i].inode == found->st_ino)
+            return true;
+    return false;
+}
+
+/* Copies a book that processes write to at this moment. */
+static bool copy_book(int fd, size_t size, struct td__story_book *book)
+{
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return false;
+    struct td__flight_book_info info;
+    bool known = td__flight_read_head(map, size, &info) == TD_OK;
+    struct td__flight_book open = {.fd = fd, .slots = info.slots, .map = map, .size = size};
+    *book = (struct td__story_book){.size = size};
+    if (known && (book->bytes = td__flight_book_copy(&open)))
+        known = td__flight_read_head(book->bytes, size, &book->info) == TD_OK;
+    munmap(map, size);
+    if (!known)
+        free(book->bytes);
+    return known && book->bytes;
+}
+
+static td_status take(struct search *search, const char *path)
+{
+    struct stat found;
+    struct td__story_book book;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return TD_OK; /* not ours to see, or gone */
+    int seals = fcntl(fd, F_GET_SEALS);
+    bool fit = !fstat(fd, &found) && seals >= 0 && (seals & F_SEAL_SHRINK) &&
+               found.st_size >= TD__FLIGHT_HEAD && (size_t)found.st_size <= MOST &&
+               !was_seen(search, &found) && copy_book(fd, (size_t)found.st_size, &book);
+    close(fd);
+    if (!fit)
+        return TD_OK;
+    size_t count = (size_t)search->count + 1;
+    struct td__story_book *books = realloc(search->books, count * sizeof *books);
+    if (books)
+        search->books = books;
+    struct seen *seen = realloc(search->seen, count * sizeof *seen);
+    if (seen)
+        search->seen = seen;
+    if (!books || !seen) {
+        free(book.bytes);
+        return td__fail_nomem("status");
+    }
+    books[search->count] = book;
+    seen[search->count] = (struct seen){found.st_dev, found.st_ino};
+    search->count++;
+    return TD_OK;
+}
+
+static td_status look_into(struct search *search, const char *process)
+{
+    static const char name[] = "/memfd:" TD__FLIGHT_MEMORY;
+    char path[600], link[64];
+    struct dirent *entry;
+    td_status status = TD_OK;
+    snprintf(path, sizeof path, "/proc/%.255s/fd", process);
+    DIR *directory = opendir(path);
+    while (directory && !status && (entry = readdir(directory))) {
+        snprintf(path, sizeof path, "/proc/%.255s/fd/%.255s", process, entry->d_name);
+        ssize_t size = readlink(path, link, sizeof link);
+        size_t wanted = sizeof name - 1;
+        if (size >= (ssize_t)wanted && !memcmp(link, name, wanted) &&
+            ((size_t)size == wanted || link[wanted] == ' '))
+            status = take(search, path);
+    }
+    if (directory)
+        closedir(directory);
+    return status;
+}
+
+static int compare_books(const void *a, const void *b)
+{
+    const struct td__story_book *x = a, *y = b;
+    return x->info.started_ns < y->info.started_ns ? -1 : x->info.started_ns > y->info.started_ns;
+}
+
+td_status td__jobs_find(bool everybody, struct td__story_book **books, int *count)
+{
+    struct search search = {0};
+    struct dirent *entry;
+    DIR *directory = opendir("/proc");
+    if (!directory)
+        return td__fail(TD_ERR_SYSTEM, "status: /proc cannot be read: %s", td__errno_text(errno));
+    td_status status = TD_OK;
+    while (!status && (entry = readdir(directory))) {
+        char path[300];
+        struct stat found;
+        snprintf(path, sizeof path, "/proc/%s", entry->d_name);
+        if (entry->d_name[strspn(entry->d_name, "0123456789")] || stat(path, &found) ||
+            (!everybody && found.st_uid != geteuid()))
+            continue;
+        status = look_into(&search, entry->d_name);
+    }
+    closedir(directory);
+    free(search.seen);
+    if (status) {
+        for (int i = 0; i < search.count; i++)
+            free(search.books[i].bytes);
+        free(search.books);
+        return status;
+    }
+    if (search.count)
+        qsort(search.books, (size_t)search.count, sizeof *search.books, compare_books);
+    *books = search.books;
+    *count = search.count;
+    return TD_OK;
+}
+
+bool td__job_has_process(const struct td__story_book *book, pid_t pid)
+{
+    const char *logs = (const char *)book->bytes + TD__FLIGHT_HEAD;
+    if (book->info.pid == pid)
+        return true;
+    for (int slot = 0; slot < book->info.slots; slot++) {
+        const struct td__flight_bytes *log =
+            (const void *)(logs + (size_t)slot * sizeof(struct td__flight_bytes));
+        if (log->started_pid == pid || (pid_t)log->owner == pid)
+            return true;
+    }
+    return false;
+}
+
+td_status td__job_read_file(const char *path, struct td__story_book *book)
+{
+    struct stat found;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &found)) {
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        return td__fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(error));
+    }
+    td_status status = TD_OK;
+    size_t size = (size_t)found.st_size, got = 0;
+    char *bytes = NULL;
+    if (!S_ISREG(found.st_mode) || size > MOST)
+        status = td__fail(TD_ERR_INVALID, "%s: this is no page of a flight recorder", path);
+    else if (!(bytes = aligned_alloc(4096, (size + 4096) & ~(size_t)4095)))
+        status = td__fail_nomem("story");
+    while (!status && got < size) {
+        ssize_t part = read(fd, bytes + got, size - got);
+        if (part < 0 && errno == EINTR)
+            continue;
+        if (part < 0)
+            status = td__fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
+        if (part <= 0)
+            break;
+        got += (size_t)part;
+    }
+    close(fd);
+    if (!status && td__flight_read_head(bytes, got, &book->info))
+        status = td__fail(TD_ERR_INVALID, "%s: %s", path, td_last_error());
+    if (status) {
+        free(bytes);
+        return status;
+    }
+    book->bytes = bytes;
+    book->size = got;
+    return TD_OK;
+}
+
+char td__process_state(pid_t pid)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    if (size <= 0)
+        return 0;
+    text[size] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && name_end[1] == ' ' ? name_end[2] : 0;
+}

@@ -1,0 +1,37 @@
+/* The door of a server: listens, lets in who proves the job's secret, and hands the connection on
+ * together with the request that came with it. The store and the endpoints of ranks each have one. */
+#ifndef TD_OS_DOOR_H
+#define TD_OS_DOOR_H
+
+#include "base/auth.h"
+#include "os/loop.h"
+
+enum { TD__DOOR_REQUEST = 64 }; /* the longest request */
+
+struct td__door;
+
+/** A proven connection, non-blocking; `local` where it came by the unix socket. It belongs to the one who
+ *  is called. On the loop's thread, so it must not block. */
+typedef void (*td__guest_fn)(void *arg, int fd, bool local, const uint8_t *request);
+
+struct td__door_options {
+    const struct td__secret *secret;
+    const char *purpose; /* as for td__connect_trusted(); a string that lives as long as the door */
+    size_t request_size; /* what each guest says first; 0: nothing */
+    td__guest_fn fn;
+    void *arg;
+};
+
+/** Opens a door at the listening sockets `tcp_fd` and `local_fd`, -1 for one that is not there. They are
+ *  taken over, also on failure. On the loop's thread, as all that happens at the door. */
+td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,
+                        const struct td__door_options *options, struct td__door **door);
+
+/** Nobody comes in any more, but for those who have sent their proof by now. On the loop's thread; the
+ *  door frees itself once its handles are closed. */
+void td__door_close(struct td__door *door);
+
+/** In a forked child, which has no such thread: closes the listening sockets. */
+void td__door_abandon(struct td__door *door);
+
+#endif

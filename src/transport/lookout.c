@@ -1,0 +1,442 @@
+/* The lookout: a thread that knows at once who has died, who has left, and who is cut off.
+ *
+ *     ranks of this host    their processes are watched (a pidfd each)
+ *     the next rank, where it is on another host, and whoever is waited for
+ *                           a lifeline: a connection that carries nothing but one byte, when the other
+ *                           leaves in order; its end without that byte is a death, its silence (the
+ *                           kernel asks, os/socket.h) a host that is cut off
+ *     everybody else        somebody watches them, and tells
+ *
+ * So each rank is watched by all of its host, or by the rank before it, and news of a loss goes to all
+ * others: from the lowest rank that is left on the host of the lost one, and from those at lifelines.
+ * Leaving is not news: it is orderly, and everybody does it.
+ *
+ * What is known of a rank changes once, from PRESENT to something else, under the lock; it is read
+ * without. */
+#include "transport/lookout.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "os/ending.h"
+#include "os/heartbeat.h"
+#include "os/socket.h"
+#include "os/trust.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+    TICK_MS = 200,
+    CONNECT_MS = 300, /* for a lifeline; one that is late is tried again */
+    TELL_MS = 200,    /* for telling one rank of a loss … */
+    SPREAD_MS = 3000, /* … and for telling all */
+    ENDING_MS = 100,
+    FIND_OUT_MS = 1000,
+    QUESTIONS = 5,
+    PAUSE_NS = 50000000,
+    BATCH = 32,
+};
+
+/* What an event is about, above the rank. */
+enum { WAKE, PROCESS, LIFELINE };
+
+struct td__lookout {
+    pthread_t thread;
+    int epoll, wake;
+    atomic_bool stopping; /* or it never began */
+    atomic_int wishes;    /* lifelines to be opened */
+    td__look_fns fns;
+    void *arg;
+};
+
+static _Thread_local bool looks_out; /* on the lookout's thread */
+
+/* ---- What is known --------------------------------------------------------------------------- */
+
+enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank)
+{
+    return (enum td__presence)atomic_load_explicit(&endpoint->peers[rank].presence,
+                                                   memory_order_acquire);
+}
+
+unsigned td__endpoint_losses(const struct td__endpoint *endpoint)
+{
+    return atomic_load_explicit(&endpoint->losses, memory_order_acquire);
+}
+
+const char *td__endpoint_farewell(const struct td__endpoint *endpoint, int rank)
+{
+    static _Thread_local char text[96];
+    switch (td__endpoint_presence(endpoint, rank)) {
+    case TD__PRESENT:
+        return NULL;
+    case TD__LEFT:
+        return "has left";
+    case TD__GONE:
+        return "has ended, or has left";
+    case TD__CUT_OFF:
+        return "does not answer any more: its host is down, or cut off";
+    case TD__ENDED:
+        break;
+    }
+    td__ending_text(endpoint->peers[rank].ending, text, sizeof text);
+    return text;
+}
+
+/* True when this was news. */
+static bool settle(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    pthread_mutex_lock(&endpoint->lock);
+    bool news = atomic_load(&peer->presence) == TD__PRESENT;
+    if (news) {
+        peer->ending = ending;
+        atomic_store(&peer->presence, presence);
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            atomic_fetch_add(&endpoint->losses, 1);
+    }
+    pthread_mutex_unlock(&endpoint->lock);
+    return news;
+}
+
+void td__lookout_hear(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                      int ending)
+{
+    settle(endpoint, rank, presence, ending);
+}
+
+/* ---- Telling --------------------------------------------------------------------------------- */
+
+static bool same_host(const struct td__endpoint *endpoint, int a, int b)
+{
+    return endpoint->peers[a].host == endpoint->peers[b].host;
+}
+
+/* The lowest rank that is left on the host of `rank`. */
+static int speaker_for(const struct td__endpoint *endpoint, int rank)
+{
+    for (int r = 0; r < endpoint->size; r++)
+        if (same_host(endpoint, r, rank) && td__endpoint_presence(endpoint, r) == TD__PRESENT)
+            return r;
+    return -1;
+}
+
+static void spread(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
+{
+    td__deadline end = td__deadline_in_ms(SPREAD_MS);
+    for (int r = 0; r < endpoint->size && !td__deadline_passed(end); r++)
+        if (r != endpoint->rank && !same_host(endpoint, r, rank) &&
+            td__endpoint_presence(endpoint, r) == TD__PRESENT)
+            td__endpoint_tell_loss(endpoint, r, rank, presence, ending,
+                                   td__deadline_in_ms(TELL_MS));
+}
+
+/* This rank has seen it itself. */
+static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
+{
+    if (!settle(endpoint, rank, presence, ending) ||
+        (presence != TD__ENDED && presence != TD__CUT_OFF))
+        return;
+    bool witness = !same_host(endpoint, rank, endpoint->rank);
+    if (witness || speaker_for(endpoint, rank) == endpoint->rank)
+        spread(endpoint, rank, presence, ending);
+}
+
+/* ---- Watching -------------------------------------------------------------------------------- */
+
+static void follow(struct td__lookout *lookout, int fd, int kind, int rank)
+{
+    struct epoll_event event = {.events = EPOLLIN,
+                                .data.u64 = (uint64_t)kind << 32 | (uint32_t)rank};
+    epoll_ctl(lookout->epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+static void unfollow(struct td__lookout *lookout, int fd)
+{
+    epoll_ctl(lookout->epoll, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* Where the pid means the same here as there. */
+static bool is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer)
+{
+    const struct td__card *own = &endpoint->own;
+    return !strcmp(peer->host_id, own->host_id) && peer->pid_space == own->pid_space &&
+           peer->pid != own->pid;
+}
+
+bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
+{
+    const struct td__card *peer = &endpoint->peers[rank];
+    if (!is_neighbour(endpoint, peer))
+        return false;
+    char state = td__ending_state(peer->pid);
+    return state == 'T' || state == 't';
+}
+
+static void watch_process(struct td__endpoint *endpoint, int rank, bool follows)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    if (!is_neighbour(endpoint, peer) || peer->process >= 0)
+        return;
+    peer->process = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+    if (peer->process >= 0 && follows)
+        follow(endpoint->lookout, peer->process, PROCESS, rank);
+    else if (peer->process < 0 && errno == ESRCH && follows)
+        lose(endpoint, rank, TD__ENDED, TD__ENDING_UNKNOWN);
+}
+
+static void on_process_end(struct td__endpoint *endpoint, int rank)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    struct td__card *peer = &endpoint->peers[rank];
+    unfollow(lookout, peer->process);
+    if (lookout->fns.has_left && lookout->fns.has_left(lookout->arg, rank))
+        lose(endpoint, rank, TD__LEFT, 0);
+    else
+        lose(endpoint, rank, TD__ENDED, td__ending_of(peer->pid, peer->process));
+}
+
+/* The sockets of a process that dies are closed a moment before it has ended. */
+static int await_ending(const struct td__card *peer)
+{
+    struct pollfd ended = {.fd = peer->process, .events = POLLIN};
+    if (peer->process < 0 || poll(&ended, 1, ENDING_MS) != 1)
+        return TD__ENDING_UNKNOWN;
+    return td__ending_of(peer->pid, peer->process);
+}
+
+static bool is_silence(int error)
+{
+    return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+           error == ENETDOWN || error == EHOSTDOWN;
+}
+
+static void on_lifeline(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    char byte;
+    ssize_t got = recv(peer->lifeline, &byte, 1, MSG_DONTWAIT);
+    int error = got < 0 ? errno : 0;
+    if (error == EAGAIN || error == EINTR)
+        return;
+    unfollow(endpoint->lookout, peer->lifeline);
+    if (got == 1 && byte == TD__LEAVING)
+        lose(endpoint, rank, TD__LEFT, 0);
+    else if (is_silence(error))
+        lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+    else
+        lose(endpoint, rank, TD__ENDED, await_ending(peer));
+}
+
+static int probe(struct td__endpoint *endpoint, int rank)
+{
+    return td__endpoint_probe(endpoint, rank, td__endpoint_is_near(endpoint, rank),
+                              td__deadline_in_ms(CONNECT_MS));
+}
+
+/* Nobody is at its address any more. The rank before it had a lifeline to it, and may know more. */
+static void find_out(struct td__endpoint *endpoint, int rank)
+{
+    int before = (rank + endpoint->size - 1) % endpoint->size;
+    enum td__presence presence = TD__GONE;
+    int ending = TD__ENDING_UNKNOWN;
+    for (int i = 0; i < QUESTIONS && presence == TD__GONE; i++) {
+        if (i)
+            td__sleep_ns(
+                PAUSE_NS); /* it may not have noticed yet, and may tell by itself when it has */
+        if (atomic_load(&endpoint->lookout->stopping) || before == endpoint->rank ||
+            td__endpoint_presence(endpoint, rank) != TD__PRESENT ||
+            td__endpoint_presence(endpoint, before) != TD__PRESENT || probe(endpoint, before))
+            break;
+        td__endpoint_ask_presence(endpoint, before, rank, td__deadline_in_ms(CONNECT_MS), &presence,
+                                  &ending);
+    }
+    lose(endpoint, rank, presence, ending);
+}
+
+static void open_lifeline(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    int64_t now = td__now_ns();
+    int error = probe(endpoint, rank);
+    if (!error &&
+        !td__endpoint_grasp(endpoint, rank, td__deadline_in_ms(CONNECT_MS), &peer->lifeline)) {
+        watch_process(endpoint, rank, false);
+        follow(endpoint->lookout, peer->lifeline, LIFELINE, rank);
+        return;
+    }
+    if (td__is_refused(error)) {
+        find_out(endpoint, rank);
+        return;
+    }
+    if (!peer->silent_since)
+        peer->silent_since = now;
+    if (now - peer->silent_since >= td__heartbeat_ms() * 1000000)
+        lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+}
+
+static void open_lifelines(struct td__endpoint *endpoint)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    for (int r = 0; r < endpoint->size && atomic_load(&lookout->wishes) > 0; r++) {
+        struct td__card *peer = &endpoint->peers[r];
+        if (!atomic_load(&peer->wanted) || peer->lifeline >= 0)
+            continue;
+        if (td__endpoint_presence(endpoint, r) == TD__PRESENT)
+            open_lifeline(endpoint, r);
+        if (peer->lifeline >= 0 || td__endpoint_presence(endpoint, r) != TD__PRESENT) {
+            atomic_store(&peer->wanted, 2);
+            atomic_fetch_sub(&lookout->wishes, 1);
+        }
+    }
+}
+
+void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    struct td__card *peer = &endpoint->peers[rank];
+    int no = 0;
+    if (!lookout || rank == endpoint->rank || peer->process_watched ||
+        !atomic_compare_exchange_strong(&peer->wanted, &no, 1))
+        return;
+    uint64_t one = 1;
+    atomic_fetch_add(&lookout->wishes, 1);
+    ssize_t written = write(lookout->wake, &one, sizeof one);
+    (void)written;
+}
+
+const char *td__lookout_find_out(struct td__endpoint *endpoint, int rank)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    td__deadline end = td__deadline_in_ms(FIND_OUT_MS);
+    if (!lookout || looks_out)
+        return td__endpoint_farewell(endpoint, rank);
+    td__endpoint_watch(endpoint, rank);
+    while (td__endpoint_presence(endpoint, rank) == TD__PRESENT && !td__deadline_passed(end))
+        td__sleep_ns(1000000);
+    return td__endpoint_farewell(endpoint, rank);
+}
+
+/* ---- The thread ------------------------------------------------------------------------------ */
+
+/* Ranks of this host say that they leave before their processes end, which may live on. */
+static void look_for_leavers(struct td__endpoint *endpoint)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    for (int r = 0; r < endpoint->size; r++)
+        if (endpoint->peers[r].process_watched &&
+            td__endpoint_presence(endpoint, r) == TD__PRESENT &&
+            lookout->fns.has_left(lookout->arg, r))
+            settle(endpoint, r, TD__LEFT, 0);
+}
+
+static void handle(struct td__endpoint *endpoint, const struct epoll_event *event)
+{
+    int rank = (int)(uint32_t)event->data.u64;
+    uint64_t count;
+    switch (event->data.u64 >> 32) {
+    case PROCESS:
+        on_process_end(endpoint, rank);
+        break;
+    case LIFELINE:
+        on_lifeline(endpoint, rank);
+        break;
+    default: {
+        ssize_t got = read(endpoint->lookout->wake, &count, sizeof count);
+        (void)got;
+    }
+    }
+}
+
+static void *look_out(void *arg)
+{
+    struct td__endpoint *endpoint = arg;
+    struct td__lookout *lookout = endpoint->lookout;
+    int64_t next_tick = td__deadline_in_ms(TICK_MS);
+    looks_out = true;
+    for (int r = 0; r < endpoint->size; r++)
+        if (endpoint->peers[r].process_watched)
+            watch_process(endpoint, r, true);
+    while (!atomic_load(&lookout->stopping)) {
+        struct epoll_event events[BATCH];
+        int count = epoll_wait(lookout->epoll, events, BATCH, td__deadline_poll_ms(next_tick));
+        for (int i = 0; i < count && !atomic_load(&lookout->stopping); i++)
+            handle(endpoint, &events[i]);
+        if (!atomic_load(&lookout->stopping))
+            open_lifelines(endpoint);
+        if (td__deadline_passed(next_tick)) {
+            look_for_leavers(endpoint);
+            if (lookout->fns.tick && !atomic_load(&lookout->stopping))
+                lookout->fns.tick(lookout->arg);
+            next_tick = td__deadline_in_ms(TICK_MS);
+        }
+    }
+    return NULL;
+}
+
+td_status td__endpoint_look_out(struct td__endpoint *endpoint, const td__look_fns *fns, void *arg)
+{
+    struct td__lookout *lookout = calloc(1, sizeof *lookout);
+    if (!lookout)
+        return td__fail_nomem("endpoint");
+    lookout->fns = *fns;
+    lookout->arg = arg;
+    lookout->epoll = epoll_create1(EPOLL_CLOEXEC);
+    lookout->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    endpoint->lookout = lookout;
+    if (lookout->epoll < 0 || lookout->wake < 0)
+        return td__fail(TD_ERR_SYSTEM, "no descriptor to look after the other ranks: %s",
+                        td__errno_text(errno));
+    follow(lookout, lookout->wake, WAKE, 0);
+    for (int r = 0; r < endpoint->size; r++)
+        endpoint->peers[r].process_watched = fns->has_left && r != endpoint->rank &&
+                                             same_host(endpoint, r, endpoint->rank) &&
+                                             is_neighbour(endpoint, &endpoint->peers[r]);
+    int next = (endpoint->rank + 1) % endpoint->size;
+    td__endpoint_watch(endpoint, next);
+    int error = td__thread_start(&lookout->thread, "td-lookout", look_out, endpoint);
+    if (error) {
+        atomic_store(&lookout->stopping, true);
+        return td__fail(TD_ERR_SYSTEM, "no thread to look after the other ranks: %s",
+                        td__errno_text(error));
+    }
+    return TD_OK;
+}
+
+void td__endpoint_look_away(struct td__endpoint *endpoint)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    uint64_t one = 1;
+    if (!lookout || atomic_exchange(&lookout->stopping, true))
+        return;
+    ssize_t written = write(lookout->wake, &one, sizeof one);
+    (void)written;
+    pthread_join(lookout->thread, NULL);
+}
+
+void td__lookout_stop(struct td__endpoint *endpoint)
+{
+    struct td__lookout *lookout = endpoint->lookout;
+    if (!lookout)
+        return;
+    td__endpoint_look_away(endpoint);
+    for (int r = 0; r < endpoint->size; r++) {
+        if (endpoint->peers[r].process >= 0)
+            close(endpoint->peers[r].process);
+        if (endpoint->peers[r].lifeline >= 0)
+            close(endpoint->peers[r].lifeline);
+    }
+    if (lookout->epoll >= 0)
+        close(lookout->epoll);
+    if (lookout->wake >= 0)
+        close(lookout->wake);
+    free(lookout);
+    endpoint->lookout = NULL;
+}

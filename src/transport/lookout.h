@@ -1,0 +1,19 @@
+/* The lookout of an endpoint: who of the others is still there. What the rest of the library sees of it
+ * is in endpoint.h; this is for the files of the endpoint. */
+#ifndef TD_TRANSPORT_LOOKOUT_H
+#define TD_TRANSPORT_LOOKOUT_H
+
+#include "transport/endpoint_inside.h"
+
+/** News from another rank: `rank` is lost, in which way. On any thread. */
+void td__lookout_hear(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                      int ending);
+
+/** Nobody is at the address of `rank` any more: its farewell, which takes a moment to find out; NULL where
+ *  nothing can be. At once on the lookout's own thread. */
+const char *td__lookout_find_out(struct td__endpoint *endpoint, int rank);
+
+/** Ends the thread, and closes what was watched. */
+void td__lookout_stop(struct td__endpoint *endpoint);
+
+#endif

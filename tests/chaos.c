@@ -1,0 +1,222 @@
+/* Fault injection, round after round; chaos.h has the picture.
+ *
+ *     chaos                            a short run, for CTest
+ *     chaos --long                     1,000 rounds
+ *     chaos --rounds 200 --seed 7      as many as one likes
+ *     chaos --seed 7 --round 12        one round again
+ *
+ * A failed round is one paragraph with the command that repeats it. */
+#include "chaos.h"
+
+#include "base/fail.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+enum { SHORT_ROUNDS = 60, LONG_ROUNDS = 1000, MOST_TIMES = 200000 };
+
+struct summary {
+    int rounds, failed, skipped, struck;
+    int by_fault[FAULTS], by_way[WAYS];
+    long operations;
+    int counts[FAULTS];
+    int64_t *times[FAULTS]; /* of noticing, by fault */
+};
+
+static int compare_times(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void add_times(struct summary *summary, const struct plan *plan,
+                      const struct outcome *outcome)
+{
+    enum fault fault = plan->fault;
+    if (!summary->times[fault])
+        summary->times[fault] = calloc(MOST_TIMES, sizeof(int64_t));
+    for (int i = 0; i < outcome->detections && summary->times[fault]; i++)
+        if (summary->counts[fault] < MOST_TIMES)
+            summary->times[fault][summary->counts[fault]++] = outcome->detection_ns[i];
+}
+
+static void print_summary(const struct summary *summary, double seconds)
+{
+    printf("%d rounds in %.0f s, %d failed, %d skipped, %d victims, %ld results checked\n",
+           summary->rounds, seconds, summary->failed, summary->skipped, summary->struck,
+           summary->operations);
+    for (int fault = 0; fault < FAULTS; fault++) {
+        int count = summary->counts[fault];
+        int64_t *times = summary->times[fault];
+        if (!summary->by_fault[fault])
+            continue;
+        printf("  %-20s %4d rounds", fault_name((enum fault)fault), summary->by_fault[fault]);
+        if (count) {
+            qsort(times, (size_t)count, sizeof *times, compare_times);
+            printf(", noticed %d times: median %.0f ms, 99%% %.0f ms, slowest %.0f ms", count,
+                   (double)times[count / 2] / 1e6, (double)times[count * 99 / 100] / 1e6,
+                   (double)times[count - 1] / 1e6);
+        }
+        printf("\n");
+    }
+    printf("  over");
+    for (int way = 0; way < WAYS; way++)
+        if (summary->by_way[way])
+            printf(" %s %d", way_name((enum way)way), summary->by_way[way]);
+    printf("\n");
+}
+
+static void show_progress(const struct summary *summary, int done, int rounds)
+{
+    char bar[41];
+    int filled = rounds ? done * 40 / rounds : 0;
+    if (!isatty(STDERR_FILENO))
+        return;
+    memset(bar, ' ', 40);
+    memset(bar, '#', (size_t)filled);
+    bar[40] = 0;
+    fprintf(stderr, "\r[%s] %d of %d rounds, %d failed ", bar, done, rounds, summary->failed);
+    if (done == rounds)
+        fprintf(stderr, "\n");
+}
+
+struct choices {
+    uint64_t seed;
+    int rounds, round, rank; /* round, rank: -1 where not given */
+    int way, fault;          /* only rounds of that kind; -1: of all kinds */
+    bool stacks, spaces, again, verbose;
+};
+
+/* False where the round is not one that was asked for. */
+static bool run_round(const struct choices *choices, int round, struct summary *summary,
+                      const char *no_spaces)
+{
+    static struct plan plan;
+    static struct outcome outcome;
+    char text[400];
+    plan_make(choices->seed, round, network_is_own(), &plan);
+    if ((choices->way >= 0 && (int)plan.way != choices->way) ||
+        (choices->fault >= 0 && (int)plan.fault != choices->fault))
+        return false;
+    plan_describe(&plan, text, sizeof text);
+    summary->rounds++;
+    if (plan.way == WAY_SPACES && no_spaces) {
+        summary->skipped++;
+        printf("round %d is skipped, %s: %s\n", round, no_spaces, text);
+        return true;
+    }
+    host_run(&plan, choices->stacks, &outcome);
+    summary->by_fault[plan.fault]++;
+    summary->by_way[plan.way]++;
+    summary->struck += outcome.struck;
+    summary->operations += outcome.operations;
+    add_times(summary, &plan, &outcome);
+    if (choices->verbose)
+        printf("round %d, %.2f s: %s\n", round, outcome.seconds, text);
+    if (!outcome.failed)
+        return true;
+    summary->failed++;
+    printf("FAIL round %d: %s\n%srepeat it: chaos --seed %llu --round %d\n", round, text,
+           outcome.text, (unsigned long long)choices->seed, round);
+    fflush(stdout);
+    return true;
+}
+
+static int run_rounds(const struct choices *choices)
+{
+    struct summary summary = {0};
+    const char *no_spaces = NULL;
+    int64_t start = td__now_ns();
+    int round = choices->round >= 0 ? choices->round : 0;
+    int rounds = choices->round >= 0 ? 1 : choices->rounds;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    signal(SIGPIPE, SIG_IGN);
+    network_begin(&no_spaces);
+    for (; summary.rounds < rounds; round++) {
+        show_progress(&summary, summary.rounds, rounds);
+        if (!run_round(choices, round, &summary, no_spaces) && choices->round >= 0)
+            break;
+    }
+    show_progress(&summary, rounds, rounds);
+    print_summary(&summary, (double)(td__now_ns() - start) / 1e9);
+    for (int fault = 0; fault < FAULTS; fault++)
+        free(summary.times[fault]);
+    return summary.failed ? 1 : 0;
+}
+
+static int run_rank(const struct choices *choices)
+{
+    const char *fd = getenv("CHAOS_PAGE");
+    struct plan plan;
+    struct page *page = fd ? mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd), 0)
+                           : MAP_FAILED;
+    if (page == MAP_FAILED) {
+        fprintf(stderr, "chaos: --rank is for ranks that chaos starts itself\n");
+        return 2;
+    }
+    close(atoi(fd));
+    plan_make(choices->seed, choices->round, choices->spaces, &plan);
+    return rank_main(&plan, choices->rank, page, choices->again);
+}
+
+static int usage(void)
+{
+    fprintf(stderr,
+            "usage: chaos [--long | --rounds N] [--seed N] [--round N] [--verbose] [--stacks]\n"
+            "             [--way shm|tcp|hosts|backend|networks]\n"
+            "             [--fault kill|early|late|pause|stop|leave|cut|abort]\n");
+    return 2;
+}
+
+/* The place of a word in a list that ends with NULL; -1 where it is not there. */
+static int find_word(const char *word, const char *const *list)
+{
+    for (int i = 0; list[i]; i++)
+        if (!strcmp(list[i], word))
+            return i;
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const ways[] = {"shm", "tcp", "hosts", "backend", "networks", NULL};
+    static const char *const faults[] = {"kill", "early", "late", "pause", "stop", "leave",
+                                         "cut",  "abort", NULL};
+    struct choices choices = {.seed = 1, .rounds = SHORT_ROUNDS, .round = -1, .rank = -1,
+                              .way = -1, .fault = -1};
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(argv[i], "--long"))
+            choices.rounds = LONG_ROUNDS;
+        else if (!strcmp(argv[i], "--stacks"))
+            choices.stacks = true;
+        else if (!strcmp(argv[i], "--verbose"))
+            choices.verbose = true;
+        else if (!strcmp(argv[i], "--spaces") || !strcmp(argv[i], "--no-spaces"))
+            choices.spaces = argv[i][2] == 's';
+        else if (!strcmp(argv[i], "--again"))
+            choices.again = true;
+        else if (!value)
+            return usage();
+        else if (!strcmp(argv[i], "--seed"))
+            choices.seed = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--rounds"))
+            choices.rounds = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--round"))
+            choices.round = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--rank"))
+            choices.rank = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--way") && (choices.way = find_word(value, ways)) >= 0)
+            i++;
+        else if (!strcmp(argv[i], "--fault") && (choices.fault = find_word(value, faults)) >= 0)
+            i++;
+        else
+            return usage();
+    }
+    return choices.rank >= 0 ? run_rank(&choices) : run_rounds(&choices);
+}

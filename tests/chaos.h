@@ -1,0 +1,301 @@
+/* Fault injection: ranks run random operations, one of them is struck, and the others must notice.
+ *
+ *     chaos.c             the command line, the rounds, the summary
+ *     chaos_plan.c        what happens in a round: a pure function of the seed and the round's number
+ *     chaos_host.c        starts the ranks of a round, strikes, and judges what came of it
+ *     chaos_network.c     network namespaces, and cables that can be cut
+ *     chaos_left.c        what a round has left behind
+ *     chaos_rank.c        one rank: begins, runs its lanes, leaves
+ *     chaos_recovery.c    what survivors do then: shrink the group, also while another one dies, and grow it
+ *     chaos_operation.c   one operation of a rank, and its result
+ *     chaos_pattern.c     the data: every rank knows everybody's, so each result is known in advance
+ *
+ * The host and the ranks share one page of memory (struct page). Every rank has two lanes, threads that
+ * run a sequence of operations each: the first on the world and some groups, the second on a group of its
+ * own. An operation that fails must fail because of the victim, and must say so. */
+#ifndef TANDEM_TESTS_CHAOS_H
+#define TANDEM_TESTS_CHAOS_H
+
+#include "base/clock.h"
+
+#include <tandem/group.h>
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+enum {
+    MAX_RANKS = 8,
+    LANES = 2,
+    MAX_GROUPS = 5, /* the first is the world, the last one the second lane's */
+    REST = MAX_GROUPS, /* the number of the group that is left after a loss */
+    MAX_OPERATIONS = 80,
+    COMPLAINT = 900,
+    MAX_DETECTIONS = 16,
+};
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+enum way { WAY_SHM, WAY_TCP, WAY_HOSTS, WAY_BACKEND, WAY_SPACES, WAYS };
+
+enum fault {
+    FAULT_KILL,  /* it ends in some way, in the middle of everything */
+    FAULT_EARLY, /* it ends before or while the world is made */
+    FAULT_LATE,  /* it ends while it leaves */
+    FAULT_PAUSE, /* it is stopped for a while: nobody should notice */
+    FAULT_STOP,  /* it is stopped for good: the timeout names it */
+    FAULT_LEAVE, /* it leaves in order, and the others go on */
+    FAULT_CUT,   /* its network is cut */
+    FAULT_ABORT, /* it gives a group up */
+    FAULTS,
+};
+
+/* What the survivors do. */
+enum after {
+    AFTER_NOTHING,
+    AFTER_SHRINK, /* go on without the victim */
+    AFTER_LOSS,   /* the same, while another one dies */
+    AFTER_GROW,   /* go on without it, then with it again */
+};
+
+enum end { END_KILL, END_SEGV, END_ABORT, END_EXIT, END_SILENT, ENDS };
+
+enum place { STORE_HOST, STORE_RANK_0, STORE_FILE };
+
+struct members {
+    int size;
+    int ranks[MAX_RANKS];
+};
+
+struct plan {
+    uint64_t seed;
+    int round;
+    int size;
+    enum way way;
+    enum place store;
+    enum fault fault;
+    enum end end;
+    int victim;
+    bool by_host;         /* the host strikes, or the victim itself does */
+    int64_t delay_ns;     /* from the moment when the victim is there */
+    int64_t pause_ns;     /* how long it is stopped */
+    int stop_at[LANES];   /* the operation that the victim is at */
+    int count[LANES];     /* operations */
+    int hosts[MAX_RANKS]; /* the host that each rank is on */
+    int groups;
+    struct members group[MAX_GROUPS];
+    int64_t short_ms; /* FAULT_STOP: the timeout of groups with the victim */
+    int given_up;     /* FAULT_ABORT: the group */
+    enum after after;
+    int second; /* AFTER_LOSS: who dies then, else -1 */
+    int64_t second_delay_ns;
+};
+
+enum kind {
+    KIND_BROADCAST,
+    KIND_REDUCE,
+    KIND_ALL_REDUCE,
+    KIND_SCATTER,
+    KIND_GATHER,
+    KIND_ALL_GATHER,
+    KIND_REDUCE_SCATTER,
+    KIND_ALL_TO_ALL,
+    KIND_UNEVEN,
+    KIND_BARRIER,
+    KIND_PAIR,   /* a message */
+    KIND_RING,   /* everybody to the next */
+    KIND_FAN_IN, /* everybody to one, who asks for any */
+    KINDS,
+};
+
+struct operation {
+    uint64_t key; /* what the data depend on */
+    int index;
+    enum kind kind;
+    int group;
+    td_dtype dtype;
+    td_reduce_op op;
+    size_t count;
+    int root, peer; /* ranks in the group */
+    bool async;
+    bool in_place;
+};
+
+/** What happens in a round. */
+void plan_make(uint64_t seed, int round, bool spaces, struct plan *plan);
+
+/** Operation `index` of a lane. */
+void plan_operation(const struct plan *plan, int lane, int index, struct operation *operation);
+
+/** Operation `index` on the group that is left, in the `attempt`th attempt to go on. */
+void plan_rest_operation(const struct plan *plan, const struct members *members, int attempt,
+                         int index, struct operation *operation);
+
+bool plan_has(const struct members *members, int rank);
+void plan_describe(const struct plan *plan, char *text, size_t room);
+const char *kind_name(enum kind kind);
+const char *fault_name(enum fault fault);
+const char *way_name(enum way way);
+
+/** A number that depends on both. */
+uint64_t mix(uint64_t a, uint64_t b);
+
+/* ---- The page -------------------------------------------------------------------------------- */
+
+enum state { STATE_NONE, STATE_INIT, STATE_RUNS, STATE_FINISHED, STATE_LEAVES, STATE_DONE };
+
+struct page {
+    _Atomic uint32_t events; /* counted up, and rung, whenever anything here changes */
+    _Atomic int64_t fault_ns; /* when the victim was struck; 0: not yet */
+    atomic_bool reached;      /* the victim is where it is to be struck */
+    atomic_bool struck;       /* and it was: the host has done its part */
+    _Atomic int64_t second_ns; /* when the second victim died */
+    atomic_bool wanted_again;  /* the victim is to be started again */
+    atomic_int attempts;       /* to shrink that have begun: the group before is given up by that */
+    struct report {
+        atomic_int state;
+        atomic_int end_of_init;        /* its status */
+        _Atomic int64_t destroy_ns;    /* how long leaving took */
+        atomic_int at[LANES];          /* the operation that a lane is at, -1 before */
+        _Atomic int64_t since[LANES];  /* when it began */
+        atomic_int kind[LANES], group[LANES];
+        atomic_uint left[4];           /* a bit for each rank that is left, after each attempt */
+        atomic_int operations;         /* that went well */
+        atomic_int detections;         /* failures because of the victim */
+        int64_t detection_ns[MAX_DETECTIONS];
+        atomic_flag complained;
+        char complaint[COMPLAINT];     /* the first thing that is wrong */
+    } ranks[MAX_RANKS];
+};
+
+/** Tells everyone who waits at the page. */
+void page_ring(struct page *page);
+
+/** Waits for the next ring after `events` was read, `ns` at most. */
+void page_wait(struct page *page, uint32_t events, int64_t ns);
+
+/* ---- Inside a rank --------------------------------------------------------------------------- */
+
+struct rank {
+    const struct plan *plan;
+    struct page *page;
+    struct report *report;
+    int rank;
+    td_group *groups[MAX_GROUPS + 1]; /* NULL: not a member, or the world */
+    bool broken[MAX_GROUPS + 1];      /* each is its lane's own */
+    td_status broken_with[MAX_GROUPS + 1];
+    int broken_at[MAX_GROUPS + 1]; /* the operation */
+    struct members rest;           /* of the group that is left */
+    int attempt;                   /* that it came of */
+
+    /* What may happen now, and to whom. */
+    enum fault fault;
+    int victim;
+    _Atomic int64_t *fault_ns;
+};
+
+/** `again`: this process takes the place of one that has died. */
+int rank_main(const struct plan *plan, int rank, struct page *page, bool again);
+
+/** The world is made as the plan says. */
+td_status rank_begin(struct rank *rank);
+
+/** What the survivors do after all lanes have ended, and what one does who comes back. */
+void recover(struct rank *rank);
+void come_back(struct rank *rank);
+
+/** Ends this process as the plan says, after a while, in the middle of whatever it is doing. */
+void strike_self(struct rank *rank, _Atomic int64_t *when, int64_t delay_ns);
+
+/** Writes down what is wrong; only the first complaint of a rank counts. */
+void complain(struct rank *rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** Runs the first `count` operations of a lane. */
+void run_lane(struct rank *rank, int lane, int count);
+
+/** Uses every group of the lane once more: with the victim it must fail, without it it must work. */
+void run_last(struct rank *rank, int lane);
+
+/** Runs `count` operations on the group that is left; `last`: and one more, which the second victim does
+ *  not take part in. */
+void run_rest(struct rank *rank, int attempt, int count, bool last);
+
+/** Called by a lane before operation `index`. */
+void rank_at(struct rank *rank, int lane, int index);
+
+/* ---- Data ------------------------------------------------------------------------------------ */
+
+/** Fills in `count` elements: what `rank` gives for `part`. */
+void pattern_fill(void *data, const struct operation *operation, size_t count, int rank, int part);
+
+/** Whether they are what `rank` gives for `part`. */
+bool pattern_is(const void *data, const struct operation *operation, size_t count, int rank,
+                int part);
+
+/** Whether they are the reduction of what all `members` give for `part`. */
+bool pattern_is_reduced(const void *data, const struct operation *operation, size_t count,
+                        const struct members *members, int part);
+
+/** Whether nothing was written to `bytes` bytes that pattern_poison() has filled. */
+bool pattern_is_poison(const void *data, size_t bytes);
+void pattern_poison(void *data, size_t bytes);
+
+/** How many elements `from` sends to `to` in an exchange with uneven parts. */
+size_t uneven_count(const struct operation *operation, int from, int to);
+
+/* ---- The host -------------------------------------------------------------------------------- */
+
+struct outcome {
+    bool failed;
+    const char *skipped; /* why it was not run */
+    bool struck;
+    int operations;
+    int detections;
+    int64_t detection_ns[MAX_RANKS * MAX_DETECTIONS];
+    double seconds;
+    char text[8192]; /* what is wrong */
+};
+
+/** Runs a round. `stacks`: shows where the threads of ranks are that hang. */
+void host_run(const struct plan *plan, bool stacks, struct outcome *outcome);
+
+/** How much longer everything may take: 5 under a sanitizer, else 1. */
+int slowness(void);
+
+/* ---- Networks -------------------------------------------------------------------------------- */
+
+#define NETWORK_HOST "10.98.0.254"
+
+/** Moves this process to a network of its own. False, and why, where that is not permitted. */
+bool network_begin(const char **why);
+
+/** Whether network_begin() has done it: then all sockets that there are belong to the rounds. */
+bool network_is_own(void);
+
+/** Makes a namespace for host `index`, joined to this one. Returns a descriptor of it, or -1. */
+int network_add(int index);
+
+/** Pulls the plug of a host. */
+bool network_cut(int index);
+
+/** Removes what network_add() has made. */
+void network_clear(int hosts);
+
+/* ---- What is left ---------------------------------------------------------------------------- */
+
+/** What this process holds that Tandem may have made: sockets, and memory of groups. */
+struct holdings {
+    int descriptors, sockets, memories; /* memories: of groups */
+    int mappings;                       /* of different memories, an arena of its own included */
+    int threads;
+};
+
+struct holdings left_holdings(void);
+
+/** What is there now and was not before, in words; "" where all is well. */
+void left_compare(const struct holdings *before, char *text, size_t room);
+
+/** Adds to `text` what the ended processes `pids` have left in the system: sockets, files in
+ *  `directory`, processes. */
+void left_check(const pid_t *pids, int count, const char *directory, char *text, size_t room);
+
+#endif

@@ -1,0 +1,294 @@
+/* What happens in a round, and in each operation of it. Everything comes out of the seed, so the host and
+ * all ranks know it without asking each other, and a round can be repeated. */
+#include "chaos.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
+uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a * 0x9e3779b97f4a7c15u ^ (b + 0xbf58476d1ce4e5b9u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+struct dice {
+    uint64_t state;
+};
+
+static uint64_t roll(struct dice *dice, uint64_t sides)
+{
+    dice->state = mix(dice->state, 1);
+    return (dice->state >> 8) % sides;
+}
+
+static bool chance(struct dice *dice, int percent)
+{
+    return roll(dice, 100) < (uint64_t)percent;
+}
+
+/* One of `count`, as often as its weight says. */
+static int choose(struct dice *dice, const int *weights, int count)
+{
+    int sum = 0, i = 0;
+    for (int k = 0; k < count; k++)
+        sum += weights[k];
+    int at = (int)roll(dice, (uint64_t)sum);
+    while (at >= weights[i])
+        at -= weights[i++];
+    return i;
+}
+
+/* ---- A round --------------------------------------------------------------------------------- */
+
+bool plan_has(const struct members *members, int rank)
+{
+    for (int i = 0; i < members->size; i++)
+        if (members->ranks[i] == rank)
+            return true;
+    return false;
+}
+
+/* Some of the ranks, in any order; two at least. */
+static void choose_members(struct dice *dice, const struct plan *plan, struct members *members)
+{
+    int ranks[MAX_RANKS], left = 0;
+    bool without = plan->fault == FAULT_STOP; /* only the world waits for one that is stopped */
+    for (int r = 0; r < plan->size; r++)
+        if (!without || r != plan->victim)
+            ranks[left++] = r;
+    members->size = left < 2 ? left : 2 + (int)roll(dice, (uint64_t)left - 1);
+    for (int i = 0; i < members->size; i++) {
+        int pick = (int)roll(dice, (uint64_t)left);
+        members->ranks[i] = ranks[pick];
+        ranks[pick] = ranks[--left];
+    }
+}
+
+static void choose_hosts(struct dice *dice, struct plan *plan)
+{
+    int hosts = 2 + (int)roll(dice, (uint64_t)(plan->size > 3 ? 3 : 1));
+    bool scattered = chance(dice, 30);
+    for (int r = 0; r < plan->size; r++)
+        plan->hosts[r] = scattered ? (int)roll(dice, (uint64_t)hosts) : r * hosts / plan->size;
+    if (plan->fault == FAULT_CUT) /* its cable is nobody else's */
+        plan->hosts[plan->victim] = hosts;
+}
+
+static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
+{
+    static const int faults[FAULTS] = {[FAULT_KILL] = 50, [FAULT_EARLY] = 7, [FAULT_LATE] = 7,
+                                       [FAULT_PAUSE] = 7, [FAULT_STOP] = 7, [FAULT_LEAVE] = 10,
+                                       [FAULT_CUT] = 4,   [FAULT_ABORT] = 8};
+    static const int ways[WAYS] = {[WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28,
+                                   [WAY_BACKEND] = 12};
+    static const int64_t delays[] = {0, 20000, 200000, 2000000, 20000000};
+    plan->fault = (enum fault)choose(dice, faults, FAULTS);
+    plan->way = (enum way)choose(dice, ways, WAYS);
+    if (plan->fault == FAULT_CUT || (spaces && chance(dice, 5)))
+        plan->way = WAY_SPACES;
+    plan->victim = (int)roll(dice, (uint64_t)plan->size);
+    plan->end = (enum end)roll(dice, ENDS);
+    plan->delay_ns = (int64_t)roll(dice, (uint64_t)delays[roll(dice, 5)] + 1);
+    plan->pause_ns = 100000000 + (int64_t)roll(dice, 600000000);
+    plan->short_ms = 1000 + (int64_t)roll(dice, 500);
+    bool outside = plan->fault == FAULT_PAUSE || plan->fault == FAULT_STOP ||
+                   plan->fault == FAULT_CUT;
+    bool possible = plan->fault == FAULT_KILL && plan->end <= END_ABORT;
+    plan->by_host = outside || (possible && chance(dice, 60));
+}
+
+static void choose_store(struct dice *dice, struct plan *plan)
+{
+    static const int places[] = {[STORE_HOST] = 60, [STORE_RANK_0] = 20, [STORE_FILE] = 20};
+    plan->store = (enum place)choose(dice, places, 3);
+    /* Who has the store stays until the others have left. */
+    if (plan->way == WAY_SPACES || (plan->fault == FAULT_LEAVE && plan->victim == 0))
+        plan->store = STORE_HOST;
+}
+
+static void choose_after(struct dice *dice, struct plan *plan)
+{
+    static const int weights[] = {[AFTER_NOTHING] = 40, [AFTER_SHRINK] = 25, [AFTER_LOSS] = 20,
+                                  [AFTER_GROW] = 15};
+    bool store_stays = plan->store != STORE_RANK_0 || plan->victim != 0;
+    enum after after = (enum after)choose(dice, weights, 4);
+    plan->second = (plan->victim + 1 + (int)roll(dice, (uint64_t)plan->size - 1)) % plan->size;
+    plan->second_delay_ns = (int64_t)roll(dice, chance(dice, 50) ? 3000000 : 40000000);
+    if (plan->fault != FAULT_KILL && plan->fault != FAULT_LEAVE && plan->fault != FAULT_CUT)
+        after = AFTER_NOTHING;
+    if (after == AFTER_LOSS && plan->size < 3)
+        after = AFTER_SHRINK;
+    if (after == AFTER_GROW && (plan->fault != FAULT_KILL || !store_stays))
+        after = AFTER_SHRINK;
+    if (after != AFTER_LOSS)
+        plan->second = -1;
+    plan->after = after;
+}
+
+void plan_make(uint64_t seed, int round, bool spaces, struct plan *plan)
+{
+    struct dice dice = {mix(seed, (uint64_t)round)};
+    *plan = (struct plan){.seed = seed, .round = round};
+    plan->size = 2 + (int)roll(&dice, MAX_RANKS - 1);
+    choose_fault(&dice, plan, spaces);
+    choose_store(&dice, plan);
+    if (plan->way == WAY_HOSTS || plan->way == WAY_SPACES)
+        choose_hosts(&dice, plan);
+    plan->groups = 2 + (int)roll(&dice, MAX_GROUPS - 1);
+    for (int g = 0; g < plan->groups; g++)
+        choose_members(&dice, plan, &plan->group[g]);
+    plan->group[0].size = plan->size;
+    for (int r = 0; r < plan->size; r++)
+        plan->group[0].ranks[r] = r;
+    for (int lane = 0; lane < LANES; lane++) {
+        plan->count[lane] = 10 + (int)roll(&dice, MAX_OPERATIONS - 10);
+        plan->stop_at[lane] = (int)roll(&dice, (uint64_t)plan->count[lane]);
+    }
+    if (plan->groups == 2 && chance(&dice, 30))
+        plan->count[1] = plan->stop_at[1] = 0; /* no second lane */
+    choose_after(&dice, plan);
+    do
+        plan->given_up = (int)roll(&dice, (uint64_t)plan->groups);
+    while (!plan_has(&plan->group[plan->given_up], plan->victim));
+}
+
+void plan_describe(const struct plan *plan, char *text, size_t room)
+{
+    static const char *const ends[ENDS] = {"SIGKILL", "SIGSEGV", "abort", "exit(3)", "_exit(0)"};
+    static const char *const stores[] = {"the host's store", "a store of rank 0", "a store in a file"};
+    int used = snprintf(text, room, "%d ranks over %s", plan->size, way_name(plan->way));
+    if (plan->way == WAY_HOSTS || plan->way == WAY_SPACES) {
+        used += snprintf(text + used, room - (size_t)used, " on ");
+        for (int r = 0; r < plan->size; r++)
+            used += snprintf(text + used, room - (size_t)used, "%d", plan->hosts[r]);
+    }
+    used += snprintf(text + used, room - (size_t)used, ", %s; rank %d: %s", stores[plan->store],
+                     plan->victim, fault_name(plan->fault));
+    if (plan->fault <= FAULT_LATE)
+        used += snprintf(text + used, room - (size_t)used, " (%s by %s)", ends[plan->end],
+                         plan->by_host ? "another" : "itself");
+    used += snprintf(text + used, room - (size_t)used, " at operation %d of %d, %d us later",
+                     plan->stop_at[0], plan->count[0], (int)(plan->delay_ns / 1000));
+    if (plan->after == AFTER_LOSS)
+        snprintf(text + used, room - (size_t)used, "; the others shrink, rank %d dies", plan->second);
+    else if (plan->after)
+        snprintf(text + used, room - (size_t)used, "; the others shrink%s",
+                 plan->after == AFTER_GROW ? ", and it comes back" : "");
+}
+
+/* ---- An operation ---------------------------------------------------------------------------- */
+
+static size_t choose_count(struct dice *dice, size_t element, int parts)
+{
+    static const size_t switches[] = {64,    4 << 10,   8 << 10,   16 << 10, 32 << 10,
+                                      64 << 10, 256 << 10, 512 << 10, 1 << 20};
+    static const int weights[] = {6, 44, 38, 12};
+    size_t each = element * (size_t)parts, bytes;
+    switch (choose(dice, weights, 4)) {
+    case 0:
+        return 0;
+    case 1:
+        return 1 + roll(dice, 600);
+    case 2: /* about a size at which something changes */
+        bytes = switches[roll(dice, sizeof switches / sizeof *switches)];
+        return (chance(dice, 50) ? bytes / element : bytes / each) + roll(dice, 3);
+    default:
+        return (1 + roll(dice, 2 << 20)) / each;
+    }
+}
+
+static td_reduce_op choose_op(struct dice *dice, td_dtype dtype, int size)
+{
+    static const td_reduce_op integers[] = {TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX,
+                                            TD_BAND, TD_BOR, TD_BXOR};
+    static const td_reduce_op floats[] = {TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX, TD_PREMUL_SUM, TD_AVG};
+    bool exact = (size & (size - 1)) == 0; /* an average is, then */
+    if (dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128)
+        return TD_SUM;
+    if (dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16)
+        return floats[roll(dice, exact ? 6 : 5)];
+    return integers[roll(dice, 7)];
+}
+
+/* Who sends to whom. A victim that is stopped costs everyone who talks to it a timeout each time. */
+static void choose_pair(struct dice *dice, const struct members *members, int victim, bool stopped,
+                        struct operation *operation)
+{
+    operation->root = (int)roll(dice, (uint64_t)members->size);
+    operation->peer = (operation->root + 1 + (int)roll(dice, (uint64_t)members->size - 1)) %
+                      members->size;
+    bool touches = members->ranks[operation->root] == victim ||
+                   members->ranks[operation->peer] == victim || operation->kind != KIND_PAIR;
+    if (stopped && touches && plan_has(members, victim) && operation->kind >= KIND_PAIR)
+        operation->kind = KIND_ALL_REDUCE;
+    /* Who asks for a message of anybody waits as long as anybody is left. */
+    if (operation->kind == KIND_FAN_IN && members->size > 2 && plan_has(members, victim))
+        operation->kind = KIND_RING;
+}
+
+static void choose_operation(struct dice *dice, const struct members *members, int victim,
+                             bool stopped, struct operation *operation)
+{
+    static const int kinds[KINDS] = {8, 8, 16, 6, 6, 10, 8, 8, 6, 6, 8, 5, 5};
+    operation->kind = (enum kind)choose(dice, kinds, KINDS);
+    operation->dtype = (td_dtype)roll(dice, TD_COMPLEX128 + 1);
+    operation->op = choose_op(dice, operation->dtype, members->size);
+    bool parts = operation->kind >= KIND_SCATTER && operation->kind <= KIND_UNEVEN;
+    operation->count = choose_count(dice, td_dtype_size(operation->dtype),
+                                    parts ? members->size : 1);
+    operation->async = chance(dice, 35);
+    operation->in_place = chance(dice, 30);
+    if (members->size > 1)
+        choose_pair(dice, members, victim, stopped, operation);
+    else if (operation->kind >= KIND_PAIR)
+        operation->kind = KIND_ALL_REDUCE;
+}
+
+void plan_operation(const struct plan *plan, int lane, int index, struct operation *operation)
+{
+    struct dice dice = {mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)(lane << 16 | index))};
+    *operation = (struct operation){.key = dice.state, .index = index};
+    int own = plan->groups - 1; /* the second lane's */
+    operation->group = lane ? own : chance(&dice, 45) ? 0 : (int)roll(&dice, (uint64_t)own);
+    choose_operation(&dice, &plan->group[operation->group], plan->victim,
+                     plan->fault == FAULT_STOP, operation);
+}
+
+void plan_rest_operation(const struct plan *plan, const struct members *members, int attempt,
+                         int index, struct operation *operation)
+{
+    struct dice dice = {mix(mix(plan->seed, (uint64_t)plan->round),
+                            (uint64_t)((attempt + 2) << 16 | index))};
+    *operation = (struct operation){.key = dice.state, .index = index, .group = REST};
+    choose_operation(&dice, members, plan->second, false, operation);
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+const char *kind_name(enum kind kind)
+{
+    static const char *const names[KINDS] = {
+        "broadcast",      "reduce",     "all_reduce",   "scatter", "gather",  "all_gather",
+        "reduce_scatter", "all_to_all", "all_to_all_v", "barrier", "message", "ring of messages",
+        "messages of any"};
+    return kind < KINDS ? names[kind] : "?";
+}
+
+const char *fault_name(enum fault fault)
+{
+    static const char *const names[FAULTS] = {"killed",  "killed at the start", "killed at the end",
+                                              "paused",  "stopped",             "leaves",
+                                              "cut off", "gives a group up"};
+    return names[fault];
+}
+
+const char *way_name(enum way way)
+{
+    static const char *const names[WAYS] = {"shared memory", "tcp", "hosts", "backend tcp",
+                                            "networks"};
+    return names[way];
+}

@@ -1,0 +1,233 @@
+/* Strangers at the door of an endpoint, and the requests of those who are let in.
+ *
+ *     byte 0    bit 0: the job asks for TLS; bits 1 to 7: how many bytes come at a time, 0: all
+ *     then      steps: control, length, that many bytes
+ *
+ *     control   bits 0 and 1   which stranger
+ *               bit 2          it is a new one; the one before is not heard of again
+ *               bit 3          it comes by the unix socket
+ *               bit 4          it ends behind the bytes
+ *               bit 5          what is due (a hello, a proof) comes before the bytes, and is right
+ *               bit 6          the oldest strangers' time is over
+ *
+ * The source of the door is included. Its sockets are memory, libuv does nothing, and a proof is right
+ * when it begins with a certain byte: fuzz_store_auth.c has the real ones. Every connection is closed
+ * or handed on, once. */
+#include "fuzz.h"
+#include "memory_socket.h"
+
+#include "base/auth.h"
+#include "os/loop.h"
+#include "os/tls.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STRANGERS = 4, MOST_STEPS = 64, RANKS = 5, RIGHT = 0x77 };
+
+static void check(bool condition)
+{
+    if (!condition)
+        abort();
+}
+
+/* ---- Instead of libuv, TLS and proofs -------------------------------------------------------- */
+
+static int fake_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd)
+{
+    (void)loop;
+    (void)poll;
+    (void)fd;
+    return 0;
+}
+
+static int fake_poll_start(uv_poll_t *poll, int events, uv_poll_cb fn)
+{
+    (void)poll;
+    (void)events;
+    (void)fn;
+    return 0;
+}
+
+static void fake_close(uv_handle_t *handle, uv_close_cb fn)
+{
+    fn(handle);
+}
+
+static bool fake_check_hello(struct td__auth *auth, const uint8_t *bytes)
+{
+    memcpy(auth->client_nonce, bytes + TD__MAGIC_SIZE, TD__NONCE_SIZE);
+    return bytes[TD__MAGIC_SIZE] == RIGHT;
+}
+
+static td_status fake_challenge(struct td__auth *auth, uint8_t *bytes)
+{
+    (void)auth;
+    memset(bytes, 0, TD__CHALLENGE_SIZE);
+    return TD_OK;
+}
+
+static bool fake_check_proof(const struct td__auth *auth, const uint8_t *bytes)
+{
+    (void)auth;
+    return bytes[0] == RIGHT;
+}
+
+static void fake_key(const struct td__auth *auth, uint8_t key[TD__MAC_SIZE])
+{
+    (void)auth;
+    memset(key, 0, TD__MAC_SIZE);
+}
+
+/* The plain end is the connection itself. */
+static td_status fake_wrap(int fd, bool server, const uint8_t *key, td__deadline deadline,
+                           void *unused, int *plain)
+{
+    (void)server;
+    (void)key;
+    (void)deadline;
+    (void)unused;
+    *plain = fd;
+    return TD_OK;
+}
+
+#define uv_poll_init_socket fake_poll_init
+#define uv_poll_start fake_poll_start
+#define uv_close fake_close
+#define td__auth_check_hello fake_check_hello
+#define td__auth_challenge fake_challenge
+#define td__auth_check_proof fake_check_proof
+#define td__auth_key fake_key
+#define td__tls_wrap fake_wrap
+#include "os/door.c"
+
+#include "transport/endpoint_inside.h"
+
+/* ---- The target ------------------------------------------------------------------------------ */
+
+static int guests;
+
+/* What on_guest() of an endpoint does first. */
+static void on_guest(void *arg, int fd, bool local, const uint8_t *bytes)
+{
+    struct td__request request;
+    (void)arg;
+    (void)local;
+    guests++;
+    uint8_t *exact = malloc(TD__REQUEST_SIZE); /* for the sanitizer */
+    memcpy(exact, bytes, TD__REQUEST_SIZE);
+    if (td__request_read(exact, RANKS, &request)) {
+        check(request.rank >= 0 && request.rank < RANKS);
+        check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_NEWS);
+        check(request.what != TD__WANT_NEWS || request.group < RANKS);
+    }
+    free(exact);
+    close(fd);
+}
+
+static struct stranger *find_stranger(struct td__door *door, int fd)
+{
+    struct list *lists[] = {&door->silent, &door->known};
+    for (int i = 0; i < 2; i++)
+        for (struct stranger *at = lists[i]->oldest; at; at = at->after)
+            if (at->fd == fd)
+                return at;
+    return NULL;
+}
+
+static void check_lists(const struct td__door *door)
+{
+    const struct list *lists[] = {&door->silent, &door->known};
+    for (int i = 0; i < 2; i++) {
+        size_t count = 0;
+        for (const struct stranger *at = lists[i]->oldest; at; at = at->after) {
+            check((at->stage == HELLO) == (i == 0));
+            count++;
+        }
+        check(count == lists[i]->count);
+    }
+}
+
+/* How every hello begins. */
+static const uint8_t *magic(void)
+{
+    static uint8_t hello[TD__HELLO_SIZE];
+    struct td__auth auth = {.purpose = "link"};
+    if (!hello[0])
+        check(!td__auth_hello(&auth, hello));
+    return hello;
+}
+
+/* What a client of the job would say next; each hello has a nonce of its own. */
+static size_t say_right(const struct stranger *stranger, uint8_t *bytes, uint8_t number)
+{
+    bool hello = !stranger || stranger->stage == HELLO;
+    size_t size = hello ? TD__HELLO_SIZE : TD__PROOF_SIZE;
+    if (stranger && stranger->stage == REQUEST)
+        return 0;
+    memset(bytes, 0, size);
+    if (hello)
+        memcpy(bytes, magic(), TD__MAGIC_SIZE);
+    bytes[hello ? TD__MAGIC_SIZE : 0] = RIGHT;
+    if (hello)
+        bytes[TD__MAGIC_SIZE + 1] = number;
+    return size;
+}
+
+struct step {
+    uint8_t right[TD__HELLO_SIZE];
+};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct td__door door;
+    static struct step steps[MOST_STEPS];
+    static struct td__loop loop;
+    int fds[STRANGERS] = {-1, -1, -1, -1};
+    if (size < 1)
+        return 0;
+    memset(&door, 0, offsetof(struct td__door, nonces));
+    memset(door.nonces, 0, 4 * sizeof *door.nonces);
+    door.loop = &loop;
+    door.options = (struct td__door_options){
+        .purpose = "link", .request_size = TD__REQUEST_SIZE, .fn = on_guest};
+    door.secret.tls = data[0] & 1;
+    door.limit = 2;
+    door.warned = true;
+    guests = 0;
+    size_t at = 1, piece = data[0] >> 1;
+    for (int i = 0; i < MOST_STEPS && size - at >= 2; i++) {
+        uint8_t control = data[at];
+        size_t length = data[at + 1];
+        at += 2;
+        length = length < size - at ? length : size - at;
+        int *fd = &fds[control & 3];
+        struct stranger *stranger = *fd >= 0 ? find_stranger(&door, *fd) : NULL;
+        bool new = control & 4 || !stranger;
+        if (new && stranger)
+            turn_away(stranger);
+        if (new)
+            *fd = memory_socket(NULL, 0, piece);
+        size_t right = control & 32 ? say_right(new ? NULL : stranger, steps[i].right, (uint8_t)i) : 0;
+        if (right)
+            memory_socket_more(*fd, steps[i].right, right);
+        memory_socket_more(*fd, data + at, length);
+        if (control & 16)
+            memory_socket_end(*fd);
+        at += length;
+        if (new)
+            admit(&door, *fd, control & 8, HELLO, td__now_ns());
+        else
+            listen_to(stranger, false);
+        check_lists(&door);
+        if (control & 64 && door.silent.oldest)
+            put_off(door.silent.oldest);
+    }
+    while (door.silent.oldest)
+        turn_away(door.silent.oldest);
+    while (door.known.oldest)
+        turn_away(door.known.oldest);
+    check(memory_socket_reset() == 0);
+    return 0;
+}

@@ -1,0 +1,562 @@
+/* Deaths, delays, aborts, and going on afterwards. */
+#include "runner.h"
+
+#include "base/clock.h"
+
+#include <tandem/group.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* One way between the ranks: by the same letter on one host. */
+struct way {
+    const char *transport;
+    const char *hosts;
+};
+
+static const struct way shm = {0}, tcp = {.transport = "tcp"}, mixed = {.hosts = "aabbccdd"};
+
+static void open_world(const struct way *way, int64_t timeout_ms)
+{
+    char id[16];
+    if (way->transport)
+        setenv("TANDEM_TRANSPORT", way->transport, 1);
+    if (way->hosts) {
+        snprintf(id, sizeof id, "host %c", way->hosts[td_test_rank()]);
+        setenv("TANDEM_HOST_ID", id, 1);
+    }
+    CHECK_OK(td_init_process_group(&(td_init_options){.timeout_ms = timeout_ms}));
+}
+
+static float sum_on(td_group *group)
+{
+    float value = 1;
+    CHECK_OK(td_group_all_reduce(group, &value, &value, 1, TD_F32, TD_SUM, NULL));
+    return value;
+}
+
+/* ---- Deaths ---------------------------------------------------------------------------------- */
+
+/* Each of the survivors makes another kind of call; all learn who it was, and how it ended. */
+static void die(const struct way *way, void (*end)(void), const char *how)
+{
+    float x[4] = {0}, all[16];
+    td_group *others;
+    int rank = td_test_rank();
+    open_world(way, 0);
+    CHECK_OK(td_new_group((int[]){0, 1, 3}, 3, NULL, &others));
+    sum_on(NULL);
+    td_test_barrier(); /* else who is late finds it dead in this call already */
+    if (rank == 2)
+        end();
+    int64_t before = td__now_ns();
+    td_status status;
+    switch (rank) {
+    case 0:
+        status = td_group_recv(NULL, x, 4, TD_F32, 2, 7, NULL);
+        break;
+    case 1:
+        status = td_group_recv(NULL, x, 4, TD_F32, TD_ANY_SOURCE, 7, NULL);
+        break;
+    default:
+        status = td_group_all_gather(NULL, x, all, 4, TD_F32, NULL);
+    }
+    CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
+    CHECK_CONTAINS(td_last_error(), how);
+    /* Later calls too, and whether they need the dead one or not. */
+    CHECK_FAILS(td_group_broadcast(NULL, x, 4, TD_F32, rank, NULL), TD_ERR_PEER, "rank 2");
+    CHECK_SOON(td_group_send(NULL, x, 4, TD_F32, 2, 0, NULL) == TD_ERR_PEER);
+    CHECK_CONTAINS(td_last_error(), "rank 2");
+    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    CHECK_EQ((int)sum_on(others), 3);
+    CHECK_OK(td_destroy_process_group());
+}
+
+static void be_killed(void)
+{
+    raise(SIGKILL);
+}
+
+static void exit_badly(void)
+{
+    _exit(3);
+}
+
+static void exit_in_passing(void)
+{
+    exit(0);
+}
+
+RANKS(killed, .ranks = 4, .may_die = 1 << 2)
+{
+    die(&shm, be_killed, "was killed by SIGKILL");
+}
+
+RANKS(killed_tcp, .ranks = 4, .may_die = 1 << 2)
+{
+    die(&tcp, be_killed, "was killed by SIGKILL");
+}
+
+RANKS(killed_on_another_host, .ranks = 4, .may_die = 1 << 2)
+{
+    die(&mixed, be_killed, "");
+}
+
+RANKS(exits, .ranks = 4, .may_die = 1 << 2)
+{
+    die(&shm, exit_badly, "exited with code 3 without leaving the group");
+}
+
+RANKS(exits_without_leaving, .ranks = 4, .may_die = 1 << 2)
+{
+    die(&tcp, exit_in_passing, "exited with code 0 without leaving the group");
+}
+
+/* ---- Delays ---------------------------------------------------------------------------------- */
+
+static void be_late(const struct way *way)
+{
+    int rank = td_test_rank();
+    float x = 0;
+    td_work *work;
+    open_world(way, 0);
+    sum_on(NULL);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (rank == 1) {
+        td_test_barrier();
+        CHECK_OK(td_group_barrier(NULL, NULL));
+    } else {
+        CHECK_OK(td_group_barrier(NULL, &work));
+        CHECK_FAILS(td_work_wait(work, 300), TD_ERR_TIMEOUT, "not complete after 300 ms");
+        CHECK_CONTAINS(td_last_error(), "ranks 0, 2 have come; rank 1 finished barrier #2");
+        CHECK_CONTAINS(td_last_error(), "and is in no call");
+        td_test_barrier();
+        CHECK_OK(td_work_wait(work, 0));
+        td_work_release(work);
+    }
+    /* A message: what the other one does instead. */
+    if (rank == 0) {
+        CHECK_OK(td_set_call_timeout(300));
+        CHECK_FAILS(td_group_recv(NULL, &x, 1, TD_F32, 1, 9, NULL), TD_ERR_TIMEOUT,
+                    "rank 1 is in ");
+        CHECK_OK(td_set_call_timeout(0));
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    /* A collective. */
+    if (rank != 1) {
+        CHECK_OK(td_set_call_timeout(300));
+        CHECK_FAILS(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL), TD_ERR_TIMEOUT,
+                    "rank 1 finished barrier #4");
+    }
+    td_test_barrier();
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(late, .ranks = 3)
+{
+    be_late(&shm);
+}
+
+RANKS(late_tcp, .ranks = 3)
+{
+    be_late(&tcp);
+}
+
+RANKS(late_on_another_host, .ranks = 3)
+{
+    be_late(&mixed);
+}
+
+RANKS(stopped, .ranks = 3, .may_die = 1 << 1)
+{
+    open_world(&shm, 0);
+    sum_on(NULL);
+    td_test_barrier();
+    if (td_test_rank() == 1) {
+        raise(SIGSTOP);
+    } else {
+        CHECK_OK(td_set_call_timeout(500));
+        CHECK_FAILS(td_group_barrier(NULL, NULL), TD_ERR_TIMEOUT,
+                    td_test_rank() ? "rank 1 " : "rank 1 is stopped");
+    }
+    if (td_test_rank() == 0)
+        td_test_kill(1, SIGKILL);
+    CHECK_OK(td_destroy_process_group());
+}
+
+static char warnings[4096];
+static pthread_mutex_t warnings_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void keep_warning(td_log_level level, const char *line, void *arg)
+{
+    (void)arg;
+    pthread_mutex_lock(&warnings_lock);
+    size_t length = strlen(warnings);
+    if (level == TD_LOG_WARN)
+        snprintf(warnings + length, sizeof warnings - length, "%s\n", line);
+    pthread_mutex_unlock(&warnings_lock);
+}
+
+static bool was_warned(const char *part)
+{
+    pthread_mutex_lock(&warnings_lock);
+    bool found = strstr(warnings, part);
+    pthread_mutex_unlock(&warnings_lock);
+    return found;
+}
+
+/* Only one of those who wait says so, and it goes on. */
+RANKS(warning_of_what_takes_long, .ranks = 3)
+{
+    setenv("TANDEM_STALL_WARN", "1", 1);
+    td_log_set_sink(keep_warning, NULL);
+    open_world(&shm, 0);
+    if (td_test_rank() == 2) {
+        td__sleep_ns(2500000000ll);
+        CHECK(!warnings[0]);
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() == 0) {
+        CHECK(
+            was_warned("barrier #1 on group \"world\" is not done after 1 s; ranks 0, 1 have come; "
+                       "rank 2 has called nothing on this group, and is in no call"));
+        CHECK(!was_warned("after 4 s"));
+    } else if (td_test_rank() == 1) {
+        CHECK(!warnings[0]);
+    }
+    CHECK_OK(td_destroy_process_group());
+    td_log_set_sink(NULL, NULL);
+}
+
+TEST(variables_that_make_no_sense)
+{
+    setenv("TANDEM_STALL_WARN", "soon", 1);
+    CHECK_FAILS(td_init_process_group(NULL), TD_ERR_INVALID, "TANDEM_STALL_WARN is \"soon\"");
+    unsetenv("TANDEM_STALL_WARN");
+    setenv("TANDEM_HEARTBEAT", "0", 1);
+    CHECK_FAILS(td_init_process_group(NULL), TD_ERR_INVALID, "TANDEM_HEARTBEAT is \"0\"");
+}
+
+/* ---- Aborts ---------------------------------------------------------------------------------- */
+
+/* Everybody waits in another way, and for nobody who will come. */
+static void abort_all(const struct way *way)
+{
+    int rank = td_test_rank();
+    float x = 0;
+    td_group *group;
+    td_work *work;
+    open_world(way, 0);
+    CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+    sum_on(group);
+    td_status status = TD_OK;
+    switch (rank) {
+    case 0:
+        status = td_group_barrier(group, NULL);
+        break;
+    case 1:
+        status = td_group_recv(group, &x, 1, TD_F32, 3, 1, NULL);
+        break;
+    case 2:
+        CHECK_OK(td_group_recv(group, &x, 1, TD_F32, TD_ANY_SOURCE, 1, &work));
+        status = td_work_wait(work, 0);
+        td_work_release(work);
+        break;
+    default:
+        td__sleep_ns(300000000);
+        CHECK_OK(td_group_abort(group));
+        status = td_group_barrier(group, NULL);
+    }
+    CHECK_FAILS(status, TD_ERR_ABORTED, "was aborted by rank 3");
+    CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_ABORTED, "was aborted by rank 3");
+    CHECK_FAILS(td_group_send(group, &x, 1, TD_F32, (rank + 1) % 4, 1, NULL), TD_ERR_ABORTED,
+                "was aborted by rank 3");
+    CHECK_EQ((int)sum_on(NULL), 4); /* others are as good as before */
+    td_group_destroy(group);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(aborted, .ranks = 4)
+{
+    abort_all(&shm);
+}
+
+RANKS(aborted_tcp, .ranks = 4)
+{
+    abort_all(&tcp);
+}
+
+RANKS(aborted_on_hosts, .ranks = 4)
+{
+    abort_all(&mixed);
+}
+
+/* The first rank has the memory of the group, and never makes it. */
+RANKS(aborted_before_it_is_made, .ranks = 3)
+{
+    td_group *group;
+    open_world(&shm, 0);
+    if (td_test_rank()) {
+        CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+        if (td_test_rank() == 2) {
+            td__sleep_ns(200000000);
+            CHECK_OK(td_group_abort(group));
+        }
+        CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_ABORTED, "was aborted by rank 2");
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (!td_test_rank()) {
+        CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+        CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_ABORTED, "was aborted by rank 2");
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Shrinking ------------------------------------------------------------------------------- */
+
+static td_group *shrink_after(int dying)
+{
+    int rank = td_test_rank(), size = td_test_size();
+    td_group *rest;
+    sum_on(NULL);
+    td_test_barrier();
+    if (rank == dying)
+        raise(SIGKILL);
+    float value = 1;
+    td_status status = TD_OK;
+    for (int i = 0; i < 2 && !status; i++)
+        status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
+    CHECK(status == TD_ERR_PEER || status == TD_ERR_ABORTED);
+    CHECK_OK(td_group_shrink(NULL, NULL, &rest));
+    CHECK_EQ(td_get_world_size(rest), size - 1);
+    CHECK_EQ(td_get_rank(rest), rank - (rank > dying));
+    CHECK_EQ(td_get_global_rank(rest, td_get_rank(rest)), rank);
+    return rest;
+}
+
+static void shrink(const struct way *way, int dying)
+{
+    open_world(way, 0);
+    td_group *rest = shrink_after(dying);
+    int n = td_test_size() - 1;
+    float *x = td_alloc(1 << 20);
+    for (int i = 0; i < 1 << 18; i++)
+        x[i] = 1;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ((int)sum_on(rest), n);
+        CHECK_OK(td_group_all_reduce(rest, x, x, 1 << 18, TD_F32, TD_AVG, NULL));
+    }
+    for (int i = 0; i < 1 << 18; i++)
+        CHECK(x[i] == 1);
+    CHECK_FAILS(td_group_barrier(NULL, NULL), td_group_barrier(NULL, NULL), "rank");
+    td_free(x);
+    td_group_destroy(rest);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(shrunk, .ranks = 4, .may_die = 1 << 2)
+{
+    shrink(&shm, 2);
+}
+
+RANKS(shrunk_without_the_first, .ranks = 4, .may_die = 1 << 0)
+{
+    shrink(&shm, 0);
+}
+
+RANKS(shrunk_tcp, .ranks = 4, .may_die = 1 << 3)
+{
+    shrink(&tcp, 3);
+}
+
+RANKS(shrunk_tcp_without_the_first, .ranks = 3, .may_die = 1 << 0)
+{
+    shrink(&tcp, 0);
+}
+
+RANKS(shrunk_on_hosts, .ranks = 6, .may_die = 1 << 2)
+{
+    shrink(&mixed, 2);
+}
+
+RANKS(shrunk_to_one, .ranks = 2, .may_die = 1 << 0)
+{
+    shrink(&shm, 0);
+}
+
+/* Another one dies at any moment of the agreement; the leader, too. */
+static void shrink_with_more_deaths(const struct way *way, int second, int64_t after_ns)
+{
+    int rank = td_test_rank(), size = td_test_size();
+    td_group *rest, *last;
+    open_world(way, 0);
+    sum_on(NULL);
+    td_test_barrier();
+    if (rank == size - 1)
+        raise(SIGKILL);
+    float value = 1;
+    td_status status = TD_OK;
+    for (int i = 0; i < 2 && !status; i++)
+        status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
+    CHECK(status);
+    if (rank == second) {
+        pid_t parent = getpid();
+        if (!fork()) { /* strikes in the middle */
+            td__sleep_ns(after_ns);
+            kill(parent, SIGKILL);
+            _exit(0);
+        }
+    }
+    CHECK_OK(td_group_shrink(NULL, NULL, &rest));
+    status = TD_OK;
+    for (int i = 0; i < 200 && !status; i++) {
+        value = 1;
+        status = td_group_all_reduce(rest, &value, &value, 1, TD_F32, TD_SUM, NULL);
+        CHECK(status || (int)value == td_get_world_size(rest));
+        td__sleep_ns(1000000);
+    }
+    last = rest;
+    if (status)
+        CHECK_OK(td_group_shrink(rest, NULL, &last));
+    CHECK_EQ(td_get_world_size(last), size - 2);
+    CHECK_EQ((int)sum_on(last), size - 2);
+    CHECK_OK(td_destroy_process_group());
+}
+
+#define MORE_DEATHS(name, way, second, after_us)                                                   \
+    RANKS(name, .ranks = 5, .may_die = 1 << 4 | 1 << (second))                                     \
+    {                                                                                              \
+        shrink_with_more_deaths(way, second, (after_us)*1000ll);                                   \
+    }
+
+MORE_DEATHS(leader_dies_at_once, &shm, 0, 0)
+MORE_DEATHS(leader_dies_soon, &shm, 0, 1000)
+MORE_DEATHS(leader_dies_later, &shm, 0, 4000)
+MORE_DEATHS(another_dies_soon, &shm, 2, 1000)
+MORE_DEATHS(leader_dies_tcp, &tcp, 0, 2000)
+MORE_DEATHS(another_dies_tcp, &tcp, 3, 3000)
+
+/* A survivor that does not come is named; when it comes, the next attempt goes well. */
+RANKS(a_survivor_that_does_not_shrink, .ranks = 3)
+{
+    td_group *rest;
+    open_world(&shm, 0);
+    if (td_test_rank() < 2)
+        CHECK_FAILS(td_group_shrink(NULL, &(td_group_options){.timeout_ms = 300}, &rest),
+                    TD_ERR_TIMEOUT, td_test_rank() ? "from rank 0" : "rank 2 is there");
+    td_test_barrier();
+    CHECK_OK(td_group_shrink(NULL, NULL, &rest));
+    CHECK_EQ(td_get_world_size(rest), 3);
+    CHECK_EQ((int)sum_on(rest), 3);
+    CHECK_OK(td_destroy_process_group());
+}
+
+TEST(shrinking_alone)
+{
+    td_group *rest;
+    CHECK_FAILS(td_group_shrink(NULL, NULL, &rest), TD_ERR_STATE, "td_group_shrink");
+    CHECK_FAILS(td_group_abort(NULL), TD_ERR_STATE, "td_group_abort");
+    CHECK_FAILS(td_group_grow(NULL, NULL, &rest), TD_ERR_STATE, "td_group_grow");
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_FAILS(td_group_shrink(NULL, NULL, NULL), TD_ERR_INVALID, "the result is NULL");
+    CHECK_FAILS(td_group_shrink(NULL, &(td_group_options){.timeout_ms = -1}, &rest), TD_ERR_INVALID,
+                "-1 ms");
+    CHECK_OK(td_group_shrink(NULL, NULL, &rest));
+    CHECK_EQ((int)sum_on(rest), 1);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Growing --------------------------------------------------------------------------------- */
+
+static void live_through(const struct way *way, int dying, int times, int *turn)
+{
+    int n = td_test_size(), rank = td_test_rank();
+    open_world(way, 0);
+    while (*turn < times) {
+        int victim = (dying + *turn) % n;
+        ++*turn;
+        CHECK_EQ((int)sum_on(NULL), n);
+        float value = 1;
+        for (int r = 0; r < n && rank == victim; r++) /* not before all are through */
+            if (r != rank)
+                CHECK_OK(td_group_recv(NULL, &value, 1, TD_F32, r, 0, NULL));
+        if (rank == victim)
+            raise(SIGKILL);
+        CHECK_OK(td_group_send(NULL, &value, 1, TD_F32, victim, 0, NULL));
+        td_group *rest, *grown;
+        td_status status = TD_OK;
+        for (int k = 0; k < 2 && !status; k++)
+            status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
+        CHECK(status);
+        CHECK_OK(td_group_shrink(NULL, NULL, &rest));
+        CHECK_EQ(td_get_world_size(rest), n - 1);
+        CHECK_OK(td_group_grow(rest, NULL, &grown));
+        CHECK_EQ((int)sum_on(rest), n - 1); /* still there */
+        CHECK_EQ(td_get_world_size(grown), n);
+        td_group_destroy(rest);
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ((int)sum_on(NULL), n);
+    CHECK_EQ(td_get_rank(NULL), rank);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* As a launcher would, starts the rank again when it has been killed; how far it had come is in memory
+ * that it shares with its successor. */
+static void grow(const struct way *way, int dying, int times)
+{
+    int status;
+    int *turn = mmap(NULL, sizeof *turn, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(turn != MAP_FAILED);
+    do {
+        pid_t pid = fork();
+        if (!pid) {
+            live_through(way, dying, times, turn);
+            exit(0);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid);
+    } while (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    CHECK_EQ(status, 0);
+}
+
+RANKS(grown, .ranks = 3)
+{
+    grow(&shm, 1, 1);
+}
+
+RANKS(grown_with_a_new_first, .ranks = 3)
+{
+    grow(&shm, 0, 1);
+}
+
+RANKS(grown_tcp, .ranks = 3)
+{
+    grow(&tcp, 2, 1);
+}
+
+RANKS(grown_on_hosts, .ranks = 4)
+{
+    grow(&mixed, 1, 1);
+}
+
+/* Each dies once, the one after the other. */
+RANKS(grown_again_and_again, .ranks = 3)
+{
+    grow(&shm, 0, 3);
+}
+
+RANKS(a_rank_that_does_not_come_back, .ranks = 3, .may_die = 1 << 1)
+{
+    td_group *grown;
+    open_world(&shm, 0);
+    td_group *rest = shrink_after(1);
+    CHECK_FAILS(td_group_grow(rest, &(td_group_options){.timeout_ms = 300}, &grown), TD_ERR_TIMEOUT,
+                "rank 1 has not come back in time");
+    CHECK_EQ((int)sum_on(rest), 2);
+    CHECK_OK(td_destroy_process_group());
+}

@@ -1,0 +1,190 @@
+/* Crowds of strangers at the doors of a running job: it goes on, at about its speed, and who belongs to
+ * it still comes in. TD_TEST_STRANGERS=10000 is the long version; `strangers_cost`, which runs only
+ * when it is named, prints what a stranger costs both sides. */
+#include "crowd.h"
+#include "runner.h"
+
+#include "base/clock.h"
+#include "os/loop.h"
+#include "os/socket.h"
+
+#include <tandem/group.h>
+#include <tandem/store.h>
+
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* The ports at which this process listens. */
+static int listening_ports(int *ports, int room)
+{
+    int count = 0;
+    DIR *fds = opendir("/proc/self/fd");
+    for (struct dirent *entry; (entry = readdir(fds));) {
+        struct td__address address;
+        int listens = 0, fd = atoi(entry->d_name);
+        socklen_t size = sizeof listens;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) || !listens)
+            continue;
+        td__local_address(fd, &address);
+        if (address.any.sa_family != AF_UNIX && count < room)
+            ports[count++] = td__address_port(&address);
+    }
+    closedir(fds);
+    return count;
+}
+
+static double median_ms(double *took, int count)
+{
+    for (int i = 1; i < count; i++)
+        for (int k = i; k > 0 && took[k] < took[k - 1]; k--) {
+            double other = took[k];
+            took[k] = took[k - 1];
+            took[k - 1] = other;
+        }
+    return took[count / 2];
+}
+
+/* ---- A job ----------------------------------------------------------------------------------- */
+
+enum { WORDS = 16384, ROUNDS = 200 };
+
+/* All-reduces, each checked; how long one takes, in the middle. */
+static double work(td_group *group, int64_t *rounds)
+{
+    static double took[ROUNDS];
+    static float data[WORDS];
+    for (int round = 0; round < ROUNDS; round++, ++*rounds) {
+        for (int i = 0; i < WORDS; i++)
+            data[i] = (float)(i % 100 + td_test_rank());
+        int64_t start = td__now_ns();
+        CHECK_OK(td_group_all_reduce(group, data, data, WORDS, TD_F32, TD_SUM, NULL));
+        took[round] = (double)(td__now_ns() - start) / 1e6;
+        for (int i = 0; i < WORDS; i++)
+            if (data[i] != (float)(2 * (i % 100) + 1))
+                FAIL("element %d of round %d is %g", i, round, (double)data[i]);
+    }
+    return median_ms(took, ROUNDS);
+}
+
+RANKS(a_job_among_strangers, .ranks = 2, .deadline_s = 120)
+{
+    setenv("TANDEM_TRANSPORT", "tcp", 1);
+    int strangers = crowd_size(600);
+    int64_t rounds = 0;
+    CHECK_OK(td_init_process_group(NULL));
+    double before = work(NULL, &rounds);
+
+    /* Each rank has its crowd: at its own door, and at that of the job's store. */
+    struct crowd crowd = {.count = strangers / 2,
+                          .ports = {0, atoi(getenv("MASTER_PORT"))},
+                          .purpose = {"link", "store"},
+                          .manner = MANNERS};
+    CHECK(listening_ports(crowd.ports, 1) == 1);
+    snprintf(crowd.secret, sizeof crowd.secret, "%s", getenv("TANDEM_SECRET"));
+    crowd_start(&crowd);
+    td_test_barrier();
+    double during = work(NULL, &rounds);
+
+    /* Links that are new, and another client of the store. */
+    td_group *group;
+    td_store *store;
+    CHECK_OK(td_new_group((const int[]){1, 0}, 2, NULL, &group));
+    work(group, &rounds);
+    CHECK_OK(td_tcp_store_open("127.0.0.1", atoi(getenv("MASTER_PORT")), NULL, &store));
+    for (int i = 0; i < 100; i++)
+        CHECK_OK(td_store_add(store, "sum", 1, NULL));
+    CHECK_OK(td_store_close(store));
+    printf("all_reduce of 64 KiB: %.3f ms, among %d strangers %.3f ms; %d were held, %ld opened\n",
+           before, strangers, during, atomic_load(&crowd.state->held),
+           atomic_load(&crowd.state->opened));
+    if (during > 20 * td_test_slowness() * (before + 1))
+        FAIL("an all_reduce takes %g ms, and took %g without strangers", during, before);
+    td_test_barrier();
+    crowd_stop(&crowd);
+    work(NULL, &rounds);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- A store that is reached by TCP ---------------------------------------------------------- */
+
+/* As many descriptors as a process has where nobody cares. */
+static void have_descriptors(rlim_t count)
+{
+    struct rlimit limit;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = count < limit.rlim_max ? count : limit.rlim_max;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+TEST(clients_come_in_among_strangers, .deadline_s = 120)
+{
+    td_store *server, *store;
+    have_descriptors(1024);
+    td_tcp_store_options options = {.host_server = true, .secret = "s"};
+    CHECK_OK(td_tcp_store_open("0.0.0.0", 0, &options, &server));
+    struct crowd crowd = {.count = crowd_size(2000),
+                          .ports = {td_tcp_store_port(server)},
+                          .purpose = {"store"},
+                          .secret = "s",
+                          .manner = MANNERS};
+    crowd_start(&crowd);
+    double slowest = 0;
+    for (int i = 0; i < 100; i++) {
+        int64_t start = td__now_ns();
+        options = (td_tcp_store_options){.secret = "s"};
+        CHECK_OK(td_tcp_store_open("127.0.0.2", crowd.ports[0], &options, &store));
+        CHECK_OK(td_store_add(store, "sum", 1, NULL));
+        CHECK_OK(td_store_close(store));
+        double took = (double)(td__now_ns() - start) / 1e6;
+        slowest = took > slowest ? took : slowest;
+        td__sleep_ns(5000000);
+    }
+    printf("the slowest of 100 clients among %d strangers took %.1f ms\n", crowd.count, slowest);
+    crowd_stop(&crowd);
+    CHECK_OK(td_store_close(server));
+}
+
+/* ---- What it costs --------------------------------------------------------------------------- */
+
+static double own_cpu_us(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e6 +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+TEST(strangers_cost, .hidden = true, .deadline_s = 120)
+{
+    static const char *const names[] = {"silent", "garbage", "half a hello", "wrong secret",
+                                        "replayed"};
+    char figures[512] = "";
+    have_descriptors(20000);
+    for (int manner = SILENT; manner < MANNERS; manner++) {
+        td_store *server;
+        td_tcp_store_options options = {.host_server = true, .secret = "s"};
+        CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &server));
+        struct crowd crowd = {.count = manner == SILENT || manner == HALF_A_HELLO ? 10000 : 100,
+                              .ports = {td_tcp_store_port(server)},
+                              .purpose = {"store"},
+                              .secret = "s",
+                              .manner = manner};
+        crowd.count = crowd_size(crowd.count);
+        crowd.state = NULL;
+        double before = own_cpu_us();
+        crowd_start(&crowd);
+        atomic_store(&crowd.state->attempts_wanted, 20000);
+        crowd_stop(&crowd);
+        double server_us = own_cpu_us() - before;
+        long opened = atomic_load(&crowd.state->opened);
+        size_t used = strlen(figures);
+        snprintf(figures + used, sizeof figures - used, "%s%s %.1f and %.1f", used ? ", " : "",
+                 names[manner], server_us / (double)opened,
+                 (double)atomic_load(&crowd.state->cpu_us) / (double)opened);
+        CHECK_OK(td_store_close(server));
+    }
+    td_test_skip("µs of processor of the server and of the stranger: %s", figures);
+}

@@ -1,0 +1,593 @@
+/* TLS between two ends in this process, over loopback: bytes, ends, failures, and forks. */
+#include "process_counts.h"
+#include "runner.h"
+
+#include "os/socket.h"
+#include "os/tls_inside.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static td__deadline soon(void)
+{
+    return td__deadline_in_ms(20000 * td_test_slowness());
+}
+
+/* ---- Two ends -------------------------------------------------------------------------------- */
+
+static void tcp_pair(int fds[2])
+{
+    struct td__address_list list;
+    bool retry;
+    CHECK_OK(td__resolve("127.0.0.1", 0, soon(), &list, &retry));
+    int listener = td__listen_on(&list.at[0]);
+    CHECK(listener >= 0);
+    struct td__address address;
+    td__local_address(listener, &address);
+    fds[0] = td__connect_to(&address, soon());
+    CHECK(fds[0] >= 0);
+    CHECK_EQ(td__wait_fd(listener, POLLIN, soon()), 0);
+    fds[1] = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    CHECK(fds[1] >= 0);
+    close(listener);
+}
+
+static const uint8_t test_key[TD__MAC_SIZE] = "a key that both of them have";
+
+/* ends[0] is the client's. */
+static void tls_pair(int ends[2])
+{
+    int fds[2];
+    tcp_pair(fds);
+    CHECK_OK(td__tls_wrap(fds[1], true, test_key, soon(), NULL, &ends[1]));
+    struct td__tls_failure failure;
+    CHECK_OK(td__tls_wrap(fds[0], false, test_key, soon(), &failure, &ends[0]));
+}
+
+/* A server end with TLS, and the bare connection to it. */
+static void half_pair(int *bare, int *server_end)
+{
+    int fds[2];
+    tcp_pair(fds);
+    CHECK_OK(td__tls_wrap(fds[1], true, test_key, soon(), NULL, server_end));
+    *bare = fds[0];
+}
+
+static uint8_t byte_at(uint32_t seed, size_t at)
+{
+    return (uint8_t)((at * 2654435761u + seed) >> 13);
+}
+
+static void expect_end(int fd)
+{
+    char byte;
+    CHECK_EQ(td__wait_fd(fd, POLLIN, soon()), 0);
+    ssize_t got = recv(fd, &byte, 1, MSG_DONTWAIT);
+    CHECK(got == 0 || (got < 0 && errno == ECONNRESET));
+}
+
+/* Threads of that kind. */
+static int pumps(void)
+{
+    char path[300], name[32];
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *task; (task = readdir(tasks));) {
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = fopen(path, "re");
+        count += file && fgets(name, sizeof name, file) && !strcmp(name, "td-tls\n");
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* ---- Bytes ----------------------------------------------------------------------------------- */
+
+struct stream {
+    int fd;
+    uint32_t seed;
+    size_t total, most; /* in all, and in one call */
+    int64_t pause_ns;   /* now and then */
+};
+
+static void *write_stream(void *arg)
+{
+    const struct stream *stream = arg;
+    uint8_t *bytes = malloc(stream->most);
+    uint32_t state = stream->seed;
+    for (size_t at = 0; at < stream->total;) {
+        state = state * 1664525u + 1013904223u;
+        size_t size = 1 + (state >> 8) % stream->most;
+        if (size > stream->total - at)
+            size = stream->total - at;
+        for (size_t i = 0; i < size; i++)
+            bytes[i] = byte_at(stream->seed, at + i);
+        CHECK_EQ(td__send_all(stream->fd, bytes, size, soon()), 0);
+        at += size;
+        if (stream->pause_ns && (state >> 8) % 64 == 0)
+            td__sleep_ns(stream->pause_ns);
+    }
+    free(bytes);
+    return NULL;
+}
+
+static void *read_stream(void *arg)
+{
+    const struct stream *stream = arg;
+    uint8_t *bytes = malloc(stream->most);
+    uint32_t state = stream->seed + 1;
+    for (size_t at = 0; at < stream->total;) {
+        state = state * 1664525u + 1013904223u;
+        size_t size = 1 + (state >> 8) % stream->most;
+        if (size > stream->total - at)
+            size = stream->total - at;
+        CHECK_EQ(td__recv_all(stream->fd, bytes, size, soon()), 0);
+        for (size_t i = 0; i < size; i++)
+            if (bytes[i] != byte_at(stream->seed, at + i))
+                FAIL("byte %zu is wrong", at + i);
+        at += size;
+        if (stream->pause_ns && (state >> 8) % 64 == 0)
+            td__sleep_ns(stream->pause_ns);
+    }
+    free(bytes);
+    return NULL;
+}
+
+/* Both directions at once, with writers and readers of their own. */
+static void exchange(int ends[2], size_t total, size_t most, int64_t writer_ns, int64_t reader_ns)
+{
+    struct stream streams[4] = {{ends[0], 1, total, most, writer_ns},
+                                {ends[1], 1, total, most, reader_ns},
+                                {ends[1], 2, total, most, writer_ns},
+                                {ends[0], 2, total, most, reader_ns}};
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, i % 2 ? read_stream : write_stream, &streams[i]),
+                 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+}
+
+TEST(bytes_go_both_ways_at_once, .deadline_s = 60)
+{
+    static const size_t most[] = {1, 100, 5000, 70000, 1 << 20};
+    int ends[2];
+    tls_pair(ends);
+    for (size_t i = 0; i < sizeof most / sizeof *most; i++)
+        exchange(ends, most[i] == 1 ? 20000 : (size_t)4 << 20, most[i], 0, 0);
+    close(ends[0]);
+    close(ends[1]);
+    td__tls_drain(soon());
+    CHECK_SOON(pumps() == 0);
+}
+
+TEST(slow_readers_and_slow_writers, .deadline_s = 60)
+{
+    int ends[2];
+    tls_pair(ends);
+    exchange(ends, 4 << 20, 10000, 0, 2000000);
+    exchange(ends, 4 << 20, 10000, 2000000, 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* A reader that does not read stops the writer, after what the buffers of the kernel hold. */
+TEST(back_pressure)
+{
+    int ends[2];
+    static uint8_t bytes[1 << 20];
+    size_t sent = 0;
+    tls_pair(ends);
+    for (int quiet = 0; quiet < 20;) {
+        ssize_t now = send(ends[0], bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        quiet = now > 0 ? 0 : quiet + 1;
+        sent += now > 0 ? (size_t)now : 0;
+        td__sleep_ns(5000000);
+        CHECK(sent < (size_t)64 << 20);
+    }
+    for (size_t left = sent; left;) {
+        size_t part = left < sizeof bytes ? left : sizeof bytes;
+        CHECK_EQ(td__recv_all(ends[1], bytes, part, soon()), 0);
+        left -= part;
+    }
+    close(ends[0]);
+    expect_end(ends[1]);
+    close(ends[1]);
+}
+
+TEST(keys_are_renewed, .deadline_s = 60)
+{
+    int ends[2];
+    td__tls_key_limit = 100000;
+    tls_pair(ends);
+    exchange(ends, 8 << 20, 70000, 0, 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+TEST(two_hundred_connections, .deadline_s = 60)
+{
+    enum { COUNT = 200 };
+    static int ends[COUNT][2];
+    char text[32], got[32];
+    for (int i = 0; i < COUNT; i++)
+        tls_pair(ends[i]);
+    CHECK_EQ(pumps(), 1);
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < COUNT; i++) {
+            snprintf(text, sizeof text, "message %d of %d", round, i);
+            CHECK_EQ(td__send_all(ends[i][round % 2], text, sizeof text, soon()), 0);
+        }
+        for (int i = 0; i < COUNT; i++) {
+            snprintf(text, sizeof text, "message %d of %d", round, i);
+            CHECK_EQ(td__recv_all(ends[i][!(round % 2)], got, sizeof got, soon()), 0);
+            CHECK_STR(got, text);
+        }
+    }
+    for (int i = 0; i < COUNT; i++) {
+        close(ends[i][0]);
+        close(ends[i][1]);
+    }
+    td__tls_drain(soon());
+    CHECK_SOON(pumps() == 0);
+}
+
+/* What a rank asks a link about is the connection behind it. */
+TEST(addresses_are_those_of_the_connection)
+{
+    int fds[2], end, other;
+    struct td__address here, there, own, peer;
+    tcp_pair(fds);
+    td__local_address(fds[0], &here);
+    td__remote_address(fds[0], &there);
+    CHECK_OK(td__tls_wrap(fds[1], true, test_key, soon(), NULL, &other));
+    CHECK_OK(td__tls_wrap(fds[0], false, test_key, soon(), NULL, &end));
+    td__local_address(end, &own);
+    td__remote_address(end, &peer);
+    CHECK_EQ(own.size, here.size);
+    CHECK_MEM(&own.any, &here.any, here.size);
+    CHECK_MEM(&peer.any, &there.any, there.size);
+    td__remote_address(other, &peer);
+    CHECK_MEM(&peer.any, &here.any, here.size);
+    close(end);
+    close(other);
+}
+
+/* ---- Ends ------------------------------------------------------------------------------------ */
+
+TEST(one_direction_ends_before_the_other)
+{
+    for (int side = 0; side < 2; side++) {
+        int ends[2];
+        char got[5];
+        tls_pair(ends);
+        CHECK_EQ(td__send_all(ends[side], "last", 5, soon()), 0);
+        CHECK_EQ(shutdown(ends[side], SHUT_WR), 0);
+        CHECK_EQ(td__recv_all(ends[!side], got, 5, soon()), 0);
+        expect_end(ends[!side]);
+        for (int i = 0; i < 3; i++) {
+            CHECK_EQ(td__send_all(ends[!side], "more", 5, soon()), 0);
+            CHECK_EQ(td__recv_all(ends[side], got, 5, soon()), 0);
+            CHECK_STR(got, "more");
+        }
+        close(ends[!side]);
+        expect_end(ends[side]);
+        close(ends[side]);
+    }
+}
+
+/* What was written before close() arrives, however much the other side has sent meanwhile. */
+TEST(a_close_loses_nothing)
+{
+    static uint8_t sent[150000], got[sizeof sent];
+    for (size_t i = 0; i < sizeof sent; i++)
+        sent[i] = byte_at(7, i);
+    for (int round = 0; round < 20; round++) {
+        int ends[2];
+        tls_pair(ends);
+        CHECK_EQ(td__send_all(ends[1], "nobody reads this", 17, soon()), 0);
+        CHECK_EQ(td__send_all(ends[0], sent, sizeof sent, soon()), 0);
+        close(ends[0]);
+        CHECK_EQ(td__recv_all(ends[1], got, sizeof got, soon()), 0);
+        CHECK_MEM(got, sent, sizeof sent);
+        expect_end(ends[1]);
+        close(ends[1]);
+    }
+}
+
+/* A process that writes, closes, waits for the rest to go, and is gone at once. */
+static void write_and_go(void *arg)
+{
+    int fd = *(int *)arg, end;
+    static uint8_t bytes[150000];
+    CHECK_OK(td__tls_wrap(fd, false, test_key, soon(), NULL, &end));
+    CHECK_EQ(td__send_all(end, bytes, sizeof bytes, soon()), 0);
+    close(end);
+    td__tls_drain(soon());
+    CHECK_SOON(pumps() == 0);
+    _exit(0);
+}
+
+static void end_now(void)
+{
+    _exit(0);
+}
+
+/* … and one that just exits, with the end still open. What a leak checker says about the memory of such a
+ * process is no matter. */
+static void write_and_exit(void *arg)
+{
+    atexit(end_now); /* after what TLS does, which is registered later */
+    int fd = *(int *)arg, end;
+    static uint8_t bytes[150000];
+    CHECK_OK(td__tls_wrap(fd, false, test_key, soon(), NULL, &end));
+    CHECK_EQ(td__send_all(end, bytes, sizeof bytes, soon()), 0);
+    exit(0);
+}
+
+TEST(drained_bytes_outlive_their_process)
+{
+    void (*const ways[])(void *) = {write_and_exit, write_and_go};
+    for (int i = 0; i < 2; i++) {
+        int fds[2], end;
+        static uint8_t bytes[150000];
+        tcp_pair(fds);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            close(fds[1]);
+            ways[i](&fds[0]);
+        }
+        close(fds[0]);
+        CHECK_OK(td__tls_wrap(fds[1], true, test_key, soon(), NULL, &end));
+        CHECK_EQ(td__recv_all(end, bytes, sizeof bytes, soon()), 0);
+        expect_end(end);
+        close(end);
+        int status;
+        CHECK_EQ(waitpid(pid, &status, 0), pid);
+        CHECK_EQ(status, 0);
+        td__tls_drain(soon());
+    }
+}
+
+static void write_and_die(void *arg)
+{
+    int fd = *(int *)arg, end;
+    CHECK_OK(td__tls_wrap(fd, false, test_key, soon(), NULL, &end));
+    CHECK_EQ(td__send_all(end, "x", 1, soon()), 0);
+    for (;;)
+        pause();
+}
+
+TEST(a_death_is_an_end)
+{
+    int fds[2], end, status;
+    char byte;
+    tcp_pair(fds);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        close(fds[1]);
+        write_and_die(&fds[0]);
+    }
+    close(fds[0]);
+    CHECK_OK(td__tls_wrap(fds[1], true, test_key, soon(), NULL, &end));
+    CHECK_EQ(td__recv_all(end, &byte, 1, soon()), 0);
+    CHECK_EQ(kill(pid, SIGKILL), 0);
+    expect_end(end);
+    CHECK_SOON(td__send_all(end, "x", 1, soon()) == EPIPE);
+    close(end);
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    td__tls_drain(soon());
+    CHECK_SOON(pumps() == 0);
+}
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+TEST(another_key_is_refused_on_both_sides)
+{
+    static const uint8_t other_key[TD__MAC_SIZE] = "a key that one has made up";
+    int fds[2], end = -1, server_end;
+    struct td__tls_failure failure = {0};
+    tcp_pair(fds);
+    CHECK_OK(td__tls_wrap(fds[1], true, test_key, soon(), NULL, &server_end));
+    CHECK_FAILS(td__tls_wrap(fds[0], false, other_key, soon(), &failure, &end), TD_ERR_AUTH, "TLS");
+    CHECK(*failure.reason && !failure.error);
+    CHECK_EQ(end, -1);
+    expect_end(server_end);
+    close(server_end);
+    td__tls_drain(soon());
+    CHECK_SOON(pumps() == 0);
+}
+
+TEST(noise_instead_of_tls_ends_the_connection)
+{
+    static const char *const noises[] = {"GET / HTTP/1.0\r\n\r\n", "\x16\x03\x01\xff\xff noise",
+                                         ""};
+    for (size_t i = 0; i < sizeof noises / sizeof *noises; i++) {
+        int bare, server_end;
+        half_pair(&bare, &server_end);
+        CHECK_EQ(td__send_all(bare, noises[i], strlen(noises[i]), soon()), 0);
+        shutdown(bare, SHUT_WR);
+        expect_end(server_end);
+        close(server_end);
+        close(bare);
+    }
+}
+
+TEST(a_silent_peer_is_left_in_time)
+{
+    int fds[2], end;
+    struct td__tls_failure failure = {0};
+    tcp_pair(fds);
+    CHECK_FAILS(td__tls_wrap(fds[0], false, test_key, td__deadline_in_ms(100), &failure, &end),
+                TD_ERR_AUTH, "TLS");
+    CHECK_EQ(failure.error, ETIMEDOUT);
+    close(fds[1]);
+    tcp_pair(fds);
+    CHECK_OK(td__tls_wrap(fds[1], true, test_key, td__deadline_in_ms(100), NULL, &end));
+    expect_end(end);
+    close(end);
+    close(fds[0]);
+}
+
+/* Somebody between the two: hands on what comes, and notes it; from the byte `break_at` of one
+ * direction on it changes or drops things. */
+struct middle {
+    int left, right;
+    size_t break_at;
+    bool cut; /* instead of changing a byte */
+    uint8_t *seen;
+    size_t seen_size;
+};
+
+static void *stand_between(void *arg)
+{
+    struct middle *middle = arg;
+    size_t passed = 0;
+    for (bool open = true; open;) {
+        struct pollfd fds[2] = {{middle->left, POLLIN, 0}, {middle->right, POLLIN, 0}};
+        CHECK(poll(fds, 2, 20000) > 0);
+        for (int i = 0; i < 2; i++) {
+            uint8_t bytes[4096];
+            ssize_t got = fds[i].revents ? recv(fds[i].fd, bytes, sizeof bytes, MSG_DONTWAIT) : -1;
+            if (fds[i].revents && got <= 0)
+                open = false;
+            if (got <= 0)
+                continue;
+            if (i == 0 && middle->break_at && passed + (size_t)got > middle->break_at) {
+                if (middle->cut)
+                    open = false;
+                else if (passed <= middle->break_at)
+                    bytes[middle->break_at - passed] ^= 1;
+            }
+            if (i == 0)
+                passed += (size_t)got;
+            middle->seen = realloc(middle->seen, middle->seen_size + (size_t)got);
+            memcpy(middle->seen + middle->seen_size, bytes, (size_t)got);
+            middle->seen_size += (size_t)got;
+            if (open)
+                td__send_all(fds[1 - i].fd, bytes, (size_t)got, soon());
+        }
+    }
+    close(middle->left);
+    close(middle->right);
+    return NULL;
+}
+
+static void open_with_middle(struct middle *middle, pthread_t *thread, int ends[2])
+{
+    int left[2], right[2];
+    tcp_pair(left);
+    tcp_pair(right);
+    middle->left = left[1];
+    middle->right = right[0];
+    CHECK_EQ(pthread_create(thread, NULL, stand_between, middle), 0);
+    CHECK_OK(td__tls_wrap(right[1], true, test_key, soon(), NULL, &ends[1]));
+    CHECK_OK(td__tls_wrap(left[0], false, test_key, soon(), NULL, &ends[0]));
+}
+
+TEST(nothing_is_to_be_seen_on_the_way)
+{
+    static const char text[] = "what nobody on the way is to read";
+    struct middle middle = {0};
+    pthread_t thread;
+    int ends[2];
+    char got[sizeof text];
+    open_with_middle(&middle, &thread, ends);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(td__send_all(ends[i], text, sizeof text, soon()), 0);
+        CHECK_EQ(td__recv_all(ends[!i], got, sizeof text, soon()), 0);
+        CHECK_STR(got, text);
+    }
+    close(ends[0]);
+    close(ends[1]);
+    pthread_join(thread, NULL);
+    CHECK(middle.seen_size > 2 * sizeof text);
+    CHECK(!memmem(middle.seen, middle.seen_size, text, 8));
+    free(middle.seen);
+}
+
+/* One changed bit, or a cut, after some data: the reader gets a true beginning, and an end. */
+TEST(changes_on_the_way_end_the_connection)
+{
+    for (int cut = 0; cut < 2; cut++) {
+        struct middle middle = {.break_at = 30000, .cut = cut};
+        pthread_t thread;
+        int ends[2];
+        static uint8_t sent[100000], got[sizeof sent];
+        size_t size = 0;
+        for (size_t i = 0; i < sizeof sent; i++)
+            sent[i] = byte_at(9, i);
+        open_with_middle(&middle, &thread, ends);
+        td__send_all(ends[0], sent, sizeof sent, soon());
+        for (ssize_t part = 1; part > 0; size += (size_t)part) {
+            CHECK_EQ(td__wait_fd(ends[1], POLLIN, soon()), 0);
+            part = recv(ends[1], got + size, sizeof got - size, 0);
+            if (part < 0)
+                part = 0;
+        }
+        CHECK(size < 30000 + 16384);
+        CHECK_MEM(got, sent, size);
+        close(ends[0]);
+        close(ends[1]);
+        pthread_join(thread, NULL);
+        free(middle.seen);
+    }
+}
+
+/* ---- Forks ----------------------------------------------------------------------------------- */
+
+/* A child has TLS of its own, and no hold on its parent's. */
+static void use_tls_in_child(void *arg)
+{
+    int *inherited = arg, ends[2];
+    char got[3];
+    CHECK_SOON(pumps() == 0);
+    td__tls_drain(soon()); /* has nothing to wait for */
+    tls_pair(ends);
+    CHECK_EQ(td__send_all(ends[0], "abc", 3, soon()), 0);
+    CHECK_EQ(td__recv_all(ends[1], got, 3, soon()), 0);
+    CHECK_MEM(got, "abc", 3);
+    close(ends[0]);
+    close(ends[1]);
+    close(inherited[0]);
+    close(inherited[1]);
+    td__tls_drain(soon());
+    CHECK_SOON(pumps() == 0);
+}
+
+TEST(a_fork_leaves_the_parents_connections_alone)
+{
+#if defined(__SANITIZE_THREAD__)
+    td_test_skip("the thread sanitizer allows no threads in a fork of a process with threads");
+#endif
+    int ends[2];
+    char got[3];
+    tls_pair(ends);
+    for (int i = 0; i < 3; i++) {
+        struct td_test_child child = td_test_fork(use_tls_in_child, ends);
+        if (child.status)
+            FAIL("%s", child.output);
+        free(child.output);
+        CHECK_EQ(td__send_all(ends[1], "xyz", 3, soon()), 0);
+        CHECK_EQ(td__recv_all(ends[0], got, 3, soon()), 0);
+        CHECK_MEM(got, "xyz", 3);
+    }
+    int before = counts_now().descriptors;
+    close(ends[0]);
+    expect_end(ends[1]);
+    close(ends[1]);
+    td__tls_drain(soon());
+    CHECK_EQ(counts_now().descriptors,
+             before - 8); /* each pair has three descriptors, and the pump two */
+}
