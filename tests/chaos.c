@@ -153,7 +153,8 @@ static int run_rank(const struct choices *choices)
 {
     const char *fd = getenv("CHAOS_PAGE");
     struct plan plan;
-    struct page *page = fd ? mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd), 0)
+    struct page *page = fd ? mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd),
+                                  0)
                            : MAP_FAILED;
     if (page == MAP_FAILED) {
         fprintf(stderr, "chaos: --rank is for ranks that chaos starts itself\n");
@@ -185,10 +186,10 @@ static int find_word(const char *word, const char *const *list)
 int main(int argc, char **argv)
 {
     static const char *const ways[] = {"shm", "tcp", "hosts", "backend", "networks", NULL};
-    static const char *const faults[] = {"kill", "early", "late", "pause", "stop", "leave",
-                                         "cut",  "abort", NULL};
-    struct choices choices = {.seed = 1, .rounds = SHORT_ROUNDS, .round = -1, .rank = -1,
-                              .way = -1, .fault = -1};
+    static const char *const faults[] = {"kill",  "early", "late",  "pause", "stop",
+                                         "leave", "cut",   "abort", NULL};
+    struct choices choices = {
+        .seed = 1, .rounds = SHORT_ROUNDS, .round = -1, .rank = -1, .way = -1, .fault = -1};
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(argv[i], "--long"))

@@ -2,12 +2,12 @@
  *
  *     chaos.c             the command line, the rounds, the summary
  *     chaos_plan.c        what happens in a round: a pure function of the seed and the round's number
- *     chaos_host.c        starts the ranks of a round, strikes, and judges what came of it
+ *     chaos_host.c        starts the ranks of a round, strikes, and judges what came of it (chaos_host.h)
  *     chaos_network.c     network namespaces, and cables that can be cut
  *     chaos_left.c        what a round has left behind
  *     chaos_rank.c        one rank: begins, runs its lanes, leaves
  *     chaos_recovery.c    what survivors do then: shrink the group, also while another one dies, and grow it
- *     chaos_operation.c   one operation of a rank, and its result
+ *     chaos_operation.c   the operations of a rank, and their results (chaos_job.h)
  *     chaos_pattern.c     the data: every rank knows everybody's, so each result is known in advance
  *
  * The host and the ranks share one page of memory (struct page). Every rank has two lanes, threads that
@@ -26,7 +26,7 @@
 enum {
     MAX_RANKS = 8,
     LANES = 2,
-    MAX_GROUPS = 5, /* the first is the world, the last one the second lane's */
+    MAX_GROUPS = 5,    /* the first is the world, the last one the second lane's */
     REST = MAX_GROUPS, /* the number of the group that is left after a loss */
     MAX_OPERATIONS = 80,
     COMPLAINT = 900,
@@ -144,26 +144,26 @@ uint64_t mix(uint64_t a, uint64_t b);
 enum state { STATE_NONE, STATE_INIT, STATE_RUNS, STATE_FINISHED, STATE_LEAVES, STATE_DONE };
 
 struct page {
-    _Atomic uint32_t events; /* counted up, and rung, whenever anything here changes */
-    _Atomic int64_t fault_ns; /* when the victim was struck; 0: not yet */
-    atomic_bool reached;      /* the victim is where it is to be struck */
-    atomic_bool struck;       /* and it was: the host has done its part */
+    _Atomic uint32_t events;   /* counted up, and rung, whenever anything here changes */
+    _Atomic int64_t fault_ns;  /* when the victim was struck; 0: not yet */
+    atomic_bool reached;       /* the victim is where it is to be struck */
+    atomic_bool struck;        /* and it was: the host has done its part */
     _Atomic int64_t second_ns; /* when the second victim died */
     atomic_bool wanted_again;  /* the victim is to be started again */
     atomic_int attempts;       /* to shrink that have begun: the group before is given up by that */
     struct report {
         atomic_int state;
-        atomic_int end_of_init;        /* its status */
-        _Atomic int64_t destroy_ns;    /* how long leaving took */
-        atomic_int at[LANES];          /* the operation that a lane is at, -1 before */
-        _Atomic int64_t since[LANES];  /* when it began */
+        atomic_int end_of_init;       /* its status */
+        _Atomic int64_t destroy_ns;   /* how long leaving took */
+        atomic_int at[LANES];         /* the operation that a lane is at, -1 before */
+        _Atomic int64_t since[LANES]; /* when it began */
         atomic_int kind[LANES], group[LANES];
-        atomic_uint left[4];           /* a bit for each rank that is left, after each attempt */
-        atomic_int operations;         /* that went well */
-        atomic_int detections;         /* failures because of the victim */
+        atomic_uint left[4];   /* a bit for each rank that is left, after each attempt */
+        atomic_int operations; /* that went well */
+        atomic_int detections; /* failures because of the victim */
         int64_t detection_ns[MAX_DETECTIONS];
         atomic_flag complained;
-        char complaint[COMPLAINT];     /* the first thing that is wrong */
+        char complaint[COMPLAINT]; /* the first thing that is wrong */
     } ranks[MAX_RANKS];
 };
 

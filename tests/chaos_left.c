@@ -87,7 +87,8 @@ static void add(char *text, size_t room, const char *what)
 {
     size_t used = strlen(text);
     if (used < room)
-        snprintf(text + used, room - used, "%s%.*s", used ? "; " : "", (int)strcspn(what, "\n"), what);
+        snprintf(text + used, room - used, "%s%.*s", used ? "; " : "", (int)strcspn(what, "\n"),
+                 what);
 }
 
 /* Sockets whose names say that one of the processes has made them; all of Tandem's, where the network is

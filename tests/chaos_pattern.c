@@ -10,7 +10,6 @@
 
 enum { PERIOD = 61, LARGEST = 16, POISON = 0xa5 };
 
-
 /* 1 to 3, or less where the numbers are multiplied or are truth values. */
 static int64_t value_of(const struct operation *operation, int rank, int part, size_t at)
 {
@@ -119,8 +118,7 @@ bool pattern_is_reduced(const void *data, const struct operation *operation, siz
     for (size_t i = 0; i < first_elements(count); i++) {
         double sum = (double)value_of(operation, members->ranks[0], part, i);
         for (int m = 1; m < members->size; m++)
-            sum = combine(operation, sum,
-                          (double)value_of(operation, members->ranks[m], part, i));
+            sum = combine(operation, sum, (double)value_of(operation, members->ranks[m], part, i));
         if (operation->op == TD_AVG)
             sum /= members->size;
         put_element(expected + i * element, operation->dtype, sum);

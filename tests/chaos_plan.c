@@ -80,11 +80,11 @@ static void choose_hosts(struct dice *dice, struct plan *plan)
 
 static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
 {
-    static const int faults[FAULTS] = {[FAULT_KILL] = 50, [FAULT_EARLY] = 7, [FAULT_LATE] = 7,
-                                       [FAULT_PAUSE] = 7, [FAULT_STOP] = 7, [FAULT_LEAVE] = 10,
-                                       [FAULT_CUT] = 4,   [FAULT_ABORT] = 8};
-    static const int ways[WAYS] = {[WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28,
-                                   [WAY_BACKEND] = 12};
+    static const int faults[FAULTS] = {
+        [FAULT_KILL] = 50, [FAULT_EARLY] = 7,  [FAULT_LATE] = 7, [FAULT_PAUSE] = 7,
+        [FAULT_STOP] = 7,  [FAULT_LEAVE] = 10, [FAULT_CUT] = 4,  [FAULT_ABORT] = 8};
+    static const int ways[WAYS] = {
+        [WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28, [WAY_BACKEND] = 12};
     static const int64_t delays[] = {0, 20000, 200000, 2000000, 20000000};
     plan->fault = (enum fault)choose(dice, faults, FAULTS);
     plan->way = (enum way)choose(dice, ways, WAYS);
@@ -112,8 +112,8 @@ static void choose_store(struct dice *dice, struct plan *plan)
 
 static void choose_after(struct dice *dice, struct plan *plan)
 {
-    static const int weights[] = {[AFTER_NOTHING] = 40, [AFTER_SHRINK] = 25, [AFTER_LOSS] = 20,
-                                  [AFTER_GROW] = 15};
+    static const int weights[] = {
+        [AFTER_NOTHING] = 40, [AFTER_SHRINK] = 25, [AFTER_LOSS] = 20, [AFTER_GROW] = 15};
     bool store_stays = plan->store != STORE_RANK_0 || plan->victim != 0;
     enum after after = (enum after)choose(dice, weights, 4);
     plan->second = (plan->victim + 1 + (int)roll(dice, (uint64_t)plan->size - 1)) % plan->size;
@@ -159,7 +159,8 @@ void plan_make(uint64_t seed, int round, bool spaces, struct plan *plan)
 void plan_describe(const struct plan *plan, char *text, size_t room)
 {
     static const char *const ends[ENDS] = {"SIGKILL", "SIGSEGV", "abort", "exit(3)", "_exit(0)"};
-    static const char *const stores[] = {"the host's store", "a store of rank 0", "a store in a file"};
+    static const char *const stores[] = {"the host's store", "a store of rank 0",
+                                         "a store in a file"};
     int used = snprintf(text, room, "%d ranks over %s", plan->size, way_name(plan->way));
     if (plan->way == WAY_HOSTS || plan->way == WAY_SPACES) {
         used += snprintf(text + used, room - (size_t)used, " on ");
@@ -174,7 +175,8 @@ void plan_describe(const struct plan *plan, char *text, size_t room)
     used += snprintf(text + used, room - (size_t)used, " at operation %d of %d, %d us later",
                      plan->stop_at[0], plan->count[0], (int)(plan->delay_ns / 1000));
     if (plan->after == AFTER_LOSS)
-        snprintf(text + used, room - (size_t)used, "; the others shrink, rank %d dies", plan->second);
+        snprintf(text + used, room - (size_t)used, "; the others shrink, rank %d dies",
+                 plan->second);
     else if (plan->after)
         snprintf(text + used, room - (size_t)used, "; the others shrink%s",
                  plan->after == AFTER_GROW ? ", and it comes back" : "");
@@ -184,7 +186,7 @@ void plan_describe(const struct plan *plan, char *text, size_t room)
 
 static size_t choose_count(struct dice *dice, size_t element, int parts)
 {
-    static const size_t switches[] = {64,    4 << 10,   8 << 10,   16 << 10, 32 << 10,
+    static const size_t switches[] = {64,       4 << 10,   8 << 10,   16 << 10, 32 << 10,
                                       64 << 10, 256 << 10, 512 << 10, 1 << 20};
     static const int weights[] = {6, 44, 38, 12};
     size_t each = element * (size_t)parts, bytes;
@@ -203,9 +205,10 @@ static size_t choose_count(struct dice *dice, size_t element, int parts)
 
 static td_reduce_op choose_op(struct dice *dice, td_dtype dtype, int size)
 {
-    static const td_reduce_op integers[] = {TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX,
-                                            TD_BAND, TD_BOR, TD_BXOR};
-    static const td_reduce_op floats[] = {TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX, TD_PREMUL_SUM, TD_AVG};
+    static const td_reduce_op integers[] = {TD_SUM,  TD_PRODUCT, TD_MIN, TD_MAX,
+                                            TD_BAND, TD_BOR,     TD_BXOR};
+    static const td_reduce_op floats[] = {TD_SUM, TD_PRODUCT,    TD_MIN,
+                                          TD_MAX, TD_PREMUL_SUM, TD_AVG};
     bool exact = (size & (size - 1)) == 0; /* an average is, then */
     if (dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128)
         return TD_SUM;
@@ -250,19 +253,20 @@ static void choose_operation(struct dice *dice, const struct members *members, i
 
 void plan_operation(const struct plan *plan, int lane, int index, struct operation *operation)
 {
-    struct dice dice = {mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)(lane << 16 | index))};
+    struct dice dice = {
+        mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)(lane << 16 | index))};
     *operation = (struct operation){.key = dice.state, .index = index};
     int own = plan->groups - 1; /* the second lane's */
     operation->group = lane ? own : chance(&dice, 45) ? 0 : (int)roll(&dice, (uint64_t)own);
-    choose_operation(&dice, &plan->group[operation->group], plan->victim,
-                     plan->fault == FAULT_STOP, operation);
+    choose_operation(&dice, &plan->group[operation->group], plan->victim, plan->fault == FAULT_STOP,
+                     operation);
 }
 
 void plan_rest_operation(const struct plan *plan, const struct members *members, int attempt,
                          int index, struct operation *operation)
 {
-    struct dice dice = {mix(mix(plan->seed, (uint64_t)plan->round),
-                            (uint64_t)((attempt + 2) << 16 | index))};
+    struct dice dice = {
+        mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)((attempt + 2) << 16 | index))};
     *operation = (struct operation){.key = dice.state, .index = index, .group = REST};
     choose_operation(&dice, members, plan->second, false, operation);
 }
@@ -272,17 +276,17 @@ void plan_rest_operation(const struct plan *plan, const struct members *members,
 const char *kind_name(enum kind kind)
 {
     static const char *const names[KINDS] = {
-        "broadcast",      "reduce",     "all_reduce",   "scatter", "gather",  "all_gather",
-        "reduce_scatter", "all_to_all", "all_to_all_v", "barrier", "message", "ring of messages",
-        "messages of any"};
+        "broadcast",  "reduce",           "all_reduce",     "scatter",      "gather",
+        "all_gather", "reduce_scatter",   "all_to_all",     "all_to_all_v", "barrier",
+        "message",    "ring of messages", "messages of any"};
     return kind < KINDS ? names[kind] : "?";
 }
 
 const char *fault_name(enum fault fault)
 {
-    static const char *const names[FAULTS] = {"killed",  "killed at the start", "killed at the end",
-                                              "paused",  "stopped",             "leaves",
-                                              "cut off", "gives a group up"};
+    static const char *const names[FAULTS] = {
+        "killed",  "killed at the start", "killed at the end", "paused", "stopped", "leaves",
+        "cut off", "gives a group up"};
     return names[fault];
 }
 

@@ -44,6 +44,19 @@ void complain(struct rank *rank, const char *format, ...)
     va_end(args);
 }
 
+/* The victim waits until all others have begun: what happens before that is FAULT_EARLY's. */
+static void await_beginning(struct rank *rank)
+{
+    for (bool begun = false; !begun;) {
+        uint32_t events = atomic_load(&rank->page->events);
+        begun = true;
+        for (int r = 0; r < rank->plan->size; r++)
+            begun &= atomic_load(&rank->page->ranks[r].state) >= (int)STATE_RUNS;
+        if (!begun)
+            page_wait(rank->page, events, 100000000);
+    }
+}
+
 /* Waits until all ranks that are to live have come this far. */
 static void await_others(struct rank *rank, enum state state)
 {
@@ -197,8 +210,7 @@ static void make_groups(struct rank *rank)
             continue;
         if (td_get_world_size(rank->groups[g]) != members->size)
             complain(rank, "group %d has %d ranks", g, td_get_world_size(rank->groups[g]));
-        td_group_set_timeout(rank->groups[g],
-                             (brief ? plan->short_ms : TIMEOUT_MS) * slowness());
+        td_group_set_timeout(rank->groups[g], (brief ? plan->short_ms : TIMEOUT_MS) * slowness());
     }
 }
 
@@ -306,6 +318,8 @@ int rank_main(const struct plan *plan, int number, struct page *page, bool again
         come_back(&rank);
     } else {
         make_groups(&rank);
+        if (is_victim(&rank) && plan->fault != FAULT_EARLY)
+            await_beginning(&rank);
         run_lanes(&rank);
         if (plan->after && !is_victim(&rank))
             recover(&rank);

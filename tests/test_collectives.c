@@ -155,10 +155,11 @@ RANKS(sizes_with_room_7, .ranks = 7, .deadline_s = 60)
 /* More than the caches hold is written past them. */
 RANKS(beyond_the_caches, .ranks = 3, .deadline_s = 60)
 {
-    struct scene scene = scene_open(&here);
-    size_t written = td__cache_bytes(3) / 2 * 3, n = (size_t)scene.size;
+    size_t written = td__cache_bytes(3) / 2 * 3;
     if (written > (size_t)128 << 20)
         td_test_skip("a cache of %zu MiB", td__cache_bytes(3) >> 20);
+    struct scene scene = scene_open(&here);
+    size_t n = (size_t)scene.size;
     for (size_t k = 0; k < LENGTH(kinds); k++) {
         bool n_times_n = kinds[k] == TD_OP_ALL_GATHER || kinds[k] == TD_OP_ALL_TO_ALL;
         run_case(&scene, &(struct collective_case){

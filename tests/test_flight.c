@@ -328,8 +328,8 @@ TEST(a_slot_has_one_owner_at_a_time)
     struct td__flight_book book = open_book(1);
     struct td__flight_log *first, *second, *third;
     name_book(&book, 0);
-    CHECK_OK(td__flight_open(0, 1, &first));
-    CHECK_OK(td__flight_open(0, 1, &second)); /* private */
+    CHECK_OK(td__flight_open(0, 2, &first));
+    CHECK_OK(td__flight_open(1, 2, &second)); /* another rank of this process: private */
     begin(second, 2, TD__FLIGHT_RUNNING);
     begin(first, 1, TD__FLIGHT_RUNNING);
     read_slot(&book, 0);
@@ -349,6 +349,37 @@ TEST(a_slot_has_one_owner_at_a_time)
     read_slot(&book, 0);
     CHECK_EQ(page.pid, getpid());
     td__flight_close(first);
+    td__flight_book_close(&book);
+}
+
+/* As when a group grows: the new world is there before the old one is left. */
+TEST(a_rank_with_two_worlds_has_one_log)
+{
+    struct td__flight_book book = open_book(1);
+    struct td__flight_log *first, *second;
+    name_book(&book, 0);
+    CHECK_OK(td__flight_open(0, 2, &first));
+    td__flight_set_phase(first, TD__FLIGHT_JOINED);
+    begin(first, 1, TD__FLIGHT_RUNNING);
+    CHECK_OK(td__flight_open(0, 2, &second));
+    CHECK(first == second);
+    read_slot(&book, 0);
+    CHECK_EQ(page.count, 1);
+    CHECK_EQ(page.phase, TD__FLIGHT_JOINING);
+    td__flight_close(second); /* it did not come to that */
+    read_slot(&book, 0);
+    CHECK_EQ(page.phase, TD__FLIGHT_JOINED);
+    CHECK_OK(td__flight_open(0, 2, &second));
+    td__flight_set_phase(second, TD__FLIGHT_JOINED);
+    td__flight_set_phase(first, TD__FLIGHT_LEAVING);
+    td__flight_set_phase(first, TD__FLIGHT_LEFT);
+    td__flight_close(first);
+    read_slot(&book, 0);
+    CHECK_EQ(page.phase, TD__FLIGHT_JOINED);
+    td__flight_set_phase(second, TD__FLIGHT_LEFT);
+    td__flight_close(second);
+    read_slot(&book, 0);
+    CHECK_EQ(page.phase, TD__FLIGHT_LEFT);
     td__flight_book_close(&book);
 }
 
@@ -442,4 +473,35 @@ TEST(pages_in_files)
     bytes[0] ^= 1;
     CHECK_FAILS(td__flight_read_head(bytes, size, &info), TD_ERR_INVALID, "no page");
     free(bytes);
+}
+
+/* A file that is something else is not written to, and one that is in use is not cut. */
+TEST(files_that_are_taken)
+{
+    char prefix[512], path[600], text[16] = "";
+    struct td__flight_log *log, *other;
+    snprintf(prefix, sizeof prefix, "%s/flight", td_test_temp_dir());
+    snprintf(path, sizeof path, "%s.0", prefix);
+    setenv("TANDEM_FLIGHT", prefix, 1);
+    td_log_set_level(TD_LOG_ERROR);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    CHECK_EQ(write(fd, "my thesis", 9), 9);
+    CHECK_OK(td__flight_open(0, 1, &log));
+    CHECK(log->map == log->bytes);
+    td__flight_close(log);
+    CHECK_EQ(pread(fd, text, sizeof text, 0), 9);
+    CHECK_STR(text, "my thesis");
+    close(fd);
+    unlink(path);
+
+    CHECK_OK(td__flight_open(0, 1, &log));
+    CHECK_OK(td__flight_open(0, 1, &other));
+    CHECK(log == other);
+    begin(log, 1, TD__FLIGHT_RUNNING);
+    td__flight_close(other);
+    td__flight_close(log);
+    CHECK_OK(td__flight_open(0, 1, &log)); /* again, from its beginning */
+    CHECK(log->map != log->bytes);
+    CHECK_EQ(read_page(log)->count, 0);
+    td__flight_close(log);
 }

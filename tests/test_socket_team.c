@@ -247,6 +247,9 @@ static void large_counts(struct seat *seat)
     try_call(seat, seat_call(seat, TD__REDUCE, 1500007, TD_F64), (struct variant){0});
     try_call(seat, seat_call(seat, TD__REDUCE_SCATTER, 300007, TD_F64),
              (struct variant){.in_place = true});
+    if (seat->size == 3) /* so long that it goes in several turns */
+        try_call(seat, seat_call(seat, TD__BROADCAST, ((size_t)16 << 20) + 7, TD_U8),
+                 (struct variant){0});
 }
 
 TEST(large_counts, .deadline_s = 60)
@@ -304,8 +307,8 @@ static void by_name(struct seat *seat)
 
 TEST(every_algorithm_by_its_name, .deadline_s = 60)
 {
-    static const char *const names[] = {"ring",  "tree",     "halving", "doubling",
-                                        "bruck", "pairwise", "direct",  "scatter"};
+    static const char *const names[] = {"ring",     "tree",   "halving", "doubling", "bruck",
+                                        "pairwise", "direct", "scatter", "chain"};
     static const int sizes[] = {2, 4, 5, 7};
     for (size_t i = 0; i < LENGTH(names); i++)
         for (size_t k = 0; k < LENGTH(sizes); k++)

@@ -218,7 +218,7 @@ TEST(two_hundred_connections, .deadline_s = 60)
 {
     enum { COUNT = 200 };
     static int ends[COUNT][2];
-    char text[32], got[32];
+    char text[48], got[48];
     for (int i = 0; i < COUNT; i++)
         tls_pair(ends[i]);
     CHECK_EQ(pumps(), 1);

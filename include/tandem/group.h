@@ -148,8 +148,7 @@ TD_API td_status td_group_set_timeout(td_group *group, int64_t timeout_ms);
 TD_API td_status td_set_call_timeout(int64_t timeout_ms);
 
 /** Names what this thread calls from now on, "ddp bucket 3", for those who look at the job from outside
- *  (tdrun status, and what tdrun says after a failure). Copied, and cut to 23 bytes; NULL ends it. A
- *  label costs a nanosecond a call. */
+ *  (tdrun status, and what tdrun says after a failure). Copied, and cut to 23 bytes; NULL ends it. */
 TD_API void td_set_call_label(const char *label);
 
 /** The explicit way, without a world: a group of `size` processes (or threads) that share `store`,

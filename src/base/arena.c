@@ -468,7 +468,7 @@ void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
     size_t end;
     if (__builtin_add_overflow(offset, size, &end))
         return NULL;
-    if (end > view->size) {
+    if (end > view->size || !view->base) {
         struct stat status;
         if (fstat(view->fd, &status) || end > (size_t)status.st_size)
             return NULL;

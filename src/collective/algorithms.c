@@ -41,6 +41,16 @@ static int64_t halving_in(int32_t size, int32_t blocks)
     return size == 1 ? 0 : (int64_t)blocks + 1;
 }
 
+static int64_t whole(int32_t size, int32_t blocks)
+{
+    return size > 1 ? blocks : 0;
+}
+
+static int64_t whole_to_each(int32_t size, int32_t blocks)
+{
+    return (int64_t)(size - 1) * blocks;
+}
+
 static int64_t whole_each_level(int32_t size, int32_t blocks)
 {
     return (int64_t)td__tree_levels(size) * blocks;
@@ -71,6 +81,8 @@ static int64_t bruck_all_to_all(int32_t size, int32_t blocks)
 
 const struct td__algorithm td__algorithms[] = {
     {"tree", TD__BROADCAST, td__broadcast_tree, false, false, whole_each_level},
+    {"direct", TD__BROADCAST, td__broadcast_direct, false, false, whole_to_each},
+    {"chain", TD__BROADCAST, td__broadcast_chain, false, false, whole},
     {"scatter", TD__BROADCAST, td__broadcast_scatter, false, false, scatter_and_gather},
     {"tree", TD__REDUCE, td__reduce_tree, false, true, whole_each_level},
     {"halving", TD__REDUCE, td__reduce_halving, false, true, halving_in},

@@ -11,6 +11,8 @@ TD__BUILDER(td__allreduce_ring);
 TD__BUILDER(td__allreduce_doubling);
 TD__BUILDER(td__allreduce_halving);
 TD__BUILDER(td__broadcast_tree);
+TD__BUILDER(td__broadcast_direct);
+TD__BUILDER(td__broadcast_chain);
 TD__BUILDER(td__broadcast_scatter);
 TD__BUILDER(td__reduce_tree);
 TD__BUILDER(td__reduce_halving);

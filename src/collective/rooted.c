@@ -84,6 +84,17 @@ void td__broadcast_scatter(const struct td__plan *plan, struct td__schedule *sch
     td__allgather_doubling(plan, schedule);
 }
 
+void td__broadcast_direct(const struct td__plan *plan, struct td__schedule *schedule)
+{
+    if (plan->rank != plan->root)
+        td__recv(schedule, plan->root, TD__DATA, 0, schedule->blocks);
+    else
+        for (int32_t rank = 0; rank < plan->size; rank++)
+            if (rank != plan->root)
+                td__send(schedule, rank, TD__DATA, 0, schedule->blocks);
+    td__round(schedule);
+}
+
 void td__gather_direct(const struct td__plan *plan, struct td__schedule *schedule)
 {
     schedule->blocks = plan->size;

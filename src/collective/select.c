@@ -12,6 +12,15 @@ enum {
      * many. Both take the same time at this size for 2 to 6 ranks. */
     ALL_REDUCE_LONG = 64 << 10,
 
+    /* Short enough for the root to send it to each of a few: a send costs less than the round in which
+     * somebody else would do it. */
+    BROADCAST_SHORT = 64 << 10,
+    BROADCAST_FEW = 8,
+
+    /* The chain sends the vector once, but takes many rounds; from here on it is faster than a tree of
+     * two levels, too. */
+    CHAIN_LONG = 4 << 20,
+
     /* Along the tree the root sends, or receives, the vector log2(n) times; otherwise it is twice at
      * most, but in more rounds that all ranks take part in, and with more bytes in sum. */
     ROOTED_LONG_A_LEVEL = 512 << 10,
@@ -20,13 +29,17 @@ enum {
     REDUCE_SCATTER_LONG = 256 << 10,
     REDUCE_SCATTER_LONG_A_RANK = 16 << 10,
 
-    /* With a power of two doubling is the best at any size. Otherwise some send more than others, and
-     * from here on the ring is faster. */
+    /* From here on the ring is faster: it sends what has just come, and is still in the cache. Its n - 1
+     * rounds must be worth it, though, where doubling needs only log2(n), each rank sending alike. */
     ALL_GATHER_LONG = 512 << 10,
+    ALL_GATHER_LONG_PART = 64 << 10,
 
     /* Of one part: Bruck sends each one log2(n) / 2 times, and copies it as often. */
     ALL_TO_ALL_SHORT_PART = 2 << 10,
     ALL_TO_ALL_FEW = 4,
+
+    /* Of one part: all partners at once would have more on its way than the caches hold. */
+    ALL_TO_ALL_LONG_PART = 512 << 10,
 
     /* Up to here one rank can send to, or receive from, all others in the time of a few rounds. */
     FEW = 16,
@@ -48,6 +61,16 @@ static bool is_long_for_the_root(int32_t size, size_t bytes)
     return levels > 2 && bytes >= (size_t)levels * ROOTED_LONG_A_LEVEL / (size_t)(levels - 2);
 }
 
+static const char *broadcast(int32_t size, size_t bytes)
+{
+    if (size <= BROADCAST_FEW && bytes < BROADCAST_SHORT)
+        return "direct";
+    bool is_long = is_long_for_the_root(size, bytes);
+    if (size > 2 && size <= FEW && (is_long || bytes >= CHAIN_LONG))
+        return "chain";
+    return is_long ? "scatter" : "tree";
+}
+
 static const char *reduce_scatter(int32_t size, size_t bytes)
 {
     size_t limit = REDUCE_SCATTER_LONG + (size_t)size * REDUCE_SCATTER_LONG_A_RANK;
@@ -56,7 +79,10 @@ static const char *reduce_scatter(int32_t size, size_t bytes)
 
 static const char *all_gather(int32_t size, size_t bytes)
 {
-    if (is_power_of_two(size) || (size <= FEW && bytes < ALL_GATHER_LONG))
+    bool long_parts = bytes >= (size_t)size * ALL_GATHER_LONG_PART;
+    if (is_power_of_two(size))
+        return size > 2 && bytes >= ALL_GATHER_LONG && long_parts ? "ring" : "doubling";
+    if (size <= FEW && bytes < ALL_GATHER_LONG)
         return "doubling";
     return bytes < ALL_GATHER_LONG ? "bruck" : "ring";
 }
@@ -64,7 +90,9 @@ static const char *all_gather(int32_t size, size_t bytes)
 static const char *all_to_all(int32_t size, size_t bytes)
 {
     size_t part = bytes / (size_t)size / (size_t)size;
-    return size > ALL_TO_ALL_FEW && part < ALL_TO_ALL_SHORT_PART ? "bruck"
+    if (size > ALL_TO_ALL_FEW && part < ALL_TO_ALL_SHORT_PART)
+        return "bruck";
+    return size > ALL_TO_ALL_FEW && part >= ALL_TO_ALL_LONG_PART ? "pairwise"
                                                                  : td__select_uneven(size);
 }
 
@@ -83,7 +111,7 @@ const char *td__select(enum td__collective op, int32_t size, size_t bytes)
 {
     switch (op) {
     case TD__BROADCAST:
-        return is_long_for_the_root(size, bytes) ? "scatter" : "tree";
+        return broadcast(size, bytes);
     case TD__REDUCE:
         return is_long_for_the_root(size, bytes) ? "halving" : "tree";
     case TD__ALL_REDUCE:

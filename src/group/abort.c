@@ -41,7 +41,7 @@ td_status td__group_state(const td_group *group)
     return status ? td__fail((td_status)status, "%s", group->reason ? group->reason : "") : TD_OK;
 }
 
-static void abort_here(td_group *group, int rank)
+void td__abort_here(td_group *group, int rank)
 {
     td__fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
              td__endpoint_describe(group->root->endpoint, rank));
@@ -55,7 +55,7 @@ void td__abort_hear(struct td__root *root, uint64_t key, int rank)
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
     if (group) {
-        abort_here(group, rank);
+        td__abort_here(group, rank);
     } else {
         struct td__given_up *given_up = malloc(sizeof *given_up);
         if (given_up) {
@@ -70,7 +70,7 @@ void td__abort_recall(td_group *group)
 {
     for (struct td__given_up *at = group->root->given_up; at; at = at->next)
         if (at->key == group->key)
-            abort_here(group, at->rank);
+            td__abort_here(group, at->rank);
 }
 
 void td__abort_forget(struct td__root *root)
@@ -87,7 +87,7 @@ td_status td__abort_quietly(td_group *group)
 {
     char message[1024];
     snprintf(message, sizeof message, "%s", td_last_error());
-    abort_here(group, group->root->rank);
+    td__abort_here(group, group->root->rank);
     return td__fail(TD_OK, "%s", message);
 }
 
@@ -99,7 +99,7 @@ td_status td_group_abort(td_group *group)
     struct td__endpoint *endpoint = group->root->endpoint;
     char message[1024];
     snprintf(message, sizeof message, "%s", td_last_error());
-    abort_here(group, group->root->rank);
+    td__abort_here(group, group->root->rank);
     for (int i = 0; i < group->size; i++)
         if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT) {
             struct td__buffer answer = {0};

@@ -13,6 +13,9 @@ td_status td__group_state(const td_group *group);
 /** td_group_abort() for this rank alone. */
 td_status td__abort_quietly(td_group *group);
 
+/** The group was given up by `rank` of the root, as far as this rank is concerned. */
+void td__abort_here(td_group *group, int rank);
+
 /** Another rank (of the root) has given up the group with this key. On the endpoint's thread. */
 void td__abort_hear(struct td__root *root, uint64_t key, int rank);
 

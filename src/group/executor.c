@@ -151,10 +151,13 @@ static td_status fail_timeout(const struct round *round)
 static td_status look_around(struct round *round)
 {
     const struct td__run *run = round->run;
-    for (struct td__flow *flow = round->flows + round->sends; flow < round->flows + round->count;
-         flow++)
-        if (flow->done == 0)
+    for (struct td__flow *flow = round->flows; flow < round->flows + round->count; flow++) {
+        if (td__flow_done(flow))
+            continue;
+        td__links_farewell(run->links, flow->message->peer); /* known to `outside`, in time */
+        if (!sends(round, flow) && flow->done == 0)
             td__links_tell(run->links, flow->message->peer, &run->header, false);
+    }
     return td__links_look_around(run->links, run->operation, &run->header);
 }
 

@@ -70,8 +70,8 @@ static void part(struct td__links *links)
         parted = true;
         for (int i = 0; i < links->size; i++) {
             /* Who is gone will not read it. */
-            bool at_once = late || (links->source->farewell &&
-                                    links->source->farewell(links->arg, i));
+            bool at_once = late ||
+                           (links->source->farewell && links->source->farewell(links->arg, i));
             parted &= close_link(&links->at[i].fd, at_once);
             parted &= close_link(&links->at[i].side, at_once);
         }

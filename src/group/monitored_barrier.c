@@ -106,7 +106,7 @@ static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_
     }
     if (verdict.late)
         snprintf(verdict.text, sizeof verdict.text,
-                 "monitored_barrier on group \"%.100s\": rank %s did not come within %lld ms",
+                 "monitored_barrier on group \"%.100s\": rank %.240s did not come within %lld ms",
                  group->name, missing, (long long)timeout_ms);
     for (int r = 1; r < group->size; r++)
         if (came[r])

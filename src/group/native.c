@@ -113,6 +113,12 @@ static td_status find_losses(struct native *native, const struct td__operation *
 {
     const td_group *group = native->group;
     struct td__endpoint *endpoint = group->root->endpoint;
+    if (native->team) /* it may have ended because of what somebody has told */
+        TD_TRY(td__team_state(native->team));
+    if (native->sockets)
+        TD_TRY(td__socket_team_hear(native->sockets, operation));
+    if (native->hierarchy)
+        TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
     for (int i = 0; i < group->size; i++) {
         enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)

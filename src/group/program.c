@@ -54,6 +54,16 @@ static void add_messages(struct build *build, uint32_t first, uint32_t end, bool
     }
 }
 
+/* Only of an algorithm in which all ranks do alike can one rank tell it for all. */
+static bool is_one_by_one(const struct td__algorithm *algorithm,
+                          const struct td__schedule *schedule)
+{
+    bool one = algorithm->symmetric;
+    for (uint32_t i = 0; i < schedule->count; i++)
+        one = one && schedule->steps[i].count == 1;
+    return one;
+}
+
 static void add_rounds(struct build *build)
 {
     struct td__program *program = build->program;
@@ -100,6 +110,7 @@ struct td__program *td__program_create(const struct td__algorithm *algorithm,
     for (int32_t i = 0; i < plan->size; i++)
         build.latest[i] = UINT32_MAX;
     add_rounds(&build);
+    program->one_by_one = is_one_by_one(algorithm, &program->schedule);
     free(build.latest);
     return program;
 

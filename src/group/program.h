@@ -32,6 +32,7 @@ struct td__program {
     struct td__segment *segments;
     uint32_t most_messages; /* in one round, both ways */
     bool sends;             /* anything at all */
+    bool one_by_one;        /* all ranks alike: every message carries one block */
     bool writes_data;       /* something is received, reduced or copied into DATA */
 };
 

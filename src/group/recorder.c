@@ -65,6 +65,7 @@ void td__recorder_add_group(td_group *group)
     struct td__flight_log *log = group->root->flight;
     if (!log)
         return;
+    trace->root = group->root;
     trace->key = group->key;
     trace->slot = td__flight_name_group(log, group->key, group->name);
     const struct td__team *team = td__native_team(group);
@@ -223,10 +224,10 @@ static const struct td__flight_call *find_call(const struct td__flight_page *pag
     return NULL;
 }
 
-static struct td__trace *find_trace(struct td__flight_log *log, uint64_t key)
+static struct td__trace *find_trace(const struct td__root *root, uint64_t key)
 {
-    struct td__trace *trace = log->traces;
-    while (trace && trace->key != key)
+    struct td__trace *trace = root->flight->traces;
+    while (trace && (trace->key != key || trace->root != root))
         trace = trace->next;
     return trace;
 }
@@ -261,7 +262,7 @@ void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__fli
     }
     uint64_t number = 0;
     pthread_mutex_lock(&log->lock);
-    struct td__trace *trace = find_trace(log, group_key);
+    struct td__trace *trace = find_trace(root, group_key);
     if (trace) {
         last->started = atomic_load(&trace->started);
         last->done = atomic_load(&trace->done);

@@ -15,6 +15,7 @@ struct td__root;
 /** What a group remembers of its own collectives, also when their entries were overwritten. */
 struct td__trace {
     struct td__flight_log *log;
+    const struct td__root *root;
     uint64_t key;
     int slot; /* of its name in the log */
     struct td__flight_claim claim;

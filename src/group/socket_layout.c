@@ -15,6 +15,10 @@
 enum {
     CHUNK_BYTES = 2 << 20,        /* of a vector at a time */
     CHUNK_LEAST_BYTES = 16 << 10, /* of a part, where there are many */
+
+    /* A chain has 32 pieces: longer ones would not be in the cache any more when they are handed on. */
+    BROADCAST_BYTES = 16 << 20,
+    GATHER_BYTES = 256 << 10, /* of a part at a time, around the ring */
 };
 
 /* A call under way. */
@@ -114,8 +118,15 @@ static td_status run_broadcast(struct td__socket_team *team, const struct td__op
     size_t count = operation->count;
     TD_TRY(
         begin(&task, team, operation, TD__BROADCAST, td__operation_element(operation), count, 1));
-    TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, count))));
-    return run_vector(&task, operation->output, count, task.scratch);
+    size_t chunk = min_size(count, BROADCAST_BYTES / task.element), at = 0;
+    TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
+    do {
+        size_t part = min_size(chunk, count - at);
+        char *data = td__behind(operation->output, at * task.element);
+        TD_TRY(run_vector(&task, data, part, task.scratch));
+        at += part;
+    } while (at < count);
+    return TD_OK;
 }
 
 static td_status run_barrier(struct td__socket_team *team, const struct td__operation *operation)
@@ -182,12 +193,20 @@ static td_status run_all_gather(struct td__socket_team *team, const struct td__o
     size_t count = operation->count, element = td__operation_element(operation);
     char *output = operation->output;
     TD_TRY(begin(&task, team, operation, TD__ALL_GATHER, element, count, (size_t)team->size));
-    TD_TRY(take_scratch(&task, scratch_bytes(&task, count)));
-    copy(td__behind(output, (size_t)team->index * count * element), operation->input,
-         count * element);
-    task.run.places[TD__DATA] = parts_of(&task, output, count, count);
-    task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch, count, count);
-    return execute(&task);
+    bool in_pieces = task.run.program->one_by_one;
+    size_t chunk = in_pieces ? min_size(count, GATHER_BYTES / element) : count, at = 0;
+    TD_TRY(take_scratch(&task, scratch_bytes(&task, chunk)));
+    do {
+        size_t part = min_size(chunk, count - at);
+        char *data = td__behind(output, at * element);
+        copy(td__behind(data, (size_t)team->index * count * element),
+             td__behind(operation->input, at * element), part * element);
+        task.run.places[TD__DATA] = parts_of(&task, data, part, count);
+        task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch, part, part);
+        TD_TRY(execute(&task));
+        at += part;
+    } while (at < count);
+    return TD_OK;
 }
 
 /* A rank in the middle of the tree collects its subtree's parts in scratch memory. */

@@ -12,9 +12,9 @@
 
 #include "base/auth.h"
 #include "base/fail.h"
+#include "group/copy.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/uio.h>
 
 /* ---- Whether it is allowed ------------------------------------------------------------------- */
@@ -94,8 +94,7 @@ static td_status fetch(const struct transfer *transfer, int index, void *here, u
 {
     if (index != transfer->team->index)
         return copy(transfer, index, here, there, size, true);
-    if (size && here != (void *)(uintptr_t)there)
-        memcpy(here, (const void *)(uintptr_t)there, size);
+    td__copy_bytes(here, (const void *)(uintptr_t)there, size, size > td__cache_bytes(2));
     return TD_OK;
 }
 

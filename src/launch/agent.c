@@ -41,8 +41,10 @@ static td_status prepare_rounds(struct td__agent *agent)
 
 static void run_until(struct td__agent *agent, bool (*done)(struct td__agent *agent))
 {
-    while (!done(agent))
+    while (!done(agent)) {
         uv_run(&agent->loop, UV_RUN_ONCE);
+        td__agent_restart_workers(agent);
+    }
 }
 
 /* This node cannot take part: ends the job everywhere. The last error says why. */
@@ -97,6 +99,8 @@ static void run_round(struct td__agent *agent, int number)
         give_up(agent, code);
     }
     run_until(agent, workers_ended);
+    if (agent->options->keep_going)
+        td__agent_close_kept_round(agent);
     td__round_finish(&agent->round);
     td__node_gone(agent->node, number);
     run_until(agent, others_ended);
@@ -108,7 +112,8 @@ static void run_rounds(struct td__agent *agent)
     for (int number = 0; agent->reason == TD__REASON_NONE || agent->reason == TD__REASON_FAILED;
          number++) {
         run_round(agent, number);
-        if (agent->reason != TD__REASON_FAILED || number == max_restarts)
+        if (agent->reason != TD__REASON_FAILED || number == max_restarts ||
+            agent->options->keep_going)
             return;
         td__console_say(&agent->console, "tdrun: starting all workers again (restart %d of %d)\n",
                         number + 1, max_restarts);

@@ -169,7 +169,10 @@ void td__agent_on_worker_end(struct td__worker *worker)
         return;
     td__stream_settle(&worker->streams[TD__OUT]);
     td__stream_settle(&worker->streams[TD__ERR]);
-    look_for_failure(agent);
+    if (agent->options->keep_going)
+        td__agent_outlive(agent, worker);
+    else
+        look_for_failure(agent);
     td__round_reap(&agent->round);
 }
 

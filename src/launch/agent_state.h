@@ -1,5 +1,5 @@
-/* The agent's state, shared by agent.c (the course of a job) and agent_events.c (what can happen
- * meanwhile). */
+/* The agent's state, shared by agent.c (the course of a job), agent_events.c (what can happen
+ * meanwhile), agent_keep.c (what it makes of failures with --keep-going) and agent_story.c. */
 #ifndef TD_LAUNCH_AGENT_STATE_H
 #define TD_LAUNCH_AGENT_STATE_H
 
@@ -61,6 +61,23 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
 /** Tells where the workers are, once a round; to be called before they are told to end. `first` is the
  *  one that failed first, or NULL. */
 void td__agent_tell_story(struct td__agent *agent, const struct td__worker *first);
+
+/** Shows the same without writing --story-file. */
+void td__agent_show_story(struct td__agent *agent, const struct td__worker *first);
+
+/** Where a worker that has just failed was, for the end of a sentence: " during all_reduce #17 …", or ""
+ *  where that is not known. Writes --story-file. */
+void td__agent_tell_place(struct td__agent *agent, const struct td__worker *worker, char *text,
+                          size_t room);
+
+/** --keep-going: a worker has ended, and the others go on. */
+void td__agent_outlive(struct td__agent *agent, struct td__worker *worker);
+
+/** --keep-going: starts workers again that are to be. Not from the event loop. */
+void td__agent_restart_workers(struct td__agent *agent);
+
+/** --keep-going: all workers have ended. Reports on those that failed, and finds the exit code. */
+void td__agent_close_kept_round(struct td__agent *agent);
 
 /** Notices what could not be written to the console. */
 void td__agent_check_console(struct td__agent *agent);

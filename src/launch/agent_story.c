@@ -1,5 +1,6 @@
 /* What tdrun tells about the last operations of its workers, once a round: after the first failure, or
- * when it is told to end, before the workers are. */
+ * when it is told to end, before the workers are. With --keep-going also at each failure, of the worker
+ * that failed. */
 #include "base/fail.h"
 #include "launch/agent_state.h"
 #include "launch/story.h"
@@ -40,24 +41,56 @@ static void keep(struct td__agent *agent, const struct td__story *story)
     td__buffer_free(&text);
 }
 
-void td__agent_tell_story(struct td__agent *agent, const struct td__worker *first)
+/* Takes the story of the moment; false, and the user knows, where that does not work. */
+static bool take(struct td__agent *agent, const struct td__worker *first, struct td__story *story)
+{
+    td__round_note_ends(&agent->round);
+    if (!td__story_of_book(&agent->round.book, first ? first->local_rank : -1, story))
+        return true;
+    td__console_say(&agent->console, "tdrun: %s\n", td_last_error());
+    return false;
+}
+
+static void tell(struct td__agent *agent, const struct td__worker *first, bool kept)
 {
     struct td__story story;
     struct td__buffer text = {0};
     if (agent->story_told || !agent->round.count || !agent->round.book.map)
         return;
     agent->story_told = true;
-    td__round_note_ends(&agent->round);
-    if (td__story_of_book(&agent->round.book, first ? first->local_rank : -1, &story)) {
-        td__console_say(&agent->console, "tdrun: %s\n", td_last_error());
+    if (!take(agent, first, &story))
         return;
-    }
     if (td__story_has_any(&story)) {
         td__story_print(&story, "  ", &text);
         td__console_say(&agent->console, "tdrun: where the workers were, the worst first:\n");
         td__console_write(&agent->console, TD__ERR, NULL, text.data, text.size);
         td__buffer_free(&text);
     }
+    if (kept && agent->options->story_file)
+        keep(agent, &story);
+    td__story_free(&story);
+}
+
+void td__agent_tell_story(struct td__agent *agent, const struct td__worker *first)
+{
+    tell(agent, first, true);
+}
+
+void td__agent_show_story(struct td__agent *agent, const struct td__worker *first)
+{
+    tell(agent, first, false);
+}
+
+void td__agent_tell_place(struct td__agent *agent, const struct td__worker *worker, char *text,
+                          size_t room)
+{
+    struct td__story story;
+    text[0] = 0;
+    if (!agent->round.book.map || !take(agent, worker, &story))
+        return;
+    for (int i = 0; i < story.count && td__story_has_any(&story); i++)
+        if (story.ranks[i].slot == worker->local_rank)
+            td__story_place(&story, i, text, room);
     if (agent->options->story_file)
         keep(agent, &story);
     td__story_free(&story);

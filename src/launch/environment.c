@@ -37,8 +37,9 @@ static void add(struct own *own, const char *format, ...)
 
 static void describe(struct own *own, const struct td__run_options *options,
                      const struct td__job_secret *secret, const struct td__node_world *world,
-                     int local_rank, int round, const char *flight)
+                     const struct td__environment_start *start)
 {
+    int local_rank = start->local_rank;
     bool bare_ipv6 = strchr(options->host, ':') != NULL;
     add(own, "RANK=%d", world->rank + local_rank);
     add(own, "LOCAL_RANK=%d", local_rank);
@@ -51,13 +52,15 @@ static void describe(struct own *own, const struct td__run_options *options,
     add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
     add(own, "MASTER_ADDR=%s", options->host);
     add(own, "MASTER_PORT=%d", world->port);
-    add(own, "TORCHELASTIC_RESTART_COUNT=%d", round);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->round);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
     add(own, "TANDEM_AGENT_STORE=%s%s%s:%d", bare_ipv6 ? "[" : "", options->host,
         bare_ipv6 ? "]" : "", world->port);
-    if (*flight)
-        add(own, TD__FLIGHT_VARIABLE "=%s", flight);
+    if (start->again)
+        add(own, "TANDEM_REJOIN=1");
+    if (*start->flight)
+        add(own, TD__FLIGHT_VARIABLE "=%s", start->flight);
     if (secret->made)
         add(own, "TANDEM_SECRET=%s", secret->text);
     if (options->nproc > 1 && !getenv("OMP_NUM_THREADS"))
@@ -75,10 +78,10 @@ static bool is_set_here(const struct own *own, const char *variable)
 
 char **td__environment_make(const struct td__run_options *options,
                             const struct td__job_secret *secret, const struct td__node_world *world,
-                            int local_rank, int round, const char *flight)
+                            const struct td__environment_start *start)
 {
     struct own own = {0};
-    describe(&own, options, secret, world, local_rank, round, flight);
+    describe(&own, options, secret, world, start);
     size_t inherited = 0;
     while (environ[inherited])
         inherited++;

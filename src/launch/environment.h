@@ -5,10 +5,18 @@
 
 #include "launch/node.h"
 
-/** The environment of `local_rank` in `round`, with the place of its log (os/flight.h) or "", ended by NULL, in one piece of memory for free();
- *  NULL without memory. */
+/** One start of a worker. */
+struct td__environment_start {
+    int local_rank;
+    int round;          /* of all workers, from 0 */
+    bool again;         /* by itself, into the round that is there */
+    const char *flight; /* the place of its log (os/flight.h), or "" */
+};
+
+/** The environment of a worker, ended by NULL, in one piece of memory for free(); NULL without
+ *  memory. */
 char **td__environment_make(const struct td__run_options *options,
                             const struct td__job_secret *secret, const struct td__node_world *world,
-                            int local_rank, int round, const char *flight);
+                            const struct td__environment_start *start);
 
 #endif

@@ -13,6 +13,9 @@ enum { MOST_NODES = 1 << 16, MOST_WORKERS = 1 << 14 };
 
 enum { TEXT_LIMIT = 4096 };
 
+/* What follows an introduction where something is wished beyond the ordinary. */
+enum { KEEP_GOING = 1 };
+
 static void put_text(struct td__buffer *buffer, const char *text, size_t room)
 {
     td__buffer_put_string(buffer, text, strnlen(text, room - 1));
@@ -55,6 +58,8 @@ void td__introduction_put(struct td__buffer *buffer, const struct td__run_option
     put_text(buffer, td__this_host(options), sizeof room->host);
     put_text(buffer, options->run_id, sizeof room->run_id);
     put_text(buffer, options->role, sizeof room->role);
+    if (options->keep_going)
+        td__buffer_put_u32(buffer, KEEP_GOING);
 }
 
 bool td__introduction_read(const td_bytes *value, struct td__introduction *introduction)
@@ -67,9 +72,11 @@ bool td__introduction_read(const td_bytes *value, struct td__introduction *intro
     read_text(&reader, introduction->host, sizeof introduction->host);
     read_text(&reader, introduction->run_id, sizeof introduction->run_id);
     read_text(&reader, introduction->role, sizeof introduction->role);
+    uint32_t wishes = td__reader_done(&reader) ? 0 : td__reader_u32(&reader);
+    introduction->keep_going = wishes & KEEP_GOING;
     return td__reader_done(&reader) && introduction->nnodes > 0 &&
            introduction->nnodes <= MOST_NODES && introduction->nproc > 0 &&
-           introduction->nproc <= MOST_WORKERS;
+           introduction->nproc <= MOST_WORKERS && !(wishes & ~(uint32_t)KEEP_GOING);
 }
 
 td_status td__introduction_check(const struct td__introduction *node, int node_rank,
@@ -77,6 +84,7 @@ td_status td__introduction_check(const struct td__introduction *node, int node_r
 {
     const char *flag = node->nnodes != first->nnodes               ? "--nnodes"
                        : node->max_restarts != first->max_restarts ? "--max-restarts"
+                       : node->keep_going != first->keep_going     ? "--keep-going"
                        : strcmp(node->run_id, first->run_id)       ? "--rdzv-id"
                                                                    : NULL;
     if (!flag)

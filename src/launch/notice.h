@@ -20,6 +20,7 @@ bool td__notice_read(const td_bytes *value, struct td__notice *notice);
 /** What a node says of itself when it arrives. */
 struct td__introduction {
     int nnodes, nproc, max_restarts, pid;
+    bool keep_going;
     char host[256], run_id[256], role[256];
 };
 

@@ -92,6 +92,8 @@ static const struct td__flag flags[] = {
      td__flag_set_text, RAW(conf)},
     {"max-restarts", 0, "N", "how often all workers are started again after a failure (0)",
      set_option_int, OPTION(max_restarts), 0, 1 << 30},
+    {"keep-going", 0, NULL, "a failed worker does not end the others; restarts are for each one",
+     set_option_bool, OPTION(keep_going)},
     {"monitor-interval", 0, "SECONDS", "accepted; failures are noticed at once",
      td__flag_set_seconds, RAW(monitor_interval)},
     {"role", 0, "NAME", "name of these workers (default)", set_option_text, OPTION(role)},
@@ -127,7 +129,8 @@ void td__run_options_help(FILE *out)
         "       tdrun status [--json] [--watch [SECONDS]] [PID]     what the jobs of this machine do\n"
         "       tdrun story [--json] FILE...     the last operations in files of TANDEM_FLIGHT\n\n"
         "Starts a program in several processes, on one machine or on several (once on each), and\n"
-        "watches over them: the first failure ends the others, and nothing outlives tdrun.\n\n"
+        "watches over them: the first failure ends the others (but see --keep-going), and nothing\n"
+        "outlives tdrun.\n\n"
         "    tdrun --standalone --nproc-per-node 4 ./train --epochs 10\n"
         "    tdrun --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 ./train\n\n",
         out);

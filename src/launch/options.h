@@ -20,7 +20,8 @@ struct td__run_options {
     const char *role;
     const char *run_id;
     int max_restarts;
-    char **program; /* with its arguments, ended by NULL */
+    bool keep_going; /* a worker that fails does not end the others */
+    char **program;  /* with its arguments, ended by NULL */
 
     /* Where the nodes meet. */
     char host[256];

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,7 +46,7 @@ static void set_prefix(struct td__stream *stream, const struct td__round_setup *
 }
 
 static td_status prepare_stream(struct td__worker *worker, const struct td__round_setup *setup,
-                                int which, int round)
+                                int which, int attempt)
 {
     struct td__stream *stream = &worker->streams[which];
     int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
@@ -54,7 +55,7 @@ static td_status prepare_stream(struct td__worker *worker, const struct td__roun
     set_prefix(stream, setup, worker, teed);
     if (!kept)
         return TD_OK;
-    return td__log_file_open(&stream->log, &setup->logs, round, worker->local_rank,
+    return td__log_file_open(&stream->log, &setup->logs, attempt, worker->local_rank,
                              which == TD__OUT ? "stdout" : "stderr");
 }
 
@@ -87,8 +88,8 @@ static td_status start_worker(struct td__round *round, struct td__worker *worker
     char flight[64] = "";
     if (round->book.map)
         td__flight_book_place(&round->book, getpid(), local_rank, flight, sizeof flight);
-    char **envp = td__environment_make(setup->options, setup->secret, setup->world, local_rank,
-                                       round->number, flight);
+    struct td__environment_start start = {local_rank, round->number, worker->restarts > 0, flight};
+    char **envp = td__environment_make(setup->options, setup->secret, setup->world, &start);
     if (!envp)
         return td__fail_nomem("worker");
     /* A terminal's keys go to tdrun; of another input the first worker gets all. */
@@ -153,6 +154,47 @@ td_status td__round_start(struct td__round *round, const struct td__round_setup 
     for (int i = 0; i < count; i++)
         TD_TRY(start_worker(round, &round->workers[i], exec_error));
     return TD_OK;
+}
+
+/* Nobody writes to the page of a worker that has ended. Who looks at it meanwhile takes nothing in it
+ * for granted. */
+static void clear_page(struct td__round *round, int slot)
+{
+    size_t size = sizeof(struct td__flight_bytes);
+    if (round->book.map)
+        memset((char *)round->book.map + TD__FLIGHT_HEAD + (size_t)slot * size, 0, size);
+}
+
+void td__round_retire(struct td__round *round, struct td__worker *worker)
+{
+    td__worker_close(worker);
+    uv_run(round->setup->worker.loop, UV_RUN_NOWAIT); /* closes the handles */
+    td__tail_free(&worker->streams[TD__OUT].tail);
+    td__tail_free(&worker->streams[TD__ERR].tail);
+}
+
+td_status td__round_restart(struct td__round *round, struct td__worker *worker)
+{
+    int exec_error;
+    const struct td__round_setup *setup = round->setup;
+    struct td__worker before = *worker;
+    *worker = make_worker(setup, before.local_rank);
+    worker->restarts = before.restarts + 1;
+    td_status status = prepare_stream(worker, setup, TD__OUT, round->number + worker->restarts);
+    if (!status)
+        status = prepare_stream(worker, setup, TD__ERR, round->number + worker->restarts);
+    if (!status) {
+        clear_page(round, worker->local_rank);
+        status = start_worker(round, worker, &exec_error);
+    }
+    if (status) {
+        worker->pid = before.pid;
+        worker->status = before.status;
+        worker->started_ns = before.started_ns;
+        worker->ended_ns = before.ended_ns;
+        worker->parted_ns = before.parted_ns;
+    }
+    return status;
 }
 
 void td__round_signal(struct td__round *round, int signal)

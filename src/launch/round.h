@@ -47,6 +47,14 @@ struct td__round {
 td_status td__round_start(struct td__round *round, const struct td__round_setup *setup, int number,
                           int *exec_error);
 
+/** Closes all that a worker which has ended had open, before another one takes its place. Runs the
+ *  event loop for a moment, so it must not be called from it. */
+void td__round_retire(struct td__round *round, struct td__worker *worker);
+
+/** Starts a worker that was retired again, by itself and in its place: a new attempt for the log files,
+ *  an empty page in the book. When it fails, the worker has ended as before. */
+td_status td__round_restart(struct td__round *round, struct td__worker *worker);
+
 /** Sends a signal to all workers that are running. */
 void td__round_signal(struct td__round *round, int signal);
 

@@ -154,6 +154,8 @@ static void tell_calls(const struct td__story *story, const struct td__story_ran
     if (rank->under_way)
         ADD(line->after, ", and %d more %s under way", rank->under_way,
             rank->under_way == 1 ? "was" : "were");
+    if (rank->last.state == TD__FLIGHT_FAILED && rank->failure)
+        ADD(line->after, ": %.400s", rank->sentence);
     time_it(line, rank->last.ended_ns, story->moment_ns);
 }
 

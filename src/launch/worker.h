@@ -18,6 +18,8 @@ struct td__worker {
     bool running; /* started, and not reaped yet */
     bool told;    /* it was sent a signal to end, while it was running */
     int status;   /* of waitpid(), once it has ended */
+    int restarts; /* how often it was started again by itself … */
+    bool again;   /* … and it is to be now */
     int64_t started_ns, ended_ns;
     bool end_noted;    /* in the book of the flight recorder */
     int64_t parted_ns; /* when it began to end; 0 as long as that is not known */

@@ -188,7 +188,8 @@ static int64_t later(int64_t a, int64_t b)
 static void read_calls(const struct td__flight_bytes *log, const struct scale *scale,
                        struct td__flight_page *page)
 {
-    for (int i = 0; i < TD__FLIGHT_ENTRIES; i++) {
+    int used = log->next < TD__FLIGHT_ENTRIES ? (int)log->next : TD__FLIGHT_ENTRIES;
+    for (int i = 0; i < used; i++) {
         struct td__flight_call *call = &page->calls[page->count];
         if (!read_call(log, i, scale, call))
             continue;

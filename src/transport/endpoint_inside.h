@@ -34,7 +34,9 @@ struct td__card {
     bool process_watched; /* its process is enough to go by */
     atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
     int lifeline;         /* or -1 */
-    int64_t silent_since; /* no lifeline could be had since then; 0: not tried */
+    int64_t silent_since; /* its host has not answered since then; 0: it has, or was not asked */
+    int64_t next_try;     /* when to try again to get a lifeline, and … */
+    int64_t pause;        /* … how long after that */
 };
 
 /* What a rank wants that has come to the door. */

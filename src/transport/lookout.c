@@ -32,6 +32,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define LAST_PAUSE_NS ((int64_t)30000000000)
+
 enum {
     TICK_MS = 200,
     CONNECT_MS = 300, /* for a lifeline; one that is late is tried again */
@@ -40,6 +42,7 @@ enum {
     ENDING_MS = 100,
     FIND_OUT_MS = 1000,
     QUESTIONS = 5,
+    FIRST_PAUSE_NS = 500000000,
     PAUSE_NS = 50000000,
     BATCH = 32,
 };
@@ -261,25 +264,42 @@ static void find_out(struct td__endpoint *endpoint, int rank)
     lose(endpoint, rank, presence, ending);
 }
 
+static bool grasp(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    if (td__endpoint_grasp(endpoint, rank, td__deadline_in_ms(CONNECT_MS), &peer->lifeline)) {
+        peer->lifeline = -1;
+        return false;
+    }
+    watch_process(endpoint, rank, false);
+    follow(endpoint->lookout, peer->lifeline, LIFELINE, rank);
+    return true;
+}
+
+/* A process that is stopped, or has no time, does not let us in, but its host still answers. Each try
+ * leaves something at its door, so they become rare. */
 static void open_lifeline(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
     int64_t now = td__now_ns();
     int error = probe(endpoint, rank);
-    if (!error &&
-        !td__endpoint_grasp(endpoint, rank, td__deadline_in_ms(CONNECT_MS), &peer->lifeline)) {
-        watch_process(endpoint, rank, false);
-        follow(endpoint->lookout, peer->lifeline, LIFELINE, rank);
+    if (!error && grasp(endpoint, rank))
         return;
-    }
     if (td__is_refused(error)) {
         find_out(endpoint, rank);
         return;
     }
-    if (!peer->silent_since)
+    if (!error) {
+        peer->silent_since = 0;
+        peer->pause = peer->pause ? peer->pause * 2 : FIRST_PAUSE_NS;
+        if (peer->pause > LAST_PAUSE_NS)
+            peer->pause = LAST_PAUSE_NS;
+        peer->next_try = now + peer->pause;
+    } else if (!peer->silent_since) {
         peer->silent_since = now;
-    if (now - peer->silent_since >= td__heartbeat_ms() * 1000000)
+    } else if (now - peer->silent_since >= td__heartbeat_ms() * 1000000) {
         lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+    }
 }
 
 static void open_lifelines(struct td__endpoint *endpoint)
@@ -287,9 +307,9 @@ static void open_lifelines(struct td__endpoint *endpoint)
     struct td__lookout *lookout = endpoint->lookout;
     for (int r = 0; r < endpoint->size && atomic_load(&lookout->wishes) > 0; r++) {
         struct td__card *peer = &endpoint->peers[r];
-        if (!atomic_load(&peer->wanted) || peer->lifeline >= 0)
+        if (atomic_load(&peer->wanted) != 1 || td__now_ns() < peer->next_try)
             continue;
-        if (td__endpoint_presence(endpoint, r) == TD__PRESENT)
+        if (peer->lifeline < 0 && td__endpoint_presence(endpoint, r) == TD__PRESENT)
             open_lifeline(endpoint, r);
         if (peer->lifeline >= 0 || td__endpoint_presence(endpoint, r) != TD__PRESENT) {
             atomic_store(&peer->wanted, 2);
@@ -326,15 +346,20 @@ const char *td__lookout_find_out(struct td__endpoint *endpoint, int rank)
 
 /* ---- The thread ------------------------------------------------------------------------------ */
 
-/* Ranks of this host say that they leave before their processes end, which may live on. */
-static void look_for_leavers(struct td__endpoint *endpoint)
+/* What does not tell by itself: ranks of this host say that they leave before their processes end, which
+ * may live on; and a lifeline that was cut before its request was through stays silent. */
+static void look_around(struct td__endpoint *endpoint)
 {
     struct td__lookout *lookout = endpoint->lookout;
-    for (int r = 0; r < endpoint->size; r++)
-        if (endpoint->peers[r].process_watched &&
-            td__endpoint_presence(endpoint, r) == TD__PRESENT &&
-            lookout->fns.has_left(lookout->arg, r))
+    for (int r = 0; r < endpoint->size; r++) {
+        const struct td__card *peer = &endpoint->peers[r];
+        if (td__endpoint_presence(endpoint, r) != TD__PRESENT)
+            continue;
+        if (peer->process_watched && lookout->fns.has_left(lookout->arg, r))
             settle(endpoint, r, TD__LEFT, 0);
+        else if (peer->lifeline >= 0 && td__cut_off(peer->lifeline))
+            lose(endpoint, r, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+    }
 }
 
 static void handle(struct td__endpoint *endpoint, const struct epoll_event *event)
@@ -361,9 +386,6 @@ static void *look_out(void *arg)
     struct td__lookout *lookout = endpoint->lookout;
     int64_t next_tick = td__deadline_in_ms(TICK_MS);
     looks_out = true;
-    for (int r = 0; r < endpoint->size; r++)
-        if (endpoint->peers[r].process_watched)
-            watch_process(endpoint, r, true);
     while (!atomic_load(&lookout->stopping)) {
         struct epoll_event events[BATCH];
         int count = epoll_wait(lookout->epoll, events, BATCH, td__deadline_poll_ms(next_tick));
@@ -372,7 +394,7 @@ static void *look_out(void *arg)
         if (!atomic_load(&lookout->stopping))
             open_lifelines(endpoint);
         if (td__deadline_passed(next_tick)) {
-            look_for_leavers(endpoint);
+            look_around(endpoint);
             if (lookout->fns.tick && !atomic_load(&lookout->stopping))
                 lookout->fns.tick(lookout->arg);
             next_tick = td__deadline_in_ms(TICK_MS);
@@ -395,12 +417,19 @@ td_status td__endpoint_look_out(struct td__endpoint *endpoint, const td__look_fn
         return td__fail(TD_ERR_SYSTEM, "no descriptor to look after the other ranks: %s",
                         td__errno_text(errno));
     follow(lookout, lookout->wake, WAKE, 0);
-    for (int r = 0; r < endpoint->size; r++)
-        endpoint->peers[r].process_watched = fns->has_left && r != endpoint->rank &&
-                                             same_host(endpoint, r, endpoint->rank) &&
-                                             is_neighbour(endpoint, &endpoint->peers[r]);
+    for (int r = 0; r < endpoint->size; r++) {
+        struct td__card *peer = &endpoint->peers[r];
+        peer->process_watched = fns->has_left && same_host(endpoint, r, endpoint->rank) &&
+                                is_neighbour(endpoint, peer);
+        if (peer->process_watched)
+            watch_process(endpoint, r, true);
+    }
+    /* At once, so that there is no moment at which nobody watches the next rank. */
     int next = (endpoint->rank + 1) % endpoint->size;
-    td__endpoint_watch(endpoint, next);
+    if (!same_host(endpoint, next, endpoint->rank) && grasp(endpoint, next))
+        atomic_store(&endpoint->peers[next].wanted, 2);
+    else
+        td__endpoint_watch(endpoint, next);
     int error = td__thread_start(&lookout->thread, "td-lookout", look_out, endpoint);
     if (error) {
         atomic_store(&lookout->stopping, true);

@@ -205,11 +205,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int *fd = &fds[control & 3];
         struct stranger *stranger = *fd >= 0 ? find_stranger(&door, *fd) : NULL;
         bool new = control & 4 || !stranger;
-        if (new && stranger)
+        if (new &&stranger)
             turn_away(stranger);
         if (new)
             *fd = memory_socket(NULL, 0, piece);
-        size_t right = control & 32 ? say_right(new ? NULL : stranger, steps[i].right, (uint8_t)i) : 0;
+        size_t right = control & 32 ? say_right(new ? NULL : stranger, steps[i].right, (uint8_t)i)
+                                    : 0;
         if (right)
             memory_socket_more(*fd, steps[i].right, right);
         memory_socket_more(*fd, data + at, length);

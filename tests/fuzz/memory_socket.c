@@ -159,8 +159,7 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 
 ssize_t send(int fd, const void *data, size_t size, int flags)
 {
-    return number_of(fd) >= 0 ? (ssize_t)size
-                              : syscall(SYS_sendto, fd, data, size, flags, NULL, 0);
+    return number_of(fd) >= 0 ? (ssize_t)size : syscall(SYS_sendto, fd, data, size, flags, NULL, 0);
 }
 
 ssize_t sendmsg(int fd, const struct msghdr *message, int flags)

@@ -1,0 +1,103 @@
+/* Survive: steps that go on when a process dies.
+ *
+ *     tdrun --standalone --nproc-per-node=3 --keep-going ./survive --die 1 3
+ *     tdrun --standalone --nproc-per-node=3 --keep-going --max-restarts 1 ./survive --die 1 3
+ *
+ * Rank 1 kills itself after step 3. In the first run the others do the rest of the steps without
+ * it. In the second one tdrun starts it again, and all three do. */
+#include <tandem/tandem.h>
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STEPS = 6, COME_BACK_MS = 60000 };
+
+/* What a process that comes back needs from the others. */
+struct state {
+    int64_t step; /* how many are done */
+    double model;
+};
+
+static int own, whole; /* rank and size of the world */
+static int die_rank = -1, die_step = -1;
+
+static void check(td_status status)
+{
+    if (!status)
+        return;
+    fprintf(stderr, "survive: rank %d gives up: %s\n", own, td_last_error());
+    exit(1);
+}
+
+/* Everybody takes the state of the one who is farthest: a survivor may have ended the step in which
+ * another one failed, and who comes back knows of none. */
+static td_status catch_up(td_group *group, struct state *state)
+{
+    int64_t farthest = state->step * whole + own;
+    td_status status = td_group_all_reduce(group, &farthest, &farthest, 1, TD_I64, TD_MAX, NULL);
+    if (status)
+        return status;
+    return td_group_broadcast(group, state, sizeof *state, TD_U8, (int)(farthest % whole), NULL);
+}
+
+static td_status work(td_group *group, struct state *state)
+{
+    td_status status = catch_up(group, state);
+    while (!status && state->step < STEPS) {
+        if (own == die_rank && state->step == die_step)
+            raise(SIGKILL);
+        double part = 1, sum = 0;
+        status = td_group_all_reduce(group, &part, &sum, 1, TD_F64, TD_SUM, NULL);
+        if (status)
+            break;
+        state->model += sum / td_get_world_size(group);
+        state->step++;
+        printf("rank %d: step %d of %d, by %g ranks\n", own, (int)state->step, STEPS, sum);
+    }
+    return status;
+}
+
+/* A group of those who are left, and where they are started again of all. */
+static td_group *recover(td_group *group, bool comes_back)
+{
+    td_group *rest, *all;
+    check(td_group_shrink(group, NULL, &rest));
+    printf("rank %d: %d ranks are left\n", own, td_get_world_size(rest));
+    if (!comes_back)
+        return rest;
+    if (td_group_grow(rest, &(td_group_options){.timeout_ms = COME_BACK_MS}, &all)) {
+        fprintf(stderr, "survive: rank %d goes on without the others: %s\n", own, td_last_error());
+        return rest;
+    }
+    printf("rank %d: all %d ranks are there again\n", own, td_get_world_size(all));
+    return all;
+}
+
+int main(int argc, char **argv)
+{
+    const char *rejoins = getenv("TANDEM_REJOIN"), *restarts = getenv("TORCHELASTIC_MAX_RESTARTS");
+    bool back = rejoins && !strcmp(rejoins, "1"); /* tdrun has started this rank again */
+    if (argc == 4 && !strcmp(argv[1], "--die") && !back) {
+        die_rank = atoi(argv[2]);
+        die_step = atoi(argv[3]);
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a process that is killed leaves no line behind */
+
+    check(td_init_process_group(NULL)); /* who comes back waits here for td_group_grow() */
+    own = td_get_rank(NULL);
+    whole = td_get_world_size(NULL);
+    if (back)
+        printf("rank %d: is back\n", own);
+    struct state state = {0};
+    td_group *group = NULL;
+    while (work(group, &state)) {
+        fprintf(stderr, "survive: rank %d: %s\n", own, td_last_error());
+        group = recover(group, restarts && atoi(restarts) > 0);
+    }
+    printf("rank %d: done, %d steps, %d ranks, model %g\n", own, (int)state.step,
+           td_get_world_size(group), state.model);
+    check(td_destroy_process_group());
+    return 0;
+}

@@ -1,0 +1,154 @@
+/* --keep-going: a worker that fails does not end the others.
+ *
+ *     a worker ends badly --> one line; its process group is killed --> restarts left? start it again
+ *     the last one ends   --> report on those that failed for good, where all were, the exit code
+ *
+ * A worker is started again between two turns of the event loop, since the handles of its predecessor
+ * have to be closed first.
+ *
+ * The exit code. The end of a job begins with the first worker that ends with exit code 0: who has
+ * failed before that was outlived, and who fails after it was not. So 0 is for a job in which somebody
+ * ended well and nobody failed after that. */
+#include "base/fail.h"
+#include "launch/agent_state.h"
+#include "launch/report.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+enum { NAMED = 8 }; /* failures that are told in full in the end */
+
+static bool has_failed(const struct td__worker *worker)
+{
+    return worker->pid && !worker->running && !worker->told && worker->status != 0;
+}
+
+static void find_node(const struct td__agent *agent, char where[32])
+{
+    where[0] = 0;
+    if (agent->options->nnodes > 1)
+        snprintf(where, 32, " on node %d", td__node_world(agent->node)->node_rank);
+}
+
+/* Workers that run, or are about to. */
+static int count_left(const struct td__round *round)
+{
+    int left = td__round_running(round);
+    for (int i = 0; i < round->count; i++)
+        left += round->workers[i].again;
+    return left;
+}
+
+void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
+{
+    char where[32], how[64], place[1024], next[64];
+    int most = agent->options->max_restarts, left = count_left(&agent->round);
+    td__round_note_ends(&agent->round);
+    if (agent->reason || !has_failed(worker))
+        return;
+    kill(-worker->pid, SIGKILL); /* what a wrapper leaves behind would still be this rank */
+    worker->again = worker->restarts < most;
+    if (worker->again)
+        snprintf(next, sizeof next, "starting it again (restart %d of %d)", worker->restarts + 1,
+                 most);
+    else if (left)
+        snprintf(next, sizeof next, "%d worker%s on", left, left == 1 ? " goes" : "s go");
+    else
+        snprintf(next, sizeof next, "no worker is left");
+    find_node(agent, where);
+    td__describe_status(worker->status, how, sizeof how);
+    td__agent_tell_place(agent, worker, place, sizeof place);
+    td__console_say(
+        &agent->console, "tdrun: rank %d (pid %d%s) %s %s%s; %s\n", worker->rank, (int)worker->pid,
+        where, WIFSIGNALED(worker->status) ? "was killed by" : "failed with", how, place, next);
+}
+
+static struct td__worker *find_to_restart(struct td__agent *agent)
+{
+    for (int i = 0; i < agent->round.count; i++)
+        if (agent->round.workers[i].again)
+            return &agent->round.workers[i];
+    return NULL;
+}
+
+void td__agent_restart_workers(struct td__agent *agent)
+{
+    struct td__worker *worker;
+    while (!agent->reason && (worker = find_to_restart(agent))) {
+        worker->again = false;
+        td__round_retire(&agent->round, worker);
+        /* That ran the loop, which may have brought a reason to end, or more of them. */
+        if (!agent->reason && td__round_restart(&agent->round, worker))
+            td__console_say(&agent->console, "tdrun: %s; the others go on without it\n",
+                            td_last_error());
+    }
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
+/* The next one that failed after `last`, in the order in which they did; NULL for none. */
+static const struct td__worker *next_failure(const struct td__round *round,
+                                             const struct td__worker *last)
+{
+    const struct td__worker *next = NULL;
+    for (int i = 0; i < round->count; i++) {
+        const struct td__worker *worker = &round->workers[i];
+        bool after = !last || worker->parted_ns > last->parted_ns ||
+                     (worker->parted_ns == last->parted_ns && worker > last);
+        if (has_failed(worker) && after && (!next || worker->parted_ns < next->parted_ns))
+            next = worker;
+    }
+    return next;
+}
+
+static bool ended_well(const struct td__worker *worker)
+{
+    return worker->pid && !worker->running && worker->status == 0;
+}
+
+/* The first that ended with exit code 0; NULL for none. */
+static const struct td__worker *first_success(const struct td__round *round)
+{
+    const struct td__worker *first = NULL;
+    for (int i = 0; i < round->count; i++) {
+        const struct td__worker *worker = &round->workers[i];
+        if (ended_well(worker) && (!first || worker->parted_ns < first->parted_ns))
+            first = worker;
+    }
+    return first;
+}
+
+static void report(struct td__agent *agent, const struct td__worker *first)
+{
+    const struct td__round *round = &agent->round;
+    char where[32], sentence[512];
+    int failures = 0, well = 0;
+    find_node(agent, where);
+    for (int i = 0; i < round->count; i++)
+        well += ended_well(&round->workers[i]);
+    td__console_say(&agent->console, "tdrun: %d of %d workers ended with exit code 0\n", well,
+                    round->count);
+    for (const struct td__worker *worker = first; worker; worker = next_failure(round, worker)) {
+        if (failures++ >= NAMED)
+            continue;
+        td__describe_failure(worker, where, sentence, sizeof sentence);
+        td__report_failure(&agent->console, worker, sentence);
+    }
+    if (failures > NAMED)
+        td__console_say(&agent->console, "tdrun: and %d more failed\n", failures - NAMED);
+}
+
+void td__agent_close_kept_round(struct td__agent *agent)
+{
+    const struct td__round *round = &agent->round;
+    const struct td__worker *first = next_failure(round, NULL), *end = first_success(round);
+    if (agent->reason || !first)
+        return;
+    report(agent, first);
+    td__agent_show_story(agent, first);
+    for (const struct td__worker *worker = first; worker; worker = next_failure(round, worker))
+        if (!end || worker->parted_ns >= end->parted_ns)
+            agent->reason = TD__REASON_FAILED;
+    agent->code = 1;
+}
