@@ -27,7 +27,7 @@ static void check(td_status status)
 {
     if (!status)
         return;
-    fprintf(stderr, "survive: rank %d gives up: %s\n", own, td_last_error());
+    fprintf(stderr, "survive: giving up: %s\n", td_last_error());
     exit(1);
 }
 

@@ -26,6 +26,7 @@ struct summary {
     long operations;
     int counts[FAULTS];
     int64_t *times[FAULTS]; /* of noticing, by fault */
+    int64_t leaving_ns[FAULTS];
 };
 
 static int compare_times(const void *a, const void *b)
@@ -55,7 +56,8 @@ static void print_summary(const struct summary *summary, double seconds)
         int64_t *times = summary->times[fault];
         if (!summary->by_fault[fault])
             continue;
-        printf("  %-20s %4d rounds", fault_name((enum fault)fault), summary->by_fault[fault]);
+        printf("  %-20s %4d rounds, left within %.1f s", fault_name((enum fault)fault),
+               summary->by_fault[fault], (double)summary->leaving_ns[fault] / 1e9);
         if (count) {
             qsort(times, (size_t)count, sizeof *times, compare_times);
             printf(", noticed %d times: median %.0f ms, 99%% %.0f ms, slowest %.0f ms", count,
@@ -115,6 +117,8 @@ static bool run_round(const struct choices *choices, int round, struct summary *
     summary->by_way[plan.way]++;
     summary->struck += outcome.struck;
     summary->operations += outcome.operations;
+    if (outcome.leaving_ns > summary->leaving_ns[plan.fault])
+        summary->leaving_ns[plan.fault] = outcome.leaving_ns;
     add_times(summary, &plan, &outcome);
     if (choices->verbose)
         printf("round %d, %.2f s: %s\n", round, outcome.seconds, text);
@@ -136,6 +140,7 @@ static int run_rounds(const struct choices *choices)
     int rounds = choices->round >= 0 ? 1 : choices->rounds;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     network_begin(&no_spaces);
     for (; summary.rounds < rounds; round++) {
         show_progress(&summary, summary.rounds, rounds);

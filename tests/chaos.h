@@ -246,11 +246,11 @@ size_t uneven_count(const struct operation *operation, int from, int to);
 
 struct outcome {
     bool failed;
-    const char *skipped; /* why it was not run */
     bool struck;
     int operations;
     int detections;
     int64_t detection_ns[MAX_RANKS * MAX_DETECTIONS];
+    int64_t leaving_ns; /* the longest time that a rank took to leave */
     double seconds;
     char text[8192]; /* what is wrong */
 };

@@ -98,6 +98,8 @@ void host_judge(struct host *host)
         if (said->complaint[0] || !planned)
             show_output(host, r);
         outcome->operations += atomic_load(&said->operations);
+        if (atomic_load(&said->destroy_ns) > outcome->leaving_ns)
+            outcome->leaving_ns = atomic_load(&said->destroy_ns);
         int found = atomic_load(&said->detections);
         for (int i = 0; i < found && i < MAX_DETECTIONS && r != plan->victim; i++)
             outcome->detection_ns[outcome->detections++] = said->detection_ns[i];

@@ -118,7 +118,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
     struct td__agreement *agreement = find(root, key, (uint32_t)(value >> 32));
     td_group *group = td__root_find(root, key);
     int index = group ? rank_in(group, rank) : -1;
-    if (index >= 0 && !atomic_load(&group->broken))
+    if (index >= 0)
         td__abort_here(group, rank); /* who still waits in it must come, too */
     if (agreement && index >= 0) {
         if ((uint32_t)value != FOLLOW)
@@ -317,7 +317,8 @@ td_status td_group_shrink(td_group *group, const td_group_options *options, td_g
     struct attempt attempt = {.group = group, .root = group->root};
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : td__call_timeout(group));
-    TD_TRY(td__abort_quietly(group));
+    TD_TRY(atomic_load(&group->broken) == TD_ERR_ABORTED ? td__abort_quietly(group)
+                                                         : td_group_abort(group));
     pthread_mutex_lock(&group->root->lock);
     attempt.agreement = find(group->root, group->key, group->shrunk);
     if (attempt.agreement)

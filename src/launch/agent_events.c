@@ -211,6 +211,9 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
             agent->code = event->code; /* it was before a failure here */
         }
         break;
+    case TD__NODE_LOST:
+        td__console_say(&agent->console, "tdrun: %s, and its workers with it\n", event->text);
+        break;
     case TD__NODE_OVER:
         if (agent->reason < TD__REASON_OVER)
             td__console_say(&agent->console, "tdrun: %s\n", event->text);

@@ -53,24 +53,41 @@ td_status td__arrival_claim(td_store *store, const struct td__run_options *optio
     return claims == 1 ? TD_OK : refuse_twin(store, options, *node_rank, tell_all);
 }
 
-td_status td__arrival_introduce(td_store *store, const struct td__run_options *options,
-                                int node_rank)
+static td_status leave_will(td_store *store, const struct td__run_options *options, int node_rank,
+                            const char *key)
 {
-    char key[TD__KEY_ROOM], text[512];
-    struct td__buffer will = {0}, introduction = {0};
+    char text[512];
+    struct td__buffer will = {0};
     snprintf(text, sizeof text, "the launcher of node %d (process %d on %s) is gone", node_rank,
              (int)getpid(), td__this_host(options));
     td__notice_put(&will, node_rank, 1, text);
+    td_status status = will.failed ? td__fail_nomem("launcher")
+                                   : td__tcp_store_set_will(store, key, will.data, will.size);
+    td__buffer_free(&will);
+    return status;
+}
+
+td_status td__arrival_introduce(td_store *store, const struct td__run_options *options,
+                                int node_rank)
+{
+    char key[TD__KEY_ROOM];
+    struct td__buffer introduction = {0};
     td__introduction_put(&introduction, options);
     snprintf(key, sizeof key, TD__KEY_NODE "%d", node_rank);
-    td_status status = will.failed || introduction.failed ? td__fail_nomem("launcher") : TD_OK;
-    if (!status)
-        status = td__tcp_store_set_will(store, TD__KEY_OVER, will.data, will.size);
+    td_status status = introduction.failed ? td__fail_nomem("launcher")
+                                           : leave_will(store, options, node_rank, TD__KEY_OVER);
     if (!status)
         status = td_store_set(store, key, introduction.data, introduction.size);
-    td__buffer_free(&will);
     td__buffer_free(&introduction);
     return status;
+}
+
+td_status td__arrival_change_will(td_store *store, const struct td__run_options *options,
+                                  int node_rank)
+{
+    char key[TD__KEY_ROOM];
+    snprintf(key, sizeof key, TD__KEY "0/gone/%d", node_rank);
+    return leave_will(store, options, node_rank, key);
 }
 
 td_status td__arrival_missing(td_store *store, const struct td__run_options *options)

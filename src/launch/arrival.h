@@ -20,6 +20,10 @@ td_status td__arrival_claim(td_store *store, const struct td__run_options *optio
 td_status td__arrival_introduce(td_store *store, const struct td__run_options *options,
                                 int node_rank);
 
+/** --keep-going, when the job has begun: the will says only that this node's workers are gone. */
+td_status td__arrival_change_will(td_store *store, const struct td__run_options *options,
+                                  int node_rank);
+
 /** When the time to join is over: TD_ERR_TIMEOUT, which names the nodes that have not arrived. */
 td_status td__arrival_missing(td_store *store, const struct td__run_options *options);
 

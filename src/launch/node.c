@@ -9,6 +9,10 @@
  *     <k>/gone/<r>    node r has no worker left
  *     over            why the job cannot go on; each launcher's will sets it as well
  *
+ * With --keep-going nobody is told of failures, there is only round 0, and the will sets gone/<r> once
+ * the job has begun: a launcher that dies takes its own workers with it, and no others. Node 0 has the
+ * store, and is the end of all.
+ *
  * The talker waits for all <r> of one kind after another: node, 0/turn, 0/gone, 1/turn, … The
  * watcher waits for `over` only. The agent's thread never waits: it sets and appends, which the
  * store sends off without an answer. An empty value says nothing but "wake up": it ends a thread's
@@ -157,6 +161,8 @@ static td_status meet(struct td__node *node, bool *begun)
         status = td__arrival_survey(values, node->options, &node->world);
     *begun = values != NULL;
     td__gather_free(values, node->options->nnodes);
+    if (!status && *begun && node->options->keep_going)
+        status = td__arrival_change_will(node->store, node->options, node->world.node_rank);
     if (status == TD_ERR_TIMEOUT || status == TD_ERR_MISMATCH)
         td__node_end_job(node, 1, td_last_error());
     return status;
@@ -196,6 +202,27 @@ static td_status find_failure(struct td__node *node, int round, bool *failed)
     return TD_OK;
 }
 
+/* Says which launchers have died. */
+static void find_lost(struct td__node *node, const td_bytes *values)
+{
+    struct td__notice notice;
+    for (int r = 0; r < node->options->nnodes; r++)
+        if (values[r].size > 1 && td__notice_read(&values[r], &notice))
+            post(node, TD__NODE_LOST, notice.code, notice.text);
+}
+
+/* --keep-going: waits for the end of all. */
+static void follow_kept_round(struct td__node *node)
+{
+    char prefix[TD__KEY_ROOM];
+    td_bytes *values;
+    if (await_all(node, round_prefix(prefix, 0, "gone"), INT64_MAX, &values) || !values)
+        return;
+    find_lost(node, values);
+    td__gather_free(values, node->options->nnodes);
+    post(node, TD__NODE_ALL_GONE, 0, "");
+}
+
 /* Follows one round; false when it was the last. A connection that is lost is the watcher's to
  * report. */
 static bool follow_round(struct td__node *node, int round)
@@ -232,7 +259,10 @@ static void *talk(void *arg)
         post(node, TD__NODE_OVER, 1, td_last_error());
     else if (begun)
         post(node, TD__NODE_READY, 0, "");
-    if (!status && begun && node->options->nnodes > 1)
+    bool others = !status && begun && node->options->nnodes > 1;
+    if (others && node->options->keep_going)
+        follow_kept_round(node);
+    else if (others)
         for (int round = 0; follow_round(node, round);)
             round++;
     end_thread(node, &node->talking);

@@ -13,13 +13,14 @@ enum td__node_event_kind {
     TD__NODE_FAILED,   /* a worker has failed on another node: the round ends */
     TD__NODE_ALL_GONE, /* on all nodes the round's workers have ended; when there was a failure and
                           restarts are left, the next round follows, otherwise the job has ended */
+    TD__NODE_LOST,     /* --keep-going: a launcher is gone, and its workers with it */
     TD__NODE_OVER,     /* the job cannot go on: a launcher is gone, or was told to end, … */
 };
 
 struct td__node_event {
     enum td__node_event_kind kind;
     int code;        /* FAILED, OVER: the exit code that goes with it */
-    char text[1024]; /* FAILED, OVER: what happened, in a sentence */
+    char text[1024]; /* FAILED, LOST, OVER: what happened, in a sentence */
 };
 
 /** Where this node's workers stand in the job. */

@@ -45,6 +45,18 @@ static void find_calls(const struct td__flight_page *page, struct td__story_rank
     }
 }
 
+/* Whether the last call is of a group that was made after the failure, as by td_group_shrink(). */
+static bool has_gone_on(const struct td__flight_page *page, const struct td__story_rank *rank)
+{
+    if (!rank->failure || !rank->has_last || rank->last.state != TD__FLIGHT_DONE)
+        return false;
+    for (int i = 0; i < page->count; i++)
+        if (page->calls[i].group == rank->last.group &&
+            page->calls[i].queued_ns <= rank->failure_ns)
+            return false;
+    return true;
+}
+
 static enum td__story_state state_of(const struct td__story_rank *rank)
 {
     static const enum td__story_state of_phase[] = {
@@ -55,7 +67,8 @@ static enum td__story_state state_of(const struct td__story_rank *rank)
     if (rank->ended && rank->wait_status == 0)
         return TD__STORY_ENDED;
     if (rank->ended)
-        return rank->failure == TD_ERR_PEER ? TD__STORY_SUFFERED : TD__STORY_FAILED;
+        return rank->failure == TD_ERR_PEER && !rank->outlived ? TD__STORY_SUFFERED
+                                                               : TD__STORY_FAILED;
     return rank->phase == TD__FLIGHT_JOINED && rank->has_current ? TD__STORY_CALLING
                                                                  : of_phase[rank->phase];
 }
@@ -79,6 +92,7 @@ static void summarise(const struct td__flight_page *page, int64_t moment_ns,
     strcpy(rank->ending, page->ending);
     strcpy(rank->sentence, page->sentence);
     find_calls(page, rank);
+    rank->outlived = has_gone_on(page, rank);
     if (page->count && moment_ns > page->calls[0].queued_ns)
         rank->rate = page->count / ((double)(moment_ns - page->calls[0].queued_ns) / 1e9);
     rank->state = state_of(rank);
@@ -89,7 +103,7 @@ static void summarise(const struct td__flight_page *page, int64_t moment_ns,
 /* When a rank came to grief. */
 static int64_t trouble_ns(const struct td__story_rank *rank)
 {
-    return rank->failure && rank->failure_ns ? rank->failure_ns : rank->ended_ns;
+    return rank->failure && rank->failure_ns && !rank->outlived ? rank->failure_ns : rank->ended_ns;
 }
 
 static int earliest(const struct td__story *story, enum td__story_state state)
@@ -115,7 +129,8 @@ static void judge_by_pages(struct td__story *story)
             strcpy(rank->ending, "ended without leaving");
             rank->state = state_of(rank);
         }
-        bool told = rank->failure && !rank->ended && rank->state != TD__STORY_LEFT;
+        bool told = rank->failure && !rank->outlived && !rank->ended &&
+                    rank->state != TD__STORY_LEFT;
         if (told)
             rank->state = rank->failure == TD_ERR_PEER ? TD__STORY_SUFFERED : TD__STORY_FAILED;
     }

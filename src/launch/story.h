@@ -36,6 +36,7 @@ struct td__story_rank {
     int64_t phase_ns;
     td_status failure; /* the last one that the program was told */
     int64_t failure_ns;
+    bool outlived; /* … and it has gone on with a group that is newer than that */
     char sentence[TD__FLIGHT_SENTENCE + 1];
     bool has_current, has_last;
     struct td__flight_call current; /* the one that it is in, where it is in one */

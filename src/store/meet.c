@@ -110,14 +110,19 @@ static td_status agree_on_size(struct meeting *meeting)
     return status;
 }
 
+bool td__rejoins(void)
+{
+    const char *said = getenv("TANDEM_REJOIN");
+    return said && !strcmp(said, "1");
+}
+
 /* Whether who claimed the rank before has ended. On this host that can be seen; of another one the
  * launcher must know. */
 static bool has_ended(const char *who)
 {
     char host[128];
     int pid;
-    const char *said = getenv("TANDEM_REJOIN");
-    if (said && !strcmp(said, "1"))
+    if (td__rejoins())
         return true;
     if (sscanf(who, "process %d on %127[^#]", &pid, host) != 2 ||
         strcmp(host, td__host_name()) != 0)
@@ -197,11 +202,15 @@ static td_status fail_incomplete(struct meeting *meeting)
                                    named ? ", " : "", rank);
         named++;
     }
-    td_status status = td__fail(
-        TD_ERR_TIMEOUT,
-        "rendezvous at %s: the time is over and %" PRId64 " of %d ranks have come; missing: "
-        "rank%s %s%s",
-        meeting->place, arrived, size, named == 1 ? "" : "s", missing, rank < size ? ", …" : "");
+    td_status status = td__fail(TD_ERR_TIMEOUT,
+                                "rendezvous at %s: the time is over and %" PRId64
+                                " of %d ranks have come; missing: "
+                                "%s%s%s",
+                                meeting->place, arrived, size,
+                                named > 1 ? "ranks "
+                                : named   ? "rank "
+                                          : "one that had claimed its rank, and may have ended",
+                                missing, rank < size ? ", …" : "");
     char offer[1100];
     snprintf(offer, sizeof offer, "%d %s", (int)status, td_last_error());
     return settle(meeting, offer); /* unless the last one came this very moment */

@@ -17,4 +17,7 @@
 td_status td__meet(const td_world *world, const char *place, const char *round,
                    td__deadline deadline);
 
+/** TANDEM_REJOIN=1: this process takes the place of one that had its rank. */
+bool td__rejoins(void);
+
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "store/meet.h"
 #include "store/places.h"
 #include "store/store_ops.h"
 
@@ -199,6 +200,8 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
     TD_TRY(td__env_number("LOCAL_RANK", 0, &meeting->world.local_rank, &found));
     TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &meeting->world.local_world_size, &found));
     TD_TRY(td__env_number("TORCHELASTIC_RESTART_COUNT", 0, &meeting->restart_count, &found));
+    if (td__rejoins())
+        meeting->restart_count = 0; /* it comes back to the meeting that its predecessor was at */
     return td__rendezvous_open(host, port, rank, world_size, options, meeting);
 }
 

@@ -9,7 +9,7 @@ import socket
 import sys
 
 import harness
-from harness import Test, is_alive, read_file, wait_until
+from harness import Test, is_alive, processes_with, read_file, wait_until
 
 WORKER = SURVIVE = None  # set below
 
@@ -258,6 +258,44 @@ class Nodes(KeepTest):
         for job in jobs:
             self.check_code(job.finish(), 0)
 
+    def test_a_launcher_that_dies(self):
+        """… takes its own workers with it, and no others."""
+        jobs = self.start_nodes("sh", "-c", HOLD)
+        self.wait_files(*[f"up.{rank}" for rank in range(4)])
+        jobs[1].signal(signal.SIGKILL)
+        jobs[1].finish()
+        workers = "GROUP_RANK=1\0"
+        wait_until(
+            lambda: not set(processes_with(self.mark)) & set(processes_with(workers)),
+            "the end of node 1",
+        )
+        self.assertIsNone(jobs[0].process.poll())
+        self.go()
+        self.check_code(jobs[0].finish(), 0)
+        self.assertEqual(sorted(jobs[0].out.splitlines()), ["0 ends", "1 ends"])
+        self.assertRegex(
+            jobs[0].err, r"^tdrun: the launcher of node 1 .* is gone, and its workers with it\n$"
+        )
+
+    def test_the_launcher_that_has_the_store(self):
+        jobs = self.start_nodes("sh", "-c", HOLD)
+        self.wait_files(*[f"up.{rank}" for rank in range(4)])
+        jobs[0].signal(signal.SIGKILL)
+        jobs[0].finish()
+        self.check_code(jobs[1].finish(), 1)
+        self.assertIn("the launcher of node 0", jobs[1].err)
+        self.wait_nothing_left()
+
+    def test_the_example(self):
+        for die, restarts in ((1, 1), (3, 0)):
+            jobs = self.start_nodes(SURVIVE, "--die", str(die), "3", restarts=restarts)
+            for job in jobs:
+                self.check_code(job.finish(), 0)
+            done = [line for line in (jobs[0].out + jobs[1].out).splitlines() if "done" in line]
+            self.assertEqual(len(done), 3 + restarts)
+            for line in done:
+                self.assertIn(f"done, 6 steps, {3 + restarts} ranks, model 6", line)
+
     def test_the_flag_is_everybodys(self):
         jobs = self.start_nodes("true", flags=("--keep-going", None))
         for job in jobs:
@@ -281,6 +319,18 @@ class Story(KeepTest):
         self.assertEqual(job.err.count("where the workers were"), 1)
         self.assertRegex(job.err, r"\n  rank 1 \(pid \d+\) failed first: killed by SIGKILL")
         self.assertEqual(self.read_story()["first"], 1)
+
+    def test_a_failure_that_was_outlived_is_no_cause(self):
+        job = self.start_job(WORKER, "outlived")
+        self.finish(job, 1)
+        for rank in (0, 2):
+            self.assertRegex(
+                job.err,
+                rf"(?m)^tdrun: rank {rank} \(pid \d+\) failed with exit code 5 in no call, .* after "
+                r'barrier #1 on "rest"',
+            )
+        self.assertRegex(job.err, r"\n  rank 1 \(pid \d+\) failed first: killed by SIGKILL")
+        self.assertNotIn("because of another", job.err)
 
     def test_a_worker_that_is_started_again_has_an_empty_page(self):
         job = self.start_job(
@@ -317,6 +367,12 @@ class Survive(KeepTest):
             self.assertEqual(job.out.count("2 ranks are left"), 2)
             self.assertIn("2 of 3 workers ended with exit code 0", job.err)
             self.assertRegex(job.err, rf"\n  rank {die} \(pid \d+\) failed first: killed by SIGKILL")
+
+    def test_one_that_fails_before_it_joins(self):
+        work = f'[ $RANK$TANDEM_REJOIN = 1 ] && exit 3; exec "{SURVIVE}"'
+        job = self.start_job("sh", "-c", work, restarts=1)
+        self.finish(job, 0)
+        self.assertEqual(job.out.count("done, 6 steps, 3 ranks"), 3)
 
     def test_with_it_again(self):
         for die in range(3):
