@@ -122,13 +122,18 @@ static bool run_round(const struct choices *choices, int round, struct summary *
     add_times(summary, &plan, &outcome);
     if (choices->verbose)
         printf("round %d, %.2f s: %s\n", round, outcome.seconds, text);
-    if (!outcome.failed)
+    if (!outcome.failed || host_ended_by)
         return true;
     summary->failed++;
     printf("FAIL round %d: %s\n%srepeat it: chaos --seed %llu --round %d\n", round, text,
            outcome.text, (unsigned long long)choices->seed, round);
     fflush(stdout);
     return true;
+}
+
+static void on_end(int signal_number)
+{
+    host_ended_by = signal_number;
 }
 
 static int run_rounds(const struct choices *choices)
@@ -140,17 +145,21 @@ static int run_rounds(const struct choices *choices)
     int rounds = choices->round >= 0 ? 1 : choices->rounds;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGINT, on_end);
+    signal(SIGTERM, on_end);
     setvbuf(stdout, NULL, _IOLBF, 0);
     network_begin(&no_spaces);
-    for (; summary.rounds < rounds; round++) {
+    for (; summary.rounds < rounds && !host_ended_by; round++) {
         show_progress(&summary, summary.rounds, rounds);
         if (!run_round(choices, round, &summary, no_spaces) && choices->round >= 0)
             break;
     }
-    show_progress(&summary, rounds, rounds);
+    show_progress(&summary, summary.rounds, rounds);
     print_summary(&summary, (double)(td__now_ns() - start) / 1e9);
     for (int fault = 0; fault < FAULTS; fault++)
         free(summary.times[fault]);
+    if (host_ended_by)
+        return 128 + host_ended_by;
     return summary.failed ? 1 : 0;
 }
 

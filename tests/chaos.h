@@ -255,6 +255,9 @@ struct outcome {
     char text[8192]; /* what is wrong */
 };
 
+/** The signal that asks this process to end; 0: none. A round that runs is cut short by it. */
+extern volatile int host_ended_by;
+
 /** Runs a round. `stacks`: shows where the threads of ranks are that hang. */
 void host_run(const struct plan *plan, bool stacks, struct outcome *outcome);
 

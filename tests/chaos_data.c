@@ -130,6 +130,19 @@ void job_clean_up(struct job *job)
     put_back(job->input, job->input_shared);
 }
 
+void job_mark(struct job *job)
+{
+    pattern_poison(job->input, job->input_bytes);
+    if (job->output != job->input)
+        pattern_poison(job->output, job->output_bytes);
+}
+
+bool job_is_marked(const struct job *job)
+{
+    return pattern_is_poison(job->input, job->input_bytes) &&
+           (job->output == job->input || pattern_is_poison(job->output, job->output_bytes));
+}
+
 /* ---- Results --------------------------------------------------------------------------------- */
 
 static bool parts_are_right(const struct job *job)

@@ -17,6 +17,8 @@
 
 enum { DEADLINE_S = 50, AFTER_DEATH_S = 15, LOOK_NS = 20000000 };
 
+volatile int host_ended_by;
+
 int slowness(void)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -176,8 +178,8 @@ static void watch(struct host *host, bool stacks)
         act(host);
         bool late = td__deadline_passed(end) ||
                     (trouble && td__now_ns() - trouble > AFTER_DEATH_S * SECOND);
-        if (late && !given_up) {
-            kill_running(host, stacks);
+        if ((late || host_ended_by) && !given_up) {
+            kill_running(host, stacks && late);
             given_up = true;
         }
         page_wait(host->page, events, LOOK_NS);

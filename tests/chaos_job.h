@@ -18,6 +18,7 @@ struct job {
     int partners[MOST_WORKS]; /* ranks of the world, for messages; -1: any */
     bool receives[MOST_WORKS];
     int work_count;
+    bool failed;
 };
 
 /* chaos_data.c */
@@ -27,6 +28,11 @@ void job_prepare(struct job *job);
 
 /** Gives back the buffers, and the works, which are complete. */
 void job_clean_up(struct job *job);
+
+/** After a failure: marks the buffers, which are the caller's again; and whether the marks are still there,
+ *  so that nobody has written to them since. */
+void job_mark(struct job *job);
+bool job_is_marked(const struct job *job);
 
 /** Whether what came out is what must come out, and what went in is still the same. */
 bool job_result_is_right(const struct job *job);

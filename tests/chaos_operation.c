@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-enum { MOST_JOBS = 5 };
+enum { MOST_JOBS = 5, MOST_LATE = 12 };
 
 static void check_result(struct rank *rank, struct job *job)
 {
@@ -144,6 +144,7 @@ static void finish(struct rank *rank, struct job *job)
         while (!td_work_test(job->works[i]));
         status = td_work_status(job->works[i]);
         well = well && !status;
+        job->failed = job->failed || status;
         if (status && messages)
             judge_message(rank, job, job->partners[i], status, since);
         else if (!messages)
@@ -153,7 +154,6 @@ static void finish(struct rank *rank, struct job *job)
     }
     if (well && job->work_count)
         check_result(rank, job);
-    job_clean_up(job);
 }
 
 static void start(struct rank *rank, struct job *job)
@@ -162,12 +162,14 @@ static void start(struct rank *rank, struct job *job)
     int64_t since = td__now_ns();
     if (job->operation.kind >= KIND_PAIR) {
         td_status status = post_all(job, group);
+        job->failed = status;
         if (status)
             judge_message(rank, job, TD_ANY_SOURCE, status, since);
         return;
     }
     if (job->operation.async) {
         td_status status = call(job, group, &job->works[0]);
+        job->failed = status;
         if (status)
             judge_collective(rank, job, status, since);
         else
@@ -175,6 +177,7 @@ static void start(struct rank *rank, struct job *job)
         return;
     }
     td_status status = call(job, group, NULL);
+    job->failed = status;
     judge_collective(rank, job, status, since);
     if (!status)
         check_result(rank, job);
@@ -219,6 +222,7 @@ static void run_final(struct rank *rank, int lane, int group, int index, bool lo
     if (lost && plan_has(job.members, rank->victim) && !rank->broken[group])
         complain(rank, "group %d is as good as before, though the victim is in it", group);
     finish(rank, &job);
+    job_clean_up(&job);
 }
 
 void run_last(struct rank *rank, int lane)
@@ -233,17 +237,54 @@ void run_last(struct rank *rank, int lane)
     }
 }
 
-/* Operations that have been started, the oldest first. */
+/* Operations that have been started, the oldest first; and some that have failed, whose memory is looked at
+ * later: it must not be written to by ranks that are still busy with the call. */
 struct line {
     struct job jobs[MOST_JOBS];
     int first, used;
+    struct job late[MOST_LATE];
+    int late_first, late_used;
 };
+
+static void look_back(struct rank *rank, struct line *line)
+{
+    char what[200];
+    struct job *job = &line->late[line->late_first];
+    job_describe(job, what);
+    if (!job_is_marked(job))
+        complain(rank, "%s: it had failed, and then somebody wrote to its memory", what);
+    job_clean_up(job);
+    line->late_first = (line->late_first + 1) % MOST_LATE;
+    line->late_used--;
+}
+
+static void dispose(struct rank *rank, struct line *line, struct job *job)
+{
+    if (!job->failed) {
+        job_clean_up(job);
+        return;
+    }
+    if (line->late_used == MOST_LATE)
+        look_back(rank, line);
+    job_mark(job);
+    line->late[(line->late_first + line->late_used++) % MOST_LATE] = *job;
+}
 
 static void finish_first(struct rank *rank, struct line *line)
 {
-    finish(rank, &line->jobs[line->first]);
+    struct job *job = &line->jobs[line->first];
+    finish(rank, job);
+    dispose(rank, line, job);
     line->first = (line->first + 1) % MOST_JOBS;
     line->used--;
+}
+
+static void end_line(struct rank *rank, struct line *line)
+{
+    while (line->used)
+        finish_first(rank, line);
+    while (line->late_used)
+        look_back(rank, line);
 }
 
 static void run_one(struct rank *rank, int lane, const struct operation *operation,
@@ -268,8 +309,7 @@ void run_lane(struct rank *rank, int lane, int count)
         rank_at(rank, lane, i);
         run_one(rank, lane, &operation, &line);
     }
-    while (line.used)
-        finish_first(rank, &line);
+    end_line(rank, &line);
 }
 
 void run_rest(struct rank *rank, int attempt, int count, bool last)
@@ -280,8 +320,7 @@ void run_rest(struct rank *rank, int attempt, int count, bool last)
         plan_rest_operation(rank->plan, &rank->rest, attempt, i, &operation);
         run_one(rank, 0, &operation, &line);
     }
-    while (line.used)
-        finish_first(rank, &line);
+    end_line(rank, &line);
     if (last)
         run_final(rank, 0, REST, count, rank->fault != FAULT_PAUSE);
 }

@@ -52,12 +52,12 @@ static void describe(struct own *own, const struct td__run_options *options,
     add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
     add(own, "MASTER_ADDR=%s", options->host);
     add(own, "MASTER_PORT=%d", world->port);
-    add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->round);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->round + start->restarts);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
     add(own, "TANDEM_AGENT_STORE=%s%s%s:%d", bare_ipv6 ? "[" : "", options->host,
         bare_ipv6 ? "]" : "", world->port);
-    if (start->again)
+    if (start->restarts)
         add(own, "TANDEM_REJOIN=1");
     if (*start->flight)
         add(own, TD__FLIGHT_VARIABLE "=%s", start->flight);

@@ -9,7 +9,7 @@
 struct td__environment_start {
     int local_rank;
     int round;          /* of all workers, from 0 */
-    bool again;         /* by itself, into the round that is there */
+    int restarts;       /* of this one by itself, into the round that is there */
     const char *flight; /* the place of its log (os/flight.h), or "" */
 };
 

@@ -88,7 +88,7 @@ static td_status start_worker(struct td__round *round, struct td__worker *worker
     char flight[64] = "";
     if (round->book.map)
         td__flight_book_place(&round->book, getpid(), local_rank, flight, sizeof flight);
-    struct td__environment_start start = {local_rank, round->number, worker->restarts > 0, flight};
+    struct td__environment_start start = {local_rank, round->number, worker->restarts, flight};
     char **envp = td__environment_make(setup->options, setup->secret, setup->world, &start);
     if (!envp)
         return td__fail_nomem("worker");

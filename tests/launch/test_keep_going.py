@@ -135,7 +135,8 @@ class Restarts(KeepTest):
         )
         self.assertNotIn("TANDEM_REJOIN", first)
         self.assertEqual(second.pop("TANDEM_REJOIN"), "1")
-        for variables in (first, second):
+        for number, variables in enumerate((first, second)):
+            self.assertEqual(variables.pop("TORCHELASTIC_RESTART_COUNT"), str(number))
             variables.pop("_", None)
         self.assertEqual(first, second)
 
