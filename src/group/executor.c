@@ -26,6 +26,7 @@ enum {
     SPIN_NS = 60000, /* before sleeping */
     FEW = 4,         /* sockets that are tried one by one; of more, poll() says which are ready */
     LOOK_NS = 100000000, /* asleep, between two looks around */
+    PATIENT_LOOKS = 8,   /* at one that has left, without anything coming from it */
     GRACE_MS = 500,      /* to finish messages that have been sent in part, after a failure */
     NAMED = 8,           /* ranks that a timeout names */
     REACHED = 64,        /* size of a team up to which a failure is told to all */
@@ -42,6 +43,7 @@ struct round {
     uint32_t left;        /* not done */
     int64_t spin_end;     /* 0: nothing to wait for yet */
     int64_t asleep_since; /* the last look around; 0: not asleep */
+    int looks;            /* around, since something moved */
 };
 
 void td__executor_free(struct td__executor *executor)
@@ -154,7 +156,10 @@ static td_status look_around(struct round *round)
     for (struct td__flow *flow = round->flows; flow < round->flows + round->count; flow++) {
         if (td__flow_done(flow))
             continue;
-        td__links_farewell(run->links, flow->message->peer); /* known to `outside`, in time */
+        /* One that has left has sent all that it will; it may still be on its way. */
+        if (td__links_farewell(run->links, flow->message->peer) && round->looks > PATIENT_LOOKS)
+            return td__links_fail_end(run->links, flow->message->peer, run->operation, &run->header,
+                                      0);
         if (!sends(round, flow) && flow->done == 0)
             td__links_tell(run->links, flow->message->peer, &run->header, false);
     }
@@ -184,6 +189,7 @@ static td_status wait_a_while(struct round *round)
     } else if (now >= look_at) {
         round->asleep_since = now;
         look_at = now + LOOK_NS;
+        round->looks++;
         TD_TRY(look_around(round));
     }
     return poll_flows(round, td__deadline_poll_ms(td__deadline_earlier(deadline, look_at)));
@@ -237,7 +243,7 @@ static td_status exchange(struct round *round, const struct td__message *message
         TD_TRY(move_flows(round, &moved));
         if (moved) {
             round->spin_end = 0;
-            round->asleep_since = 0;
+            round->asleep_since = round->looks = 0;
         } else {
             TD_TRY(wait_a_while(round));
         }

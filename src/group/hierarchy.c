@@ -233,7 +233,10 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
         td__reduce_accumulate(&inside, acc, sources, local->size, slice.count);
         status = td__socket_team_combine(hierarchy->lane, &between, acc, slice.count);
     }
-    if (!status && (to_all || root_host == hierarchy->host)) {
+    bool writes = !status && (to_all || root_host == hierarchy->host);
+    if (writes && hierarchy->team)
+        status = td__team_write_begin(hierarchy->team);
+    if (writes && !status) {
         char *first = NULL;
         for (int i = 0; i < local->size; i++) {
             if (!to_all && i != hierarchy->index_of[operation->root])
@@ -245,6 +248,8 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
                 td__reduce_store(reduction, target, acc, slice.count, hierarchy->size);
             first = first ? first : target;
         }
+        if (hierarchy->team)
+            td__team_write_end(hierarchy->team);
     }
     free(sources);
     free(acc);
@@ -270,9 +275,13 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
     between.count = slice.count;
     between.input = between.output = data;
     TD_TRY(td__socket_team_run(hierarchy->lane, &between));
+    if (local->size == 1)
+        return TD_OK;
+    TD_TRY(td__team_write_begin(hierarchy->team));
     for (int i = 0; i < local->size; i++)
         if (i != holder)
             memcpy((char *)local->targets[i] + offset, data, bytes);
+    td__team_write_end(hierarchy->team);
     return TD_OK;
 }
 

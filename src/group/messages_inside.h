@@ -117,6 +117,8 @@ struct td__peer {
     bool awaited;    /* something posted has to do with it; while the pulse is felt */
     char connecting; /* 1: wanted, 2: under way */
     char *farewell;
+    const char *doubt;           /* its link has ended, and it is not known why: what to say … */
+    td__deadline doubt_end;      /* … when it is not known by then */
     struct td__post_list posted; /* receives from this rank */
     struct td__arrival_list arrivals;
     struct td__post_list queue;        /* to be written, in order */
@@ -149,6 +151,7 @@ struct td__messages {
     int stalled;                /* peers whose queue waits for room */
     int remaining;              /* other ranks that are not gone */
     int last_gone;              /* of those that are */
+    bool doubts;                /* about some peer */
     int lost;                   /* one of those that died, or -1 */
     char *aborted;              /* the group was given up: by whom */
     unsigned losses;            /* of the endpoint, as last looked at */
@@ -247,6 +250,10 @@ struct td__post *td__find_expected(struct td__messages *messages, int source, ui
 /** Marks a rank as dead or gone: ends everything that has to do with it. `farewell` begins with
  *  "has" or "is", such as "has left the group". */
 void td__peer_gone(struct td__messages *messages, int peer, const char *farewell);
+
+/** The same for one whose link has ended, with or without a goodbye: says what the lookout knows, or else
+ *  `farewell`. */
+void td__peer_lost(struct td__messages *messages, int peer, bool bye, const char *farewell);
 
 /** Ends what is past its deadline. */
 void td__expire(struct td__messages *messages, int64_t now);

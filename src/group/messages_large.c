@@ -327,7 +327,10 @@ bool td__large_copy(struct td__messages *messages)
     enum outcome outcome = send ? copy_out(messages, post) : copy_in(messages, post);
     pthread_mutex_lock(&messages->lock);
     post->copying = false;
-    if (outcome == NO_ROUTE) {
+    if (outcome == NO_ROUTE && messages->peers[post->peer].gone) {
+        td__large_cancel(messages, post, true);
+        td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
+    } else if (outcome == NO_ROUTE) {
         stream(messages, post);
     } else if (outcome == BROKEN) {
         td__large_cancel(messages, post, true);

@@ -198,9 +198,48 @@ static void part_with(struct td__messages *messages, int rank, enum td__presence
         td__peer_gone(messages, rank, farewell);
 }
 
+void td__peer_lost(struct td__messages *messages, int rank, bool bye, const char *farewell)
+{
+    const char *known = td__endpoint_farewell(messages->options.endpoint,
+                                              messages->world_ranks[rank]);
+    if (!bye)
+        messages->lost = rank;
+    td__peer_gone(messages, rank, !bye && known ? known : farewell);
+}
+
+/* Those whose links have ended, and of whom more is known by now, or never will be. */
+static void end_doubts(struct td__messages *messages)
+{
+    bool doubts = false;
+    for (int r = 0; r < messages->options.size; r++) {
+        struct td__peer *peer = &messages->peers[r];
+        if (!peer->doubt || peer->gone)
+            continue;
+        if (td__deadline_passed(peer->doubt_end) ||
+            td__endpoint_presence(messages->options.endpoint, messages->world_ranks[r]) !=
+                TD__PRESENT)
+            td__peer_lost(messages, r, false, peer->doubt);
+        else
+            doubts = true;
+    }
+    messages->doubts = doubts;
+}
+
+/* Who has not mapped the shared memory when its owner is gone never will. */
+static bool is_locked_out(const struct td__messages *messages, int rank)
+{
+    int local = messages->peers[rank].local, owner = local < 0 ? -1 : messages->locals[0];
+    return local > 0 && messages->attached && owner != messages->options.rank &&
+           !atomic_load(&messages->shared->entries[local].pid) &&
+           td__endpoint_presence(messages->options.endpoint, messages->world_ranks[owner]) !=
+               TD__PRESENT;
+}
+
 void td__messages_feel_pulse(struct td__messages *messages, bool all)
 {
     struct td__endpoint *endpoint = messages->options.endpoint;
+    if (messages->doubts)
+        end_doubts(messages);
     for (const struct td__post *post = messages->all; post; post = post->all_next)
         if (post->peer == TD_ANY_SOURCE)
             all = true;
@@ -216,6 +255,10 @@ void td__messages_feel_pulse(struct td__messages *messages, bool all)
         enum td__presence presence = td__endpoint_presence(endpoint, messages->world_ranks[r]);
         if (presence != TD__PRESENT)
             part_with(messages, r, presence);
+        else if (is_locked_out(messages, r))
+            td__peer_gone(messages, r,
+                          "cannot share memory with this one any more: the first rank of the group "
+                          "on this host, which had it, is gone");
     }
 }
 

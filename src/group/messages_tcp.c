@@ -29,7 +29,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { BUDGET = 1024 * 1024, EVENTS = 16 };
+enum { BUDGET = 1024 * 1024, EVENTS = 16, DOUBT_MS = 300 };
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
@@ -241,18 +241,28 @@ void td__tcp_flush(struct td__messages *messages, struct td__link *link)
 
 /* ---- Looking --------------------------------------------------------------------------------- */
 
+/* The end of a link without a goodbye. The other process has died, or has given the group up: a moment later
+ * it is known which. */
 void td__tcp_lose(struct td__messages *messages, struct td__link *link, const char *farewell)
 {
-    struct td__link *other = messages->peers[link->peer].links[1];
+    struct td__peer *peer = &messages->peers[link->peer];
+    struct td__link *other = peer->links[1];
+    int rank = link->peer, world_rank = messages->world_ranks[rank];
     const char *ignored;
+    bool bye = link->bye;
     if (other && other != link)
         while (td__wire_read(messages, other, &ignored) == TD__WIRE_MORE)
             ;
-    const char *known = td__endpoint_farewell(messages->options.endpoint,
-                                              messages->world_ranks[link->peer]);
-    if (!link->bye)
-        messages->lost = link->peer;
-    td__peer_gone(messages, link->peer, !link->bye && known ? known : farewell);
+    if (!bye && !peer->doubt && peer->links[link->incoming] == link &&
+        td__endpoint_presence(messages->options.endpoint, world_rank) == TD__PRESENT) {
+        peer->doubt = farewell;
+        peer->doubt_end = td__deadline_in_ms(DOUBT_MS);
+        messages->doubts = true;
+        td__endpoint_watch(messages->options.endpoint, world_rank);
+        td__tcp_close(messages, link);
+        return;
+    }
+    td__peer_lost(messages, rank, bye, farewell);
 }
 
 static void look_at_link(struct td__messages *messages, struct td__link *link, uint32_t events)

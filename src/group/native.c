@@ -313,6 +313,8 @@ static void fall_out(struct native *native, const struct td__operation *operatio
         td__hierarchy_fall_out(native->hierarchy, operation, status);
     if (native->sockets)
         td__socket_team_fall_out(native->sockets, operation, status);
+    if (native->team)
+        td__team_await_quiet(native->team);
     td__fail(status, "%s", message);
 }
 

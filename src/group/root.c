@@ -330,5 +330,10 @@ void td__root_close(td_group *first)
     td__inquiry_end(root);
     root->first = NULL;
     td__group_free(first);
+    while (root->left) { /* the first group's own, where somebody never came */
+        struct td__team *team = root->left;
+        root->left = team->next;
+        td__team_destroy(team);
+    }
     td__root_free(root, TD_OK);
 }

@@ -7,7 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PHASE_BITS = 24, LOOKS = 200 };
+enum {
+    PHASE_BITS = 24,
+    LOOKS = 200,
+    QUIET_MS = 2000,
+    QUIET_PAUSE_NS = 50000,
+};
 
 #define SLICE_NS ((int64_t)50000000) /* the longest sleep before looking around */
 
@@ -51,6 +56,33 @@ static td_status broken(struct td__team *team)
     uint32_t status = team->head->status;
     return td__fail(status > TD_OK && status <= TD_ERR_ABORTED ? (td_status)status : TD_ERR_PEER,
                     "%s", reason);
+}
+
+/* Either the writer sees that the call has failed, or the one who failed sees that it writes. */
+td_status td__team_write_begin(struct td__team *team)
+{
+    atomic_store(&team->cells[team->index].writing, 1);
+    if (atomic_load(&team->head->broken) != 2)
+        return TD_OK;
+    td__team_write_end(team);
+    return broken(team);
+}
+
+void td__team_write_end(struct td__team *team)
+{
+    atomic_store_explicit(&team->cells[team->index].writing, 0, memory_order_release);
+}
+
+void td__team_await_quiet(struct td__team *team)
+{
+    if (!atomic_load(&team->attached))
+        return;
+    td__deadline end = td__deadline_in_ms(QUIET_MS);
+    for (int i = 0; i < team->size; i++)
+        while (i != team->index && atomic_load(&team->cells[i].writing) &&
+               td__endpoint_presence(team->endpoint, team->world_ranks[i]) == TD__PRESENT &&
+               !td__deadline_passed(end))
+            td__sleep_ns(QUIET_PAUSE_NS);
 }
 
 /* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (40). The

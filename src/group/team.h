@@ -46,8 +46,9 @@ struct td__cell {
     /* call << 32 | how many pieces of this rank's share are taken */
     _Alignas(64) _Atomic uint64_t claims;
     _Alignas(64) struct td__bell bell;
-    _Atomic uint32_t attached;     /* the rank has mapped the memory */
-    uint64_t nonce, nonce_address; /* what stands where in the rank's own memory */
+    _Alignas(64) _Atomic uint32_t writing; /* it may be writing to the memory of others */
+    _Atomic uint32_t attached;             /* the rank has mapped the memory */
+    uint64_t nonce, nonce_address;         /* what stands where in the rank's own memory */
     _Atomic uint32_t leaving; /* it takes no part any more, and will not ask for other memory */
 };
 
@@ -176,6 +177,16 @@ td_status td__team_complete(struct td__team *team, const struct td__operation *o
 /** As td__fail(), for everybody: the others fail in the same way. */
 td_status td__team_fail(struct td__team *team, td_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/** Around all stores to the memory of other members: a failure where the call has failed already, and then
+ *  nothing may be written. */
+td_status td__team_write_begin(struct td__team *team);
+void td__team_write_end(struct td__team *team);
+
+/** After a failure, which is everybody's by now: waits until nobody writes to this rank's memory any more,
+ *  so that it can be given back. A member that is stopped in the middle of it is not waited for
+ *  for long. */
+void td__team_await_quiet(struct td__team *team);
 
 /** TD_OK, or how the team has failed. */
 td_status td__team_state(struct td__team *team);

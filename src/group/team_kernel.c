@@ -165,7 +165,10 @@ td_status td__team_copied(struct td__team *team, const struct td__operation *ope
         .bytes = operation->count * td__operation_element(operation),
     };
     bool from_all = operation->kind == TD__ALL_GATHER || operation->kind == TD__ALL_TO_ALL;
-    TD_TRY(from_all ? fetch_from_all(&transfer) : move_rooted(&transfer));
+    TD_TRY(td__team_write_begin(team));
+    td_status status = from_all ? fetch_from_all(&transfer) : move_rooted(&transfer);
+    td__team_write_end(team);
+    TD_TRY(status);
     td__team_reach(team, 2);
     return td__team_await_all(team, operation, 2);
 }

@@ -311,7 +311,9 @@ static td_status take_turns(struct td__team *team, const struct td__operation *o
     for (int i = 0; i < team->size; i++) {
         task.owner = (team->index + i) % team->size;
         while ((task.piece = td__team_claim(team, task.owner)) < task.pieces) {
+            TD_TRY(td__team_write_begin(team));
             do_task(team, operation, task);
+            td__team_write_end(team);
             done++;
         }
     }
@@ -422,7 +424,9 @@ td_status td__team_large(struct td__team *team, const struct td__operation *oper
     team->past_caches = goes_past_caches(team, operation);
     if (team->crowded)
         return take_turns(team, operation, largest);
+    TD_TRY(td__team_write_begin(team));
     do_task(team, operation, (struct task){team->index, 0, 1});
+    td__team_write_end(team);
     td__team_reach(team, 2);
     return td__team_await_all(team, operation, 2);
 }

@@ -35,6 +35,7 @@ struct td__card {
     atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
     int lifeline;         /* or -1 */
     int64_t silent_since; /* its host has not answered since then; 0: it has, or was not asked */
+    int silent_probes;    /* and how often it was asked */
     int64_t next_try;     /* when to try again to get a lifeline, and … */
     int64_t pause;        /* … how long after that */
 };

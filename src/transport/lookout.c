@@ -42,6 +42,7 @@ enum {
     ENDING_MS = 100,
     FIND_OUT_MS = 1000,
     QUESTIONS = 5,
+    LEAST_PROBES = 3,
     FIRST_PAUSE_NS = 500000000,
     PAUSE_NS = 50000000,
     BATCH = 32,
@@ -290,14 +291,15 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
         return;
     }
     if (!error) {
-        peer->silent_since = 0;
+        peer->silent_since = peer->silent_probes = 0;
         peer->pause = peer->pause ? peer->pause * 2 : FIRST_PAUSE_NS;
         if (peer->pause > LAST_PAUSE_NS)
             peer->pause = LAST_PAUSE_NS;
         peer->next_try = now + peer->pause;
     } else if (!peer->silent_since) {
         peer->silent_since = now;
-    } else if (now - peer->silent_since >= td__heartbeat_ms() * 1000000) {
+    } else if (++peer->silent_probes >= LEAST_PROBES &&
+               now - peer->silent_since >= td__heartbeat_ms() * 1000000) {
         lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
     }
 }
