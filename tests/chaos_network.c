@@ -69,12 +69,16 @@ static bool move_away(void)
 
 bool network_begin(const char **why)
 {
+    if (!run_ip(-1, "-V")) { /* before anything is changed: without it there is no loopback there */
+        *why = "the program ip is not there";
+        return false;
+    }
     if (!move_away()) {
         *why = "there are no network namespaces here";
         return false;
     }
     if (!run_ip(-1, "link set lo up")) {
-        *why = "the program ip is not there, or cannot be used";
+        *why = "the program ip cannot be used";
         return false;
     }
     own = true;

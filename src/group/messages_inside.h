@@ -156,6 +156,8 @@ struct td__messages {
     char *aborted;              /* the group was given up: by whom */
     unsigned losses;            /* of the endpoint, as last looked at */
     int64_t next_pulse;         /* when to look whether the others live */
+    td__deadline lockout_at; /* 0: the owner of the shared memory lives; else until when others may
+                                   still map it */
 
     /* Shared memory; see messages_shm.c. */
     bool attach_wanted, attaching, attached;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_NS = 20000000, GRACE_NS = 1000000000 };
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000 };
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
@@ -225,14 +225,19 @@ static void end_doubts(struct td__messages *messages)
     messages->doubts = doubts;
 }
 
-/* Who has not mapped the shared memory when its owner is gone never will. */
-static bool is_locked_out(const struct td__messages *messages, int rank)
+/* Who has not mapped the shared memory when its owner is gone never will; one that had just got it may
+ * need a moment. */
+static bool is_locked_out(struct td__messages *messages, int rank)
 {
     int local = messages->peers[rank].local, owner = local < 0 ? -1 : messages->locals[0];
-    return local > 0 && messages->attached && owner != messages->options.rank &&
-           !atomic_load(&messages->shared->entries[local].pid) &&
-           td__endpoint_presence(messages->options.endpoint, messages->world_ranks[owner]) !=
-               TD__PRESENT;
+    if (local <= 0 || !messages->attached || owner == messages->options.rank ||
+        atomic_load(&messages->shared->entries[local].pid) ||
+        td__endpoint_presence(messages->options.endpoint, messages->world_ranks[owner]) ==
+            TD__PRESENT)
+        return false;
+    if (!messages->lockout_at)
+        messages->lockout_at = td__deadline_in_ms(LOCKOUT_MS);
+    return td__deadline_passed(messages->lockout_at);
 }
 
 void td__messages_feel_pulse(struct td__messages *messages, bool all)

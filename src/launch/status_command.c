@@ -48,20 +48,6 @@ static int fail(int code)
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
-static void put(struct td__buffer *out, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void put(struct td__buffer *out, const char *format, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    int size = vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (size > 0)
-        td__buffer_put(out, text, (size_t)size < sizeof text ? (size_t)size : sizeof text - 1);
-}
-
 /* The width of the terminal; 0 where the output is none, and nothing has to be cut. */
 static int width(void)
 {
@@ -125,8 +111,8 @@ static void put_rank(struct td__buffer *out, const struct td__story *story,
         td__story_duration((double)(story->moment_ns - since) / 1e9, age);
     if (columns)
         cut(text, columns - 48 > 10 ? columns - 48 : 10);
-    put(out, "%6d %8d  %-11s %12s %7.*f  %s\n", rank->rank, rank->pid, state_name(rank), age,
-        rank->rate < 10 ? 1 : 0, rank->rate, text);
+    td__story_put(out, "%6d %8d  %-11s %12s %7.*f  %s\n", rank->rank, rank->pid, state_name(rank),
+                  age, rank->rate < 10 ? 1 : 0, rank->rate, text);
 }
 
 static void put_job(struct td__buffer *out, const struct td__story *story, int columns)
@@ -139,12 +125,13 @@ static void put_job(struct td__buffer *out, const struct td__story *story, int c
              info->command);
     if (columns)
         cut(heading, columns);
-    put(out, "%s\n", heading);
+    td__story_put(out, "%s\n", heading);
     if (info->nnodes > 1)
-        put(out, "node %d of %d\n", info->node_rank, info->nnodes);
+        td__story_put(out, "node %d of %d\n", info->node_rank, info->nnodes);
     if (info->round)
-        put(out, "restart %d of %d\n", info->round, info->max_restarts);
-    put(out, "%6s %8s  %-11s %12s %7s  %s\n", "RANK", "PID", "STATE", "FOR", "OPS/S", "OPERATION");
+        td__story_put(out, "restart %d of %d\n", info->round, info->max_restarts);
+    td__story_put(out, "%6s %8s  %-11s %12s %7s  %s\n", "RANK", "PID", "STATE", "FOR", "OPS/S",
+                  "OPERATION");
     for (int i = 0; i < story->count; i++)
         put_rank(out, story, &story->ranks[i], columns);
 }
@@ -171,11 +158,11 @@ static td_status put_book(struct td__buffer *out, struct td__story_book *book, b
     td__flight_now(&now);
     TD_TRY(td__story_take(own, 1, &now, true, -1, &story));
     if (json) {
-        put(out, "%s", first ? "" : ",\n");
+        td__story_put(out, "%s", first ? "" : ",\n");
         td__story_print_json(&story, false, out);
         out->size--; /* its line end */
     } else {
-        put(out, "%s", first ? "" : "\n");
+        td__story_put(out, "%s", first ? "" : "\n");
         put_job(out, &story, columns);
     }
     td__story_free(&story);
@@ -189,14 +176,14 @@ static td_status look(const struct wishes *wishes, struct td__buffer *out, int *
     TD_TRY(td__jobs_find(wishes->all, &books, &count));
     td_status status = TD_OK;
     *shown = 0;
-    put(out, "%s", wishes->json ? "[" : "");
+    td__story_put(out, "%s", wishes->json ? "[" : "");
     for (int i = 0; i < count; i++) {
         if (!status && is_wanted(wishes, &books[i]))
             status = put_book(out, &books[i], wishes->json, columns, !(*shown)++);
         else
             free(books[i].bytes);
     }
-    put(out, "%s", wishes->json ? "]\n" : "");
+    td__story_put(out, "%s", wishes->json ? "]\n" : "");
     free(books);
     return status;
 }

@@ -117,4 +117,8 @@ void td__story_duration(double seconds, char text[32]);
 /** The name of a state in a word or two, "in a call". */
 const char *td__story_state_name(enum td__story_state state);
 
+/** Appends text, cut at 1023 bytes. */
+void td__story_put(struct td__buffer *out, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 #endif

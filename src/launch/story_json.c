@@ -7,12 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void put(struct td__buffer *out, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void put(struct td__buffer *out, const char *format, ...)
+void td__story_put(struct td__buffer *out, const char *format, ...)
 {
-    char text[256];
+    char text[1024];
     va_list args;
     va_start(args, format);
     int size = vsnprintf(text, sizeof text, format, args);
@@ -24,7 +21,7 @@ static void put(struct td__buffer *out, const char *format, ...)
 /* The text is printable UTF-8 already: only two characters have to be escaped. */
 static void put_text(struct td__buffer *out, const char *name, const char *text)
 {
-    put(out, "\"%s\":\"", name);
+    td__story_put(out, "\"%s\":\"", name);
     for (; *text; text++) {
         if (*text == '"' || *text == '\\')
             td__buffer_put_u8(out, '\\');
@@ -36,35 +33,38 @@ static void put_text(struct td__buffer *out, const char *name, const char *text)
 static void put_time(struct td__buffer *out, const char *name, int64_t ns)
 {
     if (ns)
-        put(out, "\"%s\":%.9f", name, (double)(ns / 1000000000) + (double)(ns % 1000000000) / 1e9);
+        td__story_put(out, "\"%s\":%.9f", name,
+                      (double)(ns / 1000000000) + (double)(ns % 1000000000) / 1e9);
     else
-        put(out, "\"%s\":null", name);
+        td__story_put(out, "\"%s\":null", name);
 }
 
 static void put_call(struct td__buffer *out, const struct td__flight_call *call, const char *group)
 {
     bool message = call->kind == TD__FLIGHT_SEND || call->kind == TD__FLIGHT_RECV;
-    put(out, "{\"number\":%" PRIu64 ",\"operation\":\"%s\",\"state\":\"%s\",", call->number,
-        td__flight_kind_name(call->kind), td__flight_state_name(call->state));
+    td__story_put(out, "{\"number\":%" PRIu64 ",\"operation\":\"%s\",\"state\":\"%s\",",
+                  call->number, td__flight_kind_name(call->kind),
+                  td__flight_state_name(call->state));
     put_text(out, "group", group);
     if (call->sequence)
-        put(out, ",\"sequence\":%" PRIu64, call->sequence);
-    put(out, ",\"count\":%" PRIu64 ",\"dtype\":\"%s\"", call->count, td_dtype_name(call->dtype));
+        td__story_put(out, ",\"sequence\":%" PRIu64, call->sequence);
+    td__story_put(out, ",\"count\":%" PRIu64 ",\"dtype\":\"%s\"", call->count,
+                  td_dtype_name(call->dtype));
     if (message)
-        put(out, ",\"peer\":%d,\"tag\":%d", call->rank, call->detail);
+        td__story_put(out, ",\"peer\":%d,\"tag\":%d", call->rank, call->detail);
     else if (call->rank >= 0)
-        put(out, ",\"root\":%d", call->rank);
-    put(out, ",\"asynchronous\":%s,", call->posted ? "true" : "false");
+        td__story_put(out, ",\"root\":%d", call->rank);
+    td__story_put(out, ",\"asynchronous\":%s,", call->posted ? "true" : "false");
     if (call->label[0]) {
         put_text(out, "label", call->label);
-        put(out, ",");
+        td__story_put(out, ",");
     }
     put_time(out, "called", call->queued_ns);
-    put(out, ",");
+    td__story_put(out, ",");
     put_time(out, "started", call->started_ns);
-    put(out, ",");
+    td__story_put(out, ",");
     put_time(out, "ended", call->ended_ns);
-    put(out, "}");
+    td__story_put(out, "}");
 }
 
 static void put_calls(struct td__buffer *out, const struct td__story *story,
@@ -72,14 +72,14 @@ static void put_calls(struct td__buffer *out, const struct td__story *story,
 {
     const struct td__story_book *book = &story->books[rank->book];
     struct td__flight_page *page = malloc(sizeof *page);
-    put(out, ",\"operations\":[");
+    td__story_put(out, ",\"operations\":[");
     if (page)
         td__flight_read_log(book->bytes, book->size, rank->slot, &story->now, page);
     for (int i = 0; page && i < page->count; i++) {
-        put(out, i ? "," : "");
+        td__story_put(out, i ? "," : "");
         put_call(out, &page->calls[i], page->groups[page->calls[i].group]);
     }
-    put(out, "]");
+    td__story_put(out, "]");
     free(page);
 }
 
@@ -97,69 +97,69 @@ static void put_line(struct td__buffer *out, const struct td__story *story, int 
 static void put_rank(struct td__buffer *out, const struct td__story *story, int index, bool whole)
 {
     const struct td__story_rank *rank = &story->ranks[index];
-    put(out, "{\"rank\":%d,\"pid\":%d,", rank->rank, rank->pid);
+    td__story_put(out, "{\"rank\":%d,\"pid\":%d,", rank->rank, rank->pid);
     put_text(out, "host", rank->host);
-    put(out, ",\"state\":\"%s\",\"first\":%s,", td__story_state_name(rank->state),
-        index == story->cause ? "true" : "false");
+    td__story_put(out, ",\"state\":\"%s\",\"first\":%s,", td__story_state_name(rank->state),
+                  index == story->cause ? "true" : "false");
     put_line(out, story, index);
-    put(out, ",\"total\":%" PRIu64 ",\"per_second\":%.3f", rank->total, rank->rate);
+    td__story_put(out, ",\"total\":%" PRIu64 ",\"per_second\":%.3f", rank->total, rank->rate);
     if (rank->ended) {
-        put(out, ",\"ended\":{");
+        td__story_put(out, ",\"ended\":{");
         put_text(out, "how", rank->ending);
-        put(out, ",");
+        td__story_put(out, ",");
         put_time(out, "at", rank->ended_ns);
-        put(out, "}");
+        td__story_put(out, "}");
     }
     if (rank->failure) {
-        put(out, ",\"failure\":{\"status\":\"%s\",", td_status_name(rank->failure));
+        td__story_put(out, ",\"failure\":{\"status\":\"%s\",", td_status_name(rank->failure));
         put_text(out, "message", rank->sentence);
-        put(out, ",");
+        td__story_put(out, ",");
         put_time(out, "at", rank->failure_ns);
-        put(out, "}");
+        td__story_put(out, "}");
     }
     if (rank->has_current) {
-        put(out, ",\"current\":");
+        td__story_put(out, ",\"current\":");
         put_call(out, &rank->current, rank->current_group);
     }
     if (rank->has_last) {
-        put(out, ",\"last\":");
+        td__story_put(out, ",\"last\":");
         put_call(out, &rank->last, rank->last_group);
     }
     if (whole)
         put_calls(out, story, rank);
-    put(out, "}");
+    td__story_put(out, "}");
 }
 
 static void put_job(struct td__buffer *out, const struct td__flight_book_info *info)
 {
-    put(out, "{\"pid\":%d,", info->pid);
+    td__story_put(out, "{\"pid\":%d,", info->pid);
     put_text(out, "host", info->host);
-    put(out, ",");
+    td__story_put(out, ",");
     put_text(out, "run_id", info->run_id);
-    put(out, ",");
+    td__story_put(out, ",");
     put_text(out, "command", info->command);
-    put(out, ",\"world_size\":%d,\"nodes\":%d,\"node_rank\":%d,\"restarts\":%d,", info->world_size,
-        info->nnodes, info->node_rank, info->round);
+    td__story_put(out, ",\"world_size\":%d,\"nodes\":%d,\"node_rank\":%d,\"restarts\":%d,",
+                  info->world_size, info->nnodes, info->node_rank, info->round);
     put_time(out, "started", info->started_ns);
-    put(out, "}");
+    td__story_put(out, "}");
 }
 
 void td__story_print_json(const struct td__story *story, bool whole, struct td__buffer *out)
 {
-    put(out, "{");
+    td__story_put(out, "{");
     put_time(out, "time", story->moment_ns);
     if (story->book_count == 1) {
-        put(out, ",\"job\":");
+        td__story_put(out, ",\"job\":");
         put_job(out, &story->books[0].info);
     }
     if (story->cause >= 0)
-        put(out, ",\"first\":%d", story->ranks[story->cause].rank);
+        td__story_put(out, ",\"first\":%d", story->ranks[story->cause].rank);
     else
-        put(out, ",\"first\":null");
-    put(out, ",\"ranks\":[");
+        td__story_put(out, ",\"first\":null");
+    td__story_put(out, ",\"ranks\":[");
     for (int i = 0; i < story->count; i++) {
-        put(out, i ? "," : "");
+        td__story_put(out, i ? "," : "");
         put_rank(out, story, i, whole);
     }
-    put(out, "]}\n");
+    td__story_put(out, "]}\n");
 }
