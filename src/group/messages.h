@@ -28,6 +28,9 @@ struct td__messages_options {
      *  rank among them; called on first need, once. It may wait for another rank to have made it. */
     td_status (*shared)(void *arg, td__deadline deadline, void **memory);
     void *shared_arg;
+
+    /** Whether `world_rank`, of this host, has got it, and needs nobody for it any more. May be NULL. */
+    bool (*has_memory)(void *shared_arg, int world_rank);
 };
 
 td_status td__messages_create(const struct td__messages_options *options,

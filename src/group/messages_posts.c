@@ -230,8 +230,9 @@ static void end_doubts(struct td__messages *messages)
 static bool is_locked_out(struct td__messages *messages, int rank)
 {
     int local = messages->peers[rank].local, owner = local < 0 ? -1 : messages->locals[0];
-    if (local <= 0 || !messages->attached || owner == messages->options.rank ||
-        atomic_load(&messages->shared->entries[local].pid) ||
+    const struct td__messages_options *options = &messages->options;
+    if (local <= 0 || !messages->attached || owner == options->rank || !options->has_memory ||
+        options->has_memory(options->shared_arg, messages->world_ranks[rank]) ||
         td__endpoint_presence(messages->options.endpoint, messages->world_ranks[owner]) ==
             TD__PRESENT)
         return false;

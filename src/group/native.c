@@ -77,6 +77,16 @@ static td_status shared_memory(void *arg, td__deadline deadline, void **memory)
     return TD_OK;
 }
 
+static bool has_memory(void *arg, int world_rank)
+{
+    const struct native *native = arg;
+    const struct td__team *team = native->team;
+    for (int i = 0; team && i < team->size; i++)
+        if (team->world_ranks[i] == world_rank)
+            return atomic_load(&team->cells[i].attached);
+    return false;
+}
+
 static void destroy(void *self)
 {
     struct native *native = self;
@@ -243,6 +253,7 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
         .name = group->name,
         .shared = shared_memory,
         .shared_arg = native,
+        .has_memory = has_memory,
     };
     return td__messages_create(&options, &native->messages);
 }

@@ -300,12 +300,14 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
 {
     const struct td__card *peer = &endpoint->peers[rank];
     char why[512];
+    int refusals = 0;
     for (;;) {
         td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(KNOCK_MS));
         td_status status = td__connect_trusted(locally ? peer->local : peer->address,
                                                locally ? 0 : peer->port, "link", &endpoint->secret,
                                                end, fd);
-        /* One that dies in the middle of the handshake looks as if it had refused the secret. */
+        /* One that dies in the middle of the handshake looks as if it had refused the secret, and its
+         * door may stand open a moment longer. */
         if (status != TD_ERR_TIMEOUT && status != TD_ERR_AUTH)
             return status;
         snprintf(why, sizeof why, "%s", td_last_error());
@@ -314,8 +316,10 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
             return td__fail(TD_ERR_PEER, "it %s", farewell);
         if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end + KNOCK_MS * 1000000)))
             return td__fail(TD_ERR_PEER, "nobody is there any more");
-        if (status == TD_ERR_AUTH || td__deadline_passed(deadline))
+        if ((status == TD_ERR_AUTH && ++refusals == REFUSALS) || td__deadline_passed(deadline))
             return td__fail(status, "%s", why);
+        if (status == TD_ERR_AUTH)
+            td__sleep_ns(REFUSED_NS);
     }
 }
 
