@@ -262,9 +262,10 @@ void td__messages_feel_pulse(struct td__messages *messages, bool all)
         if (presence != TD__PRESENT)
             part_with(messages, r, presence);
         else if (is_locked_out(messages, r))
-            td__peer_gone(messages, r,
-                          "cannot share memory with this one any more: the first rank of the group "
-                          "on this host, which had it, is gone");
+            td__peer_gone(
+                messages, r,
+                "cannot share memory with this one: who had it is gone, and it did not get "
+                "it in time");
     }
 }
 

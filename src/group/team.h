@@ -87,7 +87,7 @@ struct td__team {
     pthread_mutex_t attach_lock; /* guards attaching */
     atomic_bool attached;
     atomic_bool given_up; /* by td_group_abort(), perhaps before it is attached */
-    int fd;               /* the first rank's */
+    int fd;               /* of the memory, for those who ask for it; -1: not attached */
     size_t bytes;
     struct td__team_head *head;
     struct td__cell *cells;

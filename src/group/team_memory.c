@@ -7,11 +7,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { OTHERS_MS = 300 }; /* for one that may have the memory, too */
 
 static size_t up_to_page(size_t size)
 {
@@ -77,12 +80,30 @@ static td_status make_memory(struct td__team *team)
     return td__endpoint_offer(team->endpoint, team->key, team->fd);
 }
 
+/* The first member has it; where that is gone, somebody who had got it before. */
+static td_status find_memory(struct td__team *team, td__deadline deadline, int *fd)
+{
+    td_status status = td__endpoint_fetch(team->endpoint, team->world_ranks[0], team->key, deadline,
+                                          &team->given_up, fd);
+    if (status != TD_ERR_PEER)
+        return status;
+    char why[512];
+    snprintf(why, sizeof why, "%s", td_last_error());
+    for (int i = 1; i < team->size; i++)
+        if (i != team->index &&
+            td__endpoint_presence(team->endpoint, team->world_ranks[i]) == TD__PRESENT &&
+            !td__endpoint_fetch(team->endpoint, team->world_ranks[i], team->key,
+                                td__deadline_earlier(deadline, td__deadline_in_ms(OTHERS_MS)),
+                                &team->given_up, fd))
+            return TD_OK;
+    return td__fail(TD_ERR_PEER, "%s", why);
+}
+
 static td_status fetch_memory(struct td__team *team, td__deadline deadline)
 {
     struct stat status;
     int fd;
-    TD_TRY(td__endpoint_fetch(team->endpoint, team->world_ranks[0], team->key, deadline,
-                              &team->given_up, &fd));
+    TD_TRY(find_memory(team, deadline, &fd));
     if (fstat(fd, &status) || (size_t)status.st_size != layout_for(team->size).end) {
         close(fd);
         return td__fail(TD_ERR_MISMATCH,
@@ -91,11 +112,14 @@ static td_status fetch_memory(struct td__team *team, td__deadline deadline)
                         td__endpoint_describe(team->endpoint, team->world_ranks[0]),
                         td__endpoint_rank(team->endpoint));
     }
-    td_status result = map_memory(team, fd);
-    close(fd);
-    if (!result)
-        team->crowded = team->head->crowded;
-    return result;
+    td_status mapped = map_memory(team, fd);
+    if (mapped) {
+        close(fd);
+        return mapped;
+    }
+    team->fd = fd;
+    team->crowded = team->head->crowded;
+    return td__endpoint_offer(team->endpoint, team->key, fd);
 }
 
 td_status td__team_attach(struct td__team *team, td__deadline deadline)

@@ -30,6 +30,7 @@ enum {
     KNOCK_MS = 250,
     PARTING_MS = 2000
 };
+enum { REFUSALS = 4, REFUSED_NS = 50000000 };
 
 #define ARENA_PAPER ((uint64_t)0)
 
