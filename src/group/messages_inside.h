@@ -85,6 +85,8 @@ struct td__post {
     bool copying;     /* a thread of this process is at it, without the lock */
     bool helped;      /* of a send: this process has copied what it could */
 
+    const char *mistrust; /* the other side gave it up: what to say, unless it becomes known why */
+
     /* Finished. */
     td_status status;
     char *why; /* the sentence, where it failed */
@@ -206,6 +208,10 @@ bool td__post_control(struct td__messages *messages, struct td__post_list *queue
 
 /** Ends a post; td__messages_settle() tells the work. With a failure, td_last_error() is kept. */
 void td__post_finish(struct td__messages *messages, struct td__post *post, td_status status);
+
+/** The other side of a post, which is in no descriptor any more, gave it up. It ends as an abort of the
+ *  group where news of one comes within a moment, otherwise with TD_ERR_PEER and `why`. */
+void td__post_mistrust(struct td__messages *messages, struct td__post *post, const char *why);
 
 /** The post in words: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
 const char *td__post_describe(struct td__messages *messages, const struct td__post *post);

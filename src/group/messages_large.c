@@ -102,6 +102,12 @@ static void release_descriptor(struct td__messages *messages, struct td__post *p
     post->descriptor = NULL;
 }
 
+static void give_way(struct td__messages *messages, struct td__post *post, const char *why)
+{
+    release_descriptor(messages, post);
+    td__post_mistrust(messages, post, why);
+}
+
 static void fail(struct td__messages *messages, struct td__post *post, const char *why)
 {
     release_descriptor(messages, post);
@@ -258,7 +264,7 @@ static bool look_at_send(struct td__messages *messages, struct td__post *post)
         release_descriptor(messages, post);
         td__post_finish(messages, post, TD_OK);
     } else if (state == FREE) {
-        fail(messages, post, "the receiver gave up before it had the whole message");
+        give_way(messages, post, "the receiver gave up before it had the whole message");
     } else if (state == STREAM) {
         release_descriptor(messages, post);
         atomic_store(&descriptor->state, FREE);
@@ -292,7 +298,7 @@ static bool look_at_recv(struct td__messages *messages, struct td__post *post)
     }
     if (atomic_load_explicit(&descriptor->state, memory_order_acquire) == CANCELLED) {
         atomic_store(&descriptor->state, FREE);
-        fail(messages, post, "the sender gave up before the whole message was here");
+        give_way(messages, post, "the sender gave up before the whole message was here");
     } else if (messages->peers[post->peer].gone) {
         td__large_cancel(messages, post, true);
         td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));

@@ -208,9 +208,7 @@ static void give_up(struct td__messages *messages, const struct td__envelope *en
     }
     struct td__post *post = td__find_expected(messages, envelope->source, envelope->id);
     if (post)
-        td__post_finish(messages, post,
-                        td__fail(TD_ERR_PEER, "%s: the sender gave up before the message was here",
-                                 td__post_describe(messages, post)));
+        td__post_mistrust(messages, post, "the sender gave up before the message was here");
 }
 
 bool td__header_came(struct td__messages *messages, const struct td__envelope *envelope)

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000 };
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 200 };
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
@@ -269,6 +269,16 @@ void td__messages_feel_pulse(struct td__messages *messages, bool all)
     }
 }
 
+void td__post_mistrust(struct td__messages *messages, struct td__post *post, const char *why)
+{
+    post->mistrust = why;
+    post->id = 0;
+    post->deadline = td__deadline_earlier(post->deadline, td__deadline_in_ms(MISTRUST_MS));
+    messages->next_deadline = td__deadline_earlier(messages->next_deadline, post->deadline);
+    td__post_remove(post);
+    td__post_append(&messages->expected, post);
+}
+
 /* A send that the other side knows of has to be taken back there, too. */
 static void cancel_send(struct td__messages *messages, struct td__post *post)
 {
@@ -313,7 +323,11 @@ again:
                 continue;
             }
         }
-        if (post->kind == TD__MESSAGE_NONE)
+        if (post->mistrust)
+            td__post_finish(
+                messages, post,
+                td__fail(TD_ERR_PEER, "%s: %s", td__post_describe(messages, post), post->mistrust));
+        else if (post->kind == TD__MESSAGE_NONE)
             td__post_finish(messages, post,
                             td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
                                      td__post_describe(messages, post), (long long)post->timeout_ms,
