@@ -118,17 +118,20 @@ bool td__rejoins(void)
 
 /* Whether who claimed the rank before has ended. On this host that can be seen; of another one the
  * launcher must know. */
-static bool has_ended(const char *who)
+static bool is_seen_to_have_ended(const char *who)
 {
     char host[128];
     int pid;
-    if (td__rejoins())
-        return true;
     if (sscanf(who, "process %d on %127[^#]", &pid, host) != 2 ||
         strcmp(host, td__host_name()) != 0)
         return false;
     char state = td__ending_state(pid);
     return !state || state == 'Z' || state == 'X';
+}
+
+static bool has_ended(const char *who)
+{
+    return td__rejoins() || is_seen_to_have_ended(who);
 }
 
 /* The rank was claimed before, the meeting went well, and the former process is no more: this one takes
@@ -182,6 +185,26 @@ static td_status claim_rank(struct meeting *meeting, bool *again)
     return settle_failure(meeting, status);
 }
 
+/* One that claimed its rank, and ended before it was counted. How many are named: one at most. */
+static int name_ended(struct meeting *meeting, char *text, size_t room)
+{
+    for (int rank = 0; rank < meeting->world->world_size; rank++) {
+        char key[32];
+        td_bytes who;
+        snprintf(key, sizeof key, "rank/%d", rank);
+        if (td_store_get(meeting->store, key, 1000, &who))
+            return 0;
+        bool ended = is_seen_to_have_ended(who.data);
+        if (ended)
+            snprintf(text, room, "%d (%.*s, which has ended)", rank, (int)strcspn(who.data, "#"),
+                     who.data);
+        td_bytes_free(&who);
+        if (ended)
+            return 1;
+    }
+    return 0;
+}
+
 /* The time is over: says who is missing. */
 static td_status fail_incomplete(struct meeting *meeting)
 {
@@ -202,6 +225,8 @@ static td_status fail_incomplete(struct meeting *meeting)
                                    named ? ", " : "", rank);
         named++;
     }
+    if (!named)
+        named = name_ended(meeting, missing, sizeof missing);
     td_status status = td__fail(TD_ERR_TIMEOUT,
                                 "rendezvous at %s: the time is over and %" PRId64
                                 " of %d ranks have come; missing: "
