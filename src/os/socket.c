@@ -217,8 +217,9 @@ bool td__cut_off(int fd)
     socklen_t size = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return false;
-    /* Sent again, or asked about a window that is shut, and no answer since. */
-    return (info.tcpi_retransmits || info.tcpi_probes) &&
+    /* Sent again, and no answer since. Questions about a window that is shut do not count: they become
+     * rarer than the heartbeat where a healthy peer just does not read. */
+    return info.tcpi_retransmits && !info.tcpi_probes &&
            (int64_t)info.tcpi_last_ack_recv >= td__heartbeat_ms();
 }
 
