@@ -222,6 +222,9 @@ void run_rest(struct rank *rank, int attempt, int count, bool last);
 /** Called by a lane before operation `index`. */
 void rank_at(struct rank *rank, int lane, int index);
 
+/** The victim that gives a group up has done so; the others go on at once. */
+void rank_await_strike(const struct rank *rank);
+
 /* ---- Data ------------------------------------------------------------------------------------ */
 
 /** Fills in `count` elements: what `rank` gives for `part`. */

@@ -22,7 +22,7 @@ struct host {
     struct page *page; /* NULL before it is made */
     int page_fd;
     td_store *store;
-    char directory[64];
+    char directory[256];
     int spaces[MAX_RANKS + 1]; /* descriptors of namespaces */
     int space_count;
     struct child ranks[MAX_RANKS];

@@ -1,5 +1,6 @@
 /* What is left behind: by a rank that has left its world and lives on, and by processes that have ended. */
 #include "chaos.h"
+#include "process_counts.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -28,17 +29,6 @@ static int count_mappings(void)
     }
     if (file)
         fclose(file);
-    return count;
-}
-
-static int count_entries(const char *path)
-{
-    int count = 0;
-    DIR *directory = opendir(path);
-    for (struct dirent *entry; directory && (entry = readdir(directory));)
-        count += entry->d_name[0] != '.';
-    if (directory)
-        closedir(directory);
     return count;
 }
 

@@ -219,9 +219,7 @@ static void run_final(struct rank *rank, int lane, int group, int index, bool lo
         return;
     show_place(rank, lane, &last);
     start(rank, &job);
-    /* An abort may come behind this call: it is another thread that gives the group up. */
-    if (lost && rank->plan->fault != FAULT_ABORT && plan_has(job.members, rank->victim) &&
-        !rank->broken[group])
+    if (lost && plan_has(job.members, rank->victim) && !rank->broken[group])
         complain(rank, "group %d is as good as before, though the victim is in it", group);
     finish(rank, &job);
     job_clean_up(&job);
@@ -235,6 +233,8 @@ void run_last(struct rank *rank, int lane)
         bool lost = plan->fault != FAULT_PAUSE && plan->fault != FAULT_LATE &&
                     (plan->fault != FAULT_ABORT || g == plan->given_up) &&
                     (plan->fault != FAULT_CUT || rank->rank != plan->victim);
+        if (plan->fault == FAULT_ABORT && lost)
+            rank_await_strike(rank); /* another thread gives the group up */
         run_final(rank, lane, g, plan->count[lane] + g, lost);
     }
 }

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TIMEOUT_MS = 8000, EARLY_MS = 3000, DESTROY_S = 5, CUT_OFF_S = 10 };
+enum { STRIKE_MS = 5000, TIMEOUT_MS = 8000, EARLY_MS = 3000, DESTROY_S = 5, CUT_OFF_S = 10 };
 
 /* ---- The page -------------------------------------------------------------------------------- */
 
@@ -102,6 +102,8 @@ struct strike {
     int64_t delay_ns;
 };
 
+static atomic_bool struck; /* the group is given up */
+
 static void *strike_later(void *arg)
 {
     struct strike *strike = arg;
@@ -115,6 +117,7 @@ static void *strike_later(void *arg)
         end_self(plan->end);
     if (td_group_abort(rank->groups[plan->given_up]))
         complain(rank, "giving group %d up failed: %s", plan->given_up, td_last_error());
+    atomic_store(&struck, true);
     return NULL;
 }
 
@@ -238,6 +241,13 @@ static void *run_one(void *arg)
     if (!leaves)
         run_last(rank, lane->lane);
     return NULL;
+}
+
+void rank_await_strike(const struct rank *rank)
+{
+    td__deadline end = td__deadline_in_ms(STRIKE_MS);
+    while (is_victim(rank) && !atomic_load(&struck) && !td__deadline_passed(end))
+        td__sleep_ns(1000000);
 }
 
 static void run_lanes(struct rank *rank)

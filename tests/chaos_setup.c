@@ -163,7 +163,9 @@ bool host_start_rank(struct host *host, int index, bool again)
 
 bool host_set_up(struct host *host)
 {
-    strcpy(host->directory, "/tmp/tandem-chaos-XXXXXX");
+    const char *parent = getenv("TMPDIR");
+    snprintf(host->directory, sizeof host->directory, "%s/tandem-chaos-XXXXXX",
+             parent && *parent ? parent : "/tmp");
     if (!mkdtemp(host->directory)) {
         host_report(host, "there is no directory %s: %s", host->directory, strerror(errno));
         host->directory[0] = 0;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static int entries(const char *path)
+int count_entries(const char *path)
 {
     int count = 0;
     DIR *directory = opendir(path);
@@ -31,8 +31,8 @@ static size_t resident_bytes(void)
 struct counts counts_now(void)
 {
     return (struct counts){
-        .descriptors = entries("/proc/self/fd"),
-        .threads = entries("/proc/self/task"),
+        .descriptors = count_entries("/proc/self/fd"),
+        .threads = count_entries("/proc/self/task"),
         .heap = mallinfo2().uordblks,
         .resident = resident_bytes(),
     };

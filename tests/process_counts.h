@@ -13,4 +13,7 @@ struct counts {
 
 struct counts counts_now(void);
 
+/** The entries of a directory, without those that begin with a dot. */
+int count_entries(const char *path);
+
 #endif
