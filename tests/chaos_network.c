@@ -8,6 +8,7 @@
  * the last descriptor of it. The host's namespace is one of its own, too, so that all sockets in it are
  * those of the rounds. */
 #include "chaos.h"
+#include "network_space.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,32 +49,13 @@ static bool run_ip(int space, const char *format, ...)
     return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && !WEXITSTATUS(status);
 }
 
-static bool write_file(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0)
-        close(fd);
-    return written;
-}
-
-/* As root, or as somebody who may have namespaces of users. */
-static bool move_away(void)
-{
-    char map[32];
-    snprintf(map, sizeof map, "0 %u 1", (unsigned)getuid());
-    return !unshare(CLONE_NEWNET) ||
-           (!unshare(CLONE_NEWUSER | CLONE_NEWNET) && write_file("/proc/self/setgroups", "deny") &&
-            write_file("/proc/self/uid_map", map));
-}
-
 bool network_begin(const char **why)
 {
     if (!run_ip(-1, "-V")) { /* before anything is changed: without it there is no loopback there */
         *why = "the program ip is not there";
         return false;
     }
-    if (!move_away()) {
+    if (!network_space_enter()) {
         *why = "there are no network namespaces here";
         return false;
     }

@@ -5,6 +5,7 @@
  *
  * The namespaces have no names, so they are gone with the last process in them, whatever happens. */
 #include "forks.h"
+#include "network_space.h"
 #include "runner.h"
 
 #include <tandem/group.h>
@@ -52,27 +53,10 @@ static bool run_ip(const char *format, ...)
     return well;
 }
 
-static bool write_file(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0)
-        close(fd);
-    return written;
-}
-
-/* A namespace as root, or as somebody who may have namespaces of users. */
 static void move_away(void)
 {
-    char map[32];
-    unsigned user = getuid();
-    if (!unshare(CLONE_NEWNET))
-        return;
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNET))
+    if (!network_space_enter())
         td_test_skip("no network namespaces here: %s", strerror(errno));
-    snprintf(map, sizeof map, "0 %u 1", user);
-    if (!write_file("/proc/self/setgroups", "deny") || !write_file("/proc/self/uid_map", map))
-        td_test_skip("no namespaces of users here: %s", strerror(errno));
 }
 
 static void set_up(const struct net *net, const char *device, const char *address,
