@@ -449,7 +449,13 @@ static void run_beside_the_second(int index, void *arg)
         return;
     }
     CHECK_SOON(atomic_load(&common->arrived) == 2);
-    CHECK(meet_at(&common->place, index - 2, 2, 1000, &world) != TD_OK);
+    td_status status = meet_at(&common->place, index - 2, 2, 1000, &world);
+    /* The first job's file went with its first meeting when both ranks had left before either came
+     * back. Then nothing in the new one tells of a first meeting, and the other job has its own
+     * there, beside the second of the first: the keys of the two are apart. */
+    CHECK(status != TD_OK || !strncmp(common->place.url, "file:", 5));
+    if (!status)
+        CHECK_OK(td_world_close(&world));
     keep_message(common, index);
 }
 
