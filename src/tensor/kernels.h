@@ -1,0 +1,265 @@
+/* The kernels of a device: all that computes with elements, one slot each.
+ *
+ * What a kernel may rely on: shapes, dtypes and devices were checked by the operator that calls it,
+ * the results are allocated, no result overlaps an operand unless the slot says that it may, and
+ * all tensors are on the device of the table. Strides may be any, with 0 for a dimension that is
+ * broadcast, except where a slot asks for contiguous tensors; results never have a stride of 0.
+ * A size may be 0. Kernels know nothing of gradients, and keep no tensor.
+ *
+ * What a kernel may do: fail with TD_ERR_NOMEM for memory it needs for a moment, or with
+ * TD_ERR_UNSUPPORTED for a dtype that the slot does not name. "Floats" are f32, f64, f16, bf16;
+ * the halves are computed in f32 and rounded once. "Numbers" are floats and integers.
+ *
+ * Shapes stand behind the arguments: out [N, M]. */
+#ifndef TD_TENSOR_KERNELS_H
+#define TD_TENSOR_KERNELS_H
+
+#include "tensor/tensor.h"
+
+typedef struct td_generator td_generator; /* tandem/random.h */
+
+/* Saves: what the gradient needs, the operand x or the result y. */
+enum td__unary_op {
+    TD__NEG,        /* all but bool */
+    TD__ABS,        /* numbers; saves x */
+    TD__SIGN,       /* numbers */
+    TD__SQUARE,     /* all but bool; saves x */
+    TD__EXP,        /* floats; saves y */
+    TD__LOG,        /* floats; saves x */
+    TD__LOG1P,      /* floats; saves x */
+    TD__SQRT,       /* floats; saves y */
+    TD__RSQRT,      /* floats; saves y */
+    TD__RECIPROCAL, /* floats; saves y */
+    TD__SIN,        /* floats; saves x */
+    TD__COS,        /* floats; saves x */
+    TD__TANH,       /* floats; saves y */
+    TD__SIGMOID,    /* floats; saves y */
+    TD__RELU,       /* numbers; saves y */
+    TD__GELU,       /* floats; x * normal distribution(x), with erf; saves x */
+    TD__GELU_TANH,  /* floats; its approximation by tanh; saves x */
+    TD__SILU,       /* floats; x * sigmoid(x); saves x */
+    TD__FLOOR,      /* floats */
+    TD__CEIL,       /* floats */
+    TD__ROUND,      /* floats; half way to even */
+    TD__ERF,        /* floats; saves x */
+    TD__NOT,        /* all; the result is bool */
+    TD__ISNAN,      /* all; the result is bool */
+};
+
+enum td__binary_op {
+    TD__ADD,     /* all; bool: or */
+    TD__SUB,     /* all but bool */
+    TD__MUL,     /* all; bool: and */
+    TD__DIV,     /* floats, complex; integers towards 0, with 0 for a division by 0 */
+    TD__POW,     /* floats */
+    TD__MAXIMUM, /* numbers, bool; NaN where either is NaN */
+    TD__MINIMUM, /* the same */
+    /* The result is bool. */
+    TD__EQ, /* all */
+    TD__NE, /* all */
+    TD__LT, /* numbers, bool; so are the next three */
+    TD__LE,
+    TD__GT,
+    TD__GE,
+    TD__AND, /* all: not 0 is true */
+    TD__OR,
+    TD__XOR,
+};
+
+enum td__reduce_kind {
+    TD__REDUCE_SUM,  /* all but bool; f32 is added up in several lanes or pairwise: error of n
+                        elements grows like log n, not like n */
+    TD__REDUCE_MEAN, /* floats */
+    TD__REDUCE_PROD, /* all but bool */
+    TD__REDUCE_MAX,  /* numbers, bool; NaN wins */
+    TD__REDUCE_MIN,
+    TD__REDUCE_ALL, /* all; the result is bool */
+    TD__REDUCE_ANY,
+    TD__REDUCE_SQUARES, /* floats: the sum of squares */
+};
+
+/* Losses of two tensors, element by element: x the input, y the target. */
+enum td__pair_loss {
+    TD__LOSS_MSE,        /* (x - y)^2 */
+    TD__LOSS_L1,         /* |x - y| */
+    TD__LOSS_BCE_LOGITS, /* max(x, 0) - x y + log(1 + exp(-|x|)) */
+};
+
+/* How a window moves over a picture. Index 0 is the height, 1 the width. */
+struct td__window {
+    int64_t kernel[2];
+    int64_t stride[2];
+    int64_t padding[2];
+    int64_t dilation[2];
+    int64_t groups;         /* conv2d only */
+    bool count_include_pad; /* avg_pool2d only */
+};
+
+struct td__kernels {
+    /* ---- Elements: out has the shape of the operands; out may be an operand ------------------ */
+
+    /** out[i] = value, converted as td_full() does, after a check that it fits. */
+    td_status (*fill)(td_tensor *out, double value);
+    /** out[i] = x[i], with conversion between any two dtypes: towards 0 from floats to integers,
+     *  what does not fit is undefined but harmless; not 0 for bool; the real part of complex. */
+    td_status (*copy)(td_tensor *out, const td_tensor *x);
+    td_status (*unary)(enum td__unary_op op, td_tensor *out, const td_tensor *x);
+    /** The gradient of x: grad_x[i] = grad_y[i] * derivative, from what the operation saves (NULL
+     *  where it saves nothing). Only for those with a gradient: NEG to ERF without SIGN, FLOOR,
+     *  CEIL and ROUND. grad_x may be grad_y. */
+    td_status (*unary_grad)(enum td__unary_op op, td_tensor *grad_x, const td_tensor *grad_y,
+                            const td_tensor *saved);
+    td_status (*binary)(enum td__binary_op op, td_tensor *out, const td_tensor *a,
+                        const td_tensor *b);
+    /** a op b; with `reversed` b op a. b is converted to the dtype of a first. */
+    td_status (*binary_scalar)(enum td__binary_op op, td_tensor *out, const td_tensor *a, double b,
+                               bool reversed);
+    /** out = a + alpha * b, all but bool. */
+    td_status (*add_scaled)(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha);
+    /** out = condition ? a : b; condition is bool. */
+    td_status (*where)(td_tensor *out, const td_tensor *condition, const td_tensor *a,
+                       const td_tensor *b);
+    /** Numbers; NaN stays NaN. */
+    td_status (*clamp)(td_tensor *out, const td_tensor *x, double low, double high);
+
+    /* ---- Reductions: out has the dimensions of x, with size 1 where bit d of `dims` is set ---- */
+
+    td_status (*reduce)(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
+                        unsigned dims);
+    /** The i64 index of the first greatest (or least) element along `dim`; NaN is greatest. The size
+     *  of the dimension is not 0. */
+    td_status (*arg_reduce)(bool least, td_tensor *out, const td_tensor *x, int dim);
+
+    /* ---- Products (f32, f64, halves) --------------------------------------------------------- */
+
+    /** out = alpha * a b, or out += alpha * a b. out [..., M, N], a [..., M, K], b [..., K, N]; the
+     *  leading dimensions are equal (broadcast ones have stride 0). A transposed operand is a view
+     *  and costs no copy. K may be 0: then zeros. out is contiguous in its last dimension. */
+    td_status (*matmul)(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                        bool accumulate);
+    /** out [N, O] = x [N, I] w^T [O, I] + bias [O], or without where bias is NULL. All contiguous. */
+    td_status (*linear)(td_tensor *out, const td_tensor *x, const td_tensor *w,
+                        const td_tensor *bias);
+    /** x [N, C, H, W], w [O, C / groups, kh, kw], bias [O] or NULL, out [N, O, H', W']. All
+     *  contiguous, also in the next two. */
+    td_status (*conv2d)(td_tensor *out, const td_tensor *x, const td_tensor *w,
+                        const td_tensor *bias, const struct td__window *window);
+    td_status (*conv2d_grad_input)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *w,
+                                   const struct td__window *window);
+    /** grad_bias may be NULL. With `accumulate` both are added to. */
+    td_status (*conv2d_grad_weight)(td_tensor *grad_w, td_tensor *grad_bias,
+                                    const td_tensor *grad_y, const td_tensor *x,
+                                    const struct td__window *window, bool accumulate);
+
+    /* ---- Pooling: x [N, C, H, W], all contiguous, floats ------------------------------------- */
+
+    /** indices (i32, shape of out): where in its H W picture each greatest element is. NULL where
+     *  nobody needs them. NaN is greatest; of equal ones the first. */
+    td_status (*max_pool2d)(td_tensor *out, td_tensor *indices, const td_tensor *x,
+                            const struct td__window *window);
+    /** Also for adaptive_max_pool2d. */
+    td_status (*max_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y,
+                                 const td_tensor *indices);
+    td_status (*avg_pool2d)(td_tensor *out, const td_tensor *x, const struct td__window *window);
+    td_status (*avg_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y,
+                                 const struct td__window *window);
+    /** Output row i covers rows floor(i H / H') to ceil((i + 1) H / H'). */
+    td_status (*adaptive_avg_pool2d)(td_tensor *out, const td_tensor *x);
+    td_status (*adaptive_avg_pool2d_grad)(td_tensor *grad_x, const td_tensor *grad_y);
+    td_status (*adaptive_max_pool2d)(td_tensor *out, td_tensor *indices, const td_tensor *x);
+
+    /* ---- Normalisation: contiguous, floats. Statistics are f32 (f64 for f64) ------------------ */
+
+    /** x [N, C, S]: the operator merges what follows the channels into S. weight and bias [C] or
+     *  NULL. While training: the statistics of the batch, which go to mean and rstd [C]; running_mean
+     *  and running_var, where not NULL, move by `momentum` (the variance unbiased). Otherwise: those
+     *  of running_*, and mean and rstd are not written (they may be NULL). */
+    td_status (*batch_norm)(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
+                            const td_tensor *weight, const td_tensor *bias, td_tensor *running_mean,
+                            td_tensor *running_var, bool training, double momentum, double eps);
+    /** mean and rstd: while training those of batch_norm; otherwise of the running statistics. Each
+     *  of the three results may be NULL. */
+    td_status (*batch_norm_grad)(td_tensor *grad_x, td_tensor *grad_weight, td_tensor *grad_bias,
+                                 const td_tensor *grad_y, const td_tensor *x,
+                                 const td_tensor *weight, const td_tensor *mean,
+                                 const td_tensor *rstd, bool training);
+    /** x [R, D] by rows; weight and bias [D] or NULL; mean and rstd [R], or NULL. */
+    td_status (*layer_norm)(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
+                            const td_tensor *weight, const td_tensor *bias, double eps);
+    td_status (*layer_norm_grad)(td_tensor *grad_x, td_tensor *grad_weight, td_tensor *grad_bias,
+                                 const td_tensor *grad_y, const td_tensor *x,
+                                 const td_tensor *weight, const td_tensor *mean,
+                                 const td_tensor *rstd);
+
+    /* ---- Softmax: contiguous [A, D, B], over D; floats ---------------------------------------- */
+
+    /** Softmax, or its logarithm. */
+    td_status (*softmax)(td_tensor *out, const td_tensor *x, bool logarithm);
+    /** From the result y. grad_x may be grad_y. */
+    td_status (*softmax_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,
+                              bool logarithm);
+
+    /* ---- Attention: q [B, L, D], k [B, S, D], v [B, S, E] (B: batch times heads), the last
+     * dimension with stride 1, the others any; f32, f64, halves --------------------------------- */
+
+    /** out [B, L, E] = softmax(scale q k^T + mask) v, without ever holding all of B L S. mask
+     *  [B, L, S] is of q's dtype and added, broadcast by strides of 0, or NULL. causal: row i sees
+     *  columns up to i only. lse [B, L] (f32, f64 for f64; contiguous): the logarithm of each row's
+     *  sum, for the gradient; NULL where nobody needs it. A row that sees nothing is 0. */
+    td_status (*attention)(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
+                           const td_tensor *v, const td_tensor *mask, bool causal, double scale);
+    td_status (*attention_grad)(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
+                                const td_tensor *grad_y, const td_tensor *q, const td_tensor *k,
+                                const td_tensor *v, const td_tensor *y, const td_tensor *lse,
+                                const td_tensor *mask, bool causal, double scale);
+
+    /* ---- Indices (i64), checked by the kernel: TD_ERR_INVALID names the first bad one, where it
+     * stands and the range. Any dtype ------------------------------------------------------------ */
+
+    /** out [..., n, ...] = x at the n indices along dim; index [n] contiguous. */
+    td_status (*index_select)(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index);
+    /** out at the indices along dim += src, in the order of the indices. */
+    td_status (*index_add)(td_tensor *out, int dim, const td_tensor *index, const td_tensor *src);
+    /** out[i][j][k] = x[i][index[i][j][k]][k] for dim 1; out and index have one shape. */
+    td_status (*gather)(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index);
+    /** The other way round: out at index += src. */
+    td_status (*scatter_add)(td_tensor *out, int dim, const td_tensor *index, const td_tensor *src);
+
+    /* ---- Losses: floats, contiguous ------------------------------------------------------------ */
+
+    /** x [N, C, S] logarithms of probabilities, target [N, S] i64, weight [C] or NULL. out [N, S]:
+     *  -weight[t] x[n, t, s], and 0 where t is ignore_index. A target outside 0 to C-1 is
+     *  TD_ERR_INVALID. *total gets the sum of the weights that were used. */
+    td_status (*nll_loss)(td_tensor *out, double *total, const td_tensor *x,
+                          const td_tensor *target, const td_tensor *weight, int64_t ignore_index);
+    /** grad_x [N, C, S] from the gradients of the losses: grad_y [N, S], or one element for all,
+     *  times scale. */
+    td_status (*nll_loss_grad)(td_tensor *grad_x, const td_tensor *grad_y, double scale,
+                               const td_tensor *target, const td_tensor *weight,
+                               int64_t ignore_index);
+    /** grad_x [N, C, S] of the cross entropy, softmax and nll in one, from the logarithms of the
+     *  softmax. grad_y and scale as above. */
+    td_status (*cross_entropy_grad)(td_tensor *grad_x, const td_tensor *grad_y, double scale,
+                                    const td_tensor *log_softmax, const td_tensor *target,
+                                    const td_tensor *weight, int64_t ignore_index);
+    /** out has the shape of x and y, or one element: then the sum of all, times scale. */
+    td_status (*pair_loss)(enum td__pair_loss loss, td_tensor *out, const td_tensor *x,
+                           const td_tensor *y, double scale);
+    /** grad_x = grad_y * scale * derivative; grad_y has the shape of x, or one element. */
+    td_status (*pair_loss_grad)(enum td__pair_loss loss, td_tensor *grad_x, const td_tensor *grad_y,
+                                const td_tensor *x, const td_tensor *y, double scale);
+
+    /* ---- Dropout: contiguous, floats ------------------------------------------------------------ */
+
+    /** keep (bool): one each for x[i * block … + block - 1], drawn as PyTorch does, true with
+     *  probability 1 - p. out = keep ? x / (1 - p) : 0. */
+    td_status (*dropout)(td_tensor *out, td_tensor *keep, const td_tensor *x, double p,
+                         int64_t block, td_generator *generator);
+    td_status (*dropout_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *keep,
+                              double p, int64_t block);
+};
+
+/** The kernels of the device `cpu`. */
+extern const struct td__kernels td__cpu_kernels;
+
+#endif
