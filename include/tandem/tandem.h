@@ -8,6 +8,7 @@
 #include <tandem/dtype.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>
+#include <tandem/random.h>
 #include <tandem/rendezvous.h>
 #include <tandem/store.h>
 #include <tandem/tensor.h>
