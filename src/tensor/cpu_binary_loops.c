@@ -1,0 +1,238 @@
+/* The loops of binary operations, one for each operation and type. GT and GE are LT and LE with
+ * their operands exchanged, which whoever calls has done.
+ *
+ * Addition, multiplication and whatever else does not look at the sign is done for integers of both
+ * kinds in the unsigned one, where it wraps around. */
+#include "tensor/cpu_elementwise.h"
+#include "tensor/cpu_each.h"
+#include "tensor/vector.h"
+
+#include <math.h>
+
+/* One case of a switch: out[i], of type R, from p = a[i] and q = b[i], of type T. */
+#define CASE(op, T, R, expression)                                                                 \
+    case op: {                                                                                     \
+        R *o = out;                                                                                \
+        const T *x = a, *y = b;                                                                    \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            T p = x[i], q = y[i];                                                                  \
+            o[i] = (R)(expression);                                                                \
+        }                                                                                          \
+        break;                                                                                     \
+    }
+
+#define CASES_OF_TRUTH(T)                                                                          \
+    CASE(TD__EQ, T, uint8_t, p == q)                                                               \
+    CASE(TD__NE, T, uint8_t, p != q)                                                               \
+    CASE(TD__AND, T, uint8_t, (p != 0) & (q != 0))                                                 \
+    CASE(TD__OR, T, uint8_t, (p != 0) | (q != 0))                                                  \
+    CASE(TD__XOR, T, uint8_t, (p != 0) ^ (q != 0))
+
+#define CASES_OF_FLOATS(T, power)                                                                  \
+    CASE(TD__ADD, T, T, p + q)                                                                     \
+    CASE(TD__SUB, T, T, p - q)                                                                     \
+    CASE(TD__MUL, T, T, p *q)                                                                      \
+    CASE(TD__DIV, T, T, p / q)                                                                     \
+    CASE(TD__POW, T, T, power(p, q))                                                               \
+    CASE(TD__MAXIMUM, T, T, p > q || p != p ? p : q)                                               \
+    CASE(TD__MINIMUM, T, T, p < q || p != p ? p : q)                                               \
+    CASE(TD__LT, T, uint8_t, p < q)                                                                \
+    CASE(TD__LE, T, uint8_t, p <= q)                                                               \
+    CASES_OF_TRUTH(T)
+
+TD__VECTOR void td__binary_f32(enum td__binary_op op, void *out, const void *a, const void *b,
+                               int64_t count)
+{
+    switch (op) {
+        CASES_OF_FLOATS(float, powf)
+    default:
+        break;
+    }
+}
+
+TD__VECTOR void td__binary_f64(enum td__binary_op op, void *out, const void *a, const void *b,
+                               int64_t count)
+{
+    switch (op) {
+        CASES_OF_FLOATS(double, pow)
+    default:
+        break;
+    }
+}
+
+/* ---- Complex numbers ---------------------------------------------------------------------------
+ *
+ * The real part stands first. A division is scaled by the larger part of the divisor, so that
+ * nothing overflows on the way. */
+
+#define COMPLEX(T)                                                                                 \
+    struct T##_pair {                                                                              \
+        T re, im;                                                                                  \
+    };                                                                                             \
+    static inline struct T##_pair T##_times(struct T##_pair p, struct T##_pair q)                  \
+    {                                                                                              \
+        return (struct T##_pair){p.re * q.re - p.im * q.im, p.re * q.im + p.im * q.re};            \
+    }                                                                                              \
+    static inline struct T##_pair T##_over(struct T##_pair p, struct T##_pair q)                   \
+    {                                                                                              \
+        T re = q.re < 0 ? -q.re : q.re, im = q.im < 0 ? -q.im : q.im;                              \
+        bool turned = re < im;                                                                     \
+        T large = turned ? q.im : q.re, small = turned ? q.re : q.im;                              \
+        T ratio = large == 0 ? 0 : small / large;                                                  \
+        T scale = 1 / (large + small * ratio);                                                     \
+        if (turned)                                                                                \
+            return (struct T##_pair){(p.re * ratio + p.im) * scale,                                \
+                                     (p.im * ratio - p.re) * scale};                               \
+        return (struct T##_pair){(p.re + p.im * ratio) * scale, (p.im - p.re * ratio) * scale};    \
+    }
+
+COMPLEX(float)
+COMPLEX(double)
+
+#define PAIR(T, first, second) ((struct T##_pair){first, second})
+#define IS_TRUE(p) ((p).re != 0 || (p).im != 0)
+
+#define CASES_OF_COMPLEX(T, P)                                                                     \
+    CASE(TD__ADD, P, P, PAIR(T, p.re + q.re, p.im + q.im))                                         \
+    CASE(TD__SUB, P, P, PAIR(T, p.re - q.re, p.im - q.im))                                         \
+    CASE(TD__MUL, P, P, T##_times(p, q))                                                           \
+    CASE(TD__DIV, P, P, T##_over(p, q))                                                            \
+    CASE(TD__EQ, P, uint8_t, p.re == q.re && p.im == q.im)                                         \
+    CASE(TD__NE, P, uint8_t, p.re != q.re || p.im != q.im)                                         \
+    CASE(TD__AND, P, uint8_t, IS_TRUE(p) && IS_TRUE(q))                                            \
+    CASE(TD__OR, P, uint8_t, IS_TRUE(p) || IS_TRUE(q))                                             \
+    CASE(TD__XOR, P, uint8_t, IS_TRUE(p) != IS_TRUE(q))
+
+static TD__VECTOR void binary_complex64(enum td__binary_op op, void *out, const void *a,
+                                        const void *b, int64_t count)
+{
+    switch (op) {
+        CASES_OF_COMPLEX(float, struct float_pair)
+    default:
+        break;
+    }
+}
+
+static TD__VECTOR void binary_complex128(enum td__binary_op op, void *out, const void *a,
+                                         const void *b, int64_t count)
+{
+    switch (op) {
+        CASES_OF_COMPLEX(double, struct double_pair)
+    default:
+        break;
+    }
+}
+
+void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
+                        const void *b, int64_t count)
+{
+    if (dtype == TD_COMPLEX64)
+        binary_complex64(op, out, a, b, count);
+    else
+        binary_complex128(op, out, a, b, count);
+}
+
+/* ---- Integers ---------------------------------------------------------------------------------- */
+
+/* 0 for a division by 0. The least number over -1 is itself, as it is negated with wrapping. */
+#define QUOTIENT(T, U) (q == 0 ? 0 : q == (T)-1 ? (T)(0 - (U)p) : (T)(p / q))
+
+#define CASES_OF_ORDER(T)                                                                          \
+    CASE(TD__MAXIMUM, T, T, p > q ? p : q)                                                         \
+    CASE(TD__MINIMUM, T, T, p < q ? p : q)                                                         \
+    CASE(TD__LT, T, uint8_t, p < q)                                                                \
+    CASE(TD__LE, T, uint8_t, p <= q)
+
+/* W is a type in which nothing overflows but by wrapping around. */
+#define UNSIGNED_LOOP(T, W)                                                                        \
+    static TD__VECTOR void binary_##T(enum td__binary_op op, void *out, const void *a,             \
+                                      const void *b, int64_t count)                                \
+    {                                                                                              \
+        switch (op) {                                                                              \
+            CASE(TD__ADD, T, T, (W)p + (W)q)                                                       \
+            CASE(TD__SUB, T, T, (W)p - (W)q)                                                       \
+            CASE(TD__MUL, T, T, (W)p *(W)q)                                                        \
+            CASE(TD__DIV, T, T, q == 0 ? 0 : p / q)                                                \
+            CASES_OF_ORDER(T)                                                                      \
+            CASES_OF_TRUTH(T)                                                                      \
+        default:                                                                                   \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+
+#define SIGNED_LOOP(T, U)                                                                          \
+    static TD__VECTOR void binary_##T(enum td__binary_op op, void *out, const void *a,             \
+                                      const void *b, int64_t count)                                \
+    {                                                                                              \
+        switch (op) {                                                                              \
+            CASE(TD__DIV, T, T, QUOTIENT(T, U))                                                    \
+            CASES_OF_ORDER(T)                                                                      \
+        default:                                                                                   \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+
+UNSIGNED_LOOP(uint8_t, uint32_t)
+UNSIGNED_LOOP(uint16_t, uint32_t)
+UNSIGNED_LOOP(uint32_t, uint32_t)
+UNSIGNED_LOOP(uint64_t, uint64_t)
+SIGNED_LOOP(int8_t, uint32_t)
+SIGNED_LOOP(int16_t, uint32_t)
+SIGNED_LOOP(int32_t, uint32_t)
+SIGNED_LOOP(int64_t, uint64_t)
+
+typedef void loop_fn(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
+
+static loop_fn *loop_of(td_dtype dtype, bool looks_at_sign)
+{
+    switch (dtype) {
+    case TD_I8:
+        return looks_at_sign ? binary_int8_t : binary_uint8_t;
+    case TD_I16:
+        return looks_at_sign ? binary_int16_t : binary_uint16_t;
+    case TD_I32:
+        return looks_at_sign ? binary_int32_t : binary_uint32_t;
+    case TD_I64:
+        return looks_at_sign ? binary_int64_t : binary_uint64_t;
+    case TD_U8:
+        return binary_uint8_t;
+    case TD_U32:
+        return binary_uint32_t;
+    default:
+        return binary_uint64_t;
+    }
+}
+
+void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
+                        const void *b, int64_t count)
+{
+    bool looks_at_sign = op == TD__DIV || op == TD__MAXIMUM || op == TD__MINIMUM || op == TD__LT ||
+                         op == TD__LE;
+    loop_of(dtype, looks_at_sign)(op, out, a, b, count);
+}
+
+/* ---- Bool -------------------------------------------------------------------------------------- */
+
+#define TRUE_P (p != 0)
+#define TRUE_Q (q != 0)
+
+TD__VECTOR void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void *b,
+                                int64_t count)
+{
+    switch (op) {
+    case TD__ADD:
+    case TD__MAXIMUM:
+        CASE(TD__OR, uint8_t, uint8_t, TRUE_P | TRUE_Q)
+    case TD__MUL:
+    case TD__MINIMUM:
+        CASE(TD__AND, uint8_t, uint8_t, TRUE_P & TRUE_Q)
+    case TD__NE:
+        CASE(TD__XOR, uint8_t, uint8_t, TRUE_P ^ TRUE_Q)
+        CASE(TD__EQ, uint8_t, uint8_t, TRUE_P == TRUE_Q)
+        CASE(TD__LT, uint8_t, uint8_t, TRUE_P < TRUE_Q)
+        CASE(TD__LE, uint8_t, uint8_t, TRUE_P <= TRUE_Q)
+    default:
+        break;
+    }
+}

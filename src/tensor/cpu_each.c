@@ -1,0 +1,366 @@
+/* The loop over tensors; see cpu_each.h.
+ *
+ * Axes are sorted by the strides of the result and merged where all tensors allow it, so that
+ * contiguous tensors of any number of dimensions are one row. Then there are two ways:
+ *
+ *     by rows      along the innermost axis; a tensor that has no gaps there is used as it is,
+ *                  another one goes through its buffer
+ *     by blocks    where rows are short: a block takes in many of them, through the buffers
+ *
+ * A buffer of an operand that is one element for the whole row (a stride of 0) is filled once and
+ * stays. Everything lives on the stack. */
+#include "tensor/cpu_each.h"
+
+#include "tensor/cpu_convert.h"
+
+#include <string.h>
+
+#define BUFFER 4096
+#define SHORT_ROW 48
+
+struct array {
+    char *data;       /* of the element at the current index */
+    int64_t element;  /* bytes */
+    td_dtype dtype;   /* in memory */
+    bool convert;     /* a half that the kernel sees as f32 */
+    bool constant;    /* one element for the whole row, or, for blocks, for all */
+    bool plain;       /* no gaps in a row, or, for blocks, none anywhere */
+    const char *held; /* the constant that fills the buffer, up to held_count */
+    int64_t held_count;
+    int64_t strides[TD_MAX_DIMS]; /* in bytes */
+};
+
+struct loop {
+    int ndim;
+    int count; /* of arrays */
+    int64_t sizes[TD_MAX_DIMS];
+    int64_t index[TD_MAX_DIMS];
+    struct array arrays[TD__EACH_ARRAYS];
+    _Alignas(64) char buffers[TD__EACH_ARRAYS][BUFFER];
+    _Alignas(64) char halves[BUFFER / 2];
+};
+
+struct td__each_array td__each_array(const td_tensor *tensor)
+{
+    return (struct td__each_array){td_tensor_data(tensor), tensor->layout.dtype,
+                                   tensor->layout.strides};
+}
+
+struct td__each_array td__each_scalar(const void *element, td_dtype dtype)
+{
+    return (struct td__each_array){(char *)element, dtype, NULL};
+}
+
+/* ---- Axes ------------------------------------------------------------------------------------ */
+
+/* Leaves out sizes of 1, and sorts by the result's strides, the largest first. */
+static void sort_axes(struct loop *loop, const struct td__layout *shape,
+                      const struct td__each_array *from)
+{
+    loop->ndim = 0;
+    for (int d = 0; d < shape->ndim; d++) {
+        if (shape->shape[d] == 1)
+            continue;
+        int at = loop->ndim++;
+        int64_t stride = from[0].strides[d] * loop->arrays[0].element;
+        for (; at > 0 && loop->arrays[0].strides[at - 1] < stride; at--) {
+            loop->sizes[at] = loop->sizes[at - 1];
+            for (int k = 0; k < loop->count; k++)
+                loop->arrays[k].strides[at] = loop->arrays[k].strides[at - 1];
+        }
+        loop->sizes[at] = shape->shape[d];
+        for (int k = 0; k < loop->count; k++)
+            loop->arrays[k].strides[at] = from[k].strides
+                                              ? from[k].strides[d] * loop->arrays[k].element
+                                              : 0;
+    }
+}
+
+/* Whether axis `outer` goes on where axis `inner` ends, in all arrays. */
+static bool may_merge(const struct loop *loop, int outer, int inner)
+{
+    for (int k = 0; k < loop->count; k++)
+        if (loop->arrays[k].strides[outer] != loop->arrays[k].strides[inner] * loop->sizes[inner])
+            return false;
+    return true;
+}
+
+static void merge_axes(struct loop *loop)
+{
+    int last = 0;
+    for (int d = 1; d < loop->ndim; d++) {
+        bool merge = may_merge(loop, last, d);
+        int64_t size = merge ? loop->sizes[last] * loop->sizes[d] : loop->sizes[d];
+        last += !merge;
+        loop->sizes[last] = size;
+        for (int k = 0; k < loop->count; k++)
+            loop->arrays[k].strides[last] = loop->arrays[k].strides[d];
+    }
+    if (loop->ndim == 0) { /* a single element is a row of one */
+        loop->sizes[0] = 1;
+        for (int k = 0; k < loop->count; k++)
+            loop->arrays[k].strides[0] = loop->arrays[k].element;
+    }
+    loop->ndim = last + 1;
+}
+
+static void set_up(struct loop *loop, const struct td__layout *shape,
+                   const struct td__each_array *from, int count, bool raw)
+{
+    loop->count = count;
+    for (int k = 0; k < count; k++) {
+        struct array *array = &loop->arrays[k];
+        array->data = from[k].data;
+        array->dtype = from[k].dtype;
+        array->element = (int64_t)td_dtype_size(from[k].dtype);
+        array->convert = !raw && td__is_half(from[k].dtype);
+        array->held = NULL;
+        array->held_count = 0;
+    }
+    sort_axes(loop, shape, from);
+    merge_axes(loop);
+    memset(loop->index, 0, sizeof loop->index);
+}
+
+/* How many elements fit the buffers. */
+static int64_t block_of(const struct loop *loop)
+{
+    int64_t widest = 4;
+    for (int k = 0; k < loop->count; k++)
+        if (loop->arrays[k].element > widest)
+            widest = loop->arrays[k].element;
+    return BUFFER / widest;
+}
+
+/* ---- Copies to and from the buffers ------------------------------------------------------------ */
+
+#define COPY_STEPS(T)                                                                              \
+    do {                                                                                           \
+        for (int64_t i = 0; i < count; i++)                                                        \
+            memcpy(dst + i * to_step, src + i * from_step, sizeof(T));                             \
+    } while (0)
+
+#define COPY_FROM(T)                                                                               \
+    do {                                                                                           \
+        if (to_step == (int64_t)sizeof(T) && from_step == 0) {                                     \
+            T value;                                                                               \
+            memcpy(&value, src, sizeof value);                                                     \
+            for (int64_t i = 0; i < count; i++)                                                    \
+                memcpy(dst + i * (int64_t)sizeof(T), &value, sizeof(T));                           \
+        } else if (to_step == (int64_t)sizeof(T)) {                                                \
+            for (int64_t i = 0; i < count; i++)                                                    \
+                memcpy(dst + i * (int64_t)sizeof(T), src + i * from_step, sizeof(T));              \
+        } else {                                                                                   \
+            COPY_STEPS(T);                                                                         \
+        }                                                                                          \
+    } while (0)
+
+struct pair {
+    uint64_t half[2];
+};
+
+void td__copy_steps(void *to, int64_t to_step, const void *from, int64_t from_step, int64_t count,
+                    size_t size)
+{
+    char *restrict dst = to;
+    const char *restrict src = from;
+    if (to_step == (int64_t)size && from_step == (int64_t)size) {
+        memcpy(dst, src, (size_t)count * size);
+        return;
+    }
+    switch (size) {
+    case 1:
+        COPY_FROM(uint8_t);
+        break;
+    case 2:
+        COPY_FROM(uint16_t);
+        break;
+    case 4:
+        COPY_FROM(uint32_t);
+        break;
+    case 8:
+        COPY_FROM(uint64_t);
+        break;
+    default:
+        COPY_FROM(struct pair);
+    }
+}
+
+/* Moves `count` elements from the current index on between `flat` and the tensor, along as many
+ * rows as they take. */
+static void move_block(const struct loop *loop, struct array *array, char *flat, int64_t count,
+                       bool to_tensor)
+{
+    int inner = loop->ndim - 1;
+    int64_t index[TD_MAX_DIMS];
+    memcpy(index, loop->index, sizeof index);
+    char *data = array->data;
+    int64_t step = array->strides[inner], element = array->element;
+    while (count > 0) {
+        int64_t left = loop->sizes[inner] - index[inner];
+        int64_t n = left < count ? left : count;
+        if (to_tensor)
+            td__copy_steps(data, step, flat, element, n, (size_t)element);
+        else
+            td__copy_steps(flat, element, data, step, n, (size_t)element);
+        flat += n * element;
+        count -= n;
+        data += n * step;
+        index[inner] += n;
+        for (int d = inner; d > 0 && index[d] == loop->sizes[d]; d--) {
+            data += array->strides[d - 1] - loop->sizes[d] * array->strides[d];
+            index[d] = 0;
+            index[d - 1]++;
+        }
+    }
+}
+
+/* The operand's elements, as the kernel wants to see them. */
+static void *fetch(struct loop *loop, int k, int64_t count)
+{
+    struct array *array = &loop->arrays[k];
+    char *buffer = loop->buffers[k];
+    if (!array->convert && array->plain)
+        return array->data;
+    if (array->constant && array->held == array->data && array->held_count >= count)
+        return buffer;
+    const char *from = array->data;
+    char *to = array->convert ? loop->halves : buffer;
+    if (!array->plain) {
+        move_block(loop, array, to, count, false);
+        from = to;
+    }
+    if (array->convert)
+        td__convert_half((float *)(void *)buffer, from, array->dtype, count);
+    array->held = array->data;
+    array->held_count = count;
+    return buffer;
+}
+
+/* Where the kernel writes the result, and how it gets from there to its place. */
+static void *place(struct loop *loop)
+{
+    struct array *array = &loop->arrays[0];
+    return !array->convert && array->plain ? array->data : loop->buffers[0];
+}
+
+static void put_back(struct loop *loop, int64_t count)
+{
+    struct array *array = &loop->arrays[0];
+    if (!array->convert && array->plain)
+        return;
+    char *from = loop->buffers[0];
+    if (array->convert) {
+        char *to = array->plain ? array->data : loop->halves;
+        td__convert_to_half(to, array->dtype, (const float *)(const void *)from, count);
+        from = to;
+    }
+    if (!array->plain)
+        move_block(loop, array, from, count, true);
+}
+
+/* ---- The loop ---------------------------------------------------------------------------------- */
+
+static void run_chunk(struct loop *loop, int64_t count, td__each_fn fn, const void *arg)
+{
+    void *arrays[TD__EACH_ARRAYS] = {place(loop)};
+    for (int k = 1; k < loop->count; k++)
+        arrays[k] = fetch(loop, k, count);
+    fn(arrays, count, arg);
+    put_back(loop, count);
+}
+
+/* Moves all arrays on by `count` elements, which end at most at the end of the row where rows are
+ * walked. False behind the last element. */
+static bool move_on(struct loop *loop, int64_t count)
+{
+    int inner = loop->ndim - 1;
+    while (count > 0) {
+        int64_t left = loop->sizes[inner] - loop->index[inner];
+        int64_t n = left < count ? left : count;
+        count -= n;
+        loop->index[inner] += n;
+        for (int k = 0; k < loop->count; k++)
+            loop->arrays[k].data += n * loop->arrays[k].strides[inner];
+        for (int d = inner; d > 0 && loop->index[d] == loop->sizes[d]; d--) {
+            for (int k = 0; k < loop->count; k++) {
+                struct array *array = &loop->arrays[k];
+                array->data += array->strides[d - 1] - loop->sizes[d] * array->strides[d];
+            }
+            loop->index[d] = 0;
+            loop->index[d - 1]++;
+        }
+    }
+    return loop->index[0] < loop->sizes[0];
+}
+
+/* Whether the array, read along all axes, has no gaps (for `stride` the size of an element), or is
+ * one element (for 0). */
+static bool has_strides(const struct loop *loop, const struct array *array, int64_t stride)
+{
+    for (int d = loop->ndim; d-- > 0; stride *= loop->sizes[d])
+        if (array->strides[d] != stride)
+            return false;
+    return true;
+}
+
+static void run_rows(struct loop *loop, td__each_fn fn, const void *arg)
+{
+    int inner = loop->ndim - 1;
+    int64_t block = loop->sizes[inner];
+    for (int k = 0; k < loop->count; k++) {
+        struct array *array = &loop->arrays[k];
+        array->plain = array->strides[inner] == array->element;
+        array->constant = array->strides[inner] == 0;
+        if ((!array->plain || array->convert) && block > block_of(loop))
+            block = block_of(loop);
+    }
+    int64_t n;
+    do {
+        int64_t left = loop->sizes[inner] - loop->index[inner];
+        n = left < block ? left : block;
+        run_chunk(loop, n, fn, arg);
+    } while (move_on(loop, n));
+}
+
+static void run_blocks(struct loop *loop, int64_t total, td__each_fn fn, const void *arg)
+{
+    for (int k = 0; k < loop->count; k++) {
+        struct array *array = &loop->arrays[k];
+        array->plain = has_strides(loop, array, array->element);
+        array->constant = has_strides(loop, array, 0);
+    }
+    int64_t block = block_of(loop);
+    int64_t n;
+    do {
+        n = total < block ? total : block;
+        total -= n;
+        run_chunk(loop, n, fn, arg);
+    } while (move_on(loop, n));
+}
+
+void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
+                  bool raw, td__each_fn fn, const void *arg)
+{
+    if (shape->numel == 0)
+        return;
+    struct loop loop;
+    set_up(&loop, shape, arrays, count, raw);
+    if (loop.ndim > 1 && loop.sizes[loop.ndim - 1] < SHORT_ROW)
+        run_blocks(&loop, shape->numel, fn, arg);
+    else
+        run_rows(&loop, fn, arg);
+}
+
+void td__each_tensors(td_tensor *out, const td_tensor *a, const td_tensor *b, const td_tensor *c,
+                      td__each_fn fn, const void *arg)
+{
+    const td_tensor *tensors[TD__EACH_ARRAYS] = {out, a, b, c};
+    struct td__each_array arrays[TD__EACH_ARRAYS];
+    int count = 0;
+    while (count < TD__EACH_ARRAYS && tensors[count]) {
+        arrays[count] = td__each_array(tensors[count]);
+        count++;
+    }
+    td__each_run(&out->layout, arrays, count, false, fn, arg);
+}

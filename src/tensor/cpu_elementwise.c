@@ -1,0 +1,189 @@
+/* The arithmetic of two operands: binary, binary_scalar, add_scaled. Each kernel says which dtypes it
+ * has, and leaves strides to cpu_each.h. */
+#include "tensor/cpu_elementwise.h"
+
+#include "base/fail.h"
+#include "tensor/cpu_convert.h"
+#include "tensor/cpu_each.h"
+#include "tensor/vector.h"
+
+static bool is_complex(td_dtype dtype)
+{
+    return dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128;
+}
+
+static bool is_float(td_dtype dtype)
+{
+    return dtype <= TD_BF16;
+}
+
+static td_status refuse(const char *kernel, td_dtype dtype)
+{
+    return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", kernel, td_dtype_name(dtype));
+}
+
+/* ---- Binary ------------------------------------------------------------------------------------ */
+
+static const char *const binary_names[] = {
+    [TD__ADD] = "add",         [TD__SUB] = "sub",         [TD__MUL] = "mul",
+    [TD__DIV] = "div",         [TD__POW] = "pow",         [TD__EQ] = "eq",
+    [TD__NE] = "ne",           [TD__LT] = "lt",           [TD__LE] = "le",
+    [TD__GT] = "gt",           [TD__GE] = "ge",           [TD__AND] = "logical_and",
+    [TD__OR] = "logical_or",   [TD__XOR] = "logical_xor", [TD__MAXIMUM] = "maximum",
+    [TD__MINIMUM] = "minimum",
+};
+
+static bool has_binary(enum td__binary_op op, td_dtype dtype)
+{
+    switch (op) {
+    case TD__SUB:
+    case TD__DIV:
+        return dtype != TD_BOOL;
+    case TD__POW:
+        return is_float(dtype);
+    case TD__MAXIMUM:
+    case TD__MINIMUM:
+    case TD__LT:
+    case TD__LE:
+    case TD__GT:
+    case TD__GE:
+        return !is_complex(dtype);
+    default:
+        return true;
+    }
+}
+
+struct binary {
+    enum td__binary_op op;
+    td_dtype dtype; /* in which it is computed */
+    bool swapped;   /* b op a */
+};
+
+static void run_binary(void *const arrays[], int64_t count, const void *arg)
+{
+    const struct binary *binary = arg;
+    const void *a = arrays[binary->swapped ? 2 : 1], *b = arrays[binary->swapped ? 1 : 2];
+    switch (binary->dtype) {
+    case TD_F32:
+        td__binary_f32(binary->op, arrays[0], a, b, count);
+        break;
+    case TD_F64:
+        td__binary_f64(binary->op, arrays[0], a, b, count);
+        break;
+    case TD_COMPLEX64:
+    case TD_COMPLEX128:
+        td__binary_complex(binary->op, binary->dtype, arrays[0], a, b, count);
+        break;
+    case TD_BOOL:
+        td__binary_bool(binary->op, arrays[0], a, b, count);
+        break;
+    default:
+        td__binary_integer(binary->op, binary->dtype, arrays[0], a, b, count);
+    }
+}
+
+static td_status binary_loop(enum td__binary_op op, td_tensor *out, const td_tensor *a,
+                             struct td__each_array b, bool swapped)
+{
+    td_dtype dtype = a->layout.dtype;
+    if (!has_binary(op, dtype))
+        return refuse(binary_names[op], dtype);
+    struct binary binary = {op, td__compute_dtype(dtype), swapped};
+    if (op == TD__GT || op == TD__GE) {
+        binary.op = op == TD__GT ? TD__LT : TD__LE;
+        binary.swapped = !swapped;
+    }
+    struct td__each_array arrays[] = {td__each_array(out), td__each_array(a), b};
+    td__each_run(&out->layout, arrays, 3, false, run_binary, &binary);
+    return TD_OK;
+}
+
+td_status td__cpu_binary(enum td__binary_op op, td_tensor *out, const td_tensor *a,
+                         const td_tensor *b)
+{
+    return binary_loop(op, out, a, td__each_array(b), false);
+}
+
+/* The scalar as an element of `dtype`, or the error that it does not fit. */
+static td_status scalar_of(void *element, td_dtype dtype, double value, const char *kernel)
+{
+    if (td__element_of(element, dtype, value))
+        return TD_OK;
+    return td__fail(TD_ERR_INVALID, "%s: the number %g is not in the range of %s", kernel, value,
+                    td_dtype_name(dtype));
+}
+
+td_status td__cpu_binary_scalar(enum td__binary_op op, td_tensor *out, const td_tensor *a, double b,
+                                bool reversed)
+{
+    _Alignas(16) char element[16];
+    td_dtype dtype = a->layout.dtype;
+    TD_TRY(scalar_of(element, dtype, b, binary_names[op]));
+    return binary_loop(op, out, a, td__each_scalar(element, dtype), reversed);
+}
+
+/* ---- add_scaled -------------------------------------------------------------------------------- */
+
+struct scaled {
+    td_dtype dtype;
+    double alpha;
+    int64_t whole_alpha; /* for integers */
+};
+
+#define ADD_SCALED(T, factor)                                                                      \
+    do {                                                                                           \
+        T *o = out;                                                                                \
+        const T *x = a, *y = b;                                                                    \
+        T scale = (T)(factor);                                                                     \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++)                                                        \
+            o[i] = (T)(x[i] + scale * y[i]);                                                       \
+    } while (0)
+
+static TD__VECTOR void add_scaled(const struct scaled *scaled, void *out, const void *a,
+                                  const void *b, int64_t count)
+{
+    switch (scaled->dtype) {
+    case TD_F32:
+        ADD_SCALED(float, scaled->alpha);
+        break;
+    case TD_F64:
+        ADD_SCALED(double, scaled->alpha);
+        break;
+    case TD_I8:
+    case TD_U8:
+        ADD_SCALED(uint8_t, scaled->whole_alpha);
+        break;
+    case TD_I16:
+        ADD_SCALED(uint16_t, scaled->whole_alpha);
+        break;
+    case TD_I32:
+    case TD_U32:
+        ADD_SCALED(uint32_t, scaled->whole_alpha);
+        break;
+    default:
+        ADD_SCALED(uint64_t, scaled->whole_alpha);
+    }
+}
+
+static void run_scaled(void *const arrays[], int64_t count, const void *arg)
+{
+    struct scaled scaled = *(const struct scaled *)arg;
+    if (is_complex(scaled.dtype)) { /* a real factor: the parts are numbers of their own */
+        scaled.dtype = scaled.dtype == TD_COMPLEX64 ? TD_F32 : TD_F64;
+        count *= 2;
+    }
+    add_scaled(&scaled, arrays[0], arrays[1], arrays[2], count);
+}
+
+td_status td__cpu_add_scaled(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha)
+{
+    td_dtype dtype = a->layout.dtype;
+    if (dtype == TD_BOOL)
+        return refuse("add_scaled", dtype);
+    struct scaled scaled = {td__compute_dtype(dtype), alpha, 0};
+    if (!is_float(dtype) && !is_complex(dtype))
+        TD_TRY(scalar_of(&scaled.whole_alpha, TD_I64, alpha, "add_scaled"));
+    td__each_tensors(out, a, b, NULL, run_scaled, &scaled);
+    return TD_OK;
+}

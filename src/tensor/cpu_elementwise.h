@@ -1,0 +1,30 @@
+/* The kernels over elements, and the loops that they are made of. */
+#ifndef TD_TENSOR_CPU_ELEMENTWISE_H
+#define TD_TENSOR_CPU_ELEMENTWISE_H
+
+#include "tensor/kernels.h"
+
+/* Loops over arrays of `count` elements without gaps, for td__each_run(). `dtype` is that of the
+ * operands, no half. Which operations a dtype has is checked before. */
+
+void td__binary_f32(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
+void td__binary_f64(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
+void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
+                        const void *b, int64_t count);
+void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
+                        const void *b, int64_t count);
+void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
+
+td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x);
+td_status td__cpu_unary_grad(enum td__unary_op op, td_tensor *grad_x, const td_tensor *grad_y,
+                             const td_tensor *saved);
+td_status td__cpu_binary(enum td__binary_op op, td_tensor *out, const td_tensor *a,
+                         const td_tensor *b);
+td_status td__cpu_binary_scalar(enum td__binary_op op, td_tensor *out, const td_tensor *a, double b,
+                                bool reversed);
+td_status td__cpu_add_scaled(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha);
+td_status td__cpu_where(td_tensor *out, const td_tensor *condition, const td_tensor *a,
+                        const td_tensor *b);
+td_status td__cpu_clamp(td_tensor *out, const td_tensor *x, double low, double high);
+
+#endif

@@ -1,0 +1,29 @@
+/* Reductions over dimensions, and the loops that they are made of. */
+#ifndef TD_TENSOR_CPU_REDUCE_H
+#define TD_TENSOR_CPU_REDUCE_H
+
+#include "tensor/kernels.h"
+
+/* The greatest number of rows that the loops over columns take at a time. */
+#define TD__REDUCE_ROWS 8
+
+/** How elements of one type are reduced. The loops know SUM, PROD, MAX, MIN and SQUARES; the other
+ *  kinds are one of these with something before or after. */
+struct td__reducer {
+    td_dtype dtype; /* of the elements as the loops see them */
+    td_dtype total; /* of what they are reduced to */
+    /** *total = *total op x[0] op … op x[count - 1]. */
+    void (*row)(enum td__reduce_kind kind, void *total, const void *x, int64_t count);
+    /** total[i] = total[i] op rows[0][i] op … op rows[n - 1][i], for `count` columns. */
+    void (*columns)(enum td__reduce_kind kind, void *total, const void *const rows[], int n,
+                    int64_t count);
+};
+
+extern const struct td__reducer td__reducer_f32, td__reducer_f64, td__reducer_i64,
+    td__reducer_complex128;
+
+td_status td__cpu_reduce(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
+                         unsigned dims);
+td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int dim);
+
+#endif

@@ -1,0 +1,252 @@
+/* The loops of reductions.
+ *
+ * A row is reduced in 4 vectors of 64 bytes, columns by eight rows at a time, in a tree. What comes
+ * out is added up in f64, whatever the elements are, and a row is handed over in stretches of bounded
+ * length. So the error of an f32 sum does not grow with the number of elements, and the order of the
+ * additions depends on nothing but the shape.
+ *
+ * The inline functions get the kind as a constant, so that each kind becomes a loop of its own. */
+#include "tensor/cpu_reduce.h"
+#include "tensor/vector.h"
+
+#include <math.h>
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+typedef enum td__reduce_kind kind;
+
+/* Vectors of 64 bytes, whatever the processor has: the compiler splits them. They need no more
+ * alignment than their elements. */
+typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef double f64x8 __attribute__((vector_size(64), aligned(8), may_alias));
+typedef int64_t i64x8 __attribute__((vector_size(64), aligned(8), may_alias));
+
+/* What changes no total. */
+ALWAYS double neutral(kind k)
+{
+    switch (k) {
+    case TD__REDUCE_PROD:
+        return 1;
+    case TD__REDUCE_MAX:
+        return -INFINITY;
+    case TD__REDUCE_MIN:
+        return INFINITY;
+    default:
+        return 0;
+    }
+}
+
+/* How totals of several stretches become one. */
+ALWAYS kind joining(kind k)
+{
+    return k == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : k;
+}
+
+/* One function for each kind, out of an inline one that takes it: call(k) in a switch. */
+#define FOR_EACH_KIND(k, call)                                                                     \
+    switch (k) {                                                                                   \
+    case TD__REDUCE_PROD:                                                                          \
+        call(TD__REDUCE_PROD);                                                                     \
+        break;                                                                                     \
+    case TD__REDUCE_MAX:                                                                           \
+        call(TD__REDUCE_MAX);                                                                      \
+        break;                                                                                     \
+    case TD__REDUCE_MIN:                                                                           \
+        call(TD__REDUCE_MIN);                                                                      \
+        break;                                                                                     \
+    case TD__REDUCE_SQUARES:                                                                       \
+        call(TD__REDUCE_SQUARES);                                                                  \
+        break;                                                                                     \
+    default:                                                                                       \
+        call(TD__REDUCE_SUM);                                                                      \
+    }
+
+/* ---- Floats ------------------------------------------------------------------------------------
+ *
+ * T is the element, V a vector of LANES of them, I the integers of a comparison. A NaN stays, and
+ * comes in. */
+
+#define FLOATS(name, T, V, I, LANES)                                                               \
+    ALWAYS T step_##name(kind k, T total, T x)                                                     \
+    {                                                                                              \
+        switch (k) {                                                                               \
+        case TD__REDUCE_PROD:                                                                      \
+            return total * x;                                                                      \
+        case TD__REDUCE_MAX:                                                                       \
+            return x > total || x != x ? x : total;                                                \
+        case TD__REDUCE_MIN:                                                                       \
+            return x < total || x != x ? x : total;                                                \
+        case TD__REDUCE_SQUARES:                                                                   \
+            return total + x * x;                                                                  \
+        default:                                                                                   \
+            return total + x;                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    ALWAYS V vector_step_##name(kind k, V total, V x)                                              \
+    {                                                                                              \
+        I taken;                                                                                   \
+        switch (k) {                                                                               \
+        case TD__REDUCE_PROD:                                                                      \
+            return total * x;                                                                      \
+        case TD__REDUCE_MAX:                                                                       \
+        case TD__REDUCE_MIN:                                                                       \
+            taken = (k == TD__REDUCE_MAX ? x > total : x < total) | (x != x);                      \
+            return (V)(((I)x & taken) | ((I)total & ~taken));                                      \
+        case TD__REDUCE_SQUARES:                                                                   \
+            return total + x * x;                                                                  \
+        default:                                                                                   \
+            return total + x;                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    ALWAYS void row_of_##name(kind k, double *total, const T *x, int64_t count)                    \
+    {                                                                                              \
+        kind join = joining(k);                                                                    \
+        T rest = (T)neutral(k);                                                                    \
+        V a = (V){0} + rest, b = a, c = a, d = a;                                                  \
+        int64_t i = 0;                                                                             \
+        for (; i + 4 * LANES <= count; i += 4 * LANES) {                                           \
+            const V *at = (const V *)(x + i);                                                      \
+            a = vector_step_##name(k, a, at[0]);                                                   \
+            b = vector_step_##name(k, b, at[1]);                                                   \
+            c = vector_step_##name(k, c, at[2]);                                                   \
+            d = vector_step_##name(k, d, at[3]);                                                   \
+        }                                                                                          \
+        for (; i + LANES <= count; i += LANES)                                                     \
+            a = vector_step_##name(k, a, *(const V *)(x + i));                                     \
+        a = vector_step_##name(join, a, b);                                                        \
+        c = vector_step_##name(join, c, d);                                                        \
+        a = vector_step_##name(join, a, c);                                                        \
+        for (; i < count; i++)                                                                     \
+            rest = step_##name(k, rest, x[i]);                                                     \
+        double sum = rest;                                                                         \
+        if (count >= LANES)                                                                        \
+            for (int lane = 0; lane < LANES; lane++)                                               \
+                sum = step_f64(join, sum, (double)a[lane]);                                        \
+        *total = step_f64(join, *total, sum);                                                      \
+    }                                                                                              \
+                                                                                                   \
+    ALWAYS void columns_of_##name(kind k, double *restrict total, const void *const rows[], int n, \
+                                  int64_t count)                                                   \
+    {                                                                                              \
+        kind join = joining(k);                                                                    \
+        T none = (T)neutral(k);                                                                    \
+        if (n < TD__REDUCE_ROWS) {                                                                 \
+            for (int r = 0; r < n; r++) {                                                          \
+                const T *restrict x = rows[r];                                                     \
+                for (int64_t i = 0; i < count; i++)                                                \
+                    total[i] = step_f64(join, total[i], (double)step_##name(k, none, x[i]));       \
+            }                                                                                      \
+            return;                                                                                \
+        }                                                                                          \
+        const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict x2 = rows[2];            \
+        const T *restrict x3 = rows[3], *restrict x4 = rows[4], *restrict x5 = rows[5];            \
+        const T *restrict x6 = rows[6], *restrict x7 = rows[7];                                    \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            T a = step_##name(k, step_##name(k, none, x0[i]), x1[i]);                              \
+            T b = step_##name(k, step_##name(k, none, x2[i]), x3[i]);                              \
+            T c = step_##name(k, step_##name(k, none, x4[i]), x5[i]);                              \
+            T d = step_##name(k, step_##name(k, none, x6[i]), x7[i]);                              \
+            T sum = step_##name(join, step_##name(join, a, b), step_##name(join, c, d));           \
+            total[i] = step_f64(join, total[i], (double)sum);                                      \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static TD__VECTOR void row_##name(kind k, void *total, const void *x, int64_t count)           \
+    {                                                                                              \
+        FOR_EACH_KIND(k, ROW_CALL_##name)                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static TD__VECTOR void columns_##name(kind k, void *total, const void *const rows[], int n,    \
+                                          int64_t count)                                           \
+    {                                                                                              \
+        FOR_EACH_KIND(k, COLUMNS_CALL_##name)                                                      \
+    }
+
+#define ROW_CALL_f64(k) row_of_f64(k, total, x, count)
+#define ROW_CALL_f32(k) row_of_f32(k, total, x, count)
+#define COLUMNS_CALL_f64(k) columns_of_f64(k, total, rows, n, count)
+#define COLUMNS_CALL_f32(k) columns_of_f32(k, total, rows, n, count)
+
+FLOATS(f64, double, f64x8, i64x8, 8)
+FLOATS(f32, float, f32x16, i32x16, 16)
+
+const struct td__reducer td__reducer_f64 = {TD_F64, TD_F64, row_f64, columns_f64};
+const struct td__reducer td__reducer_f32 = {TD_F32, TD_F64, row_f32, columns_f32};
+
+/* ---- Integers: they wrap around ---------------------------------------------------------------- */
+
+ALWAYS int64_t step_i64(kind k, int64_t total, int64_t x)
+{
+    switch (k) {
+    case TD__REDUCE_PROD:
+        return (int64_t)((uint64_t)total * (uint64_t)x);
+    case TD__REDUCE_MAX:
+        return x > total ? x : total;
+    case TD__REDUCE_MIN:
+        return x < total ? x : total;
+    default:
+        return (int64_t)((uint64_t)total + (uint64_t)x);
+    }
+}
+
+ALWAYS void row_of_i64(kind k, int64_t *total, const int64_t *x, int64_t count)
+{
+    int64_t sum = *total;
+    for (int64_t i = 0; i < count; i++)
+        sum = step_i64(k, sum, x[i]);
+    *total = sum;
+}
+
+ALWAYS void columns_of_i64(kind k, int64_t *restrict total, const void *const rows[], int n,
+                           int64_t count)
+{
+    for (int r = 0; r < n; r++) {
+        const int64_t *restrict x = rows[r];
+        for (int64_t i = 0; i < count; i++)
+            total[i] = step_i64(k, total[i], x[i]);
+    }
+}
+
+#define ROW_CALL_i64(k) row_of_i64(k, total, x, count)
+#define COLUMNS_CALL_i64(k) columns_of_i64(k, total, rows, n, count)
+
+static TD__VECTOR void row_i64(kind k, void *total, const void *x, int64_t count)
+{
+    FOR_EACH_KIND(k, ROW_CALL_i64)
+}
+
+static TD__VECTOR void columns_i64(kind k, void *total, const void *const rows[], int n,
+                                   int64_t count)
+{
+    FOR_EACH_KIND(k, COLUMNS_CALL_i64)
+}
+
+const struct td__reducer td__reducer_i64 = {TD_I64, TD_I64, row_i64, columns_i64};
+
+/* ---- Complex numbers: sum and product ---------------------------------------------------------- */
+
+static void step_complex(kind k, double *total, const double *x)
+{
+    double re = total[0], im = total[1];
+    total[0] = k == TD__REDUCE_PROD ? re * x[0] - im * x[1] : re + x[0];
+    total[1] = k == TD__REDUCE_PROD ? re * x[1] + im * x[0] : im + x[1];
+}
+
+static void row_complex(kind k, void *total, const void *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        step_complex(k, total, (const double *)x + 2 * i);
+}
+
+static void columns_complex(kind k, void *total, const void *const rows[], int n, int64_t count)
+{
+    for (int r = 0; r < n; r++)
+        for (int64_t i = 0; i < count; i++)
+            step_complex(k, (double *)total + 2 * i, (const double *)rows[r] + 2 * i);
+}
+
+const struct td__reducer td__reducer_complex128 = {TD_COMPLEX128, TD_COMPLEX128, row_complex,
+                                                   columns_complex};

@@ -1,0 +1,227 @@
+/* Operations on one operand.
+ *
+ * The functions of f32 are polynomials of cpu_math.h, which become vector code; those of f64 are the C
+ * library's. The halves are computed in f32. */
+#include "tensor/cpu_elementwise.h"
+
+#include "base/fail.h"
+#include "tensor/cpu_each.h"
+#include "tensor/cpu_math.h"
+#include "tensor/vector.h"
+
+#include <math.h>
+
+static const char *const names[] = {
+    [TD__NEG] = "neg",         [TD__ABS] = "abs",
+    [TD__SIGN] = "sign",       [TD__SQUARE] = "square",
+    [TD__EXP] = "exp",         [TD__LOG] = "log",
+    [TD__LOG1P] = "log1p",     [TD__SQRT] = "sqrt",
+    [TD__RSQRT] = "rsqrt",     [TD__RECIPROCAL] = "reciprocal",
+    [TD__SIN] = "sin",         [TD__COS] = "cos",
+    [TD__TANH] = "tanh",       [TD__SIGMOID] = "sigmoid",
+    [TD__RELU] = "relu",       [TD__GELU] = "gelu",
+    [TD__GELU_TANH] = "gelu",  [TD__SILU] = "silu",
+    [TD__FLOOR] = "floor",     [TD__CEIL] = "ceil",
+    [TD__ROUND] = "round",     [TD__ERF] = "erf",
+    [TD__NOT] = "logical_not", [TD__ISNAN] = "isnan",
+};
+
+static bool has_unary(enum td__unary_op op, td_dtype dtype)
+{
+    bool is_complex = dtype >= TD_COMPLEX64;
+    switch (op) {
+    case TD__NEG:
+    case TD__SQUARE:
+        return dtype != TD_BOOL;
+    case TD__ABS:
+    case TD__SIGN:
+    case TD__RELU:
+        return dtype != TD_BOOL && !is_complex;
+    case TD__NOT:
+    case TD__ISNAN:
+        return true;
+    default:
+        return dtype <= TD_BF16;
+    }
+}
+
+/* One case of a switch: out[i], of type R, from v = x[i], of type T. */
+#define CASE(op, T, R, expression)                                                                 \
+    case op: {                                                                                     \
+        R *o = out;                                                                                \
+        const T *a = x;                                                                            \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            T v = a[i];                                                                            \
+            o[i] = (R)(expression);                                                                \
+        }                                                                                          \
+        break;                                                                                     \
+    }
+
+/* ---- Floats ------------------------------------------------------------------------------------ */
+
+#define CASES_OF_ARITHMETIC(T)                                                                     \
+    CASE(TD__NEG, T, T, -v)                                                                        \
+    CASE(TD__SIGN, T, T, (T)(v > 0) - (T)(v < 0))                                                  \
+    CASE(TD__SQUARE, T, T, v *v)                                                                   \
+    CASE(TD__RECIPROCAL, T, T, 1 / v)                                                              \
+    CASE(TD__RELU, T, T, v < 0 ? 0 : v)                                                            \
+    CASE(TD__NOT, T, uint8_t, v == 0)                                                              \
+    CASE(TD__ISNAN, T, uint8_t, v != v)
+
+static TD__VECTOR void unary_f32(enum td__unary_op op, void *out, const void *x, int64_t count)
+{
+    switch (op) {
+        CASES_OF_ARITHMETIC(float)
+        CASE(TD__ABS, float, float, fabsf(v))
+        CASE(TD__SQRT, float, float, sqrtf(v))
+        CASE(TD__RSQRT, float, float, 1 / sqrtf(v))
+        CASE(TD__EXP, float, float, td__exp_f32(v))
+        CASE(TD__LOG, float, float, td__log_f32(v))
+        CASE(TD__LOG1P, float, float, td__log1p_f32(v))
+        CASE(TD__SIN, float, float, td__sin_f32(v))
+        CASE(TD__COS, float, float, td__cos_f32(v))
+        CASE(TD__TANH, float, float, td__tanh_f32(v))
+        CASE(TD__SIGMOID, float, float, td__sigmoid_f32(v))
+        CASE(TD__GELU, float, float, td__gelu_f32(v))
+        CASE(TD__GELU_TANH, float, float, td__gelu_tanh_f32(v))
+        CASE(TD__SILU, float, float, td__silu_f32(v))
+        CASE(TD__ERF, float, float, td__erf_f32(v))
+        CASE(TD__FLOOR, float, float, floorf(v))
+        CASE(TD__CEIL, float, float, ceilf(v))
+        CASE(TD__ROUND, float, float, rintf(v))
+    }
+}
+
+static TD__VECTOR void unary_f64(enum td__unary_op op, void *out, const void *x, int64_t count)
+{
+    switch (op) {
+        CASES_OF_ARITHMETIC(double)
+        CASE(TD__ABS, double, double, fabs(v))
+        CASE(TD__SQRT, double, double, sqrt(v))
+        CASE(TD__RSQRT, double, double, 1 / sqrt(v))
+        CASE(TD__EXP, double, double, exp(v))
+        CASE(TD__LOG, double, double, log(v))
+        CASE(TD__LOG1P, double, double, log1p(v))
+        CASE(TD__SIN, double, double, sin(v))
+        CASE(TD__COS, double, double, cos(v))
+        CASE(TD__TANH, double, double, tanh(v))
+        CASE(TD__SIGMOID, double, double, td__sigmoid_f64(v))
+        CASE(TD__GELU, double, double, td__gelu_f64(v))
+        CASE(TD__GELU_TANH, double, double, td__gelu_tanh_f64(v))
+        CASE(TD__SILU, double, double, td__silu_f64(v))
+        CASE(TD__ERF, double, double, erf(v))
+        CASE(TD__FLOOR, double, double, floor(v))
+        CASE(TD__CEIL, double, double, ceil(v))
+        CASE(TD__ROUND, double, double, rint(v))
+    }
+}
+
+/* ---- Integers, bool and complex numbers -------------------------------------------------------- */
+
+/* U is the unsigned type in which a sum and a product wrap around; `negative` says whether v is. */
+#define INTEGER_LOOP(T, U, negative)                                                               \
+    static TD__VECTOR void unary_##T(enum td__unary_op op, void *out, const void *x,               \
+                                     int64_t count)                                                \
+    {                                                                                              \
+        switch (op) {                                                                              \
+            CASE(TD__NEG, T, T, 0 - (U)v)                                                          \
+            CASE(TD__ABS, T, T, negative ? (T)(0 - (U)v) : v)                                      \
+            CASE(TD__SIGN, T, T, (v != 0) - 2 * negative)                                          \
+            CASE(TD__SQUARE, T, T, (U)v *(U)v)                                                     \
+            CASE(TD__RELU, T, T, negative ? 0 : v)                                                 \
+            CASE(TD__NOT, T, uint8_t, v == 0)                                                      \
+            CASE(TD__ISNAN, T, uint8_t, v != v)                                                    \
+        default:                                                                                   \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+
+INTEGER_LOOP(int8_t, uint32_t, (v < 0))
+INTEGER_LOOP(int16_t, uint32_t, (v < 0))
+INTEGER_LOOP(int32_t, uint32_t, (v < 0))
+INTEGER_LOOP(int64_t, uint64_t, (v < 0))
+INTEGER_LOOP(uint8_t, uint32_t, false)
+INTEGER_LOOP(uint32_t, uint32_t, false)
+INTEGER_LOOP(uint64_t, uint64_t, false)
+
+#define COMPLEX_LOOP(T, name)                                                                      \
+    static void name(enum td__unary_op op, void *out, const void *x, int64_t count)                \
+    {                                                                                              \
+        const T *a = x;                                                                            \
+        T *o = out;                                                                                \
+        uint8_t *truth = out;                                                                      \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            T re = a[2 * i], im = a[2 * i + 1];                                                    \
+            if (op == TD__NOT) {                                                                   \
+                truth[i] = re == 0 && im == 0;                                                     \
+            } else if (op == TD__ISNAN) {                                                          \
+                truth[i] = re != re || im != im;                                                   \
+            } else {                                                                               \
+                o[2 * i] = op == TD__NEG ? -re : re * re - im * im;                                \
+                o[2 * i + 1] = op == TD__NEG ? -im : 2 * re * im;                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+COMPLEX_LOOP(float, unary_complex64)
+COMPLEX_LOOP(double, unary_complex128)
+
+/* ---- The kernel -------------------------------------------------------------------------------- */
+
+struct unary {
+    enum td__unary_op op;
+    void (*loop)(enum td__unary_op op, void *out, const void *x, int64_t count);
+};
+
+static void run_unary(void *const arrays[], int64_t count, const void *arg)
+{
+    const struct unary *unary = arg;
+    unary->loop(unary->op, arrays[0], arrays[1], count);
+}
+
+td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x)
+{
+    td_dtype dtype = x->layout.dtype;
+    if (!has_unary(op, dtype))
+        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", names[op],
+                        td_dtype_name(dtype));
+    struct unary unary = {.op = op};
+    switch (td__compute_dtype(dtype)) {
+    case TD_F64:
+        unary.loop = unary_f64;
+        break;
+    case TD_I8:
+        unary.loop = unary_int8_t;
+        break;
+    case TD_U8:
+    case TD_BOOL:
+        unary.loop = unary_uint8_t;
+        break;
+    case TD_I16:
+        unary.loop = unary_int16_t;
+        break;
+    case TD_I32:
+        unary.loop = unary_int32_t;
+        break;
+    case TD_I64:
+        unary.loop = unary_int64_t;
+        break;
+    case TD_U32:
+        unary.loop = unary_uint32_t;
+        break;
+    case TD_U64:
+        unary.loop = unary_uint64_t;
+        break;
+    case TD_COMPLEX64:
+        unary.loop = unary_complex64;
+        break;
+    case TD_COMPLEX128:
+        unary.loop = unary_complex128;
+        break;
+    default:
+        unary.loop = unary_f32;
+    }
+    td__each_tensors(out, x, NULL, NULL, run_unary, &unary);
+    return TD_OK;
+}

@@ -1,0 +1,177 @@
+/* Reductions, compared with a slow reference in double precision: over every subset of the
+ * dimensions, with all strides and dtypes. */
+#include "runner.h"
+
+#include "elements.h"
+
+#include <math.h>
+#include <string.h>
+
+static double neutral(enum td__reduce_kind kind)
+{
+    switch (kind) {
+    case TD__REDUCE_PROD:
+    case TD__REDUCE_ALL:
+        return 1;
+    case TD__REDUCE_MAX:
+        return -INFINITY;
+    case TD__REDUCE_MIN:
+        return INFINITY;
+    default:
+        return 0;
+    }
+}
+
+static double step(enum td__reduce_kind kind, double total, double x)
+{
+    switch (kind) {
+    case TD__REDUCE_PROD:
+        return total * x;
+    case TD__REDUCE_MAX:
+        return isnan(total) || isnan(x) ? NAN : x > total ? x : total;
+    case TD__REDUCE_MIN:
+        return isnan(total) || isnan(x) ? NAN : x < total ? x : total;
+    case TD__REDUCE_ALL:
+        return total != 0 && x != 0;
+    case TD__REDUCE_ANY:
+        return total != 0 || x != 0;
+    case TD__REDUCE_SQUARES:
+        return total + x * x;
+    default:
+        return total + x;
+    }
+}
+
+/* Which element of the result element `number` of x belongs to. */
+static int64_t target_of(const td_tensor *x, unsigned dims, int64_t number)
+{
+    int64_t target = 0, factor = 1;
+    for (int d = td_tensor_ndim(x); d-- > 0;) {
+        int64_t size = td_tensor_size(x, d);
+        if (!(dims >> d & 1)) {
+            target += number % size * factor;
+            factor *= size;
+        }
+        number /= size;
+    }
+    return target;
+}
+
+static td_dtype result_dtype(enum td__reduce_kind kind, td_dtype dtype)
+{
+    if (kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY)
+        return TD_BOOL;
+    return dtype;
+}
+
+static void check_reduction(enum td__reduce_kind kind, const td_tensor *x, unsigned dims,
+                            char result, td_dtype dtype)
+{
+    struct layout_case layout = {.ndim = td_tensor_ndim(x), .result = result};
+    for (int d = 0; d < layout.ndim; d++)
+        layout.shape[d] = dims >> d & 1 ? 1 : td_tensor_size(x, d);
+    td_tensor *out = make_result(&layout, dtype);
+    int64_t count = td_tensor_numel(out);
+    double *right = malloc((size_t)(count ? count : 1) * sizeof *right);
+    CHECK(right);
+    for (int64_t i = 0; i < count; i++)
+        right[i] = neutral(kind);
+    for (int64_t i = 0; i < td_tensor_numel(x); i++) {
+        int64_t target = target_of(x, dims, i);
+        right[target] = step(kind, right[target], element(x, i));
+    }
+    double each = (double)td_tensor_numel(x) / (double)(count ? count : 1);
+    CHECK_OK(td__cpu_kernels.reduce(kind, out, x, dims));
+    for (int64_t i = 0; i < count; i++)
+        check_close(element(out, i), kind == TD__REDUCE_MEAN ? right[i] / each : right[i], out, i);
+    free(right);
+    td_tensor_release(out);
+}
+
+static bool has(enum td__reduce_kind kind, td_dtype dtype)
+{
+    bool is_float = dtype <= TD_BF16;
+    if (kind == TD__REDUCE_MEAN || kind == TD__REDUCE_SQUARES)
+        return is_float;
+    return dtype != TD_BOOL || kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY ||
+           kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN;
+}
+
+/* Products of more than a few numbers do not fit. */
+static bool is_sensible(enum td__reduce_kind kind, const td_tensor *x, unsigned dims)
+{
+    int64_t each = 1;
+    for (int d = 0; d < td_tensor_ndim(x); d++)
+        each *= dims >> d & 1 ? td_tensor_size(x, d) : 1;
+    if ((kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN) && each == 0)
+        return false;
+    return kind != TD__REDUCE_PROD || each <= 4;
+}
+
+TEST(every_subset_of_dimensions)
+{
+    static const int64_t shapes[][4] = {{3, 4, 2, 5},   {2, 70, 3, 20}, {1, 9, 1, 30},
+                                        {17, 1, 40, 2}, {2, 0, 3, 4},   {20, 3, 2, 17}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int letter = 0; letter < 4; letter++)
+            for (unsigned dims = 0; dims < 16; dims++)
+                for (int kind = TD__REDUCE_SUM; kind <= TD__REDUCE_SQUARES; kind++) {
+                    const char *layouts[] = {"c", "t", "s", "cb1"};
+                    struct layout_case layout = {.ndim = 4, .operands = {layouts[letter]}};
+                    memcpy(layout.shape, shapes[s], sizeof shapes[s]);
+                    td_dtype dtype = letter % 2 ? TD_F64 : TD_F32;
+                    td_tensor *x = make_case(&layout, 0, dtype, 9);
+                    if (is_sensible((enum td__reduce_kind)kind, x, dims))
+                        check_reduction((enum td__reduce_kind)kind, x, dims, "cts"[letter % 3],
+                                        result_dtype((enum td__reduce_kind)kind, dtype));
+                    td_tensor_release(x);
+                }
+}
+
+TEST(every_dtype)
+{
+    for (int dtype = TD_F32; dtype <= TD_COMPLEX128; dtype++)
+        for (unsigned dims = 0; dims < 4; dims++)
+            for (int kind = TD__REDUCE_SUM; kind <= TD__REDUCE_SQUARES; kind++) {
+                struct layout_case layout = {.ndim = 2, .shape = {4, 37}, .operands = {"t"}};
+                td_tensor *x = make_case(&layout, 0, (td_dtype)dtype, 10);
+                bool complex = dtype >= TD_COMPLEX64;
+                if (has((enum td__reduce_kind)kind, (td_dtype)dtype) &&
+                    is_sensible((enum td__reduce_kind)kind, x, dims) &&
+                    !(complex && (kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN)))
+                    check_reduction((enum td__reduce_kind)kind, x, dims, 'c',
+                                    result_dtype((enum td__reduce_kind)kind, (td_dtype)dtype));
+                td_tensor_release(x);
+            }
+}
+
+TEST(nan_wins)
+{
+    for (int rows = 1; rows < 200; rows += 13)
+        for (unsigned dims = 1; dims < 4; dims++) {
+            struct layout_case layout = {.ndim = 2, .shape = {rows, 90}, .operands = {"c"}};
+            td_tensor *x = make_case(&layout, 0, TD_F32, 11);
+            set_element(x, (rows - 1) * 90 + 45, NAN);
+            check_reduction(TD__REDUCE_MAX, x, dims, 'c', TD_F32);
+            check_reduction(TD__REDUCE_MIN, x, dims, 'c', TD_F32);
+            td_tensor_release(x);
+        }
+}
+
+/* 0.1 is not exact in f32: adding it up one by one in f32 would be wrong by more than a percent. */
+TEST(sums_of_many_elements_are_exact)
+{
+    int64_t shape[] = {2048, 2048};
+    td_tensor *x = td_full(shape, 2, 0.1f, TD_F32);
+    td_tensor *all = td_empty((int64_t[]){1, 1}, 2, TD_F32);
+    td_tensor *columns = td_empty((int64_t[]){1, 2048}, 2, TD_F32);
+    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_SUM, all, x, 3));
+    double right = (double)0.1f * 2048 * 2048;
+    CHECK(fabs(element(all, 0) - right) <= 1e-6 * right);
+    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_SUM, columns, x, 1));
+    for (int64_t i = 0; i < 2048; i++)
+        CHECK(fabs(element(columns, i) - right / 2048) <= 1e-6 * right / 2048);
+    td_tensor_release(x);
+    td_tensor_release(all);
+    td_tensor_release(columns);
+}
