@@ -2,8 +2,13 @@
 #include "tensor/kernels.h"
 
 #include "tensor/cpu_convert.h"
+#include "tensor/cpu_dropout.h"
 #include "tensor/cpu_elementwise.h"
+#include "tensor/cpu_index.h"
+#include "tensor/cpu_loss.h"
+#include "tensor/cpu_norm.h"
 #include "tensor/cpu_reduce.h"
+#include "tensor/cpu_softmax.h"
 
 const struct td__kernels td__cpu_kernels = {
     .fill = td__cpu_fill,
@@ -15,4 +20,21 @@ const struct td__kernels td__cpu_kernels = {
     .where = td__cpu_where,
     .clamp = td__cpu_clamp,
     .reduce = td__cpu_reduce,
+    .batch_norm = td__cpu_batch_norm,
+    .batch_norm_grad = td__cpu_batch_norm_grad,
+    .layer_norm = td__cpu_layer_norm,
+    .layer_norm_grad = td__cpu_layer_norm_grad,
+    .softmax = td__cpu_softmax,
+    .softmax_grad = td__cpu_softmax_grad,
+    .index_select = td__cpu_index_select,
+    .index_add = td__cpu_index_add,
+    .gather = td__cpu_gather,
+    .scatter_add = td__cpu_scatter_add,
+    .nll_loss = td__cpu_nll_loss,
+    .nll_loss_grad = td__cpu_nll_loss_grad,
+    .cross_entropy_grad = td__cpu_cross_entropy_grad,
+    .pair_loss = td__cpu_pair_loss,
+    .pair_loss_grad = td__cpu_pair_loss_grad,
+    .dropout = td__cpu_dropout,
+    .dropout_grad = td__cpu_dropout_grad,
 };

@@ -1,0 +1,43 @@
+/* Dropout: each block of elements is kept with probability 1 - p, and then scaled by 1 / (1 - p); its
+ * gradient is the same with the same mask. The factor is rounded first, as PyTorch does, so that the
+ * results have its bits. What is dropped is 0, whatever it was. */
+#include "tensor/cpu_dropout.h"
+
+#include "tensor/cpu_floats.h"
+#include "tensor/random.h"
+#include "tensor/vector.h"
+
+#include "tensor/real_f32.h"
+#include "tensor/cpu_dropout_loops.h"
+#include "tensor/real_f64.h"
+#include "tensor/cpu_dropout_loops.h"
+
+static td_status scale(td_tensor *out, const td_tensor *x, const td_tensor *keep, double p,
+                       int64_t block)
+{
+    struct td__floats f = td__floats_begin(x);
+    const void *from = td__floats_in(&f, x);
+    void *to = td__floats_out(&f, out);
+    const unsigned char *mask = td_tensor_data(keep);
+    if (f.status == TD_OK) {
+        if (f.dtype == TD_F32)
+            keep_blocks_f32(to, from, mask, keep->layout.numel, block, p);
+        else
+            keep_blocks_f64(to, from, mask, keep->layout.numel, block, p);
+    }
+    return td__floats_end(&f);
+}
+
+td_status td__cpu_dropout(td_tensor *out, td_tensor *keep, const td_tensor *x, double p,
+                          int64_t block, td_generator *generator)
+{
+    if (keep->layout.numel)
+        td__dropout_mask(generator, td_tensor_data(keep), keep->layout.numel, p);
+    return scale(out, x, keep, p, block);
+}
+
+td_status td__cpu_dropout_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *keep,
+                               double p, int64_t block)
+{
+    return scale(grad_x, grad_y, keep, p, block);
+}

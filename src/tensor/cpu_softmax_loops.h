@@ -1,0 +1,137 @@
+/* The loops of cpu_softmax.c for one type, with REAL and NAME() of real_f32.h or real_f64.h. */
+
+/* One row of `n`. */
+TD__INLINE void NAME(softmax_row)(REAL *y, const REAL *x, int64_t n, bool logarithm)
+{
+    REAL most = NAME(max)(x, n);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = REAL_EXP(x[i] - most);
+    REAL sum = NAME(sum)(y, n);
+    if (logarithm) {
+        /* Not x - (most + log): the sum of the two would be rounded in the size of most. */
+        REAL log_sum = REAL_LOG(sum);
+        for (int64_t i = 0; i < n; i++)
+            y[i] = x[i] - most - log_sum;
+    } else {
+        REAL factor = 1 / sum;
+        for (int64_t i = 0; i < n; i++)
+            y[i] *= factor;
+    }
+}
+
+TD__VECTOR
+static void NAME(softmax_rows)(REAL *restrict y, const REAL *restrict x, int64_t rows, int64_t n,
+                               bool logarithm)
+{
+    for (int64_t r = 0; r < rows; r++)
+        NAME(softmax_row)(y + r * n, x + r * n, n, logarithm);
+}
+
+/* `width` columns, at most COLUMNS, of n rows that are `pitch` apart. */
+TD__VECTOR
+static void NAME(softmax_columns)(REAL *restrict y, const REAL *restrict x, int64_t n,
+                                  int64_t pitch, int64_t width, bool logarithm)
+{
+    REAL most[COLUMNS], sum[COLUMNS];
+    for (int64_t j = 0; j < width; j++) {
+        most[j] = -INFINITY;
+        sum[j] = 0;
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < width; j++)
+            most[j] = x[i * pitch + j] > most[j] ? x[i * pitch + j] : most[j];
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < width; j++) {
+            REAL e = REAL_EXP(x[i * pitch + j] - most[j]);
+            y[i * pitch + j] = e;
+            sum[j] += e;
+        }
+    }
+    for (int64_t j = 0; j < width; j++)
+        sum[j] = logarithm ? REAL_LOG(sum[j]) : 1 / sum[j];
+    for (int64_t i = 0; i < n; i++) {
+        if (logarithm) {
+            for (int64_t j = 0; j < width; j++)
+                y[i * pitch + j] = x[i * pitch + j] - most[j] - sum[j];
+        } else {
+            for (int64_t j = 0; j < width; j++)
+                y[i * pitch + j] *= sum[j];
+        }
+    }
+}
+
+/* gx may be gy. */
+TD__VECTOR
+static void NAME(softmax_grad_rows)(REAL *gx, const REAL *gy, const REAL *restrict y, int64_t rows,
+                                    int64_t n, bool logarithm)
+{
+    for (int64_t r = 0; r < rows; r++, gx += n, gy += n, y += n) {
+        if (logarithm) {
+            REAL sum = NAME(sum)(gy, n);
+            TD__APART
+            for (int64_t i = 0; i < n; i++)
+                gx[i] = gy[i] - REAL_EXP(y[i]) * sum;
+        } else {
+            REAL sum = NAME(dot)(gy, y, n);
+            TD__APART
+            for (int64_t i = 0; i < n; i++)
+                gx[i] = y[i] * (gy[i] - sum);
+        }
+    }
+}
+
+TD__VECTOR
+static void NAME(softmax_grad_columns)(REAL *gx, const REAL *gy, const REAL *restrict y, int64_t n,
+                                       int64_t pitch, int64_t width, bool logarithm)
+{
+    REAL sum[COLUMNS] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        if (logarithm) {
+            for (int64_t j = 0; j < width; j++)
+                sum[j] += gy[i * pitch + j];
+        } else {
+            for (int64_t j = 0; j < width; j++)
+                sum[j] += gy[i * pitch + j] * y[i * pitch + j];
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = i * pitch;
+        if (logarithm) {
+            TD__APART
+            for (int64_t j = 0; j < width; j++)
+                gx[at + j] = gy[at + j] - REAL_EXP(y[at + j]) * sum[j];
+        } else {
+            TD__APART
+            for (int64_t j = 0; j < width; j++)
+                gx[at + j] = y[at + j] * (gy[at + j] - sum[j]);
+        }
+    }
+}
+
+static void NAME(softmax_all)(REAL *y, const REAL *x, const struct extent *e, bool logarithm)
+{
+    if (e->inner == 1) {
+        NAME(softmax_rows)(y, x, e->outer, e->n, logarithm);
+        return;
+    }
+    for (int64_t a = 0; a < e->outer; a++, x += e->n * e->inner, y += e->n * e->inner)
+        for (int64_t j = 0; j < e->inner; j += COLUMNS)
+            NAME(softmax_columns)
+            (y + j, x + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS,
+             logarithm);
+}
+
+static void NAME(softmax_grad_all)(REAL *gx, const REAL *gy, const REAL *y, const struct extent *e,
+                                   bool logarithm)
+{
+    if (e->inner == 1) {
+        NAME(softmax_grad_rows)(gx, gy, y, e->outer, e->n, logarithm);
+        return;
+    }
+    int64_t step = e->n * e->inner;
+    for (int64_t a = 0; a < e->outer; a++, gx += step, gy += step, y += step)
+        for (int64_t j = 0; j < e->inner; j += COLUMNS)
+            NAME(softmax_grad_columns)
+            (gx + j, gy + j, y + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS,
+             logarithm);
+}

@@ -1,0 +1,34 @@
+/* Before a file of loops (…_loops.h): they are about to be defined for f64. */
+#undef REAL
+#undef NAME
+#undef REAL_EXP
+#undef REAL_LOG
+#undef REAL_LOG1P
+#undef REAL_SQRT
+#undef REAL_FABS
+#undef REAL_MAX
+#undef FOLD
+
+#include "tensor/vector_math.h"
+
+#include <float.h>
+#include <math.h>
+
+#define REAL double
+#define NAME(name) name##_f64
+#define REAL_EXP exp
+#define REAL_LOG log
+#define REAL_LOG1P log1p
+#define REAL_SQRT sqrt
+#define REAL_FABS fabs
+#define REAL_MAX DBL_MAX
+
+/* One number out of 8 lanes, as for f32. */
+#define FOLD(v, op)                                                                                \
+    do {                                                                                           \
+        v = op(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));                          \
+        v = op(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));                          \
+        v = op(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));                          \
+    } while (0)
+
+#include "tensor/lanes_loops.h"
