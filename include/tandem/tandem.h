@@ -4,6 +4,7 @@
 
 #include <tandem/backend.h>
 #include <tandem/base.h>
+#include <tandem/data.h>
 #include <tandem/dist.h>
 #include <tandem/dtype.h>
 #include <tandem/group.h>

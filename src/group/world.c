@@ -1,5 +1,6 @@
 /* The world: the one group of the process that NULL stands for. */
 #include "base/fail.h"
+#include "base/identity.h"
 #include "base/thread.h"
 #include "group/process_group.h"
 #include "group/root.h"
@@ -90,6 +91,7 @@ td_status td_init_process_group(const td_init_options *options)
     if (!status) {
         meeting = met;
         atomic_store_explicit(&world, group, memory_order_release);
+        td__identity_set(group->rank, group->size);
     }
     pthread_mutex_unlock(&lock);
     return status;
@@ -126,6 +128,7 @@ td_status td_destroy_process_group(void)
         status = td__fail(TD_ERR_STATE, "td_destroy_process_group: there is no world");
     } else {
         atomic_store(&world, NULL);
+        td__identity_set(0, 0);
         if (group->root->generation == td__fork_generation())
             td__root_close(group);
         close_outgrown();

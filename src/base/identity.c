@@ -1,0 +1,24 @@
+/* The rank and the size in one atomic word, so that a reader never sees halves of two worlds. */
+#include "base/identity.h"
+#include "base/thread.h"
+
+#include <stdatomic.h>
+
+static atomic_uint_fast64_t identity; /* size above, rank below; 0: none */
+static atomic_uint generation;        /* of forks, in which it was set */
+
+void td__identity_set(int rank, int size)
+{
+    atomic_store(&generation, td__fork_generation());
+    atomic_store(&identity, size > 0 ? (uint64_t)size << 32 | (uint32_t)rank : 0);
+}
+
+bool td__identity(int *rank, int *size)
+{
+    uint64_t now = atomic_load(&identity);
+    if (!now || atomic_load(&generation) != td__fork_generation())
+        return false;
+    *rank = (int)(uint32_t)now;
+    *size = (int)(now >> 32);
+    return true;
+}
