@@ -2,6 +2,8 @@
 #include "dist_suite.h"
 #include "runner.h"
 
+#include <tandem/ops.h>
+
 #include <string.h>
 
 /* ---- Tensors --------------------------------------------------------------------------------- */

@@ -3,6 +3,8 @@
 #include "dist_suite.h"
 #include "runner.h"
 
+#include <tandem/ops.h>
+
 #include <tandem/dist.h>
 #include <tandem/group.h>
 

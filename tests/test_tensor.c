@@ -5,6 +5,8 @@
 #include "base/arena.h"
 #include "tensor/tensor.h"
 
+#include <tandem/ops.h>
+
 #include <string.h>
 
 #define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)

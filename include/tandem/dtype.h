@@ -63,8 +63,8 @@ typedef enum td_reduce_op {
     TD_BAND,
     TD_BOR,
     TD_BXOR,
-    TD_PREMUL_SUM, /* the sum of each rank's elements times a factor */
-    TD_REDUCE_OP_OWN = 0x10000,     /* from here on those of td_reduce_op_create() (group.h) */
+    TD_PREMUL_SUM,              /* the sum of each rank's elements times a factor */
+    TD_REDUCE_OP_OWN = 0x10000, /* from here on those of td_reduce_op_create() (group.h) */
     TD_REDUCE_OP_LAST = 0x7fffffff,
 } td_reduce_op;
 

@@ -9,9 +9,10 @@
  * tensors may look at one storage: a view costs no copy, and a write through one is seen through
  * all of them.
  *
- * Ownership. Both are counted. A function that returns a tensor gives the caller one reference,
- * which td_tensor_release() returns; the storage is freed with its last tensor. Functions never
- * take over a reference of the tensors that they are given.
+ * Ownership. Both are counted; the storage is freed with its last tensor. A tensor that a function
+ * returns belongs to the innermost TD_SCOPE that the thread is in, and is released when that ends;
+ * where there is none, it belongs to the caller, who returns his reference with td_tensor_release().
+ * Functions never take over a reference of the tensors that they are given.
  *
  * Errors. A function that returns a tensor returns NULL where it fails, and td_last_error() says
  * why. It hands a NULL input on as a NULL result and leaves td_last_error() alone then, so that an
@@ -20,11 +21,14 @@
  * A tensor of no dimensions has one element; one with a size of 0 has none, and is no error
  * anywhere. Where a function takes a dimension, a negative one counts from the end: -1 is the last.
  *
+ * What is computed with tensors, views of them included, is in ops.h; gradients are in autograd.h.
+ *
  * Threads. What a tensor is does not change, so any number of threads may use one; who writes its
  * elements takes care that nobody reads them meanwhile. */
 #ifndef TANDEM_TENSOR_H
 #define TANDEM_TENSOR_H
 
+#include <tandem/device.h>
 #include <tandem/dtype.h>
 
 #ifdef __cplusplus
@@ -63,9 +67,42 @@ typedef void (*td_blob_free_fn)(void *data, void *arg);
 TD_API td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
                                td_dtype dtype, td_blob_free_fn free_fn, void *arg);
 
-/** One more reference; one less. Both take NULL. */
+/** One more reference, which is the caller's whatever scope he is in; one less. Both take NULL. */
 TD_API td_tensor *td_tensor_retain(td_tensor *tensor);
 TD_API void td_tensor_release(td_tensor *tensor);
+
+/* ---- Scopes -----------------------------------------------------------------------------------
+ *
+ *     TD_SCOPE {
+ *         td_tensor *loss = td_mse_loss(td_matmul(x, w), y);
+ *         printf("%g\n", td_item(loss));
+ *     }                                       all three results are released here
+ *
+ * Scopes belong to a thread and may be nested. `return` and `goto` out of one end it; `break` and
+ * `continue` end it too, and go on behind it, not behind a loop around it. */
+
+/** One begun scope; its insides are the library's. */
+typedef struct td_scope {
+    size_t depth;
+    bool open;
+} td_scope;
+
+TD_API td_scope td_scope_begin(void);
+TD_API void td_scope_end(td_scope *scope);
+
+#define TD_SCOPE                                                                                   \
+    for (td_scope td_scope_ __attribute__((cleanup(td_scope_end))) = td_scope_begin();             \
+         td_scope_.open; td_scope_end(&td_scope_))
+
+/** Lets a tensor outlive the innermost scope: from then on it belongs to the scope around that one,
+ *  or to the caller where there is none. For a function that works in a scope of its own:
+ *
+ *     td_tensor *result = NULL;
+ *     TD_SCOPE
+ *         result = td_scope_return(td_add(td_mul(a, b), c));
+ *     return result;
+ */
+TD_API td_tensor *td_scope_return(td_tensor *tensor);
 
 /* ---- What it is ------------------------------------------------------------------------------
  *
@@ -87,47 +124,12 @@ TD_API int64_t td_tensor_stride(const td_tensor *tensor, int dim);
 TD_API int64_t td_tensor_numel(const td_tensor *tensor);
 TD_API size_t td_tensor_nbytes(const td_tensor *tensor);
 
+/** Where its memory is: "cpu", "cpu:1" …; NULL for NULL. */
+TD_API const char *td_tensor_device(const td_tensor *tensor);
+
 /** True where the elements stand one after another in the order of their indices, the last one
  *  running fastest. */
 TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);
-
-/* ---- Copies ---------------------------------------------------------------------------------- */
-
-/** A contiguous tensor with the same elements, in memory of its own. */
-TD_API td_tensor *td_clone(td_tensor *tensor);
-
-/** The tensor itself, with one more reference, where it is contiguous; td_clone() otherwise. */
-TD_API td_tensor *td_contiguous(td_tensor *tensor);
-
-/** Copies the elements of `src` to `dst`, which has the same shape and dtype; the strides may be
- * any. They may overlap. TD_ERR_INVALID where shape or dtype differ, or where elements of `dst`
- * share memory (a stride of 0). */
-TD_API td_status td_tensor_copy(td_tensor *dst, td_tensor *src);
-
-/* ---- Views -----------------------------------------------------------------------------------
- *
- * Each shares the storage of `tensor`, and keeps it. */
-
-/** The same elements with dimensions `a` and `b` exchanged. */
-TD_API td_tensor *td_transpose(td_tensor *tensor, int a, int b);
-
-/** The part of `length` indices from `start` on in dimension `dim`. A negative start counts from
- * the end. The part must be inside the tensor. */
-TD_API td_tensor *td_narrow(td_tensor *tensor, int dim, int64_t start, int64_t length);
-
-/** The part at `index` of dimension `dim`, which goes away. A negative index counts from the end.
- */
-TD_API td_tensor *td_select(td_tensor *tensor, int dim, int64_t index);
-
-/** Every `step`-th index of dimension `dim` from `start` on, below `end`. As in Python, negative
- * ones count from the end, and what is outside is cut off; INT64_MAX is the end. `step` is above 0.
- */
-TD_API td_tensor *td_slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step);
-
-/** The same elements, in the order of their indices, in another shape with as many of them. One
- * size may be -1: what is left for it. A view where the strides allow it, a contiguous copy
- * otherwise. */
-TD_API td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim);
 
 #ifdef __cplusplus
 }

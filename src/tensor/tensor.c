@@ -1,6 +1,6 @@
 /* Tensors: making them, counting them, what they are, and copies. */
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/kernels.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,16 +17,23 @@ td_tensor *td__tensor_over(struct td__storage *storage, int64_t offset,
         return NULL;
     }
     td__storage_retain(storage);
-    *tensor = (td_tensor){.owners = 1, .storage = storage, .offset = offset, .layout = *layout};
+    *tensor = (td_tensor){
+        .owners = 1,
+        .storage = storage,
+        .offset = offset,
+        .layout = *layout,
+        .history = atomic_load_explicit(&storage->history, memory_order_relaxed),
+    };
     return tensor;
 }
 
-static td_tensor *create(const char *call, const int64_t *shape, int ndim, td_dtype dtype)
+td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
+                     struct td__device *device)
 {
     struct td__layout layout;
     if (td__layout_init(&layout, call, shape, ndim, NULL, dtype))
         return NULL;
-    struct td__storage *storage = td__storage_create(td__layout_extent(&layout));
+    struct td__storage *storage = td__storage_create(device, td__layout_extent(&layout));
     if (!storage)
         return NULL;
     td_tensor *tensor = td__tensor_over(storage, 0, &layout);
@@ -34,17 +41,40 @@ static td_tensor *create(const char *call, const int64_t *shape, int ndim, td_dt
     return tensor;
 }
 
+td_tensor *td__empty_like_as(const td_tensor *tensor, td_dtype dtype)
+{
+    if (!tensor)
+        return NULL;
+    return td__empty("tensor", tensor->layout.shape, tensor->layout.ndim, dtype,
+                     tensor->storage->device);
+}
+
+td_tensor *td__empty_like(const td_tensor *tensor)
+{
+    return tensor ? td__empty_like_as(tensor, tensor->layout.dtype) : NULL;
+}
+
+td_tensor *td__zeros_like(const td_tensor *tensor)
+{
+    td_tensor *zeros = td__empty_like(tensor);
+    if (zeros && td__kernels_of(zeros)->fill(zeros, 0)) {
+        td_tensor_release(zeros);
+        return NULL;
+    }
+    return zeros;
+}
+
 td_tensor *td_empty(const int64_t *shape, int ndim, td_dtype dtype)
 {
-    return create("td_empty", shape, ndim, dtype);
+    return td__adopt(td__empty("td_empty", shape, ndim, dtype, td__host_device()));
 }
 
 td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype)
 {
-    td_tensor *tensor = create("td_zeros", shape, ndim, dtype);
+    td_tensor *tensor = td__empty("td_zeros", shape, ndim, dtype, td__host_device());
     if (tensor && tensor->layout.numel)
         memset(tensor->storage->data, 0, tensor->storage->bytes);
-    return tensor;
+    return td__adopt(tensor);
 }
 
 /* The largest integer of the dtype, plus one; the least is 0 where there is no sign, else -limit.
@@ -126,12 +156,12 @@ td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype)
                  td_dtype_name(dtype));
         return NULL;
     }
-    td_tensor *tensor = create("td_full", shape, ndim, dtype);
-    if (!tensor || !tensor->layout.numel)
-        return tensor;
-    memcpy(tensor->storage->data, element, td_dtype_size(dtype));
-    repeat(tensor->storage->data, td_dtype_size(dtype), tensor->storage->bytes);
-    return tensor;
+    td_tensor *tensor = td__empty("td_full", shape, ndim, dtype, td__host_device());
+    if (tensor && tensor->layout.numel) {
+        memcpy(tensor->storage->data, element, td_dtype_size(dtype));
+        repeat(tensor->storage->data, td_dtype_size(dtype), tensor->storage->bytes);
+    }
+    return td__adopt(tensor);
 }
 
 td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
@@ -152,7 +182,7 @@ td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_
     if (!tensor)
         storage->free_fn = NULL; /* the memory stays the caller's */
     td__storage_release(storage);
-    return tensor;
+    return td__adopt(tensor);
 }
 
 td_tensor *td_tensor_retain(td_tensor *tensor)
@@ -162,10 +192,14 @@ td_tensor *td_tensor_retain(td_tensor *tensor)
     return tensor;
 }
 
+void (*td__node_leave)(struct td_node *node, td_tensor *tensor);
+
 void td_tensor_release(td_tensor *tensor)
 {
     if (!tensor || atomic_fetch_sub_explicit(&tensor->owners, 1, memory_order_acq_rel) > 1)
         return;
+    if (tensor->node)
+        td__node_leave(tensor->node, tensor);
     td__storage_release(tensor->storage);
     free(tensor);
 }
@@ -190,6 +224,16 @@ int td_tensor_ndim(const td_tensor *tensor)
     return tensor ? tensor->layout.ndim : -1;
 }
 
+int td__find_dim(const td_tensor *tensor, const char *call, int dim)
+{
+    int ndim = tensor->layout.ndim;
+    if (dim >= -ndim && dim < ndim)
+        return dim < 0 ? dim + ndim : dim;
+    td__fail(TD_ERR_INVALID, "%s: there is no dimension %d in a tensor of shape %s", call, dim,
+             td__shape_of(tensor));
+    return -1;
+}
+
 /* One of the `ndim` numbers, or -1 and the last error. */
 static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int dim, const char *call)
 {
@@ -197,13 +241,8 @@ static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int di
         td__fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
         return -1;
     }
-    int ndim = tensor->layout.ndim;
-    if (dim < -ndim || dim >= ndim) {
-        td__fail(TD_ERR_INVALID, "%s: there is no dimension %d in a tensor of shape %s", call, dim,
-                 td__shape_text(tensor->layout.shape, ndim));
-        return -1;
-    }
-    return numbers[dim < 0 ? dim + ndim : dim];
+    dim = td__find_dim(tensor, call, dim);
+    return dim < 0 ? -1 : numbers[dim];
 }
 
 int64_t td_tensor_size(const td_tensor *tensor, int dim)
@@ -226,6 +265,11 @@ size_t td_tensor_nbytes(const td_tensor *tensor)
     return tensor ? (size_t)tensor->layout.numel * td_dtype_size(tensor->layout.dtype) : 0;
 }
 
+const char *td_tensor_device(const td_tensor *tensor)
+{
+    return tensor ? tensor->storage->device->name : NULL;
+}
+
 bool td_tensor_is_contiguous(const td_tensor *tensor)
 {
     return tensor && td__layout_is_contiguous(&tensor->layout);
@@ -233,20 +277,23 @@ bool td_tensor_is_contiguous(const td_tensor *tensor)
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-td_tensor *td_clone(td_tensor *tensor)
+td_tensor *td__clone(td_tensor *tensor)
 {
-    if (!tensor)
-        return NULL;
-    const struct td__layout *layout = &tensor->layout;
-    td_tensor *copy = create("td_clone", layout->shape, layout->ndim, layout->dtype);
+    td_tensor *copy = td__empty_like(tensor);
     if (copy)
-        td__layout_copy(&copy->layout, td_tensor_data(copy), layout, td_tensor_data(tensor));
+        td__layout_copy(&copy->layout, td_tensor_data(copy), &tensor->layout,
+                        td_tensor_data(tensor));
     return copy;
 }
 
-td_tensor *td_contiguous(td_tensor *tensor)
+td_tensor *td__contiguous(td_tensor *tensor)
 {
-    return td_tensor_is_contiguous(tensor) ? td_tensor_retain(tensor) : td_clone(tensor);
+    return td_tensor_is_contiguous(tensor) ? td_tensor_retain(tensor) : td__clone(tensor);
+}
+
+td_tensor *td__alias(td_tensor *tensor)
+{
+    return tensor ? td__tensor_over(tensor->storage, tensor->offset, &tensor->layout) : NULL;
 }
 
 static td_status check_copy(const td_tensor *dst, const td_tensor *src)
@@ -270,7 +317,7 @@ static td_status check_copy(const td_tensor *dst, const td_tensor *src)
     return TD_OK;
 }
 
-td_status td_tensor_copy(td_tensor *dst, td_tensor *src)
+td_status td__tensor_copy(td_tensor *dst, td_tensor *src)
 {
     TD_TRY(check_copy(dst, src));
     const struct td__layout *to = &dst->layout, *from = &src->layout;
@@ -283,10 +330,11 @@ td_status td_tensor_copy(td_tensor *dst, td_tensor *src)
     /* Their extents may cross without a common element; then the copy aside only costs time. */
     bool apart = dst_data + td__layout_extent(to) <= src_data ||
                  src_data + td__layout_extent(from) <= dst_data;
-    td_tensor *aside = apart ? td_tensor_retain(src) : td_clone(src);
+    td_tensor *aside = apart ? td_tensor_retain(src) : td__clone(src);
     if (!aside)
         return TD_ERR_NOMEM;
     td__layout_copy(to, dst_data, &aside->layout, td_tensor_data(aside));
     td_tensor_release(aside);
+    td__tensor_touch(dst);
     return TD_OK;
 }

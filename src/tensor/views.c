@@ -5,15 +5,13 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The number of a dimension that may be negative, or -1 and the last error. */
-static int find_dim(const td_tensor *tensor, const char *call, int dim)
+/* A view of `tensor`, which knows of as many recorded changes as that one does. */
+static td_tensor *view_of(const td_tensor *tensor, int64_t offset, const struct td__layout *layout)
 {
-    int ndim = tensor->layout.ndim;
-    if (dim >= -ndim && dim < ndim)
-        return dim < 0 ? dim + ndim : dim;
-    td__fail(TD_ERR_INVALID, "%s: there is no dimension %d in a tensor of shape %s", call, dim,
-             td__shape_text(tensor->layout.shape, ndim));
-    return -1;
+    td_tensor *view = td__tensor_over(tensor->storage, offset, layout);
+    if (view)
+        view->history = tensor->history;
+    return view;
 }
 
 /* A view with another size of one dimension, which begins at `start` and has a step. */
@@ -27,15 +25,15 @@ static td_tensor *part_of(td_tensor *tensor, int dim, int64_t start, int64_t siz
     layout.numel = 1;
     for (int d = 0; d < layout.ndim; d++)
         layout.numel *= layout.shape[d];
-    return td__tensor_over(tensor->storage, layout.numel ? offset : tensor->offset, &layout);
+    return view_of(tensor, layout.numel ? offset : tensor->offset, &layout);
 }
 
-td_tensor *td_transpose(td_tensor *tensor, int a, int b)
+td_tensor *td__transpose(td_tensor *tensor, int a, int b)
 {
     if (!tensor)
         return NULL;
-    a = find_dim(tensor, "td_transpose", a);
-    b = a < 0 ? -1 : find_dim(tensor, "td_transpose", b);
+    a = td__find_dim(tensor, "td_transpose", a);
+    b = a < 0 ? -1 : td__find_dim(tensor, "td_transpose", b);
     if (b < 0)
         return NULL;
     struct td__layout layout = tensor->layout;
@@ -43,14 +41,14 @@ td_tensor *td_transpose(td_tensor *tensor, int a, int b)
     layout.shape[b] = tensor->layout.shape[a];
     layout.strides[a] = tensor->layout.strides[b];
     layout.strides[b] = tensor->layout.strides[a];
-    return td__tensor_over(tensor->storage, tensor->offset, &layout);
+    return view_of(tensor, tensor->offset, &layout);
 }
 
-td_tensor *td_narrow(td_tensor *tensor, int dim, int64_t start, int64_t length)
+td_tensor *td__narrow(td_tensor *tensor, int dim, int64_t start, int64_t length)
 {
     if (!tensor)
         return NULL;
-    dim = find_dim(tensor, "td_narrow", dim);
+    dim = td__find_dim(tensor, "td_narrow", dim);
     if (dim < 0)
         return NULL;
     int64_t size = tensor->layout.shape[dim];
@@ -65,11 +63,11 @@ td_tensor *td_narrow(td_tensor *tensor, int dim, int64_t start, int64_t length)
     return part_of(tensor, dim, from, length, 1);
 }
 
-td_tensor *td_select(td_tensor *tensor, int dim, int64_t index)
+td_tensor *td__select_index(td_tensor *tensor, int dim, int64_t index)
 {
     if (!tensor)
         return NULL;
-    dim = find_dim(tensor, "td_select", dim);
+    dim = td__find_dim(tensor, "td_select", dim);
     if (dim < 0)
         return NULL;
     struct td__layout layout = tensor->layout;
@@ -91,7 +89,7 @@ td_tensor *td_select(td_tensor *tensor, int dim, int64_t index)
         }
         layout.numel *= layout.shape[d];
     }
-    return td__tensor_over(tensor->storage, offset, &layout);
+    return view_of(tensor, offset, &layout);
 }
 
 /* An index of Python's slices: negative from the end, then cut off to 0 … size. */
@@ -102,11 +100,11 @@ static int64_t clamp_index(int64_t index, int64_t size)
     return index < 0 ? 0 : index > size ? size : index;
 }
 
-td_tensor *td_slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step)
+td_tensor *td__slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step)
 {
     if (!tensor)
         return NULL;
-    dim = find_dim(tensor, "td_slice", dim);
+    dim = td__find_dim(tensor, "td_slice", dim);
     if (dim < 0)
         return NULL;
     if (step < 1) {
@@ -191,7 +189,7 @@ static bool strides_for(const struct td__layout *old, struct td__layout *new)
     return true;
 }
 
-td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim)
+td_tensor *td__reshape(td_tensor *tensor, const int64_t *shape, int ndim, bool *viewed)
 {
     if (!tensor)
         return NULL;
@@ -200,13 +198,113 @@ td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim)
     if (fill_in_shape(tensor, shape, ndim, full) ||
         td__layout_init(&layout, "td_reshape", full, ndim, NULL, tensor->layout.dtype))
         return NULL;
-    if (td__layout_is_contiguous(&tensor->layout) || strides_for(&tensor->layout, &layout))
-        return td__tensor_over(tensor->storage, tensor->offset, &layout);
+    bool fits = td__layout_is_contiguous(&tensor->layout) || strides_for(&tensor->layout, &layout);
+    if (viewed)
+        *viewed = fits;
+    if (fits)
+        return view_of(tensor, tensor->offset, &layout);
 
-    td_tensor *copy = td_clone(tensor);
+    td_tensor *copy = td__clone(tensor);
     if (!copy)
         return NULL;
-    td_tensor *reshaped = td_reshape(copy, full, ndim);
+    td_tensor *reshaped = td__reshape(copy, full, ndim, NULL);
     td_tensor_release(copy);
     return reshaped;
+}
+
+/* ---- Other orders and numbers of dimensions ---------------------------------------------------- */
+
+td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim)
+{
+    if (!tensor)
+        return NULL;
+    struct td__layout layout = tensor->layout;
+    unsigned seen = 0;
+    if (ndim != layout.ndim || (ndim > 0 && !dims)) {
+        td__fail(TD_ERR_INVALID,
+                 "td_permute: %d dimensions are named for a tensor of shape %s; each must be, once",
+                 ndim, td__shape_of(tensor));
+        return NULL;
+    }
+    for (int d = 0; d < ndim; d++) {
+        int from = td__find_dim(tensor, "td_permute", dims[d]);
+        if (from < 0)
+            return NULL;
+        if (seen & 1u << from) {
+            td__fail(TD_ERR_INVALID, "td_permute: dimension %d is named twice", from);
+            return NULL;
+        }
+        seen |= 1u << from;
+        layout.shape[d] = tensor->layout.shape[from];
+        layout.strides[d] = tensor->layout.strides[from];
+    }
+    return view_of(tensor, tensor->offset, &layout);
+}
+
+td_tensor *td__expand(const char *call, td_tensor *tensor, const int64_t *shape, int ndim)
+{
+    if (!tensor)
+        return NULL;
+    struct td__layout layout;
+    int64_t full[TD_MAX_DIMS];
+    int more = ndim - tensor->layout.ndim;
+    bool fits = more >= 0 && ndim <= TD_MAX_DIMS && (ndim == 0 || shape);
+    for (int d = 0; fits && d < ndim; d++) {
+        int64_t old = d < more ? 1 : tensor->layout.shape[d - more];
+        full[d] = shape[d] == -1 && d >= more ? old : shape[d];
+        fits = full[d] == old || (old == 1 && full[d] >= 0);
+    }
+    if (!fits) {
+        td__fail(TD_ERR_INVALID, "%s: a tensor of shape %s does not expand to the shape %s", call,
+                 td__shape_of(tensor),
+                 shape && ndim <= TD_MAX_DIMS ? td__shape_text(shape, ndim) : "that was given");
+        return NULL;
+    }
+    if (td__layout_init(&layout, call, full, ndim, NULL, tensor->layout.dtype))
+        return NULL;
+    for (int d = 0; d < ndim; d++) {
+        bool repeated = d < more || tensor->layout.shape[d - more] != full[d];
+        layout.strides[d] = repeated ? 0 : tensor->layout.strides[d - more];
+    }
+    return view_of(tensor, tensor->offset, &layout);
+}
+
+td_tensor *td__unsqueeze(td_tensor *tensor, int dim)
+{
+    if (!tensor)
+        return NULL;
+    struct td__layout layout = tensor->layout;
+    int ndim = layout.ndim;
+    int at = dim < 0 ? dim + ndim + 1 : dim;
+    if (at < 0 || at > ndim || ndim == TD_MAX_DIMS) {
+        td__fail(TD_ERR_INVALID, "td_unsqueeze: a tensor of shape %s gets no dimension at %d",
+                 td__shape_of(tensor), dim);
+        return NULL;
+    }
+    for (int d = ndim; d > at; d--) {
+        layout.shape[d] = layout.shape[d - 1];
+        layout.strides[d] = layout.strides[d - 1];
+    }
+    layout.strides[at] = at < ndim ? layout.shape[at] * layout.strides[at] : 1;
+    layout.shape[at] = 1;
+    layout.ndim++;
+    return view_of(tensor, tensor->offset, &layout);
+}
+
+td_tensor *td__squeeze(td_tensor *tensor, int dim)
+{
+    if (!tensor)
+        return NULL;
+    dim = td__find_dim(tensor, "td_squeeze", dim);
+    if (dim < 0)
+        return NULL;
+    struct td__layout layout = tensor->layout;
+    if (layout.shape[dim] == 1) {
+        for (int d = dim; d + 1 < layout.ndim; d++) {
+            layout.shape[d] = layout.shape[d + 1];
+            layout.strides[d] = layout.strides[d + 1];
+        }
+        layout.ndim--;
+    }
+    return view_of(tensor, tensor->offset, &layout);
 }

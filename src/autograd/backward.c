@@ -1,0 +1,140 @@
+/* The public side of backward passes: what is checked before one starts. */
+#include "autograd/engine.h"
+#include "base/fail.h"
+
+#include <stdlib.h>
+
+td_tensor *td__sum_to(td_tensor *x, const struct td__layout *target)
+{
+    const struct td__layout *from = &x->layout;
+    int more = from->ndim - target->ndim;
+    unsigned dims = 0;
+    bool fits = more >= 0;
+    int64_t shape[TD_MAX_DIMS];
+    for (int d = 0; fits && d < from->ndim; d++) {
+        int64_t size = d < more ? 1 : target->shape[d - more];
+        if (d < more || size != from->shape[d])
+            dims |= 1u << d;
+        fits = d < more || size == from->shape[d] || size == 1;
+        shape[d] = dims & 1u << d ? 1 : from->shape[d];
+    }
+    if (!fits) {
+        td__fail(TD_ERR_INVALID, "a shape %s does not come of broadcasting %s", td__shape_of(x),
+                 td__shape_text(target->shape, target->ndim));
+        return NULL;
+    }
+    if (!dims)
+        return td_tensor_retain(x);
+    td_tensor *sum = td__empty("td_backward", shape, from->ndim, from->dtype, x->storage->device);
+    if (sum && td__kernels_of(x)->reduce(TD__REDUCE_SUM, sum, x, dims)) {
+        td_tensor_release(sum);
+        return NULL;
+    }
+    td_tensor *result = td__reshape(sum, target->shape, target->ndim, NULL);
+    td_tensor_release(sum);
+    return result;
+}
+
+static td_status check_output(const char *call, td_tensor *output, td_tensor *gradient)
+{
+    if (!output->node)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: the tensor of shape %s is no result of a tensor that asks for its "
+                        "gradient, or it was computed under TD_NO_GRAD",
+                        call, td__shape_of(output));
+    TD_TRY(td__check_history(output, call));
+    if (!gradient && output->layout.numel != 1)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: a tensor of shape %s has more than one element, so its gradient must "
+                        "be given; or sum it up first",
+                        call, td__shape_of(output));
+    if (gradient &&
+        (!td__same_shape(output, gradient) || gradient->layout.dtype != output->layout.dtype ||
+         gradient->storage->device != output->storage->device))
+        return td__fail(TD_ERR_INVALID, "%s: the gradient is %s %s on %s, the tensor %s %s on %s",
+                        call, td_dtype_name(gradient->layout.dtype), td__shape_of(gradient),
+                        gradient->storage->device->name, td_dtype_name(output->layout.dtype),
+                        td__shape_of(output), output->storage->device->name);
+    return TD_OK;
+}
+
+static td_tensor *ones_like(const td_tensor *tensor)
+{
+    td_tensor *ones = td__empty_like(tensor);
+    if (ones && td__kernels_of(ones)->fill(ones, 1)) {
+        td_tensor_release(ones);
+        return NULL;
+    }
+    return ones;
+}
+
+static td_status run(const char *call, td_tensor *const *outputs, td_tensor *const *gradients,
+                     int count, struct td__capture *captures, int capture_count,
+                     const td_backward_options *options)
+{
+    for (int i = 0; i < count; i++) {
+        if (!outputs[i])
+            return TD_ERR_INVALID; /* the expression that failed has left its message */
+        TD_TRY(check_output(call, outputs[i], gradients ? gradients[i] : NULL));
+    }
+    td_tensor **given = calloc(count > 0 ? (size_t)count : 1, sizeof *given);
+    if (!given)
+        return td__fail_nomem(call);
+    td_status status = TD_OK;
+    for (int i = 0; i < count && !status; i++) {
+        given[i] = gradients && gradients[i] ? td_tensor_retain(gradients[i])
+                                             : ones_like(outputs[i]);
+        status = given[i] ? TD_OK : TD_ERR_NOMEM;
+    }
+    if (!status)
+        status = td__run_backward(outputs, given, count, captures, capture_count,
+                                  options && options->retain_graph);
+    for (int i = 0; i < count; i++)
+        td_tensor_release(given[i]);
+    free(given);
+    return status;
+}
+
+td_status td_backward(td_tensor *loss)
+{
+    return td_backward_from(&loss, NULL, 1, NULL);
+}
+
+td_status td_backward_from(td_tensor *const *outputs, td_tensor *const *gradients, int count,
+                           const td_backward_options *options)
+{
+    return run("td_backward", outputs, gradients, count, NULL, 0, options);
+}
+
+td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, int output_count,
+                       td_tensor *const *inputs, int input_count, td_tensor **results,
+                       const td_backward_options *options)
+{
+    struct td__capture *captures = calloc(input_count > 0 ? (size_t)input_count : 1,
+                                          sizeof *captures);
+    if (!captures)
+        return td__fail_nomem("td_gradients");
+    td_status status = TD_OK;
+    for (int i = 0; i < input_count && !status; i++) {
+        if (!inputs[i])
+            status = TD_ERR_INVALID;
+        else if (!inputs[i]->node)
+            status = td__fail(TD_ERR_INVALID,
+                              "td_gradients: input %d, of shape %s, does not ask for a gradient", i,
+                              td__shape_of(inputs[i]));
+        else
+            captures[i] = (struct td__capture){.node = inputs[i]->node,
+                                               .slot = inputs[i]->node_slot};
+    }
+    if (!status)
+        status = run("td_gradients", outputs, gradients, output_count, captures, input_count,
+                     options);
+    for (int i = 0; i < input_count; i++) {
+        if (status)
+            td_tensor_release(captures[i].grad);
+        else
+            results[i] = td__adopt(captures[i].grad);
+    }
+    free(captures);
+    return status;
+}

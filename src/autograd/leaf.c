@@ -1,0 +1,360 @@
+/* Leaves: tensors that ask for their gradient, the gradient itself, and hooks.
+ *
+ * A gradient that was set to 0 keeps its memory and is only marked as old: the next pass overwrites
+ * it instead of adding to it, and whoever looks at it before gets zeros. */
+#include "autograd/graph.h"
+#include "base/fail.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Grad mode ---------------------------------------------------------------------------------- */
+
+static _Thread_local bool grad_is_off;
+
+bool td_set_grad_enabled(bool enabled)
+{
+    bool before = !grad_is_off;
+    grad_is_off = !enabled;
+    return before;
+}
+
+bool td_grad_enabled(void)
+{
+    return !grad_is_off;
+}
+
+td_no_grad td_no_grad_begin(void)
+{
+    return (td_no_grad){.before = td_set_grad_enabled(false), .open = true};
+}
+
+void td_no_grad_end(td_no_grad *no_grad)
+{
+    if (no_grad->open)
+        td_set_grad_enabled(no_grad->before);
+    no_grad->open = false;
+}
+
+/* ---- Leaves ------------------------------------------------------------------------------------- */
+
+const td_function td__leaf_function = {.name = "leaf"};
+
+static bool is_float(td_dtype dtype)
+{
+    return dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16;
+}
+
+td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (tensor->node && !td__node_is_leaf(tensor->node))
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_set_requires_grad: the tensor of shape %s is a result of %s; "
+                        "use td_detach() of it",
+                        td__shape_of(tensor), tensor->node->function->name);
+    if (requires_grad == (tensor->node != NULL))
+        return TD_OK;
+    if (!requires_grad) {
+        struct td_node *node = tensor->node;
+        tensor->node = NULL;
+        td__node_leave(node, tensor);
+        return TD_OK;
+    }
+    if (!is_float(tensor->layout.dtype))
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_set_requires_grad: only floating-point tensors have a gradient, "
+                        "this one is %s",
+                        td_dtype_name(tensor->layout.dtype));
+    tensor->node = td__leaf_node(tensor);
+    tensor->node_slot = 0;
+    return tensor->node ? TD_OK : TD_ERR_NOMEM;
+}
+
+bool td_tensor_requires_grad(const td_tensor *tensor)
+{
+    return tensor && tensor->node;
+}
+
+bool td_tensor_is_leaf(const td_tensor *tensor)
+{
+    return tensor && (!tensor->node || td__node_is_leaf(tensor->node));
+}
+
+td_tensor *td_detach(td_tensor *tensor)
+{
+    return td__adopt(td__alias(tensor));
+}
+
+td_status td_tensor_retain_grad(td_tensor *tensor)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (!tensor->node)
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_retain_grad: the tensor of shape %s does not ask for a gradient",
+                        td__shape_of(tensor));
+    tensor->node->outputs[tensor->node_slot].keep_grad = true;
+    return TD_OK;
+}
+
+/* ---- The gradient -------------------------------------------------------------------------------- */
+
+static void claim(struct td_node *node)
+{
+    pthread_mutex_lock(&node->lock);
+    while (node->grad_is_busy) {
+        pthread_mutex_unlock(&node->lock);
+        sched_yield(); /* two passes through one leaf at the same time: rare, and short */
+        pthread_mutex_lock(&node->lock);
+    }
+    node->grad_is_busy = true;
+    pthread_mutex_unlock(&node->lock);
+}
+
+void td__leaf_unclaim(struct td_node *node)
+{
+    pthread_mutex_lock(&node->lock);
+    node->grad_is_busy = false;
+    pthread_mutex_unlock(&node->lock);
+}
+
+td_tensor *td_tensor_grad(const td_tensor *tensor)
+{
+    if (!tensor || !tensor->node)
+        return NULL;
+    struct td_node *node = tensor->node;
+    struct td__output *output = &node->outputs[tensor->node_slot];
+    if (!td__node_is_leaf(node))
+        return output->grad;
+    claim(node);
+    td_tensor *grad = output->grad;
+    if (grad && node->grad_is_old) {
+        if (td__kernels_of(grad)->fill(grad, 0))
+            grad = NULL;
+        else
+            node->grad_is_old = false;
+    }
+    td__leaf_unclaim(node);
+    return grad;
+}
+
+td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (!tensor->node || !td__node_is_leaf(tensor->node))
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_set_grad: the tensor of shape %s is no leaf that asks for its "
+                        "gradient",
+                        td__shape_of(tensor));
+    if (grad && (!td__same_shape(tensor, grad) || grad->layout.dtype != tensor->layout.dtype ||
+                 grad->storage->device != tensor->storage->device))
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_set_grad: the gradient is %s %s on %s, the tensor %s %s on %s",
+                        td_dtype_name(grad->layout.dtype), td__shape_of(grad),
+                        grad->storage->device->name, td_dtype_name(tensor->layout.dtype),
+                        td__shape_of(tensor), tensor->storage->device->name);
+    struct td_node *node = tensor->node;
+    td_tensor_retain(grad);
+    claim(node);
+    td_tensor *former = node->outputs[0].grad;
+    node->outputs[0].grad = grad;
+    node->grad_is_old = false;
+    td__leaf_unclaim(node);
+    td_tensor_release(former);
+    return TD_OK;
+}
+
+td_status td_tensor_zero_grad(td_tensor *tensor)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (!tensor->node)
+        return TD_OK;
+    struct td_node *node = tensor->node;
+    if (!td__node_is_leaf(node)) {
+        td_tensor_release(node->outputs[tensor->node_slot].grad);
+        node->outputs[tensor->node_slot].grad = NULL;
+        return TD_OK;
+    }
+    claim(node);
+    node->grad_is_old = node->outputs[0].grad != NULL;
+    td__leaf_unclaim(node);
+    return TD_OK;
+}
+
+/* Nobody else can see its elements, and they stand in order: it may become the gradient as it is. */
+static bool is_nobody_elses(const td_tensor *tensor)
+{
+    return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
+           td__layout_is_contiguous(&tensor->layout) && tensor->storage->free_fn;
+}
+
+/* With the gradient claimed. */
+static td_status add_to_grad(struct td_node *node, td_tensor *grad)
+{
+    struct td__output *output = &node->outputs[0];
+    if (!output->grad) {
+        output->grad = is_nobody_elses(grad) ? td_tensor_retain(grad) : td__clone(grad);
+        return output->grad ? TD_OK : TD_ERR_NOMEM;
+    }
+    const struct td__kernels *kernels = td__kernels_of(grad);
+    td_status status = node->grad_is_old
+                           ? kernels->copy(output->grad, grad)
+                           : kernels->binary(TD__ADD, output->grad, output->grad, grad);
+    node->grad_is_old = false;
+    td__tensor_touch(output->grad);
+    return status;
+}
+
+static td_tensor *retain_if_alive(td_tensor *tensor)
+{
+    int owners = atomic_load(&tensor->owners);
+    while (owners > 0 && !atomic_compare_exchange_weak(&tensor->owners, &owners, owners + 1))
+        ;
+    return owners > 0 ? tensor : NULL;
+}
+
+td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad)
+{
+    pthread_mutex_lock(&node->lock);
+    td_tensor *leaf = node->leaf ? retain_if_alive(node->leaf) : NULL;
+    pthread_mutex_unlock(&node->lock);
+    if (!leaf)
+        return TD_OK; /* nobody can ask for the gradient any more */
+    td_status status = TD_OK;
+    if (grad) {
+        claim(node);
+        status = add_to_grad(node, grad);
+        td__leaf_unclaim(node);
+    }
+    for (struct td__hook *hook = node->outputs[0].hooks, *next; hook && !status; hook = next) {
+        next = hook->next;
+        if (hook->accumulated_hook)
+            status = hook->accumulated_hook(leaf, hook->arg);
+    }
+    td_tensor_release(leaf);
+    return status;
+}
+
+static bool has_grad_hook(const struct td__output *output)
+{
+    for (const struct td__hook *hook = output->hooks; hook; hook = hook->next)
+        if (hook->grad_hook)
+            return true;
+    return false;
+}
+
+td_tensor *td__leaf_target(struct td_node *node, bool *accumulate)
+{
+    struct td__output *output = &node->outputs[0];
+    pthread_mutex_lock(&node->lock);
+    bool free = node->leaf && !node->grad_is_busy && !has_grad_hook(output);
+    if (free)
+        node->grad_is_busy = true;
+    pthread_mutex_unlock(&node->lock);
+    if (!free)
+        return NULL;
+    if (!output->grad) {
+        output->grad = td__empty("gradient", output->layout.shape, output->layout.ndim,
+                                 output->layout.dtype, output->device);
+        node->grad_is_old = true;
+    }
+    if (!output->grad || !td__layout_is_contiguous(&output->grad->layout)) {
+        td__leaf_unclaim(node);
+        return NULL;
+    }
+    *accumulate = !node->grad_is_old;
+    node->grad_is_old = false;
+    td__tensor_touch(output->grad);
+    return output->grad;
+}
+
+/* ---- Hooks -------------------------------------------------------------------------------------- */
+
+static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook hook, uint64_t *id)
+{
+    static _Atomic uint64_t last_id;
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (!tensor->node || (hook.accumulated_hook && !td__node_is_leaf(tensor->node)))
+        return td__fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),
+                        tensor->node ? "is a result, not a leaf" : "does not ask for a gradient");
+    struct td__hook *new = malloc(sizeof *new);
+    if (!new)
+        return td__fail_nomem(call);
+    *new = hook;
+    new->id = atomic_fetch_add(&last_id, 1) + 1;
+    if (id)
+        *id = new->id;
+    pthread_mutex_lock(&tensor->node->lock);
+    struct td__hook **last = &tensor->node->outputs[tensor->node_slot].hooks;
+    while (*last)
+        last = &(*last)->next;
+    *last = new;
+    pthread_mutex_unlock(&tensor->node->lock);
+    return TD_OK;
+}
+
+td_status td_tensor_add_grad_hook(td_tensor *tensor, td_grad_hook hook, void *arg, uint64_t *id)
+{
+    if (!hook)
+        return td__fail(TD_ERR_INVALID, "td_tensor_add_grad_hook: the hook is NULL");
+    return add_hook(tensor, "td_tensor_add_grad_hook",
+                    (struct td__hook){.grad_hook = hook, .arg = arg}, id);
+}
+
+td_status td_tensor_add_accumulated_hook(td_tensor *tensor, td_accumulated_hook hook, void *arg,
+                                         uint64_t *id)
+{
+    if (!hook)
+        return td__fail(TD_ERR_INVALID, "td_tensor_add_accumulated_hook: the hook is NULL");
+    return add_hook(tensor, "td_tensor_add_accumulated_hook",
+                    (struct td__hook){.accumulated_hook = hook, .arg = arg}, id);
+}
+
+td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)
+{
+    struct td__hook *found = NULL;
+    if (tensor && tensor->node) {
+        pthread_mutex_lock(&tensor->node->lock);
+        struct td__hook **at = &tensor->node->outputs[tensor->node_slot].hooks;
+        while (*at && (*at)->id != id)
+            at = &(*at)->next;
+        found = *at;
+        if (found)
+            *at = found->next;
+        pthread_mutex_unlock(&tensor->node->lock);
+    }
+    if (!found)
+        return td__fail(TD_ERR_INVALID, "td_tensor_remove_hook: the tensor has no hook %llu",
+                        (unsigned long long)id);
+    free(found);
+    return TD_OK;
+}
+
+td_status td__run_grad_hooks(struct td_node *node, int slot, td_tensor **grad)
+{
+    td_status status = TD_OK;
+    struct td__output *output = &node->outputs[slot];
+    for (struct td__hook *hook = output->hooks, *next; hook && !status; hook = next) {
+        next = hook->next;
+        if (!hook->grad_hook)
+            continue;
+        td_tensor *other = hook->grad_hook(*grad, hook->arg, &status);
+        if (status || !other || other == *grad)
+            continue;
+        if (!td__same_shape(other, *grad) || other->layout.dtype != (*grad)->layout.dtype)
+            return td__fail(TD_ERR_INVALID,
+                            "td_backward: a hook returned a gradient of %s %s for one of %s %s",
+                            td_dtype_name(other->layout.dtype), td__shape_of(other),
+                            td_dtype_name((*grad)->layout.dtype), td__shape_of(*grad));
+        td_tensor_retain(other);
+        td_tensor_release(*grad);
+        *grad = other;
+    }
+    return status;
+}

@@ -1,0 +1,149 @@
+/* What operators have in common; see op.h. */
+#include "autograd/op.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+td_status td__done(const td_tensor *tensor)
+{
+    /* The message is there already; which status it came with does not travel with a NULL. */
+    return tensor ? TD_OK : TD_ERR_STATE;
+}
+
+td_tensor *td__kept(td_tensor *tensor, td_status status)
+{
+    if (!status)
+        return tensor;
+    td_tensor_release(tensor);
+    return NULL;
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------- */
+
+td_status td__check_same(const char *call, const td_tensor *a, const td_tensor *b)
+{
+    if (a->layout.dtype != b->layout.dtype)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: the operands are %s and %s; td_to_dtype() makes them the same", call,
+                        td_dtype_name(a->layout.dtype), td_dtype_name(b->layout.dtype));
+    if (a->storage->device != b->storage->device)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: the operands are on %s and on %s; td_tensor_to() moves one", call,
+                        a->storage->device->name, b->storage->device->name);
+    return TD_OK;
+}
+
+td_status td__check_float(const char *call, const td_tensor *x)
+{
+    td_dtype dtype = x->layout.dtype;
+    if (dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16)
+        return TD_OK;
+    return td__fail(TD_ERR_INVALID, "%s: it needs floating-point elements, not %s of shape %s",
+                    call, td_dtype_name(dtype), td__shape_of(x));
+}
+
+td_status td__check_dims(const char *call, const char *what, const td_tensor *x, int least,
+                         int most)
+{
+    if (x->layout.ndim >= least && x->layout.ndim <= most)
+        return TD_OK;
+    if (least == most)
+        return td__fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d dimensions", call,
+                        what, td__shape_of(x), least);
+    return td__fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d to %d dimensions",
+                    call, what, td__shape_of(x), least, most);
+}
+
+/* ---- Broadcasting --------------------------------------------------------------------------------- */
+
+int td__broadcast(const char *call, const td_tensor *a, const td_tensor *b, int64_t *shape)
+{
+    const struct td__layout *x = &a->layout, *y = &b->layout;
+    int ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
+    for (int d = 0; d < ndim; d++) {
+        int64_t of_x = d < ndim - x->ndim ? 1 : x->shape[d - (ndim - x->ndim)];
+        int64_t of_y = d < ndim - y->ndim ? 1 : y->shape[d - (ndim - y->ndim)];
+        if (of_x != of_y && of_x != 1 && of_y != 1) {
+            td__fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together", call,
+                     td__shape_of(a), td__shape_of(b));
+            return -1;
+        }
+        shape[d] = of_x == 1 ? of_y : of_x;
+    }
+    return ndim;
+}
+
+td_status td__pair_init(struct td__pair *pair, const char *call, td_tensor *a, td_tensor *b)
+{
+    TD_TRY(td__check_same(call, a, b));
+    if (td__same_shape(a, b)) {
+        memcpy(pair->shape, a->layout.shape, sizeof pair->shape);
+        pair->ndim = a->layout.ndim;
+        pair->a = td_tensor_retain(a);
+        pair->b = td_tensor_retain(b);
+        return TD_OK;
+    }
+    pair->ndim = td__broadcast(call, a, b, pair->shape);
+    if (pair->ndim < 0)
+        return TD_ERR_INVALID;
+    pair->a = td__expand(call, a, pair->shape, pair->ndim);
+    pair->b = pair->a ? td__expand(call, b, pair->shape, pair->ndim) : NULL;
+    if (pair->b)
+        return TD_OK;
+    td_tensor_release(pair->a);
+    return TD_ERR_NOMEM;
+}
+
+void td__pair_free(struct td__pair *pair)
+{
+    td_tensor_release(pair->a);
+    td_tensor_release(pair->b);
+}
+
+/* ---- One kernel ------------------------------------------------------------------------------------ */
+
+static td_status refuse(const char *call, const td_tensor *x)
+{
+    return td__fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
+                    td_dtype_name(x->layout.dtype));
+}
+
+td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
+{
+    if (!x)
+        return NULL;
+    td_tensor *out = op == TD__NOT || op == TD__ISNAN ? td__empty_like_as(x, TD_BOOL)
+                                                      : td__empty_like(x);
+    if (!out)
+        return NULL;
+    td_status status = td__kernels_of(x)->unary(op, out, x);
+    return td__kept(out, status == TD_ERR_UNSUPPORTED ? refuse(call, x) : status);
+}
+
+td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b)
+{
+    struct td__pair pair;
+    if (!a || !b || td__pair_init(&pair, call, a, b))
+        return NULL;
+    td_tensor *out = td__empty(call, pair.shape, pair.ndim,
+                               op >= TD__EQ ? TD_BOOL : a->layout.dtype, a->storage->device);
+    if (out) {
+        td_status status = td__kernels_of(a)->binary(op, out, pair.a, pair.b);
+        out = td__kept(out, status == TD_ERR_UNSUPPORTED ? refuse(call, a) : status);
+    }
+    td__pair_free(&pair);
+    return out;
+}
+
+td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *a, double b,
+                            bool reversed)
+{
+    if (!a)
+        return NULL;
+    td_tensor *out = td__empty_like_as(a, op >= TD__EQ ? TD_BOOL : a->layout.dtype);
+    if (!out)
+        return NULL;
+    td_status status = td__kernels_of(a)->binary_scalar(op, out, a, b, reversed);
+    return td__kept(out, status == TD_ERR_UNSUPPORTED ? refuse(call, a) : status);
+}

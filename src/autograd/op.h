@@ -1,0 +1,64 @@
+/* What operators have in common. An operator looks like this:
+ *
+ *     static td_status square_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+ *     {
+ *         td_tensor *x = td_node_saved(node, 0);
+ *         grad_x[0] = td_mul_scalar(td_mul(grad_y[0], x), 2);
+ *         return td__done(grad_x[0]);
+ *     }
+ *     static const td_function square_function = {.name = "td_square", .backward = square_backward};
+ *
+ *     td_tensor *td_square(td_tensor *x)
+ *     {
+ *         td_tensor *y = td__apply_unary(TD__SQUARE, x);            raw: one reference, not recorded
+ *         return td__result(&square_function, y,
+ *                           &(td_recipe){.inputs = {x}, .input_count = 1,
+ *                                        .saved = {x}, .saved_count = 1});
+ *     }
+ *
+ * Backward runs without recording, in a scope: there the public functions can be used freely, and
+ * raw results are given to the scope by td__adopt(). */
+#ifndef TD_AUTOGRAD_OP_H
+#define TD_AUTOGRAD_OP_H
+
+#include "autograd/graph.h"
+
+#include <tandem/ops.h>
+
+/** TD_OK for a tensor; for NULL the failure that has set the last error. */
+td_status td__done(const td_tensor *tensor);
+
+/** Fails where dtypes or devices differ: "td_add: the operands are f32 and f64; …". */
+td_status td__check_same(const char *call, const td_tensor *a, const td_tensor *b);
+
+/** Fails where the dtype is not a floating-point one. */
+td_status td__check_float(const char *call, const td_tensor *x);
+
+/** Fails where the number of dimensions is not within the limits: "x has the shape …". */
+td_status td__check_dims(const char *call, const char *what, const td_tensor *x, int least,
+                         int most);
+
+/** The shape that both broadcast to; returns its number of dimensions, or -1 with a sentence that
+ *  names both. */
+int td__broadcast(const char *call, const td_tensor *a, const td_tensor *b, int64_t *shape);
+
+/** A raw result of shape [shape], with the operands expanded to it, for a kernel. */
+struct td__pair {
+    td_tensor *a, *b; /* views, owned by the pair */
+    int64_t shape[TD_MAX_DIMS];
+    int ndim;
+};
+td_status td__pair_init(struct td__pair *pair, const char *call, td_tensor *a, td_tensor *b);
+void td__pair_free(struct td__pair *pair);
+
+/** Releases `tensor` and returns NULL where status is not TD_OK; the tensor otherwise. For
+ *      return td__kept(out, kernels->unary(TD__EXP, out, x)); */
+td_tensor *td__kept(td_tensor *tensor, td_status status);
+
+/** Raw results of one kernel: checks, allocates, computes. NULL for NULL, and on failure. */
+td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x);
+td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b);
+td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *a, double b,
+                            bool reversed);
+
+#endif

@@ -1,0 +1,94 @@
+/* Scopes: who releases results. Each thread has one list of the tensors that its scopes hold, and a
+ * list of marks: a scope holds what stands above its mark, the innermost what stands last.
+ *
+ *     held    a b c d e f g
+ *     marks   0   2     5          three scopes: a b, c d e, f g
+ *
+ * Ending a scope also ends those that were begun inside and not ended (left by longjmp). The lists
+ * of a thread are freed with its outermost scope. */
+#include "base/fail.h"
+#include "tensor/tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local struct {
+    td_tensor **held;
+    size_t count, capacity;
+    size_t *marks;
+    size_t depth, mark_capacity;
+} scopes;
+
+static bool grow(void **list, size_t *capacity, size_t element)
+{
+    size_t larger = *capacity ? *capacity * 2 : 64;
+    void *new = realloc(*list, larger * element);
+    if (!new)
+        return false;
+    *list = new;
+    *capacity = larger;
+    return true;
+}
+
+td_scope td_scope_begin(void)
+{
+    td_scope scope = {.depth = scopes.depth + 1, .open = true};
+    if (scopes.depth == scopes.mark_capacity &&
+        !grow((void **)&scopes.marks, &scopes.mark_capacity, sizeof scopes.marks[0]))
+        return (td_scope){.depth = 0, .open = true}; /* what is made belongs to the scope outside */
+    scopes.marks[scopes.depth++] = scopes.count;
+    return scope;
+}
+
+void td_scope_end(td_scope *scope)
+{
+    scope->open = false;
+    if (scope->depth == 0)
+        return;
+    while (scopes.depth >= scope->depth) {
+        size_t mark = scopes.marks[scopes.depth - 1];
+        while (scopes.count > mark)
+            td_tensor_release(scopes.held[--scopes.count]);
+        scopes.depth--;
+    }
+    scope->depth = 0;
+    if (scopes.depth == 0) {
+        free(scopes.held);
+        free(scopes.marks);
+        memset(&scopes, 0, sizeof scopes);
+    }
+}
+
+/* Puts the tensor into the list at `place`. */
+static td_tensor *hold(td_tensor *tensor, size_t place)
+{
+    if (scopes.count == scopes.capacity &&
+        !grow((void **)&scopes.held, &scopes.capacity, sizeof scopes.held[0])) {
+        td_tensor_release(tensor);
+        td__fail_nomem("td_scope");
+        return NULL;
+    }
+    memmove(scopes.held + place + 1, scopes.held + place,
+            (scopes.count - place) * sizeof scopes.held[0]);
+    scopes.held[place] = tensor;
+    scopes.count++;
+    return tensor;
+}
+
+td_tensor *td__adopt(td_tensor *tensor)
+{
+    return tensor && scopes.depth ? hold(tensor, scopes.count) : tensor;
+}
+
+td_tensor *td_scope_return(td_tensor *tensor)
+{
+    if (!tensor)
+        return NULL;
+    td_tensor_retain(tensor);
+    if (scopes.depth < 2)
+        return tensor;
+    tensor = hold(tensor, scopes.marks[scopes.depth - 1]);
+    if (tensor)
+        scopes.marks[scopes.depth - 1]++;
+    return tensor;
+}
