@@ -3,6 +3,8 @@
 
 #include "runner.h"
 
+#include <tandem/ops.h>
+
 #include <float.h>
 #include <math.h>
 #include <string.h>

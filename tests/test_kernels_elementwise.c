@@ -4,6 +4,8 @@
 
 #include "elements.h"
 
+#include <tandem/ops.h>
+
 #include <math.h>
 #include <string.h>
 

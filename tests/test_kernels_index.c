@@ -2,6 +2,8 @@
  * elements, and what bad indices get. */
 #include "kernel_numbers.h"
 
+#include <tandem/ops.h>
+
 #include <string.h>
 
 static const struct td__kernels *const cpu = &td__cpu_kernels;

@@ -1,6 +1,8 @@
 /* Kernels of losses on the processor, against slow formulas in double, and what bad targets get. */
 #include "kernel_numbers.h"
 
+#include <tandem/ops.h>
+
 #include <math.h>
 #include <string.h>
 

@@ -2,6 +2,8 @@
  * formulas in double, gradients with theirs, and those of f64 also with finite differences. */
 #include "kernel_numbers.h"
 
+#include <tandem/ops.h>
+
 #include <tandem/random.h>
 
 #include <math.h>
