@@ -62,10 +62,10 @@ typedef struct td_idx_options {
 TD_API td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
                                   const td_idx_options *options);
 
-typedef enum td_split {
+typedef enum td_dataset_part {
     TD_TRAIN,
     TD_TEST,
-} td_split;
+} td_dataset_part;
 
 /**
  * Fashion-MNIST: 60,000 images to train with or 10,000 to test, [1, 28, 28] f32, ten classes, i64.
@@ -73,7 +73,7 @@ typedef enum td_split {
  * $TANDEM_DATA; or else where Debian's package dataset-fashion-mnist has put them. Where options give no
  * `std`, mean and std are those of the training images, 0.2860 and 0.3530.
  */
-TD_API td_dataset *td_fashion_mnist(td_split split, const td_idx_options *options);
+TD_API td_dataset *td_fashion_mnist(td_dataset_part part, const td_idx_options *options);
 
 /** The bytes of a file as numbers, in pieces of `length`: of each, the input is [length] i64 and the
  * target the same one byte further on. The file stays open and is read as it is needed; a rest that is

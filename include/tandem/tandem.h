@@ -5,17 +5,14 @@
 #include <tandem/autograd.h>
 #include <tandem/backend.h>
 #include <tandem/base.h>
-<<<<<<< HEAD
 #include <tandem/data.h>
-=======
 #include <tandem/device.h>
->>>>>>> c850862 (Devices, scopes, and a record of what was computed that backward passes walk)
 #include <tandem/dist.h>
 #include <tandem/dtype.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>
-#include <tandem/random.h>
 #include <tandem/ops.h>
+#include <tandem/random.h>
 #include <tandem/rendezvous.h>
 #include <tandem/store.h>
 #include <tandem/tensor.h>

@@ -217,14 +217,13 @@ static td_status find_fashion(char *path, size_t room, const char *directory, co
         name, directory);
 }
 
-td_dataset *td_fashion_mnist(td_split split, const td_idx_options *options)
+td_dataset *td_fashion_mnist(td_dataset_part part, const td_idx_options *options)
 {
     td_idx_options chosen = options ? *options : (td_idx_options){0};
     if (check_options("td_fashion_mnist", &chosen))
         return NULL;
-    if (split != TD_TRAIN && split != TD_TEST) {
-        td__fail(TD_ERR_INVALID, "td_fashion_mnist: %d is neither TD_TRAIN nor TD_TEST",
-                 (int)split);
+    if (part != TD_TRAIN && part != TD_TEST) {
+        td__fail(TD_ERR_INVALID, "td_fashion_mnist: %d is neither TD_TRAIN nor TD_TEST", (int)part);
         return NULL;
     }
     if (chosen.std == 0) {
@@ -232,7 +231,7 @@ td_dataset *td_fashion_mnist(td_split split, const td_idx_options *options)
         chosen.std = 0.3530;
     }
     char images[4096], labels[4096];
-    bool train = split == TD_TRAIN;
+    bool train = part == TD_TRAIN;
     if (find_fashion(images, sizeof images, chosen.directory,
                      train ? "train-images-idx3-ubyte" : "t10k-images-idx3-ubyte") ||
         find_fashion(labels, sizeof labels, chosen.directory,
