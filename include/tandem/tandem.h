@@ -14,6 +14,7 @@
 #include <tandem/ops.h>
 #include <tandem/random.h>
 #include <tandem/rendezvous.h>
+#include <tandem/state.h>
 #include <tandem/store.h>
 #include <tandem/tensor.h>
 

@@ -1,0 +1,190 @@
+/* Optimizers, schedules of learning rates, and clipping of gradients.
+ *
+ *     td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 0.01, .momentum = 0.5});
+ *     td_schedule *cosine = td_cosine_schedule(sgd, 100, 0);
+ *     …
+ *         td_optimizer_zero_grad(sgd);
+ *         td_backward(loss);
+ *         td_optimizer_step(sgd);
+ *     …
+ *     td_schedule_step(cosine);                            after each epoch, or each step
+ *
+ * The formulas, and the order in which they are computed, are those of PyTorch 1.13. An optimizer
+ * retains the parameters that it was given, and changes them in place; one that has no gradient, or
+ * does not ask for one, is passed over.
+ *
+ * Threads. An optimizer, and its schedules, are used by one thread at a time. */
+#ifndef TANDEM_OPTIM_H
+#define TANDEM_OPTIM_H
+
+#include <tandem/nn.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct td_optimizer td_optimizer;
+
+/* ---- Making one ----------------------------------------------------------------------------------
+ *
+ * Of all parameters of a module, or of a list of tensors (which may be empty: groups can be added).
+ * NULL where it fails: for a NULL module, for numbers out of range, for a parameter that is no leaf of
+ * floating point or stands in the list twice. */
+
+typedef struct td_sgd_options {
+    double lr; /* must be given */
+    double momentum;
+    double dampening;
+    double weight_decay;
+    bool nesterov; /* needs a momentum, and no dampening */
+    bool maximize;
+} td_sgd_options;
+
+TD_API td_optimizer *td_sgd(td_module *module, const td_sgd_options *options);
+TD_API td_optimizer *td_sgd_of(td_tensor *const *parameters, int count,
+                               const td_sgd_options *options);
+
+typedef struct td_adam_options {
+    double lr;           /* 0: 1e-3 */
+    double beta1, beta2; /* 0: 0.9 and 0.999 */
+    double eps;          /* 0: 1e-8 */
+    double weight_decay; /* td_adam(): added to the gradient; td_adamw(): 0 is 0.01 */
+    bool no_weight_decay;
+    bool no_beta1; /* beta1 is 0: no average of gradients */
+    bool amsgrad;
+    bool maximize;
+} td_adam_options;
+
+TD_API td_optimizer *td_adam(td_module *module, const td_adam_options *options);
+TD_API td_optimizer *td_adam_of(td_tensor *const *parameters, int count,
+                                const td_adam_options *options);
+TD_API td_optimizer *td_adamw(td_module *module, const td_adam_options *options);
+TD_API td_optimizer *td_adamw_of(td_tensor *const *parameters, int count,
+                                 const td_adam_options *options);
+
+/** Frees it, and what it keeps about its parameters. Its schedules must be gone. NULL is fine. */
+TD_API void td_optimizer_destroy(td_optimizer *optimizer);
+
+/* ---- Groups: parameters with numbers of their own --------------------------------------------- */
+
+typedef struct td_group_options {
+    double lr;           /* 0: that of the optimizer's options */
+    double weight_decay; /* 0: that of the optimizer's options */
+    bool no_weight_decay;
+} td_group_options;
+
+/** Adds parameters, with a learning rate and a weight decay of their own. None may be in a group
+ *  already. Group 0 is that of the parameters that the optimizer was made of. */
+TD_API td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters,
+                                        int count, const td_group_options *options);
+
+TD_API int td_optimizer_group_count(const td_optimizer *optimizer);
+
+/** The learning rate of group 0 (of another group); NaN where there is none. */
+TD_API double td_optimizer_lr(const td_optimizer *optimizer);
+TD_API double td_optimizer_group_lr(const td_optimizer *optimizer, int group);
+
+/** Sets it for all groups, or for one. Not negative. */
+TD_API td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr);
+TD_API td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, double lr);
+
+/* ---- Using it ----------------------------------------------------------------------------------- */
+
+/** Changes all parameters that have a gradient by one step. Where it fails, those before the
+ *  parameter that the message names have been changed. */
+TD_API td_status td_optimizer_step(td_optimizer *optimizer);
+
+/** The gradients count as 0 from now on, at no cost. */
+TD_API td_status td_optimizer_zero_grad(td_optimizer *optimizer);
+
+/** What it knows: "state.0.momentum_buffer" (of parameter 0), "group.0.lr" and so on. The tensors are
+ *  the optimizer's own memory; td_state_clone() makes a copy that stays as it is. */
+TD_API td_state *td_optimizer_state(td_optimizer *optimizer);
+
+/** Goes on from such a state, of an optimizer of the same kind over parameters of the same shapes in
+ *  the same groups. TD_ERR_INVALID, and nothing changed, where it does not fit; the message names
+ *  what. */
+TD_API td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state);
+
+/* ---- Clipping gradients ------------------------------------------------------------------------- */
+
+typedef struct td_clip_options {
+    double norm_type; /* 0: 2; INFINITY: the greatest absolute value */
+    bool
+        error_if_nonfinite; /* TD_ERR_INVALID, and nothing changed, for a norm of NaN or infinity */
+} td_clip_options;
+
+/** Scales all gradients so that their norm, taken over all of them as one vector, is at most
+ *  `max_norm`. *norm, where not NULL, gets what it was before. A norm of NaN or infinity spoils the
+ *  gradients, as in PyTorch, unless the options say otherwise. */
+TD_API td_status td_clip_grad_norm_(td_module *module, double max_norm,
+                                    const td_clip_options *options, double *norm);
+TD_API td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double max_norm,
+                                       const td_clip_options *options, double *norm);
+
+/** Limits each element of the gradients to -limit … limit. */
+TD_API td_status td_clip_grad_value_(td_module *module, double limit);
+TD_API td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double limit);
+
+/* ---- Schedules ----------------------------------------------------------------------------------
+ *
+ * A schedule is a function of the number of steps that it has made, times (or, for cosine, applied
+ * to) the learning rate that each group had when its first schedule was made. It sets the learning
+ * rates when it is made (step 0), and with each td_schedule_step(). They belong to the caller; the
+ * optimizer must outlive them. NULL where they cannot be made. */
+
+typedef struct td_schedule td_schedule;
+
+/** Times gamma after each `size` steps. */
+TD_API td_schedule *td_step_schedule(td_optimizer *optimizer, int64_t size, double gamma);
+
+/** Times gamma at each of these steps, which increase. */
+TD_API td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *milestones,
+                                           int count, double gamma);
+
+/** Times gamma with each step. */
+TD_API td_schedule *td_exponential_schedule(td_optimizer *optimizer, double gamma);
+
+/** Half a cosine, from the learning rate down to `minimum` at step `steps`; and back up behind it. */
+TD_API td_schedule *td_cosine_schedule(td_optimizer *optimizer, int64_t steps, double minimum);
+
+/** The factor goes in a straight line from `start` to `end` at step `steps`, and stays there. With
+ *  start below 1 and end 1 it is a warm-up. */
+TD_API td_schedule *td_linear_schedule(td_optimizer *optimizer, double start, double end,
+                                       int64_t steps);
+
+/** The factor is factor(step, arg). */
+typedef double (*td_schedule_factor)(int64_t step, void *arg);
+TD_API td_schedule *td_lambda_schedule(td_optimizer *optimizer, td_schedule_factor factor,
+                                       void *arg);
+
+/** One schedule after another, of the same optimizer: schedules[i + 1] begins, at its step 0, when
+ *  this one has made milestones[i] steps, which increase; there are `count` - 1 of them. It takes the
+ *  schedules over in any case. */
+TD_API td_schedule *td_sequential_schedule(td_optimizer *optimizer, td_schedule *const *schedules,
+                                           int count, const int64_t *milestones);
+
+/** A straight line from `start` (a factor, such as 0.01) to 1 in `steps` steps, and `then`, which it
+ *  takes over, behind it; NULL: the learning rate stays. */
+TD_API td_schedule *td_warmup_schedule(td_optimizer *optimizer, double start, int64_t steps,
+                                       td_schedule *then);
+
+/** One step further: sets the learning rates of the groups. */
+TD_API td_status td_schedule_step(td_schedule *schedule);
+
+/** How many steps it has made. */
+TD_API int64_t td_schedule_steps(const td_schedule *schedule);
+
+/** Frees it; the learning rates stay as they are. NULL is fine. */
+TD_API void td_schedule_destroy(td_schedule *schedule);
+
+/** The number of steps; and going on from it, which sets the learning rates. The rates that it began
+ *  with are in the state of the optimizer. */
+TD_API td_state *td_schedule_state(const td_schedule *schedule);
+TD_API td_status td_schedule_load_state(td_schedule *schedule, const td_state *state);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
