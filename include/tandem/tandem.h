@@ -11,7 +11,9 @@
 #include <tandem/dtype.h>
 #include <tandem/group.h>
 #include <tandem/launch.h>
+#include <tandem/nn.h>
 #include <tandem/ops.h>
+#include <tandem/optim.h>
 #include <tandem/random.h>
 #include <tandem/rendezvous.h>
 #include <tandem/state.h>
