@@ -67,16 +67,16 @@ TD_API void td_optimizer_destroy(td_optimizer *optimizer);
 
 /* ---- Groups: parameters with numbers of their own --------------------------------------------- */
 
-typedef struct td_group_options {
+typedef struct td_parameter_group {
     double lr;           /* 0: that of the optimizer's options */
     double weight_decay; /* 0: that of the optimizer's options */
     bool no_weight_decay;
-} td_group_options;
+} td_parameter_group;
 
 /** Adds parameters, with a learning rate and a weight decay of their own. None may be in a group
  *  already. Group 0 is that of the parameters that the optimizer was made of. */
 TD_API td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters,
-                                        int count, const td_group_options *options);
+                                        int count, const td_parameter_group *options);
 
 TD_API int td_optimizer_group_count(const td_optimizer *optimizer);
 
