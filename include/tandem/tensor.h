@@ -131,6 +131,15 @@ TD_API const char *td_tensor_device(const td_tensor *tensor);
  *  running fastest. */
 TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);
 
+/* ---- Threads of a computation ----------------------------------------------------------------
+ *
+ * How many threads of the processor one large product may use: what OMP_NUM_THREADS says, and
+ * without it as many as the process has processors. It counts for all threads of the program. */
+
+/** Errors: TD_ERR_INVALID for less than 1. */
+TD_API td_status td_set_num_threads(int number);
+TD_API int td_get_num_threads(void);
+
 #ifdef __cplusplus
 }
 #endif

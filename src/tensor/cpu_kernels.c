@@ -7,6 +7,7 @@
 #include "tensor/cpu_index.h"
 #include "tensor/cpu_loss.h"
 #include "tensor/cpu_norm.h"
+#include "tensor/cpu_products.h"
 #include "tensor/cpu_reduce.h"
 #include "tensor/cpu_softmax.h"
 
@@ -37,4 +38,16 @@ const struct td__kernels td__cpu_kernels = {
     .pair_loss_grad = td__cpu_pair_loss_grad,
     .dropout = td__cpu_dropout,
     .dropout_grad = td__cpu_dropout_grad,
+    .matmul = td__cpu_matmul,
+    .linear = td__cpu_linear,
+    .conv2d = td__cpu_conv2d,
+    .conv2d_grad_input = td__cpu_conv2d_grad_input,
+    .conv2d_grad_weight = td__cpu_conv2d_grad_weight,
+    .max_pool2d = td__cpu_max_pool2d,
+    .max_pool2d_grad = td__cpu_max_pool2d_grad,
+    .avg_pool2d = td__cpu_avg_pool2d,
+    .avg_pool2d_grad = td__cpu_avg_pool2d_grad,
+    .adaptive_avg_pool2d = td__cpu_adaptive_avg_pool2d,
+    .adaptive_avg_pool2d_grad = td__cpu_adaptive_avg_pool2d_grad,
+    .adaptive_max_pool2d = td__cpu_adaptive_max_pool2d,
 };

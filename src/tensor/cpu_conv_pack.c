@@ -1,0 +1,11 @@
+/* Between pictures and columns, for f32 and f64; see conv.h. */
+#include "tensor/conv.h"
+#include "tensor/vector.h"
+
+#define REAL float
+#define NAMED(name) name##_f32
+#include "tensor/conv_loops.h"
+
+#define REAL double
+#define NAMED(name) name##_f64
+#include "tensor/conv_loops.h"

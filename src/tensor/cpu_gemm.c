@@ -1,0 +1,74 @@
+/* Chooses the loops of a matrix product, and gives them their memory.
+ *
+ * With one thread all products are our own; with several, large ones go to OpenBLAS (blas.h). */
+#include "base/fail.h"
+#include "tensor/blas.h"
+#include "tensor/gemm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Below so many multiplications a product is done before other threads have woken up. */
+#define THREADS_FROM (1 << 20)
+
+static const struct td__gemm_loops *choose(td_dtype dtype)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        return dtype == TD_F32 ? &td__gemm_avx512_f32 : &td__gemm_avx512_f64;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return dtype == TD_F32 ? &td__gemm_avx2_f32 : &td__gemm_avx2_f64;
+#endif
+    return dtype == TD_F32 ? &td__gemm_generic_f32 : &td__gemm_generic_f64;
+}
+
+/* Without columns of A there is nothing to add up: C is the bias, or 0, or stays. */
+static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t item)
+{
+    for (int64_t i = 0; i < gemm->m; i++)
+        for (int64_t j = 0; j < gemm->n; j++) {
+            int64_t at = item * gemm->c_item + i * gemm->c_row + j;
+            if (dtype == TD_F32) {
+                float bias = (gemm->row_bias ? ((const float *)gemm->row_bias)[i] : 0) +
+                             (gemm->column_bias ? ((const float *)gemm->column_bias)[j] : 0);
+                float *c = gemm->c;
+                c[at] = gemm->accumulate ? c[at] + bias : bias;
+            } else {
+                double bias = (gemm->row_bias ? ((const double *)gemm->row_bias)[i] : 0) +
+                              (gemm->column_bias ? ((const double *)gemm->column_bias)[j] : 0);
+                double *c = gemm->c;
+                c[at] = gemm->accumulate ? c[at] + bias : bias;
+            }
+        }
+}
+
+td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
+{
+    struct td__gemm gemm = *asked;
+    if (gemm.batch == 0)
+        gemm.batch = 1;
+    if (gemm.m == 0 || gemm.n == 0)
+        return TD_OK;
+    if (gemm.k == 0) {
+        for (int64_t i = 0; i < gemm.batch; i++) {
+            finish_empty(dtype, &gemm, i);
+            if (gemm.item_done)
+                gemm.item_done(&gemm, i);
+        }
+        return TD_OK;
+    }
+    if (td_get_num_threads() > 1 &&
+        (double)gemm.m * (double)gemm.n * (double)gemm.k >= THREADS_FROM &&
+        td__blas_gemm(dtype, &gemm))
+        return TD_OK;
+
+    const struct td__gemm_loops *loops = choose(dtype);
+    size_t bytes = (loops->work_bytes(&gemm) + 63) / 64 * 64;
+    void *work = aligned_alloc(64, bytes);
+    if (!work)
+        return td__fail(TD_ERR_NOMEM, "matrix product: no memory for %zu bytes to work in", bytes);
+    loops->run(&gemm, work);
+    free(work);
+    return TD_OK;
+}

@@ -1,0 +1,13 @@
+/* Matrix products without extensions beyond what the compiler may use anyway. */
+#define VECTOR_BYTES 16
+#define MAX_ROWS 6
+
+#define REAL float
+#define LOOPS td__gemm_generic_f32
+#define NAMED(name) name##_f32
+#include "tensor/gemm_loops.h"
+
+#define REAL double
+#define LOOPS td__gemm_generic_f64
+#define NAMED(name) name##_f64
+#include "tensor/gemm_loops.h"

@@ -1,0 +1,69 @@
+/* The product of two matrices that everything in «Products» of kernels.h comes down to: C = A B.
+ *
+ * Operands have any strides, since they are packed before they are used. B need not even exist: a
+ * convolution packs parts of the pictures instead, in the order in which the product wants them.
+ * gemm_loops.h has the loops; they are compiled for each instruction set. */
+#ifndef TD_TENSOR_GEMM_H
+#define TD_TENSOR_GEMM_H
+
+#include "tensor/tensor.h"
+
+struct td__gemm;
+
+/* A part of B: rows k0 … k0 + rows - 1, of each the columns n0 … n0 + columns - 1. */
+struct td__gemm_part {
+    int64_t item; /* of the batch */
+    int64_t k0, rows;
+    int64_t n0, columns;
+};
+
+/** Writes a part of B to `packed`, a row every `width` elements. What is between the columns of the
+ *  part and `width` becomes 0. */
+typedef void (*td__gemm_pack_fn)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                                 int64_t width, void *packed);
+
+/* All strides are in elements; the elements are f32, or all f64. */
+struct td__gemm {
+    int64_t m, n, k;
+    const void *a; /* [m, k] */
+    int64_t a_row, a_col;
+    const void *b; /* [k, n] */
+    int64_t b_row, b_col;
+    td__gemm_pack_fn pack_b; /* where it is not NULL: it knows B, by way of `b` */
+    void *c;                 /* [m, n], the columns side by side */
+    int64_t c_row;
+    /* Several products with the same A, which is packed once: B and C of the next one are so much
+     * further. 0 is 1. */
+    int64_t batch, b_item, c_item;
+    /* Called when a product of the batch is there; only where td__gemm_keeps_a(). */
+    void (*item_done)(const struct td__gemm *gemm, int64_t item);
+    void *done_arg;          /* for item_done */
+    const void *row_bias;    /* [m] or NULL: added to each column */
+    const void *column_bias; /* [n] or NULL: added to each row */
+    double alpha;
+    bool accumulate; /* add to C what is computed */
+};
+
+/** Computes it: dtype is TD_F32 or TD_F64. Fails with TD_ERR_NOMEM only. */
+td_status td__gemm(td_dtype dtype, const struct td__gemm *gemm);
+
+/** How many elements A may have so that all of it is packed at once. */
+#define TD__GEMM_KEPT (128 * 1024)
+
+static inline bool td__gemm_keeps_a(int64_t m, int64_t k)
+{
+    return m <= TD__GEMM_KEPT && k <= TD__GEMM_KEPT && m * k <= TD__GEMM_KEPT;
+}
+
+/* One set of loops, for one instruction set and one dtype. */
+struct td__gemm_loops {
+    /** How many bytes of memory, aligned to 64, `run` needs for this product. */
+    size_t (*work_bytes)(const struct td__gemm *gemm);
+    void (*run)(const struct td__gemm *gemm, void *work);
+};
+
+extern const struct td__gemm_loops td__gemm_generic_f32, td__gemm_generic_f64;
+extern const struct td__gemm_loops td__gemm_avx2_f32, td__gemm_avx2_f64;
+extern const struct td__gemm_loops td__gemm_avx512_f32, td__gemm_avx512_f64;
+
+#endif

@@ -1,0 +1,87 @@
+/* The loops of pooling over one picture, for one type of elements: REAL and NAMED() are the
+ * includer's. See cpu_pool.c. */
+
+/* The greatest of each window: NaN is greater than all, of equal ones the first counts. A window that
+ * lies outside has -infinity, and the index -1. `indices` may be NULL. */
+static void NAMED(max_any)(const struct pool *pool, const REAL *x, REAL *out, int32_t *indices)
+{
+    for (int64_t oy = 0; oy < pool->out[0]; oy++)
+        for (int64_t ox = 0; ox < pool->out[1]; ox++) {
+            struct range rows = range_at(pool, 0, oy), columns = range_at(pool, 1, ox);
+            REAL greatest = -(REAL)INFINITY;
+            int64_t where = -1;
+            for (int64_t y = rows.start; y < rows.end; y += rows.step)
+                for (int64_t at = columns.start; at < columns.end; at += columns.step) {
+                    REAL value = x[y * pool->in[1] + at];
+                    if (where < 0 || value > greatest || (value != value && greatest == greatest)) {
+                        greatest = value;
+                        where = y * pool->in[1] + at;
+                    }
+                }
+            *out++ = greatest;
+            if (indices)
+                *indices++ = (int32_t)where;
+        }
+}
+
+/* The same for windows of 2 x 2 that lie side by side, as vector code. */
+TD__VECTOR static void NAMED(max_pairs)(const struct pool *pool, const REAL *restrict x,
+                                        REAL *restrict out, int32_t *restrict indices)
+{
+    const int32_t width = (int32_t)pool->in[1], columns = (int32_t)pool->out[1];
+    for (int64_t oy = 0; oy < pool->out[0]; oy++) {
+        const REAL *upper = x + 2 * oy * width, *lower = upper + width;
+        const int32_t first = (int32_t)(2 * oy) * width;
+        for (int32_t i = 0; i < columns; i++) {
+            REAL a = upper[2 * i], b = upper[2 * i + 1], c = lower[2 * i], d = lower[2 * i + 1];
+            bool right = !(a >= b) && a == a;
+            REAL top = right ? b : a;
+            bool low_right = !(c >= d) && c == c;
+            REAL bottom = low_right ? d : c;
+            bool under = !(top >= bottom) && top == top;
+            out[i] = under ? bottom : top;
+            indices[i] = first + 2 * i + (under ? width + low_right : right);
+        }
+        out += columns;
+        indices += columns;
+    }
+}
+
+static void NAMED(max_grad)(const struct pool *pool, const REAL *grad_y, const int32_t *indices,
+                            REAL *grad_x)
+{
+    memset(grad_x, 0, (size_t)(pool->in[0] * pool->in[1]) * sizeof *grad_x);
+    for (int64_t i = 0; i < pool->out[0] * pool->out[1]; i++)
+        if (indices[i] >= 0)
+            grad_x[indices[i]] += grad_y[i];
+}
+
+static void NAMED(average)(const struct pool *pool, const REAL *x, REAL *out)
+{
+    for (int64_t oy = 0; oy < pool->out[0]; oy++)
+        for (int64_t ox = 0; ox < pool->out[1]; ox++) {
+            struct range rows = range_at(pool, 0, oy), columns = range_at(pool, 1, ox);
+            REAL sum = 0;
+            for (int64_t y = rows.start; y < rows.end; y++)
+                for (int64_t at = columns.start; at < columns.end; at++)
+                    sum += x[y * pool->in[1] + at];
+            bool empty = rows.start >= rows.end || columns.start >= columns.end;
+            *out++ = empty ? 0 : sum / (REAL)(rows.divisor * columns.divisor);
+        }
+}
+
+static void NAMED(average_grad)(const struct pool *pool, const REAL *grad_y, REAL *grad_x)
+{
+    memset(grad_x, 0, (size_t)(pool->in[0] * pool->in[1]) * sizeof *grad_x);
+    for (int64_t oy = 0; oy < pool->out[0]; oy++)
+        for (int64_t ox = 0; ox < pool->out[1]; ox++) {
+            struct range rows = range_at(pool, 0, oy), columns = range_at(pool, 1, ox);
+            REAL share = *grad_y++ / (REAL)(rows.divisor * columns.divisor);
+            for (int64_t y = rows.start; y < rows.end; y++)
+                for (int64_t at = columns.start; at < columns.end; at++)
+                    grad_x[y * pool->in[1] + at] += share;
+        }
+}
+
+#undef REAL
+#undef NAMED
