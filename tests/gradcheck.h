@@ -1,0 +1,41 @@
+/* Gradients against finite differences.
+ *
+ *     static td_tensor *product(td_tensor *const *x, const void *arg)
+ *     {
+ *         return td_mul(x[0], x[1]);
+ *     }
+ *     …
+ *     gradcheck("td_mul", product, NULL, (td_tensor *[]){a, b}, 2);
+ *
+ * The function is any expression of its inputs. What the backward passes say about it is compared
+ * with (f(x + h) - f(x - h)) / 2h, element by element, for a random gradient of the result: with
+ * inputs as they are, transposed in memory, every second element of something larger, and expanded
+ * from size 1; with each input alone asking for its gradient; with a gradient of the result that
+ * has strides; and twice over one record. The first difference fails the test. */
+#ifndef TANDEM_TESTS_GRADCHECK_H
+#define TANDEM_TESTS_GRADCHECK_H
+
+#include <tandem/ops.h>
+
+/** Returns a result of the inputs of dtype f64; it belongs to the scope that this runs in. The same
+ * inputs must always give the same result. */
+typedef td_tensor *(*gradcheck_fn)(td_tensor *const *inputs, const void *arg);
+
+enum { GRADCHECK_MOST = 8 }; /* inputs */
+
+/** Inputs of dtype f64 ask for their gradient, others (indices, masks) are handed on. The inputs are
+ *  not changed. Their values must be away from where the function has a kink or a step. */
+void gradcheck(const char *name, gradcheck_fn fn, const void *arg, td_tensor *const *inputs,
+               int count);
+
+/** The same without expanded inputs: where equal elements are a kink (a maximum). */
+void gradcheck_distinct(const char *name, gradcheck_fn fn, const void *arg,
+                        td_tensor *const *inputs, int count);
+
+/** f64 numbers between low and high; other ones with each call, the same in each run. */
+td_tensor *gradcheck_random(const int64_t *shape, int ndim, double low, double high);
+
+/** The shape and its length, as arguments. */
+#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+
+#endif
