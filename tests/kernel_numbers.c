@@ -124,6 +124,32 @@ void check_numbers(const char *what, const td_tensor *tensor, const double *expe
     check_sized(what, tensor, expected, factor, 1e-3);
 }
 
+void check_slopes(const char *what, td_tensor *x, const td_tensor *grad,
+                  double (*loss)(const void *arg), const void *arg)
+{
+    const double step = 1e-6;
+    for (int64_t i = 0; i < td_tensor_numel(x); i++) {
+        double old = number_at(x, i);
+        put_number(x, i, old + step);
+        double above = loss(arg);
+        put_number(x, i, old - step);
+        double below = loss(arg);
+        put_number(x, i, old);
+        double slope = (above - below) / (2 * step), got = number_at(grad, i);
+        if (!(fabs(slope - got) <= 1e-7 * fmax(1, fabs(slope))))
+            FAIL("%s: the slope along element %lld is %.12g, the gradient %.12g", what,
+                 (long long)i, slope, got);
+    }
+}
+
+double sum_of_products(const td_tensor *a, const td_tensor *b)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < td_tensor_numel(a); i++)
+        sum += number_at(a, i) * number_at(b, i);
+    return sum;
+}
+
 void release_all(td_tensor *first, ...)
 {
     va_list list;

@@ -36,6 +36,13 @@ void check_sized(const char *what, const td_tensor *tensor, const double *expect
 void check_numbers(const char *what, const td_tensor *tensor, const double *expected,
                    double factor);
 
+/** grad is what finite differences say of loss(arg), a function of the elements of x; both are f64. */
+void check_slopes(const char *what, td_tensor *x, const td_tensor *grad,
+                  double (*loss)(const void *arg), const void *arg);
+
+/** The sum of a[i] b[i]: with b = grad_y the loss whose gradient a kernel is asked for. */
+double sum_of_products(const td_tensor *a, const td_tensor *b);
+
 /** Releases tensors up to a NULL. */
 void release_all(td_tensor *first, ...);
 

@@ -348,6 +348,67 @@ TEST(batch_norm_of_nothing)
         }
 }
 
+/* ---- Slopes ---------------------------------------------------------------------------------- */
+
+struct slopes {
+    struct batch k;
+    enum { SOFTMAX, LOG_SOFTMAX, LAYER_NORM, BATCH_NORM } kernel;
+};
+
+static double slope_loss(const void *arg)
+{
+    const struct slopes *s = arg;
+    const struct batch *k = &s->k;
+    if (s->kernel == SOFTMAX || s->kernel == LOG_SOFTMAX)
+        CHECK_OK(cpu->softmax(k->y, k->x, s->kernel == LOG_SOFTMAX));
+    else if (s->kernel == LAYER_NORM)
+        CHECK_OK(cpu->layer_norm(k->y, NULL, NULL, k->x, k->w, k->b, 1e-3));
+    else
+        CHECK_OK(
+            cpu->batch_norm(k->y, k->mean, k->rstd, k->x, k->w, k->b, NULL, NULL, true, 0, 1e-3));
+    return sum_of_products(k->y, k->gy);
+}
+
+static void check_all_slopes(const char *what, const struct slopes *s)
+{
+    check_slopes(what, s->k.x, s->k.gx, slope_loss, s);
+    if (s->kernel == LAYER_NORM || s->kernel == BATCH_NORM) {
+        check_slopes(what, s->k.w, s->k.gw, slope_loss, s);
+        check_slopes(what, s->k.b, s->k.gb, slope_loss, s);
+    }
+}
+
+TEST(gradients_are_slopes)
+{
+    struct slopes s = {.k = batch_of((const int64_t[]){3, 4, 5}, TD_F64, true)};
+    struct batch *k = &s.k;
+    slope_loss(&s);
+    CHECK_OK(cpu->softmax_grad(k->gx, k->gy, k->y, false));
+    check_all_slopes("softmax", &s);
+    s.kernel = LOG_SOFTMAX;
+    slope_loss(&s);
+    CHECK_OK(cpu->softmax_grad(k->gx, k->gy, k->y, true));
+    check_all_slopes("log_softmax", &s);
+    s.kernel = BATCH_NORM;
+    slope_loss(&s);
+    CHECK_OK(cpu->batch_norm_grad(k->gx, k->gw, k->gb, k->gy, k->x, k->w, k->mean, k->rstd, true));
+    check_all_slopes("batch_norm", &s);
+    release_batch(k);
+
+    /* Rows of 4, as the batch has 4 channels. */
+    *k = batch_of((const int64_t[]){15, 4, 1}, TD_F64, true);
+    s.kernel = LAYER_NORM;
+    td_tensor *x = td_reshape(k->x, SHAPE(15, 4)), *mean = any_tensor(SHAPE(15), TD_F64, 1);
+    td_tensor *rstd = td_clone(mean);
+    td_tensor_release(k->x);
+    k->x = x;
+    CHECK_OK(cpu->layer_norm(k->y, mean, rstd, x, k->w, k->b, 1e-3));
+    CHECK_OK(cpu->layer_norm_grad(k->gx, k->gw, k->gb, k->gy, x, k->w, mean, rstd));
+    check_all_slopes("layer_norm", &s);
+    release_all(mean, rstd, NULL);
+    release_batch(k);
+}
+
 /* ---- Dropout --------------------------------------------------------------------------------- */
 
 static void check_dropout(td_dtype dtype, int64_t blocks, int64_t block, double p)

@@ -1,6 +1,7 @@
 /* The table of the processor's kernels; see kernels.h for what each does. */
 #include "tensor/kernels.h"
 
+#include "tensor/cpu_attention.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/cpu_dropout.h"
 #include "tensor/cpu_elementwise.h"
@@ -27,6 +28,8 @@ const struct td__kernels td__cpu_kernels = {
     .layer_norm_grad = td__cpu_layer_norm_grad,
     .softmax = td__cpu_softmax,
     .softmax_grad = td__cpu_softmax_grad,
+    .attention = td__cpu_attention,
+    .attention_grad = td__cpu_attention_grad,
     .index_select = td__cpu_index_select,
     .index_add = td__cpu_index_add,
     .gather = td__cpu_gather,

@@ -208,6 +208,7 @@ struct td__kernels {
      *  sum, for the gradient; NULL where nobody needs it. A row that sees nothing is 0. */
     td_status (*attention)(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
                            const td_tensor *v, const td_tensor *mask, bool causal, double scale);
+    /** From the result y and lse. Each of the three results may be NULL. */
     td_status (*attention_grad)(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
                                 const td_tensor *grad_y, const td_tensor *q, const td_tensor *k,
                                 const td_tensor *v, const td_tensor *y, const td_tensor *lse,
@@ -242,7 +243,7 @@ struct td__kernels {
     td_status (*cross_entropy_grad)(td_tensor *grad_x, const td_tensor *grad_y, double scale,
                                     const td_tensor *log_softmax, const td_tensor *target,
                                     const td_tensor *weight, int64_t ignore_index);
-    /** out has the shape of x and y, or one element: then the sum of all, times scale. */
+    /** out has the shape of x and y, or one element: then the sum of all. Both times scale. */
     td_status (*pair_loss)(enum td__pair_loss loss, td_tensor *out, const td_tensor *x,
                            const td_tensor *y, double scale);
     /** grad_x = grad_y * scale * derivative; grad_y has the shape of x, or one element. */

@@ -13,7 +13,7 @@
 
 #include "tensor/tensor.h"
 
-#define TD__WIDE_MOST 6
+#define TD__WIDE_MOST 10
 
 struct td__wide {
     td_status status;

@@ -1,0 +1,304 @@
+/* Attention, y = softmax(scale q k^T + mask) v, in blocks of the matrix of scores.
+ *
+ *              keys: s
+ *            +----+----+        A block is up to `rows` x KEYS. Forwards, each row carries the greatest
+ *      rows  | 1  | 2  |        score and the sum of exponentials that it has met so far; when a later
+ *        l   +----+----+        block has a greater one, what was added up before is scaled down.
+ *            | 3  | 4  |
+ *            +----+----+        Blocks above the diagonal are left out where attention is causal.
+ *
+ * Of all that only lse, the logarithm of each row's sum, is kept. Backwards the blocks are computed
+ * once more, and p = e^(score - lse) is the softmax at once. With d[i] = sum over e of dy[i, e] y[i, e]:
+ *
+ *     ds = p (dy v^T - d)     dq = scale ds k     dk = scale ds^T q     dv = p^T dy
+ *
+ * Memory: two blocks and a few numbers for each of their rows, whatever the sizes are. */
+#include "tensor/cpu_attention.h"
+
+#include "base/fail.h"
+#include "base/half.h"
+#include "tensor/gemm.h"
+#include "tensor/vector.h"
+#include "tensor/widen.h"
+
+#include <stdlib.h>
+
+/* A pair of blocks stays in the second cache. Rows are fewer where they are cut off at the diagonal,
+ * so that less is computed in vain. */
+#define ROWS 128
+#define CAUSAL_ROWS 64
+#define KEYS 256
+
+/* Matrices, one for each item of the batch: the columns side by side, strides in elements. */
+struct matrices {
+    char *data;
+    int64_t item, row;
+};
+
+struct attention {
+    td_dtype dtype; /* that is computed with */
+    int64_t items, l, s, d, e;
+    struct matrices q, k, v, y, grad_y, grad_q, grad_k, grad_v;
+    void *lse; /* [items, l] or NULL */
+    const char *mask;
+    td_dtype mask_dtype;
+    int64_t mask_strides[3];
+    bool causal;
+    double scale;
+    /* Memory for one block and its rows, of the dtype: */
+    void *scores, *slopes;        /* [rows, keys] */
+    void *most, *sums, *products; /* [rows]: greatest score, sum, d of above */
+};
+
+/* Which part of the scores is being worked on. */
+struct block {
+    int64_t item;
+    int64_t first, rows; /* of q */
+    int64_t from, keys;  /* of k */
+};
+
+#include "tensor/real_f32.h"
+#include "tensor/cpu_attention_loops.h"
+#include "tensor/real_f64.h"
+#include "tensor/cpu_attention_loops.h"
+
+/* Row `row` of item `item`. */
+static void *row_of(const struct attention *a, const struct matrices *m, int64_t item, int64_t row)
+{
+    return m->data + (item * m->item + row * m->row) * (int64_t)td_dtype_size(a->dtype);
+}
+
+/* How many keys the rows up to `last` see. */
+static int64_t keys_seen(const struct attention *a, int64_t last)
+{
+    return a->causal && last + 1 < a->s ? last + 1 : a->s;
+}
+
+/* to = alpha x z^T for the block: x are rows of l, z rows of s, `depth` columns each. */
+static td_status block_product(const struct attention *a, const struct block *b, void *to,
+                               const struct matrices *x, const struct matrices *z, int64_t depth,
+                               double alpha)
+{
+    return td__gemm(a->dtype, &(struct td__gemm){
+                                  .m = b->rows,
+                                  .n = b->keys,
+                                  .k = depth,
+                                  .a = row_of(a, x, b->item, b->first),
+                                  .a_row = x->row,
+                                  .a_col = 1,
+                                  .b = row_of(a, z, b->item, b->from),
+                                  .b_row = 1,
+                                  .b_col = z->row,
+                                  .c = to,
+                                  .c_row = b->keys,
+                                  .alpha = alpha,
+                              });
+}
+
+/* The rows of l of `to`, `width` columns: (+)= alpha block z, with the rows of s of z. */
+static td_status to_rows(const struct attention *a, const struct block *b,
+                         const struct matrices *to, int64_t width, const void *block,
+                         const struct matrices *z, double alpha)
+{
+    return td__gemm(a->dtype, &(struct td__gemm){
+                                  .m = b->rows,
+                                  .n = width,
+                                  .k = b->keys,
+                                  .a = block,
+                                  .a_row = b->keys,
+                                  .a_col = 1,
+                                  .b = row_of(a, z, b->item, b->from),
+                                  .b_row = z->row,
+                                  .b_col = 1,
+                                  .c = row_of(a, to, b->item, b->first),
+                                  .c_row = to->row,
+                                  .alpha = alpha,
+                                  .accumulate = b->from > 0,
+                              });
+}
+
+/* The rows of s of `to`: += alpha block^T x, with the rows of l of x. */
+static td_status to_keys(const struct attention *a, const struct block *b,
+                         const struct matrices *to, int64_t width, const void *block,
+                         const struct matrices *x, double alpha)
+{
+    return td__gemm(a->dtype, &(struct td__gemm){
+                                  .m = b->keys,
+                                  .n = width,
+                                  .k = b->rows,
+                                  .a = block,
+                                  .a_row = 1,
+                                  .a_col = b->keys,
+                                  .b = row_of(a, x, b->item, b->first),
+                                  .b_row = x->row,
+                                  .b_col = 1,
+                                  .c = row_of(a, to, b->item, b->from),
+                                  .c_row = to->row,
+                                  .alpha = alpha,
+                                  .accumulate = true,
+                              });
+}
+
+/* Sets rows `first` to `first + rows - 1` of an item to 0. */
+static void clear_rows(const struct attention *a, const struct matrices *m, int64_t item,
+                       int64_t first, int64_t rows, int64_t width)
+{
+    for (int64_t i = first; i < first + rows; i++)
+        memset(row_of(a, m, item, i), 0, (size_t)width * td_dtype_size(a->dtype));
+}
+
+/* ---- Forwards -------------------------------------------------------------------------------- */
+
+static td_status forward_rows(const struct attention *a, struct block b)
+{
+    bool f32 = a->dtype == TD_F32;
+    (f32 ? begin_rows_f32 : begin_rows_f64)(a, &b);
+    int64_t seen = keys_seen(a, b.first + b.rows - 1);
+    for (b.from = 0; b.from < seen; b.from += KEYS) {
+        b.keys = seen - b.from < KEYS ? seen - b.from : KEYS;
+        TD_TRY(block_product(a, &b, a->scores, &a->q, &a->k, a->d, a->scale));
+        (f32 ? soften_f32 : soften_f64)(a, &b, row_of(a, &a->y, b.item, b.first));
+        TD_TRY(to_rows(a, &b, &a->y, a->e, a->scores, &a->v, 1));
+    }
+    (f32 ? end_rows_f32 : end_rows_f64)(a, &b, row_of(a, &a->y, b.item, b.first));
+    return TD_OK;
+}
+
+/* ---- Backwards ------------------------------------------------------------------------------- */
+
+static td_status backward_block(const struct attention *a, const struct block *b)
+{
+    TD_TRY(block_product(a, b, a->scores, &a->q, &a->k, a->d, a->scale));
+    TD_TRY(block_product(a, b, a->slopes, &a->grad_y, &a->v, a->e, 1));
+    (a->dtype == TD_F32 ? slopes_f32 : slopes_f64)(a, b);
+    if (a->grad_v.data)
+        TD_TRY(to_keys(a, b, &a->grad_v, a->e, a->scores, &a->grad_y, 1));
+    if (a->grad_q.data)
+        TD_TRY(to_rows(a, b, &a->grad_q, a->d, a->slopes, &a->k, a->scale));
+    if (a->grad_k.data)
+        TD_TRY(to_keys(a, b, &a->grad_k, a->d, a->slopes, &a->q, a->scale));
+    return TD_OK;
+}
+
+static td_status backward_rows(const struct attention *a, struct block b)
+{
+    void *y = row_of(a, &a->y, b.item, b.first), *gy = row_of(a, &a->grad_y, b.item, b.first);
+    (a->dtype == TD_F32 ? row_products_f32 : row_products_f64)(a, &b, y, gy);
+    int64_t seen = keys_seen(a, b.first + b.rows - 1);
+    if (seen == 0 && a->grad_q.data)
+        clear_rows(a, &a->grad_q, b.item, b.first, b.rows, a->d);
+    for (b.from = 0; b.from < seen; b.from += KEYS) {
+        b.keys = seen - b.from < KEYS ? seen - b.from : KEYS;
+        TD_TRY(backward_block(a, &b));
+    }
+    return TD_OK;
+}
+
+/* ---- The kernels ------------------------------------------------------------------------------ */
+
+/* Memory that is not the tensor's own is a contiguous copy of it. */
+static struct matrices matrices_of(const td_tensor *tensor, const void *data)
+{
+    const struct td__layout *layout = &tensor->layout;
+    int64_t rows = layout->shape[1], columns = layout->shape[2];
+    if (data != td_tensor_data(tensor))
+        return (struct matrices){(char *)data, rows * columns, columns};
+    return (struct matrices){(char *)data, layout->strides[0], layout->strides[1]};
+}
+
+static struct matrices operand(struct td__wide *w, const td_tensor *tensor)
+{
+    return matrices_of(tensor, td__widen(w, tensor));
+}
+
+static struct matrices result(struct td__wide *w, td_tensor *tensor)
+{
+    return tensor ? matrices_of(tensor, td__widen_out(w, tensor, false)) : (struct matrices){0};
+}
+
+static struct attention attention_of(struct td__wide *w, const td_tensor *q, const td_tensor *k,
+                                     const td_tensor *v, const td_tensor *mask, bool causal,
+                                     double scale)
+{
+    struct attention a = {
+        .dtype = td__wide_dtype(q),
+        .items = q->layout.shape[0],
+        .l = q->layout.shape[1],
+        .s = k->layout.shape[1],
+        .d = q->layout.shape[2],
+        .e = v->layout.shape[2],
+        .q = operand(w, q),
+        .k = operand(w, k),
+        .v = operand(w, v),
+        .causal = causal,
+        .scale = scale,
+    };
+    if (mask) {
+        a.mask = td_tensor_data(mask);
+        a.mask_dtype = mask->layout.dtype;
+        memcpy(a.mask_strides, mask->layout.strides, sizeof a.mask_strides);
+    }
+    return a;
+}
+
+/* Goes through all blocks of rows. */
+static td_status run(struct attention *a, td_status (*rows)(const struct attention *, struct block))
+{
+    int64_t height = a->causal ? CAUSAL_ROWS : ROWS;
+    height = a->l < height ? a->l : height;
+    int64_t keys = a->s < KEYS ? a->s : KEYS, size = (int64_t)td_dtype_size(a->dtype);
+    char *memory = malloc((size_t)(height * (2 * keys + 3) * size) + 1);
+    if (!memory)
+        return td__fail_nomem("attention");
+    a->scores = memory;
+    a->slopes = memory + height * keys * size;
+    a->most = memory + height * 2 * keys * size;
+    a->sums = (char *)a->most + height * size;
+    a->products = (char *)a->sums + height * size;
+    td_status status = TD_OK;
+    for (int64_t item = 0; item < a->items && !status; item++)
+        for (int64_t first = 0; first < a->l && !status; first += height)
+            status = rows(a, (struct block){.item = item,
+                                            .first = first,
+                                            .rows = a->l - first < height ? a->l - first : height});
+    free(memory);
+    return status;
+}
+
+td_status td__cpu_attention(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
+                            const td_tensor *v, const td_tensor *mask, bool causal, double scale)
+{
+    struct td__wide w = {0};
+    struct attention a = attention_of(&w, q, k, v, mask, causal, scale);
+    a.y = result(&w, out);
+    a.lse = lse ? td_tensor_data(lse) : NULL;
+    if (w.status == TD_OK)
+        w.status = run(&a, forward_rows);
+    return td__widen_end(&w);
+}
+
+td_status td__cpu_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor *grad_v,
+                                 const td_tensor *grad_y, const td_tensor *q, const td_tensor *k,
+                                 const td_tensor *v, const td_tensor *y, const td_tensor *lse,
+                                 const td_tensor *mask, bool causal, double scale)
+{
+    struct td__wide w = {0};
+    struct attention a = attention_of(&w, q, k, v, mask, causal, scale);
+    a.y = operand(&w, y);
+    a.grad_y = operand(&w, grad_y);
+    a.lse = td_tensor_data(lse);
+    a.grad_q = result(&w, grad_q);
+    a.grad_k = result(&w, grad_k);
+    a.grad_v = result(&w, grad_v);
+    if (w.status == TD_OK) {
+        /* All rows add to the gradients of k and v; some of these may not be seen by any. */
+        for (int64_t item = 0; item < a.items; item++) {
+            if (a.grad_k.data)
+                clear_rows(&a, &a.grad_k, item, 0, a.s, a.d);
+            if (a.grad_v.data)
+                clear_rows(&a, &a.grad_v, item, 0, a.s, a.e);
+        }
+        w.status = run(&a, backward_rows);
+    }
+    return td__widen_end(&w);
+}
