@@ -179,13 +179,18 @@ static double wrapped(double value, td_dtype dtype)
     return is_signed && rest >= range / 2 ? rest - range : rest;
 }
 
-void check_close(double value, double right, const td_tensor *tensor, int64_t number)
+void check_units(double value, double right, double units, const td_tensor *tensor, int64_t number)
 {
     td_dtype dtype = td_tensor_dtype(tensor);
     right = wrapped(right, dtype);
-    double allowed = 3 * unit_of(dtype) * fabs(right);
+    double allowed = units * unit_of(dtype) * fabs(right);
     bool same = (isnan(value) && isnan(right)) || value == right || fabs(value - right) <= allowed;
     if (!same)
         FAIL("element %lld of a tensor of %s is %.17g, and should be %.17g", (long long)number,
              td_dtype_name(dtype), value, right);
+}
+
+void check_close(double value, double right, const td_tensor *tensor, int64_t number)
+{
+    check_units(value, right, 3, tensor, number);
 }

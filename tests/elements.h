@@ -28,8 +28,11 @@ void fill_numbers(td_tensor *tensor, unsigned seed);
 double element(const td_tensor *tensor, int64_t number);
 void set_element(td_tensor *tensor, int64_t number, double value);
 
-/** `value` is what `right` is when it is rounded to the dtype of `tensor`, give or take a few units in
+/** `value` is what `right` is when it is rounded to the dtype of `tensor`, give or take some units in
  *  its last place, and wrapped around for integers. */
+void check_units(double value, double right, double units, const td_tensor *tensor, int64_t number);
+
+/** The same with 3 units. */
 void check_close(double value, double right, const td_tensor *tensor, int64_t number);
 
 #endif

@@ -200,3 +200,107 @@ TEST(fill)
     CHECK_FAILS(td__cpu_kernels.fill(byte, 256), TD_ERR_INVALID, "256 is not in the range of u8");
     td_tensor_release(byte);
 }
+
+/* ---- Choices ----------------------------------------------------------------------------------- */
+
+TEST(where)
+{
+    for (int l = 0; l < layout_cases_count; l++)
+        for (int dtype = TD_F32; dtype <= TD_COMPLEX128; dtype++) {
+            struct layout_case same = layout_cases[l];
+            td_tensor *a = make_case(&same, 0, (td_dtype)dtype, 13);
+            td_tensor *b = make_case(&same, 1, (td_dtype)dtype, 14);
+            td_tensor *condition = make_case(&same, l % 2, TD_BOOL, 15);
+            td_tensor *out = make_result(&same, (td_dtype)dtype);
+            CHECK_OK(td__cpu_kernels.where(out, condition, a, b));
+            for (int64_t i = 0; i < td_tensor_numel(out); i++)
+                CHECK(element(out, i) == element(element(condition, i) != 0 ? a : b, i));
+            td_tensor_release(a);
+            td_tensor_release(b);
+            td_tensor_release(condition);
+            td_tensor_release(out);
+        }
+}
+
+static void check_clamp(const struct layout_case *layout, td_dtype dtype, double low, double high)
+{
+    td_tensor *x = make_case(layout, 0, dtype, 16);
+    td_tensor *out = make_result(layout, dtype);
+    CHECK_OK(td__cpu_kernels.clamp(out, x, low, high));
+    for (int64_t i = 0; i < td_tensor_numel(out); i++) {
+        double value = element(x, i);
+        value = value < low ? (is_float(dtype) ? low : ceil(low)) : value;
+        check_close(element(out, i), value > high ? (is_float(dtype) ? high : floor(high)) : value,
+                    out, i);
+    }
+    td_tensor_release(x);
+    td_tensor_release(out);
+}
+
+TEST(clamp)
+{
+    for (int l = 0; l < layout_cases_count; l++)
+        for (int d = 0; d < NUMBERS; d++) {
+            check_clamp(&layout_cases[l], numbers[d], 1.5, 3);
+            check_clamp(&layout_cases[l], numbers[d], -INFINITY, 2);
+            check_clamp(&layout_cases[l], numbers[d], 2, INFINITY);
+        }
+    float a[] = {NAN, -INFINITY, INFINITY};
+    td_tensor *x = td_from_blob(a, (int64_t[]){3}, 1, NULL, TD_F32, NULL, NULL);
+    CHECK_OK(td__cpu_kernels.clamp(x, x, -1, 1));
+    CHECK(isnan(a[0]) && a[1] == -1 && a[2] == 1);
+    CHECK_FAILS(td__cpu_kernels.clamp(x, x, NAN, 1), TD_ERR_INVALID, "NaN");
+    td_tensor_release(x);
+}
+
+TEST(what_a_dtype_does_not_have)
+{
+    td_tensor *truth = td_zeros(NULL, 0, TD_BOOL), *pair = td_zeros(NULL, 0, TD_COMPLEX64);
+    const struct td__kernels *k = &td__cpu_kernels;
+    CHECK_FAILS(k->binary(TD__SUB, truth, truth, truth), TD_ERR_UNSUPPORTED, "sub");
+    CHECK_FAILS(k->binary(TD__LT, truth, pair, pair), TD_ERR_UNSUPPORTED, "complex64");
+    CHECK_FAILS(k->add_scaled(truth, truth, truth, 1), TD_ERR_UNSUPPORTED, "bool");
+    CHECK_FAILS(k->clamp(truth, truth, 0, 1), TD_ERR_UNSUPPORTED, "bool");
+    CHECK_FAILS(k->reduce(TD__REDUCE_MAX, pair, pair, 0), TD_ERR_UNSUPPORTED, "complex64");
+    CHECK_FAILS(k->reduce(TD__REDUCE_MEAN, truth, truth, 0), TD_ERR_UNSUPPORTED, "mean");
+    td_tensor *byte = td_zeros(NULL, 0, TD_U8);
+    CHECK_FAILS(k->binary_scalar(TD__ADD, byte, byte, 300, false), TD_ERR_INVALID,
+                "300 is not in the range of u8");
+    td_tensor_release(truth);
+    td_tensor_release(pair);
+    td_tensor_release(byte);
+}
+
+TEST(bool_and_complex)
+{
+    uint8_t a[] = {0, 1, 2, 0}, b[] = {0, 0, 4, 1}, c[4];
+    td_tensor *x = td_from_blob(a, (int64_t[]){4}, 1, NULL, TD_BOOL, NULL, NULL);
+    td_tensor *y = td_from_blob(b, (int64_t[]){4}, 1, NULL, TD_BOOL, NULL, NULL);
+    td_tensor *z = td_from_blob(c, (int64_t[]){4}, 1, NULL, TD_BOOL, NULL, NULL);
+    static const struct {
+        enum td__binary_op op;
+        uint8_t right[4];
+    } cases[] = {{TD__ADD, {0, 1, 1, 1}}, {TD__MUL, {0, 0, 1, 0}},     {TD__EQ, {1, 0, 1, 0}},
+                 {TD__NE, {0, 1, 0, 1}},  {TD__LT, {0, 0, 0, 1}},      {TD__LE, {1, 0, 1, 1}},
+                 {TD__GT, {0, 1, 0, 0}},  {TD__MAXIMUM, {0, 1, 1, 1}}, {TD__XOR, {0, 1, 0, 1}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(td__cpu_kernels.binary(cases[i].op, z, x, y));
+        CHECK_MEM(c, cases[i].right, 4);
+    }
+
+    double p[] = {3, 4}, q[] = {1, -2}, r[2];
+    td_tensor *u = td_from_blob(p, NULL, 0, NULL, TD_COMPLEX128, NULL, NULL);
+    td_tensor *v = td_from_blob(q, NULL, 0, NULL, TD_COMPLEX128, NULL, NULL);
+    td_tensor *w = td_from_blob(r, NULL, 0, NULL, TD_COMPLEX128, NULL, NULL);
+    CHECK_OK(td__cpu_kernels.binary(TD__MUL, w, u, v));
+    CHECK(r[0] == 11 && r[1] == -2);
+    CHECK_OK(td__cpu_kernels.binary(TD__DIV, w, u, v));
+    CHECK(fabs(r[0] + 1) < 1e-15 && fabs(r[1] - 2) < 1e-15);
+    CHECK_OK(td__cpu_kernels.add_scaled(w, u, v, 2));
+    CHECK(r[0] == 5 && r[1] == 0);
+    CHECK_OK(td__cpu_kernels.unary(TD__SQUARE, w, u));
+    CHECK(r[0] == -7 && r[1] == 24);
+    td_tensor *all[] = {x, y, z, u, v, w};
+    for (int i = 0; i < 6; i++)
+        td_tensor_release(all[i]);
+}

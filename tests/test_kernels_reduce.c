@@ -177,3 +177,83 @@ TEST(sums_of_many_elements_are_exact)
     td_tensor_release(all);
     td_tensor_release(columns);
 }
+
+/* ---- Places ------------------------------------------------------------------------------------ */
+
+static bool comes_before(double x, double best, bool least)
+{
+    if (isnan(best))
+        return false;
+    return isnan(x) || (least ? x < best : x > best);
+}
+
+static void check_places(const td_tensor *x, int dim, bool least, char result)
+{
+    struct layout_case layout = {.ndim = td_tensor_ndim(x), .result = result};
+    for (int d = 0; d < layout.ndim; d++)
+        layout.shape[d] = d == dim ? 1 : td_tensor_size(x, d);
+    td_tensor *out = make_result(&layout, TD_I64);
+    CHECK_OK(td__cpu_kernels.arg_reduce(least, out, x, dim));
+    int64_t count = td_tensor_numel(out), size = td_tensor_size(x, dim);
+    int64_t inner = 1;
+    for (int d = dim + 1; d < layout.ndim; d++)
+        inner *= layout.shape[d];
+    for (int64_t i = 0; i < count; i++) {
+        int64_t first = i / inner * inner * size + i % inner, right = 0;
+        for (int64_t k = 1; k < size; k++)
+            if (comes_before(element(x, first + k * inner), element(x, first + right * inner),
+                             least))
+                right = k;
+        CHECK_EQ((int64_t)element(out, i), right);
+    }
+    td_tensor_release(out);
+}
+
+TEST(places_of_greatest_and_least)
+{
+    static const int64_t shapes[][3] = {
+        {3, 4, 5}, {2, 300, 3}, {40, 2, 700}, {1, 1, 1}, {17, 18, 1}};
+    for (int dtype = TD_F32; dtype <= TD_BOOL; dtype++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (int dim = 0; dim < 3; dim++) {
+                struct layout_case layout = {.ndim = 3, .operands = {dim == 1 ? "s" : "t"}};
+                memcpy(layout.shape, shapes[s], sizeof shapes[s]);
+                td_tensor *x = make_case(&layout, 0, (td_dtype)dtype, 12);
+                check_places(x, dim, false, 'c');
+                check_places(x, dim, true, 't');
+                if (dtype <= TD_BF16) {
+                    set_element(x, td_tensor_numel(x) / 2, NAN);
+                    set_element(x, td_tensor_numel(x) - 1, NAN);
+                    check_places(x, dim, false, 's');
+                    check_places(x, dim, true, 'c');
+                }
+                td_tensor_release(x);
+            }
+}
+
+TEST(extremes_of_integers)
+{
+    uint64_t a[] = {5, UINT64_MAX, 0, UINT64_C(1) << 63, UINT64_MAX};
+    int64_t b[] = {INT64_MAX, INT64_MIN, 0, INT64_MIN, INT64_MAX};
+    td_tensor *x = td_from_blob(a, (int64_t[]){5}, 1, NULL, TD_U64, NULL, NULL);
+    td_tensor *y = td_from_blob(b, (int64_t[]){5}, 1, NULL, TD_I64, NULL, NULL);
+    td_tensor *place = td_empty((int64_t[]){1}, 1, TD_I64);
+    td_tensor *u = td_empty((int64_t[]){1}, 1, TD_U64);
+    int64_t *found = td_tensor_data(place);
+    CHECK_OK(td__cpu_kernels.arg_reduce(false, place, x, 0));
+    CHECK_EQ(*found, 1);
+    CHECK_OK(td__cpu_kernels.arg_reduce(true, place, x, 0));
+    CHECK_EQ(*found, 2);
+    CHECK_OK(td__cpu_kernels.arg_reduce(true, place, y, 0));
+    CHECK_EQ(*found, 1);
+    CHECK_OK(td__cpu_kernels.arg_reduce(false, place, y, 0));
+    CHECK_EQ(*found, 0);
+    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_MAX, u, x, 1));
+    CHECK(*(uint64_t *)td_tensor_data(u) == UINT64_MAX);
+    CHECK_OK(td__cpu_kernels.reduce(TD__REDUCE_MIN, u, x, 1));
+    CHECK(*(uint64_t *)td_tensor_data(u) == 0);
+    td_tensor_release(x);
+    td_tensor_release(y);
+    td_tensor_release(place);
+    td_tensor_release(u);
+}

@@ -3,7 +3,7 @@
  * 14 dtypes would make 182 loops. Instead each dtype has a way to f64 or, for integers, to i64, and
  * one back, and a conversion is two passes over a block that stays in the cache. Nothing is rounded
  * twice that way but f64 to a half, which goes by way of f32. The conversions between f32 and the
- * halves, which training in mixed precision lives on, are direct. */
+ * halves, which training in mixed precision lives on, and of bytes to f32 are direct. */
 #include "tensor/cpu_convert.h"
 
 #include "base/fail.h"
@@ -243,6 +243,18 @@ static void complex_to_bool(void *to, const void *from, td_dtype from_dtype, int
     }
 }
 
+/* Small integers, which f32 has all of: what pictures and masks are made of. */
+static TD__VECTOR void small_to_f32(float *restrict to, const void *from, td_dtype dtype,
+                                    int64_t count)
+{
+    if (dtype == TD_U8)
+        READ(uint8_t, 1, value);
+    else if (dtype == TD_BOOL)
+        READ(uint8_t, 1, value != 0);
+    else
+        READ(int8_t, 1, value);
+}
+
 static void convert_block(void *to, td_dtype to_dtype, const void *from, td_dtype from_dtype,
                           int64_t count)
 {
@@ -281,6 +293,8 @@ void td__convert(void *to, td_dtype to_dtype, const void *from, td_dtype from_dt
         convert_complex(to, to_dtype, from, count);
     } else if (to_dtype == TD_F32 && td__is_half(from_dtype)) {
         td__convert_half(to, from, from_dtype, count);
+    } else if (to_dtype == TD_F32 && td_dtype_size(from_dtype) == 1) {
+        small_to_f32(to, from, from_dtype, count);
     } else if (from_dtype == TD_F32 && td__is_half(to_dtype)) {
         td__convert_to_half(to, to_dtype, from, count);
     } else {

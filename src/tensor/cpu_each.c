@@ -12,11 +12,13 @@
 #include "tensor/cpu_each.h"
 
 #include "tensor/cpu_convert.h"
+#include "tensor/vector.h"
 
 #include <string.h>
 
 #define BUFFER 4096
 #define SHORT_ROW 48
+#define REFILLED 256 /* elements of a buffer that is filled anew for every row */
 
 struct array {
     char *data;       /* of the element at the current index */
@@ -159,8 +161,8 @@ struct pair {
     uint64_t half[2];
 };
 
-void td__copy_steps(void *to, int64_t to_step, const void *from, int64_t from_step, int64_t count,
-                    size_t size)
+TD__VECTOR void td__copy_steps(void *to, int64_t to_step, const void *from, int64_t from_step,
+                               int64_t count, size_t size)
 {
     char *restrict dst = to;
     const char *restrict src = from;
@@ -312,8 +314,10 @@ static void run_rows(struct loop *loop, td__each_fn fn, const void *arg)
         struct array *array = &loop->arrays[k];
         array->plain = array->strides[inner] == array->element;
         array->constant = array->strides[inner] == 0;
-        if ((!array->plain || array->convert) && block > block_of(loop))
-            block = block_of(loop);
+        bool refilled = array->constant && !has_strides(loop, array, 0);
+        int64_t most = refilled ? REFILLED : block_of(loop);
+        if ((!array->plain || array->convert) && block > most)
+            block = most;
     }
     int64_t n;
     do {

@@ -15,6 +15,12 @@ void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const 
                         const void *b, int64_t count);
 void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
 
+/** The sine (quarters 0) or cosine (1) of f32. */
+void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters);
+
+/** What people call the operations, by enum td__unary_op. */
+extern const char *const td__unary_names[];
+
 td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x);
 td_status td__cpu_unary_grad(enum td__unary_op op, td_tensor *grad_x, const td_tensor *grad_y,
                              const td_tensor *saved);

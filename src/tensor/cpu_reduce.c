@@ -3,8 +3,8 @@
  * The axes of the operand are sorted by its strides, the largest first, and merged; each is kept or
  * reduced. The innermost one decides the way:
  *
- *     rows       it is reduced:  x x x x -> y     one result at a time, along the rows that
- *                                x x x x -> y     belong to it
+ *     rows       it is reduced:  x x x x -> y     one result after another, along the rows
+ *                                x x x x -> y     that belong to it
  *     columns    it is kept:     x x x x          a block of results at a time, eight rows in
  *                                x x x x          one go
  *                                | | | |
@@ -212,23 +212,39 @@ static void finish(struct reduction *r, char *out, int64_t count, int64_t step)
 
 /* ---- The two ways ------------------------------------------------------------------------------ */
 
-static void reduce_rows(struct reduction *r, const char *x, char *out)
+/* One result: all rows that belong to it. */
+static void reduce_row(struct reduction *r, const char *x, char *total)
 {
     bool direct = r->inner.x_step == r->x_size && r->x_dtype == r->reducer->dtype && !r->truth &&
                   !r->flip;
     int64_t stretch = direct ? STRETCH : BLOCK;
+    char *nowhere = NULL;
+    do {
+        for (int64_t at = 0; at < r->inner.size; at += stretch) {
+            int64_t left = r->inner.size - at;
+            int64_t count = left < stretch ? left : stretch;
+            const void *row = fetch(r, x + at * r->inner.x_step, count, r->rows[0]);
+            r->reducer->row(r->kind, total, row, count);
+        }
+    } while (advance(&r->reduced, &x, &nowhere));
+}
+
+/* All results, a run of them along the last axis that is kept at a time. */
+static void reduce_rows(struct reduction *r, const char *x, char *out)
+{
+    struct axis run = {1, 0, 0, false};
+    if (r->kept.count)
+        run = r->kept.axes[--r->kept.count];
+    int64_t size = (int64_t)td_dtype_size(r->reducer->total);
     bool empty = is_empty(&r->reduced);
     do {
-        start(r, 1);
-        do {
-            for (int64_t at = 0; at < r->inner.size && !empty; at += stretch) {
-                int64_t left = r->inner.size - at;
-                int64_t count = left < stretch ? left : stretch;
-                const void *row = fetch(r, x + at * r->inner.x_step, count, r->rows[0]);
-                r->reducer->row(r->kind, r->totals, row, count);
-            }
-        } while (!empty && advance(&r->reduced, &x, &out));
-        finish(r, out, 1, 0);
+        for (int64_t at = 0; at < run.size; at += BLOCK) {
+            int64_t count = run.size - at < BLOCK ? run.size - at : BLOCK;
+            start(r, count);
+            for (int64_t i = 0; i < count && !empty; i++)
+                reduce_row(r, x + (at + i) * run.x_step, r->totals + i * size);
+            finish(r, out + at * run.out_step, count, run.out_step);
+        }
     } while (advance(&r->kept, &x, &out));
 }
 

@@ -18,9 +18,7 @@ typedef enum td__reduce_kind kind;
 /* Vectors of 64 bytes, whatever the processor has: the compiler splits them. They need no more
  * alignment than their elements. */
 typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef double f64x8 __attribute__((vector_size(64), aligned(8), may_alias));
-typedef int64_t i64x8 __attribute__((vector_size(64), aligned(8), may_alias));
 
 /* What changes no total. */
 ALWAYS double neutral(kind k)
@@ -64,19 +62,18 @@ ALWAYS kind joining(kind k)
 
 /* ---- Floats ------------------------------------------------------------------------------------
  *
- * T is the element, V a vector of LANES of them, I the integers of a comparison. A NaN stays, and
- * comes in. */
+ * T is the element, V a vector of LANES of them. A NaN stays, and comes in. */
 
-#define FLOATS(name, T, V, I, LANES)                                                               \
+#define FLOATS(name, T, V, LANES)                                                                  \
     ALWAYS T step_##name(kind k, T total, T x)                                                     \
     {                                                                                              \
         switch (k) {                                                                               \
         case TD__REDUCE_PROD:                                                                      \
             return total * x;                                                                      \
         case TD__REDUCE_MAX:                                                                       \
-            return x > total || x != x ? x : total;                                                \
+            return (x > total) | (x != x) ? x : total;                                             \
         case TD__REDUCE_MIN:                                                                       \
-            return x < total || x != x ? x : total;                                                \
+            return (x < total) | (x != x) ? x : total;                                             \
         case TD__REDUCE_SQUARES:                                                                   \
             return total + x * x;                                                                  \
         default:                                                                                   \
@@ -86,19 +83,27 @@ ALWAYS kind joining(kind k)
                                                                                                    \
     ALWAYS V vector_step_##name(kind k, V total, V x)                                              \
     {                                                                                              \
-        I taken;                                                                                   \
-        switch (k) {                                                                               \
-        case TD__REDUCE_PROD:                                                                      \
-            return total * x;                                                                      \
-        case TD__REDUCE_MAX:                                                                       \
-        case TD__REDUCE_MIN:                                                                       \
-            taken = (k == TD__REDUCE_MAX ? x > total : x < total) | (x != x);                      \
-            return (V)(((I)x & taken) | ((I)total & ~taken));                                      \
-        case TD__REDUCE_SQUARES:                                                                   \
-            return total + x * x;                                                                  \
-        default:                                                                                   \
-            return total + x;                                                                      \
-        }                                                                                          \
+        return k == TD__REDUCE_PROD      ? total * x                                               \
+               : k == TD__REDUCE_SQUARES ? total + x * x                                           \
+                                         : total + x;                                              \
+    }                                                                                              \
+                                                                                                   \
+    /* A comparison of vectors is not something that every compiler knows to split. */             \
+    ALWAYS void extreme_of_##name(kind k, double *total, const T *x, int64_t count)                \
+    {                                                                                              \
+        T lanes[4 * LANES], rest = (T)neutral(k);                                                  \
+        int64_t i = 0;                                                                             \
+        for (int lane = 0; lane < 4 * LANES; lane++)                                               \
+            lanes[lane] = rest;                                                                    \
+        for (; i + 4 * LANES <= count; i += 4 * LANES)                                             \
+            for (int lane = 0; lane < 4 * LANES; lane++)                                           \
+                lanes[lane] = step_##name(k, lanes[lane], x[i + lane]);                            \
+        for (; i < count; i++)                                                                     \
+            rest = step_##name(k, rest, x[i]);                                                     \
+        if (count >= 4 * LANES)                                                                    \
+            for (int lane = 0; lane < 4 * LANES; lane++)                                           \
+                rest = step_##name(k, rest, lanes[lane]);                                          \
+        *total = step_f64(k, *total, (double)rest);                                                \
     }                                                                                              \
                                                                                                    \
     ALWAYS void row_of_##name(kind k, double *total, const T *x, int64_t count)                    \
@@ -165,13 +170,14 @@ ALWAYS kind joining(kind k)
         FOR_EACH_KIND(k, COLUMNS_CALL_##name)                                                      \
     }
 
-#define ROW_CALL_f64(k) row_of_f64(k, total, x, count)
-#define ROW_CALL_f32(k) row_of_f32(k, total, x, count)
+#define IS_EXTREME(k) ((k) == TD__REDUCE_MAX || (k) == TD__REDUCE_MIN)
+#define ROW_CALL_f64(k) (IS_EXTREME(k) ? extreme_of_f64 : row_of_f64)(k, total, x, count)
+#define ROW_CALL_f32(k) (IS_EXTREME(k) ? extreme_of_f32 : row_of_f32)(k, total, x, count)
 #define COLUMNS_CALL_f64(k) columns_of_f64(k, total, rows, n, count)
 #define COLUMNS_CALL_f32(k) columns_of_f32(k, total, rows, n, count)
 
-FLOATS(f64, double, f64x8, i64x8, 8)
-FLOATS(f32, float, f32x16, i32x16, 16)
+FLOATS(f64, double, f64x8, 8)
+FLOATS(f32, float, f32x16, 16)
 
 const struct td__reducer td__reducer_f64 = {TD_F64, TD_F64, row_f64, columns_f64};
 const struct td__reducer td__reducer_f32 = {TD_F32, TD_F64, row_f32, columns_f32};

@@ -10,8 +10,11 @@
 #include "tensor/vector.h"
 
 #include <math.h>
+#include <string.h>
 
-static const char *const names[] = {
+#define BLOCK 256
+
+const char *const td__unary_names[] = {
     [TD__NEG] = "neg",         [TD__ABS] = "abs",
     [TD__SIGN] = "sign",       [TD__SQUARE] = "square",
     [TD__EXP] = "exp",         [TD__LOG] = "log",
@@ -69,6 +72,30 @@ static bool has_unary(enum td__unary_op op, td_dtype dtype)
     CASE(TD__NOT, T, uint8_t, v == 0)                                                              \
     CASE(TD__ISNAN, T, uint8_t, v != v)
 
+/* Numbers beyond the reach of td__turn_f32() are rare: they are done again, by the C library. */
+static void turn_far(float *out, const float *x, int64_t count, uint32_t quarters)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabsf(x[i]) <= TD__TURN_LIMIT))
+            out[i] = quarters ? cosf(x[i]) : sinf(x[i]);
+}
+
+TD__VECTOR void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters)
+{
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        float result[BLOCK];
+        int64_t n = count - at < BLOCK ? count - at : BLOCK;
+        int far = 0;
+        for (int64_t i = 0; i < n; i++) {
+            result[i] = td__turn_f32(x[at + i], quarters);
+            far |= !(fabsf(x[at + i]) <= TD__TURN_LIMIT);
+        }
+        if (far)
+            turn_far(result, x + at, n, quarters);
+        memcpy(out + at, result, (size_t)n * sizeof *out);
+    }
+}
+
 static TD__VECTOR void unary_f32(enum td__unary_op op, void *out, const void *x, int64_t count)
 {
     switch (op) {
@@ -79,8 +106,12 @@ static TD__VECTOR void unary_f32(enum td__unary_op op, void *out, const void *x,
         CASE(TD__EXP, float, float, td__exp_f32(v))
         CASE(TD__LOG, float, float, td__log_f32(v))
         CASE(TD__LOG1P, float, float, td__log1p_f32(v))
-        CASE(TD__SIN, float, float, td__sin_f32(v))
-        CASE(TD__COS, float, float, td__cos_f32(v))
+    case TD__SIN:
+        td__turn_array(out, x, count, 0);
+        break;
+    case TD__COS:
+        td__turn_array(out, x, count, 1);
+        break;
         CASE(TD__TANH, float, float, td__tanh_f32(v))
         CASE(TD__SIGMOID, float, float, td__sigmoid_f32(v))
         CASE(TD__GELU, float, float, td__gelu_f32(v))
@@ -184,7 +215,7 @@ td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x
 {
     td_dtype dtype = x->layout.dtype;
     if (!has_unary(op, dtype))
-        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", names[op],
+        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", td__unary_names[op],
                         td_dtype_name(dtype));
     struct unary unary = {.op = op};
     switch (td__compute_dtype(dtype)) {

@@ -67,8 +67,8 @@ enum td__binary_op {
 };
 
 enum td__reduce_kind {
-    TD__REDUCE_SUM,  /* all but bool; f32 is added up in several lanes or pairwise: error of n
-                        elements grows like log n, not like n */
+    TD__REDUCE_SUM,  /* all; integers and bool into any integer dtype. The error of an f32 sum does not
+                        grow with the number of elements */
     TD__REDUCE_MEAN, /* floats */
     TD__REDUCE_PROD, /* all but bool */
     TD__REDUCE_MAX,  /* numbers, bool; NaN wins */
@@ -126,8 +126,8 @@ struct td__kernels {
 
     td_status (*reduce)(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
                         unsigned dims);
-    /** The i64 index of the first greatest (or least) element along `dim`; NaN is greatest. The size
-     *  of the dimension is not 0. */
+    /** The i64 index of the first greatest (or least) element along `dim`; a NaN comes before all
+     *  others in both. out has size 1 there; the size of the dimension is not 0. */
     td_status (*arg_reduce)(bool least, td_tensor *out, const td_tensor *x, int dim);
 
     /* ---- Products (f32, f64, halves) --------------------------------------------------------- */

@@ -1,0 +1,249 @@
+/* Where the greatest or the least element along a dimension is: the first one, and a NaN before all
+ * others.
+ *
+ * Elements are seen as f32, f64 or i64, which keep their order. Along a dimension without gaps in
+ * memory the greatest one is found first, as a reduction, and then its place; along another one the
+ * columns of a block are compared side by side. */
+#include "tensor/cpu_reduce.h"
+
+#include "base/fail.h"
+#include "tensor/cpu_convert.h"
+#include "tensor/cpu_each.h"
+#include "tensor/vector.h"
+
+#include <string.h>
+
+#define BLOCK 256
+
+struct axis {
+    int64_t size;
+    int64_t x_step; /* in bytes */
+    int64_t out_step;
+};
+
+struct search {
+    bool least;
+    td_dtype dtype;  /* of x */
+    td_dtype loop;   /* as the loops see it */
+    int64_t element; /* bytes of x's */
+    struct axis along;
+    int count; /* of the other axes */
+    struct axis axes[TD_MAX_DIMS];
+    int64_t index[TD_MAX_DIMS];
+};
+
+/* ---- The loops --------------------------------------------------------------------------------- */
+
+/* Whether x comes before the best so far: it is better, or the first NaN. */
+#define BETTER(x, best) (((x) > (best)) | (((x) != (x)) & ((best) == (best))))
+
+/* One row of columns: where it is better, the best and its place are replaced. */
+#define COMPARE(T, sign)                                                                           \
+    do {                                                                                           \
+        T *restrict b = best;                                                                      \
+        const T *restrict a = x;                                                                   \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            bool better = first | BETTER(sign a[i], sign b[i]);                                    \
+            b[i] = better ? a[i] : b[i];                                                           \
+            places[i] = better ? at : places[i];                                                   \
+        }                                                                                          \
+    } while (0)
+
+/* For integers the least is the greatest of their complements, which does not overflow. */
+static TD__VECTOR void compare(const struct search *search, void *best, int64_t *restrict places,
+                               const void *x, int64_t at, int64_t count)
+{
+    bool first = at == 0;
+    switch (search->loop) {
+    case TD_F32:
+        if (search->least)
+            COMPARE(float, -);
+        else
+            COMPARE(float, +);
+        break;
+    case TD_F64:
+        if (search->least)
+            COMPARE(double, -);
+        else
+            COMPARE(double, +);
+        break;
+    default:
+        if (search->least)
+            COMPARE(int64_t, ~);
+        else
+            COMPARE(int64_t, +);
+    }
+}
+
+/* The first place of `value`, or -1; a NaN for a NaN. Whether it is there at all is asked of all
+ * elements at once, since a loop that may end early is no vector code. */
+#define FIND(T)                                                                                    \
+    do {                                                                                           \
+        const T *a = x;                                                                            \
+        T wanted = *(const T *)value;                                                              \
+        int is_nan = wanted != wanted, found = 0;                                                  \
+        for (int64_t i = 0; i < count; i++)                                                        \
+            found |= (a[i] == wanted) | (is_nan & (a[i] != a[i]));                                 \
+        for (int64_t i = 0; found && i < count; i++)                                               \
+            if (a[i] == wanted || (is_nan && a[i] != a[i]))                                        \
+                return i;                                                                          \
+        return -1;                                                                                 \
+    } while (0)
+
+static TD__VECTOR int64_t find(td_dtype dtype, const void *x, const void *value, int64_t count)
+{
+    if (dtype == TD_F32)
+        FIND(float);
+    if (dtype == TD_F64)
+        FIND(double);
+    FIND(int64_t);
+}
+
+/* ---- Elements ---------------------------------------------------------------------------------- */
+
+/* `count` elements, `step` bytes apart, as the loops want to see them. */
+static const void *fetch(const struct search *search, const char *x, int64_t step, int64_t count,
+                         void *buffer)
+{
+    if (step == search->element && search->dtype == search->loop)
+        return x;
+    _Alignas(64) char strided[BLOCK * 8];
+    const void *from = x;
+    if (step != search->element) {
+        td__copy_steps(strided, search->element, x, step, count, (size_t)search->element);
+        from = strided;
+    }
+    td__convert(buffer, search->loop, from, search->dtype, count);
+    if (search->dtype == TD_U64)
+        for (int64_t i = 0; i < count; i++)
+            ((uint64_t *)buffer)[i] ^= UINT64_C(1) << 63;
+    return buffer;
+}
+
+/* ---- The two ways ------------------------------------------------------------------------------ */
+
+static int64_t place_in_row(const struct search *search, const char *x)
+{
+    _Alignas(64) char buffer[BLOCK * 8];
+    int64_t step = search->along.x_step, size = search->along.size;
+    const struct td__reducer *reducer = search->loop == TD_F32   ? &td__reducer_f32
+                                        : search->loop == TD_F64 ? &td__reducer_f64
+                                                                 : &td__reducer_i64;
+    enum td__reduce_kind kind = search->least ? TD__REDUCE_MIN : TD__REDUCE_MAX;
+    union {
+        double f64;
+        int64_t i64;
+        char bytes[8];
+    } total;
+    td__convert(&total, reducer->total, fetch(search, x, step, 1, buffer), search->loop, 1);
+    for (int64_t at = 0; at < size; at += BLOCK) {
+        int64_t count = size - at < BLOCK ? size - at : BLOCK;
+        reducer->row(kind, &total, fetch(search, x + at * step, step, count, buffer), count);
+    }
+
+    char value[8];
+    td__convert(value, search->loop, &total, reducer->total, 1);
+    for (int64_t at = 0; at < size; at += BLOCK) {
+        int64_t count = size - at < BLOCK ? size - at : BLOCK;
+        const void *row = fetch(search, x + at * step, step, count, buffer);
+        int64_t found = find(search->loop, row, value, count);
+        if (found >= 0)
+            return at + found;
+    }
+    return 0;
+}
+
+static void places_in_columns(const struct search *search, const struct axis *columns,
+                              const char *x, char *out, int64_t count)
+{
+    _Alignas(64) char best[BLOCK * 8], buffer[BLOCK * 8];
+    int64_t places[BLOCK];
+    memset(best, 0, sizeof best);
+    for (int64_t at = 0; at < search->along.size; at++) {
+        const char *row = x + at * search->along.x_step;
+        compare(search, best, places, fetch(search, row, columns->x_step, count, buffer), at,
+                count);
+    }
+    td__copy_steps(out, columns->out_step, places, sizeof *places, count, sizeof *places);
+}
+
+/* Moves both to the next position of the first `count` axes; false behind the last one. */
+static bool advance(struct search *search, int count, const char **x, char **out)
+{
+    for (int i = count; i-- > 0;) {
+        const struct axis *axis = &search->axes[i];
+        *x += axis->x_step;
+        *out += axis->out_step;
+        if (++search->index[i] < axis->size)
+            return true;
+        *x -= axis->size * axis->x_step;
+        *out -= axis->size * axis->out_step;
+        search->index[i] = 0;
+    }
+    return false;
+}
+
+static void search_rows(struct search *search, const char *x, char *out)
+{
+    do {
+        *(int64_t *)(void *)out = place_in_row(search, x);
+    } while (advance(search, search->count, &x, &out));
+}
+
+static void search_columns(struct search *search, const char *x, char *out)
+{
+    const struct axis *columns = &search->axes[search->count - 1];
+    do {
+        for (int64_t at = 0; at < columns->size; at += BLOCK) {
+            int64_t left = columns->size - at;
+            places_in_columns(search, columns, x + at * columns->x_step,
+                              out + at * columns->out_step, left < BLOCK ? left : BLOCK);
+        }
+    } while (advance(search, search->count - 1, &x, &out));
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------- */
+
+/* The other axes, by x's strides, the largest first. */
+static void add_axis(struct search *search, struct axis axis)
+{
+    int at = search->count++;
+    for (; at > 0 && search->axes[at - 1].x_step < axis.x_step; at--)
+        search->axes[at] = search->axes[at - 1];
+    search->axes[at] = axis;
+}
+
+static td_dtype loop_dtype(td_dtype dtype)
+{
+    td_dtype compute = td__compute_dtype(dtype);
+    return compute == TD_F32 || compute == TD_F64 ? compute : TD_I64;
+}
+
+td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int dim)
+{
+    td_dtype dtype = x->layout.dtype;
+    if (dtype >= TD_COMPLEX64)
+        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", least ? "argmin" : "argmax",
+                        td_dtype_name(dtype));
+    if (out->layout.numel == 0)
+        return TD_OK;
+    struct search search = {.least = least, .dtype = dtype, .loop = loop_dtype(dtype)};
+    search.element = (int64_t)td_dtype_size(dtype);
+    int64_t index = sizeof(int64_t);
+    for (int d = 0; d < x->layout.ndim; d++) {
+        struct axis axis = {x->layout.shape[d], x->layout.strides[d] * search.element,
+                            out->layout.strides[d] * index};
+        if (d == dim)
+            search.along = axis;
+        else if (axis.size > 1)
+            add_axis(&search, axis);
+    }
+    /* Short rows are better taken side by side, although their elements are gathered then. */
+    const struct axis *last = search.count ? &search.axes[search.count - 1] : NULL;
+    bool by_columns = last && (last->x_step < search.along.x_step || search.along.size < 16);
+    if (by_columns)
+        search_columns(&search, td_tensor_data(x), td_tensor_data(out));
+    else
+        search_rows(&search, td_tensor_data(x), td_tensor_data(out));
+    return TD_OK;
+}
