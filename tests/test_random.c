@@ -370,6 +370,27 @@ TEST(refusals)
     td_tensor_release(same);
 }
 
+/* What was saved for a gradient before is known to have changed. */
+TEST(filling_counts_as_a_change)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = td_rand((int64_t[]){4, 8}, 2, TD_F32), *view = td_transpose(x, 0, 1);
+        unsigned before = x->storage->version;
+        CHECK_OK(td_uniform_(x, 0, 1, NULL));
+        CHECK(x->storage->version > before);
+        before = x->storage->version;
+        CHECK_OK(td_normal_(x, 0, 1, NULL));
+        CHECK(x->storage->version > before);
+        before = x->storage->version;
+        CHECK_OK(td_bernoulli_(view, 0.5, NULL));
+        CHECK(x->storage->version > before);
+        before = x->storage->version;
+        CHECK(td_uniform_(x, 1, 0, NULL) != TD_OK && x->storage->version == before);
+        CHECK(td_randn(NULL, 0, TD_F64) && td_randperm(5, TD_I32));
+    }
+}
+
 /* ---- Threads --------------------------------------------------------------------------------- */
 
 enum { DRAWERS = 4, DRAWS = 1000 };

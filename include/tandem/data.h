@@ -296,7 +296,7 @@ TD_API int64_t td_loader_batches(const td_loader *loader);
  *     … td_progress_step(bar, 1, loss) …
  *     td_progress_end(bar);
  *
- *     epoch 1  45% ███████████▎              422/938  151.2 batch/s  0:03 left  loss 0.4321
+ *     epoch 1   44% ████████▌           422/938  151.2 batch/s  0:03 left  loss 0.4321
  *
  * One line on standard error, drawn again at most ten times a second, by rank 0 alone. Nothing is
  * written where standard error is no terminal. */

@@ -78,9 +78,9 @@ static td_status read_sizes(struct td__unpack *unpack, struct td__idx *idx)
 static void turn_bytes(struct td__idx *idx)
 {
     size_t size = td_dtype_size(idx->dtype);
-    unsigned char *at = idx->data, *end = at + idx->bytes;
-    if (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ || size == 1 || !at)
+    if (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ || size == 1 || !idx->data)
         return;
+    unsigned char *at = idx->data, *end = at + idx->bytes;
     for (; at < end; at += size)
         for (size_t i = 0; i < size / 2; i++) {
             unsigned char byte = at[i];

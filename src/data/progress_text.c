@@ -1,6 +1,6 @@
 /* The line of a progress bar:
  *
- *     epoch 1  45% ███████████▎              422/938  151.2 batch/s  0:03 left  loss 0.4321
+ *     epoch 1   44% ████████▌           422/938  151.2 batch/s  0:03 left  loss 0.4321
  *
  * Each part is written by itself. What does not fit the width goes, one part after another: the bar, the
  * rate, the count, the time, the percentage; the label is cut off where even that is not enough. Of what is
@@ -214,10 +214,11 @@ size_t td__progress_line(char *line, size_t room, const struct td__progress_view
     for (size_t i = 0; i < sizeof order / sizeof *order && total_columns(&parts) > width; i++)
         parts.columns[order[i]] = 0;
     if (view->total > 0) {
-        int left = width - total_columns(&parts) - 2;
-        if (left >= LEAST_BAR)
-            parts.columns[BAR] = put_bar(parts.text[BAR], share_done(view),
-                                         left < MOST_BAR ? left : MOST_BAR);
+        parts.columns[BAR] = 1; /* to see what is left with the space around it */
+        int left = width - (total_columns(&parts) - 1);
+        parts.columns[BAR] = left < LEAST_BAR ? 0
+                                              : put_bar(parts.text[BAR], share_done(view),
+                                                        left < MOST_BAR ? left : MOST_BAR);
     }
     size_t used = 0;
     int before = -1;

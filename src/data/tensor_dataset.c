@@ -73,11 +73,19 @@ static void destroy(void *self)
 
 static const td_dataset_ops tensor_dataset_ops = {size_of, describe, read_sample, destroy};
 
-static void look_at(struct rows *rows, td_tensor *tensor)
+static td_status look_at(struct rows *rows, td_tensor *tensor)
 {
     if (!tensor)
-        return;
-    rows->tensor = td_tensor_retain(tensor);
+        return TD_OK;
+    if (!tensor->storage->device->kind->is_host_memory)
+        return td__fail(
+            TD_ERR_UNSUPPORTED,
+            "td_tensor_dataset: the tensor is on %s; datasets are read by the host, from "
+            "tensors of cpu",
+            tensor->storage->device->name);
+    rows->tensor = td__alias(tensor); /* the elements alone, not how they came about */
+    if (!rows->tensor)
+        return TD_ERR_NOMEM;
     const struct td__layout *whole = &tensor->layout;
     struct td__layout row = {.dtype = whole->dtype, .ndim = whole->ndim - 1, .numel = 1};
     for (int d = 0; d < row.ndim; d++) {
@@ -90,6 +98,7 @@ static void look_at(struct rows *rows, td_tensor *tensor)
     td__layout_set_contiguous(&rows->packed);
     rows->contiguous = td__layout_is_contiguous(&row);
     rows->bytes = (size_t)row.numel * td_dtype_size(row.dtype);
+    return TD_OK;
 }
 
 td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target)
@@ -111,9 +120,9 @@ td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target)
         td__fail_nomem("td_tensor_dataset");
         return NULL;
     }
-    look_at(&self->input, input);
-    look_at(&self->target, target);
-    td_dataset *dataset = td_dataset_create(&tensor_dataset_ops, self);
+    td_dataset *dataset = NULL;
+    if (look_at(&self->input, input) == TD_OK && look_at(&self->target, target) == TD_OK)
+        dataset = td_dataset_create(&tensor_dataset_ops, self);
     if (!dataset)
         destroy(self);
     return dataset;

@@ -95,6 +95,7 @@ static void fill(td_tensor *tensor, const struct td__maker *maker, td_generator 
     size_t size = td_dtype_size(iteration.dtype);
     bool one_run = iteration.ndim == 0 || (iteration.ndim == 1 && iteration.strides[0] == 1);
     char *data = td_tensor_data(tensor);
+    td__tensor_touch(tensor);
     generator = td__generator_lock(generator);
     for (int64_t at = 0; at < iteration.numel; at += TD__RANDOM_BLOCK) {
         int64_t count = iteration.numel - at < TD__RANDOM_BLOCK ? iteration.numel - at
@@ -115,6 +116,7 @@ static void fill_normal_groups(td_tensor *tensor, const struct td__maker *maker,
 {
     char *data = td_tensor_data(tensor);
     size_t size = td_dtype_size(maker->dtype);
+    td__tensor_touch(tensor);
     int64_t whole = tensor->layout.numel / TD__NORMAL_GROUP * TD__NORMAL_GROUP,
             rest = tensor->layout.numel - whole;
     generator = td__generator_lock(generator);
@@ -172,6 +174,10 @@ static td_status check_tensor(const char *call, const td_tensor *tensor, bool fl
     if (!tensor)
         return td__fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
     TD_TRY(check_dtype(call, tensor->layout.dtype, floats_only));
+    if (!tensor->storage->device->kind->is_host_memory)
+        return td__fail(TD_ERR_UNSUPPORTED,
+                        "%s: the tensor is on %s; fill one on cpu and move it with td_tensor_to()",
+                        call, tensor->storage->device->name);
     if (td__layout_repeats(&tensor->layout))
         return td__fail(TD_ERR_INVALID,
                         "%s: elements of the tensor share memory, its strides are %s; fill a "
