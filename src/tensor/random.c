@@ -107,7 +107,7 @@ static void fill(td_tensor *tensor, const struct td__maker *maker, td_generator 
     td__generator_unlock(generator);
 }
 
-/* ---- Two that need no tensor's layout ---------------------------------------------------------- */
+/* ---- Numbers that go to one run of memory ---------------------------------------------------------- */
 
 /* A contiguous tensor of 16 elements and more. Where the number is no multiple of 16, uniform
  * numbers are drawn for all elements, and then the last 16 are made anew. */
@@ -136,7 +136,8 @@ static void fill_normal_groups(td_tensor *tensor, const struct td__maker *maker,
 void td__dropout_mask(td_generator *generator, unsigned char *mask, int64_t n, double p)
 {
     if (p <= 0 || p >= 1) {
-        memset(mask, p <= 0, (size_t)n);
+        if (n > 0)
+            memset(mask, p <= 0, (size_t)n);
         return;
     }
     struct td__maker maker = {.dtype = TD_BOOL, .p = 1 - p};
