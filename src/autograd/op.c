@@ -103,10 +103,14 @@ void td__pair_free(struct td__pair *pair)
 
 /* ---- One kernel ------------------------------------------------------------------------------------ */
 
-static td_status refuse(const char *call, const td_tensor *x)
+td_status td__kernel_status(const char *call, const td_tensor *x, td_status status)
 {
-    return td__fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
-                    td_dtype_name(x->layout.dtype));
+    if (status == TD_ERR_UNSUPPORTED)
+        return td__fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
+                        td_dtype_name(x->layout.dtype));
+    if (status == TD_ERR_INVALID)
+        return td__fail(status, "%s: %s", call, td_last_error());
+    return status;
 }
 
 td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
@@ -118,7 +122,7 @@ td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
     if (!out)
         return NULL;
     td_status status = td__kernels_of(x)->unary(op, out, x);
-    return td__kept(out, status == TD_ERR_UNSUPPORTED ? refuse(call, x) : status);
+    return td__kept(out, td__kernel_status(call, x, status));
 }
 
 td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b)
@@ -130,7 +134,7 @@ td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *
                                op >= TD__EQ ? TD_BOOL : a->layout.dtype, a->storage->device);
     if (out) {
         td_status status = td__kernels_of(a)->binary(op, out, pair.a, pair.b);
-        out = td__kept(out, status == TD_ERR_UNSUPPORTED ? refuse(call, a) : status);
+        out = td__kept(out, td__kernel_status(call, a, status));
     }
     td__pair_free(&pair);
     return out;
@@ -145,5 +149,27 @@ td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *
     if (!out)
         return NULL;
     td_status status = td__kernels_of(a)->binary_scalar(op, out, a, b, reversed);
-    return td__kept(out, status == TD_ERR_UNSUPPORTED ? refuse(call, a) : status);
+    return td__kept(out, td__kernel_status(call, a, status));
+}
+
+/* ---- Constants ------------------------------------------------------------------------------------- */
+
+static td_tensor *filled(const char *call, const int64_t *shape, int ndim, double value,
+                         const td_tensor *like)
+{
+    td_tensor *tensor = td__empty(call, shape, ndim, like->layout.dtype, like->storage->device);
+    if (!tensor)
+        return NULL;
+    td_status status = td__kernels_of(tensor)->fill(tensor, value);
+    return td__kept(tensor, td__kernel_status(call, like, status));
+}
+
+td_tensor *td__number(const char *call, double value, const td_tensor *like)
+{
+    return filled(call, NULL, 0, value, like);
+}
+
+td_tensor *td__zeros(const char *call, const int64_t *shape, int ndim, const td_tensor *like)
+{
+    return filled(call, shape, ndim, 0, like);
 }

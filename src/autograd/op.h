@@ -55,10 +55,26 @@ void td__pair_free(struct td__pair *pair);
  *      return td__kept(out, kernels->unary(TD__EXP, out, x)); */
 td_tensor *td__kept(td_tensor *tensor, td_status status);
 
+/** What a kernel returned for the operand `x`, with the name of the call in front of its sentence. A
+ *  dtype that the kernel does not have is TD_ERR_INVALID, and named. */
+td_status td__kernel_status(const char *call, const td_tensor *x, td_status status);
+
 /** Raw results of one kernel: checks, allocates, computes. NULL for NULL, and on failure. */
 td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x);
 td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b);
 td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *a, double b,
                             bool reversed);
+
+/** A number as a raw tensor of no dimensions, of the dtype and on the device of `like`. */
+td_tensor *td__number(const char *call, double value, const td_tensor *like);
+
+/** Raw zeros of a shape, of the dtype and on the device of `like`. */
+td_tensor *td__zeros(const char *call, const int64_t *shape, int ndim, const td_tensor *like);
+
+/** condition ? a : b, raw; all three broadcast. */
+td_tensor *td__apply_where(const char *call, td_tensor *condition, td_tensor *a, td_tensor *b);
+
+/** Where clamping with the two bounds leaves an element as it is (bool). */
+td_tensor *td__clamp_keeps(td_tensor *x, const double *bounds);
 
 #endif

@@ -1,0 +1,304 @@
+/* Arithmetic with two tensors, or a tensor and a number. Gradients have the shape of the result: the
+ * engine sums up what broadcasting repeated. Of the operands only those are saved that the gradient of
+ * the other one needs. */
+#include "autograd/op.h"
+#include "base/fail.h"
+
+/* ---- Two tensors --------------------------------------------------------------------------------- */
+
+/* saves: a for the gradient of b, and b for that of a. */
+static td_tensor *binary(const td_function *function, enum td__binary_op op, td_tensor *a,
+                         td_tensor *b, bool saves)
+{
+    td_recipe recipe = {.inputs = {a, b}, .input_count = 2};
+    if (saves) {
+        recipe.saved[0] = td_tensor_requires_grad(b) ? a : NULL;
+        recipe.saved[1] = td_tensor_requires_grad(a) ? b : NULL;
+        recipe.saved_count = 2;
+    }
+    return td__result(function, td__apply_binary(function->name, op, a, b), &recipe);
+}
+
+static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    (void)node;
+    grad_x[0] = grad_x[1] = grad_y[0];
+    return TD_OK;
+}
+
+td_tensor *td_add(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_add", .backward = add_backward};
+    return binary(&function, TD__ADD, a, b, false);
+}
+
+static td_status sub_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    grad_x[0] = grad_y[0];
+    if (!td_node_needs(node, 1))
+        return TD_OK;
+    grad_x[1] = td_neg(grad_y[0]);
+    return td__done(grad_x[1]);
+}
+
+td_tensor *td_sub(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_sub", .backward = sub_backward};
+    return binary(&function, TD__SUB, a, b, false);
+}
+
+static td_status add_scaled_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    const double *alpha = td_node_data(node);
+    grad_x[0] = grad_y[0];
+    if (!td_node_needs(node, 1))
+        return TD_OK;
+    grad_x[1] = td_mul_scalar(grad_y[0], *alpha);
+    return td__done(grad_x[1]);
+}
+
+td_tensor *td_add_scaled(td_tensor *a, td_tensor *b, double alpha)
+{
+    static const td_function function = {.name = "td_add_scaled", .backward = add_scaled_backward};
+    struct td__pair pair;
+    if (!a || !b || td__pair_init(&pair, function.name, a, b))
+        return NULL;
+    td_tensor *y = td__empty(function.name, pair.shape, pair.ndim, a->layout.dtype,
+                             a->storage->device);
+    if (y)
+        y = td__kept(y, td__kernel_status(function.name, a,
+                                          td__kernels_of(a)->add_scaled(y, pair.a, pair.b, alpha)));
+    td__pair_free(&pair);
+    return td__result(
+        &function, y,
+        &(td_recipe){
+            .inputs = {a, b}, .input_count = 2, .data = &alpha, .data_size = sizeof alpha});
+}
+
+static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    for (int i = 0; i < 2; i++) {
+        if (!td_node_needs(node, i))
+            continue;
+        grad_x[i] = td_mul(grad_y[0], td_node_saved(node, 1 - i));
+        TD_TRY(td__done(grad_x[i]));
+    }
+    return TD_OK;
+}
+
+td_tensor *td_mul(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_mul", .backward = mul_backward};
+    return binary(&function, TD__MUL, a, b, true);
+}
+
+/* g / b, and -g (a / b) / b. */
+static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    td_tensor *b = td_node_saved(node, 1);
+    if (td_node_needs(node, 0)) {
+        grad_x[0] = td_div(grad_y[0], b);
+        TD_TRY(td__done(grad_x[0]));
+    }
+    if (!td_node_needs(node, 1))
+        return TD_OK;
+    td_tensor *slope = td_div(td_div(td_node_saved(node, 0), b), b);
+    grad_x[1] = td_neg(td_mul(grad_y[0], slope));
+    return td__done(grad_x[1]);
+}
+
+td_tensor *td_div(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_div", .backward = div_backward};
+    return td__result(&function, td__apply_binary(function.name, TD__DIV, a, b),
+                      &(td_recipe){.inputs = {a, b},
+                                   .input_count = 2,
+                                   .saved = {td_tensor_requires_grad(b) ? a : NULL, b},
+                                   .saved_count = 2});
+}
+
+/* g b a^(b-1), which is 0 for b = 0, also where a is 0. */
+static td_tensor *pow_grad_base(td_tensor *g, td_tensor *a, td_tensor *b)
+{
+    td_tensor *slope = td_mul(b, td_pow(a, td_sub_scalar(b, 1)));
+    return td_masked_fill(td_mul(g, slope), td_eq_scalar(b, 0), 0);
+}
+
+/* g a^b ln a, which is 0 for a = 0 and b >= 0. */
+static td_tensor *pow_grad_exponent(td_tensor *g, td_tensor *a, td_tensor *b, td_tensor *y)
+{
+    td_tensor *flat = td_logical_and(td_eq_scalar(a, 0), td_ge_scalar(b, 0));
+    return td_masked_fill(td_mul(g, td_mul(y, td_ln(a))), flat, 0);
+}
+
+static td_status pow_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    td_tensor *a = td_node_saved(node, 0), *b = td_node_saved(node, 1);
+    if (td_node_needs(node, 0)) {
+        grad_x[0] = pow_grad_base(grad_y[0], a, b);
+        TD_TRY(td__done(grad_x[0]));
+    }
+    if (!td_node_needs(node, 1))
+        return TD_OK;
+    grad_x[1] = pow_grad_exponent(grad_y[0], a, b, td_node_saved(node, 2));
+    return td__done(grad_x[1]);
+}
+
+td_tensor *td_pow(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_pow", .backward = pow_backward};
+    td_tensor *y = td__apply_binary(function.name, TD__POW, a, b);
+    return td__result(&function, y,
+                      &(td_recipe){.inputs = {a, b},
+                                   .input_count = 2,
+                                   .saved = {a, b, td_tensor_requires_grad(b) ? y : NULL},
+                                   .saved_count = 3});
+}
+
+/* Half of the gradient where both are equal, none where the other one was chosen. */
+static td_status choose_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x,
+                                 td_tensor *(*loses)(td_tensor *, td_tensor *))
+{
+    td_tensor *a = td_node_saved(node, 0), *b = td_node_saved(node, 1);
+    td_tensor *shared = td_where(td_eq(a, b), td_mul_scalar(grad_y[0], 0.5), grad_y[0]);
+    for (int i = 0; i < 2; i++) {
+        if (!td_node_needs(node, i))
+            continue;
+        grad_x[i] = td_masked_fill(shared, i == 0 ? loses(a, b) : loses(b, a), 0);
+        TD_TRY(td__done(grad_x[i]));
+    }
+    return TD_OK;
+}
+
+static td_tensor *choose(const td_function *function, enum td__binary_op op, td_tensor *a,
+                         td_tensor *b)
+{
+    return td__result(
+        function, td__apply_binary(function->name, op, a, b),
+        &(td_recipe){.inputs = {a, b}, .input_count = 2, .saved = {a, b}, .saved_count = 2});
+}
+
+static td_status maximum_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    return choose_backward(node, grad_y, grad_x, td_lt);
+}
+
+td_tensor *td_maximum(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_maximum", .backward = maximum_backward};
+    return choose(&function, TD__MAXIMUM, a, b);
+}
+
+static td_status minimum_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    return choose_backward(node, grad_y, grad_x, td_gt);
+}
+
+td_tensor *td_minimum(td_tensor *a, td_tensor *b)
+{
+    static const td_function function = {.name = "td_minimum", .backward = minimum_backward};
+    return choose(&function, TD__MINIMUM, a, b);
+}
+
+/* ---- A tensor and a number ------------------------------------------------------------------------- */
+
+static td_tensor *with_scalar(const td_function *function, enum td__binary_op op, td_tensor *a,
+                              double b, bool reversed, bool saves)
+{
+    return td__result(function, td__apply_scalar(function->name, op, a, b, reversed),
+                      &(td_recipe){.inputs = {a},
+                                   .input_count = 1,
+                                   .saved = {a},
+                                   .saved_count = saves,
+                                   .data = &b,
+                                   .data_size = sizeof b});
+}
+
+static td_status same_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    (void)node;
+    grad_x[0] = grad_y[0];
+    return TD_OK;
+}
+
+td_tensor *td_add_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_add_scalar", .backward = same_backward};
+    return with_scalar(&function, TD__ADD, a, b, false, false);
+}
+
+td_tensor *td_sub_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_sub_scalar", .backward = same_backward};
+    return with_scalar(&function, TD__SUB, a, b, false, false);
+}
+
+static td_status rsub_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    (void)node;
+    grad_x[0] = td_neg(grad_y[0]);
+    return td__done(grad_x[0]);
+}
+
+td_tensor *td_rsub_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_rsub_scalar",
+                                         .backward = rsub_scalar_backward};
+    return with_scalar(&function, TD__SUB, a, b, true, false);
+}
+
+static td_status mul_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    grad_x[0] = td_mul_scalar(grad_y[0], *(const double *)td_node_data(node));
+    return td__done(grad_x[0]);
+}
+
+td_tensor *td_mul_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_mul_scalar", .backward = mul_scalar_backward};
+    return with_scalar(&function, TD__MUL, a, b, false, false);
+}
+
+static td_status div_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    grad_x[0] = td_div_scalar(grad_y[0], *(const double *)td_node_data(node));
+    return td__done(grad_x[0]);
+}
+
+td_tensor *td_div_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_div_scalar", .backward = div_scalar_backward};
+    return with_scalar(&function, TD__DIV, a, b, false, false);
+}
+
+/* -g b / a^2. */
+static td_status rdiv_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    td_tensor *slope = td_rdiv_scalar(td_square(td_node_saved(node, 0)),
+                                      -*(const double *)td_node_data(node));
+    grad_x[0] = td_mul(grad_y[0], slope);
+    return td__done(grad_x[0]);
+}
+
+td_tensor *td_rdiv_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_rdiv_scalar",
+                                         .backward = rdiv_scalar_backward};
+    return with_scalar(&function, TD__DIV, a, b, true, true);
+}
+
+/* g b a^(b-1), which is 0 for b = 0, also where a is 0. */
+static td_status pow_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    double b = *(const double *)td_node_data(node);
+    td_tensor *a = td_node_saved(node, 0);
+    grad_x[0] = b == 0 ? td_zeros_like(a)
+                       : td_mul(grad_y[0], td_mul_scalar(td_pow_scalar(a, b - 1), b));
+    return td__done(grad_x[0]);
+}
+
+td_tensor *td_pow_scalar(td_tensor *a, double b)
+{
+    static const td_function function = {.name = "td_pow_scalar", .backward = pow_scalar_backward};
+    return with_scalar(&function, TD__POW, a, b, false, true);
+}

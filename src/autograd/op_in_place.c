@@ -1,0 +1,306 @@
+/* Changes in place. First all is checked, then the elements are changed, then the change is recorded:
+ * from there on the tensor is the result of what it was before.
+ *
+ *     x (node A)  --- x.mul_(b) --->  x (node mul_, whose inputs are A and that of b)
+ *
+ * What was saved of the tensor by others is out of date then; their backward notices by the version
+ * of the memory. What a change itself needs of the elements before it has to be copied, so the gradient
+ * is taken from the elements after it wherever that is possible. */
+#include "autograd/op.h"
+#include "base/fail.h"
+
+/* ---- Checks ---------------------------------------------------------------------------------------- */
+
+static td_status check_target(const char *call, const td_tensor *x)
+{
+    TD_TRY(td__check_in_place(x, call));
+    if (td__layout_repeats(&x->layout))
+        return td__fail(TD_ERR_INVALID,
+                        "%s: elements of the tensor of shape %s share memory (it was expanded); "
+                        "change a td_clone() of it",
+                        call, td__shape_of(x));
+    return TD_OK;
+}
+
+/* The second operand of a change of x: seen with the shape of x, and not moving while x changes. */
+struct operand {
+    td_tensor *given;  /* the caller's */
+    td_tensor *stable; /* `given`, or a copy of it where it lies in the memory of x; owned */
+    td_tensor *view;   /* `stable` with the shape of x; owned */
+};
+
+static void free_operand(struct operand *operand)
+{
+    td_tensor_release(operand->view);
+    td_tensor_release(operand->stable);
+}
+
+static td_status prepare(const char *call, td_tensor *x, td_tensor *b, struct operand *operand)
+{
+    if (!x || !b)
+        return TD_ERR_INVALID; /* the expression that failed has left its message */
+    TD_TRY(check_target(call, x));
+    TD_TRY(td__check_same(call, x, b));
+    if (td_grad_enabled())
+        TD_TRY(td__check_history(b, call));
+    bool near = x->storage == b->storage;
+    *operand = (struct operand){.given = b, .stable = near ? td__clone(b) : td_tensor_retain(b)};
+    if (!operand->stable)
+        return TD_ERR_NOMEM;
+    operand->view = td__expand(call, operand->stable, x->layout.shape, x->layout.ndim);
+    if (operand->view)
+        return TD_OK;
+    td_tensor_release(operand->stable);
+    return TD_ERR_INVALID;
+}
+
+/* Changes x by an operation with b and records it. */
+static td_status change(const td_function *function, enum td__binary_op op, td_tensor *x,
+                        struct operand *b, td_recipe *recipe)
+{
+    td_status status = td__kernels_of(x)->binary(op, x, x, b->view);
+    status = td__kernel_status(function->name, x, status);
+    recipe->inputs[0] = x;
+    recipe->inputs[1] = b->given;
+    recipe->input_count = 2;
+    if (!status)
+        status = td__record_in_place(function, x, recipe);
+    return status;
+}
+
+/* ---- Constants ------------------------------------------------------------------------------------- */
+
+/* What the tensor was before plays no part any more. */
+static td_status fill_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    (void)node;
+    (void)grad_y;
+    (void)grad_x;
+    return TD_OK;
+}
+
+static td_status fill(const td_function *function, td_tensor *x, double value)
+{
+    if (!x)
+        return TD_ERR_INVALID;
+    TD_TRY(check_target(function->name, x));
+    TD_TRY(td__kernel_status(function->name, x, td__kernels_of(x)->fill(x, value)));
+    return td__record_in_place(function, x, &(td_recipe){.inputs = {x}, .input_count = 1});
+}
+
+td_status td_fill_(td_tensor *x, double value)
+{
+    static const td_function function = {.name = "td_fill_", .backward = fill_backward};
+    return fill(&function, x, value);
+}
+
+td_status td_zero_(td_tensor *x)
+{
+    static const td_function function = {.name = "td_zero_", .backward = fill_backward};
+    return fill(&function, x, 0);
+}
+
+/* ---- With another tensor --------------------------------------------------------------------------- */
+
+/* x + alpha b; alpha is 1 or -1 for add and sub. */
+static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    double alpha = *(const double *)td_node_data(node);
+    grad_x[0] = grad_y[0];
+    if (!td_node_needs(node, 1))
+        return TD_OK;
+    grad_x[1] = alpha == 1 ? grad_y[0] : td_mul_scalar(grad_y[0], alpha);
+    return td__done(grad_x[1]);
+}
+
+static td_status add(const td_function *function, enum td__binary_op op, td_tensor *x, td_tensor *b)
+{
+    struct operand operand;
+    double alpha = op == TD__ADD ? 1 : -1;
+    TD_TRY(prepare(function->name, x, b, &operand));
+    td_status status = change(function, op, x, &operand,
+                              &(td_recipe){.data = &alpha, .data_size = sizeof alpha});
+    free_operand(&operand);
+    return status;
+}
+
+td_status td_add_(td_tensor *x, td_tensor *b)
+{
+    static const td_function function = {.name = "td_add_", .backward = add_backward};
+    return add(&function, TD__ADD, x, b);
+}
+
+td_status td_sub_(td_tensor *x, td_tensor *b)
+{
+    static const td_function function = {.name = "td_sub_", .backward = add_backward};
+    return add(&function, TD__SUB, x, b);
+}
+
+td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
+{
+    static const td_function function = {.name = "td_add_scaled_", .backward = add_backward};
+    struct operand operand;
+    TD_TRY(prepare(function.name, x, b, &operand));
+    td_status status = td__kernel_status(function.name, x,
+                                         td__kernels_of(x)->add_scaled(x, x, operand.view, alpha));
+    if (!status)
+        status = td__record_in_place(
+            &function, x,
+            &(td_recipe){
+                .inputs = {x, b}, .input_count = 2, .data = &alpha, .data_size = sizeof alpha});
+    free_operand(&operand);
+    return status;
+}
+
+/* g b, and g times what x was before. */
+static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    for (int i = 0; i < 2; i++) {
+        if (!td_node_needs(node, i))
+            continue;
+        grad_x[i] = td_mul(grad_y[0], td_node_saved(node, 1 - i));
+        TD_TRY(td__done(grad_x[i]));
+    }
+    return TD_OK;
+}
+
+td_status td_mul_(td_tensor *x, td_tensor *b)
+{
+    static const td_function function = {.name = "td_mul_", .backward = mul_backward};
+    struct operand operand;
+    TD_TRY(prepare(function.name, x, b, &operand));
+    td_tensor *before = NULL;
+    td_status status = TD_OK;
+    if (td_would_record(&b, 1)) {
+        before = td__clone(x);
+        status = before ? TD_OK : TD_ERR_NOMEM;
+    }
+    if (!status)
+        status = change(
+            &function, TD__MUL, x, &operand,
+            &(td_recipe){.saved = {before, td_tensor_requires_grad(x) ? operand.stable : NULL},
+                         .saved_count = 2});
+    td_tensor_release(before);
+    free_operand(&operand);
+    return status;
+}
+
+/* g / b, and -g y / b. */
+static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    td_tensor *b = td_node_saved(node, 1);
+    td_tensor *over = td_div(grad_y[0], b);
+    TD_TRY(td__done(over));
+    grad_x[0] = over;
+    if (!td_node_needs(node, 1))
+        return TD_OK;
+    grad_x[1] = td_neg(td_mul(over, td_node_saved(node, 0)));
+    return td__done(grad_x[1]);
+}
+
+td_status td_div_(td_tensor *x, td_tensor *b)
+{
+    static const td_function function = {.name = "td_div_", .backward = div_backward};
+    struct operand operand;
+    TD_TRY(prepare(function.name, x, b, &operand));
+    td_status status = change(
+        &function, TD__DIV, x, &operand,
+        &(td_recipe){.saved = {td_tensor_requires_grad(b) ? x : NULL, operand.stable},
+                     .saved_count = 2});
+    free_operand(&operand);
+    return status;
+}
+
+/* ---- With numbers ---------------------------------------------------------------------------------- */
+
+static td_status change_by(const td_function *function, enum td__binary_op op, td_tensor *x,
+                           double b)
+{
+    if (!x)
+        return TD_ERR_INVALID;
+    TD_TRY(check_target(function->name, x));
+    td_status status = td__kernels_of(x)->binary_scalar(op, x, x, b, false);
+    TD_TRY(td__kernel_status(function->name, x, status));
+    return td__record_in_place(
+        function, x,
+        &(td_recipe){.inputs = {x}, .input_count = 1, .data = &b, .data_size = sizeof b});
+}
+
+static td_status add_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    (void)node;
+    grad_x[0] = grad_y[0];
+    return TD_OK;
+}
+
+td_status td_add_scalar_(td_tensor *x, double b)
+{
+    static const td_function function = {.name = "td_add_scalar_", .backward = add_scalar_backward};
+    return change_by(&function, TD__ADD, x, b);
+}
+
+static td_status mul_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    grad_x[0] = td_mul_scalar(grad_y[0], *(const double *)td_node_data(node));
+    return td__done(grad_x[0]);
+}
+
+td_status td_mul_scalar_(td_tensor *x, double b)
+{
+    static const td_function function = {.name = "td_mul_scalar_", .backward = mul_scalar_backward};
+    return change_by(&function, TD__MUL, x, b);
+}
+
+/* ---- Functions ------------------------------------------------------------------------------------- */
+
+static td_status relu_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    td_tensor *y = td_node_saved(node, 0);
+    if (!y)
+        return TD_ERR_STATE;
+    grad_x[0] = td__adopt(td__empty_like(grad_y[0]));
+    if (!grad_x[0])
+        return TD_ERR_NOMEM;
+    return td__kernels_of(y)->unary_grad(TD__RELU, grad_x[0], grad_y[0], y);
+}
+
+td_status td_relu_(td_tensor *x)
+{
+    static const td_function function = {.name = "td_relu_", .backward = relu_backward};
+    if (!x)
+        return TD_ERR_INVALID;
+    TD_TRY(check_target(function.name, x));
+    TD_TRY(td__kernel_status(function.name, x, td__kernels_of(x)->unary(TD__RELU, x, x)));
+    return td__record_in_place(
+        &function, x,
+        &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x}, .saved_count = 1});
+}
+
+static td_status clamp_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    grad_x[0] = td_masked_fill(grad_y[0], td_logical_not(td_node_saved(node, 0)), 0);
+    return td__done(grad_x[0]);
+}
+
+td_status td_clamp_(td_tensor *x, double low, double high)
+{
+    static const td_function function = {.name = "td_clamp_", .backward = clamp_backward};
+    double bounds[] = {low, high};
+    if (!x)
+        return TD_ERR_INVALID;
+    TD_TRY(check_target(function.name, x));
+    td_tensor *keeps = NULL;
+    if (td_would_record(&x, 1)) {
+        TD_SCOPE
+        keeps = td_tensor_retain(td__clamp_keeps(x, bounds));
+        TD_TRY(td__done(keeps));
+    }
+    td_status status = td__kernels_of(x)->clamp(x, x, low, high);
+    status = td__kernel_status(function.name, x, status);
+    if (!status)
+        status = td__record_in_place(
+            &function, x,
+            &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {keeps}, .saved_count = 1});
+    td_tensor_release(keeps);
+    return status;
+}

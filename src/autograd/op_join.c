@@ -1,0 +1,218 @@
+/* Tensors put together, and taken apart again. The gradients of what was put together are views of the
+ * gradient of the whole. */
+#include "autograd/op.h"
+#include "base/fail.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Put together ---------------------------------------------------------------------------------- */
+
+/* Where each input went: `sizes` indices along `dim`, one after another. Stacked ones have an index
+ * each, and no such dimension. */
+struct joint {
+    int dim;
+    bool stacked;
+    int64_t sizes[];
+};
+
+static td_tensor *place_of(const struct joint *joint, td_tensor *whole, int input, int64_t start)
+{
+    return joint->stacked ? td__select_index(whole, joint->dim, input)
+                          : td__narrow(whole, joint->dim, start, joint->sizes[input]);
+}
+
+static td_status join_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    const struct joint *joint = td_node_data(node);
+    int64_t start = 0;
+    for (int i = 0; i < node->input_count; start += joint->sizes[i++]) {
+        if (!td_node_needs(node, i))
+            continue;
+        grad_x[i] = td__adopt(place_of(joint, grad_y[0], i, start));
+        TD_TRY(td__done(grad_x[i]));
+    }
+    return TD_OK;
+}
+
+static const td_function cat_function = {.name = "td_cat", .backward = join_backward};
+static const td_function stack_function = {.name = "td_stack", .backward = join_backward};
+
+/* Copies the inputs to their places in `y`. */
+static td_status fill_in(const struct joint *joint, td_tensor *y, td_tensor *const *tensors,
+                         int count)
+{
+    int64_t start = 0;
+    for (int i = 0; i < count; start += joint->sizes[i++]) {
+        td_tensor *place = place_of(joint, y, i, start);
+        if (!place)
+            return TD_ERR_NOMEM;
+        td_status status = td__kernels_of(y)->copy(place, tensors[i]);
+        td_tensor_release(place);
+        TD_TRY(status);
+    }
+    return TD_OK;
+}
+
+/* All must have the shape of the first, but for dimension `dim` where that is not negative. */
+static td_status check_shapes(const char *call, td_tensor *const *tensors, int count, int dim)
+{
+    for (int i = 1; i < count; i++) {
+        TD_TRY(td__check_same(call, tensors[0], tensors[i]));
+        const struct td__layout *a = &tensors[0]->layout, *b = &tensors[i]->layout;
+        bool fits = a->ndim == b->ndim;
+        for (int d = 0; fits && d < a->ndim; d++)
+            fits = d == dim || a->shape[d] == b->shape[d];
+        if (!fits)
+            return td__fail(TD_ERR_INVALID,
+                            "%s: tensor 0 has the shape %s, tensor %d the shape %s; %s", call,
+                            td__shape_of(tensors[0]), i, td__shape_of(tensors[i]),
+                            dim < 0 ? "they must be the same"
+                                    : "they may only differ in the size that is put together");
+    }
+    return TD_OK;
+}
+
+/* False where there is nothing to join, with a message unless a tensor is NULL. */
+static bool is_there(const char *call, td_tensor *const *tensors, int count)
+{
+    if (!tensors || count < 1) {
+        td__fail(TD_ERR_INVALID, "%s: there must be at least one tensor, not %d%s", call, count,
+                 tensors ? "" : ", and their list is not NULL");
+        return false;
+    }
+    for (int i = 0; i < count; i++)
+        if (!tensors[i])
+            return false;
+    return true;
+}
+
+static td_tensor *join(const td_function *function, td_tensor *const *tensors, int count,
+                       struct joint head, const int64_t *shape, int ndim)
+{
+    size_t size = sizeof head + (size_t)count * sizeof head.sizes[0];
+    struct joint *joint = malloc(size);
+    if (!joint) {
+        td__fail_nomem(function->name);
+        return NULL;
+    }
+    *joint = head;
+    for (int i = 0; i < count; i++)
+        joint->sizes[i] = head.stacked ? 1 : tensors[i]->layout.shape[head.dim];
+    td_tensor *y = td__empty(function->name, shape, ndim, tensors[0]->layout.dtype,
+                             tensors[0]->storage->device);
+    if (y)
+        y = td__kept(y, fill_in(joint, y, tensors, count));
+    y = td__result(
+        function, y,
+        &(td_recipe){
+            .more_inputs = tensors, .input_count = count, .data = joint, .data_size = size});
+    free(joint);
+    return y;
+}
+
+td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
+{
+    const char *call = cat_function.name;
+    int64_t shape[TD_MAX_DIMS];
+    if (!is_there(call, tensors, count))
+        return NULL;
+    dim = td__find_dim(tensors[0], call, dim);
+    if (dim < 0 || check_shapes(call, tensors, count, dim))
+        return NULL;
+    memcpy(shape, tensors[0]->layout.shape, sizeof shape);
+    for (int i = 1; i < count; i++) {
+        if (__builtin_add_overflow(shape[dim], tensors[i]->layout.shape[dim], &shape[dim])) {
+            td__fail(TD_ERR_INVALID, "%s: dimension %d of the result is too large", call, dim);
+            return NULL;
+        }
+    }
+    return join(&cat_function, tensors, count, (struct joint){.dim = dim}, shape,
+                tensors[0]->layout.ndim);
+}
+
+td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
+{
+    const char *call = stack_function.name;
+    if (!is_there(call, tensors, count) || check_shapes(call, tensors, count, -1))
+        return NULL;
+    const struct td__layout *layout = &tensors[0]->layout;
+    int at = dim < 0 ? dim + layout->ndim + 1 : dim;
+    if (at < 0 || at > layout->ndim || layout->ndim == TD_MAX_DIMS) {
+        td__fail(TD_ERR_INVALID, "%s: tensors of shape %s get no dimension at %d", call,
+                 td__shape_of(tensors[0]), dim);
+        return NULL;
+    }
+    int64_t shape[TD_MAX_DIMS];
+    for (int d = 0; d <= layout->ndim; d++)
+        shape[d] = d == at ? count : layout->shape[d - (d > at)];
+    return join(&stack_function, tensors, count, (struct joint){.dim = at, .stacked = true}, shape,
+                layout->ndim + 1);
+}
+
+/* ---- Taken apart ----------------------------------------------------------------------------------- */
+
+/* Hands all parts to the thread's scope; on failure none is left. */
+static td_status adopt_all(td_tensor **parts, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (td__adopt(parts[i]))
+            continue;
+        for (int k = i + 1; k < count; k++)
+            td_tensor_release(parts[k]);
+        return TD_ERR_NOMEM;
+    }
+    return TD_OK;
+}
+
+static td_status split(td_tensor *tensor, int64_t size, int dim, td_tensor **parts, int count)
+{
+    int64_t whole = tensor->layout.shape[dim];
+    for (int i = 0; i < count; i++) {
+        int64_t start = i * size, length = whole - start < size ? whole - start : size;
+        TD_SCOPE
+        parts[i] = td_tensor_retain(td_narrow(tensor, dim, start, length));
+        if (parts[i])
+            continue;
+        while (i-- > 0)
+            td_tensor_release(parts[i]);
+        return td__done(NULL);
+    }
+    return adopt_all(parts, count);
+}
+
+td_status td_split(td_tensor *tensor, int64_t size, int dim, td_tensor ***parts_out, int *count_out)
+{
+    if (!tensor)
+        return TD_ERR_INVALID; /* the expression that failed has left its message */
+    if (!parts_out || !count_out)
+        return td__fail(TD_ERR_INVALID, "td_split: there is no place for the parts");
+    dim = td__find_dim(tensor, "td_split", dim);
+    if (dim < 0)
+        return TD_ERR_INVALID;
+    int64_t whole = tensor->layout.shape[dim];
+    int64_t count = size > 0 && whole > 0 ? (whole - 1) / size + 1 : 1;
+    if (size < 1 || count > INT_MAX)
+        return td__fail(TD_ERR_INVALID,
+                        "td_split: dimension %d of a tensor of shape %s cannot be split into parts "
+                        "of %" PRId64,
+                        dim, td__shape_of(tensor), size);
+    td_tensor **parts = malloc((size_t)count * sizeof *parts);
+    if (!parts)
+        return td__fail_nomem("td_split");
+    td_status status = split(tensor, size, dim, parts, (int)count);
+    if (status) {
+        free(parts);
+        return status;
+    }
+    *parts_out = parts;
+    *count_out = (int)count;
+    return TD_OK;
+}
+
+void td_free_list(td_tensor **list)
+{
+    free(list);
+}
