@@ -179,7 +179,8 @@ TD_API td_tensor *td_masked_fill(td_tensor *x, td_tensor *mask, double value);
 /* ---- Reductions ----------------------------------------------------------------------------------
  *
  * The plain ones reduce all elements to a tensor of no dimensions. Those with _dims reduce the named
- * dimensions; with keepdim these stay, with size 1. */
+ * dimensions (none where none is named); with keepdim these stay, with size 1. Sums and products of
+ * bool and integers are i64, but for u64, as in PyTorch: td_sum(td_eq(a, b)) counts. */
 
 TD_API td_tensor *td_sum(td_tensor *x);
 TD_API td_tensor *td_mean(td_tensor *x);

@@ -122,7 +122,9 @@ struct td__kernels {
     /** Numbers; NaN stays NaN. */
     td_status (*clamp)(td_tensor *out, const td_tensor *x, double low, double high);
 
-    /* ---- Reductions: out has the dimensions of x, with size 1 where bit d of `dims` is set ---- */
+    /* ---- Reductions: out has the dimensions of x, with size 1 where bit d of `dims` is set, and
+     * its dtype (bool for ALL and ANY). Sums and products of bool and integers may be asked for in
+     * i64, and those of halves in f32: then they are not rounded to the dtype of x. ------------- */
 
     td_status (*reduce)(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
                         unsigned dims);
