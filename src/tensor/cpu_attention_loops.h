@@ -83,11 +83,12 @@ static void NAME(end_rows)(const struct attention *a, const struct block *b, voi
     const REAL *most = a->most, *sums = a->sums;
     for (int64_t i = 0; i < b->rows; i++) {
         REAL *restrict row = (REAL *)y + i * a->y.row;
+        REAL factor = 1 / sums[i];
         if (sums[i] == 0)
             memset(row, 0, (size_t)a->e * sizeof *row);
-        REAL factor = 1 / sums[i];
-        for (int64_t j = 0; j < a->e && sums[i] != 0; j++)
-            row[j] *= factor;
+        else
+            for (int64_t j = 0; j < a->e; j++)
+                row[j] *= factor;
         if (a->lse)
             ((REAL *)a->lse)[b->item * a->l + b->first + i] = sums[i] == 0
                                                                   ? -INFINITY

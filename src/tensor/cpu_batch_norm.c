@@ -9,7 +9,7 @@
 #include "tensor/cpu_norm.h"
 
 #include "base/fail.h"
-#include "tensor/cpu_floats.h"
+#include "tensor/widen.h"
 #include "tensor/vector.h"
 
 #include <stdlib.h>
@@ -37,20 +37,21 @@ struct batch_norm {
 #include "tensor/real_f64.h"
 #include "tensor/cpu_batch_norm_loops.h"
 
-static td_status run(struct td__floats *f, struct batch_norm *k, bool gradient)
+static td_status run(struct td__wide *w, struct batch_norm *k, bool f32, bool gradient)
 {
-    k->factors = td__floats_scratch(f, 3 * k->c);
-    k->sums = calloc((size_t)k->c + 1, 4 * sizeof *k->sums);
-    if (!k->sums && f->status == TD_OK)
-        f->status = td__fail_nomem("batch_norm");
-    if (f->status == TD_OK) {
-        if (f->dtype == TD_F32)
+    /* Room for numbers of either type in both. */
+    k->sums = calloc((size_t)k->c + 1, 7 * sizeof *k->sums);
+    k->factors = k->sums + 4 * k->c;
+    if (!k->sums && w->status == TD_OK)
+        w->status = td__fail_nomem("batch_norm");
+    if (w->status == TD_OK) {
+        if (f32)
             (gradient ? batch_norm_grad_f32 : batch_norm_f32)(k);
         else
             (gradient ? batch_norm_grad_f64 : batch_norm_f64)(k);
     }
     free(k->sums);
-    return td__floats_end(f);
+    return td__widen_end(w);
 }
 
 td_status td__cpu_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
@@ -58,25 +59,25 @@ td_status td__cpu_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, c
                              td_tensor *running_mean, td_tensor *running_var, bool training,
                              double momentum, double eps)
 {
-    struct td__floats f = td__floats_begin(x);
+    struct td__wide w = {0};
     const int64_t *shape = x->layout.shape;
     struct batch_norm k = {
         .n = shape[0],
         .c = shape[1],
         .s = shape[2],
-        .x = td__floats_in(&f, x),
-        .weight = td__floats_in(&f, weight),
-        .bias = td__floats_in(&f, bias),
-        .y = td__floats_out(&f, out),
-        .mean = training ? td__floats_out(&f, mean) : NULL,
-        .rstd = training ? td__floats_out(&f, rstd) : NULL,
-        .running_mean = td__floats_inout(&f, running_mean),
-        .running_var = td__floats_inout(&f, running_var),
+        .x = td__widen(&w, x),
+        .weight = td__widen(&w, weight),
+        .bias = td__widen(&w, bias),
+        .y = td__widen_out(&w, out, false),
+        .mean = training ? td__widen_out(&w, mean, false) : NULL,
+        .rstd = training ? td__widen_out(&w, rstd, false) : NULL,
+        .running_mean = td__widen_out(&w, running_mean, true),
+        .running_var = td__widen_out(&w, running_var, true),
         .training = training,
         .momentum = momentum,
         .eps = eps,
     };
-    return run(&f, &k, false);
+    return run(&w, &k, td__wide_dtype(x) == TD_F32, false);
 }
 
 td_status td__cpu_batch_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_tensor *grad_bias,
@@ -84,21 +85,21 @@ td_status td__cpu_batch_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_
                                   const td_tensor *weight, const td_tensor *mean,
                                   const td_tensor *rstd, bool training)
 {
-    struct td__floats f = td__floats_begin(x);
+    struct td__wide w = {0};
     const int64_t *shape = x->layout.shape;
     struct batch_norm k = {
         .n = shape[0],
         .c = shape[1],
         .s = shape[2],
-        .x = td__floats_in(&f, x),
-        .weight = td__floats_in(&f, weight),
-        .mean = (void *)td__floats_in(&f, mean),
-        .rstd = (void *)td__floats_in(&f, rstd),
-        .grad_y = td__floats_in(&f, grad_y),
-        .grad_x = td__floats_out(&f, grad_x),
-        .grad_weight = td__floats_out(&f, grad_weight),
-        .grad_bias = td__floats_out(&f, grad_bias),
+        .x = td__widen(&w, x),
+        .weight = td__widen(&w, weight),
+        .mean = (void *)td__widen(&w, mean),
+        .rstd = (void *)td__widen(&w, rstd),
+        .grad_y = td__widen(&w, grad_y),
+        .grad_x = td__widen_out(&w, grad_x, false),
+        .grad_weight = td__widen_out(&w, grad_weight, false),
+        .grad_bias = td__widen_out(&w, grad_bias, false),
         .training = training,
     };
-    return run(&f, &k, true);
+    return run(&w, &k, td__wide_dtype(x) == TD_F32, true);
 }

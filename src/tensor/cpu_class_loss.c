@@ -9,7 +9,7 @@
 #include "tensor/cpu_loss.h"
 
 #include "base/fail.h"
-#include "tensor/cpu_floats.h"
+#include "tensor/widen.h"
 #include "tensor/vector.h"
 
 #include <inttypes.h>
@@ -63,18 +63,18 @@ td_status td__cpu_nll_loss(td_tensor *out, double *total, const td_tensor *x,
 {
     struct class_loss k = loss_of(x, target, ignore_index);
     TD_TRY(check_targets(&k, "nll_loss"));
-    struct td__floats f = td__floats_begin(x);
-    k.x = td__floats_in(&f, x);
-    k.weight = td__floats_in(&f, weight);
-    k.out = td__floats_out(&f, out);
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    struct td__wide w = {0};
+    k.x = td__widen(&w, x);
+    k.weight = td__widen(&w, weight);
+    k.out = td__widen_out(&w, out, false);
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(x) == TD_F32)
             nll_loss_f32(&k);
         else
             nll_loss_f64(&k);
         *total = k.total;
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }
 
 td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, double scale,
@@ -83,19 +83,19 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, doub
 {
     struct class_loss k = loss_of(grad_x, target, ignore_index);
     TD_TRY(check_targets(&k, "gradient of nll_loss"));
-    struct td__floats f = td__floats_begin(grad_x);
-    k.weight = td__floats_in(&f, weight);
-    k.grad_y = td__floats_in(&f, grad_y);
+    struct td__wide w = {0};
+    k.weight = td__widen(&w, weight);
+    k.grad_y = td__widen(&w, grad_y);
     k.grad_each = grad_y->layout.numel == k.n * k.s;
     k.scale = scale;
-    k.out = td__floats_out(&f, grad_x);
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    k.out = td__widen_out(&w, grad_x, false);
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(grad_x) == TD_F32)
             nll_loss_grad_f32(&k);
         else
             nll_loss_grad_f64(&k);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }
 
 td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y, double scale,
@@ -104,18 +104,18 @@ td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
 {
     struct class_loss k = loss_of(grad_x, target, ignore_index);
     TD_TRY(check_targets(&k, "gradient of cross_entropy"));
-    struct td__floats f = td__floats_begin(grad_x);
-    k.x = td__floats_in(&f, log_softmax);
-    k.weight = td__floats_in(&f, weight);
-    k.grad_y = td__floats_in(&f, grad_y);
+    struct td__wide w = {0};
+    k.x = td__widen(&w, log_softmax);
+    k.weight = td__widen(&w, weight);
+    k.grad_y = td__widen(&w, grad_y);
     k.grad_each = grad_y->layout.numel == k.n * k.s;
     k.scale = scale;
-    k.out = td__floats_out(&f, grad_x);
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    k.out = td__widen_out(&w, grad_x, false);
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(grad_x) == TD_F32)
             cross_entropy_grad_f32(&k);
         else
             cross_entropy_grad_f64(&k);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }

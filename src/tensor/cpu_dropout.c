@@ -3,7 +3,7 @@
  * results have its bits. What is dropped is 0, whatever it was. */
 #include "tensor/cpu_dropout.h"
 
-#include "tensor/cpu_floats.h"
+#include "tensor/widen.h"
 #include "tensor/random.h"
 #include "tensor/vector.h"
 
@@ -15,17 +15,17 @@
 static td_status scale(td_tensor *out, const td_tensor *x, const td_tensor *keep, double p,
                        int64_t block)
 {
-    struct td__floats f = td__floats_begin(x);
-    const void *from = td__floats_in(&f, x);
-    void *to = td__floats_out(&f, out);
+    struct td__wide w = {0};
+    const void *from = td__widen(&w, x);
+    void *to = td__widen_out(&w, out, false);
     const unsigned char *mask = td_tensor_data(keep);
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(x) == TD_F32)
             keep_blocks_f32(to, from, mask, keep->layout.numel, block, p);
         else
             keep_blocks_f64(to, from, mask, keep->layout.numel, block, p);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }
 
 td_status td__cpu_dropout(td_tensor *out, td_tensor *keep, const td_tensor *x, double p,

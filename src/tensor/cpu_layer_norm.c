@@ -6,7 +6,7 @@
  * stays in the cache meanwhile. */
 #include "tensor/cpu_norm.h"
 
-#include "tensor/cpu_floats.h"
+#include "tensor/widen.h"
 #include "tensor/vector.h"
 
 #define WIDTH 64
@@ -29,25 +29,25 @@ struct layer_norm {
 td_status td__cpu_layer_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                              const td_tensor *weight, const td_tensor *bias, double eps)
 {
-    struct td__floats f = td__floats_begin(x);
+    struct td__wide w = {0};
     struct layer_norm k = {
         .rows = x->layout.shape[0],
         .n = x->layout.shape[1],
-        .x = td__floats_in(&f, x),
-        .weight = td__floats_in(&f, weight),
-        .bias = td__floats_in(&f, bias),
-        .y = td__floats_out(&f, out),
-        .mean = td__floats_out(&f, mean),
-        .rstd = td__floats_out(&f, rstd),
+        .x = td__widen(&w, x),
+        .weight = td__widen(&w, weight),
+        .bias = td__widen(&w, bias),
+        .y = td__widen_out(&w, out, false),
+        .mean = td__widen_out(&w, mean, false),
+        .rstd = td__widen_out(&w, rstd, false),
         .eps = eps,
     };
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(x) == TD_F32)
             layer_norm_rows_f32(&k);
         else
             layer_norm_rows_f64(&k);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }
 
 td_status td__cpu_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_tensor *grad_bias,
@@ -55,24 +55,24 @@ td_status td__cpu_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_
                                   const td_tensor *weight, const td_tensor *mean,
                                   const td_tensor *rstd)
 {
-    struct td__floats f = td__floats_begin(x);
+    struct td__wide w = {0};
     struct layer_norm k = {
         .rows = x->layout.shape[0],
         .n = x->layout.shape[1],
-        .x = td__floats_in(&f, x),
-        .weight = td__floats_in(&f, weight),
-        .mean = (void *)td__floats_in(&f, mean),
-        .rstd = (void *)td__floats_in(&f, rstd),
-        .grad_y = td__floats_in(&f, grad_y),
-        .grad_x = td__floats_out(&f, grad_x),
-        .grad_weight = td__floats_out(&f, grad_weight),
-        .grad_bias = td__floats_out(&f, grad_bias),
+        .x = td__widen(&w, x),
+        .weight = td__widen(&w, weight),
+        .mean = (void *)td__widen(&w, mean),
+        .rstd = (void *)td__widen(&w, rstd),
+        .grad_y = td__widen(&w, grad_y),
+        .grad_x = td__widen_out(&w, grad_x, false),
+        .grad_weight = td__widen_out(&w, grad_weight, false),
+        .grad_bias = td__widen_out(&w, grad_bias, false),
     };
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(x) == TD_F32)
             layer_norm_grad_all_f32(&k);
         else
             layer_norm_grad_all_f64(&k);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }

@@ -8,7 +8,7 @@
  * f64. */
 #include "tensor/cpu_loss.h"
 
-#include "tensor/cpu_floats.h"
+#include "tensor/widen.h"
 #include "tensor/vector.h"
 
 #define PIECE 1024
@@ -21,35 +21,35 @@
 td_status td__cpu_pair_loss(enum td__pair_loss loss, td_tensor *out, const td_tensor *x,
                             const td_tensor *y, double scale)
 {
-    struct td__floats f = td__floats_begin(x);
-    const void *a = td__floats_in(&f, x), *b = td__floats_in(&f, y);
-    void *to = td__floats_out(&f, out);
+    struct td__wide w = {0};
+    const void *a = td__widen(&w, x), *b = td__widen(&w, y);
+    void *to = td__widen_out(&w, out, false);
     int64_t n = x->layout.numel;
     bool each = out->layout.numel == n;
-    if (f.status == TD_OK) {
-        if (f.dtype == TD_F32)
+    if (w.status == TD_OK) {
+        if (td__wide_dtype(x) == TD_F32)
             pair_loss_f32(loss, to, a, b, n, scale, each);
         else
             pair_loss_f64(loss, to, a, b, n, scale, each);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }
 
 td_status td__cpu_pair_loss_grad(enum td__pair_loss loss, td_tensor *grad_x,
                                  const td_tensor *grad_y, const td_tensor *x, const td_tensor *y,
                                  double scale)
 {
-    struct td__floats f = td__floats_begin(x);
-    const void *a = td__floats_in(&f, x), *b = td__floats_in(&f, y);
-    const void *gy = td__floats_in(&f, grad_y);
-    void *gx = td__floats_out(&f, grad_x);
+    struct td__wide w = {0};
+    const void *a = td__widen(&w, x), *b = td__widen(&w, y);
+    const void *gy = td__widen(&w, grad_y);
+    void *gx = td__widen_out(&w, grad_x, false);
     int64_t n = x->layout.numel;
     bool each = grad_y->layout.numel == n;
-    if (f.status == TD_OK && n) {
-        if (f.dtype == TD_F32)
+    if (w.status == TD_OK && n) {
+        if (td__wide_dtype(x) == TD_F32)
             pair_loss_grad_f32(loss, gx, gy, a, b, n, scale, each);
         else
             pair_loss_grad_f64(loss, gx, gy, a, b, n, scale, each);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }

@@ -7,7 +7,7 @@
  * the exponentials and the quotients. Otherwise COLUMNS columns are done side by side. */
 #include "tensor/cpu_softmax.h"
 
-#include "tensor/cpu_floats.h"
+#include "tensor/widen.h"
 #include "tensor/vector.h"
 
 #define COLUMNS 128
@@ -29,30 +29,30 @@ static struct extent extent_of(const td_tensor *x)
 td_status td__cpu_softmax(td_tensor *out, const td_tensor *x, bool logarithm)
 {
     struct extent e = extent_of(x);
-    struct td__floats f = td__floats_begin(x);
-    const void *from = td__floats_in(&f, x);
-    void *to = td__floats_out(&f, out);
-    if (f.status == TD_OK && x->layout.numel) {
-        if (f.dtype == TD_F32)
+    struct td__wide w = {0};
+    const void *from = td__widen(&w, x);
+    void *to = td__widen_out(&w, out, false);
+    if (w.status == TD_OK && x->layout.numel) {
+        if (td__wide_dtype(x) == TD_F32)
             softmax_all_f32(to, from, &e, logarithm);
         else
             softmax_all_f64(to, from, &e, logarithm);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }
 
 td_status td__cpu_softmax_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,
                                bool logarithm)
 {
     struct extent e = extent_of(y);
-    struct td__floats f = td__floats_begin(y);
-    const void *result = td__floats_in(&f, y), *gy = td__floats_in(&f, grad_y);
-    void *gx = td__floats_out(&f, grad_x);
-    if (f.status == TD_OK && y->layout.numel) {
-        if (f.dtype == TD_F32)
+    struct td__wide w = {0};
+    const void *result = td__widen(&w, y), *gy = td__widen(&w, grad_y);
+    void *gx = td__widen_out(&w, grad_x, false);
+    if (w.status == TD_OK && y->layout.numel) {
+        if (td__wide_dtype(y) == TD_F32)
             softmax_grad_all_f32(gx, gy, result, &e, logarithm);
         else
             softmax_grad_all_f64(gx, gy, result, &e, logarithm);
     }
-    return td__floats_end(&f);
+    return td__widen_end(&w);
 }

@@ -74,9 +74,10 @@ static bool is_float(struct td__wide *wide, const td_tensor *tensor)
 {
     td_dtype dtype = tensor->layout.dtype;
     if (wide->status == TD_OK && dtype != TD_F32 && dtype != TD_F64 && !is_half(dtype))
-        wide->status = td__fail(TD_ERR_UNSUPPORTED,
-                                "no such product or pooling of %s; of floats only",
-                                td_dtype_name(dtype));
+        wide->status = td__fail(
+            TD_ERR_UNSUPPORTED,
+            "there is no such kernel for %s, for floats (f32, f64, f16, bf16) only",
+            td_dtype_name(dtype));
     return wide->status == TD_OK;
 }
 
