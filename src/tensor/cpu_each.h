@@ -8,14 +8,7 @@
 #define TD_TENSOR_CPU_EACH_H
 
 #include "tensor/kernels.h"
-
-/* Before a loop over arrays of which one may be the result itself: no iteration reads what another
- * one has written. */
-#if defined(__clang__)
-#define TD__INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define TD__INDEPENDENT _Pragma("GCC ivdep")
-#endif
+#include "tensor/vector.h"
 
 /* The result and up to three operands. */
 #define TD__EACH_ARRAYS 4

@@ -68,12 +68,12 @@ static void NAME(softmax_grad_rows)(REAL *gx, const REAL *gy, const REAL *restri
     for (int64_t r = 0; r < rows; r++, gx += n, gy += n, y += n) {
         if (logarithm) {
             REAL sum = NAME(sum)(gy, n);
-            TD__APART
+            TD__INDEPENDENT
             for (int64_t i = 0; i < n; i++)
                 gx[i] = gy[i] - REAL_EXP(y[i]) * sum;
         } else {
             REAL sum = NAME(dot)(gy, y, n);
-            TD__APART
+            TD__INDEPENDENT
             for (int64_t i = 0; i < n; i++)
                 gx[i] = y[i] * (gy[i] - sum);
         }
@@ -97,11 +97,11 @@ static void NAME(softmax_grad_columns)(REAL *gx, const REAL *gy, const REAL *res
     for (int64_t i = 0; i < n; i++) {
         int64_t at = i * pitch;
         if (logarithm) {
-            TD__APART
+            TD__INDEPENDENT
             for (int64_t j = 0; j < width; j++)
                 gx[at + j] = gy[at + j] - REAL_EXP(y[at + j]) * sum[j];
         } else {
-            TD__APART
+            TD__INDEPENDENT
             for (int64_t j = 0; j < width; j++)
                 gx[at + j] = y[at + j] * (gy[at + j] - sum[j]);
         }
@@ -117,8 +117,7 @@ static void NAME(softmax_all)(REAL *y, const REAL *x, const struct extent *e, bo
     for (int64_t a = 0; a < e->outer; a++, x += e->n * e->inner, y += e->n * e->inner)
         for (int64_t j = 0; j < e->inner; j += COLUMNS)
             NAME(softmax_columns)
-            (y + j, x + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS,
-             logarithm);
+    (y + j, x + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS, logarithm);
 }
 
 static void NAME(softmax_grad_all)(REAL *gx, const REAL *gy, const REAL *y, const struct extent *e,
@@ -132,6 +131,6 @@ static void NAME(softmax_grad_all)(REAL *gx, const REAL *gy, const REAL *y, cons
     for (int64_t a = 0; a < e->outer; a++, gx += step, gy += step, y += step)
         for (int64_t j = 0; j < e->inner; j += COLUMNS)
             NAME(softmax_grad_columns)
-            (gx + j, gy + j, y + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS,
-             logarithm);
+    (gx + j, gy + j, y + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS,
+     logarithm);
 }

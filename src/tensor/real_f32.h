@@ -6,22 +6,20 @@
 #undef REAL_LOG1P
 #undef REAL_SQRT
 #undef REAL_FABS
-#undef REAL_MAX
 #undef FOLD
 
-#include "tensor/vector_math.h"
+#include "tensor/cpu_math.h"
+#include "tensor/vector.h"
 
-#include <float.h>
-#include <math.h>
+#include <string.h>
 
 #define REAL float
 #define NAME(name) name##_f32
 #define REAL_EXP td__exp_f32
-#define REAL_LOG logf
-#define REAL_LOG1P log1pf
+#define REAL_LOG td__log_f32
+#define REAL_LOG1P td__log1p_f32
 #define REAL_SQRT sqrtf
 #define REAL_FABS fabsf
-#define REAL_MAX FLT_MAX
 
 /* One number out of 16 lanes, by halves: op(a, b) of two vectors, then of numbers. */
 #define FOLD(v, op)                                                                                \

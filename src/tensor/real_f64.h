@@ -6,13 +6,12 @@
 #undef REAL_LOG1P
 #undef REAL_SQRT
 #undef REAL_FABS
-#undef REAL_MAX
 #undef FOLD
 
-#include "tensor/vector_math.h"
+#include "tensor/cpu_math.h"
+#include "tensor/vector.h"
 
-#include <float.h>
-#include <math.h>
+#include <string.h>
 
 #define REAL double
 #define NAME(name) name##_f64
@@ -21,7 +20,6 @@
 #define REAL_LOG1P log1p
 #define REAL_SQRT sqrt
 #define REAL_FABS fabs
-#define REAL_MAX DBL_MAX
 
 /* One number out of 8 lanes, as for f32. */
 #define FOLD(v, op)                                                                                \

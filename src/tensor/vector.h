@@ -15,4 +15,15 @@
 #define TD__VECTOR
 #endif
 
+/** For small functions that are to be compiled along with the TD__VECTOR function that calls them. */
+#define TD__INLINE static inline __attribute__((always_inline))
+
+/* Before a loop over arrays of which one may be the result itself: no iteration reads what another
+ * one has written. */
+#if defined(__clang__)
+#define TD__INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TD__INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 #endif
