@@ -1,0 +1,388 @@
+/* Scaled dot-product attention, softmax(q k^T scale + mask) v.
+ *
+ *     q [..., L, E], k [..., S, E], v [..., S, F], mask [..., L, S], y [..., L, F]
+ *
+ * One kernel does all of it for [B, L, E], and holds no [L, S] of weights: backward has q, k, v, y and
+ * one number a row to compute them again. It is called once for each index of what stands before
+ * these three dimensions, so that heads may lie anywhere in memory. Results are laid out as q is: where
+ * heads were cut out of [N, L, heads, E] by a transposition, y is such a transposition too, and
+ * putting the heads together again costs no copy.
+ *
+ * With dropout, and for a mask that asks for a gradient, it is put together of matmul, softmax and
+ * dropout of the weights [..., L, S]. */
+#include "autograd/op_kernel.h"
+#include "base/fail.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char call[] = "td_scaled_dot_product_attention";
+
+/* The operands of a call, of the scope. */
+struct attention {
+    td_tensor *q, *k, *v, *mask; /* of one batch; the mask is added, and may be NULL */
+    int64_t batch[TD_MAX_DIMS];  /* what stands before the last two dimensions */
+    int ndim;                    /* of all of them */
+    int64_t rows, columns;       /* L, S */
+    bool causal;
+    double scale;
+};
+
+/* ---- Shapes ------------------------------------------------------------------------------------------ */
+
+/* The common batch of a and what is in attention->batch already. */
+static td_status join_batch(struct attention *attention, const td_tensor *x)
+{
+    int offset = attention->ndim - x->layout.ndim;
+    for (int d = 0; d < x->layout.ndim - 2; d++) {
+        int64_t *size = &attention->batch[d + offset];
+        if (*size == 1)
+            *size = x->layout.shape[d];
+        else if (x->layout.shape[d] != 1 && x->layout.shape[d] != *size)
+            return TD_ERR_INVALID;
+    }
+    return TD_OK;
+}
+
+static td_status check(struct attention *attention, td_tensor *q, td_tensor *k, td_tensor *v)
+{
+    TD_TRY(td__check_float(call, q));
+    TD_TRY(td__check_same(call, q, k));
+    TD_TRY(td__check_same(call, q, v));
+    TD_TRY(td__check_dims(call, "q", q, 2, TD_MAX_DIMS));
+    TD_TRY(td__check_dims(call, "k", k, 2, TD_MAX_DIMS));
+    TD_TRY(td__check_dims(call, "v", v, 2, TD_MAX_DIMS));
+    const struct td__layout *of_q = &q->layout, *of_k = &k->layout, *of_v = &v->layout;
+    int ndim = of_q->ndim > of_k->ndim ? of_q->ndim : of_k->ndim;
+    attention->ndim = of_v->ndim > ndim ? of_v->ndim : ndim;
+    for (int d = 0; d < TD_MAX_DIMS; d++)
+        attention->batch[d] = 1;
+    attention->rows = of_q->shape[of_q->ndim - 2];
+    attention->columns = of_k->shape[of_k->ndim - 2];
+    if (of_q->shape[of_q->ndim - 1] == of_k->shape[of_k->ndim - 1] &&
+        attention->columns == of_v->shape[of_v->ndim - 2] && !join_batch(attention, q) &&
+        !join_batch(attention, k) && !join_batch(attention, v))
+        return TD_OK;
+    char queries[160];
+    strncpy(queries, td__shape_of(q), sizeof queries - 1);
+    queries[sizeof queries - 1] = 0;
+    return td__fail(
+        TD_ERR_INVALID,
+        "%s: q has the shape %s, k %s, v %s; q and k must agree in the last size, k and "
+        "v in the last but one, and all in what stands before",
+        call, queries, td__shape_of(k), td__shape_of(v));
+}
+
+/* x for every index of the batch, by strides of 0. */
+static td_tensor *with_batch(const struct attention *attention, td_tensor *x)
+{
+    int64_t shape[TD_MAX_DIMS];
+    int ndim = attention->ndim, own = x->layout.ndim;
+    memcpy(shape, attention->batch, sizeof shape);
+    shape[ndim - 2] = x->layout.shape[own - 2];
+    shape[ndim - 1] = x->layout.shape[own - 1];
+    return td__adopt(td__expand(call, x, shape, ndim));
+}
+
+/* The kernel wants the last dimension without gaps. */
+static td_tensor *dense(td_tensor *x)
+{
+    int last = x->layout.ndim - 1;
+    return x->layout.strides[last] == 1 || x->layout.shape[last] <= 1 ? x : td__in_order(x);
+}
+
+/* A mask of bool, true where may be looked, as one that is added: the logarithm of 1 or 0. */
+static td_tensor *added_mask(td_tensor *mask, const td_tensor *q)
+{
+    if (mask->storage->device != q->storage->device) {
+        td__fail(TD_ERR_INVALID, "%s: q is on %s, the mask on %s", call, q->storage->device->name,
+                 mask->storage->device->name);
+        return NULL;
+    }
+    if (mask->layout.dtype == q->layout.dtype)
+        return mask;
+    if (mask->layout.dtype != TD_BOOL) {
+        td__fail(TD_ERR_INVALID, "%s: q is %s, the mask %s; a mask is bool, or as q is", call,
+                 td_dtype_name(q->layout.dtype), td_dtype_name(mask->layout.dtype));
+        return NULL;
+    }
+    const struct td__kernels *kernels = td__kernels_of(q);
+    td_tensor *added = td__adopt(td__empty_like_as(mask, q->layout.dtype));
+    if (!added || kernels->copy(added, mask) || kernels->unary(TD__LOG, added, added))
+        return NULL;
+    return added;
+}
+
+static td_status set_mask(struct attention *attention, td_tensor *mask, const td_tensor *q)
+{
+    if (!mask)
+        return TD_OK;
+    int64_t shape[TD_MAX_DIMS];
+    int ndim = attention->ndim;
+    memcpy(shape, attention->batch, sizeof shape);
+    shape[ndim - 2] = attention->rows;
+    shape[ndim - 1] = attention->columns;
+    attention->mask = added_mask(mask, q);
+    TD_TRY(td__done(attention->mask));
+    td_tensor *expanded = td__adopt(td__expand(call, attention->mask, shape, ndim));
+    if (!expanded)
+        return td__fail(TD_ERR_INVALID, "%s: the mask has the shape %s; it must broadcast to %s",
+                        call, td__shape_of(mask), td__shape_text(shape, ndim));
+    attention->mask = expanded;
+    return TD_OK;
+}
+
+/* A tensor of the shape [batch, x's last but one, `last`], whose memory is in the order of x. */
+static td_tensor *laid_out_as(const struct attention *attention, const td_tensor *x, int64_t last)
+{
+    int64_t shape[TD_MAX_DIMS];
+    int ndim = attention->ndim;
+    const int64_t *strides = x->layout.strides;
+    memcpy(shape, attention->batch, sizeof shape);
+    shape[ndim - 2] = x->layout.shape[x->layout.ndim - 2];
+    shape[ndim - 1] = last;
+    bool heads_inside = ndim > 2 && x->layout.ndim == ndim && strides[ndim - 3] < strides[ndim - 2];
+    if (!heads_inside)
+        return td__fresh(call, shape, ndim, x);
+    int64_t heads = shape[ndim - 3];
+    shape[ndim - 3] = shape[ndim - 2];
+    shape[ndim - 2] = heads;
+    td_tensor *whole = td__fresh(call, shape, ndim, x);
+    return whole ? td__adopt(td__transpose(whole, -3, -2)) : NULL;
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------- */
+
+/* Number i of the parts [B, L, E] that x consists of, for the kernel. */
+static struct td_tensor part_of(const td_tensor *x, int64_t i)
+{
+    struct td_tensor part = {.owners = 1, .storage = x->storage, .offset = x->offset};
+    const struct td__layout *layout = &x->layout;
+    int outer = layout->ndim - 3;
+    for (int d = outer; d-- > 0; i /= layout->shape[d])
+        part.offset += i % layout->shape[d] * layout->strides[d];
+    part.layout = (struct td__layout){.dtype = layout->dtype, .ndim = 3, .numel = 1};
+    for (int d = 0; d < 3; d++) {
+        bool exists = outer + d >= 0;
+        part.layout.shape[d] = exists ? layout->shape[outer + d] : 1;
+        part.layout.strides[d] = exists ? layout->strides[outer + d]
+                                        : layout->strides[0] * layout->shape[0];
+        part.layout.numel *= part.layout.shape[d];
+    }
+    return part;
+}
+
+static int64_t parts_of(const struct attention *attention)
+{
+    int64_t parts = 1;
+    for (int d = 0; d < attention->ndim - 3; d++)
+        parts *= attention->batch[d];
+    return parts;
+}
+
+/* Rows of part i in the list of all rows, [B, L]. */
+static struct td_tensor rows_of(const td_tensor *lse, const struct attention *attention, int64_t i)
+{
+    int64_t heads = attention->ndim > 2 ? attention->batch[attention->ndim - 3] : 1;
+    struct td_tensor rows = {.owners = 1, .storage = lse->storage, .offset = lse->offset};
+    rows.layout = (struct td__layout){.dtype = lse->layout.dtype,
+                                      .ndim = 2,
+                                      .numel = heads * attention->rows,
+                                      .shape = {heads, attention->rows}};
+    td__layout_set_contiguous(&rows.layout);
+    rows.offset += i * rows.layout.numel;
+    return rows;
+}
+
+static td_status attend(const struct attention *attention, td_tensor *y, td_tensor *lse)
+{
+    const struct td__kernels *kernels = td__kernels_of(y);
+    struct td_tensor mask, rows;
+    for (int64_t i = 0, parts = parts_of(attention); i < parts; i++) {
+        struct td_tensor q = part_of(attention->q, i), k = part_of(attention->k, i);
+        struct td_tensor v = part_of(attention->v, i), out = part_of(y, i);
+        if (attention->mask)
+            mask = part_of(attention->mask, i);
+        if (lse)
+            rows = rows_of(lse, attention, i);
+        TD_TRY(kernels->attention(&out, lse ? &rows : NULL, &q, &k, &v,
+                                  attention->mask ? &mask : NULL, attention->causal,
+                                  attention->scale));
+    }
+    return TD_OK;
+}
+
+/* ---- Backward ---------------------------------------------------------------------------------------- */
+
+enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_Y, SAVED_LSE, SAVED_MASK, SAVED_COUNT };
+
+static td_status differentiate(const struct attention *attention, const td_tensor *grad_y,
+                               const td_tensor *y, const td_tensor *lse, td_tensor *const *grads)
+{
+    const struct td__kernels *kernels = td__kernels_of(y);
+    struct td_tensor mask;
+    for (int64_t i = 0, parts = parts_of(attention); i < parts; i++) {
+        struct td_tensor q = part_of(attention->q, i), k = part_of(attention->k, i);
+        struct td_tensor v = part_of(attention->v, i), out = part_of(y, i);
+        struct td_tensor grad = part_of(grad_y, i), rows = rows_of(lse, attention, i);
+        struct td_tensor grad_q = part_of(grads[0], i), grad_k = part_of(grads[1], i);
+        struct td_tensor grad_v = part_of(grads[2], i);
+        if (attention->mask)
+            mask = part_of(attention->mask, i);
+        TD_TRY(kernels->attention_grad(&grad_q, &grad_k, &grad_v, &grad, &q, &k, &v, &out, &rows,
+                                       attention->mask ? &mask : NULL, attention->causal,
+                                       attention->scale));
+    }
+    return TD_OK;
+}
+
+static td_status attention_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
+{
+    struct attention attention = *(const struct attention *)td_node_data(node);
+    td_tensor *saved[SAVED_COUNT];
+    for (int i = 0; i < SAVED_COUNT; i++) {
+        saved[i] = i < SAVED_MASK || attention.mask ? td_node_saved(node, i) : NULL;
+        if (i < SAVED_MASK || attention.mask)
+            TD_TRY(td__done(saved[i]));
+    }
+    attention.q = saved[SAVED_Q];
+    attention.k = saved[SAVED_K];
+    attention.v = saved[SAVED_V];
+    attention.mask = saved[SAVED_MASK];
+    td_tensor *grad = dense(grad_y[0]), *operands[] = {attention.q, attention.k, attention.v};
+    if (!grad)
+        return TD_ERR_NOMEM;
+    for (int i = 0; i < 3; i++) {
+        const struct td__layout *layout = &operands[i]->layout;
+        grads[i] = laid_out_as(&attention, operands[i], layout->shape[layout->ndim - 1]);
+        if (!grads[i])
+            return TD_ERR_NOMEM;
+    }
+    return differentiate(&attention, grad, saved[SAVED_Y], saved[SAVED_LSE], grads);
+}
+
+static const td_function attention_function = {.name = call, .backward = attention_backward};
+
+/* ---- Forward ----------------------------------------------------------------------------------------- */
+
+static td_tensor *fused(struct attention *attention, td_tensor *q, td_tensor *k, td_tensor *v)
+{
+    td_tensor *inputs[] = {q, k, v};
+    bool records = td_would_record(inputs, 3);
+    attention->q = with_batch(attention, q);
+    attention->k = with_batch(attention, k);
+    attention->v = with_batch(attention, v);
+    if (!attention->q || !attention->k || !attention->v)
+        return NULL;
+    attention->q = dense(attention->q);
+    attention->k = dense(attention->k);
+    attention->v = dense(attention->v);
+    if (!attention->q || !attention->k || !attention->v)
+        return NULL;
+    td_tensor *y = laid_out_as(attention, attention->q, v->layout.shape[v->layout.ndim - 1]),
+              *lse = NULL;
+    if (y && records) {
+        int64_t count = attention->rows;
+        for (int d = 0; d < attention->ndim - 2; d++)
+            count *= attention->batch[d];
+        td_dtype dtype = q->layout.dtype == TD_F64 ? TD_F64 : TD_F32;
+        lse = td__adopt(td__empty(call, &count, 1, dtype, q->storage->device));
+    }
+    if (!y || (records && !lse) || attend(attention, y, lse))
+        return NULL;
+    return td_record(
+        &attention_function, y,
+        &(td_recipe){.inputs = {q, k, v},
+                     .input_count = 3,
+                     .saved = {attention->q, attention->k, attention->v, y, lse, attention->mask},
+                     .saved_count = SAVED_COUNT,
+                     .data = attention,
+                     .data_size = sizeof *attention});
+}
+
+/* The mask with -inf behind the diagonal. */
+static td_tensor *with_causal(const struct attention *attention, td_tensor *mask,
+                              const td_tensor *q)
+{
+    const int64_t shape[] = {attention->rows, attention->columns};
+    td_tensor *hidden = td_triu(td_full(shape, 2, -INFINITY, q->layout.dtype), 1);
+    hidden = td_tensor_to(hidden, q->storage->device->name);
+    return mask ? td_add(mask, hidden) : hidden;
+}
+
+/* Which rows see nothing at all, [..., L, 1]; NULL in *blind where there are none. */
+static td_status find_blind_rows(td_tensor *mask, td_tensor **blind)
+{
+    int64_t shape[TD_MAX_DIMS];
+    int ndim = mask->layout.ndim;
+    *blind = NULL;
+    TD_NO_GRAD
+    {
+        td_tensor *hidden = td_eq_scalar(mask, -INFINITY);
+        if (!hidden)
+            return TD_ERR_NOMEM;
+        memcpy(shape, hidden->layout.shape, sizeof shape);
+        shape[ndim - 1] = 1;
+        td_tensor *all = td__fresh(call, shape, ndim, hidden);
+        if (!all)
+            return TD_ERR_NOMEM;
+        TD_TRY(td__kernels_of(all)->reduce(TD__REDUCE_ALL, all, hidden, 1u << (ndim - 1)));
+        if (td_item(td_any(all)) != 0)
+            *blind = all;
+    }
+    return TD_OK;
+}
+
+static td_tensor *composed(const struct attention *attention, td_tensor *q, td_tensor *k,
+                           td_tensor *v, td_tensor *mask, double dropout)
+{
+    td_tensor *blind = NULL;
+    td_tensor *scores = td_matmul(td_mul_scalar(q, attention->scale), td_transpose(k, -1, -2));
+    td_tensor *added = attention->causal ? with_causal(attention, mask, q) : mask;
+    if (added && (scores = td_add(scores, added)) && find_blind_rows(added, &blind))
+        return NULL;
+    if (attention->causal && !added)
+        return NULL;
+    if (blind)
+        scores = td_masked_fill(scores, blind, 0);
+    td_tensor *weights = td_f_softmax(scores, -1);
+    if (blind)
+        weights = td_masked_fill(weights, blind, 0);
+    return td_matmul(td_f_dropout(weights, dropout, true), v);
+}
+
+static td_tensor *attention_of(td_tensor *q, td_tensor *k, td_tensor *v,
+                               const td_attention_options *options)
+{
+    static const td_attention_options defaults;
+    options = options ? options : &defaults;
+    struct attention attention = {.causal = options->causal, .scale = options->scale};
+    if (check(&attention, q, k, v) || set_mask(&attention, options->mask, q))
+        return NULL;
+    if (!(options->dropout >= 0 && options->dropout <= 1)) {
+        td__fail(TD_ERR_INVALID, "%s: a dropout of %g; it goes from 0 to 1", call,
+                 options->dropout);
+        return NULL;
+    }
+    if (attention.scale == 0)
+        attention.scale = 1 / sqrt((double)q->layout.shape[q->layout.ndim - 1]);
+    if (options->dropout > 0 || td__asks(options->mask)) {
+        td_tensor *mask = options->mask ? added_mask(options->mask, q) : NULL;
+        return options->mask && !mask ? NULL
+                                      : composed(&attention, q, k, v, mask, options->dropout);
+    }
+    return fused(&attention, q, k, v);
+}
+
+td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td_tensor *v,
+                                           const td_attention_options *options)
+{
+    td_tensor *y = NULL;
+    if (!q || !k || !v)
+        return NULL;
+    TD_SCOPE
+    {
+        y = td_scope_return(attention_of(q, k, v, options));
+    }
+    return y;
+}

@@ -1,0 +1,300 @@
+/* Losses of classes: nll_loss of logarithms of probabilities, and cross_entropy of scores, which is
+ * nll_loss of their log_softmax in one step: only the log_softmax is saved, and one kernel makes the
+ * gradient of the scores out of it.
+ *
+ *     x [N, C, …] as [N, C, S], target [N, …] as [N, S], losses [N, S]
+ *     mean: the sum of the losses, divided by the sum of the weights of their classes
+ *
+ * Label smoothing by e is (1 - e) nll + e / C times the sum over all classes; it is put together of
+ * other operators. */
+#include "autograd/op_kernel.h"
+#include "base/fail.h"
+
+#include <string.h>
+
+enum { ALWAYS_IGNORED = -100 };
+
+/* What a call works on; tensors are of the scope. */
+struct class_loss {
+    const char *call;
+    int64_t shape[3]; /* [N, C, S] */
+    td_tensor *target, *weight;
+    int64_t ignore_index;
+    td_reduction reduction;
+};
+
+/* For backward. */
+struct past {
+    int64_t shape[3];
+    int64_t ignore_index;
+    double scale;
+    bool has_weight;
+};
+
+/* ---- Backward -------------------------------------------------------------------------------------- */
+
+/* saved: target, weight, and for cross_entropy the log_softmax. */
+static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores,
+                                td_tensor **grad_x)
+{
+    const struct past *past = td_node_data(node);
+    td_tensor *target = td_node_saved(node, 0);
+    TD_TRY(td__done(target));
+    td_tensor *weight = past->has_weight ? td_node_saved(node, 1) : NULL;
+    if (past->has_weight)
+        TD_TRY(td__done(weight));
+    td_tensor *log_softmax = of_scores ? td_node_saved(node, 2) : NULL;
+    if (of_scores)
+        TD_TRY(td__done(log_softmax));
+    struct td__place place;
+    TD_TRY(td__place_open(&place, node, 0));
+    td_tensor *grad = td__in_order(grad_y);
+    if (!grad)
+        return TD_ERR_NOMEM;
+    const struct td__kernels *kernels = td__kernels_of(grad);
+    struct td_tensor into = td__seen_as(place.into, past->shape, 3);
+    if (of_scores) {
+        struct td_tensor logs = td__seen_as(log_softmax, past->shape, 3);
+        TD_TRY(kernels->cross_entropy_grad(&into, grad, past->scale, &logs, target, weight,
+                                           past->ignore_index));
+    } else {
+        TD_TRY(
+            kernels->nll_loss_grad(&into, grad, past->scale, target, weight, past->ignore_index));
+    }
+    return td__place_close(&place, grad_x);
+}
+
+static td_status nll_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    return class_backward(node, grad_y[0], false, grad_x);
+}
+
+static td_status cross_entropy_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+{
+    return class_backward(node, grad_y[0], true, grad_x);
+}
+
+static const td_function nll_function = {.name = "td_nll_loss", .backward = nll_backward};
+static const td_function cross_entropy_function = {.name = "td_cross_entropy",
+                                                   .backward = cross_entropy_backward};
+
+/* ---- Checks ----------------------------------------------------------------------------------------- */
+
+/* The target's shape is that of x without the classes. */
+static td_status find_shape(struct class_loss *loss, const td_tensor *x, const td_tensor *target)
+{
+    const struct td__layout *of_x = &x->layout, *of_target = &target->layout;
+    int class_dim = of_x->ndim == 1 ? 0 : 1;
+    bool fits = of_x->ndim > 0 && of_target->ndim == of_x->ndim - 1;
+    for (int d = 0; fits && d < of_target->ndim; d++)
+        fits = of_target->shape[d] == of_x->shape[d + (d >= class_dim)];
+    if (!fits)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: x has the shape %s, target %s; a target has the sizes of x without "
+                        "the classes, which are the %s dimension",
+                        loss->call, td__shape_of(x), td__shape_of(target),
+                        class_dim ? "second" : "only");
+    if (of_target->dtype != TD_I64)
+        return td__fail(TD_ERR_INVALID, "%s: the target is %s, and x %s; classes are i64",
+                        loss->call, td_dtype_name(of_target->dtype), td_dtype_name(of_x->dtype));
+    if (target->storage->device != x->storage->device)
+        return td__fail(TD_ERR_INVALID, "%s: x is on %s, the target on %s", loss->call,
+                        x->storage->device->name, target->storage->device->name);
+    loss->shape[0] = class_dim ? of_x->shape[0] : 1;
+    loss->shape[1] = of_x->shape[class_dim];
+    loss->shape[2] = 1;
+    for (int d = class_dim + 1; d < of_x->ndim; d++)
+        loss->shape[2] *= of_x->shape[d];
+    return TD_OK;
+}
+
+/* A target of -100 is left out too where another one is: the kernel knows one such number. */
+static td_tensor *merge_ignored(td_tensor *target, int64_t ignore_index)
+{
+    if (ignore_index == ALWAYS_IGNORED)
+        return target;
+    td_tensor *merged = td__adopt(td__clone(target));
+    int64_t *elements = td_tensor_data(merged);
+    if (!merged || !merged->storage->device->kind->is_host_memory)
+        return merged;
+    for (int64_t i = 0; i < merged->layout.numel; i++)
+        if (elements[i] == ALWAYS_IGNORED)
+            elements[i] = ignore_index;
+    return merged;
+}
+
+static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x, td_tensor *target,
+                         const td_loss_options *options)
+{
+    static const td_loss_options defaults;
+    options = options ? options : &defaults;
+    loss->call = call;
+    loss->reduction = options->reduction;
+    loss->ignore_index = options->ignore ? options->ignore_index : ALWAYS_IGNORED;
+    TD_TRY(td__check_float(call, x));
+    TD_TRY(find_shape(loss, x, target));
+    TD_TRY(td__check_optional(call, "weight", options->weight, x, &loss->shape[1], 1));
+    if ((unsigned)options->reduction > TD_REDUCE_NONE)
+        return td__fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
+                        (int)options->reduction);
+    loss->weight = td__in_order(options->weight);
+    if (options->weight && !loss->weight)
+        return TD_ERR_NOMEM;
+    loss->target = td__in_order(target);
+    loss->target = loss->target ? merge_ignored(loss->target, loss->ignore_index) : NULL;
+    return loss->target ? TD_OK : TD_ERR_NOMEM;
+}
+
+/* ---- Forward --------------------------------------------------------------------------------------- */
+
+/* The losses, raw, from logarithms; *scale is what a mean multiplies their sum by. */
+static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs, double *scale)
+{
+    double total = 0;
+    td_tensor *y = td__empty_like_as(loss->target, logs->layout.dtype);
+    if (!y)
+        return NULL;
+    struct td_tensor x = td__seen_as(logs, loss->shape, 3);
+    y = td__kept(y, td__kernels_of(y)->nll_loss(y, &total, &x, loss->target, loss->weight,
+                                                loss->ignore_index));
+    *scale = loss->reduction == TD_REDUCE_MEAN ? 1 / total : 1;
+    return y;
+}
+
+/* Raw, from raw losses, which it releases: their sum times scale. */
+static td_tensor *sum_of(td_tensor *losses, double scale)
+{
+    td_tensor *sum = td__empty("td_nll_loss", NULL, 0, losses->layout.dtype,
+                               losses->storage->device);
+    if (sum) {
+        const struct td__kernels *kernels = td__kernels_of(losses);
+        int64_t count = losses->layout.numel;
+        struct td_tensor row = td__seen_as(losses, &count, 1);
+        struct td_tensor out = td__seen_as(sum, (int64_t[]){1}, 1);
+        sum = td__kept(sum, kernels->reduce(TD__REDUCE_SUM, &out, &row, 1));
+        if (sum && scale != 1)
+            sum = td__kept(sum, kernels->binary_scalar(TD__MUL, sum, sum, scale, false));
+    }
+    td_tensor_release(losses);
+    return sum;
+}
+
+/* The result, from logarithms that were made of x, or are x. */
+static td_tensor *class_loss(const td_function *function, const struct class_loss *loss,
+                             td_tensor *x, td_tensor *logs)
+{
+    struct past past = {.ignore_index = loss->ignore_index, .has_weight = loss->weight != NULL};
+    memcpy(past.shape, loss->shape, sizeof past.shape);
+    td_tensor *y = losses_of(loss, logs, &past.scale);
+    if (y && loss->reduction != TD_REDUCE_NONE)
+        y = sum_of(y, past.scale);
+    return td__result(function, y,
+                      &(td_recipe){.inputs = {x},
+                                   .input_count = 1,
+                                   .saved = {loss->target, loss->weight, logs},
+                                   .saved_count = function == &nll_function ? 2 : 3,
+                                   .data = &past,
+                                   .data_size = sizeof past});
+}
+
+static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    struct class_loss loss;
+    if (prepare(&loss, "td_nll_loss", x, target, options))
+        return NULL;
+    if (options && options->label_smoothing != 0) {
+        td__fail(TD_ERR_INVALID, "td_nll_loss: label smoothing is for td_cross_entropy_with()");
+        return NULL;
+    }
+    td_tensor *logs = td__in_order(x);
+    return logs ? class_loss(&nll_function, &loss, x, logs) : NULL;
+}
+
+/* The sum over the classes of -weight x, and 0 where the target is ignored: [N, …]. */
+static td_tensor *smooth_losses(const struct class_loss *loss, td_tensor *logs)
+{
+    td_tensor *x = td_reshape(logs, loss->shape, 3);
+    if (loss->weight)
+        x = td_mul(x, td_reshape(loss->weight, (int64_t[]){1, loss->shape[1], 1}, 3));
+    td_tensor *sums = td_neg(td_sum_dims(x, (int[]){1}, 1, false));
+    td_tensor *in_shape = sums ? td_reshape(sums, loss->target->layout.shape,
+                                            loss->target->layout.ndim)
+                               : NULL;
+    td_tensor *ignored = td_eq_scalar(loss->target, (double)loss->ignore_index);
+    return td_masked_fill(in_shape, ignored, 0);
+}
+
+static td_tensor *smoothed(const struct class_loss *loss, td_tensor *x, double smoothing)
+{
+    double scale;
+    td_tensor *logs = td_f_log_softmax(x, x->layout.ndim == 1 ? 0 : 1);
+    td_tensor *values = logs ? td__in_order(logs) : NULL;
+    td_tensor *measured = values ? td__adopt(losses_of(loss, values, &scale)) : NULL;
+    if (!measured)
+        return NULL;
+    struct class_loss each = *loss;
+    each.reduction = TD_REDUCE_NONE;
+    td_tensor *sharp = class_loss(&nll_function, &each, logs, values);
+    td_tensor *smooth = smooth_losses(loss, logs);
+    td_tensor *both = td_add_scaled(td_mul_scalar(sharp, 1 - smoothing), smooth,
+                                    smoothing / (double)loss->shape[1]);
+    return loss->reduction == TD_REDUCE_NONE ? both : td_mul_scalar(td_sum(both), scale);
+}
+
+static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    static const char call[] = "td_cross_entropy";
+    struct class_loss loss;
+    if (prepare(&loss, call, x, target, options))
+        return NULL;
+    double smoothing = options ? options->label_smoothing : 0;
+    if (!(smoothing >= 0 && smoothing <= 1)) {
+        td__fail(TD_ERR_INVALID, "%s: a label smoothing of %g; it goes from 0 to 1", call,
+                 smoothing);
+        return NULL;
+    }
+    if (smoothing > 0)
+        return smoothed(&loss, x, smoothing);
+    td_tensor *in = td__in_order(x), *logs = in ? td__adopt(td__empty_like(x)) : NULL;
+    if (!logs)
+        return NULL;
+    struct td_tensor from = td__seen_as(in, loss.shape, 3);
+    struct td_tensor out = td__seen_as(logs, loss.shape, 3);
+    if (td__kernels_of(x)->softmax(&out, &from, true))
+        return NULL;
+    return class_loss(&cross_entropy_function, &loss, x, logs);
+}
+
+td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    td_tensor *y = NULL;
+    if (!x || !target)
+        return NULL;
+    TD_SCOPE
+    {
+        y = td_scope_return(nll_loss(x, target, options));
+    }
+    return y;
+}
+
+td_tensor *td_nll_loss(td_tensor *x, td_tensor *target)
+{
+    return td_nll_loss_with(x, target, NULL);
+}
+
+td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    td_tensor *y = NULL;
+    if (!x || !target)
+        return NULL;
+    TD_SCOPE
+    {
+        y = td_scope_return(cross_entropy(x, target, options));
+    }
+    return y;
+}
+
+td_tensor *td_cross_entropy(td_tensor *x, td_tensor *target)
+{
+    return td_cross_entropy_with(x, target, NULL);
+}

@@ -1,0 +1,98 @@
+/* Shapes for kernels, and places for gradients; see op_kernel.h. */
+#include "autograd/op_kernel.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+struct td_tensor td__seen_as(const td_tensor *x, const int64_t *shape, int ndim)
+{
+    struct td_tensor seen = {.owners = 1, .storage = x->storage, .offset = x->offset};
+    seen.layout.dtype = x->layout.dtype;
+    seen.layout.ndim = ndim;
+    seen.layout.numel = x->layout.numel;
+    memcpy(seen.layout.shape, shape, (size_t)ndim * sizeof shape[0]);
+    td__layout_set_contiguous(&seen.layout);
+    return seen;
+}
+
+td_tensor *td__in_order(td_tensor *x)
+{
+    return td__adopt(td__contiguous(x));
+}
+
+td_tensor *td__fresh(const char *call, const int64_t *shape, int ndim, const td_tensor *like)
+{
+    return td__adopt(td__empty(call, shape, ndim, like->layout.dtype, like->storage->device));
+}
+
+td_status td__check_optional(const char *call, const char *what, const td_tensor *tensor,
+                             const td_tensor *x, const int64_t *shape, int ndim)
+{
+    if (!tensor)
+        return TD_OK;
+    TD_TRY(td__check_same(call, x, tensor));
+    bool fits = tensor->layout.ndim == ndim;
+    for (int d = 0; fits && d < ndim; d++)
+        fits = tensor->layout.shape[d] == shape[d];
+    if (fits)
+        return TD_OK;
+    return td__fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %s", call, what,
+                    td__shape_of(tensor), td__shape_text(shape, ndim));
+}
+
+/* ---- Backward ------------------------------------------------------------------------------------ */
+
+static const struct td__output *input_of(const td_node *node, int index)
+{
+    const struct td__edge *edge = &node->inputs[index];
+    return &edge->node->outputs[edge->slot];
+}
+
+const struct td__layout *td__input_layout(const td_node *node, int index)
+{
+    return &input_of(node, index)->layout;
+}
+
+static td_tensor *new_gradient(const td_node *node, int index)
+{
+    const struct td__output *input = input_of(node, index);
+    return td__adopt(td__empty("td_backward", input->layout.shape, input->layout.ndim,
+                               input->layout.dtype, input->device));
+}
+
+td_tensor *td__grad_place(td_node *node, int index, bool *accumulate)
+{
+    td_tensor *target = td__grad_target(node, index, accumulate);
+    if (target)
+        return target;
+    *accumulate = false;
+    return new_gradient(node, index);
+}
+
+td_status td__place_open(struct td__place *place, td_node *node, int index)
+{
+    *place = (struct td__place){0};
+    if (!td_node_needs(node, index))
+        return TD_OK;
+    bool accumulate = false;
+    place->grad = td__grad_place(node, index, &accumulate);
+    place->into = place->grad && accumulate ? new_gradient(node, index) : place->grad;
+    return place->into ? TD_OK : TD_ERR_NOMEM;
+}
+
+td_status td__place_close(struct td__place *place, td_tensor **grad_input)
+{
+    if (place->into != place->grad)
+        TD_TRY(td__kernels_of(place->grad)->binary(TD__ADD, place->grad, place->grad, place->into));
+    *grad_input = place->grad;
+    return TD_OK;
+}
+
+td_tensor *td__reuse(td_tensor *grad_y)
+{
+    const struct td__storage *storage = grad_y->storage;
+    bool is_ours = atomic_load(&grad_y->owners) == 1 && atomic_load(&storage->owners) == 1 &&
+                   storage->free_fn && td__layout_is_contiguous(&grad_y->layout);
+    return is_ours ? grad_y : td__adopt(td__empty_like(grad_y));
+}

@@ -1,0 +1,146 @@
+/* Losses of two tensors of one shape, element by element: mse, l1, and binary cross entropy of
+ * scores. A mean or sum is formed while the losses are computed; they never stand in memory. */
+#include "autograd/op_kernel.h"
+#include "base/fail.h"
+
+struct past {
+    enum td__pair_loss loss;
+    double scale;
+};
+
+/* The derivative for the target: of mse and l1 that for x with the other sign, of the cross entropy
+ * -x. `grad` has the shape of x, or one element. */
+static td_status grad_of_target(const struct past *past, td_tensor *into, td_tensor *grad,
+                                td_tensor *x, td_tensor *target)
+{
+    const struct td__kernels *kernels = td__kernels_of(x);
+    if (past->loss != TD__LOSS_BCE_LOGITS) {
+        TD_TRY(kernels->pair_loss_grad(past->loss, into, grad, x, target, -past->scale));
+        return TD_OK;
+    }
+    td_tensor *each = td__adopt(td__expand("td_backward", grad, x->layout.shape, x->layout.ndim));
+    if (!each)
+        return TD_ERR_NOMEM;
+    TD_TRY(kernels->binary(TD__MUL, into, x, each));
+    return kernels->binary_scalar(TD__MUL, into, into, -past->scale, false);
+}
+
+static td_status pair_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
+{
+    const struct past *past = td_node_data(node);
+    td_tensor *x = td_node_saved(node, 0);
+    TD_TRY(td__done(x));
+    td_tensor *target = td_node_saved(node, 1);
+    TD_TRY(td__done(target));
+    td_tensor *grad = td__in_order(grad_y[0]);
+    struct td__place places[2];
+    if (!grad)
+        return TD_ERR_NOMEM;
+    for (int i = 0; i < 2; i++) {
+        TD_TRY(td__place_open(&places[i], node, i));
+        if (!places[i].into)
+            continue;
+        TD_TRY(i == 0 ? td__kernels_of(x)->pair_loss_grad(past->loss, places[0].into, grad, x,
+                                                          target, past->scale)
+                      : grad_of_target(past, places[1].into, grad, x, target));
+        TD_TRY(td__place_close(&places[i], &grads[i]));
+    }
+    return TD_OK;
+}
+
+static const td_function functions[] = {
+    [TD__LOSS_MSE] = {.name = "td_mse_loss", .backward = pair_backward},
+    [TD__LOSS_L1] = {.name = "td_l1_loss", .backward = pair_backward},
+    [TD__LOSS_BCE_LOGITS] = {.name = "td_bce_with_logits", .backward = pair_backward},
+};
+
+static td_status check(const char *call, const td_tensor *x, const td_tensor *target,
+                       const td_loss_options *options)
+{
+    TD_TRY(td__check_same(call, x, target));
+    TD_TRY(td__check_float(call, x));
+    if (!td__same_shape(x, target))
+        return td__fail(TD_ERR_INVALID,
+                        "%s: x has the shape %s, target %s; both must have the same", call,
+                        td__shape_of(x), td__shape_of(target));
+    if (options->weight || options->label_smoothing != 0 || options->ignore)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: weight, ignore_index and label_smoothing are for losses of classes",
+                        call);
+    if ((unsigned)options->reduction > TD_REDUCE_NONE)
+        return td__fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
+                        (int)options->reduction);
+    return TD_OK;
+}
+
+static td_tensor *pair_loss(enum td__pair_loss loss, td_tensor *x, td_tensor *target,
+                            const td_loss_options *options)
+{
+    static const td_loss_options defaults;
+    const td_function *function = &functions[loss];
+    options = options ? options : &defaults;
+    if (check(function->name, x, target, options))
+        return NULL;
+    td_tensor *in = td__in_order(x), *wanted = td__in_order(target);
+    if (!in || !wanted)
+        return NULL;
+    bool is_each = options->reduction == TD_REDUCE_NONE;
+    struct past past = {loss,
+                        options->reduction == TD_REDUCE_MEAN ? 1.0 / (double)x->layout.numel : 1.0};
+    td_tensor *y = is_each
+                       ? td__empty_like(x)
+                       : td__empty(function->name, NULL, 0, x->layout.dtype, x->storage->device);
+    if (!y)
+        return NULL;
+    y = td__kept(y, td__kernels_of(x)->pair_loss(loss, y, in, wanted, past.scale));
+    return td__result(function, y,
+                      &(td_recipe){.inputs = {x, target},
+                                   .input_count = 2,
+                                   .saved = {in, wanted},
+                                   .saved_count = 2,
+                                   .data = &past,
+                                   .data_size = sizeof past});
+}
+
+static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *target,
+                           const td_loss_options *options)
+{
+    td_tensor *y = NULL;
+    if (!x || !target)
+        return NULL;
+    TD_SCOPE
+    {
+        y = td_scope_return(pair_loss(loss, x, target, options));
+    }
+    return y;
+}
+
+td_tensor *td_mse_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    return in_scope(TD__LOSS_MSE, x, target, options);
+}
+
+td_tensor *td_mse_loss(td_tensor *x, td_tensor *target)
+{
+    return td_mse_loss_with(x, target, NULL);
+}
+
+td_tensor *td_l1_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    return in_scope(TD__LOSS_L1, x, target, options);
+}
+
+td_tensor *td_l1_loss(td_tensor *x, td_tensor *target)
+{
+    return td_l1_loss_with(x, target, NULL);
+}
+
+td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
+{
+    return in_scope(TD__LOSS_BCE_LOGITS, x, target, options);
+}
+
+td_tensor *td_bce_with_logits(td_tensor *x, td_tensor *target)
+{
+    return td_bce_with_logits_with(x, target, NULL);
+}

@@ -1,0 +1,585 @@
+/* Activations, softmax, dropout, normalisation, attention and embedding: gradients by finite
+ * differences, values by other operators, and what is refused. */
+#include "gradcheck.h"
+#include "runner.h"
+
+#include "tensor/tensor.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CHECK_NULL(call, part)                                                                     \
+    do {                                                                                           \
+        CHECK(!(call));                                                                            \
+        CHECK_CONTAINS(td_last_error(), part);                                                     \
+    } while (0)
+
+static td_tensor *random_of(const int64_t *shape, int ndim)
+{
+    return gradcheck_random(shape, ndim, -1, 1);
+}
+
+static void check_near(td_tensor *a, td_tensor *b, double tolerance)
+{
+    CHECK(a && b);
+    CHECK(td__same_shape(a, b));
+    CHECK(td_allclose(a, b, 0, tolerance));
+}
+
+/* ---- Activations ------------------------------------------------------------------------------------ */
+
+typedef td_tensor *(*activation)(td_tensor *x);
+
+static td_tensor *activate(td_tensor *const *x, const void *arg)
+{
+    return (*(const activation *)arg)(x[0]);
+}
+
+static double normal_part(double x)
+{
+    return (1 + erf(x / sqrt(2))) / 2;
+}
+
+static double value_of(activation f, double x)
+{
+    if (f == td_f_relu)
+        return x > 0 ? x : 0;
+    if (f == td_f_gelu)
+        return x * normal_part(x);
+    if (f == td_f_gelu_tanh)
+        return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    if (f == td_f_silu)
+        return x / (1 + exp(-x));
+    return f == td_f_tanh ? tanh(x) : 1 / (1 + exp(-x));
+}
+
+static const struct {
+    const char *name;
+    activation function;
+} activations[] = {
+    {"td_f_relu", td_f_relu}, {"td_f_gelu", td_f_gelu}, {"td_f_gelu_tanh", td_f_gelu_tanh},
+    {"td_f_silu", td_f_silu}, {"td_f_tanh", td_f_tanh}, {"td_f_sigmoid", td_f_sigmoid},
+};
+
+TEST(activations)
+{
+    for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++)
+        TD_SCOPE
+        {
+            activation f = activations[i].function;
+            td_tensor *x = td_sub_scalar(td_mul_scalar(td_arange(0, 12, 1, TD_F64), 0.7), 4);
+            const double *in = td_tensor_data(x), *out = td_tensor_data(f(x));
+            for (int k = 0; k < 12; k++)
+                CHECK(fabs(out[k] - value_of(f, in[k])) < 1e-12);
+            td_tensor *matrix = td_reshape(x, (int64_t[]){3, 4}, 2);
+            gradcheck(activations[i].name, activate, &f, &matrix, 1);
+            CHECK(!f(NULL));
+            CHECK_EQ(td_tensor_numel(f(td_zeros(SHAPE(0, 3), TD_F32))), 0);
+            CHECK_EQ(td_tensor_ndim(f(td_zeros(NULL, 0, TD_F32))), 0);
+            if (f != td_f_relu)
+                CHECK_NULL(f(td_zeros(SHAPE(2), TD_I64)), activations[i].name);
+        }
+}
+
+/* The gradient is written over that of the result only where nobody else has that. */
+TEST(activations_leave_gradients_of_others_alone)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = random_of(SHAPE(4)), *grad = td_ones((int64_t[]){4}, 1, TD_F64);
+        td_tensor_set_requires_grad(x, true);
+        td_tensor *middle = td_mul_scalar(x, 2), *y = td_f_tanh(middle);
+        CHECK_OK(td_tensor_retain_grad(y));
+        CHECK_OK(td_tensor_retain_grad(middle));
+        CHECK_OK(td_backward_from(&y, &grad, 1, NULL));
+        CHECK(td_equal(grad, td_ones_like(grad)) && td_equal(td_tensor_grad(y), grad));
+        td_tensor *slope = td_rsub_scalar(td_square(td_detach(y)), 1);
+        check_near(td_tensor_grad(middle), slope, 1e-12);
+        check_near(td_tensor_grad(x), td_mul_scalar(slope, 2), 1e-12);
+    }
+}
+
+/* ---- Softmax ------------------------------------------------------------------------------------------ */
+
+static td_tensor *softmax(td_tensor *const *x, const void *arg)
+{
+    return td_f_softmax(x[0], *(const int *)arg);
+}
+
+static td_tensor *log_softmax(td_tensor *const *x, const void *arg)
+{
+    return td_f_log_softmax(x[0], *(const int *)arg);
+}
+
+TEST(softmax_of_every_dimension)
+{
+    for (int dim = -3; dim < 3; dim++)
+        TD_SCOPE
+        {
+            td_tensor *x = random_of(SHAPE(2, 3, 4));
+            td_tensor *e = td_exp(x), *y = td_f_softmax(x, dim);
+            check_near(y, td_div(e, td_sum_dims(e, &dim, 1, true)), 1e-12);
+            check_near(td_f_log_softmax(x, dim), td_ln(y), 1e-12);
+            gradcheck("td_f_softmax", softmax, &dim, &x, 1);
+            gradcheck("td_f_log_softmax", log_softmax, &dim, &x, 1);
+        }
+    TD_SCOPE
+    {
+        td_tensor *one = td_full(NULL, 0, 3, TD_F32);
+        CHECK(td_item(td_f_softmax(one, 0)) == 1 && td_item(td_f_log_softmax(one, -1)) == 0);
+        CHECK_NULL(td_f_softmax(one, 1), "td_f_softmax: there is no dimension 1");
+        CHECK_NULL(td_f_log_softmax(td_zeros(SHAPE(2), TD_I32), 0), "td_f_log_softmax");
+        CHECK(!td_f_softmax(NULL, 0));
+        CHECK_EQ(td_tensor_numel(td_f_softmax(td_zeros(SHAPE(3, 0), TD_F32), 1)), 0);
+        td_tensor *large = td_full((int64_t[]){2}, 1, 1e30, TD_F32);
+        CHECK(((float *)td_tensor_data(td_f_softmax(large, 0)))[0] == 0.5f);
+    }
+}
+
+/* ---- Dropout ------------------------------------------------------------------------------------------ */
+
+static td_tensor *dropout(td_tensor *const *x, const void *arg)
+{
+    td_manual_seed(3);
+    return arg ? td_f_dropout2d(x[0], 0.4, true) : td_f_dropout(x[0], 0.4, true);
+}
+
+TEST(dropout_keeps_or_scales)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = td_ones((int64_t[]){4, 5, 3, 2}, 4, TD_F64);
+        td_tensor *y = dropout(&x, NULL), *channels = dropout(&x, "2d");
+        const double *each = td_tensor_data(y), *block = td_tensor_data(channels);
+        int zeros = 0;
+        for (int i = 0; i < 120; i++) {
+            CHECK(each[i] == 0 || fabs(each[i] - 1 / 0.6) < 1e-12);
+            CHECK(block[i] == block[i / 6 * 6]);
+            CHECK(block[i] == 0 || fabs(block[i] - 1 / 0.6) < 1e-12);
+            zeros += each[i] == 0;
+        }
+        CHECK(zeros > 20 && zeros < 80);
+        gradcheck("td_f_dropout", dropout, NULL, &x, 1);
+        gradcheck("td_f_dropout2d", dropout, "2d", &x, 1);
+    }
+}
+
+TEST(dropout_that_does_nothing)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = random_of(SHAPE(3, 4));
+        CHECK(td_f_dropout(x, 0.5, false) == x && td_f_dropout(x, 0, true) == x);
+        CHECK(td_f_dropout2d(x, 0.5, false) == x);
+        CHECK(td_equal(td_f_dropout(x, 1, true), td_zeros_like(x)));
+        CHECK_EQ(td_tensor_numel(td_f_dropout(td_zeros(SHAPE(0), TD_F32), 0.5, true)), 0);
+        CHECK_NULL(td_f_dropout(x, 1.5, true), "td_f_dropout: 1.5 is no probability");
+        CHECK_NULL(td_f_dropout(x, NAN, true), "no probability");
+        CHECK_NULL(td_f_dropout2d(td_zeros(SHAPE(3), TD_F32), 0.5, true), "td_f_dropout2d: x");
+        CHECK_NULL(td_f_dropout(td_zeros(SHAPE(3), TD_I64), 0.5, true), "i64");
+        CHECK(!td_f_dropout(NULL, 0.5, true));
+    }
+}
+
+/* ---- Normalisation -------------------------------------------------------------------------------------- */
+
+struct batch_norm {
+    bool training, with_running;
+    bool without_weight;
+};
+
+/* x, weight, bias; the running statistics are made anew each time. */
+static td_tensor *batch_norm(td_tensor *const *x, const void *arg)
+{
+    const struct batch_norm *norm = arg;
+    int64_t channels = td_tensor_size(x[0], 1);
+    td_tensor *mean = norm->with_running ? td_full(&channels, 1, 0.3, TD_F64) : NULL;
+    td_tensor *var = norm->with_running ? td_full(&channels, 1, 1.7, TD_F64) : NULL;
+    return td_f_batch_norm(x[0], mean, var, norm->without_weight ? NULL : x[1],
+                           norm->without_weight ? NULL : x[2], norm->training, 0.1, 1e-3);
+}
+
+TEST(batch_norm_of_all_shapes)
+{
+    static const int64_t shapes[][5] = {{4, 3}, {2, 3, 5}, {2, 3, 2, 3}, {1, 2, 2, 1, 2}};
+    static const struct batch_norm norms[] = {{true, false, false},
+                                              {true, true, false},
+                                              {false, true, false},
+                                              {true, true, true},
+                                              {false, true, true}};
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 5; k++)
+            TD_SCOPE
+            {
+                td_tensor *x = random_of(shapes[i], i + 2);
+                td_tensor *w = random_of(&shapes[i][1], 1), *b = random_of(&shapes[i][1], 1);
+                td_tensor *inputs[] = {x, w, b};
+                gradcheck("td_f_batch_norm", batch_norm, &norms[k], inputs,
+                          norms[k].without_weight ? 1 : 3);
+                if (!norms[k].training || norms[k].without_weight)
+                    continue;
+                int dims[] = {0, 2, 3, 4};
+                int64_t shape[] = {1, shapes[i][1], 1, 1, 1};
+                td_tensor *mean = td_mean_dims(x, dims, i + 1, true);
+                td_tensor *var = td_var_dims(x, dims, i + 1, 0, true);
+                td_tensor *z = td_mul(td_sub(x, mean), td_rsqrt(td_add_scalar(var, 1e-3)));
+                td_tensor *y = td_add(td_mul(z, td_reshape(w, shape, i + 2)),
+                                      td_reshape(b, shape, i + 2));
+                check_near(batch_norm(inputs, &norms[k]), y, 1e-10);
+            }
+}
+
+TEST(batch_norm_moves_running_statistics)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = random_of(SHAPE(5, 2, 3));
+        td_tensor *mean = td_full((int64_t[]){2}, 1, 0.5, TD_F64);
+        /* Every second one of a larger tensor: the statistics need not be contiguous. */
+        td_tensor *wide = td_full((int64_t[]){4}, 1, 2, TD_F64);
+        td_tensor *var = td_slice(wide, 0, 0, 4, 2);
+        CHECK(td_f_batch_norm(x, mean, var, NULL, NULL, true, 0.25, 1e-5));
+        td_tensor *m = td_mean_dims(x, (int[]){0, 2}, 2, false);
+        td_tensor *v = td_var_dims(x, (int[]){0, 2}, 2, 1, false);
+        check_near(mean, td_add_scalar(td_mul_scalar(m, 0.25), 0.375), 1e-12);
+        check_near(var, td_add_scalar(td_mul_scalar(v, 0.25), 1.5), 1e-12);
+        CHECK(((double *)td_tensor_data(wide))[1] == 2);
+        td_tensor *before = td_clone(mean);
+        CHECK(td_f_batch_norm(x, mean, var, NULL, NULL, false, 0.25, 1e-5));
+        CHECK(td_equal(before, mean));
+    }
+}
+
+TEST(batch_norm_refuses)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32), *three = td_zeros(SHAPE(3), TD_F32);
+        td_tensor *two = td_zeros(SHAPE(2), TD_F32);
+        CHECK_NULL(td_f_batch_norm(x, NULL, NULL, two, NULL, true, 0.1, 1e-5),
+                   "td_f_batch_norm: weight has the shape [2]; it must have [3]");
+        CHECK_NULL(td_f_batch_norm(x, two, three, NULL, NULL, true, 0.1, 1e-5), "running_mean");
+        CHECK_NULL(td_f_batch_norm(x, NULL, NULL, NULL, NULL, false, 0.1, 1e-5),
+                   "needs running_mean");
+        CHECK_NULL(
+            td_f_batch_norm(td_zeros(SHAPE(1, 3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
+            "[1, 3], one value a channel");
+        CHECK_NULL(
+            td_f_batch_norm(td_zeros(SHAPE(3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
+            "x has the shape [3]");
+        CHECK(!td_f_batch_norm(NULL, NULL, NULL, NULL, NULL, true, 0.1, 1e-5));
+    }
+}
+
+/* Without training the gradient must not see statistics that have moved on since. */
+TEST(batch_norm_keeps_what_it_used)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = random_of(SHAPE(3, 2)), *w = random_of(SHAPE(2));
+        td_tensor *mean = random_of(SHAPE(2)), *var = td_ones((int64_t[]){2}, 1, TD_F64);
+        td_tensor_set_requires_grad(x, true);
+        td_tensor *y = td_sum(td_f_batch_norm(x, mean, var, w, NULL, false, 0.1, 0));
+        CHECK_OK(td_fill_(var, 100));
+        CHECK_OK(td_backward(y));
+        check_near(td_tensor_grad(x), td_expand(w, (int64_t[]){3, 2}, 2), 1e-12);
+    }
+}
+
+static td_tensor *layer_norm(td_tensor *const *x, const void *arg)
+{
+    int dims = *(const int *)arg, without_weight = dims < 0;
+    dims = abs(dims);
+    const struct td__layout *of_x = &x[0]->layout;
+    return td_f_layer_norm(x[0], of_x->shape + of_x->ndim - dims, dims,
+                           without_weight ? NULL : x[1], without_weight ? NULL : x[2], 1e-3);
+}
+
+TEST(layer_norm_over_the_last_dimensions)
+{
+    for (int dims = -3; dims <= 3; dims++)
+        TD_SCOPE
+        {
+            static const int64_t shape[] = {2, 3, 4};
+            int count = abs(dims);
+            if (count == 0)
+                continue;
+            td_tensor *x = random_of(shape, 3);
+            td_tensor *inputs[] = {x, random_of(shape + 3 - count, count),
+                                   random_of(shape + 3 - count, count)};
+            gradcheck("td_f_layer_norm", layer_norm, &dims, inputs, dims < 0 ? 1 : 3);
+            int last[] = {-1, -2, -3};
+            td_tensor *mean = td_mean_dims(x, last, count, true);
+            td_tensor *var = td_var_dims(x, last, count, 0, true);
+            td_tensor *y = td_div(td_sub(x, mean), td_sqrt(td_add_scalar(var, 1e-3)));
+            if (dims > 0)
+                y = td_add(td_mul(y, inputs[1]), inputs[2]);
+            check_near(layer_norm(inputs, &dims), y, 1e-10);
+        }
+    TD_SCOPE
+    {
+        td_tensor *x = td_zeros(SHAPE(2, 3), TD_F32);
+        CHECK_NULL(td_f_layer_norm(x, (int64_t[]){4}, 1, NULL, NULL, 1e-5),
+                   "td_f_layer_norm: x has the shape [2, 3]; its last sizes must be [4]");
+        CHECK_NULL(td_f_layer_norm(x, (int64_t[]){1, 2, 3}, 3, NULL, NULL, 1e-5), "[1, 2, 3]");
+        CHECK_NULL(td_f_layer_norm(x, (int64_t[]){3}, 1, td_zeros(SHAPE(2), TD_F32), NULL, 1e-5),
+                   "weight has the shape [2]");
+        CHECK_NULL(td_f_layer_norm(x, NULL, 0, NULL, NULL, 1e-5), "not on 0");
+        CHECK(!td_f_layer_norm(NULL, (int64_t[]){3}, 1, NULL, NULL, 1e-5));
+        CHECK_EQ(td_tensor_numel(td_f_layer_norm(td_zeros(SHAPE(0, 3), TD_F32), (int64_t[]){3}, 1,
+                                                 NULL, NULL, 1e-5)),
+                 0);
+    }
+}
+
+/* ---- Attention -------------------------------------------------------------------------------------------- */
+
+struct attention {
+    bool causal, dropout;
+    int64_t mask[4]; /* ended by -1 */
+    bool bool_mask;
+    double scale;
+};
+
+/* Hides about a third of the columns, the same ones each time; never the first of a row. */
+static td_tensor *make_mask(const struct attention *attention)
+{
+    int ndim = 0;
+    while (ndim < 4 && attention->mask[ndim] >= 0)
+        ndim++;
+    td_tensor *mask = td_zeros(attention->mask, ndim, TD_F64);
+    double *elements = td_tensor_data(mask);
+    int64_t columns = attention->mask[ndim - 1];
+    for (int64_t i = 0; i < td_tensor_numel(mask); i++)
+        if (i % columns && i * 5 % 3 == 0)
+            elements[i] = -INFINITY;
+        else if (!attention->bool_mask)
+            elements[i] = (double)(i % 7) / 4;
+    return attention->bool_mask ? td_ge_scalar(mask, 0) : mask;
+}
+
+static td_tensor *attend(td_tensor *const *x, const void *arg)
+{
+    const struct attention *attention = arg;
+    td_manual_seed(5);
+    return td_scaled_dot_product_attention(
+        x[0], x[1], x[2],
+        &(td_attention_options){.causal = attention->causal,
+                                .mask = attention->mask[0] ? make_mask(attention) : NULL,
+                                .dropout = attention->dropout ? 0.3 : 0,
+                                .scale = attention->scale});
+}
+
+static td_tensor *slow_attention(td_tensor *const *x, const struct attention *attention)
+{
+    double scale = attention->scale ? attention->scale : 1 / sqrt((double)td_tensor_size(x[0], -1));
+    td_tensor *scores = td_mul_scalar(td_matmul(x[0], td_transpose(x[1], -1, -2)), scale);
+    if (attention->mask[0]) {
+        td_tensor *mask = make_mask(attention);
+        if (attention->bool_mask)
+            scores = td_masked_fill(scores, td_logical_not(mask), -INFINITY);
+        else
+            scores = td_add(scores, mask);
+    }
+    if (attention->causal) {
+        td_tensor *seen = td_tril(td_ones_like(scores), 0);
+        scores = td_masked_fill(scores, td_eq_scalar(seen, 0), -INFINITY);
+    }
+    return td_matmul(td_f_softmax(scores, -1), x[2]);
+}
+
+static const struct attention attentions[] = {
+    {.mask = {0}},
+    {.causal = true},
+    {.mask = {3, 5, -1}},
+    {.mask = {3, 5, -1}, .bool_mask = true},
+    {.mask = {2, 1, 3, 5}, .bool_mask = true, .causal = true},
+    {.mask = {5, -1}, .scale = 0.7},
+};
+
+TEST(attention)
+{
+    for (size_t i = 0; i < sizeof attentions / sizeof attentions[0]; i++)
+        TD_SCOPE
+        {
+            const struct attention *attention = &attentions[i];
+            td_tensor *x[] = {random_of(SHAPE(2, 2, 3, 4)), random_of(SHAPE(2, 2, 5, 4)),
+                              random_of(SHAPE(2, 2, 5, 3))};
+            check_near(attend(x, attention), slow_attention(x, attention), 1e-10);
+            gradcheck("attention", attend, attention, x, 3);
+            struct attention dropping = *attention;
+            dropping.dropout = true;
+            gradcheck("attention with dropout", attend, &dropping, x, 3);
+        }
+}
+
+TEST(attention_of_other_shapes)
+{
+    static const struct attention plain = {.mask = {0}}, causal = {.causal = true};
+    TD_SCOPE
+    {
+        /* Matrices; one batch; k and v that all of the batch share; sizes of 1. */
+        td_tensor *x[] = {random_of(SHAPE(3, 4)), random_of(SHAPE(5, 4)), random_of(SHAPE(5, 2))};
+        check_near(attend(x, &causal), slow_attention(x, &causal), 1e-10);
+        gradcheck("attention", attend, &causal, x, 3);
+        td_tensor *y[] = {random_of(SHAPE(2, 4, 4)), random_of(SHAPE(4, 4)),
+                          random_of(SHAPE(1, 4, 2))};
+        check_near(attend(y, &plain), slow_attention(y, &plain), 1e-10);
+        gradcheck("attention", attend, &plain, y, 3);
+        td_tensor *z[] = {random_of(SHAPE(1, 1, 1)), random_of(SHAPE(1, 1, 1)),
+                          random_of(SHAPE(1, 1, 1))};
+        gradcheck("attention", attend, &plain, z, 3);
+        td_tensor *none = td_zeros(SHAPE(2, 0, 4), TD_F64);
+        CHECK_EQ(td_tensor_numel(td_scaled_dot_product_attention(none, y[0], y[0], NULL)), 0);
+        td_tensor *nothing = td_scaled_dot_product_attention(y[0], none, none, NULL);
+        check_near(nothing, td_zeros_like(y[0]), 0);
+    }
+}
+
+/* Heads that were cut out of [N, L, heads, E]: the result is laid out likewise. */
+TEST(attention_puts_heads_where_they_were)
+{
+    TD_SCOPE
+    {
+        td_tensor *packed = random_of(SHAPE(2, 5, 3, 4));
+        td_tensor *heads = td_transpose(packed, 1, 2), *x[] = {heads, heads, heads};
+        td_tensor *y = td_scaled_dot_product_attention(heads, heads, heads, NULL);
+        static const struct attention plain = {.mask = {0}};
+        check_near(y, slow_attention(x, &plain), 1e-10);
+        CHECK(td_tensor_is_contiguous(td_transpose(y, 1, 2)));
+    }
+}
+
+/* A row that sees nothing is 0, in both ways of computing it, and so are its gradients. */
+TEST(attention_of_a_row_that_sees_nothing)
+{
+    for (int way = 0; way < 2; way++)
+        TD_SCOPE
+        {
+            td_tensor *x[] = {random_of(SHAPE(2, 3)), random_of(SHAPE(4, 3)),
+                              random_of(SHAPE(4, 3))};
+            for (int i = 0; i < 3; i++)
+                td_tensor_set_requires_grad(x[i], true);
+            td_tensor *mask = td_zeros(SHAPE(2, 4), TD_BOOL);
+            memset((char *)td_tensor_data(mask) + 4, 1, 4);
+            td_tensor *y = td_scaled_dot_product_attention(
+                x[0], x[1], x[2], &(td_attention_options){.mask = mask, .dropout = way ? 1e-9 : 0});
+            check_near(td_select(y, 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
+            CHECK(!td_equal(td_select(y, 0, 1), td_zeros((int64_t[]){3}, 1, TD_F64)));
+            CHECK_OK(td_backward(td_sum(y)));
+            check_near(td_select(td_tensor_grad(x[0]), 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64),
+                       0);
+            for (int i = 0; i < 3; i++)
+                CHECK(td_item(td_any(td_isnan(td_tensor_grad(x[i])))) == 0);
+        }
+}
+
+static td_tensor *attend_with_mask(td_tensor *const *x, const void *arg)
+{
+    (void)arg;
+    return td_scaled_dot_product_attention(x[0], x[1], x[2],
+                                           &(td_attention_options){.mask = x[3], .causal = true});
+}
+
+TEST(attention_with_a_mask_that_is_learned)
+{
+    TD_SCOPE
+    {
+        td_tensor *x[] = {random_of(SHAPE(2, 3, 4)), random_of(SHAPE(2, 3, 4)),
+                          random_of(SHAPE(2, 3, 4)), random_of(SHAPE(3, 3))};
+        gradcheck("attention with a mask", attend_with_mask, NULL, x, 4);
+    }
+}
+
+TEST(attention_refuses)
+{
+    TD_SCOPE
+    {
+        td_tensor *q = td_zeros(SHAPE(2, 3, 4), TD_F32), *k = td_zeros(SHAPE(2, 5, 4), TD_F32);
+        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 3), TD_F32), k, NULL),
+                   "q has the shape [2, 3, 4], k [2, 5, 3], v [2, 5, 4]");
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(2, 4, 4), TD_F32), NULL),
+                   "v [2, 4, 4]");
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(3, 5, 4), TD_F32), NULL),
+                   "v [3, 5, 4]");
+        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 4), TD_F64), k, NULL),
+                   "f32 and f64");
+        CHECK_NULL(td_scaled_dot_product_attention(
+                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(2, 5), TD_F32)}),
+                   "the mask has the shape [2, 5]");
+        CHECK_NULL(td_scaled_dot_product_attention(
+                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(3, 5), TD_I64)}),
+                   "the mask i64");
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, k, &(td_attention_options){.dropout = 2}),
+                   "a dropout of 2");
+        CHECK(!td_scaled_dot_product_attention(NULL, k, k, NULL));
+    }
+}
+
+/* ---- Embedding -------------------------------------------------------------------------------------------- */
+
+static td_tensor *embed(td_tensor *const *x, const void *arg)
+{
+    return td_f_embedding(x[0], x[1], arg ? *(const int64_t *)arg : -1);
+}
+
+static td_tensor *indices_of(const int64_t *shape, int ndim, const int64_t *values)
+{
+    td_tensor *indices = td_empty(shape, ndim, TD_I64);
+    memcpy(td_tensor_data(indices), values, td_tensor_nbytes(indices));
+    return indices;
+}
+
+TEST(embedding)
+{
+    TD_SCOPE
+    {
+        td_tensor *weight = random_of(SHAPE(5, 3));
+        td_tensor *indices = indices_of(SHAPE(2, 3), (int64_t[]){4, 0, 4, 1, 2, 4});
+        td_tensor *inputs[] = {indices, weight};
+        td_tensor *y = embed(inputs, NULL);
+        CHECK_EQ(td_tensor_ndim(y), 3);
+        for (int i = 0; i < 6; i++)
+            CHECK_MEM((double *)td_tensor_data(y) + 3 * i,
+                      (double *)td_tensor_data(weight) + 3 * ((int64_t[]){4, 0, 4, 1, 2, 4})[i],
+                      3 * sizeof(double));
+        gradcheck("td_f_embedding", embed, NULL, inputs, 2);
+        td_tensor *scalar[] = {indices_of(NULL, 0, (int64_t[]){3}), weight};
+        gradcheck("td_f_embedding", embed, NULL, scalar, 2);
+        CHECK_EQ(td_tensor_numel(td_f_embedding(td_zeros(SHAPE(0, 2), TD_I64), weight, -1)), 0);
+    }
+}
+
+/* The row of the padding keeps its gradient, whether others are added to or overwritten. */
+TEST(embedding_with_padding)
+{
+    TD_SCOPE
+    {
+        td_tensor *weight = random_of(SHAPE(4, 2));
+        td_tensor *indices = indices_of(SHAPE(3), (int64_t[]){1, 2, 1});
+        td_tensor_set_requires_grad(weight, true);
+        static const double expected[2][8] = {{0, 0, 0, 0, 1, 1, 0, 0}, {0, 0, 2, 2, 2, 2, 0, 0}};
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, 1))));
+        CHECK_MEM(td_tensor_data(td_tensor_grad(weight)), expected[0], sizeof expected[0]);
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, -1))));
+        CHECK_OK(td_tensor_zero_grad(weight));
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, -1))));
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, 1))));
+        CHECK_MEM(td_tensor_data(td_tensor_grad(weight)), expected[1], sizeof expected[1]);
+    }
+}
+
+TEST(embedding_refuses)
+{
+    TD_SCOPE
+    {
+        td_tensor *weight = td_zeros(SHAPE(4, 2), TD_F32);
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I32), weight, -1), "the indices are i32");
+        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, 4, TD_I64), weight, -1), "4");
+        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, -1, TD_I64), weight, -1), "-1");
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64), td_zeros(SHAPE(4), TD_F32), -1),
+                   "weight has the shape [4]");
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64), weight, 4), "padding_idx is 4");
+        CHECK(!td_f_embedding(NULL, weight, -1) && !td_f_embedding(weight, NULL, -1));
+    }
+}
