@@ -51,15 +51,21 @@ TD_API void td_module_destroy(td_module *module);
 /** One after another: each takes what the one before gave. The children have the names "0", "1", … ;
  *  the list ends with NULL, and a NULL before that is a module that could not be made. */
 #define td_sequential(...)                                                                         \
-    td_sequential_of((td_module *[]){__VA_ARGS__},                                                 \
-                     (int)(sizeof((td_module *[]){__VA_ARGS__}) / sizeof(td_module *)) - 1)
+    td_sequential_ended((td_module *[]){__VA_ARGS__},                                              \
+                        (int)(sizeof((td_module *[]){__VA_ARGS__}) / sizeof(td_module *)))
+
+/** The same of a list that need not end with NULL. */
 TD_API td_module *td_sequential_of(td_module *const *modules, int count);
 
 /** A list of modules, for modules that run them as they like; it has no forward of its own. */
 #define td_module_list(...)                                                                        \
-    td_module_list_of((td_module *[]){__VA_ARGS__},                                                \
-                      (int)(sizeof((td_module *[]){__VA_ARGS__}) / sizeof(td_module *)) - 1)
+    td_module_list_ended((td_module *[]){__VA_ARGS__},                                             \
+                         (int)(sizeof((td_module *[]){__VA_ARGS__}) / sizeof(td_module *)))
 TD_API td_module *td_module_list_of(td_module *const *modules, int count);
+
+/** What the macros call: the last of `count` is the NULL. */
+TD_API td_module *td_sequential_ended(td_module *const *modules, int count);
+TD_API td_module *td_module_list_ended(td_module *const *modules, int count);
 
 /* ---- Layers ------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,218 @@
+/* Attention of several heads.
+ *
+ *     x [N, L, E] -> linear -> [N, L, 3 E] -> q, k, v [N, H, L, E / H] -> attention -> [N, H, L, E / H]
+ *       -> [N, L, E] -> linear
+ *
+ * Cutting the product into heads is an operator of its own (split_heads): one copy for each of q, k
+ * and v, which the attention needs in this order, and on the way back one copy for each into one
+ * gradient of the whole. By views the gradient would be three times as large, and added up. */
+#include "nn/layers.h"
+
+#include "base/fail.h"
+#include "tensor/kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* ---- Heads -------------------------------------------------------------------------------------- */
+
+enum { PARTS_MOST = 3 };
+
+struct split {
+    int64_t batch, length, parts, heads, width; /* width: of one head */
+};
+
+/* Part `index` of x [N, L, parts * heads * width], as a view [N, heads, L, width]. */
+static td_tensor *part_of(td_tensor *x, const struct split *split, int64_t index)
+{
+    int64_t shape[] = {split->batch, split->length, split->parts, split->heads, split->width};
+    td_tensor *all = td__reshape(x, shape, 5, NULL);
+    td_tensor *part = td__select_index(all, 2, index);
+    td_tensor *turned = td__transpose(part, 1, 2);
+    td_tensor_release(part);
+    td_tensor_release(all);
+    return turned;
+}
+
+static td_status split_backward(td_node *node, td_tensor *const *grad_parts, td_tensor **grad_x)
+{
+    const struct split *split = td_node_data(node);
+    td_tensor *any = NULL;
+    for (int i = 0; i < split->parts && !any; i++)
+        any = grad_parts[i];
+    int64_t shape[] = {split->batch, split->length, split->parts * split->heads * split->width};
+    td_tensor *whole = td__adopt(
+        td__empty("split_heads", shape, 3, any->layout.dtype, any->storage->device));
+    for (int i = 0; i < split->parts && whole; i++) {
+        td_tensor *place = part_of(whole, split, i);
+        td_status status = TD_ERR_NOMEM;
+        if (place)
+            status = grad_parts[i] ? td__kernels_of(place)->copy(place, grad_parts[i])
+                                   : td__kernels_of(place)->fill(place, 0);
+        td_tensor_release(place);
+        TD_TRY(status);
+    }
+    grad_x[0] = whole;
+    return whole ? TD_OK : TD_ERR_NOMEM;
+}
+
+static const td_function split_function = {.name = "split_heads", .backward = split_backward};
+
+/* Cuts x [N, L, parts * E] into `parts` tensors [N, heads, L, E / heads] of the scope. */
+static td_status split_heads(td_tensor *x, int64_t parts, int64_t heads, td_tensor **results)
+{
+    if (!x)
+        return TD_ERR_INVALID;
+    const int64_t *shape = x->layout.shape;
+    struct split split = {.batch = shape[0],
+                          .length = shape[1],
+                          .parts = parts,
+                          .heads = heads,
+                          .width = shape[2] / parts / heads};
+    for (int64_t i = 0; i < parts; i++) {
+        td_tensor *view = part_of(x, &split, i);
+        results[i] = td__adopt(td__clone(view));
+        td_tensor_release(view);
+        if (!results[i])
+            return TD_ERR_NOMEM;
+    }
+    return td_record_all(
+        &split_function, results, (int)parts,
+        &(td_recipe){.inputs = {x}, .input_count = 1, .data = &split, .data_size = sizeof split});
+}
+
+/* [N, heads, L, width] to [N, L, heads * width]. */
+static td_tensor *merge_heads(td_tensor *x)
+{
+    if (!x)
+        return NULL;
+    const int64_t *shape = x->layout.shape;
+    int64_t merged[] = {shape[0], shape[2], shape[1] * shape[3]};
+    return td_reshape(td_transpose(x, 1, 2), merged, 3);
+}
+
+/* ---- The module --------------------------------------------------------------------------------- */
+
+enum { IN_WEIGHT, IN_BIAS };
+enum { OUT_PROJ };
+
+struct multihead {
+    int64_t width, heads;
+    td_multihead_attention_options options;
+};
+
+/* Row `index` of three of the weight and bias that stand one below the other. */
+static td_tensor *project(td_module *self, td_tensor *x, int64_t index)
+{
+    const struct multihead *multihead = self->data;
+    int64_t width = multihead->width;
+    td_tensor *weight = td_narrow(td_param(self, IN_WEIGHT), 0, index * width, width);
+    td_tensor *bias = td_narrow(td_param(self, IN_BIAS), 0, index * width, width);
+    return weight ? td_f_linear(x, weight, bias) : NULL;
+}
+
+/* q, k and v of the heads. */
+static td_status project_all(td_module *self, td_tensor *const *inputs, td_tensor **parts)
+{
+    const struct multihead *multihead = self->data;
+    if (inputs[0] == inputs[1] && inputs[0] == inputs[2])
+        return split_heads(
+            td_f_linear(inputs[0], td_param(self, IN_WEIGHT), td_param(self, IN_BIAS)), 3,
+            multihead->heads, parts);
+    for (int i = 0; i < 3; i++)
+        TD_TRY(split_heads(project(self, inputs[i], i), 1, multihead->heads, &parts[i]));
+    return TD_OK;
+}
+
+/* Each of the inputs as [N, L, E]; NULL where it does not fit. */
+static td_tensor *batch_first(const td_module *self, td_tensor *x)
+{
+    const struct multihead *multihead = self->data;
+    if ((x->layout.ndim != 2 && x->layout.ndim != 3) ||
+        x->layout.shape[x->layout.ndim - 1] != multihead->width) {
+        td__fail(TD_ERR_INVALID,
+                 "td_forward: attention of width %lld was given the shape %s; it takes %s",
+                 (long long)multihead->width, td__shape_of(x),
+                 multihead->options.sequence_first ? "[L, N, width] or [L, width]"
+                                                   : "[N, L, width] or [L, width]");
+        return NULL;
+    }
+    if (x->layout.ndim == 2)
+        return td_unsqueeze(x, 0);
+    return multihead->options.sequence_first ? td_transpose(x, 0, 1) : x;
+}
+
+static td_tensor *multihead_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    const struct multihead *multihead = self->data;
+    if (!td__takes(self, count, 4))
+        return NULL;
+    bool to_itself = count < 3;
+    td_tensor *mask = count == 2 ? inputs[1] : count == 4 ? inputs[3] : NULL;
+    td_tensor *given[3], *parts[PARTS_MOST] = {0};
+    for (int i = 0; i < 3; i++) {
+        given[i] = to_itself && i ? given[0] : batch_first(self, inputs[to_itself ? 0 : i]);
+        if (!given[i])
+            return NULL;
+    }
+    if (project_all(self, given, parts))
+        return NULL;
+    td_attention_options options = {.mask = mask,
+                                    .causal = multihead->options.causal,
+                                    .dropout = self->training ? multihead->options.dropout : 0};
+    td_tensor *y = td_forward(
+        td_child(self, OUT_PROJ),
+        merge_heads(td_scaled_dot_product_attention(parts[0], parts[1], parts[2], &options)));
+    if (inputs[0]->layout.ndim == 2)
+        return td_squeeze(y, 0);
+    return multihead->options.sequence_first ? td_transpose(y, 0, 1) : y;
+}
+
+static const td_module_ops multihead_ops = {.name = "MultiheadAttention",
+                                            .data_size = sizeof(struct multihead),
+                                            .forward = multihead_forward};
+
+/* In PyTorch's order: the numbers of out_proj come first, and its bias is then set to 0. */
+static td_status init_multihead(td_module *self)
+{
+    TD_TRY(td_init_xavier_uniform(td_param(self, IN_WEIGHT), 1));
+    if (!td_param(self, IN_BIAS))
+        return TD_OK;
+    TD_TRY(td_init_constant(td_param(self, IN_BIAS), 0));
+    return td_init_constant(td_param(td_child(self, OUT_PROJ), 1), 0);
+}
+
+td_module *td_multihead_attention_with(int64_t width, int64_t heads,
+                                       const td_multihead_attention_options *options)
+{
+    const char *call = "td_multihead_attention";
+    struct multihead multihead = {.width = width, .heads = heads};
+    if (options)
+        multihead.options = *options;
+    if (td__check_size(call, "the width", width, 1) || td__check_size(call, "heads", heads, 1) ||
+        td__check_probability(call, multihead.options.dropout))
+        return NULL;
+    if (width % heads) {
+        td__fail(TD_ERR_INVALID, "%s: a width of %lld cannot be parted among %lld heads", call,
+                 (long long)width, (long long)heads);
+        return NULL;
+    }
+    td_module *self = td_module_create(&multihead_ops);
+    int64_t shape[] = {3 * width, width};
+    bool bias = !multihead.options.no_bias;
+    td_module_new_parameter(self, "in_proj_weight", shape, 2, TD_F32);
+    if (bias)
+        td_module_new_parameter(self, "in_proj_bias", shape, 1, TD_F32);
+    td_module_add_child(self, "out_proj",
+                        td_linear_with(width, width, &(td_linear_options){.no_bias = !bias}));
+    if (self && !self->failure) {
+        *(struct multihead *)self->data = multihead;
+        td__module_spoil(self, init_multihead(self));
+    }
+    return td_module_finish(self);
+}
+
+td_module *td_multihead_attention(int64_t width, int64_t heads)
+{
+    return td_multihead_attention_with(width, heads, NULL);
+}

@@ -1,0 +1,166 @@
+/* Initial values, as torch.nn.init computes them: numbers in f64, in the same order of operations, so
+ * that the limits handed to the generator are the same bits. */
+#include "nn/module.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+
+td_status td_init_uniform(td_tensor *tensor, double from, double to)
+{
+    return td_uniform_(tensor, from, to, NULL);
+}
+
+td_status td_init_normal(td_tensor *tensor, double mean, double std)
+{
+    return td_normal_(tensor, mean, std, NULL);
+}
+
+td_status td_init_constant(td_tensor *tensor, double value)
+{
+    td_status status = TD_OK;
+    TD_NO_GRAD
+    {
+        status = td_fill_(tensor, value);
+    }
+    return status;
+}
+
+/* ---- Fans --------------------------------------------------------------------------------------- */
+
+/* What goes into an element of the result, and what an element of the input goes to. */
+struct fans {
+    double in, out;
+};
+
+static td_status find_fans(const char *call, const td_tensor *tensor, struct fans *fans)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (tensor->layout.ndim < 2)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: the tensor has the shape %s; it must have two dimensions or more",
+                        call, td__shape_of(tensor));
+    int64_t field = 1;
+    for (int d = 2; d < tensor->layout.ndim; d++)
+        field *= tensor->layout.shape[d];
+    fans->in = (double)(tensor->layout.shape[1] * field);
+    fans->out = (double)(tensor->layout.shape[0] * field);
+    return TD_OK;
+}
+
+double td_init_gain(td_nonlinearity nonlinearity, double a)
+{
+    switch (nonlinearity) {
+    case TD_LEAKY_RELU:
+        return sqrt(2.0 / (1 + a * a));
+    case TD_RELU:
+        return sqrt(2.0);
+    case TD_TANH:
+        return 5.0 / 3;
+    case TD_SELU:
+        return 3.0 / 4;
+    case TD_LINEAR:
+        break;
+    }
+    return 1;
+}
+
+/* Tensors without elements are left alone: their fans may be 0. */
+
+td_status td_init_xavier_uniform(td_tensor *tensor, double gain)
+{
+    struct fans fans = {0};
+    TD_TRY(find_fans("td_init_xavier_uniform", tensor, &fans));
+    if (tensor->layout.numel == 0)
+        return TD_OK;
+    double std = gain * sqrt(2.0 / (fans.in + fans.out));
+    double limit = sqrt(3.0) * std;
+    return td_init_uniform(tensor, -limit, limit);
+}
+
+td_status td_init_xavier_normal(td_tensor *tensor, double gain)
+{
+    struct fans fans = {0};
+    TD_TRY(find_fans("td_init_xavier_normal", tensor, &fans));
+    if (tensor->layout.numel == 0)
+        return TD_OK;
+    return td_init_normal(tensor, 0, gain * sqrt(2.0 / (fans.in + fans.out)));
+}
+
+static td_status kaiming_std(const char *call, const td_tensor *tensor,
+                             const td_kaiming_options *options, double *std)
+{
+    td_kaiming_options given = options ? *options : (td_kaiming_options){0};
+    struct fans fans = {0};
+    TD_TRY(find_fans(call, tensor, &fans));
+    double fan = given.fan_out ? fans.out : fans.in;
+    *std = td_init_gain(given.nonlinearity, given.a) / sqrt(fan);
+    return TD_OK;
+}
+
+td_status td_init_kaiming_uniform(td_tensor *tensor, const td_kaiming_options *options)
+{
+    double std = 0;
+    TD_TRY(kaiming_std("td_init_kaiming_uniform", tensor, options, &std));
+    if (tensor->layout.numel == 0)
+        return TD_OK;
+    double limit = sqrt(3.0) * std;
+    return td_init_uniform(tensor, -limit, limit);
+}
+
+td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *options)
+{
+    double std = 0;
+    TD_TRY(kaiming_std("td_init_kaiming_normal", tensor, options, &std));
+    return tensor->layout.numel == 0 ? TD_OK : td_init_normal(tensor, 0, std);
+}
+
+/* ---- Truncated normal numbers ------------------------------------------------------------------- */
+
+/* The inverse of erf() for -1 < y < 1: a first guess within a few per cent, and Newton's steps with
+ * the second derivative, each of which triples the number of right digits. */
+static double inverse_erf(double y)
+{
+    if (fabs(y) >= 1)
+        return y > 0 ? INFINITY : -INFINITY;
+    double tail = log1p(-y * y), half = 2 / (M_PI * 0.147) + tail / 2;
+    double x = copysign(sqrt(sqrt(half * half - tail / 0.147) - half), y);
+    for (int i = 0; i < 3; i++) {
+        /* Near the ends, erf() itself has lost the digits that its complement has. */
+        double error = fabs(y) < 0.5 ? erf(x) - y : y > 0 ? (1 - y) - erfc(x) : erfc(-x) - (1 + y);
+        double step = error / (M_2_SQRTPI * exp(-x * x));
+        x -= step / (1 + x * step);
+    }
+    return x;
+}
+
+td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low, double high)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (!(std > 0) || !(low < high))
+        return td__fail(
+            TD_ERR_INVALID,
+            "td_init_trunc_normal: the standard deviation is %g and the limits are %g and "
+            "%g; the first must be above 0, and the limits in order",
+            std, low, high);
+    double from = (1 + erf((low - mean) / std / sqrt(2))) / 2;
+    double to = (1 + erf((high - mean) / std / sqrt(2))) / 2;
+    TD_TRY(td_init_uniform(tensor, 2 * from - 1, 2 * to - 1));
+    td_status status = TD_ERR_NOMEM;
+    TD_NO_GRAD
+    TD_SCOPE
+    {
+        td_tensor *wide = td_clone(td_to_dtype(td_detach(tensor), TD_F64));
+        double *data = td_tensor_data(wide);
+        for (int64_t i = 0; i < td_tensor_numel(wide); i++) {
+            double x = inverse_erf(data[i]) * (std * sqrt(2)) + mean;
+            data[i] = x < low ? low : x > high ? high : x;
+        }
+        td_tensor *narrow = td_to_dtype(wide, td_tensor_dtype(tensor));
+        if (narrow)
+            status = td_tensor_copy(tensor, narrow);
+    }
+    return status;
+}

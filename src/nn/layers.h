@@ -1,0 +1,17 @@
+/* What layers share. */
+#ifndef TD_NN_LAYERS_H
+#define TD_NN_LAYERS_H
+
+#include "nn/module.h"
+
+/** Whether a module was given no more inputs than `most`; otherwise the last error is set. */
+bool td__takes(const td_module *module, int count, int most);
+
+/** Fails with "<call>: the probability is …" outside of 0 to 1. */
+td_status td__check_probability(const char *call, double p);
+
+/** Draws the initial values of a weight [out, in, …], and of a bias (NULL: none), as linear layers and
+ *  convolutions have them. */
+td_status td__init_affine(td_tensor *weight, td_tensor *bias);
+
+#endif

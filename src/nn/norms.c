@@ -1,0 +1,206 @@
+/* Batch norm and layer norm. */
+#include "nn/layers.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *truth(bool value)
+{
+    return value ? "True" : "False";
+}
+
+static td_status check_eps(const char *call, double eps)
+{
+    if (eps > 0)
+        return TD_OK;
+    return td__fail(TD_ERR_INVALID, "%s: eps is %g; it must be above 0", call, eps);
+}
+
+/* ---- Batch norm --------------------------------------------------------------------------------- */
+
+enum { RUNNING_MEAN, RUNNING_VAR, BATCHES };
+
+struct batch_norm {
+    int64_t features;
+    td_batch_norm_options options;
+    int least_dims, most_dims; /* of what comes in */
+};
+
+/* Counts the batch, and tells how much its statistics weigh. */
+static td_status count_batch(td_module *self, double *momentum)
+{
+    const struct batch_norm *norm = self->data;
+    td_tensor *batches = td_buffer(self, BATCHES);
+    *momentum = norm->options.momentum;
+    if (!self->training || !batches)
+        return TD_OK;
+    TD_TRY(td_add_scalar_(batches, 1));
+    if (norm->options.cumulative) {
+        double count = td_item(batches);
+        *momentum = count > 0 ? 1 / count : 1;
+    }
+    return TD_OK;
+}
+
+static td_tensor *batch_norm_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    const struct batch_norm *norm = self->data;
+    td_tensor *x = inputs[0];
+    if (!td__takes(self, count, 1))
+        return NULL;
+    if (x->layout.ndim < norm->least_dims || x->layout.ndim > norm->most_dims ||
+        x->layout.shape[1] != norm->features) {
+        td__fail(TD_ERR_INVALID,
+                 "td_forward: a %s of %lld features was given the shape %s; it takes %s, with "
+                 "these features as the second size",
+                 self->ops->name, (long long)norm->features, td__shape_of(x),
+                 norm->least_dims == norm->most_dims ? "four dimensions"
+                                                     : "two or three dimensions");
+        return NULL;
+    }
+    double momentum = 0;
+    if (count_batch(self, &momentum))
+        return NULL;
+    return td_f_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
+                           td_param(self, 0), td_param(self, 1),
+                           self->training || norm->options.no_running_stats, momentum,
+                           norm->options.eps);
+}
+
+static int batch_norm_describe(const td_module *self, char *text, size_t size)
+{
+    const struct batch_norm *norm = self->data;
+    char momentum[32] = "None";
+    if (!norm->options.cumulative)
+        snprintf(momentum, sizeof momentum, "%g", norm->options.momentum);
+    return snprintf(text, size, "%lld, eps=%g, momentum=%s, affine=%s, track_running_stats=%s",
+                    (long long)norm->features, norm->options.eps, momentum,
+                    truth(!norm->options.no_affine), truth(!norm->options.no_running_stats));
+}
+
+static const td_module_ops batch_norm1d_ops = {.name = "BatchNorm1d",
+                                               .data_size = sizeof(struct batch_norm),
+                                               .forward = batch_norm_forward,
+                                               .describe = batch_norm_describe};
+static const td_module_ops batch_norm2d_ops = {.name = "BatchNorm2d",
+                                               .data_size = sizeof(struct batch_norm),
+                                               .forward = batch_norm_forward,
+                                               .describe = batch_norm_describe};
+
+static td_module *make_batch_norm(const td_module_ops *ops, const char *call, int64_t features,
+                                  const td_batch_norm_options *options)
+{
+    bool flat = ops == &batch_norm1d_ops;
+    struct batch_norm norm = {
+        .features = features, .least_dims = flat ? 2 : 4, .most_dims = flat ? 3 : 4};
+    if (options)
+        norm.options = *options;
+    norm.options.eps = norm.options.eps != 0 ? norm.options.eps : 1e-5;
+    norm.options.momentum = norm.options.momentum != 0 ? norm.options.momentum : 0.1;
+    if (td__check_size(call, "the number of features", features, 0) ||
+        check_eps(call, norm.options.eps))
+        return NULL;
+    td_module *self = td_module_create(ops);
+    if (!self)
+        return NULL;
+    *(struct batch_norm *)self->data = norm;
+    if (!norm.options.no_affine) {
+        td__module_filled_parameter(self, "weight", &features, 1, 1);
+        td__module_filled_parameter(self, "bias", &features, 1, 0);
+    }
+    if (!norm.options.no_running_stats) {
+        td__module_new_buffer(self, "running_mean", &features, 1, TD_F32, 0);
+        td__module_new_buffer(self, "running_var", &features, 1, TD_F32, 1);
+        td__module_new_buffer(self, "num_batches_tracked", NULL, 0, TD_I64, 0);
+    }
+    return td_module_finish(self);
+}
+
+td_module *td_batch_norm1d_with(int64_t features, const td_batch_norm_options *options)
+{
+    return make_batch_norm(&batch_norm1d_ops, "td_batch_norm1d", features, options);
+}
+
+td_module *td_batch_norm1d(int64_t features)
+{
+    return td_batch_norm1d_with(features, NULL);
+}
+
+td_module *td_batch_norm2d_with(int64_t features, const td_batch_norm_options *options)
+{
+    return make_batch_norm(&batch_norm2d_ops, "td_batch_norm2d", features, options);
+}
+
+td_module *td_batch_norm2d(int64_t features)
+{
+    return td_batch_norm2d_with(features, NULL);
+}
+
+/* ---- Layer norm --------------------------------------------------------------------------------- */
+
+struct layer_norm {
+    int64_t shape[TD_MAX_DIMS];
+    int ndim;
+    td_layer_norm_options options;
+};
+
+static td_tensor *layer_norm_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    const struct layer_norm *norm = self->data;
+    return td__takes(self, count, 1)
+               ? td_f_layer_norm(inputs[0], norm->shape, norm->ndim, td_param(self, 0),
+                                 td_param(self, 1), norm->options.eps)
+               : NULL;
+}
+
+static int layer_norm_describe(const td_module *self, char *text, size_t size)
+{
+    const struct layer_norm *norm = self->data;
+    char shape[160];
+    snprintf(shape, sizeof shape, "%s", td__shape_text(norm->shape, norm->ndim));
+    shape[strlen(shape) - 1] = 0; /* as a tuple: (3, 4), and (4,) for one of one size */
+    return snprintf(text, size, "(%s%s), eps=%g, elementwise_affine=%s", shape + 1,
+                    norm->ndim == 1 ? "," : "", norm->options.eps, truth(!norm->options.no_affine));
+}
+
+static const td_module_ops layer_norm_ops = {.name = "LayerNorm",
+                                             .data_size = sizeof(struct layer_norm),
+                                             .forward = layer_norm_forward,
+                                             .describe = layer_norm_describe};
+
+td_module *td_layer_norm_with(const int64_t *shape, int ndim, const td_layer_norm_options *options)
+{
+    const char *call = "td_layer_norm";
+    struct layer_norm norm = {.ndim = ndim};
+    if (options)
+        norm.options = *options;
+    norm.options.eps = norm.options.eps != 0 ? norm.options.eps : 1e-5;
+    if (!shape || ndim < 1 || ndim > TD_MAX_DIMS) {
+        td__fail(TD_ERR_INVALID, "%s: it was given %d sizes; there must be 1 to %d", call, ndim,
+                 TD_MAX_DIMS);
+        return NULL;
+    }
+    for (int d = 0; d < ndim; d++) {
+        if (td__check_size(call, "a size", shape[d], 0))
+            return NULL;
+        norm.shape[d] = shape[d];
+    }
+    if (check_eps(call, norm.options.eps))
+        return NULL;
+    td_module *self = td_module_create(&layer_norm_ops);
+    if (!self)
+        return NULL;
+    *(struct layer_norm *)self->data = norm;
+    if (!norm.options.no_affine) {
+        td__module_filled_parameter(self, "weight", shape, ndim, 1);
+        td__module_filled_parameter(self, "bias", shape, ndim, 0);
+    }
+    return td_module_finish(self);
+}
+
+td_module *td_layer_norm(int64_t features)
+{
+    return td_layer_norm_with(&features, 1, NULL);
+}

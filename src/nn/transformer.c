@@ -1,0 +1,132 @@
+/* The transformer block, and several of them.
+ *
+ *     norm last:   x = norm1(x + attention(x));   x = norm2(x + feed_forward(x))
+ *     norm first:  x = x + attention(norm1(x));   x = x + feed_forward(norm2(x))
+ *
+ * with dropout behind the attention, behind the activation, and behind the feed-forward part. */
+#include "nn/layers.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+
+enum { SELF_ATTN, LINEAR1, DROPOUT, LINEAR2, NORM1, NORM2, DROPOUT1, DROPOUT2 };
+
+struct block {
+    bool gelu, norm_first;
+};
+
+static td_tensor *attend(td_module *self, td_tensor *x, td_tensor *mask)
+{
+    td_tensor *inputs[] = {x, mask};
+    td_tensor *y = td_forward_with(td_child(self, SELF_ATTN), inputs, mask ? 2 : 1);
+    return td_forward(td_child(self, DROPOUT1), y);
+}
+
+static td_tensor *feed_forward(td_module *self, td_tensor *x)
+{
+    const struct block *block = self->data;
+    td_tensor *y = td_forward(td_child(self, LINEAR1), x);
+    y = td_forward(td_child(self, DROPOUT), block->gelu ? td_f_gelu(y) : td_f_relu(y));
+    return td_forward(td_child(self, DROPOUT2), td_forward(td_child(self, LINEAR2), y));
+}
+
+static td_tensor *block_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    const struct block *block = self->data;
+    if (!td__takes(self, count, 2))
+        return NULL;
+    td_tensor *x = inputs[0], *mask = count == 2 ? inputs[1] : NULL;
+    td_module *norm1 = td_child(self, NORM1), *norm2 = td_child(self, NORM2);
+    if (block->norm_first) {
+        x = td_add(x, attend(self, td_forward(norm1, x), mask));
+        return td_add(x, feed_forward(self, td_forward(norm2, x)));
+    }
+    x = td_forward(norm1, td_add(x, attend(self, x, mask)));
+    return td_forward(norm2, td_add(x, feed_forward(self, x)));
+}
+
+static const td_module_ops block_ops = {
+    .name = "TransformerEncoderLayer", .data_size = sizeof(struct block), .forward = block_forward};
+
+td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
+                                             const td_transformer_options *options)
+{
+    td_transformer_options given = options ? *options : (td_transformer_options){0};
+    double p = given.no_dropout ? 0 : given.dropout != 0 ? given.dropout : 0.1;
+    int64_t inner = given.feedforward ? given.feedforward : 2048;
+    td_layer_norm_options norm = {.eps = given.eps};
+    td_module *self = td_module_create(&block_ops);
+    if (!self)
+        return NULL;
+    *(struct block *)self->data = (struct block){.gelu = given.gelu,
+                                                 .norm_first = given.norm_first};
+    td_module_add_child(
+        self, "self_attn",
+        td_multihead_attention_with(
+            width, heads,
+            &(td_multihead_attention_options){
+                .dropout = p, .causal = given.causal, .sequence_first = given.sequence_first}));
+    if (!self->failure) { /* the sizes are right, then */
+        td_module_add_child(self, "linear1", td_linear(width, inner));
+        td_module_add_child(self, "dropout", td_dropout(p));
+        td_module_add_child(self, "linear2", td_linear(inner, width));
+        td_module_add_child(self, "norm1", td_layer_norm_with(&width, 1, &norm));
+        td_module_add_child(self, "norm2", td_layer_norm_with(&width, 1, &norm));
+        td_module_add_child(self, "dropout1", td_dropout(p));
+        td_module_add_child(self, "dropout2", td_dropout(p));
+    }
+    return td_module_finish(self);
+}
+
+td_module *td_transformer_encoder_layer(int64_t width, int64_t heads)
+{
+    return td_transformer_encoder_layer_with(width, heads, NULL);
+}
+
+/* ---- Several ------------------------------------------------------------------------------------ */
+
+enum { LAYERS, NORM };
+
+static td_tensor *encoder_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    if (!td__takes(self, count, 2))
+        return NULL;
+    td_module *layers = td_child(self, LAYERS), *norm = td_child(self, NORM);
+    td_tensor *x = inputs[0];
+    for (int i = 0; i < td_child_count(layers) && x; i++)
+        x = td_forward_with(td_child(layers, i), (td_tensor *[]){x, count == 2 ? inputs[1] : NULL},
+                            count);
+    return norm ? td_forward(norm, x) : x;
+}
+
+static const td_module_ops encoder_ops = {.name = "TransformerEncoder", .forward = encoder_forward};
+
+td_module *td_transformer_encoder(td_module *layer, int count, td_module *norm)
+{
+    td_module *layers = NULL, *self = NULL;
+    if (!layer || td__check_size("td_transformer_encoder", "the number of layers", count, 1))
+        goto destroy;
+    layers = td_module_list_of(NULL, 0);
+    for (int i = 1; i < count; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", i - 1);
+        td_module_add_child(layers, name, td_module_clone(layer));
+    }
+    char last[16];
+    snprintf(last, sizeof last, "%d", count - 1);
+    td_module_add_child(layers, last, layer);
+    layer = NULL;
+    layers = td_module_finish(layers);
+    self = layers ? td_module_create(&encoder_ops) : NULL;
+    if (!self)
+        goto destroy;
+    td_module_add_child(self, "layers", layers);
+    if (norm)
+        td_module_add_child(self, "norm", norm);
+    return td_module_finish(self);
+
+destroy:
+    td__modules_destroy((td_module *[]){layer, layers, norm}, 3);
+    return NULL;
+}

@@ -1,0 +1,128 @@
+/* Adam and AdamW:
+ *
+ *     change = grad + weight_decay * parameter          (AdamW: parameter *= 1 - lr * weight_decay)
+ *     mean   = beta1 * mean + (1 - beta1) * change
+ *     square = beta2 * square + (1 - beta2) * change^2
+ *     parameter -= lr / (1 - beta1^t) * mean / (sqrt(square) / sqrt(1 - beta2^t) + eps)
+ *
+ * where t counts the steps of the parameter; amsgrad takes the greatest square so far. */
+#include "optim/optimizer.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stddef.h>
+
+static void update_adam(const struct td__update *update, const struct td__optim_numbers *numbers,
+                        const struct td__parameter_group *group, int64_t steps, bool first)
+{
+    (void)first;
+    double correction1 = 1 - pow(numbers->beta1, (double)steps);
+    double correction2 = 1 - pow(numbers->beta2, (double)steps);
+    bool decoupled = numbers->decoupled != 0;
+    struct td__adam_step step = {
+        .beta1 = numbers->beta1,
+        .beta2 = numbers->beta2,
+        .eps = numbers->eps,
+        .weight_decay = decoupled ? 0 : group->weight_decay,
+        .shrink = decoupled ? 1 - group->lr * group->weight_decay : 1,
+        .size = group->lr / correction1,
+        .root_correction = sqrt(correction2),
+        .maximize = numbers->maximize != 0,
+    };
+    void *const *buffers = update->buffers;
+    if (update->wide)
+        td__adam_f64(update->parameter, update->grad, buffers[0], buffers[1], buffers[2],
+                     update->count, &step);
+    else
+        td__adam_f32(update->parameter, update->grad, buffers[0], buffers[1], buffers[2],
+                     update->count, &step);
+}
+
+static int count_buffers(const struct td__optim_numbers *numbers)
+{
+    return numbers->amsgrad != 0 ? 3 : 2;
+}
+
+static const char *const buffer_names[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+static const struct td__optim_number numbers_of_adam[] = {
+    {"beta1", offsetof(struct td__optim_numbers, beta1)},
+    {"beta2", offsetof(struct td__optim_numbers, beta2)},
+    {"eps", offsetof(struct td__optim_numbers, eps)},
+    {"amsgrad", offsetof(struct td__optim_numbers, amsgrad)},
+    {"decoupled", offsetof(struct td__optim_numbers, decoupled)},
+    {"maximize", offsetof(struct td__optim_numbers, maximize)},
+};
+static const struct td__optimizer_kind adam = {.name = "td_adam",
+                                               .buffer_names = buffer_names,
+                                               .buffer_count = count_buffers,
+                                               .counts_steps = true,
+                                               .numbers = numbers_of_adam,
+                                               .number_count = 6,
+                                               .update = update_adam};
+static const struct td__optimizer_kind adamw = {.name = "td_adamw",
+                                                .buffer_names = buffer_names,
+                                                .buffer_count = count_buffers,
+                                                .counts_steps = true,
+                                                .numbers = numbers_of_adam,
+                                                .number_count = 6,
+                                                .update = update_adam};
+
+static double given(double value, double usual)
+{
+    return value != 0 ? value : usual;
+}
+
+static td_status check(const struct td__optimizer_kind *kind, const td_adam_options *options,
+                       struct td__optim_numbers *numbers)
+{
+    td_adam_options all = options ? *options : (td_adam_options){0};
+    bool decoupled = kind == &adamw;
+    *numbers = (struct td__optim_numbers){
+        .lr = given(all.lr, 1e-3),
+        .weight_decay = all.no_weight_decay ? 0 : given(all.weight_decay, decoupled ? 0.01 : 0),
+        .beta1 = all.no_beta1 ? 0 : given(all.beta1, 0.9),
+        .beta2 = given(all.beta2, 0.999),
+        .eps = given(all.eps, 1e-8),
+        .amsgrad = all.amsgrad,
+        .decoupled = decoupled,
+        .maximize = all.maximize,
+    };
+    TD_TRY(td__check_number(kind->name, "lr", numbers->lr, 0, INFINITY));
+    TD_TRY(td__check_number(kind->name, "beta1", numbers->beta1, 0, 1));
+    TD_TRY(td__check_number(kind->name, "beta2", numbers->beta2, 0, 1));
+    TD_TRY(td__check_number(kind->name, "eps", numbers->eps, 0, INFINITY));
+    return td__check_number(kind->name, "weight_decay", numbers->weight_decay, 0, INFINITY);
+}
+
+td_optimizer *td_adam(td_module *module, const td_adam_options *options)
+{
+    struct td__optim_numbers numbers;
+    return check(&adam, options, &numbers)
+               ? NULL
+               : td__optimizer_of_module(&adam, "td_adam", &numbers, module);
+}
+
+td_optimizer *td_adam_of(td_tensor *const *parameters, int count, const td_adam_options *options)
+{
+    struct td__optim_numbers numbers;
+    return check(&adam, options, &numbers)
+               ? NULL
+               : td__optimizer_create(&adam, "td_adam_of", &numbers, parameters, count);
+}
+
+td_optimizer *td_adamw(td_module *module, const td_adam_options *options)
+{
+    struct td__optim_numbers numbers;
+    return check(&adamw, options, &numbers)
+               ? NULL
+               : td__optimizer_of_module(&adamw, "td_adamw", &numbers, module);
+}
+
+td_optimizer *td_adamw_of(td_tensor *const *parameters, int count, const td_adam_options *options)
+{
+    struct td__optim_numbers numbers;
+    return check(&adamw, options, &numbers)
+               ? NULL
+               : td__optimizer_create(&adamw, "td_adamw_of", &numbers, parameters, count);
+}

@@ -1,0 +1,110 @@
+/* Clipping gradients. The norm is that of all gradients as one vector, summed up in f64. */
+#include "optim/optimizer.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- The norm ----------------------------------------------------------------------------------- */
+
+/* Adds what one gradient gives to *sum: of squares or powers, or the greatest. */
+static td_status measure(td_tensor *grad, double type, double *sum)
+{
+    bool wide = grad->layout.dtype == TD_F64;
+    int64_t count = grad->layout.numel;
+    struct td__lane lane;
+    TD_TRY(td__lane_open(&lane, grad, wide));
+    if (isinf(type)) {
+        double greatest = wide ? td__greatest_f64(lane.data, count)
+                               : td__greatest_f32(lane.data, count);
+        *sum = greatest > *sum || isnan(greatest) ? greatest : *sum;
+    } else if (type == 2) {
+        *sum += wide ? td__sum_squares_f64(lane.data, count)
+                     : td__sum_squares_f32(lane.data, count);
+    } else {
+        *sum += wide ? td__sum_powers_f64(lane.data, count, type)
+                     : td__sum_powers_f32(lane.data, count, type);
+    }
+    return td__lane_close(&lane, false);
+}
+
+static td_status find_norm(td_tensor *const *parameters, int count, double type, double *norm)
+{
+    double sum = 0;
+    for (int i = 0; i < count; i++) {
+        td_tensor *grad = td_tensor_grad(parameters[i]);
+        if (grad)
+            TD_TRY(measure(grad, type, &sum));
+    }
+    *norm = isinf(type) ? sum : type == 2 ? sqrt(sum) : pow(sum, 1 / type);
+    return TD_OK;
+}
+
+/* ---- The calls ---------------------------------------------------------------------------------- */
+
+td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double max_norm,
+                                const td_clip_options *options, double *norm)
+{
+    const char *call = "td_clip_grad_norm_";
+    double type = options && options->norm_type != 0 ? options->norm_type : 2;
+    if (count < 0 || (count > 0 && !parameters))
+        return td__fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+    if (!(max_norm >= 0) || !(type > 0))
+        return td__fail(TD_ERR_INVALID,
+                        "%s: the limit is %g and the type of the norm %g; neither may be negative",
+                        call, max_norm, type);
+    double total = 0;
+    TD_TRY(find_norm(parameters, count, type, &total));
+    if (options && options->error_if_nonfinite && !isfinite(total))
+        return td__fail(TD_ERR_INVALID, "%s: the norm of the gradients is %g", call, total);
+    double factor = max_norm / (total + 1e-6);
+    for (int i = 0; i < count && !(factor >= 1); i++) {
+        td_tensor *grad = td_tensor_grad(parameters[i]);
+        if (!grad)
+            continue;
+        TD_TRY(td__kernels_of(grad)->binary_scalar(TD__MUL, grad, grad, factor, false));
+        td__tensor_touch(grad);
+    }
+    if (norm)
+        *norm = total;
+    return TD_OK;
+}
+
+td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double limit)
+{
+    const char *call = "td_clip_grad_value_";
+    if (count < 0 || (count > 0 && !parameters))
+        return td__fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+    if (!(limit >= 0))
+        return td__fail(TD_ERR_INVALID, "%s: the limit is %g; it may not be negative", call, limit);
+    for (int i = 0; i < count; i++) {
+        td_tensor *grad = td_tensor_grad(parameters[i]);
+        if (!grad)
+            continue;
+        TD_TRY(td__kernels_of(grad)->clamp(grad, grad, -limit, limit));
+        td__tensor_touch(grad);
+    }
+    return TD_OK;
+}
+
+td_status td_clip_grad_norm_(td_module *module, double max_norm, const td_clip_options *options,
+                             double *norm)
+{
+    td_tensor **list = NULL;
+    int count = 0;
+    TD_TRY(td__parameter_list("td_clip_grad_norm_", module, &list, &count));
+    td_status status = td_clip_grad_norm_of_(list, count, max_norm, options, norm);
+    free(list);
+    return status;
+}
+
+td_status td_clip_grad_value_(td_module *module, double limit)
+{
+    td_tensor **list = NULL;
+    int count = 0;
+    TD_TRY(td__parameter_list("td_clip_grad_value_", module, &list, &count));
+    td_status status = td_clip_grad_value_of_(list, count, limit);
+    free(list);
+    return status;
+}

@@ -1,0 +1,284 @@
+/* Optimizers: parameters, groups, and steps. What differs between the kinds is in sgd.c and adam.c,
+ * and in the loops of update.c. */
+#include "optim/optimizer.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Life --------------------------------------------------------------------------------------- */
+
+void td_optimizer_destroy(td_optimizer *optimizer)
+{
+    if (!optimizer)
+        return;
+    for (int i = 0; i < optimizer->count; i++) {
+        td_tensor_release(optimizer->parameters[i].tensor);
+        for (int b = 0; b < TD__BUFFERS_MOST; b++)
+            td_tensor_release(optimizer->parameters[i].buffers[b]);
+    }
+    free(optimizer->parameters);
+    free(optimizer->groups);
+    free(optimizer);
+}
+
+static td_status check_parameter(const td_optimizer *optimizer, const char *call, td_tensor *tensor,
+                                 int index)
+{
+    if (!tensor)
+        return td__fail(TD_ERR_INVALID, "%s: parameter %d is NULL", call, index);
+    td_dtype dtype = tensor->layout.dtype;
+    if (dtype != TD_F32 && dtype != TD_F64 && dtype != TD_F16 && dtype != TD_BF16)
+        return td__fail(TD_ERR_INVALID, "%s: parameter %d is %s; it must be of floating point",
+                        call, index, td_dtype_name(dtype));
+    if (!td_tensor_is_leaf(tensor))
+        return td__fail(
+            TD_ERR_INVALID,
+            "%s: parameter %d, of the shape %s, is a result of others; only leaves can be "
+            "changed",
+            call, index, td__shape_of(tensor));
+    if (td__layout_repeats(&tensor->layout))
+        return td__fail(TD_ERR_INVALID,
+                        "%s: elements of parameter %d, of the shape %s, share memory", call, index,
+                        td__shape_of(tensor));
+    for (int i = 0; i < optimizer->count; i++)
+        if (optimizer->parameters[i].tensor == tensor)
+            return td__fail(TD_ERR_INVALID,
+                            "%s: parameter %d, of the shape %s, is in the optimizer already", call,
+                            index, td__shape_of(tensor));
+    return TD_OK;
+}
+
+static td_status reserve(td_optimizer *optimizer, const char *call, int more)
+{
+    if (optimizer->group_count == optimizer->group_capacity) {
+        int capacity = optimizer->group_capacity ? optimizer->group_capacity * 2 : 2;
+        struct td__parameter_group *groups = realloc(optimizer->groups,
+                                                     (size_t)capacity * sizeof groups[0]);
+        if (!groups)
+            return td__fail_nomem(call);
+        optimizer->groups = groups;
+        optimizer->group_capacity = capacity;
+    }
+    if (more > optimizer->capacity - optimizer->count) {
+        size_t capacity = (size_t)optimizer->count + (size_t)more;
+        struct td__parameter *parameters = realloc(optimizer->parameters,
+                                                   capacity * sizeof parameters[0]);
+        if (!parameters)
+            return td__fail_nomem(call);
+        optimizer->parameters = parameters;
+        optimizer->capacity = (int)capacity;
+    }
+    return TD_OK;
+}
+
+static td_status add_group(td_optimizer *optimizer, const char *call, td_tensor *const *parameters,
+                           int count, double lr, double weight_decay)
+{
+    if (count < 0 || (count > 0 && !parameters))
+        return td__fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+    TD_TRY(td__check_number(call, "the learning rate", lr, 0, INFINITY));
+    TD_TRY(td__check_number(call, "the weight decay", weight_decay, 0, INFINITY));
+    TD_TRY(reserve(optimizer, call, count));
+    int before = optimizer->count;
+    for (int i = 0; i < count; i++) {
+        td_status status = check_parameter(optimizer, call, parameters[i], i);
+        if (status) {
+            optimizer->count = before;
+            return status;
+        }
+        optimizer->parameters[optimizer->count++] = (struct td__parameter){
+            .tensor = parameters[i], .group = optimizer->group_count};
+    }
+    for (int i = before; i < optimizer->count; i++)
+        td_tensor_retain(optimizer->parameters[i].tensor);
+    optimizer->groups[optimizer->group_count++] = (struct td__parameter_group){
+        .lr = lr, .weight_decay = weight_decay, .initial_lr = NAN, .count = count};
+    return TD_OK;
+}
+
+td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters, int count,
+                                 const td_parameter_group *options)
+{
+    const char *call = "td_optimizer_add_group";
+    if (!optimizer)
+        return td__fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
+    td_parameter_group given = options ? *options : (td_parameter_group){0};
+    double lr = given.lr != 0 ? given.lr : optimizer->numbers.lr;
+    double decay = given.no_weight_decay     ? 0
+                   : given.weight_decay != 0 ? given.weight_decay
+                                             : optimizer->numbers.weight_decay;
+    return add_group(optimizer, call, parameters, count, lr, decay);
+}
+
+td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const char *call,
+                                   const struct td__optim_numbers *numbers,
+                                   td_tensor *const *parameters, int count)
+{
+    td_optimizer *optimizer = calloc(1, sizeof *optimizer);
+    if (!optimizer) {
+        td__fail_nomem(call);
+        return NULL;
+    }
+    optimizer->kind = kind;
+    optimizer->numbers = *numbers;
+    if (!add_group(optimizer, call, parameters, count, numbers->lr, numbers->weight_decay))
+        return optimizer;
+    td_optimizer_destroy(optimizer);
+    return NULL;
+}
+
+td_status td__parameter_list(const char *call, td_module *module, td_tensor ***list, int *count)
+{
+    if (!module)
+        return td__fail(TD_ERR_INVALID, "%s: the module is NULL", call);
+    td_state *parameters = td_module_parameters(module);
+    size_t found = td_state_count(parameters);
+    td_tensor **tensors = parameters ? malloc((found + 1) * sizeof tensors[0]) : NULL;
+    if (!tensors) {
+        td_state_destroy(parameters);
+        return td__fail_nomem(call);
+    }
+    for (size_t i = 0; i < found; i++)
+        tensors[i] = td_state_tensor(parameters, i);
+    td_state_destroy(parameters);
+    *list = tensors;
+    *count = (int)found;
+    return TD_OK;
+}
+
+td_optimizer *td__optimizer_of_module(const struct td__optimizer_kind *kind, const char *call,
+                                      const struct td__optim_numbers *numbers, td_module *module)
+{
+    td_tensor **list = NULL;
+    int count = 0;
+    if (td__parameter_list(call, module, &list, &count))
+        return NULL;
+    td_optimizer *optimizer = td__optimizer_create(kind, call, numbers, list, count);
+    free(list);
+    return optimizer;
+}
+
+td_status td__check_number(const char *call, const char *what, double value, double low,
+                           double high)
+{
+    if (value >= low && value < high)
+        return TD_OK;
+    if (isinf(high))
+        return td__fail(TD_ERR_INVALID, "%s: %s is %g; it must be finite, and at least %g", call,
+                        what, value, low);
+    return td__fail(TD_ERR_INVALID, "%s: %s is %g; it must be at least %g, and below %g", call,
+                    what, value, low, high);
+}
+
+/* ---- Learning rates ----------------------------------------------------------------------------- */
+
+int td_optimizer_group_count(const td_optimizer *optimizer)
+{
+    return optimizer ? optimizer->group_count : 0;
+}
+
+double td_optimizer_group_lr(const td_optimizer *optimizer, int group)
+{
+    return group >= 0 && group < td_optimizer_group_count(optimizer) ? optimizer->groups[group].lr
+                                                                     : NAN;
+}
+
+double td_optimizer_lr(const td_optimizer *optimizer)
+{
+    return td_optimizer_group_lr(optimizer, 0);
+}
+
+td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, double lr)
+{
+    const char *call = "td_optimizer_set_lr";
+    if (group < 0 || group >= td_optimizer_group_count(optimizer))
+        return td__fail(TD_ERR_INVALID, "%s: there is no group %d of parameters", call, group);
+    TD_TRY(td__check_number(call, "the learning rate", lr, 0, INFINITY));
+    optimizer->groups[group].lr = lr;
+    return TD_OK;
+}
+
+td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
+{
+    if (!optimizer)
+        return td__fail(TD_ERR_INVALID, "td_optimizer_set_lr: the optimizer is NULL");
+    for (int group = 0; group < optimizer->group_count; group++)
+        TD_TRY(td_optimizer_set_group_lr(optimizer, group, lr));
+    return TD_OK;
+}
+
+/* ---- Steps -------------------------------------------------------------------------------------- */
+
+td_status td_optimizer_zero_grad(td_optimizer *optimizer)
+{
+    if (!optimizer)
+        return td__fail(TD_ERR_INVALID, "td_optimizer_zero_grad: the optimizer is NULL");
+    for (int i = 0; i < optimizer->count; i++)
+        TD_TRY(td_tensor_zero_grad(optimizer->parameters[i].tensor));
+    return TD_OK;
+}
+
+/* The buffers, where they are not there yet. */
+static td_status make_buffers(struct td__parameter *parameter, int count)
+{
+    for (int b = 0; b < count; b++)
+        if (!parameter->buffers[b]) {
+            parameter->buffers[b] = td__zeros_like(parameter->tensor);
+            if (!parameter->buffers[b])
+                return TD_ERR_NOMEM;
+        }
+    return TD_OK;
+}
+
+static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, td_tensor *grad)
+{
+    const struct td__optimizer_kind *kind = optimizer->kind;
+    int buffers = kind->buffer_count(&optimizer->numbers);
+    bool first = buffers > 0 && !parameter->buffers[0];
+    TD_TRY(make_buffers(parameter, buffers));
+
+    struct td__update update = {.count = parameter->tensor->layout.numel,
+                                .wide = parameter->tensor->layout.dtype == TD_F64};
+    td_tensor *tensors[2 + TD__BUFFERS_MOST] = {parameter->tensor, grad};
+    memcpy(tensors + 2, parameter->buffers, (size_t)buffers * sizeof tensors[0]);
+    struct td__lane lanes[2 + TD__BUFFERS_MOST] = {0};
+    td_status status = TD_OK;
+    int open = 0;
+    while (open < 2 + buffers &&
+           !(status = td__lane_open(&lanes[open], tensors[open], update.wide)))
+        open++;
+    if (!status) {
+        update.parameter = lanes[0].data;
+        update.grad = lanes[1].data;
+        for (int b = 0; b < buffers; b++)
+            update.buffers[b] = lanes[2 + b].data;
+        kind->update(&update, &optimizer->numbers, &optimizer->groups[parameter->group],
+                     ++parameter->steps, first);
+    }
+    bool changed = !status;
+    for (int i = 0; i < open; i++) {
+        td_status closed = td__lane_close(&lanes[i], changed && i != 1);
+        status = status ? status : closed;
+    }
+    return status;
+}
+
+td_status td_optimizer_step(td_optimizer *optimizer)
+{
+    if (!optimizer)
+        return td__fail(TD_ERR_INVALID, "td_optimizer_step: the optimizer is NULL");
+    for (int i = 0; i < optimizer->count; i++) {
+        struct td__parameter *parameter = &optimizer->parameters[i];
+        td_tensor *grad = td_tensor_grad(parameter->tensor);
+        if (!grad)
+            continue;
+        td_status status = step(optimizer, parameter, grad);
+        if (status)
+            return td__fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
+                            i, td__shape_of(parameter->tensor), td_last_error());
+    }
+    return TD_OK;
+}

@@ -1,0 +1,87 @@
+/* Stochastic gradient descent:
+ *
+ *     change = grad + weight_decay * parameter
+ *     buffer = momentum * buffer + (1 - dampening) * change         (at first: change)
+ *     parameter -= lr * buffer                                      (nesterov: change + momentum * buffer)
+ */
+#include "optim/optimizer.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stddef.h>
+
+static void update_sgd(const struct td__update *update, const struct td__optim_numbers *numbers,
+                       const struct td__parameter_group *group, int64_t steps, bool first)
+{
+    (void)steps;
+    struct td__sgd_step step = {.lr = group->lr,
+                                .momentum = numbers->momentum,
+                                .dampening = numbers->dampening,
+                                .weight_decay = group->weight_decay,
+                                .nesterov = numbers->nesterov != 0,
+                                .maximize = numbers->maximize != 0,
+                                .first = first};
+    if (update->wide)
+        td__sgd_f64(update->parameter, update->grad, update->buffers[0], update->count, &step);
+    else
+        td__sgd_f32(update->parameter, update->grad, update->buffers[0], update->count, &step);
+}
+
+static int count_buffers(const struct td__optim_numbers *numbers)
+{
+    return numbers->momentum != 0 ? 1 : 0;
+}
+
+static const char *const buffer_names[] = {"momentum_buffer"};
+static const struct td__optim_number numbers_of_sgd[] = {
+    {"momentum", offsetof(struct td__optim_numbers, momentum)},
+    {"dampening", offsetof(struct td__optim_numbers, dampening)},
+    {"nesterov", offsetof(struct td__optim_numbers, nesterov)},
+    {"maximize", offsetof(struct td__optim_numbers, maximize)},
+};
+static const struct td__optimizer_kind sgd = {.name = "td_sgd",
+                                              .buffer_names = buffer_names,
+                                              .buffer_count = count_buffers,
+                                              .numbers = numbers_of_sgd,
+                                              .number_count = 4,
+                                              .update = update_sgd};
+
+static td_status check(const td_sgd_options *options, struct td__optim_numbers *numbers)
+{
+    const char *call = "td_sgd";
+    if (!options || options->lr == 0)
+        return td__fail(TD_ERR_INVALID,
+                        "%s: no learning rate was given; set lr in the options, such as 0.01",
+                        call);
+    TD_TRY(td__check_number(call, "lr", options->lr, 0, INFINITY));
+    TD_TRY(td__check_number(call, "momentum", options->momentum, 0, INFINITY));
+    TD_TRY(td__check_number(call, "dampening", options->dampening, -INFINITY, INFINITY));
+    TD_TRY(td__check_number(call, "weight_decay", options->weight_decay, 0, INFINITY));
+    if (options->nesterov && (options->momentum == 0 || options->dampening != 0))
+        return td__fail(TD_ERR_INVALID,
+                        "%s: nesterov needs a momentum and no dampening; these are %g and %g", call,
+                        options->momentum, options->dampening);
+    *numbers = (struct td__optim_numbers){.lr = options->lr,
+                                          .weight_decay = options->weight_decay,
+                                          .momentum = options->momentum,
+                                          .dampening = options->dampening,
+                                          .nesterov = options->nesterov,
+                                          .maximize = options->maximize};
+    return TD_OK;
+}
+
+td_optimizer *td_sgd(td_module *module, const td_sgd_options *options)
+{
+    struct td__optim_numbers numbers;
+    return check(options, &numbers) ? NULL
+                                    : td__optimizer_of_module(&sgd, "td_sgd", &numbers, module);
+}
+
+td_optimizer *td_sgd_of(td_tensor *const *parameters, int count, const td_sgd_options *options)
+{
+    struct td__optim_numbers numbers;
+    return check(options, &numbers)
+               ? NULL
+               : td__optimizer_create(&sgd, "td_sgd_of", &numbers, parameters, count);
+}
