@@ -1,0 +1,173 @@
+/* Checkpointing: the segment runs once without being recorded, and a second time in backward, on
+ * detached inputs, in a pass of its own that runs inside the node. The leaves that the segment uses
+ * without naming them as inputs (its parameters) get their gradients in that inner pass. Such a
+ * segment must run backward even where no input asks for a gradient, so the node has one input more,
+ * a leaf of no elements that always asks for one. */
+#include "autograd/graph.h"
+#include "base/fail.h"
+
+#include <tandem/random.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+struct input {
+    td_tensor *alias;
+    unsigned version;
+    bool needs;
+};
+
+struct checkpoint {
+    td_segment segment;
+    void *arg;
+    int count;
+    struct input *inputs;
+    char *random; /* the state of the default generator before the first run */
+};
+
+static void free_checkpoint(void *data)
+{
+    struct checkpoint *checkpoint = data;
+    for (int i = 0; i < checkpoint->count && checkpoint->inputs; i++)
+        td_tensor_release(checkpoint->inputs[i].alias);
+    free(checkpoint->inputs);
+    free(checkpoint->random);
+}
+
+/* The inputs as leaves of the inner pass, in `leaves`, owned by the thread's scope. */
+static td_status make_leaves(const struct checkpoint *checkpoint, td_tensor **leaves)
+{
+    for (int i = 0; i < checkpoint->count; i++) {
+        const struct input *input = &checkpoint->inputs[i];
+        if (!input->alias)
+            continue;
+        if (atomic_load(&input->alias->storage->version) != input->version)
+            return td__fail(TD_ERR_STATE,
+                            "td_checkpoint: input %d, of shape %s, was changed in place before its "
+                            "segment ran again; change a td_clone() of it instead",
+                            i, td__shape_of(input->alias));
+        leaves[i] = td__adopt(td__alias(input->alias));
+        if (!leaves[i])
+            return TD_ERR_NOMEM;
+        if (input->needs)
+            TD_TRY(td_tensor_set_requires_grad(leaves[i], true));
+    }
+    return TD_OK;
+}
+
+/* Runs the segment with the random numbers of its first run; others go on as if nothing were. */
+static td_tensor *run_again(const struct checkpoint *checkpoint, td_tensor **leaves)
+{
+    td_generator *generator = td_default_generator();
+    char now[TD_GENERATOR_STATE_SIZE];
+    td_generator_get_state(generator, now);
+    td_generator_set_state(generator, checkpoint->random, TD_GENERATOR_STATE_SIZE);
+    bool grad_mode = td_set_grad_enabled(true);
+    td_tensor *result = checkpoint->segment(leaves, checkpoint->count, checkpoint->arg);
+    td_set_grad_enabled(grad_mode);
+    td_generator_set_state(generator, now, sizeof now);
+    return result;
+}
+
+static td_status checkpoint_backward(td_node *node, td_tensor *const *grad_outputs,
+                                     td_tensor **grad_inputs)
+{
+    const struct checkpoint *checkpoint = td_node_data(node);
+    td_tensor **leaves = calloc((size_t)checkpoint->count + 1, sizeof *leaves);
+    if (!leaves)
+        return td__fail_nomem("td_checkpoint");
+    td_status status = make_leaves(checkpoint, leaves);
+    if (!status) {
+        td_tensor *result = run_again(checkpoint, leaves);
+        if (!result)
+            status = TD_ERR_STATE; /* the segment has left its message */
+        else if (result->node)
+            status = td_backward_from(&result, grad_outputs, 1, NULL);
+    }
+    for (int i = 0; i < checkpoint->count && !status; i++)
+        if (leaves[i] && checkpoint->inputs[i].needs)
+            grad_inputs[i] = td__adopt(td_tensor_retain(td_tensor_grad(leaves[i])));
+    free(leaves);
+    return status;
+}
+
+static const td_function checkpoint_function = {
+    .name = "td_checkpoint", .backward = checkpoint_backward, .free_data = free_checkpoint};
+
+static td_status remember(struct checkpoint *checkpoint, td_tensor *const *inputs)
+{
+    int count = checkpoint->count;
+    checkpoint->inputs = calloc(count > 0 ? (size_t)count : 1, sizeof *checkpoint->inputs);
+    checkpoint->random = malloc(TD_GENERATOR_STATE_SIZE);
+    if (!checkpoint->inputs || !checkpoint->random)
+        return td__fail_nomem("td_checkpoint");
+    td_generator_get_state(td_default_generator(), checkpoint->random);
+    for (int i = 0; i < count; i++) {
+        if (!inputs[i])
+            continue;
+        struct input *input = &checkpoint->inputs[i];
+        input->alias = td__alias(inputs[i]);
+        if (!input->alias)
+            return TD_ERR_NOMEM;
+        input->version = atomic_load(&inputs[i]->storage->version);
+        input->needs = inputs[i]->node != NULL;
+    }
+    return TD_OK;
+}
+
+/* A leaf of no elements, which asks for its gradient. */
+static td_tensor *make_asking(struct td__device *device)
+{
+    td_tensor *tensor = td__empty("td_checkpoint", (int64_t[]){0}, 1, TD_F32, device);
+    if (tensor && td_tensor_set_requires_grad(tensor, true)) {
+        td_tensor_release(tensor);
+        return NULL;
+    }
+    return tensor;
+}
+
+/* Records the segment as one node. `result` is raw: one reference, which this function passes on. */
+static td_tensor *record(struct checkpoint *checkpoint, td_tensor *result, td_tensor *const *inputs)
+{
+    int count = checkpoint->count;
+    td_tensor **all = calloc((size_t)count + 1, sizeof *all);
+    td_tensor *asking = all ? make_asking(result->storage->device) : NULL;
+    td_tensor *recorded = NULL;
+    if (asking) {
+        memcpy(all, inputs, (size_t)count * sizeof *all);
+        all[count] = asking;
+        recorded = td__result(&checkpoint_function, result,
+                              &(td_recipe){.more_inputs = all,
+                                           .input_count = count + 1,
+                                           .data = checkpoint,
+                                           .data_size = sizeof *checkpoint});
+    } else {
+        td_tensor_release(result);
+        td__fail_nomem("td_checkpoint");
+    }
+    td_tensor_release(asking);
+    free(all);
+    return recorded;
+}
+
+td_tensor *td_checkpoint(td_segment segment, void *arg, td_tensor *const *inputs, int count)
+{
+    if (!segment || count < 0 || (count > 0 && !inputs)) {
+        td__fail(TD_ERR_INVALID,
+                 "td_checkpoint: it needs a segment, and as many inputs as counted");
+        return NULL;
+    }
+    if (!td_grad_enabled())
+        return segment(inputs, count, arg);
+    struct checkpoint checkpoint = {.segment = segment, .arg = arg, .count = count};
+    td_tensor *result = NULL;
+    if (!remember(&checkpoint, inputs)) {
+        TD_SCOPE
+        TD_NO_GRAD
+        result = td__alias(segment(inputs, count, arg));
+    }
+    td_tensor *recorded = result ? record(&checkpoint, result, inputs) : NULL;
+    if (!recorded)
+        free_checkpoint(&checkpoint);
+    return recorded;
+}
