@@ -164,6 +164,11 @@ void judge_message(struct rank *rank, const struct job *job, int partner, td_sta
     /* The victim may have had the memory that the messages of the others go through. */
     with_victim = with_victim || names_rank(message, rank->victim);
     job_describe(job, what);
+    /* Whoever waits for a stopped rank until the timeout is late by as much for all the others, who
+     * wait for the same time: which of them gives up first is chance. */
+    bool late = rank->fault == FAULT_STOP && status == TD_ERR_TIMEOUT;
+    if (!with_victim && late)
+        return;
     if (!with_victim && rank->fault != FAULT_EARLY)
         complain(rank, "%s: a message from or to rank %d, which is alive: %s: %s", what, partner,
                  td_status_name(status), message);
