@@ -1,0 +1,173 @@
+/* Training on several processes and devices at once.
+ *
+ *     td_module *model = td_ddp(net, NULL);               the same weights everywhere
+ *     …
+ *         td_backward(td_nll_loss(td_forward(model, x), y));     gradients are averaged on the way
+ *         td_optimizer_step(sgd);                         the same step everywhere
+ *
+ * Data-parallel training: each process has the whole model and its part of the data. Gradients are
+ * collected in buckets, and each bucket is averaged over all ranks while the backward pass still
+ * computes those of the next one. */
+#ifndef TANDEM_PARALLEL_H
+#define TANDEM_PARALLEL_H
+
+#include <tandem/dist.h>
+#include <tandem/optim.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Buckets, and what is done with them --------------------------------------------------------- */
+
+/** Gradients of one dtype, one after another in memory that the other ranks of the host can map. */
+typedef struct td_bucket td_bucket;
+
+/** Its number; they are reduced in this order. */
+TD_API int td_bucket_index(const td_bucket *bucket);
+/** All its gradients as one tensor of one dimension. A hook writes its result there. */
+TD_API td_tensor *td_bucket_buffer(td_bucket *bucket);
+/** Whether it is the last one of the pass. */
+TD_API bool td_bucket_is_last(const td_bucket *bucket);
+TD_API td_group *td_bucket_group(const td_bucket *bucket);
+/** The gradients in it, each a view of the buffer with the shape of its parameter. They belong to
+ *  the bucket. */
+TD_API int td_bucket_gradient_count(const td_bucket *bucket);
+TD_API td_tensor *td_bucket_gradient(td_bucket *bucket, int index);
+/** A place where a hook keeps what it needs between start and finish, and from pass to pass; NULL at
+ *  first. When the buckets are made anew, or end, free_fn(data) is called, where it is not NULL. */
+TD_API void td_bucket_set_data(td_bucket *bucket, void *data, void (*free_fn)(void *data));
+TD_API void *td_bucket_data(const td_bucket *bucket);
+/** For a hook that sends: counts bytes for the statistics. */
+TD_API void td_bucket_count_sent(td_bucket *bucket, size_t bytes);
+
+/**
+ * What is done with a full bucket instead of averaging it. A hook does its own division.
+ *
+ * start: the bucket is full; begins what can run beside the backward pass (asynchronous calls).
+ * Called in the order of the buckets on every rank, on the thread that computed the last gradient.
+ * finish: the backward pass is over; waits, and leaves the result in the buffer. Called in the same
+ * order. Either may be NULL.
+ */
+typedef struct td_comm_hook {
+    const char *name;
+    td_status (*start)(td_bucket *bucket, void *arg);
+    td_status (*finish)(td_bucket *bucket, void *arg);
+    void *arg;
+} td_comm_hook;
+
+/** Averages in f32 or whatever the gradients are: what is done without a hook. */
+TD_API td_comm_hook td_hook_all_reduce(void);
+/** Averages in half precision: half of the bytes. */
+TD_API td_comm_hook td_hook_fp16(void);
+TD_API td_comm_hook td_hook_bf16(void);
+
+/* ---- A reducer for gradients of one's own ---------------------------------------------------------
+ *
+ *     td_reducer *reducer = td_reducer_create(buffers, count, NULL);
+ *     for each step:
+ *         … compute the gradients of the last layer …;  td_reducer_ready(reducer, count - 1);
+ *         … and so on down to the first …;              td_reducer_ready(reducer, 0);
+ *         td_reducer_wait(reducer);                     now they are averages
+ */
+
+typedef struct td_reducer td_reducer;
+
+typedef struct td_reducer_buffer {
+    void *data; /* the gradient; NULL: memory of the reducer's, see td_reducer_data() */
+    size_t count;
+    td_dtype dtype;
+} td_reducer_buffer;
+
+typedef struct td_reducer_options {
+    td_group *group;           /* NULL: the world */
+    size_t bucket_bytes;       /* 0: 25 MiB */
+    size_t first_bucket_bytes; /* 0: 1 MiB */
+    td_comm_hook hook;         /* all zero: the average */
+} td_reducer_options;
+
+/** A reducer for these buffers, listed in the order of the layers; the last are expected to be ready
+ *  first. Every rank passes the same counts and dtypes; a difference is TD_ERR_MISMATCH. Collective.
+ *  NULL where it fails. */
+TD_API td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
+                                     const td_reducer_options *options);
+
+/** Where gradient `index` is to be written: the caller's own memory, or the reducer's, which saves
+ *  two copies. */
+TD_API void *td_reducer_data(td_reducer *reducer, int index);
+
+/** The gradient `index` of this step is complete. It must not be touched until td_reducer_wait(). */
+TD_API td_status td_reducer_ready(td_reducer *reducer, int index);
+
+/** Waits until all gradients are averages. TD_ERR_STATE names those that were not said to be
+ *  ready. */
+TD_API td_status td_reducer_wait(td_reducer *reducer);
+
+TD_API void td_reducer_destroy(td_reducer *reducer);
+
+/* ---- DistributedDataParallel ----------------------------------------------------------------------- */
+
+typedef struct td_ddp_options {
+    td_group *group;             /* NULL: the world */
+    double bucket_cap_mb;        /* 0: 25 */
+    bool find_unused_parameters; /* parameters may take no part in a loss */
+    bool static_graph;           /* the same parameters take part each time */
+    bool no_broadcast_buffers;   /* buffers are each rank's own */
+    const char *const *ignore;   /* names of parameters and buffers that are left alone */
+    int ignore_count;
+    td_comm_hook hook; /* all zero: the average */
+} td_ddp_options;
+
+/**
+ * `module` as a module whose gradients are averaged over the ranks of the group. It takes the module
+ * over (destroying it destroys both), under the name "module".
+ *
+ * Collective. Every rank passes a model with the same parameters: a difference is TD_ERR_MISMATCH and
+ * names both ranks and the parameter. Rank 0's parameters and buffers become everybody's.
+ *
+ * After td_backward() every rank has the same gradients. They are views into the buckets: keep a
+ * td_clone() where a value is needed beyond the next pass. A parameter that took no part in the loss is
+ * an error that names it, unless find_unused_parameters is set: then one that was used nowhere keeps
+ * its gradient, and one that was used elsewhere gets the average, where this rank counts as 0.
+ *
+ * NULL where it fails; `module` is then destroyed too.
+ */
+TD_API td_module *td_ddp(td_module *module, const td_ddp_options *options);
+
+/** Gradients of passes whose forward runs while this is false are only added up here; the next
+ *  synchronised pass averages the sums. Returns what it was. */
+TD_API bool td_ddp_set_sync(td_module *ddp, bool sync);
+
+/** A block without synchronisation; `break` only leaves the block. */
+#define TD_NO_SYNC(ddp)                                                                            \
+    for (td_no_sync td_no_sync_ __attribute__((cleanup(td_no_sync_end))) = td_no_sync_begin(ddp);  \
+         td_no_sync_.open; td_no_sync_end(&td_no_sync_))
+
+typedef struct td_no_sync {
+    td_module *ddp;
+    bool before;
+    bool open;
+} td_no_sync;
+TD_API td_no_sync td_no_sync_begin(td_module *ddp);
+TD_API void td_no_sync_end(td_no_sync *no_sync);
+
+/** Another hook, before the first forward only. */
+TD_API td_status td_ddp_set_hook(td_module *ddp, td_comm_hook hook);
+
+typedef struct td_ddp_stats {
+    int64_t passes;           /* synchronised backward passes */
+    int64_t communication_ns; /* from the start of each reduction to its end, summed up */
+    int64_t exposed_ns;       /* of these, what the training thread waited at the end of passes */
+    int64_t bytes;            /* of gradients, as they were sent */
+    int buckets;
+    bool rebuilt;
+} td_ddp_stats;
+
+/** What the passes so far have cost. */
+TD_API td_status td_ddp_get_stats(td_module *ddp, td_ddp_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,318 @@
+/* Buckets; see buckets.h. */
+#include "parallel/buckets.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Which gradient goes where ------------------------------------------------------------------- */
+
+/* A bucket that is being filled. There is one for each dtype and device. */
+struct open {
+    td_dtype dtype;
+    struct td__device *device;
+    int bucket; /* -1: none open */
+    size_t bytes;
+    size_t limit;
+};
+
+static struct open *find_open(struct open *opens, int *count, const struct td__gradient *gradient,
+                              size_t first_bytes)
+{
+    for (int i = 0; i < *count; i++)
+        if (opens[i].dtype == gradient->dtype && opens[i].device == gradient->device)
+            return &opens[i];
+    struct open *open = &opens[(*count)++];
+    *open = (struct open){
+        .dtype = gradient->dtype, .device = gradient->device, .bucket = -1, .limit = first_bytes};
+    return open;
+}
+
+/* Sets the `bucket` of each gradient, and returns how many there are; -1 without memory. A bucket
+ * closes when it has reached its limit. */
+static int assign(struct td__gradient *gradients, int count, const int *order, size_t first_bytes,
+                  size_t bytes)
+{
+    struct open *opens = calloc((size_t)count + 1, sizeof *opens);
+    int open_count = 0, buckets = 0;
+    if (!opens)
+        return -1;
+    for (int i = 0; i < count; i++) {
+        struct td__gradient *gradient = &gradients[order ? order[i] : count - 1 - i];
+        struct open *open = find_open(opens, &open_count, gradient, first_bytes);
+        if (open->bucket < 0)
+            open->bucket = buckets++;
+        gradient->bucket = open->bucket;
+        open->bytes += (size_t)gradient->numel * td_dtype_size(gradient->dtype);
+        if (open->bytes >= open->limit)
+            *open = (struct open){
+                .dtype = open->dtype, .device = open->device, .bucket = -1, .limit = bytes};
+    }
+    free(opens);
+    return buckets;
+}
+
+/* The memory of one bucket, and the views of its members. Each begins at a multiple of 64 bytes. */
+static td_status fill_bucket(struct td__buckets *buckets, struct td_bucket *bucket)
+{
+    struct td__gradient *gradients = buckets->gradients;
+    td_dtype dtype = gradients[bucket->members[0]].dtype;
+    int64_t step = 64 / (int64_t)td_dtype_size(dtype), numel = 0;
+    for (int i = 0; i < bucket->member_count; i++)
+        numel += (gradients[bucket->members[i]].numel + step - 1) / step * step;
+    bucket->buffer = td__empty("bucket", &numel, 1, dtype, gradients[bucket->members[0]].device);
+    if (!bucket->buffer)
+        return TD_ERR_NOMEM;
+    memset(td_tensor_data(bucket->buffer), 0, td_tensor_nbytes(bucket->buffer));
+    int64_t at = 0;
+    for (int i = 0; i < bucket->member_count; i++) {
+        struct td__gradient *gradient = &gradients[bucket->members[i]];
+        td_tensor *part = td__narrow(bucket->buffer, 0, at, gradient->numel);
+        gradient->view = td__reshape(part, gradient->shape, gradient->ndim, NULL);
+        td_tensor_release(part);
+        if (!gradient->view)
+            return TD_ERR_NOMEM;
+        at += (gradient->numel + step - 1) / step * step;
+    }
+    return TD_OK;
+}
+
+static td_status make_buckets(struct td__buckets *buckets, const int *order)
+{
+    int count = buckets->gradient_count;
+    buckets->buckets = calloc((size_t)buckets->count + 1, sizeof *buckets->buckets);
+    if (!buckets->buckets)
+        return td__fail_nomem("buckets");
+    for (int b = 0; b < buckets->count; b++) {
+        struct td_bucket *bucket = &buckets->buckets[b];
+        bucket->all = buckets;
+        bucket->index = b;
+        bucket->members = calloc((size_t)count, sizeof *bucket->members);
+        if (!bucket->members)
+            return td__fail_nomem("buckets");
+        for (int i = 0; i < count; i++) {
+            int number = order ? order[i] : count - 1 - i;
+            if (buckets->gradients[number].bucket == b)
+                bucket->members[bucket->member_count++] = number;
+        }
+        TD_TRY(fill_bucket(buckets, bucket));
+    }
+    return TD_OK;
+}
+
+td_status td__buckets_init(struct td__buckets *buckets, const struct td__gradient *gradients,
+                           int count, const int *order, size_t first_bytes, size_t bytes)
+{
+    pthread_mutex_init(&buckets->lock, NULL);
+    buckets->gradients = calloc((size_t)count + 1, sizeof *gradients);
+    buckets->order = calloc((size_t)count + 1, sizeof *buckets->order);
+    td_status status = buckets->gradients && buckets->order ? TD_OK : td__fail_nomem("buckets");
+    if (!status) {
+        memcpy(buckets->gradients, gradients, (size_t)count * sizeof *gradients);
+        buckets->gradient_count = count;
+        for (int i = 0; i < count; i++)
+            buckets->gradients[i].view = NULL;
+        buckets->count = assign(buckets->gradients, count, order,
+                                first_bytes ? first_bytes : TD__FIRST_BUCKET_BYTES,
+                                bytes ? bytes : TD__BUCKET_BYTES);
+        if (buckets->count < 0) {
+            buckets->count = 0;
+            status = td__fail_nomem("buckets");
+        }
+    }
+    if (!status)
+        status = make_buckets(buckets, order);
+    if (status)
+        td__buckets_free(buckets);
+    else
+        buckets->stats.buckets = buckets->count;
+    return status;
+}
+
+static void drop_data(struct td_bucket *bucket)
+{
+    if (bucket->data && bucket->free_data)
+        bucket->free_data(bucket->data);
+    bucket->data = NULL;
+}
+
+void td__buckets_free(struct td__buckets *buckets)
+{
+    for (int b = 0; b < buckets->count && buckets->buckets; b++) {
+        struct td_bucket *bucket = &buckets->buckets[b];
+        if (bucket->work) { /* the memory must not go before the call is over */
+            td_work_wait(bucket->work, 0);
+            td_work_release(bucket->work);
+        }
+        drop_data(bucket);
+        td_tensor_release(bucket->buffer);
+        free(bucket->members);
+    }
+    for (int i = 0; i < buckets->gradient_count; i++)
+        td_tensor_release(buckets->gradients[i].view);
+    free(buckets->buckets);
+    free(buckets->gradients);
+    free(buckets->order);
+    pthread_mutex_destroy(&buckets->lock);
+    buckets->buckets = NULL;
+    buckets->gradients = NULL;
+    buckets->order = NULL;
+    buckets->count = buckets->gradient_count = 0;
+}
+
+/* ---- A pass ---------------------------------------------------------------------------------------- */
+
+void td__buckets_begin(struct td__buckets *buckets)
+{
+    pthread_mutex_lock(&buckets->lock);
+    for (int i = 0; i < buckets->gradient_count; i++)
+        buckets->gradients[i].ready = false;
+    for (int b = 0; b < buckets->count; b++) {
+        buckets->buckets[b].pending = buckets->buckets[b].member_count;
+        buckets->buckets[b].started = false;
+    }
+    buckets->next = 0;
+    buckets->ordered = 0;
+    pthread_mutex_unlock(&buckets->lock);
+}
+
+static void note_end(td_work *work, td_status status, void *arg)
+{
+    (void)work, (void)status;
+    atomic_store(&((struct td_bucket *)arg)->end_ns, td__now_ns());
+}
+
+static td_status start_average(struct td_bucket *bucket)
+{
+    struct td__buckets *all = bucket->all;
+    char label[32];
+    snprintf(label, sizeof label, "ddp bucket %d", bucket->index);
+    td_set_call_label(label);
+    td_status status = td_all_reduce(bucket->buffer, TD_AVG, all->group, &bucket->work);
+    td_set_call_label(NULL);
+    TD_TRY(status);
+    all->stats.bytes += (int64_t)td_tensor_nbytes(bucket->buffer);
+    atomic_store(&bucket->end_ns, 0);
+    return td_work_on_complete(bucket->work, note_end, bucket);
+}
+
+/* With the lock held: starts, in order, all buckets that are full. */
+static td_status start_full(struct td__buckets *buckets)
+{
+    const td_comm_hook *hook = &buckets->hook;
+    while (buckets->next < buckets->count && !buckets->buckets[buckets->next].pending) {
+        struct td_bucket *bucket = &buckets->buckets[buckets->next++];
+        bucket->started = true;
+        bucket->start_ns = td__now_ns();
+        if (!hook->start && !hook->finish)
+            TD_TRY(start_average(bucket));
+        else if (hook->start)
+            TD_TRY(hook->start(bucket, hook->arg));
+    }
+    return TD_OK;
+}
+
+td_status td__buckets_ready(struct td__buckets *buckets, int number)
+{
+    td_status status = TD_OK;
+    pthread_mutex_lock(&buckets->lock);
+    struct td__gradient *gradient = &buckets->gradients[number];
+    if (!gradient->ready) {
+        gradient->ready = true;
+        buckets->order[buckets->ordered++] = number;
+        if (--buckets->buckets[gradient->bucket].pending == 0)
+            status = start_full(buckets);
+    }
+    pthread_mutex_unlock(&buckets->lock);
+    return status;
+}
+
+bool td__buckets_complete(const struct td__buckets *buckets)
+{
+    return buckets->ordered == buckets->gradient_count;
+}
+
+static td_status finish_bucket(struct td_bucket *bucket)
+{
+    const td_comm_hook *hook = &bucket->all->hook;
+    td_status status = TD_OK;
+    if (hook->start || hook->finish) {
+        status = hook->finish ? hook->finish(bucket, hook->arg) : TD_OK;
+        atomic_store(&bucket->end_ns, td__now_ns());
+    } else {
+        status = td_work_wait(bucket->work, 0);
+        td_work_release(bucket->work);
+        bucket->work = NULL;
+    }
+    int64_t end = atomic_load(&bucket->end_ns);
+    bucket->all->stats.communication_ns += (end ? end : td__now_ns()) - bucket->start_ns;
+    return status;
+}
+
+td_status td__buckets_finish(struct td__buckets *buckets)
+{
+    int64_t start = td__now_ns();
+    td_status status = TD_OK;
+    for (int b = 0; b < buckets->count; b++) {
+        td_status one = finish_bucket(&buckets->buckets[b]);
+        status = status ? status : one;
+    }
+    buckets->stats.exposed_ns += td__now_ns() - start;
+    buckets->stats.passes++;
+    return status;
+}
+
+/* ---- What hooks see ---------------------------------------------------------------------------------- */
+
+int td_bucket_index(const td_bucket *bucket)
+{
+    return bucket->index;
+}
+
+td_tensor *td_bucket_buffer(td_bucket *bucket)
+{
+    return bucket->buffer;
+}
+
+bool td_bucket_is_last(const td_bucket *bucket)
+{
+    return bucket->index == bucket->all->count - 1;
+}
+
+td_group *td_bucket_group(const td_bucket *bucket)
+{
+    return bucket->all->group;
+}
+
+int td_bucket_gradient_count(const td_bucket *bucket)
+{
+    return bucket->member_count;
+}
+
+td_tensor *td_bucket_gradient(td_bucket *bucket, int index)
+{
+    if (index < 0 || index >= bucket->member_count)
+        return NULL;
+    return bucket->all->gradients[bucket->members[index]].view;
+}
+
+void td_bucket_set_data(td_bucket *bucket, void *data, void (*free_fn)(void *data))
+{
+    if (data != bucket->data)
+        drop_data(bucket);
+    bucket->data = data;
+    bucket->free_data = free_fn;
+}
+
+void *td_bucket_data(const td_bucket *bucket)
+{
+    return bucket->data;
+}
+
+void td_bucket_count_sent(td_bucket *bucket, size_t bytes)
+{
+    bucket->all->stats.bytes += (int64_t)bytes;
+}

@@ -1,0 +1,364 @@
+/* DistributedDataParallel.
+ *
+ *     forward    rebuild the buckets, once · broadcast the buffers · run the module · find what is
+ *                unused
+ *     backward   each parameter's hook: its gradient is in its bucket; a full bucket starts
+ *     its end    wait for all buckets; every gradient is then an average, and a view of its bucket
+ *
+ * A gradient that a backward pass has put elsewhere (the first one of a parameter, or one that the
+ * program has set) is copied into its bucket, and becomes a view of it; from then on operators write
+ * straight into the bucket, and nothing is copied any more. */
+#include "parallel/ddp.h"
+
+#include "autograd/graph.h"
+#include "base/fail.h"
+#include "parallel/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Backward -------------------------------------------------------------------------------------- */
+
+static td_status end_pass(void *arg)
+{
+    struct td__ddp *ddp = arg;
+    ddp->ending = false;
+    ddp->expecting = false;
+    if (!td__buckets_complete(&ddp->buckets))
+        return td__ddp_fail_missing(ddp);
+    if (ddp->used)
+        TD_TRY(td__ddp_agree_on_used(ddp));
+    TD_TRY(td__buckets_finish(&ddp->buckets));
+    if (ddp->used)
+        TD_TRY(td__ddp_restore_unused(ddp));
+    if (!ddp->buckets.stats.rebuilt &&
+        (!ddp->options.find_unused_parameters || ddp->options.static_graph))
+        ddp->rebuild = true;
+    return TD_OK;
+}
+
+/* Makes the gradient a view of its bucket, with its value. */
+static td_status move_in(struct td__ddp_parameter *parameter, td_tensor *view)
+{
+    td_tensor *grad = td_tensor_grad(parameter->tensor);
+    if (grad == view)
+        return TD_OK;
+    if (grad)
+        TD_TRY(td__tensor_copy(view, grad));
+    else
+        TD_TRY(td__kernels_of(view)->fill(view, 0));
+    return td_tensor_set_grad(parameter->tensor, view);
+}
+
+static td_status on_accumulated(td_tensor *tensor, void *arg)
+{
+    struct td__ddp_parameter *parameter = arg;
+    struct td__ddp *ddp = parameter->ddp;
+    (void)tensor;
+    if (!ddp->sync || !ddp->expecting)
+        return TD_OK;
+    if (!ddp->ending) {
+        TD_TRY(td__at_end_of_backward(end_pass, ddp));
+        ddp->ending = true;
+    }
+    if (ddp->buckets.gradients[parameter->number].ready)
+        return td__fail(
+            TD_ERR_STATE,
+            "td_ddp: parameter \"%s\" got a second gradient after its first was reduced; "
+            "the graph of a static_graph model has changed, or one forward had two "
+            "backward passes",
+            parameter->name);
+    TD_TRY(move_in(parameter, ddp->buckets.gradients[parameter->number].view));
+    return td__buckets_ready(&ddp->buckets, parameter->number);
+}
+
+/* ---- Forward --------------------------------------------------------------------------------------- */
+
+static td_status broadcast_buffers(struct td__ddp *ddp)
+{
+    if (!ddp->buffer_count || ddp->options.no_broadcast_buffers || !ddp->buffers_are_old)
+        return TD_OK;
+    ddp->buffers_are_old = false;
+    return td_broadcast_coalesced(ddp->buffers, ddp->buffer_count,
+                                  td_get_global_rank(ddp->group, 0), ddp->group, NULL);
+}
+
+static td_status before_forward(struct td__ddp *ddp, bool records)
+{
+    if (!ddp->sync)
+        return TD_OK;
+    TD_TRY(broadcast_buffers(ddp));
+    if (!records)
+        return TD_OK;
+    if (ddp->rebuild)
+        TD_TRY(td__ddp_rebuild(ddp));
+    td__buckets_begin(&ddp->buckets);
+    ddp->expecting = ddp->count > 0;
+    return TD_OK;
+}
+
+static td_tensor *ddp_forward(td_module *module, td_tensor *const *inputs, int count)
+{
+    struct td__ddp *ddp = *(struct td__ddp **)td_module_data(module);
+    bool records = td_grad_enabled();
+    if (before_forward(ddp, records))
+        return NULL;
+    if (td_module_is_training(module))
+        ddp->buffers_are_old = true;
+    td_tensor *output = td_forward_with(td_child(module, 0), inputs, count);
+    if (output && records && ddp->sync && ddp->used && td__ddp_mark_unused(ddp, output))
+        return NULL;
+    return output;
+}
+
+/* ---- Making one ------------------------------------------------------------------------------------- */
+
+static void free_ddp(struct td__ddp *ddp)
+{
+    if (!ddp)
+        return;
+    for (int i = 0; i < ddp->count; i++) {
+        struct td__ddp_parameter *parameter = &ddp->parameters[i];
+        if (parameter->hook)
+            td_tensor_remove_hook(parameter->tensor, parameter->hook);
+        td_tensor_release(parameter->tensor);
+        td_tensor_release(parameter->before);
+        free(parameter->name);
+    }
+    for (int i = 0; i < ddp->buffer_count; i++)
+        td_tensor_release(ddp->buffers[i]);
+    if (ddp->buckets.gradients)
+        td__buckets_free(&ddp->buckets);
+    free(ddp->parameters);
+    free(ddp->buffers);
+    free(ddp->used);
+    free(ddp->static_unused);
+    free(ddp);
+}
+
+static void free_data(void *data)
+{
+    free_ddp(*(struct td__ddp **)data);
+}
+
+static td_status refuse_clone(void *data, const void *from)
+{
+    (void)data, (void)from;
+    return td__fail(TD_ERR_UNSUPPORTED,
+                    "td_module_clone: a DistributedDataParallel module cannot be cloned; clone the "
+                    "module inside, td_module_find(ddp, \"module\")");
+}
+
+static const td_module_ops ddp_ops = {
+    .name = "DistributedDataParallel",
+    .data_size = sizeof(struct td__ddp *),
+    .forward = ddp_forward,
+    .free_data = free_data,
+    .clone_data = refuse_clone,
+};
+
+struct td__ddp *td__ddp_of(const td_module *module, const char *call)
+{
+    if (module && td_module_ops_of(module) == &ddp_ops)
+        return *(struct td__ddp **)td_module_data(module);
+    td__fail(TD_ERR_INVALID, "%s: the module is %s", call,
+             module ? "not one that td_ddp() made" : "NULL");
+    return NULL;
+}
+
+static bool is_ignored(const td_ddp_options *options, const char *name)
+{
+    for (int i = 0; i < options->ignore_count; i++)
+        if (!strcmp(options->ignore[i], name))
+            return true;
+    return false;
+}
+
+static td_status collect_parameters(struct td__ddp *ddp, const td_state *parameters)
+{
+    size_t count = td_state_count(parameters);
+    ddp->parameters = calloc(count + 1, sizeof *ddp->parameters);
+    if (!ddp->parameters)
+        return td__fail_nomem("td_ddp");
+    for (size_t i = 0; i < count; i++) {
+        td_tensor *tensor = td_state_tensor(parameters, i);
+        const char *name = td_state_name(parameters, i);
+        if (!td_tensor_requires_grad(tensor) || is_ignored(&ddp->options, name))
+            continue;
+        struct td__ddp_parameter *parameter = &ddp->parameters[ddp->count];
+        parameter->ddp = ddp;
+        parameter->number = ddp->count++;
+        parameter->tensor = td_tensor_retain(tensor);
+        parameter->name = strdup(name);
+        if (!parameter->name)
+            return td__fail_nomem("td_ddp");
+        TD_TRY(td_tensor_add_accumulated_hook(tensor, on_accumulated, parameter, &parameter->hook));
+    }
+    return TD_OK;
+}
+
+static td_status collect_buffers(struct td__ddp *ddp, const td_state *buffers)
+{
+    size_t count = td_state_count(buffers);
+    ddp->buffers = calloc(count + 1, sizeof *ddp->buffers);
+    if (!ddp->buffers)
+        return td__fail_nomem("td_ddp");
+    for (size_t i = 0; i < count; i++)
+        if (!is_ignored(&ddp->options, td_state_name(buffers, i)))
+            ddp->buffers[ddp->buffer_count++] = td_tensor_retain(td_state_tensor(buffers, i));
+    return TD_OK;
+}
+
+static td_status describe(const struct td__ddp *ddp, struct td__gradient **gradients,
+                          const char ***names)
+{
+    *gradients = calloc((size_t)ddp->count + 1, sizeof **gradients);
+    *names = calloc((size_t)ddp->count + 1, sizeof **names);
+    if (!*gradients || !*names)
+        return td__fail_nomem("td_ddp");
+    for (int i = 0; i < ddp->count; i++) {
+        const td_tensor *tensor = ddp->parameters[i].tensor;
+        struct td__gradient *gradient = &(*gradients)[i];
+        gradient->dtype = tensor->layout.dtype;
+        gradient->ndim = tensor->layout.ndim;
+        memcpy(gradient->shape, tensor->layout.shape, sizeof gradient->shape);
+        gradient->numel = tensor->layout.numel;
+        gradient->device = tensor->storage->device;
+        (*names)[i] = ddp->parameters[i].name;
+    }
+    return TD_OK;
+}
+
+static td_status make_buckets(struct td__ddp *ddp)
+{
+    struct td__gradient *gradients;
+    const char **names;
+    td_status status = describe(ddp, &gradients, &names);
+    if (!status)
+        status = td__verify_gradients("td_ddp", gradients, names, ddp->count, ddp->group);
+    if (!status)
+        status = td__buckets_init(&ddp->buckets, gradients, ddp->count, NULL, 0, ddp->bucket_bytes);
+    if (!status) {
+        ddp->buckets.group = ddp->group;
+        ddp->buckets.hook = ddp->options.hook;
+    }
+    free(gradients);
+    free(names);
+    return status;
+}
+
+/* The first rank's parameters and buffers become everybody's. */
+static td_status synchronise(struct td__ddp *ddp)
+{
+    int first = td_get_global_rank(ddp->group, 0);
+    td_tensor **tensors = calloc((size_t)ddp->count + 1, sizeof *tensors);
+    if (!tensors)
+        return td__fail_nomem("td_ddp");
+    for (int i = 0; i < ddp->count; i++)
+        tensors[i] = ddp->parameters[i].tensor;
+    td_status status = ddp->count
+                           ? td_broadcast_coalesced(tensors, ddp->count, first, ddp->group, NULL)
+                           : TD_OK;
+    for (int i = 0; i < ddp->count && !status; i++)
+        td__tensor_touch(tensors[i]);
+    free(tensors);
+    ddp->buffers_are_old = true;
+    return status ? status : broadcast_buffers(ddp);
+}
+
+static td_status fill(struct td__ddp *ddp, td_module *module)
+{
+    if (td_get_world_size(ddp->group) < 1)
+        return td__fail(TD_ERR_STATE,
+                        "td_ddp: there is no process group, or this rank is not in it; "
+                        "td_init_process_group() comes first");
+    td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
+    td_status status = parameters && buffers ? TD_OK : td__fail_nomem("td_ddp");
+    if (!status)
+        status = collect_parameters(ddp, parameters);
+    if (!status)
+        status = collect_buffers(ddp, buffers);
+    td_state_destroy(parameters);
+    td_state_destroy(buffers);
+    TD_TRY(status);
+    if (ddp->options.find_unused_parameters || ddp->options.static_graph) {
+        ddp->used = calloc((size_t)ddp->count + 1, sizeof *ddp->used);
+        ddp->static_unused = calloc((size_t)ddp->count + 1, sizeof *ddp->static_unused);
+        if (!ddp->used || !ddp->static_unused)
+            return td__fail_nomem("td_ddp");
+    }
+    TD_TRY(make_buckets(ddp));
+    return synchronise(ddp);
+}
+
+td_module *td_ddp(td_module *module, const td_ddp_options *options)
+{
+    if (!module)
+        return NULL;
+    struct td__ddp *ddp = calloc(1, sizeof *ddp);
+    td_module *wrapped = ddp ? td_module_create(&ddp_ops) : NULL;
+    if (!wrapped) {
+        free(ddp);
+        td_module_destroy(module);
+        td__fail_nomem("td_ddp");
+        return NULL;
+    }
+    ddp->options = options ? *options : (td_ddp_options){0};
+    ddp->group = ddp->options.group;
+    ddp->bucket_bytes = (size_t)(ddp->options.bucket_cap_mb * (1 << 20));
+    ddp->sync = true;
+    *(struct td__ddp **)td_module_data(wrapped) = ddp;
+    td_status status = fill(ddp, module);
+    ddp->options.ignore = NULL; /* the caller's */
+    if (status) {
+        td_module_destroy(module);
+        td_module_destroy(wrapped);
+        return NULL;
+    }
+    td_module_add_child(wrapped, "module", module);
+    return td_module_finish(wrapped);
+}
+
+/* ---- Settings ------------------------------------------------------------------------------------------ */
+
+bool td_ddp_set_sync(td_module *module, bool sync)
+{
+    struct td__ddp *ddp = td__ddp_of(module, "td_ddp_set_sync");
+    if (!ddp)
+        return false;
+    bool before = ddp->sync;
+    ddp->sync = sync;
+    return before;
+}
+
+td_no_sync td_no_sync_begin(td_module *ddp)
+{
+    return (td_no_sync){.ddp = ddp, .before = td_ddp_set_sync(ddp, false), .open = true};
+}
+
+void td_no_sync_end(td_no_sync *no_sync)
+{
+    if (no_sync->open)
+        td_ddp_set_sync(no_sync->ddp, no_sync->before);
+    no_sync->open = false;
+}
+
+td_status td_ddp_set_hook(td_module *module, td_comm_hook hook)
+{
+    struct td__ddp *ddp = td__ddp_of(module, "td_ddp_set_hook");
+    if (!ddp)
+        return TD_ERR_INVALID;
+    if (ddp->buckets.stats.passes || ddp->expecting)
+        return td__fail(TD_ERR_STATE, "td_ddp_set_hook: the first pass has begun already");
+    ddp->options.hook = ddp->buckets.hook = hook;
+    return TD_OK;
+}
+
+td_status td_ddp_get_stats(td_module *module, td_ddp_stats *stats)
+{
+    struct td__ddp *ddp = td__ddp_of(module, "td_ddp_get_stats");
+    if (!ddp)
+        return TD_ERR_INVALID;
+    *stats = ddp->buckets.stats;
+    return TD_OK;
+}

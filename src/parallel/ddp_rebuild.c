@@ -1,0 +1,70 @@
+/* Making the buckets anew, once: in the order in which the gradients of the first pass became ready on
+ * the first rank, so that buckets fill one after another. */
+#include "parallel/ddp.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The order of the first rank, on all. A rank may not believe it blindly: each number once. */
+static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
+{
+    for (int i = 0; i < ddp->count; i++)
+        order[i] = ddp->buckets.order[i];
+    TD_TRY(td_group_broadcast(ddp->group, order, (size_t)ddp->count, TD_I32,
+                              td_get_global_rank(ddp->group, 0), NULL));
+    bool *seen = calloc((size_t)ddp->count + 1, sizeof *seen);
+    if (!seen)
+        return td__fail_nomem("td_ddp");
+    bool good = true;
+    for (int i = 0; i < ddp->count && good; i++) {
+        good = order[i] >= 0 && order[i] < ddp->count && !seen[order[i]];
+        if (good)
+            seen[order[i]] = true;
+    }
+    free(seen);
+    return good ? TD_OK
+                : td__fail(TD_ERR_PEER,
+                           "td_ddp: the first rank's order of gradients makes no sense");
+}
+
+/* Gradients that are views of the former buckets become views of the new ones. */
+static td_status move_gradients(struct td__ddp *ddp, const struct td__buckets *former)
+{
+    for (int i = 0; i < ddp->count; i++) {
+        td_tensor *grad = td_tensor_grad(ddp->parameters[i].tensor);
+        if (!grad || grad != former->gradients[i].view)
+            continue;
+        td_tensor *view = ddp->buckets.gradients[i].view;
+        TD_TRY(td__tensor_copy(view, grad));
+        TD_TRY(td_tensor_set_grad(ddp->parameters[i].tensor, view));
+    }
+    return TD_OK;
+}
+
+td_status td__ddp_rebuild(struct td__ddp *ddp)
+{
+    ddp->rebuild = false;
+    int32_t *order = calloc((size_t)ddp->count + 1, sizeof *order);
+    if (!order)
+        return td__fail_nomem("td_ddp");
+    td_status status = agree_on_order(ddp, order);
+    struct td__buckets former = ddp->buckets;
+    if (!status) {
+        struct td__buckets fresh = {
+            .group = former.group, .hook = former.hook, .stats = former.stats};
+        status = td__buckets_init(&fresh, former.gradients, ddp->count, order, 0,
+                                  ddp->bucket_bytes);
+        if (!status) {
+            fresh.stats.rebuilt = true;
+            ddp->buckets = fresh;
+            for (int b = 0; b < fresh.count; b++)
+                ddp->buckets.buckets[b].all = &ddp->buckets;
+            status = move_gradients(ddp, &former);
+            td__buckets_free(&former);
+        }
+    }
+    free(order);
+    return status;
+}

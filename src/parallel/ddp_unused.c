@@ -1,0 +1,97 @@
+/* Parameters that take no part in a loss.
+ *
+ * With find_unused_parameters the record is walked from the output; what is not behind it counts as
+ * ready at once, with a gradient of 0, so that its bucket need not wait. At the end the ranks agree
+ * on which parameters any of them has used: one that nobody has used gets back the gradient that it
+ * had before. With static_graph the walk is done for the first pass only. */
+#include "parallel/ddp.h"
+
+#include "autograd/graph.h"
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void note_used(td_tensor *leaf, void *arg)
+{
+    struct td__ddp *ddp = arg;
+    for (int i = 0; i < ddp->count; i++)
+        if (ddp->parameters[i].tensor == leaf) {
+            ddp->parameters[i].unused = false;
+            return;
+        }
+}
+
+/* A gradient of 0 in the bucket; what stood there, or elsewhere, is kept aside. */
+static td_status set_aside(struct td__ddp *ddp, struct td__ddp_parameter *parameter)
+{
+    td_tensor *view = ddp->buckets.gradients[parameter->number].view;
+    td_tensor *grad = td_tensor_grad(parameter->tensor);
+    td_tensor_release(parameter->before);
+    parameter->before = grad == view ? td__clone(grad) : td_tensor_retain(grad);
+    if (grad && !parameter->before)
+        return TD_ERR_NOMEM;
+    TD_TRY(td__kernels_of(view)->fill(view, 0));
+    return td__buckets_ready(&ddp->buckets, parameter->number);
+}
+
+td_status td__ddp_mark_unused(struct td__ddp *ddp, td_tensor *output)
+{
+    bool walk = !ddp->options.static_graph || !ddp->first_static_pass_done;
+    for (int i = 0; i < ddp->count; i++)
+        ddp->parameters[i].unused = walk || ddp->static_unused[i];
+    if (walk)
+        TD_TRY(td__visit_leaves(&output, 1, note_used, ddp));
+    for (int i = 0; i < ddp->count; i++) {
+        struct td__ddp_parameter *parameter = &ddp->parameters[i];
+        ddp->static_unused[i] = parameter->unused;
+        ddp->used[i] = !parameter->unused;
+        if (parameter->unused)
+            TD_TRY(set_aside(ddp, parameter));
+    }
+    ddp->first_static_pass_done = true;
+    return TD_OK;
+}
+
+td_status td__ddp_agree_on_used(struct td__ddp *ddp)
+{
+    return td_group_all_reduce(ddp->group, ddp->used, ddp->used, (size_t)ddp->count, TD_I32, TD_MAX,
+                               NULL);
+}
+
+td_status td__ddp_restore_unused(struct td__ddp *ddp)
+{
+    for (int i = 0; i < ddp->count; i++) {
+        struct td__ddp_parameter *parameter = &ddp->parameters[i];
+        if (!parameter->unused)
+            continue;
+        td_tensor *view = ddp->buckets.gradients[i].view, *before = parameter->before;
+        bool was_view = td_tensor_grad(parameter->tensor) == view;
+        if (ddp->used[i])
+            TD_TRY(td_tensor_set_grad(parameter->tensor, view));
+        else if (was_view)
+            TD_TRY(td__tensor_copy(view, before));
+        td_tensor_release(before);
+        parameter->before = NULL;
+    }
+    return TD_OK;
+}
+
+td_status td__ddp_fail_missing(const struct td__ddp *ddp)
+{
+    char names[600] = "";
+    size_t length = 0;
+    int missing = 0;
+    for (int i = 0; i < ddp->count; i++) {
+        if (ddp->buckets.gradients[i].ready)
+            continue;
+        if (missing++ < 8 && length < sizeof names)
+            length += (size_t)snprintf(names + length, sizeof names - length, "%s\"%.60s\"",
+                                       length ? ", " : "", ddp->parameters[i].name);
+    }
+    return td__fail(TD_ERR_STATE,
+                    "td_ddp: %d parameters took no part in the loss, so their gradients cannot be "
+                    "averaged: %s%s; use all of them, or set find_unused_parameters",
+                    missing, names, missing > 8 ? ", …" : "");
+}

@@ -1,0 +1,156 @@
+/* A reducer for gradients of one's own: buckets over plain memory. A gradient that is the caller's
+ * is copied into its bucket when it is ready, and back at the end. */
+#include "parallel/buckets.h"
+#include "parallel/verify.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct td_reducer {
+    struct td__buckets buckets;
+    void **data; /* the caller's memory, or NULL */
+    int count;
+    bool begun;
+};
+
+static td_status describe(const td_reducer_buffer *buffers, int count,
+                          struct td__gradient *gradients)
+{
+    for (int i = 0; i < count; i++) {
+        if (!td_dtype_size(buffers[i].dtype) || buffers[i].count > INT64_MAX / 16)
+            return td__fail(TD_ERR_INVALID, "td_reducer_create: buffer %d has %zu elements of %s",
+                            i, buffers[i].count, td_dtype_name(buffers[i].dtype));
+        gradients[i] = (struct td__gradient){.dtype = buffers[i].dtype,
+                                             .ndim = 1,
+                                             .shape = {(int64_t)buffers[i].count},
+                                             .numel = (int64_t)buffers[i].count,
+                                             .device = td__host_device()};
+    }
+    return TD_OK;
+}
+
+static td_status fill(td_reducer *reducer, const td_reducer_buffer *buffers, int count,
+                      const td_reducer_options *options)
+{
+    struct td__gradient *gradients = calloc((size_t)count + 1, sizeof *gradients);
+    reducer->data = calloc((size_t)count + 1, sizeof *reducer->data);
+    td_status status = gradients && reducer->data ? TD_OK : td__fail_nomem("td_reducer_create");
+    if (!status)
+        status = describe(buffers, count, gradients);
+    if (!status)
+        status = td__verify_gradients("td_reducer_create", gradients, NULL, count, options->group);
+    if (!status)
+        status = td__buckets_init(&reducer->buckets, gradients, count, NULL,
+                                  options->first_bucket_bytes, options->bucket_bytes);
+    free(gradients);
+    if (status)
+        return status;
+    for (int i = 0; i < count; i++)
+        reducer->data[i] = buffers[i].data;
+    reducer->count = count;
+    reducer->buckets.group = options->group;
+    reducer->buckets.hook = options->hook;
+    return TD_OK;
+}
+
+td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
+                              const td_reducer_options *options)
+{
+    if (count < 0 || (count > 0 && !buffers)) {
+        td__fail(TD_ERR_INVALID, "td_reducer_create: the list of %d buffers is %s", count,
+                 buffers ? "shorter than nothing" : "NULL");
+        return NULL;
+    }
+    td_reducer *reducer = calloc(1, sizeof *reducer);
+    if (!reducer) {
+        td__fail_nomem("td_reducer_create");
+        return NULL;
+    }
+    if (fill(reducer, buffers, count, options ? options : &(td_reducer_options){0})) {
+        free(reducer->data);
+        free(reducer);
+        return NULL;
+    }
+    return reducer;
+}
+
+static td_status check_index(const td_reducer *reducer, const char *call, int index)
+{
+    if (index >= 0 && index < reducer->count)
+        return TD_OK;
+    return td__fail(TD_ERR_INVALID, "%s: there is no gradient %d; they are 0 to %d", call, index,
+                    reducer->count - 1);
+}
+
+void *td_reducer_data(td_reducer *reducer, int index)
+{
+    if (!reducer || check_index(reducer, "td_reducer_data", index))
+        return NULL;
+    return reducer->data[index] ? reducer->data[index]
+                                : td_tensor_data(reducer->buckets.gradients[index].view);
+}
+
+td_status td_reducer_ready(td_reducer *reducer, int index)
+{
+    if (!reducer)
+        return td__fail(TD_ERR_INVALID, "td_reducer_ready: the reducer is NULL");
+    TD_TRY(check_index(reducer, "td_reducer_ready", index));
+    if (!reducer->begun) {
+        td__buckets_begin(&reducer->buckets);
+        reducer->begun = true;
+    }
+    td_tensor *view = reducer->buckets.gradients[index].view;
+    if (reducer->buckets.gradients[index].ready)
+        return td__fail(TD_ERR_STATE,
+                        "td_reducer_ready: gradient %d was ready before in this step; "
+                        "td_reducer_wait() ends a step",
+                        index);
+    if (reducer->data[index] && td_tensor_nbytes(view))
+        memcpy(td_tensor_data(view), reducer->data[index], td_tensor_nbytes(view));
+    return td__buckets_ready(&reducer->buckets, index);
+}
+
+static td_status fail_missing(const td_reducer *reducer)
+{
+    char list[200] = "";
+    size_t length = 0;
+    int missing = 0;
+    for (int i = 0; i < reducer->count; i++)
+        if ((!reducer->begun || !reducer->buckets.gradients[i].ready) && missing++ < 16)
+            length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
+                                       length ? ", " : "", i);
+    return td__fail(TD_ERR_STATE,
+                    "td_reducer_wait: %d of %d gradients are not ready: %s%s; say "
+                    "td_reducer_ready() for each",
+                    missing, reducer->count, list, missing > 16 ? ", …" : "");
+}
+
+td_status td_reducer_wait(td_reducer *reducer)
+{
+    if (!reducer)
+        return td__fail(TD_ERR_INVALID, "td_reducer_wait: the reducer is NULL");
+    if (reducer->count == 0)
+        return TD_OK;
+    if (!reducer->begun || !td__buckets_complete(&reducer->buckets))
+        return fail_missing(reducer);
+    td_status status = td__buckets_finish(&reducer->buckets);
+    reducer->begun = false;
+    for (int i = 0; i < reducer->count && !status; i++) {
+        td_tensor *view = reducer->buckets.gradients[i].view;
+        if (reducer->data[i] && td_tensor_nbytes(view))
+            memcpy(reducer->data[i], td_tensor_data(view), td_tensor_nbytes(view));
+    }
+    return status;
+}
+
+void td_reducer_destroy(td_reducer *reducer)
+{
+    if (!reducer)
+        return;
+    td__buckets_free(&reducer->buckets);
+    free(reducer->data);
+    free(reducer);
+}
