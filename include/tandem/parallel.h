@@ -166,6 +166,47 @@ typedef struct td_ddp_stats {
 /** What the passes so far have cost. */
 TD_API td_status td_ddp_get_stats(td_module *ddp, td_ddp_stats *stats);
 
+/* ---- DataParallel: several devices of one process ---------------------------------------------------
+ *
+ *     td_module_to(net, "cpu:0");
+ *     td_module *model = td_data_parallel(net, &(td_data_parallel_options){
+ *         .device_ids = (const char *[]){"cpu:0", "cpu:1"}, .device_count = 2});
+ *
+ * Each forward divides the batch among the devices, copies the module to them, runs all copies at the
+ * same time, each on the worker of its device, and puts the results together. Gradients find their way
+ * back to the module itself. */
+
+typedef struct td_data_parallel_options {
+    const char *const *device_ids; /* NULL: cpu:0, cpu:1, …, one for each processor */
+    int device_count;
+    const char *output_device; /* NULL: the first of device_ids */
+    int dim;                   /* along which inputs are divided and outputs put together */
+} td_data_parallel_options;
+
+/** `module`, which must be on the first of the devices, as one that runs on all of them; it is taken
+ *  over, under the name "module". NULL where it fails; `module` is then destroyed too. */
+TD_API td_module *td_data_parallel(td_module *module, const td_data_parallel_options *options);
+
+/** Copies of a module, one on each device, in replicas[0 … count - 1]; they are the caller's. Their
+ *  parameters are results of the module's own, so that gradients reach those; on the device where a
+ *  tensor is already, it is the tensor itself. */
+TD_API td_status td_replicate(td_module *module, const char *const *devices, int count,
+                              td_module **replicas);
+
+/** `tensor` in as many equal parts as there are devices (the last may be smaller, or missing), one on
+ *  each; *parts_count tells how many there are. */
+TD_API td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, int count,
+                                       int dim, td_tensor **parts, int *parts_count);
+
+/** results[i] = modules[i](inputs[i]), all at the same time, each on the worker of the device where its
+ *  input is. The first failure is reported, and all results are then NULL. */
+TD_API td_status td_parallel_apply(td_module *const *modules, td_tensor *const *inputs, int count,
+                                   td_tensor **results);
+
+/** Tensors of several devices one after another along `dim`, on one device. */
+TD_API td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const char *device,
+                                         int dim);
+
 #ifdef __cplusplus
 }
 #endif
