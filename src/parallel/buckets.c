@@ -132,6 +132,16 @@ td_status td__buckets_init(struct td__buckets *buckets, const struct td__gradien
     return status;
 }
 
+/* What a pass that failed has left under way: its memory is about to be written again. */
+static void drop_work(struct td_bucket *bucket)
+{
+    if (!bucket->work)
+        return;
+    td_work_wait(bucket->work, 0);
+    td_work_release(bucket->work);
+    bucket->work = NULL;
+}
+
 static void drop_data(struct td_bucket *bucket)
 {
     if (bucket->data && bucket->free_data)
@@ -143,10 +153,7 @@ void td__buckets_free(struct td__buckets *buckets)
 {
     for (int b = 0; b < buckets->count && buckets->buckets; b++) {
         struct td_bucket *bucket = &buckets->buckets[b];
-        if (bucket->work) { /* the memory must not go before the call is over */
-            td_work_wait(bucket->work, 0);
-            td_work_release(bucket->work);
-        }
+        drop_work(bucket);
         drop_data(bucket);
         td_tensor_release(bucket->buffer);
         free(bucket->members);
@@ -168,6 +175,8 @@ void td__buckets_free(struct td__buckets *buckets)
 void td__buckets_begin(struct td__buckets *buckets)
 {
     pthread_mutex_lock(&buckets->lock);
+    for (int b = 0; b < buckets->count; b++)
+        drop_work(&buckets->buckets[b]);
     for (int i = 0; i < buckets->gradient_count; i++)
         buckets->gradients[i].ready = false;
     for (int b = 0; b < buckets->count; b++) {

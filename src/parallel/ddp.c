@@ -93,6 +93,7 @@ static td_status before_forward(struct td__ddp *ddp, bool records)
     if (ddp->rebuild)
         TD_TRY(td__ddp_rebuild(ddp));
     td__buckets_begin(&ddp->buckets);
+    ddp->ending = false;
     ddp->expecting = ddp->count > 0;
     return TD_OK;
 }
