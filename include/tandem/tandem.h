@@ -14,6 +14,7 @@
 #include <tandem/nn.h>
 #include <tandem/ops.h>
 #include <tandem/optim.h>
+#include <tandem/parallel.h>
 #include <tandem/random.h>
 #include <tandem/rendezvous.h>
 #include <tandem/state.h>
