@@ -343,6 +343,8 @@ TEST(batch_norm_of_nothing)
             for (int64_t c = 0; c < k.c; c++) {
                 CHECK(number_at(k.gw, c) == 0 && number_at(k.gb, c) == 0);
                 CHECK(number_at(k.running_var, c) == 1.5);
+                if (training)
+                    CHECK(number_at(k.mean, c) == 0 && number_at(k.rstd, c) == 0);
             }
             release_batch(&k);
         }

@@ -143,7 +143,7 @@ static td_status to_keys(const struct attention *a, const struct block *b,
 static void clear_rows(const struct attention *a, const struct matrices *m, int64_t item,
                        int64_t first, int64_t rows, int64_t width)
 {
-    for (int64_t i = first; i < first + rows; i++)
+    for (int64_t i = first; i < first + rows && width; i++)
         memset(row_of(a, m, item, i), 0, (size_t)width * td_dtype_size(a->dtype));
 }
 

@@ -85,7 +85,8 @@ static void NAME(end_rows)(const struct attention *a, const struct block *b, voi
         REAL *restrict row = (REAL *)y + i * a->y.row;
         REAL factor = 1 / sums[i];
         if (sums[i] == 0)
-            memset(row, 0, (size_t)a->e * sizeof *row);
+            for (int64_t j = 0; j < a->e; j++)
+                row[j] = 0;
         else
             for (int64_t j = 0; j < a->e; j++)
                 row[j] *= factor;

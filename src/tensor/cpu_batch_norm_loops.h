@@ -125,13 +125,11 @@ static void NAME(batch_statistics)(const struct batch_norm *k, double *mean, dou
 
 static void NAME(batch_norm)(const struct batch_norm *k)
 {
-    if (k->training && k->n * k->s == 0)
-        return;
     double *mean = k->sums, *rstd = k->sums + k->c;
     const REAL *weight = k->weight, *bias = k->bias;
-    if (k->training) {
+    if (k->training && k->n && k->s) { /* of nothing they are 0, and the running ones stay */
         NAME(batch_statistics)(k, mean, rstd);
-    } else {
+    } else if (!k->training) {
         for (int64_t c = 0; c < k->c; c++) {
             mean[c] = (double)((const REAL *)k->running_mean)[c];
             rstd[c] = 1 / sqrt((double)((const REAL *)k->running_var)[c] + k->eps);

@@ -32,7 +32,9 @@ TD__INLINE REAL NAME(target_grad)(const struct class_loss *k, int64_t i)
 static void NAME(nll_loss_grad)(const struct class_loss *k)
 {
     REAL *out = k->out;
-    memset(out, 0, (size_t)(k->n * k->c * k->s) * sizeof *out);
+    int64_t count = k->n * k->c * k->s;
+    if (count)
+        memset(out, 0, (size_t)count * sizeof *out);
     for (int64_t n = 0; n < k->n; n++)
         for (int64_t s = 0; s < k->s; s++) {
             int64_t i = n * k->s + s, t = k->target[i];
@@ -65,9 +67,10 @@ static void NAME(cross_entropy_grad)(const struct class_loss *k)
 {
     if (k->s != 1) {
         for (int64_t n = 0; n < k->n; n++)
-            for (int64_t from = 0; from < k->s; from += COLUMNS)
-                NAME(cross_entropy_columns)
-                (k, n, from, k->s - from < COLUMNS ? k->s - from : COLUMNS);
+            for (int64_t from = 0; from < k->s; from += COLUMNS) {
+                int64_t width = k->s - from < COLUMNS ? k->s - from : COLUMNS;
+                NAME(cross_entropy_columns)(k, n, from, width);
+            }
         return;
     }
     for (int64_t n = 0; n < k->n; n++) {

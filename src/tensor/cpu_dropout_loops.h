@@ -11,7 +11,7 @@ static void NAME(keep_blocks)(REAL *restrict to, const REAL *restrict from,
             to[i] = keep[i] ? from[i] * factor : 0;
         return;
     }
-    for (int64_t i = 0; i < blocks; i++, to += block, from += block) {
+    for (int64_t i = 0; i < blocks && block; i++, to += block, from += block) {
         if (keep[i])
             for (int64_t j = 0; j < block; j++)
                 to[j] = from[j] * factor;

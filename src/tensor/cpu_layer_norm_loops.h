@@ -111,7 +111,8 @@ static void NAME(layer_norm_grad_all)(const struct layer_norm *k)
 {
     if (k->grad_x && k->n)
         NAME(layer_norm_grad_rows)(k);
-    if (k->grad_weight || k->grad_bias)
-        for (int64_t from = 0; from < k->n; from += WIDTH)
-            NAME(layer_norm_grad_columns)(k, from, k->n - from < WIDTH ? k->n - from : WIDTH);
+    for (int64_t from = 0; from < k->n && (k->grad_weight || k->grad_bias); from += WIDTH) {
+        int64_t width = k->n - from < WIDTH ? k->n - from : WIDTH;
+        NAME(layer_norm_grad_columns)(k, from, width);
+    }
 }

@@ -110,27 +110,29 @@ static void NAME(softmax_grad_columns)(REAL *gx, const REAL *gy, const REAL *res
 
 static void NAME(softmax_all)(REAL *y, const REAL *x, const struct extent *e, bool logarithm)
 {
-    if (e->inner == 1) {
-        NAME(softmax_rows)(y, x, e->outer, e->n, logarithm);
+    int64_t n = e->n, inner = e->inner;
+    if (inner == 1) {
+        NAME(softmax_rows)(y, x, e->outer, n, logarithm);
         return;
     }
-    for (int64_t a = 0; a < e->outer; a++, x += e->n * e->inner, y += e->n * e->inner)
-        for (int64_t j = 0; j < e->inner; j += COLUMNS)
-            NAME(softmax_columns)
-    (y + j, x + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS, logarithm);
+    for (int64_t a = 0; a < e->outer; a++, x += n * inner, y += n * inner)
+        for (int64_t j = 0; j < inner; j += COLUMNS) {
+            int64_t width = inner - j < COLUMNS ? inner - j : COLUMNS;
+            NAME(softmax_columns)(y + j, x + j, n, inner, width, logarithm);
+        }
 }
 
 static void NAME(softmax_grad_all)(REAL *gx, const REAL *gy, const REAL *y, const struct extent *e,
                                    bool logarithm)
 {
-    if (e->inner == 1) {
-        NAME(softmax_grad_rows)(gx, gy, y, e->outer, e->n, logarithm);
+    int64_t n = e->n, inner = e->inner, step = n * inner;
+    if (inner == 1) {
+        NAME(softmax_grad_rows)(gx, gy, y, e->outer, n, logarithm);
         return;
     }
-    int64_t step = e->n * e->inner;
     for (int64_t a = 0; a < e->outer; a++, gx += step, gy += step, y += step)
-        for (int64_t j = 0; j < e->inner; j += COLUMNS)
-            NAME(softmax_grad_columns)
-    (gx + j, gy + j, y + j, e->n, e->inner, e->inner - j < COLUMNS ? e->inner - j : COLUMNS,
-     logarithm);
+        for (int64_t j = 0; j < inner; j += COLUMNS) {
+            int64_t width = inner - j < COLUMNS ? inner - j : COLUMNS;
+            NAME(softmax_grad_columns)(gx + j, gy + j, y + j, n, inner, width, logarithm);
+        }
 }
