@@ -1,19 +1,185 @@
 /* The loops between pictures and columns, for one type of elements: REAL and NAMED() are the
  * includer's. See conv.h. */
 
-/* Output pixels that stand side by side in a row: `count` of them from (y, x) on. */
+/* ---- Out of a picture with padding, without looking at its borders ----------------------------- */
+
+/* The picture of an item, with its padding. */
+static inline const REAL *NAMED(padded)(struct td__conv *conv, int64_t item)
+{
+    const struct td__window *w = &conv->window;
+    const REAL *x = (const REAL *)conv->x + item * conv->x_picture;
+    if (w->padding[0] == 0 && w->padding[1] == 0 && item < conv->pictures - 1)
+        return x;
+    for (int64_t c = 0; c < conv->channels && conv->held != item; c++)
+        for (int64_t y = 0; y < conv->height; y++) {
+            int64_t row = c * conv->padded_height + y + w->padding[0];
+            memcpy((REAL *)conv->room + row * conv->padded_width + w->padding[1],
+                   x + (c * conv->height + y) * conv->width, (size_t)conv->width * sizeof *x);
+        }
+    conv->held = item;
+    return conv->room;
+}
+
+/* Elements that follow each other in the picture, at `from`, and go to `at` in a row. */
 struct NAMED(run) {
-    int64_t y, x;
-    int64_t count;
+    int64_t from;
+    int64_t at, count;
 };
 
-static inline struct NAMED(run)
-    NAMED(run_at)(const struct td__conv *conv, int64_t pixel, int64_t left)
+/* Copies runs in the order in which they stand in the row, `chunk` elements at a time: what is too
+ * much is overwritten by the next one. */
+static inline __attribute__((always_inline)) void NAMED(copy_runs)(const struct NAMED(run) * runs,
+                                                                   int many, const REAL *from,
+                                                                   REAL *to, const int chunk)
 {
-    struct NAMED(run) run = {.y = pixel / conv->out_width, .x = pixel % conv->out_width};
-    run.count = conv->out_width - run.x < left ? conv->out_width - run.x : left;
-    return run;
+    for (int r = 0; r < many; r++)
+        for (int64_t i = 0; i < runs[r].count; i += chunk)
+            memcpy(to + runs[r].at + i, from + runs[r].from + i, (size_t)chunk * sizeof *to);
 }
+
+/* The rows of `columns` for some output pixels, `runs`, and taps k0 …. */
+static inline __attribute__((always_inline)) void
+NAMED(copy_taps)(const struct td__conv *conv, const struct td__gemm_part *part,
+                 const struct NAMED(run) * runs, int many, const REAL *x, int64_t width, REAL *to,
+                 const int chunk)
+{
+    const struct td__window *w = &conv->window;
+    const int64_t stride = w->stride[1];
+    int64_t kx = part->k0 % w->kernel[1], rest = part->k0 / w->kernel[1];
+    int64_t ky = rest % w->kernel[0], channel = rest / w->kernel[0];
+    for (int64_t k = 0; k < part->rows; k++, to += width) {
+        const REAL *from = x +
+                           (channel * conv->padded_height + ky * w->dilation[0]) *
+                               conv->padded_width +
+                           kx * w->dilation[1];
+        if (chunk)
+            NAMED(copy_runs)(runs, many, from, to, chunk);
+        else
+            for (int r = 0; r < many; r++)
+                for (int64_t i = 0; i < runs[r].count; i++)
+                    to[runs[r].at + i] = from[runs[r].from + i * stride];
+        for (int64_t j = part->columns; j < width; j++)
+            to[j] = 0;
+        if (++kx < w->kernel[1])
+            continue;
+        kx = 0;
+        if (++ky == w->kernel[0]) {
+            ky = 0;
+            channel++;
+        }
+    }
+}
+
+TD__VECTOR static void NAMED(columns_of_padded)(const struct td__conv *conv,
+                                                const struct td__gemm_part *part, const REAL *x,
+                                                int64_t width, REAL *to)
+{
+    const struct td__window *w = &conv->window;
+    struct NAMED(run) runs[WIDEST];
+    int many = 0;
+    for (int64_t done = 0; done < part->columns; many++) {
+        int64_t y = (part->n0 + done) / conv->out_width, at = (part->n0 + done) % conv->out_width;
+        int64_t left = part->columns - done;
+        runs[many].from = y * w->stride[0] * conv->padded_width + at * w->stride[1];
+        runs[many].at = done;
+        runs[many].count = conv->out_width - at < left ? conv->out_width - at : left;
+        done += runs[many].count;
+    }
+    if (w->stride[1] != 1)
+        NAMED(copy_taps)(conv, part, runs, many, x, width, to, 0);
+    else if (conv->out_width <= 8)
+        NAMED(copy_taps)(conv, part, runs, many, x, width, to, 8);
+    else
+        NAMED(copy_taps)(conv, part, runs, many, x, width, to, 16);
+}
+
+TD__VECTOR static void NAMED(rows_of_padded)(const struct td__conv *conv,
+                                             const struct td__gemm_part *part, const REAL *x,
+                                             int64_t width, REAL *to)
+{
+    const struct td__window *w = &conv->window;
+    struct NAMED(run) runs[WIDEST];
+    int many = 0;
+    for (int64_t done = 0; done < part->columns; many++) {
+        int64_t kx = (part->n0 + done) % w->kernel[1], rest = (part->n0 + done) / w->kernel[1];
+        int64_t row = rest / w->kernel[0] * conv->padded_height +
+                      rest % w->kernel[0] * w->dilation[0];
+        int64_t left = part->columns - done;
+        runs[many].from = row * conv->padded_width + kx * w->dilation[1];
+        runs[many].at = done;
+        runs[many].count = w->kernel[1] - kx < left ? w->kernel[1] - kx : left;
+        if (w->dilation[1] != 1)
+            runs[many].count = 1;
+        done += runs[many].count;
+    }
+    int64_t ox = part->k0 % conv->out_width, oy = part->k0 / conv->out_width;
+    for (int64_t p = 0; p < part->rows; p++, to += width) {
+        const REAL *from = x + oy * w->stride[0] * conv->padded_width + ox * w->stride[1];
+        if (w->kernel[1] == 1 || w->dilation[1] != 1)
+            NAMED(copy_runs)(runs, many, from, to, 1);
+        else if (w->kernel[1] <= 4)
+            NAMED(copy_runs)(runs, many, from, to, 4);
+        else
+            NAMED(copy_runs)(runs, many, from, to, 8);
+        for (int64_t j = part->columns; j < width; j++)
+            to[j] = 0;
+        if (++ox == conv->out_width) {
+            ox = 0;
+            oy++;
+        }
+    }
+}
+
+/* ---- Out of a picture as it is ------------------------------------------------------------------ */
+
+/* What lies under tap `tap` for output pixel `pixel`. */
+static inline REAL NAMED(under)(const struct td__conv *conv, const REAL *x, int64_t tap,
+                                int64_t pixel)
+{
+    const struct td__window *w = &conv->window;
+    int64_t kx = tap % w->kernel[1], rest = tap / w->kernel[1];
+    int64_t y = pixel / conv->out_width * w->stride[0] - w->padding[0] +
+                rest % w->kernel[0] * w->dilation[0];
+    int64_t at = pixel % conv->out_width * w->stride[1] - w->padding[1] + kx * w->dilation[1];
+    bool inside = y >= 0 && y < conv->height && at >= 0 && at < conv->width;
+    return inside ? x[(rest / w->kernel[0] * conv->height + y) * conv->width + at] : 0;
+}
+
+void NAMED(td__conv_columns)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                             int64_t width, void *packed)
+{
+    struct td__conv *conv = (struct td__conv *)gemm->b;
+    REAL *to = packed;
+    if (conv->room) {
+        NAMED(columns_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, to);
+        return;
+    }
+    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
+    for (int64_t k = 0; k < part->rows; k++)
+        for (int64_t j = 0; j < width; j++)
+            to[k * width + j] = j < part->columns
+                                    ? NAMED(under)(conv, x, part->k0 + k, part->n0 + j)
+                                    : 0;
+}
+
+void NAMED(td__conv_rows)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                          int64_t width, void *packed)
+{
+    struct td__conv *conv = (struct td__conv *)gemm->b;
+    REAL *to = packed;
+    if (conv->room) {
+        NAMED(rows_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, to);
+        return;
+    }
+    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
+    for (int64_t p = 0; p < part->rows; p++)
+        for (int64_t j = 0; j < width; j++)
+            to[p * width + j] = j < part->columns
+                                    ? NAMED(under)(conv, x, part->n0 + j, part->k0 + p)
+                                    : 0;
+}
+
+/* ---- Back to a picture -------------------------------------------------------------------------- */
 
 /* Which of `count` pixels, `stride` apart from `at` on, are inside 0 … size - 1: first … end - 1. */
 static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64_t count,
@@ -27,81 +193,14 @@ static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64
         *end = *first;
 }
 
-/* What lies under one place of the kernel, for a run of pixels. */
-static inline void NAMED(take)(const struct td__conv *conv, const REAL *picture, int64_t ky,
-                               int64_t kx, const struct NAMED(run) * run, REAL *restrict to)
+static inline void NAMED(add_row)(REAL *restrict to, const REAL *restrict from, int64_t count)
 {
-    const struct td__window *w = &conv->window;
-    int64_t y = run->y * w->stride[0] - w->padding[0] + ky * w->dilation[0];
-    int64_t x = run->x * w->stride[1] - w->padding[1] + kx * w->dilation[1];
-    int64_t first = 0, end = 0;
-    if (y >= 0 && y < conv->height)
-        NAMED(inside)(x, w->stride[1], conv->width, run->count, &first, &end);
-    for (int64_t i = 0; i < first; i++)
-        to[i] = 0;
-    const REAL *from = picture + y * conv->width + x;
-    if (w->stride[1] == 1)
-        for (int64_t i = first; i < end; i++)
-            to[i] = from[i];
-    else
-        for (int64_t i = first; i < end; i++)
-            to[i] = from[i * w->stride[1]];
-    for (int64_t i = end; i < run->count; i++)
-        to[i] = 0;
-}
-
-TD__VECTOR void NAMED(td__conv_columns)(const struct td__gemm *gemm,
-                                        const struct td__gemm_part *part, int64_t width,
-                                        void *packed)
-{
-    const struct td__conv *conv = gemm->b;
-    const int64_t kernel = conv->window.kernel[0] * conv->window.kernel[1];
-    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
-    for (int64_t done = 0; done < part->columns;) {
-        struct NAMED(run) run = NAMED(run_at)(conv, part->n0 + done, part->columns - done);
-        REAL *to = (REAL *)packed + done;
-        for (int64_t k = part->k0; k < part->k0 + part->rows; k++, to += width) {
-            const REAL *picture = x + k / kernel * conv->height * conv->width;
-            int64_t place = k % kernel;
-            NAMED(take)
-            (conv, picture, place / conv->window.kernel[1], place % conv->window.kernel[1], &run,
-             to);
-        }
-        done += run.count;
-    }
-    for (int64_t p = 0; p < part->rows && part->columns < width; p++)
-        for (int64_t j = part->columns; j < width; j++)
-            ((REAL *)packed)[p * width + j] = 0;
-}
-
-TD__VECTOR void NAMED(td__conv_rows)(const struct td__gemm *gemm, const struct td__gemm_part *part,
-                                     int64_t width, void *packed)
-{
-    const struct td__conv *conv = gemm->b;
-    const struct td__window *w = &conv->window;
-    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
-    for (int64_t p = 0; p < part->rows; p++) {
-        int64_t pixel = part->k0 + p;
-        int64_t y0 = pixel / conv->out_width * w->stride[0] - w->padding[0];
-        int64_t x0 = pixel % conv->out_width * w->stride[1] - w->padding[1];
-        REAL *to = (REAL *)packed + p * width;
-        int64_t kx = part->n0 % w->kernel[1], rest = part->n0 / w->kernel[1];
-        int64_t ky = rest % w->kernel[0], channel = rest / w->kernel[0];
-        for (int64_t j = 0; j < part->columns; j++) {
-            int64_t y = y0 + ky * w->dilation[0], at = x0 + kx * w->dilation[1];
-            bool inside = y >= 0 && y < conv->height && at >= 0 && at < conv->width;
-            to[j] = inside ? x[(channel * conv->height + y) * conv->width + at] : 0;
-            if (++kx == w->kernel[1]) {
-                kx = 0;
-                if (++ky == w->kernel[0]) {
-                    ky = 0;
-                    channel++;
-                }
-            }
-        }
-        for (int64_t j = part->columns; j < width; j++)
-            to[j] = 0;
-    }
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int j = 0; j < 8; j++)
+            to[i + j] += from[i + j];
+    for (; i < count; i++)
+        to[i] += from[i];
 }
 
 TD__VECTOR void NAMED(td__conv_add)(const struct td__conv *conv, const struct td__conv_piece *piece,
@@ -109,24 +208,23 @@ TD__VECTOR void NAMED(td__conv_add)(const struct td__conv *conv, const struct td
 {
     const struct td__window *w = &conv->window;
     for (int64_t c = piece->c0; c < piece->c0 + piece->channels; c++)
-        for (int64_t ky = 0; ky < w->kernel[0]; ky++)
-            for (int64_t kx = 0; kx < w->kernel[1]; kx++)
-                for (int64_t row = 0; row < piece->rows; row++, columns += conv->out_width) {
-                    int64_t y = (piece->y0 + row) * w->stride[0] - w->padding[0] +
-                                ky * w->dilation[0];
-                    int64_t at = kx * w->dilation[1] - w->padding[1];
-                    if (y < 0 || y >= conv->height)
-                        continue;
-                    int64_t first, end;
-                    NAMED(inside)(at, w->stride[1], conv->width, conv->out_width, &first, &end);
-                    REAL *restrict to = x + (c * conv->height + y) * conv->width + at;
-                    if (w->stride[1] == 1)
-                        for (int64_t i = first; i < end; i++)
-                            to[i] += columns[i];
-                    else
-                        for (int64_t i = first; i < end; i++)
-                            to[i * w->stride[1]] += columns[i];
-                }
+        for (int64_t place = 0; place < w->kernel[0] * w->kernel[1]; place++) {
+            const int64_t ky = place / w->kernel[1], kx = place % w->kernel[1];
+            const int64_t at = kx * w->dilation[1] - w->padding[1];
+            int64_t first, end;
+            NAMED(inside)(at, w->stride[1], conv->width, conv->out_width, &first, &end);
+            for (int64_t row = 0; row < piece->rows; row++, columns += conv->out_width) {
+                int64_t y = (piece->y0 + row) * w->stride[0] - w->padding[0] + ky * w->dilation[0];
+                if (y < 0 || y >= conv->height)
+                    continue;
+                REAL *restrict to = x + (c * conv->height + y) * conv->width + at;
+                if (w->stride[1] == 1)
+                    NAMED(add_row)(to + first, columns + first, end - first);
+                else
+                    for (int64_t i = first; i < end; i++)
+                        to[i * w->stride[1]] += columns[i];
+            }
+        }
 }
 
 #undef REAL

@@ -16,6 +16,12 @@
 
 #define PIECE (128 * 1024)
 
+/* `count` elements further. */
+static void *after(td_dtype dtype, const void *data, int64_t count)
+{
+    return data ? (char *)data + count * (int64_t)td_dtype_size(dtype) : NULL;
+}
+
 static struct td__conv conv_of(const struct td__layout *x, const struct td__layout *out,
                                const struct td__window *window)
 {
@@ -35,45 +41,95 @@ static struct td__conv conv_of(const struct td__layout *x, const struct td__layo
     conv.pixels = conv.out_height * conv.out_width;
     conv.x_picture = groups * conv.channels * conv.height * conv.width;
     conv.out_picture = groups * conv.out_channels * conv.pixels;
+    conv.padded_height = conv.height + 2 * window->padding[0];
+    conv.padded_width = conv.width + 2 * window->padding[1];
     return conv;
 }
 
-/* `count` elements further. */
-static void *after(td_dtype dtype, const void *data, int64_t count)
+/* Room for a picture with its padding, unless that would be too large. */
+static td_status make_room(struct td__conv *conv, td_dtype dtype)
 {
-    return data ? (char *)data + count * (int64_t)td_dtype_size(dtype) : NULL;
+    if (conv->padded_height > TD__CONV_ROOM || conv->padded_width > TD__CONV_ROOM ||
+        conv->padded_height * conv->padded_width > TD__CONV_ROOM ||
+        td__conv_room(conv) > TD__CONV_ROOM)
+        return TD_OK;
+    size_t count = (size_t)td__conv_room(conv) + TD__CONV_BEYOND;
+    conv->room = calloc(count, td_dtype_size(dtype));
+    return conv->room ? TD_OK : td__fail_nomem("conv2d");
+}
+
+/* The next group: its part of x, and a room that is not filled. */
+static void enter_group(struct td__conv *conv, td_dtype dtype, const void *x, int64_t group)
+{
+    conv->x = after(dtype, x, group * conv->channels * conv->height * conv->width);
+    conv->held = -1;
+}
+
+/* Where a kernel has one place, and moves by one: pictures are columns as they are. */
+static bool is_plain(const struct td__conv *conv)
+{
+    const struct td__window *w = &conv->window;
+    for (int d = 0; d < 2; d++)
+        if (w->kernel[d] != 1 || w->stride[d] != 1 || w->padding[d] != 0)
+            return false;
+    return true;
+}
+
+/* Elements of a convolution, all of one dtype. */
+struct parts {
+    td_dtype dtype;
+    const void *x, *w, *bias;
+    void *out;
+};
+
+static td_status forward(struct td__conv *conv, const struct parts *parts)
+{
+    const td_dtype dtype = parts->dtype;
+    const bool plain = is_plain(conv);
+    td_status status = plain || conv->pictures == 0 ? TD_OK : make_room(conv, dtype);
+    for (int64_t g = 0; g < conv->groups && conv->pictures > 0 && status == TD_OK; g++) {
+        enter_group(conv, dtype, parts->x, g);
+        struct td__gemm gemm = {
+            .m = conv->out_channels,
+            .n = conv->pixels,
+            .k = conv->taps,
+            .a = after(dtype, parts->w, g * conv->out_channels * conv->taps),
+            .a_row = conv->taps,
+            .a_col = 1,
+            .b = plain ? conv->x : conv,
+            .b_row = conv->pixels,
+            .b_col = 1,
+            .b_item = conv->x_picture,
+            .c = after(dtype, parts->out, g * conv->out_channels * conv->pixels),
+            .c_row = conv->pixels,
+            .row_bias = after(dtype, parts->bias, g * conv->out_channels),
+            .batch = conv->pictures,
+            .c_item = conv->out_picture,
+            .alpha = 1,
+        };
+        if (!plain)
+            gemm.pack_b = dtype == TD_F32 ? td__conv_columns_f32 : td__conv_columns_f64;
+        status = td__gemm(dtype, &gemm);
+    }
+    free(conv->room);
+    conv->room = NULL;
+    return status;
 }
 
 td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
                          const td_tensor *bias, const struct td__window *window)
 {
-    const td_dtype dtype = td__wide_dtype(out);
     struct td__conv conv = conv_of(&x->layout, &out->layout, window);
     struct td__wide wide = {0};
-    const void *pictures = td__widen(&wide, x), *weights = td__widen(&wide, w);
-    const void *biases = td__widen(&wide, bias);
-    void *results = td__widen_out(&wide, out, false);
-
-    for (int64_t g = 0; g < conv.groups && conv.pictures > 0 && wide.status == TD_OK; g++) {
-        conv.x = after(dtype, pictures, g * conv.channels * conv.height * conv.width);
-        struct td__gemm gemm = {
-            .m = conv.out_channels,
-            .n = conv.pixels,
-            .k = conv.taps,
-            .a = after(dtype, weights, g * conv.out_channels * conv.taps),
-            .a_row = conv.taps,
-            .a_col = 1,
-            .b = &conv,
-            .pack_b = dtype == TD_F32 ? td__conv_columns_f32 : td__conv_columns_f64,
-            .c = after(dtype, results, g * conv.out_channels * conv.pixels),
-            .c_row = conv.pixels,
-            .row_bias = after(dtype, biases, g * conv.out_channels),
-            .batch = conv.pictures,
-            .c_item = conv.out_picture,
-            .alpha = 1,
-        };
-        wide.status = td__gemm(dtype, &gemm);
-    }
+    struct parts parts = {
+        .dtype = td__wide_dtype(out),
+        .x = td__widen(&wide, x),
+        .w = td__widen(&wide, w),
+        .bias = td__widen(&wide, bias),
+        .out = td__widen_out(&wide, out, false),
+    };
+    if (wide.status == TD_OK)
+        wide.status = forward(&conv, &parts);
     return td__widen_end(&wide);
 }
 
@@ -240,6 +296,42 @@ static void add_bias_f64(const struct td__conv *conv, const double *grad_y, doub
         }
 }
 
+/* Picture by picture: grad_w += grad_y columns^T. */
+static td_status weight_gradient(struct td__conv *conv, td_dtype dtype, const void *x,
+                                 const void *grad_y, void *grad_w)
+{
+    const bool plain = is_plain(conv);
+    td_status status = plain || conv->pictures == 0 ? TD_OK : make_room(conv, dtype);
+    const int64_t pictures = conv->pictures;
+    for (int64_t i = 0; i < pictures * conv->groups && status == TD_OK; i++) {
+        const int64_t g = i / pictures, picture = i % pictures;
+        enter_group(conv, dtype, x, g);
+        conv->x = after(dtype, conv->x, picture * conv->x_picture);
+        conv->pictures = pictures - picture;
+        struct td__gemm gemm = {
+            .m = conv->out_channels,
+            .n = conv->taps,
+            .k = conv->pixels,
+            .a = after(dtype, grad_y,
+                       picture * conv->out_picture + g * conv->out_channels * conv->pixels),
+            .a_row = conv->pixels,
+            .a_col = 1,
+            .b = plain ? conv->x : conv,
+            .b_row = 1,
+            .b_col = conv->pixels,
+            .c = after(dtype, grad_w, g * conv->out_channels * conv->taps),
+            .c_row = conv->taps,
+            .alpha = 1,
+            .accumulate = true,
+        };
+        if (!plain)
+            gemm.pack_b = dtype == TD_F32 ? td__conv_rows_f32 : td__conv_rows_f64;
+        status = td__gemm(dtype, &gemm);
+    }
+    free(conv->room);
+    return status;
+}
+
 td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
                                      const td_tensor *grad_y, const td_tensor *x,
                                      const struct td__window *window, bool accumulate)
@@ -263,26 +355,6 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
     else if (biases)
         add_bias_f64(&conv, gradients, biases);
 
-    for (int64_t i = 0; i < conv.pictures; i++)
-        for (int64_t g = 0; g < conv.groups && wide.status == TD_OK; g++) {
-            conv.x = after(dtype, pictures,
-                           i * conv.x_picture + g * conv.channels * conv.height * conv.width);
-            struct td__gemm gemm = {
-                .m = conv.out_channels,
-                .n = conv.taps,
-                .k = conv.pixels,
-                .a = after(dtype, gradients,
-                           i * conv.out_picture + g * conv.out_channels * conv.pixels),
-                .a_row = conv.pixels,
-                .a_col = 1,
-                .b = &conv,
-                .pack_b = dtype == TD_F32 ? td__conv_rows_f32 : td__conv_rows_f64,
-                .c = after(dtype, weights, g * conv.out_channels * conv.taps),
-                .c_row = conv.taps,
-                .alpha = 1,
-                .accumulate = true,
-            };
-            wide.status = td__gemm(dtype, &gemm);
-        }
+    wide.status = weight_gradient(&conv, dtype, pictures, gradients, weights);
     return td__widen_end(&wide);
 }

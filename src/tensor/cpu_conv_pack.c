@@ -2,6 +2,10 @@
 #include "tensor/conv.h"
 #include "tensor/vector.h"
 
+#include <string.h>
+
+#define WIDEST 64 /* of the rows that a product asks for */
+
 #define REAL float
 #define NAMED(name) name##_f32
 #include "tensor/conv_loops.h"

@@ -11,6 +11,10 @@
 /* Below so many multiplications a product is done before other threads have woken up. */
 #define THREADS_FROM (1 << 20)
 
+/* Products that are turned have at most so many columns and rows. */
+#define NARROW 12
+#define TALL 256
+
 static const struct td__gemm_loops *choose(td_dtype dtype)
 {
 #if defined(__x86_64__)
@@ -43,6 +47,58 @@ static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t it
         }
 }
 
+static td_status run(td_dtype dtype, const struct td__gemm *gemm)
+{
+    const struct td__gemm_loops *loops = choose(dtype);
+    size_t bytes = (loops->work_bytes(gemm) + 63) / 64 * 64;
+    void *work = aligned_alloc(64, bytes);
+    if (!work)
+        return td__fail(TD_ERR_NOMEM, "matrix product: no memory for %zu bytes to work in", bytes);
+    loops->run(gemm, work);
+    free(work);
+    return TD_OK;
+}
+
+/* A result of few columns would leave most of a vector unused. Its transpose has long rows:
+ * C^T = B^T A^T, made aside and turned. */
+static bool is_narrow(const struct td__gemm *gemm)
+{
+    return gemm->n <= NARROW && gemm->m >= 2 * gemm->n && gemm->m <= TALL && gemm->batch == 1 &&
+           !gemm->pack_b && !gemm->item_done && !gemm->row_bias;
+}
+
+static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
+{
+    double turned[NARROW * TALL]; /* of either dtype */
+    struct td__gemm other = *gemm;
+    other.m = gemm->n;
+    other.n = gemm->m;
+    other.a = gemm->b;
+    other.a_row = gemm->b_col;
+    other.a_col = gemm->b_row;
+    other.b = gemm->a;
+    other.b_row = gemm->a_col;
+    other.b_col = gemm->a_row;
+    other.c = turned;
+    other.c_row = gemm->m;
+    other.row_bias = gemm->column_bias;
+    other.column_bias = NULL;
+    other.accumulate = false;
+    TD_TRY(run(dtype, &other));
+    for (int64_t i = 0; i < gemm->m; i++)
+        for (int64_t j = 0; j < gemm->n; j++) {
+            int64_t to = i * gemm->c_row + j, from = j * gemm->m + i;
+            if (dtype == TD_F32) {
+                float *c = gemm->c;
+                c[to] = (gemm->accumulate ? c[to] : 0) + ((float *)turned)[from];
+            } else {
+                double *c = gemm->c;
+                c[to] = (gemm->accumulate ? c[to] : 0) + turned[from];
+            }
+        }
+    return TD_OK;
+}
+
 td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
 {
     struct td__gemm gemm = *asked;
@@ -62,13 +118,5 @@ td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
         (double)gemm.m * (double)gemm.n * (double)gemm.k >= THREADS_FROM &&
         td__blas_gemm(dtype, &gemm))
         return TD_OK;
-
-    const struct td__gemm_loops *loops = choose(dtype);
-    size_t bytes = (loops->work_bytes(&gemm) + 63) / 64 * 64;
-    void *work = aligned_alloc(64, bytes);
-    if (!work)
-        return td__fail(TD_ERR_NOMEM, "matrix product: no memory for %zu bytes to work in", bytes);
-    loops->run(&gemm, work);
-    free(work);
-    return TD_OK;
+    return is_narrow(&gemm) ? run_turned(dtype, &gemm) : run(dtype, &gemm);
 }

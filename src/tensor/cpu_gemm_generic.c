@@ -3,11 +3,13 @@
 #define MAX_ROWS 6
 
 #define REAL float
+#define REAL_BYTES 4
 #define LOOPS td__gemm_generic_f32
 #define NAMED(name) name##_f32
 #include "tensor/gemm_loops.h"
 
 #define REAL double
+#define REAL_BYTES 8
 #define LOOPS td__gemm_generic_f64
 #define NAMED(name) name##_f64
 #include "tensor/gemm_loops.h"

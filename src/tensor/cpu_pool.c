@@ -67,13 +67,13 @@ static struct pool pool_of(const td_tensor *in, const td_tensor *out,
     };
 }
 
-/* Windows of 2 x 2, side by side, all inside. */
+/* Windows of 2 x 2, side by side, all inside, and of a picture that is not too large. */
 static bool is_pairs(const struct pool *pool)
 {
     const struct td__window *w = pool->window;
     for (int d = 0; d < 2; d++)
         if (!w || w->kernel[d] != 2 || w->stride[d] != 2 || w->padding[d] != 0 ||
-            w->dilation[d] != 1 || 2 * pool->out[d] > pool->in[d])
+            w->dilation[d] != 1 || 2 * pool->out[d] > pool->in[d] || pool->out[d] > 512)
             return false;
     return true;
 }

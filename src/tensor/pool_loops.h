@@ -24,26 +24,42 @@ static void NAMED(max_any)(const struct pool *pool, const REAL *x, REAL *out, in
         }
 }
 
-/* The same for windows of 2 x 2 that lie side by side, as vector code. */
+/* The same for windows of 2 x 2 that lie side by side, without a branch: first the greater one of
+ * each two that stand above each other, for as many rows as there is room, then of each two of
+ * these. */
 TD__VECTOR static void NAMED(max_pairs)(const struct pool *pool, const REAL *restrict x,
                                         REAL *restrict out, int32_t *restrict indices)
 {
-    const int32_t width = (int32_t)pool->in[1], columns = (int32_t)pool->out[1];
-    for (int64_t oy = 0; oy < pool->out[0]; oy++) {
-        const REAL *upper = x + 2 * oy * width, *lower = upper + width;
-        const int32_t first = (int32_t)(2 * oy) * width;
-        for (int32_t i = 0; i < columns; i++) {
-            REAL a = upper[2 * i], b = upper[2 * i + 1], c = lower[2 * i], d = lower[2 * i + 1];
-            bool right = !(a >= b) && a == a;
-            REAL top = right ? b : a;
-            bool low_right = !(c >= d) && c == c;
-            REAL bottom = low_right ? d : c;
-            bool under = !(top >= bottom) && top == top;
-            out[i] = under ? bottom : top;
-            indices[i] = first + 2 * i + (under ? width + low_right : right);
+    enum { ROOM = 1024 };
+    REAL values[ROOM];
+    int32_t places[ROOM];
+    const int32_t width = (int32_t)pool->in[1], used = 2 * (int32_t)pool->out[1];
+    const int32_t rows = (int32_t)pool->out[0], most = ROOM / used;
+    for (int32_t y0 = 0; y0 < rows; y0 += most) {
+        const int32_t end = y0 + most < rows ? y0 + most : rows;
+        for (int32_t y = y0; y < end; y++) {
+            const int32_t first = 2 * y * width;
+            const REAL *upper = x + first, *lower = upper + width;
+            REAL *value = values + (y - y0) * used;
+            int32_t *place = places + (y - y0) * used;
+            for (int32_t i = 0; i < used; i++) {
+                REAL a = upper[i], b = lower[i];
+                bool below = !(a >= b) & (a == a);
+                value[i] = below ? b : a;
+                place[i] = first + i + (below ? width : 0);
+            }
         }
-        out += columns;
-        indices += columns;
+        const int32_t pairs = (end - y0) * used / 2;
+        for (int32_t i = 0; i < pairs; i++) {
+            REAL a = values[2 * i], b = values[2 * i + 1];
+            int32_t left = places[2 * i], right = places[2 * i + 1];
+            bool same = (a == b) | ((a != a) & (b != b));
+            bool other = (!(a >= b) & (a == a)) | (same & (right < left));
+            out[i] = other ? b : a;
+            indices[i] = other ? right : left;
+        }
+        out += pairs;
+        indices += pairs;
     }
 }
 
