@@ -18,7 +18,8 @@
 
 static const char call[] = "td_scaled_dot_product_attention";
 
-/* The operands of a call, of the scope. */
+/* The operands of a call, of the scope. Backward gets a copy, in which the tensors are gone and only
+ * say whether there was a mask; it puts the saved ones in their place. */
 struct attention {
     td_tensor *q, *k, *v, *mask; /* of one batch; the mask is added, and may be NULL */
     int64_t batch[TD_MAX_DIMS];  /* what stands before the last two dimensions */

@@ -14,10 +14,8 @@ static td_status grad_of_target(const struct past *past, td_tensor *into, td_ten
                                 td_tensor *x, td_tensor *target)
 {
     const struct td__kernels *kernels = td__kernels_of(x);
-    if (past->loss != TD__LOSS_BCE_LOGITS) {
-        TD_TRY(kernels->pair_loss_grad(past->loss, into, grad, x, target, -past->scale));
-        return TD_OK;
-    }
+    if (past->loss != TD__LOSS_BCE_LOGITS)
+        return kernels->pair_loss_grad(past->loss, into, grad, x, target, -past->scale);
     td_tensor *each = td__adopt(td__expand("td_backward", grad, x->layout.shape, x->layout.ndim));
     if (!each)
         return TD_ERR_NOMEM;
