@@ -1,15 +1,8 @@
 /* Losses: gradients by finite differences, values by other operators, and what is refused. */
-#include "gradcheck.h"
-#include "runner.h"
+#include "ops_checks.h"
 
 #include <math.h>
 #include <string.h>
-
-#define CHECK_NULL(call, part)                                                                     \
-    do {                                                                                           \
-        CHECK(!(call));                                                                            \
-        CHECK_CONTAINS(td_last_error(), part);                                                     \
-    } while (0)
 
 typedef td_tensor *(*loss_fn)(td_tensor *x, td_tensor *target, const td_loss_options *options);
 

@@ -1,0 +1,258 @@
+/* Attention and embedding: gradients by finite differences, values by other operators, and what is
+ * refused. */
+#include "ops_checks.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- Attention -------------------------------------------------------------------------------------------- */
+
+struct attention {
+    bool causal, dropout;
+    int64_t mask[4]; /* ended by -1 */
+    bool bool_mask;
+    double scale;
+};
+
+/* Hides about a third of the columns, the same ones each time; never the first of a row. */
+static td_tensor *make_mask(const struct attention *attention)
+{
+    int ndim = 0;
+    while (ndim < 4 && attention->mask[ndim] >= 0)
+        ndim++;
+    td_tensor *mask = td_zeros(attention->mask, ndim, TD_F64);
+    double *elements = td_tensor_data(mask);
+    int64_t columns = attention->mask[ndim - 1];
+    for (int64_t i = 0; i < td_tensor_numel(mask); i++)
+        if (i % columns && i * 5 % 3 == 0)
+            elements[i] = -INFINITY;
+        else if (!attention->bool_mask)
+            elements[i] = (double)(i % 7) / 4;
+    return attention->bool_mask ? td_ge_scalar(mask, 0) : mask;
+}
+
+static td_tensor *attend(td_tensor *const *x, const void *arg)
+{
+    const struct attention *attention = arg;
+    td_manual_seed(5);
+    return td_scaled_dot_product_attention(
+        x[0], x[1], x[2],
+        &(td_attention_options){.causal = attention->causal,
+                                .mask = attention->mask[0] ? make_mask(attention) : NULL,
+                                .dropout = attention->dropout ? 0.3 : 0,
+                                .scale = attention->scale});
+}
+
+static td_tensor *slow_attention(td_tensor *const *x, const struct attention *attention)
+{
+    double scale = attention->scale ? attention->scale : 1 / sqrt((double)td_tensor_size(x[0], -1));
+    td_tensor *scores = td_mul_scalar(td_matmul(x[0], td_transpose(x[1], -1, -2)), scale);
+    if (attention->mask[0]) {
+        td_tensor *mask = make_mask(attention);
+        if (attention->bool_mask)
+            scores = td_masked_fill(scores, td_logical_not(mask), -INFINITY);
+        else
+            scores = td_add(scores, mask);
+    }
+    if (attention->causal) {
+        td_tensor *seen = td_tril(td_ones_like(scores), 0);
+        scores = td_masked_fill(scores, td_eq_scalar(seen, 0), -INFINITY);
+    }
+    return td_matmul(td_f_softmax(scores, -1), x[2]);
+}
+
+static const struct attention attentions[] = {
+    {.mask = {0}},
+    {.causal = true},
+    {.mask = {3, 5, -1}},
+    {.mask = {3, 5, -1}, .bool_mask = true},
+    {.mask = {2, 1, 3, 5}, .bool_mask = true, .causal = true},
+    {.mask = {5, -1}, .scale = 0.7},
+};
+
+TEST(attention)
+{
+    for (size_t i = 0; i < sizeof attentions / sizeof attentions[0]; i++)
+        TD_SCOPE
+        {
+            const struct attention *attention = &attentions[i];
+            td_tensor *x[] = {random_of(SHAPE(2, 2, 3, 4)), random_of(SHAPE(2, 2, 5, 4)),
+                              random_of(SHAPE(2, 2, 5, 3))};
+            check_near(attend(x, attention), slow_attention(x, attention), 1e-10);
+            gradcheck("attention", attend, attention, x, 3);
+            struct attention dropping = *attention;
+            dropping.dropout = true;
+            gradcheck("attention with dropout", attend, &dropping, x, 3);
+        }
+}
+
+TEST(attention_of_other_shapes)
+{
+    static const struct attention plain = {.mask = {0}}, causal = {.causal = true};
+    TD_SCOPE
+    {
+        /* Matrices; one batch; k and v that all of the batch share; sizes of 1. */
+        td_tensor *x[] = {random_of(SHAPE(3, 4)), random_of(SHAPE(5, 4)), random_of(SHAPE(5, 2))};
+        check_near(attend(x, &causal), slow_attention(x, &causal), 1e-10);
+        gradcheck("attention", attend, &causal, x, 3);
+        td_tensor *y[] = {random_of(SHAPE(2, 4, 4)), random_of(SHAPE(4, 4)),
+                          random_of(SHAPE(1, 4, 2))};
+        check_near(attend(y, &plain), slow_attention(y, &plain), 1e-10);
+        gradcheck("attention", attend, &plain, y, 3);
+        td_tensor *z[] = {random_of(SHAPE(1, 1, 1)), random_of(SHAPE(1, 1, 1)),
+                          random_of(SHAPE(1, 1, 1))};
+        gradcheck("attention", attend, &plain, z, 3);
+        td_tensor *none = td_zeros(SHAPE(2, 0, 4), TD_F64);
+        CHECK_EQ(td_tensor_numel(td_scaled_dot_product_attention(none, y[0], y[0], NULL)), 0);
+        td_tensor *nothing = td_scaled_dot_product_attention(y[0], none, none, NULL);
+        check_near(nothing, td_zeros_like(y[0]), 0);
+    }
+}
+
+/* Heads that were cut out of [N, L, heads, E]: the result is laid out likewise. */
+TEST(attention_puts_heads_where_they_were)
+{
+    TD_SCOPE
+    {
+        td_tensor *packed = random_of(SHAPE(2, 5, 3, 4));
+        td_tensor *heads = td_transpose(packed, 1, 2), *x[] = {heads, heads, heads};
+        td_tensor *y = td_scaled_dot_product_attention(heads, heads, heads, NULL);
+        static const struct attention plain = {.mask = {0}};
+        check_near(y, slow_attention(x, &plain), 1e-10);
+        CHECK(td_tensor_is_contiguous(td_transpose(y, 1, 2)));
+    }
+}
+
+/* A row that sees nothing is 0, in both ways of computing it, and so are its gradients. */
+TEST(attention_of_a_row_that_sees_nothing)
+{
+    for (int way = 0; way < 2; way++)
+        TD_SCOPE
+        {
+            td_tensor *x[] = {random_of(SHAPE(2, 3)), random_of(SHAPE(4, 3)),
+                              random_of(SHAPE(4, 3))};
+            for (int i = 0; i < 3; i++)
+                td_tensor_set_requires_grad(x[i], true);
+            td_tensor *mask = td_zeros(SHAPE(2, 4), TD_BOOL);
+            memset((char *)td_tensor_data(mask) + 4, 1, 4);
+            td_tensor *y = td_scaled_dot_product_attention(
+                x[0], x[1], x[2], &(td_attention_options){.mask = mask, .dropout = way ? 1e-9 : 0});
+            check_near(td_select(y, 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
+            CHECK(!td_equal(td_select(y, 0, 1), td_zeros((int64_t[]){3}, 1, TD_F64)));
+            CHECK_OK(td_backward(td_sum(y)));
+            check_near(td_select(td_tensor_grad(x[0]), 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64),
+                       0);
+            for (int i = 0; i < 3; i++)
+                CHECK(td_item(td_any(td_isnan(td_tensor_grad(x[i])))) == 0);
+        }
+}
+
+static td_tensor *attend_with_mask(td_tensor *const *x, const void *arg)
+{
+    (void)arg;
+    return td_scaled_dot_product_attention(x[0], x[1], x[2],
+                                           &(td_attention_options){.mask = x[3], .causal = true});
+}
+
+TEST(attention_with_a_mask_that_is_learned)
+{
+    TD_SCOPE
+    {
+        td_tensor *x[] = {random_of(SHAPE(2, 3, 4)), random_of(SHAPE(2, 3, 4)),
+                          random_of(SHAPE(2, 3, 4)), random_of(SHAPE(3, 3))};
+        gradcheck("attention with a mask", attend_with_mask, NULL, x, 4);
+    }
+}
+
+TEST(attention_refuses)
+{
+    TD_SCOPE
+    {
+        td_tensor *q = td_zeros(SHAPE(2, 3, 4), TD_F32), *k = td_zeros(SHAPE(2, 5, 4), TD_F32);
+        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 3), TD_F32), k, NULL),
+                   "q has the shape [2, 3, 4], k [2, 5, 3], v [2, 5, 4]");
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(2, 4, 4), TD_F32), NULL),
+                   "v [2, 4, 4]");
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, td_zeros(SHAPE(3, 5, 4), TD_F32), NULL),
+                   "v [3, 5, 4]");
+        CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 4), TD_F64), k, NULL),
+                   "f32 and f64");
+        CHECK_NULL(td_scaled_dot_product_attention(
+                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(2, 5), TD_F32)}),
+                   "the mask has the shape [2, 5]");
+        CHECK_NULL(td_scaled_dot_product_attention(
+                       q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(3, 5), TD_I64)}),
+                   "the mask i64");
+        CHECK_NULL(td_scaled_dot_product_attention(q, k, k, &(td_attention_options){.dropout = 2}),
+                   "a dropout of 2");
+        CHECK(!td_scaled_dot_product_attention(NULL, k, k, NULL));
+    }
+}
+
+/* ---- Embedding -------------------------------------------------------------------------------------------- */
+
+static td_tensor *embed(td_tensor *const *x, const void *arg)
+{
+    return td_f_embedding(x[0], x[1], arg ? *(const int64_t *)arg : -1);
+}
+
+static td_tensor *indices_of(const int64_t *shape, int ndim, const int64_t *values)
+{
+    td_tensor *indices = td_empty(shape, ndim, TD_I64);
+    memcpy(td_tensor_data(indices), values, td_tensor_nbytes(indices));
+    return indices;
+}
+
+TEST(embedding)
+{
+    TD_SCOPE
+    {
+        td_tensor *weight = random_of(SHAPE(5, 3));
+        td_tensor *indices = indices_of(SHAPE(2, 3), (int64_t[]){4, 0, 4, 1, 2, 4});
+        td_tensor *inputs[] = {indices, weight};
+        td_tensor *y = embed(inputs, NULL);
+        CHECK_EQ(td_tensor_ndim(y), 3);
+        for (int i = 0; i < 6; i++)
+            CHECK_MEM((double *)td_tensor_data(y) + 3 * i,
+                      (double *)td_tensor_data(weight) + 3 * ((int64_t[]){4, 0, 4, 1, 2, 4})[i],
+                      3 * sizeof(double));
+        gradcheck("td_f_embedding", embed, NULL, inputs, 2);
+        td_tensor *scalar[] = {indices_of(NULL, 0, (int64_t[]){3}), weight};
+        gradcheck("td_f_embedding", embed, NULL, scalar, 2);
+        CHECK_EQ(td_tensor_numel(td_f_embedding(td_zeros(SHAPE(0, 2), TD_I64), weight, -1)), 0);
+    }
+}
+
+/* The row of the padding keeps its gradient, whether others are added to or overwritten. */
+TEST(embedding_with_padding)
+{
+    TD_SCOPE
+    {
+        td_tensor *weight = random_of(SHAPE(4, 2));
+        td_tensor *indices = indices_of(SHAPE(3), (int64_t[]){1, 2, 1});
+        td_tensor_set_requires_grad(weight, true);
+        static const double expected[2][8] = {{0, 0, 0, 0, 1, 1, 0, 0}, {0, 0, 2, 2, 2, 2, 0, 0}};
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, 1))));
+        CHECK_MEM(td_tensor_data(td_tensor_grad(weight)), expected[0], sizeof expected[0]);
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, -1))));
+        CHECK_OK(td_tensor_zero_grad(weight));
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, -1))));
+        CHECK_OK(td_backward(td_sum(td_f_embedding(indices, weight, 1))));
+        CHECK_MEM(td_tensor_data(td_tensor_grad(weight)), expected[1], sizeof expected[1]);
+    }
+}
+
+TEST(embedding_refuses)
+{
+    TD_SCOPE
+    {
+        td_tensor *weight = td_zeros(SHAPE(4, 2), TD_F32);
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I32), weight, -1), "the indices are i32");
+        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, 4, TD_I64), weight, -1), "4");
+        CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, -1, TD_I64), weight, -1), "-1");
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64), td_zeros(SHAPE(4), TD_F32), -1),
+                   "weight has the shape [4]");
+        CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I64), weight, 4), "padding_idx is 4");
+        CHECK(!td_f_embedding(NULL, weight, -1) && !td_f_embedding(weight, NULL, -1));
+    }
+}
