@@ -1,6 +1,6 @@
 """Runs benchmarks of Tandem and of its peers in turns, and prints their medians side by side.
 
-Shared by scripts/bench-store and scripts/bench-start. A benchmark is a command that prints JSON
+Shared by scripts/bench-store, bench-start and bench-train. A benchmark is a command that prints JSON
 lines; a line has "peer", "what", the size of the run ("clients" or "ranks") and figures.
 """
 
@@ -69,6 +69,7 @@ def own_s():
 def run_rounds(name, commands, rounds):
     """Runs {label: command} one after the other, `rounds` times; returns the rows they printed.
 
+    A command may be a function that returns one, called as it is about to run.
     They go to bench/results/<name>-<time>.jsonl as well. Says how much of the machine other
     programs used meanwhile: a measurement beside a compiler is worth little.
     """
@@ -81,6 +82,7 @@ def run_rounds(name, commands, rounds):
         for number in range(rounds):
             for label, command in commands.items():
                 show_progress(f"round {number + 1} of {rounds}: {label}")
+                command = command() if callable(command) else command
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(f"{done.stderr}{' '.join(map(str, command))} has failed")
