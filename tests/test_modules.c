@@ -122,6 +122,13 @@ TEST(sizes_are_checked)
     CHECK_CONTAINS(td_last_error(), "padding_idx is 3");
     CHECK(!td_multihead_attention(0, 1));
     CHECK(!td_multihead_attention_with(4, 2, &(td_multihead_attention_options){.dropout = -1}));
+    CHECK(!td_linear(INT64_MAX, INT64_MAX));
+    CHECK(!td_linear(INT64_MAX / 8, 2));
+    CHECK(!td_conv2d(INT64_MAX, INT64_MAX, 3));
+    CHECK(!td_embedding(INT64_MAX, INT64_MAX));
+    CHECK(!td_batch_norm1d(INT64_MAX));
+    CHECK(!td_layer_norm(INT64_MAX));
+    CHECK(!td_multihead_attention(INT64_MAX, 1));
     td_module *nothing = td_linear(0, 0);
     CHECK(nothing);
     td_module_destroy(nothing);

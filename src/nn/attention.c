@@ -192,7 +192,7 @@ td_module *td_multihead_attention_with(int64_t width, int64_t heads,
     if (td__check_size(call, "the width", width, 1) || td__check_size(call, "heads", heads, 1) ||
         td__check_probability(call, multihead.options.dropout))
         return NULL;
-    if (width % heads) {
+    if (width % heads || width > INT64_MAX / 3) {
         td__fail(TD_ERR_INVALID, "%s: a width of %lld cannot be parted among %lld heads", call,
                  (long long)width, (long long)heads);
         return NULL;

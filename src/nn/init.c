@@ -41,11 +41,11 @@ static td_status find_fans(const char *call, const td_tensor *tensor, struct fan
         return td__fail(TD_ERR_INVALID,
                         "%s: the tensor has the shape %s; it must have two dimensions or more",
                         call, td__shape_of(tensor));
-    int64_t field = 1;
+    double field = 1; /* in f64, since a tensor without elements may have sizes of any product */
     for (int d = 2; d < tensor->layout.ndim; d++)
-        field *= tensor->layout.shape[d];
-    fans->in = (double)(tensor->layout.shape[1] * field);
-    fans->out = (double)(tensor->layout.shape[0] * field);
+        field *= (double)tensor->layout.shape[d];
+    fans->in = (double)tensor->layout.shape[1] * field;
+    fans->out = (double)tensor->layout.shape[0] * field;
     return TD_OK;
 }
 

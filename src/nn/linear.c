@@ -9,12 +9,12 @@
 td_status td__init_affine(td_tensor *weight, td_tensor *bias)
 {
     TD_TRY(td_init_kaiming_uniform(weight, &(td_kaiming_options){.a = sqrt(5)}));
-    int64_t fan_in = weight->layout.shape[1];
-    for (int d = 2; d < weight->layout.ndim; d++)
-        fan_in *= weight->layout.shape[d];
     if (!bias)
         return TD_OK;
-    double limit = fan_in > 0 ? 1 / sqrt((double)fan_in) : 0;
+    double fan_in = 1;
+    for (int d = 1; d < weight->layout.ndim; d++)
+        fan_in *= (double)weight->layout.shape[d];
+    double limit = fan_in > 0 ? 1 / sqrt(fan_in) : 0;
     return td_init_uniform(bias, -limit, limit);
 }
 
