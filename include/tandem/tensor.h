@@ -31,6 +31,8 @@
 #include <tandem/device.h>
 #include <tandem/dtype.h>
 
+#include <stdio.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -139,6 +141,25 @@ TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);
 /** Errors: TD_ERR_INVALID for less than 1. */
 TD_API td_status td_set_num_threads(int number);
 TD_API int td_get_num_threads(void);
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+/**
+ * The elements as PyTorch prints them: 4 digits, or a scientific notation where the numbers ask for it,
+ * nested brackets, lines of 80 characters, and of more than 1,000 elements only the first and last
+ * three of each dimension. Behind them the device where it is not "cpu", a dtype that the elements
+ * do not show, in the names of td_dtype_name(), and requires_grad.
+ *
+ *     tensor([[1.0000, 2.5000],
+ *             [   nan,   -inf]], dtype=f64)
+ *
+ * For free(). NULL for NULL, and without memory.
+ */
+TD_API char *td_tensor_text(const td_tensor *tensor);
+
+/** Writes this text and the end of a line. A NULL tensor is TD_ERR_INVALID, and td_last_error() stays
+ *  what it was. Errors: also TD_ERR_SYSTEM where the stream fails, and TD_ERR_NOMEM. */
+TD_API td_status td_tensor_print(const td_tensor *tensor, FILE *stream);
 
 #ifdef __cplusplus
 }

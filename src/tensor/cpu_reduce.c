@@ -22,8 +22,8 @@
 #include <math.h>
 #include <string.h>
 
-#define BLOCK 512    /* elements that are copied, or columns that are reduced, at a time */
-#define STRETCH 4096 /* elements of a row that are reduced at a time */
+#define BLOCK TD__REDUCE_COLUMNS /* elements that are copied, too, at a time */
+#define STRETCH 4096             /* elements of a row that are reduced at a time */
 #define SHORT 16
 
 struct axis {

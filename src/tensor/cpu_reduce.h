@@ -4,8 +4,9 @@
 
 #include "tensor/kernels.h"
 
-/* The greatest number of rows that the loops over columns take at a time. */
+/* The greatest numbers of rows and columns that the loops over columns take at a time. */
 #define TD__REDUCE_ROWS 8
+#define TD__REDUCE_COLUMNS 512
 
 /** How elements of one type are reduced. The loops know SUM, PROD, MAX, MIN and SQUARES; the other
  *  kinds are one of these with something before or after. */
