@@ -35,8 +35,8 @@
     CASE(TD__MUL, T, T, p *q)                                                                      \
     CASE(TD__DIV, T, T, p / q)                                                                     \
     CASE(TD__POW, T, T, power(p, q))                                                               \
-    CASE(TD__MAXIMUM, T, T, (p > q) | (p != p) ? p : q)                                            \
-    CASE(TD__MINIMUM, T, T, (p < q) | (p != p) ? p : q)                                            \
+    CASE(TD__MAXIMUM, T, T, p != p ? p : p > q ? p : q)                                            \
+    CASE(TD__MINIMUM, T, T, p != p ? p : p < q ? p : q)                                            \
     CASE(TD__LT, T, uint8_t, p < q)                                                                \
     CASE(TD__LE, T, uint8_t, p <= q)                                                               \
     CASES_OF_TRUTH(T)

@@ -41,160 +41,157 @@ ALWAYS kind joining(kind k)
     return k == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : k;
 }
 
-/* One function for each kind, out of an inline one that takes it: call(k) in a switch. */
-#define FOR_EACH_KIND(k, call)                                                                     \
+/* A loop for each kind, out of inline functions that take it as a constant. */
+#define FOR_EACH_KIND(k, call, name)                                                               \
     switch (k) {                                                                                   \
     case TD__REDUCE_PROD:                                                                          \
-        call(TD__REDUCE_PROD);                                                                     \
+        call(, name, TD__REDUCE_PROD);                                                             \
         break;                                                                                     \
     case TD__REDUCE_MAX:                                                                           \
-        call(TD__REDUCE_MAX);                                                                      \
+        call(extreme_, name, TD__REDUCE_MAX);                                                      \
         break;                                                                                     \
     case TD__REDUCE_MIN:                                                                           \
-        call(TD__REDUCE_MIN);                                                                      \
+        call(extreme_, name, TD__REDUCE_MIN);                                                      \
         break;                                                                                     \
     case TD__REDUCE_SQUARES:                                                                       \
-        call(TD__REDUCE_SQUARES);                                                                  \
+        call(, name, TD__REDUCE_SQUARES);                                                          \
         break;                                                                                     \
     default:                                                                                       \
-        call(TD__REDUCE_SUM);                                                                      \
+        call(, name, TD__REDUCE_SUM);                                                              \
     }
+#define CALL_ROW(prefix, name, k) prefix##row_of_##name(k, total, x, count)
+#define CALL_COLUMNS(prefix, name, k) prefix##columns_of_##name(k, total, rows, n, count)
 
 /* ---- Floats ------------------------------------------------------------------------------------
  *
  * T is the element, V a vector of LANES of them. A NaN stays, and comes in. */
 
-#define FLOATS(name, T, V, LANES)                                                                   \
-    ALWAYS T step_##name(kind k, T total, T x)                                                      \
-    {                                                                                               \
-        switch (k) {                                                                                \
-        case TD__REDUCE_PROD:                                                                       \
-            return total * x;                                                                       \
-        case TD__REDUCE_MAX:                                                                        \
-            return (x > total) | (x != x) ? x : total;                                              \
-        case TD__REDUCE_MIN:                                                                        \
-            return (x < total) | (x != x) ? x : total;                                              \
-        case TD__REDUCE_SQUARES:                                                                    \
-            return total + x * x;                                                                   \
-        default:                                                                                    \
-            return total + x;                                                                       \
-        }                                                                                           \
-    }                                                                                               \
-                                                                                                    \
-    ALWAYS V vector_step_##name(kind k, V total, V x)                                               \
-    {                                                                                               \
-        return k == TD__REDUCE_PROD      ? total * x                                                \
-               : k == TD__REDUCE_SQUARES ? total + x * x                                            \
-                                         : total + x;                                               \
-    }                                                                                               \
-                                                                                                    \
-    /* A comparison of vectors is not something that every compiler knows to split. */              \
-    ALWAYS void extreme_of_##name(kind k, double *total, const T *x, int64_t count)                 \
-    {                                                                                               \
-        T lanes[4 * LANES], rest = (T)neutral(k);                                                   \
-        int64_t i = 0;                                                                              \
-        for (int lane = 0; lane < 4 * LANES; lane++)                                                \
-            lanes[lane] = rest;                                                                     \
-        for (; i + 4 * LANES <= count; i += 4 * LANES)                                              \
-            for (int lane = 0; lane < 4 * LANES; lane++)                                            \
-                lanes[lane] = step_##name(k, lanes[lane], x[i + lane]);                             \
-        for (; i < count; i++)                                                                      \
-            rest = step_##name(k, rest, x[i]);                                                      \
-        if (count >= 4 * LANES)                                                                     \
-            for (int lane = 0; lane < 4 * LANES; lane++)                                            \
-                rest = step_##name(k, rest, lanes[lane]);                                           \
-        *total = step_f64(k, *total, (double)rest);                                                 \
-    }                                                                                               \
-                                                                                                    \
-    ALWAYS void row_of_##name(kind k, double *total, const T *x, int64_t count)                     \
-    {                                                                                               \
-        kind join = joining(k);                                                                     \
-        T rest = (T)neutral(k);                                                                     \
-        V a = (V){0} + rest, b = a, c = a, d = a;                                                   \
-        int64_t i = 0;                                                                              \
-        for (; i + 4 * LANES <= count; i += 4 * LANES) {                                            \
-            const V *at = (const V *)(x + i);                                                       \
-            a = vector_step_##name(k, a, at[0]);                                                    \
-            b = vector_step_##name(k, b, at[1]);                                                    \
-            c = vector_step_##name(k, c, at[2]);                                                    \
-            d = vector_step_##name(k, d, at[3]);                                                    \
-        }                                                                                           \
-        for (; i + LANES <= count; i += LANES)                                                      \
-            a = vector_step_##name(k, a, *(const V *)(x + i));                                      \
-        a = vector_step_##name(join, a, b);                                                         \
-        c = vector_step_##name(join, c, d);                                                         \
-        a = vector_step_##name(join, a, c);                                                         \
-        for (; i < count; i++)                                                                      \
-            rest = step_##name(k, rest, x[i]);                                                      \
-        double sum = rest;                                                                          \
-        if (count >= LANES)                                                                         \
-            for (int lane = 0; lane < LANES; lane++)                                                \
-                sum = step_f64(join, sum, (double)a[lane]);                                         \
-        *total = step_f64(join, *total, sum);                                                       \
-    }                                                                                               \
-                                                                                                    \
-    /* Eight rows in the type itself first: a comparison in two types at once is no vector code. */ \
-    ALWAYS void extremes_of_##name(kind k, double *restrict total, const void *const rows[],        \
-                                   int n, int64_t count)                                            \
-    {                                                                                               \
-        T best[TD__REDUCE_COLUMNS];                                                                 \
-        for (int64_t i = 0; i < count; i++)                                                         \
-            best[i] = (T)neutral(k);                                                                \
-        for (int r = 0; r < n; r++) {                                                               \
-            const T *restrict x = rows[r];                                                          \
-            for (int64_t i = 0; i < count; i++)                                                     \
-                best[i] = step_##name(k, best[i], x[i]);                                            \
-        }                                                                                           \
-        for (int64_t i = 0; i < count; i++) {                                                       \
-            double value = (double)best[i];                                                         \
-            total[i] = step_f64(k, total[i], value);                                                \
-        }                                                                                           \
-    }                                                                                               \
-                                                                                                    \
-    ALWAYS void columns_of_##name(kind k, double *restrict total, const void *const rows[], int n,  \
-                                  int64_t count)                                                    \
-    {                                                                                               \
-        kind join = joining(k);                                                                     \
-        T none = (T)neutral(k);                                                                     \
-        if (n < TD__REDUCE_ROWS) {                                                                  \
-            for (int r = 0; r < n; r++) {                                                           \
-                const T *restrict x = rows[r];                                                      \
-                for (int64_t i = 0; i < count; i++)                                                 \
-                    total[i] = step_f64(join, total[i], (double)step_##name(k, none, x[i]));        \
-            }                                                                                       \
-            return;                                                                                 \
-        }                                                                                           \
-        const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict x2 = rows[2];             \
-        const T *restrict x3 = rows[3], *restrict x4 = rows[4], *restrict x5 = rows[5];             \
-        const T *restrict x6 = rows[6], *restrict x7 = rows[7];                                     \
-        for (int64_t i = 0; i < count; i++) {                                                       \
-            T a = step_##name(k, step_##name(k, none, x0[i]), x1[i]);                               \
-            T b = step_##name(k, step_##name(k, none, x2[i]), x3[i]);                               \
-            T c = step_##name(k, step_##name(k, none, x4[i]), x5[i]);                               \
-            T d = step_##name(k, step_##name(k, none, x6[i]), x7[i]);                               \
-            T sum = step_##name(join, step_##name(join, a, b), step_##name(join, c, d));            \
-            total[i] = step_f64(join, total[i], (double)sum);                                       \
-        }                                                                                           \
-    }                                                                                               \
-                                                                                                    \
-    static TD__VECTOR void row_##name(kind k, void *total, const void *x, int64_t count)            \
-    {                                                                                               \
-        FOR_EACH_KIND(k, ROW_CALL_##name)                                                           \
-    }                                                                                               \
-                                                                                                    \
-    static TD__VECTOR void columns_##name(kind k, void *total, const void *const rows[], int n,     \
-                                          int64_t count)                                            \
-    {                                                                                               \
-        FOR_EACH_KIND(k, COLUMNS_CALL_##name)                                                       \
+#define FLOATS(name, T, V, LANES)                                                                    \
+    ALWAYS T step_##name(kind k, T total, T x)                                                       \
+    {                                                                                                \
+        T best;                                                                                      \
+        switch (k) {                                                                                 \
+        case TD__REDUCE_PROD:                                                                        \
+            return total * x;                                                                        \
+        case TD__REDUCE_MAX:                                                                         \
+            best = x > total ? x : total;                                                            \
+            return x != x ? x : best;                                                                \
+        case TD__REDUCE_MIN:                                                                         \
+            best = x < total ? x : total;                                                            \
+            return x != x ? x : best;                                                                \
+        case TD__REDUCE_SQUARES:                                                                     \
+            return total + x * x;                                                                    \
+        default:                                                                                     \
+            return total + x;                                                                        \
+        }                                                                                            \
+    }                                                                                                \
+                                                                                                     \
+    ALWAYS V vector_step_##name(kind k, V total, V x)                                                \
+    {                                                                                                \
+        return k == TD__REDUCE_PROD      ? total * x                                                 \
+               : k == TD__REDUCE_SQUARES ? total + x * x                                             \
+                                         : total + x;                                                \
+    }                                                                                                \
+                                                                                                     \
+    /* A comparison of vectors is not something that every compiler knows to split. */               \
+    ALWAYS void extreme_row_of_##name(kind k, double *total, const T *x, int64_t count)              \
+    {                                                                                                \
+        T lanes[4 * LANES], rest = (T)neutral(k);                                                    \
+        int64_t i = 0;                                                                               \
+        for (int lane = 0; lane < 4 * LANES; lane++)                                                 \
+            lanes[lane] = rest;                                                                      \
+        for (; i + 4 * LANES <= count; i += 4 * LANES)                                               \
+            for (int lane = 0; lane < 4 * LANES; lane++)                                             \
+                lanes[lane] = step_##name(k, lanes[lane], x[i + lane]);                              \
+        for (; i < count; i++)                                                                       \
+            rest = step_##name(k, rest, x[i]);                                                       \
+        if (count >= 4 * LANES)                                                                      \
+            for (int lane = 0; lane < 4 * LANES; lane++)                                             \
+                rest = step_##name(k, rest, lanes[lane]);                                            \
+        *total = step_f64(k, *total, (double)rest);                                                  \
+    }                                                                                                \
+                                                                                                     \
+    ALWAYS void row_of_##name(kind k, double *total, const T *x, int64_t count)                      \
+    {                                                                                                \
+        kind join = joining(k);                                                                      \
+        T rest = (T)neutral(k);                                                                      \
+        V a = (V){0} + rest, b = a, c = a, d = a;                                                    \
+        int64_t i = 0;                                                                               \
+        for (; i + 4 * LANES <= count; i += 4 * LANES) {                                             \
+            const V *at = (const V *)(x + i);                                                        \
+            a = vector_step_##name(k, a, at[0]);                                                     \
+            b = vector_step_##name(k, b, at[1]);                                                     \
+            c = vector_step_##name(k, c, at[2]);                                                     \
+            d = vector_step_##name(k, d, at[3]);                                                     \
+        }                                                                                            \
+        for (; i + LANES <= count; i += LANES)                                                       \
+            a = vector_step_##name(k, a, *(const V *)(x + i));                                       \
+        a = vector_step_##name(join, a, b);                                                          \
+        c = vector_step_##name(join, c, d);                                                          \
+        a = vector_step_##name(join, a, c);                                                          \
+        for (; i < count; i++)                                                                       \
+            rest = step_##name(k, rest, x[i]);                                                       \
+        double sum = rest;                                                                           \
+        if (count >= LANES)                                                                          \
+            for (int lane = 0; lane < LANES; lane++)                                                 \
+                sum = step_f64(join, sum, (double)a[lane]);                                          \
+        *total = step_f64(join, *total, sum);                                                        \
+    }                                                                                                \
+                                                                                                     \
+    /* The best of eight rows, in the type itself: a comparison in two types at once is no vector  \
+     * code. Of fewer rows some are taken several times. */ \
+    ALWAYS void extreme_columns_of_##name(kind k, double *restrict total,                            \
+                                          const void *const rows[], int n, int64_t count)            \
+    {                                                                                                \
+        const T *x[TD__REDUCE_ROWS];                                                                 \
+        for (int r = 0; r < TD__REDUCE_ROWS; r++)                                                    \
+            x[r] = rows[r < n ? r : 0];                                                              \
+        T best[TD__REDUCE_COLUMNS];                                                                  \
+        for (int64_t i = 0; i < count; i++) {                                                        \
+            T a = step_##name(k, x[0][i], x[1][i]), b = step_##name(k, x[2][i], x[3][i]);            \
+            T c = step_##name(k, x[4][i], x[5][i]), d = step_##name(k, x[6][i], x[7][i]);            \
+            best[i] = step_##name(k, step_##name(k, a, b), step_##name(k, c, d));                    \
+        }                                                                                            \
+        for (int64_t i = 0; i < count; i++)                                                          \
+            total[i] = step_f64(k, total[i], (double)best[i]);                                       \
+    }                                                                                                \
+                                                                                                     \
+    ALWAYS void columns_of_##name(kind k, double *restrict total, const void *const rows[], int n,   \
+                                  int64_t count)                                                     \
+    {                                                                                                \
+        kind join = joining(k);                                                                      \
+        T none = (T)neutral(k);                                                                      \
+        if (n < TD__REDUCE_ROWS) {                                                                   \
+            for (int r = 0; r < n; r++) {                                                            \
+                const T *restrict x = rows[r];                                                       \
+                for (int64_t i = 0; i < count; i++)                                                  \
+                    total[i] = step_f64(join, total[i], (double)step_##name(k, none, x[i]));         \
+            }                                                                                        \
+            return;                                                                                  \
+        }                                                                                            \
+        const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict x2 = rows[2];              \
+        const T *restrict x3 = rows[3], *restrict x4 = rows[4], *restrict x5 = rows[5];              \
+        const T *restrict x6 = rows[6], *restrict x7 = rows[7];                                      \
+        for (int64_t i = 0; i < count; i++) {                                                        \
+            T a = step_##name(k, step_##name(k, none, x0[i]), x1[i]);                                \
+            T b = step_##name(k, step_##name(k, none, x2[i]), x3[i]);                                \
+            T c = step_##name(k, step_##name(k, none, x4[i]), x5[i]);                                \
+            T d = step_##name(k, step_##name(k, none, x6[i]), x7[i]);                                \
+            T sum = step_##name(join, step_##name(join, a, b), step_##name(join, c, d));             \
+            total[i] = step_f64(join, total[i], (double)sum);                                        \
+        }                                                                                            \
+    }                                                                                                \
+                                                                                                     \
+    static TD__VECTOR void row_##name(kind k, void *total, const void *x, int64_t count)             \
+    {                                                                                                \
+        FOR_EACH_KIND(k, CALL_ROW, name)                                                             \
+    }                                                                                                \
+                                                                                                     \
+    static TD__VECTOR void columns_##name(kind k, void *total, const void *const rows[], int n,      \
+                                          int64_t count)                                             \
+    {                                                                                                \
+        FOR_EACH_KIND(k, CALL_COLUMNS, name)                                                         \
     }
-
-#define IS_EXTREME(k) ((k) == TD__REDUCE_MAX || (k) == TD__REDUCE_MIN)
-#define ROW_CALL_f64(k) (IS_EXTREME(k) ? extreme_of_f64 : row_of_f64)(k, total, x, count)
-#define ROW_CALL_f32(k) (IS_EXTREME(k) ? extreme_of_f32 : row_of_f32)(k, total, x, count)
-#define COLUMNS_CALL_f64(k)                                                                        \
-    (IS_EXTREME(k) ? extremes_of_f64 : columns_of_f64)(k, total, rows, n, count)
-#define COLUMNS_CALL_f32(k)                                                                        \
-    (IS_EXTREME(k) ? extremes_of_f32 : columns_of_f32)(k, total, rows, n, count)
 
 FLOATS(f64, double, f64x8, 8)
 FLOATS(f32, float, f32x16, 16)
@@ -236,18 +233,18 @@ ALWAYS void columns_of_i64(kind k, int64_t *restrict total, const void *const ro
     }
 }
 
-#define ROW_CALL_i64(k) row_of_i64(k, total, x, count)
-#define COLUMNS_CALL_i64(k) columns_of_i64(k, total, rows, n, count)
+#define extreme_row_of_i64 row_of_i64
+#define extreme_columns_of_i64 columns_of_i64
 
 static TD__VECTOR void row_i64(kind k, void *total, const void *x, int64_t count)
 {
-    FOR_EACH_KIND(k, ROW_CALL_i64)
+    FOR_EACH_KIND(k, CALL_ROW, i64)
 }
 
 static TD__VECTOR void columns_i64(kind k, void *total, const void *const rows[], int n,
                                    int64_t count)
 {
-    FOR_EACH_KIND(k, COLUMNS_CALL_i64)
+    FOR_EACH_KIND(k, CALL_COLUMNS, i64)
 }
 
 const struct td__reducer td__reducer_i64 = {TD_I64, TD_I64, row_i64, columns_i64};
