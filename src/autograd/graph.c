@@ -86,8 +86,10 @@ void td__node_release(struct td_node *node)
 static void leave(struct td_node *node, td_tensor *tensor)
 {
     pthread_mutex_lock(&node->lock);
-    if (node->leaf == tensor)
+    if (node->leaf == tensor) {
         node->leaf = NULL;
+        atomic_fetch_sub(&tensor->storage->leaves, 1);
+    }
     pthread_mutex_unlock(&node->lock);
     td__node_release(node);
 }
@@ -278,6 +280,12 @@ td_status td__check_in_place(const td_tensor *tensor, const char *name)
         return td__fail(TD_ERR_STATE,
                         "%s: a leaf of shape %s that asks for its gradient cannot be changed in "
                         "place while changes are recorded; do it under TD_NO_GRAD",
+                        name, td__shape_of(tensor));
+    if (tensor->node && atomic_load(&tensor->storage->leaves) > 0)
+        return td__fail(TD_ERR_STATE,
+                        "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
+                        "and cannot be changed in place while changes are recorded; do it under "
+                        "TD_NO_GRAD",
                         name, td__shape_of(tensor));
     return td__check_history(tensor, name);
 }

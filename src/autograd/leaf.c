@@ -70,7 +70,10 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
                         td_dtype_name(tensor->layout.dtype));
     tensor->node = td__leaf_node(tensor);
     tensor->node_slot = 0;
-    return tensor->node ? TD_OK : TD_ERR_NOMEM;
+    if (!tensor->node)
+        return TD_ERR_NOMEM;
+    atomic_fetch_add(&tensor->storage->leaves, 1);
+    return TD_OK;
 }
 
 bool td_tensor_requires_grad(const td_tensor *tensor)

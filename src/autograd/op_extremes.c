@@ -2,11 +2,6 @@
 #include "autograd/op_reduce.h"
 #include "base/fail.h"
 
-static unsigned all_dims(const td_tensor *x)
-{
-    return (1u << x->layout.ndim) - 1;
-}
-
 /* ---- Of all elements ------------------------------------------------------------------------------- */
 
 /* The gradient in equal parts to all elements that have the value, or are NaN where that is. */
@@ -29,7 +24,8 @@ static td_tensor *extreme(const td_function *function, enum td__reduce_kind kind
         return NULL;
     }
     td_tensor *y = td__drop_dims(
-        td__apply_reduce(function->name, kind, x, all_dims(x), x->layout.dtype), all_dims(x));
+        td__apply_reduce(function->name, kind, x, td__all_dims(x), x->layout.dtype),
+        td__all_dims(x));
     return td__result(
         function, y,
         &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
@@ -157,7 +153,7 @@ static td_tensor *truth(const char *call, enum td__reduce_kind kind, td_tensor *
     if (!x)
         return NULL;
     return td__adopt(
-        td__drop_dims(td__apply_reduce(call, kind, x, all_dims(x), TD_BOOL), all_dims(x)));
+        td__drop_dims(td__apply_reduce(call, kind, x, td__all_dims(x), TD_BOOL), td__all_dims(x)));
 }
 
 td_tensor *td_all(td_tensor *x)

@@ -69,11 +69,6 @@ td_tensor *td__spread(td_tensor *grad_y, const struct td__reduced *reduction)
     return td__adopt(td__expand("td_backward", kept, reduction->whole, reduction->ndim));
 }
 
-static unsigned all_dims(const td_tensor *x)
-{
-    return (1u << x->layout.ndim) - 1;
-}
-
 /* ---- Sums and means -------------------------------------------------------------------------------- */
 
 static td_status sum_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -112,13 +107,13 @@ static td_tensor *reduced(const td_function *function, enum td__reduce_kind kind
 td_tensor *td_sum(td_tensor *x)
 {
     static const td_function function = {.name = "td_sum", .backward = sum_backward};
-    return x ? reduced(&function, TD__REDUCE_SUM, x, all_dims(x), false) : NULL;
+    return x ? reduced(&function, TD__REDUCE_SUM, x, td__all_dims(x), false) : NULL;
 }
 
 td_tensor *td_mean(td_tensor *x)
 {
     static const td_function function = {.name = "td_mean", .backward = mean_backward};
-    return x ? reduced(&function, TD__REDUCE_MEAN, x, all_dims(x), false) : NULL;
+    return x ? reduced(&function, TD__REDUCE_MEAN, x, td__all_dims(x), false) : NULL;
 }
 
 td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim)
@@ -167,9 +162,9 @@ td_tensor *td_prod(td_tensor *x)
     static const td_function function = {.name = "td_prod", .backward = prod_backward};
     if (!x)
         return NULL;
-    td_tensor *y = td__drop_dims(td__apply_reduce(function.name, TD__REDUCE_PROD, x, all_dims(x),
-                                                  dtype_of_sum(x->layout.dtype)),
-                                 all_dims(x));
+    td_tensor *y = td__drop_dims(td__apply_reduce(function.name, TD__REDUCE_PROD, x,
+                                                  td__all_dims(x), dtype_of_sum(x->layout.dtype)),
+                                 td__all_dims(x));
     return td__result(
         &function, y,
         &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
@@ -266,11 +261,11 @@ td_tensor *td_norm(td_tensor *x)
     td_tensor *y = NULL;
     TD_SCOPE TD_NO_GRAD
     {
-        td_tensor *squares = td__adopt(td__apply_reduce(function.name, TD__REDUCE_SQUARES, x,
-                                                        all_dims(x), wide_dtype(x->layout.dtype)));
+        td_tensor *squares = td__adopt(td__apply_reduce(
+            function.name, TD__REDUCE_SQUARES, x, td__all_dims(x), wide_dtype(x->layout.dtype)));
         y = td_tensor_retain(td_to_dtype(td_sqrt(squares), x->layout.dtype));
     }
-    y = td__drop_dims(y, all_dims(x));
+    y = td__drop_dims(y, td__all_dims(x));
     return td__result(
         &function, y,
         &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});

@@ -14,6 +14,12 @@ struct td__reduced {
 
 struct td__reduced td__reduced_of(const td_tensor *x, unsigned mask);
 
+/** The mask of all dimensions. */
+static inline unsigned td__all_dims(const td_tensor *x)
+{
+    return (1u << x->layout.ndim) - 1;
+}
+
 /** The mask of the named dimensions. */
 td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, int count,
                         unsigned *mask);

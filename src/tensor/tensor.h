@@ -18,6 +18,7 @@ struct td__storage {
     atomic_int owners;
     atomic_uint version; /* how often elements were changed by a function that says so */
     atomic_uint history; /* how many of those changes were recorded for gradients */
+    atomic_int leaves;   /* how many tensors over it are leaves that ask for their gradient */
     struct td__device *device;
     void *data;
     size_t bytes;
