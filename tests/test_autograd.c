@@ -502,6 +502,27 @@ static td_tensor *inner_result(td_tensor *x)
     return result;
 }
 
+TEST(scopes_can_be_nested)
+{
+    td_tensor *x = td_full(SHAPE(2), 3, TD_F64);
+    TD_SCOPE
+    {
+        td_tensor *outer = td_mul(x, x);
+        TD_SCOPE
+        {
+            TD_NO_GRAD
+            TD_NO_GRAD
+            CHECK(!td_grad_enabled());
+            td_tensor *inner = td_scope_return(td_mul(outer, x));
+            CHECK_EQ(atomic_load(&inner->owners), 2);
+            outer = inner;
+        }
+        CHECK_EQ(atomic_load(&outer->owners), 1);
+        CHECK_EQ(first(outer), 27);
+    }
+    td_tensor_release(x);
+}
+
 TEST(scopes_release_what_was_made_in_them)
 {
     td_tensor *kept = NULL, *x = td_full(SHAPE(2), 3, TD_F64);

@@ -57,9 +57,10 @@ TD_API bool td_set_grad_enabled(bool enabled);
 TD_API bool td_grad_enabled(void);
 
 /** Nothing is recorded in the block that follows. As for TD_SCOPE, `break` only leaves the block. */
-#define TD_NO_GRAD                                                                                 \
-    for (td_no_grad td_no_grad_ __attribute__((cleanup(td_no_grad_end))) = td_no_grad_begin();     \
-         td_no_grad_.open; td_no_grad_end(&td_no_grad_))
+#define TD_NO_GRAD TD_NO_GRAD_NAMED(TD_UNIQUE(td_no_grad_))
+#define TD_NO_GRAD_NAMED(name)                                                                     \
+    for (td_no_grad name __attribute__((cleanup(td_no_grad_end))) = td_no_grad_begin(); name.open; \
+         td_no_grad_end(&name))
 
 typedef struct td_no_grad {
     bool before;

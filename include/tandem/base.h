@@ -20,6 +20,11 @@ extern "C" {
 #define TD_API
 #endif
 
+/* A name that stands nowhere else, for macros that declare something. */
+#define TD_UNIQUE(name) TD_UNIQUE_WITH(name, __COUNTER__)
+#define TD_UNIQUE_WITH(name, number) TD_UNIQUE_JOIN(name, number)
+#define TD_UNIQUE_JOIN(name, number) name##number
+
 /** The version of the library that is linked, such as "0.1.0". */
 TD_API const char *td_version(void);
 

@@ -92,9 +92,10 @@ typedef struct td_scope {
 TD_API td_scope td_scope_begin(void);
 TD_API void td_scope_end(td_scope *scope);
 
-#define TD_SCOPE                                                                                   \
-    for (td_scope td_scope_ __attribute__((cleanup(td_scope_end))) = td_scope_begin();             \
-         td_scope_.open; td_scope_end(&td_scope_))
+#define TD_SCOPE TD_SCOPE_NAMED(TD_UNIQUE(td_scope_))
+#define TD_SCOPE_NAMED(name)                                                                       \
+    for (td_scope name __attribute__((cleanup(td_scope_end))) = td_scope_begin(); name.open;       \
+         td_scope_end(&name))
 
 /** Lets a tensor outlive the innermost scope: from then on it belongs to the scope around that one,
  *  or to the caller where there is none. For a function that works in a scope of its own:
