@@ -305,6 +305,61 @@ TEST(fashion_mnist_of_the_package)
     td_dataset_release(test);
 }
 
+/* The loop of a training program, as users write it, without a model. */
+RANKS(the_loop_of_a_program, .ranks = 2)
+{
+    enum { IMAGES = 21 };
+    unsigned char pixels[16 + IMAGES * 4] = {0, 0, 8, 3, 0, 0, 0, IMAGES, 0, 0, 0, 2, 0, 0, 0, 2};
+    unsigned char classes[8 + IMAGES] = {0, 0, 8, 1, 0, 0, 0, IMAGES};
+    for (int i = 0; i < IMAGES; i++) {
+        memset(pixels + 16 + 4 * i, i, 4);
+        classes[8 + i] = (unsigned char)i;
+    }
+    if (td_test_rank() == 0) {
+        write_file("train-images-idx3-ubyte", pixels, sizeof pixels);
+        write_file("train-labels-idx1-ubyte", classes, sizeof classes);
+    }
+    td_test_barrier();
+    CHECK_EQ(setenv("TANDEM_DATA", td_test_temp_dir(), 1), 0);
+
+    CHECK_OK(td_init_process_group(NULL));
+    td_dataset *train = td_fashion_mnist(TD_TRAIN, &(td_idx_options){.pixels = TD_PIXELS_UNIT});
+    td_sampler *sampler = td_distributed_sampler(train, &(td_sampler_options){.shuffle = true});
+    td_loader *loader = td_loader_create(train,
+                                         &(td_loader_options){.batch_size = 4, .sampler = sampler});
+    int64_t orders[2][11] = {{0}};
+    for (int epoch = 0; epoch < 2; epoch++) {
+        int64_t count = 0;
+        td_sampler_set_epoch(sampler, epoch);
+        for (td_batch b; td_loader_next(loader, &b);)
+            TD_SCOPE
+            {
+                td_tensor *shown = td_clone(b.input);
+                CHECK(td_tensor_ndim(shown) == 4 && td_tensor_size(shown, 1) == 1);
+                for (int64_t i = 0; i < b.size; i++, count++) {
+                    orders[epoch][count] = ((int64_t *)td_tensor_data(b.target))[i];
+                    float pixel = 255 * ((float *)td_tensor_data(shown))[4 * i];
+                    CHECK(fabsf(pixel - (float)orders[epoch][count]) < 1e-3f);
+                }
+            }
+        CHECK_OK(td_loader_status(loader));
+        CHECK_EQ(count, 11);
+    }
+    CHECK(memcmp(orders[0], orders[1], sizeof orders[0]) != 0);
+
+    /* Both shares together are all images, one of them twice. */
+    int64_t both[2][11], seen[IMAGES] = {0};
+    CHECK_OK(td_group_all_gather(NULL, orders[0], both, 11, TD_I64, NULL));
+    for (int i = 0; i < 22; i++)
+        seen[both[i / 11][i % 11]]++;
+    for (int i = 0; i < IMAGES; i++)
+        CHECK(seen[i] >= 1 && seen[i] <= 2);
+    CHECK_OK(td_destroy_process_group());
+    td_loader_destroy(loader);
+    td_sampler_release(sampler);
+    td_dataset_release(train);
+}
+
 /* ---- Text ------------------------------------------------------------------------------------ */
 
 TEST(text)

@@ -29,6 +29,7 @@ struct td__unpack {
     bool packed, member_open;
     z_stream stream; /* its input is the block, packed or not */
     unsigned char *block;
+    char place[512]; /* for messages */
 };
 
 /* ---- The file ------------------------------------------------------------------------------- */
@@ -135,12 +136,11 @@ void td__unpack_close(struct td__unpack *unpack)
 
 /* ---- What is in it --------------------------------------------------------------------------- */
 
-const char *td__unpack_place(const struct td__unpack *unpack)
+const char *td__unpack_place(struct td__unpack *unpack)
 {
-    static _Thread_local char text[512];
-    snprintf(text, sizeof text, "%.400s, offset %" PRIu64 "%s", unpack->path, unpack->at,
-             unpack->packed ? " of what is unpacked" : "");
-    return text;
+    snprintf(unpack->place, sizeof unpack->place, "%.400s, offset %" PRIu64 "%s", unpack->path,
+             unpack->at, unpack->packed ? " of what is unpacked" : "");
+    return unpack->place;
 }
 
 static td_status corrupt(const struct td__unpack *unpack)

@@ -27,7 +27,7 @@ td_status td__unpack_end(struct td__unpack *unpack);
 td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char *what);
 
 /** The file's name and the place of the next byte, for messages: "x.gz, offset 4 of what is unpacked".
- *  In a buffer of the thread's own. */
-const char *td__unpack_place(const struct td__unpack *unpack);
+ *  Until the next call. */
+const char *td__unpack_place(struct td__unpack *unpack);
 
 #endif
