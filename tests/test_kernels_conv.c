@@ -208,6 +208,17 @@ TEST(conv2d_in_pieces, .deadline_s = 100)
         check_shape(&shapes[i], TD_F64);
 }
 
+/* Too large to be copied with their padding. */
+TEST(conv2d_of_large_pictures, .deadline_s = 100)
+{
+    static const struct shape shapes[] = {
+        {1, 1, 1030, 1030, 2, {.kernel = {2, 3}, .stride = {7, 6}, .padding = {1, 2}}},
+        {1, 2, 40, 30000, 1, {.kernel = {3, 2}, .stride = {13, 1}, .padding = {2, 1}}},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check_shape(&shapes[i], TD_F32);
+}
+
 TEST(conv2d_of_random_shapes, .deadline_s = 100)
 {
     for (int i = 0; i < 300; i++) {

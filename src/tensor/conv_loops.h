@@ -132,55 +132,6 @@ TD__VECTOR static void NAMED(rows_of_padded)(const struct td__conv *conv,
 
 /* ---- Out of a picture as it is ------------------------------------------------------------------ */
 
-/* What lies under tap `tap` for output pixel `pixel`. */
-static inline REAL NAMED(under)(const struct td__conv *conv, const REAL *x, int64_t tap,
-                                int64_t pixel)
-{
-    const struct td__window *w = &conv->window;
-    int64_t kx = tap % w->kernel[1], rest = tap / w->kernel[1];
-    int64_t y = pixel / conv->out_width * w->stride[0] - w->padding[0] +
-                rest % w->kernel[0] * w->dilation[0];
-    int64_t at = pixel % conv->out_width * w->stride[1] - w->padding[1] + kx * w->dilation[1];
-    bool inside = y >= 0 && y < conv->height && at >= 0 && at < conv->width;
-    return inside ? x[(rest / w->kernel[0] * conv->height + y) * conv->width + at] : 0;
-}
-
-void NAMED(td__conv_columns)(const struct td__gemm *gemm, const struct td__gemm_part *part,
-                             int64_t width, void *packed)
-{
-    struct td__conv *conv = (struct td__conv *)gemm->b;
-    REAL *to = packed;
-    if (conv->room) {
-        NAMED(columns_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, to);
-        return;
-    }
-    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
-    for (int64_t k = 0; k < part->rows; k++)
-        for (int64_t j = 0; j < width; j++)
-            to[k * width + j] = j < part->columns
-                                    ? NAMED(under)(conv, x, part->k0 + k, part->n0 + j)
-                                    : 0;
-}
-
-void NAMED(td__conv_rows)(const struct td__gemm *gemm, const struct td__gemm_part *part,
-                          int64_t width, void *packed)
-{
-    struct td__conv *conv = (struct td__conv *)gemm->b;
-    REAL *to = packed;
-    if (conv->room) {
-        NAMED(rows_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, to);
-        return;
-    }
-    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
-    for (int64_t p = 0; p < part->rows; p++)
-        for (int64_t j = 0; j < width; j++)
-            to[p * width + j] = j < part->columns
-                                    ? NAMED(under)(conv, x, part->n0 + j, part->k0 + p)
-                                    : 0;
-}
-
-/* ---- Back to a picture -------------------------------------------------------------------------- */
-
 /* Which of `count` pixels, `stride` apart from `at` on, are inside 0 … size - 1: first … end - 1. */
 static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64_t count,
                                  int64_t *first, int64_t *end)
@@ -192,6 +143,98 @@ static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64
     if (*end < *first)
         *end = *first;
 }
+
+/* What lies under one place of the kernel, for `count` output pixels of a row from (oy, ox) on. */
+static inline void NAMED(take)(const struct td__conv *conv, const REAL *picture, int64_t place,
+                               int64_t oy, int64_t ox, int64_t count, REAL *restrict to)
+{
+    const struct td__window *w = &conv->window;
+    int64_t y = oy * w->stride[0] - w->padding[0] + place / w->kernel[1] * w->dilation[0];
+    int64_t x = ox * w->stride[1] - w->padding[1] + place % w->kernel[1] * w->dilation[1];
+    int64_t first = 0, end = 0;
+    if (y >= 0 && y < conv->height)
+        NAMED(inside)(x, w->stride[1], conv->width, count, &first, &end);
+    for (int64_t i = 0; i < first; i++)
+        to[i] = 0;
+    for (int64_t i = first; i < end; i++)
+        to[i] = picture[y * conv->width + x + i * w->stride[1]];
+    for (int64_t i = end; i < count; i++)
+        to[i] = 0;
+}
+
+TD__VECTOR static void NAMED(columns_of_plain)(const struct td__conv *conv,
+                                               const struct td__gemm_part *part, const REAL *x,
+                                               int64_t width, REAL *packed)
+{
+    const int64_t kernel = conv->window.kernel[0] * conv->window.kernel[1];
+    for (int64_t k = 0; k < part->rows; k++) {
+        const int64_t channel = (part->k0 + k) / kernel, place = (part->k0 + k) % kernel;
+        REAL *to = packed + k * width;
+        for (int64_t done = 0, count; done < part->columns; done += count) {
+            int64_t oy = (part->n0 + done) / conv->out_width;
+            int64_t ox = (part->n0 + done) % conv->out_width;
+            count = conv->out_width - ox < part->columns - done ? conv->out_width - ox
+                                                                : part->columns - done;
+            NAMED(take)
+            (conv, x + channel * conv->height * conv->width, place, oy, ox, count, to + done);
+        }
+        for (int64_t j = part->columns; j < width; j++)
+            to[j] = 0;
+    }
+}
+
+TD__VECTOR static void NAMED(rows_of_plain)(const struct td__conv *conv,
+                                            const struct td__gemm_part *part, const REAL *x,
+                                            int64_t width, REAL *packed)
+{
+    const struct td__window *w = &conv->window;
+    for (int64_t p = 0; p < part->rows; p++) {
+        const int64_t pixel = part->k0 + p;
+        const int64_t y0 = pixel / conv->out_width * w->stride[0] - w->padding[0];
+        const int64_t x0 = pixel % conv->out_width * w->stride[1] - w->padding[1];
+        REAL *to = packed + p * width;
+        int64_t kx = part->n0 % w->kernel[1], rest = part->n0 / w->kernel[1];
+        int64_t ky = rest % w->kernel[0], channel = rest / w->kernel[0];
+        for (int64_t j = 0; j < part->columns; j++) {
+            int64_t y = y0 + ky * w->dilation[0], at = x0 + kx * w->dilation[1];
+            bool inside = y >= 0 && y < conv->height && at >= 0 && at < conv->width;
+            to[j] = inside ? x[(channel * conv->height + y) * conv->width + at] : 0;
+            if (++kx < w->kernel[1])
+                continue;
+            kx = 0;
+            if (++ky == w->kernel[0]) {
+                ky = 0;
+                channel++;
+            }
+        }
+        for (int64_t j = part->columns; j < width; j++)
+            to[j] = 0;
+    }
+}
+
+void NAMED(td__conv_columns)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                             int64_t width, void *packed)
+{
+    struct td__conv *conv = (struct td__conv *)gemm->b;
+    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
+    if (conv->room)
+        NAMED(columns_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, packed);
+    else
+        NAMED(columns_of_plain)(conv, part, x, width, packed);
+}
+
+void NAMED(td__conv_rows)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                          int64_t width, void *packed)
+{
+    struct td__conv *conv = (struct td__conv *)gemm->b;
+    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
+    if (conv->room)
+        NAMED(rows_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, packed);
+    else
+        NAMED(rows_of_plain)(conv, part, x, width, packed);
+}
+
+/* ---- Back to a picture -------------------------------------------------------------------------- */
 
 static inline void NAMED(add_row)(REAL *restrict to, const REAL *restrict from, int64_t count)
 {

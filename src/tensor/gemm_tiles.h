@@ -1,0 +1,133 @@
+/* Tiles of C: the innermost loop of a matrix product. A part of gemm_loops.h, which has the picture
+ * and the names. */
+
+/* Where a tile of C goes, and what happens to it on the way. */
+struct NAMED(target) {
+    REAL *c;
+    int64_t c_row;
+    const REAL *row_bias;
+    const REAL *column_bias;
+    int columns;
+    bool add;
+};
+
+/* Stores a tile at the right edge of C, one element at a time. */
+static void NAMED(store_part)(const struct NAMED(target) * to, int rows, const REAL *sums)
+{
+    for (int i = 0; i < rows; i++) {
+        REAL *c = to->c + i * to->c_row;
+        for (int j = 0; j < to->columns; j++) {
+            REAL sum = sums[i * STRIP + j];
+            if (to->row_bias)
+                sum += to->row_bias[i];
+            if (to->column_bias)
+                sum += to->column_bias[j];
+            c[j] = to->add ? c[j] + sum : sum;
+        }
+    }
+}
+
+/* What a whole tile begins with: what is added to the product. */
+static inline __attribute__((always_inline)) void
+NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to, VECTOR sums[][2])
+{
+    if (to->add) {
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            sums[i][0] = *(const UNALIGNED *)(to->c + i * to->c_row);
+            if (vectors == 2)
+                sums[i][1] = *(const UNALIGNED *)(to->c + i * to->c_row + LANES);
+        }
+    }
+    if (to->row_bias) {
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            sums[i][0] += to->row_bias[i];
+            sums[i][1] += to->row_bias[i];
+        }
+    }
+    if (to->column_bias) {
+        VECTOR bias0 = *(const UNALIGNED *)to->column_bias, bias1 = {0};
+        if (vectors == 2)
+            bias1 = *(const UNALIGNED *)(to->column_bias + LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            sums[i][0] += bias0;
+            sums[i][1] += bias1;
+        }
+    }
+}
+
+/* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are
+ * registers. At the edge what is added to the product comes last: it cannot be loaded as vectors. */
+static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, const int vectors,
+                                                              int64_t k, const REAL *a,
+                                                              const REAL *b, int64_t b_row,
+                                                              const struct NAMED(target) * to)
+{
+    const bool whole = to->columns == vectors * LANES;
+    VECTOR sums[MAX_ROWS][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+        sums[i][0] = sums[i][1] = (VECTOR){0};
+    if (whole)
+        NAMED(begin)(rows, vectors, to, sums);
+    for (int64_t p = 0; p < k; p++, a += rows, b += b_row) {
+        VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
+        if (vectors == 2)
+            b1 = *(const UNALIGNED *)(b + LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            sums[i][0] += a[i] * b0;
+            if (vectors == 2)
+                sums[i][1] += a[i] * b1;
+        }
+    }
+    REAL spread[MAX_ROWS * STRIP];
+    REAL *const result = whole ? to->c : spread;
+    const int64_t row = whole ? to->c_row : STRIP;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+        *(UNALIGNED *)(result + i * row) = sums[i][0];
+        if (vectors == 2)
+            *(UNALIGNED *)(result + i * row + LANES) = sums[i][1];
+    }
+    if (!whole)
+        NAMED(store_part)(to, rows, spread);
+}
+
+#define TILE(rows)                                                                                 \
+    static void NAMED(tile##rows)(int64_t k, const REAL *a, const REAL *b, int64_t b_row,          \
+                                  const struct NAMED(target) * to)                                 \
+    {                                                                                              \
+        if (to->columns > LANES)                                                                   \
+            NAMED(tile)(rows, 2, k, a, b, b_row, to);                                              \
+        else                                                                                       \
+            NAMED(tile)(rows, 1, k, a, b, b_row, to);                                              \
+    }
+TILE(1)
+TILE(2)
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
+#if MAX_ROWS == 14
+TILE(7)
+TILE(8)
+TILE(9)
+TILE(10)
+TILE(11)
+TILE(12)
+TILE(13)
+TILE(14)
+#endif
+#undef TILE
+
+static void (*const NAMED(tiles)[])(int64_t k, const REAL *a, const REAL *b, int64_t b_row,
+                                    const struct NAMED(target) * to) = {
+    NAMED(tile1),  NAMED(tile2),  NAMED(tile3), NAMED(tile4),  NAMED(tile5),  NAMED(tile6),
+#if MAX_ROWS == 14
+    NAMED(tile7),  NAMED(tile8),  NAMED(tile9), NAMED(tile10), NAMED(tile11), NAMED(tile12),
+    NAMED(tile13), NAMED(tile14),
+#endif
+};
