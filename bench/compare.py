@@ -1,7 +1,7 @@
 """Runs benchmarks of Tandem and of its peers in turns, and prints their medians side by side.
 
 Shared by scripts/bench-store, bench-start and bench-train. A benchmark is a command that prints JSON
-lines; a line has "peer", "what", the size of the run ("clients" or "ranks") and figures.
+lines; a line has "peer", "what", the size of the run ("clients", "ranks", or the "pass") and figures.
 """
 
 import argparse
@@ -128,11 +128,13 @@ def print_table(rows, size, fields, ratio_of, more_is_better):
     width = 2 + max(len(heading) for heading in [*fields.values(), "000000.0"])
     group = width * len(fields)
 
-    print(" " * 24 + "".join(f"{peer:>{group}}" for peer in peers))
+    names = max(16, 1 + max(len(row["what"]) for row in rows))
+    sizes = max(8, 1 + max(len(str(row[size])) for row in rows))
+    print(" " * (names + sizes) + "".join(f"{peer:>{group}}" for peer in peers))
     headings = "".join(f"{heading:>{width}}" for heading in fields.values())
-    print(f"{'':16}{size:>8}" + headings * len(peers) + ("     times" if len(peers) > 1 else ""))
+    print(f"{'':{names}}{size:>{sizes}}" + headings * len(peers) + ("     times" if len(peers) > 1 else ""))
     for (what, count), found in table.items():
-        line = f"{what:16}{count:8}"
+        line = f"{what:{names}}{count:>{sizes}}"
         for peer in peers:
             for field in fields:
                 figure = found.get(peer, {}).get(field)
