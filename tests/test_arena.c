@@ -146,6 +146,23 @@ TEST(arena_fills_up_to_its_reserve)
     td__arena_destroy(arena);
 }
 
+TEST(arena_takes_the_hole_that_fits_best)
+{
+    struct td__arena *arena = make_arena(64 * MIB);
+    static const size_t sizes[] = {5, 1, 3, 1,
+                                   4, 1, 3, 1}; /* MiB; those of 1 stay between the holes */
+    char *blocks[8];
+    for (int i = 0; i < 8; i++)
+        blocks[i] = td__arena_alloc(arena, sizes[i] * MIB);
+    for (int i = 0; i < 8; i += 2)
+        CHECK(td__arena_free(arena, blocks[i]));
+    CHECK(td__arena_alloc(arena, 3 * MIB) == blocks[2]); /* of equal ones the first in memory */
+    CHECK(td__arena_alloc(arena, 2 * MIB) == blocks[6]);
+    CHECK(td__arena_alloc(arena, 4 * MIB) == blocks[4]);
+    CHECK(td__arena_alloc(arena, 5 * MIB) == blocks[0]);
+    td__arena_destroy(arena);
+}
+
 TEST(arena_gives_large_memory_back)
 {
     enum { BLOCKS = 5 };

@@ -107,6 +107,26 @@ TEST(gradients_add_up)
     }
 }
 
+TEST(a_gradient_that_is_held_stays_the_gradient)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = leaf(3, 2);
+        CHECK_OK(td_backward(td_sum(td_mul(x, x))));
+        td_tensor *held = td_tensor_retain(td_tensor_grad(x));
+        CHECK_OK(td_tensor_zero_grad(x));
+        CHECK_OK(td_backward(td_sum(td_mul(x, x))));
+        CHECK(td_tensor_grad(x) == held);
+        CHECK_EQ(first(held), 6);
+        td_tensor_release(held);
+        CHECK_OK(
+            td_tensor_zero_grad(x)); /* nobody has it: a sum over two passes begins at 0 again */
+        CHECK_OK(td_backward(td_sum(td_mul(x, x))));
+        CHECK_OK(td_backward(td_sum(td_mul(x, x))));
+        CHECK_EQ(first(td_tensor_grad(x)), 12);
+    }
+}
+
 TEST(a_given_gradient_is_added_to_in_place)
 {
     TD_SCOPE

@@ -41,7 +41,8 @@ TD_API td_tensor *td_tensor_grad(const td_tensor *tensor);
  * copied: later passes add to its elements in place. NULL removes it. */
 TD_API td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad);
 
-/** Sets the gradient to 0, if there is one. It costs nothing: the next pass overwrites it. */
+/** Sets the gradient to 0, if there is one. It costs nothing: the next pass overwrites it. Its memory is
+ *  free until then, unless somebody else has retained it, or sees it through a view. */
 TD_API td_status td_tensor_zero_grad(td_tensor *tensor);
 
 /** Keeps the gradient of a result too, which is otherwise gone once it was used. */

@@ -61,8 +61,8 @@ struct td_node {
     bool let_go;          /* saved tensors are gone */
 
     /* Of a leaf. */
-    td_tensor *leaf;   /* not retained; NULL once the tensor is gone */
-    bool grad_is_old;  /* the gradient's elements stand for 0, whatever they are */
+    td_tensor *leaf;  /* not retained; NULL once the tensor is gone */
+    bool grad_is_old; /* the gradient stands for 0, whatever its elements; NULL stands for it too */
     bool grad_is_busy; /* a backward pass is writing to it */
 };
 

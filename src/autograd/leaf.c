@@ -1,7 +1,8 @@
 /* Leaves: tensors that ask for their gradient, the gradient itself, and hooks.
  *
- * A gradient that was set to 0 keeps its memory and is only marked as old: the next pass overwrites
- * it instead of adding to it, and whoever looks at it before gets zeros. */
+ * A gradient that was set to 0 is only marked as old: the next pass overwrites it instead of adding to
+ * it, and whoever looks at it before gets zeros. Where nobody else sees its memory, that is given back
+ * until then: the activations of the next forward pass have it, and it comes back as those go. */
 #include "autograd/graph.h"
 #include "base/fail.h"
 
@@ -133,6 +134,9 @@ td_tensor *td_tensor_grad(const td_tensor *tensor)
     if (!td__node_is_leaf(node))
         return output->grad;
     claim(node);
+    if (node->grad_is_old && !output->grad)
+        output->grad = td__empty("gradient", output->layout.shape, output->layout.ndim,
+                                 output->layout.dtype, output->device);
     td_tensor *grad = output->grad;
     if (grad && node->grad_is_old) {
         if (td__kernels_of(grad)->fill(grad, 0))
@@ -171,6 +175,13 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
     return TD_OK;
 }
 
+/* Nobody else can see its elements, and they stand in order: it may become the gradient as it is. */
+static bool is_nobody_elses(const td_tensor *tensor)
+{
+    return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
+           td__layout_is_contiguous(&tensor->layout) && tensor->storage->free_fn;
+}
+
 td_status td_tensor_zero_grad(td_tensor *tensor)
 {
     if (!tensor)
@@ -184,16 +195,15 @@ td_status td_tensor_zero_grad(td_tensor *tensor)
         return TD_OK;
     }
     claim(node);
-    node->grad_is_old = node->outputs[0].grad != NULL;
+    td_tensor *grad = node->outputs[0].grad, *given_back = NULL;
+    node->grad_is_old |= grad != NULL;
+    if (grad && is_nobody_elses(grad)) {
+        given_back = grad;
+        node->outputs[0].grad = NULL;
+    }
     td__leaf_unclaim(node);
+    td_tensor_release(given_back);
     return TD_OK;
-}
-
-/* Nobody else can see its elements, and they stand in order: it may become the gradient as it is. */
-static bool is_nobody_elses(const td_tensor *tensor)
-{
-    return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
-           td__layout_is_contiguous(&tensor->layout) && tensor->storage->free_fn;
 }
 
 /* With the gradient claimed. */
@@ -202,6 +212,7 @@ static td_status add_to_grad(struct td_node *node, td_tensor *grad)
     struct td__output *output = &node->outputs[0];
     if (!output->grad) {
         output->grad = is_nobody_elses(grad) ? td_tensor_retain(grad) : td__clone(grad);
+        node->grad_is_old &= !output->grad;
         return output->grad ? TD_OK : TD_ERR_NOMEM;
     }
     const struct td__kernels *kernels = td__kernels_of(grad);
@@ -264,7 +275,7 @@ td_tensor *td__leaf_target(struct td_node *node, bool *accumulate)
     if (!output->grad) {
         output->grad = td__empty("gradient", output->layout.shape, output->layout.ndim,
                                  output->layout.dtype, output->device);
-        node->grad_is_old = true;
+        node->grad_is_old |= output->grad != NULL;
     }
     if (!output->grad || !td__layout_is_contiguous(&output->grad->layout)) {
         td__leaf_unclaim(node);

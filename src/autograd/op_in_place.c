@@ -6,7 +6,7 @@
  * What was saved of the tensor by others is out of date then; their backward notices by the version
  * of the memory. What a change itself needs of the elements before it has to be copied, so the gradient
  * is taken from the elements after it wherever that is possible. */
-#include "autograd/op.h"
+#include "autograd/op_kernel.h"
 #include "base/fail.h"
 
 /* ---- Checks ---------------------------------------------------------------------------------------- */
@@ -258,7 +258,7 @@ static td_status relu_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     td_tensor *y = td_node_saved(node, 0);
     if (!y)
         return TD_ERR_STATE;
-    grad_x[0] = td__adopt(td__empty_like(grad_y[0]));
+    grad_x[0] = td__reuse(grad_y[0]);
     if (!grad_x[0])
         return TD_ERR_NOMEM;
     return td__kernels_of(y)->unary_grad(TD__RELU, grad_x[0], grad_y[0], y);

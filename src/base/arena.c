@@ -87,15 +87,24 @@ static void bin_remove(struct td__arena *arena, struct block *block)
     block->free = false;
 }
 
+/* The smallest block that is large enough, and of equal ones the first in memory; of the first MOST
+ * blocks of a bin at least. So holes are filled by what fits, and large ones stay for large tensors. */
 static struct block *find_free(struct td__arena *arena, size_t size)
 {
-    for (struct block *block = arena->bins[bin_of(size)]; block; block = block->bin_after)
-        if (block->size >= size)
-            return block;
-    for (int bin = bin_of(size) + 1; bin < BINS; bin++)
-        if (arena->bins[bin])
-            return arena->bins[bin];
-    return NULL;
+    enum { MOST = 256 };
+    struct block *best = NULL;
+    for (int bin = bin_of(size); bin < BINS && !best; bin++) {
+        int seen = 0;
+        for (struct block *block = arena->bins[bin]; block; block = block->bin_after) {
+            if (block->size >= size &&
+                (!best || block->size < best->size ||
+                 (block->size == best->size && block->offset < best->offset)))
+                best = block;
+            if (++seen >= MOST && best)
+                break;
+        }
+    }
+    return best;
 }
 
 /* Unlinks `block` from the address order and frees it: its neighbour has swallowed its bytes. */

@@ -3,9 +3,10 @@
  *     x [N, L, E] -> linear -> [N, L, 3 E] -> q, k, v [N, H, L, E / H] -> attention -> [N, H, L, E / H]
  *       -> [N, L, E] -> linear
  *
- * Cutting the product into heads is an operator of its own (split_heads): one copy for each of q, k
- * and v, which the attention needs in this order, and on the way back one copy for each into one
- * gradient of the whole. By views the gradient would be three times as large, and added up. */
+ * Cutting the product into heads is an operator of its own (split_heads) whose results are views, and
+ * on the way back q, k and v are copied into one gradient of the whole. By td_narrow() there would be
+ * three gradients of that size, to be added up. The attention takes such views as they are, and lays
+ * out its result like them, so that putting the heads together is a view, too. */
 #include "nn/layers.h"
 
 #include "base/fail.h"
@@ -58,7 +59,7 @@ static td_status split_backward(td_node *node, td_tensor *const *grad_parts, td_
 
 static const td_function split_function = {.name = "split_heads", .backward = split_backward};
 
-/* Cuts x [N, L, parts * E] into `parts` tensors [N, heads, L, E / heads] of the scope. */
+/* Cuts x [N, L, parts * E] into `parts` views [N, heads, L, E / heads] of the scope. */
 static td_status split_heads(td_tensor *x, int64_t parts, int64_t heads, td_tensor **results)
 {
     if (!x)
@@ -70,9 +71,7 @@ static td_status split_heads(td_tensor *x, int64_t parts, int64_t heads, td_tens
                           .heads = heads,
                           .width = shape[2] / parts / heads};
     for (int64_t i = 0; i < parts; i++) {
-        td_tensor *view = part_of(x, &split, i);
-        results[i] = td__adopt(td__clone(view));
-        td_tensor_release(view);
+        results[i] = td__adopt(part_of(x, &split, i));
         if (!results[i])
             return TD_ERR_NOMEM;
     }

@@ -23,11 +23,20 @@ static td_tensor *attend(td_module *self, td_tensor *x, td_tensor *mask)
     return td_forward(td_child(self, DROPOUT1), y);
 }
 
+/* In place where nobody else can see x: it is the largest tensor of all here. */
+static td_tensor *relu_of(td_tensor *x)
+{
+    bool is_ours = x && atomic_load(&x->owners) == 1 && atomic_load(&x->storage->owners) == 1;
+    if (!is_ours)
+        return td_f_relu(x);
+    return td_relu_(x) ? NULL : x;
+}
+
 static td_tensor *feed_forward(td_module *self, td_tensor *x)
 {
     const struct block *block = self->data;
     td_tensor *y = td_forward(td_child(self, LINEAR1), x);
-    y = td_forward(td_child(self, DROPOUT), block->gelu ? td_f_gelu(y) : td_f_relu(y));
+    y = td_forward(td_child(self, DROPOUT), block->gelu ? td_f_gelu(y) : relu_of(y));
     return td_forward(td_child(self, DROPOUT2), td_forward(td_child(self, LINEAR2), y));
 }
 
