@@ -15,6 +15,10 @@
 #define NARROW 12
 #define TALL 256
 
+/* Of the workspace. aligned_alloc() would do, but glibc's leaves holes behind that it does not find
+ * again: after some steps of a training they are tens of megabytes. */
+enum { ALIGNMENT = 64 };
+
 static const struct td__gemm_loops *choose(td_dtype dtype)
 {
 #if defined(__x86_64__)
@@ -50,11 +54,11 @@ static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t it
 static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
     const struct td__gemm_loops *loops = choose(dtype);
-    size_t bytes = (loops->work_bytes(gemm) + 63) / 64 * 64;
-    void *work = aligned_alloc(64, bytes);
+    size_t bytes = loops->work_bytes(gemm);
+    char *work = malloc(bytes + ALIGNMENT);
     if (!work)
         return td__fail(TD_ERR_NOMEM, "matrix product: no memory for %zu bytes to work in", bytes);
-    loops->run(gemm, work);
+    loops->run(gemm, work + (ALIGNMENT - (uintptr_t)work % ALIGNMENT));
     free(work);
     return TD_OK;
 }
