@@ -5,6 +5,7 @@
 #include <tandem/autograd.h>
 #include <tandem/backend.h>
 #include <tandem/base.h>
+#include <tandem/checkpoint.h>
 #include <tandem/data.h>
 #include <tandem/device.h>
 #include <tandem/dist.h>

@@ -1,0 +1,215 @@
+/* Files that appear at once: what is written goes to a temporary file in the same directory, is synced
+ * to the disk, and gets its name by rename(), which replaces the former file in one step; then the
+ * directory is synced. A crash at any moment leaves the former file or the new one whole.
+ *
+ * The writer holds a lock (flock) on its temporary file, and the system drops that lock when the
+ * process ends, in whatever way. So who gets the lock of a temporary file knows that its writer is
+ * dead, and may remove it; a process number could have been given to another process, or to one of
+ * another host. A file can be swept between its creation and its lock: the writer notices that it
+ * has no name any more, and begins again. */
+#include "base/auth.h"
+#include "base/fail.h"
+#include "checkpoint/safetensors.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PREFIX ".tandem-"
+#define SUFFIX ".tmp"
+enum { RANDOM_DIGITS = 16, MOST_ATTEMPTS = 100 };
+
+static td_status refuse(const struct td__aside *aside, const char *what)
+{
+    return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s%s", aside->call, aside->path, what,
+                    td__errno_text(errno));
+}
+
+/* "dir" of "dir/file", "/" of "/file", "." of "file". */
+static char *directory_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        return strdup(".");
+    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+/* A path that is a directory or a device is not replaced. */
+static td_status check_target(const struct td__aside *aside)
+{
+    struct stat there;
+    size_t length = strlen(aside->path);
+    if (length == 0 || aside->path[length - 1] == '/')
+        return td__fail(TD_ERR_INVALID, "%s: \"%s\" is no name of a file", aside->call,
+                        aside->path);
+    if (!stat(aside->path, &there) && !S_ISREG(there.st_mode))
+        return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: it is %s", aside->call,
+                        aside->path,
+                        S_ISDIR(there.st_mode) ? "a directory" : "there, and is no regular file");
+    return TD_OK;
+}
+
+/* Makes one temporary file and locks it; -1 with errno, where EAGAIN asks for another attempt. */
+static int create_locked(char *temporary, size_t digits_at)
+{
+    uint64_t number = 0;
+    if (td__random(&number, sizeof number)) {
+        errno = EIO;
+        return -1;
+    }
+    snprintf(temporary + digits_at, RANDOM_DIGITS + sizeof SUFFIX, "%016llx" SUFFIX,
+             (unsigned long long)number);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        if (errno == EEXIST)
+            errno = EAGAIN;
+        return -1;
+    }
+    struct stat there;
+    bool busy = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (busy || (!fstat(fd, &there) && there.st_nlink == 0)) {
+        close(fd);
+        errno = EAGAIN;
+        return -1;
+    }
+    return fd;
+}
+
+td_status td__aside_open(struct td__aside *aside, const char *call, const char *path)
+{
+    *aside = (struct td__aside){.call = call, .path = path, .fd = -1};
+    TD_TRY(check_target(aside));
+    aside->directory = directory_of(path);
+    size_t length = aside->directory ? strlen(aside->directory) : 0;
+    aside->temporary = malloc(length + sizeof "/" PREFIX SUFFIX + RANDOM_DIGITS);
+    if (!aside->directory || !aside->temporary) {
+        free(aside->directory);
+        free(aside->temporary);
+        return td__fail_nomem(call);
+    }
+    memcpy(aside->temporary, aside->directory, length);
+    strcpy(aside->temporary + length, "/" PREFIX);
+    size_t digits_at = length + strlen("/" PREFIX);
+    for (int attempt = 0; attempt < MOST_ATTEMPTS && aside->fd < 0; attempt++) {
+        aside->fd = create_locked(aside->temporary, digits_at);
+        if (aside->fd < 0 && errno != EAGAIN)
+            break;
+    }
+    if (aside->fd >= 0)
+        return TD_OK;
+    td_status status = td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: the directory %s: %s",
+                                call, path, aside->directory, td__errno_text(errno));
+    free(aside->directory);
+    free(aside->temporary);
+    return status;
+}
+
+td_status td__aside_write(struct td__aside *aside, const void *data, size_t size)
+{
+    const char *at = data;
+    while (size > 0) {
+        ssize_t written = write(aside->fd, at, size < 1 << 30 ? size : 1 << 30);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written < 0)
+            return refuse(aside, "");
+        at += written;
+        size -= (size_t)written;
+    }
+    return TD_OK;
+}
+
+td_status td__aside_rewrite(struct td__aside *aside, size_t at, const void *data, size_t size)
+{
+    ssize_t written;
+    do
+        written = pwrite(aside->fd, data, size, (off_t)at);
+    while (written < 0 && errno == EINTR);
+    if (written == (ssize_t)size)
+        return TD_OK;
+    if (written >= 0)
+        errno = EIO;
+    return refuse(aside, "");
+}
+
+static void forget(struct td__aside *aside)
+{
+    if (aside->fd >= 0)
+        close(aside->fd);
+    free(aside->directory);
+    free(aside->temporary);
+}
+
+void td__aside_drop(struct td__aside *aside)
+{
+    unlink(aside->temporary);
+    forget(aside);
+}
+
+/* Makes the new name of a file last. Some file systems cannot sync a directory, and say EINVAL. */
+static int sync_directory(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    int result = fsync(fd), error = errno;
+    close(fd);
+    errno = error;
+    return result && error == EINVAL ? 0 : result;
+}
+
+td_status td__aside_commit(struct td__aside *aside)
+{
+    td_status status = TD_OK;
+    if (fsync(aside->fd))
+        status = refuse(aside, "");
+    else if (rename(aside->temporary, aside->path))
+        status = refuse(aside, "");
+    if (status) {
+        td__aside_drop(aside);
+        return status;
+    }
+    if (sync_directory(aside->directory))
+        status = td__fail(TD_ERR_SYSTEM,
+                          "%s: %s is written, but may not outlive a failure of the machine: the "
+                          "directory cannot be synced: %s",
+                          aside->call, aside->path, td__errno_text(errno));
+    forget(aside);
+    return status;
+}
+
+/* ---- What others left ---------------------------------------------------------------------------- */
+
+static bool is_temporary(const char *name)
+{
+    size_t prefix = strlen(PREFIX);
+    return !strncmp(name, PREFIX, prefix) &&
+           strspn(name + prefix, "0123456789abcdef") == RANDOM_DIGITS &&
+           !strcmp(name + prefix + RANDOM_DIGITS, SUFFIX);
+}
+
+void td__aside_sweep(const char *directory)
+{
+    DIR *stream = opendir(directory);
+    if (!stream)
+        return;
+    for (struct dirent *entry; (entry = readdir(stream));) {
+        if (!is_temporary(entry->d_name))
+            continue;
+        int fd = openat(dirfd(stream), entry->d_name,
+                        O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue;
+        if (!flock(fd, LOCK_EX | LOCK_NB) && !unlinkat(dirfd(stream), entry->d_name, 0))
+            td_log(TD_LOG_INFO, "removed %s/%s, which a process that is gone has left", directory,
+                   entry->d_name);
+        close(fd);
+    }
+    closedir(stream);
+}

@@ -1,0 +1,92 @@
+/* The weights of a module in a file, and the names that they have in a wrapped module. */
+#include "base/fail.h"
+#include "checkpoint/safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WRAPPER "module."
+
+/* The name with the wrapper's prefix added, or taken away; NULL where it has none to take away. The
+ * buffer is the caller's, and long enough. */
+static const char *renamed(const char *name, bool wrap, char *buffer, size_t size)
+{
+    if (!wrap)
+        return strncmp(name, WRAPPER, strlen(WRAPPER)) ? NULL : name + strlen(WRAPPER);
+    snprintf(buffer, size, WRAPPER "%s", name);
+    return buffer;
+}
+
+/* The state with all its names changed; NULL (and *fits false) where one of them is not in `known`
+ * then, and without memory. */
+static td_state *rename_all(const td_state *state, const td_state *known, bool wrap, bool *fits)
+{
+    td_state *result = td_state_create();
+    *fits = true;
+    for (size_t i = 0; result && i < td_state_count(state); i++) {
+        size_t size = strlen(td_state_name(state, i)) + sizeof WRAPPER;
+        char *buffer = malloc(size);
+        const char *name = buffer ? renamed(td_state_name(state, i), wrap, buffer, size) : NULL;
+        if (!buffer)
+            td__fail_nomem("td_load_module");
+        else
+            *fits = name && *name && td_state_get(known, name);
+        td_status status = TD_ERR_NOMEM;
+        if (buffer && *fits)
+            status = td_state_add(result, name, td_state_tensor(state, i));
+        free(buffer);
+        if (status) {
+            td_state_destroy(result);
+            return NULL;
+        }
+    }
+    return result;
+}
+
+td_state *td__fit_names(const td_state *state, td_module *module)
+{
+    td_state *known = td_module_state(module), *result = NULL;
+    if (!known)
+        return NULL;
+    bool as_it_is = true, fits = false;
+    for (size_t i = 0; i < td_state_count(state); i++)
+        as_it_is = as_it_is && td_state_get(known, td_state_name(state, i));
+    for (int wrap = 0; !as_it_is && !fits && wrap < 2; wrap++) {
+        result = rename_all(state, known, wrap, &fits);
+        if (!result && fits) {
+            td_state_destroy(known);
+            return NULL;
+        }
+    }
+    td_state_destroy(known);
+    /* Where nothing fits, the module says what is wrong with the names as they are. */
+    return fits ? result : td_state_part(state, "");
+}
+
+td_status td_save_module(const char *path, td_module *module)
+{
+    if (!path || !module)
+        return td__fail(TD_ERR_INVALID, "td_save_module: the %s is NULL", path ? "module" : "path");
+    td_state *state = td_module_state(module);
+    if (!state)
+        return TD_ERR_NOMEM;
+    td_status status = td__save_state("td_save_module", path, state, NULL, 0);
+    td_state_destroy(state);
+    return status;
+}
+
+td_status td_load_module(const char *path, td_module *module)
+{
+    if (!path || !module)
+        return td__fail(TD_ERR_INVALID, "td_load_module: the %s is NULL", path ? "module" : "path");
+    td_state *state = NULL;
+    TD_TRY(td__load_state("td_load_module", path, NULL, &state, NULL));
+    td_state *fitted = td__fit_names(state, module);
+    td_status status = TD_ERR_NOMEM;
+    if (fitted && (status = td_module_load_state(module, fitted, true)))
+        td__fail(status, "td_load_module: %s: %s", path, td_last_error());
+    td_state_destroy(fitted);
+    td_state_destroy(state);
+    return status;
+}

@@ -1,0 +1,125 @@
+/* Files in the safetensors format.
+ *
+ *     8 bytes      the length of the header, little-endian
+ *     the header   {"__metadata__": {"key": "value", …},
+ *                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …}
+ *     the data     of all tensors, without gaps; offsets count from their beginning
+ *
+ * The header is padded with spaces to a multiple of 8, and the data are sorted by the width of their
+ * elements, widest first, so that each tensor is aligned to its element. Files of ours say so in
+ * "tandem.version", and have in "tandem.sha256" the SHA-256 of the whole file with zeros in the place
+ * of these 64 digits. */
+#ifndef TD_CHECKPOINT_SAFETENSORS_H
+#define TD_CHECKPOINT_SAFETENSORS_H
+
+#include "base/buffer.h"
+#include "base/map.h"
+
+#include <tandem/checkpoint.h>
+
+enum {
+    TD__FILE_VERSION = 1,
+    TD__HEADER_AT = 8,              /* where the header begins */
+    TD__HEADER_LONGEST = 100000000, /* what the reference implementation reads */
+    TD__DIGEST_DIGITS = 64,
+};
+
+/* ---- Headers (safetensors_header.c) -------------------------------------------------------------- */
+
+struct td__file_tensor {
+    struct td__map_node node;
+    char *name;
+    char *dtype_name;
+    size_t at; /* where its description begins in the file */
+    td_dtype dtype;
+    int ndim;
+    int64_t shape[TD_MAX_DIMS];
+    uint64_t begin, end; /* in the data */
+};
+
+struct td__file_note {
+    struct td__map_node node;
+    char *key, *value;
+    size_t value_at, value_size; /* where the value stands in the file, between its quotes */
+};
+
+struct td__header {
+    struct td__file_tensor *tensors; /* in the order of the header */
+    struct td__file_tensor **sorted; /* in the order of the data */
+    size_t count, capacity;
+    struct td__file_note *notes;
+    size_t note_count, note_capacity;
+    bool has_notes;
+    struct td__map map;
+};
+
+/** Takes the text of a header apart, `size` bytes, of a file with `data_size` bytes of data behind it,
+ *  and checks all that it says. *header is free again where this fails. */
+td_status td__header_parse(const char *path, const char *text, size_t size, uint64_t data_size,
+                           struct td__header *header);
+void td__header_free(struct td__header *header);
+
+/** The note of a key, or NULL. */
+const struct td__file_note *td__header_note(const struct td__header *header, const char *key);
+
+/** "F32" …; NULL for a dtype that the format does not have. */
+const char *td__file_dtype(td_dtype dtype);
+
+/* ---- Writing (safetensors_write.c) ---------------------------------------------------------------- */
+
+/** What is to be written: the header, and the tensors of the state in the order of the data. */
+struct td__file_plan {
+    struct td__buffer text; /* its length, and the header */
+    size_t digest_at;       /* where the 64 digits are in `text` */
+    size_t *order;          /* numbers of tensors in the state */
+    uint64_t data_size;
+};
+
+/** Plans a file. `call` and `path` are for messages. *plan is free again where this fails. */
+td_status td__plan_file(const char *call, const char *path, const td_state *state,
+                        const td_file_note *notes, int note_count, struct td__file_plan *plan);
+void td__plan_free(struct td__file_plan *plan);
+
+/** td_save_safetensors() for calls of other names, which may use keys with "tandem." */
+td_status td__save_state(const char *call, const char *path, const td_state *state,
+                         const td_file_note *notes, int note_count);
+
+/* ---- Reading (safetensors_read.c) ----------------------------------------------------------------- */
+
+/** Reads a file to `device` (NULL: the host), and leaves its header in *header where that is not NULL,
+ *  for td__header_free(). */
+td_status td__load_state(const char *call, const char *path, const char *device, td_state **state,
+                         struct td__header *header);
+
+/** A state of tensors as the header describes them, whose elements are not set. */
+td_state *td__state_of_header(const char *call, const struct td__header *header);
+
+/* ---- Names (module_file.c) ------------------------------------------------------------------------ */
+
+/** The tensors of `state` by the names that they have in `module`, which may be wrapped where the one
+ *  that was saved was not, or the other way round. NULL without memory. */
+td_state *td__fit_names(const td_state *state, td_module *module);
+
+/* ---- Files that appear at once (aside.c) ---------------------------------------------------------- */
+
+/** A file that is written beside the place where it will stand. */
+struct td__aside {
+    const char *call, *path;
+    char *directory, *temporary;
+    int fd;
+};
+
+/** Begins one. Nothing is left to be freed where this fails. `call` and `path` must stay. */
+td_status td__aside_open(struct td__aside *aside, const char *call, const char *path);
+td_status td__aside_write(struct td__aside *aside, const void *data, size_t size);
+/** Overwrites bytes that were written before. */
+td_status td__aside_rewrite(struct td__aside *aside, size_t at, const void *data, size_t size);
+/** Syncs it, gives it its name, and syncs that; where this fails it is removed. */
+td_status td__aside_commit(struct td__aside *aside);
+/** Removes what was written. */
+void td__aside_drop(struct td__aside *aside);
+
+/** Removes what processes that have died left behind in a directory. */
+void td__aside_sweep(const char *directory);
+
+#endif

@@ -1,0 +1,102 @@
+/* Checkpoints of training in one file.
+ *
+ *     saving     each rank packs what it alone knows -> rank 0, which adds the rest and writes;
+ *                all hear what came of it
+ *     loading    rank 0 reads, and all hear what came of it; its tensors go to all; each takes its
+ *                parts over, and all hear whether all could: where not, everybody puts back what it had
+ */
+#include "base/fail.h"
+#include "checkpoint/training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+td_status td__training_write(const char *call, const char *path, const td_training *training,
+                             const td_bytes *all, int size)
+{
+    td_state *state = NULL;
+    if (!training)
+        return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    TD_TRY(td__training_collect(call, training, all, size, &state));
+    td_status status = td__save_state(
+        call, path, state, &(td_file_note){.key = "tandem.kind", .value = "training"}, 1);
+    td_state_destroy(state);
+    return status;
+}
+
+td_status td_training_save(const char *path, const td_training *training, td_group *group)
+{
+    static const char call[] = "td_training_save";
+    struct td__party party;
+    TD_TRY(td__party_of(call, group, &party));
+    struct td__buffer own = {0};
+    td_bytes *all = NULL;
+    td_status status = td__training_pack(call, training, &own);
+    if (!status)
+        status = td__party_gather(&party, &own, &all);
+    td__buffer_free(&own);
+    TD_TRY(status);
+    if (party.rank == 0) {
+        status = path ? td__training_write(call, path, training, all, party.size)
+                      : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);
+        td__party_free(&party, all);
+    }
+    return td__party_follow(&party, status);
+}
+
+td_status td__training_read(const char *call, const char *path, td_state **state)
+{
+    struct td__header header;
+    TD_TRY(td__load_state(call, path, NULL, state, &header));
+    const struct td__file_note *kind = td__header_note(&header, "tandem.kind");
+    td_status status = TD_OK;
+    if (!kind || strcmp(kind->value, "training") != 0)
+        status = td__fail(TD_ERR_INVALID,
+                          "%s: %s holds tensors, but is no checkpoint of a training; read it with "
+                          "td_load_safetensors() or td_load_module()",
+                          call, path);
+    td__header_free(&header);
+    if (status) {
+        td_state_destroy(*state);
+        *state = NULL;
+    }
+    return status;
+}
+
+td_status td__training_receive(const char *call, const struct td__party *party, td_status status,
+                               td_state *state, td_training *training)
+{
+    status = td__party_follow(party, status);
+    if (status) {
+        td_state_destroy(state);
+        return status;
+    }
+    TD_TRY(td__party_share(call, party, state, &state));
+    struct td__undo *undo = NULL;
+    status = td__training_apply(call, training, state, party, &undo);
+    td_state_destroy(state);
+    status = td__party_agree(party, status);
+    if (status && undo) {
+        /* This rank could, another could not. */
+        char *message = strdup(td_last_error());
+        td__training_undo(training, undo);
+        if (message)
+            td__fail(status, "%s", message);
+        free(message);
+    }
+    td__undo_free(undo);
+    return status;
+}
+
+td_status td_training_load(const char *path, td_training *training, td_group *group)
+{
+    static const char call[] = "td_training_load";
+    struct td__party party;
+    TD_TRY(td__party_of(call, group, &party));
+    td_state *state = NULL;
+    td_status status = TD_OK;
+    if (party.rank == 0)
+        status = path ? td__training_read(call, path, &state)
+                      : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);
+    return td__training_receive(call, &party, status, state, training);
+}

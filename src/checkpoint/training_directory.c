@@ -1,0 +1,256 @@
+/* A directory of numbered checkpoints: step-000000000123.safetensors. The number counts, not the time
+ * of the file. One that is written replaces another of its number; old ones are removed only when it
+ * is complete. */
+#include "base/fail.h"
+#include "checkpoint/training.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PREFIX "step-"
+#define SUFFIX ".safetensors"
+enum { DIGITS = 12 };
+
+/* The path of a number, for free(); NULL without memory. */
+static char *path_of(const char *directory, int64_t step)
+{
+    char *path = NULL;
+    if (asprintf(&path, "%s/" PREFIX "%0*" PRId64 SUFFIX, directory, DIGITS, step) < 0)
+        return NULL;
+    return path;
+}
+
+/* The number of a name as path_of() makes it, or -1. */
+static int64_t number_of(const char *name)
+{
+    if (strncmp(name, PREFIX, strlen(PREFIX)) != 0)
+        return -1;
+    const char *digits = name + strlen(PREFIX);
+    size_t count = strspn(digits, "0123456789");
+    if (count < DIGITS || (count > DIGITS && *digits == '0') || strcmp(digits + count, SUFFIX) != 0)
+        return -1;
+    errno = 0;
+    long long number = strtoll(digits, NULL, 10);
+    return errno ? -1 : number;
+}
+
+static int compare_down(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* All numbers in a directory, the greatest first, for free(). *missing: there is no such directory. */
+static td_status list_numbers(const char *call, const char *directory, int64_t **numbers,
+                              size_t *count, bool *missing)
+{
+    *numbers = NULL;
+    *count = 0;
+    DIR *stream = opendir(directory);
+    *missing = !stream && errno == ENOENT;
+    if (!stream)
+        return *missing ? TD_OK
+                        : td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be read: %s", call,
+                                   directory, td__errno_text(errno));
+    td_status status = TD_OK;
+    size_t capacity = 0;
+    for (struct dirent *entry; !status && (entry = readdir(stream));) {
+        int64_t number = number_of(entry->d_name);
+        if (number < 0)
+            continue;
+        if (*count == capacity) {
+            capacity = capacity ? capacity * 2 : 64;
+            int64_t *grown = realloc(*numbers, capacity * sizeof *grown);
+            if (!grown) {
+                status = td__fail_nomem(call);
+                break;
+            }
+            *numbers = grown;
+        }
+        (*numbers)[(*count)++] = number;
+    }
+    closedir(stream);
+    if (status) {
+        free(*numbers);
+        *numbers = NULL;
+    } else if (*count) {
+        qsort(*numbers, *count, sizeof **numbers, compare_down);
+    }
+    return status;
+}
+
+/* ---- Saving --------------------------------------------------------------------------------------- */
+
+/* Removes all but the `keep` newest, of which that of `step` is one. A failure does no harm. */
+static void prune(const char *call, const char *directory, int64_t step, int keep)
+{
+    int64_t *numbers = NULL;
+    size_t count = 0;
+    bool missing;
+    if (keep == 0 || list_numbers(call, directory, &numbers, &count, &missing))
+        return;
+    int kept = 1;
+    for (size_t i = 0; i < count; i++) {
+        if (numbers[i] == step || kept++ < keep)
+            continue;
+        char *path = path_of(directory, numbers[i]);
+        if (path && unlink(path) && errno != ENOENT)
+            td_log(TD_LOG_WARN, "%s: the old checkpoint %s cannot be removed: %s", call, path,
+                   td__errno_text(errno));
+        free(path);
+    }
+    free(numbers);
+}
+
+static td_status check_numbered(const char *call, const char *directory,
+                                const td_training *training, int keep)
+{
+    if (!directory || !*directory || keep < 0)
+        return td__fail(TD_ERR_INVALID, "%s: %s", call,
+                        directory && *directory ? "the number of checkpoints to keep is negative"
+                                                : "the directory is NULL or empty");
+    if (training && training->step < 0)
+        return td__fail(TD_ERR_INVALID, "%s: the step is %" PRId64 "; it must be 0 or more", call,
+                        training->step);
+    return TD_OK;
+}
+
+/* Rank 0's part. */
+static td_status write_numbered(const char *call, const char *directory,
+                                const td_training *training, int keep, const td_bytes *all,
+                                int size)
+{
+    TD_TRY(check_numbered(call, directory, training, keep));
+    if (!training)
+        return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    if (mkdir(directory, 0777) && errno != EEXIST)
+        return td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, directory,
+                        td__errno_text(errno));
+    char *path = path_of(directory, training->step);
+    if (!path)
+        return td__fail_nomem(call);
+    td_status status = td__training_write(call, path, training, all, size);
+    free(path);
+    if (!status)
+        prune(call, directory, training->step, keep);
+    return status;
+}
+
+td_status td_training_save_numbered(const char *directory, const td_training *training, int keep,
+                                    td_group *group)
+{
+    static const char call[] = "td_training_save_numbered";
+    struct td__party party;
+    TD_TRY(td__party_of(call, group, &party));
+    struct td__buffer own = {0};
+    td_bytes *all = NULL;
+    td_status status = td__training_pack(call, training, &own);
+    if (!status)
+        status = td__party_gather(&party, &own, &all);
+    td__buffer_free(&own);
+    TD_TRY(status);
+    if (party.rank == 0) {
+        status = write_numbered(call, directory, training, keep, all, party.size);
+        td__party_free(&party, all);
+    }
+    return td__party_follow(&party, status);
+}
+
+/* ---- Loading -------------------------------------------------------------------------------------- */
+
+/* Tries the numbers from the greatest on. */
+static td_status read_newest(const char *call, const char *directory, const int64_t *numbers,
+                             size_t count, td_state **state)
+{
+    td_status first = TD_OK;
+    char *message = NULL;
+    for (size_t i = 0; i < count; i++) {
+        char *path = path_of(directory, numbers[i]);
+        td_status status = path ? td__training_read(call, path, state) : td__fail_nomem(call);
+        free(path);
+        if (!status) {
+            free(message);
+            return TD_OK;
+        }
+        /* One of a later version, or too little memory, is no damage: an older one would do no better,
+         * or silently undo work. */
+        if (status != TD_ERR_INVALID && status != TD_ERR_SYSTEM) {
+            free(message);
+            return status;
+        }
+        td_log(TD_LOG_WARN, "a checkpoint is passed over: %s", td_last_error());
+        if (!first) {
+            first = status;
+            message = strdup(td_last_error());
+        }
+    }
+    if (message)
+        td__fail(first, "%s", message);
+    free(message);
+    return first;
+}
+
+/* Rank 0's part: *state stays NULL where there is no checkpoint. */
+static td_status find_newest(const char *call, const char *directory, td_state **state)
+{
+    if (!directory || !*directory)
+        return td__fail(TD_ERR_INVALID, "%s: the directory is NULL or empty", call);
+    int64_t *numbers = NULL;
+    size_t count = 0;
+    bool missing = false;
+    TD_TRY(list_numbers(call, directory, &numbers, &count, &missing));
+    if (!missing)
+        td__aside_sweep(directory);
+    td_status status = read_newest(call, directory, numbers, count, state);
+    free(numbers);
+    return status;
+}
+
+/* Whether rank 0 has found one. */
+static td_status share_found(const struct td__party *party, bool *found)
+{
+    char answer = *found ? 'y' : 'n';
+    td_bytes bytes = {0};
+    if (party->alone)
+        return TD_OK;
+    if (party->rank == 0)
+        bytes = (td_bytes){.data = &answer, .size = 1};
+    TD_TRY(td_broadcast_object_list(&bytes, 1, party->root, party->group));
+    *found = bytes.size == 1 && bytes.data[0] == 'y';
+    if (party->rank != 0)
+        td_bytes_free(&bytes);
+    return TD_OK;
+}
+
+td_status td_training_load_latest(const char *directory, td_training *training, td_group *group,
+                                  bool *loaded)
+{
+    static const char call[] = "td_training_load_latest";
+    struct td__party party;
+    TD_TRY(td__party_of(call, group, &party));
+    td_state *state = NULL;
+    td_status status = party.rank == 0 ? find_newest(call, directory, &state) : TD_OK;
+    status = td__party_follow(&party, status);
+    bool found = state != NULL;
+    if (!status)
+        status = share_found(&party, &found);
+    if (status) {
+        td_state_destroy(state);
+        return status;
+    }
+    if (found)
+        TD_TRY(td__training_receive(call, &party, TD_OK, state, training));
+    else if (!loaded)
+        return td__fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
+                        directory ? directory : "(NULL)");
+    if (loaded)
+        *loaded = found;
+    return TD_OK;
+}

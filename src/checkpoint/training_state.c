@@ -1,0 +1,352 @@
+/* What a checkpoint of training holds, by names:
+ *
+ *     training.epoch, training.step     the program's counts
+ *     training.ranks, training.parts    how many ranks there were, and which of the next four there are
+ *     model.…, optimizer.…, schedule.…  the states of these
+ *     rank.0.random, rank.0.sampler     of each rank: its generator, and where its sampler was
+ *
+ * Taking it over is done part by part, and each part either takes all or nothing. What the parts before
+ * the failing one had is put back, and so it is where another rank has failed. */
+#include "base/fail.h"
+#include "checkpoint/training.h"
+#include "tensor/tensor.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MODEL = 1, OPTIMIZER = 2, SCHEDULE = 4, SAMPLER = 8, RANDOM = 16 };
+enum { POSITION_SIZE = 4, LONGEST_MESSAGE = 1 << 16, NAME_SIZE = 64 };
+
+static int parts_of(const td_training *training)
+{
+    return (training->model ? MODEL : 0) | (training->optimizer ? OPTIMIZER : 0) |
+           (training->schedule ? SCHEDULE : 0) | (training->sampler ? SAMPLER : 0);
+}
+
+/* ---- Saving --------------------------------------------------------------------------------------- */
+
+td_status td__training_pack(const char *call, const td_training *training, struct td__buffer *own)
+{
+    td_status status = training ? TD_OK
+                                : td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    const char *message = status ? td_last_error() : "";
+    unsigned char random[TD_GENERATOR_STATE_SIZE];
+    td_sampler_position position = {0};
+    td__buffer_put_u8(own, (uint8_t)status);
+    td__buffer_put_string(own, message, strlen(message));
+    if (!status) {
+        td_sampler_get_position(training->sampler, &position);
+        td_generator_get_state(NULL, random);
+        td__buffer_put_u8(own, training->sampler != NULL);
+        td__buffer_put_u64(own, (uint64_t)position.epoch);
+        td__buffer_put_u64(own, (uint64_t)position.taken);
+        td__buffer_put_u64(own, position.seed);
+        td__buffer_put_u64(own, position.begun);
+        td__buffer_put_string(own, random, sizeof random);
+    }
+    return own->failed ? td__fail_nomem(call) : TD_OK;
+}
+
+static td_status add_list(td_state *state, const char *name, td_dtype dtype, const void *data,
+                          int64_t count)
+{
+    td_tensor *tensor = td__empty("a checkpoint", &count, 1, dtype, td__host_device());
+    if (!tensor)
+        return TD_ERR_NOMEM;
+    memcpy(td_tensor_data(tensor), data, td_tensor_nbytes(tensor));
+    td_status status = td_state_add(state, name, tensor);
+    td_tensor_release(tensor);
+    return status;
+}
+
+/* Adds what a rank has packed. */
+static td_status add_rank(const char *call, td_bytes packed, int rank, td_state *state)
+{
+    struct td__reader reader = td__reader_of(packed.data, packed.size);
+    td_status status = (td_status)td__reader_u8(&reader);
+    struct td__span message = td__reader_string(&reader, LONGEST_MESSAGE);
+    if (status && td__reader_done(&reader))
+        return td__fail(status, "rank %d: %.*s", rank, (int)message.size, message.data);
+    bool has_sampler = td__reader_u8(&reader);
+    int64_t position[POSITION_SIZE];
+    for (int i = 0; i < POSITION_SIZE; i++)
+        position[i] = (int64_t)td__reader_u64(&reader);
+    struct td__span random = td__reader_string(&reader, TD_GENERATOR_STATE_SIZE);
+    if (!td__reader_done(&reader) || random.size != TD_GENERATOR_STATE_SIZE)
+        return td__fail(TD_ERR_MISMATCH, "%s: rank %d has made another call", call, rank);
+    char name[NAME_SIZE];
+    snprintf(name, sizeof name, "rank.%d.random", rank);
+    TD_TRY(add_list(state, name, TD_U8, random.data, TD_GENERATOR_STATE_SIZE));
+    snprintf(name, sizeof name, "rank.%d.sampler", rank);
+    return has_sampler ? add_list(state, name, TD_I64, position, POSITION_SIZE) : TD_OK;
+}
+
+/* Adds the state of a part, which it takes over. */
+static td_status add_part(td_state *state, const char *prefix, td_state *part)
+{
+    if (!part)
+        return TD_ERR_NOMEM;
+    td_status status = td_state_add_all(state, prefix, part);
+    td_state_destroy(part);
+    return status;
+}
+
+static td_status add_parts(const td_training *training, td_state *state)
+{
+    if (training->model)
+        TD_TRY(add_part(state, "model.", td_module_state(training->model)));
+    if (training->optimizer)
+        TD_TRY(add_part(state, "optimizer.", td_optimizer_state(training->optimizer)));
+    if (training->schedule)
+        TD_TRY(add_part(state, "schedule.", td_schedule_state(training->schedule)));
+    return TD_OK;
+}
+
+static td_status collect(const char *call, const td_training *training, const td_bytes *all,
+                         int size, td_state *state)
+{
+    for (int r = 0; r < size; r++)
+        TD_TRY(add_rank(call, all[r], r, state));
+    TD_TRY(td_state_add_integer(state, "training.epoch", training->epoch));
+    TD_TRY(td_state_add_integer(state, "training.step", training->step));
+    TD_TRY(td_state_add_integer(state, "training.ranks", size));
+    TD_TRY(td_state_add_integer(state, "training.parts", parts_of(training)));
+    return add_parts(training, state);
+}
+
+td_status td__training_collect(const char *call, const td_training *training, const td_bytes *all,
+                               int size, td_state **state_out)
+{
+    td_state *state = td_state_create();
+    td_status status = state ? collect(call, training, all, size, state) : TD_ERR_NOMEM;
+    if (status)
+        td_state_destroy(state);
+    else
+        *state_out = state;
+    return status;
+}
+
+/* ---- Putting back --------------------------------------------------------------------------------- */
+
+struct td__undo {
+    int changed; /* which parts */
+    td_state *model, *optimizer, *schedule;
+    td_sampler_position position;
+    unsigned char random[TD_GENERATOR_STATE_SIZE];
+    int64_t epoch, step;
+};
+
+/* A copy of the state of a part, which it takes over. */
+static td_status keep(td_state *part, td_state **copy)
+{
+    *copy = td_state_clone(part);
+    td_state_destroy(part);
+    return *copy ? TD_OK : TD_ERR_NOMEM;
+}
+
+static td_status keep_all(const td_training *training, struct td__undo *undo)
+{
+    if (training->model)
+        TD_TRY(keep(td_module_state(training->model), &undo->model));
+    if (training->optimizer)
+        TD_TRY(keep(td_optimizer_state(training->optimizer), &undo->optimizer));
+    if (training->schedule)
+        TD_TRY(keep(td_schedule_state(training->schedule), &undo->schedule));
+    td_sampler_get_position(training->sampler, &undo->position);
+    td_generator_get_state(NULL, undo->random);
+    undo->epoch = training->epoch;
+    undo->step = training->step;
+    return TD_OK;
+}
+
+void td__undo_free(struct td__undo *undo)
+{
+    if (!undo)
+        return;
+    td_state_destroy(undo->model);
+    td_state_destroy(undo->optimizer);
+    td_state_destroy(undo->schedule);
+    free(undo);
+}
+
+static void restore_rates(td_optimizer *optimizer, const td_state *state)
+{
+    char name[NAME_SIZE];
+    for (int g = 0; g < td_optimizer_group_count(optimizer); g++) {
+        double lr;
+        snprintf(name, sizeof name, "group.%d.lr", g);
+        if (!td_state_get_number(state, name, &lr))
+            td_optimizer_set_group_lr(optimizer, g, lr);
+    }
+}
+
+void td__training_undo(td_training *training, struct td__undo *undo)
+{
+    if (undo->changed & MODEL)
+        td_module_load_state(training->model, undo->model, true);
+    if (undo->changed & OPTIMIZER)
+        td_optimizer_load_state(training->optimizer, undo->optimizer);
+    if (undo->changed & SCHEDULE)
+        td_schedule_load_state(training->schedule, undo->schedule);
+    if (undo->optimizer)
+        restore_rates(training->optimizer, undo->optimizer);
+    if (undo->changed & SAMPLER)
+        td_sampler_set_position(training->sampler, &undo->position);
+    if (undo->changed & RANDOM)
+        td_generator_set_state(NULL, undo->random, sizeof undo->random);
+    training->epoch = undo->epoch;
+    training->step = undo->step;
+    undo->changed = 0;
+}
+
+/* ---- Loading -------------------------------------------------------------------------------------- */
+
+static td_status apply_model(td_training *training, const td_state *state)
+{
+    td_state *part = td_state_part(state, "model.");
+    td_state *fitted = part ? td__fit_names(part, training->model) : NULL;
+    td_status status = fitted ? td_module_load_state(training->model, fitted, true) : TD_ERR_NOMEM;
+    td_state_destroy(fitted);
+    td_state_destroy(part);
+    return status;
+}
+
+static td_status apply_optimizer(td_training *training, const td_state *state)
+{
+    td_state *part = td_state_part(state, "optimizer.");
+    td_status status = part ? td_optimizer_load_state(training->optimizer, part) : TD_ERR_NOMEM;
+    td_state_destroy(part);
+    return status;
+}
+
+/* The schedule computes the learning rates anew; those that the optimizer had count, in case the
+ * program has changed them since. */
+static td_status apply_schedule(td_training *training, const td_state *state)
+{
+    td_state *part = td_state_part(state, "schedule.");
+    td_status status = part ? td_schedule_load_state(training->schedule, part) : TD_ERR_NOMEM;
+    td_state_destroy(part);
+    if (status || !training->optimizer)
+        return status;
+    part = td_state_part(state, "optimizer.");
+    if (!part)
+        return TD_ERR_NOMEM;
+    restore_rates(training->optimizer, part);
+    td_state_destroy(part);
+    return TD_OK;
+}
+
+/* The bytes of a tensor that must be of this dtype and length. */
+static td_status find_list(const td_state *state, const char *what, int rank, td_dtype dtype,
+                           int64_t count, const void **data)
+{
+    char name[NAME_SIZE];
+    snprintf(name, sizeof name, "rank.%d.%s", rank, what);
+    const td_tensor *tensor = td_state_get(state, name);
+    if (!tensor || td_tensor_dtype(tensor) != dtype || td_tensor_ndim(tensor) != 1 ||
+        td_tensor_size(tensor, 0) != count)
+        return td__fail(TD_ERR_INVALID, "the checkpoint has no \"%s\" of %" PRId64 " %s", name,
+                        count, td_dtype_name(dtype));
+    *data = td_tensor_data(tensor);
+    return TD_OK;
+}
+
+static td_status apply_sampler(td_training *training, const td_state *state, int rank,
+                               bool other_size)
+{
+    const void *data = NULL;
+    TD_TRY(find_list(state, "sampler", other_size ? 0 : rank, TD_I64, POSITION_SIZE, &data));
+    int64_t numbers[POSITION_SIZE];
+    memcpy(numbers, data, sizeof numbers);
+    td_sampler_position position = {.epoch = numbers[0]};
+    if (!other_size) {
+        position.taken = numbers[1];
+        position.seed = (uint64_t)numbers[2];
+        position.begun = numbers[3] != 0;
+    }
+    return td_sampler_set_position(training->sampler, &position);
+}
+
+static td_status apply_random(const td_state *state, int rank)
+{
+    const void *data = NULL;
+    TD_TRY(find_list(state, "random", rank, TD_U8, TD_GENERATOR_STATE_SIZE, &data));
+    return td_generator_set_state(NULL, data, TD_GENERATOR_STATE_SIZE);
+}
+
+static td_status check_parts(const td_training *training, int64_t parts)
+{
+    static const char *const names[] = {"model", "optimizer", "schedule", "sampler"};
+    for (int i = 0; i < 4; i++)
+        if (parts_of(training) & 1 << i && !(parts & 1 << i))
+            return td__fail(TD_ERR_INVALID, "the checkpoint was saved without its %s", names[i]);
+    return TD_OK;
+}
+
+static td_status check_size(const td_training *training, int64_t ranks, int size)
+{
+    if (ranks == size || training->any_size)
+        return TD_OK;
+    return td__fail(TD_ERR_MISMATCH,
+                    "the checkpoint is of %" PRId64 " ranks, and there are %d now; with any_size "
+                    "training goes on from it, but not bit for bit",
+                    ranks, size);
+}
+
+static td_status apply(td_training *training, const td_state *state, const struct td__party *party,
+                       struct td__undo *undo)
+{
+    int64_t epoch, step, ranks, parts;
+    TD_TRY(td_state_get_integer(state, "training.epoch", &epoch));
+    TD_TRY(td_state_get_integer(state, "training.step", &step));
+    TD_TRY(td_state_get_integer(state, "training.ranks", &ranks));
+    TD_TRY(td_state_get_integer(state, "training.parts", &parts));
+    TD_TRY(check_parts(training, parts));
+    TD_TRY(check_size(training, ranks, party->size));
+    TD_TRY(keep_all(training, undo));
+    bool other_size = ranks != party->size;
+    if (training->model)
+        TD_TRY(apply_model(training, state));
+    undo->changed |= training->model ? MODEL : 0;
+    if (training->optimizer)
+        TD_TRY(apply_optimizer(training, state));
+    undo->changed |= training->optimizer ? OPTIMIZER : 0;
+    if (training->schedule)
+        TD_TRY(apply_schedule(training, state));
+    undo->changed |= training->schedule ? SCHEDULE : 0;
+    if (training->sampler)
+        TD_TRY(apply_sampler(training, state, party->rank, other_size));
+    undo->changed |= training->sampler ? SAMPLER : 0;
+    if (!other_size)
+        TD_TRY(apply_random(state, party->rank));
+    undo->changed |= other_size ? 0 : RANDOM;
+    training->epoch = epoch;
+    training->step = step;
+    return TD_OK;
+}
+
+td_status td__training_apply(const char *call, td_training *training, const td_state *state,
+                             const struct td__party *party, struct td__undo **undo_out)
+{
+    if (!training)
+        return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    struct td__undo *undo = calloc(1, sizeof *undo);
+    if (!undo)
+        return td__fail_nomem(call);
+    td_status status = apply(training, state, party, undo);
+    if (status) {
+        td__fail(status, "%s: %s", call, td_last_error());
+        char *message = strdup(td_last_error());
+        if (undo->changed)
+            td__training_undo(training, undo);
+        if (message)
+            td__fail(status, "%s", message);
+        free(message);
+        td__undo_free(undo);
+        return status;
+    }
+    *undo_out = undo;
+    return TD_OK;
+}
