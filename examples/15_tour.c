@@ -1,0 +1,93 @@
+/* A tour of tensors and gradients for people who know PyTorch; what you would write there stands
+ * beside each line.
+ *
+ *     $ 15_tour
+ *     tensor([[0., 1., 2.],
+ *             [3., 4., 5.]])
+ *     …
+ *
+ * Tensors that functions return belong to the TD_SCOPE around them, and end with it. */
+#include <tandem/tandem.h>
+
+#include <stdio.h>
+
+#define SHAPE(...)                                                                                 \
+    (int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+
+static td_status show(td_tensor *tensor)
+{
+    return td_tensor_print(tensor, stdout); /* print(tensor) */
+}
+
+static td_status tensors(void)
+{
+    td_tensor *a = td_reshape(td_arange(0, 6, 1, TD_F32),
+                              SHAPE(2, 3));                     /* arange(6.).reshape(2, 3) */
+    td_tensor *row = td_select(a, 0, 1);                        /* a[1]: a view */
+    td_tensor *column = td_narrow(a, 1, 0, 1);                  /* a[:, 0:1] */
+    if (show(a) || show(td_matmul(a, td_transpose(a, 0, 1))) || /* a @ a.T */
+        show(td_mul(a, column)) ||                              /* a * a[:, 0:1] */
+        show(td_sum_dims(a, (int[]){0}, 1, false)))             /* a.sum(0) */
+        return TD_ERR_INVALID;
+    td_fill_(row, 7);                /* a[1].fill_(7) */
+    float *data = td_tensor_data(a); /* a.data_ptr() */
+    data[0] = -1;                    /* a[0, 0] = -1 */
+    printf("%g elements above 0, the mean is %g\n",
+           td_item(td_sum(td_gt_scalar(a, 0))), /* (a > 0).sum().item() */
+           td_item(td_mean(a)));                /* a.mean().item() */
+    return show(a);
+}
+
+static td_status gradients(void)
+{
+    td_tensor *w = td_full(SHAPE(3), 2, TD_F64);       /* full((3,), 2.) */
+    td_tensor_set_requires_grad(w, true);              /* w.requires_grad_() */
+    td_tensor *loss = td_sum(td_mul(w, td_square(w))); /* (w * w**2).sum() */
+    td_status status = td_backward(loss);              /* loss.backward() */
+    if (status || show(td_tensor_grad(w)))             /* w.grad: 3 w**2 */
+        return status;
+    TD_NO_GRAD td_add_scaled_(w, td_tensor_grad(w), -0.1); /* w -= 0.1 * w.grad */
+    return show(w);
+}
+
+/* What is wrong is said once, at the end of an expression. */
+static void failures(void)
+{
+    td_tensor *a = td_ones(SHAPE(2, 3), TD_F32), *b = td_ones(SHAPE(4), TD_F32);
+    td_tensor *result = td_mean(td_f_relu(td_add(a, b))); /* raises RuntimeError */
+    if (!result)
+        printf("as expected: %s\n", td_last_error());
+}
+
+static td_status modules(void)
+{
+    td_manual_seed(0); /* the same numbers */
+    td_module *net = td_sequential(td_linear(4, 3), td_relu(), td_linear(3, 1), NULL);
+    td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 0.1}); /* SGD(net.parameters(), …) */
+    td_tensor *loss = td_square(td_mean(td_forward(net, td_ones(SHAPE(1, 4), TD_F32))));
+    td_status status = td_backward(loss);
+    if (!status)
+        status = td_optimizer_step(sgd);
+    if (!status)
+        status = td_module_print(net, stdout); /* print(net) */
+    td_optimizer_destroy(sgd);
+    td_module_destroy(net);
+    return status;
+}
+
+int main(void)
+{
+    td_status status = TD_OK;
+    TD_SCOPE
+    {
+        status = tensors();
+        if (!status)
+            status = gradients();
+        failures();
+        if (!status)
+            status = modules();
+    }
+    if (status)
+        fprintf(stderr, "15_tour: %s\n", td_last_error());
+    return status ? 1 : 0;
+}
