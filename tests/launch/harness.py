@@ -84,9 +84,9 @@ def children_of(pid):
 
 
 class Job:
-    """A running tdrun."""
+    """A running tdrun, or another program that starts a job."""
 
-    def __init__(self, test, arguments, env=None, **popen):
+    def __init__(self, test, arguments, env=None, program=None, **popen):
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -100,7 +100,7 @@ class Job:
         popen.setdefault("stdout", subprocess.PIPE)
         popen.setdefault("stderr", subprocess.PIPE)
         self.process = subprocess.Popen(
-            [TDRUN, *arguments], env=environment, cwd=test.dir, **popen
+            [program or TDRUN, *arguments], env=environment, cwd=test.dir, **popen
         )
         self.pid = self.process.pid
 
