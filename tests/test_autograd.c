@@ -436,6 +436,40 @@ TEST(each_device_computes_its_own_gradients)
     }
 }
 
+static td_status count_call(td_tensor *tensor, void *arg)
+{
+    (void)tensor;
+    ++*(int *)arg;
+    return TD_OK;
+}
+
+/* The worker begins with a pass while it is still being started. */
+TEST(on_a_worker_each_node_runs_once_a_pass)
+{
+    enum { LEAVES = 40, PASSES = 300 };
+    TD_SCOPE
+    {
+        td_tensor *leaves[LEAVES], *x = td_tensor_to(td_full(SHAPE(1, 1), 1, TD_F64), "cpu:1");
+        int calls = 0;
+        for (int i = 0; i < LEAVES; i++) {
+            leaves[i] = td_tensor_to(td_full(SHAPE(1, 1), i, TD_F64), "cpu:1");
+            CHECK_OK(td_tensor_set_requires_grad(leaves[i], true));
+            CHECK_OK(td_tensor_add_accumulated_hook(leaves[i], count_call, &calls, NULL));
+        }
+        for (int pass = 1; pass <= PASSES; pass++)
+            TD_SCOPE
+            {
+                td_tensor *sums[LEAVES];
+                for (int i = 0; i < LEAVES; i++)
+                    sums[i] = td_f_linear(x, leaves[i], NULL);
+                CHECK_OK(td_backward_from(sums, NULL, LEAVES, NULL));
+                CHECK_EQ(calls, pass * LEAVES);
+            }
+        for (int i = 0; i < LEAVES; i++)
+            CHECK_EQ(first(td_tensor_grad(leaves[i])), PASSES);
+    }
+}
+
 static void add_one(void *arg)
 {
     ++*(int *)arg;

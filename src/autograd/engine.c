@@ -419,9 +419,13 @@ static void start(struct pass *pass, td_tensor *const *outputs, td_tensor *const
         if (status)
             fail(pass, status);
     }
+    /* A worker begins with the first one that is ready. Without the lock it could deliver meanwhile, and
+     * what became ready by that would be found here once more. */
+    pthread_mutex_lock(&pass->lock);
     for (int i = 0; i < pass->walk.count && !pass->status; i++)
         if (pass->walk.entries[i].pending == 0)
             make_ready(pass, &pass->walk.entries[i]);
+    pthread_mutex_unlock(&pass->lock);
 }
 
 static void run_all(struct pass *pass)
