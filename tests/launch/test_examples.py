@@ -200,6 +200,13 @@ class Examples(Programs):
             2,
         )
 
+    def test_12_checkpoint(self):
+        for begin, end in ("begins at step 0", 10), ("goes on at step 10", 20):
+            lines = self.run_ranks(2, "12_checkpoint", self.dir)
+            for rank in range(2):
+                self.assertEqual(lines[2 * rank], f"rank {rank}: {begin}")
+                self.assertRegex(lines[2 * rank + 1], rf"^rank {rank}: step {end}, loss \d")
+
     def test_13_ring_all_reduce(self):
         for ranks in 1, 2, 4:
             self.assertEqual(
