@@ -6,7 +6,7 @@
  * The children are forked before the store's thread exists, so that they inherit neither it nor its
  * sockets. Through `orders` they get the port, and its end is the parent's death; through `report`
  * each tells the status and message of its end. A child is killed with the thread that started it
- * (PR_SET_PDEATHSIG). */
+ * (PR_SET_PDEATHSIG), which does not return from td_spawn() before that is set. */
 #include "base/auth.h"
 #include "base/clock.h"
 #include "base/fail.h"
@@ -30,6 +30,7 @@
 enum {
     MAX_PROCESSES = 65536,
     SHUTDOWN_MS = 30000,
+    TIES_MS = 5000,
     MESSAGE_SIZE = 2000,
     UNKNOWN = -1, /* instead of a wait status */
 };
@@ -95,6 +96,7 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) /* it died before that took effect */
         _exit(1);
+    send(orders, "", 1, MSG_NOSIGNAL);
     ssize_t got;
     while ((got = recv(orders, &port, sizeof port, 0)) < 0 && errno == EINTR)
         ;
@@ -320,6 +322,23 @@ static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn
     return TD_OK;
 }
 
+/* Waits until each child is tied to this thread: one that the thread did not wait for could miss its
+ * end. A child that was killed before that does not hold up the others for long. */
+static void await_ties(const td_spawn_context *context, int orders)
+{
+    td__deadline deadline = td__deadline_in_ms(TIES_MS);
+    for (int tied = 0; tied < context->count;) {
+        struct pollfd poll_fd = {.fd = orders, .events = POLLIN};
+        char word;
+        int ready = poll(&poll_fd, 1, td__deadline_poll_ms(deadline));
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready <= 0 || recv(orders, &word, 1, 0) <= 0)
+            return;
+        tied++;
+    }
+}
+
 /* All children, then the store, then the word to go. */
 static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
 {
@@ -340,6 +359,8 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
         status = td_tcp_store_open("127.0.0.1", 0,
                                    &(td_tcp_store_options){.host_server = true, .secret = secret},
                                    &context->store);
+    if (!status)
+        await_ties(context, orders[1]);
     int port = status ? 0 : td_tcp_store_port(context->store);
     for (int rank = 0; !status && rank < context->count; rank++)
         send(orders[1], &port, sizeof port, MSG_NOSIGNAL); /* who is gone already is noticed so */
