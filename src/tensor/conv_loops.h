@@ -246,8 +246,8 @@ static inline void NAMED(add_row)(REAL *restrict to, const REAL *restrict from, 
         to[i] += from[i];
 }
 
-TD__VECTOR void NAMED(td__conv_add)(const struct td__conv *conv, const struct td__conv_piece *piece,
-                                    const REAL *columns, REAL *x)
+TD__VECTOR static void NAMED(add)(const struct td__conv *conv, const struct td__conv_piece *piece,
+                                  const REAL *columns, REAL *x)
 {
     const struct td__window *w = &conv->window;
     for (int64_t c = piece->c0; c < piece->c0 + piece->channels; c++)
@@ -268,6 +268,12 @@ TD__VECTOR void NAMED(td__conv_add)(const struct td__conv *conv, const struct td
                         to[i * w->stride[1]] += columns[i];
             }
         }
+}
+
+void NAMED(td__conv_add)(const struct td__conv *conv, const struct td__conv_piece *piece,
+                         const REAL *columns, REAL *x)
+{
+    NAMED(add)(conv, piece, columns, x);
 }
 
 #undef REAL

@@ -21,6 +21,13 @@
 
 #include <string.h>
 
+/* Before a loop whose count is a constant: no loop is left of it. Only then are arrays registers. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
+
 typedef REAL NAMED(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL NAMED(unaligned)
     __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
@@ -187,6 +194,7 @@ static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
 
 const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAMED(run)};
 
+#undef UNROLLED
 #undef VECTOR
 #undef UNALIGNED
 #undef LANES

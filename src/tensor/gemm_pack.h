@@ -46,18 +46,18 @@ static void NAMED(turn)(const REAL *from, int64_t row, int64_t count, int64_t de
     int64_t p = 0;
     for (; p + LANES_ARE <= depth; p += LANES_ARE) {
         VECTOR v[LANES_ARE];
-#pragma GCC unroll 16
+        UNROLLED
         for (int i = 0; i < LANES_ARE; i++)
             v[i] = alpha * *(const UNALIGNED *)(rows[i] + p);
-#pragma GCC unroll 16
+        UNROLLED
         EXCHANGE(1)
-#pragma GCC unroll 16
+        UNROLLED
         EXCHANGE(2)
-#pragma GCC unroll 16
+        UNROLLED
         EXCHANGE(4)
-#pragma GCC unroll 16
+        UNROLLED
         EXCHANGE(8)
-#pragma GCC unroll 16
+        UNROLLED
         for (int i = 0; i < LANES_ARE; i++)
             *(UNALIGNED *)(to + (p + i) * width) = v[i];
     }

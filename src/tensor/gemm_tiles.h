@@ -12,7 +12,8 @@ struct NAMED(target) {
 };
 
 /* Stores a tile at the right edge of C, one element at a time. */
-static void NAMED(store_part)(const struct NAMED(target) * to, int rows, const REAL *sums)
+static __attribute__((noinline)) void NAMED(store_part)(const struct NAMED(target) * to, int rows,
+                                                        const REAL *sums)
 {
     for (int i = 0; i < rows; i++) {
         REAL *c = to->c + i * to->c_row;
@@ -32,7 +33,7 @@ static inline __attribute__((always_inline)) void
 NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to, VECTOR sums[][2])
 {
     if (to->add) {
-#pragma GCC unroll 16
+        UNROLLED
         for (int i = 0; i < rows; i++) {
             sums[i][0] = *(const UNALIGNED *)(to->c + i * to->c_row);
             if (vectors == 2)
@@ -40,7 +41,7 @@ NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to,
         }
     }
     if (to->row_bias) {
-#pragma GCC unroll 16
+        UNROLLED
         for (int i = 0; i < rows; i++) {
             sums[i][0] += to->row_bias[i];
             sums[i][1] += to->row_bias[i];
@@ -50,7 +51,7 @@ NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to,
         VECTOR bias0 = *(const UNALIGNED *)to->column_bias, bias1 = {0};
         if (vectors == 2)
             bias1 = *(const UNALIGNED *)(to->column_bias + LANES);
-#pragma GCC unroll 16
+        UNROLLED
         for (int i = 0; i < rows; i++) {
             sums[i][0] += bias0;
             sums[i][1] += bias1;
@@ -67,7 +68,7 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
 {
     const bool whole = to->columns == vectors * LANES;
     VECTOR sums[MAX_ROWS][2];
-#pragma GCC unroll 16
+    UNROLLED
     for (int i = 0; i < rows; i++)
         sums[i][0] = sums[i][1] = (VECTOR){0};
     if (whole)
@@ -76,7 +77,7 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
         VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
         if (vectors == 2)
             b1 = *(const UNALIGNED *)(b + LANES);
-#pragma GCC unroll 16
+        UNROLLED
         for (int i = 0; i < rows; i++) {
             sums[i][0] += a[i] * b0;
             if (vectors == 2)
@@ -86,7 +87,7 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
     REAL spread[MAX_ROWS * STRIP];
     REAL *const result = whole ? to->c : spread;
     const int64_t row = whole ? to->c_row : STRIP;
-#pragma GCC unroll 16
+    UNROLLED
     for (int i = 0; i < rows; i++) {
         *(UNALIGNED *)(result + i * row) = sums[i][0];
         if (vectors == 2)
