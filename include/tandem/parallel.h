@@ -152,6 +152,38 @@ typedef struct td_no_sync {
 TD_API td_no_sync td_no_sync_begin(td_module *ddp);
 TD_API void td_no_sync_end(td_no_sync *no_sync);
 
+typedef struct td_ddp_join_options {
+    bool divide_by_active; /* gradients are averages over the ranks that still have input; without it
+                              they are sums divided by the size of the group, where those that have
+                              joined count as 0 */
+    bool throw_on_early_termination; /* fail on all ranks as soon as one has run out of input */
+} td_ddp_join_options;
+
+/**
+ * Ranks may have different numbers of batches from now on:
+ *
+ *     td_ddp_join_begin(model, NULL);
+ *     while (td_loader_next(loader, &batch)) { … forward, backward, step … }
+ *     td_ddp_join_end(model);
+ *
+ * A rank that has reached td_ddp_join_end() makes the calls of the others there, with gradients of 0,
+ * until all have reached it. Then the model of one that had input to the end, parameters and buffers
+ * (these not with no_broadcast_buffers), becomes everybody's; the states of optimizers stay each rank's own. In between, every rank that has
+ * input runs the same kinds of forward: recorded or not, synchronised or not; one that is recorded and
+ * synchronised is followed by its backward pass. Other calls on the group that a model makes (those of
+ * td_sync_batch_norm()) are not shadowed. Each rank passes the same options; a difference is
+ * TD_ERR_MISMATCH.
+ *
+ * Every forward in between costs one exchange of 4 bytes a rank. A scale other than that of the average
+ * is applied behind a hook, which should average over the group, as those of this page do.
+ *
+ * Errors of begin: TD_ERR_STATE where it was called before. With throw_on_early_termination the forward
+ * of those that have input is NULL, and td_ddp_join_end() is TD_ERR_STATE on all ranks, with a sentence
+ * that names the rank. td_ddp_join_end() ends it in any case.
+ */
+TD_API td_status td_ddp_join_begin(td_module *ddp, const td_ddp_join_options *options);
+TD_API td_status td_ddp_join_end(td_module *ddp);
+
 /** Another hook, before the first forward only. */
 TD_API td_status td_ddp_set_hook(td_module *ddp, td_comm_hook hook);
 

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "tensor/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -258,6 +259,10 @@ static td_status finish_bucket(struct td_bucket *bucket)
     }
     int64_t end = atomic_load(&bucket->end_ns);
     bucket->all->stats.communication_ns += (end ? end : td__now_ns()) - bucket->start_ns;
+    double scale = bucket->all->scale;
+    if (!status && scale != 0)
+        status = td__kernels_of(bucket->buffer)
+                     ->binary_scalar(TD__MUL, bucket->buffer, bucket->buffer, scale, false);
     return status;
 }
 

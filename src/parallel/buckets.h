@@ -50,6 +50,7 @@ struct td_bucket {
 struct td__buckets {
     td_group *group;
     td_comm_hook hook;
+    double scale; /* of the results, on top of the average; 0: none */
     struct td__gradient *gradients;
     int gradient_count;
     struct td_bucket *buckets;

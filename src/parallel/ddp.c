@@ -80,21 +80,31 @@ static td_status broadcast_buffers(struct td__ddp *ddp)
         return TD_OK;
     ddp->buffers_are_old = false;
     return td_broadcast_coalesced(ddp->buffers, ddp->buffer_count,
-                                  td_get_global_rank(ddp->group, 0), ddp->group, NULL);
+                                  td_get_global_rank(ddp->group, ddp->source), ddp->group, NULL);
 }
 
-static td_status before_forward(struct td__ddp *ddp, bool records)
+td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
 {
-    if (!ddp->sync)
-        return TD_OK;
     TD_TRY(broadcast_buffers(ddp));
     if (!records)
         return TD_OK;
     if (ddp->rebuild)
         TD_TRY(td__ddp_rebuild(ddp));
     td__buckets_begin(&ddp->buckets);
-    ddp->ending = false;
-    ddp->expecting = ddp->count > 0;
+    return TD_OK;
+}
+
+static td_status before_forward(struct td__ddp *ddp, bool records)
+{
+    if (ddp->join)
+        TD_TRY(td__ddp_join_turn(ddp, records));
+    if (!ddp->sync)
+        return TD_OK;
+    TD_TRY(td__ddp_prepare(ddp, records));
+    if (records) {
+        ddp->ending = false;
+        ddp->expecting = ddp->count > 0;
+    }
     return TD_OK;
 }
 
@@ -134,6 +144,7 @@ static void free_ddp(struct td__ddp *ddp)
     free(ddp->buffers);
     free(ddp->used);
     free(ddp->static_unused);
+    free(ddp->join);
     free(ddp);
 }
 
@@ -248,17 +259,16 @@ static td_status make_buckets(struct td__ddp *ddp)
     return status;
 }
 
-/* The first rank's parameters and buffers become everybody's. */
-static td_status synchronise(struct td__ddp *ddp)
+td_status td__ddp_synchronise(struct td__ddp *ddp)
 {
-    int first = td_get_global_rank(ddp->group, 0);
+    int source = td_get_global_rank(ddp->group, ddp->source);
     td_tensor **tensors = calloc((size_t)ddp->count + 1, sizeof *tensors);
     if (!tensors)
         return td__fail_nomem("td_ddp");
     for (int i = 0; i < ddp->count; i++)
         tensors[i] = ddp->parameters[i].tensor;
     td_status status = ddp->count
-                           ? td_broadcast_coalesced(tensors, ddp->count, first, ddp->group, NULL)
+                           ? td_broadcast_coalesced(tensors, ddp->count, source, ddp->group, NULL)
                            : TD_OK;
     for (int i = 0; i < ddp->count && !status; i++)
         td__tensor_touch(tensors[i]);
@@ -289,7 +299,7 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
             return td__fail_nomem("td_ddp");
     }
     TD_TRY(make_buckets(ddp));
-    return synchronise(ddp);
+    return td__ddp_synchronise(ddp);
 }
 
 td_module *td_ddp(td_module *module, const td_ddp_options *options)

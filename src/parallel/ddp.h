@@ -32,10 +32,22 @@ struct td__ddp {
     int32_t *used;        /* for find_unused_parameters: which parameters any rank has used */
     bool first_static_pass_done;
     bool *static_unused; /* static_graph: what the first pass did not use */
+
+    int source;                /* whose buffers and order of gradients count: a rank of the group */
+    struct td__ddp_join *join; /* NULL outside of td_ddp_join_begin() and td_ddp_join_end() */
 };
 
 /** The insides of a module that td_ddp() made; NULL and the last error for another. */
 struct td__ddp *td__ddp_of(const td_module *module, const char *call);
+
+/** What comes before a synchronised forward: broadcasts the buffers, and where it records, makes the
+ *  buckets anew if that is due, and begins a pass. Collective. */
+td_status td__ddp_prepare(struct td__ddp *ddp, bool records);
+/** The parameters and buffers of the rank `source` become everybody's. Collective. */
+td_status td__ddp_synchronise(struct td__ddp *ddp);
+
+/** Uneven inputs (ddp_join.c): the ranks tell each other, before each forward, what comes next. */
+td_status td__ddp_join_turn(struct td__ddp *ddp, bool records);
 
 /* Unused parameters (ddp_unused.c). */
 

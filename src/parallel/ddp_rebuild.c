@@ -1,5 +1,5 @@
 /* Making the buckets anew, once: in the order in which the gradients of the first pass became ready on
- * the first rank, so that buckets fill one after another. */
+ * the first rank (of those that still have input), so that buckets fill one after another. */
 #include "parallel/ddp.h"
 
 #include "base/fail.h"
@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The order of the first rank, on all. A rank may not believe it blindly: each number once. */
+/* The order of one rank, on all. A rank may not believe it blindly: each number once. */
 static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
 {
     for (int i = 0; i < ddp->count; i++)
         order[i] = ddp->buckets.order[i];
     TD_TRY(td_group_broadcast(ddp->group, order, (size_t)ddp->count, TD_I32,
-                              td_get_global_rank(ddp->group, 0), NULL));
+                              td_get_global_rank(ddp->group, ddp->source), NULL));
     bool *seen = calloc((size_t)ddp->count + 1, sizeof *seen);
     if (!seen)
         return td__fail_nomem("td_ddp");
@@ -25,8 +25,8 @@ static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
     }
     free(seen);
     return good ? TD_OK
-                : td__fail(TD_ERR_PEER,
-                           "td_ddp: the first rank's order of gradients makes no sense");
+                : td__fail(TD_ERR_PEER, "td_ddp: the order of gradients of rank %d makes no sense",
+                           td_get_global_rank(ddp->group, ddp->source));
 }
 
 /* Gradients that are views of the former buckets become views of the new ones. */
@@ -52,8 +52,10 @@ td_status td__ddp_rebuild(struct td__ddp *ddp)
     td_status status = agree_on_order(ddp, order);
     struct td__buckets former = ddp->buckets;
     if (!status) {
-        struct td__buckets fresh = {
-            .group = former.group, .hook = former.hook, .stats = former.stats};
+        struct td__buckets fresh = {.group = former.group,
+                                    .hook = former.hook,
+                                    .scale = former.scale,
+                                    .stats = former.stats};
         status = td__buckets_init(&fresh, former.gradients, ddp->count, order, 0,
                                   ddp->bucket_bytes);
         if (!status) {
