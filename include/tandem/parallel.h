@@ -62,6 +62,58 @@ TD_API td_comm_hook td_hook_all_reduce(void);
 TD_API td_comm_hook td_hook_fp16(void);
 TD_API td_comm_hook td_hook_bf16(void);
 
+/* PowerSGD: gradients that are matrices [n, m] are sent as two thin ones, [n, rank] and [m, rank]. What
+ * is lost is added to the next gradient. Vectors, and what would not become smaller, go as they are. */
+typedef struct td_powersgd td_powersgd;
+
+typedef struct td_powersgd_options {
+    int rank;           /* 0: 1 */
+    int64_t start_step; /* so many passes are plain averages first; 0: 1000, below 0: none */
+    double min_compression_rate; /* compress what becomes smaller by more than this; 0: 2 */
+    bool no_error_feedback;      /* what is lost is lost */
+    bool no_warm_start;          /* begin each pass at random, not where the last one ended */
+    uint64_t seed;               /* of the random numbers; the same on all ranks */
+} td_powersgd_options;
+
+/** The state of PowerSGD for one model; every rank passes the same options. f32 and f64 are compressed.
+ *  NULL for options that make no sense, and without memory. */
+TD_API td_powersgd *td_powersgd_create(const td_powersgd_options *options);
+/** The hook, for one model or reducer, which must end before the state does. */
+TD_API td_comm_hook td_powersgd_hook(td_powersgd *powersgd);
+TD_API void td_powersgd_destroy(td_powersgd *powersgd);
+
+/* Post-local SGD: averages over the whole group at first, later inside a subgroup only, while a
+ * td_periodic_averager brings the ranks together from time to time. */
+typedef struct td_post_local td_post_local;
+
+typedef struct td_post_local_options {
+    td_group *subgroup; /* for the passes after the first ones; NULL: each rank by itself */
+    int64_t start_step; /* so many passes are averaged over the whole group */
+} td_post_local_options;
+
+/** The state for one model; every rank passes the same start_step. NULL without memory. */
+TD_API td_post_local *td_post_local_create(const td_post_local_options *options);
+/** The hook, for one model or reducer, which must end before the state does. */
+TD_API td_comm_hook td_post_local_hook(td_post_local *post_local);
+TD_API void td_post_local_destroy(td_post_local *post_local);
+
+typedef struct td_periodic_averager td_periodic_averager;
+
+typedef struct td_periodic_averager_options {
+    td_group *group;      /* NULL: the world */
+    int64_t period;       /* at least 1 */
+    int64_t warmup_steps; /* so many steps at first without an average */
+} td_periodic_averager_options;
+
+/** Averages the parameters of a module, those that it has now, over the ranks of the group every
+ *  `period` steps. NULL for options that make no sense, and without memory. */
+TD_API td_periodic_averager *
+td_periodic_averager_create(td_module *module, const td_periodic_averager_options *options);
+/** To be called behind each step of the optimizer, on every rank: averages behind step warmup_steps
+ *  (counted from 0), and every `period` steps after it. Collective then. */
+TD_API td_status td_periodic_averager_step(td_periodic_averager *averager);
+TD_API void td_periodic_averager_destroy(td_periodic_averager *averager);
+
 /* ---- A reducer for gradients of one's own ---------------------------------------------------------
  *
  *     td_reducer *reducer = td_reducer_create(buffers, count, NULL);
@@ -153,7 +205,8 @@ TD_API td_no_sync td_no_sync_begin(td_module *ddp);
 TD_API void td_no_sync_end(td_no_sync *no_sync);
 
 typedef struct td_ddp_join_options {
-    bool divide_by_active; /* gradients are averages over the ranks that still have input; without it
+    bool
+        divide_by_active; /* gradients are averages over the ranks that still have input; without it
                               they are sums divided by the size of the group, where those that have
                               joined count as 0 */
     bool throw_on_early_termination; /* fail on all ranks as soon as one has run out of input */
@@ -168,8 +221,8 @@ typedef struct td_ddp_join_options {
  *
  * A rank that has reached td_ddp_join_end() makes the calls of the others there, with gradients of 0,
  * until all have reached it. Then the model of one that had input to the end, parameters and buffers
- * (these not with no_broadcast_buffers), becomes everybody's; the states of optimizers stay each rank's own. In between, every rank that has
- * input runs the same kinds of forward: recorded or not, synchronised or not; one that is recorded and
+ * (these not with no_broadcast_buffers), becomes everybody's; the states of optimizers stay each rank's
+ * own. In between, every rank that has input runs the same kinds of forward: recorded or not, synchronised or not; one that is recorded and
  * synchronised is followed by its backward pass. Other calls on the group that a model makes (those of
  * td_sync_batch_norm()) are not shadowed. Each rank passes the same options; a difference is
  * TD_ERR_MISMATCH.

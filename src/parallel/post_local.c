@@ -1,0 +1,133 @@
+/* Post-local SGD: gradients are averaged over the whole group at first, later only inside a subgroup (or
+ * not at all); an averager brings the parameters of all ranks together every so many steps. */
+#include "base/fail.h"
+#include "parallel/buckets.h"
+
+#include <stdlib.h>
+
+/* ---- The hook -------------------------------------------------------------------------------------------- */
+
+struct td_post_local {
+    td_post_local_options options;
+    int64_t step;
+};
+
+static void free_work(void *data)
+{
+    td_work *work = data;
+    td_work_wait(work, 0);
+    td_work_release(work);
+}
+
+static td_status start(td_bucket *bucket, void *arg)
+{
+    struct td_post_local *post = arg;
+    bool local = post->step >= post->options.start_step;
+    td_bucket_set_data(bucket, NULL, free_work); /* of a pass that failed */
+    if (local && !post->options.subgroup)
+        return TD_OK;
+    td_tensor *buffer = td_bucket_buffer(bucket);
+    td_work *work = NULL;
+    TD_TRY(td_all_reduce(buffer, TD_AVG, local ? post->options.subgroup : td_bucket_group(bucket),
+                         &work));
+    td_bucket_count_sent(bucket, td_tensor_nbytes(buffer));
+    td_bucket_set_data(bucket, work, free_work);
+    return TD_OK;
+}
+
+static td_status finish(td_bucket *bucket, void *arg)
+{
+    struct td_post_local *post = arg;
+    if (td_bucket_is_last(bucket))
+        post->step++;
+    td_work *work = td_bucket_data(bucket);
+    if (!work)
+        return TD_OK;
+    td_status status = td_work_wait(work, 0);
+    td_bucket_set_data(bucket, NULL, free_work);
+    return status;
+}
+
+td_post_local *td_post_local_create(const td_post_local_options *options)
+{
+    td_post_local *post = calloc(1, sizeof *post);
+    if (!post) {
+        td__fail_nomem("td_post_local_create");
+        return NULL;
+    }
+    if (options)
+        post->options = *options;
+    return post;
+}
+
+void td_post_local_destroy(td_post_local *post)
+{
+    free(post);
+}
+
+td_comm_hook td_post_local_hook(td_post_local *post)
+{
+    return (td_comm_hook){.name = "post_local", .start = start, .finish = finish, .arg = post};
+}
+
+/* ---- The averager ---------------------------------------------------------------------------------------- */
+
+struct td_periodic_averager {
+    td_periodic_averager_options options;
+    int64_t step;
+    int count;
+    td_tensor *parameters[]; /* retained */
+};
+
+td_periodic_averager *td_periodic_averager_create(td_module *module,
+                                                  const td_periodic_averager_options *options)
+{
+    td_periodic_averager_options with = options ? *options : (td_periodic_averager_options){0};
+    if (!module || with.period < 1 || with.warmup_steps < 0) {
+        td__fail(
+            TD_ERR_INVALID,
+            "td_periodic_averager_create: the module is %s, the period %lld, the warm-up %lld; "
+            "a period is at least 1, a warm-up at least 0",
+            module ? "there" : "NULL", (long long)with.period, (long long)with.warmup_steps);
+        return NULL;
+    }
+    td_state *parameters = td_module_parameters(module);
+    size_t count = parameters ? td_state_count(parameters) : 0;
+    td_periodic_averager *averager = parameters
+                                         ? calloc(1, sizeof *averager +
+                                                         count * sizeof averager->parameters[0])
+                                         : NULL;
+    if (averager) {
+        averager->options = with;
+        averager->count = (int)count;
+        for (size_t i = 0; i < count; i++)
+            averager->parameters[i] = td_tensor_retain(td_state_tensor(parameters, i));
+    } else {
+        td__fail_nomem("td_periodic_averager_create");
+    }
+    td_state_destroy(parameters);
+    return averager;
+}
+
+td_status td_periodic_averager_step(td_periodic_averager *averager)
+{
+    if (!averager)
+        return td__fail(TD_ERR_INVALID, "td_periodic_averager_step: the averager is NULL");
+    int64_t past = averager->step++ - averager->options.warmup_steps;
+    if (past < 0 || past % averager->options.period || !averager->count)
+        return TD_OK;
+    TD_TRY(td_all_reduce_coalesced(averager->parameters, averager->count, TD_AVG,
+                                   averager->options.group, NULL));
+    for (int i = 0; i < averager->count; i++)
+        td__tensor_touch(averager->parameters[i]);
+    return TD_OK;
+}
+
+void td_periodic_averager_destroy(td_periodic_averager *averager)
+{
+    if (!averager)
+        return;
+    for (int i = 0; i < averager->count; i++)
+        td_tensor_release(averager->parameters[i]);
+    free(averager);
+}

@@ -1,0 +1,392 @@
+/* PowerSGD: gradients that are matrices are sent as products of two thin ones.
+ *
+ *     M [n, m]  ~  P Q^T           P [n, r], Q [m, r]: r (n + m) numbers instead of n m
+ *
+ *     start     M += what was lost last time · P = M Q · sum of P over the ranks begins
+ *     finish    P made orthonormal · Q = M^T P · mean of Q over the ranks · error = M - P Q^T
+ *               M = P Q^T
+ *
+ * Q of one pass is where the next begins (warm start): so the passes together are a power iteration
+ * for the largest singular vectors of a slowly changing matrix. Gradients that would not become
+ * smaller are averaged as they are, in one operation for all of a bucket.
+ *
+ * P and Q are kept transposed, so that what is made orthonormal are rows, one after another in memory.
+ * All ranks have the same bits of P and Q behind each sum, so that they come to the same decisions
+ * and draw the same random numbers. */
+#include "base/fail.h"
+#include "parallel/buckets.h"
+#include "tensor/kernels.h"
+
+#include <tandem/random.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+struct td_powersgd {
+    td_powersgd_options options;
+    int64_t step;
+};
+
+/* A gradient that is compressed. */
+struct matrix {
+    td_tensor *m;     /* [n, m], a view of the bucket */
+    td_tensor *p, *q; /* [r, n] and [r, m], views of the memory for all */
+    td_tensor *error; /* [n, m]; NULL without error feedback */
+};
+
+/* One that is not. */
+struct plain {
+    td_tensor *gradient; /* of the bucket */
+    td_tensor *packed;   /* a view of `rest`, of the same shape */
+};
+
+/* What a bucket needs from pass to pass. */
+struct compressed {
+    td_generator *generator;
+    struct matrix *matrices;
+    int matrix_count;
+    struct plain *plains;
+    int plain_count;
+    td_tensor *p, *q, *rest; /* [numbers]: what is sent; rest is NULL where all is compressed */
+    td_work *p_work, *rest_work;
+    bool averaging; /* this pass is a plain average: the work is rest_work */
+    bool q_is_set;
+};
+
+static void drop_work(td_work **work)
+{
+    if (*work) {
+        td_work_wait(*work, 0);
+        td_work_release(*work);
+    }
+    *work = NULL;
+}
+
+static void free_compressed(void *data)
+{
+    struct compressed *c = data;
+    drop_work(&c->p_work);
+    drop_work(&c->rest_work);
+    for (int i = 0; i < c->matrix_count; i++) {
+        td_tensor_release(c->matrices[i].m);
+        td_tensor_release(c->matrices[i].p);
+        td_tensor_release(c->matrices[i].q);
+        td_tensor_release(c->matrices[i].error);
+    }
+    for (int i = 0; i < c->plain_count; i++)
+        td_tensor_release(c->plains[i].packed);
+    td_tensor_release(c->p);
+    td_tensor_release(c->q);
+    td_tensor_release(c->rest);
+    td_generator_destroy(c->generator);
+    free(c->matrices);
+    free(c->plains);
+    free(c);
+}
+
+/* ---- Which gradients, and their memory --------------------------------------------------------------- */
+
+/* The sizes of a gradient as a matrix, and its rank; false where it is sent as it is. */
+static bool is_worth_it(const struct td_powersgd *p, const td_tensor *gradient, int64_t *n,
+                        int64_t *m, int64_t *rank)
+{
+    const struct td__layout *layout = &gradient->layout;
+    if (layout->ndim < 2 || !layout->numel ||
+        (layout->dtype != TD_F32 && layout->dtype != TD_F64) ||
+        !gradient->storage->device->kind->is_host_memory)
+        return false;
+    *n = layout->shape[0];
+    *m = layout->numel / *n;
+    *rank = p->options.rank;
+    *rank = *rank < *n ? *rank : *n;
+    *rank = *rank < *m ? *rank : *m;
+    return (double)(*n + *m) * (double)*rank * p->options.min_compression_rate <
+           (double)*n * (double)*m;
+}
+
+/* A part of `memory` with the given shape, and *at behind it. */
+static td_tensor *take(td_tensor *memory, int64_t *at, const int64_t *shape, int ndim)
+{
+    int64_t numel = 1;
+    for (int d = 0; d < ndim; d++)
+        numel *= shape[d];
+    td_tensor *part = td__narrow(memory, 0, *at, numel);
+    td_tensor *view = td__reshape(part, shape, ndim, NULL);
+    td_tensor_release(part);
+    *at += numel;
+    return view;
+}
+
+static td_status fill_matrix(const struct td_powersgd *p, struct compressed *c, td_tensor *gradient,
+                             int64_t *at_p, int64_t *at_q)
+{
+    int64_t n, m, rank;
+    is_worth_it(p, gradient, &n, &m, &rank);
+    struct matrix *matrix = &c->matrices[c->matrix_count++];
+    matrix->m = td__reshape(gradient, (int64_t[]){n, m}, 2, NULL);
+    matrix->p = take(c->p, at_p, (int64_t[]){rank, n}, 2);
+    matrix->q = take(c->q, at_q, (int64_t[]){rank, m}, 2);
+    if (!p->options.no_error_feedback)
+        matrix->error = td__zeros_like(matrix->m);
+    bool good = matrix->m && matrix->p && matrix->q &&
+                (matrix->error || p->options.no_error_feedback);
+    return good ? TD_OK : td__fail_nomem("PowerSGD");
+}
+
+static td_status fill(const struct td_powersgd *p, struct compressed *c, td_bucket *bucket)
+{
+    td_tensor *buffer = td_bucket_buffer(bucket);
+    int count = td_bucket_gradient_count(bucket);
+    int64_t n, m, rank, sizes[3] = {0}; /* of P, of Q, of the rest */
+    for (int i = 0; i < count; i++) {
+        td_tensor *gradient = td_bucket_gradient(bucket, i);
+        bool worth = is_worth_it(p, gradient, &n, &m, &rank);
+        sizes[0] += worth ? rank * n : 0;
+        sizes[1] += worth ? rank * m : 0;
+        sizes[2] += worth ? 0 : gradient->layout.numel;
+    }
+    td_tensor **memory[] = {&c->p, &c->q, &c->rest};
+    for (int i = 0; i < 3; i++) {
+        *memory[i] = td__empty("PowerSGD", &sizes[i], 1, buffer->layout.dtype,
+                               buffer->storage->device);
+        if (!*memory[i])
+            return TD_ERR_NOMEM;
+    }
+    c->matrices = calloc((size_t)count + 1, sizeof *c->matrices);
+    c->plains = calloc((size_t)count + 1, sizeof *c->plains);
+    c->generator = td_generator_create(p->options.seed + (uint64_t)td_bucket_index(bucket));
+    if (!c->matrices || !c->plains || !c->generator)
+        return td__fail_nomem("PowerSGD");
+    int64_t at[3] = {0};
+    for (int i = 0; i < count; i++) {
+        td_tensor *gradient = td_bucket_gradient(bucket, i);
+        if (is_worth_it(p, gradient, &n, &m, &rank)) {
+            TD_TRY(fill_matrix(p, c, gradient, &at[0], &at[1]));
+            continue;
+        }
+        struct plain *plain = &c->plains[c->plain_count++];
+        plain->gradient = gradient;
+        plain->packed = take(c->rest, &at[2], gradient->layout.shape, gradient->layout.ndim);
+        if (!plain->packed)
+            return TD_ERR_NOMEM;
+    }
+    return TD_OK;
+}
+
+static struct compressed *compressed_of(const struct td_powersgd *p, td_bucket *bucket)
+{
+    struct compressed *c = td_bucket_data(bucket);
+    if (c)
+        return c;
+    c = calloc(1, sizeof *c);
+    if (!c) {
+        td__fail_nomem("PowerSGD");
+        return NULL;
+    }
+    if (fill(p, c, bucket)) {
+        free_compressed(c);
+        return NULL;
+    }
+    td_bucket_set_data(bucket, c, free_compressed);
+    return c;
+}
+
+/* ---- Orthonormal rows --------------------------------------------------------------------------------- */
+
+static double get(const td_tensor *x, int64_t at)
+{
+    const void *data = td_tensor_data(x);
+    return x->layout.dtype == TD_F64 ? ((const double *)data)[at] : ((const float *)data)[at];
+}
+
+static void set(td_tensor *x, int64_t at, double value)
+{
+    void *data = td_tensor_data(x);
+    if (x->layout.dtype == TD_F64)
+        ((double *)data)[at] = value;
+    else
+        ((float *)data)[at] = (float)value;
+}
+
+/* The product of rows i and j. */
+static double dot(const td_tensor *x, int64_t i, int64_t j)
+{
+    int64_t width = x->layout.shape[1];
+    double sum = 0;
+    for (int64_t k = 0; k < width; k++)
+        sum += get(x, i * width + k) * get(x, j * width + k);
+    return sum;
+}
+
+/* Takes from row i what it has of the rows before, and makes its length 1. False where nothing is left
+ * but rounding. Twice, since the first time leaves an error of rounding that the length 1 enlarges. */
+static bool make_orthonormal(td_tensor *x, int64_t i)
+{
+    int64_t width = x->layout.shape[1];
+    double before = dot(x, i, i);
+    for (int turn = 0; turn < 2; turn++)
+        for (int64_t j = 0; j < i; j++) {
+            double share = dot(x, i, j);
+            for (int64_t k = 0; k < width; k++)
+                set(x, i * width + k, get(x, i * width + k) - share * get(x, j * width + k));
+        }
+    double after = dot(x, i, i);
+    bool good = after > 1e-12 * before && after > 1e-60 && isfinite(after);
+    for (int64_t k = 0; k < width; k++)
+        set(x, i * width + k, good ? get(x, i * width + k) / sqrt(after) : 0);
+    return good;
+}
+
+static void orthonormalise(td_tensor *x)
+{
+    for (int64_t i = 0; i < x->layout.shape[0]; i++)
+        make_orthonormal(x, i);
+}
+
+/* Where Q begins: at random, or where the last pass ended. A row that came to nothing begins at random
+ * again: it would stay nothing for ever. */
+static td_status begin_q(const struct td_powersgd *p, struct compressed *c)
+{
+    for (int i = 0; i < c->matrix_count; i++) {
+        td_tensor *q = c->matrices[i].q;
+        if (!c->q_is_set || p->options.no_warm_start)
+            TD_TRY(td_normal_(q, 0, 1, c->generator));
+        for (int64_t row = 0; row < q->layout.shape[0]; row++)
+            for (int turn = 0; turn < 3 && !make_orthonormal(q, row); turn++) {
+                td_tensor *part = td__narrow(q, 0, row, 1);
+                td_status status = part ? td_normal_(part, 0, 1, c->generator) : TD_ERR_NOMEM;
+                td_tensor_release(part);
+                TD_TRY(status);
+            }
+    }
+    c->q_is_set = true;
+    return TD_OK;
+}
+
+/* ---- The hook -------------------------------------------------------------------------------------------- */
+
+static td_status multiply(td_tensor *out, td_tensor *a, td_tensor *b)
+{
+    return td__kernels_of(out)->matmul(out, a, b, 1, false);
+}
+
+/* Starts the average of what is sent as it is. */
+static td_status start_rest(struct compressed *c, td_bucket *bucket)
+{
+    if (!c->plain_count)
+        return TD_OK;
+    for (int i = 0; i < c->plain_count; i++)
+        TD_TRY(td__kernels_of(c->rest)->copy(c->plains[i].packed, c->plains[i].gradient));
+    td_bucket_count_sent(bucket, td_tensor_nbytes(c->rest));
+    return td_all_reduce(c->rest, TD_AVG, td_bucket_group(bucket), &c->rest_work);
+}
+
+static td_status start(td_bucket *bucket, void *arg)
+{
+    struct td_powersgd *p = arg;
+    struct compressed *c = compressed_of(p, bucket);
+    if (!c)
+        return TD_ERR_NOMEM;
+    drop_work(&c->p_work); /* of a pass that failed */
+    drop_work(&c->rest_work);
+    td_tensor *buffer = td_bucket_buffer(bucket);
+    c->averaging = p->step < p->options.start_step || !c->matrix_count;
+    if (c->averaging) {
+        td_bucket_count_sent(bucket, td_tensor_nbytes(buffer));
+        return td_all_reduce(buffer, TD_AVG, td_bucket_group(bucket), &c->rest_work);
+    }
+    TD_TRY(start_rest(c, bucket));
+    TD_TRY(begin_q(p, c));
+    const struct td__kernels *kernels = td__kernels_of(buffer);
+    for (int i = 0; i < c->matrix_count; i++) {
+        struct matrix *matrix = &c->matrices[i];
+        if (matrix->error)
+            TD_TRY(kernels->binary(TD__ADD, matrix->m, matrix->m, matrix->error));
+        td_tensor *transposed = td__transpose(matrix->m, 0, 1);
+        td_status status = transposed ? multiply(matrix->p, matrix->q, transposed) : TD_ERR_NOMEM;
+        td_tensor_release(transposed);
+        TD_TRY(status);
+    }
+    td_bucket_count_sent(bucket, td_tensor_nbytes(c->p));
+    return td_all_reduce(c->p, TD_SUM, td_bucket_group(bucket), &c->p_work);
+}
+
+static td_status wait_for(td_work **work)
+{
+    td_status status = *work ? td_work_wait(*work, 0) : TD_OK;
+    td_work_release(*work);
+    *work = NULL;
+    return status;
+}
+
+/* M = P Q^T, and what that has lost. */
+static td_status decompress(struct matrix *matrix)
+{
+    const struct td__kernels *kernels = td__kernels_of(matrix->m);
+    if (matrix->error)
+        TD_TRY(kernels->copy(matrix->error, matrix->m));
+    td_tensor *p = td__transpose(matrix->p, 0, 1);
+    td_status status = p ? multiply(matrix->m, p, matrix->q) : TD_ERR_NOMEM;
+    td_tensor_release(p);
+    if (!status && matrix->error)
+        status = kernels->add_scaled(matrix->error, matrix->error, matrix->m, -1);
+    return status;
+}
+
+static td_status finish_compressed(struct compressed *c, td_bucket *bucket)
+{
+    TD_TRY(wait_for(&c->p_work));
+    for (int i = 0; i < c->matrix_count; i++) {
+        orthonormalise(c->matrices[i].p);
+        TD_TRY(multiply(c->matrices[i].q, c->matrices[i].p, c->matrices[i].m));
+    }
+    td_bucket_count_sent(bucket, td_tensor_nbytes(c->q));
+    TD_TRY(td_all_reduce(c->q, TD_AVG, td_bucket_group(bucket), NULL));
+    for (int i = 0; i < c->matrix_count; i++)
+        TD_TRY(decompress(&c->matrices[i]));
+    for (int i = 0; i < c->plain_count; i++)
+        TD_TRY(td__kernels_of(c->rest)->copy(c->plains[i].gradient, c->plains[i].packed));
+    return TD_OK;
+}
+
+static td_status finish(td_bucket *bucket, void *arg)
+{
+    struct td_powersgd *p = arg;
+    struct compressed *c = td_bucket_data(bucket);
+    if (td_bucket_is_last(bucket))
+        p->step++;
+    TD_TRY(wait_for(&c->rest_work));
+    return c->averaging ? TD_OK : finish_compressed(c, bucket);
+}
+
+td_powersgd *td_powersgd_create(const td_powersgd_options *options)
+{
+    td_powersgd_options with = options ? *options : (td_powersgd_options){0};
+    with.rank = with.rank ? with.rank : 1;
+    with.start_step = with.start_step ? with.start_step : 1000;
+    with.min_compression_rate = with.min_compression_rate != 0 ? with.min_compression_rate : 2;
+    if (with.rank < 1 || !(with.min_compression_rate > 0)) {
+        td__fail(TD_ERR_INVALID,
+                 "td_powersgd_create: the rank is %d, min_compression_rate is %g; both must be "
+                 "above 0",
+                 with.rank, with.min_compression_rate);
+        return NULL;
+    }
+    td_powersgd *p = calloc(1, sizeof *p);
+    if (!p) {
+        td__fail_nomem("td_powersgd_create");
+        return NULL;
+    }
+    p->options = with;
+    return p;
+}
+
+void td_powersgd_destroy(td_powersgd *p)
+{
+    free(p);
+}
+
+td_comm_hook td_powersgd_hook(td_powersgd *p)
+{
+    return (td_comm_hook){.name = "powersgd", .start = start, .finish = finish, .arg = p};
+}
