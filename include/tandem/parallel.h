@@ -252,6 +252,23 @@ typedef struct td_ddp_stats {
 /** What the passes so far have cost. */
 TD_API td_status td_ddp_get_stats(td_module *ddp, td_ddp_stats *stats);
 
+/* ---- Batch norm over all ranks ----------------------------------------------------------------------- */
+
+/**
+ * Batch norm whose statistics, while training, are those of the batches of all ranks of the group
+ * together (NULL: the world; without one, this process alone). x [N, C, …], f32 or f64, where N and what
+ * follows C may differ by rank, and may be 0. A forward in training, and its backward pass, are
+ * collective: all ranks of the group run the same ones in the same order. The gradients of weight and bias
+ * are those of this rank's part, for td_ddp() to average. `options` as for td_batch_norm1d_with().
+ */
+TD_API td_module *td_sync_batch_norm(int64_t features, const td_batch_norm_options *options,
+                                     td_group *group);
+
+/** Puts such a module in the place of each batch norm inside `module`, with the same parameters, buffers
+ *  and names. Takes the module over, and returns it, or its replacement where it is a batch norm itself;
+ *  NULL where that fails, and `module` is destroyed. */
+TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group);
+
 /* ---- DataParallel: several devices of one process ---------------------------------------------------
  *
  *     td_module_to(net, "cpu:0");

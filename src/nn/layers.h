@@ -14,4 +14,7 @@ td_status td__check_probability(const char *call, double p);
  *  convolutions have them. */
 td_status td__init_affine(td_tensor *weight, td_tensor *bias);
 
+/** What a batch norm was made with, defaults filled in, and its features; NULL for another module. */
+const td_batch_norm_options *td__batch_norm_options_of(const td_module *module, int64_t *features);
+
 #endif

@@ -138,6 +138,15 @@ td_module *td_batch_norm2d(int64_t features)
     return td_batch_norm2d_with(features, NULL);
 }
 
+const td_batch_norm_options *td__batch_norm_options_of(const td_module *module, int64_t *features)
+{
+    if (module->ops != &batch_norm1d_ops && module->ops != &batch_norm2d_ops)
+        return NULL;
+    const struct batch_norm *norm = module->data;
+    *features = norm->features;
+    return &norm->options;
+}
+
 /* ---- Layer norm --------------------------------------------------------------------------------- */
 
 struct layer_norm {

@@ -1,0 +1,398 @@
+/* Batch norm with the statistics of all ranks.
+ *
+ *     forward     mean, sum of squared differences and count of each rank, gathered by all and put
+ *                 together in the order of the ranks: the same bits everywhere
+ *     backward    grad_x = w rstd (grad_y - mean(grad_y) - z mean(grad_y z)),  z = (x - mean) rstd
+ *                 where the means are over all ranks: two sums a channel, one all-reduce
+ *
+ * What is gathered and summed up is f64, so that many ranks are as good as one with the whole batch. The
+ * gradients of weight and bias are those of this rank's part: DDP averages them. The rest is done by the
+ * kernels for batch norm without training, whose statistics are given. */
+#include "autograd/op_kernel.h"
+#include "base/fail.h"
+#include "nn/layers.h"
+
+#include <tandem/parallel.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RUNNING_MEAN, RUNNING_VAR, BATCHES };
+
+static const char *const call = "td_sync_batch_norm";
+
+struct sync_batch_norm {
+    int64_t features;
+    td_batch_norm_options options;
+    td_group *group;
+};
+
+/* For backward. */
+struct record {
+    int64_t shape[3]; /* [N, C, S] */
+    double total;     /* values a channel, of all ranks */
+    double eps;
+    td_group *group;
+    bool has_weight;
+};
+
+static double get(const td_tensor *x, int64_t at)
+{
+    const void *data = td_tensor_data(x);
+    return x->layout.dtype == TD_F64 ? ((const double *)data)[at] : ((const float *)data)[at];
+}
+
+static void set(td_tensor *x, int64_t at, double value)
+{
+    void *data = td_tensor_data(x);
+    if (x->layout.dtype == TD_F64)
+        ((double *)data)[at] = value;
+    else
+        ((float *)data)[at] = (float)value;
+}
+
+/* ---- Forward ---------------------------------------------------------------------------------------------- */
+
+/* This rank's part: means [C], sums of squared differences from them [C], count. `scratch` is like x. */
+static td_status measure(double *part, td_tensor *x, td_tensor *scratch)
+{
+    int64_t channels = x->layout.shape[1];
+    double count = (double)(x->layout.shape[0] * x->layout.shape[2]);
+    memset(part, 0, (size_t)(2 * channels) * sizeof *part);
+    part[2 * channels] = count;
+    if (count == 0 || channels == 0)
+        return TD_OK;
+    const struct td__kernels *kernels = td__kernels_of(x);
+    const int64_t flat[] = {1, channels, 1};
+    td_tensor *mean = td__fresh(call, flat, 3, x), *squares = td__fresh(call, flat, 3, x);
+    if (!mean || !squares)
+        return TD_ERR_NOMEM;
+    TD_TRY(kernels->reduce(TD__REDUCE_MEAN, mean, x, 1u << 0 | 1u << 2));
+    td_tensor *wide = td__adopt(td__expand(call, mean, x->layout.shape, 3));
+    if (!wide)
+        return TD_ERR_NOMEM;
+    TD_TRY(kernels->binary(TD__SUB, scratch, x, wide));
+    TD_TRY(kernels->reduce(TD__REDUCE_SQUARES, squares, scratch, 1u << 0 | 1u << 2));
+    for (int64_t c = 0; c < channels; c++) {
+        part[c] = get(mean, c);
+        part[channels + c] = get(squares, c);
+    }
+    return TD_OK;
+}
+
+/* Puts the parts of all ranks together. */
+static double combine(const double *parts, int size, int64_t channels, td_tensor *mean,
+                      td_tensor *var)
+{
+    int64_t step = 2 * channels + 1;
+    double total = 0;
+    for (int r = 0; r < size; r++)
+        total += parts[r * step + 2 * channels];
+    for (int64_t c = 0; c < channels && total > 0; c++) {
+        double middle = 0, squares = 0;
+        for (int r = 0; r < size; r++)
+            middle += parts[r * step + c] * (parts[r * step + 2 * channels] / total);
+        for (int r = 0; r < size; r++) {
+            double away = parts[r * step + c] - middle;
+            squares += parts[r * step + channels + c] +
+                       parts[r * step + 2 * channels] * away * away;
+        }
+        set(mean, c, middle);
+        set(var, c, squares / total);
+    }
+    return total;
+}
+
+/* The statistics of all ranks. Collective. */
+static td_status gather_statistics(td_group *group, td_tensor *x, td_tensor *scratch,
+                                   td_tensor *mean, td_tensor *var, double *total)
+{
+    int size = td_get_world_size(group);
+    size = size < 1 ? 1 : size;
+    int64_t channels = x->layout.shape[1];
+    size_t step = 2 * (size_t)channels + 1;
+    double *parts = malloc(((size_t)size + 1) * step * sizeof *parts);
+    if (!parts)
+        return td__fail_nomem(call);
+    double *mine = size > 1 ? parts + (size_t)size * step : parts;
+    td_status status = measure(mine, x, scratch);
+    if (!status && size > 1)
+        status = td_group_all_gather(group, mine, parts, step, TD_F64, NULL);
+    if (!status)
+        *total = combine(parts, size, channels, mean, var);
+    free(parts);
+    if (!status && *total < 2)
+        return td__fail(TD_ERR_INVALID,
+                        "td_sync_batch_norm: all ranks together have %g values a channel; training "
+                        "needs more than one",
+                        *total);
+    return status;
+}
+
+/* running = (1 - momentum) running + momentum new */
+static td_status move(td_tensor *running, td_tensor *to, double momentum, double factor)
+{
+    if (!running)
+        return TD_OK;
+    const struct td__kernels *kernels = td__kernels_of(running);
+    TD_TRY(kernels->binary_scalar(TD__MUL, running, running, 1 - momentum, false));
+    TD_TRY(kernels->add_scaled(running, running, to, momentum * factor));
+    td__tensor_touch(running);
+    return TD_OK;
+}
+
+static td_status sync_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads);
+static const td_function sync_function = {.name = "td_sync_batch_norm", .backward = sync_backward};
+
+static td_status check(td_module *self, const td_tensor *x)
+{
+    const struct sync_batch_norm *norm = self->data;
+    if (x->layout.ndim < 2 || x->layout.shape[1] != norm->features)
+        return td__fail(TD_ERR_INVALID,
+                        "td_forward: a SyncBatchNorm of %lld features was given the shape %s; it "
+                        "takes two dimensions or more, with these features as the second size",
+                        (long long)norm->features, td__shape_of(x));
+    if ((x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64) ||
+        !x->storage->device->kind->is_host_memory)
+        return td__fail(TD_ERR_UNSUPPORTED,
+                        "td_forward: a SyncBatchNorm was given %s on %s; it takes f32 and f64 in "
+                        "the host's memory",
+                        td_dtype_name(x->layout.dtype), x->storage->device->name);
+    const char *names[] = {"weight", "bias", "running_mean", "running_var"};
+    td_tensor *tensors[] = {td_param(self, 0), td_param(self, 1), td_buffer(self, RUNNING_MEAN),
+                            td_buffer(self, RUNNING_VAR)};
+    for (int i = 0; i < 4; i++)
+        TD_TRY(td__check_optional(call, names[i], tensors[i], x, &norm->features, 1));
+    return TD_OK;
+}
+
+/* Counts the batch, and tells how much its statistics weigh. */
+static td_status count_batch(td_module *self, double *momentum)
+{
+    const struct sync_batch_norm *norm = self->data;
+    td_tensor *batches = td_buffer(self, BATCHES);
+    *momentum = norm->options.momentum;
+    if (!self->training || !batches)
+        return TD_OK;
+    TD_TRY(td_add_scalar_(batches, 1));
+    if (norm->options.cumulative)
+        *momentum = 1 / td_item(batches);
+    return TD_OK;
+}
+
+static td_tensor *normalise(td_module *self, td_tensor *x)
+{
+    const struct sync_batch_norm *norm = self->data;
+    struct record record = {.shape = {x->layout.shape[0], x->layout.shape[1], 1},
+                            .eps = norm->options.eps,
+                            .group = norm->group};
+    for (int d = 2; d < x->layout.ndim; d++)
+        record.shape[2] *= x->layout.shape[d];
+    td_tensor *in = td__in_order(x);
+    td_tensor *weight = td__in_order(td_param(self, 0)), *bias = td__in_order(td_param(self, 1));
+    td_tensor *mean = td__fresh(call, &record.shape[1], 1, x);
+    td_tensor *var = td__fresh(call, &record.shape[1], 1, x);
+    td_tensor *y = in && mean && var && !weight == !td_param(self, 0) ? td__empty_like(in) : NULL;
+    if (!y)
+        return NULL;
+    struct td_tensor from = td__seen_as(in, record.shape, 3), out = td__seen_as(y, record.shape, 3);
+    td_status status = gather_statistics(norm->group, &from, &out, mean, var, &record.total);
+    double momentum = 0;
+    if (!status)
+        status = count_batch(self, &momentum);
+    if (!status && self->training) {
+        status = move(td_buffer(self, RUNNING_MEAN), mean, momentum, 1);
+        if (!status)
+            status = move(td_buffer(self, RUNNING_VAR), var, momentum,
+                          record.total / (record.total - 1));
+    }
+    if (!status)
+        status = td__kernels_of(x)->batch_norm(&out, NULL, NULL, &from, weight, bias, mean, var,
+                                               false, 0, record.eps);
+    record.has_weight = weight != NULL;
+    return td__result(&sync_function, td__kept(y, status),
+                      &(td_recipe){.inputs = {x, td_param(self, 0), td_param(self, 1)},
+                                   .input_count = 3,
+                                   .saved = {in, weight, mean, var},
+                                   .saved_count = 4,
+                                   .data = &record,
+                                   .data_size = sizeof record});
+}
+
+static td_tensor *sync_forward(td_module *self, td_tensor *const *inputs, int count)
+{
+    const struct sync_batch_norm *norm = self->data;
+    td_tensor *x = inputs[0];
+    if (!td__takes(self, count, 1) || check(self, x))
+        return NULL;
+    if (self->training || norm->options.no_running_stats)
+        return normalise(self, x);
+    return td_f_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
+                           td_param(self, 0), td_param(self, 1), false, 0, norm->options.eps);
+}
+
+/* ---- Backward --------------------------------------------------------------------------------------------- */
+
+/* The factors [C] of what is taken from grad_x: slope z + shift. Collective. */
+static td_status gather_sums(const struct record *record, td_tensor *weight, td_tensor *rstd,
+                             td_tensor *slope, td_tensor *shift)
+{
+    size_t channels = (size_t)record->shape[1];
+    double *sums = malloc((2 * channels + 1) * sizeof *sums);
+    if (!sums)
+        return td__fail_nomem(call);
+    for (size_t c = 0; c < channels; c++) {
+        sums[c] = get(slope, (int64_t)c);
+        sums[channels + c] = get(shift, (int64_t)c);
+    }
+    td_status status = td_get_world_size(record->group) > 1
+                           ? td_group_all_reduce(record->group, sums, sums, 2 * channels, TD_F64,
+                                                 TD_SUM, NULL)
+                           : TD_OK;
+    for (size_t c = 0; c < channels && !status; c++) {
+        double factor = (weight ? get(weight, (int64_t)c) : 1) * get(rstd, (int64_t)c) /
+                        record->total;
+        set(slope, (int64_t)c, factor * sums[c]);
+        set(shift, (int64_t)c, factor * sums[channels + c]);
+    }
+    free(sums);
+    return status;
+}
+
+static td_status copy_of(td_tensor *x, td_tensor **copy)
+{
+    *copy = td__adopt(td__clone(x));
+    return td__done(*copy);
+}
+
+/* Inputs x, weight, bias; saved x, weight, mean, var. */
+static td_status sync_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
+{
+    const struct record *record = td_node_data(node);
+    td_tensor *in = td_node_saved(node, 0), *mean = td_node_saved(node, 2);
+    td_tensor *var = td_node_saved(node, 3), *rstd, *slope, *shift;
+    td_tensor *weight = record->has_weight ? td_node_saved(node, 1) : NULL;
+    if (!in || !mean || !var || (record->has_weight && !weight))
+        return TD_ERR_STATE;
+    const struct td__kernels *kernels = td__kernels_of(in);
+    TD_TRY(copy_of(var, &rstd));
+    TD_TRY(kernels->binary_scalar(TD__ADD, rstd, rstd, record->eps, false));
+    TD_TRY(kernels->unary(TD__RSQRT, rstd, rstd));
+    td_tensor *in_order = td__in_order(grad_y[0]);
+    td_tensor *grad_x = td__adopt(td__empty_like(in)), *taken = td__adopt(td__empty_like(in));
+    td_tensor *grad_weight = td__fresh(call, &record->shape[1], 1, in);
+    td_tensor *grad_bias = td__fresh(call, &record->shape[1], 1, in);
+    if (!in_order || !grad_x || !taken || !grad_weight || !grad_bias)
+        return TD_ERR_NOMEM;
+    struct td_tensor x = td__seen_as(in, record->shape, 3);
+    struct td_tensor grad = td__seen_as(in_order, record->shape, 3);
+    struct td_tensor into = td__seen_as(grad_x, record->shape, 3);
+    struct td_tensor take = td__seen_as(taken, record->shape, 3);
+    TD_TRY(kernels->batch_norm_grad(&into, grad_weight, grad_bias, &grad, &x, weight, mean, rstd,
+                                    false));
+    grads[1] = grad_weight;
+    grads[2] = grad_bias;
+    if (!td_node_needs(node, 0))
+        return TD_OK;
+    TD_TRY(copy_of(grad_weight, &slope));
+    TD_TRY(copy_of(grad_bias, &shift));
+    TD_TRY(gather_sums(record, weight, rstd, slope, shift));
+    TD_TRY(
+        kernels->batch_norm(&take, NULL, NULL, &x, slope, shift, mean, var, false, 0, record->eps));
+    TD_TRY(kernels->add_scaled(grad_x, grad_x, taken, -1));
+    grads[0] = grad_x;
+    return TD_OK;
+}
+
+/* ---- The module ------------------------------------------------------------------------------------------- */
+
+static int sync_describe(const td_module *self, char *text, size_t size)
+{
+    const struct sync_batch_norm *norm = self->data;
+    char momentum[32] = "None";
+    if (!norm->options.cumulative)
+        snprintf(momentum, sizeof momentum, "%g", norm->options.momentum);
+    return snprintf(text, size, "%lld, eps=%g, momentum=%s, affine=%s, track_running_stats=%s",
+                    (long long)norm->features, norm->options.eps, momentum,
+                    norm->options.no_affine ? "False" : "True",
+                    norm->options.no_running_stats ? "False" : "True");
+}
+
+static const td_module_ops sync_ops = {.name = "SyncBatchNorm",
+                                       .data_size = sizeof(struct sync_batch_norm),
+                                       .forward = sync_forward,
+                                       .describe = sync_describe};
+
+/* The same tensors under the same names. */
+static td_status take_tensors(td_module *self, const td_module *from)
+{
+    for (int i = 0; i < from->parameters.count; i++) {
+        const struct td__slot *slot = &from->parameters.at[i];
+        bool asks = td_tensor_requires_grad(slot->tensor);
+        TD_TRY(td_module_add_parameter(self, slot->name, slot->tensor));
+        if (!asks)
+            TD_TRY(td_tensor_set_requires_grad(slot->tensor, false));
+    }
+    for (int i = 0; i < from->buffers.count; i++) {
+        const struct td__slot *slot = &from->buffers.at[i];
+        TD_TRY(td_module_add_buffer(self, slot->name, slot->tensor, slot->saved));
+    }
+    return TD_OK;
+}
+
+/* The synchronised twin of a batch norm; NULL, and the last error, without memory. */
+static td_module *twin_of(const td_module *from, const td_batch_norm_options *options,
+                          int64_t features, td_group *group)
+{
+    td_module *self = td_module_create(&sync_ops);
+    if (!self)
+        return NULL;
+    *(struct sync_batch_norm *)self->data = (struct sync_batch_norm){
+        .features = features, .options = *options, .group = group};
+    self->training = from->training;
+    if (take_tensors(self, from)) {
+        td_module_destroy(self);
+        return NULL;
+    }
+    return td_module_finish(self);
+}
+
+static td_status convert_children(td_module *module, td_group *group)
+{
+    for (int i = 0; i < td_child_count(module); i++) {
+        td_module *child = td_child(module, i);
+        int64_t features;
+        const td_batch_norm_options *options = td__batch_norm_options_of(child, &features);
+        if (!options) {
+            TD_TRY(convert_children(child, group));
+            continue;
+        }
+        td_module *twin = twin_of(child, options, features, group);
+        if (!twin)
+            return TD_ERR_NOMEM;
+        TD_TRY(td_module_replace_child(module, i, twin));
+    }
+    return TD_OK;
+}
+
+td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
+{
+    if (!module)
+        return NULL;
+    int64_t features;
+    const td_batch_norm_options *options = td__batch_norm_options_of(module, &features);
+    td_module *result = options ? twin_of(module, options, features, group)
+                        : convert_children(module, group) ? NULL
+                                                          : module;
+    if (result != module)
+        td_module_destroy(module);
+    return result;
+}
+
+td_module *td_sync_batch_norm(int64_t features, const td_batch_norm_options *options,
+                              td_group *group)
+{
+    return td_convert_sync_batch_norm(td_batch_norm1d_with(features, options), group);
+}
