@@ -168,6 +168,42 @@ RANKS(buffers_follow_the_active_ranks, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* The only pass was shadowed: what it leaves to do is done by all in the next one. */
+RANKS(one_pass_of_one_rank, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    int rank = td_get_rank(NULL);
+    td_module *model = td_ddp(make_net(true), NULL);
+    for (int turn = 0; turn < 3; turn++) {
+        CHECK_OK(td_ddp_join_begin(model, NULL));
+        if (rank == 1 && turn < 2)
+            TD_SCOPE
+        CHECK_OK(td_backward(loss_of(model, turn, rank)));
+        CHECK_OK(td_ddp_join_end(model));
+        CHECK(same_bits(model));
+        if (turn != 1)
+            continue;
+        TD_SCOPE
+        CHECK_OK(td_backward(loss_of(model, turn, rank)));
+    }
+    td_ddp_stats stats;
+    CHECK_OK(td_ddp_get_stats(model, &stats));
+    CHECK_EQ(stats.passes, 3);
+    CHECK(stats.rebuilt);
+    td_module_destroy(model);
+
+    model = td_ddp(make_net(false), NULL);
+    CHECK_OK(td_ddp_join_begin(model, NULL));
+    if (rank == 1)
+        TD_SCOPE
+    CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    CHECK_OK(td_ddp_join_end(model));
+    TD_SCOPE
+    CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
 /* Passes without synchronisation, and forwards without a record, are shadowed as what they are. */
 RANKS(other_kinds_of_forward_are_shadowed, .ranks = 2)
 {

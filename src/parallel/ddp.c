@@ -31,9 +31,7 @@ static td_status end_pass(void *arg)
     TD_TRY(td__buckets_finish(&ddp->buckets));
     if (ddp->used)
         TD_TRY(td__ddp_restore_unused(ddp));
-    if (!ddp->buckets.stats.rebuilt &&
-        (!ddp->options.find_unused_parameters || ddp->options.static_graph))
-        ddp->rebuild = true;
+    td__ddp_plan_rebuild(ddp);
     return TD_OK;
 }
 

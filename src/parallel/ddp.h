@@ -62,7 +62,11 @@ td_status td__ddp_restore_unused(struct td__ddp *ddp);
 /** Fails with the names of the parameters that were not ready. */
 td_status td__ddp_fail_missing(const struct td__ddp *ddp);
 
-/* Making buckets anew (ddp_rebuild.c). Collective. */
+/* Making buckets anew (ddp_rebuild.c). */
+
+/** Collective. */
 td_status td__ddp_rebuild(struct td__ddp *ddp);
+/** After a synchronised pass, also one that was only shadowed: whether it is due before the next. */
+void td__ddp_plan_rebuild(struct td__ddp *ddp);
 
 #endif

@@ -143,13 +143,15 @@ static td_status shadow_backward(struct td__ddp *ddp)
         td_tensor *buffer = buckets->buckets[b].buffer;
         TD_TRY(td__kernels_of(buffer)->fill(buffer, 0));
     }
-    for (int i = 0; i < ddp->count; i++)
+    for (int i = ddp->count - 1; i >= 0; i--)
         TD_TRY(td__buckets_ready(buckets, i));
     if (ddp->used) {
         memset(ddp->used, 0, (size_t)ddp->count * sizeof *ddp->used);
         TD_TRY(td__ddp_agree_on_used(ddp));
     }
-    return td__buckets_finish(buckets);
+    TD_TRY(td__buckets_finish(buckets));
+    td__ddp_plan_rebuild(ddp);
+    return TD_OK;
 }
 
 static td_status shadow(struct td__ddp *ddp)
@@ -195,8 +197,9 @@ td_status td_ddp_join_end(td_module *module)
         if (!status)
             status = take_turn(ddp, 0);
     }
-    /* The source is one of those that were active in the last turn: nobody has seen more data. */
-    if (!status && join->turns)
+    /* The source is one of those that were active in the last turn: nobody has seen more data. Where
+     * nobody was, it is the first rank. */
+    if (!status)
         status = td__ddp_synchronise(ddp);
     ddp->source = 0;
     ddp->buckets.scale = 0;

@@ -70,3 +70,10 @@ td_status td__ddp_rebuild(struct td__ddp *ddp)
     free(order);
     return status;
 }
+
+void td__ddp_plan_rebuild(struct td__ddp *ddp)
+{
+    if (!ddp->buckets.stats.rebuilt &&
+        (!ddp->options.find_unused_parameters || ddp->options.static_graph))
+        ddp->rebuild = true;
+}
