@@ -24,6 +24,7 @@ struct settings {
 struct run {
     struct settings settings;
     td_module *model;
+    td_powersgd *powersgd; /* NULL with another hook */
     td_optimizer *optimizer;
     td_schedule *schedule;
     td_loader *train, *test;
@@ -223,15 +224,14 @@ static int read_settings(int argc, char **argv, struct settings *settings)
         else if (value && !strcmp(argv[i], "--lr") && atof(value) > 0)
             settings->lr = atof(value);
         else if (value && !strcmp(argv[i], "--hook") &&
-                 (!strcmp(value, "fp16") || !strcmp(value, "bf16") || !strcmp(value, "none")))
+                 (!strcmp(value, "fp16") || !strcmp(value, "bf16") || !strcmp(value, "powersgd") ||
+                  !strcmp(value, "none")))
             settings->hook = strcmp(value, "none") ? value : NULL;
         else if (value && !strcmp(argv[i], "--out"))
             settings->out = value;
         else {
-            fprintf(
-                stderr,
-                "usage: fashion_mnist [--epochs N] [--batch N] [--lr X] [--hook fp16|bf16|none] "
-                "[--out DIR]\n");
+            fprintf(stderr, "usage: fashion_mnist [--epochs N] [--batch N] [--lr X] "
+                            "[--hook fp16|bf16|powersgd|none] [--out DIR]\n");
             return 2;
         }
         i++;
@@ -254,14 +254,27 @@ static td_status set_up_data(struct run *run)
     return run->train && run->test ? TD_OK : TD_ERR_INVALID;
 }
 
+/* What is done with the gradients on their way to the other processes. */
+static td_comm_hook choose_hook(struct run *run)
+{
+    const char *name = run->settings.hook;
+    if (name && !strcmp(name, "fp16"))
+        return td_hook_fp16();
+    if (name && !strcmp(name, "bf16"))
+        return td_hook_bf16();
+    if (!name)
+        return td_hook_all_reduce();
+    run->powersgd = td_powersgd_create(&(td_powersgd_options){.rank = 4, .start_step = 50});
+    return td_powersgd_hook(run->powersgd);
+}
+
 static td_status set_up_model(struct run *run)
 {
-    const char *hook = run->settings.hook;
+    td_comm_hook hook = choose_hook(run);
+    if (run->settings.hook && !strcmp(run->settings.hook, "powersgd") && !run->powersgd)
+        return TD_ERR_NOMEM;
     td_manual_seed(1);
-    run->model = td_ddp(make_net(),
-                        &(td_ddp_options){.hook = !hook                   ? td_hook_all_reduce()
-                                                  : !strcmp(hook, "fp16") ? td_hook_fp16()
-                                                                          : td_hook_bf16()});
+    run->model = td_ddp(make_net(), &(td_ddp_options){.hook = hook});
     int64_t steps = td_loader_batches(run->train) * run->settings.epochs;
     run->optimizer = td_adam(run->model, &(td_adam_options){.lr = run->settings.lr});
     run->schedule = td_cosine_schedule(run->optimizer, steps, 0);
@@ -306,6 +319,7 @@ int main(int argc, char **argv)
     td_schedule_destroy(run.schedule);
     td_optimizer_destroy(run.optimizer);
     td_module_destroy(run.model);
+    td_powersgd_destroy(run.powersgd);
     td_loader_destroy(run.train);
     td_loader_destroy(run.test);
     td_sampler_release(run.sampler);

@@ -1,0 +1,177 @@
+/* Trains a network with DistributedDataParallel and without, in turns, and prints the steps a second of
+ * both, and how many times as long a step with it takes.
+ *
+ *     bench_ddp NETWORK [--ranks N] [--seconds S] [--table]
+ *
+ * NETWORK is mlp or conv; bench/peers/torch_ddp.py has the same ones. All ranks train at the same time,
+ * one thread each, also without communication: so the ranks take as much of each other's memory and
+ * processor in both turns. Times are those of the median step of all ranks. */
+#include "measure.h"
+
+#include <tandem/tandem.h>
+
+#include <time.h>
+
+enum { WARM_UP = 10, TURN = 10, MOST_STEPS = 1 << 18 };
+
+struct settings {
+    const char *network;
+    int ranks;
+    double seconds;
+    bool table;
+};
+
+/* A network in training, and the times of its steps. */
+struct training {
+    td_module *model;
+    td_optimizer *optimizer;
+    int64_t *times;
+    size_t count;
+};
+
+static int64_t now_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static td_module *mlp(void)
+{
+    return td_sequential(td_flatten_layer(), td_linear(784, 1024), td_relu(), td_linear(1024, 1024),
+                         td_relu(), td_linear(1024, 10), NULL);
+}
+
+/* The network of PyTorch's tutorials on distributed training. */
+static td_module *conv(void)
+{
+    return td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(), td_conv2d(10, 20, 5),
+                         td_dropout2d(0.5), td_max_pool2d(2), td_relu(), td_flatten_layer(),
+                         td_linear(320, 50), td_relu(), td_dropout(0.5), td_linear(50, 10), NULL);
+}
+
+static void make(struct training *training, const char *network, bool ddp)
+{
+    td_manual_seed(1);
+    td_module *module = strcmp(network, "mlp") == 0 ? mlp() : conv();
+    training->model = ddp ? td_ddp(module, NULL) : module;
+    training->optimizer = td_sgd(training->model, &(td_sgd_options){.lr = 0.01, .momentum = 0.5});
+    training->times = malloc(MOST_STEPS * sizeof *training->times);
+    if (!training->optimizer || !training->times)
+        bench_die("%s", td_last_error());
+}
+
+static void step(struct training *training, td_tensor *input, td_tensor *target)
+{
+    int64_t begin = now_ns();
+    TD_SCOPE
+    {
+        bench_check(td_optimizer_zero_grad(training->optimizer));
+        bench_check(td_backward(td_cross_entropy(td_forward(training->model, input), target)));
+        bench_check(td_optimizer_step(training->optimizer));
+    }
+    training->times[training->count++] = now_ns() - begin;
+}
+
+/* Turns of both, until the first rank says that the time is over. */
+static void train_in_turns(struct training *both, double seconds)
+{
+    td_tensor *input = td_randn((int64_t[]){64, 1, 28, 28}, 4, TD_F32);
+    td_tensor *target = td_randint(0, 10, (int64_t[]){64}, 1, TD_I64);
+    for (int i = 0; i < 2; i++) {
+        for (int s = 0; s < WARM_UP; s++)
+            step(&both[i], input, target);
+        both[i].count = 0;
+    }
+    int64_t end = now_ns() + (int64_t)(seconds * 1e9);
+    for (int32_t more = 1; more;) {
+        for (int i = 0; i < 2; i++) {
+            bench_check(td_barrier(NULL, NULL));
+            for (int s = 0; s < TURN; s++)
+                step(&both[i], input, target);
+        }
+        more = now_ns() < end && both[0].count + TURN <= MOST_STEPS;
+        bench_check(td_group_broadcast(NULL, &more, 1, TD_I32, 0, NULL));
+    }
+    td_tensor_release(input);
+    td_tensor_release(target);
+}
+
+/* The median step in nanoseconds: the mean of the ranks' own ones. */
+static double median(struct training *training)
+{
+    bench_sort(training->times, training->count);
+    double middle = (double)bench_at(training->times, training->count, 0.5);
+    bench_check(td_group_all_reduce(NULL, &middle, &middle, 1, TD_F64, TD_AVG, NULL));
+    return middle;
+}
+
+static void print_row(const struct settings *settings, double alone, double ddp,
+                      const td_ddp_stats *stats, size_t steps)
+{
+    double hidden = stats->communication_ns > 0
+                        ? 1 - (double)stats->exposed_ns / (double)stats->communication_ns
+                        : 0;
+    double bytes = (double)stats->bytes / (double)stats->passes;
+    if (settings->table) {
+        printf("%-8s %8.1f steps/s with DDP %8.1f without: %.3f times as long; %.0f bytes a step\n",
+               settings->network, 1e9 / ddp, 1e9 / alone, ddp / alone, bytes);
+        return;
+    }
+    printf("{\"peer\": \"tandem\", \"what\": \"%s\", \"ranks\": %d, \"steps\": %zu, "
+           "\"steps_per_s\": %.4f, \"alone_per_s\": %.4f, \"overhead\": %.4f, \"bytes\": %.0f, "
+           "\"hidden\": %.3f}\n",
+           settings->network, settings->ranks, steps, 1e9 / ddp, 1e9 / alone, ddp / alone, bytes,
+           hidden);
+}
+
+static td_status run(int rank, void *arg)
+{
+    const struct settings *settings = arg;
+    bench_check(td_set_num_threads(1));
+    bench_check(td_init_process_group(NULL));
+    struct training both[2] = {0};
+    make(&both[0], settings->network, false);
+    make(&both[1], settings->network, true);
+    train_in_turns(both, settings->seconds);
+    double alone = median(&both[0]), ddp = median(&both[1]);
+    td_ddp_stats stats;
+    bench_check(td_ddp_get_stats(both[1].model, &stats));
+    if (rank == 0) {
+        print_row(settings, alone, ddp, &stats, both[1].count);
+        fflush(stdout);
+    }
+    for (int i = 0; i < 2; i++) {
+        td_optimizer_destroy(both[i].optimizer);
+        td_module_destroy(both[i].model);
+        free(both[i].times);
+    }
+    return td_destroy_process_group();
+}
+
+static struct settings read_settings(int argc, char **argv)
+{
+    struct settings settings = {.ranks = 2, .seconds = 2};
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(argv[i], "--table") == 0)
+            settings.table = true;
+        else if (strcmp(argv[i], "--seconds") == 0 && value && (settings.seconds = atof(value)) > 0)
+            i++;
+        else if (strcmp(argv[i], "--ranks") == 0)
+            settings.ranks = bench_number(argv[i++], value, 1);
+        else if (strcmp(argv[i], "mlp") == 0 || strcmp(argv[i], "conv") == 0)
+            settings.network = argv[i];
+        else
+            settings.network = NULL, i = argc;
+    }
+    if (!settings.network)
+        bench_die("usage: bench_ddp mlp|conv [--ranks N] [--seconds S] [--table]");
+    return settings;
+}
+
+int main(int argc, char **argv)
+{
+    struct settings settings = read_settings(argc, argv);
+    bench_check(td_spawn(run, &settings, settings.ranks, NULL));
+}

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Trains a network with PyTorch's DistributedDataParallel over Gloo, and without, as bench_ddp does with
+Tandem; prints a line of JSON.
+
+    torch_ddp.py NETWORK [--ranks N] [--seconds S]
+
+NETWORK is mlp or conv. All ranks train at the same time, one thread each, with communication and
+without it in turns; times are those of the median step.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+WARM_UP, TURN = 10, 10
+
+
+def make(name):
+    if name == "mlp":
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(784, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, 10),
+        )
+    return nn.Sequential(
+        nn.Conv2d(1, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        nn.Dropout2d(),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(50, 10),
+    )
+
+
+class Training:
+    def __init__(self, name, ddp):
+        torch.manual_seed(1)
+        self.model = make(name)
+        if ddp:
+            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.5)
+        self.times = []
+
+    def step(self, x, target):
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(x), target).backward()
+        self.optimizer.step()
+        self.times.append(time.perf_counter() - begin)
+
+    def median(self):
+        """In seconds: the mean of the ranks' own ones."""
+        middle = torch.tensor(statistics.median(self.times), dtype=torch.float64)
+        dist.all_reduce(middle)
+        return middle.item() / dist.get_world_size()
+
+
+def train_in_turns(both, seconds):
+    x, target = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+    for training in both:
+        for _ in range(WARM_UP):
+            training.step(x, target)
+        training.times.clear()
+    end = time.monotonic() + seconds
+    more = torch.ones(1)
+    while more.item():
+        for training in both:
+            dist.barrier()
+            for _ in range(TURN):
+                training.step(x, target)
+        more.fill_(time.monotonic() < end)
+        dist.broadcast(more, 0)
+
+
+def run(rank, arguments, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{path}", rank=rank, world_size=arguments.ranks)
+    both = [Training(arguments.network, False), Training(arguments.network, True)]
+    train_in_turns(both, arguments.seconds)
+    alone, ddp = (training.median() for training in both)
+    if rank == 0:
+        row = {
+            "peer": "torch",
+            "what": arguments.network,
+            "ranks": arguments.ranks,
+            "steps": len(both[1].times),
+            "steps_per_s": 1 / ddp,
+            "alone_per_s": 1 / alone,
+            "overhead": ddp / alone,
+        }
+        print(json.dumps(row), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("network", choices=["mlp", "conv"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "store")
+        torch.multiprocessing.spawn(run, (arguments, path), arguments.ranks)
+
+
+if __name__ == "__main__":
+    main()
