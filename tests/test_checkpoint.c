@@ -328,25 +328,54 @@ RANKS(groups_and_sizes, .ranks = 3)
     td_group *pair = NULL;
     CHECK_OK(td_new_group((int[]){2, 1}, 2, NULL, &pair));
     if (rank > 0) {
-        td_training training = {.step = 4};
+        td_dataset *dataset = make_dataset();
+        td_sampler *sampler = td_distributed_sampler(dataset,
+                                                     &(td_sampler_options){.num_replicas = 2});
+        td_training training = {.sampler = sampler, .step = 4};
+        int64_t index;
+        td_sampler_set_epoch(sampler, 6);
+        for (int i = 0; i < 3 + rank; i++)
+            CHECK(td_sampler_next(sampler, &index));
         td_manual_seed(10 + (uint64_t)rank);
         const char *path = td_get_rank(pair) == 0 ? temp_path("pair") : "/nowhere";
         CHECK_OK(td_training_save(path, &training, pair));
         td_tensor *a = td_rand(SHAPE(9), TD_F32), *b = NULL;
         td_manual_seed(99);
+        CHECK(td_sampler_next(sampler, &index));
         CHECK_OK(td_training_load(path, &training, pair));
         b = td_rand(SHAPE(9), TD_F32);
+        td_sampler_position position;
+        td_sampler_get_position(sampler, &position);
+        CHECK_EQ(position.taken, 3 + rank);
+        td_sampler_release(sampler);
+        td_dataset_release(dataset);
         CHECK_MEM(td_tensor_data(a), td_tensor_data(b), td_tensor_nbytes(a));
         td_tensor_release(a);
         td_tensor_release(b);
     }
     td_test_barrier();
-    td_training all = {.step = 1};
+
+    /* With another number of ranks the epoch begins anew, and generators are left alone. */
+    td_dataset *dataset = make_dataset();
+    td_sampler *sampler = td_distributed_sampler(dataset, NULL);
+    td_training all = {.sampler = sampler, .step = 1};
     CHECK_FAILS(td_training_load(temp_path("pair"), &all, NULL), TD_ERR_MISMATCH, "2 ranks");
     CHECK_EQ(all.step, 1);
     all.any_size = true;
+    td_manual_seed(5);
+    td_tensor *a = td_rand(SHAPE(9), TD_F32);
+    td_manual_seed(5);
     CHECK_OK(td_training_load(temp_path("pair"), &all, NULL));
+    td_tensor *b = td_rand(SHAPE(9), TD_F32);
+    CHECK_MEM(td_tensor_data(a), td_tensor_data(b), td_tensor_nbytes(a));
     CHECK_EQ(all.step, 4);
+    td_sampler_position position;
+    td_sampler_get_position(sampler, &position);
+    CHECK(position.epoch == 6 && position.taken == 0 && !position.begun);
+    td_tensor_release(a);
+    td_tensor_release(b);
+    td_sampler_release(sampler);
+    td_dataset_release(dataset);
     td_group_destroy(pair);
     CHECK_OK(td_destroy_process_group());
 }
@@ -425,6 +454,20 @@ TEST(damaged_ones_are_passed_over)
     CHECK_OK(td_training_load_latest(directory, &training, NULL, NULL));
     CHECK_EQ(training.step, 1);
     CHECK_CONTAINS(warning, newest);
+
+    /* A dtype that no file of ours can have is a damage, too. */
+    static char file[1 << 14];
+    training.step = 2;
+    CHECK_OK(td_training_save_numbered(directory, &training, 0, NULL));
+    FILE *stream = fopen(newest, "r+b");
+    size_t size = fread(file, 1, sizeof file, stream);
+    char *dtype = memmem(file, size, "\"F32\"", 5);
+    CHECK(dtype != NULL);
+    CHECK(!fseek(stream, dtype - file + 3, SEEK_SET) && fputc('3', stream) == '3');
+    fclose(stream);
+    CHECK_OK(td_training_load_latest(directory, &training, NULL, NULL));
+    CHECK_EQ(training.step, 1);
+    CHECK_CONTAINS(warning, "F33");
     CHECK(!truncate(temp_path("run/step-000000000001.safetensors"), 0));
     CHECK_FAILS(td_training_load_latest(directory, &training, NULL, NULL), TD_ERR_INVALID, newest);
     td_log_set_sink(NULL, NULL);

@@ -493,11 +493,14 @@ TEST(a_path_that_cannot_be_written_is_named)
 
 static void save_as_nobody(void *arg)
 {
-    const char *path = arg;
+    const char *path = arg, *theirs = temp_path("open/theirs");
     td_state *state = make_state();
     CHECK(!setgid(65534) && !setuid(65534));
     CHECK_FAILS(td_save_safetensors(path, state, NULL, 0), TD_ERR_SYSTEM, path);
     CHECK_CONTAINS(td_last_error(), "Permission denied");
+    CHECK_FAILS(td_save_safetensors(theirs, state, NULL, 0), TD_ERR_SYSTEM, theirs);
+    CHECK_CONTAINS(td_last_error(), "Permission denied");
+    CHECK_OK(td_save_safetensors(temp_path("open/mine"), state, NULL, 0));
     td_state_destroy(state);
 }
 
@@ -506,11 +509,16 @@ TEST(without_permission_nothing_changes)
     if (geteuid() != 0)
         td_test_skip("only root can become somebody else");
     CHECK(!chmod(td_test_temp_dir(), 0755));
+    CHECK(!mkdir(temp_path("open"), 0777) && !chmod(temp_path("open"), 0777));
+    write_file(temp_path("open/theirs"), "abc", 3);
     struct td_test_child child = td_test_fork(save_as_nobody, (void *)temp_path("a.safetensors"));
     if (child.status)
         FAIL("%s", child.output);
     free(child.output);
-    CHECK_EQ(count_files(td_test_temp_dir()), 0);
+    CHECK_EQ(count_files(td_test_temp_dir()), 1);
+    CHECK_EQ(count_files(temp_path("open")), 2);
+    char content[8];
+    CHECK_EQ(read_file(temp_path("open/theirs"), content, sizeof content), 3);
 }
 
 /* Saves something small, then something large that finds no room, and compares. */

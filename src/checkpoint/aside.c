@@ -25,9 +25,9 @@
 #define SUFFIX ".tmp"
 enum { RANDOM_DIGITS = 16, MOST_ATTEMPTS = 100 };
 
-static td_status refuse(const struct td__aside *aside, const char *what)
+static td_status refuse(const struct td__aside *aside)
 {
-    return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s%s", aside->call, aside->path, what,
+    return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s", aside->call, aside->path,
                     td__errno_text(errno));
 }
 
@@ -40,7 +40,7 @@ static char *directory_of(const char *path)
     return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
-/* A path that is a directory or a device is not replaced. */
+/* A path that is a directory or a device, or that may not be written, is not replaced. */
 static td_status check_target(const struct td__aside *aside)
 {
     struct stat there;
@@ -48,11 +48,13 @@ static td_status check_target(const struct td__aside *aside)
     if (length == 0 || aside->path[length - 1] == '/')
         return td__fail(TD_ERR_INVALID, "%s: \"%s\" is no name of a file", aside->call,
                         aside->path);
-    if (!stat(aside->path, &there) && !S_ISREG(there.st_mode))
+    if (stat(aside->path, &there))
+        return TD_OK;
+    if (!S_ISREG(there.st_mode))
         return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: it is %s", aside->call,
                         aside->path,
                         S_ISDIR(there.st_mode) ? "a directory" : "there, and is no regular file");
-    return TD_OK;
+    return faccessat(AT_FDCWD, aside->path, W_OK, AT_EACCESS) ? refuse(aside) : TD_OK;
 }
 
 /* Makes one temporary file and locks it; -1 with errno, where EAGAIN asks for another attempt. */
@@ -118,7 +120,7 @@ td_status td__aside_write(struct td__aside *aside, const void *data, size_t size
         if (written < 0 && errno == EINTR)
             continue;
         if (written < 0)
-            return refuse(aside, "");
+            return refuse(aside);
         at += written;
         size -= (size_t)written;
     }
@@ -135,7 +137,7 @@ td_status td__aside_rewrite(struct td__aside *aside, size_t at, const void *data
         return TD_OK;
     if (written >= 0)
         errno = EIO;
-    return refuse(aside, "");
+    return refuse(aside);
 }
 
 static void forget(struct td__aside *aside)
@@ -168,9 +170,9 @@ td_status td__aside_commit(struct td__aside *aside)
 {
     td_status status = TD_OK;
     if (fsync(aside->fd))
-        status = refuse(aside, "");
+        status = refuse(aside);
     else if (rename(aside->temporary, aside->path))
-        status = refuse(aside, "");
+        status = refuse(aside);
     if (status) {
         td__aside_drop(aside);
         return status;
@@ -181,6 +183,28 @@ td_status td__aside_commit(struct td__aside *aside)
                           "directory cannot be synced: %s",
                           aside->call, aside->path, td__errno_text(errno));
     forget(aside);
+    return status;
+}
+
+td_status td__aside_directory(const char *call, const char *path)
+{
+    if (mkdir(path, 0777)) {
+        if (errno == EEXIST)
+            return TD_OK;
+        return td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, path,
+                        td__errno_text(errno));
+    }
+    /* Its name must last, as that of each file in it. */
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    char *name = strndup(path, length), *parent = name ? directory_of(name) : NULL;
+    td_status status = parent ? TD_OK : td__fail_nomem(call);
+    if (!status && sync_directory(parent))
+        status = td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be synced: %s", call, parent,
+                          td__errno_text(errno));
+    free(name);
+    free(parent);
     return status;
 }
 

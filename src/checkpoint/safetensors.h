@@ -119,6 +119,9 @@ td_status td__aside_commit(struct td__aside *aside);
 /** Removes what was written. */
 void td__aside_drop(struct td__aside *aside);
 
+/** Makes a directory that lasts, unless it is there already. */
+td_status td__aside_directory(const char *call, const char *path);
+
 /** Removes what processes that have died left behind in a directory. */
 void td__aside_sweep(const char *directory);
 

@@ -239,18 +239,24 @@ static td_status check_version(const char *path, const struct td__header *header
     return TD_OK;
 }
 
+static td_status check_dtype(const char *path, const struct td__header *header,
+                             struct td__file_tensor *tensor)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (!strcmp(dtypes[i].name, tensor->dtype_name)) {
+            tensor->dtype = dtypes[i].dtype;
+            return TD_OK;
+        }
+    /* In a file of ours, of a version that is known, it can only be a damage. */
+    bool ours = td__header_note(header, "tandem.version");
+    return td__fail(ours ? TD_ERR_INVALID : TD_ERR_UNSUPPORTED,
+                    "%s: \"%.200s\", at byte %zu, is of dtype \"%.40s\", which this library does "
+                    "not have",
+                    path, tensor->name, tensor->at, tensor->dtype_name);
+}
+
 static td_status check_tensor(const char *path, struct td__file_tensor *tensor, uint64_t data_size)
 {
-    size_t known = 0, count = sizeof dtypes / sizeof dtypes[0];
-    while (known < count && strcmp(dtypes[known].name, tensor->dtype_name) != 0)
-        known++;
-    if (known == count)
-        return td__fail(
-            TD_ERR_UNSUPPORTED,
-            "%s: \"%.200s\", at byte %zu, is of dtype \"%.40s\", which this library does not "
-            "have",
-            path, tensor->name, tensor->at, tensor->dtype_name);
-    tensor->dtype = dtypes[known].dtype;
     if (!*tensor->name)
         return td__fail(TD_ERR_INVALID, "%s: the tensor at byte %zu has an empty name", path,
                         tensor->at);
@@ -360,6 +366,7 @@ static td_status check_header(const char *path, struct td__header *header, uint6
     if (!header->sorted)
         return td__fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
     for (size_t i = 0; i < header->count; i++) {
+        TD_TRY(check_dtype(path, header, &header->tensors[i]));
         TD_TRY(check_tensor(path, &header->tensors[i], data_size));
         header->sorted[i] = &header->tensors[i];
     }

@@ -7,11 +7,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define PREFIX "step-"
@@ -130,9 +128,7 @@ static td_status write_numbered(const char *call, const char *directory,
     TD_TRY(check_numbered(call, directory, training, keep));
     if (!training)
         return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
-    if (mkdir(directory, 0777) && errno != EEXIST)
-        return td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, directory,
-                        td__errno_text(errno));
+    TD_TRY(td__aside_directory(call, directory));
     char *path = path_of(directory, training->step);
     if (!path)
         return td__fail_nomem(call);
