@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "tensor/kernels.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,7 +207,10 @@ static td_status start_average(struct td_bucket *bucket)
     TD_TRY(status);
     all->stats.bytes += (int64_t)td_tensor_nbytes(bucket->buffer);
     atomic_store(&bucket->end_ns, 0);
-    return td_work_on_complete(bucket->work, note_end, bucket);
+    status = td_work_on_complete(bucket->work, note_end, bucket);
+    if (status)
+        atomic_store(&bucket->end_ns, td__now_ns());
+    return status;
 }
 
 /* With the lock held: starts, in order, all buckets that are full. */
@@ -254,6 +258,9 @@ static td_status finish_bucket(struct td_bucket *bucket)
         atomic_store(&bucket->end_ns, td__now_ns());
     } else {
         status = td_work_wait(bucket->work, 0);
+        /* A wait may end before note_end() has, and behind this the buckets may be freed. */
+        while (bucket->work && td_work_test(bucket->work) && !atomic_load(&bucket->end_ns))
+            sched_yield();
         td_work_release(bucket->work);
         bucket->work = NULL;
     }
