@@ -500,10 +500,11 @@ TEST(what_the_dead_left_is_removed_and_what_is_being_written_is_not)
 /* ---- Writers that are killed ---------------------------------------------------------------------- */
 
 /* Writes checkpoints from `from` on until it is killed; *done is the last step that was reported. The
- * weights are all equal to the step. */
+ * weights are all equal to the step; there are enough of them that most kills strike while they are
+ * written. */
 static void write_forever(const char *directory, int64_t from, _Atomic int64_t *done)
 {
-    td_training training = {.model = td_linear(300, 100)};
+    td_training training = {.model = td_linear(1000, 1000)};
     CHECK(training.model != NULL);
     for (training.step = from;; training.step++) {
         td_init_constant(td_module_parameter(training.model, "weight"), (double)training.step);
@@ -545,7 +546,7 @@ static void check_newest(const char *directory, td_module *model, int64_t report
         FAIL("step %lld was reported, %lld is there", (long long)reported,
              (long long)training.step);
     const float *weight = td_tensor_data(td_module_parameter(model, "weight"));
-    for (int i = 0; i < 300 * 100; i++)
+    for (int i = 0; i < 1000 * 1000; i++)
         CHECK(weight[i] == (float)training.step);
     CHECK_EQ(count_half_written(directory), 0); /* they were removed */
     *step = training.step;
@@ -568,7 +569,7 @@ TEST(killed_writers_leave_a_whole_checkpoint, .deadline_s = 120)
                                  0);
     CHECK(done != MAP_FAILED);
     atomic_store(done, -1);
-    td_module *model = td_linear(300, 100);
+    td_module *model = td_linear(1000, 1000);
     td_generator *generator = td_generator_create((uint64_t)getpid());
     td_log_set_sink(count_warnings, &warnings);
     int64_t step = 0;
