@@ -55,10 +55,8 @@ static td_status on_accumulated(td_tensor *tensor, void *arg)
     (void)tensor;
     if (!ddp->sync || !ddp->expecting)
         return TD_OK;
-    if (!ddp->ending) {
+    if (!atomic_exchange(&ddp->ending, true))
         TD_TRY(td__at_end_of_backward(end_pass, ddp));
-        ddp->ending = true;
-    }
     if (ddp->buckets.gradients[parameter->number].ready)
         return td__fail(
             TD_ERR_STATE,

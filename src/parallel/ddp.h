@@ -4,6 +4,8 @@
 
 #include "parallel/buckets.h"
 
+#include <stdatomic.h>
+
 struct td__ddp_parameter {
     struct td__ddp *ddp;
     int number;
@@ -24,10 +26,10 @@ struct td__ddp {
 
     struct td__buckets buckets;
     size_t bucket_bytes;
-    bool sync;      /* passes are synchronised: td_ddp_set_sync() */
-    bool expecting; /* a synchronised forward has run, and its backward pass has not ended */
-    bool ending;    /* the end of the pass has been asked for */
-    bool rebuild;   /* the first synchronised pass is over: buckets are made anew before the next */
+    bool sync;          /* passes are synchronised: td_ddp_set_sync() */
+    bool expecting;     /* a synchronised forward has run, and its backward pass has not ended */
+    atomic_bool ending; /* the end of the pass has been asked for, by whichever worker came first */
+    bool rebuild; /* the first synchronised pass is over: buckets are made anew before the next */
     bool buffers_are_old; /* a training forward has changed them since they were broadcast */
     int32_t *used;        /* for find_unused_parameters: which parameters any rank has used */
     bool first_static_pass_done;
