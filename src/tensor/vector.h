@@ -4,12 +4,13 @@
  * AVX2 and FMA, with AVX-512), and the loader of the program chooses one for the machine. Inline
  * functions that it calls are compiled along with it. The files of such functions are named cpu_*.c
  * and built with -O3 in every kind of build (src/CMakeLists.txt). ThreadSanitizer cannot have it:
- * its own start comes after the choice. */
+ * its own start comes after the choice. Nor can clang before 17, which gives such a function another
+ * name than its callers in other files expect. */
 #ifndef TD_TENSOR_VECTOR_H
 #define TD_TENSOR_VECTOR_H
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_THREAD__) &&                  \
-    (defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12)
+    (defined(__clang__) ? __clang_major__ >= 17 : __GNUC__ >= 12)
 #define TD__VECTOR __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define TD__VECTOR
