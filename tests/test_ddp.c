@@ -251,6 +251,7 @@ RANKS(unused_parameters_are_found, .ranks = 2)
     model = td_ddp(make_fork(false), &options);
     pass(model, 8);
     CHECK_EQ(grad_of(model, "module.v"), -1);
+    TD_SCOPE
     CHECK_OK(
         td_tensor_set_grad(td_module_parameter(model, "module.v"), td_full(SHAPE(3), 5, TD_F32)));
     pass(model, 8);

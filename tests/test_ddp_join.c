@@ -151,6 +151,16 @@ RANKS(joining_with_a_hook, .ranks = 2)
     follow(&(td_ddp_options){.hook = td_hook_fp16()}, true, 2e-3);
 }
 
+/* Of full rank, so that the products are the matrices. */
+RANKS(joining_with_powersgd, .ranks = 3)
+{
+    td_powersgd *powersgd = td_powersgd_create(
+        &(td_powersgd_options){.rank = 9, .start_step = -1, .min_compression_rate = 0.01});
+    CHECK(powersgd != NULL);
+    follow(&(td_ddp_options){.hook = td_powersgd_hook(powersgd)}, true, 1e-4);
+    td_powersgd_destroy(powersgd);
+}
+
 /* Buffers come from a rank that still has input, and from the last one at the end. */
 RANKS(buffers_follow_the_active_ranks, .ranks = 3)
 {
