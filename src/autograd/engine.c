@@ -232,6 +232,15 @@ td_tensor *td__grad_target(td_node *node, int index, bool *accumulate)
     return target;
 }
 
+/* Whether the node that runs here writes to the gradient of this leaf; others leave it alone then. */
+static bool is_claimed(const struct td_node *leaf)
+{
+    for (int i = 0; i < running->claim_count; i++)
+        if (running->claimed[i] == leaf)
+            return true;
+    return false;
+}
+
 static td_status see_gradients(struct pass *pass, struct td__entry *entry)
 {
     struct td_node *node = entry->node;
@@ -251,8 +260,7 @@ static td_status see_gradients(struct pass *pass, struct td__entry *entry)
 
 /* Runs the node's function. grads[i] is owned on success, written[i] set where td__grad_target() was
  * used. */
-static td_status call_function(struct pass *pass, struct td__entry *entry, td_tensor **grads,
-                               bool *written)
+static td_status call_function(struct td__entry *entry, td_tensor **grads, bool *written)
 {
     struct td_node *node = entry->node;
     td_status status = node->function->backward(node, entry->grads, grads);
@@ -260,8 +268,7 @@ static td_status call_function(struct pass *pass, struct td__entry *entry, td_te
         struct td__edge *edge = &node->inputs[i];
         if (status || !edge->node || !grads[i]) {
             grads[i] = NULL;
-        } else if (!pass->captures && td__node_is_leaf(edge->node) &&
-                   edge->node->outputs[0].grad == grads[i]) {
+        } else if (is_claimed(edge->node) && edge->node->outputs[0].grad == grads[i]) {
             written[i] = true;
             grads[i] = NULL;
         } else {
@@ -287,7 +294,7 @@ static td_status run_function(struct pass *pass, struct td__entry *entry)
     }
     td_status status = TD_OK;
     TD_SCOPE
-    status = call_function(pass, entry, grads, written);
+    status = call_function(entry, grads, written);
     for (int i = 0; i < running->claim_count; i++)
         td__leaf_unclaim(running->claimed[i]);
     if (!pass->retain_graph)

@@ -96,6 +96,12 @@ static void leave(struct td_node *node, td_tensor *tensor)
 
 /* ---- Making ------------------------------------------------------------------------------------- */
 
+/* Tensors do not know of nodes: they are told how to leave one, before any thread can make one. */
+__attribute__((constructor)) static void tell_tensors(void)
+{
+    td__node_leave = leave;
+}
+
 /* A node and all its lists are one piece of memory. */
 static struct td_node *create_node(const td_function *function, int inputs, int outputs, int saved,
                                    size_t data_size)
@@ -124,7 +130,6 @@ static struct td_node *create_node(const td_function *function, int inputs, int 
     node->saved = (struct td__saved *)(memory + saved_at);
     node->data = data_size ? memory + data_at : NULL;
     pthread_mutex_init(&node->lock, NULL);
-    td__node_leave = leave;
     return node;
 }
 
