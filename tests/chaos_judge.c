@@ -77,17 +77,17 @@ static const char *misjudged(struct rank *rank, const struct job *job, td_status
         return "nobody has died";
     if (!atomic_load(rank->fault_ns))
         return "nothing had happened yet";
+    if (rank->fault == FAULT_EARLY && status == TD_ERR_PEER) {
+        for (int r = 0; r < plan->size; r++) /* one that could not begin is as good as dead */
+            if (atomic_load(&rank->page->ranks[r].end_of_init) && names_rank(message, r))
+                return NULL;
+    }
     if (!plan_has(job->members, rank->victim))
         return "the victim is not in the group";
     if (rank->fault == FAULT_ABORT && job->operation.group != plan->given_up)
         return "it is not the group that was given up";
     if (cut_off)
         return NULL;
-    if (rank->fault == FAULT_EARLY && status == TD_ERR_PEER) {
-        for (int r = 0; r < plan->size; r++) /* one that could not begin is as good as dead */
-            if (atomic_load(&rank->page->ranks[r].end_of_init) && names_rank(message, r))
-                return NULL;
-    }
     if (status != expected[rank->fault])
         return "another status was due";
     if (!names_rank(message, rank->victim))
