@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "release"
+PATIENCE_S = 300  # for one command
 
 
 def arguments(doc, program):
@@ -83,7 +84,10 @@ def run_rounds(name, commands, rounds):
             for label, command in commands.items():
                 show_progress(f"round {number + 1} of {rounds}: {label}")
                 command = command() if callable(command) else command
-                done = subprocess.run(command, capture_output=True, text=True)
+                try:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    sys.exit(f"{' '.join(map(str, command))} has not ended within {PATIENCE_S} s")
                 if done.returncode:
                     sys.exit(f"{done.stderr}{' '.join(map(str, command))} has failed")
                 file.write(done.stdout)

@@ -90,17 +90,17 @@ static bool is_there(const char *call, td_tensor *const *tensors, int count)
 }
 
 static td_tensor *join(const td_function *function, td_tensor *const *tensors, int count,
-                       struct joint head, const int64_t *shape, int ndim)
+                       const struct joint *head, const int64_t *shape, int ndim)
 {
-    size_t size = sizeof head + (size_t)count * sizeof head.sizes[0];
+    size_t size = sizeof *head + (size_t)count * sizeof head->sizes[0];
     struct joint *joint = malloc(size);
     if (!joint) {
         td__fail_nomem(function->name);
         return NULL;
     }
-    *joint = head;
+    *joint = *head;
     for (int i = 0; i < count; i++)
-        joint->sizes[i] = head.stacked ? 1 : tensors[i]->layout.shape[head.dim];
+        joint->sizes[i] = head->stacked ? 1 : tensors[i]->layout.shape[head->dim];
     td_tensor *y = td__empty(function->name, shape, ndim, tensors[0]->layout.dtype,
                              tensors[0]->storage->device);
     if (y)
@@ -129,7 +129,7 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
             return NULL;
         }
     }
-    return join(&cat_function, tensors, count, (struct joint){.dim = dim}, shape,
+    return join(&cat_function, tensors, count, &(struct joint){.dim = dim}, shape,
                 tensors[0]->layout.ndim);
 }
 
@@ -148,7 +148,7 @@ td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
     int64_t shape[TD_MAX_DIMS];
     for (int d = 0; d <= layout->ndim; d++)
         shape[d] = d == at ? count : layout->shape[d - (d > at)];
-    return join(&stack_function, tensors, count, (struct joint){.dim = at, .stacked = true}, shape,
+    return join(&stack_function, tensors, count, &(struct joint){.dim = at, .stacked = true}, shape,
                 layout->ndim + 1);
 }
 
