@@ -252,42 +252,46 @@ static void add_line(const struct line *line)
 
 /* ---- The kernels ------------------------------------------------------------------------------ */
 
-td_status td__cpu_index_select(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index)
+/* Indices along `dim`: one list for all lines, or each line with its own. */
+
+static td_status take(const char *name, td_tensor *out, const td_tensor *x, int dim,
+                      const td_tensor *index, bool one_list)
 {
-    TD_TRY(check("index_select", index, x, dim));
+    TD_TRY(check(name, index, x, dim));
     if (out->layout.numel == 0)
         return TD_OK;
-    struct walk walk = walk_over(out, index, x, dim, true);
+    struct walk walk = walk_over(out, index, x, dim, one_list);
     walk_lines(&walk, out, index, x, gather_line);
     return TD_OK;
+}
+
+static td_status add(const char *name, td_tensor *out, int dim, const td_tensor *index,
+                     const td_tensor *src, bool one_list)
+{
+    TD_TRY(check(name, index, out, dim));
+    if (src->layout.numel == 0)
+        return TD_OK;
+    struct walk walk = walk_over(src, index, out, dim, one_list);
+    walk_lines(&walk, src, index, out, add_line);
+    return TD_OK;
+}
+
+td_status td__cpu_index_select(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index)
+{
+    return take("index_select", out, x, dim, index, true);
 }
 
 td_status td__cpu_index_add(td_tensor *out, int dim, const td_tensor *index, const td_tensor *src)
 {
-    TD_TRY(check("index_add", index, out, dim));
-    if (src->layout.numel == 0)
-        return TD_OK;
-    struct walk walk = walk_over(src, index, out, dim, true);
-    walk_lines(&walk, src, index, out, add_line);
-    return TD_OK;
+    return add("index_add", out, dim, index, src, true);
 }
 
 td_status td__cpu_gather(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index)
 {
-    TD_TRY(check("gather", index, x, dim));
-    if (out->layout.numel == 0)
-        return TD_OK;
-    struct walk walk = walk_over(out, index, x, dim, false);
-    walk_lines(&walk, out, index, x, gather_line);
-    return TD_OK;
+    return take("gather", out, x, dim, index, false);
 }
 
 td_status td__cpu_scatter_add(td_tensor *out, int dim, const td_tensor *index, const td_tensor *src)
 {
-    TD_TRY(check("scatter_add", index, out, dim));
-    if (src->layout.numel == 0)
-        return TD_OK;
-    struct walk walk = walk_over(src, index, out, dim, false);
-    walk_lines(&walk, src, index, out, add_line);
-    return TD_OK;
+    return add("scatter_add", out, dim, index, src, false);
 }
