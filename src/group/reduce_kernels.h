@@ -27,8 +27,10 @@ struct td__kernels {
     /** By dtype and operation, for accumulators of that; NULL where there is no such operation. */
     td__fold_fn *fold[TD__DTYPES][TD__REDUCE_OPS];
 
-    /** The sum of bf16 elements, not of their accumulators: loaded, combined, rounded at once. */
+    /* From elements to elements: loaded, combined and stored at once. */
     td__fold_fn *bf16_sum_elements;
+    td__fold_fn *f32_average; /* of all there are: the sum over n, which has an exact inverse */
+    td__fold_fn *f64_average;
 
     /* Conversions; `to` does not overlap `from`. */
     void (*f16_to_f32)(float *to, const uint16_t *from, size_t count);

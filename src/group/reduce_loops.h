@@ -143,6 +143,14 @@ INLINE uint64_t bits_of_f64(double value)
 FLOATING(f32, float, uint32_t, td__bits_of_f32, td__f32_of_bits)
 FLOATING(f64, double, uint64_t, bits_of_f64, f64_of_bits)
 
+/* Averages of the n of FOLD. Half, a quarter and an eighth are exact, so a product with them is rounded
+ * as the quotient is. */
+#define F32_OVER_N(value) f32_quiet((value) * (float)(1.0 / n))
+#define F64_OVER_N(value) f64_quiet((value) * (1.0 / n))
+
+FOLD(f32_average, float, AS_IS, f32_add, F32_OVER_N)
+FOLD(f64_average, double, AS_IS, f64_add, F64_OVER_N)
+
 /* ---- Complex numbers -------------------------------------------------------------------------
  *
  * A sum is that of the parts. A product is (a + bi)(c + di) = (ac - bd) + (ad + bc)i and no more:
@@ -365,6 +373,8 @@ const struct td__kernels KERNELS_SYMBOL = {
             [TD_COMPLEX128] = {SUMS(f64_sum), [TD_PRODUCT] = complex128_product},
         },
     .bf16_sum_elements = bf16_sum_elements,
+    .f32_average = f32_average,
+    .f64_average = f64_average,
     .f16_to_f32 = f16_to_f32,
     .f32_to_f16 = f32_to_f16,
     .bf16_to_f32 = bf16_to_f32,

@@ -22,6 +22,11 @@ static bool is_complex(td_dtype dtype)
     return dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128;
 }
 
+static bool is_f64(td_dtype dtype)
+{
+    return dtype == TD_F64 || dtype == TD_COMPLEX128;
+}
+
 static bool is_half(td_dtype dtype)
 {
     return dtype == TD_F16 || dtype == TD_BF16;
@@ -110,6 +115,9 @@ static struct work work_of(const struct td__reduction *reduction)
         work.loads = work.converts || work.premultiplies || work.normalises;
         if (!work.loads && !work.averages)
             work.fold_elements = work.fold;
+        else if (work.averages && !work.converts)
+            work.fold_elements = is_f64(reduction->dtype) ? work.kernels->f64_average
+                                                          : work.kernels->f32_average;
         else if (reduction->dtype == TD_BF16 && reduction->op == TD_SUM)
             work.fold_elements = work.kernels->bf16_sum_elements;
     }
@@ -117,11 +125,6 @@ static struct work work_of(const struct td__reduction *reduction)
 }
 
 /* ---- One block ------------------------------------------------------------------------------- */
-
-static bool is_f64(td_dtype dtype)
-{
-    return dtype == TD_F64 || dtype == TD_COMPLEX128;
-}
 
 static void load_block(const struct work *work, void *acc, const void *src, size_t count,
                        double factor)
