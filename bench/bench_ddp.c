@@ -5,14 +5,15 @@
  *
  * NETWORK is mlp or conv; bench/peers/torch_ddp.py has the same ones. All ranks train at the same time,
  * one thread each, also without communication: so the ranks take as much of each other's memory and
- * processor in both turns. Times are those of the median step of all ranks. */
+ * processor in both turns. A turn is ten steps, from when all ranks begin until all have ended; the time
+ * of a step is a tenth of the median turn. */
 #include "measure.h"
 
 #include <tandem/tandem.h>
 
 #include <time.h>
 
-enum { WARM_UP = 10, TURN = 10, MOST_STEPS = 1 << 18 };
+enum { WARM_UP = 10, TURN = 10, MOST_TURNS = 1 << 15 };
 
 struct settings {
     const char *network;
@@ -21,7 +22,7 @@ struct settings {
     bool table;
 };
 
-/* A network in training, and the times of its steps. */
+/* A network in training, and the times of its turns. */
 struct training {
     td_module *model;
     td_optimizer *optimizer;
@@ -56,20 +57,28 @@ static void make(struct training *training, const char *network, bool ddp)
     td_module *module = strcmp(network, "mlp") == 0 ? mlp() : conv();
     training->model = ddp ? td_ddp(module, NULL) : module;
     training->optimizer = td_sgd(training->model, &(td_sgd_options){.lr = 0.01, .momentum = 0.5});
-    training->times = malloc(MOST_STEPS * sizeof *training->times);
+    training->times = malloc(MOST_TURNS * sizeof *training->times);
     if (!training->optimizer || !training->times)
         bench_die("%s", td_last_error());
 }
 
 static void step(struct training *training, td_tensor *input, td_tensor *target)
 {
-    int64_t begin = now_ns();
     TD_SCOPE
     {
         bench_check(td_optimizer_zero_grad(training->optimizer));
         bench_check(td_backward(td_cross_entropy(td_forward(training->model, input), target)));
         bench_check(td_optimizer_step(training->optimizer));
     }
+}
+
+static void turn(struct training *training, td_tensor *input, td_tensor *target)
+{
+    bench_check(td_barrier(NULL, NULL));
+    int64_t begin = now_ns();
+    for (int s = 0; s < TURN; s++)
+        step(training, input, target);
+    bench_check(td_barrier(NULL, NULL));
     training->times[training->count++] = now_ns() - begin;
 }
 
@@ -78,32 +87,25 @@ static void train_in_turns(struct training *both, double seconds)
 {
     td_tensor *input = td_randn((int64_t[]){64, 1, 28, 28}, 4, TD_F32);
     td_tensor *target = td_randint(0, 10, (int64_t[]){64}, 1, TD_I64);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         for (int s = 0; s < WARM_UP; s++)
             step(&both[i], input, target);
-        both[i].count = 0;
-    }
     int64_t end = now_ns() + (int64_t)(seconds * 1e9);
     for (int32_t more = 1; more;) {
-        for (int i = 0; i < 2; i++) {
-            bench_check(td_barrier(NULL, NULL));
-            for (int s = 0; s < TURN; s++)
-                step(&both[i], input, target);
-        }
-        more = now_ns() < end && both[0].count + TURN <= MOST_STEPS;
+        for (int i = 0; i < 2; i++)
+            turn(&both[i], input, target);
+        more = now_ns() < end && both[0].count < MOST_TURNS;
         bench_check(td_group_broadcast(NULL, &more, 1, TD_I32, 0, NULL));
     }
     td_tensor_release(input);
     td_tensor_release(target);
 }
 
-/* The median step in nanoseconds: the mean of the ranks' own ones. */
+/* Of a step of the median turn, in nanoseconds. */
 static double median(struct training *training)
 {
     bench_sort(training->times, training->count);
-    double middle = (double)bench_at(training->times, training->count, 0.5);
-    bench_check(td_group_all_reduce(NULL, &middle, &middle, 1, TD_F64, TD_AVG, NULL));
-    return middle;
+    return (double)bench_at(training->times, training->count, 0.5) / TURN;
 }
 
 static void print_row(const struct settings *settings, double alone, double ddp,
@@ -138,7 +140,7 @@ static td_status run(int rank, void *arg)
     td_ddp_stats stats;
     bench_check(td_ddp_get_stats(both[1].model, &stats));
     if (rank == 0) {
-        print_row(settings, alone, ddp, &stats, both[1].count);
+        print_row(settings, alone, ddp, &stats, both[1].count * TURN);
         fflush(stdout);
     }
     for (int i = 0; i < 2; i++) {

@@ -245,6 +245,42 @@ RANKS(callbacks_start_calls_while_the_group_is_destroyed, .ranks = 2)
     scene_close(&scene);
 }
 
+/* A call comes forward also where its caller neither waits for it nor asks. */
+RANKS(nobody_need_wait, .ranks = 2)
+{
+    struct scene scene = scene_open(&here);
+    for (int i = 0; i < 5; i++) {
+        int64_t value = 1;
+        td_work *work;
+        CHECK_OK(td_group_all_reduce(NULL, &value, &value, 1, TD_I64, TD_SUM, &work));
+        if (scene.rank == i % 2)
+            CHECK_OK(td_work_wait(work, 0));
+        td_test_barrier(); /* passed by the other rank only once this one's wait is over */
+        CHECK_OK(td_work_wait(work, 0));
+        CHECK_EQ(value, 2);
+        td_work_release(work);
+    }
+    scene_close(&scene);
+}
+
+/* Whoever waits for a late call carries out those before it, in their order. */
+RANKS(the_last_one_waited_for_brings_all, .ranks = 2)
+{
+    struct scene scene = scene_open(&here);
+    enum { CALLS = 30 };
+    int64_t value = 1;
+    td_work *works[CALLS];
+    for (int i = 0; i < CALLS; i++)
+        CHECK_OK(td_group_all_reduce(NULL, &value, &value, 1, TD_I64, TD_SUM, &works[i]));
+    CHECK_OK(td_work_wait(works[CALLS - 1], 0));
+    for (int i = 0; i < CALLS; i++) {
+        CHECK(td_work_test(works[i]));
+        td_work_release(works[i]);
+    }
+    CHECK_EQ(value, (int64_t)1 << CALLS);
+    scene_close(&scene);
+}
+
 /* ---- Threads --------------------------------------------------------------------------------- */
 
 enum { THREADS = 4 };
@@ -294,6 +330,45 @@ static void use_groups_at_once(const struct setup *setup)
     for (int t = 0; t < THREADS; t += 2)
         td_group_destroy(threads[t].scene.group);
     scene_close(&world); /* the others with it */
+}
+
+static void *wait_for_work(void *arg)
+{
+    CHECK_OK(td_work_wait(arg, 0));
+    td_work_release(arg);
+    return NULL;
+}
+
+/* Whoever comes first carries them out; each is carried out once. */
+RANKS(threads_wait_for_works_of_one_group, .ranks = 2)
+{
+    struct scene scene = scene_open(&here);
+    enum { WAITERS = 6 };
+    for (int round = 0; round < 20; round++) {
+        td_work *works[WAITERS];
+        pthread_t ids[WAITERS];
+        int64_t values[WAITERS];
+        td_group *group;
+        CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+        for (int i = 0; i < WAITERS; i++) {
+            values[i] = i;
+            CHECK_OK(td_group_all_reduce(group, &values[i], &values[i], 1, TD_I64, TD_SUM,
+                                         &works[i]));
+            td_work_retain(works[i]);
+        }
+        for (int i = 0; i < WAITERS; i++)
+            CHECK_EQ(pthread_create(&ids[i], NULL, wait_for_work, works[i]), 0);
+        for (int i = 0; i < WAITERS; i++)
+            CHECK_OK(td_work_wait(works[i], 0));
+        for (int i = 0; i < WAITERS; i++)
+            pthread_join(ids[i], NULL);
+        for (int i = 0; i < WAITERS; i++) {
+            CHECK_EQ(values[i], 2 * i);
+            td_work_release(works[i]);
+        }
+        td_group_destroy(group);
+    }
+    scene_close(&scene);
 }
 
 RANKS(groups_at_once, .ranks = 3, .deadline_s = 60)

@@ -5,7 +5,8 @@ Tandem; prints a line of JSON.
     torch_ddp.py NETWORK [--ranks N] [--seconds S]
 
 NETWORK is mlp or conv. All ranks train at the same time, one thread each, with communication and
-without it in turns; times are those of the median step.
+without it in turns of ten steps; a turn lasts from when all ranks begin until all have ended, and the time
+of a step is a tenth of the median turn.
 """
 
 import argparse
@@ -60,17 +61,21 @@ class Training:
         self.times = []
 
     def step(self, x, target):
-        begin = time.perf_counter()
         self.optimizer.zero_grad()
         F.cross_entropy(self.model(x), target).backward()
         self.optimizer.step()
+
+    def turn(self, x, target):
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(TURN):
+            self.step(x, target)
+        dist.barrier()
         self.times.append(time.perf_counter() - begin)
 
     def median(self):
-        """In seconds: the mean of the ranks' own ones."""
-        middle = torch.tensor(statistics.median(self.times), dtype=torch.float64)
-        dist.all_reduce(middle)
-        return middle.item() / dist.get_world_size()
+        """Of a step of the median turn, in seconds."""
+        return statistics.median(self.times) / TURN
 
 
 def train_in_turns(both, seconds):
@@ -78,14 +83,11 @@ def train_in_turns(both, seconds):
     for training in both:
         for _ in range(WARM_UP):
             training.step(x, target)
-        training.times.clear()
     end = time.monotonic() + seconds
     more = torch.ones(1)
     while more.item():
         for training in both:
-            dist.barrier()
-            for _ in range(TURN):
-                training.step(x, target)
+            training.turn(x, target)
         more.fill_(time.monotonic() < end)
         dist.broadcast(more, 0)
 
@@ -101,7 +103,7 @@ def run(rank, arguments, path):
             "peer": "torch",
             "what": arguments.network,
             "ranks": arguments.ranks,
-            "steps": len(both[1].times),
+            "steps": len(both[1].times) * TURN,
             "steps_per_s": 1 / ddp,
             "alone_per_s": 1 / alone,
             "overhead": ddp / alone,

@@ -115,6 +115,13 @@ struct td__team *td__native_team(const td_group *group)
     return group->ops == &td__native_ops ? ((const struct native *)group->self)->team : NULL;
 }
 
+bool td__native_fills_host(const td_group *group)
+{
+    const struct native *native = group->self;
+    struct td__endpoint *endpoint = group->root->endpoint;
+    return !native->sockets && td__team_neighbours(endpoint) >= td__processors();
+}
+
 /* ---- Members that are lost ------------------------------------------------------------------- */
 
 /* Whoever calls something after a member has died is told so, even where it would not need him. */

@@ -71,7 +71,11 @@ struct td_group {
     pthread_cond_t changed;
     td_work *queue, **queue_end;
     unsigned queued;
+    unsigned helpers; /* threads that wait, and work through the queue meanwhile; the group stays for them */
     bool working, stopping;
+    bool patient;                /* the worker is; see queue.c */
+    td__deadline patient_until;  /* and lets the queue be until then; 0: no longer */
+    td__deadline alarm;          /* when the worker wakes by itself; 0: it is awake */
     pthread_t worker;
     uint64_t sequence;
     uint64_t monitored; /* barriers of that kind so far */
@@ -101,6 +105,13 @@ td_status td__group_send(td_group *group, const void *data, size_t count, td_dty
 td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
                          int tag, td_work **work);
 
+/** Carries out what is queued up to `work`, in this thread. Returns at once where somebody else is at it;
+ *  `work` will be complete later then. */
+void td__group_help(td_work *work);
+
+/** Has the worker begin with what is queued. */
+void td__group_hurry(td_work *work);
+
 /** Waits for what is queued and ends the worker. May be called again. */
 void td__group_drain(td_group *group);
 
@@ -128,6 +139,9 @@ td_status td__native_message(td_group *group, const td_call *call);
 
 /** The ranks of this host in a group with the native backend; NULL where this is the only one. */
 struct td__team *td__native_team(const td_group *group);
+
+/** Whether a group with the native backend is on one host, whose processors all have a rank. */
+bool td__native_fills_host(const td_group *group);
 
 /** The world, or NULL. */
 td_group *td__world(void);

@@ -1,9 +1,13 @@
 /* The order of a group's collectives.
  *
  * A blocking call with nothing before it runs in the caller's thread: `pending` goes from 0 to 1 and back,
- * and that is all; no lock, no hand-over. All others are queued for the group's worker, a thread that is
- * started by the first of them. It takes a call when all that is pending is queued, so that there is one
- * at a time.
+ * and that is all; no lock, no hand-over. All others are queued, and carried out in their order by whoever
+ * comes first: somebody who waits for one of them, or the group's worker, a thread that is started by the
+ * first of them. A call is taken when all that is pending is queued, so that there is one at a time.
+ *
+ * Where every processor of the host has a rank to compute for, the worker is patient: it could only take
+ * the time away from that rank's own computing, and from the caches, so it leaves the queue to those who
+ * will wait for it. After PATIENCE, or when somebody asks whether a work is complete, it goes to it.
  *
  * A call that failed because of another rank leaves the ranks out of step: the group is broken then,
  * and every later call fails with the same sentence. */
@@ -14,6 +18,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { PATIENCE_MS = 20 };
 
 static _Thread_local int64_t thread_timeout_ms;
 
@@ -48,43 +54,123 @@ static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
     return status;
 }
 
-/* One call less; whoever waits for that is woken. */
+/* With the lock held: wakes the worker where it has something to do before it would wake by itself. */
+static void wake(td_group *group)
+{
+    if (group->stopping || (group->queue && group->patient_until < group->alarm))
+        pthread_cond_signal(&group->changed);
+}
+
+/* One call less; what is queued behind it can be taken. */
 static void finish_call(td_group *group)
 {
     if (atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel) == 1)
         return;
     pthread_mutex_lock(&group->lock);
-    pthread_cond_broadcast(&group->changed);
+    wake(group);
     pthread_mutex_unlock(&group->lock);
 }
 
-static bool somebody_runs(td_group *group)
+/* With the lock held: the next of the queue, which the caller then carries out. NULL where there is none,
+ * or where somebody is at one. */
+static td_work *take(td_group *group)
 {
-    return atomic_load_explicit(&group->pending, memory_order_acquire) != group->queued;
+    td_work *work = group->queue;
+    if (!work || atomic_load_explicit(&group->pending, memory_order_acquire) != group->queued)
+        return NULL;
+    group->queue = work->next;
+    if (!group->queue)
+        group->queue_end = &group->queue;
+    group->queued--;
+    return work;
+}
+
+/* Carries out a work that was taken, and takes the next, unless this is `last`. */
+static td_work *do_one(td_group *group, td_work *work, const td_work *last)
+{
+    work->begin_ns = td__now_ns();
+    td_status status = carry_out(group, &work->call, work->entry);
+    work->end_ns = td__now_ns();
+    pthread_mutex_lock(&group->lock);
+    atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel);
+    td_work *next = work == last ? NULL : take(group);
+    if (!next)
+        wake(group);
+    pthread_mutex_unlock(&group->lock);
+    td_work_complete(work, status, -1, 0);
+    return next;
+}
+
+/* What the worker waits for: a call that it may take, or with an empty queue, the end. */
+static bool has_nothing_to_do(td_group *group, td__deadline *until)
+{
+    unsigned pending = atomic_load_explicit(&group->pending, memory_order_acquire);
+    *until = TD__NEVER;
+    if (!group->queue)
+        return !group->stopping || pending || group->helpers;
+    if (pending != group->queued)
+        return true;
+    *until = group->patient_until;
+    return !group->stopping && td__now_ns() < *until;
 }
 
 static void *work_through(void *arg)
 {
     td_group *group = arg;
+    td__deadline until;
     pthread_mutex_lock(&group->lock);
     for (;;) {
-        while (!group->queue ? !group->stopping : somebody_runs(group))
-            td__cond_wait(&group->changed, &group->lock, TD__NEVER);
-        td_work *work = group->queue;
+        while (has_nothing_to_do(group, &until)) {
+            group->alarm = until;
+            td__cond_wait(&group->changed, &group->lock, until);
+        }
+        group->alarm = 0;
+        td_work *work = take(group);
         if (!work)
             break;
-        group->queue = work->next;
-        if (!group->queue)
-            group->queue_end = &group->queue;
-        group->queued--;
         pthread_mutex_unlock(&group->lock);
-        td_status status = carry_out(group, &work->call, work->entry);
-        finish_call(group);
-        td_work_complete(work, status, -1, 0);
+        while (work)
+            work = do_one(group, work, NULL);
         pthread_mutex_lock(&group->lock);
     }
     pthread_mutex_unlock(&group->lock);
     return NULL;
+}
+
+/* With the lock held: the worker is wanted now. */
+static void hurry(td_group *group)
+{
+    group->patient_until = 0;
+    wake(group);
+}
+
+void td__group_hurry(td_work *work)
+{
+    td_group *group = work->group;
+    pthread_mutex_lock(&group->lock);
+    hurry(group);
+    pthread_mutex_unlock(&group->lock);
+}
+
+void td__group_help(td_work *work)
+{
+    td_group *group = work->group;
+    pthread_mutex_lock(&group->lock);
+    bool complete = atomic_load_explicit(&work->complete, memory_order_acquire);
+    td_work *next = complete ? NULL : take(group);
+    if (next)
+        group->helpers++;
+    else
+        hurry(group);
+    pthread_mutex_unlock(&group->lock);
+    if (!next)
+        return;
+    while (next)
+        next = do_one(group, next, work);
+    pthread_mutex_lock(&group->lock);
+    group->helpers--;
+    wake(group);
+    pthread_mutex_unlock(&group->lock);
 }
 
 /* The caller's lists need not outlive the call. */
@@ -127,13 +213,16 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
                             group->name, td__errno_text(error));
         }
         group->working = true;
+        group->patient = group->ops == &td__native_ops && td__native_fills_host(group);
     }
+    if (!group->queue)
+        group->patient_until = group->patient ? td__deadline_in_ms(PATIENCE_MS) : 0;
     work->entry = td__record_queued(group, call);
     *group->queue_end = work;
     group->queue_end = &work->next;
     group->queued++;
     atomic_fetch_add_explicit(&group->pending, 1, memory_order_acq_rel);
-    pthread_cond_broadcast(&group->changed);
+    wake(group);
     *work_out = work;
     return TD_OK;
 }
@@ -224,7 +313,7 @@ void td__group_drain(td_group *group)
     pthread_mutex_lock(&group->lock);
     group->stopping = true;
     bool working = group->working;
-    pthread_cond_broadcast(&group->changed);
+    wake(group);
     pthread_mutex_unlock(&group->lock);
     if (!working)
         return;

@@ -117,6 +117,9 @@ td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int
                           int size, int index, struct td__team **team);
 void td__team_destroy(struct td__team *team);
 
+/** How many ranks of the world this host has. */
+int td__team_neighbours(struct td__endpoint *endpoint);
+
 /** Tells the others that this rank will not take part any more; whoever waits for it fails. */
 void td__team_leave(struct td__team *team);
 

@@ -54,7 +54,7 @@ static td_status map_memory(struct td__team *team, int fd)
     return TD_OK;
 }
 
-static int ranks_on_this_host(struct td__endpoint *endpoint)
+int td__team_neighbours(struct td__endpoint *endpoint)
 {
     int here = 0, host = td__endpoint_host(endpoint, td__endpoint_rank(endpoint));
     for (int r = 0; r < td__endpoint_size(endpoint); r++)
@@ -72,7 +72,7 @@ static td_status make_memory(struct td__team *team)
                         td__errno_text(errno));
     TD_TRY(map_memory(team, team->fd));
     team->head->size = (uint32_t)team->size;
-    team->head->crowded = ranks_on_this_host(team->endpoint) > td__processors();
+    team->head->crowded = td__team_neighbours(team->endpoint) > td__processors();
     team->crowded = team->head->crowded;
     td__team_show_nonce(team);
     atomic_store(&team->cells[0].attached, 1);

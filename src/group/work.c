@@ -39,6 +39,7 @@ td_work *td__work_create(td_group *group, const td_call *call)
     work->source = -1;
     work->received = 0;
     work->entry = 0;
+    work->begin_ns = work->end_ns = 0;
     work->callback = NULL;
     work->next = work->inner = NULL;
     return work;
@@ -113,6 +114,8 @@ bool td_work_test(td_work *work)
         return true;
     if (work->inner)
         td_work_test(work->inner);
+    else if (work->call.kind < TD_OP_SEND)
+        td__group_hurry(work);
     else if (work->call.kind >= TD_OP_SEND && work->group->ops->progress)
         work->group->ops->progress(work->group->self, work, 0);
     return atomic_load_explicit(&work->complete, memory_order_acquire);
@@ -131,6 +134,12 @@ static void wait_until(td_work *work, td__deadline deadline)
                (left = deadline - td__now_ns()) > 0)
             work->group->ops->progress(work->group->self, work, (left + 999999) / 1000000);
         return;
+    } else if (work->call.kind < TD_OP_SEND) {
+        /* Whoever carries it out cannot give up before the call itself does. */
+        if (deadline - td__now_ns() > (work->call.timeout_ms - 1) * 1000000)
+            td__group_help(work);
+        else
+            td__group_hurry(work);
     }
     pthread_mutex_lock(&work->lock);
     bool in_time = true;
@@ -184,11 +193,9 @@ td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
     return first ? td__fail(first, "%s", message) : TD_OK;
 }
 
-td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
+/* The work as such is left alone: somebody will wait for it, or for the one that follows. */
+static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
 {
-    if (!work || !fn)
-        return td__fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
-                        work ? "function" : "work");
     pthread_mutex_lock(&work->lock);
     bool complete = atomic_load(&work->complete), taken = work->callback != NULL;
     if (!complete && !taken) {
@@ -201,6 +208,25 @@ td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
     if (complete)
         fn(work, work->status, arg);
     return TD_OK;
+}
+
+td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
+{
+    if (!work || !fn)
+        return td__fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
+                        work ? "function" : "work");
+    td_work_test(work); /* nobody may ever wait for it: it must come forward by itself */
+    return set_callback(work, fn, arg);
+}
+
+void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns)
+{
+    while (work && work->inner)
+        work = work->inner;
+    if (!work || !td_work_test((td_work *)work) || !work->end_ns)
+        return;
+    *begin_ns = work->begin_ns;
+    *end_ns = work->end_ns;
 }
 
 int td_work_source(const td_work *work)
@@ -235,5 +261,5 @@ td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, t
     outer->after = after;
     outer->after_arg = arg;
     *outer_out = outer;
-    return td_work_on_complete(inner, on_inner, outer);
+    return set_callback(inner, on_inner, outer);
 }

@@ -25,7 +25,8 @@ struct td_work {
     pthread_cond_t changed;
     td_work_fn callback;
     void *callback_arg;
-    uint64_t entry;       /* in the recorder; 0: none */
+    int64_t begin_ns, end_ns; /* of what was queued: when it was carried out */
+    uint64_t entry;           /* in the recorder; 0: none */
     struct td_work *next; /* in the group's queue */
     size_t *counts;       /* its own copy of the counts of an uneven all_to_all */
 
@@ -40,5 +41,8 @@ td_work *td__work_create(td_group *group, const td_call *call);
 /** Makes a work that completes as `inner` does, after after(arg) has run, whether well or not.
  *  Waiting for it moves `inner` on, which is taken over, also on failure. */
 td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer);
+
+/** When a collective was carried out. Leaves both as they are where that is not known. */
+void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns);
 
 #endif

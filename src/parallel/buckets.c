@@ -3,9 +3,9 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "group/work.h"
 #include "tensor/kernels.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,12 +190,6 @@ void td__buckets_begin(struct td__buckets *buckets)
     pthread_mutex_unlock(&buckets->lock);
 }
 
-static void note_end(td_work *work, td_status status, void *arg)
-{
-    (void)work, (void)status;
-    atomic_store(&((struct td_bucket *)arg)->end_ns, td__now_ns());
-}
-
 static td_status start_average(struct td_bucket *bucket)
 {
     struct td__buckets *all = bucket->all;
@@ -204,12 +198,8 @@ static td_status start_average(struct td_bucket *bucket)
     td_set_call_label(label);
     td_status status = td_all_reduce(bucket->buffer, TD_AVG, all->group, &bucket->work);
     td_set_call_label(NULL);
-    TD_TRY(status);
-    all->stats.bytes += (int64_t)td_tensor_nbytes(bucket->buffer);
-    atomic_store(&bucket->end_ns, 0);
-    status = td_work_on_complete(bucket->work, note_end, bucket);
-    if (status)
-        atomic_store(&bucket->end_ns, td__now_ns());
+    if (!status)
+        all->stats.bytes += (int64_t)td_tensor_nbytes(bucket->buffer);
     return status;
 }
 
@@ -253,19 +243,16 @@ static td_status finish_bucket(struct td_bucket *bucket)
 {
     const td_comm_hook *hook = &bucket->all->hook;
     td_status status = TD_OK;
+    int64_t begin = bucket->start_ns, end = 0;
     if (hook->start || hook->finish) {
         status = hook->finish ? hook->finish(bucket, hook->arg) : TD_OK;
-        atomic_store(&bucket->end_ns, td__now_ns());
     } else {
         status = td_work_wait(bucket->work, 0);
-        /* A wait may end before note_end() has, and behind this the buckets may be freed. */
-        while (bucket->work && td_work_test(bucket->work) && !atomic_load(&bucket->end_ns))
-            sched_yield();
+        td__work_times(bucket->work, &begin, &end);
         td_work_release(bucket->work);
         bucket->work = NULL;
     }
-    int64_t end = atomic_load(&bucket->end_ns);
-    bucket->all->stats.communication_ns += (end ? end : td__now_ns()) - bucket->start_ns;
+    bucket->all->stats.communication_ns += (end ? end : td__now_ns()) - begin;
     double scale = bucket->all->scale;
     if (!status && scale != 0)
         status = td__kernels_of(bucket->buffer)

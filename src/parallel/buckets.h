@@ -42,7 +42,6 @@ struct td_bucket {
     bool started;
     td_work *work; /* of the plain average */
     int64_t start_ns;
-    _Atomic int64_t end_ns;
     void *data; /* the hook's */
     void (*free_data)(void *data);
 };
