@@ -111,7 +111,7 @@ static double median(struct training *training)
 static void print_row(const struct settings *settings, double alone, double ddp,
                       const td_ddp_stats *stats, size_t steps)
 {
-    double hidden = stats->communication_ns > 0
+    double hidden = stats->communication_ns > stats->exposed_ns
                         ? 1 - (double)stats->exposed_ns / (double)stats->communication_ns
                         : 0;
     double bytes = (double)stats->bytes / (double)stats->passes;

@@ -26,6 +26,9 @@ struct summary {
     long operations;
     int counts[FAULTS];
     int64_t *times[FAULTS]; /* of noticing, by fault */
+    int64_t slowest_ns[FAULTS];
+    int slowest[FAULTS]; /* its round */
+    int64_t slowest_kill_ns[WAYS];
     int64_t leaving_ns[FAULTS];
 };
 
@@ -41,9 +44,17 @@ static void add_times(struct summary *summary, const struct plan *plan,
     enum fault fault = plan->fault;
     if (!summary->times[fault])
         summary->times[fault] = calloc(MOST_TIMES, sizeof(int64_t));
-    for (int i = 0; i < outcome->detections && summary->times[fault]; i++)
+    for (int i = 0; i < outcome->detections && summary->times[fault]; i++) {
+        int64_t took = outcome->detection_ns[i];
         if (summary->counts[fault] < MOST_TIMES)
-            summary->times[fault][summary->counts[fault]++] = outcome->detection_ns[i];
+            summary->times[fault][summary->counts[fault]++] = took;
+        if (took > summary->slowest_ns[fault]) {
+            summary->slowest_ns[fault] = took;
+            summary->slowest[fault] = plan->round;
+        }
+        if (fault == FAULT_KILL && took > summary->slowest_kill_ns[plan->way])
+            summary->slowest_kill_ns[plan->way] = took;
+    }
 }
 
 static void print_summary(const struct summary *summary, double seconds)
@@ -60,17 +71,17 @@ static void print_summary(const struct summary *summary, double seconds)
                summary->by_fault[fault], (double)summary->leaving_ns[fault] / 1e9);
         if (count) {
             qsort(times, (size_t)count, sizeof *times, compare_times);
-            printf(", noticed %d times: median %.0f ms, 99%% %.0f ms, slowest %.0f ms", count,
-                   (double)times[count / 2] / 1e6, (double)times[count * 99 / 100] / 1e6,
-                   (double)times[count - 1] / 1e6);
+            printf(", noticed %d times: median %.0f ms, 99%% %.0f ms, slowest %.0f ms (round %d)",
+                   count, (double)times[count / 2] / 1e6, (double)times[count * 99 / 100] / 1e6,
+                   (double)summary->slowest_ns[fault] / 1e6, summary->slowest[fault]);
         }
         printf("\n");
     }
-    printf("  over");
     for (int way = 0; way < WAYS; way++)
         if (summary->by_way[way])
-            printf(" %s %d", way_name((enum way)way), summary->by_way[way]);
-    printf("\n");
+            printf("  over %-15s %4d rounds, kills noticed within %.0f ms\n",
+                   way_name((enum way)way), summary->by_way[way],
+                   (double)summary->slowest_kill_ns[way] / 1e6);
 }
 
 static void show_progress(const struct summary *summary, int done, int rounds)

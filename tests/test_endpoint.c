@@ -401,6 +401,7 @@ TEST(papers_before_and_after_they_are_asked_for)
     CHECK_OK(td__endpoint_fetch(e[0], 0, 22, soon(), NULL, &fd)); /* even one's own */
     check_paper(fd, "late");
     td__endpoint_forget(e[0], 21);
+    CHECK_FAILS(td__endpoint_fetch_now(e[1], 0, 21, soon(), &fd), TD_ERR_PEER, "share its memory");
     CHECK_FAILS(td__endpoint_fetch(e[1], 0, 21, td__deadline_in_ms(100), NULL, &fd), TD_ERR_TIMEOUT,
                 "rank 0");
     close(early);

@@ -203,7 +203,9 @@ TD_API td_status td_group_grow(td_group *group, const td_group_options *options,
 /* ---- Works ----------------------------------------------------------------------------------- */
 
 /** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns how
- *  it ended. TD_ERR_TIMEOUT of this call leaves the work as it is. May be called again. */
+ *  it ended. TD_ERR_TIMEOUT of this call leaves the work as it is. May be called again. A collective that
+ *  has not begun is carried out by the waiting thread, behind those queued before it: waiting at once
+ *  costs no more than a blocking call. */
 TD_API td_status td_work_wait(td_work *work, int64_t timeout_ms);
 
 /** Waits for all of them; the first failure's status and message. NULLs are passed over. */

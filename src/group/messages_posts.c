@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800 };
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800, MOST_NAMED = 3 };
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
@@ -302,6 +302,30 @@ static void cancel_send(struct td__messages *messages, struct td__post *post)
         td__peer_flush(messages, rank);
 }
 
+/* The other side gave it up, and has not said why. Members that are gone may be the reason: those that
+ * died before those that left. */
+static td_status fail_mistrusted(struct td__messages *messages, const struct td__post *post)
+{
+    const struct td__endpoint *endpoint = messages->options.endpoint;
+    char gone[512] = "";
+    size_t length = 0;
+    int named = 0;
+    for (int died = 1; died >= 0; died--)
+        for (int r = 0; r < messages->options.size && named < MOST_NAMED; r++) {
+            int rank = messages->world_ranks[r];
+            enum td__presence presence = td__endpoint_presence(endpoint, rank);
+            if (presence == TD__PRESENT ||
+                (presence == TD__ENDED || presence == TD__CUT_OFF) != (died == 1))
+                continue;
+            named++;
+            length += (size_t)snprintf(gone + length, sizeof gone - length, "; %s %s",
+                                       td__endpoint_describe(endpoint, rank),
+                                       td__endpoint_farewell(endpoint, rank));
+            length = length < sizeof gone ? length : sizeof gone - 1;
+        }
+    return td__fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(messages, post), post->mistrust, gone);
+}
+
 void td__expire(struct td__messages *messages, int64_t now)
 {
     if (now < messages->next_deadline)
@@ -324,9 +348,7 @@ again:
             }
         }
         if (post->mistrust)
-            td__post_finish(
-                messages, post,
-                td__fail(TD_ERR_PEER, "%s: %s", td__post_describe(messages, post), post->mistrust));
+            td__post_finish(messages, post, fail_mistrusted(messages, post));
         else if (post->kind == TD__MESSAGE_NONE)
             td__post_finish(messages, post,
                             td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",

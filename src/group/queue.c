@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE_MS = 20 };
+enum { PATIENCE_MS = 10 };
 
 static _Thread_local int64_t thread_timeout_ms;
 

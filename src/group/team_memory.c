@@ -92,9 +92,9 @@ static td_status find_memory(struct td__team *team, td__deadline deadline, int *
     for (int i = 1; i < team->size; i++)
         if (i != team->index &&
             td__endpoint_presence(team->endpoint, team->world_ranks[i]) == TD__PRESENT &&
-            !td__endpoint_fetch(team->endpoint, team->world_ranks[i], team->key,
-                                td__deadline_earlier(deadline, td__deadline_in_ms(OTHERS_MS)),
-                                &team->given_up, fd))
+            !td__endpoint_fetch_now(team->endpoint, team->world_ranks[i], team->key,
+                                    td__deadline_earlier(deadline, td__deadline_in_ms(OTHERS_MS)),
+                                    fd))
             return TD_OK;
     return td__fail(TD_ERR_PEER, "%s", why);
 }

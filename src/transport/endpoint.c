@@ -33,6 +33,7 @@ enum {
 enum { REFUSALS = 4, REFUSED_NS = 50000000 };
 
 #define ARENA_PAPER ((uint64_t)0)
+#define NOW_OR_NEVER ((uint64_t)1) /* the value of a wish for a paper that does not wait for it */
 
 struct td__arrival { /* a link, or a wish for a paper */
     struct td__arrival *next;
@@ -154,7 +155,11 @@ static void on_guest(void *arg, int fd, bool local, const uint8_t bytes[TD__REQU
         listener->fn(listener->arg, request.rank, fd);
     else if (request.what == TD__WANT_LINK && listener)
         close(fd);
-    else if (request.what == TD__WANT_LINK || !hand_out_if_there(endpoint, request.group, fd))
+    else if (request.what == TD__WANT_PAPER && hand_out_if_there(endpoint, request.group, fd))
+        ;
+    else if (request.what == TD__WANT_PAPER && request.value == NOW_OR_NEVER)
+        close(fd);
+    else
         keep(endpoint, &request, fd);
     pthread_mutex_unlock(&endpoint->lock);
 }
@@ -302,6 +307,8 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
     const struct td__card *peer = &endpoint->peers[rank];
     char why[512];
     int refusals = 0;
+    if (td__endpoint_presence(endpoint, rank) == TD__ENDED)
+        return td__fail(TD_ERR_PEER, "it %s", td__endpoint_farewell(endpoint, rank));
     for (;;) {
         td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(KNOCK_MS));
         td_status status = td__connect_trusted(locally ? peer->local : peer->address,
@@ -494,13 +501,12 @@ static int wait_for_paper(int connection, td__deadline deadline, const atomic_bo
     return error;
 }
 
-td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
-                             td__deadline deadline, const atomic_bool *given_up, int *fd_out)
+static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
+                       td__deadline deadline, const atomic_bool *given_up, int *fd_out)
 {
-    struct td__request request = {.what = TD__WANT_PAPER, .rank = endpoint->rank, .group = group};
     char byte;
     int connection, fd;
-    TD_TRY(td__endpoint_reach(endpoint, rank, true, &request, deadline, &connection));
+    TD_TRY(td__endpoint_reach(endpoint, rank, true, request, deadline, &connection));
     int error = wait_for_paper(connection, deadline, given_up);
     if (!error)
         error = td__recv_fd(connection, &fd, &byte, 1, deadline);
@@ -514,6 +520,21 @@ td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t g
                         error == ENODATA ? "it has left" : td__errno_text(error));
     *fd_out = fd;
     return TD_OK;
+}
+
+td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
+                             td__deadline deadline, const atomic_bool *given_up, int *fd)
+{
+    struct td__request request = {.what = TD__WANT_PAPER, .rank = endpoint->rank, .group = group};
+    return fetch(endpoint, rank, &request, deadline, given_up, fd);
+}
+
+td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
+                                 td__deadline deadline, int *fd)
+{
+    struct td__request request = {
+        .what = TD__WANT_PAPER, .rank = endpoint->rank, .group = group, .value = NOW_OR_NEVER};
+    return fetch(endpoint, rank, &request, deadline, NULL, fd);
 }
 
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,

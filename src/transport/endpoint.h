@@ -147,6 +147,10 @@ td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int 
 td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
                              td__deadline deadline, const atomic_bool *given_up, int *fd);
 
+/** The same of what `rank` has laid out by now: TD_ERR_PEER at once where it has not. */
+td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
+                                 td__deadline deadline, int *fd);
+
 /** Maps `size` bytes at `offset` of the default arena of `rank`, on the same host. The address stays
  *  good until the endpoint is closed. Cheap except for the first time. */
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,

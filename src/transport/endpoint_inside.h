@@ -34,6 +34,7 @@ struct td__card {
     bool process_watched; /* its process is enough to go by */
     atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
     int lifeline;         /* or -1 */
+    bool held;            /* the lifeline, by the other rank */
     int64_t silent_since; /* its host has not answered since then; 0: it has, or was not asked */
     int silent_probes;    /* and how often it was asked */
     int64_t next_try;     /* when to try again to get a lifeline, and … */
@@ -58,8 +59,9 @@ struct td__request {
     uint64_t value;
 };
 
-/* The byte on a lifeline that says that its end is in order. */
-enum { TD__LEAVING = 'L' };
+/* The bytes on a lifeline: the first says that it is held at the other end, too, so that its end means
+ * something; the last, that its end is in order. */
+enum { TD__HOLDING = 'H', TD__LEAVING = 'L' };
 
 struct td__arrival;
 struct td__listener;

@@ -144,7 +144,9 @@ static void keep_watcher(struct td__endpoint *endpoint, int fd)
             endpoint->watcher_room = room;
         }
     }
-    if (endpoint->watcher_count < endpoint->watcher_room)
+    char byte = TD__HOLDING;
+    if (endpoint->watcher_count < endpoint->watcher_room &&
+        send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
         endpoint->watchers[endpoint->watcher_count++] = fd;
     else
         close(fd);

@@ -222,35 +222,20 @@ static bool is_silence(int error)
            error == ENETDOWN || error == EHOSTDOWN;
 }
 
-static void on_lifeline(struct td__endpoint *endpoint, int rank)
-{
-    struct td__card *peer = &endpoint->peers[rank];
-    char byte;
-    ssize_t got = recv(peer->lifeline, &byte, 1, MSG_DONTWAIT);
-    int error = got < 0 ? errno : 0;
-    if (error == EAGAIN || error == EINTR)
-        return;
-    unfollow(endpoint->lookout, peer->lifeline);
-    if (got == 1 && byte == TD__LEAVING)
-        lose(endpoint, rank, TD__LEFT, 0);
-    else if (is_silence(error))
-        lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
-    else
-        lose(endpoint, rank, TD__ENDED, await_ending(peer));
-}
-
 static int probe(struct td__endpoint *endpoint, int rank)
 {
     return td__endpoint_probe(endpoint, rank, td__endpoint_is_near(endpoint, rank),
                               td__deadline_in_ms(CONNECT_MS));
 }
 
-/* Nobody is at its address any more. The rank before it had a lifeline to it, and may know more. */
-static void find_out(struct td__endpoint *endpoint, int rank)
+/* Nobody is at its address any more. The rank before it had a lifeline to it, and may know more. How its
+ * process has ended tells enough only where it ended badly. */
+static void find_out(struct td__endpoint *endpoint, int rank, int ending)
 {
     int before = (rank + endpoint->size - 1) % endpoint->size;
     enum td__presence presence = TD__GONE;
-    int ending = TD__ENDING_UNKNOWN;
+    if (ending != TD__ENDING_UNKNOWN && ending != 0)
+        presence = TD__ENDED;
     for (int i = 0; i < QUESTIONS && presence == TD__GONE; i++) {
         if (i)
             td__sleep_ns(
@@ -263,6 +248,45 @@ static void find_out(struct td__endpoint *endpoint, int rank)
                                   &ending);
     }
     lose(endpoint, rank, presence, ending);
+}
+
+/* The lifeline was turned away, for the sake of others at the door, or since the rank is about to leave. */
+static void lose_hold(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    int ending = await_ending(peer);
+    close(peer->lifeline);
+    peer->lifeline = -1;
+    if (ending != TD__ENDING_UNKNOWN || probe(endpoint, rank)) {
+        find_out(endpoint, rank, ending);
+        return;
+    }
+    peer->next_try = td__now_ns() + FIRST_PAUSE_NS;
+    atomic_store(&peer->wanted, 1);
+    atomic_fetch_add(&endpoint->lookout->wishes, 1);
+}
+
+static void on_lifeline(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    char byte;
+    ssize_t got = recv(peer->lifeline, &byte, 1, MSG_DONTWAIT);
+    int error = got < 0 ? errno : 0;
+    if (error == EAGAIN || error == EINTR)
+        return;
+    if (got == 1 && byte == TD__HOLDING) {
+        peer->held = true;
+        return;
+    }
+    unfollow(endpoint->lookout, peer->lifeline);
+    if (got == 1 && byte == TD__LEAVING)
+        lose(endpoint, rank, TD__LEFT, 0);
+    else if (is_silence(error))
+        lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+    else if (!peer->held)
+        lose_hold(endpoint, rank);
+    else
+        lose(endpoint, rank, TD__ENDED, await_ending(peer));
 }
 
 static bool grasp(struct td__endpoint *endpoint, int rank)
@@ -287,7 +311,7 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
     if (!error && grasp(endpoint, rank))
         return;
     if (td__is_refused(error)) {
-        find_out(endpoint, rank);
+        find_out(endpoint, rank, TD__ENDING_UNKNOWN);
         return;
     }
     if (!error) {
