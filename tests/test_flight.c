@@ -239,7 +239,7 @@ TEST(readers_see_no_mixtures)
     for (int i = 0; i < 2; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, write_on, &writers), 0);
     int seen = 0;
-    for (int round = 0; round < 300; round++) {
+    for (int round = 0; round < 300 || !seen; round++) {
         read_page(writers.log);
         for (int i = 0; i < page.count; i++) {
             const struct td__flight_call *call = &page.calls[i];
