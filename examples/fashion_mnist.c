@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 struct settings {
     int epochs, batch;
@@ -202,8 +203,9 @@ static void print_costs(const struct run *run, double accuracy)
     printf("  gradients sent a step        %7.2f MB in %d bucket%s (%s)\n",
            (double)stats.bytes / (double)stats.passes / 1e6, stats.buckets,
            stats.buckets == 1 ? "" : "s", run->settings.hook ? run->settings.hook : "all_reduce");
-    printf("  time in communication        %7.1f %% of training, %.0f %% of it hidden\n",
-           100 * all / run->seconds, hidden);
+    printf("  time in communication        %7.1f %% of training, %.0f %% of it hidden%s\n",
+           100 * all / run->seconds, hidden,
+           ranks >= sysconf(_SC_NPROCESSORS_ONLN) ? " (no processor is free for it)" : "");
     printf("  waiting for communication    %7.1f %% of training\n", 100 * seen / run->seconds);
     printf("  peak memory of a process     %7.1f MB\n", (double)usage.ru_maxrss / 1024);
     if (run->settings.out)

@@ -69,9 +69,13 @@ static void part(struct td__links *links)
         bool late = td__deadline_passed(end);
         parted = true;
         for (int i = 0; i < links->size; i++) {
-            /* Who is gone will not read it. */
-            bool at_once = late ||
-                           (links->source->farewell && links->source->farewell(links->arg, i));
+            const struct td__link *link = &links->at[i];
+            if (link->fd < 0 && link->side < 0)
+                continue;
+            /* Who is gone will not read it, and who does not answer is waited for once. */
+            bool at_once = (links->source->farewell && links->source->farewell(links->arg, i)) ||
+                           (links->source->is_deaf && links->source->is_deaf(links->arg, i, late)) ||
+                           late;
             parted &= close_link(&links->at[i].fd, at_once);
             parted &= close_link(&links->at[i].side, at_once);
         }

@@ -28,6 +28,10 @@ struct td__link_source {
 
     /** Watches the peer from now on, so that its farewell will be known. */
     void (*watch)(void *arg, int peer);
+
+    /** Whether the peer has once been waited for in vain, to take what was sent to it; where `note`, it has
+     *  been now. May be NULL. */
+    bool (*is_deaf)(void *arg, int peer, bool note);
 };
 
 struct td__link {

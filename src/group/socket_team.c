@@ -59,6 +59,12 @@ static void watch_rank(void *arg, int peer)
     td__endpoint_watch(team->endpoint, team->world_ranks[peer]);
 }
 
+static bool rank_is_deaf(void *arg, int peer, bool note)
+{
+    struct td__socket_team *team = arg;
+    return td__endpoint_is_deaf(team->endpoint, team->world_ranks[peer], note);
+}
+
 static const struct td__link_source endpoint_source = {
     .connect = connect_to_rank,
     .accept = accept_from_rank,
@@ -66,6 +72,7 @@ static const struct td__link_source endpoint_source = {
     .listen = listen_for_late_links,
     .farewell = farewell_of_rank,
     .watch = watch_rank,
+    .is_deaf = rank_is_deaf,
 };
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */

@@ -501,6 +501,14 @@ static int wait_for_paper(int connection, td__deadline deadline, const atomic_bo
     return error;
 }
 
+bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    if (note)
+        atomic_store(&peer->deaf, true);
+    return atomic_load(&peer->deaf);
+}
+
 static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
                        td__deadline deadline, const atomic_bool *given_up, int *fd_out)
 {

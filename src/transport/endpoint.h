@@ -136,6 +136,10 @@ void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group, enum td_
 /** Forgets a group: links for it that nobody has taken are closed. */
 void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group);
 
+/** Whether `rank` has once been waited for in vain, to take what was sent to it; where `note`, it has been
+ *  now. */
+bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note);
+
 /* ---- Shared memory (ranks of one host) ------------------------------------------------------- */
 
 /** Lays the descriptor `fd` out for others under `group`; it stays the caller's, and must stay open

@@ -27,6 +27,8 @@ struct td__card {
     struct td__arena_view view;
     bool viewed;
 
+    atomic_bool deaf; /* what was sent to it when parting did not arrive */
+
     /* The lookout's; see lookout.c. */
     atomic_int presence;  /* a td__presence: changes once */
     int ending;           /* ENDED: a wait status, or TD__ENDING_UNKNOWN */
