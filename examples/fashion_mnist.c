@@ -205,7 +205,8 @@ static void print_costs(const struct run *run, double accuracy)
            stats.buckets == 1 ? "" : "s", run->settings.hook ? run->settings.hook : "all_reduce");
     printf("  time in communication        %7.1f %% of training, %.0f %% of it hidden%s\n",
            100 * all / run->seconds, hidden,
-           ranks >= sysconf(_SC_NPROCESSORS_ONLN) ? " (no processor is free for it)" : "");
+           hidden < 1 && ranks >= sysconf(_SC_NPROCESSORS_ONLN) ? " (no processor is free for it)"
+                                                                : "");
     printf("  waiting for communication    %7.1f %% of training\n", 100 * seen / run->seconds);
     printf("  peak memory of a process     %7.1f MB\n", (double)usage.ru_maxrss / 1024);
     if (run->settings.out)

@@ -218,8 +218,8 @@ RANKS(barriers_that_name_the_missing, .ranks = 4)
     open_world(NULL, NULL);
     CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
     if (rank < 2) {
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 200, false), TD_ERR_TIMEOUT, "rank 2");
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 200, true), TD_ERR_TIMEOUT, "2, 3");
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, false), TD_ERR_TIMEOUT, "rank 2");
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_TIMEOUT, "2, 3");
     }
     CHECK_OK(td_group_barrier(NULL, NULL)); /* nothing is broken by it */
     CHECK_FAILS(td_group_monitored_barrier(NULL, -1, true), TD_ERR_INVALID, "-1 ms");

@@ -6,6 +6,7 @@
 #include "transport/lookout.h"
 
 #include "base/fail.h"
+#include "os/ending.h"
 #include "os/socket.h"
 
 #include <errno.h>
@@ -101,8 +102,11 @@ static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
 {
     if (rank >= (uint64_t)endpoint->size)
         return;
-    td__buffer_put_u32(answer, td__endpoint_presence(endpoint, (int)rank));
-    td__buffer_put_u32(answer, (uint32_t)endpoint->peers[rank].ending);
+    enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
+    /* How it ended stands from when it is not present any more. */
+    int ending = presence == TD__PRESENT ? TD__ENDING_UNKNOWN : endpoint->peers[rank].ending;
+    td__buffer_put_u32(answer, presence);
+    td__buffer_put_u32(answer, (uint32_t)ending);
 }
 
 /* The lock is held while somebody answers, so that td__endpoint_answer() can take him away. */
