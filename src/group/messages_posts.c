@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800, MOST_NAMED = 3 };
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800 };
+enum { MOST_NAMED = 3 };
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 

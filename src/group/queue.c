@@ -107,7 +107,7 @@ static bool has_nothing_to_do(td_group *group, td__deadline *until)
     unsigned pending = atomic_load_explicit(&group->pending, memory_order_acquire);
     *until = TD__NEVER;
     if (!group->queue)
-        return !group->stopping || pending || group->helpers;
+        return !group->stopping || group->helpers;
     if (pending != group->queued)
         return true;
     *until = group->patient_until;
