@@ -8,6 +8,7 @@
  * processor in both turns. A turn is ten steps, from when all ranks begin until all have ended; the time
  * of a step is a tenth of the median turn. */
 #include "measure.h"
+#include "networks.h"
 
 #include <tandem/tandem.h>
 
@@ -35,20 +36,6 @@ static int64_t now_ns(void)
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-static td_module *mlp(void)
-{
-    return td_sequential(td_flatten_layer(), td_linear(784, 1024), td_relu(), td_linear(1024, 1024),
-                         td_relu(), td_linear(1024, 10), NULL);
-}
-
-/* The network of PyTorch's tutorials on distributed training. */
-static td_module *conv(void)
-{
-    return td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(), td_conv2d(10, 20, 5),
-                         td_dropout2d(0.5), td_max_pool2d(2), td_relu(), td_flatten_layer(),
-                         td_linear(320, 50), td_relu(), td_dropout(0.5), td_linear(50, 10), NULL);
 }
 
 static void make(struct training *training, const char *network, bool ddp)

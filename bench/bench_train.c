@@ -7,6 +7,7 @@
  * time of CLOCK_MONOTONIC at which this process was started. The rate is that of the median step, so
  * that a moment in which others had the processor counts little. */
 #include "measure.h"
+#include "networks.h"
 
 #include <tandem/tandem.h>
 #include <time.h>
@@ -34,20 +35,6 @@ static int64_t read_clock(clockid_t clock)
 static int64_t now_ns(void)
 {
     return read_clock(CLOCK_MONOTONIC);
-}
-
-static td_module *mlp(void)
-{
-    return td_sequential(td_flatten_layer(), td_linear(784, 1024), td_relu(), td_linear(1024, 1024),
-                         td_relu(), td_linear(1024, 10), NULL);
-}
-
-/* The network of PyTorch's tutorials on distributed training. */
-static td_module *conv(void)
-{
-    return td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(), td_conv2d(10, 20, 5),
-                         td_dropout2d(0.5), td_max_pool2d(2), td_relu(), td_flatten_layer(),
-                         td_linear(320, 50), td_relu(), td_dropout(0.5), td_linear(50, 10), NULL);
 }
 
 static td_module *transformer_layer(void)

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -55,6 +56,17 @@ const void *td_test_arg(void)
 const char *td_test_temp_dir(void)
 {
     return getenv(TD_TEST_DIRECTORY_VARIABLE);
+}
+
+int td_test_count_files(const char *directory)
+{
+    int count = 0;
+    DIR *stream = opendir(directory);
+    CHECK(stream != NULL);
+    for (struct dirent *entry; (entry = readdir(stream));)
+        count += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+    closedir(stream);
+    return count;
 }
 
 int td_test_slowness(void)

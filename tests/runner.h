@@ -70,6 +70,9 @@ const void *td_test_arg(void);
 /** A directory for this run of the test, the same one for all its ranks; removed afterwards. */
 const char *td_test_temp_dir(void);
 
+/** How many entries a directory has. */
+int td_test_count_files(const char *directory);
+
 /** Ends this rank; the test counts as skipped unless another rank fails. */
 _Noreturn void td_test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

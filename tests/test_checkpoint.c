@@ -30,17 +30,6 @@ static const char *temp_path(const char *name)
     return text;
 }
 
-static int count_files(const char *directory)
-{
-    int count = 0;
-    DIR *stream = opendir(directory);
-    CHECK(stream != NULL);
-    for (struct dirent *entry; (entry = readdir(stream));)
-        count += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
-    closedir(stream);
-    return count;
-}
-
 /* ---- A training ----------------------------------------------------------------------------------- */
 
 struct run {
@@ -285,7 +274,7 @@ TEST(parts_that_are_missing_are_named)
     back.step = -1;
     CHECK_FAILS(td_training_save_numbered(temp_path("d"), &back, 1, NULL), TD_ERR_INVALID, "step");
     CHECK_FAILS(td_training_save_numbered(NULL, &back, 1, NULL), TD_ERR_INVALID, "directory");
-    CHECK_EQ(count_files(td_test_temp_dir()), 2);
+    CHECK_EQ(td_test_count_files(td_test_temp_dir()), 2);
     end_run(&a);
 }
 
@@ -420,7 +409,7 @@ TEST(the_last_ones_are_kept)
             td_init_constant(td_module_parameter(training.model, "bias"), (double)training.step));
         CHECK_OK(td_training_save_numbered(directory, &training, 3, NULL));
     }
-    CHECK_EQ(count_files(directory), 3);
+    CHECK_EQ(td_test_count_files(directory), 3);
     CHECK(!access(temp_path("run/step-000000000010.safetensors"), R_OK));
     CHECK_OK(td_training_load_latest(directory, &training, NULL, &loaded));
     CHECK(loaded);
@@ -430,7 +419,7 @@ TEST(the_last_ones_are_kept)
     /* One with a lower number than the others is not removed by its own call. */
     training.step = 3;
     CHECK_OK(td_training_save_numbered(directory, &training, 1, NULL));
-    CHECK_EQ(count_files(directory), 1);
+    CHECK_EQ(td_test_count_files(directory), 1);
     CHECK_OK(td_training_load_latest(directory, &training, NULL, NULL));
     CHECK_EQ(training.step, 3);
     training.step = INT64_MAX;
@@ -489,10 +478,10 @@ TEST(what_the_dead_left_is_removed_and_what_is_being_written_is_not)
     bool loaded = true;
     CHECK_OK(td_training_load_latest(temp_path("run"), &training, NULL, &loaded));
     CHECK(!loaded && access(dead, F_OK) && !access(alive, F_OK));
-    CHECK_EQ(count_files(temp_path("run")), 2);
+    CHECK_EQ(td_test_count_files(temp_path("run")), 2);
     close(fd);
     CHECK_OK(td_training_load_latest(temp_path("run"), &training, NULL, &loaded));
-    CHECK_EQ(count_files(temp_path("run")), 1);
+    CHECK_EQ(td_test_count_files(temp_path("run")), 1);
     free((char *)alive);
     free((char *)dead);
 }
@@ -624,8 +613,8 @@ TEST(the_example_goes_on, .deadline_s = 40)
         snprintf(line, sizeof line, "rank %d: step 20, loss", rank);
         CHECK_CONTAINS(second, line);
     }
-    CHECK_EQ(count_files(temp_path("checkpoints")), 2);
-    CHECK_EQ(count_files(td_test_temp_dir()), 1);
+    CHECK_EQ(td_test_count_files(temp_path("checkpoints")), 2);
+    CHECK_EQ(td_test_count_files(td_test_temp_dir()), 1);
     free(first);
     free(second);
 }

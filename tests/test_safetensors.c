@@ -4,7 +4,6 @@
 
 #include <tandem/tandem.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -36,17 +35,6 @@ static td_state *load_recorded(const char *name)
     if (!state)
         FAIL("%s: %s", name, td_last_error());
     return state;
-}
-
-static int count_files(const char *directory)
-{
-    int count = 0;
-    DIR *stream = opendir(directory);
-    CHECK(stream != NULL);
-    for (struct dirent *entry; (entry = readdir(stream));)
-        count += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
-    closedir(stream);
-    return count;
 }
 
 static void write_file(const char *path, const void *data, size_t size)
@@ -215,7 +203,7 @@ TEST(writes_what_it_reads)
     CHECK_OK(td_read_safetensors_notes(path, join_note, text));
     CHECK_CONTAINS(text, "tandem.version=1;tandem.sha256=");
     CHECK_CONTAINS(text, ";who=näme \"x\"\n;empty=;");
-    CHECK_EQ(count_files(td_test_temp_dir()), 1);
+    CHECK_EQ(td_test_count_files(td_test_temp_dir()), 1);
     td_state_destroy(back);
 
     back = td_load_safetensors(path, "cpu:1");
@@ -289,7 +277,7 @@ TEST(refuses_what_the_format_lacks)
     CHECK_FAILS(td_save_safetensors("", state, NULL, 0), TD_ERR_INVALID, "no name of a file");
     CHECK(!td_load_safetensors(NULL, NULL));
     CHECK_FAILS(td_read_safetensors_notes(path, NULL, NULL), TD_ERR_INVALID, "function");
-    CHECK_EQ(count_files(td_test_temp_dir()), 0);
+    CHECK_EQ(td_test_count_files(td_test_temp_dir()), 0);
     td_state_destroy(state);
     td_tensor_release(x);
     td_tensor_release(y);
@@ -488,7 +476,7 @@ TEST(a_path_that_cannot_be_written_is_named)
     CHECK_CONTAINS(td_last_error(), "a directory");
     CHECK(!td_load_safetensors("/dev/zero", NULL));
     td_state_destroy(state);
-    CHECK_EQ(count_files(td_test_temp_dir()), 0);
+    CHECK_EQ(td_test_count_files(td_test_temp_dir()), 0);
 }
 
 static void save_as_nobody(void *arg)
@@ -515,8 +503,8 @@ TEST(without_permission_nothing_changes)
     if (child.status)
         FAIL("%s", child.output);
     free(child.output);
-    CHECK_EQ(count_files(td_test_temp_dir()), 1);
-    CHECK_EQ(count_files(temp_path("open")), 2);
+    CHECK_EQ(td_test_count_files(td_test_temp_dir()), 1);
+    CHECK_EQ(td_test_count_files(temp_path("open")), 2);
     char content[8];
     CHECK_EQ(read_file(temp_path("open/theirs"), content, sizeof content), 3);
 }
@@ -533,7 +521,7 @@ static void fill_up(const char *directory, const char *reason)
     CHECK_OK(td_state_add(large, "x", x));
     CHECK_FAILS(td_save_safetensors(path, large, NULL, 0), TD_ERR_SYSTEM, path);
     CHECK_CONTAINS(td_last_error(), reason);
-    CHECK_EQ(count_files(directory), 1);
+    CHECK_EQ(td_test_count_files(directory), 1);
     td_state *back = td_load_safetensors(path, NULL);
     CHECK(back != NULL);
     check_equal(state, back);

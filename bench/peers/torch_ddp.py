@@ -18,43 +18,21 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+
+from torch_networks import Conv, Mlp
 
 WARM_UP, TURN = 10, 10
 
 
-def make(name):
-    if name == "mlp":
-        return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(784, 1024),
-            nn.ReLU(),
-            nn.Linear(1024, 1024),
-            nn.ReLU(),
-            nn.Linear(1024, 10),
-        )
-    return nn.Sequential(
-        nn.Conv2d(1, 10, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(10, 20, 5),
-        nn.Dropout2d(),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(320, 50),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(50, 10),
-    )
+NETWORKS = {"mlp": Mlp, "conv": Conv}
 
 
 class Training:
     def __init__(self, name, ddp):
         torch.manual_seed(1)
-        self.model = make(name)
+        self.model = NETWORKS[name]()
         if ddp:
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.5)
@@ -115,7 +93,7 @@ def run(rank, arguments, path):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("network", choices=["mlp", "conv"])
+    parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()

@@ -24,18 +24,25 @@ td_status td__training_write(const char *call, const char *path, const td_traini
     return status;
 }
 
+td_status td__training_gather(const char *call, const td_training *training,
+                              struct td__party *party, td_bytes **all)
+{
+    struct td__buffer own = {0};
+    td_status status = td__training_pack(call, training, &own);
+    if (!status)
+        status = td__party_gather(party, &own, all);
+    td__buffer_free(&own);
+    return status;
+}
+
 td_status td_training_save(const char *path, const td_training *training, td_group *group)
 {
     static const char call[] = "td_training_save";
     struct td__party party;
     TD_TRY(td__party_of(call, group, &party));
-    struct td__buffer own = {0};
     td_bytes *all = NULL;
-    td_status status = td__training_pack(call, training, &own);
-    if (!status)
-        status = td__party_gather(&party, &own, &all);
-    td__buffer_free(&own);
-    TD_TRY(status);
+    td_status status = TD_OK;
+    TD_TRY(td__training_gather(call, training, &party, &all));
     if (party.rank == 0) {
         status = path ? td__training_write(call, path, training, all, party.size)
                       : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);

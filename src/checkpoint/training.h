@@ -53,6 +53,9 @@ void td__undo_free(struct td__undo *undo);
 
 /* ---- One file (training.c) ------------------------------------------------------------------------ */
 
+/** All ranks' part of saving: what each knows alone goes to rank 0, as td__party_gather() has it. */
+td_status td__training_gather(const char *call, const td_training *training,
+                              struct td__party *party, td_bytes **all);
 /** Rank 0's part of saving: everything but what the others need to hear. */
 td_status td__training_write(const char *call, const char *path, const td_training *training,
                              const td_bytes *all, int size);

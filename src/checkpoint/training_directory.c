@@ -145,13 +145,9 @@ td_status td_training_save_numbered(const char *directory, const td_training *tr
     static const char call[] = "td_training_save_numbered";
     struct td__party party;
     TD_TRY(td__party_of(call, group, &party));
-    struct td__buffer own = {0};
     td_bytes *all = NULL;
-    td_status status = td__training_pack(call, training, &own);
-    if (!status)
-        status = td__party_gather(&party, &own, &all);
-    td__buffer_free(&own);
-    TD_TRY(status);
+    td_status status = TD_OK;
+    TD_TRY(td__training_gather(call, training, &party, &all));
     if (party.rank == 0) {
         status = write_numbered(call, directory, training, keep, all, party.size);
         td__party_free(&party, all);

@@ -15,6 +15,7 @@
  * and draw the same random numbers. */
 #include "base/fail.h"
 #include "parallel/buckets.h"
+#include "parallel/elements.h"
 #include "tensor/kernels.h"
 
 #include <tandem/random.h>
@@ -193,28 +194,13 @@ static struct compressed *compressed_of(const struct td_powersgd *p, td_bucket *
 
 /* ---- Orthonormal rows --------------------------------------------------------------------------------- */
 
-static double get(const td_tensor *x, int64_t at)
-{
-    const void *data = td_tensor_data(x);
-    return x->layout.dtype == TD_F64 ? ((const double *)data)[at] : ((const float *)data)[at];
-}
-
-static void set(td_tensor *x, int64_t at, double value)
-{
-    void *data = td_tensor_data(x);
-    if (x->layout.dtype == TD_F64)
-        ((double *)data)[at] = value;
-    else
-        ((float *)data)[at] = (float)value;
-}
-
 /* The product of rows i and j. */
 static double dot(const td_tensor *x, int64_t i, int64_t j)
 {
     int64_t width = x->layout.shape[1];
     double sum = 0;
     for (int64_t k = 0; k < width; k++)
-        sum += get(x, i * width + k) * get(x, j * width + k);
+        sum += td__get(x, i * width + k) * td__get(x, j * width + k);
     return sum;
 }
 
@@ -228,12 +214,13 @@ static bool make_orthonormal(td_tensor *x, int64_t i)
         for (int64_t j = 0; j < i; j++) {
             double share = dot(x, i, j);
             for (int64_t k = 0; k < width; k++)
-                set(x, i * width + k, get(x, i * width + k) - share * get(x, j * width + k));
+                td__set(x, i * width + k,
+                        td__get(x, i * width + k) - share * td__get(x, j * width + k));
         }
     double after = dot(x, i, i);
     bool good = after > 1e-12 * before && after > 1e-60 && isfinite(after);
     for (int64_t k = 0; k < width; k++)
-        set(x, i * width + k, good ? get(x, i * width + k) / sqrt(after) : 0);
+        td__set(x, i * width + k, good ? td__get(x, i * width + k) / sqrt(after) : 0);
     return good;
 }
 
