@@ -85,6 +85,11 @@ static void open_member(const struct crowd *crowd, struct member *member, const 
         return;
     speak(member, words);
     atomic_fetch_add(&crowd->state->opened, 1);
+    if (member->manner == LEAVING) {
+        close(member->fd);
+        member->fd = -1;
+        return;
+    }
     atomic_fetch_add(&crowd->state->held, 1);
 }
 

@@ -9,6 +9,7 @@
 
 enum manner {
     SILENT,
+    LEAVING,      /* at once, without a word */
     GARBAGE,      /* a page of it */
     HALF_A_HELLO, /* that begins as a right one does */
     WRONG_SECRET,

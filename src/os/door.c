@@ -11,9 +11,11 @@
  * moment only, and nobody without the secret gets to the second: a hello that was overheard is known
  * by its nonce, and not answered again. The limit depends on that of the process, most of whose
  * descriptors are for others, and when they run out the oldest stranger makes room. Who had to go for
- * the sake of others sees a reset, which a client of the job takes as: try again.
+ * the sake of others sees a reset, which a client of the job takes as: try again. While the first list is
+ * more than half full, the door is opened once in BREATH_MS, for all who stand there by then.
  *
- * Sockets are watched with uv_poll_t, so that they can be handed on as plain descriptors. */
+ * Strangers are watched in an epoll set of the door's own, which the loop watches: libuv's handles ask
+ * the system three times as often, and a stranger shall cost us less than it costs himself. */
 #include "os/door.h"
 
 #include "base/clock.h"
@@ -27,6 +29,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -35,21 +38,21 @@ enum {
     SWEEP_MS = 500,
     MOST_STRANGERS = 4096, /* on each list, … */
     LEAST_STRANGERS = 16,
-    SHARE = 4,       /* … and no more than the limit of descriptors divided by this */
-    SPARE_FDS = 8,   /* left for the rest of the process */
-    AT_ONCE = 64,    /* accepted before others have their turn */
+    SHARE = 4,     /* … and no more than the limit of descriptors divided by this */
+    SPARE_FDS = 8, /* left for the rest of the process */
+    AT_ONCE = 64,  /* accepted, or listened to, before others have their turn */
+    BREATH_MS = 1,
     NONCES = 1 << 10 /* remembered */
 };
 
 enum stage { HELLO, PROOF, REQUEST };
 
 struct stranger {
-    uv_poll_t poll;
     struct td__door *door;
     struct stranger *before, *after;
     int fd;
     bool local;
-    bool watched;
+    bool watched; /* is in door->watch */
     enum stage stage;
     struct td__auth auth;
     td__deadline end;
@@ -73,9 +76,12 @@ struct entrance {
 };
 
 struct td__door {
-    struct td__loop *loop;
     struct entrance entrances[2];
-    uv_timer_t sweep;
+    uv_timer_t sweep, breath;
+    int watch; /* epoll set of the strangers */
+    uv_poll_t watch_poll;
+    struct epoll_event heard[AT_ONCE]; /* what it told last, … */
+    int heard_count;                   /* … while that is looked through */
     struct td__secret secret;
     struct td__door_options options;
     int highest_fd; /* that a stranger may have */
@@ -120,39 +126,42 @@ static void list_remove(struct stranger *stranger)
     list->count--;
 }
 
-static void on_stranger_closed(uv_handle_t *handle)
-{
-    free(TD__CONTAINER((uv_poll_t *)handle, struct stranger, poll));
-}
-
 /* Forgets the stranger; its descriptor is the caller's from then on. */
 static int dismiss(struct stranger *stranger)
 {
+    struct td__door *door = stranger->door;
     int fd = stranger->fd;
     list_remove(stranger);
+    /* Closing it would not do where a forked child has the socket as well. */
     if (stranger->watched)
-        uv_close((uv_handle_t *)&stranger->poll, on_stranger_closed);
-    else
-        free(stranger);
+        epoll_ctl(door->watch, EPOLL_CTL_DEL, fd, NULL);
+    for (int i = 0; i < door->heard_count; i++)
+        if (door->heard[i].data.ptr == stranger)
+            door->heard[i].data.ptr = NULL;
+    free(stranger);
     return fd;
 }
 
-static void turn_away(struct stranger *stranger)
+/* Whether closing it resets the connection. Those that are accepted have this from the socket that
+ * listens, since most strangers end so. */
+static void set_abrupt(int fd, bool abrupt)
 {
-    close(dismiss(stranger));
-}
-
-static void close_with_reset(int fd)
-{
-    struct linger at_once = {.l_onoff = 1, .l_linger = 0};
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    close(fd);
+    struct linger linger = {.l_onoff = abrupt, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
 }
 
 /* It may be one of the job, and shall try again. */
 static void put_off(struct stranger *stranger)
 {
-    close_with_reset(dismiss(stranger));
+    close(dismiss(stranger));
+}
+
+/* It is none of the job, or disagrees about something: trying again would not help. */
+static void turn_away(struct stranger *stranger)
+{
+    int fd = dismiss(stranger);
+    set_abrupt(fd, false);
+    close(fd);
 }
 
 /* ---- The handshake --------------------------------------------------------------------------- */
@@ -216,6 +225,7 @@ static void let_in(struct stranger *stranger, const uint8_t *request)
     bool local = stranger->local;
     memcpy(copy, request, door->options.request_size);
     int fd = dismiss(stranger);
+    set_abrupt(fd, false);
     door->options.fn(door->options.arg, fd, local, copy);
 }
 
@@ -224,10 +234,11 @@ static void begin_tls(struct stranger *stranger)
 {
     struct td__door *door = stranger->door;
     uint8_t key[TD__MAC_SIZE];
-    td__deadline end = stranger->end;
-    int plain;
     td__auth_key(&stranger->auth, key);
-    if (td__tls_wrap(dismiss(stranger), true, key, end, NULL, &plain)) {
+    td__deadline end = stranger->end;
+    int plain, fd = dismiss(stranger);
+    set_abrupt(fd, false);
+    if (td__tls_wrap(fd, true, key, end, NULL, &plain)) {
         td_log(TD_LOG_WARN, "a connection to the %s is lost: %s", door->options.purpose,
                td_last_error());
         return;
@@ -285,10 +296,13 @@ static bool listen_to(struct stranger *stranger, bool failed)
             continue;
         if (got < 0 && errno == EAGAIN && !failed)
             return true;
-        if (got > 0)
-            stranger->got += (size_t)got;
-        if (got <= 0 || (stranger->stage == HELLO && stranger->got >= TD__MAGIC_SIZE &&
-                         !td__auth_may_be_hello(stranger->bytes))) {
+        if (got <= 0) {
+            put_off(stranger);
+            return false;
+        }
+        stranger->got += (size_t)got;
+        if (stranger->stage == HELLO && stranger->got >= TD__MAGIC_SIZE &&
+            !td__auth_may_be_hello(stranger->bytes)) {
             turn_away(stranger);
             return false;
         }
@@ -298,8 +312,14 @@ static bool listen_to(struct stranger *stranger, bool failed)
 
 static void on_bytes(uv_poll_t *poll, int status, int events)
 {
+    struct td__door *door = poll->data;
+    (void)status;
     (void)events;
-    listen_to(TD__CONTAINER(poll, struct stranger, poll), status);
+    door->heard_count = epoll_wait(door->watch, door->heard, AT_ONCE, 0);
+    for (int i = 0; i < door->heard_count; i++)
+        if (door->heard[i].data.ptr)
+            listen_to(door->heard[i].data.ptr, door->heard[i].events & EPOLLERR);
+    door->heard_count = 0;
 }
 
 /* ---- The entrances --------------------------------------------------------------------------- */
@@ -323,12 +343,12 @@ static void admit(struct td__door *door, int fd, bool local, enum stage stage, t
     list_add(stranger);
     if (!listen_to(stranger, false))
         return;
-    if (uv_poll_init_socket(&door->loop->uv, &stranger->poll, fd)) {
+    struct epoll_event bytes = {.events = EPOLLIN, .data.ptr = stranger};
+    if (epoll_ctl(door->watch, EPOLL_CTL_ADD, fd, &bytes)) {
         turn_away(stranger);
         return;
     }
     stranger->watched = true;
-    uv_poll_start(&stranger->poll, UV_READABLE, on_bytes);
     if (door->silent.count > door->limit)
         put_off(door->silent.oldest);
 }
@@ -342,27 +362,22 @@ static bool make_room(struct td__door *door)
     return true;
 }
 
-static void on_knock(uv_poll_t *poll, int status, int events)
+/* False where there is no descriptor left. */
+static bool take_in(struct entrance *entrance)
 {
-    struct entrance *entrance = TD__CONTAINER(poll, struct entrance, poll);
     struct td__door *door = entrance->door;
-    (void)status;
-    (void)events;
     for (int i = 0; i < AT_ONCE; i++) {
         int fd = accept4(entrance->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
         if (fd < 0 && errno == EAGAIN)
-            return;
+            return true;
         if (fd < 0 && make_room(door))
             continue;
-        if (fd < 0) { /* no descriptor left: the next sweep tries again */
-            uv_poll_stop(&entrance->poll);
-            entrance->watched = false;
-            return;
-        }
+        if (fd < 0)
+            return false;
         if (fd > door->highest_fd && !make_room(door)) {
-            close_with_reset(fd);
+            close(fd);
             continue;
         }
         if (entrance->local && !td__peer_is_us(fd)) {
@@ -371,6 +386,24 @@ static void on_knock(uv_poll_t *poll, int status, int events)
         }
         admit(door, fd, entrance->local, HELLO, td__deadline_in_ms(HANDSHAKE_MS));
     }
+    return true;
+}
+
+static void on_breath(uv_timer_t *timer);
+
+static void on_knock(uv_poll_t *poll, int status, int events)
+{
+    struct entrance *entrance = TD__CONTAINER(poll, struct entrance, poll);
+    struct td__door *door = entrance->door;
+    (void)status;
+    (void)events;
+    bool room = take_in(entrance);
+    if (room && door->silent.count <= door->limit / 2)
+        return;
+    uv_poll_stop(poll);
+    entrance->watched = false;
+    if (room) /* else the next sweep tries again */
+        uv_timer_start(&door->breath, on_breath, BREATH_MS, 0);
 }
 
 static void watch_entrances(struct td__door *door)
@@ -380,6 +413,11 @@ static void watch_entrances(struct td__door *door)
         if (entrance->fd >= 0 && !entrance->watched)
             entrance->watched = !uv_poll_start(&entrance->poll, UV_READABLE, on_knock);
     }
+}
+
+static void on_breath(uv_timer_t *timer)
+{
+    watch_entrances(timer->data);
 }
 
 /* Both lists are in the order in which their strangers came to them, so that those behind one whose time
@@ -427,6 +465,11 @@ static void close_handle(struct td__door *door, uv_handle_t *handle)
     uv_close(handle, on_closed);
 }
 
+static td_status fail_to_listen(const struct td__door_options *options, int error)
+{
+    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose, uv_strerror(error));
+}
+
 td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,
                         const struct td__door_options *options, struct td__door **door_out)
 {
@@ -435,20 +478,26 @@ td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,
     td_status status = door ? td__heartbeat_check() : td__fail_nomem(options->purpose);
     if (status)
         goto close_sockets;
-    door->loop = loop;
+    door->watch = epoll_create1(EPOLL_CLOEXEC);
+    int error = door->watch < 0 ? -errno : uv_poll_init(&loop->uv, &door->watch_poll, door->watch);
+    if (error) {
+        status = fail_to_listen(options, error);
+        close_socket(door->watch);
+        goto close_sockets;
+    }
     door->secret = *options->secret;
     door->options = *options;
     set_limits(door);
     for (int i = 0; i < 2; i++)
         door->entrances[i] = (struct entrance){.door = door, .fd = -1};
     uv_timer_init(&loop->uv, &door->sweep);
-    door->sweep.data = door;
+    uv_timer_init(&loop->uv, &door->breath);
+    door->sweep.data = door->breath.data = door->watch_poll.data = door;
     for (int i = 0; i < 2; i++) {
         struct entrance *entrance = &door->entrances[i];
-        int error = fds[i] < 0 ? 0 : uv_poll_init_socket(&loop->uv, &entrance->poll, fds[i]);
+        error = fds[i] < 0 ? 0 : uv_poll_init_socket(&loop->uv, &entrance->poll, fds[i]);
         if (error) {
-            status = td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
-                              uv_strerror(error));
+            status = fail_to_listen(options, error);
             close_socket(fds[i]);
             if (i == 0)
                 close_socket(fds[1]);
@@ -459,7 +508,9 @@ td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,
         td__local_address(fds[i], &address);
         entrance->fd = fds[i];
         entrance->local = address.any.sa_family == AF_UNIX;
+        set_abrupt(fds[i], true);
     }
+    uv_poll_start(&door->watch_poll, UV_READABLE, on_bytes);
     watch_entrances(door);
     uv_timer_start(&door->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
     *door_out = door;
@@ -488,11 +539,16 @@ void td__door_close(struct td__door *door)
         close_handle(door, (uv_handle_t *)&door->entrances[i].poll);
         close(door->entrances[i].fd);
     }
+    uv_poll_stop(&door->watch_poll);
+    close_handle(door, (uv_handle_t *)&door->watch_poll);
+    close(door->watch);
     close_handle(door, (uv_handle_t *)&door->sweep);
+    close_handle(door, (uv_handle_t *)&door->breath);
 }
 
 void td__door_abandon(struct td__door *door)
 {
     close_socket(door->entrances[0].fd);
     close_socket(door->entrances[1].fd);
+    close_socket(door->watch);
 }

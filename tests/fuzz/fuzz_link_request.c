@@ -10,9 +10,8 @@
  *               bit 5          what is due (a hello, a proof) comes before the bytes, and is right
  *               bit 6          the oldest strangers' time is over
  *
- * The source of the door is included. Its sockets are memory, libuv does nothing, and a proof is right
- * when it begins with a certain byte: fuzz_store_auth.c has the real ones. Every connection is closed
- * or handed on, once. */
+ * The source of the door is included. Its sockets are memory, and a proof is right when it begins with a
+ * certain byte: fuzz_store_auth.c has the real ones. Every connection is closed or handed on, once. */
 #include "fuzz.h"
 #include "memory_socket.h"
 
@@ -32,28 +31,7 @@ static void check(bool condition)
         abort();
 }
 
-/* ---- Instead of libuv, TLS and proofs -------------------------------------------------------- */
-
-static int fake_poll_init(uv_loop_t *loop, uv_poll_t *poll, int fd)
-{
-    (void)loop;
-    (void)poll;
-    (void)fd;
-    return 0;
-}
-
-static int fake_poll_start(uv_poll_t *poll, int events, uv_poll_cb fn)
-{
-    (void)poll;
-    (void)events;
-    (void)fn;
-    return 0;
-}
-
-static void fake_close(uv_handle_t *handle, uv_close_cb fn)
-{
-    fn(handle);
-}
+/* ---- Instead of TLS and proofs --------------------------------------------------------------- */
 
 static bool fake_check_hello(struct td__auth *auth, const uint8_t *bytes)
 {
@@ -92,9 +70,6 @@ static td_status fake_wrap(int fd, bool server, const uint8_t *key, td__deadline
     return TD_OK;
 }
 
-#define uv_poll_init_socket fake_poll_init
-#define uv_poll_start fake_poll_start
-#define uv_close fake_close
 #define td__auth_check_hello fake_check_hello
 #define td__auth_challenge fake_challenge
 #define td__auth_check_proof fake_check_proof
@@ -183,13 +158,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct td__door door;
     static struct step steps[MOST_STEPS];
-    static struct td__loop loop;
     int fds[STRANGERS] = {-1, -1, -1, -1};
     if (size < 1)
         return 0;
     memset(&door, 0, offsetof(struct td__door, nonces));
     memset(door.nonces, 0, 4 * sizeof *door.nonces);
-    door.loop = &loop;
+    door.watch_poll.data = &door;
     door.options = (struct td__door_options){
         .purpose = "link", .request_size = TD__REQUEST_SIZE, .fn = on_guest};
     door.secret.tls = data[0] & 1;
@@ -220,7 +194,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (new)
             admit(&door, *fd, control & 8, HELLO, td__now_ns());
         else
-            listen_to(stranger, false);
+            on_bytes(&door.watch_poll, 0, 0);
         check_lists(&door);
         if (control & 64 && door.silent.oldest)
             put_off(door.silent.oldest);
