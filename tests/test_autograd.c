@@ -31,10 +31,8 @@ static td_status cube_backward(td_node *node, td_tensor *const *grad_outputs,
 {
     td_tensor *x = td_node_saved(node, 0);
     const double *factor = td_node_data(node);
-    if (!x)
-        return TD_ERR_STATE;
     grad_inputs[0] = td_mul(grad_outputs[0], td_mul_scalar(td_mul(x, x), 3 * *factor));
-    return grad_inputs[0] ? TD_OK : TD_ERR_NOMEM;
+    return grad_inputs[0] ? TD_OK : td_last_status();
 }
 
 static const td_function cube_function = {.name = "cube", .backward = cube_backward};
@@ -237,6 +235,19 @@ TEST(what_backward_needs_must_not_change)
         CHECK_FAILS(td_add_scalar_(x, 1), TD_ERR_STATE, "TD_NO_GRAD");
         TD_NO_GRAD
         CHECK_OK(td_add_scalar_(x, 1));
+    }
+}
+
+/* The gradient of a part has the shape of the whole, which here is no memory at all before. */
+TEST(memory_that_is_short_is_told_as_such)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = leaf(3, 1), *whole = td_expand(x, SHAPE(1LL << 45));
+        td_tensor *loss = td_sum(td_narrow(whole, 0, 5, 2));
+        CHECK_EQ(first(loss), 6);
+        CHECK_FAILS(td_backward(loss), TD_ERR_NOMEM, "bytes");
+        CHECK_EQ(td_last_status(), TD_ERR_NOMEM);
     }
 }
 

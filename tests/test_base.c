@@ -67,6 +67,7 @@ static void *fail_elsewhere(void *arg)
 TEST(last_error_is_the_threads_own)
 {
     CHECK_STR(td_last_error(), "");
+    CHECK_EQ(td_last_status(), TD_OK);
     CHECK_EQ(td__fail(TD_ERR_STATE, "number %d", 7), TD_ERR_STATE);
     CHECK_STR(td_last_error(), "number 7");
     pthread_t threads[4];
@@ -76,6 +77,7 @@ TEST(last_error_is_the_threads_own)
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
     CHECK_STR(td_last_error(), "number 7");
+    CHECK_EQ(td_last_status(), TD_ERR_STATE);
 }
 
 TEST(last_error_stays_after_a_success)

@@ -97,6 +97,9 @@ static void refuse_tensors(td_tensor *t, td_tensor *other, td_tensor *floats)
     int64_t bad_sum[] = {1, 1}, negative[] = {4, -1};
     CHECK_FAILS(td_all_reduce(NULL, TD_SUM, NULL, NULL), TD_ERR_INVALID,
                 "all_reduce: tensor is NULL");
+    CHECK_FAILS(
+        td_all_reduce(td_matmul(t, td_reshape(t, (int64_t[]){1, 2, 3}, 3)), TD_SUM, NULL, NULL),
+        TD_ERR_INVALID, "all_reduce: tensor is NULL; the last failure before: td_reshape: ");
     CHECK_FAILS(td_all_reduce(floats, TD_BAND, NULL, NULL), TD_ERR_INVALID, "f32");
     CHECK_FAILS(td_broadcast(t, 2, NULL, NULL), TD_ERR_INVALID, "2");
     CHECK_FAILS(td_all_gather(list, 3, t, NULL, NULL), TD_ERR_INVALID,

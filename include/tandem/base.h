@@ -57,6 +57,10 @@ TD_API const char *td_status_name(td_status status);
  */
 TD_API const char *td_last_error(void);
 
+/** Its status: which kind of failure it was where a function has returned NULL. TD_OK when there was
+ *  none. */
+TD_API td_status td_last_status(void);
+
 /* ---- Log ------------------------------------------------------------------------------------
  *
  * Lines for people on standard error, each with time, host and rank. TANDEM_LOG chooses the level:

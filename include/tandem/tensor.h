@@ -14,9 +14,9 @@
  * where there is none, it belongs to the caller, who returns his reference with td_tensor_release().
  * Functions never take over a reference of the tensors that they are given.
  *
- * Errors. A function that returns a tensor returns NULL where it fails, and td_last_error() says
- * why. It hands a NULL input on as a NULL result and leaves td_last_error() alone then, so that an
- * expression of several calls needs one check at its end.
+ * Errors. A function that returns a tensor returns NULL where it fails; td_last_error() says why, and
+ * td_last_status() of which kind it is. It hands a NULL input on as a NULL result and leaves both alone
+ * then, so that an expression of several calls needs one check at its end.
  *
  * A tensor of no dimensions has one element; one with a size of 0 has none, and is no error
  * anywhere. Where a function takes a dimension, a negative one counts from the end: -1 is the last.

@@ -4,6 +4,7 @@
  * segment must run backward even where no input asks for a gradient, so the node has one input more,
  * a leaf of no elements that always asks for one. */
 #include "autograd/graph.h"
+#include "autograd/op.h"
 #include "base/fail.h"
 
 #include <tandem/random.h>
@@ -80,7 +81,7 @@ static td_status checkpoint_backward(td_node *node, td_tensor *const *grad_outpu
     if (!status) {
         td_tensor *result = run_again(checkpoint, leaves);
         if (!result)
-            status = TD_ERR_STATE; /* the segment has left its message */
+            status = td__done(result);
         else if (result->node)
             status = td_backward_from(&result, grad_outputs, 1, NULL);
     }

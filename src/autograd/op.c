@@ -7,8 +7,10 @@
 
 td_status td__done(const td_tensor *tensor)
 {
-    /* The message is there already; which status it came with does not travel with a NULL. */
-    return tensor ? TD_OK : TD_ERR_STATE;
+    if (tensor)
+        return TD_OK;
+    td_status status = td_last_status();
+    return status ? status : TD_ERR_STATE;
 }
 
 td_tensor *td__kept(td_tensor *tensor, td_status status)

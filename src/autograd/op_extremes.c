@@ -90,7 +90,7 @@ static td_status place_backward(td_node *node, td_tensor *const *grad_y, td_tens
     const struct td__reduced *reduction = &place->reduction;
     td_tensor *index = td_node_saved(node, 0), *g = grad_y[0];
     if (!index)
-        return TD_ERR_STATE;
+        return td__done(index);
     g = td_reshape(g, reduction->kept, reduction->ndim);
     td_tensor *whole = td__adopt(
         td__zeros("td_backward", reduction->whole, reduction->ndim, grad_y[0]));

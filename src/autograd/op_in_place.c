@@ -257,7 +257,7 @@ static td_status relu_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 {
     td_tensor *y = td_node_saved(node, 0);
     if (!y)
-        return TD_ERR_STATE;
+        return td__done(y);
     grad_x[0] = td__reuse(grad_y[0]);
     if (!grad_x[0])
         return TD_ERR_NOMEM;

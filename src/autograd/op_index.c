@@ -52,7 +52,7 @@ static td_status index_select_backward(td_node *node, td_tensor *const *grad_y, 
     const struct indexed *indexed = td_node_data(node);
     td_tensor *index = td_node_saved(node, 0);
     if (!index)
-        return TD_ERR_STATE;
+        return td__done(index);
     grad_x[0] = td__adopt(td__zeros("td_backward", indexed->shape, indexed->ndim, grad_y[0]));
     if (!grad_x[0])
         return TD_ERR_NOMEM;
@@ -90,7 +90,7 @@ static td_status take_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     const struct indexed *indexed = td_node_data(node);
     td_tensor *index = td_node_saved(node, 0);
     if (!index)
-        return TD_ERR_STATE;
+        return td__done(index);
     grad_x[0] = td__adopt(td__zeros("td_backward", indexed->shape, indexed->ndim, grad_y[0]));
     if (!grad_x[0])
         return TD_ERR_NOMEM;

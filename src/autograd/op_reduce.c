@@ -152,7 +152,7 @@ static td_status prod_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 {
     td_tensor *x = td_node_saved(node, 0), *y = td_node_saved(node, 1);
     if (!x || !y)
-        return TD_ERR_STATE;
+        return td__done(NULL);
     grad_x[0] = td_mul(grad_y[0], product_of_others(x, y));
     return td__done(grad_x[0]);
 }
@@ -201,7 +201,7 @@ static td_status var_backward(td_node *node, td_tensor *const *grad_y, td_tensor
     const struct variance *variance = td_node_data(node);
     td_tensor *x = td_node_saved(node, 0);
     if (!x)
-        return TD_ERR_STATE;
+        return td__done(x);
     td_tensor *slopes = td_mul_scalar(deviations(x, variance->mask), 2 / variance->divisor);
     td_tensor *g = td__spread(grad_y[0], &variance->reduction);
     g = g && slopes ? td_to_dtype(g, slopes->layout.dtype) : NULL;

@@ -17,7 +17,7 @@ static td_status unary_backward(td_node *node, td_tensor *const *grad_y, td_tens
     const struct unary *unary = (const struct unary *)node->function;
     td_tensor *saved = unary->saves == NOTHING ? NULL : td_node_saved(node, 0);
     if (!saved && unary->saves != NOTHING)
-        return TD_ERR_STATE;
+        return td__done(saved);
     grad_x[0] = td__adopt(td__empty_like(grad_y[0]));
     if (!grad_x[0])
         return TD_ERR_NOMEM;

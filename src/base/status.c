@@ -9,6 +9,7 @@
 enum { MESSAGE_SIZE = 2048 };
 
 static _Thread_local char last_error[MESSAGE_SIZE];
+static _Thread_local td_status last_status;
 
 #define STRING(x) #x
 #define VERSION(major, minor, patch) STRING(major) "." STRING(minor) "." STRING(patch)
@@ -52,6 +53,11 @@ const char *td_last_error(void)
     return last_error;
 }
 
+td_status td_last_status(void)
+{
+    return last_status;
+}
+
 td_status td__fail(td_status status, const char *format, ...)
 {
     char message[MESSAGE_SIZE];
@@ -62,6 +68,7 @@ td_status td__fail(td_status status, const char *format, ...)
     if (length >= (int)sizeof message)
         memcpy(message + sizeof message - 4, "...", 4);
     memcpy(last_error, message, sizeof message);
+    last_status = status;
     return status;
 }
 

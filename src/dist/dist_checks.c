@@ -20,8 +20,11 @@ td_status td__check_member(const char *call, td_group *group, struct td__member 
 static td_status check_named(const char *call, const char *name, const char *index,
                              const td_tensor *tensor, int use)
 {
-    if (!tensor)
-        return td__fail(TD_ERR_INVALID, "%s: %s%s is NULL", call, name, index);
+    if (!tensor) { /* most likely what failed last should have made it */
+        const char *before = td_last_error();
+        return td__fail(TD_ERR_INVALID, "%s: %s%s is NULL%s%s", call, name, index,
+                        *before ? "; the last failure before: " : "", before);
+    }
     if ((use & TD__WRITE) && td__layout_repeats(&tensor->layout))
         return td__fail(TD_ERR_INVALID,
                         "%s: elements of %s%s share memory, its strides are %s; pass a td_clone() "

@@ -35,7 +35,7 @@ td_status td_replicate(td_module *module, const char *const *devices, int count,
         if (!replicas[i]) {
             while (i-- > 0)
                 td_module_destroy(replicas[i]);
-            return TD_ERR_STATE; /* the copy that failed has left its message */
+            return td_last_status();
         }
     }
     return TD_OK;
@@ -57,7 +57,7 @@ td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, i
         int64_t length = size - from < each ? size - from : each;
         parts[made] = td_tensor_to(td_narrow(tensor, dim, from, length), devices[made]);
         if (!parts[made])
-            return TD_ERR_STATE;
+            return td_last_status();
         made++;
     }
     *parts_count = made;

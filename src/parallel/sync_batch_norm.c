@@ -261,7 +261,7 @@ static td_status sync_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     td_tensor *var = td_node_saved(node, 3), *rstd, *slope, *shift;
     td_tensor *weight = record->has_weight ? td_node_saved(node, 1) : NULL;
     if (!in || !mean || !var || (record->has_weight && !weight))
-        return TD_ERR_STATE;
+        return td__done(NULL);
     const struct td__kernels *kernels = td__kernels_of(in);
     TD_TRY(copy_of(var, &rstd));
     TD_TRY(kernels->binary_scalar(TD__ADD, rstd, rstd, record->eps, false));
