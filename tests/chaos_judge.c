@@ -165,8 +165,9 @@ void judge_message(struct rank *rank, const struct job *job, int partner, td_sta
     with_victim = with_victim || names_rank(message, rank->victim);
     job_describe(job, what);
     /* Whoever waits for a stopped rank until the timeout is late by as much for all the others, who
-     * wait for the same time: which of them gives up first is chance. */
-    bool late = rank->fault == FAULT_STOP && status == TD_ERR_TIMEOUT;
+     * wait for the same time: which of them gives up first is chance, and the other side sees that. */
+    bool late = rank->fault == FAULT_STOP &&
+                (status == TD_ERR_TIMEOUT || strstr(message, "gave up before"));
     if (!with_victim && late)
         return;
     if (!with_victim && rank->fault != FAULT_EARLY)

@@ -317,6 +317,65 @@ RANKS(aborted_before_it_is_made, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* Rank 2 gives the group up while rank 0 copies into the memory of rank 1; that is the program's again
+ * once the call is back, and nobody else's. */
+static void abort_messages(const struct way *way, bool shareable)
+{
+    enum { ROUNDS = 30, SIZE = 8 << 20 };
+    int rank = td_test_rank(), failed = 0;
+    open_world(way, 0);
+    char *data = shareable ? td_alloc(SIZE) : malloc(SIZE);
+    for (int i = 0; i < ROUNDS; i++) {
+        td_group *group;
+        CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+        memset(data, rank, SIZE);
+        sum_on(group);
+        td_test_barrier();
+        td_status status = TD_OK;
+        switch (rank) {
+        case 0:
+            status = td_group_send(group, data, SIZE, TD_U8, 1, 1, NULL);
+            break;
+        case 1:
+            status = td_group_recv(group, data, SIZE, TD_U8, 0, 1, NULL);
+            break;
+        default:
+            td__sleep_ns(i * 100000);
+            CHECK_OK(td_group_abort(group));
+        }
+        if (status)
+            CHECK_FAILS(status, TD_ERR_ABORTED, "was aborted by rank 2");
+        failed += status != TD_OK;
+        if (rank == 1)
+            memset(data, 77, SIZE);
+        sum_on(NULL); /* by then the others are back, too */
+        for (int k = 0; k < SIZE && rank == 1; k++)
+            if (data[k] != 77)
+                FAIL("round %d, after \"%s\": byte %d was written later", i,
+                     status ? td_last_error() : "success", k);
+        td_group_destroy(group);
+    }
+    if (rank < 2)
+        printf("%d of %d failed\n", failed, ROUNDS);
+    shareable ? td_free(data) : free(data);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(aborted_within_a_message, .ranks = 3)
+{
+    abort_messages(&shm, false);
+}
+
+RANKS(aborted_within_a_shareable_message, .ranks = 3)
+{
+    abort_messages(&shm, true);
+}
+
+RANKS(aborted_within_a_message_tcp, .ranks = 3)
+{
+    abort_messages(&tcp, false);
+}
+
 /* ---- Shrinking ------------------------------------------------------------------------------- */
 
 static td_group *shrink_after(int dying)

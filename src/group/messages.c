@@ -282,10 +282,10 @@ void td__messages_abort(struct td__messages *messages)
  * get into the ring or onto the link, large ones to be received. What has been handed over by then
  * can be received afterwards; the rest fails here, and the others never see it. */
 
-static void end_post(struct td__messages *messages, struct td__post *post)
+static void end_post(struct td__messages *messages, struct td__post *post, enum td__insistence how)
 {
-    if (post->descriptor)
-        td__large_cancel(messages, post, true);
+    if (post->descriptor && !td__large_cancel(messages, post, how))
+        return;
     td__post_finish(messages, post,
                     td__fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
                              td__post_describe(messages, post)));
@@ -296,7 +296,7 @@ static void end_receives(struct td__messages *messages)
     for (struct td__post *post = messages->all, *next; post; post = next) {
         next = post->all_next;
         if (post->kind == TD__MESSAGE_NONE)
-            end_post(messages, post);
+            end_post(messages, post, TD__SOON);
     }
 }
 
@@ -310,9 +310,10 @@ static void part(struct td__messages *messages)
         pthread_mutex_unlock(&messages->lock);
         td__messages_progress(messages, NULL, 1);
         pthread_mutex_lock(&messages->lock);
+        end_receives(messages);
     }
     while (messages->all)
-        end_post(messages, messages->all);
+        end_post(messages, messages->all, TD__AT_ONCE);
     td__messages_settle(messages);
     pthread_mutex_unlock(&messages->lock);
 }

@@ -213,6 +213,9 @@ void td__post_finish(struct td__messages *messages, struct td__post *post, td_st
  *  group where news of one comes within a moment, otherwise with TD_ERR_PEER and `why`. */
 void td__post_mistrust(struct td__messages *messages, struct td__post *post, const char *why);
 
+/** TD_ERR_PEER with what is not trusted about a post, and who of the group is gone. */
+td_status td__post_fail_mistrusted(struct td__messages *messages, const struct td__post *post);
+
 /** The post in words: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
 const char *td__post_describe(struct td__messages *messages, const struct td__post *post);
 
@@ -368,11 +371,12 @@ enum { TD__LARGE_SLOTS = 128 }; /* large sends of a rank that can be copied by d
 /** What sender and receiver of a large message share; the sender's, in shared memory. */
 struct td__descriptor {
     _Alignas(64) _Atomic uint32_t state;
-    _Atomic uint32_t open;   /* the sender may copy, too */
-    _Atomic uint64_t next;   /* where the next piece begins */
-    _Atomic uint64_t copied; /* bytes; all of them: the message is there */
-    uint64_t target;         /* where it goes */
-    uint32_t target_memory;  /* and how that is reached */
+    _Atomic uint32_t open;    /* the sender may copy, too */
+    _Atomic uint64_t next;    /* where the next piece begins */
+    _Atomic uint64_t copied;  /* bytes; all of them: the message is there */
+    _Atomic uint32_t pushing; /* the sender copies just now */
+    uint64_t target;          /* where it goes */
+    uint32_t target_memory;   /* and how that is reached */
 };
 
 /** Prepares a descriptor for a send and fills in slot, memory and address; false where none is free. */
@@ -389,8 +393,14 @@ bool td__large_look(struct td__messages *messages);
 /** Copies what is to be copied of one post; releases the lock meanwhile. False: nothing to do. */
 bool td__large_copy(struct td__messages *messages);
 
-/** Tries to take an active post back; false while the other side is at it. With `force` it is taken
- *  back in any case. */
-bool td__large_cancel(struct td__messages *messages, struct td__post *post, bool force);
+enum td__insistence {
+    TD__IF_IDLE, /* not while the other side is at it */
+    TD__SOON,    /* it is to stop; a recv has to be tried again while it still writes */
+    TD__AT_ONCE, /* in any case: it is dead, or does not stop */
+};
+
+/** Tries to take an active post back; false where that is not done yet. */
+bool td__large_cancel(struct td__messages *messages, struct td__post *post,
+                      enum td__insistence how);
 
 #endif

@@ -16,9 +16,10 @@
  * speaks of it is left then. A sender whose time is up moves it from ready to cancelled and is done;
  * the receiver frees it when it meets the header. Once it is claimed, the receiver is copying: the
  * sender waits for that, and only a second after its deadline takes it back in any case. The receiver
- * then has garbage, but sees that its claim is gone, and fails. A receiver that gives up while the
- * sender copies waits as long; a sender that was stopped in the middle of a piece for longer than
- * that would still write the rest of the piece. */
+ * then has garbage, but sees that its claim is gone, and fails. A receiver that gives up (its deadline, an
+ * abort, the end of the group) withdraws its claim, and is done when the sender does not write any more:
+ * a piece later, or when it is dead. Only a sender that was stopped in the middle of a piece for more
+ * than a second would still write the rest of the piece. */
 #include "group/messages_inside.h"
 
 #include "base/arena.h"
@@ -29,7 +30,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { FREE, READY, CLAIMED, CANCELLED, STREAM };
+enum { FREE, READY, CLAIMED, WITHDRAWN, CANCELLED, STREAM };
 enum { NOWHERE, IN_ARENA, IN_PROCESS };
 enum { PAGE = 4096, PIECE = 256 * 1024, SHARED_FROM = 32 * 1024 };
 
@@ -61,6 +62,7 @@ bool td__large_offer(struct td__messages *messages, struct td__post *post,
         atomic_store_explicit(&descriptor->open, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->next, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->copied, 0, memory_order_relaxed);
+        atomic_store_explicit(&descriptor->pushing, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->state, READY, memory_order_release);
         post->descriptor = descriptor;
         post->slot = envelope->slot = slot;
@@ -108,30 +110,39 @@ static void give_way(struct td__messages *messages, struct td__post *post, const
     td__post_mistrust(messages, post, why);
 }
 
-static void fail(struct td__messages *messages, struct td__post *post, const char *why)
+static bool cancel_send(struct td__descriptor *descriptor, enum td__insistence how)
 {
-    release_descriptor(messages, post);
-    td__post_finish(messages, post,
-                    td__fail(TD_ERR_PEER, "%s: %s", td__post_describe(messages, post), why));
+    uint32_t state = READY;
+    if (atomic_compare_exchange_strong(&descriptor->state, &state, CANCELLED))
+        return true;
+    if (how == TD__IF_IDLE)
+        return false;
+    if (state == CLAIMED)
+        atomic_compare_exchange_strong(&descriptor->state, &state, CANCELLED);
+    if (state == STREAM)
+        atomic_store(&descriptor->state, FREE); /* the receiver is done with it */
+    return true;
 }
 
-bool td__large_cancel(struct td__messages *messages, struct td__post *post, bool force)
+static bool cancel_recv(struct td__descriptor *descriptor, enum td__insistence how)
 {
-    struct td__descriptor *descriptor = post->descriptor;
-    bool send = post->kind != TD__MESSAGE_NONE;
-    uint32_t state = READY;
-    if (send && atomic_compare_exchange_strong(&descriptor->state, &state, CANCELLED)) {
-        release_descriptor(messages, post);
-        return true;
-    }
-    /* A recv that no thread of ours has begun to copy is not open: nobody else is at it. */
-    bool idle = !send && !atomic_load(&descriptor->open);
-    if (!force && !idle)
+    /* One that no thread of ours has begun to copy is not open: nobody else is at it. */
+    if (how == TD__IF_IDLE && atomic_load(&descriptor->open) &&
+        atomic_load(&descriptor->state) == CLAIMED)
         return false;
-    state = CLAIMED;
-    if (!atomic_compare_exchange_strong(&descriptor->state, &state, send ? CANCELLED : FREE) &&
-        state == (send ? STREAM : CANCELLED))
-        atomic_store(&descriptor->state, FREE); /* the other side is done with it */
+    uint32_t state = CLAIMED;
+    atomic_compare_exchange_strong(&descriptor->state, &state, WITHDRAWN);
+    if (state != CANCELLED && how != TD__AT_ONCE && atomic_load(&descriptor->pushing))
+        return false;
+    atomic_store(&descriptor->state, FREE);
+    return true;
+}
+
+bool td__large_cancel(struct td__messages *messages, struct td__post *post, enum td__insistence how)
+{
+    bool send = post->kind != TD__MESSAGE_NONE;
+    if (!(send ? cancel_send(post->descriptor, how) : cancel_recv(post->descriptor, how)))
+        return false;
     if (!send)
         td__shm_ring(messages, post->peer);
     release_descriptor(messages, post);
@@ -227,7 +238,12 @@ static enum outcome copy_out(struct td__messages *messages, struct td__post *pos
     if (!find_route(messages, post, descriptor->target_memory, descriptor->target, post->size,
                     &route))
         return MOVED; /* then the receiver does it alone */
-    return move_pieces(messages, post, &route, post->size) ? MOVED : BROKEN;
+    atomic_store(&descriptor->pushing, 1);
+    bool moved = move_pieces(messages, post, &route, post->size);
+    atomic_store(&descriptor->pushing, 0);
+    if (atomic_load(&descriptor->state) == WITHDRAWN)
+        td__shm_ring(messages, post->peer);
+    return moved ? MOVED : BROKEN;
 }
 
 static enum outcome copy_in(struct td__messages *messages, struct td__post *post)
@@ -263,7 +279,7 @@ static bool look_at_send(struct td__messages *messages, struct td__post *post)
     if (atomic_load_explicit(&descriptor->copied, memory_order_acquire) == post->size) {
         release_descriptor(messages, post);
         td__post_finish(messages, post, TD_OK);
-    } else if (state == FREE) {
+    } else if (state == FREE || state == WITHDRAWN) {
         give_way(messages, post, "the receiver gave up before it had the whole message");
     } else if (state == STREAM) {
         release_descriptor(messages, post);
@@ -273,7 +289,7 @@ static bool look_at_send(struct td__messages *messages, struct td__post *post)
         td__post_append(&messages->peers[post->peer].queue, post);
         td__peer_flush(messages, post->peer);
     } else if (messages->peers[post->peer].gone) {
-        td__large_cancel(messages, post, true);
+        td__large_cancel(messages, post, TD__AT_ONCE);
         td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
     } else if (!post->helped && atomic_load_explicit(&descriptor->open, memory_order_acquire)) {
         post->helped = true;
@@ -283,6 +299,18 @@ static bool look_at_send(struct td__messages *messages, struct td__post *post)
         return false;
     }
     return true;
+}
+
+/* A recv, soon. While the sender still writes, td__expire() tries again. */
+static bool take_back(struct td__messages *messages, struct td__post *post)
+{
+    bool present = td__endpoint_presence(messages->options.endpoint,
+                                         messages->world_ranks[post->peer]) == TD__PRESENT;
+    if (td__large_cancel(messages, post, present ? TD__SOON : TD__AT_ONCE))
+        return true;
+    post->deadline = td__deadline_earlier(post->deadline, td__now_ns());
+    messages->next_deadline = td__deadline_earlier(messages->next_deadline, post->deadline);
+    return false;
 }
 
 static bool look_at_recv(struct td__messages *messages, struct td__post *post)
@@ -299,8 +327,7 @@ static bool look_at_recv(struct td__messages *messages, struct td__post *post)
     if (atomic_load_explicit(&descriptor->state, memory_order_acquire) == CANCELLED) {
         atomic_store(&descriptor->state, FREE);
         give_way(messages, post, "the sender gave up before the whole message was here");
-    } else if (messages->peers[post->peer].gone) {
-        td__large_cancel(messages, post, true);
+    } else if (messages->peers[post->peer].gone && take_back(messages, post)) {
         td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
     } else {
         return false;
@@ -334,13 +361,16 @@ bool td__large_copy(struct td__messages *messages)
     pthread_mutex_lock(&messages->lock);
     post->copying = false;
     if (outcome == NO_ROUTE && messages->peers[post->peer].gone) {
-        td__large_cancel(messages, post, true);
+        td__large_cancel(messages, post, TD__AT_ONCE); /* it was not open */
         td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
     } else if (outcome == NO_ROUTE) {
         stream(messages, post);
     } else if (outcome == BROKEN) {
-        td__large_cancel(messages, post, true);
-        fail(messages, post, "the other process's memory cannot be reached any more");
+        post->mistrust = "the other process's memory cannot be reached any more";
+        if (send)
+            td__large_cancel(messages, post, TD__AT_ONCE);
+        if (send || take_back(messages, post))
+            td__post_finish(messages, post, td__post_fail_mistrusted(messages, post));
     } else if (send) {
         look_at_send(messages, post);
     } else {

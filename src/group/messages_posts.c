@@ -272,6 +272,10 @@ void td__messages_feel_pulse(struct td__messages *messages, bool all)
 
 void td__post_mistrust(struct td__messages *messages, struct td__post *post, const char *why)
 {
+    if (messages->peers[post->peer].gone) { /* then why is known already */
+        td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
+        return;
+    }
     post->mistrust = why;
     post->id = 0;
     post->deadline = td__deadline_earlier(post->deadline, td__deadline_in_ms(MISTRUST_MS));
@@ -303,9 +307,8 @@ static void cancel_send(struct td__messages *messages, struct td__post *post)
         td__peer_flush(messages, rank);
 }
 
-/* The other side gave it up, and has not said why. Members that are gone may be the reason: those that
- * died before those that left. */
-static td_status fail_mistrusted(struct td__messages *messages, const struct td__post *post)
+/* Members that are gone may be the reason: those that died before those that left. */
+td_status td__post_fail_mistrusted(struct td__messages *messages, const struct td__post *post)
 {
     const struct td__endpoint *endpoint = messages->options.endpoint;
     char gone[512] = "";
@@ -324,7 +327,8 @@ static td_status fail_mistrusted(struct td__messages *messages, const struct td_
                                        td__endpoint_farewell(endpoint, rank));
             length = length < sizeof gone ? length : sizeof gone - 1;
         }
-    return td__fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(messages, post), post->mistrust, gone);
+    return td__fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(messages, post), post->mistrust,
+                    gone);
 }
 
 void td__expire(struct td__messages *messages, int64_t now)
@@ -343,13 +347,16 @@ again:
         }
         if (post->descriptor || post->copying) {
             if (post->copying ||
-                !td__large_cancel(messages, post, now - post->deadline > GRACE_NS)) {
+                !td__large_cancel(messages, post,
+                                  now - post->deadline > GRACE_NS ? TD__AT_ONCE : TD__IF_IDLE)) {
                 next_deadline = td__deadline_earlier(next_deadline, now + RETRY_NS);
                 continue;
             }
         }
         if (post->mistrust)
-            td__post_finish(messages, post, fail_mistrusted(messages, post));
+            td__post_finish(messages, post, td__post_fail_mistrusted(messages, post));
+        else if (post->peer != TD_ANY_SOURCE && messages->peers[post->peer].gone)
+            td__post_finish(messages, post, td__peer_refuse(messages, post->peer, post));
         else if (post->kind == TD__MESSAGE_NONE)
             td__post_finish(messages, post,
                             td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
