@@ -74,7 +74,8 @@ static void part(struct td__links *links)
                 continue;
             /* Who is gone will not read it, and who does not answer is waited for once. */
             bool at_once = (links->source->farewell && links->source->farewell(links->arg, i)) ||
-                           (links->source->is_deaf && links->source->is_deaf(links->arg, i, late)) ||
+                           (links->source->is_deaf &&
+                            links->source->is_deaf(links->arg, i, late)) ||
                            late;
             parted &= close_link(&links->at[i].fd, at_once);
             parted &= close_link(&links->at[i].side, at_once);

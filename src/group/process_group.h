@@ -71,11 +71,12 @@ struct td_group {
     pthread_cond_t changed;
     td_work *queue, **queue_end;
     unsigned queued;
-    unsigned helpers; /* threads that wait, and work through the queue meanwhile; the group stays for them */
+    unsigned
+        helpers; /* threads that wait, and work through the queue meanwhile; the group stays for them */
     bool working, stopping;
-    bool patient;                /* the worker is; see queue.c */
-    td__deadline patient_until;  /* and lets the queue be until then; 0: no longer */
-    td__deadline alarm;          /* when the worker wakes by itself; 0: it is awake */
+    bool patient;               /* the worker is; see queue.c */
+    td__deadline patient_until; /* and lets the queue be until then; 0: no longer */
+    td__deadline alarm;         /* when the worker wakes by itself; 0: it is awake */
     pthread_t worker;
     uint64_t sequence;
     uint64_t monitored; /* barriers of that kind so far */
