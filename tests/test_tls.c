@@ -1,5 +1,6 @@
 /* TLS between two ends in this process, over loopback: bytes, ends, failures, and forks. */
 #include "process_counts.h"
+#include "raw_client.h"
 #include "runner.h"
 
 #include "os/socket.h"
@@ -219,6 +220,7 @@ TEST(two_hundred_connections, .deadline_s = 60)
     enum { COUNT = 200 };
     static int ends[COUNT][2];
     char text[48], got[48];
+    raise_file_limit(6 * COUNT + 50); /* three for each end */
     for (int i = 0; i < COUNT; i++)
         tls_pair(ends[i]);
     CHECK_EQ(pumps(), 1);
