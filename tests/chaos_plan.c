@@ -88,7 +88,9 @@ static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
     static const int64_t delays[] = {0, 20000, 200000, 2000000, 20000000};
     plan->fault = (enum fault)choose(dice, faults, FAULTS);
     plan->way = (enum way)choose(dice, ways, WAYS);
-    if (plan->fault == FAULT_CUT || (spaces && chance(dice, 5)))
+    /* Thrown where it does not count as well, so that a seed means the same rounds everywhere. */
+    bool cut = plan->fault == FAULT_CUT, apart = cut || chance(dice, 5);
+    if (apart && (cut || spaces))
         plan->way = WAY_SPACES;
     plan->victim = (int)roll(dice, (uint64_t)plan->size);
     plan->end = (enum end)roll(dice, ENDS);
