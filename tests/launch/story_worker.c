@@ -18,14 +18,23 @@ static void leave_mark(const char *name, int rank)
         fclose(file);
 }
 
+/* Until both others have come so far as well. */
+static void wait_for_marks(const char *first, const char *second)
+{
+    for (int i = 0; i < 1000 && (access(first, F_OK) || access(second, F_OK)); i++)
+        usleep(10000);
+}
+
 static void do_the_odd_thing(const char *what)
 {
     if (!strcmp(what, "kill"))
         raise(SIGKILL);
     if (!strcmp(what, "exit"))
         exit(3);
-    if (!strcmp(what, "outlived"))
+    if (!strcmp(what, "outlived")) {
+        wait_for_marks("joined.0", "joined.2");
         raise(SIGKILL);
+    }
     if (!strcmp(what, "leave"))
         td_destroy_process_group();
     if (!strcmp(what, "hang") || !strcmp(what, "leave"))
@@ -41,12 +50,16 @@ static int fail(void)
 }
 
 /* Goes on without the one that died, and comes to grief by itself. */
-static void fail_later(void)
+static void fail_later(int rank)
 {
     td_group *rest;
     if (!td_group_shrink(NULL, &(td_group_options){.name = "rest"}, &rest) &&
-        !td_group_barrier(rest, NULL))
+        !td_group_barrier(rest, NULL)) {
+        /* Nobody fails while the other one may still be in the barrier. */
+        leave_mark("past", rank);
+        wait_for_marks("past.0", "past.2");
         exit(5);
+    }
 }
 
 int main(int argc, char **argv)
@@ -75,7 +88,7 @@ int main(int argc, char **argv)
     leave_mark("going", rank);
     bool well = td_group_all_reduce(NULL, data, data, 4, TD_F32, TD_SUM, NULL) == TD_OK;
     if (!well && !strcmp(what, "outlived"))
-        fail_later();
+        fail_later(rank);
     if (!well)
         return fail();
     if (td_destroy_process_group())
