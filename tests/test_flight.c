@@ -35,7 +35,7 @@ static const struct td__flight_page *read_page(const struct td__flight_log *log)
 static uint64_t begin(struct td__flight_log *log, uint64_t sequence, enum td__flight_state state)
 {
     unsigned flags = state == TD__FLIGHT_RUNNING ? TD__FLIGHT_AT_ONCE : TD__FLIGHT_POSTED;
-    return td__flight_begin(log, NULL, sequence, 10 * sequence,
+    return td__flight_begin(log, sequence, 10 * sequence,
                             td__flight_what(TD__FLIGHT_ALL_REDUCE, TD_F32, 0, flags, -1), 0, state);
 }
 
@@ -115,6 +115,36 @@ TEST(the_last_256_are_kept)
     td__flight_close(log);
 }
 
+enum { EACH = 20000 };
+
+static void *write_many(void *log)
+{
+    for (uint64_t i = 1; i <= EACH; i++)
+        td__flight_end(log, begin(log, i, TD__FLIGHT_RUNNING), true);
+    return NULL;
+}
+
+/* The first thread counts by itself until another one comes, at any moment. */
+TEST(threads_share_the_numbers)
+{
+    for (int round = 0; round < 20; round++) {
+        struct td__flight_log *log = open_log();
+        pthread_t others[2];
+        uint64_t before = 100 * (uint64_t)round;
+        for (uint64_t i = 1; i <= before; i++)
+            td__flight_end(log, begin(log, i, TD__FLIGHT_RUNNING), true);
+        for (int i = 0; i < 2; i++)
+            CHECK_EQ(pthread_create(&others[i], NULL, write_many, log), 0);
+        write_many(log);
+        for (int i = 0; i < 2; i++)
+            pthread_join(others[i], NULL);
+        read_page(log);
+        CHECK_EQ(page.total, before + 3 * EACH);
+        CHECK_EQ(page.count, 256);
+        td__flight_close(log);
+    }
+}
+
 /* What a rank is stuck in must not be overwritten by what its other threads do. */
 TEST(what_is_under_way_stays)
 {
@@ -124,6 +154,7 @@ TEST(what_is_under_way_stays)
     for (uint64_t i = 100; i < 2000; i++)
         td__flight_end(log, begin(log, i, TD__FLIGHT_RUNNING), true);
     read_page(log);
+    CHECK_EQ(page.total, 1902);
     CHECK_EQ(page.calls[0].sequence, 5);
     CHECK_EQ(page.calls[1].sequence, 6);
     CHECK(!page.calls[1].waited);

@@ -106,6 +106,30 @@ RANKS(asynchronous_calls, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* The page has the last 256 of all groups together. */
+RANKS(groups_in_turn, .ranks = 2)
+{
+    enum { GROUPS = 20, ROUNDS = 50 };
+    td_group *groups[GROUPS];
+    float x = 1;
+    CHECK_OK(td_init_process_group(NULL));
+    for (int g = 0; g < GROUPS; g++)
+        CHECK_OK(td_new_group(NULL, 0, NULL, &groups[g]));
+    read_own_page();
+    uint64_t before = page.total;
+    for (int i = 0; i < GROUPS * ROUNDS; i++)
+        CHECK_OK(td_group_all_reduce(groups[i % GROUPS], &x, &x, 1, TD_F32, TD_SUM, NULL));
+    read_own_page();
+    CHECK_EQ(page.total, before + GROUPS * ROUNDS);
+    CHECK_EQ(page.count, 256);
+    for (int i = 0; i < 256; i++) {
+        int number = GROUPS * ROUNDS - 256 + i;
+        CHECK_EQ(page.calls[i].sequence, number / GROUPS + 1);
+        CHECK_EQ(page.calls[i].group, groups[number % GROUPS]->trace.slot);
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
 RANKS(failures, .ranks = 2)
 {
     int rank = td_test_rank(), x = 0;

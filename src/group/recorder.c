@@ -107,8 +107,8 @@ static uint64_t elements(const td_group *group, const td_call *call)
     return sum;
 }
 
-static inline uint64_t begin(td_group *group, const td_call *call, struct td__flight_claim *claim,
-                             enum td__flight_state state, unsigned flags)
+static inline uint64_t begin(td_group *group, const td_call *call, enum td__flight_state state,
+                             unsigned flags)
 {
     const struct td__trace *trace = &group->trace;
     bool message = call->kind >= TD_OP_SEND;
@@ -117,14 +117,14 @@ static inline uint64_t begin(td_group *group, const td_call *call, struct td__fl
     if (state == TD__FLIGHT_RUNNING)
         flags |= TD__FLIGHT_AT_ONCE;
     return td__flight_begin(
-        trace->log, claim, call->sequence, elements(group, call),
+        trace->log, call->sequence, elements(group, call),
         td__flight_what((enum td__flight_kind)call->kind, call->dtype, trace->slot, flags, rank),
         message ? call->tag : (int)call->op, state);
 }
 
 uint64_t td__record_queued(td_group *group, const td_call *call)
 {
-    return group->trace.log ? begin(group, call, NULL, TD__FLIGHT_QUEUED, TD__FLIGHT_POSTED) : 0;
+    return group->trace.log ? begin(group, call, TD__FLIGHT_QUEUED, TD__FLIGHT_POSTED) : 0;
 }
 
 uint64_t td__record_start(td_group *group, const td_call *call, uint64_t entry)
@@ -135,7 +135,7 @@ uint64_t td__record_start(td_group *group, const td_call *call, uint64_t entry)
     if (entry)
         td__flight_run(trace->log, entry);
     else
-        entry = begin(group, call, &trace->claim, TD__FLIGHT_RUNNING, 0);
+        entry = begin(group, call, TD__FLIGHT_RUNNING, 0);
     trace->waits = trace->quick && call->count <= QUICK_COUNT ? td__waits : td__waits - 1;
     atomic_store_explicit(&trace->last, entry, memory_order_relaxed);
     atomic_store_explicit(&trace->started, call->sequence, memory_order_relaxed);
@@ -174,7 +174,7 @@ uint64_t td__record_message(td_group *group, const td_call *call, bool posted)
 {
     bool own = call->tag == TD__TAG_HERE || call->tag == TD__TAG_VERDICT;
     return group->trace.log && !own
-               ? begin(group, call, NULL, TD__FLIGHT_RUNNING, posted ? TD__FLIGHT_POSTED : 0)
+               ? begin(group, call, TD__FLIGHT_RUNNING, posted ? TD__FLIGHT_POSTED : 0)
                : 0;
 }
 
@@ -200,7 +200,7 @@ uint64_t td__record_monitored_barrier(td_group *group, uint64_t number)
         return 0;
     uint64_t what = td__flight_what(TD__FLIGHT_MONITORED_BARRIER, TD_U8, trace->slot,
                                     TD__FLIGHT_AT_ONCE, -1);
-    return td__flight_begin(trace->log, NULL, number, 0, what, 0, TD__FLIGHT_RUNNING);
+    return td__flight_begin(trace->log, number, 0, what, 0, TD__FLIGHT_RUNNING);
 }
 
 /* ---- Asking ---------------------------------------------------------------------------------- */

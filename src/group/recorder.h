@@ -18,7 +18,6 @@ struct td__trace {
     const struct td__root *root;
     uint64_t key;
     int slot; /* of its name in the log */
-    struct td__flight_claim claim;
     bool quick;     /* all ranks are on one host: who has to wait shows in td__waits */
     unsigned waits; /* td__waits at the start, where a small one may turn out to be quick */
     _Atomic uint64_t started; /* highest sequence that was begun, 0: none */

@@ -4,7 +4,11 @@
 
 #include "os/flight_text.h"
 
+#include <linux/membarrier.h>
+#include <sched.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -111,11 +115,47 @@ void td__flight_put_label(struct td__flight_log *log, uint64_t index)
         td__flight_put(&words[i], td__flight_label[i]);
 }
 
-void td__flight_claim_more(struct td__flight_log *log, struct td__flight_claim *claim)
+/* What `writer` is when it is no thread. */
+static const char taken_away, everybody;
+
+static bool kernel_has(int command)
 {
-    enum { AT_ONCE = 8 };
-    claim->next = atomic_fetch_add_explicit(&log->bytes->next, AT_ONCE, memory_order_relaxed);
-    claim->end = claim->next + AT_ONCE;
+    long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+    return commands > 0 && (commands & command);
+}
+
+/* All that other threads of this process store before it is seen here after it, and the other way
+ * round. Registering takes some milliseconds, once, and so it waits until it is needed. Were it refused,
+ * one number might be given out twice. */
+static void make_all_see(void)
+{
+    syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
+    syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+}
+
+/* Ends the time of the one thread that counts by itself. */
+static void share_counting(struct td__flight_log *log)
+{
+    pthread_mutex_lock(&log->lock);
+    if (atomic_load(&log->writer) != &everybody) {
+        atomic_store(&log->writer, &taken_away);
+        make_all_see();
+        while (atomic_load_explicit(&log->counting, memory_order_acquire))
+            sched_yield(); /* for a few instructions of that thread */
+        atomic_store(&log->writer, &everybody);
+    }
+    pthread_mutex_unlock(&log->lock);
+}
+
+uint64_t td__flight_number_shared(struct td__flight_log *log)
+{
+    const void *writer = NULL;
+    if (atomic_load(&log->writer) == NULL && kernel_has(MEMBARRIER_CMD_PRIVATE_EXPEDITED) &&
+        atomic_compare_exchange_strong(&log->writer, &writer, (const void *)td__flight_label))
+        return td__flight_number(log);
+    if (atomic_load(&log->writer) != &everybody)
+        share_counting(log);
+    return atomic_fetch_add_explicit(&log->bytes->next, 1, memory_order_relaxed);
 }
 
 uint64_t td__flight_next_free(struct td__flight_log *log, uint64_t index)
@@ -124,7 +164,8 @@ uint64_t td__flight_next_free(struct td__flight_log *log, uint64_t index)
         const struct td__flight_entry *entry = &log->bytes->entries[index % TD__FLIGHT_ENTRIES];
         if (!td__flight_under_way(td__flight_look(&entry->mark)))
             break;
-        index = atomic_fetch_add_explicit(&log->bytes->next, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&log->bytes->passed, 1, memory_order_relaxed);
+        index = td__flight_number(log);
     }
     return index;
 }

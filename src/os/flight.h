@@ -159,7 +159,8 @@ struct td__flight_bytes {
     _Atomic uint64_t ending[TD__FLIGHT_ENDING / 8];
 
     struct td__flight_group_name groups[TD__FLIGHT_GROUPS];
-    _Alignas(64) _Atomic uint64_t next; /* entries that were begun */
+    _Alignas(64) _Atomic uint64_t next; /* numbers that were given to entries … */
+    _Atomic uint64_t passed;            /* … or to none, since an older one is still under way */
 
     _Alignas(4096) struct td__flight_entry entries[TD__FLIGHT_ENTRIES];
     _Atomic uint64_t labels[TD__FLIGHT_ENTRIES][TD__FLIGHT_LABEL / 8];
@@ -173,7 +174,10 @@ struct td__flight_log {
     struct td__flight_bytes *bytes;
     void *map;
     size_t map_size;
-    bool stamps;          /* ticks are the time stamp counter */
+    bool stamps; /* ticks are the time stamp counter */
+    _Atomic(const void *)
+        writer;           /* the one thread that gives out numbers; see td__flight_number() */
+    atomic_bool counting; /* … and whether it is at it now */
     pthread_mutex_t lock; /* guards the names, the last failure, and the list of the owner's */
     void *traces;
     atomic_int users;            /* who opened the same place */
@@ -247,36 +251,41 @@ static inline bool td__flight_under_way(uint64_t mark)
     return state == TD__FLIGHT_QUEUED || state == TD__FLIGHT_RUNNING;
 }
 
-/** Numbers of entries that one writer has claimed for itself, and not used yet. Claiming takes an atomic
- *  add, which waits for all stores before it: once for several entries is enough. */
-struct td__flight_claim {
-    uint64_t next, end;
-};
+/** The slow way to a number: the first one of a thread, or when several threads ask. */
+uint64_t td__flight_number_shared(struct td__flight_log *log);
 
-/** Claims more, where there are none left or they were too long ago. */
-void td__flight_claim_more(struct td__flight_log *log, struct td__flight_claim *claim);
+/** Gives out the number of the next entry, less 1.
+ *
+ *  An atomic add waits for all stores before it, among them those of the last operation to memory that
+ *  other ranks look at. So the first thread that asks counts without one, as long as it is the only
+ *  one. A second thread takes that right away from it: it says so in `writer`, has the kernel make all
+ *  processors see that, and waits until `counting` is false. From then on everybody adds atomically. */
+static inline uint64_t td__flight_number(struct td__flight_log *log)
+{
+    const void *self = td__flight_label; /* no other thread has it there */
+    if (__builtin_expect(atomic_load_explicit(&log->writer, memory_order_relaxed) != self, 0))
+        return td__flight_number_shared(log);
+    atomic_store_explicit(&log->counting, true, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* the processors' part is done by the kernel */
+    bool alone = atomic_load_explicit(&log->writer, memory_order_relaxed) == self;
+    uint64_t index = atomic_load_explicit(&log->bytes->next, memory_order_relaxed);
+    if (__builtin_expect(alone, 1))
+        atomic_store_explicit(&log->bytes->next, index + 1, memory_order_relaxed);
+    atomic_store_explicit(&log->counting, false, memory_order_release);
+    return __builtin_expect(alone, 1) ? index : td__flight_number_shared(log);
+}
 
 /** What happens once in 256 entries, or with a label, or where the next entry is still under way. */
 uint64_t td__flight_next_free(struct td__flight_log *log, uint64_t index);
 void td__flight_put_label(struct td__flight_log *log, uint64_t index);
 
-/** Writes an entry and returns its number. `what` is td__flight_what(). `claim` is NULL where several
- *  threads may do so at once. */
-static inline uint64_t td__flight_begin(struct td__flight_log *log, struct td__flight_claim *claim,
-                                        uint64_t sequence, uint64_t count, uint64_t what,
-                                        int detail, enum td__flight_state state)
+/** Writes an entry and returns its number. `what` is td__flight_what(). For any thread. */
+static inline uint64_t td__flight_begin(struct td__flight_log *log, uint64_t sequence,
+                                        uint64_t count, uint64_t what, int detail,
+                                        enum td__flight_state state)
 {
     struct td__flight_bytes *bytes = log->bytes;
-    uint64_t index, now = td__flight_ticks(log);
-    if (claim) {
-        uint64_t latest = atomic_load_explicit(&bytes->next, memory_order_relaxed);
-        if (__builtin_expect(
-                claim->next == claim->end || latest - claim->next > TD__FLIGHT_ENTRIES / 4, 0))
-            td__flight_claim_more(log, claim);
-        index = claim->next++;
-    } else {
-        index = atomic_fetch_add_explicit(&bytes->next, 1, memory_order_relaxed);
-    }
+    uint64_t now = td__flight_ticks(log), index = td__flight_number(log);
     struct td__flight_entry *entry = &bytes->entries[index % TD__FLIGHT_ENTRIES];
     if (__builtin_expect(td__flight_under_way(td__flight_look(&entry->mark)), 0)) {
         index = td__flight_next_free(log, index);

@@ -227,6 +227,7 @@ static void clear(struct td__flight_bytes *bytes)
     for (int i = 0; i < TD__FLIGHT_GROUPS; i++)
         atomic_store(&bytes->groups[i].key, 0);
     atomic_store(&bytes->next, 0);
+    atomic_store(&bytes->passed, 0);
     atomic_store(&bytes->failure, 0);
     atomic_store(&bytes->failure_entry, 0);
 }

@@ -171,7 +171,7 @@ static bool read_call(const struct td__flight_bytes *log, int index, const struc
     return true;
 }
 
-/* Numbers are claimed ahead, so that those of several threads are not quite in the order of time. */
+/* Numbers of several threads are not quite in the order of time. */
 static int compare_calls(const void *a, const void *b)
 {
     const struct td__flight_call *x = a, *y = b;
@@ -215,7 +215,7 @@ static void read_copy(const struct td__flight_bytes *log, const struct td__fligh
     page->failure = (td_status)(log->failure < 100 ? log->failure : 0);
     page->failure_ns = moment(&scale, log->failure_at);
     page->failure_number = log->failure_entry;
-    page->total = log->next;
+    page->total = log->passed < log->next ? log->next - log->passed : log->next;
     page->started_rank = within(log->started_rank, 0, FAR);
     page->started_pid = within(log->started_pid, 0, FAR);
     page->started_ns = credible(log->started_at);
