@@ -3,6 +3,8 @@
 
 #include "runner.h"
 
+#include "transport/endpoint_inside.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -67,6 +69,14 @@ void endpoint_local(const struct td__endpoint *endpoint, char name[128])
     memcpy(name, text, size);
     name[size] = '\0';
     td__buffer_free(&card);
+}
+
+struct td__auth endpoint_guest(const struct td__endpoint *endpoint, const char *secret)
+{
+    struct td__auth auth = {.purpose = "link"};
+    CHECK_OK(td__secret_load(secret, &auth.secret));
+    memcpy(auth.identity, endpoint->own.identity, sizeof auth.identity);
+    return auth;
 }
 
 void check_closed(int fd)

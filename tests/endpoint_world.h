@@ -2,6 +2,7 @@
 #ifndef TANDEM_TESTS_ENDPOINT_WORLD_H
 #define TANDEM_TESTS_ENDPOINT_WORLD_H
 
+#include "base/auth.h"
 #include "transport/endpoint.h"
 
 #include <stdatomic.h>
@@ -21,6 +22,9 @@ void pair_close(struct td__endpoint *endpoints[2]);
 /** Where an endpoint listens: its TCP port, and the name of its unix socket. */
 int endpoint_port(const struct td__endpoint *endpoint);
 void endpoint_local(const struct td__endpoint *endpoint, char name[128]);
+
+/** A handshake of a client that means this endpoint. */
+struct td__auth endpoint_guest(const struct td__endpoint *endpoint, const char *secret);
 
 /** The other side closes the connection soon, and has sent nothing. Closes it here, too. */
 void check_closed(int fd);

@@ -95,6 +95,25 @@ TEST(auth_other_purpose)
     CHECK_EQ(shake_hands(&client, &server, honest), AGREED);
 }
 
+TEST(auth_other_identity)
+{
+    struct td__auth client = side("secret", "link"), server = client;
+    client.identity[TD__IDENTITY_SIZE - 1] = 1;
+    CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+    server.identity[0] = 1;
+    CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+    memcpy(server.identity, client.identity, TD__IDENTITY_SIZE);
+    CHECK_EQ(shake_hands(&client, &server, honest), AGREED);
+    /* A server that takes any hello still proves only its own. */
+    uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
+    server.identity[0] = 1;
+    CHECK_OK(td__auth_hello(&client, hello));
+    CHECK(!td__auth_check_hello(&server, hello));
+    CHECK_OK(td__auth_challenge(&server, challenge));
+    CHECK(!td__auth_check_challenge(&client, challenge));
+    CHECK(!client.other_tls);
+}
+
 TEST(auth_every_byte_counts)
 {
     static const size_t sizes[] = {TD__HELLO_SIZE, TD__CHALLENGE_SIZE, TD__PROOF_SIZE};

@@ -5,7 +5,7 @@
 
 #include "base/auth.h"
 #include "os/socket.h"
-#include "transport/reception.h"
+#include "transport/endpoint_inside.h"
 
 #include <errno.h>
 #include <string.h>
@@ -42,18 +42,15 @@ static void send_all(int fd, const void *data, size_t size)
 }
 
 /* The proof and the request behind it; false where the challenge did not come. */
-static bool introduce(int fd, const char *secret, const char *purpose, const void *request,
-                      size_t size)
+static bool introduce(int fd, struct td__auth *auth, const void *request, size_t size)
 {
-    struct td__auth auth = {.purpose = purpose};
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
-    CHECK_OK(td__secret_load(secret, &auth.secret));
-    CHECK_OK(td__auth_hello(&auth, hello));
+    CHECK_OK(td__auth_hello(auth, hello));
     send_all(fd, hello, sizeof hello);
     if (td__recv_all(fd, challenge, sizeof challenge, soon()))
         return false;
-    CHECK(td__auth_check_challenge(&auth, challenge));
-    td__auth_proof(&auth, proof);
+    CHECK(td__auth_check_challenge(auth, challenge));
+    td__auth_proof(auth, proof);
     send_all(fd, proof, sizeof proof);
     send_all(fd, request, size);
     return true;
@@ -128,11 +125,66 @@ TEST(a_wrong_secret_or_purpose_gets_no_answer)
     make_request(request, PAPER, 1, 51);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         for (int locally = 0; locally < 2; locally++) {
+            struct td__auth auth = endpoint_guest(e[0], wrong[i][0]);
+            auth.purpose = wrong[i][1];
             int fd = knock_at(e[0], locally);
-            CHECK(!introduce(fd, wrong[i][0], wrong[i][1], request, sizeof request));
+            CHECK(!introduce(fd, &auth, request, sizeof request));
             close(fd);
         }
     close_scene(e, paper);
+}
+
+/* Of the job, but at the wrong door: what was meant for another one is a stranger's word. */
+TEST(who_means_another_door_gets_no_answer)
+{
+    struct td__endpoint *e[2];
+    uint8_t request[TD__REQUEST_SIZE];
+    int paper = open_scene(e);
+    make_request(request, PAPER, 1, 51);
+    for (int locally = 0; locally < 2; locally++) {
+        struct td__auth other = endpoint_guest(e[1], ENDPOINT_SECRET), none = other,
+                        right = endpoint_guest(e[0], ENDPOINT_SECRET);
+        memset(none.identity, 0, sizeof none.identity);
+        int fd = knock_at(e[0], locally);
+        CHECK(!introduce(fd, &other, request, sizeof request));
+        close(fd);
+        fd = knock_at(e[0], locally);
+        CHECK(!introduce(fd, &none, request, sizeof request));
+        close(fd);
+        fd = knock_at(e[0], locally);
+        CHECK(introduce(fd, &right, request, sizeof request));
+        close(fd);
+    }
+    close_scene(e, paper);
+}
+
+/* Rank 0 reaches rank 2 where it looks for rank 1, as on a network that leads connections elsewhere. */
+static void check_swapped(bool shared)
+{
+    struct td__endpoint *e[3];
+    int fd;
+    setenv("TANDEM_SECRET", ENDPOINT_SECRET, 1);
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(td__endpoint_open(i, 3, "127.0.0.1", shared, &e[i]));
+    meet_all(e, 3);
+    struct td__card *one = &e[0]->peers[1], *two = &e[0]->peers[2];
+    one->port = two->port;
+    memcpy(one->local, two->local, sizeof one->local);
+    CHECK_FAILS(td__endpoint_connect(e[0], 1, 50, TD__CHANNEL_MESSAGES, soon(), &fd), TD_ERR_AUTH,
+                "rank 1 (on ");
+    CHECK(strstr(td_last_error(), "is not the one that is meant"));
+    CHECK_OK(td__endpoint_connect(e[0], 2, 50, TD__CHANNEL_MESSAGES, soon(), &fd));
+    close(fd);
+    for (int i = 0; i < 3; i++)
+        td__endpoint_close(e[i]);
+}
+
+TEST(a_link_to_the_wrong_rank_fails)
+{
+    check_swapped(true);
+    check_swapped(false);
+    setenv("TANDEM_TLS", "1", 1);
+    check_swapped(false);
 }
 
 TEST(a_wrong_proof_gets_nothing)
@@ -141,8 +193,7 @@ TEST(a_wrong_proof_gets_nothing)
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
     uint8_t proof[TD__PROOF_SIZE + TD__REQUEST_SIZE] = {1};
     int paper = open_scene(e);
-    struct td__auth auth = {.purpose = "link"};
-    CHECK_OK(td__secret_load(ENDPOINT_SECRET, &auth.secret));
+    struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
     for (int locally = 0; locally < 2; locally++) {
         CHECK_OK(td__auth_hello(&auth, hello));
         int fd = knock_at(e[0], locally);
@@ -175,7 +226,8 @@ TEST(wrong_requests_get_nothing)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         int fd = knock_at(e[0], wrong[i].locally);
         make_request(request, wrong[i].what, wrong[i].rank, 51);
-        CHECK(introduce(fd, ENDPOINT_SECRET, "link", request, sizeof request));
+        struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
+        CHECK(introduce(fd, &auth, request, sizeof request));
         check_closed(fd);
     }
     close_scene(e, paper);
@@ -188,8 +240,7 @@ TEST(slow_guests_are_served)
     uint8_t bytes[TD__PROOF_SIZE + TD__REQUEST_SIZE + 3], hello[TD__HELLO_SIZE];
     uint8_t challenge[TD__CHALLENGE_SIZE];
     int paper = open_scene(e), fd = knock_at(e[0], false), link;
-    struct td__auth auth = {.purpose = "link"};
-    CHECK_OK(td__secret_load(ENDPOINT_SECRET, &auth.secret));
+    struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
     CHECK_OK(td__auth_hello(&auth, hello));
     for (size_t i = 0; i < sizeof hello; i++) {
         send_all(fd, hello + i, 1);
@@ -240,8 +291,7 @@ TEST(a_crowd_of_silent_strangers, .deadline_s = 60)
     struct td__endpoint *e[2];
     int paper = open_scene(e);
     uint8_t hello[TD__HELLO_SIZE];
-    struct td__auth auth = {.purpose = "link"};
-    CHECK_OK(td__secret_load("another secret", &auth.secret));
+    struct td__auth auth = endpoint_guest(e[0], "another secret");
     CHECK_OK(td__auth_hello(&auth, hello));
     for (int i = 0; i < CROWD; i++) {
         fds[i] = knock_at(e[0], i % 2);

@@ -246,7 +246,7 @@ TEST(tcp_nonsense_of_a_client_harms_nobody)
     for (uint32_t seed = 0; seed < 100; seed++) {
         unsigned char bytes[200];
         int fd = -1;
-        CHECK_OK(td__connect_trusted("127.0.0.1", tcp_port, "store", &secret,
+        CHECK_OK(td__connect_trusted("127.0.0.1", tcp_port, "store", NULL, &secret,
                                      td__deadline_in_ms(60000), &fd));
         store_pattern(bytes, sizeof bytes, seed);
         if (seed % 2) { /* a header that may be right: a small body, a low operation */

@@ -129,7 +129,7 @@ static td_status connect_with(const char *secret_text, const char *host, int por
                               int *fd)
 {
     struct td__secret secret = make_secret(secret_text);
-    return td__connect_trusted(host, port, "test", &secret, td__deadline_in_ms(ms), fd);
+    return td__connect_trusted(host, port, "test", NULL, &secret, td__deadline_in_ms(ms), fd);
 }
 
 /* ---- Both sides agree, or do not ------------------------------------------------------------- */

@@ -135,10 +135,12 @@ td_status td__secret_make(char text[65])
 static void mac(const struct td__auth *auth, const char *label, bool tls, bool both,
                 uint8_t out[TD__MAC_SIZE])
 {
-    uint8_t data[128] = {0};
+    uint8_t data[64 + TD__IDENTITY_SIZE + 2 * TD__NONCE_SIZE] = {0};
     size_t size = (size_t)snprintf((char *)data, 64, "%s%s %.40s", label, tls ? "-tls" : "",
                                    auth->purpose) +
                   1;
+    memcpy(data + size, auth->identity, TD__IDENTITY_SIZE);
+    size += TD__IDENTITY_SIZE;
     memcpy(data + size, auth->client_nonce, TD__NONCE_SIZE);
     size += TD__NONCE_SIZE;
     if (both) {

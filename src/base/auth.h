@@ -6,10 +6,11 @@
  *     proof:     MAC(client, both nonces)             ->  wrong: closes
  *
  * Each MAC is HMAC-SHA-256 under the secret over a label, the purpose of the connection ("store",
- * …) and the nonces. A stranger's hello costs the server one HMAC and gets no byte back; a replayed
- * hello gets a challenge that cannot be answered. The client may send its first request together
- * with the proof. Without a secret the same messages are exchanged under an empty key, so that a
- * side that has one and a side that has none refuse each other.
+ * …), the identity of the server that is meant, and the nonces. A stranger's hello costs the server one
+ * HMAC and gets no byte back, and so does one that is meant for another server; a replayed hello gets a
+ * challenge that cannot be answered. The client may send its first request together with the proof.
+ * Without a secret the same messages are exchanged under an empty key, so that a side that has one and
+ * a side that has none refuse each other.
  *
  * Where the job asks for TLS (TANDEM_TLS=1) it follows right behind the proof, under a key that only
  * these two sides of this one handshake can form. Whether it follows is part of what the hello and the
@@ -29,6 +30,7 @@ enum {
     TD__HELLO_SIZE = TD__MAGIC_SIZE + TD__NONCE_SIZE + TD__MAC_SIZE,
     TD__CHALLENGE_SIZE = TD__NONCE_SIZE + TD__MAC_SIZE,
     TD__PROOF_SIZE = TD__MAC_SIZE,
+    TD__IDENTITY_SIZE = 16,
 };
 
 struct td__secret {
@@ -49,8 +51,10 @@ td_status td__secret_make(char text[65]);
 struct td__auth {
     struct td__secret secret;
     const char *purpose; /* a string that lives as long as this */
-    bool tls;            /* it follows behind the proof */
-    bool other_tls;      /* a check failed only because the other side thinks otherwise about that */
+    /* Of the server that is meant; zeros where it is the only one of its purpose. */
+    uint8_t identity[TD__IDENTITY_SIZE];
+    bool tls;       /* it follows behind the proof */
+    bool other_tls; /* a check failed only because the other side thinks otherwise about that */
     uint8_t client_nonce[TD__NONCE_SIZE];
     uint8_t server_nonce[TD__NONCE_SIZE];
 };

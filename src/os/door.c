@@ -339,6 +339,7 @@ static void admit(struct td__door *door, int fd, bool local, enum stage stage, t
     stranger->auth = (struct td__auth){.secret = door->secret,
                                        .purpose = door->options.purpose,
                                        .tls = door->secret.tls && !local};
+    memcpy(stranger->auth.identity, door->options.identity, TD__IDENTITY_SIZE);
     stranger->end = end;
     list_add(stranger);
     if (!listen_to(stranger, false))

@@ -17,7 +17,8 @@ typedef void (*td__guest_fn)(void *arg, int fd, bool local, const uint8_t *reque
 struct td__door_options {
     const struct td__secret *secret;
     const char *purpose; /* as for td__connect_trusted(); a string that lives as long as the door */
-    size_t request_size; /* what each guest says first; 0: nothing */
+    uint8_t identity[TD__IDENTITY_SIZE]; /* zeros where it is the only door of its purpose */
+    size_t request_size;                 /* what each guest says first; 0: nothing */
     td__guest_fn fn;
     void *arg;
 };

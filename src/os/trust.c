@@ -64,6 +64,7 @@ static void note_attempt(struct attempts *attempts, const struct td__address *ad
 /* Where to, and how. */
 struct way {
     const char *purpose;
+    const uint8_t *identity; /* or NULL */
     const struct td__secret *secret;
     td__deadline deadline;
 };
@@ -77,25 +78,39 @@ static td_status fail_other_tls(const char *where, bool here)
         where, here ? "does not encrypt" : "wants TLS", here ? "1" : "not 1", here ? "not 1" : "1");
 }
 
+/* It has closed the connection after the hello. Who knows an identity has it from its owner, through a store
+ * that was proven already. */
+static td_status fail_refused(const struct td__auth *auth, const char *where, bool one_of_many)
+{
+    if (one_of_many)
+        return td__fail(
+            TD_ERR_AUTH,
+            "the server at %s is not the one that is meant: something on the network leads "
+            "connections elsewhere, or TANDEM_SECRET differs there",
+            where);
+    return td__fail(
+        TD_ERR_AUTH,
+        "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
+        "Tandem)",
+        where,
+        auth->secret.given ? "not the same, or missing, there" : "set there, but missing here",
+        auth->purpose);
+}
+
 /* Both directions of the proof. A connection that is reset belongs to a server that is going away, or
  * that has too many guests at the moment, and the next attempt may have better luck: *passing is then the
  * errno. */
-static td_status prove(int fd, struct td__auth *auth, const char *where, td__deadline deadline,
+static td_status prove(int fd, struct td__auth *auth, const char *where, const struct way *way,
                        int *passing)
 {
+    td__deadline deadline = way->deadline;
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
     TD_TRY(td__auth_hello(auth, hello));
     int error = td__send_all(fd, hello, sizeof hello, deadline);
     if (!error)
         error = td__recv_all(fd, challenge, sizeof challenge, deadline);
     if (error == ENODATA)
-        return td__fail(
-            TD_ERR_AUTH,
-            "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
-            "Tandem)",
-            where,
-            auth->secret.given ? "not the same, or missing, there" : "set there, but missing here",
-            auth->purpose);
+        return fail_refused(auth, where, way->identity);
     bool right = !error && td__auth_check_challenge(auth, challenge);
     if (!error && !right && auth->other_tls)
         return fail_other_tls(where, auth->tls);
@@ -136,9 +151,11 @@ static td_status introduce(int fd, bool local, const char *where, const struct w
 {
     struct td__auth auth = {
         .secret = *way->secret, .purpose = way->purpose, .tls = way->secret->tls && !local};
+    if (way->identity)
+        memcpy(auth.identity, way->identity, sizeof auth.identity);
     if (!local)
         td__tune_tcp(fd);
-    td_status status = prove(fd, &auth, where, way->deadline, passing);
+    td_status status = prove(fd, &auth, where, way, passing);
     if (status)
         close(fd);
     else if (auth.tls)
@@ -234,14 +251,16 @@ static td_status try_each(const struct td__address_list *list, const char *host,
 }
 
 td_status td__connect_trusted(const char *host, int port, const char *purpose,
-                              const struct td__secret *secret, td__deadline deadline, int *fd)
+                              const uint8_t *identity, const struct td__secret *secret,
+                              td__deadline deadline, int *fd)
 {
     struct td__address_list list, known = {0};
     struct attempts attempts = {0};
     int64_t start = td__now_ns(), pause = 2 * MS;
     td__deadline resolve_limit = td__deadline_earlier(deadline,
                                                       td__deadline_in_ms(RESOLVE_LIMIT_MS));
-    struct way way = {.purpose = purpose, .secret = secret, .deadline = deadline};
+    struct way way = {
+        .purpose = purpose, .identity = identity, .secret = secret, .deadline = deadline};
     bool warned = false;
     TD_TRY(check_settings("connecting to", purpose, host, secret));
     for (;;) {

@@ -13,13 +13,15 @@
 /**
  * Connects to `host`:`port` and proves the secret both ways. While nobody is there yet it tries
  * again until the deadline; a host name that cannot be resolved is tried for 10 s at most. `purpose`
- * names the kind of server, in the proof and in messages ("store"). What is found at *fd is a stream
+ * names the kind of server, in the proof and in messages ("store"), and `identity` (TD__IDENTITY_SIZE bytes)
+ * the one that is meant among several; NULL where there is only one. What is found at *fd is a stream
  * socket, non-blocking: TCP, a unix socket, or the plain end of TLS.
  *
  * Errors: TD_ERR_TIMEOUT lists each address tried with its reason; TD_ERR_AUTH; TD_ERR_INVALID.
  */
 td_status td__connect_trusted(const char *host, int port, const char *purpose,
-                              const struct td__secret *secret, td__deadline deadline, int *fd);
+                              const uint8_t *identity, const struct td__secret *secret,
+                              td__deadline deadline, int *fd);
 
 /** A server at a loopback address also listens at a unix socket that is named after that address: half
  *  the way for its clients, who try it first by themselves. `tcp_fd` is its listening socket; one that

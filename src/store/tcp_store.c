@@ -263,7 +263,7 @@ td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_optio
     if (status)
         goto free_store;
     int fd;
-    status = td__connect_trusted(host, store->port, "store", &secret, deadline, &fd);
+    status = td__connect_trusted(host, store->port, "store", NULL, &secret, deadline, &fd);
     if (status)
         goto stop_server;
     td__tcp_client_init(&store->client, fd, host, store->port);

@@ -208,6 +208,8 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     int tcp_fd = -1, local_fd = -1;
     td_status status = td__secret_load(NULL, &endpoint->secret);
     if (!status)
+        status = td__random(own->identity, sizeof own->identity);
+    if (!status)
         status = td__listen_trusted(host, 0, "link", &endpoint->secret, td__deadline_in_ms(10000),
                                     &tcp_fd, &own->port);
     if (!status)
@@ -217,8 +219,8 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
             close(tcp_fd);
         goto free_endpoint;
     }
-    status = td__reception_open(tcp_fd, local_fd, &endpoint->secret, on_guest, endpoint,
-                                &endpoint->reception);
+    status = td__reception_open(tcp_fd, local_fd, &endpoint->secret, own->identity, on_guest,
+                                endpoint, &endpoint->reception);
     if (status)
         goto free_endpoint;
     *endpoint_out = endpoint;
@@ -312,8 +314,8 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
     for (;;) {
         td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(KNOCK_MS));
         td_status status = td__connect_trusted(locally ? peer->local : peer->address,
-                                               locally ? 0 : peer->port, "link", &endpoint->secret,
-                                               end, fd);
+                                               locally ? 0 : peer->port, "link", peer->identity,
+                                               &endpoint->secret, end, fd);
         /* One that dies in the middle of the handshake looks as if it had refused the secret, and its
          * door may stand open a moment longer. */
         if (status != TD_ERR_TIMEOUT && status != TD_ERR_AUTH)
@@ -344,8 +346,8 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
         return td__fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), farewell);
     if (status)
         return td__fail(status == TD_ERR_TIMEOUT && !ours ? TD_ERR_PEER : status,
-                        "%s cannot be reached, it may have ended: %s",
-                        td__endpoint_describe(endpoint, rank), td_last_error());
+                        "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
+                        status == TD_ERR_AUTH ? "" : ", it may have ended", td_last_error());
     tune(fd);
     put_request(request, bytes);
     int error = td__send_all(fd, bytes, sizeof bytes, deadline);

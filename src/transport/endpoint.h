@@ -1,7 +1,8 @@
 /* A rank's place among the others: how they reach it, and how it reaches them.
  *
- * Each rank has a card (its host, its addresses) and is given the cards of the others. A rank that
- * wants something from another connects to it, proves the job's secret, and says what it wants:
+ * Each rank has a card (its host, its addresses, the identity of its door) and is given the cards of the
+ * others. A rank that wants something from another connects to it, proves the job's secret to just this
+ * door, and says what it wants:
  *
  *     a link      the connection itself becomes a stream between the two, for one channel of one group
  *     a paper     a descriptor that the other has laid out: its arena, a group's control memory

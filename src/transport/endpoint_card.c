@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x64740401 };
+enum { MAGIC = 0x64740402 };
 
 static void read_line(const char *path, char *text, size_t room)
 {
@@ -46,6 +46,7 @@ void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *c
     td__buffer_put_u32(card, (uint32_t)own->port);
     td__buffer_put_u8(card, (uint8_t)(endpoint->shared | endpoint->secret.tls << 1));
     td__buffer_put_u64(card, own->pid_space);
+    td__buffer_put_string(card, own->identity, sizeof own->identity);
     td__buffer_put_string(card, own->host_id, strlen(own->host_id));
     td__buffer_put_string(card, own->host_name, strlen(own->host_name));
     td__buffer_put_string(card, own->address, strlen(own->address));
@@ -70,6 +71,10 @@ static bool read_card(const td_bytes *card, struct td__card *peer)
     peer->shared = ways & 1;
     peer->tls = ways & 2;
     peer->pid_space = td__reader_u64(&reader);
+    struct td__span identity = td__reader_string(&reader, TD__IDENTITY_SIZE);
+    known = known && identity.size == TD__IDENTITY_SIZE;
+    if (known)
+        memcpy(peer->identity, identity.data, TD__IDENTITY_SIZE);
     read_text(&reader, peer->host_id);
     read_text(&reader, peer->host_name);
     read_text(&reader, peer->address);

@@ -17,7 +17,8 @@ struct td__card {
     char host_id[TD__CARD_TEXT]; /* the same text: the same memory, and unix sockets in reach */
     char host_name[TD__CARD_TEXT];
     char address[TD__CARD_TEXT];
-    char local[TD__CARD_TEXT]; /* "unix:@name" */
+    char local[TD__CARD_TEXT];           /* "unix:@name" */
+    uint8_t identity[TD__IDENTITY_SIZE]; /* of its door: who connects says that he means this one */
     int port;
     int pid;
     uint64_t pid_space; /* the name space that the pid belongs to */

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct td__reception {
@@ -37,7 +38,8 @@ static void stop_on_loop(void *arg)
 }
 
 td_status td__reception_open(int tcp_fd, int local_fd, const struct td__secret *secret,
-                             td__guest_fn fn, void *arg, struct td__reception **reception_out)
+                             const uint8_t identity[TD__IDENTITY_SIZE], td__guest_fn fn, void *arg,
+                             struct td__reception **reception_out)
 {
     struct td__reception *reception = calloc(1, sizeof *reception);
     td_status status = reception ? td__loop_start(&reception->loop, "td-endpoint")
@@ -58,6 +60,7 @@ td_status td__reception_open(int tcp_fd, int local_fd, const struct td__secret *
                                       .request_size = TD__REQUEST_SIZE,
                                       .fn = fn,
                                       .arg = arg}};
+    memcpy(start.options.identity, identity, TD__IDENTITY_SIZE);
     td__loop_run(&reception->loop, start_on_loop, &start);
     if (start.status) {
         td__loop_stop(&reception->loop);

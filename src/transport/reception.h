@@ -9,10 +9,11 @@ enum { TD__REQUEST_SIZE = 32 };
 struct td__reception;
 
 /** Starts to receive at the listening sockets `tcp_fd` and `local_fd`, which are taken over, also on
- *  failure; -1 for one that is not there. `fn` gets each guest with its request of TD__REQUEST_SIZE
- *  bytes, on the reception's thread. */
+ *  failure; -1 for one that is not there. Guests must mean `identity`. `fn` gets each of them
+ *  with its request of TD__REQUEST_SIZE bytes, on the reception's thread. */
 td_status td__reception_open(int tcp_fd, int local_fd, const struct td__secret *secret,
-                             td__guest_fn fn, void *arg, struct td__reception **reception);
+                             const uint8_t identity[TD__IDENTITY_SIZE], td__guest_fn fn, void *arg,
+                             struct td__reception **reception);
 
 /** After this `fn` is not called any more. */
 void td__reception_close(struct td__reception *reception);

@@ -42,6 +42,7 @@ static void write_card(const uint8_t *data, size_t size, struct td__buffer *card
     own->port = td__reader_u8(&reader) << 8 | td__reader_u8(&reader);
     endpoint.shared = own->port & 1;
     own->pid_space = td__reader_u8(&reader);
+    memset(own->identity, (int)own->pid_space, sizeof own->identity);
     reader.failed = false;
     take_text(&reader, own->host_id);
     take_text(&reader, own->host_name);

@@ -32,7 +32,8 @@ static bool xor_into(uint8_t *to, size_t room, const uint8_t **from, size_t *siz
 
 static void shake_hands(const struct td__secret *secret, const uint8_t *data, size_t size)
 {
-    struct td__auth client = {.secret = *secret, .purpose = "store"}, server = client;
+    struct td__auth client = {.secret = *secret, .purpose = "store", .identity = {1}},
+                    server = client;
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
     check(!td__auth_hello(&client, hello));
     bool changed = xor_into(hello, sizeof hello, &data, &size);
