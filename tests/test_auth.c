@@ -154,15 +154,20 @@ TEST(auth_messages_cannot_be_used_again)
 
 /* ---- Where the secret comes from ------------------------------------------------------------- */
 
-static const char *write_file(const char *name, const char *text)
+static const char *write_bytes(const char *name, const void *bytes, size_t size)
 {
     static char path[512];
     snprintf(path, sizeof path, "%s/%s", td_test_temp_dir(), name);
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     CHECK(fd >= 0);
-    CHECK_EQ(write(fd, text, strlen(text)), strlen(text));
+    CHECK_EQ(write(fd, bytes, size), size);
     close(fd);
     return path;
+}
+
+static const char *write_file(const char *name, const char *text)
+{
+    return write_bytes(name, text, strlen(text));
 }
 
 static bool same_key(const struct td__secret *a, const char *text)
@@ -231,6 +236,24 @@ TEST(secret_files_that_are_wrong)
     CHECK_OK(td__secret_load(NULL, &secret));
     CHECK(same_key(&secret, large));
     free(large);
+}
+
+/* Any bytes make a secret, but for the one that ends a text. */
+TEST(secret_files_without_nul)
+{
+    static const char *const wrong[] = {"\0secret", "sec\0ret", "secret\0", "secre\0\n"};
+    struct td__secret secret = {.given = true};
+    uint8_t all[255];
+    for (size_t i = 0; i < 4; i++) {
+        setenv("TANDEM_SECRET_FILE", write_bytes("nul", wrong[i], 7), 1);
+        CHECK_FAILS(td__secret_load(NULL, &secret), TD_ERR_AUTH,
+                    "holds a NUL byte; a secret is a text");
+    }
+    for (int i = 0; i < 255; i++)
+        all[i] = (uint8_t)(i + 1);
+    write_bytes("nul", all, sizeof all);
+    CHECK_OK(td__secret_load(NULL, &secret));
+    CHECK(secret.given && !same_key(&secret, "secret"));
 }
 
 static void remember_line(td_log_level level, const char *line, void *arg)

@@ -80,6 +80,9 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
     if (size == room)
         return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
                         SECRET_LIMIT);
+    if (memchr(text, 0, size)) /* an end for some who read it, and not for others */
+        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s holds a NUL byte; a secret is a text",
+                        path);
     while (size && strchr(" \t\r\n", text[size - 1]))
         size--;
     text[size] = '\0';
