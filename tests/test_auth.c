@@ -225,6 +225,14 @@ TEST(secret_files_that_are_wrong)
     CHECK_CONTAINS(td_last_error(), "No such file");
     setenv("TANDEM_SECRET_FILE", td_test_temp_dir(), 1);
     CHECK_FAILS(td__secret_load(NULL, &secret), TD_ERR_AUTH, td_test_temp_dir());
+    CHECK_CONTAINS(td_last_error(), "is not a regular file");
+    char pipe[600];
+    snprintf(pipe, sizeof pipe, "%s/pipe", td_test_temp_dir());
+    CHECK_EQ(mkfifo(pipe, 0600), 0);
+    setenv("TANDEM_SECRET_FILE", pipe, 1);
+    CHECK_FAILS(td__secret_load(NULL, &secret), TD_ERR_AUTH, "pipe is not a regular file");
+    setenv("TANDEM_SECRET_FILE", "/dev/zero", 1);
+    CHECK_FAILS(td__secret_load(NULL, &secret), TD_ERR_AUTH, "is not a regular file");
 
     char *large = malloc(4098);
     memset(large, 's', 4097);

@@ -56,15 +56,31 @@ static void hmac(const void *key, size_t key_size, const void *data, size_t size
     }
 }
 
-static td_status read_secret_file(const char *path, char *text, size_t room)
+/* A pipe would wait for a writer, for ever, and gives each byte to one of those who read it only. */
+static td_status open_secret_file(const char *path, int *fd_out)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
                         td__errno_text(errno));
-    struct stat info;
-    if (!fstat(fd, &info) && (info.st_mode & 077))
+    if (fstat(fd, &info) || !S_ISREG(info.st_mode)) {
+        close(fd);
+        return td__fail(TD_ERR_AUTH,
+                        "TANDEM_SECRET_FILE: %s is not a regular file, and each process of the job "
+                        "reads it",
+                        path);
+    }
+    if (info.st_mode & 077)
         td_log(TD_LOG_WARN, "the secret file %s can be read by other users: chmod 600 it", path);
+    *fd_out = fd;
+    return TD_OK;
+}
+
+static td_status read_secret_file(const char *path, char *text, size_t room)
+{
+    int fd = -1;
+    TD_TRY(open_secret_file(path, &fd));
     size_t size = 0;
     ssize_t got = 1;
     while (got > 0 && size < room) {
