@@ -107,24 +107,22 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
     return TD_OK;
 }
 
-static td_status load_tls(bool *tls)
+static td_status load_switch(const char *name, const char *meaning, bool *on)
 {
-    const char *value = getenv("TANDEM_TLS");
+    const char *value = getenv(name);
     if (value && *value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
-        return td__fail(
-            TD_ERR_INVALID,
-            "TANDEM_TLS is \"%.40s\", but must be 1 (connections over TCP are encrypted) "
-            "or 0",
-            value);
-    *tls = value && !strcmp(value, "1");
+        return td__fail(TD_ERR_INVALID, "%s is \"%.40s\", but must be 1 (%s) or 0", name, value,
+                        meaning);
+    *on = value && !strcmp(value, "1");
     return TD_OK;
 }
 
 td_status td__secret_load(const char *text, struct td__secret *secret)
 {
     char from_file[SECRET_LIMIT + 1];
-    bool tls = false;
-    TD_TRY(load_tls(&tls));
+    bool tls = false, insecure = false;
+    TD_TRY(load_switch("TANDEM_TLS", "connections over TCP are encrypted", &tls));
+    TD_TRY(load_switch("TANDEM_INSECURE", "no secret is needed beyond this host", &insecure));
     const char *path = getenv("TANDEM_SECRET_FILE");
     if (!text) {
         text = getenv("TANDEM_SECRET");
@@ -134,6 +132,7 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
         }
     }
     secret->tls = tls;
+    secret->insecure = insecure;
     secret->given = text && *text;
     const char *used = secret->given ? text : "";
     static const char label[] = "tandem job secret";

@@ -36,12 +36,13 @@ enum {
 struct td__secret {
     bool given;
     bool tls;                  /* what goes over TCP is to be encrypted */
+    bool insecure;             /* none is needed beyond this host */
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
 };
 
 /** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or where that is not set
  *  from the file that TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. An empty
- *  text is none, too. Whether there is TLS is TANDEM_TLS, 0 or 1; anything else is TD_ERR_INVALID. */
+ *  text is none, too. TANDEM_TLS and TANDEM_INSECURE are 0 or 1; anything else is TD_ERR_INVALID. */
 td_status td__secret_load(const char *text, struct td__secret *secret);
 
 /** A fresh secret as hexadecimal text for the environment of a job. */

@@ -5,17 +5,10 @@
 #include "base/fail.h"
 #include "os/address.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { HOST_MS = 30000, LINGER_MS = 5000 };
-
-static bool insecure_allowed(void)
-{
-    const char *value = getenv("TANDEM_INSECURE");
-    return value && !strcmp(value, "1");
-}
 
 td_status td__job_secret_find(const struct td__run_options *options, struct td__job_secret *secret)
 {
@@ -29,7 +22,7 @@ td_status td__job_secret_find(const struct td__run_options *options, struct td__
         secret->made = true;
         return TD_OK;
     }
-    if (td__host_is_loopback(options->host) || insecure_allowed())
+    if (td__host_is_loopback(options->host) || given.insecure)
         return TD_OK;
     return td__fail(TD_ERR_AUTH,
                     "nodes on several hosts need the job's secret: set TANDEM_SECRET (or "

@@ -8,19 +8,12 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define MS ((int64_t)1000000)
 
 enum { RESOLVE_LIMIT_MS = 10000, ATTEMPT_LIMIT_MS = 5000, WARN_AFTER_MS = 10000 };
-
-static bool insecure_allowed(void)
-{
-    const char *value = getenv("TANDEM_INSECURE");
-    return value && !strcmp(value, "1");
-}
 
 static td_status refuse_without_secret(const char *what, const char *purpose, const char *host)
 {
@@ -220,7 +213,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
     attempts->length = 0;
     for (int i = 0; i < list->count; i++) {
         const struct td__address *address = &list->at[i];
-        if (!way->secret->given && !td__address_is_local(address) && !insecure_allowed())
+        if (!way->secret->given && !td__address_is_local(address) && !way->secret->insecure)
             continue;
         if (connect_shortcut(address, way, out))
             return TD_OK;
@@ -321,7 +314,7 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
     TD_TRY(check_settings("listening for", purpose, host, secret));
     TD_TRY(td__resolve(host, port, deadline, &list, &retry));
     struct td__address address = *first_of_family(&list, AF_INET);
-    bool everywhere = !td__host_is_loopback(host) && (secret->given || insecure_allowed());
+    bool everywhere = !td__host_is_loopback(host) && (secret->given || secret->insecure);
     if (!everywhere && !td__address_is_local(&address))
         return refuse_without_secret("listening for", purpose, host);
     if (everywhere) {
