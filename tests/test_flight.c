@@ -383,6 +383,37 @@ TEST(a_slot_has_one_owner_at_a_time)
     td__flight_book_close(&book);
 }
 
+/* A rank is seen to wait before it knows who it is. */
+TEST(a_log_is_begun_before_the_rank_is_known)
+{
+    struct td__flight_book book = open_book(1);
+    struct td__flight_log *log;
+    name_book(&book, 0);
+    td__flight_expect(-1, 0);
+    read_slot(&book, 0);
+    CHECK_EQ(page.phase, TD__FLIGHT_JOINING);
+    CHECK_EQ(page.pid, getpid());
+    CHECK_OK(td__flight_open(3, 4, &log));
+    read_slot(&book, 0);
+    CHECK_EQ(page.rank, 3);
+    CHECK_EQ(page.size, 4);
+    td__flight_set_phase(log, TD__FLIGHT_JOINED);
+    td__flight_give_up(TD_OK, ""); /* it was not in vain */
+    read_slot(&book, 0);
+    CHECK_EQ(page.phase, TD__FLIGHT_JOINED);
+    CHECK_EQ(page.pid, getpid());
+    td__flight_close(log);
+
+    td__flight_expect(-1, 0);
+    td__flight_give_up(TD_ERR_TIMEOUT, "nobody came");
+    read_slot(&book, 0);
+    CHECK_EQ(page.phase, TD__FLIGHT_JOINING);
+    CHECK_EQ(page.pid, 0);
+    CHECK_EQ(page.failure, TD_ERR_TIMEOUT);
+    CHECK_STR(page.sentence, "nobody came");
+    td__flight_book_close(&book);
+}
+
 /* As when a group grows: the new world is there before the old one is left. */
 TEST(a_rank_with_two_worlds_has_one_log)
 {

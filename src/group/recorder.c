@@ -29,6 +29,16 @@ void td_set_call_label(const char *label)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
+void td__recorder_expect(int rank, int size)
+{
+    td__flight_expect(rank, size);
+}
+
+void td__recorder_expect_end(td_status status)
+{
+    td__flight_give_up(status, td_last_error());
+}
+
 td_status td__recorder_open(struct td__root *root)
 {
     return td__flight_open(root->rank, root->size, &root->flight);

@@ -29,6 +29,11 @@ struct td__trace {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
+/** Before a rank looks for the others, and thereby learns who it is: it is seen to wait. `rank` is -1
+ *  where nothing tells it yet. Afterwards `status` says how that went, with td_last_error(). */
+void td__recorder_expect(int rank, int size);
+void td__recorder_expect_end(td_status status);
+
 /** Gives the root its log, before it meets the others. Falls back to private memory. */
 td_status td__recorder_open(struct td__root *root);
 

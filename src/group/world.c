@@ -4,6 +4,7 @@
 #include "base/thread.h"
 #include "group/process_group.h"
 #include "group/root.h"
+#include "store/rendezvous_schemes.h"
 
 #include <stdio.h>
 
@@ -42,6 +43,25 @@ static td_status check_options(const td_init_options *options)
     return TD_OK;
 }
 
+static td_status meet_and_open(const td_init_options *options, const td_group_options *wanted,
+                               td_world *met, td_group **group)
+{
+    td_rendezvous_options where = {.world_size = options->world_size,
+                                   .rank = options->rank,
+                                   .timeout_ms = options->timeout_ms};
+    td__recorder_expect(td__rendezvous_expected_rank(options->init_method, &where),
+                        options->world_size);
+    TD_TRY(td_rendezvous(options->init_method, &where, met));
+    td_status status = td_group_open(met->store, met->rank, met->world_size, wanted, group);
+    if (status) {
+        char message[1024];
+        snprintf(message, sizeof message, "%s", td_last_error());
+        td_world_close(met);
+        return td__fail(status, "%s", message);
+    }
+    return TD_OK;
+}
+
 static td_status open_world(const td_init_options *options, td_world *met, td_group **group)
 {
     td_group_options wanted = {
@@ -56,18 +76,9 @@ static td_status open_world(const td_init_options *options, td_world *met, td_gr
         return td__fail(TD_ERR_INVALID, "td_init_process_group: %s", td_last_error());
     if (options->store)
         return td_group_open(options->store, options->rank, options->world_size, &wanted, group);
-    td_rendezvous_options where = {.world_size = options->world_size,
-                                   .rank = options->rank,
-                                   .timeout_ms = options->timeout_ms};
-    TD_TRY(td_rendezvous(options->init_method, &where, met));
-    td_status status = td_group_open(met->store, met->rank, met->world_size, &wanted, group);
-    if (status) {
-        char message[1024];
-        snprintf(message, sizeof message, "%s", td_last_error());
-        td_world_close(met);
-        return td__fail(status, "%s", message);
-    }
-    return TD_OK;
+    td_status status = meet_and_open(options, &wanted, met, group);
+    td__recorder_expect_end(status);
+    return status;
 }
 
 td_status td_init_process_group(const td_init_options *options)

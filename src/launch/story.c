@@ -291,18 +291,13 @@ static int find_most_waited(const struct td__story *story)
     return best < 0 ? -1 : firsts[best];
 }
 
-bool td__story_find_gap(const struct td__story *story, struct td__story_gap *gap)
+static bool mark_collective(const struct td__story *story, struct td__story_gap *gap)
 {
-    int best = find_most_waited(story);
-    if (best < 0)
-        return false;
-    gap->there = best;
     struct td__flight_page *page = malloc(sizeof *page);
-    gap->waiting = calloc((size_t)story->count + 1, sizeof *gap->waiting);
-    gap->missing = calloc((size_t)story->count + 1, sizeof *gap->missing);
+    const struct td__story_rank *there = &story->ranks[gap->there];
     bool found = false;
-    for (int i = 0; page && gap->waiting && gap->missing && i < story->count; i++) {
-        const struct td__story_rank *rank = &story->ranks[i], *there = &story->ranks[gap->there];
+    for (int i = 0; page && i < story->count; i++) {
+        const struct td__story_rank *rank = &story->ranks[i];
         const struct td__story_book *book = &story->books[rank->book];
         td__flight_read_log(book->bytes, book->size, rank->slot, &story->now, page);
         gap->waiting[i] = same_collective(rank, there);
@@ -310,6 +305,38 @@ bool td__story_find_gap(const struct td__story *story, struct td__story_gap *gap
         found = found || gap->missing[i];
     }
     free(page);
+    return found;
+}
+
+static bool mark_joining(const struct td__story *story, struct td__story_gap *gap)
+{
+    bool found = false;
+    for (int i = 0; i < story->count; i++) {
+        gap->waiting[i] = story->ranks[i].state == TD__STORY_JOINING;
+        gap->missing[i] = story->ranks[i].phase == TD__FLIGHT_ABSENT;
+        found = found || gap->missing[i];
+    }
+    return found;
+}
+
+static int find_joining(const struct td__story *story)
+{
+    for (int i = 0; i < story->count; i++)
+        if (story->ranks[i].state == TD__STORY_JOINING)
+            return i;
+    return -1;
+}
+
+bool td__story_find_gap(const struct td__story *story, struct td__story_gap *gap)
+{
+    int joining = find_joining(story), waited = find_most_waited(story);
+    gap->there = waited >= 0 ? waited : joining;
+    if (gap->there < 0)
+        return false;
+    gap->waiting = calloc((size_t)story->count + 1, sizeof *gap->waiting);
+    gap->missing = calloc((size_t)story->count + 1, sizeof *gap->missing);
+    bool found = gap->waiting && gap->missing &&
+                 (waited >= 0 ? mark_collective(story, gap) : mark_joining(story, gap));
     if (!found) {
         free(gap->waiting);
         free(gap->missing);

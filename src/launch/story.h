@@ -103,7 +103,8 @@ void td__story_print(const struct td__story *story, const char *margin, struct t
 /** All of it as one JSON object, with all operations where `whole`. */
 void td__story_print_json(const struct td__story *story, bool whole, struct td__buffer *text);
 
-/** Those who are in the collective that most wait in, and those of its group who have not come to it.
+/** Those who are in the collective that most wait in, and those of its group who have not come to it;
+ *  or those who are in td_init_process_group(), and those who have not called it.
  *  False where nobody is missing, or nobody known. Both lists are for free(). */
 struct td__story_gap {
     int there; /* index of one who waits */

@@ -333,14 +333,15 @@ static void print_crowd(const struct td__story *story, int first, const struct t
 static void print_gap(const struct td__story *story, const char *margin, struct td__buffer *out)
 {
     struct td__story_gap gap;
-    char text[2048] = "", waiting[512], missing[512], call[256];
+    char text[2048] = "", waiting[512], missing[512], call[256] = "td_init_process_group()";
     if (!td__story_find_gap(story, &gap))
         return;
     const struct td__story_rank *there = &story->ranks[gap.there];
     bool many = count_marked(story, gap.missing) > 1;
     list_ranks(story, gap.waiting, waiting, sizeof waiting);
     list_ranks(story, gap.missing, missing, sizeof missing);
-    td__story_call(&there->current, there->current_group, call);
+    if (there->state == TD__STORY_CALLING)
+        td__story_call(&there->current, there->current_group, call);
     ADD(text, "rank%s %s had not come to %s, where rank%s %s waited", many ? "s" : "", missing,
         call, count_marked(story, gap.waiting) > 1 ? "s" : "", waiting);
     wrap(out, margin, text);

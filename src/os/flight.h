@@ -180,7 +180,7 @@ struct td__flight_log {
     atomic_bool counting; /* … and whether it is at it now */
     pthread_mutex_t lock; /* guards the names, the last failure, and the list of the owner's */
     void *traces;
-    atomic_int users;            /* who opened the same place */
+    atomic_int users;            /* who opened the same place; 0: expected */
     int rank;                    /* … for this rank … */
     pid_t pid;                   /* … in this process */
     char *place;                 /* as TANDEM_FLIGHT had it; NULL for private memory */
@@ -190,6 +190,14 @@ struct td__flight_log {
 /** Finds or makes the log of a rank, as TANDEM_FLIGHT says; private memory where that does not work
  *  or the slot is taken. A rank that opens it again meanwhile gets the same one. TD_ERR_NOMEM only. */
 td_status td__flight_open(int rank, int size, struct td__flight_log **log);
+
+/** A rank begins to look for the others: opens its log, so that it is seen to wait for them. `rank` is
+ *  -1 where it is not known yet, `size` then 0. The next td__flight_open() goes on with it. Nothing
+ *  where TANDEM_FLIGHT names no place, or names files and the rank is not known. */
+void td__flight_expect(int rank, int size);
+
+/** Closes that log where nobody went on with it. With a `status`, `sentence` says what went wrong. */
+void td__flight_give_up(td_status status, const char *sentence);
 
 /** Ends the writing; the bytes stay for their readers. */
 void td__flight_close(struct td__flight_log *log);

@@ -189,7 +189,7 @@ static bool open_private(struct td__flight_log *log)
     return true;
 }
 
-/* So that the same rank finds it again; without memory for that it gets private memory then. */
+/* So that the same rank finds it again; without memory for that it gets another one then. */
 static bool keep_place(struct td__flight_log *log, const char *place, int rank)
 {
     log->place = strdup(place);
@@ -215,7 +215,7 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
         else if (open_slot(log, pid, fd, slot))
             return keep_place(log, place, rank);
     }
-    return open_private(log);
+    return open_private(log) && (!place || keep_place(log, place, rank));
 }
 
 /* What an earlier owner wrote is gone; what the launcher wrote stays. */
@@ -234,15 +234,13 @@ static void clear(struct td__flight_bytes *bytes)
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
-static void begin(struct td__flight_log *log, int rank, int size)
+static void begin(struct td__flight_log *log)
 {
     struct td__flight_bytes *bytes = log->bytes;
     struct timespec wall;
     log->stamps = td__flight_has_stamps();
     clear(bytes);
     atomic_store(&bytes->owner, (uint32_t)getpid());
-    atomic_store(&bytes->rank, rank);
-    atomic_store(&bytes->size, size);
     atomic_store(&bytes->clock, log->stamps);
     clock_gettime(CLOCK_REALTIME, &wall);
     int64_t offset = (int64_t)wall.tv_sec * 1000000000 + wall.tv_nsec - td__now_ns();
@@ -254,14 +252,25 @@ static void begin(struct td__flight_log *log, int rank, int size)
     atomic_store(&bytes->ns[0], atomic_load(&bytes->ns[1]));
 }
 
-/* The log that this rank has open at the place where TANDEM_FLIGHT points now. */
+/* The log that this rank has open at the place where TANDEM_FLIGHT points now, or -1: that is expected
+ * there. A slot that is expected is for any rank, a file is named after one. */
 static struct td__flight_log *find_open(int rank)
 {
     const char *place = getenv(TD__FLIGHT_VARIABLE);
-    for (struct td__flight_log *log = place ? logs : NULL; log; log = log->next)
-        if (log->rank == rank && log->pid == getpid() && !strcmp(log->place, place))
+    bool slot = place && !strchr(place, '/');
+    for (struct td__flight_log *log = place ? logs : NULL; log; log = log->next) {
+        bool expected = !atomic_load(&log->users) && (slot || rank < 0);
+        if ((log->rank == rank || expected) && log->pid == getpid() && !strcmp(log->place, place))
             return log;
+    }
     return NULL;
+}
+
+static void set_rank(struct td__flight_log *log, int rank, int size)
+{
+    log->rank = rank;
+    atomic_store(&log->bytes->rank, rank);
+    atomic_store(&log->bytes->size, size);
 }
 
 static td_status open_fresh(int rank, int size, struct td__flight_log **log_out)
@@ -274,7 +283,8 @@ static td_status open_fresh(int rank, int size, struct td__flight_log **log_out)
         return td__fail_nomem("flight recorder");
     }
     pthread_mutex_init(&log->lock, NULL);
-    begin(log, rank, size);
+    begin(log);
+    set_rank(log, rank, size);
     if (log->place) {
         log->next = logs;
         logs = log;
@@ -283,17 +293,52 @@ static td_status open_fresh(int rank, int size, struct td__flight_log **log_out)
     return TD_OK;
 }
 
+static void forget_parent(void)
+{
+    if (generation == td__fork_generation())
+        return;
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* a thread of the parent may have held it */
+    logs = NULL;
+    generation = td__fork_generation();
+}
+
+void td__flight_expect(int rank, int size)
+{
+    const char *place = getenv(TD__FLIGHT_VARIABLE);
+    struct td__flight_log *log;
+    if (!place || !*place || (rank < 0 && strchr(place, '/')))
+        return;
+    forget_parent();
+    pthread_mutex_lock(&lock);
+    if (!find_open(rank) && !open_fresh(rank, size, &log))
+        td__flight_set_phase(log, TD__FLIGHT_JOINING);
+    pthread_mutex_unlock(&lock);
+}
+
+void td__flight_give_up(td_status status, const char *sentence)
+{
+    forget_parent();
+    pthread_mutex_lock(&lock);
+    struct td__flight_log *log = find_open(-1);
+    if (log && atomic_load(&log->users))
+        log = NULL;
+    if (log)
+        atomic_store(&log->users, 1);
+    pthread_mutex_unlock(&lock);
+    if (log && status)
+        td__flight_fail(log, 0, status, sentence);
+    if (log)
+        td__flight_close(log);
+}
+
 td_status td__flight_open(int rank, int size, struct td__flight_log **log_out)
 {
-    if (generation != td__fork_generation()) {
-        lock = (pthread_mutex_t)
-            PTHREAD_MUTEX_INITIALIZER; /* a thread of the parent may have held it */
-        logs = NULL;
-        generation = td__fork_generation();
-    }
+    forget_parent();
     td_status status = TD_OK;
     pthread_mutex_lock(&lock);
     struct td__flight_log *log = find_open(rank);
+    if (log && !atomic_load(&log->users))
+        set_rank(log, rank, size);
     if (!log)
         status = open_fresh(rank, size, &log);
     if (!status) {

@@ -8,9 +8,11 @@
 #include "store/rendezvous_schemes.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 #include "store/hostlist.h"
 
 #include <ctype.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +64,23 @@ const char *td__rendezvous_detect(void)
     if (td__env("WORLD_SIZE") || td__env("MASTER_ADDR") || td__env("MASTER_PORT"))
         return "env://"; /* which then says that RANK is missing */
     return NULL;
+}
+
+int td__rendezvous_expected_rank(const char *url, const td_rendezvous_options *options)
+{
+    int rank = -1;
+    const struct dialect *mpi = mpi_in_use();
+    if (options->world_size > 0 || options->rank > 0)
+        return options->rank;
+    if (!url)
+        url = td__rendezvous_detect();
+    const char *name = !url                       ? NULL
+                       : !strcmp(url, "env://")   ? "RANK"
+                       : !strcmp(url, "slurm://") ? slurm.rank
+                       : !strcmp(url, "mpi://")   ? (mpi ? mpi->rank : NULL)
+                                                  : NULL;
+    const char *text = name ? td__env(name) : NULL;
+    return text && td__parse_int(text, 0, INT_MAX, &rank) ? rank : -1;
 }
 
 /* Rank and sizes, from the options, the URL, or the launcher's variables. */

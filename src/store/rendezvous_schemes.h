@@ -31,6 +31,9 @@ td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_opti
 /** The URL that fits the environment; NULL when it speaks of no job at all. */
 const char *td__rendezvous_detect(void);
 
+/** Which rank this process is going to be, -1 where neither the options nor the environment tell. */
+int td__rendezvous_expected_rank(const char *url, const td_rendezvous_options *options);
+
 /* Shared by the schemes: */
 
 /** Rank and world size from the options, then the URL; what is still open is left at -1. Checks

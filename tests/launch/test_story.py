@@ -50,6 +50,20 @@ class StoryTest(Test):
         told = "\n".join(told).replace("\n      ", " ")
         return [line.strip() for line in told.splitlines()]
 
+    def start_late(self, then):
+        """A job whose rank 1 does not join, until there is a file named go."""
+        late = f"[ $RANK != 1 ] || {{ until [ -e go ]; do sleep 0.01; done; {then}; }}"
+        return self.start(
+            "--standalone", "--nproc-per-node=3", "sh", "-c", f'{late}; exec "$0"', WORKER
+        )
+
+    def wait_joining(self, job, ranks):
+        def are_there():
+            seen = self.status(job)
+            return seen and all(seen["ranks"][r]["state"] == "joining" for r in ranks)
+
+        wait_until(are_there, f"ranks {ranks} waiting for the others")
+
     def wait_in_calls(self, job, ranks):
         def are_there():
             seen = self.status(job)
@@ -105,6 +119,20 @@ class Failures(StoryTest):
         lines = self.lines(job.err)
         self.assertIn("failed first: exit code 4 before it joined the others", lines[0])
 
+    def test_others_wait_to_join(self):
+        job = self.start_late("exit 7")
+        self.wait_joining(job, [0, 2])
+        self.script("go", "")
+        job.finish()
+        self.check_code(job, 7)
+        lines = self.lines(job.err)
+        self.assertIn("failed first: exit code 7 before it joined the others", lines[0])
+        self.assertRegex(lines[1], r"^rank 0 .* waited to join the others for ")
+        self.assertRegex(lines[2], r"^rank 2 .* waited to join the others for ")
+        self.assertEqual(
+            lines[3], "rank 1 had not come to td_init_process_group(), where ranks 0, 2 waited"
+        )
+
     def test_programs_without_operations_have_no_story(self):
         job = self.run_job("--standalone", "--nproc-per-node=2", "sh", "-c", "exit $RANK")
         self.check_code(job, 1)
@@ -144,6 +172,20 @@ class Interrupted(StoryTest):
         self.assertRegex(
             lines[3], r"^rank 1 had not come to all_reduce #3 .*, where ranks 0, 2 waited$"
         )
+
+    def test_who_has_not_joined(self):
+        job = self.start_late("true")
+        self.wait_joining(job, [0, 2])
+        table = self.ask("status", str(job.pid)).stdout
+        self.assertRegex(table, r"(?m)^ +0 +\d+  joining +\d")
+        self.assertRegex(table, r"(?m)^ +1 +\d+  not joined ")
+        job.signal(signal.SIGINT)
+        job.finish()
+        self.check_code(job, 128 + signal.SIGINT)
+        lines = self.lines(job.err)
+        self.assertRegex(lines[0], r"^rank 1 \(pid \d+\) never joined$")
+        self.assertRegex(lines[1], r"^rank 0 .* waited to join the others for ")
+        self.assertIn("rank 1 had not come to td_init_process_group()", lines[3])
 
     def test_a_rank_that_left(self):
         job = self.start_job("leave", workers=1)
