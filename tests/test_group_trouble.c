@@ -212,20 +212,6 @@ RANKS(a_rank_that_leaves_another_host, .ranks = 4)
     leave_and_stay(NULL, "0011");
 }
 
-RANKS(barriers_that_name_the_missing, .ranks = 4)
-{
-    int rank = td_test_rank();
-    open_world(NULL, NULL);
-    CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
-    if (rank < 2) {
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, false), TD_ERR_TIMEOUT, "rank 2");
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_TIMEOUT, "2, 3");
-    }
-    CHECK_OK(td_group_barrier(NULL, NULL)); /* nothing is broken by it */
-    CHECK_FAILS(td_group_monitored_barrier(NULL, -1, true), TD_ERR_INVALID, "-1 ms");
-    CHECK_OK(td_destroy_process_group());
-}
-
 /* One of them has been told to use no shared memory. */
 RANKS(different_transports, .ranks = 3)
 {

@@ -20,6 +20,7 @@ struct td__given_up { /* a group that is not made here yet */
     struct td__given_up *next;
     uint64_t key;
     int rank;
+    uint64_t why;
 };
 
 void td__group_break(td_group *group, td_status status)
@@ -41,25 +42,50 @@ td_status td__group_state(const td_group *group)
     return status ? td__fail((td_status)status, "%s", group->reason ? group->reason : "") : TD_OK;
 }
 
-void td__abort_here(td_group *group, int rank)
+/* ---- Why -------------------------------------------------------------------------------------- */
+
+/* A number from the lowest bit on: the reason (4), and with MIXED the kind of the other's call (4), its
+ * rank (24), the call's number (32). */
+uint64_t td__given_up_mixed(int rank, td_op_kind kind, uint64_t sequence)
 {
-    td__fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
-             td__endpoint_describe(group->root->endpoint, rank));
-    td__group_break(group, TD_ERR_ABORTED);
+    return TD__GIVEN_UP_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
+           sequence << 32;
+}
+
+/* `rank` has told it. The number is another process's: whatever it says makes a sentence. */
+static td_status explain(const td_group *group, int rank, uint64_t why)
+{
+    if ((why & 15) == TD__GIVEN_UP_MIXED)
+        return td__fail(TD_ERR_MISMATCH,
+                        "call #%llu on group \"%s\": rank %d called monitored_barrier, rank %d "
+                        "called %s; every rank must make the same calls in the same order",
+                        (unsigned long long)(why >> 32), group->name, rank,
+                        (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
+    return td__fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
+                    td__endpoint_describe(group->root->endpoint, rank));
+}
+
+/* ---- Giving up -------------------------------------------------------------------------------- */
+
+void td__abort_here(td_group *group, int rank, uint64_t why)
+{
+    td__group_break(group, explain(group, rank, why));
+    atomic_store(&group->given_up, true);
     if (group->ops && group->ops->abort)
         group->ops->abort(group->self);
 }
 
-void td__abort_hear(struct td__root *root, uint64_t key, int rank)
+void td__abort_hear(struct td__root *root, uint64_t key, int rank, uint64_t why)
 {
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
     if (group) {
-        td__abort_here(group, rank);
+        td__abort_here(group, rank, why);
     } else {
         struct td__given_up *given_up = malloc(sizeof *given_up);
         if (given_up) {
-            *given_up = (struct td__given_up){.next = root->given_up, .key = key, .rank = rank};
+            *given_up = (struct td__given_up){
+                .next = root->given_up, .key = key, .rank = rank, .why = why};
             root->given_up = given_up;
         }
     }
@@ -70,7 +96,7 @@ void td__abort_recall(td_group *group)
 {
     for (struct td__given_up *at = group->root->given_up; at; at = at->next)
         if (at->key == group->key)
-            td__abort_here(group, at->rank);
+            td__abort_here(group, at->rank, at->why);
 }
 
 void td__abort_forget(struct td__root *root)
@@ -83,12 +109,21 @@ void td__abort_forget(struct td__root *root)
 }
 
 /* A successful call leaves the last error as it was. */
-td_status td__abort_quietly(td_group *group)
+void td__abort_own(td_group *group, uint64_t why, bool tell)
 {
+    struct td__endpoint *endpoint = group->root->endpoint;
     char message[1024];
+    td_status status = td_last_status();
     snprintf(message, sizeof message, "%s", td_last_error());
-    td__abort_here(group, group->root->rank);
-    return td__fail(TD_OK, "%s", message);
+    td__abort_here(group, group->root->rank, why);
+    for (int i = 0; tell && i < group->size; i++)
+        if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT) {
+            struct td__buffer answer = {0};
+            td__endpoint_ask(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
+                             td__deadline_in_ms(TELL_MS), &answer);
+            td__buffer_free(&answer);
+        }
+    td__fail(status, "%s", message);
 }
 
 td_status td_group_abort(td_group *group)
@@ -96,17 +131,6 @@ td_status td_group_abort(td_group *group)
     group = td__group_enter(group, "td_group_abort");
     if (!group)
         return TD_ERR_STATE;
-    struct td__endpoint *endpoint = group->root->endpoint;
-    char message[1024];
-    snprintf(message, sizeof message, "%s", td_last_error());
-    td__abort_here(group, group->root->rank);
-    for (int i = 0; i < group->size; i++)
-        if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT) {
-            struct td__buffer answer = {0};
-            td__endpoint_ask(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, 0,
-                             td__deadline_in_ms(TELL_MS), &answer);
-            td__buffer_free(&answer);
-        }
-    td__fail(TD_OK, "%s", message);
+    td__abort_own(group, TD__GIVEN_UP_ABORT, true);
     return TD_OK;
 }

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "group/abort.h"
+#include "group/monitored_barrier.h"
 #include "group/recorder.h"
 #include "group/root.h"
 #include "group/shrink.h"
@@ -51,7 +52,10 @@ static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
         say_where(root, group, text);
         break;
     case TD__TOPIC_ABORT:
-        td__abort_hear(root, group, rank);
+        td__abort_hear(root, group, rank, value);
+        break;
+    case TD__TOPIC_BARRIER:
+        td__barrier_answer(root, group, rank, text);
         break;
     case TD__TOPIC_SHRINK:
         td__shrink_answer(root, rank, group, value, text);

@@ -7,8 +7,9 @@
 /* Topics of td__endpoint_ask(). */
 enum {
     TD__TOPIC_WHERE = 1, /* what do you do on this group? */
-    TD__TOPIC_ABORT,     /* this group is given up */
+    TD__TOPIC_ABORT,     /* this group is given up, see abort.h */
     TD__TOPIC_SHRINK,    /* see shrink.c */
+    TD__TOPIC_BARRIER,   /* see monitored_barrier.c */
 };
 
 /** TD_ERR_INVALID where TANDEM_STALL_WARN makes no sense. */

@@ -259,13 +259,14 @@ td_status td__messages_run(struct td__messages *messages, const td_call *call, i
 }
 
 /* Who waits, or our own thread, tells the works: this may be any thread. */
-void td__messages_abort(struct td__messages *messages)
+void td__messages_abort(struct td__messages *messages, td_status status)
 {
     char why[512];
     snprintf(why, sizeof why, "%s", td_last_error());
     pthread_mutex_lock(&messages->lock);
     if (!messages->aborted) {
         messages->aborted = strdup(why);
+        messages->aborted_with = status;
         for (int r = 0; r < messages->options.size; r++)
             if (r != messages->options.rank)
                 td__peer_gone(messages, r, why);

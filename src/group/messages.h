@@ -51,8 +51,8 @@ void td__messages_progress(struct td__messages *messages, td_work *work, int64_t
 td_status td__messages_run(struct td__messages *messages, const td_call *call, int *source,
                            size_t *received);
 
-/** The group is given up: what is posted, and what will be, fails with TD_ERR_ABORTED and the last
+/** The group is given up: what is posted, and what will be, fails with this status and the last
  *  error. */
-void td__messages_abort(struct td__messages *messages);
+void td__messages_abort(struct td__messages *messages, td_status status);
 
 #endif

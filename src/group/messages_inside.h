@@ -155,7 +155,8 @@ struct td__messages {
     int last_gone;              /* of those that are */
     bool doubts;                /* about some peer */
     int lost;                   /* one of those that died, or -1 */
-    char *aborted;              /* the group was given up: by whom */
+    char *aborted;              /* the group was given up: why … */
+    td_status aborted_with;     /* … and what calls get */
     unsigned losses;            /* of the endpoint, as last looked at */
     int64_t next_pulse;         /* when to look whether the others live */
     td__deadline lockout_at; /* 0: the owner of the shared memory lives; else until when others may

@@ -127,7 +127,7 @@ const char *td__post_describe(struct td__messages *messages, const struct td__po
 td_status td__peer_refuse(struct td__messages *messages, int peer, const struct td__post *post)
 {
     if (messages->aborted)
-        return td__fail(TD_ERR_ABORTED, "%s: %s", td__post_describe(messages, post),
+        return td__fail(messages->aborted_with, "%s: %s", td__post_describe(messages, post),
                         messages->aborted);
     return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(messages, post),
                     messages->peers[peer].farewell);

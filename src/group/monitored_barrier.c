@@ -5,25 +5,57 @@
  *
  * It is made of messages with tags of its own, so that the order of the group's collectives is not
  * touched when it fails. A rank that comes late to one barrier must not be taken for having come to the
- * next: each «here» carries the barrier's number, and old ones are passed over. */
+ * next: each «here» carries the barrier's number, and old ones are passed over.
+ *
+ * Who has waited for a moment asks those it waits for how far they are, and again after twice as long:
+ *
+ *     it stands in a collective that this rank has not called yet, and has not come to this barrier
+ *                                      the calls differ: the group is given up, everywhere
+ *     rank 0 has ended this barrier without having heard of this rank
+ *                                      this rank is too late, and no verdict will come */
+#include "group/monitored_barrier.h"
+
 #include "base/fail.h"
-#include "group/process_group.h"
+#include "group/abort.h"
+#include "group/inquiry.h"
+#include "group/root.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { GRACE_MS = 10000 };
+enum {
+    GRACE_MS = 10000,
+    FIRST_LOOK_MS = 100,
+    LAST_LOOK_MS = 5000,
+    ASK_MS = 250,
+    ASKED = 32,     /* ranks at most, in one look … */
+    TOLD = 8,       /* … and those of whom the message says what they do … */
+    TELL_MS = 1000, /* … which may take this long */
+};
 
 struct verdict {
     uint64_t number;
     uint32_t late; /* 0, TD_ERR_TIMEOUT, or TD_ERR_PEER where the first one missing is gone */
-    char text[436];
+    char text[1012];
 };
 
 struct arrival {
     td_work *work;
     uint64_t number;
+};
+
+/* One barrier, as this rank sees it. */
+struct barrier {
+    td_group *group;
+    uint64_t number;
+    uint64_t sequence; /* of the last collective before it */
+    int64_t timeout_ms;
+    td__deadline deadline;
+    td__deadline look; /* when to ask the others */
+    int64_t pause_ms;  /* until the look after that */
+    bool all;
+    struct arrival *arrivals; /* rank 0's */
 };
 
 static td_status start(td_group *group, td_op_kind kind, void *data, size_t size, int rank, int tag,
@@ -49,89 +81,309 @@ static int64_t left_ms(td__deadline deadline)
     return left > 0 ? left : 1;
 }
 
-/* True when `rank` has come to this barrier, or a later one, by the deadline. */
-static bool await_rank(td_group *group, struct arrival *arrival, int rank, uint64_t number,
-                       td__deadline deadline)
+/* ---- Asking how far somebody is -------------------------------------------------------------- */
+
+struct progress {
+    uint64_t sequence; /* of the collective that it stands in; 0: in none … */
+    td_op_kind kind;   /* … and of which kind that is */
+    uint64_t begun;    /* monitored barriers */
+    uint64_t over;     /* … that have ended there */
+    uint64_t heard;    /* … the last one that it has seen this rank come to */
+};
+
+void td__barrier_answer(struct td__root *root, uint64_t key, int rank, struct td__buffer *answer)
 {
-    while (arrival->work) {
-        td_status status = td_work_wait(arrival->work, left_ms(deadline) + GRACE_MS);
-        td_work_release(arrival->work);
-        arrival->work = NULL;
-        if (status)
-            return false;
-        if (arrival->number >= number)
-            return true;
-        if (start(group, TD_OP_RECV, &arrival->number, sizeof arrival->number, rank, TD__TAG_HERE,
-                  left_ms(deadline), &arrival->work))
-            return false;
+    struct progress own = {0};
+    /* First of all: who stands there without having come to a barrier had not come to it then. */
+    if (!td__recorder_stands_in(root, key, &own.sequence, &own.kind))
+        own.sequence = 0;
+    pthread_mutex_lock(&root->lock);
+    td_group *group = td__root_find(root, key);
+    for (int i = 0; group && group->monitored_arrivals && i < group->size; i++)
+        if (group->ranks[i] == rank)
+            own.heard = atomic_load(&group->monitored_arrivals[i]);
+    if (group) {
+        own.begun = atomic_load(&group->monitored);
+        own.over = atomic_load(&group->monitored_over);
     }
+    pthread_mutex_unlock(&root->lock);
+    td__buffer_put_u64(answer, own.sequence);
+    td__buffer_put_u32(answer, own.kind);
+    td__buffer_put_u64(answer, own.begun);
+    td__buffer_put_u64(answer, own.over);
+    td__buffer_put_u64(answer, own.heard);
+}
+
+static bool ask(const td_group *group, int index, struct progress *progress)
+{
+    struct td__buffer answer = {0};
+    bool known = false;
+    if (!td__endpoint_ask(group->root->endpoint, group->ranks[index], TD__TOPIC_BARRIER, group->key,
+                          0, td__deadline_in_ms(ASK_MS), &answer)) {
+        struct td__reader reader = td__reader_of(answer.data, answer.size);
+        progress->sequence = td__reader_u64(&reader);
+        progress->kind = (td_op_kind)td__reader_u32(&reader);
+        progress->begun = td__reader_u64(&reader);
+        progress->over = td__reader_u64(&reader);
+        progress->heard = td__reader_u64(&reader);
+        known = td__reader_done(&reader);
+    }
+    td__buffer_free(&answer);
+    return known;
+}
+
+/* False where it does not answer, or where it turned out that it has called something else: then the group
+ * is given up. */
+static bool look_at(const struct barrier *barrier, int index, struct progress *progress)
+{
+    td_group *group = barrier->group;
+    struct td__endpoint *endpoint = group->root->endpoint;
+    if (td__endpoint_presence(endpoint, group->ranks[index]) != TD__PRESENT ||
+        td__endpoint_is_stopped(endpoint, group->ranks[index]) || !ask(group, index, progress))
+        return false;
+    if (progress->sequence <= barrier->sequence || progress->begun >= barrier->number)
+        return true;
+    td__abort_own(
+        group, td__given_up_mixed(group->ranks[index], progress->kind, progress->sequence), true);
     return false;
 }
 
-static void add_missing(char *list, size_t room, int rank, const char *farewell, bool all)
+static void plan_look(struct barrier *barrier)
 {
-    size_t length = strlen(list);
-    if (length && (!all || length > room - 100))
-        return;
-    length += (size_t)snprintf(list + length, room - length, "%s%d", length ? ", " : "", rank);
-    if (farewell)
-        snprintf(list + length, room - length, " (it %s)", farewell);
+    barrier->look = td__deadline_in_ms(barrier->pause_ms);
+    barrier->pause_ms = barrier->pause_ms * 2 < LAST_LOOK_MS ? barrier->pause_ms * 2 : LAST_LOOK_MS;
 }
 
-static td_status ask_everyone(td_group *group, uint64_t number, int64_t timeout_ms, bool all)
+/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+
+static bool has_come(const struct barrier *barrier, int index)
 {
-    td__deadline deadline = td__deadline_in_ms(timeout_ms);
-    struct arrival *arrivals = calloc((size_t)group->size, sizeof *arrivals);
-    bool *came = calloc((size_t)group->size, sizeof *came);
-    struct verdict verdict = {.number = number};
-    char missing[300] = "";
-    if (!arrivals || !came) {
-        free(arrivals);
-        free(came);
-        return td__fail_nomem("monitored_barrier");
+    const td_group *group = barrier->group;
+    return index == group->rank ||
+           atomic_load(&group->monitored_arrivals[index]) >= barrier->number;
+}
+
+static void look_around(struct barrier *barrier)
+{
+    td_group *group = barrier->group;
+    struct progress progress;
+    int asked = 0;
+    for (int r = 1; r < group->size && asked < ASKED && !atomic_load(&group->given_up); r++)
+        if (barrier->arrivals[r].work && !td_work_test(barrier->arrivals[r].work)) {
+            look_at(barrier, r, &progress);
+            asked++;
+        }
+    plan_look(barrier);
+}
+
+static bool wait_for(struct barrier *barrier, td_work *work)
+{
+    td__deadline end = barrier->deadline + GRACE_MS * (int64_t)1000000;
+    while (!td__work_wait_until(work, td__deadline_earlier(barrier->look, end))) {
+        if (td__deadline_passed(end))
+            return false;
+        look_around(barrier);
     }
-    for (int r = 1; r < group->size; r++)
-        if (start(group, TD_OP_RECV, &arrivals[r].number, sizeof arrivals[r].number, r,
-                  TD__TAG_HERE, timeout_ms, &arrivals[r].work))
-            arrivals[r].work = NULL;
-    for (int r = 1; r < group->size; r++) {
-        came[r] = await_rank(group, &arrivals[r], r, number, deadline);
-        if (came[r])
+    return td_work_status(work) == TD_OK;
+}
+
+/* Returns when `rank` has come to this barrier or a later one, or will not in time. */
+static void await_rank(struct barrier *barrier, int rank)
+{
+    td_group *group = barrier->group;
+    struct arrival *arrival = &barrier->arrivals[rank];
+    while (arrival->work) {
+        bool came = wait_for(barrier, arrival->work);
+        td_work_release(arrival->work);
+        arrival->work = NULL;
+        if (came && arrival->number >= barrier->number)
+            atomic_store(&group->monitored_arrivals[rank], arrival->number);
+        else if (came && start(group, TD_OP_RECV, &arrival->number, sizeof arrival->number, rank,
+                               TD__TAG_HERE, left_ms(barrier->deadline), &arrival->work))
+            arrival->work = NULL;
+    }
+}
+
+/* "ranks 1, 2 have", of those who have come or not; the first one only, where no more are wanted. */
+static void list_ranks(const struct barrier *barrier, bool come, bool all, char *text, size_t room)
+{
+    const td_group *group = barrier->group;
+    char list[160] = "";
+    size_t length = 0;
+    int count = 0;
+    for (int r = 0; r < group->size && (all || !count); r++) {
+        if (has_come(barrier, r) != come)
             continue;
-        struct td__endpoint *endpoint = group->root->endpoint;
-        const char *farewell = td__endpoint_farewell(endpoint, group->ranks[r]);
-        add_missing(missing, sizeof missing, group->ranks[r], farewell, all);
-        if (!verdict.late)
-            verdict.late = farewell ? TD_ERR_PEER : TD_ERR_TIMEOUT;
+        if (length < sizeof list - 32)
+            length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
+                                       count ? ", " : "", group->ranks[r]);
+        else if (list[length - 1] != '.')
+            length += (size_t)snprintf(list + length, sizeof list - length, ", ...");
+        count++;
     }
-    if (verdict.late)
-        snprintf(verdict.text, sizeof verdict.text,
-                 "monitored_barrier on group \"%.100s\": rank %.240s did not come within %lld ms",
-                 group->name, missing, (long long)timeout_ms);
+    snprintf(text, room, "rank%s %s %s", count > 1 ? "s" : "", list, count > 1 ? "have" : "has");
+}
+
+/* Who came, who did not, and what each of those does. */
+static void describe(const struct barrier *barrier, struct verdict *verdict)
+{
+    td_group *group = barrier->group;
+    char came[200], missing[200], what[TD__ROLL_TEXT];
+    td__deadline end = td__deadline_in_ms(TELL_MS);
+    list_ranks(barrier, true, true, came, sizeof came);
+    list_ranks(barrier, false, barrier->all, missing, sizeof missing);
+    size_t room = sizeof verdict->text;
+    size_t length = (size_t)snprintf(verdict->text, room,
+                                     "monitored_barrier #%llu on group \"%.100s\": %s not come "
+                                     "within %lld ms; %s come",
+                                     (unsigned long long)barrier->number, group->name, missing,
+                                     (long long)barrier->timeout_ms, came);
+    int told = 0;
+    for (int r = 1; r < group->size && told < (barrier->all ? TOLD : 1); r++) {
+        if (has_come(barrier, r))
+            continue;
+        td__roll_call(group, 0, r, what);
+        if (td__deadline_passed(end) || length + strlen(what) + 3 > room)
+            break;
+        length += (size_t)snprintf(verdict->text + length, room - length, "; %s", what);
+        told++;
+    }
+}
+
+static td_status collect(struct barrier *barrier)
+{
+    td_group *group = barrier->group;
+    struct verdict verdict = {.number = barrier->number};
     for (int r = 1; r < group->size; r++)
-        if (came[r])
+        if (start(group, TD_OP_RECV, &barrier->arrivals[r].number,
+                  sizeof barrier->arrivals[r].number, r, TD__TAG_HERE, barrier->timeout_ms,
+                  &barrier->arrivals[r].work))
+            barrier->arrivals[r].work = NULL;
+    for (int r = 1; r < group->size; r++)
+        await_rank(barrier, r);
+    if (atomic_load(&group->given_up))
+        return td__group_state(group);
+    for (int r = 1; r < group->size && !verdict.late; r++)
+        if (!has_come(barrier, r))
+            verdict.late = td__endpoint_farewell(group->root->endpoint, group->ranks[r])
+                               ? TD_ERR_PEER
+                               : TD_ERR_TIMEOUT;
+    if (verdict.late)
+        describe(barrier, &verdict);
+    for (int r = 1; r < group->size; r++)
+        if (has_come(barrier, r))
             start(group, TD_OP_SEND, &verdict, sizeof verdict, r, TD__TAG_VERDICT, GRACE_MS, NULL);
-    free(arrivals);
-    free(came);
     return verdict.late ? td__fail((td_status)verdict.late, "%s", verdict.text) : TD_OK;
 }
 
-static td_status report(td_group *group, uint64_t number, int64_t timeout_ms)
+static td_status ask_everyone(struct barrier *barrier)
+{
+    td_group *group = barrier->group;
+    barrier->arrivals = calloc((size_t)group->size, sizeof *barrier->arrivals);
+    if (!barrier->arrivals)
+        return td__fail_nomem("monitored_barrier");
+    td_status status = collect(barrier);
+    atomic_store(&group->monitored_over, barrier->number);
+    free(barrier->arrivals);
+    return status;
+}
+
+/* ---- The others ------------------------------------------------------------------------------ */
+
+/* A message to or from rank 0 has failed. */
+static td_status fail_alone(const struct barrier *barrier, td_status status)
+{
+    td_group *group = barrier->group;
+    struct td__endpoint *endpoint = group->root->endpoint;
+    const char *farewell = td__endpoint_farewell(endpoint, group->ranks[0]);
+    if (atomic_load(&group->given_up))
+        return td__group_state(group);
+    if (farewell)
+        return td__fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
+                        (unsigned long long)barrier->number, group->name,
+                        td__endpoint_describe(endpoint, group->ranks[0]), farewell);
+    if (status == TD_ERR_TIMEOUT)
+        return td__explain_delay(
+            group, 0, 0,
+            td__fail(status,
+                     "monitored_barrier #%llu on group \"%s\": rank %d, which asks the others, has "
+                     "not answered within %lld ms",
+                     (unsigned long long)barrier->number, group->name, group->ranks[0],
+                     (long long)barrier->timeout_ms + GRACE_MS));
+    return td__fail(status, "monitored_barrier #%llu on group \"%s\": rank %d did not answer: %s",
+                    (unsigned long long)barrier->number, group->name, group->ranks[0],
+                    td_last_error());
+}
+
+static td_status fail_late(const struct barrier *barrier)
+{
+    const td_group *group = barrier->group;
+    return td__fail(TD_ERR_TIMEOUT,
+                    "monitored_barrier #%llu on group \"%s\": rank %d has come too late: rank %d "
+                    "has waited for it, and given up",
+                    (unsigned long long)barrier->number, group->name, group->ranks[group->rank],
+                    group->ranks[0]);
+}
+
+/* Waits for a verdict until the next look. */
+static td_status receive(struct barrier *barrier, struct verdict *verdict)
+{
+    td_work *work;
+    int64_t limit = left_ms(td__deadline_earlier(barrier->look, barrier->deadline));
+    TD_TRY(start(barrier->group, TD_OP_RECV, verdict, sizeof *verdict, 0, TD__TAG_VERDICT, limit,
+                 &work));
+    td_status status = td_work_wait(work, limit + GRACE_MS);
+    td_work_release(work);
+    return status;
+}
+
+static td_status await_verdict(struct barrier *barrier, struct verdict *verdict)
+{
+    struct progress progress;
+    while (verdict->number < barrier->number) {
+        td_status status = receive(barrier, verdict);
+        if (status && (status != TD_ERR_TIMEOUT || td__deadline_passed(barrier->deadline) ||
+                       atomic_load(&barrier->group->given_up)))
+            return fail_alone(barrier, status);
+        if (!status)
+            continue;
+        if (look_at(barrier, 0, &progress) && progress.over >= barrier->number &&
+            progress.heard < barrier->number)
+            return fail_late(barrier);
+        plan_look(barrier);
+    }
+    return TD_OK;
+}
+
+static td_status report(struct barrier *barrier)
 {
     struct verdict verdict = {0};
-    td__deadline deadline = td__deadline_in_ms(timeout_ms + GRACE_MS);
-    TD_TRY(start(group, TD_OP_SEND, &number, sizeof number, 0, TD__TAG_HERE, timeout_ms, NULL));
-    while (verdict.number < number) {
-        td_status status = start(group, TD_OP_RECV, &verdict, sizeof verdict, 0, TD__TAG_VERDICT,
-                                 left_ms(deadline), NULL);
-        if (status)
-            return td__fail(status, "monitored_barrier on group \"%s\": rank %d did not answer: %s",
-                            group->name, group->ranks[0], td_last_error());
-    }
+    td_status status = start(barrier->group, TD_OP_SEND, &barrier->number, sizeof barrier->number,
+                             0, TD__TAG_HERE, barrier->timeout_ms, NULL);
+    if (status)
+        return fail_alone(barrier, status);
+    barrier->deadline = td__deadline_in_ms(barrier->timeout_ms + GRACE_MS);
+    TD_TRY(await_verdict(barrier, &verdict));
     verdict.text[sizeof verdict.text - 1] = 0;
     if (!verdict.late)
         return TD_OK;
     return td__fail(verdict.late == TD_ERR_PEER ? TD_ERR_PEER : TD_ERR_TIMEOUT, "%s", verdict.text);
+}
+
+/* ---- The call -------------------------------------------------------------------------------- */
+
+/* Rank 0 keeps who came to which; who asks for it holds the root's lock. */
+static td_status keep_arrivals(td_group *group)
+{
+    if (group->rank || group->monitored_arrivals)
+        return TD_OK;
+    _Atomic uint64_t *arrivals = calloc((size_t)group->size, sizeof *arrivals);
+    if (!arrivals)
+        return td__fail_nomem("monitored_barrier");
+    pthread_mutex_lock(&group->root->lock);
+    group->monitored_arrivals = arrivals;
+    pthread_mutex_unlock(&group->root->lock);
+    return TD_OK;
 }
 
 td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all)
@@ -142,14 +394,23 @@ td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool a
     if (timeout_ms < 0)
         return td__fail(TD_ERR_INVALID, "monitored_barrier: the timeout is %lld ms",
                         (long long)timeout_ms);
-    if (!timeout_ms)
-        timeout_ms = td__call_timeout(group);
-    uint64_t number = ++group->monitored;
+    TD_TRY(keep_arrivals(group));
+    struct barrier barrier = {
+        .group = group,
+        .number = atomic_fetch_add(&group->monitored, 1) + 1,
+        .sequence = group->sequence,
+        .timeout_ms = timeout_ms ? timeout_ms : td__call_timeout(group),
+        .pause_ms = FIRST_LOOK_MS,
+        .all = all,
+    };
     if (group->size == 1)
         return TD_OK;
-    uint64_t entry = td__record_monitored_barrier(group, number);
-    td_status status = group->rank ? report(group, number, timeout_ms)
-                                   : ask_everyone(group, number, timeout_ms, all);
+    barrier.deadline = td__deadline_in_ms(barrier.timeout_ms);
+    plan_look(&barrier);
+    uint64_t entry = td__record_monitored_barrier(group, barrier.number);
+    td_status status = td__group_state(group);
+    if (!status)
+        status = group->rank ? report(&barrier) : ask_everyone(&barrier);
     td__record_message_end(group, entry, status);
     return status;
 }

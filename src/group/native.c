@@ -173,16 +173,17 @@ static td_status look_from_links(void *arg, const struct td__operation *operatio
     return look_for_losses(native, operation);
 }
 
-/* td_group_abort(): the last error says by whom. */
+/* The last error says why. */
 static void give_up(void *self)
 {
     struct native *native = self;
+    td_status status = td_last_status();
     if (native->team) {
         atomic_store(&native->team->given_up, true);
-        td__team_break(native->team, TD_ERR_ABORTED);
+        td__team_break(native->team, status);
     }
     if (native->messages)
-        td__messages_abort(native->messages);
+        td__messages_abort(native->messages, status);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */

@@ -102,6 +102,7 @@ static void free_group(td_group *group)
     pthread_cond_destroy(&group->changed);
     pthread_mutex_destroy(&group->lock);
     free((char *)group->context.options);
+    free((void *)group->monitored_arrivals);
     free(group->reason);
     free(group->ranks);
     free(group->name);

@@ -79,11 +79,14 @@ struct td_group {
     td__deadline alarm;         /* when the worker wakes by itself; 0: it is awake */
     pthread_t worker;
     uint64_t sequence;
-    uint64_t monitored; /* barriers of that kind so far */
+    _Atomic uint64_t monitored;           /* barriers of that kind that were begun … */
+    _Atomic uint64_t monitored_over;      /* … and have ended, on the rank that asks … */
+    _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank came to in time */
     struct td__trace trace;
     uint32_t shrunk;   /* how often */
     atomic_int broken; /* a td_status: the first failure that made the group useless; see abort.h */
     char *reason;      /* its message */
+    atomic_bool given_up; /* on purpose: who did so has told the others */
 };
 
 /** The group that NULL stands for; NULL (and the last error set) where there is none, where a fork

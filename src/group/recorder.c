@@ -293,6 +293,32 @@ void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__fli
     free(page);
 }
 
+bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t *sequence,
+                            td_op_kind *kind)
+{
+    struct td__flight_log *log = root->flight;
+    struct td__flight_page *page = malloc(sizeof *page);
+    struct td__flight_now now;
+    if (!page || !log) {
+        free(page);
+        return false;
+    }
+    pthread_mutex_lock(&log->lock);
+    struct td__trace *trace = find_trace(root, group_key);
+    uint64_t number = trace ? atomic_load(&trace->last) : 0;
+    pthread_mutex_unlock(&log->lock);
+    td__flight_now(&now);
+    td__flight_log_read(log, &now, page);
+    const struct td__flight_call *call = number ? find_call(page, number) : NULL;
+    bool stands = call && call->kind <= TD__FLIGHT_BARRIER && holds_up(call);
+    if (stands) {
+        *sequence = call->sequence;
+        *kind = (td_op_kind)call->kind;
+    }
+    free(page);
+    return stands;
+}
+
 /* The key of a call's group. A name that several groups share does not tell it. */
 static uint64_t key_of(struct td__flight_log *log, const struct td__flight_call *call)
 {
@@ -329,7 +355,8 @@ bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uin
     }
     if (oldest) {
         *group_key = key_of(log, oldest);
-        *sequence = oldest->sequence;
+        /* The number of a monitored barrier says nothing of the collectives that others have come to. */
+        *sequence = oldest->kind == TD__FLIGHT_MONITORED_BARRIER ? 0 : oldest->sequence;
         *age = age_ms(&now, oldest->started_ns);
         td__flight_describe(oldest, text);
     }

@@ -86,6 +86,10 @@ struct td__flight_last {
 /** What this rank last did on the group with this key, which it need not have (made yet). */
 void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__flight_last *last);
 
+/** The collective of this group that a thread of the program stands in; false where there is none. */
+bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t *sequence,
+                            td_op_kind *kind);
+
 /** The collective that has been under way longest, or the message, where somebody waits for it; false
  *  where there is none. *group_key is 0 where the group is not known (there are more than 31). */
 bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uint64_t *sequence,

@@ -148,6 +148,12 @@ static void wait_until(td_work *work, td__deadline deadline)
     pthread_mutex_unlock(&work->lock);
 }
 
+bool td__work_wait_until(td_work *work, td__deadline deadline)
+{
+    wait_until(work, deadline);
+    return atomic_load_explicit(&work->complete, memory_order_acquire);
+}
+
 td_status td_work_wait(td_work *work, int64_t timeout_ms)
 {
     if (!work)

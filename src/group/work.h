@@ -27,8 +27,8 @@ struct td_work {
     void *callback_arg;
     int64_t begin_ns, end_ns; /* of what was queued: when it was carried out */
     uint64_t entry;           /* in the recorder; 0: none */
-    struct td_work *next; /* in the group's queue */
-    size_t *counts;       /* its own copy of the counts of an uneven all_to_all */
+    struct td_work *next;     /* in the group's queue */
+    size_t *counts;           /* its own copy of the counts of an uneven all_to_all */
 
     struct td_work *inner; /* td__work_follow() */
     void (*after)(void *arg);
@@ -41,6 +41,9 @@ td_work *td__work_create(td_group *group, const td_call *call);
 /** Makes a work that completes as `inner` does, after after(arg) has run, whether well or not.
  *  Waiting for it moves `inner` on, which is taken over, also on failure. */
 td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer);
+
+/** Waits until it is complete, or the deadline: false. */
+bool td__work_wait_until(td_work *work, td__deadline deadline);
 
 /** When a collective was carried out. Leaves both as they are where that is not known. */
 void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns);

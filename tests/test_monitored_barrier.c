@@ -1,0 +1,272 @@
+/* The barrier that names who is missing: who came and who did not, other calls, aborts, late ranks. */
+#include "runner.h"
+
+#include "base/clock.h"
+
+#include <tandem/group.h>
+
+#include <signal.h>
+#include <stdio.h>
+
+/* One way between the ranks: by the same letter on one host. */
+struct way {
+    const char *transport;
+    const char *hosts;
+};
+
+static const struct way shm = {0}, tcp = {.transport = "tcp"}, mixed = {.hosts = "aabb"};
+
+static void open_world(const struct way *way)
+{
+    char id[16];
+    if (way->transport)
+        setenv("TANDEM_TRANSPORT", way->transport, 1);
+    if (way->hosts) {
+        snprintf(id, sizeof id, "host %c", way->hosts[td_test_rank()]);
+        setenv("TANDEM_HOST_ID", id, 1);
+    }
+    CHECK_OK(td_init_process_group(NULL));
+}
+
+static td_group *new_group(const char *name)
+{
+    td_group *group;
+    CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 20000, .name = name}, &group));
+    return group;
+}
+
+static void check_took(int64_t since, int64_t limit_ms)
+{
+    CHECK(td__now_ns() - since < limit_ms * 1000000 * td_test_slowness());
+}
+
+/* ---- Ranks that do not come ------------------------------------------------------------------ */
+
+static void miss_some(const struct way *way)
+{
+    int rank = td_test_rank();
+    open_world(way);
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
+    if (rank < 2) {
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, false), TD_ERR_TIMEOUT,
+                    "monitored_barrier #2 on group \"world\": rank 2 has not come within 1000 ms; "
+                    "ranks 0, 1 have come; rank 2 has called nothing on this group");
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_TIMEOUT,
+                    "ranks 2, 3 have not come within 1000 ms; ranks 0, 1 have come; rank 2 ");
+        CHECK_CONTAINS(td_last_error(), "; rank 3 has called nothing on this group");
+    }
+    td_test_barrier();
+    CHECK_OK(td_group_barrier(NULL, NULL)); /* nothing is broken by it */
+    CHECK_FAILS(td_group_monitored_barrier(NULL, -1, true), TD_ERR_INVALID, "-1 ms");
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(barriers_that_name_the_missing, .ranks = 4)
+{
+    miss_some(&shm);
+}
+
+RANKS(barriers_that_name_the_missing_tcp, .ranks = 4)
+{
+    miss_some(&tcp);
+}
+
+RANKS(barriers_that_name_the_missing_hosts, .ranks = 4)
+{
+    miss_some(&mixed);
+}
+
+/* Rank 3 comes when rank 0 has given up. It learns so at once, and all are in step in the next one. */
+static void come_late(const struct way *way)
+{
+    open_world(way);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() != 3)
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 500, true), TD_ERR_TIMEOUT, "rank 3 has not");
+    td_test_barrier();
+    if (td_test_rank() == 3) {
+        int64_t before = td__now_ns();
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_TIMEOUT,
+                    "rank 3 has come too late: rank 0 has waited for it, and given up");
+        check_took(before, 2000);
+    }
+    CHECK_OK(td_group_monitored_barrier(NULL, 8000, true));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(late_at_a_monitored_barrier, .ranks = 4)
+{
+    come_late(&shm);
+}
+
+RANKS(late_at_a_monitored_barrier_tcp, .ranks = 4)
+{
+    come_late(&tcp);
+}
+
+RANKS(late_at_a_monitored_barrier_hosts, .ranks = 4)
+{
+    come_late(&mixed);
+}
+
+RANKS(dead_at_a_monitored_barrier, .ranks = 3, .may_die = 1 << 2)
+{
+    open_world(&shm);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    td_test_barrier();
+    if (td_test_rank() == 2)
+        raise(SIGKILL);
+    int64_t before = td__now_ns();
+    CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_PEER,
+                "; rank 2 was killed by SIGKILL");
+    check_took(before, 3000);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(asked_by_one_who_is_dead, .ranks = 3, .may_die = 1 << 0)
+{
+    open_world(&shm);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    td_test_barrier();
+    if (td_test_rank() == 0)
+        raise(SIGKILL);
+    int64_t before = td__now_ns();
+    CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_PEER, "was killed by SIGKILL");
+    check_took(before, 3000);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Other calls ----------------------------------------------------------------------------- */
+
+/* Everybody is in the barrier but `odd`, which is in a collective; -1: only rank 1 is in the barrier. */
+static void call_another(int odd, bool barrier)
+{
+    int rank = td_test_rank();
+    float x[4] = {0};
+    char name[32];
+    snprintf(name, sizeof name, "odd %d %d", odd, barrier);
+    td_group *group = new_group(name);
+    CHECK_OK(td_group_barrier(group, NULL));
+    CHECK_OK(td_group_monitored_barrier(group, 0, false));
+    int64_t before = td__now_ns();
+    td_status status;
+    if (odd < 0 ? rank == 1 : rank != odd)
+        status = td_group_monitored_barrier(group, 0, true);
+    else if (barrier)
+        status = td_group_barrier(group, NULL);
+    else
+        status = td_group_all_reduce(group, x, x, 4, TD_F32, TD_SUM, NULL);
+    CHECK_FAILS(status, TD_ERR_MISMATCH, "call #2 on group \"odd ");
+    CHECK_CONTAINS(td_last_error(), "called monitored_barrier, rank ");
+    CHECK_CONTAINS(td_last_error(), barrier ? "called barrier" : "called all_reduce");
+    check_took(before, 3000);
+    CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_MISMATCH, "called monitored_barrier");
+    CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_MISMATCH, "called");
+    CHECK_OK(td_group_barrier(NULL, NULL)); /* other groups are as good as before */
+    td_group_destroy(group);
+}
+
+static void call_others(const struct way *way)
+{
+    open_world(way);
+    for (int odd = -1; odd < 4; odd += odd == 1 ? 2 : 1) {
+        call_another(odd, false);
+        call_another(odd, true);
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_monitored_barrier_and_another_call, .ranks = 4)
+{
+    call_others(&shm);
+}
+
+RANKS(a_monitored_barrier_and_another_call_tcp, .ranks = 4)
+{
+    call_others(&tcp);
+}
+
+RANKS(a_monitored_barrier_and_another_call_hosts, .ranks = 4)
+{
+    call_others(&mixed);
+}
+
+/* Nothing was called on the group before, so that its memory is not there yet, and one has not made it. */
+RANKS(a_monitored_barrier_and_another_first_call, .ranks = 4)
+{
+    float x = 0;
+    open_world(&mixed);
+    td_group *group = NULL;
+    if (td_test_rank() != 1) {
+        group = new_group("fresh");
+        td_status status = td_test_rank() == 3
+                               ? td_group_all_reduce(group, &x, &x, 1, TD_F32, TD_SUM, NULL)
+                               : td_group_monitored_barrier(group, 0, true);
+        CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 0 called monitored_barrier, rank 3 called all");
+    }
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (!group)
+        group = new_group("fresh");
+    CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_MISMATCH, "rank 3 called all_reduce");
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* A rank that only is late, in a collective of all before the barrier, has called nothing else. */
+RANKS(a_collective_before_a_monitored_barrier, .ranks = 3)
+{
+    float x = 0;
+    td_work *work;
+    open_world(&shm);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, &work));
+        if (td_test_rank() == 2)
+            td__sleep_ns(400000000);
+        CHECK_OK(td_group_monitored_barrier(NULL, 0, true));
+        CHECK_OK(td_work_wait(work, 0));
+        td_work_release(work);
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* ---- Aborts ---------------------------------------------------------------------------------- */
+
+/* Rank 3 never comes; `by` gives the group up. */
+static void abort_it(const struct way *way, int by)
+{
+    int rank = td_test_rank();
+    open_world(way);
+    td_group *group = new_group("given up");
+    CHECK_OK(td_group_barrier(group, NULL));
+    if (rank == by) {
+        td__sleep_ns(300000000);
+        CHECK_OK(td_group_abort(group));
+    }
+    int64_t before = td__now_ns();
+    if (rank != 3)
+        CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_ABORTED, "was aborted by");
+    check_took(before, 3000);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_ABORTED, "was aborted by");
+    check_took(before, 5000);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(aborted_in_a_monitored_barrier, .ranks = 4)
+{
+    abort_it(&shm, 1);
+}
+
+RANKS(aborted_in_a_monitored_barrier_by_the_last, .ranks = 4)
+{
+    abort_it(&shm, 3);
+}
+
+RANKS(aborted_in_a_monitored_barrier_tcp, .ranks = 4)
+{
+    abort_it(&tcp, 1);
+}
+
+RANKS(aborted_in_a_monitored_barrier_hosts, .ranks = 4)
+{
+    abort_it(&mixed, 3);
+}
