@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -535,6 +536,52 @@ TEST(pages_in_files)
     bytes[0] ^= 1;
     CHECK_FAILS(td__flight_read_head(bytes, size, &info), TD_ERR_INVALID, "no page");
     free(bytes);
+}
+
+static void keep_warning(td_log_level level, const char *text, void *arg)
+{
+    (void)level;
+    snprintf(arg, 300, "%s", text);
+}
+
+static void check_refused(const char *why)
+{
+    char said[300] = "";
+    struct td__flight_log *log;
+    td_log_set_sink(keep_warning, said);
+    CHECK_OK(td__flight_open(0, 1, &log));
+    td_log_set_sink(NULL, NULL);
+    CHECK(log->map == log->bytes);
+    CHECK_CONTAINS(said, why);
+    td__flight_close(log);
+}
+
+/* Whoever may write to a file may cut it while it is mapped. */
+TEST(files_of_others)
+{
+    char prefix[512], path[600], other[600];
+    snprintf(prefix, sizeof prefix, "%s/flight", td_test_temp_dir());
+    snprintf(path, sizeof path, "%s.0", prefix);
+    snprintf(other, sizeof other, "%s.other", prefix);
+    setenv("TANDEM_FLIGHT", prefix, 1);
+    CHECK_EQ(symlink(other, path), 0);
+    check_refused("it is a symbolic link");
+    unlink(path);
+    CHECK_EQ(mkfifo(path, 0600), 0);
+    check_refused("it is no plain file");
+    unlink(path);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    CHECK_EQ(fchmod(fd, 0620), 0);
+    check_refused("others may write to it");
+    CHECK_EQ(fchmod(fd, 0644), 0);
+    if (geteuid() == 0) { /* who else could make one */
+        CHECK_EQ(fchown(fd, 65534, 65534), 0);
+        check_refused("it belongs to another user");
+    }
+    struct stat found;
+    CHECK_EQ(fstat(fd, &found), 0);
+    CHECK_EQ(found.st_size, 0);
+    close(fd);
 }
 
 /* A file that is something else is not written to, and one that is in use is not cut. */

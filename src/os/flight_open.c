@@ -87,7 +87,6 @@ static bool take_log(struct td__flight_log *log, struct td__flight_head *head, s
 {
     if (!is_book(head, size, slot) || !take_slot(log_at(head, slot))) {
         munmap(head, size);
-        errno = EBUSY;
         return false;
     }
     log->map = head;
@@ -141,41 +140,50 @@ static void fill_in_head(struct td__flight_head *head, int world_size)
     snprintf(head->host, sizeof head->host, "%s", td__host_name());
 }
 
-/* A file that another rank has mapped must not be cut, and one that is something else is left alone. */
-static bool is_ours(int fd, size_t size)
+/* Why a file is left alone; NULL: nothing speaks against it. Another user could read what is written
+ * there, or cut it while it is mapped, and a look at it would then end this process. So could another
+ * rank that has it mapped; and what is something else is not for us to overwrite. */
+static const char *objection(int fd, size_t size)
 {
     struct td__flight_head head;
     struct stat found;
-    if (fstat(fd, &found) || !S_ISREG(found.st_mode))
-        return false;
-    return !found.st_size ||
-           ((size_t)found.st_size == size &&
-            pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && is_book(&head, size, 0));
+    if (fstat(fd, &found))
+        return td__errno_text(errno);
+    if (!S_ISREG(found.st_mode))
+        return "it is no plain file";
+    if (found.st_uid != geteuid())
+        return "it belongs to another user";
+    if (found.st_mode & (S_IWGRP | S_IWOTH))
+        return "others may write to it (chmod go-w)";
+    bool fits = !found.st_size || ((size_t)found.st_size == size &&
+                                   pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head &&
+                                   is_book(&head, size, 0));
+    return fits ? NULL : "there is a file of that name, and it is something else";
 }
 
-static bool open_file(struct td__flight_log *log, const char *prefix, int rank, int world_size)
+/* NULL, or why it did not work. */
+static const char *open_file(struct td__flight_log *log, const char *prefix, int rank,
+                             int world_size)
 {
     char path[PATH_MAX];
     size_t size = TD__FLIGHT_HEAD + sizeof(struct td__flight_bytes);
-    if (snprintf(path, sizeof path, "%s.%d", prefix, rank) >= (int)sizeof path) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
+    if (snprintf(path, sizeof path, "%s.%d", prefix, rank) >= (int)sizeof path)
+        return td__errno_text(ENAMETOOLONG);
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0)
-        return false;
+        return errno == ELOOP ? "it is a symbolic link" : td__errno_text(errno);
+    const char *why = objection(fd, size);
     /* Allocated here and now: a full disk must not be found out by a store to memory. */
-    int error = is_ours(fd, size) ? posix_fallocate(fd, 0, (off_t)size) : EEXIST;
-    struct td__flight_head *head = error ? NULL : map_book(fd, size);
-    error = error ? error : errno;
+    int error = why ? 0 : posix_fallocate(fd, 0, (off_t)size);
+    struct td__flight_head *head = why || error ? NULL : map_book(fd, size);
+    if (!why && !head)
+        why = td__errno_text(error ? error : errno);
     close(fd);
-    if (!head) {
-        errno = error;
-        return false;
-    }
+    if (why)
+        return why;
     if (!head->magic)
         fill_in_head(head, world_size);
-    return take_log(log, head, size, 0);
+    return take_log(log, head, size, 0) ? NULL : "another process writes to it";
 }
 
 static bool open_private(struct td__flight_log *log)
@@ -204,10 +212,11 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
     pid_t pid;
     int fd, slot;
     if (place && strchr(place, '/')) {
-        if (open_file(log, place, rank, size))
+        const char *why = open_file(log, place, rank, size);
+        if (!why)
             return keep_place(log, place, rank);
-        td_log(TD_LOG_WARN, "TANDEM_FLIGHT: %s.%d cannot be made: %s; operations are not kept",
-               place, rank, td__errno_text(errno));
+        td_log(TD_LOG_WARN, "TANDEM_FLIGHT: %s.%d cannot be used: %s; operations are not kept",
+               place, rank, why);
     } else if (place && *place) {
         if (!read_place(place, &pid, &fd, &slot))
             td_log(TD_LOG_WARN,
