@@ -486,6 +486,7 @@ static void check_private(int fd, int slot)
 
 TEST(books_that_are_none)
 {
+    td_log_set_level(TD_LOG_ERROR);
     struct td__flight_book book = open_book(1);
     int ends[2], memory = memfd_create("other", MFD_ALLOW_SEALING);
     CHECK_EQ(pipe(ends), 0);
@@ -554,6 +555,14 @@ static void check_refused(const char *why)
     CHECK(log->map == log->bytes);
     CHECK_CONTAINS(said, why);
     td__flight_close(log);
+}
+
+TEST(a_wrong_place_is_told)
+{
+    setenv("TANDEM_FLIGHT", "1:2:3", 1);
+    check_refused("process 1 has no page 3 of a flight recorder open as 2");
+    setenv("TANDEM_FLIGHT", "1:2", 1);
+    check_refused("it can be a path with a slash");
 }
 
 /* Whoever may write to a file may cut it while it is mapped. */

@@ -167,6 +167,22 @@ TEST(env_refuses_ports_and_ranks_out_of_range)
         "not know which; give a port");
 }
 
+TEST(env_refuses_what_no_launcher_sets)
+{
+    set_whole_environment();
+    VARIABLES("TANDEM_REJOIN=maybe");
+    expect_part("env://", NULL, "the variable TANDEM_REJOIN is \"maybe\"; it is 1 where");
+    VARIABLES("TANDEM_REJOIN=0");
+    static const char *const places[] = {"xx", ":29500", "here:", "here:0", "here:65536"};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        setenv("TANDEM_AGENT_STORE", places[i], 1);
+        expect_part("env://", NULL, "the variable TANDEM_AGENT_STORE is \"");
+        CHECK_CONTAINS(td_last_error(), places[i]);
+    }
+    VARIABLES("TANDEM_AGENT_STORE=elsewhere:29500"); /* another job's is none of ours */
+    expect_alone("env://", NULL);
+}
+
 TEST(env_hands_on_the_local_rank)
 {
     td_world world;

@@ -95,13 +95,15 @@ static bool take_log(struct td__flight_log *log, struct td__flight_head *head, s
     return true;
 }
 
-static bool open_slot(struct td__flight_log *log, pid_t pid, int number, int slot)
+/* *there: there is such a slot, even if somebody else has it. */
+static bool open_slot(struct td__flight_log *log, pid_t pid, int number, int slot, bool *there)
 {
     size_t size;
     int fd = open_book(pid, number, &size);
     struct td__flight_head *head = fd < 0 ? NULL : map_book(fd, size);
     if (fd >= 0)
         close(fd);
+    *there = head && is_book(head, size, slot);
     return head && take_log(log, head, size, slot);
 }
 
@@ -211,6 +213,7 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
     const char *place = getenv(TD__FLIGHT_VARIABLE);
     pid_t pid;
     int fd, slot;
+    bool there;
     if (place && strchr(place, '/')) {
         const char *why = open_file(log, place, rank, size);
         if (!why)
@@ -221,8 +224,13 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
         if (!read_place(place, &pid, &fd, &slot))
             td_log(TD_LOG_WARN,
                    "TANDEM_FLIGHT is \"%s\"; it can be a path with a slash, as /tmp/flight", place);
-        else if (open_slot(log, pid, fd, slot))
+        else if (open_slot(log, pid, fd, slot, &there))
             return keep_place(log, place, rank);
+        else if (!there)
+            td_log(TD_LOG_WARN,
+                   "TANDEM_FLIGHT is \"%s\", but process %d has no page %d of a flight recorder "
+                   "open as %d; operations are not kept",
+                   place, (int)pid, slot, fd);
     }
     return open_private(log) && (!place || keep_place(log, place, rank));
 }

@@ -115,9 +115,30 @@ static td_status open_of_epoch(const char *host, int port, td_tcp_store_options 
     }
 }
 
+/* What tdrun sets for its workers is either as it sets it, or a mistake. */
+static td_status check_launcher(void)
+{
+    const char *rejoin = td__env("TANDEM_REJOIN"), *agent = td__env("TANDEM_AGENT_STORE");
+    const char *colon = agent ? strrchr(agent, ':') : NULL;
+    int port;
+    if (rejoin && strcmp(rejoin, "0") != 0 && strcmp(rejoin, "1") != 0)
+        return td__fail(TD_ERR_INVALID,
+                        "the variable TANDEM_REJOIN is \"%.100s\"; it is 1 where a process comes "
+                        "back into its job, otherwise 0 or not set (tdrun sets it)",
+                        rejoin);
+    if (agent && strncmp(agent, "unix:", 5) != 0 &&
+        (!colon || colon == agent || !td__parse_int(colon + 1, 1, 65535, &port)))
+        return td__fail(TD_ERR_INVALID,
+                        "the variable TANDEM_AGENT_STORE is \"%.100s\"; it is written host:port, "
+                        "where the launcher hosts the store (tdrun sets it)",
+                        agent);
+    return TD_OK;
+}
+
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
                               const td_rendezvous_options *options, struct td__meeting *meeting)
 {
+    TD_TRY(check_launcher());
     if (!strncmp(host, "unix:", 5))
         snprintf(meeting->place, sizeof meeting->place, "%s", host);
     else
