@@ -7,11 +7,13 @@
 #include "os/trust.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MS ((int64_t)1000000)
@@ -385,6 +387,91 @@ TEST(listening_where_the_host_says)
     fd = -1;
     CHECK_FAILS(listen_with("secret", "127.0.0.1", 70000, &fd, &port), TD_ERR_INVALID, "70000");
     CHECK_EQ(fd, -1);
+}
+
+/* ---- Names that another user holds ----------------------------------------------------------- */
+
+/* As long as the pipe is open, in a process of another user: the first `count` of the names. */
+static void hold_names(const char *name, int count, bool listening, int ready, int end)
+{
+    char byte = 0;
+    if (setgid(65534) || setuid(65534))
+        _exit(1);
+    for (int i = 0; i < count; i++) {
+        struct td__address_list list;
+        char text[128];
+        bool retry;
+        snprintf(text, sizeof text, i ? "%s-%d" : "%s", name, i);
+        CHECK_OK(td__resolve(text, 0, in_a_while(), &list, &retry));
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (bind(fd, &list.at[0].any, list.at[0].size) || (listening && listen(fd, 100)))
+            _exit(2);
+    }
+    if (write(ready, &byte, 1) != 1)
+        _exit(3);
+    _exit(read(end, &byte, 1) != 0);
+}
+
+struct holder {
+    pid_t pid;
+    int end;
+};
+
+static struct holder start_holder(const char *name, int count, bool listening)
+{
+    int ready[2], end[2];
+    char byte;
+    CHECK(!pipe2(ready, O_CLOEXEC) && !pipe2(end, O_CLOEXEC));
+    struct holder holder = {.pid = fork(), .end = end[1]};
+    CHECK(holder.pid >= 0);
+    if (!holder.pid) {
+        close(end[1]);
+        hold_names(name, count, listening, ready[1], end[0]);
+    }
+    close(ready[1]);
+    close(end[0]);
+    CHECK_EQ(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    return holder;
+}
+
+static void stop_holder(struct holder holder)
+{
+    int ending;
+    close(holder.end);
+    CHECK_EQ(waitpid(holder.pid, &ending, 0), holder.pid);
+    CHECK_EQ(ending, 0);
+}
+
+TEST(trust_another_user_holds_the_name)
+{
+    char name[64];
+    int fd, port;
+    if (geteuid() != 0)
+        td_test_skip("only root can be another user");
+    snprintf(name, sizeof name, "unix:@tandem test names %d", (int)getpid());
+    for (int round = 0; round < 3; round++) {
+        struct holder holder = start_holder(name, round ? 3 : 1, round < 2);
+        CHECK_FAILS(connect_with("secret", name, 0, 50, &fd), TD_ERR_TIMEOUT, name);
+        if (round < 2)
+            CHECK_CONTAINS(td_last_error(), "another user listens there");
+        struct server server = {.secret = "secret"};
+        start_server(&server, name, 0);
+        if (round == 1)
+            stop_holder(holder); /* the server stays where it is */
+        CHECK_OK(connect_with("secret", name, 0, 60000, &fd));
+        close(fd);
+        if (round != 1)
+            CHECK_FAILS(listen_with("secret", name, 0, &fd, &port), TD_ERR_SYSTEM,
+                        "in use already");
+        stop_server(&server);
+        CHECK(server.agreed);
+        if (round != 1)
+            stop_holder(holder);
+    }
+    struct holder holder = start_holder(name, 16, true);
+    CHECK_FAILS(listen_with("secret", name, 0, &fd, &port), TD_ERR_SYSTEM, "in use already");
+    stop_holder(holder);
 }
 
 /* ---- Beyond this host without a secret ------------------------------------------------------- */

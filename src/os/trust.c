@@ -43,13 +43,13 @@ struct attempts {
     size_t length;
 };
 
-static void note_attempt(struct attempts *attempts, const struct td__address *address, int error)
+static void note_attempt(struct attempts *attempts, const struct td__address *address,
+                         const char *outcome)
 {
     char where[TD__ADDRESS_TEXT];
     size_t room = sizeof attempts->text - attempts->length;
     int added = snprintf(attempts->text + attempts->length, room, "%s%s (%s)",
-                         attempts->length ? ", " : "", td__address_text(address, where),
-                         td__errno_text(error));
+                         attempts->length ? ", " : "", td__address_text(address, where), outcome);
     if (added > 0 && (size_t)added < room)
         attempts->length += (size_t)added;
 }
@@ -206,6 +206,29 @@ int td__listen_shortcut(int tcp_fd, const char *purpose)
     return fd < 0 ? -1 : fd;
 }
 
+/* Abstract names belong to whoever comes first, so another user can hold one that can be guessed. A
+ * server then takes "@name-1" and so on, and its clients look at all of them. False where there is no such
+ * name. */
+static bool name_beside(const struct td__address *first, int number, struct td__address *other)
+{
+    char end[8];
+    size_t length = (size_t)snprintf(end, sizeof end, "-%d", number);
+    if (first->any.sa_family != AF_UNIX || first->local.sun_path[0] ||
+        first->size + length > sizeof first->local)
+        return false;
+    *other = *first;
+    memcpy((char *)&other->local + first->size, end, length);
+    other->size += (socklen_t)length;
+    return true;
+}
+
+static void add_names(struct td__address_list *list)
+{
+    while (list->count < TD__ADDRESS_LIST &&
+           name_beside(&list->at[0], list->count, &list->at[list->count]))
+        list->count++;
+}
+
 /* One round over all addresses. When nobody was there, *nobody is true and `attempts` says why. */
 static td_status try_each(const struct td__address_list *list, const char *host,
                           const struct way *way, struct attempts *attempts, bool *nobody, int *out)
@@ -220,8 +243,10 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         td__deadline limit = td__deadline_earlier(way->deadline,
                                                   td__deadline_in_ms(ATTEMPT_LIMIT_MS));
         int fd = td__connect_to(address, limit);
+        bool beside = i && address->any.sa_family == AF_UNIX; /* mostly, nobody is there */
         if (fd < 0) {
-            note_attempt(attempts, address, -fd);
+            if (!beside)
+                note_attempt(attempts, address, td__errno_text(-fd));
             continue;
         }
         char where[TD__ADDRESS_TEXT];
@@ -230,12 +255,15 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         td__address_text(address, where);
         if (local && !td__peer_is_us(fd)) {
             close(fd);
-            return td__fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
+            if (list->count == 1)
+                return td__fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
+            note_attempt(attempts, address, "another user listens there");
+            continue;
         }
         td_status status = introduce(fd, local, where, way, &passing, out);
         if (!status || !passing)
             return status;
-        note_attempt(attempts, address, passing);
+        note_attempt(attempts, address, td__errno_text(passing));
     }
     if (!attempts->length)
         return refuse_without_secret("connecting to", way->purpose, host);
@@ -260,6 +288,8 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         bool unresolved = false, nobody = false;
         td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
         td_status status = td__resolve(host, port, limit, &list, &unresolved);
+        if (!status && !identity)
+            add_names(&list);
         if (!status)
             known = list;
         if (known.count) { /* what was found once is good enough when it is not found again */
@@ -305,6 +335,28 @@ static bool remove_dead_socket(const struct td__address *address)
     return fd == -ECONNREFUSED && unlink(address->local.sun_path) == 0;
 }
 
+/* A name that another user holds, or nobody knows who, makes room for those beside it; one of our own is in
+ * use. */
+static int listen_beside(struct td__address *address)
+{
+    struct td__address first = *address;
+    int fd = -EADDRINUSE;
+    for (int i = 1; fd == -EADDRINUSE && i < TD__ADDRESS_LIST; i++) {
+        int held = td__connect_to(address, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
+        bool ours = held >= 0 && td__peer_is_us(held);
+        if (held >= 0)
+            close(held);
+        if (ours || !name_beside(&first, i, address))
+            break;
+        fd = td__listen_on(address);
+    }
+    char there[TD__ADDRESS_TEXT], here[TD__ADDRESS_TEXT];
+    if (fd >= 0)
+        td_log(TD_LOG_WARN, "another user holds %s: listening at %s",
+               td__address_text(&first, there), td__address_text(address, here));
+    return fd;
+}
+
 td_status td__listen_trusted(const char *host, int port, const char *purpose,
                              const struct td__secret *secret, td__deadline deadline, int *fd_out,
                              int *port_out)
@@ -326,6 +378,8 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
     int fd = td__listen_on(&address);
     if (fd == -EADDRINUSE && remove_dead_socket(&address))
         fd = td__listen_on(&address);
+    if (fd == -EADDRINUSE && address.any.sa_family == AF_UNIX)
+        fd = listen_beside(&address);
     if (fd == -EAFNOSUPPORT && everywhere) { /* a host without IPv6 */
         address = (struct td__address){
             .v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)},

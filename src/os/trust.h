@@ -30,7 +30,8 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
 int td__listen_shortcut(int tcp_fd, const char *purpose);
 
 /** Listens as `host` says: on loopback only when it is a loopback address or without a secret, else
- *  on every address. *port_out receives the port. TD_ERR_SYSTEM names a port that is taken. */
+ *  on every address. Where another user holds an abstract name, one beside it is taken, where clients look,
+ *  too. *port_out receives the port. TD_ERR_SYSTEM names a port that is taken. */
 td_status td__listen_trusted(const char *host, int port, const char *purpose,
                              const struct td__secret *secret, td__deadline deadline, int *fd,
                              int *port_out);
