@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,6 +38,53 @@ TEST(random_bytes_get_no_answer)
         close(fd);
     }
     scene_close(&scene);
+}
+
+struct log {
+    atomic_int lines;
+    char last[1024];
+};
+
+static void note_line(td_log_level level, const char *line, void *arg)
+{
+    struct log *log = arg;
+    (void)level;
+    snprintf(log->last, sizeof log->last, "%s", line);
+    atomic_fetch_add(&log->lines, 1);
+}
+
+/* Those who wait for one with another secret learn of it, once: strangers do not fill the log. */
+TEST(a_wrong_secret_is_told_of_once)
+{
+    for (int local = 0; local < 2; local++) {
+        struct log log = {0};
+        struct scene scene;
+        uint8_t hello[TD__HELLO_SIZE];
+        struct td__auth auth = {.purpose = "store"};
+        scene_open(&scene);
+        td_log_set_level(TD_LOG_WARN);
+        td_log_set_sink(note_line, &log);
+        CHECK_OK(td__secret_load("another secret", &auth.secret));
+        for (int i = 0; i < 20 && !local; i++) {
+            CHECK_OK(td__auth_hello(&auth, hello));
+            int fd = raw_connect(scene.port);
+            raw_send(fd, hello, sizeof hello);
+            CHECK_EQ(raw_drain(fd), 0);
+            close(fd);
+        }
+        td_store *store;
+        td_tcp_store_options options = {.secret = "a third one"};
+        CHECK_FAILS(td_tcp_store_open("127.0.0.1", scene.port, &options, &store), TD_ERR_AUTH,
+                    "refused the job's secret");
+        scene_close(&scene);
+        td_log_set_sink(NULL, NULL);
+        CHECK_EQ(atomic_load(&log.lines), 1);
+        CHECK_CONTAINS(log.last, local
+                                     ? "somebody on this host connected to the store with another "
+                                       "secret"
+                                     : "somebody at 127.0.0.1:");
+        CHECK_CONTAINS(log.last, "set TANDEM_SECRET to the same text there");
+    }
 }
 
 TEST(a_wrong_secret_gets_no_answer)

@@ -87,8 +87,9 @@ struct td__door {
     int highest_fd; /* that a stranger may have */
     size_t limit;   /* of each list */
     struct list silent, known;
-    bool warned; /* of one that disagrees about TLS */
-    int closing; /* handles that are not closed yet */
+    bool warned;           /* of one that disagrees about TLS … */
+    bool warned_of_secret; /* … or the secret */
+    int closing;           /* handles that are not closed yet */
     uint8_t nonces[NONCES][TD__NONCE_SIZE];
 };
 
@@ -192,12 +193,36 @@ static void warn_of_tls(struct td__door *door)
         door->secret.tls ? "1" : "not set");
 }
 
+/* Once, so that strangers cannot fill the log. Who of the job has another secret knows it from the closed
+ * connection, but those who wait for him do not. */
+static void warn_of_secret(const struct stranger *stranger)
+{
+    static const uint8_t none[TD__IDENTITY_SIZE];
+    struct td__door *door = stranger->door;
+    struct td__address peer;
+    char where[TD__ADDRESS_TEXT];
+    if (door->warned_of_secret)
+        return;
+    door->warned_of_secret = true;
+    td__remote_address(stranger->fd, &peer);
+    bool one_of_many = memcmp(door->options.identity, none, sizeof none) != 0;
+    td_log(TD_LOG_WARN,
+           "somebody %s%s connected to the %s with another secret%s: if it is a process of this "
+           "job, set TANDEM_SECRET to the same text %s",
+           stranger->local ? "on this host" : "at ",
+           stranger->local ? "" : td__address_text(&peer, where), door->options.purpose,
+           one_of_many ? ", or looked for another one" : "",
+           door->secret.given ? "there" : "here, where it is not set");
+}
+
 static bool answer_hello(struct stranger *stranger)
 {
     uint8_t challenge[TD__CHALLENGE_SIZE];
     bool right = td__auth_check_hello(&stranger->auth, stranger->bytes);
-    if (!right && !stranger->auth.other_tls)
+    if (!right && !stranger->auth.other_tls) {
+        warn_of_secret(stranger);
         return false;
+    }
     if (is_replayed(stranger->door, stranger->auth.client_nonce) ||
         td__auth_challenge(&stranger->auth, challenge))
         return false;

@@ -168,7 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .purpose = "link", .request_size = TD__REQUEST_SIZE, .fn = on_guest};
     door.secret.tls = data[0] & 1;
     door.limit = 2;
-    door.warned = true;
+    door.warned = door.warned_of_secret = true;
     guests = 0;
     size_t at = 1, piece = data[0] >> 1;
     for (int i = 0; i < MOST_STEPS && size - at >= 2; i++) {
