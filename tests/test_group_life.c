@@ -249,6 +249,29 @@ static void run_threads(const td_group_options *options)
     CHECK_OK(td_store_close(store));
 }
 
+/* Rank 0 has the memory of a group that rank 1 has not looked at yet, and leaves: neither does it wait for
+ * that, nor is what it has sent on the group lost. */
+RANKS(leaving_what_nobody_has_looked_at, .ranks = 2, .deadline_s = 30)
+{
+    td_group *used, *unused;
+    int value = 0;
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_new_group(NULL, 0, NULL, &used));
+    CHECK_OK(td_new_group(NULL, 0, NULL, &unused));
+    if (td_test_rank() == 0) {
+        value = 42;
+        CHECK_OK(td_group_send(used, &value, 1, TD_I32, 1, 7, NULL));
+    } else {
+        CHECK_FAILS(td_group_recv(NULL, &value, 1, TD_I32, 0, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_OK(td_group_recv(used, &value, 1, TD_I32, 0, 7, NULL));
+        CHECK_EQ(value, 42);
+        CHECK_FAILS(td_group_recv(used, &value, 1, TD_I32, 0, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_send(used, &value, 1, TD_I32, 0, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_barrier(unused, NULL), TD_ERR_PEER, "left");
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
 TEST(ranks_that_are_threads)
 {
     run_threads(NULL);

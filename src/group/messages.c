@@ -115,6 +115,11 @@ static td_status start_send(struct td__messages *messages, struct td__post *post
     TD_TRY(prepare(messages, post->peer));
     if (peer->gone)
         return td__peer_refuse(messages, post->peer, post);
+    const char *farewell = td__endpoint_farewell(messages->options.endpoint,
+                                                 messages->world_ranks[post->peer]);
+    if (farewell) /* though what it has sent may still be received */
+        return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(messages, post),
+                        farewell);
     bool first = !peer->queue.first;
     td__post_append(&peer->queue, post);
     if (first)
@@ -148,10 +153,12 @@ static td_status start_recv(struct td__messages *messages, struct td__post *post
     return TD_OK;
 }
 
-/* Ranks have died since the last look. */
+/* Ranks have died or left since the last look. */
 static void look_for_losses(struct td__messages *messages)
 {
     unsigned losses = td__endpoint_losses(messages->options.endpoint);
+    if (messages->attached && td__shm_departed(messages))
+        td__shm_read(messages);
     if (losses == messages->losses)
         return;
     messages->losses = losses;
@@ -175,6 +182,8 @@ static bool send_at_once(struct td__messages *messages, const td_call *call)
     struct td__peer *peer = &messages->peers[call->peer];
     size_t size = call->count * td_dtype_size(call->dtype);
     return peer->local >= 0 && messages->attached && !peer->gone && !peer->queue.first &&
+           td__endpoint_presence(messages->options.endpoint, messages->world_ranks[call->peer]) ==
+               TD__PRESENT &&
            td__shm_is_small(messages, call->input, size) &&
            td__shm_send_small(messages, call->peer, call->tag, call->input, size);
 }
@@ -287,9 +296,11 @@ static void end_post(struct td__messages *messages, struct td__post *post, enum 
 {
     if (post->descriptor && !td__large_cancel(messages, post, how))
         return;
-    td__post_finish(messages, post,
-                    td__fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
-                             td__post_describe(messages, post)));
+    td_status status = td__fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
+                                td__post_describe(messages, post));
+    if (post->kind != TD__MESSAGE_NONE && post->work && !messages->aborted)
+        td_log(TD_LOG_WARN, "%s", td_last_error());
+    td__post_finish(messages, post, status);
 }
 
 static void end_receives(struct td__messages *messages)

@@ -342,6 +342,9 @@ bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const 
 /** Writes the first post of a peer's queue as far as there is room: false where there was none. */
 bool td__shm_write(struct td__messages *messages, int peer, struct td__post *post);
 
+/** Whether a rank has left since the last look. Without the lock, too. */
+bool td__shm_departed(const struct td__messages *messages);
+
 /** Without the lock: whether a message has come. */
 bool td__shm_peek(const struct td__messages *messages);
 

@@ -191,7 +191,9 @@ static void part_with(struct td__messages *messages, int rank, enum td__presence
                                               messages->world_ranks[rank]);
     char farewell[128];
     snprintf(farewell, sizeof farewell, "%s", known ? known : "has ended");
-    if (peer->local >= 0 && messages->attached)
+    if (peer->local >= 0 && !messages->attached)
+        messages->attach_wanted = true; /* what it has sent stands there */
+    else if (peer->local >= 0 && messages->attached)
         td__ring_lose(messages, rank, farewell);
     else if (peer->local < 0 && peer->links[1] && presence != TD__CUT_OFF)
         return; /* its end comes behind its last message */
@@ -226,16 +228,18 @@ static void end_doubts(struct td__messages *messages)
     messages->doubts = doubts;
 }
 
-/* Who has not mapped the shared memory when its owner is gone never will; one that had just got it may
- * need a moment. */
+/* Who has not mapped the shared memory when its owner dies never will, unless it was left to him before;
+ * one that had just got it may need a moment. */
 static bool is_locked_out(struct td__messages *messages, int rank)
 {
     int local = messages->peers[rank].local, owner = local < 0 ? -1 : messages->locals[0];
     const struct td__messages_options *options = &messages->options;
     if (local <= 0 || !messages->attached || owner == options->rank || !options->has_memory ||
-        options->has_memory(options->shared_arg, messages->world_ranks[rank]) ||
-        td__endpoint_presence(messages->options.endpoint, messages->world_ranks[owner]) ==
-            TD__PRESENT)
+        options->has_memory(options->shared_arg, messages->world_ranks[rank]))
+        return false;
+    enum td__presence presence = td__endpoint_presence(options->endpoint,
+                                                       messages->world_ranks[owner]);
+    if (presence == TD__PRESENT || presence == TD__LEFT)
         return false;
     if (!messages->lockout_at)
         messages->lockout_at = td__deadline_in_ms(LOCKOUT_MS);

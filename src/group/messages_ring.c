@@ -195,6 +195,12 @@ bool td__shm_write(struct td__messages *messages, int peer, struct td__post *pos
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
+bool td__shm_departed(const struct td__messages *messages)
+{
+    return atomic_load_explicit(&messages->shared->departures, memory_order_relaxed) !=
+           atomic_load_explicit(&messages->departures, memory_order_relaxed);
+}
+
 bool td__shm_peek(const struct td__messages *messages)
 {
     for (int i = 0; i < messages->local_size; i++) {
@@ -203,8 +209,7 @@ bool td__shm_peek(const struct td__messages *messages)
         if (atomic_load_explicit(&frame_at(end->ring, at)->kind, memory_order_relaxed))
             return true;
     }
-    return atomic_load_explicit(&messages->shared->departures, memory_order_relaxed) !=
-           atomic_load_explicit(&messages->departures, memory_order_relaxed);
+    return td__shm_departed(messages);
 }
 
 static bool piece_came(struct td__messages *messages, int source, uint64_t id, const char *piece,

@@ -29,7 +29,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { BUDGET = 1024 * 1024, EVENTS = 16, DOUBT_MS = 300 };
+enum { BUDGET = 1024 * 1024, EVENTS = 16, DOUBT_MS = 800 };
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 

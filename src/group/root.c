@@ -25,7 +25,8 @@
 
 enum {
     PAUSE_NS = 500000,
-    BLIND_LIMIT_MS = 5000, /* how long to wait for members that cannot say whether they have left */
+    BEQUEST_MS = 500,
+    LEAVE_MS = 5000, /* for members that do not take what is left to them */
 };
 
 /* The address of the interface with the default route; nothing is sent. */
@@ -282,27 +283,33 @@ static bool may_still_come(struct td__root *root, const struct td__team *everyon
 }
 
 /* A rank that gave its part to a group and left may have been faster than others are to look at it. The
- * one who has the memory stays until they have, or cannot any more. */
-static void await_members(struct td__root *root, const struct td__team *everyone,
-                          const struct td__team *team, td__deadline end)
+ * one who has the memory gives it to them. Only who does not take it (a process that is stopped) is
+ * waited for. */
+static void hand_over(struct td__root *root, const struct td__team *everyone,
+                      const struct td__team *team, td__deadline end)
 {
-    for (int i = 0; i < team->size; i++)
-        while (!atomic_load(&team->cells[i].attached) &&
-               may_still_come(root, everyone, team->world_ranks[i]) && !td__deadline_passed(end))
+    for (int i = 0; i < team->size; i++) {
+        int rank = team->world_ranks[i];
+        if (atomic_load(&team->cells[i].attached) || !may_still_come(root, everyone, rank) ||
+            !td__endpoint_bequeath(root->endpoint, rank, team->key, team->fd,
+                                   td__deadline_in_ms(BEQUEST_MS)))
+            continue;
+        while (!atomic_load(&team->cells[i].attached) && may_still_come(root, everyone, rank) &&
+               !td__deadline_passed(end))
             td__sleep_ns(PAUSE_NS);
+    }
 }
 
 static void see_off(struct td__root *root, struct td__team *everyone)
 {
-    int64_t limit = everyone ? root->timeout_ms : BLIND_LIMIT_MS;
-    td__deadline end = td__deadline_in_ms(limit);
+    td__deadline end = td__deadline_in_ms(LEAVE_MS);
     if (everyone)
         atomic_store(&everyone->cells[everyone->index].leaving, 1);
     if (everyone && everyone->index == 0)
-        await_members(root, everyone, everyone, end);
+        hand_over(root, everyone, everyone, end);
     while (root->left) {
         struct td__team *team = root->left;
-        await_members(root, everyone, team, end);
+        hand_over(root, everyone, team, end);
         root->left = team->next;
         td__team_destroy(team);
     }

@@ -23,17 +23,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    LOCAL_LIMIT_MS = 5000,
-    REMOTE_LIMIT_MS = 15000,
-    LOOK_MS = 50,
-    KNOCK_MS = 250,
-    PARTING_MS = 2000
-};
+enum { LOCAL_LIMIT_MS = 5000, REMOTE_LIMIT_MS = 15000, KNOCK_MS = 250, PARTING_MS = 2000 };
 enum { REFUSALS = 4, REFUSED_NS = 50000000 };
-
-#define ARENA_PAPER ((uint64_t)0)
-#define NOW_OR_NEVER ((uint64_t)1) /* the value of a wish for a paper that does not wait for it */
 
 struct td__arrival { /* a link, or a wish for a paper */
     struct td__arrival *next;
@@ -47,12 +38,6 @@ struct td__listener {
     enum td__channel channel;
     td__link_fn fn;
     void *arg;
-};
-
-struct td__paper {
-    struct td__paper *next;
-    uint64_t group;
-    int fd;
 };
 
 /* ---- Being asked ----------------------------------------------------------------------------- */
@@ -72,7 +57,7 @@ static void put_request(const struct td__request *request, uint8_t bytes[TD__REQ
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request)
 {
     uint32_t what = td__load_u32(bytes), rank = td__load_u32(bytes + 4);
-    if (what < TD__WANT_LINK || what > TD__WANT_NEWS || rank >= (uint32_t)size)
+    if (what < TD__WANT_LINK || what > TD__WANT_BEQUEST || rank >= (uint32_t)size)
         return false;
     *request = (struct td__request){
         .what = (enum td__want)what,
@@ -84,31 +69,6 @@ bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td
     return what != TD__WANT_NEWS ||
            (request->group < (uint64_t)size && request->channel > TD__PRESENT &&
             request->channel <= TD__CUT_OFF);
-}
-
-/* The descriptor goes, and the connection with it. */
-static void hand_out(int connection, int fd)
-{
-    td__send_fd(connection, fd, "p", 1, td__deadline_in_ms(1000));
-    close(connection);
-}
-
-static bool hand_out_if_there(struct td__endpoint *endpoint, uint64_t group, int connection)
-{
-    if (group == ARENA_PAPER) {
-        struct td__arena *arena = td__arena_default();
-        if (arena)
-            hand_out(connection, td__arena_fd(arena));
-        else
-            close(connection);
-        return true;
-    }
-    for (struct td__paper *paper = endpoint->papers; paper; paper = paper->next)
-        if (paper->group == group) {
-            hand_out(connection, paper->fd);
-            return true;
-        }
-    return false;
 }
 
 static struct td__listener **find_listener(struct td__endpoint *endpoint, uint64_t group,
@@ -141,8 +101,12 @@ static void on_guest(void *arg, int fd, bool local, const uint8_t bytes[TD__REQU
     struct td__endpoint *endpoint = arg;
     struct td__request request;
     if (!td__request_read(bytes, endpoint->size, &request) ||
-        (request.what == TD__WANT_PAPER && !local)) {
+        ((request.what == TD__WANT_PAPER || request.what == TD__WANT_BEQUEST) && !local)) {
         close(fd);
+        return;
+    }
+    if (request.what == TD__WANT_BEQUEST) {
+        td__paper_inherit(endpoint, &request, fd);
         return;
     }
     if (request.what != TD__WANT_LINK && request.what != TD__WANT_PAPER) {
@@ -155,11 +119,7 @@ static void on_guest(void *arg, int fd, bool local, const uint8_t bytes[TD__REQU
         listener->fn(listener->arg, request.rank, fd);
     else if (request.what == TD__WANT_LINK && listener)
         close(fd);
-    else if (request.what == TD__WANT_PAPER && hand_out_if_there(endpoint, request.group, fd))
-        ;
-    else if (request.what == TD__WANT_PAPER && request.value == NOW_OR_NEVER)
-        close(fd);
-    else
+    else if (request.what != TD__WANT_PAPER || !td__paper_hand_out(endpoint, &request, fd))
         keep(endpoint, &request, fd);
     pthread_mutex_unlock(&endpoint->lock);
 }
@@ -250,10 +210,7 @@ void td__endpoint_close(struct td__endpoint *endpoint)
         next = listener->next;
         free(listener);
     }
-    for (struct td__paper *paper = endpoint->papers, *next; paper; paper = next) {
-        next = paper->next;
-        free(paper);
-    }
+    td__papers_forget(endpoint, 0, true);
     for (int r = 0; r < endpoint->size; r++)
         if (endpoint->peers[r].viewed)
             td__arena_view_close(&endpoint->peers[r].view);
@@ -375,8 +332,8 @@ td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t
                               deadline, fd);
 }
 
-static int take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank, uint64_t group,
-                        uint32_t channel)
+int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
+                              uint64_t group, uint32_t channel)
 {
     struct td__arrival **link = &endpoint->arrivals;
     for (; *link; link = &(*link)->next) {
@@ -399,7 +356,8 @@ td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t 
     int fd;
     bool in_time = true;
     pthread_mutex_lock(&endpoint->lock);
-    while ((fd = take_arrival(endpoint, TD__WANT_LINK, rank, group, channel)) < 0 && in_time)
+    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, rank, group, channel)) < 0 &&
+           in_time)
         in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
     pthread_mutex_unlock(&endpoint->lock);
     if (fd < 0)
@@ -462,45 +420,8 @@ void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
         *at = listener->next;
         free(listener);
     }
-    for (struct td__paper **at = &endpoint->papers, *paper; (paper = *at);) {
-        if (paper->group != group) {
-            at = &paper->next;
-            continue;
-        }
-        *at = paper->next;
-        free(paper);
-    }
+    td__papers_forget(endpoint, group, false);
     pthread_mutex_unlock(&endpoint->lock);
-}
-
-/* ---- Shared memory --------------------------------------------------------------------------- */
-
-td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd)
-{
-    struct td__paper *paper = malloc(sizeof *paper);
-    if (!paper)
-        return td__fail_nomem("endpoint");
-    pthread_mutex_lock(&endpoint->lock);
-    *paper = (struct td__paper){.next = endpoint->papers, .group = group, .fd = fd};
-    endpoint->papers = paper;
-    int waiting;
-    while ((waiting = take_arrival(endpoint, TD__WANT_PAPER, -1, group, 0)) >= 0)
-        hand_out(waiting, fd);
-    pthread_mutex_unlock(&endpoint->lock);
-    return TD_OK;
-}
-
-/* Looks from time to time whether it still makes sense. */
-static int wait_for_paper(int connection, td__deadline deadline, const atomic_bool *given_up)
-{
-    int error = ETIMEDOUT;
-    while (error == ETIMEDOUT && !td__deadline_passed(deadline)) {
-        if (given_up && atomic_load(given_up))
-            return ECANCELED;
-        error = td__wait_fd(connection, POLLIN,
-                            td__deadline_earlier(deadline, td__deadline_in_ms(LOOK_MS)));
-    }
-    return error;
 }
 
 bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note)
@@ -509,68 +430,4 @@ bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note)
     if (note)
         atomic_store(&peer->deaf, true);
     return atomic_load(&peer->deaf);
-}
-
-static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
-                       td__deadline deadline, const atomic_bool *given_up, int *fd_out)
-{
-    char byte;
-    int connection, fd;
-    TD_TRY(td__endpoint_reach(endpoint, rank, true, request, deadline, &connection));
-    int error = wait_for_paper(connection, deadline, given_up);
-    if (!error)
-        error = td__recv_fd(connection, &fd, &byte, 1, deadline);
-    close(connection);
-    if (error == ECANCELED)
-        return td__fail(TD_ERR_ABORTED, "waiting for %s was given up",
-                        td__endpoint_describe(endpoint, rank));
-    if (error)
-        return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
-                        "%s did not share its memory: %s", td__endpoint_describe(endpoint, rank),
-                        error == ENODATA ? "it has left" : td__errno_text(error));
-    *fd_out = fd;
-    return TD_OK;
-}
-
-td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
-                             td__deadline deadline, const atomic_bool *given_up, int *fd)
-{
-    struct td__request request = {.what = TD__WANT_PAPER, .rank = endpoint->rank, .group = group};
-    return fetch(endpoint, rank, &request, deadline, given_up, fd);
-}
-
-td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
-                                 td__deadline deadline, int *fd)
-{
-    struct td__request request = {
-        .what = TD__WANT_PAPER, .rank = endpoint->rank, .group = group, .value = NOW_OR_NEVER};
-    return fetch(endpoint, rank, &request, deadline, NULL, fd);
-}
-
-td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
-                           td__deadline deadline, void **address)
-{
-    struct td__card *peer = &endpoint->peers[rank];
-    pthread_mutex_lock(&endpoint->map_lock);
-    if (!peer->viewed) {
-        int fd;
-        pthread_mutex_unlock(&endpoint->map_lock);
-        TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_PAPER, deadline, NULL, &fd));
-        pthread_mutex_lock(&endpoint->map_lock);
-        if (peer->viewed) {
-            close(fd); /* another thread was first */
-        } else if (td__arena_view_open(fd, &peer->view)) {
-            pthread_mutex_unlock(&endpoint->map_lock);
-            close(fd);
-            return TD_ERR_PEER;
-        }
-        peer->viewed = true;
-    }
-    void *found = td__arena_view_at(&peer->view, offset, size);
-    pthread_mutex_unlock(&endpoint->map_lock);
-    if (!found)
-        return td__fail(TD_ERR_PEER, "%s speaks of memory that it does not have",
-                        td__endpoint_describe(endpoint, rank));
-    *address = found;
-    return TD_OK;
 }

@@ -147,6 +147,11 @@ bool td__endpoint_is_deaf(struct td__endpoint *endpoint, int rank, bool note);
  *  until td__endpoint_forget(). */
 td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd);
 
+/** Gives a copy of what is laid out under `group` to `rank`, which has it from then on as if it had laid it
+ *  out itself, and finds it with td__endpoint_fetch() when this rank is gone. */
+td_status td__endpoint_bequeath(struct td__endpoint *endpoint, int rank, uint64_t group, int fd,
+                                td__deadline deadline);
+
 /** Gets a copy of what `rank` has laid out, or will have by the deadline. Given up with TD_ERR_ABORTED
  *  when *given_up (which may be NULL) becomes true. */
 td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,

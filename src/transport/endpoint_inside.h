@@ -52,6 +52,7 @@ enum td__want {
     TD__WANT_LIFELINE, /* the connection is kept until one of the two has gone */
     TD__WANT_NEWS, /* nothing: it tells of a loss. `channel` is the presence, `group` the rank, and
                           `value` the ending */
+    TD__WANT_BEQUEST, /* nothing: it gives a paper that was its own */
 };
 
 struct td__request {
@@ -110,8 +111,26 @@ int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool local
 /** Whether that errno says that nobody does. */
 bool td__is_refused(int error);
 
+/** Takes a request out of those that wait, of any rank where that is -1: its connection, or -1. With the
+ *  lock. */
+int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
+                              uint64_t group, uint32_t channel);
+
 /** True where the two are on one host. */
 bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank);
+
+/* endpoint_papers.c; the first and the last with the lock. */
+
+/** Serves a wish for a paper; false where it has to wait for it. */
+bool td__paper_hand_out(struct td__endpoint *endpoint, const struct td__request *request,
+                        int connection);
+
+/** Takes a bequest. */
+void td__paper_inherit(struct td__endpoint *endpoint, const struct td__request *request,
+                       int connection);
+
+/** Forgets the papers of a group, or all. */
+void td__papers_forget(struct td__endpoint *endpoint, uint64_t group, bool all);
 
 /* endpoint_questions.c, for the lookout; and what it does with those who come. */
 

@@ -184,6 +184,17 @@ bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
     return state == 'T' || state == 't';
 }
 
+static void lose_process(struct td__endpoint *endpoint, int rank)
+{
+    const struct td__lookout *lookout = endpoint->lookout;
+    const struct td__card *peer = &endpoint->peers[rank];
+    if (lookout->fns.has_left && lookout->fns.has_left(lookout->arg, rank))
+        lose(endpoint, rank, TD__LEFT, 0);
+    else
+        lose(endpoint, rank, TD__ENDED,
+             peer->process < 0 ? TD__ENDING_UNKNOWN : td__ending_of(peer->pid, peer->process));
+}
+
 static void watch_process(struct td__endpoint *endpoint, int rank, bool follows)
 {
     struct td__card *peer = &endpoint->peers[rank];
@@ -193,18 +204,13 @@ static void watch_process(struct td__endpoint *endpoint, int rank, bool follows)
     if (peer->process >= 0 && follows)
         follow(endpoint->lookout, peer->process, PROCESS, rank);
     else if (peer->process < 0 && errno == ESRCH && follows)
-        lose(endpoint, rank, TD__ENDED, TD__ENDING_UNKNOWN);
+        lose_process(endpoint, rank);
 }
 
 static void on_process_end(struct td__endpoint *endpoint, int rank)
 {
-    struct td__lookout *lookout = endpoint->lookout;
-    struct td__card *peer = &endpoint->peers[rank];
-    unfollow(lookout, peer->process);
-    if (lookout->fns.has_left && lookout->fns.has_left(lookout->arg, rank))
-        lose(endpoint, rank, TD__LEFT, 0);
-    else
-        lose(endpoint, rank, TD__ENDED, td__ending_of(peer->pid, peer->process));
+    unfollow(endpoint->lookout, endpoint->peers[rank].process);
+    lose_process(endpoint, rank);
 }
 
 /* The sockets of a process that dies are closed a moment before it has ended. */

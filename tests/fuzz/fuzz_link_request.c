@@ -94,7 +94,7 @@ static void on_guest(void *arg, int fd, bool local, const uint8_t *bytes)
     memcpy(exact, bytes, TD__REQUEST_SIZE);
     if (td__request_read(exact, RANKS, &request)) {
         check(request.rank >= 0 && request.rank < RANKS);
-        check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_NEWS);
+        check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_BEQUEST);
         check(request.what != TD__WANT_NEWS || request.group < RANKS);
     }
     free(exact);
