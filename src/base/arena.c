@@ -475,6 +475,7 @@ static bool map_view(struct td__arena_view *view, size_t size)
 void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size)
 {
     size_t end;
+    errno = EINVAL;
     if (__builtin_add_overflow(offset, size, &end))
         return NULL;
     if (end > view->size || !view->base) {

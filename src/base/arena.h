@@ -56,7 +56,7 @@ struct td__arena_view {
 td_status td__arena_view_open(int fd, struct td__arena_view *view);
 
 /** The address of `size` bytes at `offset`, mapping more where the arena has grown; NULL when they
- *  are not inside it. Addresses taken before stay good. */
+ *  are not inside it (EINVAL), or cannot be mapped here (ENOMEM). Addresses taken before stay good. */
 void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size);
 
 void td__arena_view_close(struct td__arena_view *view);

@@ -223,7 +223,12 @@ td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offse
         peer->viewed = true;
     }
     void *found = td__arena_view_at(&peer->view, offset, size);
+    bool short_of_memory = !found && errno == ENOMEM;
     pthread_mutex_unlock(&endpoint->map_lock);
+    if (short_of_memory)
+        return td__fail(TD_ERR_NOMEM,
+                        "no address space to map the memory of %s; is it limited (ulimit -v)?",
+                        td__endpoint_describe(endpoint, rank));
     if (!found)
         return td__fail(TD_ERR_PEER, "%s speaks of memory that it does not have",
                         td__endpoint_describe(endpoint, rank));
