@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { FLUSH_MS = 2000 }; /* for output that nobody takes, after a signal */
+enum { FLUSH_MS = 2000 }; /* for output that nobody takes, after a signal; the least otherwise */
 
 /* Once the place in the world is known. */
 static td_status prepare_rounds(struct td__agent *agent)
@@ -75,9 +75,15 @@ static bool others_ended(struct td__agent *agent)
     return agent->all_gone || agent->reason > TD__REASON_FAILED;
 }
 
+static size_t unread(struct td__agent *agent, int which)
+{
+    return td__sink_backlog(&agent->console.to[which]->sink);
+}
+
 static bool all_written(struct td__agent *agent)
 {
-    return agent->hurry || td__console_is_idle(&agent->console);
+    return agent->hurry || td__console_is_idle(&agent->console) ||
+           (agent->unread && !unread(agent, TD__ERR));
 }
 
 static void begin_round(struct td__agent *agent)
@@ -123,7 +129,26 @@ static void run_rounds(struct td__agent *agent)
 static void on_flush_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    agent->hurry = true;
+    if (agent->unread || unread(agent, TD__ERR)) {
+        agent->hurry = true; /* whom should we tell? */
+        return;
+    }
+    agent->unread = true;
+    td__console_say(&agent->console,
+                    "tdrun: nobody reads standard output; up to %zu bytes of it are lost\n",
+                    unread(agent, TD__OUT));
+    uv_timer_start(timer, on_flush_timeout, FLUSH_MS, 0);
+}
+
+/* A job that has failed, or was told to end, does not wait for ever for a reader that has stopped. One
+ * that went well does: its output is what it ran for. */
+static void limit_writing(struct td__agent *agent)
+{
+    uint64_t patience_ms = (uint64_t)(agent->options->shutdown_timeout_s * 1000);
+    if (agent->reason == TD__REASON_SIGNALLED || patience_ms < FLUSH_MS)
+        patience_ms = FLUSH_MS;
+    if (agent->reason)
+        uv_timer_start(&agent->shutdown, on_flush_timeout, patience_ms, 0);
 }
 
 static void close_handle(uv_handle_t *handle, void *arg)
@@ -141,13 +166,11 @@ static int finish(struct td__agent *agent)
     agent->finishing = true;
     uv_timer_stop(&agent->shutdown);
     uv_update_time(&agent->loop); /* taking leave may have taken some */
-    /* Who told us to end does not want to wait for a reader that has stopped. */
-    if (agent->reason == TD__REASON_SIGNALLED)
-        uv_timer_start(&agent->shutdown, on_flush_timeout, FLUSH_MS, 0);
+    limit_writing(agent);
     run_until(agent, all_written);
     td__agent_check_console(agent);
     int code = agent->reason ? agent->code : agent->output_lost;
-    if (!left_well || agent->hurry)
+    if (!left_well || agent->hurry || agent->unread)
         _exit(code);
     td__console_close(&agent->console);
     uv_walk(&agent->loop, close_handle, NULL);

@@ -45,7 +45,8 @@ struct td__agent {
     bool abandoned;   /* … and even that has not ended them */
     bool output_lost; /* something could not be written where the user wanted it */
     bool finishing;   /* all workers have ended; only output is left to be written … */
-    bool hurry;       /* … and there is no time to wait for that */
+    bool unread;      /* … which nobody reads; that was said … */
+    bool hurry;       /* … and there is no time to wait for it */
 };
 
 /** Makes the event loop, and begins to listen to the front and to signals. */

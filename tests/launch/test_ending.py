@@ -133,6 +133,23 @@ class Signals(Ending):
         os.close(read_end)
         job.process.stderr.close()
 
+    def test_failure_while_output_is_stuck(self):
+        """A failed job does not wait for a reader for ever."""
+        read_end, write_end = os.pipe()
+        work = "[ $RANK = 1 ] && { until [ -e pid.0 ]; do sleep 0.01; done; exit 5; }"
+        flood = "head -c 200000 /dev/zero; echo > pid.0; sleep 1000"
+        job = self.start(
+            "--standalone", "--nproc-per-node=2", "--shutdown-timeout=0.5",
+            "sh", "-c", f"{work}; {flood}",
+            stdout=write_end,
+        )  # fmt: skip
+        os.close(write_end)
+        job.finish()
+        self.check_code(job, 5)
+        self.assertEqual(job.err.count("nobody reads standard output; up to "), 1, job.err)
+        self.check_nothing_left()
+        os.close(read_end)
+
 
 class Keys(Ending):
     def test_ctrl_c(self):
