@@ -54,6 +54,7 @@ static _Noreturn void be_agent(int argc, char **argv, struct td__agent_start *st
     sigemptyset(&start->ignored);
     ignore(SIGTTOU, &start->ignored);
     ignore(SIGPIPE, &start->ignored);
+    ignore(SIGXFSZ, &start->ignored); /* a file that is too large is then as a disk that is full */
     exit(agent(start, arg));
 }
 
@@ -153,6 +154,7 @@ td_status td__guard_run(int argc, char **argv, const sigset_t *handled, td__agen
     }
     close(lifeline[0]);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     *exit_code = be_front(pid, &waited, lifeline[1]);
     close(lifeline[1]);
     return TD_OK;

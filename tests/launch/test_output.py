@@ -4,6 +4,8 @@
 import glob
 import os
 import re
+import resource
+import signal
 import subprocess
 
 import harness
@@ -199,6 +201,19 @@ class Files(Test):
         self.assertIn(f"{logs}/none/attempt_0/0/stdout.log", job.err)
         self.assertTrue(os.path.exists(self.path("done.0")))
         self.assertEqual(read_file(f"{logs}/none/attempt_0/1/stdout.log"), "1\n2\n")
+
+    def test_limit_of_file_size(self):
+        """As a full disk; for the workers the limit is what it would be without tdrun."""
+        limit = 1 << 18
+        job = self.run_job(
+            "--log-dir", self.path("logs"), "-r1",
+            "sh", "-c", "head -c 300000 /dev/zero; grep SigIgn /proc/self/status >&2",
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        )  # fmt: skip
+        self.check_code(job, 1)
+        self.assertEqual(job.err.count("File too large"), 1, job.err)
+        ignored = int(re.search(r"SigIgn:\s*(\w+)", job.err)[1], 16)
+        self.assertFalse(ignored >> (signal.SIGXFSZ - 1) & 1)
 
     def test_failure_outweighs_full_disk(self):
         logs = self.path("logs")
