@@ -20,68 +20,64 @@ static const size_t MOST = TD__FLIGHT_HEAD +
                            (size_t)TD__FLIGHT_SLOTS * sizeof(struct td__flight_bytes);
 
 struct search {
-    struct td__story_book *books;
-    struct seen {
-        dev_t device;
-        ino_t inode;
-    } * seen; /* which file each book is: several processes may have one open */
+    struct td__job *jobs;
     int count;
 };
 
+/* Several processes may have one book open. */
 static bool was_seen(const struct search *search, const struct stat *found)
 {
     for (int i = 0; i < search->count; i++)
-        if (search->seen[i].device == found->st_dev && search->seen[i].inode == found->st_ino)
+        if (search->jobs[i].device == found->st_dev && search->jobs[i].inode == found->st_ino)
             return true;
     return false;
 }
 
-/* Copies a book that processes write to at this moment. */
-static bool copy_book(int fd, size_t size, struct td__story_book *book)
+/* Opens a book that cannot shrink while we look at it; -1 where it is none, not ours to see, or gone. */
+static int open_book(const char *path, struct stat *found)
 {
-    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED)
-        return false;
-    struct td__flight_book_info info;
-    bool known = td__flight_read_head(map, size, &info) == TD_OK;
-    struct td__flight_book open = {.fd = fd, .slots = info.slots, .map = map, .size = size};
-    *book = (struct td__story_book){.size = size};
-    if (known && (book->bytes = td__flight_book_copy(&open)))
-        known = td__flight_read_head(book->bytes, size, &book->info) == TD_OK;
-    munmap(map, size);
-    if (!known)
-        free(book->bytes);
-    return known && book->bytes;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return -1;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (!fstat(fd, found) && seals >= 0 && (seals & F_SEAL_SHRINK) &&
+        found->st_size >= TD__FLIGHT_HEAD && (size_t)found->st_size <= MOST)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* Its launcher writes into the log of each worker that it starts. Whoever names thousands of workers and
+ * has no memory for them could have us take gigabytes for nothing. */
+static bool is_hollow(const struct td__flight_book_info *info, const struct stat *found)
+{
+    enum { FEW = 64, PAGE = 4096, BLOCK = 512 };
+    return info->slots > FEW && (int64_t)found->st_blocks * BLOCK < (int64_t)info->slots * PAGE;
 }
 
 static td_status take(struct search *search, const char *path)
 {
     struct stat found;
-    struct td__story_book book;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct td__job job = {.hollow = false};
+    char head[TD__FLIGHT_HEAD];
+    int fd = open_book(path, &found);
     if (fd < 0)
-        return TD_OK; /* not ours to see, or gone */
-    int seals = fcntl(fd, F_GET_SEALS);
-    bool fit = !fstat(fd, &found) && seals >= 0 && (seals & F_SEAL_SHRINK) &&
-               found.st_size >= TD__FLIGHT_HEAD && (size_t)found.st_size <= MOST &&
-               !was_seen(search, &found) && copy_book(fd, (size_t)found.st_size, &book);
+        return TD_OK;
+    bool fit = !was_seen(search, &found) &&
+               pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
+               td__flight_read_head(head, (size_t)found.st_size, &job.info) == TD_OK;
     close(fd);
     if (!fit)
         return TD_OK;
-    size_t count = (size_t)search->count + 1;
-    struct td__story_book *books = realloc(search->books, count * sizeof *books);
-    if (books)
-        search->books = books;
-    struct seen *seen = realloc(search->seen, count * sizeof *seen);
-    if (seen)
-        search->seen = seen;
-    if (!books || !seen) {
-        free(book.bytes);
+    snprintf(job.path, sizeof job.path, "%.63s", path);
+    job.hollow = is_hollow(&job.info, &found);
+    job.device = found.st_dev;
+    job.inode = found.st_ino;
+    struct td__job *jobs = realloc(search->jobs, ((size_t)search->count + 1) * sizeof *jobs);
+    if (!jobs)
         return td__fail_nomem("status");
-    }
-    books[search->count] = book;
-    seen[search->count] = (struct seen){found.st_dev, found.st_ino};
-    search->count++;
+    search->jobs = jobs;
+    jobs[search->count++] = job;
     return TD_OK;
 }
 
@@ -106,13 +102,13 @@ static td_status look_into(struct search *search, const char *process)
     return status;
 }
 
-static int compare_books(const void *a, const void *b)
+static int compare_jobs(const void *a, const void *b)
 {
-    const struct td__story_book *x = a, *y = b;
+    const struct td__job *x = a, *y = b;
     return x->info.started_ns < y->info.started_ns ? -1 : x->info.started_ns > y->info.started_ns;
 }
 
-td_status td__jobs_find(bool everybody, struct td__story_book **books, int *count)
+td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
 {
     struct search search = {0};
     struct dirent *entry;
@@ -130,18 +126,37 @@ td_status td__jobs_find(bool everybody, struct td__story_book **books, int *coun
         status = look_into(&search, entry->d_name);
     }
     closedir(directory);
-    free(search.seen);
     if (status) {
-        for (int i = 0; i < search.count; i++)
-            free(search.books[i].bytes);
-        free(search.books);
+        free(search.jobs);
         return status;
     }
     if (search.count)
-        qsort(search.books, (size_t)search.count, sizeof *search.books, compare_books);
-    *books = search.books;
+        qsort(search.jobs, (size_t)search.count, sizeof *search.jobs, compare_jobs);
+    *jobs = search.jobs;
     *count = search.count;
     return TD_OK;
+}
+
+bool td__job_copy(const struct td__job *job, struct td__story_book *book)
+{
+    struct stat found;
+    int fd = open_book(job->path, &found);
+    if (fd < 0)
+        return false;
+    size_t size = job->hollow ? TD__FLIGHT_HEAD : (size_t)found.st_size;
+    bool same = found.st_dev == job->device && found.st_ino == job->inode;
+    void *map = same ? mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+    close(fd);
+    if (map == MAP_FAILED)
+        return false;
+    struct td__flight_book open = {
+        .fd = -1, .slots = job->hollow ? 0 : job->info.slots, .map = map, .size = size};
+    *book = (struct td__story_book){.size = size, .bytes = td__flight_book_copy(&open)};
+    munmap(map, size);
+    bool known = book->bytes && td__flight_read_head(book->bytes, size, &book->info) == TD_OK;
+    if (!known)
+        free(book->bytes);
+    return known;
 }
 
 bool td__job_has_process(const struct td__story_book *book, pid_t pid)

@@ -6,9 +6,22 @@
 
 #include <sys/types.h>
 
-/** Copies the books of all jobs on this machine; of this user, or of everybody where `everybody` and the
- *  system lets us. One job a book. For free(), after the bytes of each. */
-td_status td__jobs_find(bool everybody, struct td__story_book **books, int *count);
+/** A job on this machine: what the head of its book says, and where that is. */
+struct td__job {
+    struct td__flight_book_info info;
+    bool hollow;   /* the book names many workers and has next to nothing about them */
+    char path[64]; /* below /proc */
+    dev_t device;
+    ino_t inode;
+};
+
+/** Finds all jobs on this machine, the oldest first; those of this user, or of everybody where `everybody`
+ *  and the system lets us. *jobs is for free(). */
+td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count);
+
+/** Copies the job's book, of a hollow one the head; its bytes are for free(). False where the job is gone
+ *  meanwhile, or there is no memory for it. */
+bool td__job_copy(const struct td__job *job, struct td__story_book *book);
 
 /** Whether `pid` is the launcher of the book, or one of its workers. */
 bool td__job_has_process(const struct td__story_book *book, pid_t pid);

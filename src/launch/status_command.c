@@ -143,9 +143,15 @@ static bool is_wanted(const struct wishes *wishes, const struct td__story_book *
     return !wishes->pid || td__job_has_process(book, wishes->pid);
 }
 
+static void put_hollow_job(struct td__buffer *out, const struct td__flight_book_info *info)
+{
+    td__story_put(out, "job %d on %s names %d ranks, and has next to nothing about them%s%s\n",
+                  info->pid, info->host, info->slots, info->command[0] ? ": " : "", info->command);
+}
+
 /* A story takes over an array of books; each of these gets its own. */
-static td_status put_book(struct td__buffer *out, struct td__story_book *book, bool json,
-                          int columns, bool first)
+static td_status put_book(struct td__buffer *out, const struct td__job *job,
+                          struct td__story_book *book, bool json, int columns, bool first)
 {
     struct td__story story;
     struct td__flight_now now;
@@ -163,7 +169,10 @@ static td_status put_book(struct td__buffer *out, struct td__story_book *book, b
         out->size--; /* its line end */
     } else {
         td__story_put(out, "%s", first ? "" : "\n");
-        put_job(out, &story, columns);
+        if (job->hollow)
+            put_hollow_job(out, &job->info);
+        else
+            put_job(out, &story, columns);
     }
     td__story_free(&story);
     return TD_OK;
@@ -171,20 +180,23 @@ static td_status put_book(struct td__buffer *out, struct td__story_book *book, b
 
 static td_status look(const struct wishes *wishes, struct td__buffer *out, int *shown)
 {
-    struct td__story_book *books;
+    struct td__job *jobs;
+    struct td__story_book book; /* one at a time: nobody can have us hold many */
     int count, columns = wishes->json ? 0 : width();
-    TD_TRY(td__jobs_find(wishes->all, &books, &count));
+    TD_TRY(td__jobs_find(wishes->all, &jobs, &count));
     td_status status = TD_OK;
     *shown = 0;
     td__story_put(out, "%s", wishes->json ? "[" : "");
-    for (int i = 0; i < count; i++) {
-        if (!status && is_wanted(wishes, &books[i]))
-            status = put_book(out, &books[i], wishes->json, columns, !(*shown)++);
+    for (int i = 0; i < count && !status; i++) {
+        if (!td__job_copy(&jobs[i], &book))
+            continue;
+        if (is_wanted(wishes, &book))
+            status = put_book(out, &jobs[i], &book, wishes->json, columns, !(*shown)++);
         else
-            free(books[i].bytes);
+            free(book.bytes);
     }
     td__story_put(out, "%s", wishes->json ? "]\n" : "");
-    free(books);
+    free(jobs);
     return status;
 }
 

@@ -41,7 +41,11 @@ void td__flight_copy_log(const struct td__flight_bytes *log, void *copy)
     struct td__flight_bytes *to = copy;
     enum { WORDS = sizeof(struct td__flight_entry) / 8, LABEL = TD__FLIGHT_LABEL / 8 };
     copy_words((const _Atomic uint64_t *)log, copy, offsetof(struct td__flight_bytes, entries) / 8);
-    for (int i = 0; i < TD__FLIGHT_ENTRIES; i++) {
+    /* A look at memory that nobody has written to yet would have the system find some. */
+    int used = to->next ? TD__FLIGHT_ENTRIES : 0;
+    if (!used)
+        memset(to->entries, 0, sizeof *to - offsetof(struct td__flight_bytes, entries));
+    for (int i = 0; i < used; i++) {
         const struct td__flight_entry *entry = &log->entries[i];
         uint64_t words[WORDS], label[LABEL];
         copy_words((const _Atomic uint64_t *)entry, words, WORDS);

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """What tdrun tells about the last operations of its workers, and while they are at it."""
 
+import fcntl
+import glob
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -234,6 +237,36 @@ class Status(StoryTest):
         os.kill(worker, signal.SIGCONT)
         job.signal(signal.SIGTERM)
         job.finish()
+
+    def test_a_page_that_claims_too_much(self):
+        """Memory of the size that it names is not taken for it."""
+        job = self.start_job("hang")
+        self.wait_in_calls(job, [0, 2])
+        book = next(
+            path
+            for path in glob.glob(f"/proc/{job.agent()}/fd/*")
+            if "tandem-flight" in os.readlink(path)
+        )
+        with open(book, "rb") as file:
+            head = bytearray(file.read(4096))
+        job.signal(signal.SIGTERM)
+        job.finish()
+        slots, log_size = 65536, struct.unpack_from("<I", head, 16)[0]
+        struct.pack_into("<I", head, 12, slots)
+        struct.pack_into("<i", head, 20, os.getpid())
+        memory = os.memfd_create("tandem-flight", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.addCleanup(os.close, memory)
+        os.write(memory, head)
+        os.ftruncate(memory, 4096 + slots * log_size)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        answer = self.ask("status", str(os.getpid()))
+        self.assertEqual(answer.returncode, 0)
+        self.assertRegex(
+            answer.stdout, rf"^job {os.getpid()} on \S+ names 65536 ranks, and has .*\n$"
+        )
+        (told,) = json.loads(self.ask("status", "--json", str(os.getpid())).stdout)
+        self.assertEqual(told["ranks"], [])
+        self.assertLess(os.fstat(memory).st_blocks, 100)
 
     def test_watching(self):
         job = self.start_job("hang")
