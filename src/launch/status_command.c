@@ -34,7 +34,7 @@ static const struct td__flag flags[] = {
      0, 0},
     {"watch", 0, "[SECONDS]", "again and again (every 2 s)", set_watch,
      offsetof(struct wishes, watch), 0, 0},
-    {"all", 0, NULL, "also jobs of other users, as far as this one may see them", td__flag_set_bool,
+    {"all", 0, NULL, "also jobs of other users, which only root may see", td__flag_set_bool,
      offsetof(struct wishes, all), 0, 0},
     {"help", 'h', NULL, "print this", td__flag_set_bool, offsetof(struct wishes, help), 0, 0},
 };
@@ -219,8 +219,9 @@ static int show(const struct wishes *wishes, bool again)
                 "one that runs here\n",
                 wishes->pid);
     else if (!shown)
-        fprintf(stderr, "tdrun status: no job of %s runs on this machine\n",
-                wishes->all ? "anybody" : "this user");
+        fprintf(stderr, "tdrun status: no job of %s runs on this machine%s\n",
+                wishes->all && !geteuid() ? "anybody" : "this user",
+                wishes->all && geteuid() ? "; those of others only root may see" : "");
     return fflush(stdout) || !shown ? EXIT_TROUBLE : 0;
 }
 
