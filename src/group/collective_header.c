@@ -29,6 +29,7 @@ struct td__header td__header_of(const struct td__operation *operation, size_t co
         .algorithm = (uint16_t)algorithm,
         .sequence = (uint32_t)operation->sequence,
         .turn = turn,
+        .past = operation->past,
     };
     if (kind != TD__BARRIER) {
         header.dtype = (uint8_t)operation->reduction.dtype;
@@ -65,6 +66,7 @@ void td__header_write(const struct td__header *header, uint8_t *bytes)
     store_u64(bytes + 16, header->count);
     store_u64(bytes + 24, header->payload);
     store_u64(bytes + 32, header->turn);
+    td__store_u32(bytes + 40, header->past);
 }
 
 bool td__header_read(const uint8_t *bytes, struct td__header *header)
@@ -81,6 +83,7 @@ bool td__header_read(const uint8_t *bytes, struct td__header *header)
         .count = load_u64(bytes + 16),
         .payload = load_u64(bytes + 24),
         .turn = load_u64(bytes + 32),
+        .past = td__load_u32(bytes + 40),
     };
     if (bytes[0] != MAGIC || read.type < TD__HEADER_DATA || read.type > TD__HEADER_CALL)
         return false;
@@ -95,11 +98,16 @@ bool td__header_read(const uint8_t *bytes, struct td__header *header)
     return true;
 }
 
+bool td__header_differs(const struct td__header *a, const struct td__header *b)
+{
+    return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root ||
+           a->sequence != b->sequence || a->count != b->count;
+}
+
 bool td__header_same_call(const struct td__header *a, const struct td__header *b)
 {
-    return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->root == b->root &&
-           a->algorithm == b->algorithm && a->sequence == b->sequence && a->count == b->count &&
-           a->turn == b->turn;
+    return !td__header_differs(a, b) && a->algorithm == b->algorithm && a->turn == b->turn &&
+           a->past == b->past;
 }
 
 /* "1024 f32 (sum) to root 3". */
@@ -151,11 +159,16 @@ td_status td__header_mismatch(const struct td__operation *operation, const struc
     }
     describe_arguments(mine, a, sizeof a);
     describe_arguments(theirs, b, sizeof b);
-    if (mine->dtype != theirs->dtype || mine->op != theirs->op || mine->root != theirs->root ||
-        mine->count != theirs->count)
+    if (td__header_differs(mine, theirs))
         return td__fail(TD_ERR_MISMATCH,
                         "%s: %s called it with %s, %s with %s; every rank must pass the same", what,
                         me, a, other, b);
+    if (mine->past != theirs->past || mine->turn != theirs->turn)
+        return td__fail(
+            TD_ERR_MISMATCH,
+            "%s: %s and %s have called different things before; every rank must make the "
+            "same calls in the same order",
+            what, me, other);
     if (mine->algorithm != theirs->algorithm)
         return td__fail(TD_ERR_MISMATCH,
                         "%s: %s carries it out by %s, %s by %s; every rank must be given the same "

@@ -8,6 +8,7 @@
  *    16   count                               eight bytes
  *    24   bytes that follow                   eight bytes
  *    32   turn: calls of the team so far      eight bytes
+ *    40   past: all calls of the group before, in one word: four bytes
  *
  * All little-endian. Both sides know what must come, so a receiver compares the bytes with its own
  * header and reads them only where they differ, to say what the other one called. */
@@ -16,7 +17,7 @@
 
 #include "group/operation.h"
 
-enum { TD__HEADER_BYTES = 40, TD__GOODBYE_TEXT = 600 };
+enum { TD__HEADER_BYTES = 44, TD__GOODBYE_TEXT = 600 };
 
 enum td__header_type {
     TD__HEADER_DATA = 1,
@@ -39,6 +40,7 @@ struct td__header {
     uint64_t count;
     uint64_t payload;
     uint64_t turn;
+    uint32_t past;
 };
 
 /** Of a message of `operation` with `count` elements by td__algorithms[algorithm]; its payload is
@@ -54,6 +56,10 @@ bool td__header_read(const uint8_t *bytes, struct td__header *header);
 /** Whether both belong to the same call, made with the same arguments. Of two calls in the same turn
  *  that is to be expected. */
 bool td__header_same_call(const struct td__header *a, const struct td__header *b);
+
+/** Whether the two calls themselves differ; else what came before them does, or how they are carried
+ *  out. */
+bool td__header_differs(const struct td__header *a, const struct td__header *b);
 
 /** Puts "all_reduce #812 of 1024 f32 (sum)" into `text`. */
 void td__header_describe(const struct td__header *header, char *text, size_t room);

@@ -71,12 +71,10 @@ td_status td__hierarchy_hear(struct td__hierarchy *hierarchy, const struct td__o
     return hierarchy->lane ? td__socket_team_hear(hierarchy->lane, operation) : TD_OK;
 }
 
-void td__hierarchy_watch(struct td__hierarchy *hierarchy,
-                         td_status (*outside)(void *arg, const struct td__operation *operation),
-                         void *arg)
+void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outside *outside)
 {
     if (hierarchy->lane)
-        td__socket_team_watch(hierarchy->lane, outside, arg);
+        td__socket_team_watch(hierarchy->lane, outside);
 }
 
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,

@@ -27,9 +27,8 @@ void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__op
                             td_status status);
 
 /** As td__socket_team_watch() and td__socket_team_hear(), for the lane. */
-void td__hierarchy_watch(struct td__hierarchy *hierarchy,
-                         td_status (*outside)(void *arg, const struct td__operation *operation),
-                         void *arg);
+struct td__outside;
+void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outside *outside);
 td_status td__hierarchy_hear(struct td__hierarchy *hierarchy,
                              const struct td__operation *operation);
 

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "group/abort.h"
+#include "group/ledger.h"
 #include "group/monitored_barrier.h"
 #include "group/recorder.h"
 #include "group/root.h"
@@ -59,6 +60,9 @@ static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
         break;
     case TD__TOPIC_SHRINK:
         td__shrink_answer(root, rank, group, value, text);
+        break;
+    case TD__TOPIC_CALLS:
+        td__ledger_answer(root, group, value, text);
         break;
     }
 }

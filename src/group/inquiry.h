@@ -10,6 +10,7 @@ enum {
     TD__TOPIC_ABORT,     /* this group is given up, see abort.h */
     TD__TOPIC_SHRINK,    /* see shrink.c */
     TD__TOPIC_BARRIER,   /* see monitored_barrier.c */
+    TD__TOPIC_CALLS,     /* which calls did you make on this group? See ledger.h. */
 };
 
 /** TD_ERR_INVALID where TANDEM_STALL_WARN makes no sense. */

@@ -118,6 +118,8 @@ td_status td__links_judge(struct td__links *links, int peer, int fd,
     if (theirs->type == TD__HEADER_CALL &&
         (theirs->turn < mine->turn || td__header_same_call(theirs, mine)))
         return TD_OK;
+    if (!td__header_differs(theirs, mine) && theirs->past != mine->past && links->source->recall)
+        TD_TRY(links->source->recall(links->arg, peer, operation));
     char me[256];
     strncpy(me, links->source->describe(links->arg, links->index), sizeof me - 1);
     me[sizeof me - 1] = '\0';

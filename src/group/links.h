@@ -32,6 +32,10 @@ struct td__link_source {
     /** Whether the peer has once been waited for in vain, to take what was sent to it; where `note`, it has
      *  been now. May be NULL. */
     bool (*is_deaf)(void *arg, int peer, bool note);
+
+    /** The peer has made other calls before: TD_ERR_MISMATCH with the first of them, or TD_OK where that is
+     *  not known any more. May be NULL. */
+    td_status (*recall)(void *arg, int peer, const struct td__operation *operation);
 };
 
 struct td__link {

@@ -10,6 +10,7 @@
 #include "base/fail.h"
 #include "group/abort.h"
 #include "group/hierarchy.h"
+#include "group/ledger.h"
 #include "group/messages.h"
 #include "group/process_group.h"
 #include "group/socket_team.h"
@@ -24,6 +25,7 @@ struct native {
     struct td__team *team;           /* NULL: alone on this host */
     struct td__socket_team *sockets; /* NULL: all on one host */
     struct td__hierarchy *hierarchy; /* NULL: one level is enough */
+    struct td__ledger *ledger;       /* NULL: all on one host */
     struct td__messages *messages;   /* NULL: alone */
     unsigned losses;                 /* of the endpoint, as last looked at */
     char algorithm[32];
@@ -97,6 +99,7 @@ static void destroy(void *self)
         td__hierarchy_destroy(native->hierarchy);
     if (native->sockets)
         td__socket_team_destroy(native->sockets);
+    td__ledger_destroy(native->ledger);
     if (native->team)
         td__team_leave(native->team);
     if (native->team && !td__team_all_attached(native->team) && native->team->index == 0) {
@@ -113,6 +116,11 @@ static void destroy(void *self)
 struct td__team *td__native_team(const td_group *group)
 {
     return group->ops == &td__native_ops ? ((const struct native *)group->self)->team : NULL;
+}
+
+struct td__ledger *td__native_ledger(const td_group *group)
+{
+    return group->ops == &td__native_ops ? ((const struct native *)group->self)->ledger : NULL;
 }
 
 bool td__native_fills_host(const td_group *group)
@@ -161,7 +169,9 @@ static td_status look_from_team(void *arg, const struct td__operation *operation
     struct native *native = arg;
     TD_TRY(td__group_state(native->group));
     TD_TRY(look_for_losses(native, operation));
-    return native->hierarchy ? td__hierarchy_hear(native->hierarchy, operation) : TD_OK;
+    if (native->hierarchy)
+        TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
+    return native->ledger ? td__ledger_look(native->ledger, native->group, operation) : TD_OK;
 }
 
 static td_status look_from_links(void *arg, const struct td__operation *operation)
@@ -170,7 +180,14 @@ static td_status look_from_links(void *arg, const struct td__operation *operatio
     TD_TRY(td__group_state(native->group));
     if (native->team)
         TD_TRY(td__team_state(native->team));
-    return look_for_losses(native, operation);
+    TD_TRY(look_for_losses(native, operation));
+    return td__ledger_look(native->ledger, native->group, operation);
+}
+
+static td_status recall(void *arg, int world_rank, const struct td__operation *operation)
+{
+    struct native *native = arg;
+    return td__ledger_ask(native->ledger, native->group, world_rank, operation);
 }
 
 /* The last error says why. */
@@ -241,16 +258,19 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
     if (!status && places.elsewhere && places.crowd)
         status = td__hierarchy_create(endpoint, group->key, group->ranks, group->size, group->rank,
                                       native->team, algorithm, &native->hierarchy);
+    if (!status && places.elsewhere && !(native->ledger = td__ledger_create()))
+        status = td__fail_nomem("group");
     if (status)
         return status;
     if (native->team) {
         native->team->outside = look_from_team;
         native->team->outside_arg = native;
     }
+    struct td__outside outside = {.look = look_from_links, .recall = recall, .arg = native};
     if (native->sockets)
-        td__socket_team_watch(native->sockets, look_from_links, native);
+        td__socket_team_watch(native->sockets, &outside);
     if (native->hierarchy)
-        td__hierarchy_watch(native->hierarchy, look_from_links, native);
+        td__hierarchy_watch(native->hierarchy, &outside);
     struct td__messages_options options = {
         .endpoint = endpoint,
         .key = group->key,
@@ -377,6 +397,7 @@ static td_status run(void *self, const td_call *call)
     operation.root = call->root;
     operation.called_root = call->root;
     operation.sequence = call->sequence;
+    operation.past = 0;
     operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
     operation.timeout_ms = call->timeout_ms;
     operation.group = native->group->name;
@@ -384,6 +405,8 @@ static td_status run(void *self, const td_call *call)
     if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
         call->kind == TD_OP_REDUCE_SCATTER)
         TD_TRY(td__reduction_of(call->op, call->dtype, &operation.reduction));
+    if (native->ledger)
+        td__ledger_note(native->ledger, &operation);
     if (call->kind == TD_OP_ALL_TO_ALL && call->input == call->output && call->count &&
         native->group->size > 1)
         status = in_place_all_to_all(native, &operation);

@@ -17,6 +17,7 @@ struct td__operation {
     int root;                       /* the rank, or the index in the team that carries it out */
     int called_root;                /* the rank in the group, as it was called */
     uint64_t sequence;              /* of the collectives of the group, from 1 */
+    uint32_t past;                  /* all calls before it, in one word; see ledger.h */
     td__deadline
         deadline; /* 0: `timeout_ms` after somebody has to wait; a call that need not wait does
                               not look at the clock */

@@ -17,6 +17,7 @@
 #include <tandem/rendezvous.h>
 
 struct td__team;
+struct td__ledger;
 struct td__given_up;
 struct td__agreement;
 
@@ -143,6 +144,9 @@ td_status td__native_message(td_group *group, const td_call *call);
 
 /** The ranks of this host in a group with the native backend; NULL where this is the only one. */
 struct td__team *td__native_team(const td_group *group);
+
+/** What this rank called last on it; NULL where the group is on one host, or has another backend. */
+struct td__ledger *td__native_ledger(const td_group *group);
 
 /** Whether a group with the native backend is on one host, whose processors all have a rank. */
 bool td__native_fills_host(const td_group *group);

@@ -32,6 +32,9 @@ struct td__socket_team {
     size_t *starts; /* 2 * (size + 1), for uneven parts */
     td_status broken;
     char *reason;
+
+    /** See td__socket_team_watch(); `arg` is that of the links' outside(). */
+    td_status (*recall)(void *arg, int world_rank, const struct td__operation *operation);
 };
 
 /** A team whose links come from somewhere else than an endpoint; `source` must stay. */

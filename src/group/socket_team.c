@@ -65,6 +65,13 @@ static bool rank_is_deaf(void *arg, int peer, bool note)
     return td__endpoint_is_deaf(team->endpoint, team->world_ranks[peer], note);
 }
 
+static td_status recall_calls(void *arg, int peer, const struct td__operation *operation)
+{
+    struct td__socket_team *team = arg;
+    return team->recall ? team->recall(team->links.outside_arg, team->world_ranks[peer], operation)
+                        : TD_OK;
+}
+
 static const struct td__link_source endpoint_source = {
     .connect = connect_to_rank,
     .accept = accept_from_rank,
@@ -73,6 +80,7 @@ static const struct td__link_source endpoint_source = {
     .farewell = farewell_of_rank,
     .watch = watch_rank,
     .is_deaf = rank_is_deaf,
+    .recall = recall_calls,
 };
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */
@@ -270,12 +278,11 @@ void td__socket_team_fall_out(struct td__socket_team *team, const struct td__ope
     td__fail(status, "%s", reason);
 }
 
-void td__socket_team_watch(struct td__socket_team *team,
-                           td_status (*outside)(void *arg, const struct td__operation *operation),
-                           void *arg)
+void td__socket_team_watch(struct td__socket_team *team, const struct td__outside *outside)
 {
-    team->links.outside = outside;
-    team->links.outside_arg = arg;
+    team->links.outside = outside->look;
+    team->links.outside_arg = outside->arg;
+    team->recall = outside->recall;
 }
 
 td_status td__socket_team_hear(struct td__socket_team *team, const struct td__operation *operation)

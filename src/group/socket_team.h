@@ -39,11 +39,18 @@ td_status td__socket_team_combine(struct td__socket_team *team,
 void td__socket_team_fall_out(struct td__socket_team *team, const struct td__operation *operation,
                               td_status status);
 
-/** During long waits of the team's calls outside(arg) is asked whether there is still a point: where it
- *  fails, the call fails like that. */
-void td__socket_team_watch(struct td__socket_team *team,
-                           td_status (*outside)(void *arg, const struct td__operation *operation),
-                           void *arg);
+/** What a team asks of whoever has made it. */
+struct td__outside {
+    /** During long waits, whether there is still a point: where it fails, the call fails like that. */
+    td_status (*look)(void *arg, const struct td__operation *operation);
+
+    /** A rank has made other calls before `operation` than this one: TD_ERR_MISMATCH with both, or TD_OK
+     *  where they are not known any more. */
+    td_status (*recall)(void *arg, int world_rank, const struct td__operation *operation);
+    void *arg;
+};
+
+void td__socket_team_watch(struct td__socket_team *team, const struct td__outside *outside);
 
 /** Between calls: fails as another member has fallen out, where it has told. */
 td_status td__socket_team_hear(struct td__socket_team *team, const struct td__operation *operation);

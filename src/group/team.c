@@ -179,8 +179,10 @@ static td_status too_late(struct td__team *team, const struct td__operation *ope
                                                                  : "finished its part");
 }
 
+/* One that has failed says so before it leaves, and that is why it is gone. */
 static td_status gone(struct td__team *team, const struct td__operation *operation, int index)
 {
+    TD_TRY(td__team_state(team));
     const char *farewell = td__endpoint_farewell(team->endpoint, team->world_ranks[index]);
     return td__team_fail(
         team, TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),

@@ -1,0 +1,52 @@
+/* What this rank called last on a group of several hosts, and how it is compared with what others called.
+ *
+ * Ranks that make different calls need not meet: one waits for a link of its lane, the other for one of
+ * all ranks, and nothing ever comes on either. So whoever waits for long asks the others, one after the
+ * other, for their last calls.
+ *
+ * Nor need they wait: where each only gives, all go on. So every message between hosts has all calls
+ * before it in one word, and where two ranks that meet differ in that, the one asks the other, too.
+ *
+ * A call that goes well pays for an entry. */
+#ifndef TD_GROUP_LEDGER_H
+#define TD_GROUP_LEDGER_H
+
+#include "group/collective_header.h"
+#include "group/process_group.h"
+
+enum { TD__LEDGER_CALLS = 256 };
+
+struct td__ledger {
+    pthread_mutex_t lock;                      /* guards the calls; nothing is taken after it */
+    struct td__header calls[TD__LEDGER_CALLS]; /* each in the place of its sequence number */
+    uint64_t last;                             /* the highest of these, 0: none yet */
+    uint32_t past;                             /* all of them, and those before, in one word */
+
+    /* Of the one who waits: */
+    uint64_t sequence;   /* in which call */
+    int64_t since, next; /* from when on, and when to ask again */
+    int asked;           /* how many were */
+};
+
+/** NULL without memory. */
+struct td__ledger *td__ledger_create(void);
+void td__ledger_destroy(struct td__ledger *ledger);
+
+/** This rank begins `operation`, as it was called; its `past` is filled in. */
+void td__ledger_note(struct td__ledger *ledger, struct td__operation *operation);
+
+/** Answers one who waits in call `sequence`: the last calls up to that one, and how the group failed. On the
+ *  endpoint's thread. */
+void td__ledger_answer(struct td__root *root, uint64_t key, uint64_t sequence,
+                       struct td__buffer *answer);
+
+/** Asks `rank`, a member. TD_ERR_MISMATCH where it made another call than this rank, with both of them;
+ *  fails like it where the group has failed there. */
+td_status td__ledger_ask(struct td__ledger *ledger, td_group *group, int rank,
+                         const struct td__operation *operation);
+
+/** During a long wait in `operation`: from time to time asks another member. */
+td_status td__ledger_look(struct td__ledger *ledger, td_group *group,
+                          const struct td__operation *operation);
+
+#endif

@@ -1,0 +1,120 @@
+/* Ranks that make different calls, every pair of calls and in every kind of world: all are told so, soon,
+ * and with both calls. */
+#include "runner.h"
+
+#include "base/clock.h"
+
+#include <tandem/backend.h>
+#include <tandem/group.h>
+
+#include <stdio.h>
+#include <string.h>
+
+enum { KINDS = TD_OP_BARRIER + 2, UNEVEN = KINDS - 1, MOST = 8 };
+
+static const char *name_of(int kind)
+{
+    return td_op_kind_name(kind == UNEVEN ? TD_OP_ALL_TO_ALL : (td_op_kind)kind);
+}
+
+static td_status start(td_group *group, int kind, float *data, float *other, size_t count,
+                       td_work **work)
+{
+    size_t parts[MOST];
+    for (int i = 0; i < MOST; i++)
+        parts[i] = count;
+    switch (kind) {
+    case TD_OP_BROADCAST:
+        return td_group_broadcast(group, data, count, TD_F32, 0, work);
+    case TD_OP_REDUCE:
+        return td_group_reduce(group, data, other, count, TD_F32, TD_SUM, 0, work);
+    case TD_OP_ALL_REDUCE:
+        return td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM, work);
+    case TD_OP_SCATTER:
+        return td_group_scatter(group, data, other, count, TD_F32, 0, work);
+    case TD_OP_GATHER:
+        return td_group_gather(group, data, other, count, TD_F32, 0, work);
+    case TD_OP_ALL_GATHER:
+        return td_group_all_gather(group, data, other, count, TD_F32, work);
+    case TD_OP_REDUCE_SCATTER:
+        return td_group_reduce_scatter(group, data, other, count, TD_F32, TD_SUM, work);
+    case TD_OP_ALL_TO_ALL:
+        return td_group_all_to_all(group, data, other, count, TD_F32, work);
+    case TD_OP_BARRIER:
+        return td_group_barrier(group, work);
+    default:
+        return td_group_all_to_all_v(group, data, parts, other, parts, TD_F32, work);
+    }
+}
+
+/* A rank whose part needed nobody else learns of it in a later call. */
+static void check_mismatch(td_group *group, td_work *work, int kind, int odd_kind)
+{
+    td_status status = td_work_wait(work, 0);
+    for (int i = 0; i < 3 && !status; i++)
+        status = td_group_barrier(group, NULL);
+    if (status != TD_ERR_MISMATCH)
+        FAIL("%s against %s: %s (%s)", name_of(kind), name_of(odd_kind), td_status_name(status),
+             status ? td_last_error() : "");
+    CHECK_CONTAINS(td_last_error(), "called");
+    td_work_release(work);
+}
+
+/* One kind against all others, each pair in a group of its own and all of them at once. `odd` are those
+ * ranks that make the other call. */
+static void run_row(int kind, unsigned odd, size_t count)
+{
+    bool is_odd = odd >> td_test_rank() & 1;
+    size_t bytes = (size_t)td_test_size() * (count + 1) * sizeof(float);
+    float *data = td_alloc(bytes), *other = td_alloc(KINDS * bytes);
+    td_group *groups[KINDS];
+    td_work *works[KINDS];
+    memset(data, 0, bytes);
+    for (int k = 0; k < KINDS; k++)
+        CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 10000}, &groups[k]));
+    td_test_barrier();
+    int64_t before = td__now_ns();
+    for (int k = 0; k < KINDS; k++)
+        CHECK_OK(start(groups[k], is_odd ? k : kind, data, other + (size_t)k * bytes / 4, count,
+                       &works[k]));
+    for (int k = 0; k < KINDS; k++) {
+        if (k != kind) {
+            check_mismatch(groups[k], works[k], kind, k);
+            continue;
+        }
+        CHECK_OK(td_work_wait(works[k], 0));
+        CHECK_OK(td_group_barrier(groups[k], NULL));
+        td_work_release(works[k]);
+    }
+    CHECK(td__now_ns() - before < 5000000000ll * td_test_slowness());
+    CHECK_OK(td_group_barrier(NULL, NULL)); /* as good as before */
+    for (int k = 0; k < KINDS; k++)
+        td_group_destroy(groups[k]);
+    td_free(data);
+    td_free(other);
+}
+
+static void run_pairs(const char *hosts, unsigned odd, size_t count)
+{
+    char id[16];
+    snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
+    setenv("TANDEM_HOST_ID", id, 1);
+    CHECK_OK(td_init_process_group(NULL));
+    for (int kind = 0; kind < KINDS; kind++)
+        run_row(kind, odd, count);
+    CHECK_OK(td_destroy_process_group());
+}
+
+#define PAIRS(name, count_of_ranks, hosts, odd, count)                                             \
+    RANKS(name, .ranks = count_of_ranks, .deadline_s = 60)                                         \
+    {                                                                                              \
+        run_pairs(hosts, odd, count);                                                              \
+    }
+
+PAIRS(pairs_one_is_alone, 3, "010", 1 << 1, 4)
+PAIRS(pairs_one_is_alone_large, 3, "010", 1 << 1, 50000)
+PAIRS(pairs_one_of_two_differs, 3, "001", 1 << 0, 4)
+PAIRS(pairs_whole_hosts_differ, 4, "0011", 1 << 2 | 1 << 3, 4)
+PAIRS(pairs_whole_hosts_differ_large, 4, "0101", 1 << 1 | 1 << 3, 50000)
+PAIRS(pairs_on_three_hosts, 5, "00112", 1 << 3, 4)
+PAIRS(pairs_on_three_hosts_large, 5, "01201", 1 << 2, 50000)
