@@ -17,7 +17,7 @@ struct td__trace {
     struct td__flight_log *log;
     const struct td__root *root;
     uint64_t key;
-    int slot; /* of its name in the log */
+    int slot;       /* of its name in the log */
     bool quick;     /* all ranks are on one host: who has to wait shows in td__waits */
     unsigned waits; /* td__waits at the start, where a small one may turn out to be quick */
     _Atomic uint64_t started; /* highest sequence that was begun, 0: none */
