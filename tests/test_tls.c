@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -519,7 +520,17 @@ TEST(nothing_is_to_be_seen_on_the_way)
     free(middle.seen);
 }
 
-/* One changed bit, or a cut, after some data: the reader gets a true beginning, and an end. */
+static void note_line(td_log_level level, const char *line, void *arg)
+{
+    atomic_int *lines = arg;
+    (void)level;
+    CHECK_CONTAINS(line, "the connection with 127.0.0.1:");
+    CHECK_CONTAINS(line, "bytes were changed on the way");
+    atomic_fetch_add(lines, 1);
+}
+
+/* One changed bit, or a cut, after some data: the reader gets a true beginning, and an end; of a change it
+ * can learn. */
 TEST(changes_on_the_way_end_the_connection)
 {
     for (int cut = 0; cut < 2; cut++) {
@@ -528,8 +539,10 @@ TEST(changes_on_the_way_end_the_connection)
         int ends[2];
         static uint8_t sent[100000], got[sizeof sent];
         size_t size = 0;
+        atomic_int lines = 0;
         for (size_t i = 0; i < sizeof sent; i++)
             sent[i] = byte_at(9, i);
+        td_log_set_sink(note_line, &lines);
         open_with_middle(&middle, &thread, ends);
         td__send_all(ends[0], sent, sizeof sent, soon());
         for (ssize_t part = 1; part > 0; size += (size_t)part) {
@@ -540,10 +553,15 @@ TEST(changes_on_the_way_end_the_connection)
         }
         CHECK(size < 30000 + 16384);
         CHECK_MEM(got, sent, size);
+        const char *complaint = td__tls_complaint(ends[1]);
+        CHECK(cut ? !complaint : strstr(complaint, "changed on the way") != NULL);
         close(ends[0]);
         close(ends[1]);
         pthread_join(thread, NULL);
         free(middle.seen);
+        td__tls_drain(soon());
+        td_log_set_sink(NULL, NULL);
+        CHECK(cut ? lines == 0 : lines >= 1);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "group/links.h"
 #include "os/socket.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -136,17 +137,26 @@ td_status td__links_fail_noise(struct td__links *links, int peer,
                     td__operation_describe(operation), links->source->describe(links->arg, peer));
 }
 
+/* What TLS found is known for certain, while the other rank may only seem to have gone because of it. */
+static const char *why_it_ended(struct td__links *links, int peer, int error)
+{
+    const char *complaint = td__tls_complaint(links->at[peer].fd);
+    return error == EBADMSG ? TD__TLS_CHANGED
+           : complaint      ? complaint
+                            : td__links_farewell(links, peer);
+}
+
 td_status td__links_fail_end(struct td__links *links, int peer,
                              const struct td__operation *operation, const struct td__header *mine,
                              int error)
 {
     td__deadline deadline = td__deadline_earlier(operation->deadline,
                                                  td__deadline_in_ms(REASON_MS));
-    const char *farewell = td__links_farewell(links, peer);
+    const char *farewell = why_it_ended(links, peer, error);
     TD_TRY(td__links_look_around(links, operation, mine));
     while (!farewell && !td__deadline_passed(deadline)) {
         td__sleep_ns(LOOK_NS);
-        farewell = td__links_farewell(links, peer);
+        farewell = why_it_ended(links, peer, error);
         TD_TRY(td__links_look_around(links, operation, mine));
     }
     if (farewell)

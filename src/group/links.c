@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/socket.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -242,9 +243,10 @@ static td_status look_at_front(struct td__links *links, int peer, int fd,
     if (sight == NOISE)
         return td__links_fail_noise(links, peer, operation);
     if (sight == END && fd == links->at[peer].side && peer > links->index) {
+        int error = td__tls_complaint(fd) ? EBADMSG : 0;
         close(fd);
         links->at[peer].side = -1;
-        return td__links_fail_end(links, peer, operation, mine, 0);
+        return td__links_fail_end(links, peer, operation, mine, error);
     }
     if (sight != HEADER)
         return TD_OK;

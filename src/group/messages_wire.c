@@ -10,6 +10,7 @@
 #include "group/messages_link.h"
 
 #include "base/fail.h"
+#include "os/tls.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -209,9 +210,11 @@ enum td__wire_state td__wire_read(struct td__messages *messages, struct td__link
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return TD__WIRE_IDLE;
         if (got <= 0) {
-            *farewell = link->bye ? "has left the group"
-                        : got     ? "has died, or its connection broke"
-                                  : "has died, or closed the connection";
+            const char *complaint = td__tls_complaint(link->fd);
+            *farewell = link->bye   ? "has left the group"
+                        : complaint ? complaint
+                        : got       ? "has died, or its connection broke"
+                                    : "has died, or closed the connection";
             return TD__WIRE_ENDED;
         }
         total += (size_t)got;

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const unsigned char identity[] = "tandem";
@@ -161,6 +162,15 @@ enum td__tls_step td__tls_read(struct td__tls_link *link, void *data, size_t roo
     return step_of(link, SSL_read_ex(link->ssl, data, room, got));
 }
 
+bool td__tls_found_changes(const char **reason)
+{
+    unsigned long code = ERR_peek_error();
+    const char *words = code ? ERR_reason_error_string(code) : NULL;
+    *reason = words ? words : "unknown";
+    return code && !ERR_FATAL_ERROR(code) &&
+           ERR_GET_REASON(code) != SSL_R_UNEXPECTED_EOF_WHILE_READING;
+}
+
 enum td__tls_step td__tls_end(struct td__tls_link *link)
 {
     ERR_clear_error();
@@ -186,6 +196,7 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
                        struct td__tls_failure *failure, int *plain_fd)
 {
     struct td__tls_wait wait = {.done = false};
+    struct stat end;
     int ends[2];
     SSL_CTX *context = context_of(server);
     SSL *ssl = context ? SSL_new(context) : NULL;
@@ -207,6 +218,7 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
     link->ssl = ssl;
     link->wire = fd;
     link->plain = ends[1];
+    link->end_id = fstat(ends[0], &end) ? 0 : end.st_ino;
     link->wait = server ? NULL : &wait;
     link->end = deadline;
     memcpy(link->key, key, sizeof link->key);

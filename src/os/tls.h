@@ -13,7 +13,8 @@
  * An end passes through: shutdown() of the plain end arrives as the end of the stream at the other
  * side, and close() does when all that was written before has arrived. A connection that breaks
  * ends the plain end; whether it broke or was closed does not show there, so a protocol that needs
- * to know says goodbye, as all of ours do. */
+ * to know says goodbye, as all of ours do. Bytes that were changed on the way end it, too: the log says so,
+ * and whoever asks. */
 #ifndef TD_OS_TLS_H
 #define TD_OS_TLS_H
 
@@ -38,6 +39,12 @@ struct td__tls_failure {
  */
 td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td__deadline deadline,
                        struct td__tls_failure *failure, int *plain_fd);
+
+#define TD__TLS_CHANGED "was cut off: TLS found that bytes were changed on the way"
+
+/** TD__TLS_CHANGED where that is why the plain end `fd` has ended; NULL otherwise, and for every other
+ *  descriptor. */
+const char *td__tls_complaint(int fd);
 
 /** Waits until all that was written to plain ends that are closed by now has reached the other side, or
  *  the deadline has passed. For those who end a connection in order; an exit() waits a little, too. */

@@ -22,7 +22,8 @@ struct td__tls_link {
     bool hot; /* on the list of those to be looked at */
     SSL *ssl;
     int wire, plain;
-    int epoll; /* that watches both */
+    uint64_t end_id; /* inode of the plain end that was handed out */
+    int epoll;       /* that watches both */
     uint8_t key[TD__MAC_SIZE];
     struct td__tls_wait *wait; /* NULL: nobody waits for the handshake */
     td__deadline end;          /* of the handshake, later of the parting; else TD__NEVER */
@@ -59,6 +60,10 @@ enum td__tls_step td__tls_write(struct td__tls_link *link, const void *data, siz
                                 size_t *written);
 enum td__tls_step td__tls_read(struct td__tls_link *link, void *data, size_t room, size_t *got);
 
+/** Whether a step of td__tls_read() has just failed because of bytes that the other side, or this one, did not
+ *  send so; *reason is in OpenSSL's words. */
+bool td__tls_found_changes(const char **reason);
+
 /** Ends the stream towards the other side. */
 enum td__tls_step td__tls_end(struct td__tls_link *link);
 
@@ -79,6 +84,9 @@ void td__tls_move(struct td__tls_link *link, uint8_t scratch[TD__TLS_SCRATCH]);
 
 /** Hands the link to the pump; where it has a `wait`, returns when that is done, or at link->end. */
 td_status td__tls_pump_add(struct td__tls_link *link);
+
+/** Keeps in mind that the link's bytes were changed on the way, for td__tls_complaint(). */
+void td__tls_pump_complain(const struct td__tls_link *link);
 
 /** Tells who waits for the handshake how it went; false where nobody does. */
 bool td__tls_pump_answer(struct td__tls_link *link, const struct td__tls_failure *failure);

@@ -7,6 +7,7 @@
  * link holds one scratch of bytes each way at most; one that is idle holds none. Events are
  * edge-triggered: after any of them all is tried that can be done on the link, BUDGET bytes each way
  * at a time. */
+#include "os/socket.h"
 #include "os/tls_inside.h"
 
 #include <errno.h>
@@ -110,6 +111,20 @@ static void end_receiving(struct td__tls_link *link)
     link->down_closed = true;
 }
 
+static void tell_of_changes(struct td__tls_link *link)
+{
+    struct td__address peer;
+    char where[TD__ADDRESS_TEXT];
+    const char *reason;
+    if (!td__tls_found_changes(&reason))
+        return;
+    td__tls_pump_complain(link);
+    td__local_address(link->plain, &peer); /* stands for the other side, also after a reset */
+    td_log(TD_LOG_WARN,
+           "the connection with %s is cut off: TLS found that bytes were changed on the way (%s)",
+           td__address_text(&peer, where), reason);
+}
+
 /* Reads records until there is no room for another. */
 static enum td__tls_step read_records(struct td__tls_link *link, uint8_t *scratch, size_t *got)
 {
@@ -119,6 +134,8 @@ static enum td__tls_step read_records(struct td__tls_link *link, uint8_t *scratc
         step = td__tls_read(link, scratch + *got, TD__TLS_SCRATCH - *got, &more);
         *got += more;
     }
+    if (step == TD__TLS_FAILED)
+        tell_of_changes(link);
     return step;
 }
 

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -21,6 +22,7 @@ enum {
     EXIT_MS = 2000,  /* for what was written to be sent, when the process exits */
     TICK_MS = 2,     /* between looks at links that part or shake hands */
     WATCH_MS = 1000, /* between looks for hosts that are cut off */
+    COMPLAINTS = 64, /* kept in mind */
 };
 
 static struct {
@@ -32,7 +34,9 @@ static struct {
     bool joinable;                 /* it was started, and not waited for yet */
     uint64_t asked, answered; /* how often it was to count the plain ends that are closed … */
     size_t closed;            /* … and have something on its way: this many */
-    td__deadline exit_end;    /* the process ends, and so must the thread by then; 0: no */
+    uint64_t complaints[COMPLAINTS]; /* plain ends whose bytes were changed on the way, … */
+    size_t complaint_count;          /* … so many so far */
+    td__deadline exit_end;           /* the process ends, and so must the thread by then; 0: no */
     pthread_t thread;
     int epoll, wake;
 
@@ -71,6 +75,13 @@ bool td__tls_pump_answer(struct td__tls_link *link, const struct td__tls_failure
     bool answered = answer_waiter(link, failure);
     pthread_mutex_unlock(&pump.lock);
     return answered;
+}
+
+void td__tls_pump_complain(const struct td__tls_link *link)
+{
+    pthread_mutex_lock(&pump.lock);
+    pump.complaints[pump.complaint_count++ % COMPLAINTS] = link->end_id;
+    pthread_mutex_unlock(&pump.lock);
 }
 
 static void remove_link(struct td__tls_link *link)
@@ -329,6 +340,20 @@ td_status td__tls_pump_add(struct td__tls_link *link)
         td__cond_wait(&pump.changed, &pump.lock, TD__NEVER);
     pthread_mutex_unlock(&pump.lock);
     return TD_OK;
+}
+
+const char *td__tls_complaint(int fd)
+{
+    struct stat end;
+    bool found = false;
+    if (fd < 0 || fstat(fd, &end) || !S_ISSOCK(end.st_mode))
+        return NULL;
+    pthread_mutex_lock(&pump.lock);
+    size_t count = pump.complaint_count < COMPLAINTS ? pump.complaint_count : COMPLAINTS;
+    for (size_t i = 0; i < count; i++)
+        found |= pump.complaints[i] == end.st_ino;
+    pthread_mutex_unlock(&pump.lock);
+    return found ? TD__TLS_CHANGED : NULL;
 }
 
 void td__tls_drain(td__deadline deadline)

@@ -14,6 +14,7 @@
 
 #include "base/fail.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "store/store_ops.h"
 
 #include <errno.h>
@@ -144,6 +145,7 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
     client->reading = true;
     pthread_mutex_unlock(&client->lock);
     int error = read_some(client->fd, &client->in, &client->spin, deadline);
+    const char *complaint = error ? td__tls_complaint(client->fd) : NULL;
     pthread_mutex_lock(&client->lock);
     client->reading = false;
     if (!error)
@@ -151,7 +153,9 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
     else if (error == ETIMEDOUT)
         pthread_cond_broadcast(&client->answered); /* another may read on */
     else
-        mark_broken(client, error == ENODATA ? "it has ended" : td__errno_text(error));
+        mark_broken(client, complaint          ? complaint
+                            : error == ENODATA ? "it has ended"
+                                               : td__errno_text(error));
     return error != ETIMEDOUT;
 }
 
