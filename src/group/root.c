@@ -1,13 +1,11 @@
-/* Opening and closing a root: the ranks of a store meet, each with its endpoint.
- *
- * Each rank puts its card into the store and reads everybody's, in one request. A store may see several
- * meetings; each rank counts its own, and so all agree on the number. */
+/* Opening and closing a root: the ranks of a store meet (attendance.c), each with its endpoint. */
 #include "group/root.h"
 
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/thread.h"
 #include "group/abort.h"
+#include "group/attendance.h"
 #include "group/inquiry.h"
 #include "group/team.h"
 #include "os/address.h"
@@ -90,68 +88,6 @@ void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT
 void td__meeting_key(const char *name, int rank, char key[TD__ROOT_KEY])
 {
     snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
-}
-
-/* Who has not come to the meeting, instead of a key that nobody knows. */
-static td_status name_missing(struct td__root *root, const char *const *keys, td_status status)
-{
-    char missing[256] = "", why[512];
-    size_t length = 0;
-    int count = 0;
-    if (status != TD_ERR_TIMEOUT)
-        return status;
-    snprintf(why, sizeof why, "%s", td_last_error());
-    for (int r = 0; r < root->size && length < sizeof missing - 16; r++) {
-        bool there = true;
-        if (!td_store_check(root->store, &keys[r], 1, &there) && !there) {
-            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
-                                       length ? ", " : "", r);
-            count++;
-        }
-    }
-    if (!count)
-        return td__fail(status, "%s", why);
-    return td__fail(status,
-                    "group \"%s\": rank%s %s %s not come within %lld ms; %s ended, or hung?",
-                    root->name, count > 1 ? "s" : "", missing, count > 1 ? "have" : "has",
-                    (long long)root->timeout_ms, count > 1 ? "have they" : "has it");
-}
-
-static td_status exchange_cards(struct td__root *root)
-{
-    size_t size = (size_t)root->size;
-    struct td__buffer card = {0};
-    char text[TD__ROOT_KEY], (*names)[TD__ROOT_KEY] = calloc(size, TD__ROOT_KEY);
-    const char **keys = calloc(size, sizeof *keys);
-    int64_t meeting;
-    td_status status = names && keys ? TD_OK : td__fail_nomem("group");
-    if (!status) {
-        td__meeting_key(root->name, root->rank, text);
-        status = td_store_add(root->store, text, 1, &meeting);
-    }
-    if (!status) {
-        for (int r = 0; r < root->size; r++) {
-            td__card_key(root->name, meeting, r, names[r]);
-            keys[r] = names[r];
-        }
-        td__endpoint_card(root->endpoint, &card);
-        status = card.failed ? td__fail_nomem("group")
-                             : td_store_set(root->store, keys[root->rank], card.data, card.size);
-    }
-    if (!status)
-        status = name_missing(
-            root, keys, td_store_multi_get(root->store, keys, size, root->timeout_ms, root->cards));
-    if (!status)
-        status = td__endpoint_meet(root->endpoint, root->cards);
-    if (!status &&
-        meeting > 1) { /* everyone has come to this meeting, so nobody needs the last one */
-        td__card_key(root->name, meeting - 1, root->rank, text);
-        td_store_delete_key(root->store, text, NULL);
-    }
-    td__buffer_free(&card);
-    free(keys);
-    free(names);
-    return status;
 }
 
 void td__root_free(struct td__root *root, td_status status)
@@ -265,7 +201,7 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
     TD_TRY(td__heartbeat_check());
     TD_TRY(td__stall_check());
     TD_TRY(td__root_make(store, rank, size, options, &root));
-    td_status status = exchange_cards(root);
+    td_status status = td__attend(root);
     if (status) {
         td__root_free(root, status);
         return status;

@@ -306,7 +306,7 @@ static td_status open_round(const td_world *world, const char *round, td_store *
 }
 
 td_status td__meet(const td_world *world, const char *place, const char *round,
-                   td__deadline deadline)
+                   td__deadline deadline, bool *again)
 {
     struct meeting meeting = {.world = world, .place = place};
     td_store *store;
@@ -317,13 +317,13 @@ td_status td__meet(const td_world *world, const char *place, const char *round,
     TD_TRY(status);
 
     int64_t arrived = 0;
-    bool again = false;
+    *again = false;
     status = agree_on_size(&meeting);
     if (!status)
-        status = claim_rank(&meeting, &again);
-    if (!status && !again)
+        status = claim_rank(&meeting, again);
+    if (!status && !*again)
         status = td_store_add(meeting.store, "arrived", 1, &arrived);
-    if (!status && !again)
+    if (!status && !*again)
         status = arrived == world->world_size ? settle(&meeting, "ok")
                                               : await_outcome(&meeting, deadline);
     td_store_close(meeting.store);

@@ -13,9 +13,11 @@
  * When it fails, every rank that waits fails with the same message: two processes that claim one
  * rank or disagree on the world size (TD_ERR_MISMATCH), or ranks that did not come in time
  * (TD_ERR_TIMEOUT, with their numbers).
+ *
+ * *again: this process is the successor of one that was at this meeting, which is over.
  */
 td_status td__meet(const td_world *world, const char *place, const char *round,
-                   td__deadline deadline);
+                   td__deadline deadline, bool *again);
 
 /** TANDEM_REJOIN=1: this process takes the place of one that had its rank. */
 bool td__rejoins(void);

@@ -128,6 +128,15 @@ static const struct td__store_ops prefix_store_ops = {
     .close = prefix_close,
 };
 
+const char *td__prefix_store_base(td_store **store)
+{
+    const struct prefix_store *self = (const struct prefix_store *)*store;
+    if ((*store)->ops != &prefix_store_ops)
+        return "";
+    *store = self->base;
+    return self->prefix;
+}
+
 td_status td_prefix_store_open(const char *prefix, td_store *base, td_store **store)
 {
     if (!prefix || !base || !store)

@@ -10,6 +10,7 @@
 #include "store/meet.h"
 #include "store/places.h"
 #include "store/rendezvous_schemes.h"
+#include "store/sign_in.h"
 #include "store/tcp_store.h"
 
 #include <ctype.h>
@@ -179,11 +180,17 @@ static td_status open_store(const char *text, const td_rendezvous_options *optio
 static td_status meet(struct td__meeting *meeting, td__deadline deadline)
 {
     unsigned before = td__place_meetings(meeting->place);
-    char round[64];
+    bool later = meeting->restart_count || before, again = false;
+    char round[64], key[TD__SIGN_IN_ROOM];
     snprintf(round, sizeof round, "%d.%u", meeting->restart_count, before);
-    TD_TRY(td__meet(&meeting->world, meeting->place, round, deadline));
+    td__sign_in_key(later ? round : "", key);
+    /* Before anybody can count on this rank. */
+    TD_TRY(td__sign_in(meeting->world.store, key, meeting->world.rank, false));
+    TD_TRY(td__meet(&meeting->world, meeting->place, round, deadline, &again));
+    if (again)
+        TD_TRY(td__sign_in(meeting->world.store, key, meeting->world.rank, true));
     td__place_met(meeting->place);
-    if (!meeting->restart_count && !before)
+    if (!later)
         return TD_OK;
     td_store *whole = meeting->world.store, *part;
     TD_TRY(td_prefix_store_open(round, whole, &part));

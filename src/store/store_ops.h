@@ -69,6 +69,9 @@ void td__store_init(td_store *store, const struct td__store_ops *ops, int64_t ti
  *  where the store has no server. */
 bool td__store_address(td_store *store, char *text, size_t room);
 
+/** The prefix of a prefix store with its '/', and its base instead of *store; "" for another kind. */
+const char *td__prefix_store_base(td_store **store);
+
 /** Copies `size` bytes into a td_bytes of its own, with the NUL behind it. */
 td_status td__bytes_copy(const void *data, size_t size, td_bytes *bytes);
 

@@ -1,0 +1,46 @@
+/* The list of those who have come; see sign_in.h. A line: rank, 1 where it is back, space, pid, start. */
+#include "store/sign_in.h"
+
+#include "store/store_ops.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void td__sign_in_key(const char *prefix, char key[TD__SIGN_IN_ROOM])
+{
+    size_t size = strlen(prefix);
+    if (size && prefix[size - 1] == '/')
+        size--;
+    snprintf(key, TD__SIGN_IN_ROOM, TD__INTERNAL_KEY "processes/%.*s", (int)size, prefix);
+}
+
+td_status td__sign_in(td_store *store, const char *key, int rank, bool again)
+{
+    struct td__process_mark mark;
+    char line[128];
+    if (!td__process_mark((int)getpid(), &mark))
+        return TD_OK;
+    int length = snprintf(line, sizeof line, "%d %d %llx %d %llu\n", rank, again,
+                          (unsigned long long)mark.space, mark.pid,
+                          (unsigned long long)mark.started);
+    return td_store_append(store, key, line, (size_t)length);
+}
+
+bool td__next_signature(const char **at, struct td__signature *signature)
+{
+    while (**at) {
+        unsigned long long space = 0, started = 0;
+        int again = 0;
+        bool sound = sscanf(*at, "%d %d %llx %d %llu", &signature->rank, &again, &space,
+                            &signature->mark.pid, &started) == 5;
+        *at += strcspn(*at, "\n");
+        *at += **at == '\n';
+        signature->again = again;
+        signature->mark.space = space;
+        signature->mark.started = started;
+        if (sound && signature->mark.pid > 0)
+            return true;
+    }
+    return false;
+}
