@@ -5,6 +5,7 @@
 #include "base/clock.h"
 
 #include <tandem/backend.h>
+#include <tandem/dist.h>
 #include <tandem/group.h>
 
 #include <stdio.h>
@@ -94,12 +95,22 @@ static void run_row(int kind, unsigned odd, size_t count)
     td_free(other);
 }
 
-static void run_pairs(const char *hosts, unsigned odd, size_t count)
+/* `hosts` has a letter for each rank; NULL: all on one. */
+static void open_world(const char *transport, const char *hosts)
 {
     char id[16];
-    snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
-    setenv("TANDEM_HOST_ID", id, 1);
+    if (transport)
+        setenv("TANDEM_TRANSPORT", transport, 1);
+    if (hosts) {
+        snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
+        setenv("TANDEM_HOST_ID", id, 1);
+    }
     CHECK_OK(td_init_process_group(NULL));
+}
+
+static void run_pairs(const char *hosts, unsigned odd, size_t count)
+{
+    open_world(NULL, hosts);
     for (int kind = 0; kind < KINDS; kind++)
         run_row(kind, odd, count);
     CHECK_OK(td_destroy_process_group());
@@ -118,3 +129,110 @@ PAIRS(pairs_whole_hosts_differ, 4, "0011", 1 << 2 | 1 << 3, 4)
 PAIRS(pairs_whole_hosts_differ_large, 4, "0101", 1 << 1 | 1 << 3, 50000)
 PAIRS(pairs_on_three_hosts, 5, "00112", 1 << 3, 4)
 PAIRS(pairs_on_three_hosts_large, 5, "01201", 1 << 2, 50000)
+
+/* ---- Calls that look the same ----------------------------------------------------------------- */
+
+static void add(void *acc, const void *other, size_t count, td_dtype dtype, void *arg)
+{
+    (void)dtype;
+    (void)arg;
+    for (size_t i = 0; i < count; i++)
+        ((float *)acc)[i] += ((const float *)other)[i];
+}
+
+static void multiply(void *acc, const void *other, size_t count, td_dtype dtype, void *arg)
+{
+    (void)dtype;
+    (void)arg;
+    for (size_t i = 0; i < count; i++)
+        ((float *)acc)[i] *= ((const float *)other)[i];
+}
+
+enum alike { OPERATIONS, LISTS, LISTS_OF_ALL, SPLIT, ALIKE };
+
+static td_status call_operation(td_group *group, bool odd)
+{
+    static td_reduce_op sum, product, scaled;
+    float x = 1;
+    if (!sum) {
+        CHECK_OK(td_reduce_op_create(add, NULL, &sum));
+        /* These each rank may make as it likes. */
+        if (odd)
+            CHECK_OK(td_reduce_op_create_premul_sum(2, &scaled));
+        CHECK_OK(td_reduce_op_create(multiply, NULL, &product));
+    }
+    CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, product, NULL));
+    return td_group_all_reduce(group, &x, &x, 1, TD_F32, odd ? product : sum, NULL);
+}
+
+static td_status call_list(td_group *group, bool odd, bool of_all)
+{
+    td_status status = TD_OK;
+    TD_SCOPE
+    {
+        td_tensor *own[2], *all[2 * MOST];
+        int size = td_get_world_size(group);
+        for (int i = 0; i < 2 * (size + 1); i++) {
+            int64_t count = (i % 2 == 0) == odd ? 2 : 4;
+            td_tensor *tensor = td_zeros(&count, 1, TD_F32);
+            i < 2 ? (own[i] = tensor) : (all[i - 2] = tensor);
+        }
+        status = of_all ? td_all_gather_coalesced(all, 2 * size, own, 2, group, NULL)
+                        : td_all_reduce_coalesced(own, 2, TD_SUM, group, NULL);
+    }
+    return status;
+}
+
+static td_status call_alike(td_group *group, enum alike alike, bool odd)
+{
+    int32_t own[2] = {0, 0}, all[2 * MOST];
+    td_group *part;
+    switch (alike) {
+    case OPERATIONS:
+        return call_operation(group, odd);
+    case LISTS:
+    case LISTS_OF_ALL:
+        return call_list(group, odd, alike == LISTS_OF_ALL);
+    default:
+        return odd ? td_group_all_gather(group, own, all, 2, TD_I32, NULL)
+                   : td_group_split(group, 0, 0, NULL, &part);
+    }
+}
+
+static void check_alike(const char *transport, const char *hosts)
+{
+    static const char *const says[ALIKE][2] = {
+        [OPERATIONS] = {"operation no. 1", "operation no. 2"},
+        [LISTS] = {"all_reduce", "checksum of their sizes"},
+        [LISTS_OF_ALL] = {"all_gather", "checksum of their sizes"},
+        [SPLIT] = {"2 i32", "for td_group_split()"},
+    };
+    open_world(transport, hosts);
+    for (int alike = 0; alike < ALIKE; alike++) {
+        td_group *group;
+        CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 5000}, &group));
+        td_status status = call_alike(group, (enum alike)alike, td_test_rank() == 1);
+        for (int i = 0; i < 2 && !status; i++)
+            status = td_group_barrier(group, NULL);
+        CHECK_FAILS(status, TD_ERR_MISMATCH, says[alike][0]);
+        CHECK_CONTAINS(td_last_error(), says[alike][1]);
+        CHECK_OK(td_group_barrier(NULL, NULL));
+        td_group_destroy(group);
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(calls_that_look_the_same, .ranks = 3)
+{
+    check_alike(NULL, NULL);
+}
+
+RANKS(calls_that_look_the_same_tcp, .ranks = 3)
+{
+    check_alike("tcp", NULL);
+}
+
+RANKS(calls_that_look_the_same_on_hosts, .ranks = 4)
+{
+    check_alike(NULL, "0011");
+}

@@ -47,6 +47,7 @@ typedef struct td_call {
                            library's own, which only the same tag matches */
     int64_t timeout_ms; /* how long it may take; above 0 */
     uint64_t sequence;  /* of the collective in its group, from 1; 0 for messages */
+    uint32_t detail;    /* what else must be the same on all ranks, in one word; 0: nothing */
 } td_call;
 
 /** What a backend learns about the group that it is to serve. */

@@ -305,7 +305,8 @@ TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms,
 /* ---- Operations of one's own ----------------------------------------------------------------- */
 
 /** A reduction by `fn` (dtype.h); *op is used wherever a td_reduce_op is. All ranks use the same
- *  function, and create theirs in the same order. */
+ *  function, and create theirs in the same order: by their number, counted from 1, it is noticed when two
+ *  ranks use different ones. */
 TD_API td_status td_reduce_op_create(td_reduce_fn fn, void *arg, td_reduce_op *op);
 
 /** TD_PREMUL_SUM with this rank's own factor; by itself the factor is 1. */

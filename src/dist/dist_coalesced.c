@@ -7,6 +7,7 @@
  * parts of all ranks one after another: a0 c0 a1 c1 … */
 #include "base/fail.h"
 #include "dist/exchange.h"
+#include "group/operation.h"
 #include "group/process_group.h"
 #include "group/reduction.h"
 
@@ -95,6 +96,17 @@ static int choose(const struct request *request, td_tensor *const *tensors, int 
     return found;
 }
 
+/* Which sizes the tensors of a list have, in one word; one of a single tensor is no list. */
+static uint32_t detail_of(td_tensor *const *tensors, int count)
+{
+    uint64_t sizes = 0;
+    for (int i = 0; i < count; i++) {
+        sizes = (sizes ^ (uint64_t)td_tensor_numel(tensors[i])) * 0x9e3779b97f4a7c15u;
+        sizes ^= sizes >> 32;
+    }
+    return count > 1 ? (uint32_t)sizes | TD__DETAIL_LIST : 0;
+}
+
 /* `lists` has room for all tensors of both sides. */
 static td_status hold_dtype(const struct request *request, td_dtype dtype, td_tensor **lists,
                             struct td__exchange **held)
@@ -105,6 +117,7 @@ static td_status hold_dtype(const struct request *request, td_dtype dtype, td_te
     own.count = choose(request, request->own, 1, dtype, lists);
     for (int i = 0; i < own.count; i++)
         x.count += (size_t)td_tensor_numel(lists[i]);
+    x.detail = detail_of(lists, own.count);
 
     struct td__side whole = {.name = request->whole_name, .use = request->whole_use};
     if (request->whole) {

@@ -39,7 +39,8 @@ struct td__exchange {
     td_dtype dtype;
     size_t count; /* elements, as group.h takes it */
     td_reduce_op op;
-    int peer; /* root, source or destination: a rank of the world */
+    uint32_t detail; /* of the call: see group/operation.h */
+    int peer;        /* root, source or destination: a rank of the world */
     int tag;
     size_t *input_counts; /* all_to_all_v; from malloc(), taken over */
     size_t *output_counts;

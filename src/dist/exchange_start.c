@@ -1,15 +1,17 @@
 /* The calls of group.h, as exchanges make them. */
 #include "dist/exchange.h"
+#include "group/process_group.h"
 
 td_status td__start_broadcast(struct td__exchange *x, td_work **work)
 {
-    return td_group_broadcast(x->group, x->output.data, x->count, x->dtype, x->peer, work);
+    return td__group_broadcast(x->group, x->output.data, x->count, x->dtype, x->peer, x->detail,
+                               work);
 }
 
 td_status td__start_all_reduce(struct td__exchange *x, td_work **work)
 {
-    return td_group_all_reduce(x->group, x->output.data, x->output.data, x->count, x->dtype, x->op,
-                               work);
+    return td__group_all_reduce(x->group, x->output.data, x->output.data, x->count, x->dtype, x->op,
+                                x->detail, work);
 }
 
 /* Only the root's tensor is written to. */
@@ -22,7 +24,8 @@ td_status td__start_reduce(struct td__exchange *x, td_work **work)
 
 td_status td__start_all_gather(struct td__exchange *x, td_work **work)
 {
-    return td_group_all_gather(x->group, x->input.data, x->output.data, x->count, x->dtype, work);
+    return td__group_all_gather(x->group, x->input.data, x->output.data, x->count, x->dtype,
+                                x->detail, work);
 }
 
 td_status td__start_gather(struct td__exchange *x, td_work **work)
@@ -39,8 +42,8 @@ td_status td__start_scatter(struct td__exchange *x, td_work **work)
 
 td_status td__start_reduce_scatter(struct td__exchange *x, td_work **work)
 {
-    return td_group_reduce_scatter(x->group, x->input.data, x->output.data, x->count, x->dtype,
-                                   x->op, work);
+    return td__group_reduce_scatter(x->group, x->input.data, x->output.data, x->count, x->dtype,
+                                    x->op, x->detail, work);
 }
 
 td_status td__start_all_to_all(struct td__exchange *x, td_work **work)

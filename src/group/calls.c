@@ -106,12 +106,31 @@ static td_status check_buffers(const struct checked *checked, size_t inputs, siz
 
 /* ---- Collectives ----------------------------------------------------------------------------- */
 
-td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
-                             td_work **work)
+td_status td__group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
+                              uint32_t detail, td_work **work)
 {
     struct checked c;
     TD_TRY(begin(&c, group, TD_OP_BROADCAST, dtype, count, data, data));
+    c.call.detail = detail;
     TD_TRY(check_rank(&c, "root", root, &c.call.root));
+    TD_TRY(check_buffers(&c, count, count, 0, 0));
+    return td__group_run(c.group, &c.call, work);
+}
+
+td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
+                             td_work **work)
+{
+    return td__group_broadcast(group, data, count, dtype, root, 0, work);
+}
+
+td_status td__group_all_reduce(td_group *group, const void *input, void *output, size_t count,
+                               td_dtype dtype, td_reduce_op op, uint32_t detail, td_work **work)
+{
+    struct checked c;
+    TD_TRY(begin(&c, group, TD_OP_ALL_REDUCE, dtype, count, input, output));
+    c.call.detail = detail;
+    c.call.op = op;
+    TD_TRY(check_op(&c));
     TD_TRY(check_buffers(&c, count, count, 0, 0));
     return td__group_run(c.group, &c.call, work);
 }
@@ -119,12 +138,7 @@ td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype
 td_status td_group_all_reduce(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_reduce_op op, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_ALL_REDUCE, dtype, count, input, output));
-    c.call.op = op;
-    TD_TRY(check_op(&c));
-    TD_TRY(check_buffers(&c, count, count, 0, 0));
-    return td__group_run(c.group, &c.call, work);
+    return td__group_all_reduce(group, input, output, count, dtype, op, 0, work);
 }
 
 td_status td_group_reduce(td_group *group, const void *input, void *output, size_t count,
@@ -173,26 +187,40 @@ td_status td_group_gather(td_group *group, const void *input, void *output, size
     return run_parts(group, TD_OP_GATHER, input, output, count, dtype, root, work);
 }
 
-td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
-                              td_dtype dtype, td_work **work)
+td_status td__group_all_gather(td_group *group, const void *input, void *output, size_t count,
+                               td_dtype dtype, uint32_t detail, td_work **work)
 {
     struct checked c;
     TD_TRY(begin(&c, group, TD_OP_ALL_GATHER, dtype, count, input, output));
+    c.call.detail = detail;
     TD_TRY(check_buffers(&c, count, count * (size_t)c.group->size,
                          (int64_t)(count * (size_t)c.group->rank), -1));
+    return td__group_run(c.group, &c.call, work);
+}
+
+td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
+                              td_dtype dtype, td_work **work)
+{
+    return td__group_all_gather(group, input, output, count, dtype, 0, work);
+}
+
+td_status td__group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
+                                   td_dtype dtype, td_reduce_op op, uint32_t detail, td_work **work)
+{
+    struct checked c;
+    TD_TRY(begin(&c, group, TD_OP_REDUCE_SCATTER, dtype, count, input, output));
+    c.call.detail = detail;
+    c.call.op = op;
+    TD_TRY(check_op(&c));
+    TD_TRY(check_buffers(&c, count * (size_t)c.group->size, count, -1,
+                         (int64_t)(count * (size_t)c.group->rank)));
     return td__group_run(c.group, &c.call, work);
 }
 
 td_status td_group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
                                   td_dtype dtype, td_reduce_op op, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_REDUCE_SCATTER, dtype, count, input, output));
-    c.call.op = op;
-    TD_TRY(check_op(&c));
-    TD_TRY(check_buffers(&c, count * (size_t)c.group->size, count, -1,
-                         (int64_t)(count * (size_t)c.group->rank)));
-    return td__group_run(c.group, &c.call, work);
+    return td__group_reduce_scatter(group, input, output, count, dtype, op, 0, work);
 }
 
 td_status td_group_all_to_all(td_group *group, const void *input, void *output, size_t count,

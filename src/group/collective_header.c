@@ -30,6 +30,7 @@ struct td__header td__header_of(const struct td__operation *operation, size_t co
         .sequence = (uint32_t)operation->sequence,
         .turn = turn,
         .past = operation->past,
+        .detail = operation->detail,
     };
     if (kind != TD__BARRIER) {
         header.dtype = (uint8_t)operation->reduction.dtype;
@@ -38,8 +39,10 @@ struct td__header td__header_of(const struct td__operation *operation, size_t co
     if (has_root(kind))
         header.root = (uint32_t)operation->called_root;
     if (reduces(kind))
-        header.op = operation->reduction.user ? TD__HEADER_USER_OP
-                                              : (uint16_t)operation->reduction.op;
+        header.op = operation->reduction.user
+                        ? (uint16_t)(TD__HEADER_USER_OP |
+                                     operation->reduction.number % TD__HEADER_USER_OP)
+                        : (uint16_t)operation->reduction.op;
     return header;
 }
 
@@ -67,6 +70,7 @@ void td__header_write(const struct td__header *header, uint8_t *bytes)
     store_u64(bytes + 24, header->payload);
     store_u64(bytes + 32, header->turn);
     td__store_u32(bytes + 40, header->past);
+    td__store_u32(bytes + 44, header->detail);
 }
 
 bool td__header_read(const uint8_t *bytes, struct td__header *header)
@@ -84,6 +88,7 @@ bool td__header_read(const uint8_t *bytes, struct td__header *header)
         .payload = load_u64(bytes + 24),
         .turn = load_u64(bytes + 32),
         .past = td__load_u32(bytes + 40),
+        .detail = td__load_u32(bytes + 44),
     };
     if (bytes[0] != MAGIC || read.type < TD__HEADER_DATA || read.type > TD__HEADER_CALL)
         return false;
@@ -101,7 +106,7 @@ bool td__header_read(const uint8_t *bytes, struct td__header *header)
 bool td__header_differs(const struct td__header *a, const struct td__header *b)
 {
     return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root ||
-           a->sequence != b->sequence || a->count != b->count;
+           a->sequence != b->sequence || a->count != b->count || a->detail != b->detail;
 }
 
 bool td__header_same_call(const struct td__header *a, const struct td__header *b)
@@ -113,22 +118,23 @@ bool td__header_same_call(const struct td__header *a, const struct td__header *b
 /* "1024 f32 (sum) to root 3". */
 static void describe_arguments(const struct td__header *header, char *text, size_t room)
 {
-    char count[32] = "uneven parts", op[32] = "", root[32] = "";
+    char count[32] = "uneven parts", op[32] = "", root[32] = "", detail[64];
     if (header->count != TD__HEADER_UNEVEN)
         snprintf(count, sizeof count, "%" PRIu64, header->count);
-    if (reduces(header->kind))
-        snprintf(op, sizeof op, " (%s)",
-                 header->op == TD__HEADER_USER_OP ? "a function of the user's"
-                                                  : td_reduce_op_name((td_reduce_op)header->op));
+    if (reduces(header->kind) && header->op & TD__HEADER_USER_OP)
+        snprintf(op, sizeof op, " (its own operation no. %d)", header->op ^ TD__HEADER_USER_OP);
+    else if (reduces(header->kind))
+        snprintf(op, sizeof op, " (%s)", td_reduce_op_name((td_reduce_op)header->op));
     if (has_root(header->kind))
         snprintf(root, sizeof root, " and root %" PRIu32, header->root);
-    snprintf(text, room, "%s%s %s%s%s", count, header->count == TD__HEADER_UNEVEN ? " of" : "",
-             td_dtype_name((td_dtype)header->dtype), op, root);
+    snprintf(text, room, "%s%s %s%s%s%s", count, header->count == TD__HEADER_UNEVEN ? " of" : "",
+             td_dtype_name((td_dtype)header->dtype), op, root,
+             td__detail_text(header->detail, detail));
 }
 
 void td__header_describe(const struct td__header *header, char *text, size_t room)
 {
-    char arguments[128];
+    char arguments[192];
     describe_arguments(header, arguments, sizeof arguments);
     bool bare = header->kind == TD__BARRIER;
     snprintf(text, room, "%s #%" PRIu32 "%s%s", td__collective_name(header->kind), header->sequence,
@@ -146,7 +152,7 @@ static const char *algorithm_name(const struct td__header *header)
 td_status td__header_mismatch(const struct td__operation *operation, const struct td__header *mine,
                               const char *me, const struct td__header *theirs, const char *other)
 {
-    char a[192], b[192];
+    char a[256], b[256];
     const char *what = td__operation_describe(operation);
     if (mine->kind != theirs->kind || mine->sequence != theirs->sequence) {
         td__header_describe(mine, a, sizeof a);

@@ -9,6 +9,7 @@
  *    24   bytes that follow                   eight bytes
  *    32   turn: calls of the team so far      eight bytes
  *    40   past: all calls of the group before, in one word: four bytes
+ *    44   detail of the call                  four bytes
  *
  * All little-endian. Both sides know what must come, so a receiver compares the bytes with its own
  * header and reads them only where they differ, to say what the other one called. */
@@ -17,7 +18,7 @@
 
 #include "group/operation.h"
 
-enum { TD__HEADER_BYTES = 44, TD__GOODBYE_TEXT = 600 };
+enum { TD__HEADER_BYTES = 48, TD__GOODBYE_TEXT = 600 };
 
 enum td__header_type {
     TD__HEADER_DATA = 1,
@@ -26,7 +27,7 @@ enum td__header_type {
     TD__HEADER_CALL,    /* the sender waits in this call; nothing follows */
 };
 
-#define TD__HEADER_USER_OP 0xffff    /* as the operation: any function of the user's */
+#define TD__HEADER_USER_OP 0x8000    /* as the operation: the user's function with this number */
 #define TD__HEADER_UNEVEN UINT64_MAX /* as the count */
 
 struct td__header {
@@ -41,6 +42,7 @@ struct td__header {
     uint64_t payload;
     uint64_t turn;
     uint32_t past;
+    uint32_t detail;
 };
 
 /** Of a message of `operation` with `count` elements by td__algorithms[algorithm]; its payload is

@@ -55,7 +55,7 @@ void td__ledger_note(struct td__ledger *ledger, struct td__operation *operation)
     struct td__header call = td__header_of(operation, operation->count, 0, 0);
     uint64_t what = call.kind | (uint64_t)call.dtype << 8 | (uint64_t)call.op << 16 |
                     (uint64_t)call.root << 32;
-    ledger->past = (uint32_t)mix(mix(mix(ledger->past, what), call.count), call.sequence);
+    ledger->past = (uint32_t)mix(mix(mix(ledger->past, what), call.count), call.detail);
     pthread_mutex_lock(&ledger->lock);
     *entry_of(ledger, operation->sequence) = call;
     ledger->last = operation->sequence;

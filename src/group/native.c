@@ -398,6 +398,7 @@ static td_status run(void *self, const td_call *call)
     operation.called_root = call->root;
     operation.sequence = call->sequence;
     operation.past = 0;
+    operation.detail = call->detail;
     operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
     operation.timeout_ms = call->timeout_ms;
     operation.group = native->group->name;

@@ -14,6 +14,7 @@ struct td__operation {
     const size_t *input_counts;     /* all_to_all with uneven parts, else NULL */
     const size_t *output_counts;    /* likewise */
     struct td__reduction reduction; /* its dtype is the dtype of every operation */
+    uint32_t detail;                /* of td_call; see td__detail_text() */
     int root;                       /* the rank, or the index in the team that carries it out */
     int called_root;                /* the rank in the group, as it was called */
     uint64_t sequence;              /* of the collectives of the group, from 1 */
@@ -27,6 +28,14 @@ struct td__operation {
 
 /** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
 const char *td__operation_describe(const struct td__operation *operation);
+
+/* Details of calls: what they are made for, where that must agree and nothing else tells. Or, with the
+ * highest bit, the sizes of a list of tensors. */
+enum { TD__DETAIL_SPLIT = 1 };
+#define TD__DETAIL_LIST 0x80000000u
+
+/** " for td_group_split()"; "" for 0. */
+const char *td__detail_text(uint32_t detail, char text[64]);
 
 static inline td__deadline td__operation_deadline(const struct td__operation *operation)
 {

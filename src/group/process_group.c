@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "group/abort.h"
+#include "group/operation.h"
 #include "group/root.h"
 
 #include <stdio.h>
@@ -362,7 +363,7 @@ td_status td_group_split(td_group *parent, int color, int key, const td_group_op
     int *ranks = malloc(size * sizeof *ranks), count = 0;
     td_status status = wishes && order && ranks ? TD_OK : td__fail_nomem("td_group_split");
     if (!status)
-        status = td_group_all_gather(parent, &own, wishes, 2, TD_I32, NULL);
+        status = td__group_all_gather(parent, &own, wishes, 2, TD_I32, TD__DETAIL_SPLIT, NULL);
     for (int i = 0; i < parent->size && !status; i++)
         if (wishes[i].color == color)
             order[count++] = ((int64_t)wishes[i].key + INT32_MAX + 1) << 31 | i;

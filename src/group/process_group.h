@@ -110,6 +110,17 @@ td_status td__group_send(td_group *group, const void *data, size_t count, td_dty
 td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
                          int tag, td_work **work);
 
+/** The collectives of group.h with a detail (operation.h), for calls that are made of them. */
+td_status td__group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
+                              uint32_t detail, td_work **work);
+td_status td__group_all_reduce(td_group *group, const void *input, void *output, size_t count,
+                               td_dtype dtype, td_reduce_op op, uint32_t detail, td_work **work);
+td_status td__group_all_gather(td_group *group, const void *input, void *output, size_t count,
+                               td_dtype dtype, uint32_t detail, td_work **work);
+td_status td__group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
+                                   td_dtype dtype, td_reduce_op op, uint32_t detail,
+                                   td_work **work);
+
 /** Carries out what is queued up to `work`, in this thread. Returns at once where somebody else is at it;
  *  `work` will be complete later then. */
 void td__group_help(td_work *work);

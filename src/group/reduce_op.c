@@ -15,6 +15,8 @@ struct own_op {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct own_op *own_ops;
 static int last = TD_REDUCE_OP_OWN;
+static uint32_t
+    functions; /* that were created so far; the factors of premul_sum may be each rank's own */
 
 static td_status add(const struct td__reduction *reduction, td_reduce_op *op)
 {
@@ -24,6 +26,8 @@ static td_status add(const struct td__reduction *reduction, td_reduce_op *op)
     added->reduction = *reduction;
     pthread_mutex_lock(&lock);
     added->op = (td_reduce_op)last++;
+    if (reduction->user)
+        added->reduction.number = ++functions;
     added->next = own_ops;
     own_ops = added;
     *op = added->op;

@@ -85,9 +85,17 @@ void td__team_await_quiet(struct td__team *team)
             td__sleep_ns(QUIET_PAUSE_NS);
 }
 
-/* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (40). The
- * kind of an all_to_all with uneven parts is one above all others. */
+/* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (39), and
+ * whether there are details. The kind of an all_to_all with uneven parts is one above all others. */
 enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
+
+#define DETAILED ((uint64_t)1 << 63)
+
+/* The number of a user's operation, and what the call is made for. */
+static uint64_t details_of(const struct td__operation *operation)
+{
+    return (uint64_t)operation->reduction.number << 32 | operation->detail;
+}
 
 static uint64_t print_of(const struct td__operation *operation)
 {
@@ -97,7 +105,7 @@ static uint64_t print_of(const struct td__operation *operation)
     uint64_t root = operation->called_root < 0 ? NO_ROOT
                                                : (uint64_t)operation->called_root % NO_ROOT;
     return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
-           (uint64_t)operation->count << 24;
+           (uint64_t)operation->count << 25 >> 1 | (details_of(operation) ? DETAILED : 0);
 }
 
 static struct td__post_it *post_of(const struct td__team *team, int index, uint64_t call)
@@ -112,31 +120,46 @@ td_status td__team_state(struct td__team *team)
     return failed ? broken(team) : TD_OK;
 }
 
-static void describe_print(uint64_t print, char *text, size_t room)
+static void describe_print(uint64_t print, uint64_t details, char *text, size_t room)
 {
     unsigned kind = print & 15, dtype = print >> 4 & 15, op = print >> 8 & 15;
     unsigned root = print >> 12 & 4095;
+    char detail[64];
     const char *name = kind == UNEVEN           ? "all_to_all with uneven parts"
                        : kind < TD__COLLECTIVES ? td__collective_name((enum td__collective)kind)
                                                 : "something else";
     int length = snprintf(text, room, "%s", name);
     if (kind != UNEVEN && kind != TD__BARRIER)
         length += snprintf(text + length, room - (size_t)length, " of %llu %s",
-                           (unsigned long long)(print >> 24), td_dtype_name((td_dtype)dtype));
-    if (kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER)
+                           (unsigned long long)((print & ~DETAILED) >> 24),
+                           td_dtype_name((td_dtype)dtype));
+    bool reduces = kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER;
+    if (reduces && op == OWN_OPERATION)
+        length += snprintf(text + length, room - (size_t)length, ", its own operation no. %u",
+                           (unsigned)(details >> 32));
+    else if (reduces)
         length += snprintf(text + length, room - (size_t)length, ", %s",
-                           op == OWN_OPERATION ? "an operation of its own"
-                                               : td_reduce_op_name((td_reduce_op)op));
+                           td_reduce_op_name((td_reduce_op)op));
     if (root != NO_ROOT)
-        snprintf(text + length, room - (size_t)length, ", root %u", root);
+        length += snprintf(text + length, room - (size_t)length, ", root %u", root);
+    if (print & DETAILED)
+        snprintf(text + length, room - (size_t)length, "%s",
+                 td__detail_text((uint32_t)details, detail));
+}
+
+static uint64_t *detail_of(const struct td__team *team, int index, uint64_t call)
+{
+    return &team->cells[index].details[call % TD__TEAM_POSTS];
 }
 
 static td_status differ(struct td__team *team, const struct td__operation *operation, uint64_t call,
                         int index)
 {
     char ours[160], theirs[160];
-    describe_print(post_of(team, team->index, call)->print, ours, sizeof ours);
-    describe_print(post_of(team, index, call)->print, theirs, sizeof theirs);
+    describe_print(post_of(team, team->index, call)->print, *detail_of(team, team->index, call),
+                   ours, sizeof ours);
+    describe_print(post_of(team, index, call)->print, *detail_of(team, index, call), theirs,
+                   sizeof theirs);
     return td__team_fail(
         team, TD_ERR_MISMATCH,
         "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
@@ -150,9 +173,12 @@ static td_status differ(struct td__team *team, const struct td__operation *opera
 static td_status compare_calls(struct td__team *team, const struct td__operation *operation,
                                int index, uint64_t call)
 {
-    for (uint64_t c = team->floor + 1; c <= call; c++)
-        if (post_of(team, index, c)->print != post_of(team, team->index, c)->print)
+    for (uint64_t c = team->floor + 1; c <= call; c++) {
+        uint64_t print = post_of(team, team->index, c)->print;
+        if (post_of(team, index, c)->print != print ||
+            (print & DETAILED && *detail_of(team, index, c) != *detail_of(team, team->index, c)))
             return differ(team, operation, c, index);
+    }
     return TD_OK;
 }
 
@@ -275,7 +301,10 @@ td_status td__team_begin(struct td__team *team, const struct td__operation *oper
         }
         team->floor = floor;
     }
-    post_of(team, team->index, call)->print = print_of(operation);
+    uint64_t print = print_of(operation);
+    post_of(team, team->index, call)->print = print;
+    if (print & DETAILED)
+        *detail_of(team, team->index, call) = details_of(operation);
     if (operation->reduction.op == TD_PREMUL_SUM)
         td__team_slot(team, team->index)->notice.factor = operation->reduction.factor;
     return TD_OK;

@@ -43,6 +43,7 @@ struct td__post_it {
 
 struct td__cell {
     struct td__post_it posts[TD__TEAM_POSTS];
+    _Alignas(64) uint64_t details[TD__TEAM_POSTS]; /* of calls whose print says that there are */
     /* call << 32 | how many pieces of this rank's share are taken */
     _Alignas(64) _Atomic uint64_t claims;
     _Alignas(64) struct td__bell bell;
