@@ -162,7 +162,7 @@ uint64_t td__flight_next_free(struct td__flight_log *log, uint64_t index)
 {
     for (int i = 0; i < TRIES; i++) {
         const struct td__flight_entry *entry = &log->bytes->entries[index % TD__FLIGHT_ENTRIES];
-        if (!td__flight_under_way(td__flight_look(&entry->mark)))
+        if (td__flight_is_free(td__flight_look(&entry->mark), index))
             break;
         atomic_fetch_add_explicit(&log->bytes->passed, 1, memory_order_relaxed);
         index = td__flight_number(log);
@@ -184,6 +184,8 @@ void td__flight_wait(struct td__flight_log *log, uint64_t number)
 {
     struct td__flight_entry *entry = td__flight_entry(log, number);
     uint64_t mark = entry ? td__flight_look(&entry->mark) : 0;
-    if (entry && mark >> 16 == number && td__flight_under_way(mark))
+    unsigned state = (unsigned)mark & 0xff;
+    bool under_way = state == TD__FLIGHT_QUEUED || state == TD__FLIGHT_RUNNING;
+    if (entry && mark >> 16 == number && under_way)
         atomic_compare_exchange_strong(&entry->mark, &mark, mark | TD__FLIGHT_WAITED);
 }

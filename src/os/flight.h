@@ -161,7 +161,7 @@ struct td__flight_bytes {
 
     struct td__flight_group_name groups[TD__FLIGHT_GROUPS];
     _Alignas(64) _Atomic uint64_t next; /* numbers that were given to entries … */
-    _Atomic uint64_t passed;            /* … or to none, since an older one is still under way */
+    _Atomic uint64_t passed;            /* … or to none, where the place was not free */
 
     _Alignas(4096) struct td__flight_entry entries[TD__FLIGHT_ENTRIES];
     _Atomic uint64_t labels[TD__FLIGHT_ENTRIES][TD__FLIGHT_LABEL / 8];
@@ -254,10 +254,12 @@ static inline uint64_t td__flight_look(const _Atomic uint64_t *at)
     return atomic_load_explicit(at, memory_order_acquire);
 }
 
-static inline bool td__flight_under_way(uint64_t mark)
+/** Whether the entry with this mark may make room for that of `index`: it is over, and not a later one.
+ *  Where a thread was slow, others may have come round to the same entry; it then takes another, and
+ *  leaves alone what they are writing. */
+static inline bool td__flight_is_free(uint64_t mark, uint64_t index)
 {
-    unsigned state = (unsigned)mark & 0xff;
-    return state == TD__FLIGHT_QUEUED || state == TD__FLIGHT_RUNNING;
+    return !mark || (((unsigned)mark & 0xff) >= TD__FLIGHT_DONE && mark >> 16 <= index);
 }
 
 /** The slow way to a number: the first one of a thread, or when several threads ask. */
@@ -296,7 +298,7 @@ static inline uint64_t td__flight_begin(struct td__flight_log *log, uint64_t seq
     struct td__flight_bytes *bytes = log->bytes;
     uint64_t now = td__flight_ticks(log), index = td__flight_number(log);
     struct td__flight_entry *entry = &bytes->entries[index % TD__FLIGHT_ENTRIES];
-    if (__builtin_expect(td__flight_under_way(td__flight_look(&entry->mark)), 0)) {
+    if (__builtin_expect(!td__flight_is_free(td__flight_look(&entry->mark), index), 0)) {
         index = td__flight_next_free(log, index);
         entry = &bytes->entries[index % TD__FLIGHT_ENTRIES];
     }
