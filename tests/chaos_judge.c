@@ -52,6 +52,13 @@ static bool is_shrunk(const struct rank *rank, int group)
     return (group == 0 || group == REST) && atomic_load(&rank->page->attempts) > before;
 }
 
+/* It is because of that that the call has failed. */
+static bool is_woken(const struct rank *rank, int group, td_status status, const char *message)
+{
+    return status == TD_ERR_PEER && strstr(message, " has begun to shrink the group") &&
+           is_shrunk(rank, group);
+}
+
 /* The second victim may be quicker than some ranks are to notice the first. */
 static bool is_second(const struct rank *rank, const struct members *members, td_status status,
                       const char *message)
@@ -70,7 +77,7 @@ static const char *misjudged(struct rank *rank, const struct job *job, td_status
                                                TD_ERR_PEER, TD_ERR_ABORTED};
     const struct plan *plan = rank->plan;
     bool cut_off = rank->fault == FAULT_CUT && rank->rank == rank->victim;
-    if ((status == TD_ERR_ABORTED && is_shrunk(rank, job->operation.group)) ||
+    if (is_woken(rank, job->operation.group, status, message) ||
         is_second(rank, job->members, status, message))
         return NULL;
     if (rank->fault == FAULT_PAUSE)
@@ -141,8 +148,7 @@ void judge_collective(struct rank *rank, const struct job *job, td_status status
         rank->broken_at[group] = job->operation.index;
         rank->broken[group] = true;
         judge_failure(rank, job, status, message, since);
-    } else if (status != rank->broken_with[group] &&
-               !(status == TD_ERR_ABORTED && is_shrunk(rank, group))) {
+    } else if (status != rank->broken_with[group] && !is_woken(rank, group, status, message)) {
         complain(rank, "%s: it was %s before: %s: %s", what,
                  td_status_name(rank->broken_with[group]), td_status_name(status), message);
     } else if (!job->operation.async && td__now_ns() - since > 2 * SECOND * slowness()) {
@@ -157,9 +163,9 @@ void judge_message(struct rank *rank, const struct job *job, int partner, td_sta
 {
     char message[1024], what[200];
     snprintf(message, sizeof message, "%s", td_last_error());
-    bool aborted = status == TD_ERR_ABORTED && is_shrunk(rank, job->operation.group);
+    bool woken = is_woken(rank, job->operation.group, status, message);
     bool with_victim = partner == rank->victim || partner == TD_ANY_SOURCE ||
-                       rank->rank == rank->victim || rank->fault == FAULT_ABORT || aborted ||
+                       rank->rank == rank->victim || rank->fault == FAULT_ABORT || woken ||
                        (partner == rank->plan->second && atomic_load(&rank->page->second_ns));
     /* The victim may have had the memory that the messages of the others go through. */
     with_victim = with_victim || names_rank(message, rank->victim);

@@ -390,7 +390,7 @@ static td_group *shrink_after(int dying)
     td_status status = TD_OK;
     for (int i = 0; i < 2 && !status; i++)
         status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
-    CHECK(status == TD_ERR_PEER || status == TD_ERR_ABORTED);
+    CHECK_EQ(status, TD_ERR_PEER);
     CHECK_OK(td_group_shrink(NULL, NULL, &rest));
     CHECK_EQ(td_get_world_size(rest), size - 1);
     CHECK_EQ(td_get_rank(rest), rank - (rank > dying));
@@ -446,6 +446,68 @@ RANKS(shrunk_on_hosts, .ranks = 6, .may_die = 1 << 2)
 RANKS(shrunk_to_one, .ranks = 2, .may_die = 1 << 0)
 {
     shrink(&shm, 0);
+}
+
+/* The others are not done with the group when rank 1 begins to shrink it. `dying`: -1 for nobody. */
+static void shrink_meanwhile(const struct way *way, int dying)
+{
+    int rank = td_test_rank(), size = td_test_size();
+    td_group *group, *rest;
+    float x = 0;
+    open_world(way, 0);
+    CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+    sum_on(group);
+    td_test_barrier();
+    if (rank == dying)
+        raise(SIGKILL);
+    td_status status = TD_OK;
+    if (rank == 0)
+        status = td_group_recv(group, &x, 1, TD_F32, 2, 7, NULL);
+    else if (rank > 1)
+        status = td_group_barrier(group, NULL);
+    else
+        td__sleep_ns(300000000);
+    if (rank != 1) {
+        CHECK_EQ(status, TD_ERR_PEER);
+        CHECK_CONTAINS(td_last_error(), dying == 3 ? "rank 3 " : " has begun to shrink the group");
+    }
+    if (rank == 0 && dying == 3)
+        CHECK_CONTAINS(td_last_error(), "was killed by SIGKILL; rank ");
+    CHECK_OK(td_group_shrink(group, NULL, &rest));
+    CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_PEER, "rank");
+    CHECK_FAILS(td_group_send(group, &x, 1, TD_F32, rank ? 0 : 1, 1, NULL), TD_ERR_PEER, "shrink");
+    CHECK_EQ((int)sum_on(rest), size - (dying >= 0));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(shrunk_meanwhile, .ranks = 3)
+{
+    shrink_meanwhile(&shm, -1);
+}
+
+RANKS(shrunk_meanwhile_tcp, .ranks = 3)
+{
+    shrink_meanwhile(&tcp, -1);
+}
+
+RANKS(shrunk_meanwhile_on_hosts, .ranks = 4)
+{
+    shrink_meanwhile(&mixed, -1);
+}
+
+RANKS(shrunk_meanwhile_after_a_death, .ranks = 4, .may_die = 1 << 3)
+{
+    shrink_meanwhile(&shm, 3);
+}
+
+RANKS(shrunk_meanwhile_after_a_death_tcp, .ranks = 4, .may_die = 1 << 3)
+{
+    shrink_meanwhile(&tcp, 3);
+}
+
+RANKS(shrunk_meanwhile_after_a_death_on_hosts, .ranks = 4, .may_die = 1 << 3)
+{
+    shrink_meanwhile(&mixed, 3);
 }
 
 /* Another one dies at any moment of the agreement; the leader, too. */

@@ -175,9 +175,10 @@ TD_API td_status td_group_open(td_store *store, int rank, int size, const td_gro
 TD_API td_status td_group_abort(td_group *group);
 
 /**
- * Collective on the survivors of `group`: gives it up, agrees on who is left, also where more ranks die
- * meanwhile, and makes a new group of them, in the same order, with ranks from 0. Every member that is
- * alive must call it; those who have left the world are not waited for.
+ * Collective on the survivors of `group`: gives it up (what others still wait for on it fails with
+ * TD_ERR_PEER), agrees on who is left, also where more ranks die meanwhile, and makes a new group of them,
+ * in the same order, with ranks from 0. Every member that is alive must call it; those who have left the
+ * world are not waited for.
  *
  * The ranks of the world stay what they are: in the new group, too, roots, sources and destinations are
  * ranks of the world. `options` as for td_new_group(); its timeout is also how long to wait for the others

@@ -44,12 +44,48 @@ td_status td__group_state(const td_group *group)
 
 /* ---- Why -------------------------------------------------------------------------------------- */
 
+enum { NAMED = 3 }; /* lost ranks at most */
+
 /* A number from the lowest bit on: the reason (4), and with MIXED the kind of the other's call (4), its
- * rank (24), the call's number (32). */
+ * rank (24), the call's number (32); with SHRINK one that is lost (24 from the 8th on), counted from 1. */
 uint64_t td__given_up_mixed(int rank, td_op_kind kind, uint64_t sequence)
 {
     return TD__GIVEN_UP_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
            sequence << 32;
+}
+
+static bool is_lost(const td_group *group, int index)
+{
+    return td__endpoint_presence(group->root->endpoint, group->ranks[index]) != TD__PRESENT;
+}
+
+uint64_t td__given_up_shrink(const td_group *group)
+{
+    for (int i = 0; i < group->size; i++)
+        if (is_lost(group, i))
+            return TD__GIVEN_UP_SHRINK | ((uint64_t)group->ranks[i] + 1) << 8;
+    return TD__GIVEN_UP_SHRINK;
+}
+
+/* Those that this rank knows of; else the one that `rank` has told, which may be sooner there than the news
+ * of it. */
+static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    int told = (int)(why >> 8 & 0xffffff) - 1, named = 0;
+    char lost[640] = "";
+    size_t length = 0;
+    for (int i = 0; i < group->size && named < NAMED; i++)
+        if (is_lost(group, i)) {
+            const char *name = td__endpoint_describe(endpoint, group->ranks[i]);
+            length += (size_t)snprintf(lost + length, sizeof lost - length, "%.120s %.80s; ", name,
+                                       td__endpoint_farewell(endpoint, group->ranks[i]));
+            named++;
+        }
+    if (!named && told >= 0 && told < group->root->size)
+        snprintf(lost, sizeof lost, "%.120s is lost; ", td__endpoint_describe(endpoint, told));
+    return td__fail(TD_ERR_PEER, "group \"%s\": %srank %d has begun to shrink the group",
+                    group->name, lost, rank);
 }
 
 /* `rank` has told it. The number is another process's: whatever it says makes a sentence. */
@@ -61,6 +97,8 @@ static td_status explain(const td_group *group, int rank, uint64_t why)
                         "called %s; every rank must make the same calls in the same order",
                         (unsigned long long)(why >> 32), group->name, rank,
                         (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
+    if ((why & 15) == TD__GIVEN_UP_SHRINK)
+        return explain_shrink(group, rank, why);
     return td__fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
                     td__endpoint_describe(group->root->endpoint, rank));
 }

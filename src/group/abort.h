@@ -6,13 +6,17 @@
 
 /* Why a group is given up, as the ranks tell each other: one number, in which this stands lowest. */
 enum {
-    TD__GIVEN_UP_ABORT, /* td_group_abort() */
-    TD__GIVEN_UP_MIXED, /* a monitored barrier met another call */
+    TD__GIVEN_UP_ABORT,  /* td_group_abort() */
+    TD__GIVEN_UP_MIXED,  /* a monitored barrier met another call */
+    TD__GIVEN_UP_SHRINK, /* td_group_shrink() */
 };
 
 /** For a rank in a monitored barrier: `rank` of the root is in its collective `sequence` of this kind
  *  instead. */
 uint64_t td__given_up_mixed(int rank, td_op_kind kind, uint64_t sequence);
+
+/** For a rank that shrinks the group, because of those that it knows to be lost. */
+uint64_t td__given_up_shrink(const td_group *group);
 
 /** Marks the group as useless with the last error, unless it is already. */
 void td__group_break(td_group *group, td_status status);

@@ -195,12 +195,12 @@ static void give_up(void *self)
 {
     struct native *native = self;
     td_status status = td_last_status();
-    if (native->team) {
-        atomic_store(&native->team->given_up, true);
+    if (native->team)
         td__team_break(native->team, status);
-    }
     if (native->messages)
         td__messages_abort(native->messages, status);
+    if (native->team) /* behind the messages, which have their reason by now */
+        atomic_store(&native->team->given_up, true);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */

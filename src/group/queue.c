@@ -278,7 +278,8 @@ td_status td__group_post(td_group *group, const td_call *call, td_work **work_ou
             TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
             group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
     }
-    if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED)
+    if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED ||
+        (!group->ops->abort && atomic_load(&group->given_up)))
         return td__group_state(group);
     if (!work_out && group->ops == &td__native_ops) {
         td_call timed = *call;

@@ -119,7 +119,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
     td_group *group = td__root_find(root, key);
     int index = group ? rank_in(group, rank) : -1;
     if (index >= 0)
-        td__abort_here(group, rank, TD__GIVEN_UP_ABORT); /* who still waits in it must come, too */
+        td__abort_here(group, rank, TD__GIVEN_UP_SHRINK); /* who still waits in it must come, too */
     if (agreement && index >= 0) {
         if ((uint32_t)value != FOLLOW)
             agreement->came[index] = true;
@@ -317,7 +317,7 @@ td_status td_group_shrink(td_group *group, const td_group_options *options, td_g
     struct attempt attempt = {.group = group, .root = group->root};
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : td__call_timeout(group));
-    td__abort_own(group, TD__GIVEN_UP_ABORT, !atomic_load(&group->given_up));
+    td__abort_own(group, td__given_up_shrink(group), !atomic_load(&group->given_up));
     pthread_mutex_lock(&group->root->lock);
     attempt.agreement = find(group->root, group->key, group->shrunk);
     if (attempt.agreement)
