@@ -18,7 +18,7 @@
 
 #include "group/operation.h"
 
-enum { TD__HEADER_BYTES = 48, TD__GOODBYE_TEXT = 600 };
+enum { TD__HEADER_BYTES = 48, TD__GOODBYE_TEXT = TD__REASON_TEXT };
 
 enum td__header_type {
     TD__HEADER_DATA = 1,

@@ -127,7 +127,7 @@ static void try_all(struct round *round)
 
 static td_status fail_timeout(const struct round *round)
 {
-    const struct td__links *links = round->run->links;
+    struct td__links *links = round->run->links;
     char ranks[NAMED * 96] = "";
     size_t used = 0;
     int named = 0, others = 0;
@@ -145,8 +145,7 @@ static td_status fail_timeout(const struct round *round)
     }
     if (others)
         snprintf(ranks + used, sizeof ranks - used, " and %d more", others);
-    return td__fail(TD_ERR_TIMEOUT, "%s: timed out waiting for %s",
-                    td__operation_describe(round->run->operation), ranks);
+    return td__links_fail_timeout(links, round->run->operation, ranks);
 }
 
 /* After a long wait; see links.h. */

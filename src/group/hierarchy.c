@@ -158,7 +158,6 @@ static td_status meet(struct td__hierarchy *hierarchy, struct local *local)
         local->size = 1;
         return TD_OK;
     }
-    TD_TRY(td__team_attach(hierarchy->team, local->operation.deadline));
     TD_TRY(td__team_meet(hierarchy->team, &local->operation, &shared, &largest));
     local->sources = hierarchy->team->sources;
     local->targets = hierarchy->team->targets;
@@ -287,7 +286,6 @@ static td_status barrier(struct td__hierarchy *hierarchy, const struct td__opera
 {
     struct td__team *team = hierarchy->team;
     if (team) {
-        TD_TRY(td__team_attach(team, operation->deadline));
         TD_TRY(td__team_begin(team, operation));
         td__team_reach(team, 1);
         TD_TRY(td__team_await_all(team, operation, 1));

@@ -15,7 +15,7 @@
 struct td__hierarchy;
 
 /** The members' world ranks in order, this one at `rank`; `team` has those of this host, NULL where
- *  there is one only. It stays the caller's. */
+ *  there is one only. It stays the caller's, who attaches to it before the first call. */
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                                int size, int rank, struct td__team *team, const char *algorithm,
                                struct td__hierarchy **hierarchy);

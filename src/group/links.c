@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -112,6 +113,15 @@ static void count_neighbour(struct td__links *links, int peer)
                                      sizeof here.v6.sin6_addr);
 }
 
+static td_status fail_unconnected(struct td__links *links, int peer,
+                                  const struct td__operation *operation)
+{
+    char whom[320];
+    snprintf(whom, sizeof whom, "%s, which has not connected; has it made the same call?",
+             links->source->describe(links->arg, peer));
+    return td__links_fail_timeout(links, operation, whom);
+}
+
 static td_status accept_link(struct td__links *links, int peer,
                              const struct td__operation *operation, const struct td__header *header)
 {
@@ -127,11 +137,7 @@ static td_status accept_link(struct td__links *links, int peer,
         if (status != TD_ERR_TIMEOUT)
             return status;
         if (last)
-            return td__fail(status,
-                            "%s: timed out waiting for %s, which has not connected; has it made "
-                            "the same call?",
-                            td__operation_describe(operation),
-                            links->source->describe(links->arg, peer));
+            return fail_unconnected(links, peer, operation);
         if (td__deadline_passed(tell_at))
             td__links_tell(links, peer, header, true);
         const char *farewell = td__links_farewell(links, peer);
@@ -151,12 +157,29 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
     td_status status = links->source->connect(links->arg, peer, operation->deadline,
                                               &links->at[peer].fd);
     if (status)
-        return td__fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+        td__fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+    if (status == TD_ERR_TIMEOUT && links->explain)
+        links->explain(links->outside_arg, operation);
+    if (status)
+        return status;
     count_neighbour(links, peer);
     return TD_OK;
 }
 
 /* ---- Waiting for long ------------------------------------------------------------------------ */
+
+/* Others are told the same sentence, so it says who has waited, and where everybody was then. */
+td_status td__links_fail_timeout(struct td__links *links, const struct td__operation *operation,
+                                 const char *whom)
+{
+    char me[256];
+    snprintf(me, sizeof me, "%s", links->source->describe(links->arg, links->index));
+    td__fail(TD_ERR_TIMEOUT, "%s: %s timed out waiting for %s", td__operation_describe(operation),
+             me, whom);
+    if (links->explain)
+        links->explain(links->outside_arg, operation);
+    return TD_ERR_TIMEOUT;
+}
 
 /* A notice goes out at once and whole, or not at all: those who do not read have other troubles. */
 void td__links_tell(struct td__links *links, int peer, const struct td__header *header, bool aside)

@@ -60,6 +60,9 @@ struct td__links {
     /** Fails where the call has become pointless for a reason outside the team; looked at during long
      *  waits. May be NULL. */
     td_status (*outside)(void *arg, const struct td__operation *operation);
+
+    /** Adds to the last error, that a call was not done in time, where the others are. May be NULL. */
+    void (*explain)(void *arg, const struct td__operation *operation);
     void *outside_arg;
 };
 
@@ -76,6 +79,10 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
  *
  * Where ranks have made different calls, each may wait for a message that never comes. So whoever
  * waits for long tells those whom it waits for in which call, and looks for such news from others. */
+
+/** TD_ERR_TIMEOUT: this rank has waited for `whom`. */
+td_status td__links_fail_timeout(struct td__links *links, const struct td__operation *operation,
+                                 const char *whom);
 
 /** Fails as another member has, where its goodbye is there; looks at nothing else. */
 td_status td__links_hear(struct td__links *links, const struct td__operation *operation);

@@ -10,6 +10,7 @@
 #include "base/fail.h"
 #include "group/abort.h"
 #include "group/hierarchy.h"
+#include "group/inquiry.h"
 #include "group/ledger.h"
 #include "group/messages.h"
 #include "group/process_group.h"
@@ -184,6 +185,12 @@ static td_status look_from_links(void *arg, const struct td__operation *operatio
     return td__ledger_look(native->ledger, native->group, operation);
 }
 
+static void explain(void *arg, const struct td__operation *operation)
+{
+    struct native *native = arg;
+    td__explain_delay(native->group, operation->sequence, -1, TD_ERR_TIMEOUT);
+}
+
 static td_status recall(void *arg, int world_rank, const struct td__operation *operation)
 {
     struct native *native = arg;
@@ -265,8 +272,10 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
     if (native->team) {
         native->team->outside = look_from_team;
         native->team->outside_arg = native;
+        native->team->explain = explain;
     }
-    struct td__outside outside = {.look = look_from_links, .recall = recall, .arg = native};
+    struct td__outside outside = {
+        .look = look_from_links, .recall = recall, .explain = explain, .arg = native};
     if (native->sockets)
         td__socket_team_watch(native->sockets, &outside);
     if (native->hierarchy)
@@ -326,11 +335,20 @@ static td_status alone(const struct td__operation *operation)
     return TD_OK;
 }
 
+/* The memory of this host's ranks, which the first call needs. */
+static td_status attach(struct native *native, const struct td__operation *operation)
+{
+    td_status status = td__team_attach(native->team, td__operation_deadline(operation));
+    return td__explain_delay(native->group, operation->sequence, -1, status);
+}
+
 static td_status together(struct native *native, const struct td__operation *operation)
 {
     if (native->group->size == 1)
         return alone(operation);
     TD_TRY(look_for_losses(native, operation));
+    if (native->team && !atomic_load_explicit(&native->team->attached, memory_order_acquire))
+        TD_TRY(attach(native, operation));
     if (!native->sockets)
         return td__team_run(native->team, operation);
     if (native->hierarchy && td__hierarchy_has(operation->kind))
@@ -344,7 +362,7 @@ static td_status together(struct native *native, const struct td__operation *ope
  * they share, the others are told. */
 static void fall_out(struct native *native, const struct td__operation *operation, td_status status)
 {
-    char message[512];
+    char message[TD__REASON_TEXT];
     snprintf(message, sizeof message, "%s", td_last_error());
     if (native->team)
         td__team_break(native->team, status);

@@ -26,6 +26,9 @@ struct td__operation {
     const char *group; /* its name, for messages */
 };
 
+/* How long the sentence of a failure may be that others are told. */
+enum { TD__REASON_TEXT = 1024 };
+
 /** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
 const char *td__operation_describe(const struct td__operation *operation);
 

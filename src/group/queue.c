@@ -44,7 +44,9 @@ static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
     td_status status = td__group_state(group);
     if (!status) {
         td_collective_fn slot = td__backend_slot(group->ops, call->kind);
-        status = td__explain_delay(group, call->sequence, -1, slot(group->self, call));
+        status = slot(group->self, call);
+        if (group->ops != &td__native_ops) /* which has told all ranks already */
+            td__explain_delay(group, call->sequence, -1, status);
         if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)
             td__group_break(group, status);
         if (status == TD_ERR_ABORTED)

@@ -267,7 +267,7 @@ td_status td__socket_team_combine(struct td__socket_team *team,
 void td__socket_team_fall_out(struct td__socket_team *team, const struct td__operation *operation,
                               td_status status)
 {
-    char reason[512];
+    char reason[TD__REASON_TEXT];
     if (team->broken)
         return;
     snprintf(reason, sizeof reason, "%s", td_last_error());
@@ -283,6 +283,7 @@ void td__socket_team_watch(struct td__socket_team *team, const struct td__outsid
     team->links.outside = outside->look;
     team->links.outside_arg = outside->arg;
     team->recall = outside->recall;
+    team->links.explain = outside->explain;
 }
 
 td_status td__socket_team_hear(struct td__socket_team *team, const struct td__operation *operation)

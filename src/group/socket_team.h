@@ -47,6 +47,9 @@ struct td__outside {
     /** A rank has made other calls before `operation` than this one: TD_ERR_MISMATCH with both, or TD_OK
      *  where they are not known any more. */
     td_status (*recall)(void *arg, int world_rank, const struct td__operation *operation);
+
+    /** Adds to the last error, that a call was not done in time, where the others are. */
+    void (*explain)(void *arg, const struct td__operation *operation);
     void *arg;
 };
 

@@ -196,13 +196,17 @@ static td_status too_late(struct td__team *team, const struct td__operation *ope
             count++;
         }
     if (!count)
-        return td__team_fail(team, TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
-                             td__operation_describe(operation));
-    return td__team_fail(team, TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
-                         td__operation_describe(operation), count > 1 ? "s" : "", missing,
-                         count > 1 ? "have" : "has",
-                         (stage & ((1u << PHASE_BITS) - 1)) <= 1 ? "called it"
-                                                                 : "finished its part");
+        td__fail(TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
+                 td__operation_describe(operation));
+    else
+        td__fail(TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
+                 td__operation_describe(operation), count > 1 ? "s" : "", missing,
+                 count > 1 ? "have" : "has",
+                 (stage & ((1u << PHASE_BITS) - 1)) <= 1 ? "called it" : "finished its part");
+    /* Before the others are told: they shall learn where everybody was now. */
+    if (team->explain)
+        team->explain(team->outside_arg, operation);
+    return break_team(team, TD_ERR_TIMEOUT);
 }
 
 /* One that has failed says so before it leaves, and that is why it is gone. */
@@ -410,8 +414,6 @@ static size_t slot_bytes(const struct td__team *team, const struct td__operation
 
 td_status td__team_run(struct td__team *team, const struct td__operation *operation)
 {
-    if (!atomic_load_explicit(&team->attached, memory_order_acquire))
-        TD_TRY(td__team_attach(team, td__operation_deadline(operation)));
     if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
         return broken(team);
     if (!operation->input_counts && slot_bytes(team, operation) <= td__team_small_limit(team))
@@ -421,8 +423,6 @@ td_status td__team_run(struct td__team *team, const struct td__operation *operat
 
 td_status td__team_mention(struct td__team *team, const struct td__operation *operation)
 {
-    if (!atomic_load_explicit(&team->attached, memory_order_acquire))
-        TD_TRY(td__team_attach(team, td__operation_deadline(operation)));
     if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
         return broken(team);
     TD_TRY(td__team_begin(team, operation));

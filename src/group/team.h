@@ -75,7 +75,7 @@ struct td__team_head {
     _Alignas(64) _Atomic uint64_t done[TD__TEAM_DEPTH]; /* call << 32 | pieces that are done */
     _Alignas(64) _Atomic uint32_t broken; /* 0, 1: somebody is writing `reason`, 2: it is there */
     uint32_t status;
-    char reason[448];
+    char reason[TD__REASON_TEXT];
 };
 
 struct td__team {
@@ -98,6 +98,8 @@ struct td__team {
     /* Asked during long waits whether there is still a point; or NULL. */
     td_status (*outside)(void *arg, const struct td__operation *operation);
     void *outside_arg;
+    /* Adds to the last error, that a call was not done in time, where the others are; or NULL. */
+    void (*explain)(void *arg, const struct td__operation *operation);
     uint64_t call;         /* the number of the call at hand, from 1 */
     td__deadline deadline; /* of the call at hand; 0: nobody had to wait yet */
     uint64_t floor;        /* all have begun this call, and the same up to here */
@@ -124,7 +126,7 @@ int td__team_neighbours(struct td__endpoint *endpoint);
 /** Tells the others that this rank will not take part any more; whoever waits for it fails. */
 void td__team_leave(struct td__team *team);
 
-/** Maps the memory, at the latest now. */
+/** Maps the memory, at the latest now, before the first call. */
 td_status td__team_attach(struct td__team *team, td__deadline deadline);
 
 /** Whether all have; those who have not may still ask the first one for it. */
