@@ -31,6 +31,31 @@ static void check_init_fails(const td_init_options *options, const char *why)
     CHECK(td__now_ns() - before < 4000000000ll * td_test_slowness());
 }
 
+/* Rank 2 dies while it waits for rank 1, who hears of it as soon as it comes. The next time they meet. */
+RANKS(dead_before_all_have_come, .ranks = 3)
+{
+    int rank = td_test_rank();
+    if (rank == 2) {
+        pid_t pid = fork();
+        if (!pid) {
+            CHECK_OK(td_init_process_group(NULL));
+            _exit(0);
+        }
+        td__sleep_ns(MOMENT_NS);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+    } else {
+        if (rank == 1)
+            td__sleep_ns(3 * (int64_t)MOMENT_NS);
+        check_init_fails(NULL, ": rank 2 (on ");
+        CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had come");
+    }
+    td_test_barrier();
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
 RANKS(dead_before_all_have_met, .ranks = 3, .may_die = 1 << 2)
 {
     if (td_test_rank() == 2) {

@@ -13,32 +13,15 @@
 #include "group/attendance.h"
 
 #include "base/fail.h"
-#include "base/host.h"
-#include "os/ending.h"
+#include "store/guests.h"
 #include "store/meet.h"
 #include "store/sign_in.h"
 #include "store/store_ops.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-enum {
-    PAUSE_MS = 30,
-    LAST_PAUSE_MS = 300,
-    PAUSE_PER_RANK_MS = 4,
-    ANSWER_MS = 2000,
-    LAST_LOOK_MS = 50
-};
-
-/* The process of another rank, as far as it can be watched. */
-struct guest {
-    int pid;
-    int fd; /* -1: not watched */
-    bool ended;
-};
+enum { PAUSE_MS = 30, LAST_PAUSE_MS = 300, PAUSE_PER_RANK_MS = 4, LAST_LOOK_MS = 50 };
 
 struct attendance {
     struct td__root *root;
@@ -46,108 +29,45 @@ struct attendance {
     const char **keys; /* of the cards */
     td__deadline deadline;
     char came[TD__ROOT_KEY], ended[TD__ROOT_KEY];
-    struct guest *guests; /* NULL: nobody has been looked after yet */
-    bool complete;        /* nobody else will sign in */
+    struct td__guests guests;
+    bool complete; /* nobody else will sign in */
 };
 
 /* ---- Looking after those who have come ------------------------------------------------------- */
-
-static void watch(struct attendance *attendance, const struct td__signature *signature)
-{
-    struct guest *guest = &attendance->guests[signature->rank];
-    if (guest->pid == signature->mark.pid)
-        return;
-    if (guest->fd >= 0)
-        close(guest->fd);
-    guest->pid = signature->mark.pid;
-    guest->fd = td__process_mark_open(&signature->mark, &guest->ended);
-}
-
-/* Watches those of the list that are on this machine; a later line about a rank is about its successor.
- * Whether this rank is in it, and came as its first process. */
-static bool read_list(struct attendance *attendance, const char *list, bool watches)
-{
-    struct td__process_mark own;
-    struct td__signature signature;
-    bool present = false;
-    if (!td__process_mark((int)getpid(), &own))
-        return false;
-    while (td__next_signature(&list, &signature)) {
-        bool self = signature.rank == attendance->root->rank;
-        if (self)
-            present = td__process_mark_equal(&signature.mark, &own) && !signature.again;
-        else if (watches && signature.rank >= 0 && signature.rank < attendance->root->size &&
-                 signature.mark.space == own.space && signature.mark.pid != own.pid)
-            watch(attendance, &signature);
-    }
-    return present;
-}
-
-static bool look_up(td_store *store, const char *key, td_bytes *value)
-{
-    bool there = false;
-    return !td_store_check(store, &key, 1, &there) && there &&
-           !td_store_get(store, key, ANSWER_MS, value);
-}
 
 /* All of a rendezvous have signed before it was over. Its list says nothing to a process that was not at it,
  * or that came back later: those who are dead may be about to come back as well. */
 static void find_guests(struct attendance *attendance)
 {
     struct td__root *root = attendance->root;
-    td_bytes list = {0};
-    if (!attendance->guests) {
-        attendance->guests = calloc((size_t)root->size, sizeof *attendance->guests);
-        for (int r = 0; attendance->guests && r < root->size; r++)
-            attendance->guests[r].fd = -1;
-    }
-    if (!attendance->guests || attendance->complete)
-        return;
     td_store *store = root->given;
+    td_bytes list = {0};
     char key[TD__SIGN_IN_ROOM];
+    if (attendance->complete)
+        return;
     td__sign_in_key(td__prefix_store_base(&store), key);
-    if (look_up(store, key, &list)) {
-        attendance->complete = read_list(attendance, list.data, false);
+    if (td__guests_look_up(store, key, &list)) {
+        attendance->complete = td__guests_has_self(&attendance->guests, list.data);
         if (attendance->complete)
-            read_list(attendance, list.data, true);
+            td__guests_watch(&attendance->guests, list.data);
         td_bytes_free(&list);
     }
-    if (!attendance->complete && !td__rejoins() && look_up(root->store, attendance->came, &list)) {
-        read_list(attendance, list.data, true);
+    if (!attendance->complete && !td__rejoins() &&
+        td__guests_look_up(root->store, attendance->came, &list)) {
+        td__guests_watch(&attendance->guests, list.data);
         td_bytes_free(&list);
     }
-}
-
-static void forget_guests(struct attendance *attendance)
-{
-    for (int r = 0; attendance->guests && r < attendance->root->size; r++)
-        if (attendance->guests[r].fd >= 0)
-            close(attendance->guests[r].fd);
-    free(attendance->guests);
-}
-
-static bool has_ended(struct guest *guest)
-{
-    struct pollfd end = {.fd = guest->fd, .events = POLLIN};
-    if (guest->fd >= 0 && poll(&end, 1, 0) == 1)
-        guest->ended = true;
-    return guest->ended;
 }
 
 /* The others are told, since some may be on other machines. What is said first stands: who has heard of one
  * end may have ended since, and is not to be taken for the cause. */
-static td_status fail_ended(struct attendance *attendance, int rank)
+static td_status fail_ended(const struct attendance *attendance, const char *who)
 {
     const struct td__root *root = attendance->root;
-    const struct guest *guest = &attendance->guests[rank];
-    char how[96], text[512];
-    /* One that had ended before it was looked for: its number may be another's by now. */
-    int ending = guest->fd >= 0 ? td__ending_of(guest->pid, guest->fd) : TD__ENDING_UNKNOWN;
-    td__ending_text(ending, how, sizeof how);
-    int length = snprintf(text, sizeof text,
-                          "group \"%.100s\": rank %d (on %s, pid %d) %s before all ranks had met",
-                          root->name, rank, td__host_name(), guest->pid, how);
     td_bytes first = {0};
+    char text[512];
+    int length = snprintf(text, sizeof text, "group \"%.100s\": %s before all ranks had met",
+                          root->name, who);
     bool told = !td_store_compare_set(root->store, attendance->ended, "", 0, text, (size_t)length,
                                       &first);
     td_status status = td__fail(TD_ERR_PEER, "%s", told ? first.data : text);
@@ -157,15 +77,15 @@ static td_status fail_ended(struct attendance *attendance, int rank)
 
 static td_status look_after_guests(struct attendance *attendance)
 {
-    td_bytes text = {0};
+    td_bytes told = {0};
+    char who[TD__GUEST_TEXT];
     find_guests(attendance);
-    for (int r = 0; attendance->guests && r < attendance->root->size; r++)
-        if (has_ended(&attendance->guests[r]))
-            return fail_ended(attendance, r);
-    if (!look_up(attendance->root->store, attendance->ended, &text))
+    if (td__guests_find_ended(&attendance->guests, who) >= 0)
+        return fail_ended(attendance, who);
+    if (!td__guests_look_up(attendance->root->store, attendance->ended, &told))
         return TD_OK;
-    td_status status = td__fail(TD_ERR_PEER, "%s", text.data);
-    td_bytes_free(&text);
+    td_status status = td__fail(TD_ERR_PEER, "%s", told.data);
+    td_bytes_free(&told);
     return status;
 }
 
@@ -283,10 +203,11 @@ td_status td__attend(struct td__root *root)
         .root = root,
         .keys = calloc(size, sizeof *attendance.keys),
         .deadline = td__deadline_in_ms(root->timeout_ms),
+        .guests = {.rank = root->rank, .size = root->size},
     };
     td_status status = names && attendance.keys ? attend(&attendance, names)
                                                 : td__fail_nomem("group");
-    forget_guests(&attendance);
+    td__guests_free(&attendance.guests);
     free(attendance.keys);
     free(names);
     return status;

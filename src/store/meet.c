@@ -2,6 +2,7 @@
  *
  *     attempt        the number of the attempt; the rest is below it. Only when the time of one was
  *                    over with ranks missing is there another
+ *     came           the list of those who have come (sign_in.h), by which a death is noticed
  *     size           the world size, and who said so first
  *     rank/<r>       who claimed rank r; one process only, by compare_set
  *     arrived        how many ranks have come
@@ -16,6 +17,8 @@
 #include "base/host.h"
 #include "base/number.h"
 #include "os/ending.h"
+#include "store/guests.h"
+#include "store/sign_in.h"
 #include "store/store_ops.h"
 
 #include <inttypes.h>
@@ -24,7 +27,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NAMED_RANKS = 16, REASON_MS = 5000 };
+enum {
+    NAMED_RANKS = 16,
+    REASON_MS = 5000,
+    PAUSE_MS = 50, /* until those who have come are looked after; then twice as long each time … */
+    LAST_PAUSE_MS = 400,   /* … up to this, and … */
+    PAUSE_PER_RANK_MS = 4, /* … more, where the store has many to serve */
+};
 
 struct meeting {
     const td_world *world;
@@ -241,20 +250,62 @@ static td_status fail_incomplete(struct meeting *meeting)
     return settle(meeting, offer); /* unless the last one came this very moment */
 }
 
+/* One that has come and ended is as good as missing, and will not come any more. *over: so it is, and what is
+ * returned is the outcome. */
+static td_status look_after_guests(struct meeting *meeting, struct td__guests *guests, bool *over)
+{
+    td_bytes list = {0};
+    char who[TD__GUEST_TEXT], offer[1100];
+    if (td__guests_look_up(meeting->store, "came", &list))
+        td__guests_watch(guests, list.data);
+    td_bytes_free(&list);
+    *over = td__guests_find_ended(guests, who) >= 0;
+    if (!*over)
+        return TD_OK;
+    snprintf(offer, sizeof offer, "%d rendezvous at %s: %s before all ranks had come", TD_ERR_PEER,
+             meeting->place, who);
+    return settle(meeting, offer); /* which has been settled, where that one was done already */
+}
+
+static td_status await_outcome_with(struct meeting *meeting, struct td__guests *guests,
+                                    td__deadline deadline)
+{
+    int more = PAUSE_PER_RANK_MS * guests->size, pause = PAUSE_MS + more;
+    td_bytes outcome;
+    bool over;
+    for (;;) {
+        int left = td__deadline_poll_ms(deadline);
+        td_status status = td_store_get(meeting->store, "outcome",
+                                        left < 1       ? 1
+                                        : left < pause ? left
+                                                       : pause,
+                                        &outcome);
+        if (!status) {
+            status = read_outcome(&outcome);
+            td_bytes_free(&outcome);
+            return status;
+        }
+        if (status != TD_ERR_TIMEOUT)
+            return status;
+        if (td__deadline_passed(deadline))
+            return fail_incomplete(meeting);
+        status = look_after_guests(meeting, guests, &over);
+        if (over)
+            return status;
+        pause = pause * 2 < LAST_PAUSE_MS + more ? pause * 2 : LAST_PAUSE_MS + more;
+    }
+}
+
 static td_status await_outcome(struct meeting *meeting, td__deadline deadline)
 {
-    td_bytes outcome;
-    int left = td__deadline_poll_ms(deadline);
-    td_status status = td_store_get(meeting->store, "outcome", left > 0 ? left : 1, &outcome);
-    if (status == TD_ERR_TIMEOUT)
-        return fail_incomplete(meeting);
-    TD_TRY(status);
-    status = read_outcome(&outcome);
-    td_bytes_free(&outcome);
+    struct td__guests guests = {.rank = meeting->world->rank, .size = meeting->world->world_size};
+    td_status status = await_outcome_with(meeting, &guests, deadline);
+    td__guests_free(&guests);
     return status;
 }
 
-/* True when the attempt below meeting->store ended because ranks were missing. */
+/* True when the attempt below meeting->store ended because ranks were missing, or one had ended. Who comes
+ * to the latter for the first time is to hear of it. */
 static td_status ended_incomplete(struct meeting *meeting, bool *ended)
 {
     const char *key = "outcome";
@@ -263,9 +314,15 @@ static td_status ended_incomplete(struct meeting *meeting, bool *ended)
     if (!*ended)
         return TD_OK;
     TD_TRY(td_store_get(meeting->store, key, 0, &outcome));
-    *ended = strtol(outcome.data, NULL, 10) == TD_ERR_TIMEOUT;
+    long status = strtol(outcome.data, NULL, 10);
     td_bytes_free(&outcome);
-    return TD_OK;
+    *ended = status == TD_ERR_TIMEOUT;
+    if (status != TD_ERR_PEER)
+        return TD_OK;
+    char rank[32];
+    snprintf(rank, sizeof rank, "rank/%d", meeting->world->rank);
+    key = rank;
+    return td_store_check(meeting->store, &key, 1, ended);
 }
 
 /* Opens the part of the store that the present attempt uses, or begins the next one. */
@@ -318,7 +375,9 @@ td_status td__meet(const td_world *world, const char *place, const char *round,
 
     int64_t arrived = 0;
     *again = false;
-    status = agree_on_size(&meeting);
+    status = td__sign_in(meeting.store, "came", world->rank, false);
+    if (!status)
+        status = agree_on_size(&meeting);
     if (!status)
         status = claim_rank(&meeting, again);
     if (!status && !*again)
