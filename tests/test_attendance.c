@@ -56,6 +56,30 @@ RANKS(dead_before_all_have_come, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* Rank 2 is started again at once, as a launcher does it: nobody takes that for two processes with one rank. */
+RANKS(dead_before_all_have_come_and_back, .ranks = 3)
+{
+    int rank = td_test_rank();
+    if (rank == 2) {
+        pid_t pid = fork();
+        if (!pid) {
+            CHECK_OK(td_init_process_group(NULL));
+            _exit(0);
+        }
+        td__sleep_ns(MOMENT_NS);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+    } else if (rank == 1) {
+        td__sleep_ns(2 * (int64_t)MOMENT_NS);
+    }
+    td_status status;
+    while ((status = td_init_process_group(NULL)) == TD_ERR_PEER)
+        CHECK_CONTAINS(td_last_error(), "rank 2 (");
+    CHECK_OK(status);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
 RANKS(dead_before_all_have_met, .ranks = 3, .may_die = 1 << 2)
 {
     if (td_test_rank() == 2) {

@@ -184,6 +184,13 @@ static td_status claim_rank(struct meeting *meeting, bool *again)
         td_bytes_free(&theirs);
         return taking;
     }
+    if (is_seen_to_have_ended(theirs.data)) { /* as those who wait would have found out, too */
+        td_status ended = td__fail(
+            TD_ERR_PEER, "rendezvous at %s: rank %d (%.*s) has ended before all ranks had come",
+            meeting->place, rank, (int)strcspn(theirs.data, "#"), theirs.data);
+        td_bytes_free(&theirs);
+        return settle_failure(meeting, ended);
+    }
     td_status status = td__fail(
         TD_ERR_MISMATCH,
         "rendezvous at %s: %.*s and %.*s both are rank %d; each process needs a rank of its "
