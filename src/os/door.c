@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/host.h"
 #include "base/map.h"
 #include "os/heartbeat.h"
 #include "os/socket.h"
@@ -513,6 +514,7 @@ td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,
     }
     door->secret = *options->secret;
     door->options = *options;
+    td__host_name(); /* the log reads the environment now, and not when the first stranger comes */
     set_limits(door);
     for (int i = 0; i < 2; i++)
         door->entrances[i] = (struct entrance){.door = door, .fd = -1};
