@@ -45,7 +45,7 @@ static void set(td_store *store, const char *key, const char *value)
 static void check_value(td_store *store, const char *key, const char *expected)
 {
     td_bytes value;
-    CHECK_OK(td_store_get(store, key, 1, &value));
+    CHECK_OK(td_store_get(store, key, 10000, &value));
     CHECK_STR(value.data, expected);
     td_bytes_free(&value);
 }
@@ -533,7 +533,7 @@ static void fill_up(const char *path, const char *reason)
     td_bytes value;
     snprintf(key, sizeof key, "%d", (int)count - 1);
     memset(bytes, (int)count - 1, sizeof bytes);
-    CHECK_OK(td_store_get(reader, key, 1, &value));
+    CHECK_OK(td_store_get(reader, key, 10000, &value));
     CHECK_MEM(value.data, bytes, sizeof bytes);
     td_bytes_free(&value);
     set(reader, "small", "fits"); /* the file was cut where the last whole record ends */
