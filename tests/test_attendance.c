@@ -31,19 +31,25 @@ static void check_init_fails(const td_init_options *options, const char *why)
     CHECK(td__now_ns() - before < 4000000000ll * td_test_slowness());
 }
 
+/* A process that waits for the others, and is killed. */
+static void join_and_die(void)
+{
+    pid_t pid = fork();
+    if (!pid) {
+        CHECK_OK(td_init_process_group(NULL));
+        _exit(0);
+    }
+    td__sleep_ns(MOMENT_NS);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
 /* Rank 2 dies while it waits for rank 1, who hears of it as soon as it comes. The next time they meet. */
 RANKS(dead_before_all_have_come, .ranks = 3)
 {
     int rank = td_test_rank();
     if (rank == 2) {
-        pid_t pid = fork();
-        if (!pid) {
-            CHECK_OK(td_init_process_group(NULL));
-            _exit(0);
-        }
-        td__sleep_ns(MOMENT_NS);
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
+        join_and_die();
     } else {
         if (rank == 1)
             td__sleep_ns(3 * (int64_t)MOMENT_NS);
@@ -61,14 +67,7 @@ RANKS(dead_before_all_have_come_and_back, .ranks = 3)
 {
     int rank = td_test_rank();
     if (rank == 2) {
-        pid_t pid = fork();
-        if (!pid) {
-            CHECK_OK(td_init_process_group(NULL));
-            _exit(0);
-        }
-        td__sleep_ns(MOMENT_NS);
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
+        join_and_die();
     } else if (rank == 1) {
         td__sleep_ns(2 * (int64_t)MOMENT_NS);
     }

@@ -1,5 +1,6 @@
 /* Deaths, delays, aborts, and going on afterwards. */
 #include "runner.h"
+#include "ways.h"
 
 #include "base/clock.h"
 
@@ -12,26 +13,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* One way between the ranks: by the same letter on one host. */
-struct way {
-    const char *transport;
-    const char *hosts;
-};
-
-static const struct way shm = {0}, tcp = {.transport = "tcp"}, mixed = {.hosts = "aabbccdd"};
-
-static void open_world(const struct way *way, int64_t timeout_ms)
-{
-    char id[16];
-    if (way->transport)
-        setenv("TANDEM_TRANSPORT", way->transport, 1);
-    if (way->hosts) {
-        snprintf(id, sizeof id, "host %c", way->hosts[td_test_rank()]);
-        setenv("TANDEM_HOST_ID", id, 1);
-    }
-    CHECK_OK(td_init_process_group(&(td_init_options){.timeout_ms = timeout_ms}));
-}
 
 static float sum_on(td_group *group)
 {

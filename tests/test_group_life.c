@@ -2,6 +2,7 @@
  * is left behind. */
 #include "process_counts.h"
 #include "runner.h"
+#include "ways.h"
 
 #include "base/clock.h"
 
@@ -11,24 +12,12 @@
 #include <stdio.h>
 #include <string.h>
 
-static void open_world(const char *transport, const char *hosts)
-{
-    char id[16];
-    if (transport)
-        setenv("TANDEM_TRANSPORT", transport, 1);
-    if (hosts) {
-        snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
-        setenv("TANDEM_HOST_ID", id, 1);
-    }
-    CHECK_OK(td_init_process_group(NULL));
-}
-
 /* ---- Leaving early --------------------------------------------------------------------------- */
 
 /* The first rank, which has what the others need to begin, gives its part and goes. */
 static void leave_early(const char *transport, const char *hosts)
 {
-    open_world(transport, hosts);
+    open_world(&(struct way){transport, hosts}, 0);
     int rank = td_test_rank(), last = td_test_size() - 1;
     td_group *given, *taken, *unused;
     int64_t value = rank == 0 ? 42 : -1, sum = -1, one = rank;
@@ -67,7 +56,7 @@ RANKS(leaving_early_hosts, .ranks = 4)
 /* What was sent before leaving arrives, however slow the others are to look. */
 static void leave_after(size_t count, const char *transport)
 {
-    open_world(transport, NULL);
+    open_world(&(struct way){transport, NULL}, 0);
     unsigned char *data = malloc(count);
     memset(data, td_test_rank() == 0 ? 7 : 0, count);
     CHECK_OK(td_group_barrier(NULL, NULL));
@@ -108,7 +97,7 @@ static void make_hundreds(const char *transport, int at_once)
 {
     enum { MOST = 200 };
     td_group *groups[MOST];
-    open_world(transport, NULL);
+    open_world(&(struct way){transport, NULL}, 0);
     check_sum(NULL, 3);
     struct counts before = {0};
     for (int round = 0; round < 4; round++) {
@@ -145,7 +134,7 @@ RANKS(hundreds_of_groups_tcp, .ranks = 3, .deadline_s = 60)
 
 static void work_for_long(const char *transport, int times)
 {
-    open_world(transport, NULL);
+    open_world(&(struct way){transport, NULL}, 0);
     float *x = td_alloc(sizeof(float) * 8192);
     memset(x, 0, sizeof(float) * 8192);
     struct counts before = {0};

@@ -2,6 +2,7 @@
  * message names the culprit, everybody gets it, and what was refused has changed nothing. */
 #include "guarded_memory.h"
 #include "runner.h"
+#include "ways.h"
 
 #include "base/clock.h"
 
@@ -11,18 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
-
-static void open_world(const char *transport, const char *hosts)
-{
-    char id[16];
-    if (transport)
-        setenv("TANDEM_TRANSPORT", transport, 1);
-    if (hosts) {
-        snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
-        setenv("TANDEM_HOST_ID", id, 1);
-    }
-    CHECK_OK(td_init_process_group(NULL));
-}
 
 /* The group fails from now on, at once and with the same sentence. */
 static void check_broken(td_group *group, td_status status)
@@ -47,7 +36,7 @@ static void check_broken(td_group *group, td_status status)
 
 static void miss_rank_2(size_t count, const char *transport, const char *hosts)
 {
-    open_world(transport, hosts);
+    open_world(&(struct way){transport, hosts}, 0);
     float *data = td_alloc(count * sizeof *data);
     memset(data, 0, count * sizeof *data);
     CHECK_OK(td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL));
@@ -149,7 +138,7 @@ RANKS(a_rank_that_dies, .ranks = 3, .may_die = 1 << 2)
 
 RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
 {
-    open_world("tcp", NULL);
+    open_world(&tcp, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 2)
         raise(SIGKILL);
@@ -164,7 +153,7 @@ RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
 
 RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
 {
-    open_world(NULL, "0011");
+    open_world(&(struct way){NULL, "0011"}, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 3)
         raise(SIGKILL);
@@ -180,7 +169,7 @@ RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
 /* It is alive and well, but will not come any more. */
 static void leave_and_stay(const char *transport, const char *hosts)
 {
-    open_world(transport, hosts);
+    open_world(&(struct way){transport, hosts}, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 2) {
         CHECK_OK(td_destroy_process_group());
@@ -308,28 +297,28 @@ static void check_mismatches(void)
 
 RANKS(different_calls, .ranks = 2)
 {
-    open_world(NULL, NULL);
+    open_world(&shm, 0);
     check_mismatches();
     CHECK_OK(td_destroy_process_group());
 }
 
 RANKS(different_calls_of_four, .ranks = 4)
 {
-    open_world(NULL, NULL);
+    open_world(&shm, 0);
     check_mismatches();
     CHECK_OK(td_destroy_process_group());
 }
 
 RANKS(different_calls_over_tcp, .ranks = 3, .deadline_s = 60)
 {
-    open_world("tcp", NULL);
+    open_world(&tcp, 0);
     check_mismatches();
     CHECK_OK(td_destroy_process_group());
 }
 
 RANKS(different_calls_on_hosts, .ranks = 4, .deadline_s = 60)
 {
-    open_world(NULL, "0011");
+    open_world(&(struct way){NULL, "0011"}, 0);
     check_mismatches();
     CHECK_OK(td_destroy_process_group());
 }
@@ -338,7 +327,7 @@ RANKS(uneven_counts_that_do_not_fit, .ranks = 3)
 {
     size_t in[3] = {1, 2, 3}, out[3];
     int rank = td_test_rank();
-    open_world(NULL, NULL);
+    open_world(&shm, 0);
     for (int i = 0; i < 3; i++)
         out[i] = (size_t)rank + 1;
     CHECK_OK(td_group_all_to_all_v(NULL, data, in, other, out, TD_F32, NULL));
@@ -356,7 +345,7 @@ RANKS(uneven_counts_that_are_too_large, .ranks = 4)
     enum { MANY = 50000, FEW = 10 };
     size_t in[4], out[4];
     int rank = td_test_rank();
-    open_world(NULL, NULL);
+    open_world(&shm, 0);
     float *input = td_alloc(4 * MANY * sizeof *input);
     for (int i = 0; i < 4 * MANY; i++)
         input[i] = 1;

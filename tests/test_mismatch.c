@@ -1,6 +1,7 @@
 /* Ranks that make different calls, every pair of calls and in every kind of world: all are told so long
  * before the timeout, and with both calls. */
 #include "runner.h"
+#include "ways.h"
 
 #include <tandem/backend.h>
 #include <tandem/dist.h>
@@ -92,22 +93,9 @@ static void run_row(int kind, unsigned odd, size_t count)
     td_free(other);
 }
 
-/* `hosts` has a letter for each rank; NULL: all on one. */
-static void open_world(const char *transport, const char *hosts)
-{
-    char id[16];
-    if (transport)
-        setenv("TANDEM_TRANSPORT", transport, 1);
-    if (hosts) {
-        snprintf(id, sizeof id, "host %c", hosts[td_test_rank()]);
-        setenv("TANDEM_HOST_ID", id, 1);
-    }
-    CHECK_OK(td_init_process_group(NULL));
-}
-
 static void run_pairs(const char *hosts, unsigned odd, size_t count)
 {
-    open_world(NULL, hosts);
+    open_world(&(struct way){NULL, hosts}, 0);
     for (int kind = 0; kind < KINDS; kind++)
         run_row(kind, odd, count);
     CHECK_OK(td_destroy_process_group());
@@ -204,7 +192,7 @@ static void check_alike(const char *transport, const char *hosts)
         [LISTS_OF_ALL] = {"all_gather", "checksum of their sizes"},
         [SPLIT] = {"2 i32", "for td_group_split()"},
     };
-    open_world(transport, hosts);
+    open_world(&(struct way){transport, hosts}, 0);
     for (int alike = 0; alike < ALIKE; alike++) {
         td_group *group;
         CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 5000}, &group));

@@ -1,5 +1,6 @@
 /* The barrier that names who is missing: who came and who did not, other calls, aborts, late ranks. */
 #include "runner.h"
+#include "ways.h"
 
 #include "base/clock.h"
 
@@ -7,26 +8,6 @@
 
 #include <signal.h>
 #include <stdio.h>
-
-/* One way between the ranks: by the same letter on one host. */
-struct way {
-    const char *transport;
-    const char *hosts;
-};
-
-static const struct way shm = {0}, tcp = {.transport = "tcp"}, mixed = {.hosts = "aabb"};
-
-static void open_world(const struct way *way)
-{
-    char id[16];
-    if (way->transport)
-        setenv("TANDEM_TRANSPORT", way->transport, 1);
-    if (way->hosts) {
-        snprintf(id, sizeof id, "host %c", way->hosts[td_test_rank()]);
-        setenv("TANDEM_HOST_ID", id, 1);
-    }
-    CHECK_OK(td_init_process_group(NULL));
-}
 
 static td_group *new_group(const char *name)
 {
@@ -45,7 +26,7 @@ static void check_took(int64_t since, int64_t limit_ms)
 static void miss_some(const struct way *way)
 {
     int rank = td_test_rank();
-    open_world(way);
+    open_world(way, 0);
     CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
     if (rank < 2) {
         CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, false), TD_ERR_TIMEOUT,
@@ -79,7 +60,7 @@ RANKS(barriers_that_name_the_missing_hosts, .ranks = 4)
 /* Rank 3 comes when rank 0 has given up. It learns so at once, and all are in step in the next one. */
 static void come_late(const struct way *way)
 {
-    open_world(way);
+    open_world(way, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() != 3)
         CHECK_FAILS(td_group_monitored_barrier(NULL, 500, true), TD_ERR_TIMEOUT, "rank 3 has not");
@@ -111,7 +92,7 @@ RANKS(late_at_a_monitored_barrier_hosts, .ranks = 4)
 
 RANKS(dead_at_a_monitored_barrier, .ranks = 3, .may_die = 1 << 2)
 {
-    open_world(&shm);
+    open_world(&shm, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     td_test_barrier();
     if (td_test_rank() == 2)
@@ -125,7 +106,7 @@ RANKS(dead_at_a_monitored_barrier, .ranks = 3, .may_die = 1 << 2)
 
 RANKS(asked_by_one_who_is_dead, .ranks = 3, .may_die = 1 << 0)
 {
-    open_world(&shm);
+    open_world(&shm, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     td_test_barrier();
     if (td_test_rank() == 0)
@@ -168,7 +149,7 @@ static void call_another(int odd, bool barrier)
 
 static void call_others(const struct way *way)
 {
-    open_world(way);
+    open_world(way, 0);
     for (int odd = -1; odd < 4; odd += odd == 1 ? 2 : 1) {
         call_another(odd, false);
         call_another(odd, true);
@@ -195,7 +176,7 @@ RANKS(a_monitored_barrier_and_another_call_hosts, .ranks = 4)
 RANKS(a_monitored_barrier_and_another_first_call, .ranks = 4)
 {
     float x = 0;
-    open_world(&mixed);
+    open_world(&mixed, 0);
     td_group *group = NULL;
     if (td_test_rank() != 1) {
         group = new_group("fresh");
@@ -216,7 +197,7 @@ RANKS(a_collective_before_a_monitored_barrier, .ranks = 3)
 {
     float x = 0;
     td_work *work;
-    open_world(&shm);
+    open_world(&shm, 0);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, &work));
         if (td_test_rank() == 2)
@@ -234,7 +215,7 @@ RANKS(a_collective_before_a_monitored_barrier, .ranks = 3)
 static void abort_it(const struct way *way, int by)
 {
     int rank = td_test_rank();
-    open_world(way);
+    open_world(way, 0);
     td_group *group = new_group("given up");
     CHECK_OK(td_group_barrier(group, NULL));
     if (rank == by) {
