@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { LINE_ROOM = 128 };
+
 void td__sign_in_key(const char *prefix, char key[TD__SIGN_IN_ROOM])
 {
     size_t size = strlen(prefix);
@@ -18,7 +20,7 @@ void td__sign_in_key(const char *prefix, char key[TD__SIGN_IN_ROOM])
 td_status td__sign_in(td_store *store, const char *key, int rank, bool again)
 {
     struct td__process_mark mark;
-    char line[128];
+    char line[LINE_ROOM];
     if (!td__process_mark((int)getpid(), &mark))
         return TD_OK;
     int length = snprintf(line, sizeof line, "%d %d %llx %d %llu\n", rank, again,
@@ -32,10 +34,13 @@ bool td__next_signature(const char **at, struct td__signature *signature)
     while (**at) {
         unsigned long long space = 0, started = 0;
         int again = 0;
-        bool sound = sscanf(*at, "%d %d %llx %d %llu", &signature->rank, &again, &space,
-                            &signature->mark.pid, &started) == 5;
-        *at += strcspn(*at, "\n");
+        char line[LINE_ROOM];
+        size_t length = strcspn(*at, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)(length < LINE_ROOM ? length : 0), *at);
+        *at += length;
         *at += **at == '\n';
+        bool sound = sscanf(line, "%d %d %llx %d %llu", &signature->rank, &again, &space,
+                            &signature->mark.pid, &started) == 5;
         signature->again = again;
         signature->mark.space = space;
         signature->mark.started = started;
