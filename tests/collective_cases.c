@@ -5,6 +5,7 @@
 #include "guarded_memory.h"
 #include "runner.h"
 #include "thread_sanitizer.h"
+#include "ways.h"
 
 #include <malloc.h>
 #include <sched.h>
@@ -41,13 +42,7 @@ static void own_fn(void *acc, const void *other, size_t count, td_dtype dtype, v
 
 struct scene scene_open(const struct setup *setup)
 {
-    char id[16];
-    if (setup->transport)
-        setenv("TANDEM_TRANSPORT", setup->transport, 1);
-    if (setup->hosts) {
-        snprintf(id, sizeof id, "host %c", setup->hosts[td_test_rank()]);
-        setenv("TANDEM_HOST_ID", id, 1);
-    }
+    take_way(&(struct way){setup->transport, setup->hosts});
     pretended = setup->processors;
     /* The same memory again and again, instead of fresh pages for every case. */
     mallopt(M_MMAP_THRESHOLD, 1 << 30);

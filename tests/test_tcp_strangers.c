@@ -40,6 +40,19 @@ TEST(random_bytes_get_no_answer)
     scene_close(&scene);
 }
 
+/* A hello with another secret. */
+static void greet_in_vain(int port, const char *secret)
+{
+    struct td__auth auth = {.purpose = "store"};
+    uint8_t hello[TD__HELLO_SIZE];
+    CHECK_OK(td__secret_load(secret, &auth.secret));
+    CHECK_OK(td__auth_hello(&auth, hello));
+    int fd = raw_connect(port);
+    raw_send(fd, hello, sizeof hello);
+    CHECK_EQ(raw_drain(fd), 0);
+    close(fd);
+}
+
 struct log {
     atomic_int lines;
     char last[1024];
@@ -59,19 +72,11 @@ TEST(a_wrong_secret_is_told_of_once)
     for (int local = 0; local < 2; local++) {
         struct log log = {0};
         struct scene scene;
-        uint8_t hello[TD__HELLO_SIZE];
-        struct td__auth auth = {.purpose = "store"};
         scene_open(&scene);
         td_log_set_level(TD_LOG_WARN);
         td_log_set_sink(note_line, &log);
-        CHECK_OK(td__secret_load("another secret", &auth.secret));
-        for (int i = 0; i < 20 && !local; i++) {
-            CHECK_OK(td__auth_hello(&auth, hello));
-            int fd = raw_connect(scene.port);
-            raw_send(fd, hello, sizeof hello);
-            CHECK_EQ(raw_drain(fd), 0);
-            close(fd);
-        }
+        for (int i = 0; i < 20 && !local; i++)
+            greet_in_vain(scene.port, "another secret");
         td_store *store;
         td_tcp_store_options options = {.secret = "a third one"};
         CHECK_FAILS(td_tcp_store_open("127.0.0.1", scene.port, &options, &store), TD_ERR_AUTH,
@@ -93,14 +98,7 @@ TEST(a_wrong_secret_gets_no_answer)
     scene_open(&scene);
     static const char *const wrong[] = {"another secret", "", "a secret for test"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        struct td__auth auth = {.purpose = "store"};
-        uint8_t hello[TD__HELLO_SIZE];
-        CHECK_OK(td__secret_load(wrong[i], &auth.secret));
-        CHECK_OK(td__auth_hello(&auth, hello));
-        int fd = raw_connect(scene.port);
-        raw_send(fd, hello, sizeof hello);
-        CHECK_EQ(raw_drain(fd), 0);
-        close(fd);
+        greet_in_vain(scene.port, wrong[i]);
 
         td_store *store;
         td_tcp_store_options options = {.secret = wrong[i]};

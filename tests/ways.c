@@ -10,7 +10,7 @@
 
 const struct way shm = {0}, tcp = {.transport = "tcp"}, mixed = {.hosts = "aabbccdd"};
 
-void open_world(const struct way *way, int64_t timeout_ms)
+void take_way(const struct way *way)
 {
     char id[16];
     if (way->transport)
@@ -19,5 +19,10 @@ void open_world(const struct way *way, int64_t timeout_ms)
         snprintf(id, sizeof id, "host %c", way->hosts[td_test_rank()]);
         setenv("TANDEM_HOST_ID", id, 1);
     }
+}
+
+void open_world(const struct way *way, int64_t timeout_ms)
+{
+    take_way(way);
     CHECK_OK(td_init_process_group(&(td_init_options){.timeout_ms = timeout_ms}));
 }

@@ -12,6 +12,9 @@ struct way {
 /** Shared memory, TCP, and two ranks on each host. */
 extern const struct way shm, tcp, mixed;
 
+/** Sets the environment so that td_init_process_group() takes this way. */
+void take_way(const struct way *way);
+
 /** Makes this process one of a world whose ranks reach each other so. 0: the usual timeout. */
 void open_world(const struct way *way, int64_t timeout_ms);
 
