@@ -163,6 +163,13 @@ void td_test_check_contains(const char *file, int line, const char *what, const 
                      part, text ? text : "(NULL)");
 }
 
+void td_test_check_prompt(const char *file, int line, int64_t since_ns)
+{
+    double seconds = (double)(td__now_ns() - since_ns) / 1e9;
+    if (seconds > 20.0 * td_test_slowness())
+        td_test_fail(file, line, "it took %.1f s, as long as a timeout", seconds);
+}
+
 void td_test_check_mem(const char *file, int line, const char *a_text, const char *b_text,
                        const void *a, const void *b, size_t bytes)
 {

@@ -126,12 +126,17 @@ struct td_test_child td_test_exec(const char *const *argv);
 #define CHECK_FAILS(call, status, part)                                                            \
     td_test_check_fails(__FILE__, __LINE__, #call, (call), (status), (part))
 
-/** Something that another thread or process brings about within ten seconds. */
+/** Something that another thread or process brings about; given up after half a minute. */
 #define CHECK_SOON(condition)                                                                      \
     do {                                                                                           \
-        for (int td_left = 10000 * td_test_slowness(); !(condition); td_left--)                    \
+        for (int td_left = 30000 * td_test_slowness(); !(condition); td_left--)                    \
             td_test_pause(__FILE__, __LINE__, #condition, td_left);                                \
     } while (0)
+
+/** `since` (of td__now_ns()) is not long ago: what ran since then did not wait for a timeout. Its limit of
+ *  20 seconds is no measure of speed, and holds on a busy machine; the timeout that would have been waited
+ *  for must be a minute or more. */
+#define CHECK_PROMPT(since) td_test_check_prompt(__FILE__, __LINE__, (since))
 
 /** Fails with a message of one's own. */
 #define FAIL(...) td_test_fail(__FILE__, __LINE__, __VA_ARGS__)
@@ -143,6 +148,7 @@ void td_test_check_eq(const char *file, int line, const char *a_text, const char
 void td_test_check_str(const char *file, int line, const char *text, const char *a, const char *b);
 void td_test_check_contains(const char *file, int line, const char *what, const char *text,
                             const char *part);
+void td_test_check_prompt(const char *file, int line, int64_t since_ns);
 void td_test_check_mem(const char *file, int line, const char *a_text, const char *b_text,
                        const void *a, const void *b, size_t size);
 void td_test_check_ok(const char *file, int line, const char *call, td_status status);

@@ -68,7 +68,8 @@ TEST(waiting_ends_at_its_deadline)
             steps++;
         td__waiting_end(&waiting);
         int64_t took = td__now_ns() - before;
-        CHECK(took >= 99000000 && took < 1000000000ll * td_test_slowness());
+        CHECK(took >= 99000000);
+        CHECK_PROMPT(before);
         CHECK(steps > 5); /* it looked around in between */
         CHECK_EQ(table.sleepers, 0);
         CHECK_EQ(table.bells[0].sleeping, 0);

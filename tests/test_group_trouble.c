@@ -29,7 +29,7 @@ static void check_broken(td_group *group, td_status status)
         td_work_release(work);
     }
     CHECK_FAILS(later, status, message);
-    CHECK(td__now_ns() - before < 1000000000ll * td_test_slowness());
+    CHECK_PROMPT(before);
 }
 
 /* ---- Ranks that do not come ------------------------------------------------------------------ */
@@ -146,7 +146,7 @@ RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
     int64_t before = td__now_ns();
     td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
-    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    CHECK_PROMPT(before);
     check_broken(NULL, status);
     CHECK_OK(td_destroy_process_group());
 }
@@ -161,7 +161,7 @@ RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
     int64_t before = td__now_ns();
     td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 3");
-    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    CHECK_PROMPT(before);
     check_broken(NULL, status);
     CHECK_OK(td_destroy_process_group());
 }
@@ -178,10 +178,10 @@ static void leave_and_stay(const char *transport, const char *hosts)
     }
     float x = 1;
     int64_t before = td__now_ns();
-    CHECK_OK(td_group_set_timeout(NULL, 10000));
+    CHECK_OK(td_group_set_timeout(NULL, 60000));
     td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
-    CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+    CHECK_PROMPT(before);
     td_test_barrier();
     CHECK_OK(td_destroy_process_group());
 }
@@ -278,7 +278,7 @@ static void check_mismatches(void)
         char what[64];
         snprintf(what, sizeof what, "mismatch %d", wrong);
         CHECK_OK(
-            td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 5000, .name = what}, &group));
+            td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 60000, .name = what}, &group));
         int64_t before = td__now_ns();
         td_status status = make_call(group, (enum wrong)wrong, rank == last);
         /* A rank whose part needed nobody else learns of it in its next call. */
@@ -288,7 +288,7 @@ static void check_mismatches(void)
             FAIL("%s: %s (%s)", what, td_status_name(status), status ? td_last_error() : "");
         CHECK_CONTAINS(td_last_error(), parts[wrong][0]);
         CHECK_CONTAINS(td_last_error(), parts[wrong][1]);
-        CHECK(td__now_ns() - before < 3000000000ll * td_test_slowness());
+        CHECK_PROMPT(before);
         check_broken(group, TD_ERR_MISMATCH);
         CHECK_OK(td_group_barrier(NULL, NULL)); /* other groups are as good as before */
         td_group_destroy(group);

@@ -117,7 +117,7 @@ BOTH_WAYS(recv_times_out, .ranks = 2)
         CHECK_CONTAINS(td_last_error(), "\"short\"");
         int64_t took = (td__now_ns() - start) / 1000000;
         CHECK(took >= 150);
-        CHECK(took < 1000 * td_test_slowness());
+        CHECK_PROMPT(start);
     }
     CHECK_OK(td_group_barrier(NULL, NULL));
     td_group_destroy(group);
@@ -182,7 +182,7 @@ BOTH_WAYS(cancelled_send, .ranks = 2)
 BOTH_WAYS(a_rank_leaves, .ranks = 2)
 {
     world_begin();
-    td_group *group = short_group(10000);
+    td_group *group = short_group(60000);
     if (td_get_rank(NULL) == 0) {
         for (int i = 0; i < 3; i++)
             CHECK_OK(td_group_send(group, &i, 1, TD_I32, 1, i, NULL));
@@ -205,7 +205,7 @@ BOTH_WAYS(a_rank_leaves, .ranks = 2)
 BOTH_WAYS(a_rank_leaves_while_another_waits, .ranks = 3)
 {
     world_begin();
-    td_group *group = short_group(10000);
+    td_group *group = short_group(60000);
     int rank = td_get_rank(NULL), value = -1;
     if (rank == 0) {
         CHECK_OK(td_group_send(group, &rank, 1, TD_I32, 1, 0, NULL));
@@ -215,7 +215,7 @@ BOTH_WAYS(a_rank_leaves_while_another_waits, .ranks = 3)
         int64_t start = td__now_ns();
         CHECK_FAILS(td_group_recv(group, &value, 1, TD_I32, 0, 1, NULL), TD_ERR_PEER,
                     "has left the group");
-        CHECK((td__now_ns() - start) / 1000000 < 3000 * td_test_slowness());
+        CHECK_PROMPT(start);
     }
     td_group_destroy(group);
     world_end();
@@ -225,7 +225,7 @@ BOTH_WAYS(a_rank_leaves_while_another_waits, .ranks = 3)
 BOTH_WAYS(leaving_with_a_large_send, .ranks = 2)
 {
     world_begin();
-    td_group *group = short_group(20000);
+    td_group *group = short_group(60000);
     unsigned char *data = malloc(LARGE);
     if (td_get_rank(NULL) == 0) {
         td_work *work;
@@ -262,7 +262,7 @@ static void die_while_others_wait(int posted)
                               : td_group_recv(NULL, &value, 1, TD_I32, 1, 3, NULL);
     CHECK_EQ(status, TD_ERR_PEER);
     CHECK_CONTAINS(td_last_error(), "rank 1");
-    CHECK((td__now_ns() - start) / 1000000 < 5000 * td_test_slowness());
+    CHECK_PROMPT(start);
     td_free(data);
     td_destroy_process_group();
 }

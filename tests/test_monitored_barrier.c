@@ -12,13 +12,8 @@
 static td_group *new_group(const char *name)
 {
     td_group *group;
-    CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 20000, .name = name}, &group));
+    CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 60000, .name = name}, &group));
     return group;
-}
-
-static void check_took(int64_t since, int64_t limit_ms)
-{
-    CHECK(td__now_ns() - since < limit_ms * 1000000 * td_test_slowness());
 }
 
 /* ---- Ranks that do not come ------------------------------------------------------------------ */
@@ -69,7 +64,7 @@ static void come_late(const struct way *way)
         int64_t before = td__now_ns();
         CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_TIMEOUT,
                     "rank 3 has come too late: rank 0 has waited for it, and given up");
-        check_took(before, 10000);
+        CHECK_PROMPT(before);
     }
     CHECK_OK(td_group_monitored_barrier(NULL, 8000, true));
     CHECK_OK(td_destroy_process_group());
@@ -100,7 +95,7 @@ RANKS(dead_at_a_monitored_barrier, .ranks = 3, .may_die = 1 << 2)
     int64_t before = td__now_ns();
     CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_PEER,
                 "; rank 2 was killed by SIGKILL");
-    check_took(before, 10000);
+    CHECK_PROMPT(before);
     CHECK_OK(td_destroy_process_group());
 }
 
@@ -113,7 +108,7 @@ RANKS(asked_by_one_who_is_dead, .ranks = 3, .may_die = 1 << 0)
         raise(SIGKILL);
     int64_t before = td__now_ns();
     CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_PEER, "was killed by SIGKILL");
-    check_took(before, 10000);
+    CHECK_PROMPT(before);
     CHECK_OK(td_destroy_process_group());
 }
 
@@ -140,7 +135,7 @@ static void call_another(int odd, bool barrier)
     CHECK_FAILS(status, TD_ERR_MISMATCH, "call #2 on group \"odd ");
     CHECK_CONTAINS(td_last_error(), "called monitored_barrier, rank ");
     CHECK_CONTAINS(td_last_error(), barrier ? "called barrier" : "called all_reduce");
-    check_took(before, 10000);
+    CHECK_PROMPT(before);
     CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_MISMATCH, "called monitored_barrier");
     CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_MISMATCH, "called");
     CHECK_OK(td_group_barrier(NULL, NULL)); /* other groups are as good as before */
@@ -225,10 +220,10 @@ static void abort_it(const struct way *way, int by)
     int64_t before = td__now_ns();
     if (rank != 3)
         CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_ABORTED, "was aborted by");
-    check_took(before, 10000);
+    CHECK_PROMPT(before);
     CHECK_OK(td_group_barrier(NULL, NULL));
     CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_ABORTED, "was aborted by");
-    check_took(before, 10000);
+    CHECK_PROMPT(before);
     CHECK_OK(td_destroy_process_group());
 }
 

@@ -35,8 +35,9 @@ static td__deadline in_a_while(void)
 static void check_waited(int64_t since)
 {
     int64_t took = (td__now_ns() - since) / MS;
-    if (took < 48 || took > 5000 * td_test_slowness())
+    if (took < 48)
         FAIL("a deadline of 50 ms took %lld ms", (long long)took);
+    CHECK_PROMPT(since);
 }
 
 /* ---- Addresses ------------------------------------------------------------------------------- */
@@ -225,7 +226,7 @@ TEST(a_name_that_nobody_can_have)
     CHECK_CONTAINS(td_last_error(), name);
     CHECK_EQ(list.count, 0);
     CHECK(retry); /* names come and go */
-    CHECK(td__now_ns() - start < 10000 * MS * td_test_slowness());
+    CHECK_PROMPT(start);
 }
 
 /* Becomes a host of its own whose only name server never answers; false where that is not allowed. */
@@ -382,7 +383,7 @@ TEST(connecting_to_one_who_does_not_accept)
     while (count < 64 && (fd = td__connect_to(&where, td__deadline_in_ms(50))) >= 0)
         fds[count++] = fd;
     CHECK(fd < 0); /* EAGAIN at once, or ETIMEDOUT */
-    CHECK(td__now_ns() - start < 10000 * MS * td_test_slowness());
+    CHECK_PROMPT(start);
     while (count)
         close(fds[--count]);
     close(listener);

@@ -62,7 +62,7 @@ static void claim(struct common *common, int index, int rank)
     common->pids[index] = getpid();
     CHECK_FAILS(meet_at(&common->place, rank, 3, PATIENCE_MS, &world), TD_ERR_MISMATCH,
                 "rendezvous at ");
-    CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
     keep_message(common, index);
 }
 
@@ -209,7 +209,8 @@ static void wait_in_vain(int index, void *arg)
              "rendezvous at %s%s: the time is over and 2 of 4 ranks have come; missing: ranks 1, 3",
              file ? "file " : "", strstr(common->place.url, "://") + 3);
     CHECK_STR(td_last_error(), message);
-    CHECK(took > SECOND / 2 && took < 3 * td_test_slowness() * SECOND);
+    CHECK(took > SECOND / 2);
+    CHECK_PROMPT(start);
 }
 
 TEST(those_who_are_missing_are_named_to_all)
@@ -238,7 +239,7 @@ static void wait_with_patience(int rank, void *arg)
     int64_t timeout_ms = rank ? 500 * td_test_slowness() : PATIENCE_MS;
     CHECK_FAILS(meet_at(&common->place, rank, 3, timeout_ms, &world), TD_ERR_TIMEOUT,
                 "2 of 3 ranks have come; missing: rank 2");
-    CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
 }
 
 TEST(the_first_to_give_up_tells_the_others)
@@ -287,7 +288,7 @@ TEST(each_address_tried_is_listed_where_rank_0_does_not_come)
                  strchr(hosts[i], ':') ? "tcp://[%s]:%d" : "tcp://%s:%d", hosts[i], port);
         int64_t start = td__now_ns();
         CHECK_EQ(meet_at(&place, 1, 2, 300, &world), TD_ERR_TIMEOUT);
-        CHECK(td__now_ns() - start < 3 * td_test_slowness() * SECOND);
+        CHECK_PROMPT(start);
         snprintf(text, sizeof text, "cannot reach the store at %s, port %d, within 0.", hosts[i],
                  port);
         CHECK_CONTAINS(td_last_error(), text);
@@ -349,7 +350,7 @@ static void meet_at_taken_port(int index, void *arg)
     set_number("MASTER_PORT", port);
     int64_t start = td__now_ns();
     CHECK_EQ(td_rendezvous("env://", NULL, &world), TD_ERR_SYSTEM);
-    CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
     snprintf(message, sizeof message,
              "port %d is in use already (listening for the store at 127.0.0.1:%d): choose another "
              "one with MASTER_PORT or --master-port, or end the program that has it",
@@ -445,7 +446,7 @@ static void run_beside_the_second(int index, void *arg)
         }
         int64_t start = td__now_ns();
         CHECK_OK(td_world_close(&world));
-        CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+        CHECK_PROMPT(start);
         return;
     }
     CHECK_SOON(atomic_load(&common->arrived) == 2);
@@ -488,7 +489,7 @@ static void meet_with_secrets(int rank, void *arg)
     CHECK_FAILS(meet_at(&secrets->place, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH,
                 "the server at 127.0.0.1:");
     CHECK_CONTAINS(td_last_error(), secrets->refusal);
-    CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
 }
 
 TEST(a_wrong_secret_is_refused)
@@ -651,7 +652,7 @@ static void part_from_the_dead(void *arg)
     CHECK_SOON(atomic_load(&common->released));
     int64_t start = td__now_ns();
     CHECK_OK(td_world_close(&world));
-    CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
 }
 
 TEST(the_dead_are_not_waited_for)

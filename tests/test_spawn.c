@@ -225,7 +225,7 @@ static void expect_failure(td_spawn_fn fn, int culprit, td_status status, const 
     char message[300];
     int64_t start = td__now_ns();
     CHECK_EQ(td_spawn(fn, notes, 3, NULL), status);
-    CHECK(td__now_ns() - start < 10 * td_test_slowness() * SECOND); /* the others heed SIGTERM */
+    CHECK_PROMPT(start); /* the others heed SIGTERM */
     snprintf(message, sizeof message, "rank %d (process %d) %s", culprit, (int)notes->pids[culprit],
              what);
     CHECK_STR(td_last_error(), message);
@@ -295,7 +295,8 @@ TEST(those_who_ignore_sigterm_are_killed)
         td_spawn(ignore_termination, notes, 3, &(td_spawn_options){.shutdown_timeout_ms = 300}),
         TD_ERR_PEER, "exited with code 7");
     int64_t took = td__now_ns() - start;
-    CHECK(took > SECOND / 4 && took < 10 * td_test_slowness() * SECOND);
+    CHECK(took > SECOND / 4);
+    CHECK_PROMPT(start);
     expect_all_gone(notes);
 }
 
@@ -326,7 +327,7 @@ TEST(a_stopped_process_hears_sigterm)
     struct notes *notes = make_notes();
     int64_t start = td__now_ns();
     CHECK_FAILS(td_spawn(stop_oneself, notes, 2, NULL), TD_ERR_PEER, "exited with code 5");
-    CHECK(td__now_ns() - start < 15 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
     expect_all_gone(notes);
 }
 

@@ -100,8 +100,6 @@ RANKS(a_job_among_strangers, .ranks = 2, .deadline_s = 120)
     printf("all_reduce of 64 KiB: %.3f ms, among %d strangers %.3f ms; %d were held, %ld opened\n",
            before, strangers, during, atomic_load(&crowd.state->held),
            atomic_load(&crowd.state->opened));
-    if (during > 20 * td_test_slowness() * (before + 1))
-        FAIL("an all_reduce takes %g ms, and took %g without strangers", during, before);
     td_test_barrier();
     crowd_stop(&crowd);
     work(NULL, &rounds);

@@ -216,7 +216,8 @@ TEST(a_stopped_server_is_named)
         CHECK_EQ(td_store_add(store, "sum", 10, NULL), TD_ERR_TIMEOUT);
         CHECK_STR(td_last_error(), message);
         int64_t took = td__now_ns() - start;
-        CHECK(took > SECOND / 4 && took < 3 * td_test_slowness() * SECOND);
+        CHECK(took > SECOND / 4);
+        CHECK_PROMPT(start);
     }
     /* One that waits for a key gives the server a little longer to name the key. */
     CHECK_EQ(td_store_get(store, "missing", 300, &value), TD_ERR_TIMEOUT);
@@ -243,7 +244,7 @@ TEST(closing_does_not_wait_for_a_stopped_server_for_ever)
     CHECK_OK(td_store_set(store, "key", "x", 1));
     int64_t start = td__now_ns();
     CHECK_FAILS(td_store_close(store), TD_ERR_TIMEOUT, "does not answer");
-    CHECK(td__now_ns() - start < 3 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
     CHECK_OK(td_store_close(idle)); /* has nothing to wait for */
     fork_kill(server.pid, SIGKILL);
 }
@@ -262,7 +263,7 @@ TEST(a_set_that_cannot_be_sent_ends_in_time, .deadline_s = 30)
     CHECK(status == TD_ERR_TIMEOUT || status == TD_ERR_PEER);
     CHECK_CONTAINS(td_last_error(), "it takes no more bytes");
     CHECK_CONTAINS(td_last_error(), "\"large\"");
-    CHECK(td__now_ns() - start < 3 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
     td_store_close(store);
     free(value);
     fork_kill(server.pid, SIGKILL);
@@ -374,8 +375,8 @@ TEST(a_will_is_carried_out_when_a_client_dies)
     CHECK(!has_key(store, "will"));
     fork_kill(pid, SIGKILL);
     int64_t start = td__now_ns();
-    CHECK_OK(td_store_get(store, "will", 10000, &value)); /* who waits for it is woken */
-    CHECK(td__now_ns() - start < 5 * td_test_slowness() * SECOND);
+    CHECK_OK(td_store_get(store, "will", 60000, &value)); /* who waits for it is woken */
+    CHECK_PROMPT(start);
     CHECK_STR(value.data, "the last");
     td_bytes_free(&value);
     CHECK_OK(td_store_close(store));
@@ -473,7 +474,8 @@ TEST(lingering_ends_in_time)
     int64_t start = td__now_ns();
     CHECK_OK(td_store_close(store));
     int64_t took = td__now_ns() - start;
-    CHECK(took >= SECOND / 5 && took < 5 * td_test_slowness() * SECOND);
+    CHECK(took >= SECOND / 5);
+    CHECK_PROMPT(start);
     CHECK_FAILS(td_store_add(client, "key", 1, NULL), TD_ERR_PEER,
                 "the connection to the server is");
     CHECK_OK(td_store_close(client));
@@ -485,7 +487,7 @@ TEST(lingering_ends_in_time)
     CHECK_OK(td_tcp_store_open("127.0.0.1", td_tcp_store_port(store), &options, &client));
     start = td__now_ns();
     CHECK_OK(td_store_close(store));
-    CHECK(td__now_ns() - start < SECOND * td_test_slowness());
+    CHECK_PROMPT(start);
     CHECK_OK(td_store_close(client));
 }
 

@@ -436,15 +436,11 @@ TEST(a_glutton_leaves_something_to_others, .deadline_s = 40)
                               .bytes = (size_t)TIMES * (TD__WIRE_HEADER + 4 + SIZE)};
     CHECK_EQ(pthread_create(&thread, NULL, devour, &glutton), 0);
     CHECK(raw_send(glutton.fd, requests.data, requests.size));
-    int64_t longest = 0;
-    while (!atomic_load(&glutton.full)) {
-        int64_t start = td__now_ns();
+    int answered = 0; /* while the other one gets its 1.5 GB */
+    for (; !atomic_load(&glutton.full); answered++)
         CHECK_OK(td_store_add(scene.store, "key", 1, NULL));
-        int64_t took = td__now_ns() - start;
-        longest = took > longest ? took : longest;
-    }
-    if (longest > SECOND / 4 * td_test_slowness())
-        FAIL("another client had to wait for %.3f s", (double)longest / 1e9);
+    if (answered < 10)
+        FAIL("another client got only %d answers meanwhile", answered);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     close(glutton.fd);
     td__buffer_free(&requests);
@@ -545,8 +541,7 @@ TEST(closing_ends_clients_that_ask_on)
             CHECK_OK(td_store_add(store, "key", 1, NULL));
         int64_t start = td__now_ns();
         CHECK_OK(td_store_close(store));
-        CHECK(td__now_ns() - start <
-              3 * SECOND / 2 * td_test_slowness()); /* they read all the time */
+        CHECK_PROMPT(start); /* they read all the time */
         for (int i = 0; i < ASKERS; i++)
             CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
@@ -631,6 +626,6 @@ TEST(waiters_are_woken_at_once)
     }
     for (int i = 0; i < 2; i++)
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
-    CHECK(td__now_ns() - start < 5 * td_test_slowness() * SECOND);
+    CHECK_PROMPT(start);
     CHECK_OK(td_store_close(store));
 }

@@ -99,12 +99,12 @@ TEST(tcp_listens_where_it_was_told)
 TEST(tcp_refuses_another_secret)
 {
     td_store *server = open_tcp(), *store = NULL; /* secret: conformance */
-    td_tcp_store_options options = {.timeout_ms = 5000, .secret = "another"};
+    td_tcp_store_options options = {.timeout_ms = 60000, .secret = "another"};
     int64_t start = td__now_ns();
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", tcp_port, &options, &store), TD_ERR_AUTH, "secret");
     options.secret = NULL;
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", tcp_port, &options, &store), TD_ERR_AUTH, "secret");
-    CHECK(td__now_ns() - start < (int64_t)4000000000 * td_test_slowness()); /* at once */
+    CHECK_PROMPT(start);
     setenv("TANDEM_SECRET", "conformance", 1);
     CHECK_OK(td_tcp_store_open("127.0.0.1", tcp_port, &options, &store));
     CHECK_OK(td_store_close(store));
@@ -355,7 +355,7 @@ RANKS(tcp_host_dies, .ranks = 3, .may_die = 1 << 0)
         td_test_kill(0, SIGKILL);
     int64_t start = td__now_ns();
     CHECK_FAILS(td_store_get(store, "never", 60000, &value), TD_ERR_PEER, "");
-    CHECK(td__now_ns() - start < (int64_t)10000000000);
+    CHECK_PROMPT(start);
     CHECK_OK(td_store_close(store));
     CHECK_OK(td_store_close(meeting));
 }
@@ -405,7 +405,7 @@ RANKS(tcp_host_stops, .ranks = 2, .may_die = 1 << 0, .deadline_s = 60)
     int64_t start = td__now_ns(), sum;
     CHECK_OK(td_store_set_timeout(store, 100));
     CHECK_FAILS(td_store_add(store, "n", 1, &sum), TD_ERR_TIMEOUT, "");
-    CHECK(td__now_ns() - start < (int64_t)9000000000);
+    CHECK_PROMPT(start);
 
     CHECK_OK(td_store_set_timeout(store, 15000));
     pthread_t sender;
@@ -413,7 +413,7 @@ RANKS(tcp_host_stops, .ranks = 2, .may_die = 1 << 0, .deadline_s = 60)
     td__sleep_ns(200000000); /* it is at it by now, most likely */
     start = td__now_ns();
     CHECK(td_store_get(store, "k", 100, &value) != TD_OK);
-    CHECK(td__now_ns() - start < (int64_t)9000000000);
+    CHECK_PROMPT(start);
     td_test_kill(0, SIGKILL);
     pthread_join(sender, NULL);
     td_store_close(store);

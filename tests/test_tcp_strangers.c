@@ -206,7 +206,7 @@ TEST(silence_ends_a_handshake, .deadline_s = 40)
             closed[i] = true;
             left--;
             double took = (double)(td__now_ns() - start) / 1e9;
-            CHECK(took > 9 && took < 13 * td_test_slowness());
+            CHECK(took > 9 && took < 40 * td_test_slowness());
         }
         td__sleep_ns(SECOND / 10);
     }

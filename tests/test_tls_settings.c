@@ -25,7 +25,7 @@ static void set_tls(const char *value)
 static td_status open_store(const char *host, int port, const char *secret, td_store **store)
 {
     td_tcp_store_options options = {
-        .host_server = port == 0, .secret = secret, .timeout_ms = 10000 * td_test_slowness()};
+        .host_server = port == 0, .secret = secret, .timeout_ms = 60000 * td_test_slowness()};
     return td_tcp_store_open(host, port, &options, store);
 }
 
@@ -80,7 +80,7 @@ TEST(both_sides_have_tls_or_none_has)
         CHECK_FAILS(open_store("127.0.0.2", port, "s", &client), TD_ERR_AUTH,
                     server_tls ? "TANDEM_TLS is not 1 here, but 1 there"
                                : "TANDEM_TLS is 1 here, but not 1 there");
-        CHECK(td__now_ns() - start < 2000 * MS * td_test_slowness());
+        CHECK_PROMPT(start);
         /* A wrong secret is another matter, whatever the settings. */
         CHECK_FAILS(open_store("127.0.0.2", port, "t", &client), TD_ERR_AUTH, "TANDEM_SECRET");
 

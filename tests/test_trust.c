@@ -176,7 +176,7 @@ TEST(trust_other_secret_is_refused_at_once)
         char where[32];
         snprintf(where, sizeof where, "127.0.0.1:%d", server.port);
         CHECK_CONTAINS(td_last_error(), where);
-        CHECK(td__now_ns() - start < 5000 * MS * td_test_slowness());
+        CHECK_PROMPT(start);
         CHECK_EQ(fd, -1);
         stop_server(&server);
         CHECK(!server.agreed);
@@ -219,7 +219,8 @@ TEST(trust_a_silent_server_is_left_in_time)
     int64_t start = td__now_ns();
     CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 100, &fd), TD_ERR_TIMEOUT, where);
     int64_t took = td__now_ns() - start;
-    CHECK(took >= 95 * MS && took < 5000 * MS * td_test_slowness());
+    CHECK(took >= 95 * MS);
+    CHECK_PROMPT(start);
     stop_server(&server);
 }
 
@@ -496,7 +497,7 @@ TEST(trust_needs_a_secret_beyond_this_host)
         CHECK_FAILS(listen_with("", "0.0.0.0", 0, &fd, &port), TD_ERR_AUTH, "TANDEM_SECRET");
         CHECK_FAILS(connect_with("", "192.0.2.1", 9, 60000, &fd), TD_ERR_AUTH, "TANDEM_SECRET");
     }
-    CHECK(td__now_ns() - start < 5000 * MS * td_test_slowness());
+    CHECK_PROMPT(start);
     CHECK(fd == -1 && port == -1);
     static const char *const wrong[] = {"yes", "true", "11", " 1"};
     for (size_t i = 0; i < 4; i++) {
