@@ -1,7 +1,6 @@
 /* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it. */
 #include "launch/agent.h"
 #include "launch/commands.h"
-#include "launch/program.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -47,7 +46,7 @@ static void free_arguments(char **copies)
 static int run(int argc, char **argv, const struct td__run_options *options)
 {
     struct td__job_secret secret;
-    char path[PATH_MAX];
+    struct td__program program;
     int code;
     if (options->help) {
         td__run_options_help(stdout);
@@ -57,14 +56,19 @@ static int run(int argc, char **argv, const struct td__run_options *options)
         printf("tdrun %s\n", td_version());
         return 0;
     }
-    if (td__program_find(options->program[0], path, &code))
+    if (td__program_plan(options, &program, &code))
         return fail(code);
-    if (td__job_secret_find(options, &secret))
-        return fail(EXIT_TROUBLE);
-    fputs(options->notes, stderr);
-    struct td__agent_job job = {.options = options, .secret = &secret, .path = path};
-    if (td__guard_run(argc, argv, &options->signals, td__agent_run, &job, &code))
-        return fail(EXIT_TROUBLE);
+    if (program.by_itself) /* what -u does for the others */
+        setenv("PYTHONUNBUFFERED", "1", 0);
+    struct td__agent_job job = {.options = options, .secret = &secret, .program = &program};
+    if (td__job_secret_find(options, &secret)) {
+        code = fail(EXIT_TROUBLE);
+    } else {
+        fputs(options->notes, stderr);
+        if (td__guard_run(argc, argv, &options->signals, td__agent_run, &job, &code))
+            code = fail(EXIT_TROUBLE);
+    }
+    td__program_free(&program);
     return code;
 }
 

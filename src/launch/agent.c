@@ -10,7 +10,6 @@
 
 #include "base/fail.h"
 #include "launch/agent_state.h"
-#include "launch/program.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -28,8 +27,7 @@ static td_status prepare_rounds(struct td__agent *agent)
         .world = td__node_world(agent->node),
         .console = &agent->console,
         .worker = {.loop = &agent->loop,
-                   .path = agent->job->path,
-                   .argv = agent->options->program,
+                   .program = agent->job->program,
                    .mask = &agent->start->mask,
                    .default_signals = &agent->start->ignored},
         .on_worker_end = td__agent_on_worker_end,
@@ -101,7 +99,7 @@ static void run_round(struct td__agent *agent, int number)
     begin_round(agent);
     if (td__round_start(&agent->round, &agent->setup, number, &exec_error)) {
         if (exec_error)
-            td__program_refused(agent->options->program[0], exec_error, &code);
+            td__program_refused(agent->job->program->argv[0], exec_error, &code);
         give_up(agent, code);
     }
     run_until(agent, workers_ended);

@@ -4,11 +4,12 @@
 
 #include "launch/guard.h"
 #include "launch/job_store.h"
+#include "launch/program.h"
 
 struct td__agent_job {
     const struct td__run_options *options;
     const struct td__job_secret *secret;
-    const char *path; /* of the program */
+    const struct td__program *program;
 };
 
 /** Runs the job (a struct td__agent_job) and returns tdrun's exit code. Says on standard error what

@@ -86,6 +86,11 @@ static const char *nearest(const struct td__flag_table *table, const char *typed
     return best;
 }
 
+static bool needs_value(const struct td__flag *flag)
+{
+    return flag->argument && strncmp(flag->argument, "[=", 2) != 0;
+}
+
 static td_status unknown(const struct td__flag_table *table, const char *argument)
 {
     const char *typed = argument + strspn(argument, "-");
@@ -120,7 +125,7 @@ static td_status take(const struct td__flag *flag, const char *attached, int arg
                             attached);
         return set(flag, NULL, where, target);
     }
-    if (!attached) {
+    if (!attached && needs_value(flag)) {
         if (*at + 1 >= argc || !strncmp(argv[*at + 1], "--", 2))
             return td__fail(TD_ERR_INVALID, "%s needs a value: %s %s", where, where,
                             flag->argument);
@@ -175,11 +180,13 @@ td_status td__flags_from_environment(const struct td__flag_table *table, void *t
         const char *value = getenv(variable);
         if (!value || !*value)
             continue;
-        if (flag->argument) {
-            TD_TRY(set(flag, value, variable, target));
-        } else if (!strcmp(value, "1")) {
+        if (!needs_value(flag) && !strcmp(value, "0"))
+            continue;
+        if (!needs_value(flag) && !strcmp(value, "1")) {
             TD_TRY(set(flag, NULL, variable, target));
-        } else if (strcmp(value, "0") != 0) {
+        } else if (flag->argument) {
+            TD_TRY(set(flag, value, variable, target));
+        } else {
             return td__fail(TD_ERR_INVALID, "%s: \"%s\" is neither 0 nor 1", variable, value);
         }
     }
@@ -197,7 +204,8 @@ void td__flags_print(const struct td__flag_table *table, FILE *out)
                        ? snprintf(form, sizeof form, "  -%c, --%s", flag->letter, flag->name)
                        : snprintf(form, sizeof form, "      --%s", flag->name);
         if (flag->argument)
-            size += snprintf(form + size, sizeof form - (size_t)size, " %s", flag->argument);
+            size += snprintf(form + size, sizeof form - (size_t)size, "%s%s",
+                             needs_value(flag) ? " " : "", flag->argument);
         if (size < HELP_COLUMN)
             fprintf(out, "%-*s%s\n", HELP_COLUMN, form, flag->help);
         else

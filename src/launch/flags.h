@@ -8,10 +8,11 @@
 struct td__flag {
     const char *name;     /* as "nproc-per-node"; hyphens and underscores are the same */
     char letter;          /* for the short form, or 0 */
-    const char *argument; /* what it takes, for people: "N|auto"; NULL for a switch */
+    const char *argument; /* what it takes, for people: "N|auto"; NULL for a switch; "[=NAME]" for a
+                              switch that may have a value, which then stands in the same argument */
     const char *help;     /* one line; NULL keeps the flag out of the help */
 
-    /** Takes the value (NULL for a switch) into `target`. A failure's sentence speaks of the value
+    /** Takes the value (NULL for none) into `target`. A failure's sentence speaks of the value
      *  only; where it came from is put in front of it. */
     td_status (*set)(const struct td__flag *flag, const char *value, void *target);
 

@@ -4,11 +4,11 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "launch/flags.h"
+#include "launch/gpus.h"
 #include "launch/numa.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 td_status td__take_nnodes(const char *text, int *nnodes)
@@ -35,18 +35,24 @@ td_status td__take_nnodes(const char *text, int *nnodes)
     return TD_OK;
 }
 
+/* The GPUs that a worker will see; where there are none, the last error says why. */
 static int count_gpus(void)
 {
-    int count = 0;
-    DIR *dev = opendir("/dev");
-    for (struct dirent *entry; dev && (entry = readdir(dev));) {
-        const char *number = entry->d_name + 6;
-        count += !strncmp(entry->d_name, "nvidia", 6) && isdigit((unsigned char)*number) &&
-                 strspn(number, "0123456789") == strlen(number);
-    }
-    if (dev)
-        closedir(dev);
-    return count;
+    struct td__gpus gpus;
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    td__gpus_find("/dev", "/proc/driver/nvidia/gpus", &gpus);
+    int visible = td__gpus_visible(&gpus, list);
+    if (!gpus.count)
+        td__fail(
+            TD_ERR_INVALID,
+            "--nproc-per-node gpu: there is no GPU here (no /dev/nvidia0); with cpu there is a "
+            "worker for each processor");
+    else if (!visible)
+        td__fail(TD_ERR_INVALID,
+                 "--nproc-per-node gpu: CUDA_VISIBLE_DEVICES is \"%s\", which leaves none of the "
+                 "GPUs here, numbers 0 to %d",
+                 list, gpus.count - 1);
+    return visible;
 }
 
 td_status td__take_nproc(const char *text, int *nproc)
@@ -57,8 +63,7 @@ td_status td__take_nproc(const char *text, int *nproc)
         if (*nproc)
             return TD_OK;
         if (gpu)
-            return td__fail(TD_ERR_INVALID,
-                            "--nproc-per-node gpu: there is no GPU here (no /dev/nvidia0)");
+            return TD_ERR_INVALID;
     }
     if (automatic || !strcmp(text, "cpu")) {
         struct td__cpus cpus;

@@ -11,7 +11,8 @@ enum { TD__MAX_NODES = 65536, TD__MAX_WORKERS = 65536 };
 /** --nnodes: N, or MIN:MAX where both are the same. */
 td_status td__take_nnodes(const char *text, int *nnodes);
 
-/** --nproc-per-node: a number, or auto, cpu or gpu. */
+/** --nproc-per-node: a number, or cpu (one for each that may be used), gpu (one for each that a CUDA
+ *  program would see), or auto: gpu where there is one, otherwise cpu. */
 td_status td__take_nproc(const char *text, int *nproc);
 
 /** What --rdzv-conf may have, in seconds; what is not given stays as it is. */

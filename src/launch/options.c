@@ -20,27 +20,32 @@ struct raw {
     const char *nnodes, *nproc, *master_addr, *backend, *endpoint, *conf;
     const char *redirects, *tee, *filter, *signals, *numa;
     int node_rank, master_port; /* -1: not given */
-    bool standalone, no_python;
+    bool standalone;
     double monitor_interval;
 };
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
-static td_status refuse_module(const struct td__flag *flag, const char *value, void *target)
+/* --pass-local-rank[=NAME], and --use-env, which takes it back. */
+static td_status set_local_rank(const struct td__flag *flag, const char *value, void *target)
 {
     (void)flag;
-    (void)target;
-    return td__fail(TD_ERR_INVALID,
-                    "tdrun starts programs; for a Python module: tdrun … python3 -m %s", value);
+    const char *name = value ? value + (strncmp(value, "--", 2) ? 0 : 2) : "local_rank";
+    if (!*name || name[0] == '-' ||
+        name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")])
+        return td__fail(TD_ERR_INVALID,
+                        "\"%s\" is not the name of an argument, as local_rank or local-rank is",
+                        value);
+    ((struct raw *)target)->options->local_rank_name = name;
+    return TD_OK;
 }
 
-static td_status refuse_run_path(const struct td__flag *flag, const char *value, void *target)
+static td_status set_use_env(const struct td__flag *flag, const char *value, void *target)
 {
     (void)flag;
     (void)value;
-    (void)target;
-    return td__fail(TD_ERR_INVALID,
-                    "tdrun starts programs; for a Python script: tdrun … python3 train.py");
+    ((struct raw *)target)->options->local_rank_name = NULL;
+    return TD_OK;
 }
 
 /* Those that are final when they are read go to the options at once. */
@@ -113,9 +118,19 @@ static const struct td__flag flags[] = {
      set_option_seconds, OPTION(shutdown_timeout_s)},
     {"numa-binding", 0, "node|socket|exclusive|core-complex", "which CPUs a worker may use (all)",
      td__flag_set_text, RAW(numa)},
-    {"no-python", 0, NULL, "accepted; it is always so", td__flag_set_bool, RAW(no_python)},
-    {.name = "module", .letter = 'm', .argument = "MODULE", .set = refuse_module},
-    {.name = "run-path", .set = refuse_run_path},
+    {"module", 'm', NULL, "the program is a Python module: python3 -u -m NAME", set_option_bool,
+     OPTION(module)},
+    {"run-path", 0, NULL, "the program is a Python script, whatever its name", set_option_bool,
+     OPTION(run_path)},
+    {"no-python", 0, NULL, "execute the program as it is, a script *.py too", set_option_bool,
+     OPTION(no_python)},
+    {.name = "pass-local-rank",
+     .argument = "[=NAME]",
+     .help = "give workers --local_rank=N (--NAME=N) as first argument",
+     .set = set_local_rank},
+    {.name = "use-env",
+     .help = "do not; workers find it in LOCAL_RANK (the default)",
+     .set = set_use_env},
     {"help", 'h', NULL, "print this", set_option_bool, OPTION(help)},
     {"version", 'V', NULL, "print the version", set_option_bool, OPTION(version)},
 };
@@ -126,12 +141,14 @@ void td__run_options_help(FILE *out)
 {
     fputs(
         "usage: tdrun [options] program [arguments]\n"
+        "       tdrun [options] -m module [arguments]\n"
         "       tdrun status [--json] [--watch [SECONDS]] [PID]     what the jobs of this machine do\n"
         "       tdrun story [--json] FILE...     the last operations in files of TANDEM_FLIGHT\n\n"
         "Starts a program in several processes, on one machine or on several (once on each), and\n"
         "watches over them: the first failure ends the others (but see --keep-going), and nothing\n"
         "outlives tdrun.\n\n"
         "    tdrun --standalone --nproc-per-node 4 ./train --epochs 10\n"
+        "    tdrun --standalone --nproc-per-node 4 train.py --epochs 10\n"
         "    tdrun --nnodes 2 --node-rank 0 --master-addr host0 --nproc-per-node 8 ./train\n\n",
         out);
     td__flags_print(&table, out);
@@ -241,6 +258,11 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
     options->join_timeout_s = conf.join_timeout >= 0 ? conf.join_timeout
                               : conf.timeout >= 0    ? conf.timeout
                                                      : JOIN_TIMEOUT_S;
+    if (options->no_python && (options->module || options->run_path))
+        return td__fail(TD_ERR_INVALID,
+                        "--no-python and --%s exclude each other: a Python program needs its "
+                        "interpreter",
+                        options->module ? "module" : "run-path");
     TD_TRY(finish_place(raw, options));
     if (!options->run_id)
         options->run_id = "none";
@@ -261,8 +283,9 @@ td_status td__run_options_parse(int argc, char **argv, struct td__run_options *o
     if (!status)
         status = finish(&raw, options);
     if (!status && rest >= argc)
-        status = td__fail(TD_ERR_INVALID,
-                          "there is no program to start: tdrun [options] program [arguments]");
+        status = td__fail(TD_ERR_INVALID, "there is no %s to start: tdrun [options] %s [arguments]",
+                          options->module ? "module" : "program",
+                          options->module ? "-m module" : "program");
     if (status) {
         td__run_options_free(options);
         return status;

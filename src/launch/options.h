@@ -20,8 +20,12 @@ struct td__run_options {
     const char *role;
     const char *run_id;
     int max_restarts;
-    bool keep_going; /* a worker that fails does not end the others */
-    char **program;  /* with its arguments, ended by NULL */
+    bool keep_going;             /* a worker that fails does not end the others */
+    char **program;              /* with its arguments, ended by NULL */
+    bool module;                 /* it is the name of a Python module … */
+    bool run_path;               /* … a Python script, whatever its name … */
+    bool no_python;              /* … no Python script, whatever its name */
+    const char *local_rank_name; /* "local_rank": workers get --local_rank=N; NULL: they do not */
 
     /* Where the nodes meet. */
     char host[256];

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/wait.h>
@@ -80,12 +81,18 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
         close(worker->streams[TD__OUT].channel.write_end);
         return status;
     }
+    char **argv = td__program_arguments(setup->program, worker->local_rank);
+    if (!argv) {
+        close(worker->streams[TD__OUT].channel.write_end);
+        close(worker->streams[TD__ERR].channel.write_end);
+        return td__fail_nomem("worker");
+    }
     int parting = open_parting(worker, setup->loop);
     int outputs[] = {worker->streams[TD__OUT].channel.write_end,
                      worker->streams[TD__ERR].channel.write_end};
     struct td__child_spec spec = {
-        .path = setup->path,
-        .argv = setup->argv,
+        .path = setup->program->path,
+        .argv = argv,
         .envp = envp,
         .standard = {input, outputs[TD__OUT], outputs[TD__ERR]},
         .mask = setup->mask,
@@ -97,6 +104,7 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
     };
     const char *step;
     int error = td__child_start(&spec, &worker->pid, &step);
+    free(argv);
     close(outputs[TD__OUT]);
     close(outputs[TD__ERR]);
     if (parting >= 0)

@@ -3,6 +3,7 @@
 #define TD_LAUNCH_WORKER_H
 
 #include "launch/numa.h"
+#include "launch/program.h"
 #include "launch/stream.h"
 
 #include <signal.h>
@@ -37,8 +38,7 @@ struct td__worker {
 /** What all workers have in common. */
 struct td__worker_setup {
     uv_loop_t *loop;
-    const char *path; /* of the program */
-    char *const *argv;
+    const struct td__program *program;
     const sigset_t *mask; /* as in os/child.h … */
     const sigset_t *default_signals;
     const struct rlimit *file_limit;

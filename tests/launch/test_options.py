@@ -74,12 +74,19 @@ class Mistakes(Test):
     def test_no_gpu(self):
         if any(name.startswith("nvidia") for name in os.listdir("/dev")):
             self.skipTest("there is a GPU here")
-        self.check(["--nproc-per-node=gpu", "true"], "no GPU")
+        self.check(["--nproc-per-node=gpu", "true"], "there is no GPU here")
 
-    def test_python_module(self):
-        self.check(["-m", "train", "x"], "tdrun … python3 -m train")
-        self.check(["--module=train"], "tdrun … python3 -m train")
-        self.check(["--run-path", "train.py"], "python3 train.py")
+    def test_python(self):
+        self.check(["-m"], "there is no module to start: tdrun [options] -m module")
+        self.check(["--module=train"], "--module takes no value")
+        self.check(["--module", "--no-python", "train"], "--no-python and --module exclude")
+        self.check(["--no-python", "--run-path", "train.py"], "--no-python and --run-path exclude")
+
+    def test_local_rank(self):
+        self.check(["--pass-local-rank=", "true"], '"" is not the name of an argument')
+        self.check(["--pass-local-rank=a b", "true"], "local_rank or local-rank")
+        self.check(["--pass-local-ranks", "true"], "did you mean --pass-local-rank?")
+        self.check(["--use-env=1", "true"], "--use-env takes no value")
 
     def test_variable(self):
         job = self.run_job("true", env={"PET_NNODES": "many"})
@@ -113,10 +120,9 @@ class Programs(Test):
         self.check(".", 127)
         self.check("./", 126, "directory")
 
-    def test_python_script(self):
-        self.script("train.py", "print(1)\n", 0o644)
-        self.check("./train.py", 126, "not executable", "tdrun … python3 ./train.py")
-        self.check("train.py", 127, "tdrun … python3 train.py")
+    def test_no_python_script(self):
+        self.check("./train.py", 127, "tdrun: cannot run ./train.py: No such file or directory")
+        self.check("train.py", 127, "no such file in this directory", "no such program in PATH")
 
     def test_missing_interpreter(self):
         self.check(self.script("odd", "#!/no/such/interpreter\n"), 127, "interpreter")
@@ -135,6 +141,105 @@ class Programs(Test):
         job = self.run_job("my-train", env={"PATH": path})
         self.check_code(job, 0)
         self.assertEqual(job.out, "found\n")
+
+
+SHOW = "import sys; print(sys.argv, *sys.orig_argv[1:])\n"
+
+
+class Python(Test):
+    """Scripts and modules, as torchrun starts them."""
+
+    def show(self, *arguments, code=0, **popen):
+        job = self.run_job("--standalone", *arguments, **popen)
+        self.check_code(job, code)
+        return job.out if code == 0 else job.err
+
+    def test_script(self):
+        script = self.script("train.py", SHOW, 0o644)
+        self.assertEqual(
+            self.show(script, "-x", "a b"), "['./train.py', '-x', 'a b'] -u ./train.py -x a b\n"
+        )
+        self.assertEqual(self.show("train.py"), "['train.py'] -u train.py\n")
+        self.assertEqual(self.show(self.path("train.py"))[2:], self.path("train.py") + "'] -u "
+                         + self.path("train.py") + "\n")  # fmt: skip
+
+    def test_executable_script_runs_by_its_first_line(self):
+        self.script("train.py", "#!/bin/sh\necho shell $PYTHONUNBUFFERED $1\n")
+        for name in "./train.py", "train.py":
+            self.assertEqual(self.show(name, "x"), "shell 1 x\n")
+
+    def test_executable_script_without_first_line(self):
+        self.assertIn("-u ./train.py", self.show(self.script("train.py", SHOW)))
+
+    def test_script_is_found_here_first_then_in_path(self):
+        os.mkdir(self.path("bin"))
+        self.script("bin/tool.py", "#!/bin/sh\necho in the path\n")
+        path = f"{self.path('bin')}:{os.environ['PATH']}"
+        self.assertEqual(self.show("tool.py", env={"PATH": path}), "in the path\n")
+        self.script("tool.py", "print('here')\n", 0o644)
+        self.assertEqual(self.show("tool.py", env={"PATH": path}), "here\n")
+
+    def test_module(self):
+        self.script("train.py", "import sys; print(*sys.orig_argv[1:])\n", 0o644)
+        env = {"PYTHONPATH": self.dir}
+        for flag in "-m", "--module":
+            self.assertEqual(self.show(flag, "train", "-x", env=env), "-u -m train -x\n")
+        job = self.run_job("train", env={**env, "PET_MODULE": "1"})
+        self.assertEqual(job.out, "-u -m train\n")
+        self.assertIn("No module named", self.show("-m", "trian", code=1, env=env))
+
+    def test_run_path(self):
+        script = self.script("train", SHOW, 0o644)
+        self.assertIn("-u ./train", self.show("--run-path", script))
+
+    def test_no_python(self):
+        self.script("train.py", "print(1)\n", 0o644)
+        error = self.show("--no-python", "./train.py", code=126)
+        self.assertIn("not executable (without --no-python", error)
+        self.script("train.py", "#!/bin/sh\necho $1\n")
+        self.assertEqual(self.show("--no-python", "./train.py", "x"), "x\n")
+        error = self.show("--no-python", "train.py", code=127)
+        self.assertIn("the one in this directory is ./train.py", error)
+
+    def test_interpreter(self):
+        self.script("other", '#!/bin/sh\necho other "$@"\n')
+        self.script("train.py", "#!/bin/sh\necho its own\n")
+        env = {"PYTHON_EXEC": "./other"}
+        self.assertEqual(self.show("train.py", "x", env=env), "other -u train.py x\n")
+        self.assertEqual(self.show("-m", "train", env=env), "other -u -m train\n")
+        self.assertEqual(self.show("train.py", env={"PYTHON_EXEC": ""}), "its own\n")
+        error = self.show("train.py", code=127, env={"PYTHON_EXEC": "./none"})
+        self.assertEqual(error, "tdrun: PYTHON_EXEC: cannot run ./none: No such file or directory\n")
+        error = self.show("-m", "train", code=127, env={"PATH": self.dir})
+        self.assertIn("a Python program needs its interpreter: cannot run python3", error)
+
+    def test_output_is_seen_at_once(self):
+        text = "import os, signal; print('before the end'); os.kill(os.getpid(), signal.SIGKILL)\n"
+        for first in "", "#!/usr/bin/env python3\n":
+            script = self.script("train.py", first + text, 0o755 if first else 0o644)
+            job = self.run_job("--standalone", script)
+            self.assertEqual(job.out, "before the end\n")
+
+    def test_pass_local_rank(self):
+        script = self.script("train.py", "import sys; print(*sys.argv[1:])\n", 0o644)
+        for flags, name in [
+            (["--pass-local-rank"], "local_rank"),
+            (["--pass_local_rank=local-rank"], "local-rank"),
+            (["--pass-local-rank=--device"], "device"),
+            (["--use-env", "--pass-local-rank"], "local_rank"),
+        ]:
+            out = self.show("--nproc-per-node=2", *flags, script, "--epochs", "3")
+            self.assertEqual(
+                sorted(out.splitlines()), [f"--{name}={rank} --epochs 3" for rank in range(2)]
+            )
+        self.assertEqual(self.show("--pass-local-rank", "--use-env", script, "a"), "a\n")
+        env = {"PET_PASS_LOCAL_RANK": "1", "PYTHONPATH": self.dir}
+        self.assertEqual(self.show("-m", "train", "a", env=env), "--local_rank=0 a\n")
+        self.assertEqual(self.show("--use-env", script, "a", env=env), "a\n")
+        env["PET_PASS_LOCAL_RANK"] = "0"
+        self.assertEqual(self.show("echo", "a", env=env), "a\n")
+        env["PET_PASS_LOCAL_RANK"] = "rank"
+        self.assertEqual(self.show("echo", "a", env=env), "--rank=0 a\n")
 
 
 class Flags(Test):
@@ -159,6 +264,7 @@ class Flags(Test):
             ["--nproc_per_node=3"],
             ["--nproc-per-node=1", "--nproc-per-node=3"],
             ["--nnodes=1:1", "--nproc_per_node", "3", "--no-python", "--monitor-interval=5"],
+            ["--nproc_per_node=3", "--use_env"],
         ]:
             job = self.run_job("--standalone", *form, "sh", "-c", "echo $WORLD_SIZE")
             self.assertEqual(job.out, "3\n" * 3)
@@ -168,8 +274,12 @@ class Flags(Test):
         job = self.run_job("--standalone", "--nproc-per-node=cpu", "sh", "-c", "echo $RANK")
         self.assertEqual(len(job.out.split()), cpus)
         gpus = [name for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()]
-        job = self.run_job("--standalone", "--nproc-per-node=auto", "sh", "-c", "echo $RANK")
-        self.assertEqual(len(job.out.split()), len(gpus) or cpus)
+        for hidden in False, True:
+            job = self.run_job(
+                "--standalone", "--nproc-per-node=auto", "sh", "-c", "echo $RANK",
+                env={"CUDA_VISIBLE_DEVICES": "" if hidden else ",".join(map(str, range(256)))},
+            )  # fmt: skip
+            self.assertEqual(len(job.out.split()), not hidden and len(gpus) or cpus)
 
     def test_defaults_from_environment(self):
         variables = {"PET_NPROC_PER_NODE": "2", "PET_STANDALONE": "1", "PET_ROLE": "actor"}
