@@ -271,23 +271,33 @@ TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
 
 /* ---- DataParallel: several devices of one process ---------------------------------------------------
  *
- *     td_module_to(net, "cpu:0");
  *     td_module *model = td_data_parallel(net, &(td_data_parallel_options){
  *         .device_ids = (const char *[]){"cpu:0", "cpu:1"}, .device_count = 2});
+ *     td_module_to(model, "cpu:0");                       before or after
+ *     td_tensor *y = td_forward(model, x);
  *
  * Each forward divides the batch among the devices, copies the module to them, runs all copies at the
  * same time, each on the worker of its device, and puts the results together. Gradients find their way
- * back to the module itself. */
+ * back to the module itself, and what the first copy has made of its buffers does, too.
+ *
+ * Inputs. Of those of td_forward_with(), the first one that has dimension `dim` says how large the batch
+ * is. Inputs of that size along `dim` are divided: equal parts, the last one smaller, and fewer parts
+ * than devices where the batch is small. All others (numbers without dimensions, [1, …] that broadcast,
+ * a mask of another size) are given whole to each device. Inputs may be on any device.
+ *
+ * Results that have no dimension, a loss for instance, become a vector of one for each part, unless
+ * there is one device only. */
 
 typedef struct td_data_parallel_options {
-    const char *const *device_ids; /* NULL: cpu:0, cpu:1, …, one for each processor */
-    int device_count;
-    const char *output_device; /* NULL: the first of device_ids */
-    int dim;                   /* along which inputs are divided and outputs put together */
+    const char *const *device_ids; /* NULL: cpu:0, cpu:1, … */
+    int device_count;              /* of device_ids; without these, 0 is one for each processor */
+    const char *output_device;     /* NULL: device_ids[0]; without these, that of the module */
+    int dim;                       /* along which inputs are divided and outputs put together */
 } td_data_parallel_options;
 
-/** `module`, which must be on the first of the devices, as one that runs on all of them; it is taken
- *  over, under the name "module". NULL where it fails; `module` is then destroyed too. */
+/** `module` as one that runs on all of the devices; it is taken over, under the name "module". It may be
+ *  on any device, and may be moved there later: td_module_to(). NULL where it fails; `module` is then
+ *  destroyed too. */
 TD_API td_module *td_data_parallel(td_module *module, const td_data_parallel_options *options);
 
 /** Copies of a module, one on each device, in replicas[0 … count - 1]; they are the caller's. Their
@@ -306,7 +316,13 @@ TD_API td_status td_scatter_to_devices(td_tensor *tensor, const char *const *dev
 TD_API td_status td_parallel_apply(td_module *const *modules, td_tensor *const *inputs, int count,
                                    td_tensor **results);
 
-/** Tensors of several devices one after another along `dim`, on one device. */
+/** The same for modules of `input_count` inputs: those of modules[i] are inputs[i * input_count] and
+ *  the ones behind it, all on one device. */
+TD_API td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *inputs,
+                                        int input_count, int count, td_tensor **results);
+
+/** Tensors of several devices one after another along `dim`, on one device; those without dimensions
+ *  as a vector. */
 TD_API td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const char *device,
                                          int dim);
 

@@ -1,0 +1,174 @@
+/* The four steps of DataParallel, each by itself: replicate, scatter, apply, gather; see parallel.h.
+ *
+ * Dividing, copying and putting together are recorded operators (td_narrow, td_tensor_to, td_cat), so
+ * backward needs nothing here: it runs on the same workers, and sums up the gradients of all replicas
+ * in the module's own parameters. */
+#include "autograd/graph.h"
+#include "base/fail.h"
+#include "base/thread.h"
+
+#include <tandem/parallel.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static td_tensor *put_on(td_tensor *tensor, void *device)
+{
+    return td_tensor_to(tensor, device);
+}
+
+td_status td_replicate(td_module *module, const char *const *devices, int count,
+                       td_module **replicas)
+{
+    if (!module)
+        return TD_ERR_INVALID;
+    for (int i = 0; i < count; i++) {
+        TD_SCOPE
+        replicas[i] = td_module_clone_with(module, put_on, (void *)devices[i]);
+        if (!replicas[i]) {
+            while (i-- > 0)
+                td_module_destroy(replicas[i]);
+            return td_last_status();
+        }
+    }
+    return TD_OK;
+}
+
+td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, int count, int dim,
+                                td_tensor **parts, int *parts_count)
+{
+    if (!tensor)
+        return TD_ERR_INVALID;
+    if (count < 1)
+        return td__fail(TD_ERR_INVALID, "td_scatter_to_devices: %d devices are too few", count);
+    dim = td__find_dim(tensor, "td_scatter_to_devices", dim);
+    if (dim < 0)
+        return TD_ERR_INVALID;
+    int64_t size = tensor->layout.shape[dim], each = (size + count - 1) / count;
+    int made = 0;
+    for (int64_t from = 0; made == 0 || from < size; from += each) {
+        int64_t length = size - from < each ? size - from : each;
+        parts[made] = td_tensor_to(td_narrow(tensor, dim, from, length), devices[made]);
+        if (!parts[made])
+            return td_last_status();
+        made++;
+    }
+    *parts_count = made;
+    return TD_OK;
+}
+
+/* One module's share of td_parallel_apply(). */
+struct share {
+    struct apply *apply;
+    td_module *module;
+    td_tensor *const *inputs;
+    int input_count;
+    td_tensor *result; /* one reference */
+    td_status status;
+    char message[1024];
+};
+
+struct apply {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int unfinished;
+    bool grad_mode;
+};
+
+static void run_share(void *arg)
+{
+    struct share *share = arg;
+    struct apply *apply = share->apply;
+    bool before = td_set_grad_enabled(apply->grad_mode);
+    TD_SCOPE
+    share->result = td_tensor_retain(
+        td_forward_with(share->module, share->inputs, share->input_count));
+    if (!share->result) {
+        share->status = td_last_status() ? td_last_status() : TD_ERR_INVALID;
+        snprintf(share->message, sizeof share->message, "%s", td_last_error());
+    }
+    td_set_grad_enabled(before);
+    pthread_mutex_lock(&apply->lock);
+    if (--apply->unfinished == 0)
+        pthread_cond_broadcast(&apply->changed);
+    pthread_mutex_unlock(&apply->lock);
+}
+
+static void wait_for_shares(struct apply *apply)
+{
+    pthread_mutex_lock(&apply->lock);
+    while (apply->unfinished > 0)
+        pthread_cond_wait(&apply->changed, &apply->lock);
+    pthread_mutex_unlock(&apply->lock);
+}
+
+static td_status collect(struct share *shares, int count, td_tensor **results)
+{
+    td_status status = TD_OK;
+    for (int i = 0; i < count && !status; i++)
+        if (!shares[i].result)
+            status = td__fail(shares[i].status, "%s", shares[i].message);
+    for (int i = 0; i < count; i++) {
+        results[i] = status ? NULL : td__adopt(shares[i].result);
+        if (status)
+            td_tensor_release(shares[i].result);
+    }
+    return status;
+}
+
+td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *inputs,
+                                 int input_count, int count, td_tensor **results)
+{
+    if (input_count < 1)
+        return td__fail(TD_ERR_INVALID, "td_parallel_apply_with: %d inputs are too few",
+                        input_count);
+    struct share *shares = calloc(count > 0 ? (size_t)count : 1, sizeof *shares);
+    if (!shares)
+        return td__fail_nomem("td_parallel_apply");
+    struct apply apply = {.unfinished = count > 0 ? count : 0, .grad_mode = td_grad_enabled()};
+    pthread_mutex_init(&apply.lock, NULL);
+    td__cond_init(&apply.changed);
+    for (int i = 0; i < count; i++) {
+        td_tensor *const *own = inputs + (size_t)i * (size_t)input_count;
+        shares[i] = (struct share){
+            .apply = &apply, .module = modules[i], .inputs = own, .input_count = input_count};
+        /* A device that cannot start its worker: then here. */
+        if (td_device_submit(td_tensor_device(own[0]), run_share, &shares[i]))
+            run_share(&shares[i]);
+    }
+    wait_for_shares(&apply);
+    td_status status = collect(shares, count, results);
+    pthread_mutex_destroy(&apply.lock);
+    pthread_cond_destroy(&apply.changed);
+    free(shares);
+    return status;
+}
+
+td_status td_parallel_apply(td_module *const *modules, td_tensor *const *inputs, int count,
+                            td_tensor **results)
+{
+    return td_parallel_apply_with(modules, inputs, 1, count, results);
+}
+
+td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const char *device, int dim)
+{
+    td_tensor **moved = calloc(count > 0 ? (size_t)count : 1, sizeof *moved), *result = NULL;
+    if (!moved) {
+        td__fail_nomem("td_gather_from_devices");
+        return NULL;
+    }
+    TD_SCOPE
+    {
+        bool well = true;
+        for (int i = 0; i < count && well; i++) {
+            moved[i] = td_tensor_to(tensors[i], device);
+            if (moved[i] && td_tensor_ndim(moved[i]) == 0)
+                moved[i] = td_unsqueeze(moved[i], 0);
+            well = moved[i] != NULL;
+        }
+        if (well)
+            result = td_scope_return(td_cat(moved, count, dim));
+    }
+    free(moved);
+    return result;
+}
