@@ -41,7 +41,8 @@ static td_module *transformer_layer(void)
 {
     return td_transformer_encoder_layer_with(
         WIDTH, HEADS,
-        &(td_transformer_options){.feedforward = FEED_FORWARD, .no_dropout = true, .causal = true});
+        &(td_transformer_options){
+            .batch_first = true, .feedforward = FEED_FORWARD, .no_dropout = true, .causal = true});
 }
 
 enum { TOKENS, PLACES, BLOCKS, HEAD }; /* the children of the transformer */

@@ -50,7 +50,7 @@ static td_status process(int rank, void *arg)
     if (status)
         return status;
     td_dataset *data = make_data();
-    td_sampler *sampler = td_distributed_sampler(data, &(td_sampler_options){.shuffle = true});
+    td_sampler *sampler = td_distributed_sampler(data, NULL);
     td_loader *loader = td_loader_create(
         data, &(td_loader_options){.batch_size = 10, .sampler = sampler});
     td_module *model = td_ddp(td_linear(WIDTH, WIDTH), NULL); /* rank 0's weights, everywhere */

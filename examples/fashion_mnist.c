@@ -245,8 +245,8 @@ static int read_settings(int argc, char **argv, struct settings *settings)
 static td_status set_up_data(struct run *run)
 {
     td_dataset *train = td_fashion_mnist(TD_TRAIN, NULL), *test = td_fashion_mnist(TD_TEST, NULL);
-    td_sampler *shares = td_distributed_sampler(test, &(td_sampler_options){.shuffle = false});
-    run->sampler = td_distributed_sampler(train, &(td_sampler_options){.shuffle = true});
+    td_sampler *shares = td_distributed_sampler(test, &(td_sampler_options){.no_shuffle = true});
+    run->sampler = td_distributed_sampler(train, NULL);
     run->train = td_loader_create(train, &(td_loader_options){.batch_size = run->settings.batch,
                                                               .sampler = run->sampler,
                                                               .drop_last = true});

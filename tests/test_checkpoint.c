@@ -66,8 +66,7 @@ static struct run make_run(uint64_t seed, bool adam, int workers)
                                            &(td_sgd_options){.lr = 0.1, .momentum = 0.9});
     run.training.schedule = td_warmup_schedule(run.training.optimizer, 0.1, 20,
                                                td_cosine_schedule(run.training.optimizer, 120, 0));
-    run.training.sampler = several ? td_distributed_sampler(run.dataset,
-                                                            &(td_sampler_options){.shuffle = true})
+    run.training.sampler = several ? td_distributed_sampler(run.dataset, NULL)
                                    : td_random_sampler(run.dataset);
     run.loader = td_loader_create(run.dataset, &(td_loader_options){.batch_size = BATCH,
                                                                     .sampler = run.training.sampler,

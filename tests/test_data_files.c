@@ -324,7 +324,7 @@ RANKS(the_loop_of_a_program, .ranks = 2)
 
     CHECK_OK(td_init_process_group(NULL));
     td_dataset *train = td_fashion_mnist(TD_TRAIN, &(td_idx_options){.pixels = TD_PIXELS_UNIT});
-    td_sampler *sampler = td_distributed_sampler(train, &(td_sampler_options){.shuffle = true});
+    td_sampler *sampler = td_distributed_sampler(train, NULL);
     td_loader *loader = td_loader_create(train,
                                          &(td_loader_options){.batch_size = 4, .sampler = sampler});
     int64_t orders[2][11] = {{0}};

@@ -132,7 +132,7 @@ TEST(recorded_shares)
     for (size_t i = 0; i < COUNT(recorded_shares); i++) {
         const struct recorded_share *recorded = &recorded_shares[i];
         td_dataset *dataset = numbers(recorded->size);
-        td_sampler_options options = {.shuffle = recorded->shuffle,
+        td_sampler_options options = {.no_shuffle = !recorded->shuffle,
                                       .drop_last = recorded->drop_last,
                                       .seed = recorded->seed,
                                       .num_replicas = recorded->replicas,
@@ -179,6 +179,57 @@ TEST(recorded_parts)
 
 /* ---- The world ------------------------------------------------------------------------------- */
 
+/* The order of a share; for free(). */
+static int64_t *share_of(td_dataset *dataset, const td_sampler_options *options)
+{
+    td_sampler *sampler = td_distributed_sampler(dataset, options);
+    CHECK(sampler);
+    int64_t *order = malloc((size_t)td_sampler_size(sampler) * sizeof *order);
+    int64_t count = 0;
+    for (int64_t index; td_sampler_next(sampler, &index);)
+        order[count++] = index;
+    CHECK_EQ(count, td_sampler_size(sampler));
+    td_sampler_release(sampler);
+    return order;
+}
+
+/* All zero is PyTorch's default: shuffled, and rank and number of replicas from the world; of a rank
+ * and a number that are given one by one, the other one is taken from there. */
+RANKS(defaults_of_shares, .ranks = 3)
+{
+    static const td_sampler_options same[] = {{0},
+                                              {.rank = -1, .num_replicas = -1},
+                                              {.num_replicas = 3},
+                                              {.num_replicas = 3, .rank = -1},
+                                              {.rank = -1},
+                                              {.num_replicas = -1}};
+    enum { SIZE = 30, SHARE = SIZE / 3 };
+    td_dataset *dataset = numbers(SIZE);
+    CHECK_OK(td_init_process_group(NULL));
+    int64_t *whole = share_of(dataset, &(td_sampler_options){.num_replicas = 1}), ordered = 0;
+    int64_t *mine = share_of(dataset, NULL), *other;
+    for (int i = 0; i < SHARE; i++)
+        CHECK_EQ(mine[i], whole[td_test_rank() + 3 * i]);
+    for (int i = 0; i < SIZE; i++)
+        ordered += whole[i] == i;
+    CHECK(ordered < SIZE / 2); /* it is shuffled */
+    for (size_t i = 0; i < COUNT(same); i++) {
+        other = share_of(dataset, &same[i]);
+        CHECK_MEM(other, mine, SHARE * sizeof *mine);
+        free(other);
+    }
+    other = share_of(dataset, &(td_sampler_options){.rank = 2}); /* of the world's three */
+    CHECK_EQ(other[1], whole[2 + 3]);
+    free(other);
+    other = share_of(dataset, &(td_sampler_options){.num_replicas = 6}); /* no world of six */
+    CHECK_EQ(other[1], whole[6]);
+    free(other);
+    CHECK_OK(td_destroy_process_group());
+    free(whole);
+    free(mine);
+    td_dataset_release(dataset);
+}
+
 RANKS(ranks_of_the_world, .ranks = 3)
 {
     td_dataset *dataset = numbers(10);
@@ -188,7 +239,8 @@ RANKS(ranks_of_the_world, .ranks = 3)
     CHECK_CONTAINS(td_last_error(), "there is no world");
 
     CHECK_OK(td_init_process_group(NULL));
-    td_sampler *sampler = td_distributed_sampler(dataset, NULL);
+    td_sampler *sampler = td_distributed_sampler(dataset,
+                                                 &(td_sampler_options){.no_shuffle = true});
     CHECK(sampler);
     int64_t index, expected = td_test_rank();
     for (; td_sampler_next(sampler, &index); expected += 3)
@@ -239,12 +291,16 @@ TEST(refused_shares)
     CHECK(!td_distributed_sampler(NULL, NULL) && !td_random_sampler(NULL));
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.num_replicas = 3, .rank = 3}));
     CHECK_CONTAINS(td_last_error(), "rank 3 is outside the interval [0, 2]");
+    CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.num_replicas = 3, .rank = -2}));
+    CHECK_CONTAINS(td_last_error(), "rank -2 is outside the interval [0, 2]");
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.num_replicas = 3, .rank = -1}));
-    CHECK_CONTAINS(td_last_error(), "rank -1 is outside the interval [0, 2]");
+    CHECK_EQ(td_last_status(), TD_ERR_STATE);
+    CHECK_CONTAINS(td_last_error(), "no world to take the rank from");
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.num_replicas = -3}));
     CHECK_CONTAINS(td_last_error(), "-3 replicas");
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.rank = 2}));
-    CHECK_CONTAINS(td_last_error(), "rank 2 is given without num_replicas");
+    CHECK_EQ(td_last_status(), TD_ERR_STATE);
+    CHECK_CONTAINS(td_last_error(), "no world to take num_replicas from");
 
     CHECK(!td_partition_dataset(NULL, NULL));
     CHECK(!td_partition_dataset(dataset, &(td_partition_options){.count = 2, .which = 2}));
@@ -319,7 +375,7 @@ static void check_resume(td_sampler *(*make)(td_dataset *), int before, int work
 
 static td_sampler *make_share(td_dataset *dataset)
 {
-    td_sampler_options options = {.shuffle = true, .num_replicas = 1};
+    td_sampler_options options = {.num_replicas = 1};
     td_sampler *sampler = td_distributed_sampler(dataset, &options);
     td_sampler_set_epoch(sampler, 4);
     return sampler;

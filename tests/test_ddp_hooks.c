@@ -266,15 +266,23 @@ TEST(powersgd_refuses_nonsense)
 
 /* ---- Post-local SGD --------------------------------------------------------------------------------------- */
 
-static void post_local(bool grouped)
+enum local { ALONE, IN_PAIRS, BY_HOST };
+
+static void post_local(enum local local)
 {
+    const char *number = getenv("RANK");
+    if (local == BY_HOST)
+        setenv("TANDEM_HOST_ID", number && atoi(number) < 2 ? "one host" : "another", 1);
     CHECK_OK(td_init_process_group(NULL));
     int rank = td_get_rank(NULL), size = td_get_world_size(NULL);
     td_group *pair = NULL;
+    bool grouped = local != ALONE;
     if (grouped)
         CHECK_OK(td_new_subgroups(2, NULL, &pair));
     td_post_local *post = td_post_local_create(
-        &(td_post_local_options){.subgroup = pair, .start_step = 4});
+        &(td_post_local_options){.subgroup = local == IN_PAIRS ? pair : NULL,
+                                 .no_local_all_reduce = !grouped,
+                                 .start_step = 4});
     td_module *model = td_ddp(make_net(1), &(td_ddp_options){.hook = td_post_local_hook(post)});
     CHECK(model != NULL);
     td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.1});
@@ -303,17 +311,22 @@ static void post_local(bool grouped)
 
 RANKS(post_local_sgd_alone, .ranks = 1)
 {
-    post_local(false);
+    post_local(ALONE);
 }
 
 RANKS(post_local_sgd_without_a_subgroup, .ranks = 3)
 {
-    post_local(false);
+    post_local(ALONE);
 }
 
 RANKS(post_local_sgd_in_pairs, .ranks = 4, .deadline_s = 40)
 {
-    post_local(true);
+    post_local(IN_PAIRS);
+}
+
+RANKS(post_local_sgd_by_host, .ranks = 4, .deadline_s = 40)
+{
+    post_local(BY_HOST);
 }
 
 TEST(an_averager_refuses_nonsense)

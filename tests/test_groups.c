@@ -79,7 +79,11 @@ TEST(wrong_options_are_named)
     CHECK_INIT(TD_ERR_INVALID, "the timeout is -5 ms", .timeout_ms = -5);
     CHECK_INIT(TD_ERR_INVALID, "ftp", .init_method = "ftp://127.0.0.1:4");
     CHECK_INIT(TD_ERR_INVALID, "70000", .init_method = "tcp://127.0.0.1:70000?rank=0&world_size=1");
-    CHECK_INIT(TD_ERR_INVALID, "world", .init_method = "tcp://127.0.0.1:29999", .world_size = -1);
+    CHECK_INIT(TD_ERR_INVALID, "world", .init_method = "tcp://127.0.0.1:29999", .world_size = -2);
+    CHECK_INIT(TD_ERR_INVALID, "the rank is missing", .init_method = "tcp://127.0.0.1:29999",
+               .world_size = -1, .rank = -1);
+    CHECK_INIT(TD_ERR_INVALID, "the rank is missing", .init_method = "tcp://127.0.0.1:29999",
+               .world_size = 2, .rank = -1);
     CHECK_INIT(TD_ERR_INVALID, "MASTER_ADDR", .init_method = "env://", .world_size = 1);
     setenv("TANDEM_TRANSPORT", "string and cups", 1);
     CHECK_INIT(TD_ERR_INVALID, "TANDEM_TRANSPORT is \"string and cups\"", .backend = NULL);
@@ -112,6 +116,31 @@ RANKS(initialising_again, .ranks = 3)
     struct counts after = counts_now();
     CHECK_EQ(after.descriptors, before.descriptors);
     CHECK_SOON(counts_now().threads <= before.threads); /* its entry goes after the join */
+}
+
+/* What is not given is taken from the environment, each by itself: as init_process_group() of PyTorch
+ * has it, where -1 is the default of both. */
+RANKS(rank_and_size_one_by_one, .ranks = 3)
+{
+    const td_init_options ways[] = {
+        {.world_size = -1, .rank = -1},
+        {.world_size = 3},
+        {.world_size = 3, .rank = -1},
+        {.rank = td_test_rank()},
+        {.world_size = 3, .rank = td_test_rank()},
+        {.init_method = "env://", .world_size = -1, .rank = -1},
+        {.init_method = "env://", .world_size = 3},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        CHECK_OK(td_init_process_group(&ways[i]));
+        CHECK_EQ(td_get_rank(NULL), td_test_rank());
+        CHECK_EQ(td_get_world_size(NULL), 3);
+        CHECK_OK(td_destroy_process_group());
+    }
+    td_world world;
+    CHECK_OK(td_rendezvous(NULL, &(td_rendezvous_options){.world_size = -1, .rank = -1}, &world));
+    CHECK_EQ(world.rank, td_test_rank());
+    CHECK_OK(td_world_close(&world));
 }
 
 RANKS(the_same_store_again, .ranks = 3)

@@ -35,19 +35,22 @@ static td_module *conv2d(void)
 
 static td_module *attention(void)
 {
-    return td_multihead_attention(WIDTH, HEADS);
+    return td_multihead_attention_with(WIDTH, HEADS,
+                                       &(td_multihead_attention_options){.batch_first = true});
 }
 
 static td_module *encoder_layer(void)
 {
     return td_transformer_encoder_layer_with(
-        WIDTH, HEADS, &(td_transformer_options){.feedforward = 24, .no_dropout = true});
+        WIDTH, HEADS,
+        &(td_transformer_options){.batch_first = true, .feedforward = 24, .no_dropout = true});
 }
 
 static td_module *encoder_layer_norm_first(void)
 {
     return td_transformer_encoder_layer_with(WIDTH, HEADS,
-                                             &(td_transformer_options){.feedforward = 24,
+                                             &(td_transformer_options){.batch_first = true,
+                                                                       .feedforward = 24,
                                                                        .no_dropout = true,
                                                                        .norm_first = true,
                                                                        .gelu = true,
@@ -113,14 +116,14 @@ static td_module *make(const char *name)
         return td_multihead_attention_with(8, 2,
                                            &(td_multihead_attention_options){.no_bias = true});
     if (!strcmp(name, "attention_dropout"))
-        return td_multihead_attention_with(WIDTH, HEADS,
-                                           &(td_multihead_attention_options){.dropout = 0.3});
-    if (!strcmp(name, "attention_sequence_first"))
         return td_multihead_attention_with(
-            WIDTH, HEADS, &(td_multihead_attention_options){.sequence_first = true});
+            WIDTH, HEADS, &(td_multihead_attention_options){.batch_first = true, .dropout = 0.3});
+    if (!strcmp(name, "attention_sequence_first"))
+        return td_multihead_attention(WIDTH,
+                                      HEADS); /* as PyTorch: [L, N, E] unless told otherwise */
     if (!strcmp(name, "attention_causal"))
-        return td_multihead_attention_with(WIDTH, HEADS,
-                                           &(td_multihead_attention_options){.causal = true});
+        return td_multihead_attention_with(
+            WIDTH, HEADS, &(td_multihead_attention_options){.batch_first = true, .causal = true});
     if (!strncmp(name, "attention", 9))
         return attention();
     if (!strcmp(name, "encoder_layer"))
@@ -128,8 +131,8 @@ static td_module *make(const char *name)
     if (!strcmp(name, "encoder_layer_norm_first"))
         return encoder_layer_norm_first();
     if (!strcmp(name, "encoder_layer_dropout"))
-        return td_transformer_encoder_layer_with(WIDTH, HEADS,
-                                                 &(td_transformer_options){.feedforward = 24});
+        return td_transformer_encoder_layer_with(
+            WIDTH, HEADS, &(td_transformer_options){.batch_first = true, .feedforward = 24});
     if (!strcmp(name, "encoder"))
         return encoder();
     if (!strcmp(name, "seeds"))
@@ -323,7 +326,7 @@ TEST(masks_of_attention_agree)
 {
     td_module *plain = attention();
     td_module *causal = td_multihead_attention_with(
-        WIDTH, HEADS, &(td_multihead_attention_options){.causal = true});
+        WIDTH, HEADS, &(td_multihead_attention_options){.batch_first = true, .causal = true});
     td_state *state = td_module_state(plain);
     CHECK_OK(td_module_load_state(causal, state, true));
     TD_SCOPE

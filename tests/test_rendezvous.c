@@ -306,14 +306,22 @@ TEST(options_are_checked)
     static const char *const urls[] = {NULL, "env://", "tcp://127.0.0.1:0", "file:///tmp/x"};
     for (size_t i = 0; i < sizeof urls / sizeof *urls; i++) {
         expect_message(
-            urls[i], &(td_rendezvous_options){.world_size = -1},
-            "rendezvous: the world size is -1; it must be at least 1 (0 takes it from the "
+            urls[i], &(td_rendezvous_options){.world_size = -2},
+            "rendezvous: the world size is -2; it must be at least 1 (0 and -1 take it from the "
             "URL or the environment)");
-        expect_message(urls[i], &(td_rendezvous_options){.rank = -1, .world_size = 2},
-                       "rendezvous: the rank is -1; ranks begin at 0");
+        expect_message(urls[i], &(td_rendezvous_options){.rank = -2, .world_size = 2},
+                       "rendezvous: the rank is -2; ranks begin at 0 (-1 takes it from the URL or "
+                       "the environment)");
         expect_message(urls[i], &(td_rendezvous_options){.timeout_ms = -5, .world_size = 1},
                        "td_rendezvous: the timeout is -5 ms; it must not be negative");
     }
+    expect_alone(NULL, &(td_rendezvous_options){.world_size = -1, .rank = -1});
+    expect_alone("tcp://127.0.0.1:0?rank=0&world_size=1",
+                 &(td_rendezvous_options){.world_size = -1, .rank = -1});
+    expect_part("tcp://127.0.0.1:1?rank=4&world_size=5", &(td_rendezvous_options){.world_size = 2},
+                "rank 4 is outside 0 to 1"); /* the rank of the URL stands */
+    expect_part("tcp://127.0.0.1:0", &(td_rendezvous_options){.world_size = 2, .rank = -1},
+                "the rank is missing");
     CHECK_OK(td_rendezvous("tcp://127.0.0.1:0",
                            &(td_rendezvous_options){.world_size = 1, .timeout_ms = 1234}, &world));
     CHECK_EQ(td_store_timeout(world.store), 1234);

@@ -118,8 +118,7 @@ TEST(mlp, .deadline_s = 60)
                                      td_linear(64, 64), td_tanh(), td_linear(64, 10), NULL);
     training.data = pictures(403);
     training.sampler = td_distributed_sampler(
-        training.data,
-        &(td_sampler_options){.num_replicas = 2, .rank = 1, .shuffle = true, .seed = 5});
+        training.data, &(td_sampler_options){.num_replicas = 2, .rank = 1, .seed = 5});
     training.loader = td_loader_create(
         training.data, &(td_loader_options){.batch_size = 32, .sampler = training.sampler});
     training.optimizer = td_sgd(
@@ -185,7 +184,8 @@ static const td_module_ops transformer_ops = {.name = "Transformer",
 static td_module *transformer_layer(double dropout)
 {
     return td_transformer_encoder_layer_with(WIDTH, HEADS,
-                                             &(td_transformer_options){.feedforward = 4 * WIDTH,
+                                             &(td_transformer_options){.batch_first = true,
+                                                                       .feedforward = 4 * WIDTH,
                                                                        .dropout = dropout,
                                                                        .no_dropout = dropout == 0,
                                                                        .gelu = true,

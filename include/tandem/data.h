@@ -1,7 +1,7 @@
 /* Data: datasets, the order in which their samples come, batches of them, and a progress bar.
  *
  *     td_dataset *train   = td_fashion_mnist(TD_TRAIN, NULL);
- *     td_sampler *sampler = td_distributed_sampler(train, &(td_sampler_options){.shuffle = true});
+ *     td_sampler *sampler = td_distributed_sampler(train, NULL);
  *     td_loader  *loader  = td_loader_create(train, &(td_loader_options){.batch_size = 64,
  *                                                                        .sampler = sampler});
  *     for (int epoch = 0; epoch < 10; epoch++) {
@@ -162,17 +162,19 @@ TD_API td_sampler *td_sequential_sampler(td_dataset *dataset);
 TD_API td_sampler *td_random_sampler(td_dataset *dataset);
 
 typedef struct td_sampler_options {
-    bool shuffle;   /* a random order, the same on all ranks: of seed + epoch */
+    bool
+        no_shuffle; /* 0, 1, 2, … instead of a random order, the same on all ranks: of seed + epoch */
     bool drop_last; /* leave out what cannot be divided evenly, instead of repeating some */
     uint64_t seed;
-    int num_replicas; /* how many ranks there are; 0: as many as in the world */
-    int rank; /* which one this is; for num_replicas 0 it is left at 0, and is that of the world */
+    int num_replicas; /* how many ranks there are; 0 (or -1): as many as in the world */
+    int rank;         /* which one this is; 0: that of the world, where there is a world of
+                            num_replicas, otherwise 0; -1: that of the world */
 } td_sampler_options;
 
 /**
  * The share of one rank: every num_replicas-th index from `rank` on, the same number for each rank;
  * index by index that of PyTorch's DistributedSampler. Without td_sampler_set_epoch() every epoch has
- * the same order. TD_ERR_STATE without num_replicas and without a world.
+ * the same order. TD_ERR_STATE without a world where something is to be taken from it.
  */
 TD_API td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options *options);
 

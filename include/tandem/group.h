@@ -52,8 +52,9 @@ typedef struct td_init_options {
     const char *backend; /* NULL: "native". "gloo" is another name of it; "tcp": no shared memory */
     const char *init_method; /* a URL of rendezvous.h; NULL: what the environment speaks of */
     int64_t timeout_ms;      /* of the world's operations; 0: 1800 s */
-    int world_size;          /* 0: from the URL or the environment */
-    int rank;                /* counts where world_size is given, or where it is not 0 */
+    int world_size;          /* 0 (or -1): from the URL or the environment */
+    int rank;                /* 0: from these, too; where they do not tell and world_size is given,
+                                   and in a world of 1, it is rank 0. -1: from these alone */
     td_store *store;        /* instead of init_method; world_size and rank are needed then. It stays
                                 the caller's, and open until td_destroy_process_group() */
     const char *group_name; /* NULL: "world". Two worlds in one store need different names */

@@ -154,16 +154,16 @@ TD_API td_module *td_identity(void);
 typedef struct td_multihead_attention_options {
     double dropout; /* of the weights, while training */
     bool no_bias;
-    bool causal;         /* place i sees the places 0 to i */
-    bool sequence_first; /* tensors are [L, N, E]; as a rule they are [N, L, E] */
+    bool causal;      /* place i sees the places 0 to i */
+    bool batch_first; /* tensors are [N, L, E] instead of [L, N, E] */
 } td_multihead_attention_options;
 
 /**
  * Attention of `heads` heads. Parameters: in_proj_weight [3 E, E] (query, key and value one below the
  * other), in_proj_bias [3 E], out_proj.weight [E, E], out_proj.bias [E].
  *
- * Inputs: x [N, L, E] alone, which attends to itself; x and a mask; query [N, L, E], key and value
- * [N, S, E]; or these three and a mask. A mask broadcasts to [N, heads, L, S], and is as in
+ * Inputs: x [L, N, E] (or [L, E]) alone, which attends to itself; x and a mask; query [L, N, E], key and
+ * value [S, N, E]; or these three and a mask. A mask broadcasts to [N, heads, L, S], and is as in
  * td_attention_options: bool (true may be seen, as in scaled_dot_product_attention), or numbers that
  * are added to the scores.
  */
@@ -179,11 +179,11 @@ typedef struct td_transformer_options {
     bool norm_first;     /* normalise what goes into the parts, not what comes out of their sums */
     double eps;          /* of the norms; 0: 1e-5 */
     bool causal;
-    bool sequence_first; /* as for td_multihead_attention() */
+    bool batch_first; /* as for td_multihead_attention() */
 } td_transformer_options;
 
 /** A transformer block, nn.TransformerEncoderLayer: attention to itself, and a feed-forward part,
- *  each with dropout, a sum with what came in, and a norm. Inputs: x [N, L, width], and perhaps a
+ *  each with dropout, a sum with what came in, and a norm. Inputs: x [L, N, width], and perhaps a
  *  mask. Children: self_attn, linear1, dropout, linear2, norm1, norm2, dropout1, dropout2. */
 TD_API td_module *td_transformer_encoder_layer(int64_t width, int64_t heads);
 TD_API td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,

@@ -87,11 +87,13 @@ TD_API void td_powersgd_destroy(td_powersgd *powersgd);
 typedef struct td_post_local td_post_local;
 
 typedef struct td_post_local_options {
-    td_group *subgroup; /* for the passes after the first ones; NULL: each rank by itself */
-    int64_t start_step; /* so many passes are averaged over the whole group */
+    td_group *subgroup;       /* for the passes after the first ones; NULL: the ranks of one host */
+    bool no_local_all_reduce; /* each rank by itself then */
+    int64_t start_step;       /* so many passes are averaged over the whole group */
 } td_post_local_options;
 
-/** The state for one model; every rank passes the same start_step. NULL without memory. */
+/** The state for one model; every rank passes the same start_step. The subgroups of hosts are made when
+ *  they are needed first, and stay until the group's world ends. NULL without memory. */
 TD_API td_post_local *td_post_local_create(const td_post_local_options *options);
 /** The hook, for one model or reducer, which must end before the state does. */
 TD_API td_comm_hook td_post_local_hook(td_post_local *post_local);

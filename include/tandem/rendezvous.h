@@ -28,8 +28,9 @@ extern "C" {
 #endif
 
 typedef struct td_rendezvous_options {
-    int world_size;     /* 0: from the URL or the environment */
-    int rank;           /* counts where world_size is given, or where it is not 0 */
+    int world_size;     /* 0 (or -1): from the URL or the environment */
+    int rank;           /* 0: from these, too; where they do not tell and world_size is given, and
+                              in a world of 1, it is rank 0. -1: from these alone */
     int64_t timeout_ms; /* for all ranks to arrive; 0: 300 s. The store's own timeout afterwards */
 } td_rendezvous_options;
 

@@ -87,7 +87,7 @@ static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t 
     const struct share *share = self;
     const td_sampler_options *options = &share->options;
     int64_t *all = NULL;
-    if (options->shuffle) {
+    if (!options->no_shuffle) {
         if ((uint64_t)share->size < SIZE_MAX / sizeof *all)
             all = malloc(((size_t)share->size + 1) * sizeof *all);
         if (!all)
@@ -106,19 +106,28 @@ static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t 
 static const td_sampler_ops share_ops = {
     .size = size_of_share, .order = share_order, .destroy = free};
 
+/* What the options leave open is taken from the world. A rank of 0 is open, too, where the world has as
+ * many ranks as there are replicas: {.num_replicas = world_size} means the same on every rank as in
+ * PyTorch, and not the share of rank 0 on all of them. */
 static td_status find_replica(td_sampler_options *options)
 {
-    if (options->num_replicas == 0 && options->rank != 0)
-        return td__fail(
-            TD_ERR_INVALID,
-            "td_distributed_sampler: rank %d is given without num_replicas; both are taken from "
-            "the world, or none",
-            options->rank);
-    if (options->num_replicas == 0 && !td__identity(&options->rank, &options->num_replicas))
-        return td__fail(
-            TD_ERR_STATE,
-            "td_distributed_sampler: there is no world to take rank and num_replicas from; "
-            "call td_init_process_group() first, or give both");
+    int rank = 0, size = 0;
+    bool world = td__identity(&rank, &size);
+    bool open_size = options->num_replicas == 0 || options->num_replicas == -1;
+    bool open_rank = options->rank == -1 ||
+                     (options->rank == 0 &&
+                      (open_size || (world && size == options->num_replicas)));
+    if (!world && (open_size || open_rank))
+        return td__fail(TD_ERR_STATE,
+                        "td_distributed_sampler: there is no world to take %s from; call "
+                        "td_init_process_group() first, or give both rank and num_replicas",
+                        !open_rank  ? "num_replicas"
+                        : open_size ? "rank and num_replicas"
+                                    : "the rank");
+    if (open_size)
+        options->num_replicas = size;
+    if (open_rank)
+        options->rank = rank;
     if (options->num_replicas < 1)
         return td__fail(TD_ERR_INVALID, "td_distributed_sampler: there cannot be %d replicas",
                         options->num_replicas);

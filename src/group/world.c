@@ -50,7 +50,7 @@ static td_status meet_and_open(const td_init_options *options, const td_group_op
                                    .rank = options->rank,
                                    .timeout_ms = options->timeout_ms};
     td__recorder_expect(td__rendezvous_expected_rank(options->init_method, &where),
-                        options->world_size);
+                        options->world_size > 0 ? options->world_size : 0);
     TD_TRY(td_rendezvous(options->init_method, &where, met));
     td_status status = td_group_open(met->store, met->rank, met->world_size, wanted, group);
     if (status) {

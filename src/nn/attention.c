@@ -132,13 +132,13 @@ static td_tensor *batch_first(const td_module *self, td_tensor *x)
         td__fail(TD_ERR_INVALID,
                  "td_forward: attention of width %lld was given the shape %s; it takes %s",
                  (long long)multihead->width, td__shape_of(x),
-                 multihead->options.sequence_first ? "[L, N, width] or [L, width]"
-                                                   : "[N, L, width] or [L, width]");
+                 !multihead->options.batch_first ? "[L, N, width] or [L, width]"
+                                                 : "[N, L, width] or [L, width]");
         return NULL;
     }
     if (x->layout.ndim == 2)
         return td_unsqueeze(x, 0);
-    return multihead->options.sequence_first ? td_transpose(x, 0, 1) : x;
+    return !multihead->options.batch_first ? td_transpose(x, 0, 1) : x;
 }
 
 static td_tensor *multihead_forward(td_module *self, td_tensor *const *inputs, int count)
@@ -164,7 +164,7 @@ static td_tensor *multihead_forward(td_module *self, td_tensor *const *inputs, i
         merge_heads(td_scaled_dot_product_attention(parts[0], parts[1], parts[2], &options)));
     if (inputs[0]->layout.ndim == 2)
         return td_squeeze(y, 0);
-    return multihead->options.sequence_first ? td_transpose(y, 0, 1) : y;
+    return !multihead->options.batch_first ? td_transpose(y, 0, 1) : y;
 }
 
 static const td_module_ops multihead_ops = {.name = "MultiheadAttention",

@@ -75,7 +75,7 @@ td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
         td_multihead_attention_with(
             width, heads,
             &(td_multihead_attention_options){
-                .dropout = p, .causal = given.causal, .sequence_first = given.sequence_first}));
+                .dropout = p, .causal = given.causal, .batch_first = given.batch_first}));
     if (!self->failure) { /* the sizes are right, then */
         td_module_add_child(self, "linear1", td_linear(width, inner));
         td_module_add_child(self, "dropout", td_dropout(p));

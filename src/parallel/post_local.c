@@ -1,7 +1,10 @@
 /* Post-local SGD: gradients are averaged over the whole group at first, later only inside a subgroup (or
  * not at all); an averager brings the parameters of all ranks together every so many steps. */
 #include "base/fail.h"
+#include "group/process_group.h"
+#include "group/root.h"
 #include "parallel/buckets.h"
+#include "transport/endpoint.h"
 
 #include <stdlib.h>
 
@@ -19,13 +22,23 @@ static void free_work(void *data)
     td_work_release(work);
 }
 
+/* A group for the ranks of each host. All ranks come here in the same pass, at its first bucket. */
+static td_status make_subgroup(struct td_post_local *post, td_group *group)
+{
+    const td_group *whole = group ? group : td__world();
+    int host = td__endpoint_host(whole->root->endpoint, whole->root->rank);
+    return td_group_split(group, host, 0, NULL, &post->options.subgroup);
+}
+
 static td_status start(td_bucket *bucket, void *arg)
 {
     struct td_post_local *post = arg;
     bool local = post->step >= post->options.start_step;
     td_bucket_set_data(bucket, NULL, free_work); /* of a pass that failed */
-    if (local && !post->options.subgroup)
+    if (local && post->options.no_local_all_reduce)
         return TD_OK;
+    if (local && !post->options.subgroup)
+        TD_TRY(make_subgroup(post, td_bucket_group(bucket)));
     td_tensor *buffer = td_bucket_buffer(bucket);
     td_work *work = NULL;
     TD_TRY(td_all_reduce(buffer, TD_AVG, local ? post->options.subgroup : td_bucket_group(bucket),

@@ -70,7 +70,7 @@ int td__rendezvous_expected_rank(const char *url, const td_rendezvous_options *o
 {
     int rank = -1;
     const struct dialect *mpi = mpi_in_use();
-    if (options->world_size > 0 || options->rank > 0)
+    if (options->rank > 0)
         return options->rank;
     if (!url)
         url = td__rendezvous_detect();
@@ -80,7 +80,9 @@ int td__rendezvous_expected_rank(const char *url, const td_rendezvous_options *o
                        : !strcmp(url, "mpi://")   ? (mpi ? mpi->rank : NULL)
                                                   : NULL;
     const char *text = name ? td__env(name) : NULL;
-    return text && td__parse_int(text, 0, INT_MAX, &rank) ? rank : -1;
+    if (!text || !td__parse_int(text, 0, INT_MAX, &rank))
+        return td__rendezvous_rank_0(options) ? 0 : -1;
+    return rank;
 }
 
 /* Rank and sizes, from the options, the URL, or the launcher's variables. */
@@ -91,7 +93,9 @@ static td_status read_numbers(const struct dialect *dialect, const struct td__ur
     TD_TRY(td__rendezvous_given(url, options, &world->rank, &world->world_size));
     if (world->rank < 0) {
         TD_TRY(td__env_number(dialect->rank, 0, &world->rank, &found));
-        if (!found)
+        if (!found && td__rendezvous_rank_0(options))
+            world->rank = 0;
+        if (world->rank < 0)
             return td__fail(TD_ERR_INVALID,
                             "%s: the variable %s is not set; is this process "
                             "started by the cluster's launcher?",

@@ -47,18 +47,26 @@ td_status td__rendezvous_check(const char *what, int rank, int world_size)
 td_status td__rendezvous_given(const struct td__url *url, const td_rendezvous_options *options,
                                int *rank, int *world_size)
 {
-    if (options->world_size < 0)
+    if (options->world_size < -1)
         return td__fail(TD_ERR_INVALID,
-                        "rendezvous: the world size is %d; it must be at least 1 (0 takes it from "
-                        "the URL or the environment)",
+                        "rendezvous: the world size is %d; it must be at least 1 (0 and -1 take it "
+                        "from the URL or the environment)",
                         options->world_size);
-    if (options->rank < 0)
-        return td__fail(TD_ERR_INVALID, "rendezvous: the rank is %d; ranks begin at 0",
+    if (options->rank < -1)
+        return td__fail(TD_ERR_INVALID,
+                        "rendezvous: the rank is %d; ranks begin at 0 (-1 takes it from the URL or "
+                        "the environment)",
                         options->rank);
-    bool rank_given = options->world_size > 0 || options->rank > 0;
     *world_size = options->world_size > 0 ? options->world_size : url->world_size;
-    *rank = rank_given ? options->rank : url->rank;
+    *rank = options->rank > 0 ? options->rank : url->rank;
+    if (options->world_size == 1 && options->rank == 0)
+        *rank = 0; /* a world of one is asked for: whatever the environment says of another one */
     return TD_OK;
+}
+
+bool td__rendezvous_rank_0(const td_rendezvous_options *options)
+{
+    return options->world_size > 0 && options->rank == 0;
 }
 
 /* Rank 0 found the port taken. If a store of this job answers there, somebody else is rank 0: goes
@@ -184,6 +192,16 @@ static td_status missing(const char *name, const char *meaning)
         meaning);
 }
 
+static td_status rank_from_env(const td_rendezvous_options *options, int *rank)
+{
+    bool found = false;
+    if (*rank < 0)
+        TD_TRY(td__env_number("RANK", 0, rank, &found));
+    if (*rank < 0 && td__rendezvous_rank_0(options))
+        *rank = 0;
+    return *rank >= 0 ? TD_OK : missing("RANK", "which of the processes this is, counted from 0");
+}
+
 static td_status number_from_env(const char *name, const char *meaning, int low, int *number)
 {
     bool found;
@@ -202,7 +220,7 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
         return td__fail(TD_ERR_INVALID, "env://: it takes no host, port or path; MASTER_ADDR and "
                                         "MASTER_PORT say where to meet");
     TD_TRY(td__rendezvous_given(url, options, &rank, &world_size));
-    TD_TRY(number_from_env("RANK", "which of the processes this is, counted from 0", 0, &rank));
+    TD_TRY(rank_from_env(options, &rank));
     TD_TRY(number_from_env("WORLD_SIZE", "how many processes there are", 1, &world_size));
     const char *host = td__env("MASTER_ADDR");
     if (!host)
@@ -232,6 +250,8 @@ static td_status given_or_fail(const struct td__url *url, const td_rendezvous_op
                                int *rank, int *world_size)
 {
     TD_TRY(td__rendezvous_given(url, options, rank, world_size));
+    if (*rank < 0 && td__rendezvous_rank_0(options))
+        *rank = 0;
     if (*rank < 0 || *world_size < 0)
         return td__fail(
             TD_ERR_INVALID,

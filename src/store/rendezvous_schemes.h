@@ -37,9 +37,13 @@ int td__rendezvous_expected_rank(const char *url, const td_rendezvous_options *o
 /* Shared by the schemes: */
 
 /** Rank and world size from the options, then the URL; what is still open is left at -1. Checks
- *  those that are given. */
+ *  those that are given. A rank of 0 in the options is open as long as the URL or the environment may
+ *  have another one … */
 td_status td__rendezvous_given(const struct td__url *url, const td_rendezvous_options *options,
                                int *rank, int *world_size);
+
+/** … and stands where they have none and this is true. */
+bool td__rendezvous_rank_0(const td_rendezvous_options *options);
 
 /** TD_ERR_INVALID unless 0 <= rank < world_size. */
 td_status td__rendezvous_check(const char *what, int rank, int world_size);
