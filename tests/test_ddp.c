@@ -300,6 +300,54 @@ RANKS(buffers_follow_the_first_rank, .ranks = 2)
 
 /* ---- The reducer ------------------------------------------------------------------------------------------ */
 
+/* A module that was moved has other tensors, whose gradients nobody would average. */
+RANKS(a_module_that_was_moved_is_refused, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    td_module *model = td_ddp(make_net(1), NULL);
+    CHECK(model != NULL);
+    TD_SCOPE
+    {
+        td_tensor *x, *y;
+        make_batch(0, 0, 1, &x, &y);
+        CHECK_OK(td_module_to(model, "cpu")); /* it is there already */
+        CHECK(td_forward(model, x) != NULL);
+        CHECK_OK(td_module_to(td_child(td_child(model, 0), td_child_count(td_child(model, 0)) - 1),
+                              "cpu:1"));
+        CHECK(td_forward(model, x) == NULL);
+        CHECK_EQ(td_last_status(), TD_ERR_STATE);
+        CHECK_CONTAINS(td_last_error(), "before td_ddp()");
+    }
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* DDP(model, device_ids=[rank]) of PyTorch: inputs come from anywhere. */
+RANKS(inputs_are_moved_to_the_device, .ranks = 2)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    char device[] = "cpu:0";
+    device[4] = (char)('0' + td_test_rank());
+    td_module *net = make_net(1);
+    CHECK_OK(td_module_to(net, device));
+    CHECK(td_ddp(td_linear(1, 1), &(td_ddp_options){.device = "tape"}) == NULL);
+    CHECK_CONTAINS(td_last_error(), "\"tape\"");
+    td_module *model = td_ddp(net, &(td_ddp_options){.device = device});
+    CHECK(model != NULL);
+    strcpy(device, "gone");
+    TD_SCOPE
+    {
+        td_tensor *x, *y;
+        make_batch(0, 0, 1, &x, &y);
+        td_tensor *output = td_forward(model, x);
+        CHECK(output != NULL);
+        CHECK_EQ(td_tensor_device(output)[4], '0' + td_test_rank());
+        CHECK_OK(td_backward(td_sum(output)));
+    }
+    td_module_destroy(model);
+    CHECK_OK(td_destroy_process_group());
+}
+
 RANKS(a_reducer_averages_plain_memory, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));

@@ -169,7 +169,8 @@ typedef struct td_ddp_options {
     bool no_broadcast_buffers;   /* buffers are each rank's own */
     const char *const *ignore;   /* names of parameters and buffers that are left alone */
     int ignore_count;
-    td_comm_hook hook; /* all zero: the average */
+    td_comm_hook hook;  /* all zero: the average */
+    const char *device; /* inputs of forward are moved there; NULL: they stay where they are */
 } td_ddp_options;
 
 /**
@@ -183,6 +184,9 @@ typedef struct td_ddp_options {
  * td_clone() where a value is needed beyond the next pass. A parameter that took no part in the loss is
  * an error that names it, unless find_unused_parameters is set: then one that was used nowhere keeps
  * its gradient, and one that was used elsewhere gets the average, where this rank counts as 0.
+ *
+ * A module is moved and converted before: td_module_to() puts other tensors in the place of the
+ * parameters that this one knows, and forward is then TD_ERR_STATE.
  *
  * NULL where it fails; `module` is then destroyed too.
  */

@@ -14,6 +14,7 @@
 #include "base/fail.h"
 #include "parallel/verify.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,15 +105,57 @@ static td_status before_forward(struct td__ddp *ddp, bool records)
     return TD_OK;
 }
 
+/* Counts those of ddp->parameters, from number `next` on, that are still in the module: in the same
+ * order, with tensors in between that are not averaged. */
+static int count_known(const struct td__ddp *ddp, const td_module *module, int next)
+{
+    const td_tensor *tensor;
+    for (int i = 0; next < ddp->count && (tensor = td_param(module, i)); i++)
+        next += tensor == ddp->parameters[next].tensor;
+    for (int i = 0; next < ddp->count && i < td_child_count(module); i++)
+        next = count_known(ddp, td_child(module, i), next);
+    return next;
+}
+
+/* A module that was moved since has parameters without hooks: each rank would train by itself. */
+static td_status check_parameters(const struct td__ddp *ddp, const td_module *module)
+{
+    int known = count_known(ddp, module, 0);
+    if (known == ddp->count)
+        return TD_OK;
+    return td__fail(TD_ERR_STATE,
+                    "td_ddp: the parameter \"%s\" is another tensor than when the module was "
+                    "wrapped, and its gradient would not be averaged; move and convert a module "
+                    "(td_module_to()) before td_ddp()",
+                    ddp->parameters[known].name);
+}
+
+static td_tensor *run_on_device(const struct td__ddp *ddp, td_module *module,
+                                td_tensor *const *inputs, int count)
+{
+    td_tensor **moved = calloc((size_t)count, sizeof *moved), *output = NULL;
+    if (!moved) {
+        td__fail_nomem("td_ddp");
+        return NULL;
+    }
+    for (int i = 0; i < count; i++)
+        moved[i] = td_tensor_to(inputs[i], ddp->device);
+    output = td_forward_with(module, moved, count); /* NULL where one could not be moved */
+    free(moved);
+    return output;
+}
+
 static td_tensor *ddp_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     struct td__ddp *ddp = *(struct td__ddp **)td_module_data(module);
+    td_module *inner = td_child(module, 0);
     bool records = td_grad_enabled();
-    if (before_forward(ddp, records))
+    if (check_parameters(ddp, inner) || before_forward(ddp, records))
         return NULL;
     if (td_module_is_training(module))
         ddp->buffers_are_old = true;
-    td_tensor *output = td_forward_with(td_child(module, 0), inputs, count);
+    td_tensor *output = *ddp->device ? run_on_device(ddp, inner, inputs, count)
+                                     : td_forward_with(inner, inputs, count);
     if (output && records && ddp->sync && ddp->used && td__ddp_mark_unused(ddp, output))
         return NULL;
     return output;
@@ -279,6 +322,12 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
         return td__fail(TD_ERR_STATE,
                         "td_ddp: there is no process group, or this rank is not in it; "
                         "td_init_process_group() comes first");
+    if (ddp->options.device) {
+        if (!td__find_device("td_ddp", ddp->options.device))
+            return TD_ERR_INVALID;
+        snprintf(ddp->device, sizeof ddp->device, "%.23s", ddp->options.device);
+        ddp->options.device = NULL; /* the caller's */
+    }
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
     td_status status = parameters && buffers ? TD_OK : td__fail_nomem("td_ddp");
     if (!status)

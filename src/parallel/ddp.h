@@ -19,6 +19,7 @@ struct td__ddp_parameter {
 struct td__ddp {
     td_group *group;
     td_ddp_options options;
+    char device[24]; /* where inputs are moved; "": nowhere */
     struct td__ddp_parameter *parameters;
     int count;
     td_tensor **buffers; /* retained */
