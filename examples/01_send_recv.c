@@ -1,6 +1,6 @@
 /* Point-to-point, blocking: rank 0 sends a tensor to rank 1, and both wait for it.
  *
- *     $ 01_send_recv
+ *     $ ./01_send_recv
  *     rank 0 has data 1
  *     rank 1 has data 1
  *

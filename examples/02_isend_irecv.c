@@ -1,6 +1,6 @@
 /* Point-to-point, not blocking: the calls return at once, and the tensor may be used after the wait.
  *
- *     $ 02_isend_irecv
+ *     $ ./02_isend_irecv
  *     rank 0 started sending
  *     rank 1 started receiving
  *     rank 0 has data 1

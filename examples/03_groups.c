@@ -1,6 +1,6 @@
 /* Groups and all_reduce: a sum over two of the ranks, and one over all of them.
  *
- *     $ tdrun --standalone --nproc-per-node=3 03_groups
+ *     $ tdrun --standalone --nproc-per-node=3 ./03_groups
  *     rank 0: 2 in the group of ranks 0 and 1, 3 in the world
  *     rank 1: 2 in the group of ranks 0 and 1, 3 in the world
  *     rank 2: not in the group, 3 in the world

@@ -1,6 +1,6 @@
 /* Each collective once. Rank r begins with r + 1, or with a list of tensors, one for each rank.
  *
- *     $ tdrun --standalone --nproc-per-node=3 04_collectives
+ *     $ tdrun --standalone --nproc-per-node=3 ./04_collectives
  *     rank 0: broadcast        1
  *     rank 0: reduce           6
  *     …

@@ -1,7 +1,7 @@
 /* Scatter and gather of one's own, in two ways: of single messages, and of the halves that
  * torch.distributed had at first (scatter_send, scatter_recv, gather_send, gather_recv).
  *
- *     $ tdrun --standalone --nproc-per-node=3 05_scatter_gather
+ *     $ tdrun --standalone --nproc-per-node=3 ./05_scatter_gather
  *     rank 0 got 0 by messages
  *     rank 1 got 1 by messages
  *     rank 0 gathered 0 of rank 0 by messages

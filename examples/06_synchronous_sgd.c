@@ -1,7 +1,7 @@
 /* Synchronous SGD by hand: every rank trains on its part of the data, and averages the gradients of
  * its own model with those of the others before each step. This is what td_ddp() does for you, faster.
  *
- *     $ tdrun --standalone --nproc-per-node=2 06_synchronous_sgd [fashion-mnist]
+ *     $ tdrun --standalone --nproc-per-node=2 ./06_synchronous_sgd [fashion-mnist]
  *     rank 0, epoch 0: loss 2.2…
  *
  * Without an argument it learns 512 pictures that it makes up. */

@@ -1,11 +1,11 @@
 /* DataParallel: one process, one model, and each batch divided among several devices.
  *
- *     $ 07_data_parallel
+ *     $ ./07_data_parallel
  *     inside: 15 of 30 samples on cpu:0
  *     inside: 15 of 30 samples on cpu:1
  *     outside: 30 results on cpu:0
  *     …
- *     loss 0.96… after step 0 …
+ *     epoch 0: loss 0.9…
  *
  * The devices cpu:0 and cpu:1 are threads with tensors of their own: what works here works with
  * accelerators. DDP (example 08) is faster: it copies the model once, not in each step. */
@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { INPUTS = 5, OUTPUTS = 2, BATCH = 30, STEPS = 40 };
+enum { INPUTS = 5, OUTPUTS = 2, SAMPLES = 300, BATCH = 30, EPOCHS = 5 };
 
 static void check(bool good)
 {
@@ -45,37 +45,54 @@ static td_module *make_model(void)
     return td_module_finish(model);
 }
 
-int main(void)
+/* Random inputs, whose first elements are to be found in the output. */
+static td_dataset *make_data(void)
 {
-    td_manual_seed(1);
-    td_module *model = make_model();
-    check(!td_module_to(model, "cpu:0")); /* where its own parameters are */
-    td_module *parallel = td_data_parallel(
-        model, &(td_data_parallel_options){.device_ids = (const char *[]){"cpu:0", "cpu:1"},
-                                           .device_count = 2});
-    td_optimizer *sgd = td_sgd(parallel, &(td_sgd_options){.lr = 0.1});
-    check(sgd);
-
+    td_dataset *data = NULL;
     TD_SCOPE
     {
-        td_tensor *x = td_randn((int64_t[]){BATCH, INPUTS}, 2, TD_F32);
-        td_tensor *wanted = td_tensor_to(td_narrow(x, 1, 0, OUTPUTS), "cpu:0");
-        for (int step = 0; step < STEPS; step++)
+        td_tensor *x = td_randn((int64_t[]){SAMPLES, INPUTS}, 2, TD_F32);
+        data = td_tensor_dataset(x, td_contiguous(td_narrow(x, 1, 0, OUTPUTS)));
+    }
+    return data;
+}
+
+int main(void)
+{
+    const char *device =
+        "cpu:0"; /* where the module itself is, and where results are put together */
+    td_manual_seed(1);
+    td_module *model = td_data_parallel(make_model(),
+                                        &(td_data_parallel_options){.device_count = 2});
+    check(model && !td_module_to(model, device));
+    td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.1});
+    td_dataset *data = make_data();
+    td_loader *loader = td_loader_create(
+        data, &(td_loader_options){.batch_size = BATCH, .shuffle = true});
+    check(sgd && loader);
+
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        double sum = 0;
+        for (td_batch b; td_loader_next(loader, &b);)
             TD_SCOPE
             {
+                td_tensor *x = td_tensor_to(b.input, device), *y = td_tensor_to(b.target, device);
                 td_optimizer_zero_grad(sgd);
-                td_tensor *y = td_forward(parallel, x);
-                td_tensor *loss = td_mse_loss(y, wanted); /* both are on cpu:0 */
+                td_tensor *output = td_forward(model, x);
+                td_tensor *loss = td_mse_loss(output, y); /* of the whole batch, on one device */
                 check(!td_backward(loss) && !td_optimizer_step(sgd));
+                sum += td_item(loss);
                 if (!silent)
-                    printf("outside: %d results on %s\n", (int)td_tensor_size(y, 0),
-                           td_tensor_device(y));
-                if (step % 13 == 0)
-                    printf("loss %.4f after step %d\n", td_item(loss), step);
+                    printf("outside: %d results on %s\n", (int)td_tensor_size(output, 0),
+                           td_tensor_device(output));
                 silent = true;
             }
+        check(!td_loader_status(loader));
+        printf("epoch %d: loss %.4f\n", epoch, sum / (double)td_loader_batches(loader));
     }
+    td_loader_destroy(loader);
+    td_dataset_release(data);
     td_optimizer_destroy(sgd);
-    td_module_destroy(parallel);
+    td_module_destroy(model);
     return 0;
 }

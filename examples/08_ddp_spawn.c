@@ -1,6 +1,6 @@
 /* DistributedDataParallel on one machine, by td_spawn(): the program starts its own processes.
  *
- *     $ 08_ddp_spawn [processes]
+ *     $ ./08_ddp_spawn [processes]
  *     epoch 0: loss 0.5…
  *
  * Each process has the whole model and its share of the data; gradients are averaged while the

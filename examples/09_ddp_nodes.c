@@ -3,8 +3,8 @@
  * a process uses.
  *
  *     node0$ export NODES=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=12355 TANDEM_SECRET=…
- *     node0$ NODE_RANK=0 09_ddp_nodes
- *     node1$ NODE_RANK=1 09_ddp_nodes                      with the same exports
+ *     node0$ NODE_RANK=0 ./09_ddp_nodes
+ *     node1$ NODE_RANK=1 ./09_ddp_nodes                      with the same exports
  *
  * TANDEM_SECRET is a text that only the job knows; on one host, for a try, it may be left out. With
  * tdrun (example 10) none of this is the program's business. */

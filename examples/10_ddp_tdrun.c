@@ -1,11 +1,11 @@
 /* DistributedDataParallel under tdrun: the launcher says who everybody is, and the program is the same
  * on one process, on all cores, and on several nodes.
  *
- *     $ tdrun --standalone --nproc-per-node=2 10_ddp_tdrun
+ *     $ tdrun --standalone --nproc-per-node=2 ./10_ddp_tdrun
  *
  *     node0$ export TANDEM_SECRET=…
- *     node0$ tdrun --nnodes=2 --node-rank=0 --nproc-per-node=2 --master-addr=10.0.0.1 10_ddp_tdrun
- *     node1$ tdrun --nnodes=2 --node-rank=1 --nproc-per-node=2 --master-addr=10.0.0.1 10_ddp_tdrun
+ *     node0$ tdrun --nnodes=2 --node-rank=0 --nproc-per-node=2 --master-addr=10.0.0.1 ./10_ddp_tdrun
+ *     node1$ tdrun --nnodes=2 --node-rank=1 --nproc-per-node=2 --master-addr=10.0.0.1 ./10_ddp_tdrun
  *
  * Of two small batches only the second one is synchronised, with the gradients of both. */
 #include <tandem/tandem.h>

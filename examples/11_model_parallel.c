@@ -1,7 +1,7 @@
 /* Toy model parallel: one half of the model on one device, the other half on another; and DDP around
  * it, so that each process has two devices.
  *
- *     $ tdrun --standalone --nproc-per-node=2 11_model_parallel
+ *     $ tdrun --standalone --nproc-per-node=2 ./11_model_parallel
  *     rank 0: net1 on cpu:0, net2 on cpu:1, loss 1.1… to 0.0…
  *
  * Tensors of different devices do not mix; td_tensor_to() carries them over, and their gradients back.

@@ -1,6 +1,6 @@
 /* Checkpoints: rank 0 saves a model, all load it, and training goes on from a directory of checkpoints.
  *
- *     $ tdrun --standalone --nproc-per-node=2 12_checkpoint [directory]
+ *     $ tdrun --standalone --nproc-per-node=2 ./12_checkpoint [directory]
  *     rank 0: begins at step 0
  *     rank 0: step 10, loss 1.0…
  *
@@ -20,18 +20,22 @@ static void check(td_status status)
     exit(1);
 }
 
-static td_module *toy_model(void)
+/* On the device of this rank, to which inputs are moved by themselves. */
+static td_module *make_model(const char *device)
 {
-    return td_sequential(td_linear(10, 10), td_relu(), td_dropout(0.1), td_linear(10, 5), NULL);
+    td_module *toy = td_sequential(td_linear(10, 10), td_relu(), td_dropout(0.1), td_linear(10, 5),
+                                   NULL);
+    check(td_module_to(toy, device));
+    return td_ddp(toy, &(td_ddp_options){.device = device});
 }
 
-static double step(td_module *model, td_optimizer *optimizer)
+static double step(td_module *model, td_optimizer *optimizer, const char *device)
 {
     double value = 0;
     TD_SCOPE
     {
         td_tensor *x = td_randn((int64_t[]){20, 10}, 2, TD_F32);
-        td_tensor *labels = td_randn((int64_t[]){20, 5}, 2, TD_F32);
+        td_tensor *labels = td_tensor_to(td_randn((int64_t[]){20, 5}, 2, TD_F32), device);
         check(td_optimizer_zero_grad(optimizer));
         td_tensor *loss = td_mse_loss(td_forward(model, x), labels);
         check(td_backward(loss));
@@ -45,9 +49,10 @@ int main(int argc, char **argv)
 {
     check(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);
-    td_manual_seed(
-        (uint64_t)rank); /* other numbers on each rank; td_ddp() makes the weights equal */
-    td_module *model = td_ddp(toy_model(), NULL);
+    char device[16];
+    snprintf(device, sizeof device, "cpu:%d", td_get_local_rank());
+    td_manual_seed((uint64_t)rank); /* others on each rank; td_ddp() makes the weights equal */
+    td_module *model = make_model(device);
     td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.001, .momentum = 0.9});
     if (!model || !sgd)
         check(TD_ERR_NOMEM);
@@ -61,7 +66,7 @@ int main(int argc, char **argv)
         check(td_save_module(path, model));
     check(td_barrier(NULL, NULL));
     check(td_load_module(path, model));
-    step(model, sgd); /* its all-reduce keeps rank 0 here until all have read */
+    step(model, sgd, device); /* its all-reduce keeps rank 0 here until all have read */
     if (rank == 0)
         unlink(path);
 
@@ -74,7 +79,7 @@ int main(int argc, char **argv)
            (long long)training.step);
     double loss = 0;
     for (int i = 0; i < 10; i++) {
-        loss = step(model, sgd);
+        loss = step(model, sgd, device);
         training.step++;
         if (training.step % 5 == 0)
             check(td_training_save_numbered(path, &training, 2, NULL));

@@ -1,7 +1,7 @@
 /* A training loop in plain C arrays, without tensors: td_reducer collects its gradients in buckets, and
  * averages a bucket over all ranks while the loop computes the next one.
  *
- *     $ tdrun --standalone --nproc-per-node=2 14_reducer
+ *     $ tdrun --standalone --nproc-per-node=2 ./14_reducer
  *     rank 0: loss 1.2… to 0.0…
  *
  * The five lines are marked. The model is y = w2 tanh(w1 x), and learns the sine of a sum. */

@@ -1,7 +1,7 @@
 /* A tour of tensors and gradients for people who know PyTorch; what you would write there stands
  * beside each line.
  *
- *     $ 15_tour
+ *     $ ./15_tour
  *     tensor([[0., 1., 2.],
  *             [3., 4., 5.]])
  *     …

@@ -1,6 +1,6 @@
 /* An operator and a module of one's own, and a few steps of training.
  *
- *     $ own_module
+ *     $ ./own_module
  *     step   0  loss 2.3…
  *     step  45  loss 0.1…
  *
