@@ -42,8 +42,10 @@ int main(void)
 {
     check(td_init_process_group(NULL));
     rank = td_get_rank(NULL), size = td_get_world_size(NULL);
-    if (size > MOST)
+    if (size > MOST) {
+        fprintf(stderr, "04_collectives: it is for at most %d ranks, not %d\n", MOST, size);
         return 1;
+    }
     TD_SCOPE
     {
         td_tensor *in[MOST], *out[MOST], *t, *own = scalar(rank + 1);

@@ -61,8 +61,10 @@ int main(void)
 {
     check(td_init_process_group(NULL));
     rank = td_get_rank(NULL), size = td_get_world_size(NULL);
-    if (size > MOST)
+    if (size > MOST) {
+        fprintf(stderr, "05_scatter_gather: it is for at most %d ranks, not %d\n", MOST, size);
         return 1;
+    }
     for (int halves = 0; halves < 2; halves++)
         TD_SCOPE
         {

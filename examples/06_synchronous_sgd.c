@@ -58,6 +58,10 @@ int main(int argc, char **argv)
     check(!td_init_process_group(NULL));
     td_manual_seed(1234); /* the same first weights, and the same pictures, on all ranks */
     bool real = argc > 1 && !strcmp(argv[1], "fashion-mnist");
+    if (argc > 1 && !real) {
+        fprintf(stderr, "usage: 06_synchronous_sgd [fashion-mnist]\n");
+        return 2;
+    }
     td_dataset *all = real ? td_fashion_mnist(TD_TRAIN, NULL) : make_up_pictures();
     td_dataset *part = td_partition_dataset(all, NULL); /* this rank's */
     td_loader *loader = td_loader_create(

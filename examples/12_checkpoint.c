@@ -59,7 +59,7 @@ int main(int argc, char **argv)
 
     /* Weights alone. All ranks have the same ones, so saving them in one process is enough; the barrier
      * makes sure that the others read when the file is there. */
-    const char *directory = argc > 1 ? argv[1] : "/tmp";
+    const char *directory = argc > 1 ? argv[1] : ".";
     char path[4096];
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
     if (rank == 0)
