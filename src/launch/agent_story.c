@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static bool write_all(int fd, const uint8_t *data, size_t size)
@@ -23,6 +24,14 @@ static bool write_all(int fd, const uint8_t *data, size_t size)
     return true;
 }
 
+/* Half a story is none: a program that reads it would fail on it. */
+static void remove_half(const char *path, int fd)
+{
+    struct stat info;
+    if (!fstat(fd, &info) && S_ISREG(info.st_mode))
+        unlink(path);
+}
+
 static void keep(struct td__agent *agent, const struct td__story *story)
 {
     const char *path = agent->options->story_file;
@@ -31,6 +40,8 @@ static void keep(struct td__agent *agent, const struct td__story *story)
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     bool kept = fd >= 0 && !text.failed && write_all(fd, text.data, text.size);
     int error = text.failed ? ENOMEM : errno;
+    if (fd >= 0 && !kept)
+        remove_half(path, fd);
     if (fd >= 0 && close(fd) && kept) {
         kept = false;
         error = errno;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_ROOM = 64, HELP_COLUMN = 36 };
+enum { NAME_ROOM = 64, HELP_COLUMN = 36, ALIKE = 5 };
 
 /* ---- Finding a flag -------------------------------------------------------------------------- */
 
@@ -61,8 +61,8 @@ static size_t distance(const char *a, const char *b)
     return row[width];
 }
 
-/* The flag that was probably meant: one that begins like it, or one that differs in at most a third
- * of its letters. */
+/* The flag that was probably meant: one that begins like it, one that differs in at most a third of its
+ * letters, or one that shares its first letters. */
 static const char *nearest(const struct td__flag_table *table, const char *typed, size_t size)
 {
     char name[NAME_ROOM];
@@ -77,6 +77,8 @@ static const char *nearest(const struct td__flag_table *table, const char *typed
         const char *candidate = table->flags[i].name;
         if (!strncmp(candidate, name, size))
             return candidate;
+        if (!best && size > ALIKE && !strncmp(candidate, name, ALIKE))
+            best = candidate; /* --nprocs; unless another one is nearer */
         size_t steps = distance(name, candidate);
         if (steps < best_distance) {
             best = candidate;

@@ -33,6 +33,7 @@ class Mistakes(Test):
             ("--max-restart=3", "--max-restarts"),
             ("--nproc", "--nproc-per-node"),
             ("--standalon", "--standalone"),
+            ("--nprocs", "--nproc-per-node"),
         ]:
             name = typed.partition("=")[0]
             self.check([typed, "2", "true"], f"unknown option {name}; did you mean {meant}?")

@@ -154,6 +154,26 @@ class Failures(StoryTest):
         self.check_code(job, 3)
         self.assertIn("--story-file no/where: No such file", job.err)
 
+    def test_half_a_story_file_is_removed(self):
+        """On a disk that is full, which takes a file system of one's own."""
+        if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+            self.skipTest("no right to make a mount namespace")
+        os.mkdir(self.path("full"))
+        job = harness.Job(
+            self,
+            [
+                "-rm", "sh", "-c",
+                "mount -t tmpfs -o size=4k none full && head -c 4096 /dev/zero >full/rest &&"
+                ' { "$@"; code=$?; ls full; exit $code; }',
+                "sh", harness.TDRUN, "--standalone", "--nproc-per-node=3",
+                "--story-file", "full/story", WORKER, "exit",
+            ],
+            program="unshare",
+        ).finish()  # fmt: skip
+        self.check_code(job, 3)
+        self.assertIn("--story-file full/story: No space left on device", job.err)
+        self.assertEqual(job.out.split(), ["rest"])
+
     def test_each_round_has_its_story(self):
         job = self.start_job("exit", options=["--max-restarts", "1"]).finish()
         self.check_code(job, 3)
