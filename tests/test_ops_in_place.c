@@ -154,34 +154,6 @@ TEST(what_backward_needs_must_not_change)
     }
 }
 
-TEST(views_of_what_was_changed_are_out_of_date)
-{
-    TD_SCOPE
-    {
-        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, 3));
-        td_tensor *y = td_mul_scalar(w, 1), *view = td_narrow(y, 0, 0, 2);
-        CHECK_OK(td_mul_scalar_(y, 2));
-        CHECK_NULL(td_square(view),
-                   "td_square: the memory of its input of shape [2] was changed in place");
-        CHECK_FAILS(td_add_scalar_(view, 1), TD_ERR_STATE, "td_add_scalar_: the memory");
-        CHECK_FAILS(td_backward_from(&view, (td_tensor *[]){td_ones(SHAPE(2), TD_F64)}, 1, NULL),
-                    TD_ERR_STATE, "changed in place");
-        CHECK_OK(td_backward(td_sum(td_narrow(y, 0, 0, 2)))); /* a fresh view is right */
-        CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(3), 2, 2, 0);
-
-        /* The other way round: the base after a change of its view. */
-        td_tensor *base = td_zeros(SHAPE(3), TD_F64), *part = td_narrow(base, 0, 1, 2);
-        CHECK_OK(td_add_(part, td_narrow(w, 0, 0, 2)));
-        CHECK_TENSOR(base, TD_F64, SHAPE(3), 0, 1, 2);
-        CHECK_NULL(td_sum(base), "td_sum: the memory of its input of shape [3]");
-        CHECK_NULL(td_add(td_ones(SHAPE(3), TD_F64), base), "td_add: the memory of its input");
-        CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64), base), TD_ERR_STATE, "td_mul_: the memory");
-        CHECK_OK(td_backward(td_sum(part)));
-        TD_NO_GRAD
-        CHECK_TENSOR(td_sum(base), TD_F64, NO_DIMS, 3);
-    }
-}
-
 /* ---- Gradients --------------------------------------------------------------------------------- */
 
 /* A copy of the first input, which is then changed by the second, and used. */

@@ -37,12 +37,12 @@ td_tensor *td__sum_to(td_tensor *x, const struct td__layout *target)
 
 static td_status check_output(const char *call, td_tensor *output, td_tensor *gradient)
 {
+    TD_TRY(td__refresh_node(output, call));
     if (!output->node)
         return td__fail(TD_ERR_INVALID,
                         "%s: the tensor of shape %s is no result of a tensor that asks for its "
                         "gradient, or it was computed under TD_NO_GRAD",
                         call, td__shape_of(output));
-    TD_TRY(td__check_history(output, call));
     if (!gradient && output->layout.numel != 1)
         return td__fail(TD_ERR_INVALID,
                         "%s: a tensor of shape %s has more than one element, so its gradient must "
@@ -116,6 +116,7 @@ td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, i
         return td__fail_nomem("td_gradients");
     td_status status = TD_OK;
     for (int i = 0; i < input_count && !status; i++) {
+        td__try_refresh_node(inputs[i]);
         if (!inputs[i])
             status = TD_ERR_INVALID;
         else if (!inputs[i]->node)

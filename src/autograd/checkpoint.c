@@ -82,7 +82,7 @@ static td_status checkpoint_backward(td_node *node, td_tensor *const *grad_outpu
         td_tensor *result = run_again(checkpoint, leaves);
         if (!result)
             status = td__done(result);
-        else if (result->node)
+        else if (td_tensor_requires_grad(result))
             status = td_backward_from(&result, grad_outputs, 1, NULL);
     }
     for (int i = 0; i < checkpoint->count && !status; i++)
@@ -111,7 +111,7 @@ static td_status remember(struct checkpoint *checkpoint, td_tensor *const *input
         if (!input->alias)
             return TD_ERR_NOMEM;
         input->version = atomic_load(&inputs[i]->storage->version);
-        input->needs = inputs[i]->node != NULL;
+        input->needs = td_tensor_requires_grad(inputs[i]);
     }
     return TD_OK;
 }

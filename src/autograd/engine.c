@@ -11,6 +11,7 @@
  * a node computes. The order of sums does not depend on timing as long as at most two gradients from
  * different devices meet at one tensor. */
 #include "autograd/engine.h"
+#include "autograd/view_base.h"
 
 #include "base/fail.h"
 #include "base/thread.h"
@@ -263,7 +264,8 @@ static td_status see_gradients(struct pass *pass, struct td__entry *entry)
 static td_status call_function(struct td__entry *entry, td_tensor **grads, bool *written)
 {
     struct td_node *node = entry->node;
-    td_status status = node->function->backward(node, entry->grads, grads);
+    td_status status = node->region ? td__region_backward(node, entry->grads[0], grads)
+                                    : node->function->backward(node, entry->grads, grads);
     for (int i = 0; i < node->input_count; i++) {
         struct td__edge *edge = &node->inputs[i];
         if (status || !edge->node || !grads[i]) {

@@ -3,6 +3,7 @@
  * A record may be a chain of 100,000 nodes, each of which holds the next: so a node whose last owner
  * went is put on a list of the thread's, and one loop frees what is on it. */
 #include "autograd/graph.h"
+#include "autograd/view_base.h"
 
 #include "base/fail.h"
 
@@ -58,6 +59,7 @@ static void free_node(struct td_node *node, struct td_node **dying)
     }
     if (node->function->free_data && node->data)
         node->function->free_data(node->data);
+    free(node->region);
     pthread_mutex_destroy(&node->lock);
     free(node);
 }
@@ -83,15 +85,23 @@ void td__node_release(struct td_node *node)
     freeing = false;
 }
 
-static void leave(struct td_node *node, td_tensor *tensor)
+void td__node_leave(td_tensor *tensor)
 {
+    struct td_node *node = tensor->node;
+    if (!node)
+        return;
     pthread_mutex_lock(&node->lock);
-    if (node->leaf == tensor) {
+    if (node->leaf == tensor)
         node->leaf = NULL;
-        atomic_fetch_sub(&tensor->storage->leaves, 1);
-    }
     pthread_mutex_unlock(&node->lock);
+    tensor->node = NULL;
     td__node_release(node);
+}
+
+static void leave(td_tensor *tensor)
+{
+    td__node_leave(tensor);
+    td__view_base_leave(tensor);
 }
 
 /* ---- Making ------------------------------------------------------------------------------------- */
@@ -99,12 +109,12 @@ static void leave(struct td_node *node, td_tensor *tensor)
 /* Tensors do not know of nodes: they are told how to leave one, before any thread can make one. */
 __attribute__((constructor)) static void tell_tensors(void)
 {
-    td__node_leave = leave;
+    td__tensor_leave = leave;
 }
 
 /* A node and all its lists are one piece of memory. */
-static struct td_node *create_node(const td_function *function, int inputs, int outputs, int saved,
-                                   size_t data_size)
+struct td_node *td__node_create(const td_function *function, int inputs, int outputs, int saved,
+                                size_t data_size)
 {
     size_t size = sizeof(struct td_node);
     size_t inputs_at = size;
@@ -130,6 +140,7 @@ static struct td_node *create_node(const td_function *function, int inputs, int 
     node->saved = (struct td__saved *)(memory + saved_at);
     node->data = data_size ? memory + data_at : NULL;
     pthread_mutex_init(&node->lock, NULL);
+    node->sequence = atomic_fetch_add_explicit(&last_sequence, 1, memory_order_relaxed) + 1;
     return node;
 }
 
@@ -141,10 +152,11 @@ static void describe_output(struct td__output *output, const td_tensor *tensor)
 
 struct td_node *td__leaf_node(td_tensor *tensor)
 {
-    struct td_node *node = create_node(&td__leaf_function, 0, 1, 0, 0);
+    struct td_node *node = td__node_create(&td__leaf_function, 0, 1, 0, 0);
     if (!node)
         return NULL;
     describe_output(&node->outputs[0], tensor);
+    node->sequence = 0;
     node->outputs[0].keep_grad = true;
     node->leaf = tensor;
     return node;
@@ -155,25 +167,12 @@ static td_tensor *const *inputs_of(const td_recipe *recipe)
     return recipe->more_inputs ? recipe->more_inputs : recipe->inputs;
 }
 
-td_status td__check_history(const td_tensor *tensor, const char *name)
-{
-    if (tensor->history == atomic_load_explicit(&tensor->storage->history, memory_order_relaxed))
-        return TD_OK;
-    return td__fail(TD_ERR_STATE,
-                    "%s: the memory of its input of shape %s was changed in place through another "
-                    "view of it, and its gradient cannot follow; change it through the tensor that "
-                    "is used afterwards, or under TD_NO_GRAD",
-                    name, td__shape_of(tensor));
-}
-
 bool td_would_record(td_tensor *const *inputs, int count)
 {
     if (!td_grad_enabled())
         return false;
     for (int i = 0; i < count; i++)
-        if (inputs[i] && (inputs[i]->node ||
-                          inputs[i]->history != atomic_load_explicit(&inputs[i]->storage->history,
-                                                                     memory_order_relaxed)))
+        if (inputs[i] && (!td__node_is_current(inputs[i]) || inputs[i]->node))
             return true;
     return false;
 }
@@ -192,9 +191,8 @@ static td_status save(struct td_node *node, const td_recipe *recipe)
     return TD_OK;
 }
 
-/* A node of the recipe; NULL in *node where nothing needs to be recorded. */
-static td_status make_node(const td_function *function, int output_count, const td_recipe *recipe,
-                           struct td_node **node_out)
+td_status td__node_make(const td_function *function, int output_count, const td_recipe *recipe,
+                        struct td_node **node_out)
 {
     td_tensor *const *inputs = inputs_of(recipe);
     *node_out = NULL;
@@ -208,9 +206,9 @@ static td_status make_node(const td_function *function, int output_count, const 
         return TD_OK;
     for (int i = 0; i < recipe->input_count; i++)
         if (inputs[i])
-            TD_TRY(td__check_history(inputs[i], function->name));
-    struct td_node *node = create_node(function, recipe->input_count, output_count,
-                                       recipe->saved_count, recipe->data_size);
+            TD_TRY(td__refresh_node(inputs[i], function->name));
+    struct td_node *node = td__node_create(function, recipe->input_count, output_count,
+                                           recipe->saved_count, recipe->data_size);
     if (!node)
         return TD_ERR_NOMEM;
     td_status status = save(node, recipe);
@@ -226,12 +224,11 @@ static td_status make_node(const td_function *function, int output_count, const 
         }
     if (recipe->data_size)
         memcpy(node->data, recipe->data, recipe->data_size);
-    node->sequence = atomic_fetch_add_explicit(&last_sequence, 1, memory_order_relaxed) + 1;
     *node_out = node;
     return TD_OK;
 }
 
-static void attach(td_tensor *tensor, struct td_node *node, int slot)
+void td__node_attach(struct td_node *node, int slot, td_tensor *tensor)
 {
     describe_output(&node->outputs[slot], tensor);
     td__node_retain(node);
@@ -248,11 +245,14 @@ td_status td_record_all(const td_function *function, td_tensor *const *outputs, 
             return td__fail(TD_ERR_INVALID, "td_record: output %d of %s is %s", i, function->name,
                             outputs[i] ? "a recorded tensor already; make it under TD_NO_GRAD"
                                        : "NULL");
-    TD_TRY(make_node(function, output_count, recipe, &node));
+    TD_TRY(td__node_make(function, output_count, recipe, &node));
     if (!node)
         return TD_OK;
-    for (int i = 0; i < output_count; i++)
-        attach(outputs[i], node, i);
+    for (int i = 0; i < output_count; i++) {
+        td__view_base_leave(outputs[i]); /* a result of this record, and no longer of its base's */
+        td__node_attach(node, i, outputs[i]);
+        atomic_store(&outputs[i]->history, atomic_load(&outputs[i]->storage->history));
+    }
     td__node_release(node);
     return TD_OK;
 }
@@ -273,42 +273,6 @@ td_tensor *td__result(const td_function *function, td_tensor *output, const td_r
         return NULL;
     }
     return td__adopt(output);
-}
-
-/* ---- Changes in place --------------------------------------------------------------------------- */
-
-td_status td__check_in_place(const td_tensor *tensor, const char *name)
-{
-    if (!td_grad_enabled())
-        return TD_OK;
-    if (tensor->node && td__node_is_leaf(tensor->node))
-        return td__fail(TD_ERR_STATE,
-                        "%s: a leaf of shape %s that asks for its gradient cannot be changed in "
-                        "place while changes are recorded; do it under TD_NO_GRAD",
-                        name, td__shape_of(tensor));
-    if (tensor->node && atomic_load(&tensor->storage->leaves) > 0)
-        return td__fail(TD_ERR_STATE,
-                        "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
-                        "and cannot be changed in place while changes are recorded; do it under "
-                        "TD_NO_GRAD",
-                        name, td__shape_of(tensor));
-    return td__check_history(tensor, name);
-}
-
-td_status td__record_in_place(const td_function *function, td_tensor *tensor,
-                              const td_recipe *recipe)
-{
-    struct td_node *node;
-    td__tensor_touch(tensor);
-    TD_TRY(make_node(function, 1, recipe, &node));
-    if (!node)
-        return TD_OK;
-    struct td_node *former = tensor->node;
-    attach(tensor, node, 0);
-    td__node_release(node);
-    td__node_release(former);
-    tensor->history = atomic_fetch_add(&tensor->storage->history, 1) + 1;
-    return TD_OK;
 }
 
 /* ---- What backward asks ------------------------------------------------------------------------- */

@@ -59,6 +59,7 @@ struct td_node {
 
     pthread_mutex_t lock; /* what follows, saved, and the outputs' hooks and gradients. Innermost */
     bool let_go;          /* saved tensors are gone */
+    struct td__region *region; /* owned; of a change through a view (view_base.h): which part */
 
     /* Of a leaf. */
     td_tensor *leaf;  /* not retained; NULL once the tensor is gone */
@@ -73,6 +74,19 @@ void td__node_release(struct td_node *node);
 
 /** Releases what the node saved: another backward pass through it is an error. */
 void td__node_let_go(struct td_node *node);
+
+/** A node without edges, with its place in the order of the record; one reference. NULL without
+ *  memory. */
+struct td_node *td__node_create(const td_function *function, int inputs, int outputs, int saved,
+                                size_t data_size);
+
+/** A node of the recipe; NULL in *node where nothing needs to be recorded. */
+td_status td__node_make(const td_function *function, int output_count, const td_recipe *recipe,
+                        struct td_node **node);
+
+/** Makes `tensor`, which has no node, the output `slot` of a node; the tensor lets go of its node. */
+void td__node_attach(struct td_node *node, int slot, td_tensor *tensor);
+void td__node_leave(td_tensor *tensor);
 
 /** The node of a leaf that asks for its gradient; one reference. NULL without memory. */
 struct td_node *td__leaf_node(td_tensor *tensor);
@@ -97,9 +111,20 @@ static inline bool td__node_is_leaf(const struct td_node *node)
     return node->function == &td__leaf_function;
 }
 
-/** Fails where the tensor's record is out of date: its memory was changed through another tensor,
- *  and that change was recorded. */
-td_status td__check_history(const td_tensor *tensor, const char *name);
+/** Whether the tensor's node takes all recorded changes of its memory into account. */
+static inline bool td__node_is_current(const td_tensor *tensor)
+{
+    return atomic_load_explicit(&tensor->history, memory_order_acquire) ==
+           atomic_load_explicit(&tensor->storage->history, memory_order_relaxed);
+}
+
+/** Brings the tensor's node up to date where its memory was changed, and that was recorded, through
+ *  another view of the same base. Fails (TD_ERR_STATE) where it was changed through a tensor that has
+ *  nothing but the memory in common with this one. */
+td_status td__refresh_node(td_tensor *tensor, const char *name);
+
+/** The same for who only asks: where that fails, the node stays what it was. */
+void td__try_refresh_node(const td_tensor *tensor);
 
 /** Records a change in place: from now on `tensor` is the result of the recipe (whose inputs may
  *  contain the tensor as it was before). Call it after the change; it counts the change of the
@@ -108,7 +133,7 @@ td_status td__record_in_place(const td_function *function, td_tensor *tensor,
                               const td_recipe *recipe);
 
 /** Whether `tensor` may be changed in place now: not a leaf while recording. */
-td_status td__check_in_place(const td_tensor *tensor, const char *name);
+td_status td__check_in_place(td_tensor *tensor, const char *name);
 
 /**
  * For the backward of an operator: where the gradient of input `index` may be written at once, the

@@ -3,7 +3,7 @@
  * A gradient that was set to 0 is only marked as old: the next pass overwrites it instead of adding to
  * it, and whoever looks at it before gets zeros. Where nobody else sees its memory, that is given back
  * until then: the activations of the next forward pass have it, and it comes back as those go. */
-#include "autograd/graph.h"
+#include "autograd/view_base.h"
 #include "base/fail.h"
 
 #include <sched.h>
@@ -51,6 +51,7 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
 {
     if (!tensor)
         return TD_ERR_INVALID;
+    td__try_refresh_node(tensor);
     if (tensor->node && !td__node_is_leaf(tensor->node))
         return td__fail(TD_ERR_INVALID,
                         "td_tensor_set_requires_grad: the tensor of shape %s is a result of %s; "
@@ -59,9 +60,8 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
     if (requires_grad == (tensor->node != NULL))
         return TD_OK;
     if (!requires_grad) {
-        struct td_node *node = tensor->node;
-        tensor->node = NULL;
-        td__node_leave(node, tensor);
+        td__node_leave(tensor);
+        td__view_base_set_leaf(tensor);
         return TD_OK;
     }
     if (!is_float(tensor->layout.dtype))
@@ -73,17 +73,19 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
     tensor->node_slot = 0;
     if (!tensor->node)
         return TD_ERR_NOMEM;
-    atomic_fetch_add(&tensor->storage->leaves, 1);
+    td__view_base_set_leaf(tensor);
     return TD_OK;
 }
 
 bool td_tensor_requires_grad(const td_tensor *tensor)
 {
+    td__try_refresh_node(tensor);
     return tensor && tensor->node;
 }
 
 bool td_tensor_is_leaf(const td_tensor *tensor)
 {
+    td__try_refresh_node(tensor);
     return tensor && (!tensor->node || td__node_is_leaf(tensor->node));
 }
 
@@ -96,6 +98,7 @@ td_status td_tensor_retain_grad(td_tensor *tensor)
 {
     if (!tensor)
         return TD_ERR_INVALID;
+    td__try_refresh_node(tensor);
     if (!tensor->node)
         return td__fail(TD_ERR_INVALID,
                         "td_tensor_retain_grad: the tensor of shape %s does not ask for a gradient",
@@ -127,6 +130,7 @@ void td__leaf_unclaim(struct td_node *node)
 
 td_tensor *td_tensor_grad(const td_tensor *tensor)
 {
+    td__try_refresh_node(tensor);
     if (!tensor || !tensor->node)
         return NULL;
     struct td_node *node = tensor->node;
@@ -152,6 +156,7 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
 {
     if (!tensor)
         return TD_ERR_INVALID;
+    td__try_refresh_node(tensor);
     if (!tensor->node || !td__node_is_leaf(tensor->node))
         return td__fail(TD_ERR_INVALID,
                         "td_tensor_set_grad: the tensor of shape %s is no leaf that asks for its "
@@ -186,6 +191,7 @@ td_status td_tensor_zero_grad(td_tensor *tensor)
 {
     if (!tensor)
         return TD_ERR_INVALID;
+    td__try_refresh_node(tensor);
     if (!tensor->node)
         return TD_OK;
     struct td_node *node = tensor->node;
@@ -294,6 +300,7 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
     static _Atomic uint64_t last_id;
     if (!tensor)
         return TD_ERR_INVALID;
+    td__try_refresh_node(tensor);
     if (!tensor->node || (hook.accumulated_hook && !td__node_is_leaf(tensor->node)))
         return td__fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),
                         tensor->node ? "is a result, not a leaf" : "does not ask for a gradient");
@@ -333,6 +340,7 @@ td_status td_tensor_add_accumulated_hook(td_tensor *tensor, td_accumulated_hook 
 td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)
 {
     struct td__hook *found = NULL;
+    td__try_refresh_node(tensor);
     if (tensor && tensor->node) {
         pthread_mutex_lock(&tensor->node->lock);
         struct td__hook **at = &tensor->node->outputs[tensor->node_slot].hooks;

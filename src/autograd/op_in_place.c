@@ -4,14 +4,14 @@
  *     x (node A)  --- x.mul_(b) --->  x (node mul_, whose inputs are A and that of b)
  *
  * What was saved of the tensor by others is out of date then; their backward notices by the version
- * of the memory. What a change itself needs of the elements before it has to be copied, so the gradient
- * is taken from the elements after it wherever that is possible. */
+ * of the memory. What a change itself needs of the elements before it is copied; only td_relu_() needs those
+ * after it, as in PyTorch. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
 /* ---- Checks ---------------------------------------------------------------------------------------- */
 
-static td_status check_target(const char *call, const td_tensor *x)
+static td_status check_target(const char *call, td_tensor *x)
 {
     TD_TRY(td__check_in_place(x, call));
     if (td__layout_repeats(&x->layout))
@@ -42,7 +42,7 @@ static td_status prepare(const char *call, td_tensor *x, td_tensor *b, struct op
     TD_TRY(check_target(call, x));
     TD_TRY(td__check_same(call, x, b));
     if (td_grad_enabled())
-        TD_TRY(td__check_history(b, call));
+        TD_TRY(td__refresh_node(b, call));
     bool near = x->storage == b->storage;
     *operand = (struct operand){.given = b, .stable = near ? td__clone(b) : td_tensor_retain(b)};
     if (!operand->stable)
@@ -152,6 +152,28 @@ td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
     return status;
 }
 
+/* For a product or a quotient: what x was before is saved as a copy, where the gradient of b needs it,
+ * so that x may be changed again. */
+static td_status change_and_save(const td_function *function, enum td__binary_op op, td_tensor *x,
+                                 td_tensor *b)
+{
+    struct operand operand;
+    TD_TRY(prepare(function->name, x, b, &operand));
+    td_tensor *before = NULL;
+    td_status status = TD_OK;
+    if (td_would_record(&b, 1)) {
+        before = td__clone(x);
+        status = before ? TD_OK : TD_ERR_NOMEM;
+    }
+    td_tensor *stable = td_tensor_requires_grad(x) || op == TD__DIV ? operand.stable : NULL;
+    if (!status)
+        status = change(function, op, x, &operand,
+                        &(td_recipe){.saved = {before, stable}, .saved_count = 2});
+    td_tensor_release(before);
+    free_operand(&operand);
+    return status;
+}
+
 /* g b, and g times what x was before. */
 static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
@@ -167,25 +189,10 @@ static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 td_status td_mul_(td_tensor *x, td_tensor *b)
 {
     static const td_function function = {.name = "td_mul_", .backward = mul_backward};
-    struct operand operand;
-    TD_TRY(prepare(function.name, x, b, &operand));
-    td_tensor *before = NULL;
-    td_status status = TD_OK;
-    if (td_would_record(&b, 1)) {
-        before = td__clone(x);
-        status = before ? TD_OK : TD_ERR_NOMEM;
-    }
-    if (!status)
-        status = change(
-            &function, TD__MUL, x, &operand,
-            &(td_recipe){.saved = {before, td_tensor_requires_grad(x) ? operand.stable : NULL},
-                         .saved_count = 2});
-    td_tensor_release(before);
-    free_operand(&operand);
-    return status;
+    return change_and_save(&function, TD__MUL, x, b);
 }
 
-/* g / b, and -g y / b. */
+/* g / b, and -g / b times what x was before, over b. */
 static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     td_tensor *b = td_node_saved(node, 1);
@@ -194,21 +201,14 @@ static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor
     grad_x[0] = over;
     if (!td_node_needs(node, 1))
         return TD_OK;
-    grad_x[1] = td_neg(td_mul(over, td_node_saved(node, 0)));
+    grad_x[1] = td_neg(td_mul(over, td_div(td_node_saved(node, 0), b)));
     return td__done(grad_x[1]);
 }
 
 td_status td_div_(td_tensor *x, td_tensor *b)
 {
     static const td_function function = {.name = "td_div_", .backward = div_backward};
-    struct operand operand;
-    TD_TRY(prepare(function.name, x, b, &operand));
-    td_status status = change(
-        &function, TD__DIV, x, &operand,
-        &(td_recipe){.saved = {td_tensor_requires_grad(b) ? x : NULL, operand.stable},
-                     .saved_count = 2});
-    free_operand(&operand);
-    return status;
+    return change_and_save(&function, TD__DIV, x, b);
 }
 
 /* ---- With numbers ---------------------------------------------------------------------------------- */

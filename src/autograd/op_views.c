@@ -1,6 +1,7 @@
 /* Views and copies. The gradient of a view has the view's shape; it goes back into a tensor of zeros
  * of the whole shape, or is the same view taken backwards. */
 #include "autograd/op.h"
+#include "autograd/view_base.h"
 #include "base/fail.h"
 
 #include <stdlib.h>
@@ -27,7 +28,7 @@ static td_status reshape_backward(td_node *node, td_tensor *const *grad_y, td_te
     return td__done(grad_x[0]);
 }
 
-static td_tensor *reshaped(const char *name, td_tensor *x, td_tensor *y)
+static td_tensor *reshaped(const char *name, td_tensor *x, td_tensor *y, bool viewed)
 {
     static const td_function functions[] = {
         {.name = "td_reshape", .backward = reshape_backward},
@@ -40,24 +41,26 @@ static td_tensor *reshaped(const char *name, td_tensor *x, td_tensor *y)
     if (!y)
         return NULL;
     struct shape shape = shape_of(x);
-    return td__result(
-        function, y,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .data = &shape, .data_size = sizeof shape});
+    td_recipe recipe = {
+        .inputs = {x}, .input_count = 1, .data = &shape, .data_size = sizeof shape};
+    return viewed ? td__view_result(function, y, x, &recipe) : td__result(function, y, &recipe);
 }
 
 td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim)
 {
-    return reshaped("td_reshape", tensor, td__reshape(tensor, shape, ndim, NULL));
+    bool viewed = false;
+    td_tensor *y = td__reshape(tensor, shape, ndim, &viewed);
+    return reshaped("td_reshape", tensor, y, viewed);
 }
 
 td_tensor *td_unsqueeze(td_tensor *tensor, int dim)
 {
-    return reshaped("td_unsqueeze", tensor, td__unsqueeze(tensor, dim));
+    return reshaped("td_unsqueeze", tensor, td__unsqueeze(tensor, dim), true);
 }
 
 td_tensor *td_squeeze(td_tensor *tensor, int dim)
 {
-    return reshaped("td_squeeze", tensor, td__squeeze(tensor, dim));
+    return reshaped("td_squeeze", tensor, td__squeeze(tensor, dim), true);
 }
 
 td_tensor *td_flatten(td_tensor *tensor, int first, int last)
@@ -108,8 +111,8 @@ td_tensor *td_permute(td_tensor *tensor, const int *dims, int ndim)
     int order[TD_MAX_DIMS] = {0};
     for (int d = 0; d < ndim; d++)
         order[d] = dims[d] < 0 ? dims[d] + ndim : dims[d];
-    return td__result(
-        &permute_function, y,
+    return td__view_result(
+        &permute_function, y, tensor,
         &(td_recipe){
             .inputs = {tensor}, .input_count = 1, .data = order, .data_size = sizeof order});
 }
@@ -126,8 +129,8 @@ td_tensor *td_transpose(td_tensor *tensor, int a, int b)
     b = b < 0 ? b + ndim : b;
     order[a] = b;
     order[b] = a;
-    return td__result(
-        &transpose_function, y,
+    return td__view_result(
+        &transpose_function, y, tensor,
         &(td_recipe){
             .inputs = {tensor}, .input_count = 1, .data = order, .data_size = sizeof order});
 }
@@ -144,8 +147,8 @@ static const td_function expand_function = {.name = "td_expand", .backward = exp
 
 td_tensor *td_expand(td_tensor *tensor, const int64_t *shape, int ndim)
 {
-    return td__result(&expand_function, td__expand("td_expand", tensor, shape, ndim),
-                      &(td_recipe){.inputs = {tensor}, .input_count = 1});
+    return td__view_result(&expand_function, td__expand("td_expand", tensor, shape, ndim), tensor,
+                           &(td_recipe){.inputs = {tensor}, .input_count = 1});
 }
 
 /* ---- A part of the tensor -------------------------------------------------------------------------- */
@@ -190,8 +193,8 @@ static td_tensor *part_of(const td_function *function, td_tensor *x, td_tensor *
         part.start = part.start + size < 0 ? 0 : part.start + size;
     part.start = part.start > size ? size : part.start;
     part.count = part.selected ? 1 : y->layout.shape[part.dim];
-    return td__result(
-        function, y,
+    return td__view_result(
+        function, y, x,
         &(td_recipe){.inputs = {x}, .input_count = 1, .data = &part, .data_size = sizeof part});
 }
 

@@ -333,7 +333,7 @@ static void put_suffixes(struct printer *printer, const td_tensor *tensor)
         snprintf(text, sizeof text, "dtype=%s", td_dtype_name(dtype));
         put_suffix(printer, text);
     }
-    if (tensor->node)
+    if (tensor->node || atomic_load(&tensor->history) != atomic_load(&tensor->storage->history))
         put_suffix(printer, "requires_grad=True");
 }
 

@@ -192,14 +192,14 @@ td_tensor *td_tensor_retain(td_tensor *tensor)
     return tensor;
 }
 
-void (*td__node_leave)(struct td_node *node, td_tensor *tensor);
+void (*td__tensor_leave)(td_tensor *tensor);
 
 void td_tensor_release(td_tensor *tensor)
 {
     if (!tensor || atomic_fetch_sub_explicit(&tensor->owners, 1, memory_order_acq_rel) > 1)
         return;
-    if (tensor->node)
-        td__node_leave(tensor->node, tensor);
+    if (tensor->node || atomic_load_explicit(&tensor->base, memory_order_relaxed))
+        td__tensor_leave(tensor);
     td__storage_release(tensor->storage);
     free(tensor);
 }

@@ -18,7 +18,6 @@ struct td__storage {
     atomic_int owners;
     atomic_uint version; /* how often elements were changed by a function that says so */
     atomic_uint history; /* how many of those changes were recorded for gradients */
-    atomic_int leaves;   /* how many tensors over it are leaves that ask for their gradient */
     struct td__device *device;
     void *data;
     size_t bytes;
@@ -75,7 +74,8 @@ void td__layout_copy(const struct td__layout *dst_layout, void *dst,
 
 /* ---- Tensor (tensor.c) ----------------------------------------------------------------------- */
 
-struct td_node; /* autograd/graph.h */
+struct td_node;      /* autograd/graph.h */
+struct td__view_base; /* autograd/view_base.h */
 
 struct td_tensor {
     atomic_int owners;
@@ -85,14 +85,16 @@ struct td_tensor {
 
     /* For gradients, kept by the room autograd: the node that made this tensor, which result of it
      * this is, and how many recorded changes of the storage that takes into account. NULL where no
-     * gradient is asked for. */
+     * gradient is asked for. Whoever looks at the node brings it up to date before, by
+     * td__refresh_node(). */
     struct td_node *node;
     int node_slot;
-    unsigned history;
+    atomic_uint history;
+    _Atomic(struct td__view_base *) base; /* what it shares with its views; NULL: has none */
 };
 
-/** How a tensor that ends lets go of its node; set by autograd with the first one. */
-extern void (*td__node_leave)(struct td_node *node, td_tensor *tensor);
+/** How a tensor that ends lets go of what autograd keeps for it; set by that room. */
+extern void (*td__tensor_leave)(td_tensor *tensor);
 
 /** A tensor over `storage`, of which it becomes one more owner. NULL (with the last error set)
  * without memory. */

@@ -174,12 +174,138 @@ def losses():
     return weight
 
 
+# Changes through views, as in tests/view_programs.c.
+
+
+def view_slice(a, b):
+    x = a * 1.5
+    x[1:3].mul_(b)
+    return x.sin()
+
+
+def view_step(a, b):
+    x = a * 1.5
+    x[:, 1::2].div_(b[1:3])
+    return x.sin()
+
+
+def view_transposed(a, b):
+    x = a * 1.5
+    t = x.t()
+    t[2].add_(b[:3], alpha=2)
+    return x.sin() * t.t()
+
+
+def view_element(a, b):
+    x = a * 1.5
+    row = x[1]
+    row[2].mul_(b[3])
+    return x.exp() + row
+
+
+def view_of_view(a, b):
+    x = a * 1.5
+    columns = x[:, 1:4].t()
+    two = columns[0:2]
+    two.mul_(b[2:4, None])
+    columns.add_(b[0:3, None])
+    return torch.cat([x.sin(), two.sin().t()], 1)
+
+
+def view_two_views(a, b):
+    x = a * 1.5
+    first, rows = x[0], x[0:2]
+    first.mul_(b)
+    rows.add_(b.square())
+    return first.sin() * rows.exp() + x[2]
+
+
+def view_chain(a, b):
+    x = a * 1.5
+    row = x[2]
+    row.mul_(b)
+    row.add_(b)
+    x.mul_(0.5)
+    row.div_(b + 3)
+    x.mul_(b.exp())
+    return x.sin() + row
+
+
+def view_reshaped(a, b):
+    x = a * 1.5
+    flat = x.view(2, 6)
+    flat[1][1:5].copy_(b.square())
+    return x.sin() + flat.exp().view(3, 4)
+
+
+def view_expanded(a, b):
+    row = b * 1.5
+    wide = row.expand(3, 4)
+    row[1:3].mul_(a[0][1:3])
+    return wide.sin() * a
+
+
+def view_filled(a, b):
+    x = torch.full((3, 4), 0.25)
+    last = x[2]
+    x[0].copy_(a[1])
+    x[1].add_(a[2] * b)
+    return (x * (last + 1)).sin()
+
+
+def view_constants(a, b):
+    x = a * 1.5 - b
+    x[0].fill_(5)
+    x[1][3].zero_()
+    x[:, 2:4].clamp_(-0.3, 0.4)
+    x[:, 0:2].relu_()
+    return x.exp() * b
+
+
+def view_before_and_after(a, b):
+    x = a * 1.5
+    row = x[1]
+    before = row * 3
+    x.mul_(b)
+    return before * row.sin() + x
+
+
+def view_own_operand(a, b):
+    x = a * 1.5
+    x[0].add_(x[1])
+    x[1:3].add_(x[0])
+    return x.sin() * b
+
+
+def view_base_gone(a, b):
+    kept = (a * 1.5).permute(1, 0)
+    kept[:, 0:2].mul_(b[:, None])
+    return kept.sin()
+
+
+def view_squeezed(a, b):
+    x = a * 1.5
+    row = x[1:2]
+    row.squeeze(0).mul_(b)
+    x.unsqueeze(1).sub_(b)
+    return row.sin() * x
+
+
+def views():
+    a = torch.round(torch.rand(3, 4) * 48) / 32 + 0.5
+    b = torch.round(torch.rand(4) * 48) / 32 + 0.5
+    for name, function in list(globals().items()):
+        if name.startswith("view_"):
+            record(name, function, a, b)
+
+
 def main():
     torch.manual_seed(1234)
     torch.set_num_threads(1)
     for group in (products, pools, activations, norms, attentions, tables):
         group()
     weight = losses()
+    views()
     print(f"/* Recorded by record_ops.py with PyTorch {torch.__version__}. */")
     listed = ", ".join(repr(float(v)) for v in weight)
     print(f"static const float recorded_weight[] = {{{listed}}};\n")
