@@ -298,7 +298,9 @@ TD_API td_tensor *td_take_along_dim(td_tensor *x, int dim, td_tensor *index);
 /** Classes [...] to [..., classes] of 0 and 1 (i64); not differentiable. */
 TD_API td_tensor *td_one_hot(td_tensor *indices, int64_t classes);
 
-/** 0, step, 2 step … below end, from start on; and `count` numbers from start to end. */
+/** 0, step, 2 step … below end, from start on; and `count` numbers from start to end. Numbers that the
+ *  dtype cannot hold are an error; otherwise they are bit for bit those of PyTorch (on a processor with
+ *  AVX2, and with one thread). Integers are made of start, end and step without their fractions. */
 TD_API td_tensor *td_arange(double start, double end, double step, td_dtype dtype);
 TD_API td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype);
 TD_API td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype);

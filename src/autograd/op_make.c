@@ -1,6 +1,7 @@
 /* Tensors of regular numbers: constants, ranges, and triangles. */
 #include "autograd/op.h"
 #include "base/fail.h"
+#include "tensor/cpu_range.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -31,34 +32,10 @@ td_tensor *td_empty_like(td_tensor *tensor)
 
 /* ---- Ranges ---------------------------------------------------------------------------------------- */
 
-/* Whether both ends of a range can be elements of the dtype; then all between them can. */
-static td_status check_ends(const char *call, const td_tensor *list, double first, double last)
+static bool is_integer(td_dtype dtype)
 {
-    for (int i = 0; i < 2; i++) {
-        td_tensor *number = td__number(call, i ? last : first, list);
-        if (!number)
-            return TD_ERR_INVALID;
-        td_tensor_release(number);
-    }
-    return TD_OK;
-}
-
-/* The numbers in another dtype; takes over the reference. */
-static td_tensor *converted(const char *call, td_tensor *numbers, td_dtype dtype)
-{
-    if (!numbers || dtype == TD_F64)
-        return numbers;
-    td_tensor *list = td__empty_like_as(numbers, dtype);
-    int64_t count = numbers->layout.numel;
-    const double *data = td_tensor_data(numbers);
-    if (list && count > 0) {
-        td_status status = check_ends(call, list, data[0], data[count - 1]);
-        if (!status)
-            status = td__kernels_of(list)->copy(list, numbers);
-        list = td__kept(list, status);
-    }
-    td_tensor_release(numbers);
-    return list;
+    return dtype != TD_F32 && dtype != TD_F64 && dtype != TD_F16 && dtype != TD_BF16 &&
+           dtype != TD_COMPLEX64 && dtype != TD_COMPLEX128;
 }
 
 /* Ranges of bool make no sense, and a dtype that is none is told by td__empty(). */
@@ -71,26 +48,79 @@ static td_status check_range(const char *call, double start, double end, td_dtyp
     return TD_OK;
 }
 
+/* A list of the dtype in which both ends of a range can be elements; then all between them can. */
+static td_tensor *make_list(const char *call, int64_t count, td_dtype dtype, double first,
+                            double last)
+{
+    td_tensor *list = td__empty(call, &count, 1, dtype, td__host_device());
+    for (int i = 0; list && count > 0 && i < 2; i++) {
+        td_tensor *number = td__number(call, i ? last : first, list);
+        if (!number)
+            list = td__kept(list, TD_ERR_INVALID);
+        td_tensor_release(number);
+    }
+    return list;
+}
+
+/* The dtype that an arange is computed in: integers in 64 bits, complex numbers as their real parts. */
+static td_dtype dtype_of_range(td_dtype dtype)
+{
+    if (dtype == TD_COMPLEX64)
+        return TD_F32;
+    if (dtype == TD_COMPLEX128)
+        return TD_F64;
+    return is_integer(dtype) && dtype != TD_U64 ? TD_I64 : dtype;
+}
+
+/* Computes the numbers of a range into `list`, by way of another dtype where there is need. */
+static td_tensor *filled_range(td_tensor *list, td_dtype computed, bool linspace, double start,
+                               double other)
+{
+    bool direct = list->layout.dtype == computed;
+    td_tensor *numbers = direct ? td_tensor_retain(list) : td__empty_like_as(list, computed);
+    if (!numbers)
+        return td__kept(list, TD_ERR_NOMEM);
+    int64_t count = list->layout.numel;
+    if (linspace)
+        td__cpu_linspace(td_tensor_data(numbers), computed, count, start, other);
+    else
+        td__cpu_arange(td_tensor_data(numbers), computed, count, start, other);
+    td_status status = direct ? TD_OK : td__kernels_of(list)->copy(list, numbers);
+    td_tensor_release(numbers);
+    return td__kept(list, status);
+}
+
+/* How many numbers there are; negative or not finite where the steps do not lead to the end. Those of
+ * i64 are counted after the fractions were cut off, those of other integers before, as in PyTorch. */
+static double length_of(double start, double end, double step, td_dtype dtype)
+{
+    if (dtype == TD_I64) {
+        start = trunc(start);
+        end = trunc(end);
+        step = trunc(step);
+    }
+    return ceil((end - start) / step);
+}
+
 td_tensor *td_arange(double start, double end, double step, td_dtype dtype)
 {
     const char *call = "td_arange";
     if (check_range(call, start, end, dtype))
         return NULL;
-    double length = ceil((end - start) / step);
+    double length = length_of(start, end, step, dtype);
+    if (is_integer(dtype)) {
+        start = trunc(start);
+        step = trunc(step);
+    }
     if (!isfinite(step) || step == 0 || !(length >= 0 && length < 0x1p60)) {
-        td__fail(TD_ERR_INVALID, "td_arange: steps of %g do not lead from %g to %g", step, start,
-                 end);
+        td__fail(TD_ERR_INVALID, "td_arange: steps of %g do not lead from %g to %g%s", step, start,
+                 end, is_integer(dtype) ? " in whole numbers" : "");
         return NULL;
     }
-    int64_t count = (int64_t)length;
-    td_tensor *numbers = td__empty(call, &count, 1, TD_F64, td__host_device());
-    double *data = td_tensor_data(numbers);
-    for (int64_t i = 0; numbers && i < count; i++)
-        data[i] = start + step * (double)i;
-    return td__adopt(converted(call, numbers, dtype));
+    td_tensor *list = make_list(call, (int64_t)length, dtype, start, start + step * (length - 1));
+    return list ? td__adopt(filled_range(list, dtype_of_range(dtype), false, start, step)) : NULL;
 }
 
-/* From both ends towards the middle, and in f32 for f32, as PyTorch does. */
 td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype)
 {
     const char *call = "td_linspace";
@@ -100,20 +130,9 @@ td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype)
         td__fail(TD_ERR_INVALID, "td_linspace: there cannot be %" PRId64 " numbers", count);
         return NULL;
     }
-    td_tensor *numbers = td__empty(call, &count, 1, TD_F64, td__host_device());
-    double *data = td_tensor_data(numbers);
-    double step = (end - start) / (double)(count > 1 ? count - 1 : 1);
-    float step_f32 = ((float)end - (float)start) / (float)(count > 1 ? count - 1 : 1);
-    for (int64_t i = 0; numbers && i < count; i++) {
-        int64_t left = count - 1 - i;
-        bool first_half = i < count / 2 || count == 1;
-        if (dtype == TD_F32)
-            data[i] = first_half ? (float)start + step_f32 * (float)i
-                                 : (float)end - step_f32 * (float)left;
-        else
-            data[i] = first_half ? start + step * (double)i : end - step * (double)left;
-    }
-    return td__adopt(converted(call, numbers, dtype));
+    td_dtype computed = is_integer(dtype) ? dtype : dtype_of_range(dtype);
+    td_tensor *list = make_list(call, count, dtype, start, end);
+    return list ? td__adopt(filled_range(list, computed, true, start, end)) : NULL;
 }
 
 /* ---- Triangles ------------------------------------------------------------------------------------- */
