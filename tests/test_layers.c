@@ -8,6 +8,10 @@
 #include <string.h>
 #include <zlib.h>
 
+#ifdef __GLIBC__
+#include <gnu/libc-version.h>
+#endif
+
 struct recorded_tensor {
     const char *module, *name;
     int64_t numel;
@@ -19,6 +23,13 @@ struct recorded_result {
     const char *name;
     const double *values, *grad_norms;
     size_t count, grad_count;
+};
+
+struct recorded_trunc_normal {
+    td_dtype dtype;
+    int count;
+    double mean, std, low, high;
+    uint32_t checksum;
 };
 
 #include "reference/module_vectors.h"
@@ -224,6 +235,26 @@ TEST(init_functions_are_those_of_pytorch)
     for (int i = 0; i < 40; i++)
         CHECK(fabs(((float *)td_tensor_data(tensor))[i] - recorded_trunc_normal[i]) < 1e-6);
     td_tensor_release(tensor);
+}
+
+TEST(trunc_normal_has_the_bits_of_pytorch)
+{
+#ifdef __GLIBC__
+    if (strcmp(gnu_get_libc_version(), recorded_libc) != 0)
+        td_test_skip("the numbers were recorded with the C library %s", recorded_libc);
+    for (size_t i = 0; i < sizeof recorded_trunc_normals / sizeof recorded_trunc_normals[0]; i++) {
+        const struct recorded_trunc_normal *normal = &recorded_trunc_normals[i];
+        td_manual_seed(1);
+        td_tensor *tensor = td_empty((const int64_t[]){normal->count}, 1, normal->dtype);
+        CHECK_OK(td_init_trunc_normal(tensor, normal->mean, normal->std, normal->low, normal->high));
+        if (checksum(tensor) != normal->checksum)
+            FAIL("case %zu, %d numbers of %s, has other bits", i, normal->count,
+                 td_dtype_name(normal->dtype));
+        td_tensor_release(tensor);
+    }
+#else
+    td_test_skip("the numbers were recorded with another C library");
+#endif
 }
 
 TEST(init_functions_refuse)

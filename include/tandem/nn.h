@@ -355,7 +355,9 @@ TD_API td_status td_module_replace_child(td_module *module, int index, td_module
 
 TD_API td_status td_init_uniform(td_tensor *tensor, double from, double to);
 TD_API td_status td_init_normal(td_tensor *tensor, double mean, double std);
-/** Normal numbers, none of them outside of low to high. */
+/** Normal numbers, none of them outside of low to high. They are PyTorch's bit for bit where that has
+ *  AVX2 and the same C library, whose erf(), exp() and log() it uses too; elsewhere give or take their
+ *  last bits. */
 TD_API td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low,
                                       double high);
 TD_API td_status td_init_constant(td_tensor *tensor, double value);

@@ -3,6 +3,7 @@
 #include "nn/module.h"
 
 #include "base/fail.h"
+#include "tensor/erfinv.h"
 
 #include <math.h>
 
@@ -118,21 +119,37 @@ td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *op
 
 /* ---- Truncated normal numbers ------------------------------------------------------------------- */
 
-/* The inverse of erf() for -1 < y < 1: a first guess within a few per cent, and Newton's steps with
- * the second derivative, each of which triples the number of right digits. */
-static double inverse_erf(double y)
+/* Uniform numbers become normal ones by the inverse of erf(), then they are scaled, moved and limited;
+ * as in PyTorch the result of each of these four is rounded to the dtype. */
+struct trunc_normal {
+    double scale, mean, low, high;
+};
+
+static void shape_f64(double *data, int64_t count, const struct trunc_normal *normal)
 {
-    if (fabs(y) >= 1)
-        return y > 0 ? INFINITY : -INFINITY;
-    double tail = log1p(-y * y), half = 2 / (M_PI * 0.147) + tail / 2;
-    double x = copysign(sqrt(sqrt(half * half - tail / 0.147) - half), y);
-    for (int i = 0; i < 3; i++) {
-        /* Near the ends, erf() itself has lost the digits that its complement has. */
-        double error = fabs(y) < 0.5 ? erf(x) - y : y > 0 ? (1 - y) - erfc(x) : erfc(-x) - (1 + y);
-        double step = error / (M_2_SQRTPI * exp(-x * x));
-        x -= step / (1 + x * step);
+    for (int64_t i = 0; i < count; i++) {
+        double x = td__erfinv_f64(data[i]) * normal->scale;
+        x += normal->mean;
+        data[i] = x < normal->low ? normal->low : x > normal->high ? normal->high : x;
     }
-    return x;
+}
+
+static float rounded(float x, td_dtype dtype)
+{
+    return dtype == TD_BF16  ? td_bf16_to_f32(td_f32_to_bf16(x))
+           : dtype == TD_F16 ? td_f16_to_f32(td_f32_to_f16(x))
+                             : x;
+}
+
+static void shape_f32(float *data, int64_t count, const struct trunc_normal *normal, td_dtype dtype)
+{
+    float scale = rounded((float)normal->scale, dtype), mean = rounded((float)normal->mean, dtype);
+    float low = rounded((float)normal->low, dtype), high = rounded((float)normal->high, dtype);
+    for (int64_t i = 0; i < count; i++) {
+        float x = rounded(rounded(td__erfinv_f32(data[i]), dtype) * scale, dtype);
+        x = rounded(x + mean, dtype);
+        data[i] = x < low ? low : x > high ? high : x;
+    }
 }
 
 td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low, double high)
@@ -152,13 +169,15 @@ td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, doubl
     TD_NO_GRAD
     TD_SCOPE
     {
-        td_tensor *wide = td_clone(td_to_dtype(td_detach(tensor), TD_F64));
-        double *data = td_tensor_data(wide);
-        for (int64_t i = 0; i < td_tensor_numel(wide); i++) {
-            double x = inverse_erf(data[i]) * (std * sqrt(2)) + mean;
-            data[i] = x < low ? low : x > high ? high : x;
-        }
-        td_tensor *narrow = td_to_dtype(wide, td_tensor_dtype(tensor));
+        td_dtype dtype = td_tensor_dtype(tensor);
+        td_tensor *wide = td_to_dtype(td_detach(tensor), dtype == TD_F64 ? TD_F64 : TD_F32);
+        wide = td_clone(wide);
+        struct trunc_normal normal = {std * sqrt(2), mean, low, high};
+        if (wide && dtype == TD_F64)
+            shape_f64(td_tensor_data(wide), td_tensor_numel(wide), &normal);
+        else if (wide)
+            shape_f32(td_tensor_data(wide), td_tensor_numel(wide), &normal, dtype);
+        td_tensor *narrow = td_to_dtype(wide, dtype);
         if (narrow)
             status = td_tensor_copy(tensor, narrow);
     }

@@ -11,6 +11,7 @@ Recorded with PyTorch 1.13.1 on a processor with AVX2.
 """
 
 import math
+import platform
 import sys
 import zlib
 
@@ -104,7 +105,7 @@ RESULTS = {
 
 
 def bits(tensor):
-    kind = {1: torch.uint8, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return tensor.detach().contiguous().reshape(-1).view(kind)
 
 
@@ -168,6 +169,20 @@ def write_inits():
     torch.manual_seed(1)
     tensor = nn.init.trunc_normal_(torch.empty(40), 0.1, 0.5, -0.6, 1.2)
     print(f"static const double recorded_trunc_normal[] = {{{floats(tensor)}}};\n")
+    write_trunc_normals()
+
+
+def write_trunc_normals():
+    """erf(), exp() and log() of the C library have a part in these bits."""
+    print(f'static const char recorded_libc[] = "{platform.libc_ver()[1]}";')
+    print("static const struct recorded_trunc_normal recorded_trunc_normals[] = {")
+    for name, dtype in (("F32", torch.float32), ("F64", torch.float64), ("BF16", torch.bfloat16)):
+        for count, *numbers in ((7, 0, 1, -2, 2), (1003, 0.1, 0.5, -0.6, 1.2), (5000, 0, 0.02, -4, 4)):
+            torch.manual_seed(1)
+            tensor = nn.init.trunc_normal_(torch.empty(count, dtype=dtype), *numbers)
+            listed = ", ".join(map(repr, numbers))
+            print(f"    {{TD_{name}, {count}, {listed}, {checksum(tensor):#x}}},")
+    print("};\n")
 
 
 OPTIMIZERS = {
