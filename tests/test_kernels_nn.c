@@ -422,10 +422,14 @@ static void check_dropout(td_dtype dtype, int64_t blocks, int64_t block, double 
     const unsigned char *kept = td_tensor_data(keep);
     int64_t count = 0;
     double *expected = numbers_of(x);
+    /* In halves 1 - p and 1 / (1 - p) are rounded too. */
+    double factor = 0;
+    TD_SCOPE
+    factor = td_item(td_div(td_full(NULL, 0, 1, dtype), td_full(NULL, 0, 1 - p, dtype)));
     for (int64_t i = 0; i < blocks * block; i++) {
         CHECK(kept[i / block] <= 1);
         count += kept[i / block];
-        expected[i] = kept[i / block] ? expected[i] / (1 - p) : 0;
+        expected[i] = kept[i / block] ? expected[i] * factor : 0;
     }
     check_numbers("dropout", y, expected, 1);
     if (blocks >= 1000)
@@ -472,4 +476,26 @@ TEST(dropout_draws_as_pytorch)
         release_all(x, y, keep, after, NULL);
     }
     td_generator_destroy(generator);
+}
+
+/* The same seed, p and factor in bf16: x = ((torch.arange(16) - 7.5) * 0.37).bfloat16(), and the gradient
+ * of its dropout for torch.full((16,), 1.1015625). Zeros have the sign of x. */
+TEST(dropout_in_bf16_rounds_as_pytorch)
+{
+    static const uint16_t xs[] = {0xc032, 0xc01a, 0xc002, 0xbfd5, 0xbfa6, 0xbf6d, 0xbf0e, 0xbe3d,
+                                  0x3e3d, 0x3f0e, 0x3f6d, 0x3fa6, 0x3fd5, 0x4002, 0x401a, 0x4032};
+    static const uint16_t ys[] = {0xc07e, 0xc05c, 0x8000, 0xc018, 0x8000, 0x8000, 0xbf4b, 0xbe87,
+                                  0x0000, 0x0000, 0x3fa9, 0x3fed, 0x4018, 0x403a, 0x405c, 0x0000};
+    td_generator *generator = td_generator_create(7);
+    td_tensor *x = td_empty(SHAPE(16, 1), TD_BF16), *y = td_clone(x);
+    td_tensor *keep = td_empty(SHAPE(16), TD_BOOL);
+    td_tensor *gy = td_full(SHAPE(16, 1), 1.1015625, TD_BF16), *gx = td_clone(gy);
+    memcpy(td_tensor_data(x), xs, sizeof xs);
+    CHECK_OK(cpu->dropout(y, keep, x, 0.3, 1, generator));
+    CHECK_MEM(td_tensor_data(y), ys, sizeof ys);
+    CHECK_OK(cpu->dropout_grad(gx, gy, keep, 0.3, 1));
+    for (int i = 0; i < 16; i++)
+        CHECK_EQ(((uint16_t *)td_tensor_data(gx))[i], (ys[i] & 0x7fff) ? 0x3fca : 0);
+    td_generator_destroy(generator);
+    release_all(x, y, keep, gx, gy, NULL);
 }

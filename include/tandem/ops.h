@@ -256,7 +256,7 @@ TD_API td_tensor *td_f_sigmoid(td_tensor *x);
 TD_API td_tensor *td_f_softmax(td_tensor *x, int dim);
 TD_API td_tensor *td_f_log_softmax(td_tensor *x, int dim);
 
-/** While training: 0 with probability p, the others times 1 / (1 - p), drawn from the default
+/** While training: times 0 with probability p, the others times 1 / (1 - p), drawn from the default
  *  generator. Otherwise x itself. dropout2d: whole channels of [N, C, H, W]. */
 TD_API td_tensor *td_f_dropout(td_tensor *x, double p, bool training);
 TD_API td_tensor *td_f_dropout2d(td_tensor *x, double p, bool training);

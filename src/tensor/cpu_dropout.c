@@ -1,6 +1,7 @@
 /* Dropout: each block of elements is kept with probability 1 - p, and then scaled by 1 / (1 - p); its
- * gradient is the same with the same mask. The factor is rounded first, as PyTorch does, so that the
- * results have its bits. What is dropped is 0, whatever it was. */
+ * gradient is the same with the same mask. 1 - p and the factor are numbers of the tensor's dtype, as in
+ * PyTorch, so that the results have its bits. What is dropped is multiplied by 0: it keeps its sign, and NaN and
+ * infinity become NaN. */
 #include "tensor/cpu_dropout.h"
 
 #include "tensor/widen.h"
@@ -12,18 +13,27 @@
 #include "tensor/real_f64.h"
 #include "tensor/cpu_dropout_loops.h"
 
+static float half_of(td_dtype dtype, float value)
+{
+    return dtype == TD_BF16  ? td_bf16_to_f32(td_f32_to_bf16(value))
+           : dtype == TD_F16 ? td_f16_to_f32(td_f32_to_f16(value))
+                             : value;
+}
+
 static td_status scale(td_tensor *out, const td_tensor *x, const td_tensor *keep, double p,
                        int64_t block)
 {
     struct td__wide w = {0};
+    td_dtype dtype = x->layout.dtype;
     const void *from = td__widen(&w, x);
     void *to = td__widen_out(&w, out, false);
     const unsigned char *mask = td_tensor_data(keep);
     if (w.status == TD_OK) {
         if (td__wide_dtype(x) == TD_F32)
-            keep_blocks_f32(to, from, mask, keep->layout.numel, block, p);
+            keep_blocks_f32(to, from, mask, keep->layout.numel, block,
+                            half_of(dtype, 1 / half_of(dtype, (float)(1 - p))));
         else
-            keep_blocks_f64(to, from, mask, keep->layout.numel, block, p);
+            keep_blocks_f64(to, from, mask, keep->layout.numel, block, 1 / (1 - p));
     }
     return td__widen_end(&w);
 }

@@ -3,19 +3,16 @@
 TD__VECTOR
 static void NAME(keep_blocks)(REAL *restrict to, const REAL *restrict from,
                               const unsigned char *restrict keep, int64_t blocks, int64_t block,
-                              double p)
+                              REAL factor)
 {
-    REAL factor = 1 / (REAL)(1 - p);
     if (block == 1) {
         for (int64_t i = 0; i < blocks; i++)
-            to[i] = keep[i] ? from[i] * factor : 0;
+            to[i] = from[i] * (keep[i] ? factor : 0);
         return;
     }
     for (int64_t i = 0; i < blocks && block; i++, to += block, from += block) {
-        if (keep[i])
-            for (int64_t j = 0; j < block; j++)
-                to[j] = from[j] * factor;
-        else
-            memset(to, 0, (size_t)block * sizeof *to);
+        REAL times = keep[i] ? factor : 0;
+        for (int64_t j = 0; j < block; j++)
+            to[j] = from[j] * times;
     }
 }
