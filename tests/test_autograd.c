@@ -141,7 +141,38 @@ TEST(a_given_gradient_is_added_to_in_place)
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
         CHECK_EQ(data[4], 6);
         CHECK_FAILS(td_tensor_set_grad(x, bucket), TD_ERR_INVALID, "[10]");
-        CHECK_FAILS(td_tensor_set_grad(bucket, bucket), TD_ERR_INVALID, "no leaf");
+        CHECK_FAILS(td_tensor_set_grad(bucket, bucket), TD_ERR_INVALID, "its own gradient");
+        CHECK_FAILS(td_tensor_set_grad(td_mul(x, x), x), TD_ERR_INVALID, "a result, not a leaf");
+        td_tensor *whole = td_zeros(SHAPE(2), TD_I64);
+        CHECK_FAILS(td_tensor_set_grad(whole, whole), TD_ERR_INVALID, "not of floating point");
+    }
+}
+
+/* A gradient does not depend on whether another one is asked for, as in PyTorch. */
+TEST(a_gradient_outlives_the_wish_for_it)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = leaf(3, 2), *loss = td_sum(td_mul(x, x));
+        CHECK_OK(td_backward_from(&loss, NULL, 1, &(td_backward_options){.retain_graph = true}));
+        CHECK_OK(td_tensor_set_requires_grad(x, false));
+        CHECK(!td_tensor_requires_grad(x));
+        CHECK_EQ(first(td_tensor_grad(x)), 6);
+        CHECK_OK(td_backward_from(&loss, NULL, 1, &(td_backward_options){.retain_graph = true}));
+        CHECK_EQ(first(td_tensor_grad(x)), 6); /* nothing is added to it meanwhile */
+        CHECK_OK(td_tensor_set_requires_grad(x, true));
+        CHECK_OK(td_backward(loss));
+        CHECK_EQ(first(td_tensor_grad(x)), 12);
+        CHECK_OK(td_tensor_set_requires_grad(x, false));
+        CHECK_OK(td_tensor_zero_grad(x));
+        CHECK_EQ(first(td_tensor_grad(x)), 0);
+        CHECK_OK(td_tensor_set_grad(x, NULL));
+        CHECK(!td_tensor_grad(x));
+
+        td_tensor *never = td_zeros(SHAPE(2), TD_F64);
+        CHECK_OK(td_tensor_set_grad(never, td_ones(SHAPE(2), TD_F64)));
+        CHECK(!td_tensor_requires_grad(never) && td_tensor_is_leaf(never));
+        CHECK_EQ(first(td_tensor_grad(never)), 1);
     }
 }
 

@@ -184,6 +184,27 @@ TEST(parameters_without_gradient_are_passed_over)
 }
 
 /* What was saved for a gradient is known to be gone after a step. */
+/* As in PyTorch, what counts is that there is a gradient. */
+TEST(parameters_that_do_not_ask_are_stepped)
+{
+    TD_SCOPE
+    {
+        td_tensor *p[] = {leaf_of(td_ones((int64_t[]){2}, 1, TD_F32)),
+                          td_ones((int64_t[]){2}, 1, TD_F32)};
+        td_optimizer *sgd = td_sgd_of(p, 2, &(td_sgd_options){.lr = 0.5});
+        CHECK_OK(td_backward(td_sum(td_square(p[0]))));
+        CHECK_OK(td_tensor_set_requires_grad(p[0], false));
+        CHECK_OK(td_tensor_set_grad(p[1], td_ones((int64_t[]){2}, 1, TD_F32)));
+        CHECK_OK(td_optimizer_step(sgd));
+        CHECK(((float *)td_tensor_data(p[0]))[0] == 0);
+        CHECK(((float *)td_tensor_data(p[1]))[1] == 0.5f);
+        CHECK_OK(td_optimizer_zero_grad(sgd));
+        CHECK_OK(td_optimizer_step(sgd));
+        CHECK(((float *)td_tensor_data(p[1]))[0] == 0.5f);
+        td_optimizer_destroy(sgd);
+    }
+}
+
 TEST(a_step_counts_as_a_change)
 {
     td_tensor *w = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));

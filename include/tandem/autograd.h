@@ -23,8 +23,9 @@ extern "C" {
 
 /* ---- Leaves and their gradients --------------------------------------------------------------- */
 
-/** Makes a tensor a leaf that asks for its gradient, or (false) one that does not. TD_ERR_INVALID
- *  for elements that are not floating-point, and for a result of others (td_detach() it). */
+/** Makes a tensor a leaf that asks for its gradient, or (false) one that does not; a gradient that it has
+ *  stays. TD_ERR_INVALID for elements that are not floating-point, and for a result of others
+ *  (td_detach() it). */
 TD_API td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad);
 
 /** Whether it asks for its gradient, as a leaf or as a result; false for NULL. */
@@ -38,7 +39,8 @@ TD_API bool td_tensor_is_leaf(const td_tensor *tensor);
 TD_API td_tensor *td_tensor_grad(const td_tensor *tensor);
 
 /** Replaces the gradient of a leaf by `grad` (same shape, dtype and device), which is retained, not
- * copied: later passes add to its elements in place. NULL removes it. */
+ * copied: later passes add to its elements in place. NULL removes it. A leaf that does not ask for its
+ * gradient may be given one too: optimizers use it. */
 TD_API td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad);
 
 /** Sets the gradient to 0, if there is one. It costs nothing: the next pass overwrites it. Its memory is

@@ -10,8 +10,8 @@
  *     td_schedule_step(cosine);                            after each epoch, or each step
  *
  * The formulas, and the order in which they are computed, are those of PyTorch 1.13. An optimizer
- * retains the parameters that it was given, and changes them in place; one that has no gradient, or
- * does not ask for one, is passed over.
+ * retains the parameters that it was given, and changes them in place; one that has no gradient is
+ * passed over. One that has a gradient is changed whether it asks for one or not.
  *
  * Threads. An optimizer, and its schedules, are used by one thread at a time. */
 #ifndef TANDEM_OPTIM_H

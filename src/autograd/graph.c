@@ -101,6 +101,7 @@ void td__node_leave(td_tensor *tensor)
 static void leave(td_tensor *tensor)
 {
     td__node_leave(tensor);
+    td__node_release(tensor->idle);
     td__view_base_leave(tensor);
 }
 

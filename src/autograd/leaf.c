@@ -1,5 +1,8 @@
 /* Leaves: tensors that ask for their gradient, the gradient itself, and hooks.
  *
+ * A leaf that asks for its gradient no longer keeps its node, idle: with the gradient that it has, and
+ * with its hooks. What records from before then bring to an idle node is dropped.
+ *
  * A gradient that was set to 0 is only marked as old: the next pass overwrites it instead of adding to
  * it, and whoever looks at it before gets zeros. Where nobody else sees its memory, that is given back
  * until then: the activations of the next forward pass have it, and it comes back as those go. */
@@ -60,6 +63,8 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
     if (requires_grad == (tensor->node != NULL))
         return TD_OK;
     if (!requires_grad) {
+        tensor->idle = tensor->node;
+        td__node_retain(tensor->idle);
         td__node_leave(tensor);
         td__view_base_set_leaf(tensor);
         return TD_OK;
@@ -69,10 +74,15 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
                         "td_tensor_set_requires_grad: only floating-point tensors have a gradient, "
                         "this one is %s",
                         td_dtype_name(tensor->layout.dtype));
-    tensor->node = td__leaf_node(tensor);
-    tensor->node_slot = 0;
-    if (!tensor->node)
+    struct td_node *node = tensor->idle ? tensor->idle : td__leaf_node(tensor);
+    if (!node)
         return TD_ERR_NOMEM;
+    pthread_mutex_lock(&node->lock);
+    node->leaf = tensor;
+    pthread_mutex_unlock(&node->lock);
+    tensor->idle = NULL;
+    tensor->node = node;
+    tensor->node_slot = 0;
     td__view_base_set_leaf(tensor);
     return TD_OK;
 }
@@ -128,13 +138,21 @@ void td__leaf_unclaim(struct td_node *node)
     pthread_mutex_unlock(&node->lock);
 }
 
-td_tensor *td_tensor_grad(const td_tensor *tensor)
+/* The node that holds the gradient, and which output of it; NULL where there is none. */
+static struct td_node *holder_of(const td_tensor *tensor, int *slot)
 {
     td__try_refresh_node(tensor);
-    if (!tensor || !tensor->node)
+    *slot = tensor && tensor->node ? tensor->node_slot : 0;
+    return !tensor ? NULL : tensor->node ? tensor->node : tensor->idle;
+}
+
+td_tensor *td_tensor_grad(const td_tensor *tensor)
+{
+    int slot;
+    struct td_node *node = holder_of(tensor, &slot);
+    if (!node)
         return NULL;
-    struct td_node *node = tensor->node;
-    struct td__output *output = &node->outputs[tensor->node_slot];
+    struct td__output *output = &node->outputs[slot];
     if (!td__node_is_leaf(node))
         return output->grad;
     claim(node);
@@ -156,12 +174,12 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
 {
     if (!tensor)
         return TD_ERR_INVALID;
-    td__try_refresh_node(tensor);
-    if (!tensor->node || !td__node_is_leaf(tensor->node))
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_set_grad: the tensor of shape %s is no leaf that asks for its "
-                        "gradient",
-                        td__shape_of(tensor));
+    int slot;
+    struct td_node *node = holder_of(tensor, &slot);
+    if (!is_float(tensor->layout.dtype) || (node && !td__node_is_leaf(node)))
+        return td__fail(TD_ERR_INVALID, "td_tensor_set_grad: the tensor of shape %s is %s",
+                        td__shape_of(tensor),
+                        node ? "a result, not a leaf" : "not of floating point");
     if (grad && (!td__same_shape(tensor, grad) || grad->layout.dtype != tensor->layout.dtype ||
                  grad->storage->device != tensor->storage->device))
         return td__fail(TD_ERR_INVALID,
@@ -169,7 +187,18 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
                         td_dtype_name(grad->layout.dtype), td__shape_of(grad),
                         grad->storage->device->name, td_dtype_name(tensor->layout.dtype),
                         td__shape_of(tensor), tensor->storage->device->name);
-    struct td_node *node = tensor->node;
+    if (grad == tensor)
+        return td__fail(TD_ERR_INVALID,
+                        "td_tensor_set_grad: the tensor of shape %s cannot be its own gradient",
+                        td__shape_of(tensor));
+    if (!node && !grad)
+        return TD_OK;
+    if (!node) {
+        node = tensor->idle = td__leaf_node(tensor);
+        if (!node)
+            return TD_ERR_NOMEM;
+        node->leaf = NULL;
+    }
     td_tensor_retain(grad);
     claim(node);
     td_tensor *former = node->outputs[0].grad;
@@ -191,13 +220,13 @@ td_status td_tensor_zero_grad(td_tensor *tensor)
 {
     if (!tensor)
         return TD_ERR_INVALID;
-    td__try_refresh_node(tensor);
-    if (!tensor->node)
+    int slot;
+    struct td_node *node = holder_of(tensor, &slot);
+    if (!node)
         return TD_OK;
-    struct td_node *node = tensor->node;
     if (!td__node_is_leaf(node)) {
-        td_tensor_release(node->outputs[tensor->node_slot].grad);
-        node->outputs[tensor->node_slot].grad = NULL;
+        td_tensor_release(node->outputs[slot].grad);
+        node->outputs[slot].grad = NULL;
         return TD_OK;
     }
     claim(node);
@@ -340,16 +369,17 @@ td_status td_tensor_add_accumulated_hook(td_tensor *tensor, td_accumulated_hook 
 td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)
 {
     struct td__hook *found = NULL;
-    td__try_refresh_node(tensor);
-    if (tensor && tensor->node) {
-        pthread_mutex_lock(&tensor->node->lock);
-        struct td__hook **at = &tensor->node->outputs[tensor->node_slot].hooks;
+    int slot;
+    struct td_node *node = holder_of(tensor, &slot);
+    if (node) {
+        pthread_mutex_lock(&node->lock);
+        struct td__hook **at = &node->outputs[slot].hooks;
         while (*at && (*at)->id != id)
             at = &(*at)->next;
         found = *at;
         if (found)
             *at = found->next;
-        pthread_mutex_unlock(&tensor->node->lock);
+        pthread_mutex_unlock(&node->lock);
     }
     if (!found)
         return td__fail(TD_ERR_INVALID, "td_tensor_remove_hook: the tensor has no hook %llu",

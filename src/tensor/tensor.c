@@ -198,7 +198,7 @@ void td_tensor_release(td_tensor *tensor)
 {
     if (!tensor || atomic_fetch_sub_explicit(&tensor->owners, 1, memory_order_acq_rel) > 1)
         return;
-    if (tensor->node || atomic_load_explicit(&tensor->base, memory_order_relaxed))
+    if (tensor->node || tensor->idle || atomic_load_explicit(&tensor->base, memory_order_relaxed))
         td__tensor_leave(tensor);
     td__storage_release(tensor->storage);
     free(tensor);

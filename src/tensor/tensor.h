@@ -91,6 +91,7 @@ struct td_tensor {
     int node_slot;
     atomic_uint history;
     _Atomic(struct td__view_base *) base; /* what it shares with its views; NULL: has none */
+    struct td_node *idle; /* of a leaf that asks for no gradient at present: the one that it has is kept */
 };
 
 /** How a tensor that ends lets go of what autograd keeps for it; set by that room. */
