@@ -1,6 +1,5 @@
-/* Optimizers, schedules and clipping against PyTorch: parameters bit for bit over 20 steps, learning
- * rates of 30 steps; groups, states, and what is refused. What was recorded, and how, is in
- * tests/reference/record_modules.py. */
+/* Optimizers and clipping against PyTorch: parameters bit for bit over 20 steps; groups, states, and what
+ * is refused. What was recorded, and how, is in tests/reference/record_modules.py. */
 #include "runner.h"
 
 #include <tandem/optim.h>
@@ -14,11 +13,6 @@ struct recorded_path {
     bool wide;
     uint32_t checksums[20];
     double values[4];
-};
-
-struct recorded_curve {
-    const char *name;
-    double rates[60];
 };
 
 struct recorded_clip {
@@ -478,101 +472,6 @@ TEST(states_that_do_not_fit)
     td_optimizer_destroy(sgd);
     td_optimizer_destroy(adam);
     td_module_destroy(net);
-}
-
-/* ---- Schedules ----------------------------------------------------------------------------------------- */
-
-static double inverse(int64_t step, void *arg)
-{
-    return *(double *)arg / (double)(1 + step);
-}
-
-static double one = 1;
-
-static td_schedule *schedule_of(const char *name, td_optimizer *o)
-{
-    if (!strcmp(name, "step"))
-        return td_step_schedule(o, 7, 0.3);
-    if (!strcmp(name, "multi_step"))
-        return td_multi_step_schedule(o, (const int64_t[]){3, 4, 20}, 3, 0.5);
-    if (!strcmp(name, "exponential"))
-        return td_exponential_schedule(o, 0.9);
-    if (!strcmp(name, "cosine"))
-        return td_cosine_schedule(o, 12, 0.01);
-    if (!strcmp(name, "linear"))
-        return td_linear_schedule(o, 0.25, 1, 8);
-    if (!strcmp(name, "lambda"))
-        return td_lambda_schedule(o, inverse, &one);
-    if (!strcmp(name, "warmup"))
-        return td_warmup_schedule(o, 0.1, 5, td_cosine_schedule(o, 20, 0));
-    td_schedule *parts[] = {td_linear_schedule(o, 0.1, 1, 4), td_step_schedule(o, 3, 0.5),
-                            td_exponential_schedule(o, 0.8)};
-    return td_sequential_schedule(o, parts, 3, (const int64_t[]){4, 15});
-}
-
-TEST(learning_rates_are_those_of_pytorch)
-{
-    for (size_t i = 0; i < sizeof recorded_curves / sizeof recorded_curves[0]; i++) {
-        td_optimizer *sgd = td_sgd_of(NULL, 0, &(td_sgd_options){.lr = 0.1});
-        CHECK_OK(td_optimizer_add_group(sgd, NULL, 0, &(td_parameter_group){.lr = 0.3}));
-        td_schedule *schedule = schedule_of(recorded_curves[i].name, sgd);
-        CHECK(schedule);
-        for (int step = 0; step < 30; step++) {
-            CHECK_EQ(td_schedule_steps(schedule), step);
-            for (int group = 0; group < 2; group++) {
-                double want = recorded_curves[i].rates[2 * step + group];
-                double lr = td_optimizer_group_lr(sgd, group);
-                if (fabs(lr - want) > 1e-12 * want + 1e-17)
-                    FAIL("%s: the rate of group %d at step %d is %.17g, not %.17g",
-                         recorded_curves[i].name, group, step, lr, want);
-            }
-            CHECK_OK(td_schedule_step(schedule));
-        }
-        td_schedule_destroy(schedule);
-        td_optimizer_destroy(sgd);
-    }
-}
-
-static double negative(int64_t step, void *arg)
-{
-    (void)arg;
-    return step < 2 ? 1 : -1;
-}
-
-TEST(schedules_refuse)
-{
-    td_optimizer *sgd = td_sgd_of(NULL, 0, &(td_sgd_options){.lr = 0.1});
-    td_optimizer *other = td_sgd_of(NULL, 0, &(td_sgd_options){.lr = 0.1});
-    CHECK_NO(td_step_schedule(sgd, 0, 0.5), "number of steps is 0");
-    CHECK_NO(td_step_schedule(NULL, 1, 0.5), "NULL");
-    CHECK_NO(td_exponential_schedule(sgd, -0.5), "-0.5");
-    CHECK_NO(td_multi_step_schedule(sgd, (const int64_t[]){3, 2}, 2, 0.5), "milestone 1 is 2");
-    CHECK_NO(td_multi_step_schedule(sgd, NULL, 2, 0.5), "2 milestones");
-    CHECK_NO(td_linear_schedule(sgd, 0, NAN, 3), "factor");
-    CHECK_NO(td_lambda_schedule(sgd, NULL, NULL), "NULL");
-    CHECK_NO(td_cosine_schedule(sgd, -3, 0), "-3");
-    CHECK_NO(td_warmup_schedule(sgd, 0.1, 0, td_step_schedule(sgd, 1, 1)), "steps is 0");
-    CHECK_NO(td_sequential_schedule(sgd, NULL, 0, NULL), "0 schedules");
-    td_schedule *parts[] = {td_step_schedule(sgd, 1, 1), NULL};
-    CHECK_NO(td_sequential_schedule(sgd, parts, 2, (const int64_t[]){1}), "schedule 1 is NULL");
-    parts[0] = td_step_schedule(other, 1, 1);
-    CHECK_NO(td_sequential_schedule(sgd, parts, 1, NULL), "another optimizer");
-    CHECK_FAILS(td_schedule_step(NULL), TD_ERR_INVALID, "NULL");
-    CHECK_EQ(td_schedule_steps(NULL), -1);
-
-    td_schedule *falls = td_lambda_schedule(sgd, negative, NULL);
-    CHECK_OK(td_schedule_step(falls));
-    CHECK_FAILS(td_schedule_step(falls), TD_ERR_INVALID, "-0.1");
-    td_state *state = td_state_create();
-    CHECK_FAILS(td_schedule_load_state(falls, state), TD_ERR_INVALID, "steps");
-    CHECK_OK(td_state_add_integer(state, "steps", -4));
-    CHECK_FAILS(td_schedule_load_state(falls, state), TD_ERR_INVALID, "-4");
-    CHECK_FAILS(td_schedule_load_state(NULL, state), TD_ERR_INVALID, "NULL");
-    td_state_destroy(state);
-    td_schedule_destroy(falls);
-    td_schedule_destroy(NULL);
-    td_optimizer_destroy(other);
-    td_optimizer_destroy(sgd);
 }
 
 /* ---- Clipping ------------------------------------------------------------------------------------------- */

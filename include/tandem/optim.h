@@ -128,10 +128,12 @@ TD_API td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count,
 
 /* ---- Schedules ----------------------------------------------------------------------------------
  *
- * A schedule is a function of the number of steps that it has made, times (or, for cosine, applied
- * to) the learning rate that each group had when its first schedule was made. It sets the learning
- * rates when it is made (step 0), and with each td_schedule_step(). They belong to the caller; the
- * optimizer must outlive them. NULL where they cannot be made. */
+ * A schedule changes the learning rates of all groups when it is made (its step 0), and with each
+ * td_schedule_step(). As in PyTorch it goes on from the rate that a group has: several schedules of one
+ * optimizer compound, in the order in which they are stepped, and a rate that was set by
+ * td_optimizer_set_lr() is followed from there. Only a factor of one's own and the beginning of a part
+ * of a sequence count from the rate that the group had when its first schedule was made. They belong to
+ * the caller; the optimizer must outlive them. NULL where they cannot be made. */
 
 typedef struct td_schedule td_schedule;
 
@@ -153,14 +155,15 @@ TD_API td_schedule *td_cosine_schedule(td_optimizer *optimizer, int64_t steps, d
 TD_API td_schedule *td_linear_schedule(td_optimizer *optimizer, double start, double end,
                                        int64_t steps);
 
-/** The factor is factor(step, arg). */
+/** The factor, of the rate at the beginning, is factor(step, arg): other schedules and
+ *  td_optimizer_set_lr() have no part in it. */
 typedef double (*td_schedule_factor)(int64_t step, void *arg);
 TD_API td_schedule *td_lambda_schedule(td_optimizer *optimizer, td_schedule_factor factor,
                                        void *arg);
 
-/** One schedule after another, of the same optimizer: schedules[i + 1] begins, at its step 0, when
- *  this one has made milestones[i] steps, which increase; there are `count` - 1 of them. It takes the
- *  schedules over in any case. */
+/** One schedule after another, of the same optimizer: schedules[i + 1] begins, at its step 0 and from the
+ *  rate at the beginning, when this one has made milestones[i] steps, which increase; there are
+ *  `count` - 1 of them. It takes the schedules over in any case. */
 TD_API td_schedule *td_sequential_schedule(td_optimizer *optimizer, td_schedule *const *schedules,
                                            int count, const int64_t *milestones);
 
@@ -169,7 +172,8 @@ TD_API td_schedule *td_sequential_schedule(td_optimizer *optimizer, td_schedule 
 TD_API td_schedule *td_warmup_schedule(td_optimizer *optimizer, double start, int64_t steps,
                                        td_schedule *then);
 
-/** One step further: sets the learning rates of the groups. */
+/** One step further: changes the learning rates of the groups. Where it fails, for a rate that is
+ *  negative or not finite, nothing has changed. */
 TD_API td_status td_schedule_step(td_schedule *schedule);
 
 /** How many steps it has made. */
@@ -178,8 +182,8 @@ TD_API int64_t td_schedule_steps(const td_schedule *schedule);
 /** Frees it; the learning rates stay as they are. NULL is fine. */
 TD_API void td_schedule_destroy(td_schedule *schedule);
 
-/** The number of steps; and going on from it, which sets the learning rates. The rates that it began
- *  with are in the state of the optimizer. */
+/** The number of steps and the learning rates; and going on from them, which sets both. The rates that
+ *  it began with are in the state of the optimizer. */
 TD_API td_state *td_schedule_state(const td_schedule *schedule);
 TD_API td_status td_schedule_load_state(td_schedule *schedule, const td_state *state);
 

@@ -221,8 +221,8 @@ static td_status apply_optimizer(td_training *training, const td_state *state)
     return status;
 }
 
-/* The schedule computes the learning rates anew; those that the optimizer had count, in case the
- * program has changed them since. */
+/* The states of the schedule and of the optimizer both have the learning rates; those of the optimizer
+ * count. */
 static td_status apply_schedule(td_training *training, const td_state *state)
 {
     td_state *part = td_state_part(state, "schedule.");

@@ -1,19 +1,23 @@
-/* Schedules. Each is a function of the learning rate that a group began with and of the number of
- * steps: nothing is kept but that number, so that going on from a state is exact, and a sequence is a
- * matter of asking the right one. */
+/* Schedules. A step computes the learning rate of each group from the one that it has, as PyTorch does:
+ * so several schedules of one optimizer compound, and a rate that was set by hand is gone on from. Only
+ * the part of a sequence that begins, and the user's own factors, start from the rate at the beginning. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct td_schedule {
     td_optimizer *optimizer;
     int64_t steps;
-    /** The learning rate after `steps` steps, from the one at the beginning. */
-    double (*rate)(const td_schedule *schedule, double initial, int64_t steps);
+    /** The learning rate of step `steps` from that of the step before; for step 0 from that which the
+     *  group has when the schedule is made. */
+    double (*next)(const td_schedule *schedule, double initial, double lr, int64_t steps);
+    /** That of step 0 from the one at the beginning, for a part of a sequence. */
+    double (*first)(const td_schedule *schedule, double initial);
     double gamma, start, end, minimum;
     int64_t size;        /* steps of the kind that has some */
     int64_t *milestones; /* owned, increasing */
@@ -26,9 +30,16 @@ struct td_schedule {
 
 /* ---- What they compute -------------------------------------------------------------------------- */
 
-static double step_rate(const td_schedule *schedule, double initial, int64_t steps)
+static double same_first(const td_schedule *schedule, double initial)
 {
-    return initial * pow(schedule->gamma, (double)(steps / schedule->size));
+    (void)schedule;
+    return initial;
+}
+
+static double step_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
+{
+    (void)initial;
+    return steps > 0 && steps % schedule->size == 0 ? lr * schedule->gamma : lr;
 }
 
 /* How many milestones have been reached. */
@@ -40,54 +51,104 @@ static int reached(const td_schedule *schedule, int64_t steps)
     return count;
 }
 
-static double multi_step_rate(const td_schedule *schedule, double initial, int64_t steps)
+static double multi_step_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
 {
-    return initial * pow(schedule->gamma, reached(schedule, steps));
+    (void)initial;
+    int now = reached(schedule, steps) - reached(schedule, steps - 1);
+    return now ? lr * pow(schedule->gamma, now) : lr;
 }
 
-static double exponential_rate(const td_schedule *schedule, double initial, int64_t steps)
+static double multi_step_first(const td_schedule *schedule, double initial)
 {
-    return initial * pow(schedule->gamma, (double)steps);
+    return multi_step_next(schedule, initial, initial, 0);
 }
 
-static double cosine_rate(const td_schedule *schedule, double initial, int64_t steps)
+static double exponential_next(const td_schedule *schedule, double initial, double lr,
+                               int64_t steps)
 {
-    double angle = M_PI * (double)steps / (double)schedule->size;
-    return schedule->minimum + (initial - schedule->minimum) * (1 + cos(angle)) / 2;
+    (void)initial;
+    return steps > 0 ? lr * schedule->gamma : lr;
 }
 
-static double linear_rate(const td_schedule *schedule, double initial, int64_t steps)
+/* At the lowest point, from which no factor leads up again, the rate is raised by what is missing to
+ * the cosine of the first rate. */
+static double cosine_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
 {
-    double done = steps < schedule->size ? (double)steps / (double)schedule->size : 1;
-    return initial * (schedule->start + (schedule->end - schedule->start) * done);
+    double size = (double)schedule->size, minimum = schedule->minimum;
+    if (steps == 0)
+        return lr;
+    if ((steps - 1 - schedule->size) % (2 * schedule->size) == 0)
+        return lr + (initial - minimum) * (1 - cos(M_PI / size)) / 2;
+    double now = 1 + cos(M_PI * (double)steps / size);
+    double before = 1 + cos(M_PI * (double)(steps - 1) / size);
+    return now / before * (lr - minimum) + minimum;
 }
 
-static double lambda_rate(const td_schedule *schedule, double initial, int64_t steps)
+static double linear_first(const td_schedule *schedule, double initial)
 {
+    return initial * schedule->start;
+}
+
+static double linear_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
+{
+    double rise = schedule->end - schedule->start, size = (double)schedule->size;
+    if (steps == 0)
+        return lr * schedule->start;
+    if (steps > schedule->size)
+        return lr;
+    double before = size * schedule->start + (double)(steps - 1) * rise;
+    if (before == 0) /* nothing can be multiplied to come from 0 to a rate */
+        return initial * (rise / size);
+    return lr * (1 + rise / before);
+}
+
+static double lambda_first(const td_schedule *schedule, double initial)
+{
+    return initial * schedule->factor(0, schedule->arg);
+}
+
+static double lambda_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
+{
+    (void)lr;
     return initial * schedule->factor(steps, schedule->arg);
 }
 
-static double sequential_rate(const td_schedule *schedule, double initial, int64_t steps)
+static double sequential_first(const td_schedule *schedule, double initial)
 {
-    int part = reached(schedule, steps);
-    int64_t begin = part ? schedule->milestones[part - 1] : 0;
-    return schedule->parts[part]->rate(schedule->parts[part], initial, steps - begin);
+    const td_schedule *part = schedule->parts[reached(schedule, 0)];
+    return part->first(part, initial);
+}
+
+static double sequential_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
+{
+    int index = reached(schedule, steps);
+    const td_schedule *part = schedule->parts[index];
+    int64_t begin = index ? schedule->milestones[index - 1] : 0;
+    return steps == begin ? part->first(part, initial)
+                          : part->next(part, initial, lr, steps - begin);
 }
 
 /* ---- Making them -------------------------------------------------------------------------------- */
 
-static td_status apply(td_schedule *schedule, const char *call)
+/* Sets the learning rates to those of the schedule's step; none is changed where one cannot be. */
+static td_status apply(const td_schedule *schedule, const char *call)
 {
     td_optimizer *optimizer = schedule->optimizer;
-    for (int g = 0; g < optimizer->group_count; g++) {
+    double *rates = malloc(((size_t)optimizer->group_count + 1) * sizeof rates[0]);
+    if (!rates)
+        return td__fail_nomem(call);
+    td_status status = TD_OK;
+    for (int g = 0; g < optimizer->group_count && !status; g++) {
         struct td__parameter_group *group = &optimizer->groups[g];
         if (isnan(group->initial_lr))
             group->initial_lr = group->lr;
-        double lr = schedule->rate(schedule, group->initial_lr, schedule->steps);
-        TD_TRY(td__check_number(call, "the learning rate of a schedule", lr, 0, INFINITY));
-        group->lr = lr;
+        rates[g] = schedule->next(schedule, group->initial_lr, group->lr, schedule->steps);
+        status = td__check_number(call, "the learning rate of a schedule", rates[g], 0, INFINITY);
     }
-    return TD_OK;
+    for (int g = 0; g < optimizer->group_count && !status; g++)
+        optimizer->groups[g].lr = rates[g];
+    free(rates);
+    return status;
 }
 
 void td_schedule_destroy(td_schedule *schedule)
@@ -154,7 +215,7 @@ td_schedule *td_step_schedule(td_optimizer *optimizer, int64_t size, double gamm
     const char *call = "td_step_schedule";
     if (!check(call, size, gamma))
         return NULL;
-    return begin(create((td_schedule){.rate = step_rate, .size = size, .gamma = gamma}, call,
+    return begin(create((td_schedule){.next = step_next, .first = same_first, .size = size, .gamma = gamma}, call,
                         optimizer, NULL),
                  call);
 }
@@ -169,7 +230,7 @@ td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *mile
         td__fail(TD_ERR_INVALID, "%s: the list of %d milestones is no list", call, count);
         return NULL;
     }
-    td_schedule form = {.rate = multi_step_rate, .milestone_count = count, .gamma = gamma};
+    td_schedule form = {.next = multi_step_next, .first = multi_step_first, .milestone_count = count, .gamma = gamma};
     return begin(create(form, call, optimizer, milestones), call);
 }
 
@@ -179,7 +240,7 @@ td_schedule *td_exponential_schedule(td_optimizer *optimizer, double gamma)
     if (!check(call, 1, gamma))
         return NULL;
     return begin(
-        create((td_schedule){.rate = exponential_rate, .gamma = gamma}, call, optimizer, NULL),
+        create((td_schedule){.next = exponential_next, .first = same_first, .gamma = gamma}, call, optimizer, NULL),
         call);
 }
 
@@ -188,7 +249,7 @@ td_schedule *td_cosine_schedule(td_optimizer *optimizer, int64_t steps, double m
     const char *call = "td_cosine_schedule";
     if (!check(call, steps, minimum))
         return NULL;
-    return begin(create((td_schedule){.rate = cosine_rate, .size = steps, .minimum = minimum}, call,
+    return begin(create((td_schedule){.next = cosine_next, .first = same_first, .size = steps, .minimum = minimum}, call,
                         optimizer, NULL),
                  call);
 }
@@ -198,7 +259,7 @@ td_schedule *td_linear_schedule(td_optimizer *optimizer, double start, double en
     const char *call = "td_linear_schedule";
     if (!check(call, steps, start) || !check(call, steps, end))
         return NULL;
-    td_schedule form = {.rate = linear_rate, .size = steps, .start = start, .end = end};
+    td_schedule form = {.next = linear_next, .first = linear_first, .size = steps, .start = start, .end = end};
     return begin(create(form, call, optimizer, NULL), call);
 }
 
@@ -209,7 +270,7 @@ td_schedule *td_lambda_schedule(td_optimizer *optimizer, td_schedule_factor fact
         td__fail(TD_ERR_INVALID, "%s: the function is NULL", call);
         return NULL;
     }
-    return begin(create((td_schedule){.rate = lambda_rate, .factor = factor, .arg = arg}, call,
+    return begin(create((td_schedule){.next = lambda_next, .first = lambda_first, .factor = factor, .arg = arg}, call,
                         optimizer, NULL),
                  call);
 }
@@ -236,7 +297,7 @@ td_schedule *td_sequential_schedule(td_optimizer *optimizer, td_schedule *const 
                                     int count, const int64_t *milestones)
 {
     const char *call = "td_sequential_schedule";
-    td_schedule form = {.rate = sequential_rate, .milestone_count = count - 1};
+    td_schedule form = {.next = sequential_next, .first = sequential_first, .milestone_count = count - 1};
     td_schedule *sequence = NULL;
     if (!check_parts(call, optimizer, schedules, count, milestones))
         sequence = create(form, call, optimizer, milestones);
@@ -273,7 +334,9 @@ td_status td_schedule_step(td_schedule *schedule)
     if (!schedule)
         return td__fail(TD_ERR_INVALID, "td_schedule_step: the schedule is NULL");
     schedule->steps++;
-    return apply(schedule, "td_schedule_step");
+    td_status status = apply(schedule, "td_schedule_step");
+    schedule->steps -= status != TD_OK;
+    return status;
 }
 
 int64_t td_schedule_steps(const td_schedule *schedule)
@@ -281,14 +344,36 @@ int64_t td_schedule_steps(const td_schedule *schedule)
     return schedule ? schedule->steps : -1;
 }
 
+/* "group.1.lr". */
+static const char *rate_name(char name[static 32], int group)
+{
+    snprintf(name, 32, "group.%d.lr", group);
+    return name;
+}
+
 td_state *td_schedule_state(const td_schedule *schedule)
 {
     td_state *state = schedule ? td_state_create() : NULL;
-    if (state && td_state_add_integer(state, "steps", schedule->steps)) {
+    td_status status = state ? td_state_add_integer(state, "steps", schedule->steps) : TD_OK;
+    for (int g = 0; state && g < schedule->optimizer->group_count && !status; g++) {
+        char name[32];
+        status = td_state_add_number(state, rate_name(name, g), schedule->optimizer->groups[g].lr);
+    }
+    if (status) {
         td_state_destroy(state);
         return NULL;
     }
     return state;
+}
+
+static td_status read_rates(const char *call, const td_state *state, int count, double *rates)
+{
+    for (int g = 0; g < count; g++) {
+        char name[32];
+        TD_TRY(td_state_get_number(state, rate_name(name, g), &rates[g]));
+        TD_TRY(td__check_number(call, "a learning rate of the state", rates[g], 0, INFINITY));
+    }
+    return TD_OK;
 }
 
 td_status td_schedule_load_state(td_schedule *schedule, const td_state *state)
@@ -297,13 +382,19 @@ td_status td_schedule_load_state(td_schedule *schedule, const td_state *state)
     if (!schedule || !state)
         return td__fail(TD_ERR_INVALID, "%s: the %s is NULL", call,
                         schedule ? "state" : "schedule");
-    int64_t steps = 0, before = schedule->steps;
+    td_optimizer *optimizer = schedule->optimizer;
+    int64_t steps = 0;
     TD_TRY(td_state_get_integer(state, "steps", &steps));
     if (steps < 0)
         return td__fail(TD_ERR_INVALID, "%s: the number of steps is %lld", call, (long long)steps);
-    schedule->steps = steps;
-    td_status status = apply(schedule, call);
-    if (status)
-        schedule->steps = before;
+    double *rates = malloc(((size_t)optimizer->group_count + 1) * sizeof rates[0]);
+    if (!rates)
+        return td__fail_nomem(call);
+    td_status status = read_rates(call, state, optimizer->group_count, rates);
+    for (int g = 0; g < optimizer->group_count && !status; g++)
+        optimizer->groups[g].lr = rates[g];
+    if (!status)
+        schedule->steps = steps;
+    free(rates);
     return status;
 }

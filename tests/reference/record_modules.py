@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Records modules and optimizers of PyTorch for tests/test_layers.c and tests/test_optim.c.
+"""Records modules and optimizers of PyTorch for test_layers.c, test_optim.c and test_learning_rates.c.
 
     tests/reference/record_modules.py modules > tests/reference/module_vectors.h
     tests/reference/record_modules.py optim > tests/reference/optim_vectors.h
+    tests/reference/record_modules.py schedules > tests/reference/schedule_vectors.h
 
 Modules: the seed is set to 1, the module is made, and each of its parameters and buffers is recorded
 by its name, a checksum of its bits and its first elements. Results: input and target are drawn next,
@@ -223,25 +224,12 @@ def write_optimizers():
     print("};\n")
 
 
-def lr_curve(make):
-    """The learning rates of two groups over 30 steps."""
-    groups = [{"params": [nn.Parameter(torch.zeros(1))]},
-              {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.3}]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    scheduler = make(optimizer)
-    curve = []
-    for _ in range(30):
-        curve += [group["lr"] for group in optimizer.param_groups]
-        optimizer.step()
-        scheduler.step()
-    return curve
-
-
 SCHEDULES = {
     "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.3),
     "multi_step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 4, 20], 0.5),
     "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 12, 0.01),
+    "long_cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 40),
     "linear": lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.25, 1.0, 8),
     "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "warmup": lambda o: torch.optim.lr_scheduler.SequentialLR(
@@ -254,10 +242,44 @@ SCHEDULES = {
 }
 
 
+# Several schedules of one optimizer, stepped one after another.
+MIXES = [[name] for name in SCHEDULES] + [
+    ["exponential", "step"],
+    ["linear", "long_cosine"],
+    ["long_cosine", "multi_step"],
+    ["exponential", "lambda"],
+    ["three", "exponential"],
+    ["step", "warmup"],
+    ["step", "exponential", "long_cosine"],
+]
+
+
+def lr_curve(names, by_hand):
+    """Learning rates of two groups over 30 steps. By hand, the first gets another one at step 6, and both
+    do at step 17."""
+    groups = [{"params": [nn.Parameter(torch.zeros(1))]},
+              {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.3}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    schedules = [SCHEDULES[name](optimizer) for name in names]
+    curve = []
+    for step in range(30):
+        if by_hand and step in (6, 17):
+            for group in optimizer.param_groups[: 1 if step == 6 else 2]:
+                group["lr"] = 0.05 * step
+        curve += [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+    return curve
+
+
 def write_schedules():
     print("static const struct recorded_curve recorded_curves[] = {")
-    for name, make in SCHEDULES.items():
-        print(f'    {{"{name}", {{{", ".join(map(repr, lr_curve(make)))}}}}},')
+    for names in MIXES:
+        for by_hand in ("false", "true"):
+            listed = ", ".join(f'"{name}"' for name in names)
+            rates = ", ".join(map(repr, lr_curve(names, by_hand == "true")))
+            print(f"    {{{{{listed}}}, {by_hand}, {{{rates}}}}},")
     print("};\n")
 
 
@@ -279,8 +301,9 @@ if sys.argv[1:] == ["modules"]:
     write_modules()
     write_results()
     write_inits()
+elif sys.argv[1:] == ["schedules"]:
+    write_schedules()
 else:
     write_optimizers()
-    write_schedules()
     write_clips()
 print("/* clang-format on */")
