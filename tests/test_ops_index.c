@@ -190,3 +190,30 @@ TEST(choosing)
         gradcheck("td_masked_fill", run_masked_fill, NULL, (td_tensor *[]){x, c}, 2);
     }
 }
+
+/* Places are those of the tensor that was given, and the name is that of the function that was called. */
+TEST(indices_out_of_range_are_named_where_they_are)
+{
+    TD_SCOPE
+    {
+        td_tensor *table = td_zeros(SHAPE(4, 2), TD_F32);
+        td_tensor *list = MAKE(TD_I64, SHAPE(3), 0, 4, 1), *pairs = MAKE(TD_I64, SHAPE(2, 2), 0, 1, 7, 2);
+        CHECK_NULL(td_f_embedding(list, table, -1), "td_f_embedding: the index at [1] is 4");
+        CHECK_NULL(td_f_embedding(pairs, table, -1), "td_f_embedding: the index at [1, 0] is 7");
+        CHECK_NULL(td_f_embedding(td_transpose(pairs, 0, 1), table, -1), "at [0, 1] is 7");
+        CHECK_NULL(td_index_select(table, 0, list), "td_index_select: the index at [1] is 4");
+        CHECK_NULL(td_take_along_dim(td_zeros(SHAPE(4, 2), TD_F32), 0, pairs),
+                   "td_take_along_dim: the index at [1, 0] is 7, but dimension 0 has 4");
+        CHECK_NULL(td_one_hot(list, 4), "td_one_hot: the class at [1] is 4; they go from 0 to 3");
+        CHECK_NULL(td_one_hot(pairs, 4), "td_one_hot: the class at [1, 0] is 7");
+        td_tensor *x = td_zeros(SHAPE(3, 4), TD_F32), *image = td_zeros(SHAPE(2, 4, 2), TD_F32);
+        CHECK_NULL(td_nll_loss(x, list), "td_nll_loss: the target at [1] is 4, but there are 4");
+        CHECK_NULL(td_cross_entropy(x, list), "td_cross_entropy: the target at [1] is 4");
+        CHECK_NULL(td_cross_entropy(image, pairs), "td_cross_entropy: the target at [1, 0] is 7");
+        CHECK_NULL(td_cross_entropy(td_zeros(SHAPE(4), TD_F32), MAKE(TD_I64, NO_DIMS, 9)),
+                   "td_cross_entropy: the target at [] is 9");
+        CHECK_NULL(td_clamp(x, NAN, 1), "td_clamp: a bound is NaN");
+        CHECK_FAILS(td_fill_(td_zeros(SHAPE(1), TD_U8), 256), TD_ERR_INVALID,
+                    "td_fill_: 256 is not in the range of u8");
+    }
+}

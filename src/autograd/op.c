@@ -110,8 +110,10 @@ td_status td__kernel_status(const char *call, const td_tensor *x, td_status stat
     if (status == TD_ERR_UNSUPPORTED)
         return td__fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
                         td_dtype_name(x->layout.dtype));
-    if (status == TD_ERR_INVALID)
-        return td__fail(status, "%s: %s", call, td_last_error());
+    if (status == TD_ERR_INVALID) {
+        const char *sentence = strstr(td_last_error(), ": "); /* behind the name of the kernel */
+        return td__fail(status, "%s%s", call, sentence ? sentence : "");
+    }
     return status;
 }
 

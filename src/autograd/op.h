@@ -55,7 +55,7 @@ void td__pair_free(struct td__pair *pair);
  *      return td__kept(out, kernels->unary(TD__EXP, out, x)); */
 td_tensor *td__kept(td_tensor *tensor, td_status status);
 
-/** What a kernel returned for the operand `x`, with the name of the call in front of its sentence. A
+/** What a kernel returned for the operand `x`, with the name of the call in the place of the kernel's. A
  *  dtype that the kernel does not have is TD_ERR_INVALID, and named. */
 td_status td__kernel_status(const char *call, const td_tensor *x, td_status status);
 
@@ -73,6 +73,11 @@ td_tensor *td__zeros(const char *call, const int64_t *shape, int ndim, const td_
 
 /** condition ? a : b, raw; all three broadcast. */
 td_tensor *td__apply_where(const char *call, td_tensor *condition, td_tensor *a, td_tensor *b);
+
+/** The sentence for the first of the indices (contiguous) that is not from 0 to size - 1: "<call>: the
+ *  <what> at [1, 2] is 7; they go from 0 to 4". TD_OK where all are. */
+td_status td__check_indices(const char *call, const char *what, const td_tensor *indices,
+                            int64_t size);
 
 /** Where clamping with the two bounds leaves an element as it is (bool). */
 td_tensor *td__clamp_keeps(td_tensor *x, const double *bounds);

@@ -155,8 +155,9 @@ static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs
     if (!y)
         return NULL;
     struct td_tensor x = td__seen_as(logs, loss->shape, 3);
-    y = td__kept(y, td__kernels_of(y)->nll_loss(y, &total, &x, loss->target, loss->weight,
-                                                loss->ignore_index));
+    td_status status = td__kernels_of(y)->nll_loss(y, &total, &x, loss->target, loss->weight,
+                                                   loss->ignore_index);
+    y = td__kept(y, td__kernel_status(loss->call, logs, status));
     *scale = loss->reduction == TD_REDUCE_MEAN ? 1 / total : 1;
     return y;
 }

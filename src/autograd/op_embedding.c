@@ -76,7 +76,10 @@ static td_tensor *embedding(td_tensor *indices, td_tensor *weight, int64_t paddi
         return NULL;
     struct td_tensor rows = td__seen_as(y, (int64_t[]){count, shape[ndim]}, 2);
     struct td_tensor list = td__seen_as(in_order, &count, 1);
-    y = td__kept(y, td__kernels_of(weight)->index_select(&rows, weight, 0, &list));
+    td_status status = td__kernels_of(weight)->index_select(&rows, weight, 0, &list);
+    if (status == TD_ERR_INVALID) /* the kernel knows the indices as a list only */
+        td__check_indices(call, "index", in_order, weight->layout.shape[0]);
+    y = td__kept(y, status);
     return td__result(&embedding_function, y,
                       &(td_recipe){.inputs = {weight},
                                    .input_count = 1,

@@ -32,6 +32,18 @@ static td_status check_index(const char *call, const td_tensor *x, const td_tens
     return TD_OK;
 }
 
+td_status td__check_indices(const char *call, const char *what, const td_tensor *indices,
+                            int64_t size)
+{
+    const int64_t *data = td_tensor_data(indices);
+    for (int64_t i = 0; i < indices->layout.numel; i++)
+        if (data[i] < 0 || data[i] >= size)
+            return td__fail(TD_ERR_INVALID,
+                            "%s: the %s at %s is %" PRId64 "; they go from 0 to %" PRId64, call,
+                            what, td__place_text(&indices->layout, i), data[i], size - 1);
+    return TD_OK;
+}
+
 static td_tensor *indexed_result(const td_function *function, td_tensor *y, td_tensor *x,
                                  td_tensor *index, int dim)
 {
@@ -134,8 +146,7 @@ static td_status put_ones(const char *call, td_tensor *y, td_tensor *indices)
     td_tensor *ones = one ? td__expand(call, one, index->layout.shape, index->layout.ndim) : NULL;
     td_status status = TD_ERR_NOMEM;
     if (ones)
-        status = td__kernel_status(
-            call, y, td__kernels_of(y)->scatter_add(y, y->layout.ndim - 1, index, ones));
+        status = td__kernels_of(y)->scatter_add(y, y->layout.ndim - 1, index, ones);
     td_tensor_release(ones);
     td_tensor_release(one);
     td_tensor_release(index);
@@ -157,6 +168,14 @@ td_tensor *td_one_hot(td_tensor *indices, int64_t classes)
     int ndim = indices->layout.ndim;
     memcpy(shape, indices->layout.shape, sizeof shape);
     shape[ndim] = classes;
-    td_tensor *y = td__zeros(call, shape, ndim + 1, indices);
-    return y ? td__adopt(td__kept(y, put_ones(call, y, indices))) : NULL;
+    td_tensor *list = td__contiguous(indices);
+    td_tensor *y = list ? td__zeros(call, shape, ndim + 1, indices) : NULL;
+    if (y) {
+        td_status status = put_ones(call, y, list);
+        if (status == TD_ERR_INVALID) /* the kernel has seen them with another dimension */
+            td__check_indices(call, "class", list, classes);
+        y = td__kept(y, status);
+    }
+    td_tensor_release(list);
+    return td__adopt(y);
 }

@@ -33,16 +33,17 @@ struct class_loss {
 #include "tensor/real_f64.h"
 #include "tensor/cpu_class_loss_loops.h"
 
-static td_status check_targets(const struct class_loss *k, const char *call)
+static td_status check_targets(const struct class_loss *k, const td_tensor *target, const char *call)
 {
     for (int64_t i = 0; i < k->n * k->s; i++) {
         int64_t t = k->target[i];
         if ((t < 0 || t >= k->c) && t != k->ignore_index)
             return td__fail(TD_ERR_INVALID,
-                            "%s: the target at [%" PRId64 ", %" PRId64 "] is %" PRId64
-                            ", but there are %" PRId64 " classes: targets go from 0 to %" PRId64
+                            "%s: the target at %s is %" PRId64 ", but there are %" PRId64
+                            " classes: targets go from 0 to %" PRId64
                             ", or are ignore_index, %" PRId64,
-                            call, i / k->s, i % k->s, t, k->c, k->c - 1, k->ignore_index);
+                            call, td__place_text(&target->layout, i), t, k->c, k->c - 1,
+                            k->ignore_index);
     }
     return TD_OK;
 }
@@ -62,7 +63,7 @@ td_status td__cpu_nll_loss(td_tensor *out, double *total, const td_tensor *x,
                            const td_tensor *target, const td_tensor *weight, int64_t ignore_index)
 {
     struct class_loss k = loss_of(x, target, ignore_index);
-    TD_TRY(check_targets(&k, "nll_loss"));
+    TD_TRY(check_targets(&k, target, "nll_loss"));
     struct td__wide w = {0};
     k.x = td__widen(&w, x);
     k.weight = td__widen(&w, weight);
@@ -82,7 +83,7 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, doub
                                 int64_t ignore_index)
 {
     struct class_loss k = loss_of(grad_x, target, ignore_index);
-    TD_TRY(check_targets(&k, "gradient of nll_loss"));
+    TD_TRY(check_targets(&k, target, "gradient of nll_loss"));
     struct td__wide w = {0};
     k.weight = td__widen(&w, weight);
     k.grad_y = td__widen(&w, grad_y);
@@ -103,7 +104,7 @@ td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                      const td_tensor *weight, int64_t ignore_index)
 {
     struct class_loss k = loss_of(grad_x, target, ignore_index);
-    TD_TRY(check_targets(&k, "gradient of cross_entropy"));
+    TD_TRY(check_targets(&k, target, "gradient of cross_entropy"));
     struct td__wide w = {0};
     k.x = td__widen(&w, log_softmax);
     k.weight = td__widen(&w, weight);

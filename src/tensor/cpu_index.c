@@ -110,13 +110,10 @@ static void walk_lines(const struct walk *walk, const td_tensor *flat, const td_
 static td_status refuse(const char *call, const struct td__layout *index, int64_t number,
                         int64_t value, int dim, int64_t size)
 {
-    int64_t place[TD_MAX_DIMS];
-    for (int d = index->ndim; d-- > 0; number /= index->shape[d])
-        place[d] = number % index->shape[d];
     return td__fail(TD_ERR_INVALID,
                     "%s: the index at %s is %" PRId64 ", but dimension %d has %" PRId64
                     " elements: indices go from 0 to %" PRId64,
-                    call, td__shape_text(place, index->ndim), value, dim, size, size - 1);
+                    call, td__place_text(index, number), value, dim, size, size - 1);
 }
 
 /* Each index is below the size of the table's dimension. */

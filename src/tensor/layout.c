@@ -25,6 +25,14 @@ const char *td__shape_text(const int64_t *shape, int ndim)
     return text;
 }
 
+const char *td__place_text(const struct td__layout *layout, int64_t number)
+{
+    int64_t place[TD_MAX_DIMS];
+    for (int d = layout->ndim; d-- > 0; number /= layout->shape[d])
+        place[d] = number % layout->shape[d];
+    return td__shape_text(place, layout->ndim);
+}
+
 /* The number of elements, and in *bytes their bytes, counting sizes of 0 as 1. */
 static bool count_elements(const struct td__layout *layout, int64_t *bytes)
 {

@@ -56,6 +56,9 @@ td_status td__layout_init(struct td__layout *layout, const char *call, const int
 /** "[2, 3]", into a buffer of the thread's own; two calls may stand in one sentence. */
 const char *td__shape_text(const int64_t *shape, int ndim);
 
+/** Where element `number`, in the order of the indices, is: "[1, 2]"; as td__shape_text(). */
+const char *td__place_text(const struct td__layout *layout, int64_t number);
+
 /** Gives it the strides of a contiguous tensor. */
 void td__layout_set_contiguous(struct td__layout *layout);
 
