@@ -287,7 +287,7 @@ static void look_at_arena(int socket)
     size_t place[2]; /* offset, size */
     int fd;
     CHECK_EQ(td__recv_fd(socket, &fd, place, sizeof place, in_a_while()), 0);
-    CHECK_OK(td__arena_view_open(fd, &view));
+    CHECK_OK(td__arena_view_open(fd, 1, &view));
     char *text = td__arena_view_at(&view, place[0], place[1]);
     CHECK(text != NULL);
     CHECK_STR(text, "from the parent");
@@ -365,26 +365,26 @@ TEST(arena_views_only_what_cannot_shrink)
     struct td__arena_view view = {.fd = 77};
     int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK_EQ(ftruncate(unsealed, 4096), 0);
-    CHECK_FAILS(td__arena_view_open(unsealed, &view), TD_ERR_INVALID, "sealed");
+    CHECK_FAILS(td__arena_view_open(unsealed, 1, &view), TD_ERR_INVALID, "sealed");
     CHECK(fcntl(unsealed, F_GETFD) >= 0);                   /* it is still the caller's */
     CHECK_EQ(fcntl(unsealed, F_ADD_SEALS, F_SEAL_GROW), 0); /* the wrong seal */
-    CHECK_FAILS(td__arena_view_open(unsealed, &view), TD_ERR_INVALID, "sealed");
+    CHECK_FAILS(td__arena_view_open(unsealed, 1, &view), TD_ERR_INVALID, "sealed");
     close(unsealed);
     int pipe_fds[2];
     CHECK_EQ(pipe(pipe_fds), 0);
-    CHECK_FAILS(td__arena_view_open(pipe_fds[0], &view), TD_ERR_INVALID, "");
-    CHECK_FAILS(td__arena_view_open(-1, &view), TD_ERR_INVALID, "");
+    CHECK_FAILS(td__arena_view_open(pipe_fds[0], 1, &view), TD_ERR_INVALID, "");
+    CHECK_FAILS(td__arena_view_open(-1, 1, &view), TD_ERR_INVALID, "");
     char path[512];
     snprintf(path, sizeof path, "%s/file", td_test_temp_dir());
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    CHECK_FAILS(td__arena_view_open(file, &view), TD_ERR_INVALID, "");
+    CHECK_FAILS(td__arena_view_open(file, 1, &view), TD_ERR_INVALID, "");
     CHECK_EQ(view.fd, 77);
 
     /* One that may not be written is no reason to crash, now or at the first look. */
     int fixed = memfd_create("fixed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK_EQ(ftruncate(fixed, 4096), 0);
     CHECK_EQ(fcntl(fixed, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_WRITE), 0);
-    if (!td__arena_view_open(fixed, &view)) {
+    if (!td__arena_view_open(fixed, 1, &view)) {
         CHECK(td__arena_view_at(&view, 0, 1) == NULL);
         td__arena_view_close(&view);
     } else {
@@ -399,7 +399,7 @@ TEST(arena_empty_view)
 {
     struct td__arena *arena = make_arena(MIB);
     struct td__arena_view view;
-    CHECK_OK(td__arena_view_open(dup(td__arena_fd(arena)), &view));
+    CHECK_OK(td__arena_view_open(dup(td__arena_fd(arena)), 1, &view));
     CHECK(td__arena_view_at(&view, 0, 1) == NULL); /* nothing was allocated yet */
     char *memory = td__arena_alloc(arena, 10);
     memory[0] = 'x';
@@ -407,6 +407,37 @@ TEST(arena_empty_view)
     CHECK(seen && seen != memory && *seen == 'x');
     td__arena_view_close(&view);
     td__arena_destroy(arena);
+}
+
+/* Bits 12 to 19 are what the first cache of any processor looks at beyond the place in a page. */
+static unsigned place_of(const void *address)
+{
+    return (unsigned)((uintptr_t)address >> 12 & 255);
+}
+
+/* Buffers at the same offset in all arenas stand at places that differ from each other. */
+TEST(arena_views_stand_apart)
+{
+    enum { VIEWS = 16 };
+    struct td__arena *arena = td__arena_default();
+    struct td__arena_view views[VIEWS];
+    char *memory = td_alloc(3 * MIB);
+    size_t offset;
+    CHECK(td__arena_resolve(memory, &arena, &offset));
+    for (unsigned i = 0; i < VIEWS; i++)
+        CHECK_OK(td__arena_view_open(dup(td__arena_fd(arena)), i + 1, &views[i]));
+    for (size_t at = 0; at < 3 * MIB; at += 4096) {
+        bool taken[256] = {false};
+        taken[place_of(memory + at)] = true;
+        for (int i = 0; i < VIEWS; i++) {
+            char *seen = td__arena_view_at(&views[i], offset + at, 1);
+            CHECK(seen && !taken[place_of(seen)]);
+            taken[place_of(seen)] = true;
+        }
+    }
+    for (int i = 0; i < VIEWS; i++)
+        td__arena_view_close(&views[i]);
+    td_free(memory);
 }
 
 /* ---- fork ------------------------------------------------------------------------------------ */

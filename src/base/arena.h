@@ -45,6 +45,7 @@ bool td__arena_resolve(const void *memory, struct td__arena **arena, size_t *off
 /** Another process's arena, as seen from here. */
 struct td__arena_view {
     int fd;
+    unsigned number;
     char *base;
     size_t mapped; /* may be more than the arena has by now, so that growing needs no new mapping */
     size_t size;   /* what it had when last looked at */
@@ -52,8 +53,10 @@ struct td__arena_view {
         *former; /* smaller mappings, kept for those who have addresses there */
 };
 
-/** Maps the memfd `fd` of another process's arena; takes the fd over on success. */
-td_status td__arena_view_open(int fd, struct td__arena_view *view);
+/** Maps the memfd `fd` of another process's arena; takes the fd over on success. Where they have different
+ *  numbers, from 1 to 255, the same offset in two views and in this process's own arena stands at addresses
+ *  that the caches can tell apart: a loop may go over all of them at once. */
+td_status td__arena_view_open(int fd, unsigned number, struct td__arena_view *view);
 
 /** The address of `size` bytes at `offset`, mapping more where the arena has grown; NULL when they
  *  are not inside it (EINVAL), or cannot be mapped here (ENOMEM). Addresses taken before stay good. */
