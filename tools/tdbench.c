@@ -46,11 +46,16 @@ static td_status run_operations(const struct bench_options *options, char *wrong
 {
     struct bench_world world;
     td_status status = TD_OK;
+    int broken = 0;
     TD_TRY(bench_world_open(&world, options));
-    if (world.rank == 0)
+    if (options->rules)
+        status = bench_rules_run(&world, &broken);
+    else if (world.rank == 0)
         bench_print_header(&world);
-    for (int i = 0; i < options->operation_count && !status; i++)
+    for (int i = 0; i < options->operation_count && !status && !options->rules; i++)
         status = run_operation(&world, options->operations[i]);
+    if (broken)
+        snprintf(wrong, room, "rules that were not kept: %d", broken);
     if (world.wrong)
         snprintf(wrong, room, "wrong elements: %lld; the first: %s", (long long)world.wrong,
                  world.first_wrong);

@@ -6,6 +6,7 @@
  *     tdbench_operations.c what is measured: the call, what it is fed, what must come out
  *     tdbench_values.c     the values that are sent, and the search for wrong ones
  *     tdbench_measure.c    a row: warm-up, iterations, check
+ *     tdbench_rules.c      --rules: operations beside others that do the same together
  *     tdbench_report.c     the table and the JSON lines
  *     tdbench_simulate.c   --simulate */
 #ifndef TDBENCH_H
@@ -27,7 +28,7 @@ struct bench_list {
 };
 
 struct bench_options {
-    bool help, version, simulate, json, async, no_check;
+    bool help, version, simulate, rules, json, async, no_check;
     const struct bench_operation *operations[BENCH_MAX_OPERATIONS];
     int operation_count;
     struct bench_list ranks; /* empty: those that a launcher has started */
@@ -148,6 +149,22 @@ struct bench_row {
 /** Measures `operation` with a buffer of about `bytes`; collective. row->bytes is its true size. */
 td_status bench_measure(struct bench_world *world, const struct bench_operation *operation,
                         int64_t bytes, struct bench_row *row);
+
+/** One call behind a barrier, and how long this rank took. */
+td_status bench_once(struct bench_world *world, const struct bench_operation *operation,
+                     size_t count, double *seconds);
+
+/** The slowest rank's of each value; collective. */
+td_status bench_maximum(double *values, size_t count);
+void bench_sort(double *values, size_t count);
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+/** The operations that the rules are about, for the options of a run. */
+void bench_rules_operations(struct bench_options *options);
+
+/** Measures and prints all rules at all sizes; collective. *broken: how many were not kept. */
+td_status bench_rules_run(struct bench_world *world, int *broken);
 
 /** The size that a buffer asked for with `bytes` will have: whole elements, whole parts. */
 size_t bench_true_bytes(const struct bench_world *world, const struct bench_operation *operation,

@@ -90,8 +90,8 @@ size_t bench_true_bytes(const struct bench_world *world, const struct bench_oper
 
 /* ---- Time ------------------------------------------------------------------------------------ */
 
-static td_status once(struct bench_world *world, const struct bench_operation *operation,
-                      size_t count, double *seconds)
+td_status bench_once(struct bench_world *world, const struct bench_operation *operation,
+                     size_t count, double *seconds)
 {
     td_work *work = NULL;
     TD_TRY(td_group_barrier(NULL, NULL));
@@ -104,7 +104,7 @@ static td_status once(struct bench_world *world, const struct bench_operation *o
     return status;
 }
 
-static td_status maximum(double *values, size_t count)
+td_status bench_maximum(double *values, size_t count)
 {
     return td_group_all_reduce(NULL, values, values, count, TD_F64, TD_MAX, NULL);
 }
@@ -116,10 +116,10 @@ static td_status choose_iterations(struct bench_world *world,
 {
     double fastest = 1e9, seconds;
     for (int i = 0; i < world->options->warmup; i++) {
-        TD_TRY(once(world, operation, count, &seconds));
+        TD_TRY(bench_once(world, operation, count, &seconds));
         fastest = seconds < fastest ? seconds : fastest;
     }
-    TD_TRY(maximum(&fastest, 1));
+    TD_TRY(bench_maximum(&fastest, 1));
     double wanted = world->options->seconds / (fastest + 1e-9);
     *iterations = world->options->iterations ? world->options->iterations
                   : wanted > MAX_ITERATIONS  ? MAX_ITERATIONS
@@ -134,15 +134,20 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+void bench_sort(double *values, size_t count)
+{
+    qsort(values, count, sizeof *values, by_value);
+}
+
 static td_status measure_time(struct bench_world *world, const struct bench_operation *operation,
                               struct bench_row *row)
 {
     TD_TRY(choose_iterations(world, operation, row->count, &row->iterations));
     size_t n = (size_t)row->iterations;
     for (size_t i = 0; i < n; i++)
-        TD_TRY(once(world, operation, row->count, &world->times[i]));
-    TD_TRY(maximum(world->times, n));
-    qsort(world->times, n, sizeof *world->times, by_value);
+        TD_TRY(bench_once(world, operation, row->count, &world->times[i]));
+    TD_TRY(bench_maximum(world->times, n));
+    bench_sort(world->times, n);
     /* A message takes half of its round trip. */
     double share = !strcmp(operation->name, "sendrecv") ? 0.5 : 1;
     row->median = world->times[n / 2] * share;
@@ -159,7 +164,7 @@ static td_status measure_wrong(struct bench_world *world, const struct bench_ope
     double seconds;
     memset(world->out, GARBAGE, row->bytes);
     operation->fill(world, row->count);
-    TD_TRY(once(world, operation, row->count, &seconds));
+    TD_TRY(bench_once(world, operation, row->count, &seconds));
     bool knew = world->first_wrong[0];
     row->wrong = operation->check(world, row->count);
     world->wrong += row->wrong;

@@ -142,6 +142,8 @@ static const struct td__flag flags[] = {
     {"no-check", 0, NULL, "do not", td__flag_set_bool, AT(no_check)},
     {"async", 0, NULL, "start each call with a work, and wait for it", td__flag_set_bool,
      AT(async)},
+    {"rules", 0, NULL, "instead: no operation takes longer than others that do the same",
+     td__flag_set_bool, AT(rules)},
     {"json", 'j', NULL, "print one line of JSON a row", td__flag_set_bool, AT(json)},
     {"simulate", 0, NULL, "print what the algorithms would cost on a network", td__flag_set_bool,
      AT(simulate)},
@@ -158,6 +160,7 @@ static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags,
 void bench_options_help(FILE *out)
 {
     fputs("usage: tdbench OPERATION… [options]\n"
+          "       tdbench --rules [options]\n"
           "       tdbench --simulate [OPERATION…] [--ranks N,...] [--bytes SIZE,...]\n\n"
           "Measures collective operations, and checks their results.\n\n"
           "    tdbench all_reduce -n 2                       two ranks on this machine\n"
@@ -170,7 +173,8 @@ void bench_options_help(FILE *out)
     fputs(", or all.\n\n", out);
     td__flags_print(&table, out);
     fputs("\nSizes are in bytes, with K, M and G for powers of 1024. The exit code is 1 when a\n"
-          "result was wrong or a rank has failed, and 2 when the command line is wrong.\n",
+          "result was wrong, a rank has failed or a rule was broken, and 2 when the command line\n"
+          "is wrong.\n",
           out);
 }
 
@@ -252,6 +256,8 @@ static td_status finish(struct bench_options *options)
         take_defaults(&options->ranks, default_ranks, sizeof default_ranks / sizeof(int64_t));
         return TD_OK;
     }
+    if (options->rules)
+        bench_rules_operations(options);
     if (!options->operation_count)
         return td__fail(TD_ERR_INVALID,
                         "there is no operation to measure: tdbench all_reduce -n 2; "

@@ -1,0 +1,268 @@
+/* --rules: no operation takes longer than others that do the same together, and none is slower in place
+ * than out of place.
+ *
+ * All operations are measured in turns, one call of each in a round, so that whatever else happens on the
+ * machine happens to all of them. Before every call each rank writes its input anew, as a program would
+ * have computed it: what others read is in the writer's cache. A rule compares medians over the rounds,
+ * each of the slowest rank. One that is not kept is measured up to twice more, and is broken when it was
+ * not kept in any of the three. */
+#include "tdbench.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_ROUNDS = 7, MOST_ROUNDS = 500, TRIES = 3, GUESS_ROUNDS = 3 };
+
+#define SLACK 1.1
+
+/* ---- The other ways to call ------------------------------------------------------------------ */
+
+static char *own_part(struct bench_world *world, char *whole, size_t count)
+{
+    return whole + (size_t)world->rank * count * td_dtype_size(world->options->dtype);
+}
+
+static td_status all_reduce_apart(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_all_reduce(NULL, world->in, world->out, count, world->options->dtype,
+                               world->options->op, work);
+}
+
+static td_status reduce_apart(struct bench_world *world, size_t count, td_work **work)
+{
+    void *output = world->rank == world->options->root ? world->out : NULL;
+    return td_group_reduce(NULL, world->in, output, count, world->options->dtype,
+                           world->options->op, world->options->root, work);
+}
+
+static td_status reduce_scatter_in_place(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_reduce_scatter(NULL, world->in, own_part(world, world->in, count), count,
+                                   world->options->dtype, world->options->op, work);
+}
+
+static td_status all_gather_in_place(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_all_gather(NULL, own_part(world, world->out, count), world->out, count,
+                               world->options->dtype, work);
+}
+
+static void fill_input(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, world->in, count);
+}
+
+static void fill_inputs(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, world->in, count * (size_t)world->size);
+}
+
+static void fill_own_part(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, own_part(world, world->out, count), count);
+}
+
+static const struct bench_operation variants[] = {
+    {"all_reduce apart", .needs_input = true, .reduces = true, .call = all_reduce_apart,
+     .fill = fill_input},
+    {"reduce apart", .needs_input = true, .reduces = true, .call = reduce_apart,
+     .fill = fill_input},
+    {"reduce_scatter in place", .parts = true, .needs_input = true, .reduces = true,
+     .call = reduce_scatter_in_place, .fill = fill_inputs},
+    {"all_gather in place", .parts = true, .needs_input = true, .call = all_gather_in_place,
+     .fill = fill_own_part},
+    {.name = NULL},
+};
+
+/* ---- The rules ------------------------------------------------------------------------------- */
+
+static const struct rule {
+    const char *whole, *parts[2];
+} rules[] = {
+    {"all_reduce", {"reduce_scatter", "all_gather"}},
+    {"all_reduce", {"reduce", "broadcast"}},
+    {"all_reduce", {"all_reduce apart"}},
+    {"broadcast", {"scatter", "all_gather"}},
+    {"reduce", {"reduce_scatter", "gather"}},
+    {"reduce", {"reduce apart"}},
+    {"reduce_scatter in place", {"reduce_scatter"}},
+    {"all_gather in place", {"all_gather"}},
+};
+
+enum { RULES = sizeof rules / sizeof *rules };
+
+static const struct bench_operation *find(const char *name)
+{
+    const struct bench_operation *nearest;
+    for (const struct bench_operation *at = variants; at->name; at++)
+        if (!strcmp(name, at->name))
+            return at;
+    return bench_operation_find(name, &nearest);
+}
+
+static void add(struct bench_options *options, const char *name)
+{
+    const struct bench_operation *operation = find(name);
+    for (int i = 0; i < options->operation_count; i++)
+        if (options->operations[i] == operation)
+            return;
+    options->operations[options->operation_count++] = operation;
+}
+
+void bench_rules_operations(struct bench_options *options)
+{
+    options->operation_count = 0;
+    for (int i = 0; i < RULES; i++) {
+        add(options, rules[i].whole);
+        for (int k = 0; k < 2 && rules[i].parts[k]; k++)
+            add(options, rules[i].parts[k]);
+    }
+}
+
+/* ---- Measuring ------------------------------------------------------------------------------- */
+
+struct round_table {
+    size_t bytes;
+    double *times[BENCH_MAX_OPERATIONS]; /* of each operation in each round */
+    double medians[BENCH_MAX_OPERATIONS];
+    int rounds;
+};
+
+static td_status run_rounds(struct bench_world *world, struct round_table *table, int rounds)
+{
+    const struct bench_options *options = world->options;
+    for (int i = 0; i < rounds; i++)
+        for (int k = 0; k < options->operation_count; k++) {
+            const struct bench_operation *operation = options->operations[k];
+            size_t count = table->bytes / td_dtype_size(options->dtype);
+            if (operation->parts)
+                count /= (size_t)world->size;
+            operation->fill(world, count);
+            TD_TRY(bench_once(world, operation, count, &table->times[k][i]));
+        }
+    for (int k = 0; k < options->operation_count; k++) {
+        TD_TRY(bench_maximum(table->times[k], (size_t)rounds));
+        bench_sort(table->times[k], (size_t)rounds);
+        table->medians[k] = table->times[k][rounds / 2];
+    }
+    return TD_OK;
+}
+
+/* A few rounds say how many there is time for; all ranks know the same times. */
+static td_status choose_rounds(struct bench_world *world, struct round_table *table)
+{
+    double round = 0;
+    TD_TRY(run_rounds(world, table, GUESS_ROUNDS));
+    for (int k = 0; k < world->options->operation_count; k++)
+        round += table->times[k][0];
+    double wanted = world->options->seconds / (round + 1e-9);
+    table->rounds = world->options->iterations ? world->options->iterations
+                    : wanted > MOST_ROUNDS     ? MOST_ROUNDS
+                    : wanted < LEAST_ROUNDS    ? LEAST_ROUNDS
+                                               : (int)wanted;
+    return TD_OK;
+}
+
+static double median_of(const struct bench_world *world, const struct round_table *table,
+                        const char *name)
+{
+    const struct bench_operation *operation = find(name);
+    for (int k = 0; k < world->options->operation_count; k++)
+        if (world->options->operations[k] == operation)
+            return table->medians[k];
+    return 0;
+}
+
+/* ---- Printing -------------------------------------------------------------------------------- */
+
+struct finding {
+    double whole, parts, ratio;
+};
+
+static void describe(const struct rule *rule, char text[80])
+{
+    snprintf(text, 80, "%s <= %s%s%s", rule->whole, rule->parts[0], rule->parts[1] ? " + " : "",
+             rule->parts[1] ? rule->parts[1] : "");
+}
+
+static void print_finding(const struct bench_world *world, const struct round_table *table,
+                          const struct rule *rule, const struct finding *finding)
+{
+    char text[80], size[24];
+    bool kept = finding->ratio <= SLACK;
+    describe(rule, text);
+    if (world->options->json)
+        printf("{\"rule\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"transport\":\"%s\",\"memory\":\"%s\","
+               "\"rounds\":%d,\"whole_us\":%.3f,\"parts_us\":%.3f,\"ratio\":%.3f,\"kept\":%s}\n",
+               text, world->size, table->bytes, bench_transport_name(world), world->options->memory,
+               table->rounds, finding->whole * 1e6, finding->parts * 1e6, finding->ratio,
+               kept ? "true" : "false");
+    else
+        printf("  %-46s %5d %8s %11.2f %11.2f %7.2f%s\n", text, world->size,
+               bench_size_text((int64_t)table->bytes, size), finding->whole * 1e6,
+               finding->parts * 1e6, finding->ratio, kept ? "" : "  BROKEN");
+    fflush(stdout);
+}
+
+static void print_header(const struct bench_world *world)
+{
+    if (!world->options->json)
+        printf("# transport %s, memory %s\n# %-46s %5s %8s %12s %12s %7s\n",
+               bench_transport_name(world), world->options->memory, "rule", "ranks", "bytes",
+               "whole, µs", "parts, µs", "ratio");
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+static td_status run_size(struct bench_world *world, struct round_table *table, int *broken)
+{
+    struct finding best[RULES];
+    bool all_kept = false;
+    TD_TRY(choose_rounds(world, table));
+    for (int attempt = 0; attempt < TRIES && !all_kept; attempt++) {
+        TD_TRY(run_rounds(world, table, table->rounds));
+        all_kept = true;
+        for (int i = 0; i < RULES; i++) {
+            struct finding now = {.whole = median_of(world, table, rules[i].whole)};
+            for (int k = 0; k < 2 && rules[i].parts[k]; k++)
+                now.parts += median_of(world, table, rules[i].parts[k]);
+            now.ratio = now.whole / now.parts;
+            if (!attempt || now.ratio < best[i].ratio)
+                best[i] = now;
+            all_kept = all_kept && best[i].ratio <= SLACK;
+        }
+    }
+    for (int i = 0; i < RULES; i++) {
+        *broken += best[i].ratio > SLACK;
+        if (world->rank == 0)
+            print_finding(world, table, &rules[i], &best[i]);
+    }
+    return TD_OK;
+}
+
+td_status bench_rules_run(struct bench_world *world, int *broken)
+{
+    const struct bench_options *options = world->options;
+    struct round_table table = {0};
+    size_t rounds = options->iterations > GUESS_ROUNDS ? (size_t)options->iterations : MOST_ROUNDS;
+    size_t unit = td_dtype_size(options->dtype) * (size_t)world->size, last = 0;
+    td_status status = TD_OK;
+    double *memory = malloc((size_t)options->operation_count * rounds * sizeof *memory);
+    if (!memory)
+        return td__fail_nomem("tdbench --rules");
+    for (int k = 0; k < options->operation_count; k++)
+        table.times[k] = memory + (size_t)k * rounds;
+    if (world->rank == 0)
+        print_header(world);
+    for (int i = 0; i < options->sizes.count && !status; i++) {
+        size_t bytes = (size_t)options->sizes.at[i];
+        table.bytes = bytes < unit ? unit : bytes / unit * unit;
+        if (table.bytes != last)
+            status = run_size(world, &table, broken);
+        last = table.bytes;
+    }
+    free(memory);
+    return status;
+}
