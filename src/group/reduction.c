@@ -5,10 +5,11 @@
 #include "base/fail.h"
 #include "collective/tree.h"
 #include "group/reduce_kernels.h"
+#include "group/reduce_way.h"
 
 #include <string.h>
 
-enum { BLOCK_BYTES = 4096 }; /* of accumulators; 2 to 8 KiB are about as fast */
+enum { BLOCK_BYTES = 4096, PAGE = 4096 }; /* of accumulators; 2 to 8 KiB are about as fast */
 
 /* ---- What there is --------------------------------------------------------------------------- */
 
@@ -230,8 +231,7 @@ void td__reduce_store(const struct td__reduction *reduction, void *dst, const vo
  *
  * Subtrees of 2, 4 or 8 sources are folded in registers; those that must be loaded are loaded into
  * `tiles` first. Where all sources are such a subtree, and the destinations are the sources, there
- * are no blocks: the registers are written straight back, which is a third faster than through a
- * block while the data are in a cache.
+ * need be no blocks: the registers are written straight back, if that is faster (reduce_way.h).
  *
  * Tried and dropped: prefetching the next block, which was slower everywhere; and stores past the
  * caches, which halve the speed in place. They are half as fast again where the destinations are
@@ -345,6 +345,66 @@ static bool same_buffers(void *const *dst, int dst_count, const void *const *src
     return dst_count == src_count;
 }
 
+/* ---- In place: the destinations are the sources ---------------------------------------------- */
+
+struct in_place {
+    const struct work *work;
+    void *const *buffers;
+    int n;
+};
+
+static void offset_buffers(const struct in_place *in_place, size_t at, void **parts)
+{
+    for (int i = 0; i < in_place->n; i++)
+        parts[i] = (char *)in_place->buffers[i] + at * in_place->work->size;
+}
+
+static void reduce_run(const struct in_place *in_place, size_t at, size_t count, bool staged)
+{
+    const struct work *work = in_place->work;
+    void *parts[WIDEST];
+    offset_buffers(in_place, at, parts);
+    if (staged)
+        reduce_at_once(work, parts, in_place->n, (const void *const *)parts, in_place->n, count);
+    else
+        work->fold_elements(NULL, parts, in_place->n, count * work->size);
+}
+
+static bool is_page_staged(const struct in_place *in_place, size_t at)
+{
+    void *parts[WIDEST];
+    offset_buffers(in_place, at, parts);
+    return td__reduce_is_staged(in_place->work->reduction->ways, in_place->n,
+                                td__reduce_clash(parts, in_place->n));
+}
+
+/* The first element behind `at` that does not begin in the same page of the first buffer. */
+static size_t next_page(const struct in_place *in_place, size_t at)
+{
+    size_t size = in_place->work->size;
+    uintptr_t address = (uintptr_t)in_place->buffers[0] + at * size;
+    return at + (PAGE - address % PAGE + size - 1) / size;
+}
+
+/* Whether buffers clash may change from page to page. */
+static void reduce_in_place(const struct in_place *in_place, size_t count)
+{
+    uint32_t ways = in_place->work->reduction->ways;
+    bool staged = td__reduce_is_staged(ways, in_place->n, false);
+    if (staged == td__reduce_is_staged(ways, in_place->n, true)) {
+        reduce_run(in_place, 0, count, staged);
+        return;
+    }
+    for (size_t at = 0, end; at < count; at = end) {
+        staged = is_page_staged(in_place, at);
+        end = next_page(in_place, at);
+        while (end < count && is_page_staged(in_place, end) == staged)
+            end = next_page(in_place, end);
+        end = min_size(end, count);
+        reduce_run(in_place, at, end - at, staged);
+    }
+}
+
 void td__reduce_many(const struct td__reduction *reduction, void *const *dst, int dst_count,
                      const void *const *src, int src_count, size_t count)
 {
@@ -354,7 +414,7 @@ void td__reduce_many(const struct td__reduction *reduction, void *const *dst, in
     if (!work.fold_elements || !is_width(src_count))
         reduce_blocks(&work, dst, dst_count, src, src_count, count);
     else if (same_buffers(dst, dst_count, src, src_count))
-        work.fold_elements(NULL, dst, src_count, count * work.size);
+        reduce_in_place(&(struct in_place){&work, dst, src_count}, count);
     else
         reduce_at_once(&work, dst, dst_count, src, src_count, count);
 }

@@ -25,6 +25,7 @@ struct td__reduction {
     const double *factors; /* NULL, or one for each source of the two functions that take several */
     td_reduce_fn user;     /* instead of `op`, or NULL */
     void *user_arg;
+    uint32_t ways;   /* of a reduction in place: reduce_way.h */
     uint32_t number; /* of the user's function, from 1, in the order in which they were created */
 };
 

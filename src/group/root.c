@@ -7,6 +7,7 @@
 #include "group/abort.h"
 #include "group/attendance.h"
 #include "group/inquiry.h"
+#include "group/reduce_way.h"
 #include "group/team.h"
 #include "os/address.h"
 #include "os/heartbeat.h"
@@ -198,6 +199,7 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
                         "td_group_open: the timeout is %lld ms; it must be positive",
                         (long long)options->timeout_ms);
     TD_TRY(check_transport());
+    TD_TRY(td__reduce_ways_read());
     TD_TRY(td__heartbeat_check());
     TD_TRY(td__stall_check());
     TD_TRY(td__root_make(store, rank, size, options, &root));

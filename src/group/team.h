@@ -61,6 +61,7 @@ struct td__notice {
     double factor;                          /* premul_sum */
     uint64_t input_address, output_address; /* in its own process */
     uint64_t copies;                        /* the kernel may copy between it and all others */
+    uint64_t ways; /* of the first rank, in an all_reduce in place: see reduce_way.h */
 };
 
 struct td__slot {
@@ -111,6 +112,7 @@ struct td__team {
     uint64_t nonce;
     int copies;       /* whether the kernel copies between all members: 0 not known yet, 1 or -1 */
     bool past_caches; /* the call at hand writes more than they hold */
+    uint32_t ways;    /* in which the call at hand is reduced in place */
     struct td__team *next; /* among those that are left behind */
 };
 

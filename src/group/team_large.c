@@ -26,6 +26,7 @@
 #include "base/arena.h"
 #include "base/fail.h"
 #include "group/copy.h"
+#include "group/reduce_way.h"
 
 #include <string.h>
 
@@ -170,6 +171,7 @@ static void reduce_task(struct td__team *team, const struct td__operation *opera
             team->outputs[targets++] = (char *)team->targets[i] + first * element;
     }
     struct td__reduction reduction = td__team_reduction(team, operation);
+    reduction.ways = team->ways;
     td__reduce_many(&reduction, team->outputs, targets, team->inputs, team->size, count);
 }
 
@@ -364,6 +366,7 @@ td_status td__team_meet(struct td__team *team, const struct td__operation *opera
     slot->notice.input_address = (uintptr_t)operation->input;
     slot->notice.output_address = (uintptr_t)operation->output;
     slot->notice.copies = td__team_can_copy(team);
+    slot->notice.ways = team->ways;
     bool any = operation->count || operation->input_counts;
     slot->notice.input = place_of(operation->input, any && gives(operation, is_root));
     slot->notice.output = place_of(operation->output, any && takes(operation, is_root));
@@ -412,11 +415,21 @@ static bool goes_past_caches(const struct td__team *team, const struct td__opera
     return written > td__cache_bytes(3) / 4 * 5;
 }
 
+/* The first rank says which ways are taken; what the others have said before does not count. */
+static void take_ways(struct td__team *team)
+{
+    team->ways = (uint32_t)td__team_slot(team, 0)->notice.ways;
+    td__reduce_ways_adopt(team->ways);
+}
+
 td_status td__team_large(struct td__team *team, const struct td__operation *operation)
 {
     bool shared;
     size_t largest;
+    bool in_place = operation->kind == TD__ALL_REDUCE && operation->input == operation->output;
+    team->ways = in_place && team->index == 0 ? td__reduce_ways() : 0;
     TD_TRY(td__team_meet(team, operation, &shared, &largest));
+    take_ways(team);
     if (!shared && suits_the_kernel(team, operation) && all_copy(team))
         return td__team_copied(team, operation);
     if (!shared)
