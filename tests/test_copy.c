@@ -4,6 +4,8 @@
 #include "reduction_reference.h"
 #include "runner.h"
 
+#include <stdio.h>
+
 TEST(copies_of_all_alignments)
 {
     static const size_t sizes[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, 4160, 4223, 10000, 70001};
@@ -24,4 +26,26 @@ TEST(copies_of_all_alignments)
     td__copy_bytes(same.data, same.data, same.size, true);
     CHECK(guarded_is_empty(&same));
     guarded_free(&same);
+}
+
+/* Not what all processors of a socket have together. */
+TEST(caches_have_the_size_that_the_system_says)
+{
+    for (int index = 0; index < 8; index++) {
+        char path[96];
+        int level = 0;
+        long kib = 0;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
+        FILE *file = fopen(path, "r");
+        if (!file)
+            continue;
+        CHECK_EQ(fscanf(file, "%d", &level), 1);
+        fclose(file);
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        file = fopen(path, "r");
+        CHECK(file && fscanf(file, "%ldK", &kib) == 1);
+        fclose(file);
+        if (level > 1 && level < 4)
+            CHECK_EQ(td__cache_bytes(level), (size_t)kib * 1024);
+    }
 }

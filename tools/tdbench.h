@@ -173,6 +173,8 @@ size_t bench_true_bytes(const struct bench_world *world, const struct bench_oper
 /** The transport in use, in words. */
 const char *bench_transport_name(const struct bench_world *world);
 
+/** Where and with what is measured, as comments. */
+void bench_print_place(const struct bench_world *world);
 void bench_print_header(const struct bench_world *world);
 void bench_print_row(const struct bench_world *world, const struct bench_row *row);
 

@@ -17,10 +17,8 @@ const char *bench_transport_name(const struct bench_world *world)
     return world->local_size == world->size ? "shm" : "shm+tcp";
 }
 
-void bench_print_header(const struct bench_world *world)
+void bench_print_place(const struct bench_world *world)
 {
-    if (world->options->json)
-        return;
     int processors = td__processors();
     printf("# tdbench %s on %s: %d rank%s, %d processor%s, %s; transport %s, memory %s%s\n",
            td_version(), td__host_name(), world->size, world->size == 1 ? "" : "s", processors,
@@ -28,6 +26,13 @@ void bench_print_header(const struct bench_world *world)
            world->options->memory, world->options->async ? ", asynchronous" : "");
     if (world->local_size > processors)
         printf("# more ranks here than processors: they take turns\n");
+}
+
+void bench_print_header(const struct bench_world *world)
+{
+    if (world->options->json)
+        return;
+    bench_print_place(world);
     printf("#\n");
     printf("# %-14s %10s %10s %-10s %-7s %11s %11s %11s %8s %8s %7s\n", "", "size", "count", "", "",
            "median", "least", "p99", "algbw", "busbw", "wrong");
