@@ -1,8 +1,8 @@
 /* --rules: no operation takes longer than others that do the same together, and none is slower in place
  * than out of place.
  *
- * All operations are measured in turns, one call of each in a round, so that whatever else happens on the
- * machine happens to all of them. Before every call each rank writes its input anew, as a program would
+ * All operations are measured in turns, one call of each in a round, in an order that changes from round to
+ * round, so that whatever else happens on the machine happens to all of them. Before every call each rank writes its input anew, as a program would
  * have computed it: what others read is in the writer's cache. Medians over the rounds are compared, each
  * of the slowest rank.
  *
@@ -170,16 +170,40 @@ static td_status run_two(struct bench_world *world, struct round_table *table,
     return TD_OK;
 }
 
+static td_status run_column(struct bench_world *world, struct round_table *table, int column,
+                            int round)
+{
+    double *seconds = &table->times[column][round];
+    const struct rule *rule =
+        &rules[column < BENCH_MAX_OPERATIONS ? 0 : column - BENCH_MAX_OPERATIONS];
+    if (column < world->options->operation_count)
+        return run_one(world, table, world->options->operations[column], seconds);
+    return column >= BENCH_MAX_OPERATIONS && rule->parts[1] ? run_two(world, table, rule, seconds)
+                                                            : TD_OK;
+}
+
+/* Each round in another order, the same on all ranks: what a call takes depends a little on the one
+ * before it, more so where ranks share processors. */
+static void shuffle(int *columns, uint32_t *state)
+{
+    for (int k = COLUMNS - 1; k > 0; k--) {
+        *state = *state * 1664525u + 1013904223u;
+        int other = (int)((*state >> 8) % (uint32_t)(k + 1)), moved = columns[k];
+        columns[k] = columns[other];
+        columns[other] = moved;
+    }
+}
+
 static td_status run_rounds(struct bench_world *world, struct round_table *table, int rounds)
 {
-    const struct bench_options *options = world->options;
+    int columns[COLUMNS];
+    uint32_t state = 1;
+    for (int k = 0; k < COLUMNS; k++)
+        columns[k] = k;
     for (int i = 0; i < rounds; i++) {
-        for (int k = 0; k < options->operation_count; k++)
-            TD_TRY(run_one(world, table, options->operations[k], &table->times[k][i]));
-        for (int k = 0; k < RULES; k++)
-            if (rules[k].parts[1])
-                TD_TRY(
-                    run_two(world, table, &rules[k], &table->times[BENCH_MAX_OPERATIONS + k][i]));
+        shuffle(columns, &state);
+        for (int k = 0; k < COLUMNS; k++)
+            TD_TRY(run_column(world, table, columns[k], i));
     }
     for (int k = 0; k < COLUMNS; k++) {
         TD_TRY(bench_maximum(table->times[k], (size_t)rounds));
