@@ -204,6 +204,17 @@ static void run_way(const char *way, int processors)
                                      .in_place = (c + (size_t)dtype) % 4 != 0,
                                      .memory = IN_ARENA,
                                  });
+            /* On other memory each reduces a slice, and the kernel copies the rest. */
+            if (!way)
+                run_case(&scene, &(struct collective_case){
+                                     .kind = op % 2 ? TD_OP_ALL_REDUCE : TD_OP_REDUCE,
+                                     .dtype = (td_dtype)dtype,
+                                     .op = (td_reduce_op)op,
+                                     .count = 60000 / td_dtype_size((td_dtype)dtype) + 1,
+                                     .root = scene.size - 1,
+                                     .in_place = dtype % 2,
+                                     .memory = IN_HEAP,
+                                 });
         }
     scene_close(&scene);
     unsetenv("TANDEM_SHM_REDUCE");

@@ -227,10 +227,14 @@ void td__team_show_nonce(struct td__team *team);
 /** The kernel copies, for calls that only move data. All have reached phase 1. */
 td_status td__team_copied(struct td__team *team, const struct td__operation *operation);
 
-/** Everything goes through the stages, piece by piece. All have reached phase 1, and `largest` is the
- *  largest part of an uneven all_to_all. */
+/** Fetches the slices of the output that the others have reduced, each from the output of its rank, where
+ *  they are by now. */
+td_status td__team_fetch_slices(struct td__team *team, const struct td__operation *operation);
+
+/** Everything goes through the stages, piece by piece. All have reached phase 1, `largest` is the largest
+ *  part of an uneven all_to_all, and `copies` tells whether the kernel copies between all members. */
 td_status td__team_staged(struct td__team *team, const struct td__operation *operation,
-                          size_t largest);
+                          size_t largest, bool copies);
 
 /** Where the counts of an uneven all_to_all stand in the slot: input counts, then output counts. */
 static inline uint64_t *td__team_counts(const struct td__team *team, int index)

@@ -7,7 +7,7 @@
  *     all_to_all            each fetches its part of everybody's data
  *
  * So all processors are at work, and nothing is copied twice. Reductions, which would need a second pass
- * over what was fetched, are staged (team_staged.c). */
+ * over what was fetched, are staged (team_staged.c); only the results of an all_reduce are fetched here. */
 #include "group/team.h"
 
 #include "base/auth.h"
@@ -171,4 +171,18 @@ td_status td__team_copied(struct td__team *team, const struct td__operation *ope
     TD_TRY(status);
     td__team_reach(team, 2);
     return td__team_await_all(team, operation, 2);
+}
+
+td_status td__team_fetch_slices(struct td__team *team, const struct td__operation *operation)
+{
+    struct transfer transfer = {.team = team, .operation = operation};
+    size_t element = td__operation_element(operation);
+    for (int k = 1; k < team->size; k++) {
+        int i = (team->index + k) % team->size;
+        size_t first = td__part(operation->count, team->size, i) * element;
+        size_t end = td__part(operation->count, team->size, i + 1) * element;
+        TD_TRY(fetch(&transfer, i, (char *)operation->output + first,
+                     notice_of(&transfer, i)->output_address + first, end - first));
+    }
+    return TD_OK;
 }

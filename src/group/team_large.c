@@ -430,10 +430,11 @@ td_status td__team_large(struct td__team *team, const struct td__operation *oper
     team->ways = in_place && team->index == 0 ? td__reduce_ways() : 0;
     TD_TRY(td__team_meet(team, operation, &shared, &largest));
     take_ways(team);
-    if (!shared && suits_the_kernel(team, operation) && all_copy(team))
+    bool copies = !shared && all_copy(team);
+    if (copies && suits_the_kernel(team, operation))
         return td__team_copied(team, operation);
     if (!shared)
-        return td__team_staged(team, operation, largest);
+        return td__team_staged(team, operation, largest, copies);
     team->past_caches = goes_past_caches(team, operation);
     if (team->crowded)
         return take_turns(team, operation, largest);

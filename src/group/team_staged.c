@@ -7,16 +7,23 @@
  *     red    this rank's slice of everybody's piece is reduced, into its own stage (reductions only)
  *     out    the results are copied from everybody's stages to the output
  *
- * Each bar is a synchronisation. What a rank needs of its own never goes through the stage. A stage holds three pieces, so that one may be filled while two are
- * read: what in(c) overwrites was read for the last time before the bar before it. */
+ * Each bar is a synchronisation. What a rank needs of its own never goes through the stage. A stage holds
+ * three pieces, so that one may be filled while two are read: what in(c) overwrites was read for the last
+ * time before the bar before it. */
 #include "group/team.h"
 
 #include "base/fail.h"
+#include "group/copy.h"
 
 #include <string.h>
 
 /* Where everybody has a processor a synchronisation costs little, and small pieces overlap better. */
 enum { SPACIOUS_PIECE = 64 << 10 };
+
+/* From here on the last step of an all_reduce is the kernel's, where it copies and ranks need not take turns:
+ * each rank reduces its slice of the whole straight to its output, and fetches those of the others from
+ * theirs, as long as these are still in a cache. So what is reduced does not go through a stage again. */
+enum { KERNEL_LEAST = 48 << 10, CACHES_A_SLICE = 2 };
 
 struct staging {
     struct td__team *team;
@@ -26,6 +33,7 @@ struct staging {
     size_t step;  /* elements of each part in one piece */
     size_t count; /* elements of the largest part */
     bool reduces; /* with a phase of its own: all_reduce and reduce */
+    bool sliced;  /* an all_reduce whose parts are slices: see KERNEL_LEAST */
     bool is_root;
 };
 
@@ -47,6 +55,16 @@ static size_t offset_of(const struct staging *staging, uint64_t c, size_t start)
     return (start + (size_t)c * staging->step) * staging->element;
 }
 
+/* Part `i` of the input of a call by parts, in elements. */
+static size_t part_count(const struct staging *staging, int i)
+{
+    const struct td__operation *operation = staging->operation;
+    int n = staging->team->size;
+    if (staging->sliced)
+        return td__part(operation->count, n, i + 1) - td__part(operation->count, n, i);
+    return operation->input_counts ? operation->input_counts[i] : operation->count;
+}
+
 /* Copies piece c of each part of the input but our own, part i to place i of the stage. */
 static void put_parts(const struct staging *staging, uint64_t c)
 {
@@ -54,7 +72,7 @@ static void put_parts(const struct staging *staging, uint64_t c)
     char *piece = td__team_piece(staging->team, staging->team->index, c);
     size_t start = 0;
     for (int i = 0; i < staging->team->size; i++) {
-        size_t count = operation->input_counts ? operation->input_counts[i] : operation->count;
+        size_t count = part_count(staging, i);
         size_t now = in_piece(staging, c, count);
         if (now && i != staging->team->index)
             memcpy(piece + (size_t)i * staging->step * staging->element,
@@ -64,11 +82,16 @@ static void put_parts(const struct staging *staging, uint64_t c)
     }
 }
 
-/* Our slice of piece c, in elements. */
-static void own_slice(const struct staging *staging, size_t now, size_t *first, size_t *end)
+/* The slice of piece c that `i` reduces, in elements. Of two ranks the root reduces all of it: it reads as
+ * much of what the other has written as otherwise, and nothing is written for it a second time. Tried and
+ * dropped: the kernel writes to the root's output what the others have reduced, half as slow again where the
+ * ranks share a cache. */
+static void slice_of(const struct staging *staging, size_t now, int i, size_t *first, size_t *end)
 {
-    *first = td__part(now, staging->team->size, staging->team->index);
-    *end = td__part(now, staging->team->size, staging->team->index + 1);
+    const struct td__team *team = staging->team;
+    bool to_root = staging->operation->kind == TD__REDUCE && team->size == 2;
+    *first = to_root ? 0 : td__part(now, team->size, i);
+    *end = to_root ? (i == staging->operation->root ? now : 0) : td__part(now, team->size, i + 1);
 }
 
 /* What others reduce: all of piece c but our own slice. */
@@ -77,7 +100,7 @@ static void put_slices(const struct staging *staging, uint64_t c)
     const char *from = (const char *)staging->operation->input + offset_of(staging, c, 0);
     char *to = td__team_piece(staging->team, staging->team->index, c);
     size_t now = in_piece(staging, c, staging->operation->count), first, end;
-    own_slice(staging, now, &first, &end);
+    slice_of(staging, now, staging->team->index, &first, &end);
     memcpy(to, from, first * staging->element);
     memcpy(to + end * staging->element, from + end * staging->element,
            (now - end) * staging->element);
@@ -98,7 +121,10 @@ static void put(const struct staging *staging, uint64_t c)
         return;
     case TD__ALL_REDUCE:
     case TD__REDUCE:
-        put_slices(staging, c);
+        if (staging->sliced)
+            put_parts(staging, c);
+        else
+            put_slices(staging, c);
         return;
     default: /* broadcast, gather, all_gather */
         if (operation->kind != TD__ALL_GATHER &&
@@ -116,7 +142,7 @@ static void reduce_slice(const struct staging *staging, uint64_t c)
     struct td__team *team = staging->team;
     const struct td__operation *operation = staging->operation;
     size_t first, end, offset = offset_of(staging, c, 0);
-    own_slice(staging, in_piece(staging, c, operation->count), &first, &end);
+    slice_of(staging, in_piece(staging, c, operation->count), team->index, &first, &end);
     if (first == end)
         return;
     size_t skip = first * staging->element;
@@ -140,9 +166,11 @@ static void take_reduced(const struct staging *staging, uint64_t c)
     char *output = (char *)staging->operation->output + offset_of(staging, c, 0);
     for (int k = 1; k < team->size; k++) {
         int i = (team->index + k) % team->size;
-        size_t first = td__part(now, team->size, i) * staging->element;
-        size_t end = td__part(now, team->size, i + 1) * staging->element;
-        memcpy(output + first, td__team_piece(team, i, c) + first, end - first);
+        size_t first, end;
+        slice_of(staging, now, i, &first, &end);
+        memcpy(output + first * staging->element,
+               td__team_piece(team, i, c) + first * staging->element,
+               (end - first) * staging->element);
     }
 }
 
@@ -172,12 +200,13 @@ static void reduce_parts(const struct staging *staging, uint64_t c)
 {
     const struct td__operation *operation = staging->operation;
     struct td__team *team = staging->team;
-    size_t mine = (size_t)team->index, now = in_piece(staging, c, operation->count);
-    void *target = (char *)operation->output + offset_of(staging, c, 0);
+    size_t mine = (size_t)team->index, now = in_piece(staging, c, part_count(staging, team->index));
+    size_t start = staging->sliced ? td__part(operation->count, team->size, team->index)
+                                   : mine * operation->count;
+    void *target = (char *)operation->output + offset_of(staging, c, staging->sliced ? start : 0);
     for (int i = 0; i < team->size; i++)
         team->sources[i] = td__team_piece(team, i, c) + mine * staging->step * staging->element;
-    team->sources[mine] = (const char *)operation->input +
-                          offset_of(staging, c, mine * operation->count);
+    team->sources[mine] = (const char *)operation->input + offset_of(staging, c, start);
     if (now)
         td__reduce_many(&staging->reduction, &target, 1, team->sources, team->size, now);
 }
@@ -218,34 +247,60 @@ static void take(const struct staging *staging, uint64_t c)
             memcpy(to, from, bytes);
         return;
     default: /* all_reduce and reduce */
-        if (operation->kind == TD__ALL_REDUCE || staging->is_root)
+        if (staging->sliced)
+            reduce_parts(staging, c);
+        else if (operation->kind == TD__ALL_REDUCE || staging->is_root)
             take_reduced(staging, c);
         return;
     }
 }
 
-td_status td__team_staged(struct td__team *team, const struct td__operation *operation,
-                          size_t largest)
+static struct staging staging_of(struct td__team *team, const struct td__operation *operation,
+                                 size_t largest, bool copies)
 {
     enum td__collective kind = operation->kind;
-    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
     struct staging staging = {
         .team = team,
         .operation = operation,
         .reduction = td__team_reduction(team, operation),
         .element = td__operation_element(operation),
         .count = operation->input_counts ? largest : operation->count,
-        .reduces = kind == TD__ALL_REDUCE || kind == TD__REDUCE,
         .is_root = operation->root == team->index,
     };
+    size_t bytes = operation->count * staging.element;
+    staging.sliced = kind == TD__ALL_REDUCE && copies && !team->crowded && bytes >= KERNEL_LEAST &&
+                     bytes / (size_t)team->size <= CACHES_A_SLICE * td__cache_bytes(2);
+    staging.reduces = (kind == TD__ALL_REDUCE && !staging.sliced) || kind == TD__REDUCE;
+    for (int i = 0; staging.sliced && i < team->size; i++) {
+        size_t count = part_count(&staging, i);
+        staging.count = i && staging.count > count ? staging.count : count;
+    }
+    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
     staging.step = (team->crowded ? TD__PIECE_BYTES : SPACIOUS_PIECE) / staging.element /
-                   (by_parts ? (size_t)team->size : 1);
-    if (!staging.step)
-        return td__team_fail(team, TD_ERR_UNSUPPORTED, "%s: too many ranks on one host",
-                             td__operation_describe(operation));
+                   (by_parts || staging.sliced ? (size_t)team->size : 1);
     /* Whole cache lines, where there is room. */
     if (staging.step > 64)
         staging.step -= staging.step % 64;
+    return staging;
+}
+
+/* All have reached `phase`, or will. */
+static td_status fetch_slices(const struct staging *staging, unsigned phase)
+{
+    struct td__team *team = staging->team;
+    TD_TRY(td__team_await_all(team, staging->operation, phase));
+    TD_TRY(td__team_fetch_slices(team, staging->operation));
+    td__team_reach(team, phase + 1);
+    return td__team_await_all(team, staging->operation, phase + 1);
+}
+
+td_status td__team_staged(struct td__team *team, const struct td__operation *operation,
+                          size_t largest, bool copies)
+{
+    struct staging staging = staging_of(team, operation, largest, copies);
+    if (!staging.step)
+        return td__team_fail(team, TD_ERR_UNSUPPORTED, "%s: too many ranks on one host",
+                             td__operation_describe(operation));
     uint64_t pieces = (staging.count + staging.step - 1) / staging.step;
     unsigned phase = 2;
     if (!pieces)
@@ -267,5 +322,5 @@ td_status td__team_staged(struct td__team *team, const struct td__operation *ope
         }
         td__team_reach(team, phase);
     }
-    return TD_OK;
+    return staging.sliced ? fetch_slices(&staging, phase) : TD_OK;
 }
