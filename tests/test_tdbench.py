@@ -123,6 +123,26 @@ class Output(Test):
         ])  # fmt: skip
         self.assertEqual([row[-1] for row in rows], ["0", "0", "0"])
 
+    def test_rules(self):
+        arguments = ["--rules", "-n", 2, "-b", "4,64K", "--iters", "4", "--json"]
+        for more in ([], ["--transport", "tcp"], ["--memory", "malloc"]):
+            done = subprocess.run(
+                [str(word) for word in [PROGRAMS["tdbench"], *arguments, *more]],
+                env=clean_environment(), capture_output=True, text=True, timeout=DEADLINE,
+            )  # fmt: skip
+            rows = self.rows(done)
+            self.assertEqual([row["bytes"] for row in rows], [8] * 8 + [65536] * 8)
+            self.assertEqual(rows[0]["rule"], "all_reduce <= reduce_scatter + all_gather")
+            for row in rows:
+                parts = max(row["sum_us"], row["row_us"])
+                self.assertAlmostEqual(row["ratio"], row["whole_us"] / parts, delta=0.1)
+                self.assertTrue(row["kept"] or row["ratio"] > 1.1, row)
+            # Which rules are kept in four rounds on a busy machine is chance; the exit code is not.
+            broken = sum(not row["kept"] for row in rows)
+            self.assertEqual(done.returncode, 1 if broken else 0, done.stderr)
+            if broken:
+                self.assertIn(f"rules that were not kept: {broken}", done.stderr)
+
     def test_no_check(self):
         rows = self.rows(self.bench("reduce", "-n", 2, "-b", "4", *QUICK, "-j", "--no-check"))
         self.assertEqual(rows[0]["wrong"], None)
