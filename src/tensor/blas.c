@@ -1,54 +1,11 @@
-/* OpenBLAS by dlopen(); see blas.h. And the number of threads of a product. */
+/* OpenBLAS by dlopen(); see blas.h. */
 #include "tensor/blas.h"
-
-#include "base/fail.h"
 
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-/* ---- The number of threads ------------------------------------------------------------------- */
-
-static atomic_int num_threads; /* 0: not asked for yet */
-
-static int default_threads(void)
-{
-    const char *text = getenv("OMP_NUM_THREADS");
-    if (text) {
-        char *end;
-        long number = strtol(text, &end, 10); /* a list, as in "4,2", counts by its first number */
-        if (end != text && number > 0 && number <= INT_MAX)
-            return (int)number;
-    }
-    cpu_set_t set;
-    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
-                                                            : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return cores > 0 ? cores : 1;
-}
-
-int td_get_num_threads(void)
-{
-    int number = atomic_load_explicit(&num_threads, memory_order_relaxed);
-    if (number > 0)
-        return number;
-    int found = default_threads();
-    return atomic_compare_exchange_strong(&num_threads, &number, found) ? found : number;
-}
-
-td_status td_set_num_threads(int number)
-{
-    if (number < 1)
-        return td__fail(TD_ERR_INVALID, "td_set_num_threads: %d threads; at least 1", number);
-    atomic_store(&num_threads, number);
-    return TD_OK;
-}
-
-/* ---- OpenBLAS -------------------------------------------------------------------------------- */
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* as in cblas.h */
 

@@ -1,0 +1,326 @@
+/* The pool of threads behind td__parallel_for(), and how many they are.
+ *
+ * There is one loop at a time. Whoever sets `busy` owns the pool; others run their loops by themselves,
+ * so that nobody waits for a loop that is not its own, and loops inside of loops cannot block.
+ *
+ * A loop is cut into pieces, a few for each thread. A thread starts with the pieces of its own slice, so
+ * that it meets the same memory in every loop over the same tensor; then it takes those that others
+ * have not come to. The caller therefore never waits for a thread that is not awake yet, only for pieces
+ * that were begun.
+ *
+ * The word `state` says which loop this is, whether it takes helpers, and how many are in it:
+ *
+ *     number of the loop << 17 | open << 16 | helpers
+ *
+ * A helper adds itself only while the loop is open. The owner closes it when no piece is left, and
+ * returns when the helpers are 0; then nobody looks at `job` any more, until the next loop is opened. */
+#include "tensor/parallel_for.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+
+#include <tandem/tensor.h>
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    MOST_THREADS = 256, /* more are asked for in vain */
+    PIECES = 4,         /* for each thread */
+    SPIN_NS = 50000,    /* awake before going to sleep */
+};
+
+#define HELPERS UINT64_C(0xffff)
+#define OPEN UINT64_C(0x10000)
+#define NUMBER UINT64_C(0x20000) /* the number's lowest bit */
+
+/* ---- The number of threads ------------------------------------------------------------------- */
+
+static atomic_int num_threads; /* 0: not asked for yet */
+
+static int count_cores(void)
+{
+    cpu_set_t set;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                            : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return cores > 0 ? cores : 1;
+}
+
+static int default_threads(void)
+{
+    const char *text = getenv("OMP_NUM_THREADS");
+    if (text) {
+        char *end;
+        long number = strtol(text, &end, 10); /* a list, as in "4,2", counts by its first number */
+        if (end != text && number > 0 && number <= INT_MAX)
+            return (int)number;
+    }
+    return count_cores();
+}
+
+int td_get_num_threads(void)
+{
+    int number = atomic_load_explicit(&num_threads, memory_order_relaxed);
+    if (number > 0)
+        return number;
+    int found = default_threads();
+    return atomic_compare_exchange_strong(&num_threads, &number, found) ? found : number;
+}
+
+td_status td_set_num_threads(int number)
+{
+    if (number < 1)
+        return td__fail(TD_ERR_INVALID, "td_set_num_threads: %d threads; at least 1", number);
+    atomic_store(&num_threads, number);
+    return TD_OK;
+}
+
+/* ---- The pool --------------------------------------------------------------------------------- */
+
+struct slice {
+    _Alignas(64) atomic_llong next; /* piece */
+    int64_t end;
+};
+
+/* The loop that runs. Its owner writes it while nobody is in it. */
+struct job {
+    td__range_fn *fn;
+    void *arg;
+    int64_t count, piece; /* in indices */
+    int threads;          /* as many slices */
+    struct slice slices[MOST_THREADS];
+};
+
+static struct {
+    atomic_bool busy;
+    _Atomic uint64_t state;
+    struct job job;
+
+    pthread_mutex_t lock;
+    pthread_cond_t opened; /* for helpers that sleep */
+    pthread_cond_t left;   /* for an owner that sleeps */
+    atomic_int sleepers;
+    atomic_bool owner_sleeps;
+    atomic_bool stopping;
+    atomic_bool
+        may_spin; /* no: with more threads than processors, one that is awaited needs this one */
+    int cores;
+    atomic_int thread_count;
+    pthread_t threads[MOST_THREADS];
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .opened = PTHREAD_COND_INITIALIZER,
+          .left = PTHREAD_COND_INITIALIZER};
+
+/* In a child only the thread that called fork() is there; the lock may be one that was held. */
+static void reset_in_child(void)
+{
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.opened, NULL);
+    pthread_cond_init(&pool.left, NULL);
+    atomic_store(&pool.state, 0);
+    atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.owner_sleeps, false);
+    atomic_store(&pool.busy, false);
+    pool.thread_count = 0;
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, reset_in_child);
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Waits awake, for a moment, until (state & mask) is not `value` any more. */
+static bool spin_while(uint64_t mask, uint64_t value)
+{
+    if (!atomic_load_explicit(&pool.may_spin, memory_order_relaxed))
+        return (atomic_load(&pool.state) & mask) != value;
+    for (int64_t until = td__now_ns() + SPIN_NS;;) {
+        for (int i = 0; i < 32; i++, relax())
+            if ((atomic_load_explicit(&pool.state, memory_order_acquire) & mask) != value)
+                return true;
+        if (td__now_ns() >= until)
+            return false;
+    }
+}
+
+static void run_pieces(struct job *job, int place)
+{
+    for (int i = 0; i < job->threads; i++) {
+        struct slice *slice = &job->slices[(place + i) % job->threads];
+        for (;;) {
+            int64_t at = atomic_fetch_add_explicit(&slice->next, 1, memory_order_relaxed);
+            if (at >= slice->end)
+                break;
+            int64_t begin = at * job->piece, rest = job->count - begin;
+            job->fn(job->arg, begin, begin + (rest < job->piece ? rest : job->piece));
+        }
+    }
+}
+
+/* ---- Helpers ---------------------------------------------------------------------------------- */
+
+/* A loop that is open and not number `seen`. */
+static bool is_new(uint64_t state, uint64_t seen)
+{
+    return (state & OPEN) && state / NUMBER != seen;
+}
+
+/* Waits for a loop to help in, and is in it: its state, or 0 at the end. */
+static uint64_t enter_loop(uint64_t seen)
+{
+    for (;;) {
+        uint64_t state = atomic_load(&pool.state);
+        if (atomic_load(&pool.stopping))
+            return 0;
+        if (is_new(state, seen)) {
+            if (atomic_compare_exchange_weak(&pool.state, &state, state + 1))
+                return state + 1;
+            continue;
+        }
+        if (spin_while(~HELPERS, state & ~HELPERS))
+            continue;
+        pthread_mutex_lock(&pool.lock);
+        atomic_fetch_add(&pool.sleepers, 1);
+        while (!is_new(atomic_load(&pool.state), seen) && !atomic_load(&pool.stopping))
+            pthread_cond_wait(&pool.opened, &pool.lock);
+        atomic_fetch_sub(&pool.sleepers, 1);
+        pthread_mutex_unlock(&pool.lock);
+    }
+}
+
+static void leave_loop(void)
+{
+    uint64_t state = atomic_fetch_sub(&pool.state, 1) - 1;
+    if ((state & (OPEN | HELPERS)) == 0 && atomic_load(&pool.owner_sleeps)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_signal(&pool.left);
+        pthread_mutex_unlock(&pool.lock);
+    }
+}
+
+static void *help(void *arg)
+{
+    (void)arg;
+    uint64_t seen = 0, state;
+    while ((state = enter_loop(seen))) {
+        /* As many as are in it may differ from the number of threads: after a lower one was set. */
+        int place = (int)(state & HELPERS);
+        if (place < pool.job.threads)
+            run_pieces(&pool.job, place);
+        seen = state / NUMBER;
+        leave_loop();
+    }
+    return NULL;
+}
+
+/* ---- The owner -------------------------------------------------------------------------------- */
+
+/* A thread that cannot be started is one that does not help. */
+static void start_helpers(int wanted)
+{
+    pthread_mutex_lock(&pool.lock);
+    if (!pool.cores)
+        pool.cores = count_cores();
+    while (pool.thread_count < wanted && !atomic_load(&pool.stopping)) {
+        if (td__thread_start(&pool.threads[pool.thread_count], "td-pool", help, NULL))
+            break;
+        pool.thread_count++;
+    }
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void open_loop(int threads)
+{
+    uint64_t state = atomic_load(&pool.state);
+    atomic_store(&pool.state, (state / NUMBER + 1) * NUMBER | OPEN);
+    int sleepers = atomic_load(&pool.sleepers);
+    if (sleepers == 0)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    if (sleepers < threads)
+        pthread_cond_broadcast(&pool.opened);
+    else
+        for (int i = 1; i < threads; i++)
+            pthread_cond_signal(&pool.opened);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void close_loop(void)
+{
+    uint64_t state = atomic_fetch_and(&pool.state, ~OPEN);
+    if ((state & HELPERS) == 0)
+        return;
+    while ((state = atomic_load(&pool.state)) & HELPERS)
+        if (!spin_while(~UINT64_C(0), state))
+            break;
+    if ((state & HELPERS) == 0)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.owner_sleeps, true);
+    while (atomic_load(&pool.state) & HELPERS)
+        pthread_cond_wait(&pool.left, &pool.lock);
+    atomic_store(&pool.owner_sleeps, false);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void set_up_job(int64_t count, int64_t grain, int threads, td__range_fn *fn, void *arg)
+{
+    struct job *job = &pool.job;
+    int64_t grains = (count - 1) / grain + 1, most = (int64_t)threads * PIECES;
+    int64_t grains_each = (grains - 1) / most + 1;
+    int64_t pieces = (grains - 1) / grains_each + 1;
+    job->fn = fn;
+    job->arg = arg;
+    job->count = count;
+    job->piece = grains_each * grain;
+    job->threads = threads < pieces ? threads : (int)pieces;
+    for (int i = 0; i < job->threads; i++) {
+        atomic_store_explicit(&job->slices[i].next, pieces * i / job->threads,
+                              memory_order_relaxed);
+        job->slices[i].end = pieces * (i + 1) / job->threads;
+    }
+}
+
+void td__parallel_for(int64_t count, int64_t grain, td__range_fn *fn, void *arg)
+{
+    if (count <= 0)
+        return;
+    int threads = count > grain ? td_get_num_threads() : 1;
+    if (threads > MOST_THREADS)
+        threads = MOST_THREADS;
+    if (threads == 1 || atomic_exchange_explicit(&pool.busy, true, memory_order_acquire)) {
+        fn(arg, 0, count);
+        return;
+    }
+    set_up_job(count, grain, threads, fn, arg);
+    if (pool.thread_count < pool.job.threads - 1)
+        start_helpers(pool.job.threads - 1);
+    atomic_store_explicit(&pool.may_spin, threads <= pool.cores, memory_order_relaxed);
+    open_loop(pool.job.threads);
+    run_pieces(&pool.job, 0);
+    close_loop();
+    atomic_store_explicit(&pool.busy, false, memory_order_release);
+}
+
+__attribute__((destructor)) static void stop_helpers(void)
+{
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.stopping, true);
+    pthread_cond_broadcast(&pool.opened);
+    pthread_mutex_unlock(&pool.lock);
+    for (int i = 0; i < pool.thread_count; i++)
+        pthread_join(pool.threads[i], NULL);
+    pool.thread_count = 0;
+}
