@@ -8,10 +8,13 @@
  *     by blocks    where rows are short: a block takes in many of them, through the buffers
  *
  * A buffer of an operand that is one element for the whole row (a stride of 0) is filled once and
- * stays. Everything lives on the stack. */
+ * stays. Everything lives on the stack.
+ *
+ * Threads share the elements in the order of the axes, in ranges that may begin anywhere in a row. */
 #include "tensor/cpu_each.h"
 
 #include "tensor/cpu_convert.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 
 #include <string.h>
@@ -272,9 +275,8 @@ static void run_chunk(struct loop *loop, int64_t count, td__each_fn fn, const vo
     put_back(loop, count);
 }
 
-/* Moves all arrays on by `count` elements, which end at most at the end of the row where rows are
- * walked. False behind the last element. */
-static bool move_on(struct loop *loop, int64_t count)
+/* Moves all arrays on by `count` elements. */
+static void move_on(struct loop *loop, int64_t count)
 {
     int inner = loop->ndim - 1;
     while (count > 0) {
@@ -293,7 +295,16 @@ static bool move_on(struct loop *loop, int64_t count)
             loop->index[d - 1]++;
         }
     }
-    return loop->index[0] < loop->sizes[0];
+}
+
+/* Moves all arrays from the first element to number `at`. */
+static void seek(struct loop *loop, int64_t at)
+{
+    for (int d = loop->ndim; d-- > 0; at /= loop->sizes[d]) {
+        loop->index[d] = at % loop->sizes[d];
+        for (int k = 0; k < loop->count; k++)
+            loop->arrays[k].data += loop->index[d] * loop->arrays[k].strides[d];
+    }
 }
 
 /* Whether the array, read along all axes, has no gaps (for `stride` the size of an element), or is
@@ -306,7 +317,7 @@ static bool has_strides(const struct loop *loop, const struct array *array, int6
     return true;
 }
 
-static void run_rows(struct loop *loop, td__each_fn fn, const void *arg)
+static void run_rows(struct loop *loop, int64_t total, td__each_fn fn, const void *arg)
 {
     int inner = loop->ndim - 1;
     int64_t block = loop->sizes[inner];
@@ -319,12 +330,13 @@ static void run_rows(struct loop *loop, td__each_fn fn, const void *arg)
         if ((!array->plain || array->convert) && block > most)
             block = most;
     }
-    int64_t n;
-    do {
+    for (int64_t n; total > 0; total -= n) {
         int64_t left = loop->sizes[inner] - loop->index[inner];
         n = left < block ? left : block;
+        n = n < total ? n : total;
         run_chunk(loop, n, fn, arg);
-    } while (move_on(loop, n));
+        move_on(loop, n);
+    }
 }
 
 static void run_blocks(struct loop *loop, int64_t total, td__each_fn fn, const void *arg)
@@ -335,25 +347,40 @@ static void run_blocks(struct loop *loop, int64_t total, td__each_fn fn, const v
         array->constant = has_strides(loop, array, 0);
     }
     int64_t block = block_of(loop);
-    int64_t n;
-    do {
+    for (int64_t n; total > 0; total -= n) {
         n = total < block ? total : block;
-        total -= n;
         run_chunk(loop, n, fn, arg);
-    } while (move_on(loop, n));
+        move_on(loop, n);
+    }
+}
+
+/* What td__each_run() was called with. */
+struct call {
+    const struct td__layout *shape;
+    const struct td__each_array *arrays;
+    int count;
+    bool raw;
+    td__each_fn fn;
+    const void *arg;
+};
+
+static void run_range(void *arg, int64_t begin, int64_t end)
+{
+    const struct call *call = arg;
+    struct loop loop;
+    set_up(&loop, call->shape, call->arrays, call->count, call->raw);
+    seek(&loop, begin);
+    if (loop.ndim > 1 && loop.sizes[loop.ndim - 1] < SHORT_ROW)
+        run_blocks(&loop, end - begin, call->fn, call->arg);
+    else
+        run_rows(&loop, end - begin, call->fn, call->arg);
 }
 
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg)
 {
-    if (shape->numel == 0)
-        return;
-    struct loop loop;
-    set_up(&loop, shape, arrays, count, raw);
-    if (loop.ndim > 1 && loop.sizes[loop.ndim - 1] < SHORT_ROW)
-        run_blocks(&loop, shape->numel, fn, arg);
-    else
-        run_rows(&loop, fn, arg);
+    struct call call = {shape, arrays, count, raw, fn, arg};
+    td__parallel_for(shape->numel, TD__GRAIN, run_range, &call);
 }
 
 void td__each_tensors(td_tensor *out, const td_tensor *a, const td_tensor *b, const td_tensor *c,

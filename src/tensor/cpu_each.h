@@ -43,7 +43,7 @@ static inline td_dtype td__compute_dtype(td_dtype dtype)
 
 /** Runs `fn` over all elements: arrays[0] is the result, of the shape `shape`, and `arrays[1]` to
  *  `arrays[count - 1]` are operands. f16 and bf16 reach `fn` as f32. With `raw` they are left as
- *  they are. */
+ *  they are. Of many elements several threads call `fn` at the same time. */
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg);
 

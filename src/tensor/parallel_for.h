@@ -24,8 +24,14 @@
 
 #include <stdint.h>
 
-/* A grain for loops whose index is a number of elements that cost about a nanosecond each or less. */
-#define TD__GRAIN 16384
+/* Elements that are worth a grain, where the work of one is a few instructions. */
+#define TD__GRAIN 32768
+
+/** The grain of a loop whose indices stand for `elements` elements each. */
+static inline int64_t td__grain_of(int64_t elements)
+{
+    return elements <= 0 ? TD__GRAIN : elements >= TD__GRAIN ? 1 : TD__GRAIN / elements;
+}
 
 /** Does the work of the indices `begin` to `end` - 1. */
 typedef void td__range_fn(void *arg, int64_t begin, int64_t end);

@@ -8,7 +8,10 @@
  *     source        a0 .. b0 .. c0 ..    fastest: another
  *
  * Runs are memcpy(). In the last case the two dimensions are walked in square tiles, so that the
- * cache lines of both sides are used up before they leave the cache. */
+ * cache lines of both sides are used up before they leave the cache.
+ *
+ * Runs and planes are cut into pieces, which threads share. */
+#include "tensor/parallel_for.h"
 #include "tensor/tensor.h"
 
 #include <string.h>
@@ -113,8 +116,9 @@ static struct axis take_dense(struct axes *axes)
     return dense;
 }
 
-/* Moves both pointers to the next position of the first `count` axes; false after the last one. */
-static bool advance(const struct axes *axes, int count, int64_t *index, char **dst,
+/* Moves both pointers to the next position of the first `count` axes, or, from the last one, back to the
+ * first. */
+static void advance(const struct axes *axes, int count, int64_t *index, char **dst,
                     const char **src)
 {
     for (int i = count; i-- > 0;) {
@@ -122,12 +126,61 @@ static bool advance(const struct axes *axes, int count, int64_t *index, char **d
         *dst += axis->to;
         *src += axis->from;
         if (++index[i] < axis->size)
-            return true;
+            return;
         *dst -= axis->size * axis->to;
         *src -= axis->size * axis->from;
         index[i] = 0;
     }
-    return false;
+}
+
+/* A copy. The last axis of `axes` is the inner one; a plane is `dense` by inner. Pieces are numbered
+ * plane by plane; they are cut out of the inner axis for runs, otherwise of the dense one. */
+struct copy {
+    struct axes axes;
+    struct axis dense;
+    bool runs;
+    size_t element;
+    char *to;
+    const char *from;
+    int64_t piece;  /* of the axis that is cut */
+    int64_t pieces; /* of a plane */
+};
+
+/* Piece `number` of the plane at `to`. */
+static void copy_piece(const struct copy *copy, char *to, const char *from, int64_t number)
+{
+    struct axis inner = copy->axes.at[copy->axes.count - 1], dense = copy->dense;
+    struct axis *cut = copy->runs ? &inner : &dense;
+    int64_t start = number * copy->piece;
+    to += start * cut->to;
+    from += start * cut->from;
+    cut->size = cut->size - start < copy->piece ? cut->size - start : copy->piece;
+    if (copy->runs)
+        memcpy(to, from, (size_t)inner.size * copy->element);
+    else
+        copy_plane(to, from, dense, inner, copy->element);
+}
+
+static void copy_pieces(void *arg, int64_t begin, int64_t end)
+{
+    const struct copy *copy = arg;
+    char *to = copy->to;
+    const char *from = copy->from;
+    int64_t index[TD_MAX_DIMS] = {0}, plane = begin / copy->pieces;
+    int outer = copy->axes.count - 1;
+    for (int i = outer; i-- > 0; plane /= copy->axes.at[i].size) {
+        index[i] = plane % copy->axes.at[i].size;
+        to += index[i] * copy->axes.at[i].to;
+        from += index[i] * copy->axes.at[i].from;
+    }
+    int64_t number = begin % copy->pieces;
+    for (int64_t i = begin; i < end; i++) {
+        copy_piece(copy, to, from, number);
+        if (++number == copy->pieces) {
+            number = 0;
+            advance(&copy->axes, outer, index, &to, &from);
+        }
+    }
 }
 
 void td__layout_copy(const struct td__layout *dst_layout, void *dst,
@@ -135,26 +188,24 @@ void td__layout_copy(const struct td__layout *dst_layout, void *dst,
 {
     if (dst_layout->numel == 0)
         return;
-    size_t element = td_dtype_size(dst_layout->dtype);
-    struct axes axes = merged_axes(sorted_axes(dst_layout, src_layout));
-    if (axes.count == 0) {
-        memcpy(dst, src, element);
+    struct copy copy = {.axes = merged_axes(sorted_axes(dst_layout, src_layout)),
+                        .dense = {1, 0, 0},
+                        .element = td_dtype_size(dst_layout->dtype),
+                        .to = dst,
+                        .from = src};
+    if (copy.axes.count == 0) {
+        memcpy(dst, src, copy.element);
         return;
     }
+    struct axis inner = copy.axes.at[copy.axes.count - 1];
+    copy.runs = inner.to == (int64_t)copy.element && inner.from == (int64_t)copy.element;
+    if (!copy.runs)
+        copy.dense = take_dense(&copy.axes);
 
-    struct axis inner = axes.at[axes.count - 1];
-    bool runs = inner.to == (int64_t)element && inner.from == (int64_t)element;
-    struct axis dense = {1, 0, 0};
-    if (!runs)
-        dense = take_dense(&axes);
-
-    char *to = dst;
-    const char *from = src;
-    int64_t index[TD_MAX_DIMS] = {0};
-    do {
-        if (runs)
-            memcpy(to, from, (size_t)inner.size * element);
-        else
-            copy_plane(to, from, dense, inner, element);
-    } while (advance(&axes, axes.count - 1, index, &to, &from));
+    int64_t length = copy.runs ? inner.size : copy.dense.size;
+    copy.piece = copy.runs ? TD__GRAIN : td__grain_of(inner.size * TILE) * TILE;
+    copy.pieces = (length - 1) / copy.piece + 1;
+    int64_t planes = dst_layout->numel / (inner.size * copy.dense.size);
+    int64_t elements = inner.size * copy.dense.size / copy.pieces;
+    td__parallel_for(planes * copy.pieces, td__grain_of(elements), copy_pieces, &copy);
 }

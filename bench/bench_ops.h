@@ -1,0 +1,38 @@
+/* The rows of bench_ops: what is timed, and how a row is run. */
+#ifndef TD_BENCH_OPS_H
+#define TD_BENCH_OPS_H
+
+#include "measure.h"
+
+#include "tensor/kernels.h"
+
+#include <tandem/ops.h>
+
+#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+
+/* One row: its tensors, and what is timed with them. */
+struct bench_row {
+    const char *what, *pass;
+    td_tensor *out, *a, *b, *c;
+    struct td__window window;
+    void (*call)(const struct bench_row *row);
+    const void *arg;
+};
+
+/** Times the row and prints its line. */
+void bench_row(const struct bench_row *row);
+
+/** Whether a row of that name was asked for. */
+bool bench_is_wanted(const char *what);
+
+/** A tensor of numbers between -1 and 1. */
+td_tensor *bench_filled(const int64_t *shape, int ndim);
+
+/** Ends the program where an expression has failed; returns it. */
+td_tensor *bench_made(td_tensor *tensor);
+
+/** The rows. */
+void bench_kernels(void);
+void bench_public(void);
+
+#endif
