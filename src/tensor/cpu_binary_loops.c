@@ -5,6 +5,7 @@
  * kinds in the unsigned one, where it wraps around. */
 #include "tensor/cpu_elementwise.h"
 #include "tensor/cpu_each.h"
+#include "tensor/cpu_math.h"
 #include "tensor/vector.h"
 
 #include <math.h>
@@ -29,37 +30,82 @@
     CASE(TD__OR, T, uint8_t, (p != 0) | (q != 0))                                                  \
     CASE(TD__XOR, T, uint8_t, (p != 0) ^ (q != 0))
 
-#define CASES_OF_FLOATS(T, power)                                                                  \
-    CASE(TD__ADD, T, T, p + q)                                                                     \
-    CASE(TD__SUB, T, T, p - q)                                                                     \
-    CASE(TD__MUL, T, T, p *q)                                                                      \
-    CASE(TD__DIV, T, T, p / q)                                                                     \
-    CASE(TD__POW, T, T, power(p, q))                                                               \
-    CASE(TD__MAXIMUM, T, T, p != p ? p : p > q ? p : q)                                            \
-    CASE(TD__MINIMUM, T, T, p != p ? p : p < q ? p : q)                                            \
-    CASE(TD__LT, T, uint8_t, p < q)                                                                \
-    CASE(TD__LE, T, uint8_t, p <= q)                                                               \
-    CASES_OF_TRUTH(T)
+/* ---- Floats ------------------------------------------------------------------------------------
+ *
+ * The functions get their steps as constants, so that an operand that is one element stays in a
+ * register. */
 
-TD__VECTOR void td__binary_f32(enum td__binary_op op, void *out, const void *a, const void *b,
-                               int64_t count)
-{
-    switch (op) {
-        CASES_OF_FLOATS(float, powf)
-    default:
-        break;
+#define FLOAT_CASE(op, T, R, expression)                                                           \
+    case op: {                                                                                     \
+        R *o = out;                                                                                \
+        const T *x = a, *y = b, x0 = *x, y0 = *y;                                                  \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            T p = a_step ? x[i] : x0, q = b_step ? y[i] : y0;                                      \
+            o[i] = (R)(expression);                                                                \
+        }                                                                                          \
+        break;                                                                                     \
     }
+
+/* Both steps are 1: with an exponent that is constant in the loop, compilers make loops of their own for
+ * the exceptions, and no vector code. */
+#define POWERS(T, power)                                                                           \
+    do {                                                                                           \
+        T *o = out;                                                                                \
+        const T *p = x->a, *q = x->b;                                                              \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++)                                                        \
+            o[i] = power(p[i], q[i]);                                                              \
+    } while (0)
+
+#define FLOATS(name, T, power)                                                                     \
+    TD__INLINE void loop_##name(enum td__binary_op op, void *out, const void *a, bool a_step,      \
+                                const void *b, bool b_step, int64_t count)                         \
+    {                                                                                              \
+        switch (op) {                                                                              \
+            FLOAT_CASE(TD__ADD, T, T, p + q)                                                       \
+            FLOAT_CASE(TD__SUB, T, T, p - q)                                                       \
+            FLOAT_CASE(TD__MUL, T, T, p *q)                                                        \
+            FLOAT_CASE(TD__DIV, T, T, p / q)                                                       \
+            FLOAT_CASE(TD__MAXIMUM, T, T, p != p ? p : p > q ? p : q)                              \
+            FLOAT_CASE(TD__MINIMUM, T, T, p != p ? p : p < q ? p : q)                              \
+            FLOAT_CASE(TD__LT, T, uint8_t, p < q)                                                  \
+            FLOAT_CASE(TD__LE, T, uint8_t, p <= q)                                                 \
+            FLOAT_CASE(TD__EQ, T, uint8_t, p == q)                                                 \
+            FLOAT_CASE(TD__NE, T, uint8_t, p != q)                                                 \
+            FLOAT_CASE(TD__AND, T, uint8_t, (p != 0) & (q != 0))                                   \
+            FLOAT_CASE(TD__OR, T, uint8_t, (p != 0) | (q != 0))                                    \
+            FLOAT_CASE(TD__XOR, T, uint8_t, (p != 0) ^ (q != 0))                                   \
+        default:                                                                                   \
+            break;                                                                                 \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    TD__VECTOR void td__binary_##name(enum td__binary_op op, void *out,                            \
+                                      const struct td__operands *x, int64_t count)                 \
+    {                                                                                              \
+        if (op == TD__POW)                                                                         \
+            POWERS(T, power);                                                                      \
+        else if (x->a_step && x->b_step)                                                           \
+            loop_##name(op, out, x->a, true, x->b, true, count);                                   \
+        else if (x->a_step)                                                                        \
+            loop_##name(op, out, x->a, true, x->b, false, count);                                  \
+        else if (x->b_step)                                                                        \
+            loop_##name(op, out, x->a, false, x->b, true, count);                                  \
+        else                                                                                       \
+            for (int64_t i = 0; i < count; i++)                                                    \
+                loop_##name(op, (char *)out + i * size_of_result(op, sizeof(T)), x->a, false,      \
+                            x->b, false, 1);                                                       \
+    }
+
+/* Comparisons give bytes. */
+static int64_t size_of_result(enum td__binary_op op, size_t size)
+{
+    return op >= TD__EQ && op <= TD__XOR ? 1 : (int64_t)size;
 }
 
-TD__VECTOR void td__binary_f64(enum td__binary_op op, void *out, const void *a, const void *b,
-                               int64_t count)
-{
-    switch (op) {
-        CASES_OF_FLOATS(double, pow)
-    default:
-        break;
-    }
-}
+FLOATS(f32, float, td__pow_f32)
+FLOATS(f64, double, pow)
 
 /* ---- Complex numbers ---------------------------------------------------------------------------
  *

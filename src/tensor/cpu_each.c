@@ -30,6 +30,7 @@ struct array {
     bool convert;     /* a half that the kernel sees as f32 */
     bool constant;    /* one element for the whole row, or, for blocks, for all */
     bool plain;       /* no gaps in a row, or, for blocks, none anywhere */
+    bool single;      /* a constant that the kernel takes as one element */
     const char *held; /* the constant that fills the buffer, up to held_count */
     int64_t held_count;
     int64_t strides[TD_MAX_DIMS]; /* in bytes */
@@ -225,6 +226,11 @@ static void *fetch(struct loop *loop, int k, int64_t count)
 {
     struct array *array = &loop->arrays[k];
     char *buffer = loop->buffers[k];
+    if (array->single) {
+        count = 1;
+        if (!array->convert)
+            return array->data;
+    }
     if (!array->convert && array->plain)
         return array->data;
     if (array->constant && array->held == array->data && array->held_count >= count)
@@ -264,14 +270,29 @@ static void put_back(struct loop *loop, int64_t count)
         move_block(loop, array, from, count, true);
 }
 
+/* What td__each_run() or td__each_pair() was called with. */
+struct call {
+    const struct td__layout *shape;
+    const struct td__each_array *arrays;
+    int count;
+    bool raw;
+    td__each_fn fn;
+    td__each_pair_fn pair_fn; /* instead of fn */
+    const void *arg;
+};
+
 /* ---- The loop ---------------------------------------------------------------------------------- */
 
-static void run_chunk(struct loop *loop, int64_t count, td__each_fn fn, const void *arg)
+static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
 {
     void *arrays[TD__EACH_ARRAYS] = {place(loop)};
     for (int k = 1; k < loop->count; k++)
         arrays[k] = fetch(loop, k, count);
-    fn(arrays, count, arg);
+    if (call->pair_fn)
+        call->pair_fn(arrays[0], arrays[1], !loop->arrays[1].single, arrays[2],
+                      !loop->arrays[2].single, count, call->arg);
+    else
+        call->fn(arrays, count, call->arg);
     put_back(loop, count);
 }
 
@@ -317,7 +338,7 @@ static bool has_strides(const struct loop *loop, const struct array *array, int6
     return true;
 }
 
-static void run_rows(struct loop *loop, int64_t total, td__each_fn fn, const void *arg)
+static void run_rows(struct loop *loop, int64_t total, const struct call *call)
 {
     int inner = loop->ndim - 1;
     int64_t block = loop->sizes[inner];
@@ -325,44 +346,36 @@ static void run_rows(struct loop *loop, int64_t total, td__each_fn fn, const voi
         struct array *array = &loop->arrays[k];
         array->plain = array->strides[inner] == array->element;
         array->constant = array->strides[inner] == 0;
+        array->single = k > 0 && array->constant && call->pair_fn;
         bool refilled = array->constant && !has_strides(loop, array, 0);
         int64_t most = refilled ? REFILLED : block_of(loop);
-        if ((!array->plain || array->convert) && block > most)
+        if (!array->single && (!array->plain || array->convert) && block > most)
             block = most;
     }
     for (int64_t n; total > 0; total -= n) {
         int64_t left = loop->sizes[inner] - loop->index[inner];
         n = left < block ? left : block;
         n = n < total ? n : total;
-        run_chunk(loop, n, fn, arg);
+        run_chunk(loop, n, call);
         move_on(loop, n);
     }
 }
 
-static void run_blocks(struct loop *loop, int64_t total, td__each_fn fn, const void *arg)
+static void run_blocks(struct loop *loop, int64_t total, const struct call *call)
 {
     for (int k = 0; k < loop->count; k++) {
         struct array *array = &loop->arrays[k];
         array->plain = has_strides(loop, array, array->element);
         array->constant = has_strides(loop, array, 0);
+        array->single = k > 0 && array->constant && call->pair_fn;
     }
     int64_t block = block_of(loop);
     for (int64_t n; total > 0; total -= n) {
         n = total < block ? total : block;
-        run_chunk(loop, n, fn, arg);
+        run_chunk(loop, n, call);
         move_on(loop, n);
     }
 }
-
-/* What td__each_run() was called with. */
-struct call {
-    const struct td__layout *shape;
-    const struct td__each_array *arrays;
-    int count;
-    bool raw;
-    td__each_fn fn;
-    const void *arg;
-};
 
 static void run_range(void *arg, int64_t begin, int64_t end)
 {
@@ -371,15 +384,22 @@ static void run_range(void *arg, int64_t begin, int64_t end)
     set_up(&loop, call->shape, call->arrays, call->count, call->raw);
     seek(&loop, begin);
     if (loop.ndim > 1 && loop.sizes[loop.ndim - 1] < SHORT_ROW)
-        run_blocks(&loop, end - begin, call->fn, call->arg);
+        run_blocks(&loop, end - begin, call);
     else
-        run_rows(&loop, end - begin, call->fn, call->arg);
+        run_rows(&loop, end - begin, call);
 }
 
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg)
 {
-    struct call call = {shape, arrays, count, raw, fn, arg};
+    struct call call = {shape, arrays, count, raw, fn, NULL, arg};
+    td__parallel_for(shape->numel, TD__GRAIN, run_range, &call);
+}
+
+void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3],
+                   td__each_pair_fn fn, const void *arg)
+{
+    struct call call = {shape, arrays, 3, false, NULL, fn, arg};
     td__parallel_for(shape->numel, TD__GRAIN, run_range, &call);
 }
 

@@ -47,7 +47,16 @@ static inline td_dtype td__compute_dtype(td_dtype dtype)
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg);
 
-/** The same for tensors; NULL ones at the end are left out. */
+/** Computes `count` elements of `out` from those of `a` and `b`. A step is 1, or 0 for one element that
+ *  is the same for all. `out` may be an operand with a step of 1. */
+typedef void (*td__each_pair_fn)(void *out, const void *a, int64_t a_step, const void *b,
+                                 int64_t b_step, int64_t count, const void *arg);
+
+/** td__each_run() for two operands that are often broadcast. */
+void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3],
+                   td__each_pair_fn fn, const void *arg);
+
+/** td__each_run() for tensors; NULL ones at the end are left out. */
 void td__each_tensors(td_tensor *out, const td_tensor *a, const td_tensor *b, const td_tensor *c,
                       td__each_fn fn, const void *arg);
 

@@ -59,16 +59,23 @@ struct binary {
     bool swapped;   /* b op a */
 };
 
+static void run_floats(void *out, const void *a, int64_t a_step, const void *b, int64_t b_step,
+                       int64_t count, const void *arg)
+{
+    const struct binary *binary = arg;
+    struct td__operands x = binary->swapped ? (struct td__operands){b, a, b_step, a_step}
+                                            : (struct td__operands){a, b, a_step, b_step};
+    (binary->dtype == TD_F32 ? td__binary_f32 : td__binary_f64)(binary->op, out, &x, count);
+}
+
 static void run_binary(void *const arrays[], int64_t count, const void *arg)
 {
     const struct binary *binary = arg;
     const void *a = arrays[binary->swapped ? 2 : 1], *b = arrays[binary->swapped ? 1 : 2];
     switch (binary->dtype) {
     case TD_F32:
-        td__binary_f32(binary->op, arrays[0], a, b, count);
-        break;
     case TD_F64:
-        td__binary_f64(binary->op, arrays[0], a, b, count);
+        run_floats(arrays[0], arrays[1], 1, arrays[2], 1, count, arg);
         break;
     case TD_COMPLEX64:
     case TD_COMPLEX128:
@@ -94,7 +101,10 @@ static td_status binary_loop(enum td__binary_op op, td_tensor *out, const td_ten
         binary.swapped = !swapped;
     }
     struct td__each_array arrays[] = {td__each_array(out), td__each_array(a), b};
-    td__each_run(&out->layout, arrays, 3, false, run_binary, &binary);
+    if (is_float(dtype) && op != TD__POW)
+        td__each_pair(&out->layout, arrays, run_floats, &binary);
+    else
+        td__each_run(&out->layout, arrays, 3, false, run_binary, &binary);
     return TD_OK;
 }
 
@@ -113,11 +123,86 @@ static td_status scalar_of(void *element, td_dtype dtype, double value, const ch
                     td_dtype_name(dtype));
 }
 
+/* ---- Powers with a number for an exponent --------------------------------------------------------
+ *
+ * Those that are a few multiplications or a root are computed as such, as PyTorch does. */
+
+#define POWER(T, expression)                                                                       \
+    do {                                                                                           \
+        T *o = out;                                                                                \
+        const T *x = a;                                                                            \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            T v = x[i];                                                                            \
+            o[i] = (expression);                                                                   \
+        }                                                                                          \
+    } while (0)
+
+static TD__VECTOR void cube(bool is_f64, void *out, const void *a, int64_t count)
+{
+    if (is_f64)
+        POWER(double, v *v *v);
+    else
+        POWER(float, v *v *v);
+}
+
+static TD__VECTOR void inverse_square(bool is_f64, void *out, const void *a, int64_t count)
+{
+    if (is_f64)
+        POWER(double, 1 / (v * v));
+    else
+        POWER(float, 1 / (v * v));
+}
+
+struct power {
+    void (*loop)(bool is_f64, void *out, const void *a, int64_t count);
+    bool is_f64;
+};
+
+static void run_power(void *const arrays[], int64_t count, const void *arg)
+{
+    const struct power *power = arg;
+    power->loop(power->is_f64, arrays[0], arrays[1], count);
+}
+
+static td_status power_of(td_tensor *out, const td_tensor *a, double exponent)
+{
+    struct power power = {.is_f64 = a->layout.dtype == TD_F64};
+    if (exponent == 0)
+        return td__cpu_fill(out, 1);
+    if (exponent == 1)
+        return td__cpu_copy(out, a);
+    if (exponent == 2)
+        return td__cpu_unary(TD__SQUARE, out, a);
+    if (exponent == 0.5)
+        return td__cpu_unary(TD__SQRT, out, a);
+    if (exponent == -0.5)
+        return td__cpu_unary(TD__RSQRT, out, a);
+    if (exponent == -1)
+        return td__cpu_unary(TD__RECIPROCAL, out, a);
+    power.loop = exponent == 3 ? cube : inverse_square;
+    td__each_tensors(out, a, NULL, NULL, run_power, &power);
+    return TD_OK;
+}
+
+static bool is_simple_power(double exponent)
+{
+    static const double simple[] = {-2, -1, -0.5, 0, 0.5, 1, 2, 3};
+    for (size_t i = 0; i < sizeof simple / sizeof *simple; i++)
+        if (exponent == simple[i])
+            return true;
+    return false;
+}
+
+/* ---- A tensor and a number ----------------------------------------------------------------------- */
+
 td_status td__cpu_binary_scalar(enum td__binary_op op, td_tensor *out, const td_tensor *a, double b,
                                 bool reversed)
 {
     _Alignas(16) char element[16];
     td_dtype dtype = a->layout.dtype;
+    if (op == TD__POW && !reversed && is_float(dtype) && is_simple_power(b))
+        return power_of(out, a, b);
     TD_TRY(scalar_of(element, dtype, b, binary_names[op]));
     return binary_loop(op, out, a, td__each_scalar(element, dtype), reversed);
 }

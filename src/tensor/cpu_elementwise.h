@@ -7,13 +7,21 @@
 /* Loops over arrays of `count` elements without gaps, for td__each_run(). `dtype` is that of the
  * operands, no half. Which operations a dtype has is checked before. */
 
-void td__binary_f32(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
-void td__binary_f64(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
 void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
                         const void *b, int64_t count);
 void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
                         const void *b, int64_t count);
 void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
+
+/** Two operands for td__each_pair(): a step is 1, or, but for POW, 0 for one element that is the same for
+ *  all. */
+struct td__operands {
+    const void *a, *b;
+    int64_t a_step, b_step;
+};
+
+void td__binary_f32(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
+void td__binary_f64(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
 
 /** The sine (quarters 0) or cosine (1) of f32. */
 void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters);

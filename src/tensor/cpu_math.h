@@ -13,6 +13,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 #define TD__MATH static inline __attribute__((always_inline))
 
@@ -256,6 +257,65 @@ TD__MATH float td__turn_f32(float x, uint32_t quarters)
     cosine = 1 + s * cosine;
     double value = k & 1 ? cosine : sine;
     return (float)(k & 2 ? -value : value);
+}
+
+/* ---- Powers ------------------------------------------------------------------------------------ */
+
+/* log2(a) for a > 0, with an error below 2^-37 of it. a = 2^e m with m between the roots of 1/2 and 2, and
+ * log2(m) is a series in (m - 1) / (m + 1). */
+TD__MATH double td__log2_wide(float a)
+{
+    bool tiny = a < FLT_MIN;
+    uint32_t bits = td__bits_of_f32(tiny ? a * 0x1p23f : a) - 0x3f3504f3; /* the root of 1/2 */
+    double e = (double)((int32_t)bits >> 23) - (tiny ? 23.0 : 0.0);
+    double m = (double)td__f32_of_bits((bits & 0x7fffff) + 0x3f3504f3);
+    double s = (m - 1) / (m + 1), z = s * s;
+    double p = 0.34074899851046075537;
+    p = p * z + 0.4116717450541198871;
+    p = p * z + 0.57708360033656872942;
+    p = p * z + 0.96179667326631388402;
+    p = p * z + 2.88539008179014177;
+    return e + s * p;
+}
+
+/* 2^t, for what an f32 can hold of it. */
+TD__MATH float td__exp2_wide(double t)
+{
+    const double rounder = 6755399441055744.0; /* 1.5 * 2^52 */
+    t = t > 160 ? 160 : t;
+    t = t < -160 ? -160 : t;
+    double shifted = t + rounder;
+    double r = t - (shifted - rounder);
+    uint64_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 1023) << 52; /* 2 to the power of the integer in the low bits */
+    double scale;
+    memcpy(&scale, &bits, sizeof scale);
+    double p = 0.000015252722782730728242;
+    p = p * r + 0.00015461329854014107158;
+    p = p * r + 0.0013333669441788745858;
+    p = p * r + 0.0096180570371836008519;
+    p = p * r + 0.055504107276035218774;
+    p = p * r + 0.24022650920050262799;
+    p = p * r + 0.69314718058156798245;
+    p = p * r + 1; /* no error near 0 */
+    return (float)(p * scale);
+}
+
+/* x^y as C has it, within 0.51 units in the last place: 2^(y log2 |x|) in f64, and then whatever is an
+ * exception. */
+TD__MATH float td__pow_f32(float x, float y)
+{
+    float a = fabsf(x);
+    float power = td__exp2_wide((double)y * td__log2_wide(a));
+    power = a == 0 ? (y > 0 ? 0.0f : INFINITY) : power;
+    power = a == INFINITY ? (y > 0 ? INFINITY : 0.0f) : power;
+    power = a == 1 ? 1.0f : power;
+    bool whole = rintf(y) == y, odd = whole & (2 * rintf(0.5f * y) != y);
+    power = odd ? copysignf(power, x) : power;
+    power = (x < 0) & !whole & (a < INFINITY) ? NAN : power;
+    power = (x != x) | (y != y) ? x + y : power;
+    return (y == 0) | (x == 1) ? 1.0f : power;
 }
 
 /* ---- f64 --------------------------------------------------------------------------------------- */
