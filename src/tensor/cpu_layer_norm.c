@@ -3,11 +3,13 @@
  *     z = (x - mean) rstd,  y = z w + b,  rstd = 1 / sqrt(variance + eps)
  *
  * A row is read twice for the statistics, so that a large mean does not swallow the variance, and
- * stays in the cache meanwhile. */
+ * stays in the cache meanwhile. Threads share the rows, and for the gradients of weight and bias the
+ * columns. */
 #include "tensor/cpu_norm.h"
 
-#include "tensor/widen.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
+#include "tensor/widen.h"
 
 #define WIDTH 64
 #define BLOCK 64
@@ -42,10 +44,8 @@ td_status td__cpu_layer_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, c
         .eps = eps,
     };
     if (w.status == TD_OK) {
-        if (td__wide_dtype(x) == TD_F32)
-            layer_norm_rows_f32(&k);
-        else
-            layer_norm_rows_f64(&k);
+        td__range_fn *fn = td__wide_dtype(x) == TD_F32 ? layer_norm_rows_f32 : layer_norm_rows_f64;
+        td__parallel_for(k.rows, td__grain_of(2 * k.n), fn, &k);
     }
     return td__widen_end(&w);
 }
@@ -69,10 +69,13 @@ td_status td__cpu_layer_norm_grad(td_tensor *grad_x, td_tensor *grad_weight, td_
         .grad_bias = td__widen_out(&w, grad_bias, false),
     };
     if (w.status == TD_OK) {
-        if (td__wide_dtype(x) == TD_F32)
-            layer_norm_grad_all_f32(&k);
-        else
-            layer_norm_grad_all_f64(&k);
+        bool f32 = td__wide_dtype(x) == TD_F32;
+        if (grad_x && k.n)
+            td__parallel_for(k.rows, td__grain_of(2 * k.n),
+                             f32 ? layer_norm_grad_rows_f32 : layer_norm_grad_rows_f64, &k);
+        if (grad_weight || grad_bias)
+            td__parallel_for((k.n + WIDTH - 1) / WIDTH, td__grain_of(2 * k.rows * WIDTH),
+                             f32 ? layer_norm_grad_blocks_f32 : layer_norm_grad_blocks_f64, &k);
     }
     return td__widen_end(&w);
 }

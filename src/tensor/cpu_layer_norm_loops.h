@@ -34,10 +34,10 @@ TD__INLINE void NAME(layer_norm_row)(const struct layer_norm *k, int64_t r)
 }
 
 TD__VECTOR
-static void NAME(layer_norm_rows)(const struct layer_norm *k)
+static void NAME(layer_norm_rows)(void *arg, int64_t begin, int64_t end)
 {
-    for (int64_t r = 0; r < k->rows; r++)
-        NAME(layer_norm_row)(k, r);
+    for (int64_t r = begin; r < end; r++)
+        NAME(layer_norm_row)(arg, r);
 }
 
 /* grad_x of one row: rstd (g - mean(g) - z mean(g z)), where z = (x - mean) rstd and g = grad_y w. */
@@ -72,10 +72,10 @@ TD__INLINE void NAME(layer_norm_grad_row)(const struct layer_norm *k, int64_t r)
 }
 
 TD__VECTOR
-static void NAME(layer_norm_grad_rows)(const struct layer_norm *k)
+static void NAME(layer_norm_grad_rows)(void *arg, int64_t begin, int64_t end)
 {
-    for (int64_t r = 0; r < k->rows; r++)
-        NAME(layer_norm_grad_row)(k, r);
+    for (int64_t r = begin; r < end; r++)
+        NAME(layer_norm_grad_row)(arg, r);
 }
 
 /* The gradients of weight and bias: sums over all rows, WIDTH columns at a time in registers or the
@@ -107,11 +107,11 @@ static void NAME(layer_norm_grad_columns)(const struct layer_norm *k, int64_t fr
         memcpy((REAL *)k->grad_bias + from, gb, (size_t)width * sizeof(REAL));
 }
 
-static void NAME(layer_norm_grad_all)(const struct layer_norm *k)
+/* Blocks of WIDTH columns. */
+static void NAME(layer_norm_grad_blocks)(void *arg, int64_t begin, int64_t end)
 {
-    if (k->grad_x && k->n)
-        NAME(layer_norm_grad_rows)(k);
-    for (int64_t from = 0; from < k->n && (k->grad_weight || k->grad_bias); from += WIDTH) {
+    const struct layer_norm *k = arg;
+    for (int64_t from = begin * WIDTH; from < end * WIDTH && from < k->n; from += WIDTH) {
         int64_t width = k->n - from < WIDTH ? k->n - from : WIDTH;
         NAME(layer_norm_grad_columns)(k, from, width);
     }

@@ -12,19 +12,27 @@
  *
  * Where the innermost axis is reduced but short, the columns along a longer axis are the better
  * rows. What the loops cannot take as it is, for its strides or its dtype, is copied into a buffer
- * block by block. All lives on the stack. */
+ * block by block, on the stack.
+ *
+ * Threads share blocks of results. Where there are few results, what is reduced to them is cut into
+ * chunks as well, each of which gives totals of its own; these are put together in their order at the
+ * end. Blocks and chunks depend on the shape alone, so the bits do not depend on the threads. */
 #include "tensor/cpu_reduce.h"
 
 #include "base/fail.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/cpu_each.h"
+#include "tensor/parallel_for.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define BLOCK TD__REDUCE_COLUMNS /* elements that are copied, too, at a time */
 #define STRETCH 4096             /* elements of a row that are reduced at a time */
 #define SHORT 16
+#define MANY 64     /* jobs that are enough for all threads */
+#define CHUNK 32768 /* elements at least in each of several chunks */
 
 struct axis {
     int64_t size;
@@ -33,26 +41,47 @@ struct axis {
     bool reduced;
 };
 
-/* Some axes, and where in them one is. */
 struct walk {
     int count;
     struct axis axes[TD_MAX_DIMS];
-    int64_t index[TD_MAX_DIMS];
 };
 
+/* A position in a walk. */
+struct place {
+    int64_t index[TD_MAX_DIMS];
+    const char *x;
+    char *out;
+};
+
+/* What is to be done, the same for all threads. */
 struct reduction {
     enum td__reduce_kind kind; /* as the loops see it */
     bool mean;
     const struct td__reducer *reducer;
     td_dtype x_dtype;
     td_dtype out_dtype;
-    int64_t x_size; /* of an element */
-    bool truth;     /* all and any: elements are 0 or 1 */
-    bool flip;      /* the order of u64 in i64: the highest bit is turned over */
-    double divisor; /* of the mean */
-    struct axis inner;
-    struct walk kept;
-    struct walk reduced;
+    int64_t x_size;     /* of an element */
+    int64_t total_size; /* of a total */
+    bool truth;         /* all and any: elements are 0 or 1 */
+    bool flip;          /* the order of u64 in i64: the highest bit is turned over */
+    double divisor;     /* of the mean */
+    const char *x;
+    char *out;
+    struct axis inner;   /* along which the loops run */
+    struct axis along;   /* along which the results of a block stand: it is inner for columns */
+    struct walk kept;    /* the axes that are neither of the two */
+    struct walk reduced; /* the same */
+    int64_t stretch;     /* elements of a row that are reduced at a time */
+    int64_t stretches;   /* of a row; 1 for columns */
+    int64_t items;       /* stretches or, for columns, rows that belong to a result */
+    int64_t block;       /* results at a time */
+    int64_t blocks;      /* along the axis `along` */
+    int64_t chunks;      /* of the items */
+    char *partial;       /* the totals of each block and chunk, where there are several chunks */
+};
+
+/* What a thread needs for it. */
+struct scratch {
     _Alignas(64) char totals[BLOCK * 16];
     _Alignas(64) char rows[TD__REDUCE_ROWS][BLOCK * 16];
 };
@@ -115,32 +144,61 @@ static void split_axes(struct reduction *r, const struct walk *axes)
         if (i != inner)
             walk->axes[walk->count++] = axes->axes[i];
     }
-    memset(r->kept.index, 0, sizeof r->kept.index);
-    memset(r->reduced.index, 0, sizeof r->reduced.index);
+    r->along = r->inner;
+    if (r->inner.reduced)
+        r->along = r->kept.count ? r->kept.axes[--r->kept.count] : (struct axis){1, 0, 0, false};
 }
 
-/* Moves to the next position; false, and back at the first, behind the last one. */
-static bool advance(struct walk *walk, const char **x, char **out)
+static int64_t positions(const struct walk *walk)
+{
+    int64_t count = 1;
+    for (int i = 0; i < walk->count; i++)
+        count *= walk->axes[i].size;
+    return count;
+}
+
+/* Moves from the first position to number `at`. */
+static void seek(const struct walk *walk, struct place *place, int64_t at)
+{
+    for (int i = walk->count; i-- > 0; at /= walk->axes[i].size) {
+        place->index[i] = at % walk->axes[i].size;
+        place->x += place->index[i] * walk->axes[i].x_step;
+        place->out += place->index[i] * walk->axes[i].out_step;
+    }
+}
+
+/* Moves to the next position, or, from the last one, back to the first. */
+static void advance(const struct walk *walk, struct place *place)
 {
     for (int i = walk->count; i-- > 0;) {
         const struct axis *axis = &walk->axes[i];
-        *x += axis->x_step;
-        *out += axis->out_step;
-        if (++walk->index[i] < axis->size)
-            return true;
-        *x -= axis->size * axis->x_step;
-        *out -= axis->size * axis->out_step;
-        walk->index[i] = 0;
+        place->x += axis->x_step;
+        if (++place->index[i] < axis->size)
+            return;
+        place->x -= axis->size * axis->x_step;
+        place->index[i] = 0;
     }
-    return false;
 }
 
-static bool is_empty(const struct walk *walk)
+/* How the work is cut. */
+static void cut(struct reduction *r)
 {
-    for (int i = 0; i < walk->count; i++)
-        if (walk->axes[i].size == 0)
-            return true;
-    return false;
+    bool rows = r->inner.reduced;
+    bool direct = r->inner.x_step == r->x_size && r->x_dtype == r->reducer->dtype && !r->truth &&
+                  !r->flip;
+    r->stretch = direct ? STRETCH : BLOCK;
+    r->stretches = rows && r->inner.size ? (r->inner.size - 1) / r->stretch + 1 : 1;
+    int64_t length = positions(&r->reduced) * (rows ? r->inner.size : 1); /* of each result */
+    r->items = length ? positions(&r->reduced) * r->stretches : 0;
+    int64_t most = rows ? td__grain_of(length) : BLOCK;
+    r->block = most < BLOCK ? most : BLOCK;
+    r->blocks = (r->along.size + r->block - 1) / r->block;
+    int64_t count = positions(&r->kept) * r->blocks;
+    int64_t width = r->along.size < r->block ? r->along.size : r->block;
+    r->chunks = count < MANY && width * length >= 2 * CHUNK ? width * length / CHUNK : 1;
+    int64_t enough = (MANY - 1) / count + 1;
+    r->chunks = r->chunks < enough ? r->chunks : enough;
+    r->chunks = r->chunks < r->items ? r->chunks : r->items < 1 ? 1 : r->items;
 }
 
 /* ---- Elements ---------------------------------------------------------------------------------- */
@@ -179,7 +237,7 @@ static const void *fetch(const struct reduction *r, const char *x, int64_t count
     return buffer;
 }
 
-static void start(const struct reduction *r, int64_t count)
+static void start(const struct reduction *r, char *totals, int64_t count)
 {
     char one[16] = {0};
     double real = r->kind == TD__REDUCE_PROD  ? 1
@@ -193,88 +251,147 @@ static void start(const struct reduction *r, int64_t count)
         whole = r->truth ? 1 : INT64_MAX;
     memcpy(one, r->reducer->total == TD_I64 ? (void *)&whole : (void *)&real, 8);
     size_t size = td_dtype_size(r->reducer->total);
-    td__copy_steps((char *)r->totals, (int64_t)size, one, 0, count, size);
+    td__copy_steps(totals, (int64_t)size, one, 0, count, size);
 }
 
 /* Puts the totals into their places. */
-static void finish(struct reduction *r, char *out, int64_t count, int64_t step)
+static void finish(const struct reduction *r, char *totals, char *out, int64_t count)
 {
     _Alignas(64) char converted[BLOCK * 16];
     if (r->mean)
         for (int64_t i = 0; i < count; i++)
-            ((double *)(void *)r->totals)[i] /= r->divisor;
+            ((double *)(void *)totals)[i] /= r->divisor;
     if (r->flip)
-        flip(r->totals, count);
+        flip(totals, count);
     size_t size = td_dtype_size(r->out_dtype);
-    td__convert(converted, r->out_dtype, r->totals, r->reducer->total, count);
-    td__copy_steps(out, step, converted, (int64_t)size, count, size);
+    td__convert(converted, r->out_dtype, totals, r->reducer->total, count);
+    td__copy_steps(out, r->along.out_step, converted, (int64_t)size, count, size);
 }
 
 /* ---- The two ways ------------------------------------------------------------------------------ */
 
-/* One result: all rows that belong to it. */
-static void reduce_row(struct reduction *r, const char *x, char *total)
+/* One result: the items `from` to `to` - 1 of its rows, which begin at x. */
+static void reduce_row(const struct reduction *r, struct scratch *scratch, const char *x, char *total,
+                       int64_t from, int64_t to)
 {
-    bool direct = r->inner.x_step == r->x_size && r->x_dtype == r->reducer->dtype && !r->truth &&
-                  !r->flip;
-    int64_t stretch = direct ? STRETCH : BLOCK;
-    char *nowhere = NULL;
-    do {
-        for (int64_t at = 0; at < r->inner.size; at += stretch) {
-            int64_t left = r->inner.size - at;
-            int64_t count = left < stretch ? left : stretch;
-            const void *row = fetch(r, x + at * r->inner.x_step, count, r->rows[0]);
-            r->reducer->row(r->kind, total, row, count);
+    struct place place = {.x = x};
+    seek(&r->reduced, &place, from / r->stretches);
+    int64_t at = from % r->stretches * r->stretch;
+    for (int64_t item = from; item < to; item++) {
+        int64_t left = r->inner.size - at;
+        int64_t count = left < r->stretch ? left : r->stretch;
+        const void *row = fetch(r, place.x + at * r->inner.x_step, count, scratch->rows[0]);
+        r->reducer->row(r->kind, total, row, count);
+        at += r->stretch;
+        if (at >= r->inner.size) {
+            at = 0;
+            advance(&r->reduced, &place);
         }
-    } while (advance(&r->reduced, &x, &nowhere));
+    }
 }
 
-/* All results, a run of them along the last axis that is kept at a time. */
-static void reduce_rows(struct reduction *r, const char *x, char *out)
+/* A block of results side by side: the items `from` to `to` - 1, rows of `count` elements. */
+static void reduce_columns(const struct reduction *r, struct scratch *scratch, const char *x,
+                           int64_t count, int64_t from, int64_t to)
 {
-    struct axis run = {1, 0, 0, false};
-    if (r->kept.count)
-        run = r->kept.axes[--r->kept.count];
-    int64_t size = (int64_t)td_dtype_size(r->reducer->total);
-    bool empty = is_empty(&r->reduced);
-    do {
-        for (int64_t at = 0; at < run.size; at += BLOCK) {
-            int64_t count = run.size - at < BLOCK ? run.size - at : BLOCK;
-            start(r, count);
-            for (int64_t i = 0; i < count && !empty; i++)
-                reduce_row(r, x + (at + i) * run.x_step, r->totals + i * size);
-            finish(r, out + at * run.out_step, count, run.out_step);
-        }
-    } while (advance(&r->kept, &x, &out));
-}
-
-static void reduce_columns(struct reduction *r, const char *x, char *out, int64_t count)
-{
-    start(r, count);
+    struct place place = {.x = x};
+    seek(&r->reduced, &place, from);
     const void *rows[TD__REDUCE_ROWS];
     int n = 0;
-    bool more = !is_empty(&r->reduced);
-    while (more) {
-        rows[n] = fetch(r, x, count, r->rows[n]);
+    for (int64_t item = from; item < to; item++) {
+        rows[n] = fetch(r, place.x, count, scratch->rows[n]);
         n++;
-        more = advance(&r->reduced, &x, &out);
-        if (n == TD__REDUCE_ROWS || !more) {
-            r->reducer->columns(r->kind, r->totals, rows, n, count);
+        advance(&r->reduced, &place);
+        if (n == TD__REDUCE_ROWS || item == to - 1) {
+            r->reducer->columns(r->kind, scratch->totals, rows, n, count);
             n = 0;
         }
     }
-    finish(r, out, count, r->inner.out_step);
 }
 
-static void reduce_all_columns(struct reduction *r, const char *x, char *out)
+static void reduce_block(const struct reduction *r, struct scratch *scratch, const char *x,
+                         int64_t count, int64_t from, int64_t to)
 {
-    do {
-        for (int64_t at = 0; at < r->inner.size; at += BLOCK) {
-            int64_t left = r->inner.size - at;
-            reduce_columns(r, x + at * r->inner.x_step, out + at * r->inner.out_step,
-                           left < BLOCK ? left : BLOCK);
-        }
-    } while (advance(&r->kept, &x, &out));
+    if (r->inner.reduced)
+        for (int64_t i = 0; i < count; i++)
+            reduce_row(r, scratch, x + i * r->along.x_step, scratch->totals + i * r->total_size,
+                       from, to);
+    else
+        reduce_columns(r, scratch, x, count, from, to);
+}
+
+/* ---- Jobs: a block of results and a chunk of what is reduced to them ---------------------------- */
+
+/* Where block `number` of the results begins; *count gets how many they are. */
+static struct place place_of_block(const struct reduction *r, int64_t number, int64_t *count)
+{
+    struct place place = {.x = r->x, .out = r->out};
+    seek(&r->kept, &place, number / r->blocks);
+    int64_t at = number % r->blocks * r->block, left = r->along.size - at;
+    place.x += at * r->along.x_step;
+    place.out += at * r->along.out_step;
+    *count = left < r->block ? left : r->block;
+    return place;
+}
+
+static char *partial_of(const struct reduction *r, int64_t job)
+{
+    return r->partial + job * r->block * r->total_size;
+}
+
+static void run_jobs(void *arg, int64_t begin, int64_t end)
+{
+    const struct reduction *r = arg;
+    struct scratch scratch;
+    for (int64_t job = begin; job < end; job++) {
+        int64_t count, chunk = job % r->chunks;
+        int64_t from = r->items * chunk / r->chunks, to = r->items * (chunk + 1) / r->chunks;
+        struct place place = place_of_block(r, job / r->chunks, &count);
+        start(r, scratch.totals, count);
+        if (from < to) /* otherwise the totals of nothing */
+            reduce_block(r, &scratch, place.x, count, from, to);
+        if (r->chunks > 1)
+            memcpy(partial_of(r, job), scratch.totals, (size_t)(count * r->total_size));
+        else
+            finish(r, scratch.totals, place.out, count);
+    }
+}
+
+/* The totals of all chunks become those of their block. */
+static void join_chunks(const struct reduction *r, int64_t number)
+{
+    const struct td__reducer *reducer = r->reducer == &td__reducer_f32 ? &td__reducer_f64
+                                                                       : r->reducer;
+    enum td__reduce_kind kind = r->kind == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : r->kind;
+    _Alignas(64) char totals[BLOCK * 16];
+    int64_t count;
+    struct place place = place_of_block(r, number, &count);
+    start(r, totals, count);
+    for (int64_t chunk = 0; chunk < r->chunks; chunk += TD__REDUCE_ROWS) {
+        const void *rows[TD__REDUCE_ROWS];
+        int n = 0;
+        for (; n < TD__REDUCE_ROWS && chunk + n < r->chunks; n++)
+            rows[n] = partial_of(r, number * r->chunks + chunk + n);
+        reducer->columns(kind, totals, rows, n, count);
+    }
+    finish(r, totals, place.out, count);
+}
+
+static td_status run(struct reduction *r)
+{
+    int64_t blocks = positions(&r->kept) * r->blocks, jobs = blocks * r->chunks;
+    if (r->chunks > 1) {
+        r->partial = malloc((size_t)(jobs * r->block * r->total_size));
+        if (!r->partial)
+            return td__fail_nomem("reduce");
+    }
+    int64_t width = r->along.size < r->block ? r->along.size : r->block;
+    int64_t elements = r->items * width * (r->inner.reduced ? r->stretch : 1) / r->chunks;
+    td__parallel_for(jobs, td__grain_of(elements), run_jobs, r);
+    for (int64_t number = 0; number < blocks && r->chunks > 1; number++)
+        join_chunks(r, number);
+    free(r->partial);
+    return TD_OK;
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------- */
@@ -339,21 +456,22 @@ td_status td__cpu_reduce(enum td__reduce_kind kind, td_tensor *out, const td_ten
                         td_dtype_name(dtype));
     if (out->layout.numel == 0)
         return TD_OK;
-    struct reduction r;
-    r.kind = kind_of_loop(kind);
-    r.mean = kind == TD__REDUCE_MEAN;
-    r.truth = kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY;
-    r.flip = dtype == TD_U64 && (kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN);
+    struct reduction r = {
+        .kind = kind_of_loop(kind),
+        .mean = kind == TD__REDUCE_MEAN,
+        .truth = kind == TD__REDUCE_ALL || kind == TD__REDUCE_ANY,
+        .flip = dtype == TD_U64 && (kind == TD__REDUCE_MAX || kind == TD__REDUCE_MIN),
+        .x_dtype = dtype,
+        .out_dtype = out->layout.dtype,
+        .x_size = (int64_t)td_dtype_size(dtype),
+        .divisor = (double)x->layout.numel / (double)out->layout.numel,
+        .x = td_tensor_data(x),
+        .out = td_tensor_data(out),
+    };
     r.reducer = reducer_of(dtype, r.truth);
-    r.x_dtype = dtype;
-    r.out_dtype = out->layout.dtype;
-    r.x_size = (int64_t)td_dtype_size(dtype);
-    r.divisor = (double)x->layout.numel / (double)out->layout.numel;
+    r.total_size = (int64_t)td_dtype_size(r.reducer->total);
     struct walk axes = axes_of(out, x, dims);
     split_axes(&r, &axes);
-    if (r.inner.reduced)
-        reduce_rows(&r, td_tensor_data(x), td_tensor_data(out));
-    else
-        reduce_all_columns(&r, td_tensor_data(x), td_tensor_data(out));
-    return TD_OK;
+    cut(&r);
+    return run(&r);
 }

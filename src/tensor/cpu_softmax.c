@@ -4,16 +4,24 @@
  *     logarithm    y = x - max - log sum e^(x - max)      dx = dy - e^y sum dy
  *
  * Where inner is 1, a row is done at a time: it stays in the cache while it is read for the maximum,
- * the exponentials and the quotients. Otherwise COLUMNS columns are done side by side. */
+ * the exponentials and the quotients. Otherwise COLUMNS columns are done side by side. Threads share the
+ * rows, or the blocks of columns. */
 #include "tensor/cpu_softmax.h"
 
-#include "tensor/widen.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
+#include "tensor/widen.h"
 
 #define COLUMNS 128
 
-struct extent {
+/* One call, forwards or backwards. */
+struct softmax {
     int64_t outer, n, inner;
+    int64_t blocks; /* of columns, where inner is not 1 */
+    void *to;
+    const void *from; /* x, or the gradient of y */
+    const void *y;    /* backwards */
+    bool logarithm;
 };
 
 #include "tensor/real_f32.h"
@@ -21,38 +29,43 @@ struct extent {
 #include "tensor/real_f64.h"
 #include "tensor/cpu_softmax_loops.h"
 
-static struct extent extent_of(const td_tensor *x)
+static struct softmax softmax_of(const td_tensor *x, bool logarithm)
 {
-    return (struct extent){x->layout.shape[0], x->layout.shape[1], x->layout.shape[2]};
+    const int64_t *shape = x->layout.shape;
+    return (struct softmax){.outer = shape[0],
+                            .n = shape[1],
+                            .inner = shape[2],
+                            .blocks = shape[2] == 1 ? 1 : (shape[2] + COLUMNS - 1) / COLUMNS,
+                            .logarithm = logarithm};
+}
+
+/* An exponential is worth a few elements of other loops. */
+static void run(struct softmax *k, td__range_fn *fn)
+{
+    int64_t width = k->inner < COLUMNS ? k->inner : COLUMNS;
+    td__parallel_for(k->outer * k->blocks, td__grain_of(4 * k->n * width), fn, k);
 }
 
 td_status td__cpu_softmax(td_tensor *out, const td_tensor *x, bool logarithm)
 {
-    struct extent e = extent_of(x);
+    struct softmax k = softmax_of(x, logarithm);
     struct td__wide w = {0};
-    const void *from = td__widen(&w, x);
-    void *to = td__widen_out(&w, out, false);
-    if (w.status == TD_OK && x->layout.numel) {
-        if (td__wide_dtype(x) == TD_F32)
-            softmax_all_f32(to, from, &e, logarithm);
-        else
-            softmax_all_f64(to, from, &e, logarithm);
-    }
+    k.from = td__widen(&w, x);
+    k.to = td__widen_out(&w, out, false);
+    if (w.status == TD_OK && x->layout.numel)
+        run(&k, td__wide_dtype(x) == TD_F32 ? softmax_f32 : softmax_f64);
     return td__widen_end(&w);
 }
 
 td_status td__cpu_softmax_grad(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,
                                bool logarithm)
 {
-    struct extent e = extent_of(y);
+    struct softmax k = softmax_of(y, logarithm);
     struct td__wide w = {0};
-    const void *result = td__widen(&w, y), *gy = td__widen(&w, grad_y);
-    void *gx = td__widen_out(&w, grad_x, false);
-    if (w.status == TD_OK && y->layout.numel) {
-        if (td__wide_dtype(y) == TD_F32)
-            softmax_grad_all_f32(gx, gy, result, &e, logarithm);
-        else
-            softmax_grad_all_f64(gx, gy, result, &e, logarithm);
-    }
+    k.y = td__widen(&w, y);
+    k.from = td__widen(&w, grad_y);
+    k.to = td__widen_out(&w, grad_x, false);
+    if (w.status == TD_OK && y->layout.numel)
+        run(&k, td__wide_dtype(y) == TD_F32 ? softmax_grad_f32 : softmax_grad_f64);
     return td__widen_end(&w);
 }

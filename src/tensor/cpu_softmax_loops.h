@@ -108,31 +108,41 @@ static void NAME(softmax_grad_columns)(REAL *gx, const REAL *gy, const REAL *res
     }
 }
 
-static void NAME(softmax_all)(REAL *y, const REAL *x, const struct extent *e, bool logarithm)
+/* Where block `unit` of columns begins; *width gets how many they are. */
+static int64_t NAME(columns_at)(const struct softmax *k, int64_t unit, int64_t *width)
 {
-    int64_t n = e->n, inner = e->inner;
-    if (inner == 1) {
-        NAME(softmax_rows)(y, x, e->outer, n, logarithm);
-        return;
-    }
-    for (int64_t a = 0; a < e->outer; a++, x += n * inner, y += n * inner)
-        for (int64_t j = 0; j < inner; j += COLUMNS) {
-            int64_t width = inner - j < COLUMNS ? inner - j : COLUMNS;
-            NAME(softmax_columns)(y + j, x + j, n, inner, width, logarithm);
-        }
+    int64_t j = unit % k->blocks * COLUMNS;
+    *width = k->inner - j < COLUMNS ? k->inner - j : COLUMNS;
+    return unit / k->blocks * k->n * k->inner + j;
 }
 
-static void NAME(softmax_grad_all)(REAL *gx, const REAL *gy, const REAL *y, const struct extent *e,
-                                   bool logarithm)
+static void NAME(softmax)(void *arg, int64_t begin, int64_t end)
 {
-    int64_t n = e->n, inner = e->inner, step = n * inner;
-    if (inner == 1) {
-        NAME(softmax_grad_rows)(gx, gy, y, e->outer, n, logarithm);
+    const struct softmax *k = arg;
+    REAL *y = k->to;
+    const REAL *x = k->from;
+    if (k->inner == 1) {
+        NAME(softmax_rows)(y + begin * k->n, x + begin * k->n, end - begin, k->n, k->logarithm);
         return;
     }
-    for (int64_t a = 0; a < e->outer; a++, gx += step, gy += step, y += step)
-        for (int64_t j = 0; j < inner; j += COLUMNS) {
-            int64_t width = inner - j < COLUMNS ? inner - j : COLUMNS;
-            NAME(softmax_grad_columns)(gx + j, gy + j, y + j, n, inner, width, logarithm);
-        }
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t width, at = NAME(columns_at)(k, unit, &width);
+        NAME(softmax_columns)(y + at, x + at, k->n, k->inner, width, k->logarithm);
+    }
+}
+
+static void NAME(softmax_grad)(void *arg, int64_t begin, int64_t end)
+{
+    const struct softmax *k = arg;
+    REAL *gx = k->to;
+    const REAL *gy = k->from, *y = k->y;
+    if (k->inner == 1) {
+        int64_t at = begin * k->n;
+        NAME(softmax_grad_rows)(gx + at, gy + at, y + at, end - begin, k->n, k->logarithm);
+        return;
+    }
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t width, at = NAME(columns_at)(k, unit, &width);
+        NAME(softmax_grad_columns)(gx + at, gy + at, y + at, k->n, k->inner, width, k->logarithm);
+    }
 }
