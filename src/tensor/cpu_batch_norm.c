@@ -9,8 +9,9 @@
 #include "tensor/cpu_norm.h"
 
 #include "base/fail.h"
-#include "tensor/widen.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
+#include "tensor/widen.h"
 
 #include <stdlib.h>
 
@@ -28,9 +29,29 @@ struct batch_norm {
     void *grad_x, *grad_weight, *grad_bias;
     bool training;
     double momentum, eps;
+    const double *from; /* of the loops over channels: what is subtracted, and what is added to */
+    double *first, *second;
     double *sums;  /* [4, C], zeros at first: what is added up for each channel */
     void *factors; /* [3, C], of the type that is computed with: what its numbers are changed by */
 };
+
+/* A channel is added up by one thread, in the order of its lines. */
+static void over_channels(struct batch_norm *k, td__range_fn *fn, const double *from, double *first,
+                          double *second)
+{
+    k->from = from;
+    k->first = first;
+    k->second = second;
+    td__parallel_for(k->c, td__grain_of(k->n * k->s), fn, k);
+}
+
+static void over_lines(struct batch_norm *k, td__range_fn *fn)
+{
+    if (k->s == 1)
+        td__parallel_for(k->n, td__grain_of(k->c), fn, k);
+    else if (k->s)
+        td__parallel_for(k->n * k->c, td__grain_of(k->s), fn, k);
+}
 
 #include "tensor/real_f32.h"
 #include "tensor/cpu_batch_norm_loops.h"

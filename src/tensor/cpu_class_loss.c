@@ -9,8 +9,9 @@
 #include "tensor/cpu_loss.h"
 
 #include "base/fail.h"
-#include "tensor/widen.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
+#include "tensor/widen.h"
 
 #include <inttypes.h>
 
@@ -112,11 +113,9 @@ td_status td__cpu_cross_entropy_grad(td_tensor *grad_x, const td_tensor *grad_y,
     k.grad_each = grad_y->layout.numel == k.n * k.s;
     k.scale = scale;
     k.out = td__widen_out(&w, grad_x, false);
-    if (w.status == TD_OK) {
-        if (td__wide_dtype(grad_x) == TD_F32)
-            cross_entropy_grad_f32(&k);
-        else
-            cross_entropy_grad_f64(&k);
-    }
+    if (w.status == TD_OK)
+        td__parallel_for(
+            k.n, td__grain_of(4 * k.c * k.s),
+            td__wide_dtype(grad_x) == TD_F32 ? cross_entropy_grad_f32 : cross_entropy_grad_f64, &k);
     return td__widen_end(&w);
 }

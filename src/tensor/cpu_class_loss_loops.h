@@ -63,17 +63,18 @@ TD__INLINE void NAME(cross_entropy_columns)(const struct class_loss *k, int64_t 
 }
 
 TD__VECTOR
-static void NAME(cross_entropy_grad)(const struct class_loss *k)
+static void NAME(cross_entropy_grad)(void *arg, int64_t begin, int64_t end)
 {
+    const struct class_loss *k = arg;
     if (k->s != 1) {
-        for (int64_t n = 0; n < k->n; n++)
+        for (int64_t n = begin; n < end; n++)
             for (int64_t from = 0; from < k->s; from += COLUMNS) {
                 int64_t width = k->s - from < COLUMNS ? k->s - from : COLUMNS;
                 NAME(cross_entropy_columns)(k, n, from, width);
             }
         return;
     }
-    for (int64_t n = 0; n < k->n; n++) {
+    for (int64_t n = begin; n < end; n++) {
         const REAL *restrict x = (const REAL *)k->x + n * k->c;
         REAL *restrict out = (REAL *)k->out + n * k->c;
         REAL g = NAME(target_grad)(k, n);

@@ -1,12 +1,21 @@
 /* Dropout: each block of elements is kept with probability 1 - p, and then scaled by 1 / (1 - p); its
  * gradient is the same with the same mask. 1 - p and the factor are numbers of the tensor's dtype, as in
  * PyTorch, so that the results have its bits. What is dropped is multiplied by 0: it keeps its sign, and NaN and
- * infinity become NaN. */
+ * infinity become NaN. The mask is drawn by one thread, in order. */
 #include "tensor/cpu_dropout.h"
 
-#include "tensor/widen.h"
+#include "tensor/parallel_for.h"
 #include "tensor/random.h"
 #include "tensor/vector.h"
+#include "tensor/widen.h"
+
+struct dropout {
+    void *to;
+    const void *from;
+    const unsigned char *keep;
+    int64_t block;
+    double factor; /* a number of the tensor's dtype */
+};
 
 #include "tensor/real_f32.h"
 #include "tensor/cpu_dropout_loops.h"
@@ -27,14 +36,12 @@ static td_status scale(td_tensor *out, const td_tensor *x, const td_tensor *keep
     td_dtype dtype = x->layout.dtype;
     const void *from = td__widen(&w, x);
     void *to = td__widen_out(&w, out, false);
-    const unsigned char *mask = td_tensor_data(keep);
-    if (w.status == TD_OK) {
-        if (td__wide_dtype(x) == TD_F32)
-            keep_blocks_f32(to, from, mask, keep->layout.numel, block,
-                            half_of(dtype, 1 / half_of(dtype, (float)(1 - p))));
-        else
-            keep_blocks_f64(to, from, mask, keep->layout.numel, block, 1 / (1 - p));
-    }
+    bool single = td__wide_dtype(x) == TD_F32;
+    double factor = single ? half_of(dtype, 1 / half_of(dtype, (float)(1 - p))) : 1 / (1 - p);
+    struct dropout k = {to, from, td_tensor_data(keep), block, factor};
+    if (w.status == TD_OK)
+        td__parallel_for(keep->layout.numel, td__grain_of(block),
+                         single ? keep_blocks_f32 : keep_blocks_f64, &k);
     return td__widen_end(&w);
 }
 

@@ -23,33 +23,44 @@ TD__INLINE void NAME(pair_piece)(enum td__pair_loss loss, REAL *restrict out,
     }
 }
 
-/* With `each` one result an element, otherwise their sum. */
+/* One result an element. */
 TD__VECTOR
-static void NAME(pair_loss)(enum td__pair_loss loss, REAL *out, const REAL *x, const REAL *y,
-                            int64_t n, double scale, bool each)
+static void NAME(pair_each)(void *arg, int64_t begin, int64_t end)
 {
-    if (each) {
-        NAME(pair_piece)(loss, out, x, y, n, (REAL)scale);
-        return;
+    const struct pair_loss *k = arg;
+    NAME(pair_piece)(k->loss, (REAL *)k->out + begin, (const REAL *)k->x + begin,
+                     (const REAL *)k->y + begin, end - begin, (REAL)k->scale);
+}
+
+/* The sums of blocks of PIECES pieces. */
+TD__VECTOR
+static void NAME(pair_sums)(void *arg, int64_t begin, int64_t end)
+{
+    const struct pair_loss *k = arg;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t last = (block + 1) * PIECES * PIECE;
+        double sum = 0;
+        for (int64_t i = block * PIECES * PIECE; i < last && i < k->n; i += PIECE) {
+            REAL piece[PIECE];
+            int64_t count = k->n - i < PIECE ? k->n - i : PIECE;
+            NAME(pair_piece)(k->loss, piece, (const REAL *)k->x + i, (const REAL *)k->y + i, count, 1);
+            sum += (double)NAME(sum)(piece, count);
+        }
+        k->sums[block] = sum;
     }
-    double sum = 0;
-    for (int64_t i = 0; i < n; i += PIECE) {
-        REAL piece[PIECE];
-        int64_t count = n - i < PIECE ? n - i : PIECE;
-        NAME(pair_piece)(loss, piece, x + i, y + i, count, 1);
-        sum += (double)NAME(sum)(piece, count);
-    }
-    *out = (REAL)(sum * scale);
 }
 
 /* gx[i] = g * derivative, where g is gy[i] * scale with `each`, otherwise gy[0] * scale. */
 TD__VECTOR
-static void NAME(pair_loss_grad)(enum td__pair_loss loss, REAL *restrict gx,
-                                 const REAL *restrict gy, const REAL *restrict x,
-                                 const REAL *restrict y, int64_t n, double scale, bool each)
+static void NAME(pair_grad)(void *arg, int64_t begin, int64_t end)
 {
-    REAL factor = each ? (REAL)scale : gy[0] * (REAL)scale;
-    switch (loss) {
+    const struct pair_loss *k = arg;
+    REAL *restrict gx = (REAL *)k->out + begin;
+    const REAL *restrict x = (const REAL *)k->x + begin, *restrict y = (const REAL *)k->y + begin;
+    const REAL *restrict gy = (const REAL *)k->grad_y + (k->each ? begin : 0);
+    int64_t n = end - begin;
+    REAL factor = k->each ? (REAL)k->scale : gy[0] * (REAL)k->scale;
+    switch (k->loss) {
     case TD__LOSS_MSE:
         for (int64_t i = 0; i < n; i++)
             gx[i] = 2 * (x[i] - y[i]) * factor;
@@ -66,7 +77,7 @@ static void NAME(pair_loss_grad)(enum td__pair_loss loss, REAL *restrict gx,
             gx[i] = (1 / (1 + REAL_EXP(-x[i])) - y[i]) * factor;
         break;
     }
-    if (each)
+    if (k->each)
         for (int64_t i = 0; i < n; i++)
             gx[i] *= gy[i];
 }
