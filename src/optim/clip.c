@@ -1,32 +1,67 @@
-/* Clipping gradients. The norm is that of all gradients as one vector, summed up in f64. */
+/* Clipping gradients. The norm is that of all gradients as one vector, summed up in f64: blocks of each
+ * gradient by whichever thread, and then their sums in order. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "tensor/parallel_for.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 /* ---- The norm ----------------------------------------------------------------------------------- */
 
-/* Adds what one gradient gives to *sum: of squares or powers, or the greatest. */
+enum { BLOCK = 32768 };
+
+/* The blocks of one gradient, and what each gives. */
+struct blocks {
+    const void *data;
+    int64_t count;
+    bool wide;
+    double type;
+    double *sums;
+};
+
+/* The sum of squares or powers of some elements, or the greatest. */
+static double measure_part(const void *data, int64_t count, bool wide, double type)
+{
+    if (isinf(type))
+        return wide ? td__greatest_f64(data, count) : td__greatest_f32(data, count);
+    if (type == 2)
+        return wide ? td__sum_squares_f64(data, count) : td__sum_squares_f32(data, count);
+    return wide ? td__sum_powers_f64(data, count, type) : td__sum_powers_f32(data, count, type);
+}
+
+static void measure_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const struct blocks *blocks = arg;
+    size_t size = blocks->wide ? sizeof(double) : sizeof(float);
+    for (int64_t b = begin; b < end; b++) {
+        int64_t left = blocks->count - b * BLOCK;
+        blocks->sums[b] = measure_part((const char *)blocks->data + (size_t)(b * BLOCK) * size,
+                                       left < BLOCK ? left : BLOCK, blocks->wide, blocks->type);
+    }
+}
+
+/* Adds what one gradient gives to *sum. */
 static td_status measure(td_tensor *grad, double type, double *sum)
 {
-    bool wide = grad->layout.dtype == TD_F64;
-    int64_t count = grad->layout.numel;
+    struct blocks blocks = {
+        .count = grad->layout.numel, .wide = grad->layout.dtype == TD_F64, .type = type};
+    int64_t number = (blocks.count + BLOCK - 1) / BLOCK;
     struct td__lane lane;
-    TD_TRY(td__lane_open(&lane, grad, wide));
-    if (isinf(type)) {
-        double greatest = wide ? td__greatest_f64(lane.data, count)
-                               : td__greatest_f32(lane.data, count);
-        *sum = greatest > *sum || isnan(greatest) ? greatest : *sum;
-    } else if (type == 2) {
-        *sum += wide ? td__sum_squares_f64(lane.data, count)
-                     : td__sum_squares_f32(lane.data, count);
-    } else {
-        *sum += wide ? td__sum_powers_f64(lane.data, count, type)
-                     : td__sum_powers_f32(lane.data, count, type);
+    TD_TRY(td__lane_open(&lane, grad, blocks.wide));
+    blocks.data = lane.data;
+    blocks.sums = malloc((size_t)(number + 1) * sizeof *blocks.sums);
+    td_status status = blocks.sums ? TD_OK : td__fail_nomem("td_clip_grad_norm_");
+    if (!status)
+        td__parallel_for(number, 1, measure_blocks, &blocks);
+    for (int64_t b = 0; b < number && !status; b++) {
+        double part = blocks.sums[b];
+        *sum = !isinf(type) ? *sum + part : part > *sum || isnan(part) ? part : *sum;
     }
-    return td__lane_close(&lane, false);
+    free(blocks.sums);
+    td_status closed = td__lane_close(&lane, false);
+    return status ? status : closed;
 }
 
 static td_status find_norm(td_tensor *const *parameters, int count, double type, double *norm)

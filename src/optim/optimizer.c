@@ -3,6 +3,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "tensor/parallel_for.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -233,6 +234,29 @@ static td_status make_buffers(struct td__parameter *parameter, int count)
     return TD_OK;
 }
 
+/* What a step does to the memory of one parameter: elements are independent of each other. */
+struct change {
+    const td_optimizer *optimizer;
+    const struct td__update *update;
+    const struct td__parameter *parameter;
+    bool first;
+};
+
+static void change_range(void *arg, int64_t begin, int64_t end)
+{
+    const struct change *change = arg;
+    const td_optimizer *optimizer = change->optimizer;
+    struct td__update part = *change->update;
+    size_t offset = (size_t)begin * (part.wide ? sizeof(double) : sizeof(float));
+    part.count = end - begin;
+    part.parameter = (char *)part.parameter + offset;
+    part.grad = (const char *)part.grad + offset;
+    for (int b = 0; b < TD__BUFFERS_MOST && part.buffers[b]; b++)
+        part.buffers[b] = (char *)part.buffers[b] + offset;
+    optimizer->kind->update(&part, &optimizer->numbers, &optimizer->groups[change->parameter->group],
+                            change->parameter->steps, change->first);
+}
+
 static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, td_tensor *grad)
 {
     const struct td__optimizer_kind *kind = optimizer->kind;
@@ -255,8 +279,9 @@ static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, 
         update.grad = lanes[1].data;
         for (int b = 0; b < buffers; b++)
             update.buffers[b] = lanes[2 + b].data;
-        kind->update(&update, &optimizer->numbers, &optimizer->groups[parameter->group],
-                     ++parameter->steps, first);
+        parameter->steps++;
+        td__parallel_for(update.count, TD__GRAIN, change_range,
+                         &(struct change){optimizer, &update, parameter, first});
     }
     bool changed = !status;
     for (int i = 0; i < open; i++) {

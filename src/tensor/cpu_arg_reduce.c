@@ -3,12 +3,13 @@
  *
  * Elements are seen as f32, f64 or i64, which keep their order. Along a dimension without gaps in
  * memory the greatest one is found first, as a reduction, and then its place; along another one the
- * columns of a block are compared side by side. */
+ * columns of a block are compared side by side. Threads share the results. */
 #include "tensor/cpu_reduce.h"
 
 #include "base/fail.h"
 #include "tensor/cpu_convert.h"
 #include "tensor/cpu_each.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 
 #include <string.h>
@@ -29,7 +30,9 @@ struct search {
     struct axis along;
     int count; /* of the other axes */
     struct axis axes[TD_MAX_DIMS];
-    int64_t index[TD_MAX_DIMS];
+    const char *x;
+    char *out;
+    int64_t blocks; /* of columns, along the last of the other axes */
 };
 
 /* ---- The loops --------------------------------------------------------------------------------- */
@@ -167,39 +170,39 @@ static void places_in_columns(const struct search *search, const struct axis *co
     td__copy_steps(out, columns->out_step, places, sizeof *places, count, sizeof *places);
 }
 
-/* Moves both to the next position of the first `count` axes; false behind the last one. */
-static bool advance(struct search *search, int count, const char **x, char **out)
+/* Moves both to position `at` of the first `count` axes. */
+static void seek(const struct search *search, int count, int64_t at, const char **x, char **out)
 {
-    for (int i = count; i-- > 0;) {
-        const struct axis *axis = &search->axes[i];
-        *x += axis->x_step;
-        *out += axis->out_step;
-        if (++search->index[i] < axis->size)
-            return true;
-        *x -= axis->size * axis->x_step;
-        *out -= axis->size * axis->out_step;
-        search->index[i] = 0;
+    for (int i = count; i-- > 0; at /= search->axes[i].size) {
+        int64_t index = at % search->axes[i].size;
+        *x += index * search->axes[i].x_step;
+        *out += index * search->axes[i].out_step;
     }
-    return false;
 }
 
-static void search_rows(struct search *search, const char *x, char *out)
+static void search_rows(void *arg, int64_t begin, int64_t end)
 {
-    do {
+    const struct search *search = arg;
+    for (int64_t row = begin; row < end; row++) {
+        const char *x = search->x;
+        char *out = search->out;
+        seek(search, search->count, row, &x, &out);
         *(int64_t *)(void *)out = place_in_row(search, x);
-    } while (advance(search, search->count, &x, &out));
+    }
 }
 
-static void search_columns(struct search *search, const char *x, char *out)
+static void search_columns(void *arg, int64_t begin, int64_t end)
 {
+    const struct search *search = arg;
     const struct axis *columns = &search->axes[search->count - 1];
-    do {
-        for (int64_t at = 0; at < columns->size; at += BLOCK) {
-            int64_t left = columns->size - at;
-            places_in_columns(search, columns, x + at * columns->x_step,
-                              out + at * columns->out_step, left < BLOCK ? left : BLOCK);
-        }
-    } while (advance(search, search->count - 1, &x, &out));
+    for (int64_t block = begin; block < end; block++) {
+        const char *x = search->x;
+        char *out = search->out;
+        seek(search, search->count - 1, block / search->blocks, &x, &out);
+        int64_t at = block % search->blocks * BLOCK, left = columns->size - at;
+        places_in_columns(search, columns, x + at * columns->x_step, out + at * columns->out_step,
+                          left < BLOCK ? left : BLOCK);
+    }
 }
 
 /* ---- The kernel -------------------------------------------------------------------------------- */
@@ -241,9 +244,15 @@ td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int
     /* Short rows are better taken side by side, although their elements are gathered then. */
     const struct axis *last = search.count ? &search.axes[search.count - 1] : NULL;
     bool by_columns = last && (last->x_step < search.along.x_step || search.along.size < 16);
+    search.x = td_tensor_data(x);
+    search.out = td_tensor_data(out);
+    search.blocks = by_columns ? (last->size + BLOCK - 1) / BLOCK : 0;
+    int64_t size = search.along.size, results = out->layout.numel;
     if (by_columns)
-        search_columns(&search, td_tensor_data(x), td_tensor_data(out));
+        td__parallel_for(results / last->size * search.blocks,
+                         td__grain_of(size * (last->size < BLOCK ? last->size : BLOCK)),
+                         search_columns, &search);
     else
-        search_rows(&search, td_tensor_data(x), td_tensor_data(out));
+        td__parallel_for(results, td__grain_of(size), search_rows, &search);
     return TD_OK;
 }

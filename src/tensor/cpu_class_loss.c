@@ -91,12 +91,10 @@ td_status td__cpu_nll_loss_grad(td_tensor *grad_x, const td_tensor *grad_y, doub
     k.grad_each = grad_y->layout.numel == k.n * k.s;
     k.scale = scale;
     k.out = td__widen_out(&w, grad_x, false);
-    if (w.status == TD_OK) {
-        if (td__wide_dtype(grad_x) == TD_F32)
-            nll_loss_grad_f32(&k);
-        else
-            nll_loss_grad_f64(&k);
-    }
+    if (w.status == TD_OK)
+        td__parallel_for(k.n, td__grain_of(k.c * k.s),
+                         td__wide_dtype(grad_x) == TD_F32 ? nll_loss_grad_f32 : nll_loss_grad_f64,
+                         &k);
     return td__widen_end(&w);
 }
 

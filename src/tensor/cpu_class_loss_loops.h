@@ -29,13 +29,14 @@ TD__INLINE REAL NAME(target_grad)(const struct class_loss *k, int64_t i)
     return k->weight ? g * ((const REAL *)k->weight)[t] : g;
 }
 
-static void NAME(nll_loss_grad)(const struct class_loss *k)
+static void NAME(nll_loss_grad)(void *arg, int64_t begin, int64_t end)
 {
+    const struct class_loss *k = arg;
     REAL *out = k->out;
-    int64_t count = k->n * k->c * k->s;
-    if (count)
-        memset(out, 0, (size_t)count * sizeof *out);
-    for (int64_t n = 0; n < k->n; n++)
+    int64_t size = k->c * k->s;
+    if (size)
+        memset(out + begin * size, 0, (size_t)((end - begin) * size) * sizeof *out);
+    for (int64_t n = begin; n < end; n++)
         for (int64_t s = 0; s < k->s; s++) {
             int64_t i = n * k->s + s, t = k->target[i];
             if (t != k->ignore_index)

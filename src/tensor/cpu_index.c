@@ -8,11 +8,13 @@
  * dimensions that can be seen as one were merged. Where the index is the same along a line, the line
  * is one copy or one addition: a row of an embedding, for example.
  *
- * All indices are checked before anything is written. */
+ * All indices are checked before anything is written. Threads share the lines of a gather; additions
+ * happen in the order of the indices. */
 #include "tensor/cpu_index.h"
 
 #include "base/fail.h"
 #include "base/half.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 
 #include <complex.h>
@@ -27,6 +29,7 @@ struct walk {
     int64_t strides[OPERANDS][TD_MAX_DIMS]; /* in elements; the table's along `dim` is 0 here … */
     int64_t step;                           /* … since indices move it by this */
     td_dtype dtype;
+    const td_tensor *tensors[OPERANDS];
 };
 
 /* A line of `n` elements; the strides are in elements. */
@@ -53,7 +56,9 @@ static struct walk walk_over(const td_tensor *flat, const td_tensor *index, cons
                              int dim, bool one_dim_index)
 {
     const struct td__layout *f = &flat->layout, *i = &index->layout, *t = &table->layout;
-    struct walk walk = {.step = t->ndim ? t->strides[dim] : 0, .dtype = f->dtype};
+    struct walk walk = {.step = t->ndim ? t->strides[dim] : 0,
+                        .dtype = f->dtype,
+                        .tensors = {[FLAT] = flat, [INDEX] = index, [TABLE] = table}};
     for (int d = 0; d < f->ndim; d++) {
         int64_t size = f->shape[d];
         int64_t along = one_dim_index ? (d == dim ? i->strides[0] : 0) : i->strides[d];
@@ -72,15 +77,24 @@ static struct walk walk_over(const td_tensor *flat, const td_tensor *index, cons
     return walk;
 }
 
-static void walk_lines(const struct walk *walk, const td_tensor *flat, const td_tensor *index,
-                       const td_tensor *table, void (*visit)(const struct line *line))
+static int64_t count_lines(const struct walk *walk)
+{
+    int64_t count = 1;
+    for (int d = 0; d < walk->ndim - 1; d++)
+        count *= walk->shape[d];
+    return count;
+}
+
+/* The lines `begin` to `end` - 1. */
+static void walk_lines(const struct walk *walk, int64_t begin, int64_t end,
+                       void (*visit)(const struct line *line))
 {
     int last = walk->ndim - 1;
     int64_t at[TD_MAX_DIMS] = {0}, size = (int64_t)td_dtype_size(walk->dtype);
     struct line line = {
-        .flat = td_tensor_data(flat),
-        .table = td_tensor_data(table),
-        .index = td_tensor_data(index),
+        .flat = td_tensor_data(walk->tensors[FLAT]),
+        .table = td_tensor_data(walk->tensors[TABLE]),
+        .index = td_tensor_data(walk->tensors[INDEX]),
         .n = walk->shape[last],
         .flat_stride = walk->strides[FLAT][last],
         .index_stride = walk->strides[INDEX][last],
@@ -88,10 +102,16 @@ static void walk_lines(const struct walk *walk, const td_tensor *flat, const td_
         .step = walk->step,
         .dtype = walk->dtype,
     };
-    for (;;) {
+    int64_t rest = begin;
+    for (int d = last; d-- > 0; rest /= walk->shape[d]) {
+        at[d] = rest % walk->shape[d];
+        line.flat += at[d] * walk->strides[FLAT][d] * size;
+        line.table += at[d] * walk->strides[TABLE][d] * size;
+        line.index += at[d] * walk->strides[INDEX][d];
+    }
+    for (int64_t number = begin; number < end; number++) {
         visit(&line);
-        int d = last;
-        while (--d >= 0) {
+        for (int d = last; d-- > 0;) {
             int64_t turns = ++at[d] < walk->shape[d] ? 1 : 1 - walk->shape[d];
             line.flat += turns * walk->strides[FLAT][d] * size;
             line.table += turns * walk->strides[TABLE][d] * size;
@@ -100,8 +120,6 @@ static void walk_lines(const struct walk *walk, const td_tensor *flat, const td_
                 break;
             at[d] = 0;
         }
-        if (d < 0)
-            return;
     }
 }
 
@@ -249,6 +267,11 @@ static void add_line(const struct line *line)
 
 /* ---- The kernels ------------------------------------------------------------------------------ */
 
+static void gather_lines(void *arg, int64_t begin, int64_t end)
+{
+    walk_lines(arg, begin, end, gather_line);
+}
+
 /* Indices along `dim`: one list for all lines, or each line with its own. */
 
 static td_status take(const char *name, td_tensor *out, const td_tensor *x, int dim,
@@ -258,7 +281,8 @@ static td_status take(const char *name, td_tensor *out, const td_tensor *x, int 
     if (out->layout.numel == 0)
         return TD_OK;
     struct walk walk = walk_over(out, index, x, dim, one_list);
-    walk_lines(&walk, out, index, x, gather_line);
+    td__parallel_for(count_lines(&walk), td__grain_of(walk.shape[walk.ndim - 1]), gather_lines,
+                     &walk);
     return TD_OK;
 }
 
@@ -269,7 +293,7 @@ static td_status add(const char *name, td_tensor *out, int dim, const td_tensor 
     if (src->layout.numel == 0)
         return TD_OK;
     struct walk walk = walk_over(src, index, out, dim, one_list);
-    walk_lines(&walk, src, index, out, add_line);
+    walk_lines(&walk, 0, count_lines(&walk), add_line);
     return TD_OK;
 }
 

@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 #include "base/half.h"
+#include "tensor/cpu_convert.h"
+#include "tensor/parallel_for.h"
 
 #include <stdlib.h>
 
@@ -33,18 +35,40 @@ static void store_row(td_dtype dtype, uint16_t *to, int64_t stride, const float 
             to[i * stride] = td__f32_to_bf16(from[i]);
 }
 
+/* A tensor without gaps and its copy. */
+struct conversion {
+    td_dtype dtype;
+    uint16_t *data;
+    float *copy;
+};
+
+static void load_range(void *arg, int64_t begin, int64_t end)
+{
+    const struct conversion *c = arg;
+    td__convert_half(c->copy + begin, c->data + begin, c->dtype, end - begin);
+}
+
+static void store_range(void *arg, int64_t begin, int64_t end)
+{
+    const struct conversion *c = arg;
+    td__convert_to_half(c->data + begin, c->dtype, c->copy + begin, end - begin);
+}
+
 /* All rows of a tensor, between it and its copy. */
 static void convert(const td_tensor *tensor, float *copy, bool widen)
 {
     const struct td__layout *layout = &tensor->layout;
+    if (td__layout_is_contiguous(layout)) {
+        struct conversion conversion = {layout->dtype, td_tensor_data(tensor), copy};
+        td__parallel_for(layout->numel, TD__GRAIN, widen ? load_range : store_range, &conversion);
+        return;
+    }
     uint16_t *data = td_tensor_data(tensor);
     const int last = layout->ndim - 1;
-    const bool whole = td__layout_is_contiguous(layout);
-    const int64_t row = whole ? layout->numel : layout->shape[last];
-    const int64_t stride = whole ? 1 : layout->strides[last];
+    const int64_t row = layout->shape[last], stride = layout->strides[last];
     for (int64_t at = 0; at < layout->numel; at += row) {
         int64_t rest = at / row, offset = 0;
-        for (int d = last; d-- > 0 && !whole;) {
+        for (int d = last; d-- > 0;) {
             offset += rest % layout->shape[d] * layout->strides[d];
             rest /= layout->shape[d];
         }
