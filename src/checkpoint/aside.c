@@ -9,6 +9,7 @@
  * has no name any more, and begins again. */
 #include "base/auth.h"
 #include "base/fail.h"
+#include "base/fork.h"
 #include "checkpoint/safetensors.h"
 
 #include <dirent.h>
@@ -67,10 +68,12 @@ static int create_locked(char *temporary, size_t digits_at)
     }
     snprintf(temporary + digits_at, RANDOM_DIGITS + sizeof SUFFIX, "%016llx" SUFFIX,
              (unsigned long long)number);
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    td__fork_hold(); /* a child would keep the lock */
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), error = errno;
+    td__fork_exclude(fd);
+    td__fork_release();
     if (fd < 0) {
-        if (errno == EEXIST)
-            errno = EAGAIN;
+        errno = error == EEXIST ? EAGAIN : error;
         return -1;
     }
     struct stat there;

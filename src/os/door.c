@@ -134,7 +134,6 @@ static int dismiss(struct stranger *stranger)
     struct td__door *door = stranger->door;
     int fd = stranger->fd;
     list_remove(stranger);
-    /* Closing it would not do where a forked child has the socket as well. */
     if (stranger->watched)
         epoll_ctl(door->watch, EPOLL_CTL_DEL, fd, NULL);
     for (int i = 0; i < door->heard_count; i++)
@@ -394,7 +393,7 @@ static bool take_in(struct entrance *entrance)
 {
     struct td__door *door = entrance->door;
     for (int i = 0; i < AT_ONCE; i++) {
-        int fd = accept4(entrance->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = td__accept(entrance->fd);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
         if (fd < 0 && errno == EAGAIN)

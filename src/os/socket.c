@@ -2,6 +2,7 @@
 #include "os/socket.h"
 
 #include "base/auth.h"
+#include "base/fork.h"
 #include "os/heartbeat.h"
 
 #include <errno.h>
@@ -15,13 +16,36 @@ enum { BACKLOG = 4096 };
 static int open_stream(const struct td__address *address)
 {
     int family = address->any.sa_family;
+    td__fork_hold();
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int error = errno, on = 1;
+    td__fork_exclude(fd);
+    td__fork_release();
     if (fd < 0)
-        return -errno;
-    int on = 1;
+        return -error;
     if (family != AF_UNIX)
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return fd;
+}
+
+int td__accept(int listener)
+{
+    td__fork_hold();
+    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), error = errno;
+    td__fork_exclude(fd);
+    td__fork_release();
+    errno = error;
+    return fd;
+}
+
+int td__socket_pair(int ends[2])
+{
+    td__fork_hold();
+    int error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) ? errno : 0;
+    for (int i = 0; i < 2 && !error; i++)
+        td__fork_exclude(ends[i]);
+    td__fork_release();
+    return error;
 }
 
 int td__wait_fd(int fd, short events, td__deadline deadline)

@@ -1,15 +1,22 @@
-/* Stream sockets with deadlines, and file descriptors passed along unix ones. */
+/* Stream sockets with deadlines, and file descriptors passed along unix ones. All of them are
+ * non-blocking, close-on-exec, and this process's alone: forked children give them up (base/fork.h). */
 #ifndef TD_OS_SOCKET_H
 #define TD_OS_SOCKET_H
 
 #include "os/address.h"
 
-/** Connects to one address, non-blocking and close-on-exec. Returns the fd, or -errno. */
+/** Connects to one address. Returns the fd, or -errno. */
 int td__connect_to(const struct td__address *address, td__deadline deadline);
 
-/** Binds and listens, non-blocking and close-on-exec; with port 0 takes a free one. Returns the fd,
- *  or -errno. */
+/** Binds and listens; with port 0 takes a free one. Returns the fd, or -errno. */
 int td__listen_on(const struct td__address *address);
+
+/** Takes a connection that waits at such a socket. Returns the fd, or -1 with errno, EAGAIN where there is
+ *  none. */
+int td__accept(int listener);
+
+/** Two unix sockets that are connected to each other. 0, or an errno. */
+int td__socket_pair(int ends[2]);
 
 /** Sends all bytes. 0, or an errno: ETIMEDOUT when the deadline has passed. Never raises SIGPIPE. */
 int td__send_all(int fd, const void *data, size_t size, td__deadline deadline);

@@ -207,8 +207,9 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
         close(fd);
         return td__fail_nomem("TLS");
     }
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends)) {
-        td_status status = td__fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(errno));
+    int error = td__socket_pair(ends);
+    if (error) {
+        td_status status = td__fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(error));
         SSL_free(ssl);
         free(link);
         close(fd);

@@ -5,6 +5,7 @@
 #include "store/shared_file.h"
 
 #include "base/fail.h"
+#include "base/fork.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -23,57 +24,15 @@ enum {
     LONGEST_PAUSE_NS = 2000000,
 };
 
-/* ---- Files that a fork closes ----------------------------------------------------------------- */
-
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* taken last */
-static struct td__shared_file *open_files;
-
-static void before_fork(void)
-{
-    pthread_mutex_lock(&list_lock);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&list_lock);
-}
-
-static void after_fork_in_child(void)
-{
-    for (struct td__shared_file *file = open_files; file; file = file->next)
-        close(file->fd);
-    open_files = NULL;
-    pthread_mutex_unlock(&list_lock);
-}
-
-__attribute__((constructor)) static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork, after_fork_in_child);
-}
-
 /* 0 or an errno. */
 static int open_fd(struct td__shared_file *file)
 {
-    pthread_mutex_lock(&list_lock);
+    td__fork_hold();
     file->fd = open(file->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     int error = file->fd < 0 ? errno : 0;
-    if (!error) {
-        file->next = open_files;
-        open_files = file;
-    }
-    pthread_mutex_unlock(&list_lock);
+    td__fork_exclude(file->fd);
+    td__fork_release();
     return error;
-}
-
-static void close_fd(struct td__shared_file *file)
-{
-    pthread_mutex_lock(&list_lock);
-    struct td__shared_file **link = &open_files;
-    while (*link != file)
-        link = &(*link)->next;
-    *link = file->next;
-    close(file->fd);
-    pthread_mutex_unlock(&list_lock);
 }
 
 bool td__shared_file_inherited(const struct td__shared_file *file)
@@ -181,7 +140,7 @@ static td_status open_locked(struct td__shared_file *file, td__deadline deadline
         td_status status = lock_regular(file, deadline);
         if (!status && td__shared_file_in_place(file))
             return TD_OK;
-        close_fd(file);
+        close(file->fd);
         if (status)
             return status;
     }
@@ -208,7 +167,7 @@ td_status td__shared_file_open(struct td__shared_file *file, const char *path,
     if (!error)
         return TD_OK;
     status = fail_lock(file, error);
-    close_fd(file);
+    close(file->fd);
 free_path:
     free(file->path);
     return status;
@@ -232,9 +191,9 @@ td_status td__shared_file_close(struct td__shared_file *file, bool remove, td__d
     if (!td__shared_file_inherited(file)) {
         if (remove)
             status = remove_if_last(file, deadline);
-        try_lock(file, F_UNLCK, 0, 0); /* a fresh fork may still have it open */
-        close_fd(file);
+        try_lock(file, F_UNLCK, 0, 0); /* a child that is about to exec() may still have it open */
     }
+    close(file->fd);
     free(file->path);
     return status;
 }

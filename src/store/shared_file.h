@@ -12,7 +12,7 @@
  *     close    under byte 0: byte 1 can be had exclusively -> nobody else has it open: remove it
  *
  * A fork would keep byte 1 locked for as long as it lives, and byte 0 if its parent is killed at
- * work. The child therefore closes its copies of the files first of all; the parent's locks stay.
+ * work. The child therefore gives up its copies first of all (base/fork.h); the parent's locks stay.
  *
  * Those who only read do not share byte 0: their locks overlapped, and eight readers in a loop kept a
  * writer out for seconds.
@@ -28,13 +28,12 @@
 
 struct td__shared_file {
     int fd;
-    char *path;                   /* absolute: it may be closed in another working directory */
-    unsigned forks;               /* td__fork_generation() of the process that opened it */
-    struct td__shared_file *next; /* in the list of those that a fork closes */
+    char *path;     /* absolute: it may be closed in another working directory */
+    unsigned forks; /* td__fork_generation() of the process that opened it */
 };
 
 /** Opens `path`, and makes the file where it is not there. On success it is locked, and *first says
- *  whether nobody else has it open. `file` must stay where it is until it is closed. */
+ *  whether nobody else has it open. */
 td_status td__shared_file_open(struct td__shared_file *file, const char *path,
                                td__deadline deadline, bool *first);
 
