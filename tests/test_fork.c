@@ -172,11 +172,12 @@ TEST(descriptors_of_a_child)
 /* Without a descriptor for the dead socket that takes the places. */
 TEST(descriptors_of_a_child_that_has_none_left)
 {
-    int theirs[2][2], filler = 0;
+    int theirs[2][2], last = -1;
     for (int i = 0; i < 2; i++)
         CHECK_EQ(td__socket_pair(theirs[i]), 0);
-    while (filler >= 0)
-        filler = dup(0);
+    int first = dup(0);
+    for (int filler = first; filler >= 0; filler = dup(0))
+        last = filler;
     pid_t pid = fork();
     if (pid == 0) {
         for (int i = 0; i < 4; i++)
@@ -186,4 +187,6 @@ TEST(descriptors_of_a_child_that_has_none_left)
     int status;
     CHECK_EQ(waitpid(pid, &status, 0), pid);
     CHECK_EQ(status, 0);
+    for (int filler = first; filler <= last; filler++)
+        close(filler); /* LeakSanitizer needs one */
 }

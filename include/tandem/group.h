@@ -70,7 +70,8 @@ typedef struct td_init_options {
 TD_API td_status td_init_process_group(const td_init_options *options);
 
 /** Leaves the world: waits for what was started, destroys all groups that are left, and closes what
- *  was opened. Afterwards a process can initialise again. TD_ERR_STATE where there is no world. */
+ *  was opened. Other threads may still be in calls, as with td_group_destroy(). Afterwards a process can
+ *  initialise again. TD_ERR_STATE where there is no world. */
 TD_API td_status td_destroy_process_group(void);
 
 TD_API bool td_is_initialized(void);
@@ -131,7 +132,12 @@ TD_API td_status td_group_split(td_group *parent, int color, int key,
                                 const td_group_options *options, td_group **group);
 
 /** Waits for what was started on the group and frees it. Not collective. NULL does nothing; the world
- *  is td_destroy_process_group()'s. */
+ *  is td_destroy_process_group()'s.
+ *
+ *  Calls that other threads have begun, blocking ones and waits for works, are waited for until they end by
+ *  themselves, at the latest after their timeout; td_group_abort() ends them before. No call may begin
+ *  meanwhile, and none from a td_work_fn may destroy its own group. A receive with a work that no thread
+ *  waits for ends with TD_ERR_STATE; a send has a second to be done. */
 TD_API void td_group_destroy(td_group *group);
 
 /** The rank in `group` of a rank of the world, and the other way round; -1 where there is none. */

@@ -169,6 +169,8 @@ td_status td_group_abort(td_group *group)
     group = td__group_enter(group, "td_group_abort");
     if (!group)
         return TD_ERR_STATE;
+    td__group_use(group);
     td__abort_own(group, TD__GIVEN_UP_ABORT, true);
+    td__group_unuse(group);
     return TD_OK;
 }

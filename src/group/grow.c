@@ -188,16 +188,8 @@ static td_status meet(struct growth *growth)
     return td__endpoint_meet(fresh->endpoint, fresh->cards);
 }
 
-td_status td_group_grow(td_group *group, const td_group_options *options, td_group **grown)
+static td_status grow(td_group *group, const td_group_options *options, td_group **grown)
 {
-    td_group_options none = {0};
-    options = options ? options : &none;
-    group = td__group_enter(group, "td_group_grow");
-    if (!group)
-        return TD_ERR_STATE;
-    if (!grown || options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, grown ? "td_group_grow: the timeout is negative"
-                                              : "td_group_grow: the result is NULL");
     struct td__root *old = group->root;
     size_t size = (size_t)old->size;
     struct growth growth = {
@@ -232,4 +224,20 @@ td_status td_group_grow(td_group *group, const td_group_options *options, td_gro
     td__world_outgrow(old, result);
     *grown = result;
     return TD_OK;
+}
+
+td_status td_group_grow(td_group *group, const td_group_options *options, td_group **grown)
+{
+    td_group_options none = {0};
+    options = options ? options : &none;
+    group = td__group_enter(group, "td_group_grow");
+    if (!group)
+        return TD_ERR_STATE;
+    if (!grown || options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, grown ? "td_group_grow: the timeout is negative"
+                                              : "td_group_grow: the result is NULL");
+    td__group_use(group);
+    td_status status = grow(group, options, grown);
+    td__group_unuse(group);
+    return status;
 }

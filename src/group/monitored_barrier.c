@@ -386,14 +386,8 @@ static td_status keep_arrivals(td_group *group)
     return TD_OK;
 }
 
-td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all)
+static td_status run(td_group *group, int64_t timeout_ms, bool all)
 {
-    group = td__group_enter(group, "monitored_barrier");
-    if (!group)
-        return TD_ERR_STATE;
-    if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "monitored_barrier: the timeout is %lld ms",
-                        (long long)timeout_ms);
     TD_TRY(keep_arrivals(group));
     struct barrier barrier = {
         .group = group,
@@ -412,5 +406,19 @@ td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool a
     if (!status)
         status = group->rank ? report(&barrier) : ask_everyone(&barrier);
     td__record_message_end(group, entry, status);
+    return status;
+}
+
+td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all)
+{
+    group = td__group_enter(group, "monitored_barrier");
+    if (!group)
+        return TD_ERR_STATE;
+    if (timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, "monitored_barrier: the timeout is %lld ms",
+                        (long long)timeout_ms);
+    td__group_use(group);
+    td_status status = run(group, timeout_ms, all);
+    td__group_unuse(group);
     return status;
 }

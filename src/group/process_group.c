@@ -204,12 +204,10 @@ void td__group_free(td_group *group)
     free_group(group);
 }
 
-void td_group_destroy(td_group *group)
+void td__group_end(td_group *group)
 {
-    if (!group || group == td__world() || group->root->generation != td__fork_generation())
-        return;
     struct td__root *root = group->root;
-    bool first = group->first;
+    td__group_drain(group); /* others may still have to say something to those who wait in it */
     pthread_mutex_lock(&root->lock);
     for (td_group **link = &root->groups; *link; link = &(*link)->next)
         if (*link == group) {
@@ -217,10 +215,17 @@ void td_group_destroy(td_group *group)
             break;
         }
     pthread_mutex_unlock(&root->lock);
-    if (first)
+    td__group_free(group);
+}
+
+void td_group_destroy(td_group *group)
+{
+    if (!group || group == td__world() || group->root->generation != td__fork_generation())
+        return;
+    if (group->first)
         td__root_close(group);
     else
-        td__group_free(group);
+        td__group_end(group);
 }
 
 /* ---- Making more of them --------------------------------------------------------------------- */
@@ -346,17 +351,9 @@ static int compare_members(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-td_status td_group_split(td_group *parent, int color, int key, const td_group_options *options,
-                         td_group **group)
+static td_status split(td_group *parent, int color, int key, const td_group_options *options,
+                       td_group **group)
 {
-    parent = td__group_enter(parent, "td_group_split");
-    td_group_options none = {0};
-    if (!parent)
-        return TD_ERR_STATE;
-    if (!group)
-        return td__fail(TD_ERR_INVALID, "td_group_split: the result is NULL");
-    options = options ? options : &none;
-    TD_TRY(check_options("td_group_split", options));
     size_t size = (size_t)parent->size;
     struct wish own = {color, key}, *wishes = malloc(size * sizeof *wishes);
     int64_t *order = malloc(size * sizeof *order);
@@ -378,6 +375,23 @@ td_status td_group_split(td_group *parent, int color, int key, const td_group_op
     free(wishes);
     free(order);
     free(ranks);
+    return status;
+}
+
+td_status td_group_split(td_group *parent, int color, int key, const td_group_options *options,
+                         td_group **group)
+{
+    parent = td__group_enter(parent, "td_group_split");
+    td_group_options none = {0};
+    if (!parent)
+        return TD_ERR_STATE;
+    if (!group)
+        return td__fail(TD_ERR_INVALID, "td_group_split: the result is NULL");
+    options = options ? options : &none;
+    TD_TRY(check_options("td_group_split", options));
+    td__group_use(parent);
+    td_status status = split(parent, color, key, options, group);
+    td__group_unuse(parent);
     return status;
 }
 

@@ -67,7 +67,9 @@ struct td_group {
     void *self;
     _Atomic int64_t timeout_ms;
 
-    atomic_uint pending; /* calls that run or are queued */
+    atomic_uint pending; /* collectives that run or are queued */
+    atomic_uint users;   /* other calls that are under way; see td__group_use() */
+    atomic_bool closing; /* it is being destroyed: no call begins any more */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     td_work *queue, **queue_end;
@@ -93,6 +95,18 @@ struct td_group {
 /** The group that NULL stands for; NULL (and the last error set) where there is none, where a fork
  *  has inherited it, or where this rank is not in it. `what` begins the message. */
 td_group *td__group_enter(td_group *group, const char *what);
+
+/** Between the two the group is not destroyed: for calls that wait other than in a collective, or that
+ *  touch the group after one. Nothing of it may be touched after the second. */
+static inline void td__group_use(td_group *group)
+{
+    atomic_fetch_add(&group->users, 1);
+}
+
+static inline void td__group_unuse(td_group *group)
+{
+    atomic_fetch_sub(&group->users, 1);
+}
 
 /** Runs a checked collective: here and now, or as a work. */
 td_status td__group_run(td_group *group, td_call *call, td_work **work);
@@ -128,7 +142,8 @@ void td__group_help(td_work *work);
 /** Has the worker begin with what is queued. */
 void td__group_hurry(td_work *work);
 
-/** Waits for what is queued and ends the worker. May be called again. */
+/** Waits for what is queued and for the calls of other threads, and ends the worker. May be called
+ *  again. */
 void td__group_drain(td_group *group);
 
 /** How long a call of this thread on `group` may take. */

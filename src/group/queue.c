@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE_MS = 10 };
+enum { PATIENCE_MS = 10, FIRST_PAUSE_NS = 20000, LAST_PAUSE_NS = 5000000 };
 
 static _Thread_local int64_t thread_timeout_ms;
 
@@ -63,12 +63,16 @@ static void wake(td_group *group)
         pthread_cond_signal(&group->changed);
 }
 
-/* One call less; what is queued behind it can be taken. */
+/* One call less; what is queued behind it can be taken. Who destroys the group waits until nothing is
+ * pending, so that the last one touches it no more, or holds the lock. */
 static void finish_call(td_group *group)
 {
-    if (atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel) == 1)
+    unsigned last = 1;
+    if (atomic_compare_exchange_strong_explicit(&group->pending, &last, 0, memory_order_acq_rel,
+                                                memory_order_relaxed))
         return;
     pthread_mutex_lock(&group->lock);
+    atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel);
     wake(group);
     pthread_mutex_unlock(&group->lock);
 }
@@ -272,7 +276,7 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work)
     return status;
 }
 
-td_status td__group_post(td_group *group, const td_call *call, td_work **work_out)
+static td_status post(td_group *group, const td_call *call, td_work **work_out)
 {
     if (!group->ops->post) {
         const char *other = td__backend_with(call->kind, group->backend);
@@ -311,7 +315,27 @@ td_status td__group_post(td_group *group, const td_call *call, td_work **work_ou
     return finish_waiting(work);
 }
 
-void td__group_drain(td_group *group)
+td_status td__group_post(td_group *group, const td_call *call, td_work **work)
+{
+    td__group_use(group);
+    td_status status = post(group, call, work);
+    td__group_unuse(group);
+    return status;
+}
+
+/* Those who are in a call have nothing to say when they leave it: that would cost each of them. */
+static void await_calls(td_group *group)
+{
+    int64_t pause = FIRST_PAUSE_NS;
+    while (atomic_load(&group->pending) || atomic_load(&group->users)) {
+        td__sleep_ns(pause);
+        pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
+    }
+    pthread_mutex_lock(&group->lock); /* the last one has let go of it then */
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void end_worker(td_group *group)
 {
     pthread_mutex_lock(&group->lock);
     group->stopping = true;
@@ -324,4 +348,14 @@ void td__group_drain(td_group *group)
     pthread_mutex_lock(&group->lock);
     group->working = false; /* not before: what a callback starts now goes to the same worker */
     pthread_mutex_unlock(&group->lock);
+}
+
+/* A call that is waited for may queue another one, and so start a worker once more. */
+void td__group_drain(td_group *group)
+{
+    atomic_store(&group->closing, true);
+    do {
+        end_worker(group);
+        await_calls(group);
+    } while (group->working);
 }

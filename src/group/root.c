@@ -253,12 +253,10 @@ static void see_off(struct td__root *root, struct td__team *everyone)
     }
 }
 
-static td_group *take_group(struct td__root *root)
+static td_group *any_group(struct td__root *root)
 {
     pthread_mutex_lock(&root->lock);
     td_group *group = root->groups;
-    if (group)
-        root->groups = group->next;
     pthread_mutex_unlock(&root->lock);
     return group;
 }
@@ -268,9 +266,9 @@ void td__root_close(td_group *first)
     struct td__root *root = first->root;
     td_group *group;
     td__recorder_leaving(root);
-    while ((group = take_group(root)))
-        td__group_free(group);
-    td__group_drain(first);
+    td__group_drain(first); /* a call on it may make another group, as those on others may */
+    while ((group = any_group(root)))
+        td__group_end(group);
     see_off(root, td__native_team(first));
     td__inquiry_end(root);
     root->first = NULL;

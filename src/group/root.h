@@ -37,8 +37,11 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count, con
 td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
                         const td_group_options *options, td_group **group);
 
-/** Waits for what was started, and frees the group. */
+/** Waits for what was started, and frees the group, which is in no list. */
 void td__group_free(td_group *group);
+
+/** The same for one that is in the list. */
+void td__group_end(td_group *group);
 
 void td__root_forget_names(struct td__root *root);
 

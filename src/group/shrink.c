@@ -302,18 +302,8 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     return status;
 }
 
-td_status td_group_shrink(td_group *group, const td_group_options *options, td_group **survivors)
+static td_status shrink(td_group *group, const td_group_options *options, td_group **survivors)
 {
-    td_group_options none = {0};
-    options = options ? options : &none;
-    group = td__group_enter(group, "td_group_shrink");
-    if (!group)
-        return TD_ERR_STATE;
-    if (!survivors)
-        return td__fail(TD_ERR_INVALID, "td_group_shrink: the result is NULL");
-    if (options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "td_group_shrink: the timeout is %lld ms",
-                        (long long)options->timeout_ms);
     struct attempt attempt = {.group = group, .root = group->root};
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : td__call_timeout(group));
@@ -329,4 +319,22 @@ td_status td_group_shrink(td_group *group, const td_group_options *options, td_g
     TD_TRY(make_rest(&attempt, options, survivors));
     group->shrunk++;
     return TD_OK;
+}
+
+td_status td_group_shrink(td_group *group, const td_group_options *options, td_group **survivors)
+{
+    td_group_options none = {0};
+    options = options ? options : &none;
+    group = td__group_enter(group, "td_group_shrink");
+    if (!group)
+        return TD_ERR_STATE;
+    if (!survivors)
+        return td__fail(TD_ERR_INVALID, "td_group_shrink: the result is NULL");
+    if (options->timeout_ms < 0)
+        return td__fail(TD_ERR_INVALID, "td_group_shrink: the timeout is %lld ms",
+                        (long long)options->timeout_ms);
+    td__group_use(group);
+    td_status status = shrink(group, options, survivors);
+    td__group_unuse(group);
+    return status;
 }

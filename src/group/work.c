@@ -106,40 +106,71 @@ td_status td_work_status(td_work *work)
     return td__fail(work->status, "%s", work->message ? work->message : "out of memory");
 }
 
+/* True where the group is used now: the caller calls td__group_unuse(). It is there as long as the work is
+ * not complete, since whoever destroys it completes all of its works first; it is closing where that has
+ * begun, and then the work will be complete without this thread. */
+static bool use_group(td_work *work)
+{
+    pthread_mutex_lock(&work->lock);
+    bool used = !atomic_load_explicit(&work->complete, memory_order_acquire);
+    if (used) {
+        td__group_use(work->group);
+        used = !atomic_load(&work->group->closing);
+        if (!used)
+            td__group_unuse(work->group);
+    }
+    pthread_mutex_unlock(&work->lock);
+    return used;
+}
+
 bool td_work_test(td_work *work)
 {
     if (!work)
         return true;
     if (atomic_load_explicit(&work->complete, memory_order_acquire))
         return true;
-    if (work->inner)
+    if (work->inner) {
         td_work_test(work->inner);
-    else if (work->call.kind < TD_OP_SEND)
-        td__group_hurry(work);
-    else if (work->call.kind >= TD_OP_SEND && work->group->ops->progress)
-        work->group->ops->progress(work->group->self, work, 0);
+    } else if (use_group(work)) {
+        td_group *group = work->group;
+        if (work->call.kind < TD_OP_SEND)
+            td__group_hurry(work);
+        else if (group->ops->progress)
+            group->ops->progress(group->self, work, 0);
+        td__group_unuse(group);
+    }
     return atomic_load_explicit(&work->complete, memory_order_acquire);
 }
 
-static void wait_until(td_work *work, td__deadline deadline)
+/* Moves it on, where a thread that waits can. */
+static void advance(td_work *work, td__deadline deadline)
 {
-    td__record_waited(work->group, work->entry);
-    if (work->inner) {
-        wait_until(work->inner, deadline);
-        if (!atomic_load_explicit(&work->inner->complete, memory_order_acquire))
-            return;
-    } else if (work->call.kind >= TD_OP_SEND && work->group->ops->progress) {
+    td_group *group = work->group;
+    td__record_waited(group, work->entry);
+    if (work->call.kind >= TD_OP_SEND && group->ops->progress) {
         int64_t left;
         while (!atomic_load_explicit(&work->complete, memory_order_acquire) &&
                (left = deadline - td__now_ns()) > 0)
-            work->group->ops->progress(work->group->self, work, (left + 999999) / 1000000);
-        return;
+            group->ops->progress(group->self, work, (left + 999999) / 1000000);
     } else if (work->call.kind < TD_OP_SEND) {
         /* Whoever carries it out cannot give up before the call itself does. */
         if (deadline - td__now_ns() > (work->call.timeout_ms - 1) * 1000000)
             td__group_help(work);
         else
             td__group_hurry(work);
+    }
+}
+
+static void wait_until(td_work *work, td__deadline deadline)
+{
+    td_group *group = work->group;
+    if (work->inner) {
+        wait_until(work->inner, deadline);
+        if (!atomic_load_explicit(&work->inner->complete, memory_order_acquire))
+            return;
+    } else if (use_group(work)) {
+        advance(work, deadline);
+        td__group_unuse(group);
     }
     pthread_mutex_lock(&work->lock);
     bool in_time = true;
@@ -154,6 +185,20 @@ bool td__work_wait_until(td_work *work, td__deadline deadline)
     return atomic_load_explicit(&work->complete, memory_order_acquire);
 }
 
+/* With the group in use. */
+static td_status wait_in_group(td_work *work, int64_t timeout_ms)
+{
+    td_group *group = work->group;
+    int64_t limit = timeout_ms ? timeout_ms : td__call_timeout(group);
+    wait_until(work, td__deadline_in_ms(limit));
+    if (atomic_load_explicit(&work->complete, memory_order_acquire))
+        return TD_OK;
+    return td__explain_delay(
+        group, work->call.sequence, work->call.peer,
+        td__fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
+                 td_op_kind_name(work->call.kind), group->name, (long long)limit));
+}
+
 td_status td_work_wait(td_work *work, int64_t timeout_ms)
 {
     if (!work)
@@ -164,13 +209,15 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
                         "group's",
                         (long long)timeout_ms);
     if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
-        int64_t limit = timeout_ms ? timeout_ms : td__call_timeout(work->group);
-        wait_until(work, td__deadline_in_ms(limit));
-        if (!atomic_load_explicit(&work->complete, memory_order_acquire))
-            return td__explain_delay(
-                work->group, work->call.sequence, work->call.peer,
-                td__fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
-                         td_op_kind_name(work->call.kind), work->group->name, (long long)limit));
+        if (use_group(work)) {
+            td_group *group = work->group;
+            td_status status = wait_in_group(work, timeout_ms);
+            td__group_unuse(group);
+            if (status)
+                return status;
+        } else {
+            wait_until(work, TD__NEVER);
+        }
     }
     return td_work_status(work);
 }

@@ -8,8 +8,10 @@
 
 #include <stdio.h>
 
-/* Guards both; nothing is taken after it. The pointer is read without it: initialising and destroying
- * are the program's own business to order against its calls. */
+/* The first is held while a world is made or ends, which can take long. The second guards what follows, and
+ * is taken last; the pointer is read without it: who destroys the world waits for calls that have begun, but
+ * calls that begin only then are the program's own business. */
+static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(td_group *) world;
 static td_world meeting;          /* where td_rendezvous() made the store */
@@ -87,7 +89,7 @@ td_status td_init_process_group(const td_init_options *options)
     options = options ? options : &none;
     td_group *group = NULL;
     td_world met = {0};
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&life);
     td_group *present = td__world();
     if (present && present->root->generation != td__fork_generation())
         present = NULL; /* the parent's; it stays there */
@@ -104,7 +106,7 @@ td_status td_init_process_group(const td_init_options *options)
         atomic_store_explicit(&world, group, memory_order_release);
         td__identity_set(group->rank, group->size);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&life);
     return status;
 }
 
@@ -120,11 +122,11 @@ void td__world_outgrow(struct td__root *root, td_group *grown)
     pthread_mutex_unlock(&lock);
 }
 
-static void close_outgrown(void)
+static void close_outgrown(struct td__root *next)
 {
-    while (outgrown) {
-        struct td__root *root = outgrown;
-        outgrown = root->outgrown;
+    while (next) {
+        struct td__root *root = next;
+        next = root->outgrown;
         if (root->generation == td__fork_generation())
             td__root_close(root->first);
     }
@@ -133,21 +135,25 @@ static void close_outgrown(void)
 td_status td_destroy_process_group(void)
 {
     td_status status = TD_OK;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&life);
+    pthread_mutex_lock(&lock); /* a td_group_grow() that ends now has grown a group, but not the world */
     td_group *group = td__world();
+    struct td__root *former = outgrown;
+    atomic_store(&world, NULL);
+    outgrown = NULL;
+    pthread_mutex_unlock(&lock);
     if (!group) {
         status = td__fail(TD_ERR_STATE, "td_destroy_process_group: there is no world");
     } else {
-        atomic_store(&world, NULL);
         td__identity_set(0, 0);
         if (group->root->generation == td__fork_generation())
             td__root_close(group);
-        close_outgrown();
+        close_outgrown(former);
         if (meeting.store)
             status = td_world_close(&meeting);
         meeting = (td_world){0};
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&life);
     return status;
 }
 

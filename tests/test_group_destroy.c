@@ -1,0 +1,297 @@
+/* A group is destroyed while other threads are in calls on it: they are waited for. */
+#include "runner.h"
+#include "ways.h"
+
+#include "base/clock.h"
+#include "group/process_group.h"
+
+#include <tandem/group.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { LARGE = 8 << 20, TIMEOUT_MS = 60000 };
+
+struct call {
+    td_status (*make)(struct call *call);   /* by a thread of rank 0 */
+    td_status (*answer)(struct call *call); /* by rank 1, when rank 0 destroys the group */
+    unsigned collectives;                   /* that it makes at once; 0: it is none */
+    bool prepares;                          /* a receive is posted before */
+    td_group *group;                        /* NULL: the world */
+    float received;
+    td_work *posted;
+    atomic_bool done;
+};
+
+static int other(void)
+{
+    return 1 - td_test_rank();
+}
+
+static td_status send_one(struct call *call)
+{
+    float x = 3;
+    return td_group_send(call->group, &x, 1, TD_F32, other(), 5, NULL);
+}
+
+static td_status receive_one(struct call *call)
+{
+    float x = 0;
+    td_status status = td_group_recv(call->group, &x, 1, TD_F32, other(), 5, NULL);
+    CHECK_EQ((int)x, status ? 0 : 3);
+    return status;
+}
+
+static td_status receive_any(struct call *call)
+{
+    float x = 0;
+    return td_group_recv(call->group, &x, 1, TD_F32, TD_ANY_SOURCE, 5, NULL);
+}
+
+static td_status wait_for_message(struct call *call)
+{
+    td_status status = td_work_wait(call->posted, 0);
+    td_work_release(call->posted);
+    CHECK_EQ((int)call->received, status ? 0 : 3);
+    return status;
+}
+
+static td_status send_much(struct call *call)
+{
+    char *bytes = calloc(LARGE, 1);
+    td_status status = td_group_send(call->group, bytes, LARGE, TD_U8, other(), 6, NULL);
+    free(bytes);
+    return status;
+}
+
+static td_status receive_much(struct call *call)
+{
+    char *bytes = malloc(LARGE);
+    td_status status = td_group_recv(call->group, bytes, LARGE, TD_U8, other(), 6, NULL);
+    free(bytes);
+    return status;
+}
+
+static td_status sum_up(struct call *call)
+{
+    float x = 1;
+    td_status status = td_group_all_reduce(call->group, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    CHECK_EQ((int)x, status ? 1 : 2);
+    return status;
+}
+
+static td_status sum_up_much(struct call *call)
+{
+    float *x = calloc(LARGE / sizeof *x, sizeof *x);
+    td_status status = td_group_all_reduce(call->group, x, x, LARGE / sizeof *x, TD_F32, TD_SUM,
+                                           NULL);
+    free(x);
+    return status;
+}
+
+/* The second one is queued behind the first. */
+static td_status sum_up_later(struct call *call)
+{
+    float x = 1, y = 1;
+    td_work *work;
+    CHECK_OK(td_group_all_reduce(call->group, &x, &x, 1, TD_F32, TD_SUM, &work));
+    td_status status = td_group_all_reduce(call->group, &y, &y, 1, TD_F32, TD_SUM, NULL);
+    td_status first = td_work_wait(work, 0);
+    td_work_release(work);
+    return status ? status : first;
+}
+
+static td_status meet(struct call *call)
+{
+    return td_group_barrier(call->group, NULL);
+}
+
+static td_status meet_monitored(struct call *call)
+{
+    return td_group_monitored_barrier(call->group, TIMEOUT_MS, true);
+}
+
+static td_status split(struct call *call)
+{
+    td_group *part = NULL;
+    td_status status = td_group_split(call->group, 1, 0, NULL, &part);
+    if (call->group)
+        td_group_destroy(part);
+    return status;
+}
+
+static td_status shrink(struct call *call)
+{
+    td_group *rest = NULL;
+    td_status status = td_group_shrink(call->group, NULL, &rest);
+    if (call->group)
+        td_group_destroy(rest);
+    return status;
+}
+
+static const struct call calls[] = {
+    {.make = receive_one, .answer = send_one},
+    {.make = receive_any, .answer = send_one},
+    {.make = wait_for_message, .answer = send_one, .prepares = true},
+    {.make = send_much, .answer = receive_much},
+    {.make = sum_up, .answer = sum_up, .collectives = 1},
+    {.make = sum_up_much, .answer = sum_up_much, .collectives = 1},
+    {.make = sum_up_later, .answer = sum_up_later, .collectives = 2},
+    {.make = meet, .answer = meet, .collectives = 1},
+    {.make = meet_monitored, .answer = meet_monitored},
+    {.make = split, .answer = split},
+    {.make = shrink, .answer = shrink},
+};
+
+static void *make_call(void *arg)
+{
+    struct call *call = arg;
+    CHECK_OK(call->make(call));
+    atomic_store(&call->done, true);
+    return NULL;
+}
+
+/* The other rank answers when the group is being destroyed. */
+static void *let_it_answer(void *arg)
+{
+    td_group *group = arg;
+    CHECK_SOON(atomic_load(&group->closing));
+    td__group_unuse(group);
+    td_test_barrier();
+    return NULL;
+}
+
+static void destroy_in(const struct call *made, bool whole_world, const struct way *way)
+{
+    struct call call = *made;
+    pthread_t caller, teller;
+    open_world(way, TIMEOUT_MS);
+    if (!whole_world)
+        CHECK_OK(td_new_group(NULL, 0, NULL, &call.group));
+    td_group *group = whole_world ? td__world() : call.group;
+    if (td_test_rank() == 0) {
+        if (call.prepares)
+            CHECK_OK(td_group_recv(call.group, &call.received, 1, TD_F32, 1, 5, &call.posted));
+        CHECK_EQ(pthread_create(&caller, NULL, make_call, &call), 0);
+        CHECK_SOON(call.collectives ? atomic_load(&group->pending) == call.collectives
+                                    : atomic_load(&group->users) > 0);
+        td__group_use(group); /* the teller's */
+        CHECK_EQ(pthread_create(&teller, NULL, let_it_answer, group), 0);
+        if (whole_world)
+            CHECK_OK(td_destroy_process_group());
+        else
+            td_group_destroy(call.group);
+        pthread_join(caller, NULL);
+        pthread_join(teller, NULL);
+        CHECK(atomic_load(&call.done));
+    } else {
+        td_test_barrier();
+        CHECK_OK(call.answer(&call));
+        if (!whole_world)
+            td_group_destroy(call.group);
+    }
+    if (td_is_initialized())
+        CHECK_OK(td_destroy_process_group());
+    td_test_barrier();
+}
+
+static void destroy_in_each(bool whole_world, const struct way *way)
+{
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        destroy_in(&calls[i], whole_world, way);
+}
+
+RANKS(destroying_a_group_in_use, .ranks = 2, .deadline_s = 60)
+{
+    destroy_in_each(false, &shm);
+}
+
+RANKS(destroying_a_group_in_use_tcp, .ranks = 2, .deadline_s = 60)
+{
+    destroy_in_each(false, &tcp);
+}
+
+RANKS(destroying_the_world_in_use, .ranks = 2, .deadline_s = 60)
+{
+    destroy_in_each(true, &shm);
+}
+
+RANKS(destroying_the_world_in_use_tcp, .ranks = 2, .deadline_s = 60)
+{
+    destroy_in_each(true, &tcp);
+}
+
+/* ---- Calls that do not end by themselves ----------------------------------------------------- */
+
+static void *receive_in_vain(void *arg)
+{
+    struct call *call = arg;
+    float x;
+    CHECK_FAILS(td_group_recv(call->group, &x, 1, TD_F32, 1, 5, NULL), TD_ERR_ABORTED, "aborted");
+    atomic_store(&call->done, true);
+    return NULL;
+}
+
+static void *give_up(void *arg)
+{
+    td_group *group = arg;
+    CHECK_SOON(atomic_load(&group->closing));
+    CHECK_OK(td_group_abort(group));
+    td__group_unuse(group);
+    return NULL;
+}
+
+/* An abort ends them, and the wait with them. */
+RANKS(aborting_what_is_destroyed, .ranks = 2)
+{
+    struct call call = {0};
+    pthread_t caller, aborter;
+    open_world(&shm, TIMEOUT_MS);
+    CHECK_OK(td_new_group(NULL, 0, NULL, &call.group));
+    td_group *group = call.group;
+    if (td_test_rank() == 0) {
+        CHECK_EQ(pthread_create(&caller, NULL, receive_in_vain, &call), 0);
+        CHECK_SOON(atomic_load(&group->users) > 0);
+        td__group_use(group); /* the aborter's */
+        CHECK_EQ(pthread_create(&aborter, NULL, give_up, group), 0);
+        td_group_destroy(group);
+        CHECK(atomic_load(&call.done));
+        pthread_join(caller, NULL);
+        pthread_join(aborter, NULL);
+    }
+    td_test_barrier();
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* A work that nobody waits for ends with the group; who comes to wait in that moment is told. */
+static void *wait_late(void *arg)
+{
+    td_work *work = arg;
+    td_status status = td_work_wait(work, 0);
+    CHECK(status == TD_ERR_STATE || status == TD_ERR_PEER); /* the other rank may be faster */
+    return NULL;
+}
+
+RANKS(waiting_for_a_work_of_a_group_that_ends, .ranks = 2)
+{
+    for (int i = 0; i < 50; i++) {
+        td_group *group;
+        td_work *work;
+        pthread_t waiter;
+        float x;
+        if (i == 0)
+            open_world(&shm, TIMEOUT_MS);
+        CHECK_OK(td_new_group(NULL, 0, NULL, &group));
+        CHECK_OK(td_group_recv(group, &x, 1, TD_F32, 1 - td_test_rank(), 5, &work));
+        td__group_use(group); /* the waiter begins while the group is being destroyed */
+        atomic_store(&group->closing, true);
+        CHECK_EQ(pthread_create(&waiter, NULL, wait_late, work), 0);
+        td__sleep_ns(i * 20000);
+        td__group_unuse(group);
+        td_group_destroy(group);
+        pthread_join(waiter, NULL);
+        td_work_release(work);
+        td_test_barrier();
+    }
+    CHECK_OK(td_destroy_process_group());
+}
