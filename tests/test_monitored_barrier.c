@@ -8,6 +8,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 
 static td_group *new_group(const char *name)
 {
@@ -63,7 +64,7 @@ static void come_late(const struct way *way)
     if (td_test_rank() == 3) {
         int64_t before = td__now_ns();
         CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_TIMEOUT,
-                    "rank 3 has come too late: rank 0 has waited for it, and given up");
+                    "rank 3 has come too late: rank 0 had stopped waiting for it");
         CHECK_PROMPT(before);
     }
     CHECK_OK(td_group_monitored_barrier(NULL, 8000, true));
@@ -85,17 +86,59 @@ RANKS(late_at_a_monitored_barrier_hosts, .ranks = 4)
     come_late(&mixed);
 }
 
-RANKS(dead_at_a_monitored_barrier, .ranks = 3, .may_die = 1 << 2)
+/* Nobody waits for the timeout, nor does the sentence speak of it. */
+static void die(const struct way *way, const char *how)
 {
-    open_world(&shm, 0);
-    CHECK_OK(td_group_barrier(NULL, NULL));
+    char part[64];
+    open_world(way, 0);
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true));
     td_test_barrier();
     if (td_test_rank() == 2)
         raise(SIGKILL);
     int64_t before = td__now_ns();
-    CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_PEER,
-                "; rank 2 was killed by SIGKILL");
+    CHECK_FAILS(td_group_monitored_barrier(NULL, 60000, true), TD_ERR_PEER,
+                "monitored_barrier #2 on group \"world\": rank 2 (on ");
+    snprintf(part, sizeof part, "%s; ranks 0, 1", how);
+    CHECK_CONTAINS(td_last_error(), part);
+    CHECK_CONTAINS(td_last_error(), "have come");
+    CHECK(!strstr(td_last_error(), "within"));
+    CHECK_FAILS(td_group_monitored_barrier(NULL, 60000, false), TD_ERR_PEER, "rank 2 (on ");
     CHECK_PROMPT(before);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(dead_at_a_monitored_barrier, .ranks = 3, .may_die = 1 << 2)
+{
+    die(&shm, " was killed by SIGKILL");
+}
+
+RANKS(dead_at_a_monitored_barrier_tcp, .ranks = 3, .may_die = 1 << 2)
+{
+    die(&tcp, " was killed by SIGKILL");
+}
+
+RANKS(dead_at_a_monitored_barrier_hosts, .ranks = 4, .may_die = 1 << 2)
+{
+    die(&mixed, "");
+}
+
+/* One is dead and another one late: both are named, each with what is wrong with it. */
+RANKS(dead_and_late_at_a_monitored_barrier, .ranks = 4, .may_die = 1 << 1)
+{
+    open_world(&tcp, 0);
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true));
+    td_test_barrier();
+    if (td_test_rank() == 1)
+        raise(SIGKILL);
+    if (td_test_rank() == 3) {
+        CHECK_FAILS(td_group_recv(NULL, &(float){0}, 1, TD_F32, 1, 9, NULL), TD_ERR_PEER, "rank 1");
+        td__sleep_ns(2000000000);
+    } else {
+        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_PEER,
+                    " was killed by SIGKILL; rank 3 has not come within 1000 ms; ranks 0, 2 have "
+                    "come; rank 3 ");
+        CHECK_CONTAINS(td_last_error(), "\"world\": rank 1 (on ");
+    }
     CHECK_OK(td_destroy_process_group());
 }
 

@@ -304,8 +304,9 @@ TD_API td_status td_group_all_to_all_v(td_group *group, const void *input,
 TD_API td_status td_group_barrier(td_group *group, td_work **work);
 
 /** A barrier that says who is missing: after `timeout_ms` (0: the group's) TD_ERR_TIMEOUT on the ranks
- *  that came (TD_ERR_PEER where that rank is dead), with the first rank that did not, or with `all`
- *  every one of them, and what those do. Rank 0 of the group does the asking; who comes when it has given
+ *  that came, with the first rank that did not, or with `all` every one of them, and what those do.
+ *  TD_ERR_PEER where one of the missing has ended or left, as soon as nobody else is waited for: the first
+ *  of those is named, or with `all` every missing rank. Rank 0 of the group does the asking; who comes when it has given
  *  up fails as well, at once. The group stays usable. TD_ERR_MISMATCH on every rank where one stands in
  *  another collective meanwhile. */
 TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all);

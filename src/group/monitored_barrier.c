@@ -36,13 +36,17 @@ enum {
 
 struct verdict {
     uint64_t number;
-    uint32_t late; /* 0, TD_ERR_TIMEOUT, or TD_ERR_PEER where the first one missing is gone */
+    uint32_t late; /* 0, TD_ERR_TIMEOUT, or TD_ERR_PEER where one of the missing is gone */
     char text[1012];
 };
+
+enum sort { COME, LATE, GONE };
 
 struct arrival {
     td_work *work;
     uint64_t number;
+    td_status status; /* TD_ERR_PEER: nothing more comes from this rank */
+    enum sort sort;   /* at the end */
 };
 
 /* One barrier, as this rank sees it. */
@@ -176,15 +180,24 @@ static void look_around(struct barrier *barrier)
     plan_look(barrier);
 }
 
-static bool wait_for(struct barrier *barrier, td_work *work)
+static td_status wait_for(struct barrier *barrier, td_work *work)
 {
     td__deadline end = barrier->deadline + GRACE_MS * (int64_t)1000000;
     while (!td__work_wait_until(work, td__deadline_earlier(barrier->look, end))) {
         if (td__deadline_passed(end))
-            return false;
+            return TD_ERR_TIMEOUT;
         look_around(barrier);
     }
-    return td_work_status(work) == TD_OK;
+    return td_work_status(work);
+}
+
+static void receive_arrival(struct barrier *barrier, int rank)
+{
+    struct arrival *arrival = &barrier->arrivals[rank];
+    arrival->status = start(barrier->group, TD_OP_RECV, &arrival->number, sizeof arrival->number,
+                            rank, TD__TAG_HERE, left_ms(barrier->deadline), &arrival->work);
+    if (arrival->status)
+        arrival->work = NULL;
 }
 
 /* Returns when `rank` has come to this barrier or a later one, or will not in time. */
@@ -193,26 +206,46 @@ static void await_rank(struct barrier *barrier, int rank)
     td_group *group = barrier->group;
     struct arrival *arrival = &barrier->arrivals[rank];
     while (arrival->work) {
-        bool came = wait_for(barrier, arrival->work);
+        arrival->status = wait_for(barrier, arrival->work);
         td_work_release(arrival->work);
         arrival->work = NULL;
-        if (came && arrival->number >= barrier->number)
+        if (!arrival->status && arrival->number >= barrier->number)
             atomic_store(&group->monitored_arrivals[rank], arrival->number);
-        else if (came && start(group, TD_OP_RECV, &arrival->number, sizeof arrival->number, rank,
-                               TD__TAG_HERE, left_ms(barrier->deadline), &arrival->work))
-            arrival->work = NULL;
+        else if (!arrival->status)
+            receive_arrival(barrier, rank);
     }
 }
 
-/* "ranks 1, 2 have", of those who have come or not; the first one only, where no more are wanted. */
-static void list_ranks(const struct barrier *barrier, bool come, bool all, char *text, size_t room)
+/* The end of a connection is seen before what it means is known. */
+static enum sort find_sort(const struct barrier *barrier, int index)
+{
+    const td_group *group = barrier->group;
+    if (has_come(barrier, index))
+        return COME;
+    return barrier->arrivals[index].status == TD_ERR_PEER ||
+                   td__endpoint_farewell(group->root->endpoint, group->ranks[index])
+               ? GONE
+               : LATE;
+}
+
+static int count_sort(const struct barrier *barrier, enum sort sort)
+{
+    int count = 0;
+    for (int r = 0; r < barrier->group->size; r++)
+        count += barrier->arrivals[r].sort == sort;
+    return count;
+}
+
+/* "ranks 1, 2 have", of those of one sort; the first one only, where no more are wanted. */
+static void list_ranks(const struct barrier *barrier, enum sort sort, bool all, char *text,
+                       size_t room)
 {
     const td_group *group = barrier->group;
     char list[160] = "";
     size_t length = 0;
     int count = 0;
     for (int r = 0; r < group->size && (all || !count); r++) {
-        if (has_come(barrier, r) != come)
+        if (barrier->arrivals[r].sort != sort)
             continue;
         if (length < sizeof list - 32)
             length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
@@ -224,30 +257,67 @@ static void list_ranks(const struct barrier *barrier, bool come, bool all, char 
     snprintf(text, room, "rank%s %s %s", count > 1 ? "s" : "", list, count > 1 ? "have" : "has");
 }
 
-/* Who came, who did not, and what each of those does. */
-static void describe(const struct barrier *barrier, struct verdict *verdict)
+static void add(struct verdict *verdict, const char *separator, const char *part)
 {
-    td_group *group = barrier->group;
-    char came[200], missing[200], what[TD__ROLL_TEXT];
-    td__deadline end = td__deadline_in_ms(TELL_MS);
-    list_ranks(barrier, true, true, came, sizeof came);
-    list_ranks(barrier, false, barrier->all, missing, sizeof missing);
-    size_t room = sizeof verdict->text;
-    size_t length = (size_t)snprintf(verdict->text, room,
-                                     "monitored_barrier #%llu on group \"%.100s\": %s not come "
-                                     "within %lld ms; %s come",
-                                     (unsigned long long)barrier->number, group->name, missing,
-                                     (long long)barrier->timeout_ms, came);
+    size_t length = strlen(verdict->text);
+    if (length + strlen(separator) + strlen(part) < sizeof verdict->text)
+        snprintf(verdict->text + length, sizeof verdict->text - length, "%s%s", separator, part);
+}
+
+/* How those ended that are gone: "rank 2 (on node7, pid 4711) was killed by SIGKILL". */
+static void describe_gone(const struct barrier *barrier, struct verdict *verdict)
+{
+    const td_group *group = barrier->group;
+    struct td__endpoint *endpoint = group->root->endpoint;
+    char part[320];
     int told = 0;
     for (int r = 1; r < group->size && told < (barrier->all ? TOLD : 1); r++) {
-        if (has_come(barrier, r))
+        if (barrier->arrivals[r].sort != GONE)
             continue;
-        td__roll_call(group, 0, r, what);
-        if (td__deadline_passed(end) || length + strlen(what) + 3 > room)
-            break;
-        length += (size_t)snprintf(verdict->text + length, room - length, "; %s", what);
+        const char *farewell = td__endpoint_find_out(endpoint, group->ranks[r]);
+        snprintf(part, sizeof part, "%s %s", td__endpoint_describe(endpoint, group->ranks[r]),
+                 farewell ? farewell : "has closed its connection");
+        add(verdict, told++ ? "; " : "", part);
+    }
+}
+
+/* What those do who are late. */
+static void describe_late(const struct barrier *barrier, struct verdict *verdict)
+{
+    char what[TD__ROLL_TEXT];
+    td__deadline end = td__deadline_in_ms(TELL_MS);
+    int told = 0;
+    for (int r = 1; r < barrier->group->size && told < (barrier->all ? TOLD : 1); r++) {
+        if (barrier->arrivals[r].sort != LATE || td__deadline_passed(end))
+            continue;
+        td__roll_call(barrier->group, 0, r, what);
+        add(verdict, "; ", what);
         told++;
     }
+}
+
+/* Who is gone, who has not come, who has, and what those do who have not. */
+static void describe(const struct barrier *barrier, struct verdict *verdict)
+{
+    bool gone = count_sort(barrier, GONE) > 0;
+    bool late = count_sort(barrier, LATE) > 0 && (barrier->all || !gone);
+    char list[200], part[280];
+    snprintf(verdict->text, sizeof verdict->text,
+             "monitored_barrier #%llu on group \"%.100s\": ", (unsigned long long)barrier->number,
+             barrier->group->name);
+    if (gone)
+        describe_gone(barrier, verdict);
+    if (late) {
+        list_ranks(barrier, LATE, barrier->all, list, sizeof list);
+        snprintf(part, sizeof part, "%s not come within %lld ms", list,
+                 (long long)barrier->timeout_ms);
+        add(verdict, gone ? "; " : "", part);
+    }
+    list_ranks(barrier, COME, true, list, sizeof list);
+    snprintf(part, sizeof part, "%s come", list);
+    add(verdict, "; ", part);
+    if (late)
+        describe_late(barrier, verdict);
 }
 
 static td_status collect(struct barrier *barrier)
@@ -255,19 +325,15 @@ static td_status collect(struct barrier *barrier)
     td_group *group = barrier->group;
     struct verdict verdict = {.number = barrier->number};
     for (int r = 1; r < group->size; r++)
-        if (start(group, TD_OP_RECV, &barrier->arrivals[r].number,
-                  sizeof barrier->arrivals[r].number, r, TD__TAG_HERE, barrier->timeout_ms,
-                  &barrier->arrivals[r].work))
-            barrier->arrivals[r].work = NULL;
+        receive_arrival(barrier, r);
     for (int r = 1; r < group->size; r++)
         await_rank(barrier, r);
     if (atomic_load(&group->given_up))
         return td__group_state(group);
-    for (int r = 1; r < group->size && !verdict.late; r++)
-        if (!has_come(barrier, r))
-            verdict.late = td__endpoint_farewell(group->root->endpoint, group->ranks[r])
-                               ? TD_ERR_PEER
-                               : TD_ERR_TIMEOUT;
+    for (int r = 1; r < group->size; r++)
+        barrier->arrivals[r].sort = find_sort(barrier, r);
+    if (count_sort(barrier, COME) < group->size)
+        verdict.late = count_sort(barrier, GONE) ? TD_ERR_PEER : TD_ERR_TIMEOUT;
     if (verdict.late)
         describe(barrier, &verdict);
     for (int r = 1; r < group->size; r++)
@@ -295,9 +361,12 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
-    const char *farewell = td__endpoint_farewell(endpoint, group->ranks[0]);
+    char why[512];
+    snprintf(why, sizeof why, "%s", td_last_error());
     if (atomic_load(&group->given_up))
         return td__group_state(group);
+    const char *farewell = status == TD_ERR_PEER ? td__endpoint_find_out(endpoint, group->ranks[0])
+                                                 : td__endpoint_farewell(endpoint, group->ranks[0]);
     if (farewell)
         return td__fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
                         (unsigned long long)barrier->number, group->name,
@@ -306,13 +375,12 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
         return td__explain_delay(
             group, 0, 0,
             td__fail(status,
-                     "monitored_barrier #%llu on group \"%s\": rank %d, which asks the others, has "
-                     "not answered within %lld ms",
+                     "monitored_barrier #%llu on group \"%s\": rank %d, which collects the others, "
+                     "has not answered within %lld ms",
                      (unsigned long long)barrier->number, group->name, group->ranks[0],
                      (long long)barrier->timeout_ms + GRACE_MS));
     return td__fail(status, "monitored_barrier #%llu on group \"%s\": rank %d did not answer: %s",
-                    (unsigned long long)barrier->number, group->name, group->ranks[0],
-                    td_last_error());
+                    (unsigned long long)barrier->number, group->name, group->ranks[0], why);
 }
 
 static td_status fail_late(const struct barrier *barrier)
@@ -320,7 +388,7 @@ static td_status fail_late(const struct barrier *barrier)
     const td_group *group = barrier->group;
     return td__fail(TD_ERR_TIMEOUT,
                     "monitored_barrier #%llu on group \"%s\": rank %d has come too late: rank %d "
-                    "has waited for it, and given up",
+                    "had stopped waiting for it",
                     (unsigned long long)barrier->number, group->name, group->ranks[group->rank],
                     group->ranks[0]);
 }

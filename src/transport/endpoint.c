@@ -298,7 +298,7 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
     uint8_t bytes[TD__REQUEST_SIZE];
     int fd;
     td_status status = knock(endpoint, rank, locally, td__deadline_earlier(limit, deadline), &fd);
-    const char *farewell = status == TD_ERR_PEER ? td__lookout_find_out(endpoint, rank) : NULL;
+    const char *farewell = status == TD_ERR_PEER ? td__endpoint_find_out(endpoint, rank) : NULL;
     if (farewell)
         return td__fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), farewell);
     if (status)

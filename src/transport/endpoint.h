@@ -93,6 +93,10 @@ bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank);
 /** "was killed by SIGKILL", "has left", …; NULL while it is there. In a buffer of the thread's own. */
 const char *td__endpoint_farewell(const struct td__endpoint *endpoint, int rank);
 
+/** The same for somebody whose connection to `rank` has ended: it takes a moment to find out why. NULL where
+ *  nothing can be. At once on the lookout's own thread. */
+const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank);
+
 /* ---- Questions -------------------------------------------------------------------------------
  *
  * A rank can ask another something that is answered at once by the other's endpoint, whatever its

@@ -364,7 +364,7 @@ void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
     (void)written;
 }
 
-const char *td__lookout_find_out(struct td__endpoint *endpoint, int rank)
+const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank)
 {
     struct td__lookout *lookout = endpoint->lookout;
     td__deadline end = td__deadline_in_ms(FIND_OUT_MS);

@@ -9,10 +9,6 @@
 void td__lookout_hear(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                       int ending);
 
-/** Nobody is at the address of `rank` any more: its farewell, which takes a moment to find out; NULL where
- *  nothing can be. At once on the lookout's own thread. */
-const char *td__lookout_find_out(struct td__endpoint *endpoint, int rank);
-
 /** Ends the thread, and closes what was watched. */
 void td__lookout_stop(struct td__endpoint *endpoint);
 
