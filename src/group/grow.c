@@ -3,11 +3,12 @@
  * A newcomer does nothing special: it meets the others as at the start. It counts its meetings in the
  * store, puts its card there under that number, and waits for the cards of all others under the same
  * number. The members of the group make new endpoints, each a card, and tell each other; the first
- * one waits for the newcomers' cards, tells the members of them, and puts everybody's card where each
- * newcomer waits for it. Then all have all cards, and begin as at the start.
+ * one waits for the newcomers' cards, puts everybody's card where each newcomer waits for it, and tells the
+ * members of the newcomers. Then all have all cards, and begin as at the start.
  *
  *     newcomer       meetings += 1;  card[meeting][me] = mine;  waits for card[meeting][all]
- *     first member   waits for a new card of each missing rank; card[its meeting][all] = …
+ *     first member   waits for a new card of each missing rank; card[its meeting][all] = …; then tells the
+ *                    other members
  */
 #include "base/fail.h"
 #include "group/root.h"
@@ -133,7 +134,9 @@ static td_status tell_newcomers(const struct growth *growth)
 /* ---- All members ----------------------------------------------------------------------------- */
 
 /* Everybody's new card, from everybody: those of members first, then the first one's of newcomers. A first
- * member that found nobody still answers, with a status, so that nobody waits for it. */
+ * member that found nobody still answers, with a status, so that nobody waits for it. It tells the newcomers
+ * before the members: if it dies in between, the members fail in this group, where its death is noticed, and
+ * can try again. The other way round they would wait in the new one for newcomers that nobody tells. */
 static td_status exchange(struct growth *growth)
 {
     td_group *group = growth->group;
@@ -158,6 +161,8 @@ static td_status exchange(struct growth *growth)
     } verdict = {0};
     if (group->rank == 0) {
         verdict.status = (int32_t)await_newcomers(growth);
+        if (!verdict.status)
+            verdict.status = (int32_t)tell_newcomers(growth);
         if (verdict.status)
             snprintf(verdict.why, sizeof verdict.why, "%s", td_last_error());
     }
@@ -165,10 +170,9 @@ static td_status exchange(struct growth *growth)
     verdict.why[sizeof verdict.why - 1] = 0;
     if (verdict.status)
         return td__fail((td_status)verdict.status, "%s", verdict.why);
-    TD_TRY(td_group_broadcast(group, growth->cards,
+    return td_group_broadcast(group, growth->cards,
                               sizeof *growth->cards * (size_t)growth->old->size, TD_U8,
-                              group->ranks[0], NULL));
-    return group->rank == 0 ? tell_newcomers(growth) : TD_OK;
+                              group->ranks[0], NULL);
 }
 
 static td_status meet(struct growth *growth)
