@@ -96,6 +96,8 @@ TEST(uuids)
     add_gpu(7, "GPU-e8bb0000-05e0-21c9-5630-aa76d6070631");
     CHECK_EQ(visible(NULL), 2);
     CHECK_EQ(visible("GPU-e8eefa26-05e0-21c9-5630-aa76d6070631"), 1);
+    CHECK_EQ(visible("GPU-E8EEFA26-05E0-21C9-5630-AA76D6070631"), 1);
+    CHECK_EQ(visible("GPU-e8eefa26-05e0-21c9-5630-aa76d6070631 ,GPU-e8bb"), 2);
     CHECK_EQ(visible("GPU-e8ee,GPU-e8bb"), 2);
     CHECK_EQ(visible("GPU-e8bb,GPU-e8"), 1); /* two begin like this */
     CHECK_EQ(visible("GPU-"), 0);

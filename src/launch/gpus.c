@@ -6,13 +6,13 @@
 
 #include "base/number.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* ---- What there is --------------------------------------------------------------------------- */
 
@@ -81,7 +81,8 @@ static int find_uuid(const struct td__gpus *gpus, const char *entry, size_t size
     if (!*gpus->at[0].uuid)
         return taken < gpus->count ? taken : -1;
     for (int i = 0; i < gpus->count; i++) {
-        if (size <= 4 || strncmp(gpus->at[i].uuid, entry, size) != 0)
+        size_t whole = strlen(gpus->at[i].uuid); /* as in CUDA, what follows it plays no part */
+        if (size <= 4 || strncasecmp(gpus->at[i].uuid, entry, size < whole ? size : whole) != 0)
             continue;
         if (found >= 0)
             return -1;
