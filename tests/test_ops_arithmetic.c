@@ -117,8 +117,9 @@ TEST(what_does_not_fit_is_named)
         CHECK_NULL(td_neg(flags), "td_neg: it is not defined for bool");
         CHECK_NULL(td_add_scaled(flags, flags, 1), "td_add_scaled: it is not defined for bool");
         CHECK_NULL(td_exp(ints), "td_exp: it is not defined for i32");
-        CHECK_NULL(td_pow(ints, ints), "td_pow: it is not defined for i32");
-        CHECK_NULL(td_pow_scalar(ints, 2), "td_pow_scalar: it is not defined for i32");
+        CHECK_NULL(td_pow(flags, flags), "td_pow: it is not defined for bool");
+        CHECK_NULL(td_pow_scalar(ints, -1), "td_pow_scalar: i32 to the power of -1");
+        CHECK_NULL(td_pow_scalar(td_zeros(SHAPE(1), TD_U8), -2), "td_pow_scalar: u8 to the power");
         CHECK_NULL(td_clamp(flags, 0, 1), "td_clamp: it is not defined for bool");
         CHECK_NULL(td_clamp(a, NAN, 1), "td_clamp: ");
         CHECK_NULL(td_add_scalar(td_zeros(SHAPE(1), TD_U8), 300), "td_add_scalar: ");
@@ -264,5 +265,29 @@ TEST(gradients_at_the_edges)
         CHECK(!td_tensor_requires_grad(td_mul(n, n)));
         CHECK_OK(td_backward(td_sum(td_mul(n, n))));
         CHECK_TENSOR(td_tensor_grad(n), TD_F64, SHAPE(2), 3, -3);
+    }
+}
+
+/* As PyTorch computes them: wrapping around, and with a negative exponent 0, 1 or -1. */
+TEST(powers_of_integers)
+{
+    TD_SCOPE
+    {
+        td_tensor *a = MAKE(TD_I64, SHAPE(10), 2, -2, 3, 0, 1, -1, -1, 0, 7, 10);
+        td_tensor *b = MAKE(TD_I64, SHAPE(10), 10, 3, -1, -1, -5, -4, -3, 0, 30, -2);
+        td_tensor *y = td_pow(a, b);
+        CHECK_EQ(((int64_t *)td_tensor_data(y))[8], 1576789505350337489);
+        CHECK_TENSOR(td_pow(td_to_dtype(a, TD_I32), td_to_dtype(b, TD_I32)), TD_I32, SHAPE(10),
+                     1024, -8, 0, 0, 1, 1, -1, 1, 1878557649, 0);
+        CHECK_TENSOR(td_pow(td_to_dtype(a, TD_I16), td_to_dtype(b, TD_I16)), TD_I16, SHAPE(10),
+                     1024, -8, 0, 0, 1, 1, -1, 1, -31791, 0);
+        CHECK_TENSOR(td_pow(td_to_dtype(a, TD_I8), td_to_dtype(b, TD_I8)), TD_I8, SHAPE(10), 0, -8,
+                     0, 0, 1, 1, -1, 1, -47, 0);
+        CHECK_TENSOR(td_pow(MAKE(TD_U8, SHAPE(3), 2, 3, 255), MAKE(TD_U8, SHAPE(3), 7, 6, 2)),
+                     TD_U8, SHAPE(3), 128, 217, 1);
+        CHECK_TENSOR(td_pow_scalar(a, 3), TD_I64, SHAPE(10), 8, -8, 27, 0, 1, -1, -1, 0, 343, 1000);
+        CHECK_TENSOR(td_pow_scalar(a, 0), TD_I64, SHAPE(10), 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
+        CHECK_TENSOR(td_pow(td_narrow(a, 0, 0, 3), MAKE(TD_I64, NO_DIMS, 2)), TD_I64, SHAPE(3), 4,
+                     4, 9);
     }
 }

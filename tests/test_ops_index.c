@@ -197,7 +197,8 @@ TEST(indices_out_of_range_are_named_where_they_are)
     TD_SCOPE
     {
         td_tensor *table = td_zeros(SHAPE(4, 2), TD_F32);
-        td_tensor *list = MAKE(TD_I64, SHAPE(3), 0, 4, 1), *pairs = MAKE(TD_I64, SHAPE(2, 2), 0, 1, 7, 2);
+        td_tensor *list = MAKE(TD_I64, SHAPE(3), 0, 4, 1),
+                  *pairs = MAKE(TD_I64, SHAPE(2, 2), 0, 1, 7, 2);
         CHECK_NULL(td_f_embedding(list, table, -1), "td_f_embedding: the index at [1] is 4");
         CHECK_NULL(td_f_embedding(pairs, table, -1), "td_f_embedding: the index at [1, 0] is 7");
         CHECK_NULL(td_f_embedding(td_transpose(pairs, 0, 1), table, -1), "at [0, 1] is 7");

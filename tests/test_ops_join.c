@@ -269,3 +269,29 @@ TEST(results_without_a_scope)
     td_tensor_release(loss);
     td_tensor_release(x);
 }
+
+/* An empty tensor of one dimension fits everywhere, as in PyTorch. */
+TEST(cat_leaves_empty_lists_out)
+{
+    TD_SCOPE
+    {
+        td_tensor *e = td_zeros(SHAPE(0), TD_F64), *w = td_ones(SHAPE(2, 3), TD_F64);
+        CHECK_OK(td_tensor_set_requires_grad(e, true));
+        CHECK_OK(td_tensor_set_requires_grad(w, true));
+        td_tensor *first = td_cat((td_tensor *[]){e, w}, 2, 1);
+        CHECK_TENSOR(first, TD_F64, SHAPE(2, 3), 1, 1, 1, 1, 1, 1);
+        td_tensor *between = td_cat((td_tensor *[]){w, e, w}, 3, -1);
+        CHECK_EQ(td_tensor_size(between, 1), 6);
+        CHECK_OK(td_backward(td_sum(between)));
+        CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(2, 3), 2, 2, 2, 2, 2, 2);
+        CHECK(td_tensor_grad(e) && td_tensor_ndim(td_tensor_grad(e)) == 1);
+        CHECK_EQ(td_tensor_numel(td_tensor_grad(e)), 0);
+        td_tensor *none = td_cat((td_tensor *[]){e, e}, 2, 0);
+        CHECK(td_tensor_ndim(none) == 1 && td_tensor_numel(none) == 0);
+        CHECK_NULL(td_cat((td_tensor *[]){td_zeros(SHAPE(0, 2), TD_F64), w}, 2, 0),
+                   "td_cat: tensor 0 has the shape [0, 2], tensor 1 the shape [2, 3]");
+        CHECK_NULL(td_cat((td_tensor *[]){e, w}, 2, 2), "td_cat: there is no dimension 2");
+        CHECK_NULL(td_stack((td_tensor *[]){e, w}, 2, 0), "td_stack: ");
+        CHECK_NULL(td_cat((td_tensor *[]){td_sum(w), w}, 2, 0), "td_cat: ");
+    }
+}

@@ -252,3 +252,64 @@ TEST(indices_belong_to_the_record)
         CHECK_FAILS(td_backward(td_sum(y)), TD_ERR_STATE, "td_max_dim");
     }
 }
+
+/* ---- Tensors of no dimensions ---------------------------------------------------------------------- */
+
+/* A result of each function that takes dimension 0 or -1 of a number. */
+static td_tensor *of_a_number(td_tensor *const *x, const void *arg)
+{
+    const int dim = *(const int *)arg;
+    td_tensor *index = td_zeros(NULL, 0, TD_I64);
+    td_tensor *parts[] = {
+        td_sum_dims(x[0], &dim, 1, false),
+        td_sum_dims(x[0], &dim, 1, true),
+        td_mean_dims(x[0], &dim, 1, false),
+        td_var_dims(x[0], &dim, 1, 0, false),
+        td_max_dim(x[0], dim, false, NULL),
+        td_min_dim(x[0], dim, true, NULL),
+        td_f_softmax(x[0], dim),
+        td_f_log_softmax(x[0], dim),
+        td_squeeze(x[0], dim),
+        td_transpose(x[0], dim, 0),
+        td_select(td_unsqueeze(x[0], dim), 0, 0),
+        td_select(td_flatten(x[0], 0, dim), 0, 0),
+        td_index_select(x[0], dim, index),
+        td_index_select(x[0], dim, td_zeros((int64_t[]){1}, 1, TD_I64)),
+        td_take_along_dim(x[0], dim, index),
+    };
+    int count = sizeof parts / sizeof parts[0];
+    for (int i = 0; i < count; i++)
+        if (!parts[i] || td_tensor_ndim(parts[i]) != 0)
+            FAIL("part %d of dimension %d: %s", i, dim, td_last_error());
+    return td_stack(parts, count, dim);
+}
+
+TEST(numbers_count_as_one_dimension)
+{
+    TD_SCOPE
+    {
+        td_tensor *x = MAKE(TD_F64, NO_DIMS, 3), *index = NULL;
+        for (int dim = -1; dim <= 0; dim++) {
+            CHECK_TENSOR(of_a_number(&x, &dim), TD_F64, SHAPE(15), 3, 3, 3, 0, 3, 3, 1, 0, 3, 3, 3,
+                         3, 3, 3, 3);
+            gradcheck("of a number", of_a_number, &dim, &x, 1);
+            CHECK_TENSOR(td_argmax(x, dim, true), TD_I64, NO_DIMS, 0);
+            CHECK_TENSOR(td_argmin(x, dim, false), TD_I64, NO_DIMS, 0);
+            CHECK(td_max_dim(x, dim, false, &index));
+            CHECK_TENSOR(index, TD_I64, NO_DIMS, 0);
+        }
+        CHECK_NULL(td_sum_dims(x, (int[]){1}, 1, false), "td_sum_dims: there is no dimension 1");
+        CHECK_NULL(td_sum_dims(x, (int[]){0, -1}, 2, false), "dimension 0 is named twice");
+        CHECK_NULL(td_max_dim(x, -2, false, NULL), "td_max_dim: there is no dimension -2");
+        CHECK_NULL(td_argmax(x, 1, false), "td_argmax: there is no dimension 1");
+        CHECK_NULL(td_f_softmax(x, 1), "td_f_softmax: there is no dimension 1");
+        CHECK_NULL(td_flatten(x, 0, 1), "td_flatten: there is no dimension 1");
+        CHECK_NULL(td_squeeze(x, 1), "td_squeeze: there is no dimension 1");
+        CHECK_NULL(td_transpose(x, 0, 1), "td_transpose: there is no dimension 1");
+        CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(2), TD_I64)), "one index is selected");
+        /* These need a dimension, in PyTorch too. */
+        CHECK_NULL(td_select(x, 0, 0), "td_select: ");
+        CHECK_NULL(td_narrow(x, 0, 0, 1), "td_narrow: ");
+        CHECK_NULL(td_slice(x, 0, 0, 1, 1), "td_slice: ");
+    }
+}

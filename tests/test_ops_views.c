@@ -58,8 +58,8 @@ TEST(a_record_can_be_used_twice)
         CHECK_OK(td_mul_(td_narrow(y, 0, 1, 2), td_narrow(w, 0, 0, 2)));
         td_tensor *loss = td_sum(y); /* 2 w0 + 2 w1 w0 + 2 w2 w1 */
         for (int i = 0; i < 2; i++) {
-            CHECK_OK(td_backward_from(&loss, NULL, 1,
-                                      &(td_backward_options){.retain_graph = i == 0}));
+            CHECK_OK(
+                td_backward_from(&loss, NULL, 1, &(td_backward_options){.retain_graph = i == 0}));
             CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(3), 6. * (i + 1), 8. * (i + 1),
                          4. * (i + 1));
         }

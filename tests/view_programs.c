@@ -45,7 +45,8 @@ static td_tensor *element(td_tensor *a, td_tensor *b)
 static td_tensor *view_of_view(td_tensor *a, td_tensor *b)
 {
     td_tensor *x = start(a);
-    td_tensor *columns = td_transpose(td_narrow(x, 1, 1, 3), 0, 1), *two = td_narrow(columns, 0, 0, 2);
+    td_tensor *columns = td_transpose(td_narrow(x, 1, 1, 3), 0, 1),
+              *two = td_narrow(columns, 0, 0, 2);
     CHECK_OK(td_mul_(two, td_unsqueeze(td_narrow(b, 0, 2, 2), 1)));
     CHECK_OK(td_add_(columns, td_unsqueeze(td_narrow(b, 0, 0, 3), 1)));
     return td_cat((td_tensor *[]){td_sin(x), td_transpose(td_sin(two), 0, 1)}, 2, 1);
@@ -148,9 +149,9 @@ static td_tensor *(*const programs[VIEW_PROGRAMS])(td_tensor *, td_tensor *) = {
     expanded, filled, constants,  before_and_after, own_operand,  base_gone, squeezed};
 
 const char *const view_program_names[VIEW_PROGRAMS] = {
-    "view_slice",     "view_step",        "view_transposed",  "view_element",
-    "view_of_view",   "view_two_views",   "view_chain",       "view_reshaped",
-    "view_expanded",  "view_filled",      "view_constants",   "view_before_and_after",
+    "view_slice",       "view_step",      "view_transposed", "view_element",
+    "view_of_view",     "view_two_views", "view_chain",      "view_reshaped",
+    "view_expanded",    "view_filled",    "view_constants",  "view_before_and_after",
     "view_own_operand", "view_base_gone", "view_squeezed"};
 
 td_tensor *view_program(const char *name, td_tensor *a, td_tensor *b)

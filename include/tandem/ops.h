@@ -50,7 +50,8 @@ TD_API double td_item(td_tensor *tensor);
 
 /* ---- Views --------------------------------------------------------------------------------------
  *
- * Each shares the memory of `tensor`, and keeps it. */
+ * Each shares the memory of `tensor`, and keeps it. What is written through a view in place is seen by
+ * the others, and so is its gradient (see the end of this header). */
 
 /** The same elements with dimensions `a` and `b` exchanged. */
 TD_API td_tensor *td_transpose(td_tensor *tensor, int a, int b);
@@ -93,7 +94,8 @@ TD_API void td_free_list(td_tensor **list);
 
 /* ---- Put together ------------------------------------------------------------------------------- */
 
-/** Tensors one after another along `dim`; the other sizes are the same. */
+/** Tensors one after another along `dim`; the other sizes are the same. An empty tensor of one dimension
+ *  fits everywhere, and adds nothing. */
 TD_API td_tensor *td_cat(td_tensor *const *tensors, int count, int dim);
 
 /** Tensors of one shape along a new dimension `dim`. */
@@ -106,6 +108,8 @@ TD_API td_tensor *td_sub(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_mul(td_tensor *a, td_tensor *b);
 /** Integers are divided towards 0; a division of integers by 0 is 0. */
 TD_API td_tensor *td_div(td_tensor *a, td_tensor *b);
+/** Integers wrap around. With a negative exponent they give 1 or -1 for these, and 0 for all others, as
+ *  in PyTorch; td_pow_scalar() refuses such a number. */
 TD_API td_tensor *td_pow(td_tensor *a, td_tensor *b);
 /** The larger and the smaller one; NaN where either is NaN. Where both are equal, each gets half of
  *  the gradient. */
@@ -179,7 +183,8 @@ TD_API td_tensor *td_masked_fill(td_tensor *x, td_tensor *mask, double value);
 /* ---- Reductions ----------------------------------------------------------------------------------
  *
  * The plain ones reduce all elements to a tensor of no dimensions. Those with _dims reduce the named
- * dimensions (none where none is named); with keepdim these stay, with size 1. Sums and products of
+ * dimensions (none where none is named); with keepdim these stay, with size 1. A tensor of no dimensions
+ * counts as one of one: 0 and -1 name it. Sums and products of
  * bool and integers are i64, but for u64, as in PyTorch: td_sum(td_eq(a, b)) counts. */
 
 TD_API td_tensor *td_sum(td_tensor *x);
@@ -343,8 +348,12 @@ TD_API td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target,
 
 /* ---- In place --------------------------------------------------------------------------------------------
  *
- * They change `x` itself; b broadcasts to it. A leaf that asks for its gradient can only be changed
- * under TD_NO_GRAD. Where backward needs what was changed, it fails and says so. */
+ * They change `x` itself; b broadcasts to it. A leaf that asks for its gradient, and a view of one, can
+ * only be changed under TD_NO_GRAD. Where backward needs what was changed, it fails and says so.
+ *
+ * Gradients follow a change through a view: the tensor that x is a view of, and all other views of it,
+ * are then results of the change. What has only the memory in common with x does not follow, and using
+ * it is an error: td_detach(), and views that were made under TD_NO_GRAD. */
 
 TD_API td_status td_fill_(td_tensor *x, double value);
 TD_API td_status td_zero_(td_tensor *x);

@@ -118,9 +118,7 @@ static td_tensor *softmax(const td_function *function, td_tensor *x, int dim)
 {
     if (!x || td__check_float(function->name, x))
         return NULL;
-    /* A tensor of no dimensions counts as one of one. */
-    bool is_number = x->layout.ndim == 0 && (dim == 0 || dim == -1);
-    dim = is_number ? 0 : td__find_dim(x, function->name, dim);
+    dim = td__wrap_dim(x, function->name, dim);
     if (dim < 0)
         return NULL;
     struct columns columns = columns_of(x, dim);

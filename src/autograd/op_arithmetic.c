@@ -287,6 +287,12 @@ td_tensor *td_rdiv_scalar(td_tensor *a, double b)
     return with_scalar(&function, TD__DIV, a, b, true, true);
 }
 
+static bool is_integer(td_dtype dtype)
+{
+    return dtype == TD_I8 || dtype == TD_I16 || dtype == TD_I32 || dtype == TD_I64 ||
+           dtype == TD_U8 || dtype == TD_U32 || dtype == TD_U64;
+}
+
 /* g b a^(b-1), which is 0 for b = 0, also where a is 0. */
 static td_status pow_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
@@ -300,5 +306,12 @@ static td_status pow_scalar_backward(td_node *node, td_tensor *const *grad_y, td
 td_tensor *td_pow_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_pow_scalar", .backward = pow_scalar_backward};
+    if (a && b <= -1 && is_integer(a->layout.dtype)) {
+        td__fail(TD_ERR_INVALID,
+                 "td_pow_scalar: %s to the power of %g are no whole numbers; td_to_dtype() makes "
+                 "floats of them",
+                 td_dtype_name(a->layout.dtype), b);
+        return NULL;
+    }
     return with_scalar(&function, TD__POW, a, b, false, true);
 }

@@ -50,10 +50,10 @@ static td_tensor *places(const char *call, bool least, td_tensor *x, int *dim)
 {
     if (!x)
         return NULL;
-    *dim = td__find_dim(x, call, *dim);
+    *dim = td__wrap_dim(x, call, *dim);
     if (*dim < 0)
         return NULL;
-    if (x->layout.shape[*dim] == 0) {
+    if (x->layout.ndim > 0 && x->layout.shape[*dim] == 0) {
         td__fail(TD_ERR_INVALID, "%s: dimension %d of a tensor of shape %s has no elements", call,
                  *dim, td__shape_of(x));
         return NULL;

@@ -76,15 +76,22 @@ td_tensor *td_index_select(td_tensor *x, int dim, td_tensor *indices)
     static const td_function function = {.name = "td_index_select",
                                          .backward = index_select_backward};
     if (!x || !indices || check_index(function.name, x, indices) ||
-        td__check_dims(function.name, "the list of indices", indices, 1, 1))
+        td__check_dims(function.name, "the list of indices", indices, 0, 1))
         return NULL;
-    dim = td__find_dim(x, function.name, dim);
-    td_tensor *list = dim < 0 ? NULL : td__contiguous(indices);
+    dim = td__wrap_dim(x, function.name, dim);
+    if (dim >= 0 && x->layout.ndim == 0 && indices->layout.numel != 1) {
+        td__fail(TD_ERR_INVALID,
+                 "%s: of a tensor of no dimensions one index is selected, not %" PRId64,
+                 function.name, indices->layout.numel);
+        return NULL;
+    }
+    td_tensor *list = dim < 0 ? NULL : td__reshape(indices, (int64_t[]){-1}, 1, NULL);
     if (!list)
         return NULL;
     int64_t shape[TD_MAX_DIMS];
     memcpy(shape, x->layout.shape, sizeof shape);
-    shape[dim] = list->layout.numel;
+    if (x->layout.ndim > 0)
+        shape[dim] = list->layout.numel;
     td_tensor *y = td__empty(function.name, shape, x->layout.ndim, x->layout.dtype,
                              x->storage->device);
     if (y)
@@ -126,7 +133,7 @@ td_tensor *td_take_along_dim(td_tensor *x, int dim, td_tensor *index)
     static const td_function function = {.name = "td_take_along_dim", .backward = take_backward};
     if (!x || !index || check_index(function.name, x, index))
         return NULL;
-    dim = td__find_dim(x, function.name, dim);
+    dim = td__wrap_dim(x, function.name, dim);
     if (dim < 0 || check_take(function.name, x, index, dim))
         return NULL;
     td_tensor *y = td__empty_like_as(index, x->layout.dtype);

@@ -1,6 +1,6 @@
 /* Tensors put together, and taken apart again. The gradients of what was put together are views of the
  * gradient of the whole. */
-#include "autograd/op.h"
+#include "autograd/op_kernel.h"
 #include "base/fail.h"
 
 #include <inttypes.h>
@@ -10,8 +10,8 @@
 
 /* ---- Put together ---------------------------------------------------------------------------------- */
 
-/* Where each input went: `sizes` indices along `dim`, one after another. Stacked ones have an index
- * each, and no such dimension. */
+/* Where each input went: `sizes` indices along `dim`, one after another; none for one that is left out.
+ * Stacked ones have an index each, and no such dimension. */
 struct joint {
     int dim;
     bool stacked;
@@ -24,6 +24,13 @@ static td_tensor *place_of(const struct joint *joint, td_tensor *whole, int inpu
                           : td__narrow(whole, joint->dim, start, joint->sizes[input]);
 }
 
+/* An empty tensor of one dimension is left out of td_cat(), whatever the others are: so PyTorch has it,
+ * from the time when it was the only one that could be empty. */
+static bool is_left_out(const struct td__layout *layout)
+{
+    return layout->ndim == 1 && layout->shape[0] == 0;
+}
+
 static td_status join_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     const struct joint *joint = td_node_data(node);
@@ -31,7 +38,9 @@ static td_status join_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     for (int i = 0; i < node->input_count; start += joint->sizes[i++]) {
         if (!td_node_needs(node, i))
             continue;
-        grad_x[i] = td__adopt(place_of(joint, grad_y[0], i, start));
+        bool left_out = joint->sizes[i] == 0 && is_left_out(td__input_layout(node, i));
+        grad_x[i] = td__adopt(left_out ? td__zeros("td_backward", (int64_t[]){0}, 1, grad_y[0])
+                                       : place_of(joint, grad_y[0], i, start));
         TD_TRY(td__done(grad_x[i]));
     }
     return TD_OK;
@@ -46,6 +55,8 @@ static td_status fill_in(const struct joint *joint, td_tensor *y, td_tensor *con
 {
     int64_t start = 0;
     for (int i = 0; i < count; start += joint->sizes[i++]) {
+        if (tensors[i]->layout.numel == 0)
+            continue;
         td_tensor *place = place_of(joint, y, i, start);
         if (!place)
             return TD_ERR_NOMEM;
@@ -56,19 +67,23 @@ static td_status fill_in(const struct joint *joint, td_tensor *y, td_tensor *con
     return TD_OK;
 }
 
-/* All must have the shape of the first, but for dimension `dim` where that is not negative. */
-static td_status check_shapes(const char *call, td_tensor *const *tensors, int count, int dim)
+/* All must have the shape of number `model`, but for dimension `dim` where that is not negative; then
+ * some are left out. */
+static td_status check_shapes(const char *call, td_tensor *const *tensors, int count, int model,
+                              int dim)
 {
-    for (int i = 1; i < count; i++) {
-        TD_TRY(td__check_same(call, tensors[0], tensors[i]));
-        const struct td__layout *a = &tensors[0]->layout, *b = &tensors[i]->layout;
+    for (int i = 0; i < count; i++) {
+        TD_TRY(td__check_same(call, tensors[model], tensors[i]));
+        const struct td__layout *a = &tensors[model]->layout, *b = &tensors[i]->layout;
+        if (dim >= 0 && is_left_out(b))
+            continue;
         bool fits = a->ndim == b->ndim;
         for (int d = 0; fits && d < a->ndim; d++)
             fits = d == dim || a->shape[d] == b->shape[d];
         if (!fits)
             return td__fail(TD_ERR_INVALID,
-                            "%s: tensor 0 has the shape %s, tensor %d the shape %s; %s", call,
-                            td__shape_of(tensors[0]), i, td__shape_of(tensors[i]),
+                            "%s: tensor %d has the shape %s, tensor %d the shape %s; %s", call,
+                            model, td__shape_of(tensors[model]), i, td__shape_of(tensors[i]),
                             dim < 0 ? "they must be the same"
                                     : "they may only differ in the size that is put together");
     }
@@ -100,7 +115,9 @@ static td_tensor *join(const td_function *function, td_tensor *const *tensors, i
     }
     *joint = *head;
     for (int i = 0; i < count; i++)
-        joint->sizes[i] = head->stacked ? 1 : tensors[i]->layout.shape[head->dim];
+        joint->sizes[i] = head->stacked                      ? 1
+                          : is_left_out(&tensors[i]->layout) ? 0
+                                                             : tensors[i]->layout.shape[head->dim];
     td_tensor *y = td__empty(function->name, shape, ndim, tensors[0]->layout.dtype,
                              tensors[0]->storage->device);
     if (y)
@@ -119,24 +136,29 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
     int64_t shape[TD_MAX_DIMS];
     if (!is_there(call, tensors, count))
         return NULL;
-    dim = td__find_dim(tensors[0], call, dim);
-    if (dim < 0 || check_shapes(call, tensors, count, dim))
+    int model = 0; /* the first that counts; where none does, they are all alike */
+    while (model < count - 1 && is_left_out(&tensors[model]->layout))
+        model++;
+    dim = td__find_dim(tensors[model], call, dim);
+    if (dim < 0 || check_shapes(call, tensors, count, model, dim))
         return NULL;
-    memcpy(shape, tensors[0]->layout.shape, sizeof shape);
-    for (int i = 1; i < count; i++) {
+    memcpy(shape, tensors[model]->layout.shape, sizeof shape);
+    for (int i = model + 1; i < count; i++) {
+        if (is_left_out(&tensors[i]->layout))
+            continue;
         if (__builtin_add_overflow(shape[dim], tensors[i]->layout.shape[dim], &shape[dim])) {
             td__fail(TD_ERR_INVALID, "%s: dimension %d of the result is too large", call, dim);
             return NULL;
         }
     }
     return join(&cat_function, tensors, count, &(struct joint){.dim = dim}, shape,
-                tensors[0]->layout.ndim);
+                tensors[model]->layout.ndim);
 }
 
 td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
 {
     const char *call = stack_function.name;
-    if (!is_there(call, tensors, count) || check_shapes(call, tensors, count, -1))
+    if (!is_there(call, tensors, count) || check_shapes(call, tensors, count, 0, -1))
         return NULL;
     const struct td__layout *layout = &tensors[0]->layout;
     int at = dim < 0 ? dim + layout->ndim + 1 : dim;

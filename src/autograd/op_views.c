@@ -67,12 +67,12 @@ td_tensor *td_flatten(td_tensor *tensor, int first, int last)
 {
     if (!tensor)
         return NULL;
-    if (tensor->layout.ndim == 0)
-        return td_reshape(tensor, (int64_t[]){1}, 1);
-    first = td__find_dim(tensor, "td_flatten", first);
-    last = first < 0 ? -1 : td__find_dim(tensor, "td_flatten", last);
+    first = td__wrap_dim(tensor, "td_flatten", first);
+    last = first < 0 ? -1 : td__wrap_dim(tensor, "td_flatten", last);
     if (last < 0)
         return NULL;
+    if (tensor->layout.ndim == 0)
+        return td_reshape(tensor, (int64_t[]){1}, 1);
     if (last < first) {
         td__fail(TD_ERR_INVALID, "td_flatten: dimension %d stands behind dimension %d", first,
                  last);
@@ -122,11 +122,11 @@ td_tensor *td_transpose(td_tensor *tensor, int a, int b)
     td_tensor *y = td__transpose(tensor, a, b);
     if (!y)
         return NULL;
-    int order[TD_MAX_DIMS], ndim = tensor->layout.ndim;
+    int order[TD_MAX_DIMS];
     for (int d = 0; d < TD_MAX_DIMS; d++)
         order[d] = d;
-    a = a < 0 ? a + ndim : a;
-    b = b < 0 ? b + ndim : b;
+    a = td__wrap_dim(tensor, "td_transpose", a);
+    b = td__wrap_dim(tensor, "td_transpose", b);
     order[a] = b;
     order[b] = a;
     return td__view_result(

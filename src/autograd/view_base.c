@@ -12,7 +12,8 @@ struct td__view_base {
     struct td__layout layout;
     int64_t offset;
 
-    pthread_mutex_t lock; /* what follows, and the nodes of views while they are brought up to date */
+    pthread_mutex_t
+        lock; /* what follows, and the nodes of views while they are brought up to date */
     struct td_node *node; /* of the whole; retained, NULL where no gradient is asked for */
     int node_slot;
     unsigned history; /* how many recorded changes of the memory the node takes into account */
@@ -295,11 +296,12 @@ td_status td__check_in_place(td_tensor *tensor, const char *name)
                         name, td__shape_of(tensor));
     struct td__view_base *base = atomic_load(&tensor->base);
     if (base && base->node && td__node_is_leaf(base->node))
-        return td__fail(TD_ERR_STATE,
-                        "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
-                        "and cannot be changed in place while changes are recorded; do it under "
-                        "TD_NO_GRAD",
-                        name, td__shape_of(tensor));
+        return td__fail(
+            TD_ERR_STATE,
+            "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
+            "and cannot be changed in place while changes are recorded; do it under "
+            "TD_NO_GRAD",
+            name, td__shape_of(tensor));
     return TD_OK;
 }
 

@@ -215,9 +215,10 @@ td_schedule *td_step_schedule(td_optimizer *optimizer, int64_t size, double gamm
     const char *call = "td_step_schedule";
     if (!check(call, size, gamma))
         return NULL;
-    return begin(create((td_schedule){.next = step_next, .first = same_first, .size = size, .gamma = gamma}, call,
-                        optimizer, NULL),
-                 call);
+    return begin(
+        create((td_schedule){.next = step_next, .first = same_first, .size = size, .gamma = gamma},
+               call, optimizer, NULL),
+        call);
 }
 
 td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *milestones, int count,
@@ -230,7 +231,10 @@ td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *mile
         td__fail(TD_ERR_INVALID, "%s: the list of %d milestones is no list", call, count);
         return NULL;
     }
-    td_schedule form = {.next = multi_step_next, .first = multi_step_first, .milestone_count = count, .gamma = gamma};
+    td_schedule form = {.next = multi_step_next,
+                        .first = multi_step_first,
+                        .milestone_count = count,
+                        .gamma = gamma};
     return begin(create(form, call, optimizer, milestones), call);
 }
 
@@ -240,7 +244,8 @@ td_schedule *td_exponential_schedule(td_optimizer *optimizer, double gamma)
     if (!check(call, 1, gamma))
         return NULL;
     return begin(
-        create((td_schedule){.next = exponential_next, .first = same_first, .gamma = gamma}, call, optimizer, NULL),
+        create((td_schedule){.next = exponential_next, .first = same_first, .gamma = gamma}, call,
+               optimizer, NULL),
         call);
 }
 
@@ -249,8 +254,11 @@ td_schedule *td_cosine_schedule(td_optimizer *optimizer, int64_t steps, double m
     const char *call = "td_cosine_schedule";
     if (!check(call, steps, minimum))
         return NULL;
-    return begin(create((td_schedule){.next = cosine_next, .first = same_first, .size = steps, .minimum = minimum}, call,
-                        optimizer, NULL),
+    return begin(create((td_schedule){.next = cosine_next,
+                                      .first = same_first,
+                                      .size = steps,
+                                      .minimum = minimum},
+                        call, optimizer, NULL),
                  call);
 }
 
@@ -259,7 +267,8 @@ td_schedule *td_linear_schedule(td_optimizer *optimizer, double start, double en
     const char *call = "td_linear_schedule";
     if (!check(call, steps, start) || !check(call, steps, end))
         return NULL;
-    td_schedule form = {.next = linear_next, .first = linear_first, .size = steps, .start = start, .end = end};
+    td_schedule form = {
+        .next = linear_next, .first = linear_first, .size = steps, .start = start, .end = end};
     return begin(create(form, call, optimizer, NULL), call);
 }
 
@@ -270,9 +279,11 @@ td_schedule *td_lambda_schedule(td_optimizer *optimizer, td_schedule_factor fact
         td__fail(TD_ERR_INVALID, "%s: the function is NULL", call);
         return NULL;
     }
-    return begin(create((td_schedule){.next = lambda_next, .first = lambda_first, .factor = factor, .arg = arg}, call,
-                        optimizer, NULL),
-                 call);
+    return begin(
+        create(
+            (td_schedule){.next = lambda_next, .first = lambda_first, .factor = factor, .arg = arg},
+            call, optimizer, NULL),
+        call);
 }
 
 /* ---- Sequences ---------------------------------------------------------------------------------- */
@@ -297,7 +308,8 @@ td_schedule *td_sequential_schedule(td_optimizer *optimizer, td_schedule *const 
                                     int count, const int64_t *milestones)
 {
     const char *call = "td_sequential_schedule";
-    td_schedule form = {.next = sequential_next, .first = sequential_first, .milestone_count = count - 1};
+    td_schedule form = {
+        .next = sequential_next, .first = sequential_first, .milestone_count = count - 1};
     td_schedule *sequence = NULL;
     if (!check_parts(call, optimizer, schedules, count, milestones))
         sequence = create(form, call, optimizer, milestones);

@@ -232,6 +232,7 @@ td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int
         return TD_OK;
     struct search search = {.least = least, .dtype = dtype, .loop = loop_dtype(dtype)};
     search.element = (int64_t)td_dtype_size(dtype);
+    search.along.size = 1; /* of a tensor of no dimensions */
     int64_t index = sizeof(int64_t);
     for (int d = 0; d < x->layout.ndim; d++) {
         struct axis axis = {x->layout.shape[d], x->layout.strides[d] * search.element,

@@ -228,6 +228,58 @@ SIGNED_LOOP(int16_t, uint32_t)
 SIGNED_LOOP(int32_t, uint32_t)
 SIGNED_LOOP(int64_t, uint64_t)
 
+/* Wrapping around, which narrower integers do by cutting off. A negative exponent leaves what is a whole
+ * number: of 1 and -1 one of them, of all others 0, also of 0. */
+static uint64_t power(uint64_t base, uint64_t exponent)
+{
+    uint64_t result = 1;
+    for (; exponent; exponent >>= 1, base *= base)
+        if (exponent & 1)
+            result *= base;
+    return result;
+}
+
+static int64_t signed_power(int64_t base, int64_t exponent)
+{
+    if (exponent >= 0)
+        return (int64_t)power((uint64_t)base, (uint64_t)exponent);
+    return base == 1 || base == -1 ? (exponent % 2 ? base : 1) : 0;
+}
+
+#define INTEGER_POWERS(T, power)                                                                   \
+    do {                                                                                           \
+        T *o = out;                                                                                \
+        const T *p = a, *q = b;                                                                    \
+        for (int64_t i = 0; i < count; i++)                                                        \
+            o[i] = (T)power(p[i], q[i]);                                                           \
+    } while (0)
+
+static void integer_powers(td_dtype dtype, void *out, const void *a, const void *b, int64_t count)
+{
+    switch (dtype) {
+    case TD_I8:
+        INTEGER_POWERS(int8_t, signed_power);
+        break;
+    case TD_I16:
+        INTEGER_POWERS(int16_t, signed_power);
+        break;
+    case TD_I32:
+        INTEGER_POWERS(int32_t, signed_power);
+        break;
+    case TD_I64:
+        INTEGER_POWERS(int64_t, signed_power);
+        break;
+    case TD_U8:
+        INTEGER_POWERS(uint8_t, power);
+        break;
+    case TD_U32:
+        INTEGER_POWERS(uint32_t, power);
+        break;
+    default:
+        INTEGER_POWERS(uint64_t, power);
+    }
+}
+
 typedef void loop_fn(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
 
 static loop_fn *loop_of(td_dtype dtype, bool looks_at_sign)
@@ -253,6 +305,10 @@ static loop_fn *loop_of(td_dtype dtype, bool looks_at_sign)
 void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const void *a,
                         const void *b, int64_t count)
 {
+    if (op == TD__POW) {
+        integer_powers(dtype, out, a, b, count);
+        return;
+    }
     bool looks_at_sign = op == TD__DIV || op == TD__MAXIMUM || op == TD__MINIMUM || op == TD__LT ||
                          op == TD__LE;
     loop_of(dtype, looks_at_sign)(op, out, a, b, count);

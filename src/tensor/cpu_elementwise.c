@@ -40,7 +40,7 @@ static bool has_binary(enum td__binary_op op, td_dtype dtype)
     case TD__DIV:
         return dtype != TD_BOOL;
     case TD__POW:
-        return is_float(dtype);
+        return dtype != TD_BOOL && !is_complex(dtype);
     case TD__MAXIMUM:
     case TD__MINIMUM:
     case TD__LT:

@@ -135,7 +135,8 @@ TD__INLINE float half_of(td_dtype dtype, float value)
 
 static void linspace_half(uint16_t *out, td_dtype dtype, int64_t count, float start, float end)
 {
-    float step = half_of(dtype, half_of(dtype, end - start) / half_of(dtype, (float)steps_of(count)));
+    float step = half_of(dtype,
+                         half_of(dtype, end - start) / half_of(dtype, (float)steps_of(count)));
     int64_t whole = whole_of(count, sizeof *out);
     for (int64_t i = 0; i < count; i++) {
         int64_t begin = begin_of(i, whole, sizeof *out);

@@ -51,7 +51,7 @@ enum td__binary_op {
     TD__SUB,     /* all but bool */
     TD__MUL,     /* all; bool: and */
     TD__DIV,     /* floats, complex; integers towards 0, with 0 for a division by 0 */
-    TD__POW,     /* floats */
+    TD__POW,     /* floats, and integers, which wrap around */
     TD__MAXIMUM, /* numbers, bool; NaN where either is NaN */
     TD__MINIMUM, /* the same */
     /* The result is bool. */

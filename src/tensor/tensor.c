@@ -234,6 +234,12 @@ int td__find_dim(const td_tensor *tensor, const char *call, int dim)
     return -1;
 }
 
+int td__wrap_dim(const td_tensor *tensor, const char *call, int dim)
+{
+    bool is_number = tensor->layout.ndim == 0 && (dim == 0 || dim == -1);
+    return is_number ? 0 : td__find_dim(tensor, call, dim);
+}
+
 /* One of the `ndim` numbers, or -1 and the last error. */
 static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int dim, const char *call)
 {

@@ -77,7 +77,7 @@ void td__layout_copy(const struct td__layout *dst_layout, void *dst,
 
 /* ---- Tensor (tensor.c) ----------------------------------------------------------------------- */
 
-struct td_node;      /* autograd/graph.h */
+struct td_node;       /* autograd/graph.h */
 struct td__view_base; /* autograd/view_base.h */
 
 struct td_tensor {
@@ -94,7 +94,8 @@ struct td_tensor {
     int node_slot;
     atomic_uint history;
     _Atomic(struct td__view_base *) base; /* what it shares with its views; NULL: has none */
-    struct td_node *idle; /* of a leaf that asks for no gradient at present: the one that it has is kept */
+    struct td_node
+        *idle; /* of a leaf that asks for no gradient at present: the one that it has is kept */
 };
 
 /** How a tensor that ends lets go of what autograd keeps for it; set by that room. */
@@ -151,6 +152,8 @@ td_tensor *td__alias(td_tensor *tensor);
 
 /** The number of a dimension that may be negative, or -1 and the last error. */
 int td__find_dim(const td_tensor *tensor, const char *call, int dim);
+/** The same where a tensor of no dimensions counts as one of one. */
+int td__wrap_dim(const td_tensor *tensor, const char *call, int dim);
 
 /* Views (views.c). */
 td_tensor *td__transpose(td_tensor *tensor, int a, int b);

@@ -32,8 +32,8 @@ td_tensor *td__transpose(td_tensor *tensor, int a, int b)
 {
     if (!tensor)
         return NULL;
-    a = td__find_dim(tensor, "td_transpose", a);
-    b = a < 0 ? -1 : td__find_dim(tensor, "td_transpose", b);
+    a = td__wrap_dim(tensor, "td_transpose", a);
+    b = a < 0 ? -1 : td__wrap_dim(tensor, "td_transpose", b);
     if (b < 0)
         return NULL;
     struct td__layout layout = tensor->layout;
@@ -295,11 +295,11 @@ td_tensor *td__squeeze(td_tensor *tensor, int dim)
 {
     if (!tensor)
         return NULL;
-    dim = td__find_dim(tensor, "td_squeeze", dim);
+    dim = td__wrap_dim(tensor, "td_squeeze", dim);
     if (dim < 0)
         return NULL;
     struct td__layout layout = tensor->layout;
-    if (layout.shape[dim] == 1) {
+    if (layout.ndim > 0 && layout.shape[dim] == 1) {
         for (int d = dim; d + 1 < layout.ndim; d++) {
             layout.shape[d] = layout.shape[d + 1];
             layout.strides[d] = layout.strides[d + 1];
