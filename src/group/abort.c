@@ -155,12 +155,9 @@ void td__abort_own(td_group *group, uint64_t why, bool tell)
     snprintf(message, sizeof message, "%s", td_last_error());
     td__abort_here(group, group->root->rank, why);
     for (int i = 0; tell && i < group->size; i++)
-        if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT) {
-            struct td__buffer answer = {0};
-            td__endpoint_ask(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
-                             td__deadline_in_ms(TELL_MS), &answer);
-            td__buffer_free(&answer);
-        }
+        if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT)
+            td__endpoint_tell(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
+                              td__deadline_in_ms(TELL_MS));
     td__fail(status, "%s", message);
 }
 

@@ -73,9 +73,10 @@ void td__links_reach(struct td__links *links, int peer, td__deadline deadline)
 {
     struct td__link *link = &links->at[peer];
     bool told = (link->fd >= 0 && !link->sending) || link->side >= 0;
-    if (!links->goodbye || peer == links->index || told)
+    bool gone = links->source->farewell && links->source->farewell(links->arg, peer);
+    if (!links->goodbye || peer == links->index || told || gone)
         return;
-    if (links->source->connect(links->arg, peer, deadline, &link->side))
+    if (links->source->approach(links->arg, peer, deadline, &link->side))
         link->side = -1;
     else
         send_goodbye(links, link->side);

@@ -190,7 +190,7 @@ void td__links_tell(struct td__links *links, int peer, const struct td__header *
     if (link->told == header->turn || link->sending)
         return;
     if (link->fd < 0 && link->side < 0 && aside &&
-        links->source->connect(links->arg, peer, td__deadline_in_ms(SIDE_WAIT_MS), &link->side))
+        links->source->approach(links->arg, peer, td__deadline_in_ms(SIDE_WAIT_MS), &link->side))
         return;
     struct pollfd room = {.fd = link->fd >= 0 ? link->fd : link->side, .events = POLLOUT};
     notice.type = TD__HEADER_CALL;

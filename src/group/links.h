@@ -14,6 +14,9 @@
 /** Where links come from: an endpoint, or a test. Members are given by their index. */
 struct td__link_source {
     td_status (*connect)(void *arg, int peer, td__deadline deadline, int *fd);
+
+    /** The same to tell the peer something: fails at once where nobody is there. */
+    td_status (*approach)(void *arg, int peer, td__deadline deadline, int *fd);
     td_status (*accept)(void *arg, int peer, td__deadline deadline, int *fd);
 
     /** "rank 3 (on node7, pid 4711)", into a buffer of the thread's own. */

@@ -274,7 +274,7 @@ static void describe_gone(const struct barrier *barrier, struct verdict *verdict
     for (int r = 1; r < group->size && told < (barrier->all ? TOLD : 1); r++) {
         if (barrier->arrivals[r].sort != GONE)
             continue;
-        const char *farewell = td__endpoint_find_out(endpoint, group->ranks[r]);
+        const char *farewell = td__endpoint_find_out(endpoint, group->ranks[r], TD__NEVER);
         snprintf(part, sizeof part, "%s %s", td__endpoint_describe(endpoint, group->ranks[r]),
                  farewell ? farewell : "has closed its connection");
         add(verdict, told++ ? "; " : "", part);
@@ -365,8 +365,9 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
     snprintf(why, sizeof why, "%s", td_last_error());
     if (atomic_load(&group->given_up))
         return td__group_state(group);
-    const char *farewell = status == TD_ERR_PEER ? td__endpoint_find_out(endpoint, group->ranks[0])
-                                                 : td__endpoint_farewell(endpoint, group->ranks[0]);
+    const char *farewell = status == TD_ERR_PEER
+                               ? td__endpoint_find_out(endpoint, group->ranks[0], TD__NEVER)
+                               : td__endpoint_farewell(endpoint, group->ranks[0]);
     if (farewell)
         return td__fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
                         (unsigned long long)barrier->number, group->name,

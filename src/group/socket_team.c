@@ -28,6 +28,13 @@ static td_status connect_to_rank(void *arg, int peer, td__deadline deadline, int
                                 TD__CHANNEL_COLLECTIVE, deadline, fd);
 }
 
+static td_status approach_rank(void *arg, int peer, td__deadline deadline, int *fd)
+{
+    struct td__socket_team *team = arg;
+    return td__endpoint_connect_briefly(team->endpoint, team->world_ranks[peer], team->key,
+                                        TD__CHANNEL_COLLECTIVE, deadline, fd);
+}
+
 static td_status accept_from_rank(void *arg, int peer, td__deadline deadline, int *fd)
 {
     struct td__socket_team *team = arg;
@@ -74,6 +81,7 @@ static td_status recall_calls(void *arg, int peer, const struct td__operation *o
 
 static const struct td__link_source endpoint_source = {
     .connect = connect_to_rank,
+    .approach = approach_rank,
     .accept = accept_from_rank,
     .describe = describe_rank,
     .listen = listen_for_late_links,

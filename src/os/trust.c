@@ -41,6 +41,7 @@ static td_status check_settings(const char *what, const char *purpose, const cha
 struct attempts {
     char text[1024];
     size_t length;
+    bool refused; /* nobody listens at any of the addresses */
 };
 
 static void note_attempt(struct attempts *attempts, const struct td__address *address,
@@ -234,6 +235,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
                           const struct way *way, struct attempts *attempts, bool *nobody, int *out)
 {
     attempts->length = 0;
+    attempts->refused = true;
     for (int i = 0; i < list->count; i++) {
         const struct td__address *address = &list->at[i];
         if (!way->secret->given && !td__address_is_local(address) && !way->secret->insecure)
@@ -244,6 +246,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
                                                   td__deadline_in_ms(ATTEMPT_LIMIT_MS));
         int fd = td__connect_to(address, limit);
         bool beside = i && address->any.sa_family == AF_UNIX; /* mostly, nobody is there */
+        attempts->refused &= fd == -ECONNREFUSED || fd == -ENOENT;
         if (fd < 0) {
             if (!beside)
                 note_attempt(attempts, address, td__errno_text(-fd));
@@ -298,6 +301,8 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         }
         if (!unresolved && !nobody)
             return status;
+        if (nobody && identity && attempts.refused)
+            return td__fail(TD_ERR_PEER, "nobody is there any more");
 
         int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
         if (left <= 0 && unresolved)

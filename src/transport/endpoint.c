@@ -298,9 +298,6 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
     uint8_t bytes[TD__REQUEST_SIZE];
     int fd;
     td_status status = knock(endpoint, rank, locally, td__deadline_earlier(limit, deadline), &fd);
-    const char *farewell = status == TD_ERR_PEER ? td__endpoint_find_out(endpoint, rank) : NULL;
-    if (farewell)
-        return td__fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), farewell);
     if (status)
         return td__fail(status == TD_ERR_TIMEOUT && !ours ? TD_ERR_PEER : status,
                         "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
@@ -318,18 +315,38 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
     return TD_OK;
 }
 
+td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_status status,
+                               td__deadline deadline)
+{
+    char why[512];
+    if (status != TD_ERR_PEER)
+        return status;
+    snprintf(why, sizeof why, "%s", td_last_error());
+    const char *farewell = td__endpoint_find_out(endpoint, rank, deadline);
+    return farewell
+               ? td__fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), farewell)
+               : td__fail(TD_ERR_PEER, "%s", why);
+}
+
 bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank)
 {
     return endpoint->peers[rank].host == endpoint->peers[endpoint->rank].host;
 }
 
-td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
-                               enum td__channel channel, td__deadline deadline, int *fd)
+td_status td__endpoint_connect_briefly(struct td__endpoint *endpoint, int rank, uint64_t group,
+                                       enum td__channel channel, td__deadline deadline, int *fd)
 {
     struct td__request request = {
         .what = TD__WANT_LINK, .rank = endpoint->rank, .group = group, .channel = channel};
     return td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
                               deadline, fd);
+}
+
+td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
+                               enum td__channel channel, td__deadline deadline, int *fd)
+{
+    td_status status = td__endpoint_connect_briefly(endpoint, rank, group, channel, deadline, fd);
+    return td__endpoint_explain(endpoint, rank, status, deadline);
 }
 
 int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,

@@ -93,9 +93,9 @@ bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank);
 /** "was killed by SIGKILL", "has left", …; NULL while it is there. In a buffer of the thread's own. */
 const char *td__endpoint_farewell(const struct td__endpoint *endpoint, int rank);
 
-/** The same for somebody whose connection to `rank` has ended: it takes a moment to find out why. NULL where
- *  nothing can be. At once on the lookout's own thread. */
-const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank);
+/** The same for somebody whose connection to `rank` has ended: it takes a moment to find out why, at most
+ *  until the deadline. NULL where nothing can be. At once on the lookout's own thread. */
+const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__deadline deadline);
 
 /* ---- Questions -------------------------------------------------------------------------------
  *
@@ -116,6 +116,10 @@ void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *
 td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
                            uint64_t value, td__deadline deadline, struct td__buffer *answer);
 
+/** The same where only being asked matters. Whether it was does not. */
+void td__endpoint_tell(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                       uint64_t value, td__deadline deadline);
+
 /* ---- Links -----------------------------------------------------------------------------------
  *
  * A link is a connected stream socket: non-blocking, without delay, TCP between hosts and a unix
@@ -125,6 +129,11 @@ td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t top
 /** Opens a link to `rank`, which gets it from td__endpoint_accept() or its td__link_fn. */
 td_status td__endpoint_connect(struct td__endpoint *endpoint, int rank, uint64_t group,
                                enum td__channel channel, td__deadline deadline, int *fd);
+
+/** The same for somebody who only has to tell `rank` something: where nobody is there, it fails at once, and
+ *  does not find out why. */
+td_status td__endpoint_connect_briefly(struct td__endpoint *endpoint, int rank, uint64_t group,
+                                       enum td__channel channel, td__deadline deadline, int *fd);
 
 /** Waits for the link that `rank` opens to here. */
 td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t group,

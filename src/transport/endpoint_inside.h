@@ -100,9 +100,14 @@ struct td__endpoint {
 /** Takes a request apart; false where no rank of a world of `size` can have made it. */
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request);
 
-/** Connects to `rank` with a request. */
+/** Connects to `rank` with a request. Where nobody is there any more, td__endpoint_explain() says why. */
 td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
                              const struct td__request *request, td__deadline deadline, int *fd);
+
+/** The status of td__endpoint_reach(); where it is TD_ERR_PEER, the last error says what became of `rank`, if
+ *  that can be found out until the deadline. For those whose caller wants to know. */
+td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_status status,
+                               td__deadline deadline);
 
 /** Whether somebody listens at the address of `rank`: 0, or an errno. */
 int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,

@@ -162,7 +162,9 @@ static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct t
 {
     char byte;
     int connection, fd;
-    TD_TRY(td__endpoint_reach(endpoint, rank, true, request, deadline, &connection));
+    TD_TRY(td__endpoint_explain(
+        endpoint, rank, td__endpoint_reach(endpoint, rank, true, request, deadline, &connection),
+        deadline));
     int error = wait_for_paper(connection, deadline, given_up);
     if (!error)
         error = td__recv_fd(connection, &fd, &byte, 1, deadline);

@@ -20,8 +20,8 @@
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
 
-td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
-                           uint64_t value, td__deadline deadline, struct td__buffer *answer)
+static td_status ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                     uint64_t value, td__deadline deadline, struct td__buffer *answer)
 {
     struct td__request request = {.what = TD__WANT_ANSWER,
                                   .rank = endpoint->rank,
@@ -50,6 +50,21 @@ td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t top
     return answer->failed ? td__fail_nomem("answer") : TD_OK;
 }
 
+td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                           uint64_t value, td__deadline deadline, struct td__buffer *answer)
+{
+    td_status status = ask(endpoint, rank, topic, group, value, deadline, answer);
+    return td__endpoint_explain(endpoint, rank, status, deadline);
+}
+
+void td__endpoint_tell(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                       uint64_t value, td__deadline deadline)
+{
+    struct td__buffer answer = {0};
+    ask(endpoint, rank, topic, group, value, deadline, &answer);
+    td__buffer_free(&answer);
+}
+
 td_status td__endpoint_grasp(struct td__endpoint *endpoint, int rank, td__deadline deadline,
                              int *fd)
 {
@@ -76,7 +91,7 @@ void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank
                                td__deadline deadline, enum td__presence *presence, int *ending)
 {
     struct td__buffer answer = {0};
-    if (!td__endpoint_ask(endpoint, whom, TOPIC_PRESENCE, 0, (uint64_t)rank, deadline, &answer)) {
+    if (!ask(endpoint, whom, TOPIC_PRESENCE, 0, (uint64_t)rank, deadline, &answer)) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         uint32_t known = td__reader_u32(&reader), how = td__reader_u32(&reader);
         if (td__reader_done(&reader) && known > TD__PRESENT && known <= TD__CUT_OFF) {

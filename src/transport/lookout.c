@@ -9,7 +9,8 @@
  *
  * So each rank is watched by all of its host, or by the rank before it, and news of a loss goes to all
  * others: from the lowest rank that is left on the host of the lost one, and from those at lifelines.
- * Leaving is not news: it is orderly, and everybody does it.
+ * Leaving is not news: it is orderly, and everybody does it. But who leaves takes a last look, and hands on
+ * what it sees: others may rely on it, and may have been told less than the call that failed here.
  *
  * What is known of a rank changes once, from PRESENT to something else, under the lock; it is read
  * without. */
@@ -36,9 +37,10 @@
 
 enum {
     TICK_MS = 200,
-    CONNECT_MS = 300, /* for a lifeline; one that is late is tried again */
-    TELL_MS = 200,    /* for telling one rank of a loss … */
-    SPREAD_MS = 3000, /* … and for telling all */
+    CONNECT_MS = 300,      /* for a lifeline; one that is late is tried again */
+    TELL_MS = 200,         /* for telling one rank of a loss … */
+    SPREAD_MS = 3000,      /* … and for telling all … */
+    LAST_SPREAD_MS = 1000, /* … when leaving */
     ENDING_MS = 100,
     FIND_OUT_MS = 1000,
     QUESTIONS = 5,
@@ -123,18 +125,22 @@ static bool same_host(const struct td__endpoint *endpoint, int a, int b)
     return endpoint->peers[a].host == endpoint->peers[b].host;
 }
 
-/* The lowest rank that is left on the host of `rank`. */
+/* The lowest rank that is left on the host of `rank`. One that is about to leave says so before its last
+ * look: whom we still take for present here will see what we have seen. */
 static int speaker_for(const struct td__endpoint *endpoint, int rank)
 {
+    const struct td__lookout *lookout = endpoint->lookout;
     for (int r = 0; r < endpoint->size; r++)
-        if (same_host(endpoint, r, rank) && td__endpoint_presence(endpoint, r) == TD__PRESENT)
+        if (same_host(endpoint, r, rank) && td__endpoint_presence(endpoint, r) == TD__PRESENT &&
+            (!endpoint->peers[r].process_watched || !lookout->fns.has_left(lookout->arg, r)))
             return r;
     return -1;
 }
 
 static void spread(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
 {
-    td__deadline end = td__deadline_in_ms(SPREAD_MS);
+    bool leaves = atomic_load(&endpoint->lookout->stopping);
+    td__deadline end = td__deadline_in_ms(leaves ? LAST_SPREAD_MS : SPREAD_MS);
     for (int r = 0; r < endpoint->size && !td__deadline_passed(end); r++)
         if (r != endpoint->rank && !same_host(endpoint, r, rank) &&
             td__endpoint_presence(endpoint, r) == TD__PRESENT)
@@ -260,6 +266,8 @@ static void find_out(struct td__endpoint *endpoint, int rank, int ending)
 static void lose_hold(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
+    if (atomic_load(&endpoint->lookout->stopping))
+        return; /* it would take time */
     int ending = await_ending(peer);
     close(peer->lifeline);
     peer->lifeline = -1;
@@ -364,10 +372,10 @@ void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
     (void)written;
 }
 
-const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank)
+const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__deadline deadline)
 {
     struct td__lookout *lookout = endpoint->lookout;
-    td__deadline end = td__deadline_in_ms(FIND_OUT_MS);
+    td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(FIND_OUT_MS));
     if (!lookout || looks_out)
         return td__endpoint_farewell(endpoint, rank);
     td__endpoint_watch(endpoint, rank);
@@ -412,6 +420,16 @@ static void handle(struct td__endpoint *endpoint, const struct epoll_event *even
     }
 }
 
+/* What has happened by now, and may be why the program leaves. Each event is one that does not come again. */
+static void take_last_look(struct td__endpoint *endpoint)
+{
+    struct epoll_event events[BATCH];
+    int count;
+    while ((count = epoll_wait(endpoint->lookout->epoll, events, BATCH, 0)) > 0)
+        for (int i = 0; i < count; i++)
+            handle(endpoint, &events[i]);
+}
+
 static void *look_out(void *arg)
 {
     struct td__endpoint *endpoint = arg;
@@ -432,6 +450,7 @@ static void *look_out(void *arg)
             next_tick = td__deadline_in_ms(TICK_MS);
         }
     }
+    take_last_look(endpoint);
     return NULL;
 }
 

@@ -66,6 +66,7 @@ static void listen_to_nobody(void *arg, td__link_fn fn, void *fn_arg)
 static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t size)
 {
     static const struct td__link_source source = {.connect = give_link,
+                                                  .approach = give_link,
                                                   .accept = give_link,
                                                   .describe = describe,
                                                   .listen = listen_to_nobody};
