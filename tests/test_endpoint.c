@@ -122,6 +122,67 @@ RANKS(death_at_the_end_of_a_lifeline, .ranks = 3, .may_die = 1 << 1)
     see_rank_1_die(false, "was killed by SIGKILL");
 }
 
+static atomic_bool is_busy, may_go_on;
+
+static void be_busy(void *arg)
+{
+    (void)arg;
+    atomic_store(&is_busy, true);
+    while (!atomic_load(&may_go_on))
+        td__sleep_ns(1000000);
+}
+
+static void *go_on_later(void *arg)
+{
+    td__sleep_ns(300000000);
+    atomic_store(&may_go_on, true);
+    return arg;
+}
+
+/* Rank 0 is the only one who sees the end of rank 1. Its lookout is at something else, and before it comes
+ * to that, the program leaves. Rank 2 must hear of it all the same. */
+RANKS(news_from_one_who_leaves, .ranks = 3, .may_die = 1 << 1)
+{
+    struct td__endpoint *endpoint;
+    pthread_t later;
+    int rank = td_test_rank();
+    CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", false, &endpoint));
+    meet_by_files(endpoint);
+    CHECK_OK(
+        td__endpoint_look_out(endpoint, &(td__look_fns){.tick = rank == 0 ? be_busy : NULL}, NULL));
+    CHECK_SOON(rank || atomic_load(&is_busy));
+    td_test_barrier();
+    if (rank == 1)
+        raise(SIGKILL);
+    if (rank == 0) {
+        CHECK_SOON(kill(td__endpoint_pid(endpoint, 1), 0) && errno == ESRCH);
+        CHECK_EQ(pthread_create(&later, NULL, go_on_later, NULL), 0);
+        td__endpoint_look_away(endpoint);
+        pthread_join(later, NULL);
+    } else {
+        CHECK_SOON(td__endpoint_presence(endpoint, 1) == TD__ENDED);
+    }
+    td__endpoint_close(endpoint);
+}
+
+/* They are told of a failure like everybody else, and there may be many. */
+TEST(telling_those_who_are_gone)
+{
+    struct td__endpoint *e[2];
+    int fd;
+    for (int shared = 0; shared < 2; shared++) {
+        pair_open(e, shared);
+        look_out(e[0], false);
+        td__endpoint_close(e[1]);
+        int64_t before = td__now_ns();
+        for (int i = 0; i < 50; i++)
+            CHECK_FAILS(td__endpoint_connect_briefly(e[0], 1, 3, TD__CHANNEL_MESSAGES, soon(), &fd),
+                        TD_ERR_PEER, "rank 1 (on ");
+        CHECK(td__now_ns() - before < 5000000000ll * td_test_slowness());
+        td__endpoint_close(e[0]);
+    }
+}
+
 TEST(leaving_in_order_is_no_loss)
 {
     struct td__endpoint *e[3];
