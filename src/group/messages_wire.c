@@ -173,17 +173,15 @@ static bool digest(struct td__messages *messages, struct td__link *link)
     }
 }
 
-/* Reads the rest of the payload to where it belongs, and what comes after it ahead. */
-static ssize_t receive(struct td__link *link, size_t *asked)
+/* Reads the rest of the payload `into` where it belongs, `most` bytes of it, and what comes after it ahead. */
+static ssize_t receive_into(struct td__link *link, void *into, size_t most, size_t *asked)
 {
-    static _Thread_local char nowhere[65536];
     struct iovec parts[2];
     int count = 0;
     *asked = 0;
     if (link->left) {
-        size_t most = link->into ? BUDGET : sizeof nowhere;
         size_t size = link->left < most ? (size_t)link->left : most;
-        parts[count++] = (struct iovec){link->into ? link->into : nowhere, size};
+        parts[count++] = (struct iovec){into, size};
         *asked = size;
     }
     if (*asked == link->left) {
@@ -199,6 +197,19 @@ static ssize_t receive(struct td__link *link, size_t *asked)
         got = recvmsg(link->fd, &message, MSG_DONTWAIT);
     } while (got < 0 && errno == EINTR);
     return got;
+}
+
+/* A payload that nobody wants any more. A function of its own: who reads what is wanted has no such frame. */
+static __attribute__((noinline)) ssize_t receive_nowhere(struct td__link *link, size_t *asked)
+{
+    char nowhere[16384];
+    return receive_into(link, nowhere, sizeof nowhere, asked);
+}
+
+static ssize_t receive(struct td__link *link, size_t *asked)
+{
+    return link->left && !link->into ? receive_nowhere(link, asked)
+                                     : receive_into(link, link->into, BUDGET, asked);
 }
 
 enum td__wire_state td__wire_read(struct td__messages *messages, struct td__link *link,

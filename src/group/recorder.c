@@ -146,7 +146,8 @@ uint64_t td__record_start(td_group *group, const td_call *call, uint64_t entry)
         td__flight_run(trace->log, entry);
     else
         entry = begin(group, call, TD__FLIGHT_RUNNING, 0);
-    trace->waits = trace->quick && call->count <= QUICK_COUNT ? td__waits : td__waits - 1;
+    trace->waits_here = trace->quick && call->count <= QUICK_COUNT ? &td__waits : NULL;
+    trace->waits = trace->waits_here ? *trace->waits_here : 0;
     atomic_store_explicit(&trace->last, entry, memory_order_relaxed);
     atomic_store_explicit(&trace->started, call->sequence, memory_order_relaxed);
     return entry;
@@ -174,7 +175,7 @@ void td__record_end(td_group *group, uint64_t entry, td_status status)
     }
     atomic_store_explicit(&trace->done, atomic_load_explicit(&trace->started, memory_order_relaxed),
                           memory_order_relaxed);
-    if (trace->waits == td__waits)
+    if (trace->waits_here && trace->waits == *trace->waits_here)
         td__flight_end_quick(trace->log, entry);
     else
         td__flight_end(trace->log, entry, true);

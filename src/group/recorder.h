@@ -19,7 +19,10 @@ struct td__trace {
     uint64_t key;
     int slot;       /* of its name in the log */
     bool quick;     /* all ranks are on one host: who has to wait shows in td__waits */
-    unsigned waits; /* td__waits at the start, where a small one may turn out to be quick */
+    /* Where a small one may turn out to be quick: the td__waits of its thread, and how many there were at
+     * the start. Finding a thread local costs a call, so it is found once. */
+    const unsigned *waits_here;
+    unsigned waits;
     _Atomic uint64_t started; /* highest sequence that was begun, 0: none */
     _Atomic uint64_t done;    /* highest one that went well */
     _Atomic uint64_t last;    /* the entry of the collective that was begun last */

@@ -99,20 +99,25 @@ void td__flight_forget_group(struct td__flight_log *log, int slot)
 
 /* ---- Entries --------------------------------------------------------------------------------- */
 
-_Thread_local uint64_t td__flight_label[TD__FLIGHT_LABEL / 8];
+static _Thread_local uint64_t label[TD__FLIGHT_LABEL / 8]; /* all zero where there is none */
+atomic_bool td__flight_labels_exist;
 
 void td__flight_set_label(const char *text)
 {
     char whole[TD__FLIGHT_LABEL];
     td__flight_cut(text ? text : "", whole, sizeof whole);
-    memcpy(td__flight_label, whole, sizeof td__flight_label);
+    memcpy(label, whole, sizeof label);
+    if (*whole)
+        atomic_store(&td__flight_labels_exist, true);
 }
 
-void td__flight_put_label(struct td__flight_log *log, uint64_t index)
+bool td__flight_put_label(struct td__flight_log *log, uint64_t index)
 {
+    const uint64_t *own = label;
     _Atomic uint64_t *words = log->bytes->labels[index % TD__FLIGHT_ENTRIES];
-    for (int i = 0; i < TD__FLIGHT_LABEL / 8; i++)
-        td__flight_put(&words[i], td__flight_label[i]);
+    for (int i = 0; own[0] && i < TD__FLIGHT_LABEL / 8; i++)
+        td__flight_put(&words[i], own[i]);
+    return own[0] != 0;
 }
 
 /* What `writer` is when it is no thread. */
@@ -151,7 +156,7 @@ uint64_t td__flight_number_shared(struct td__flight_log *log)
 {
     const void *writer = NULL;
     if (atomic_load(&log->writer) == NULL && kernel_has(MEMBARRIER_CMD_PRIVATE_EXPEDITED) &&
-        atomic_compare_exchange_strong(&log->writer, &writer, (const void *)td__flight_label))
+        atomic_compare_exchange_strong(&log->writer, &writer, td__flight_self()))
         return td__flight_number(log);
     if (atomic_load(&log->writer) != &everybody)
         share_counting(log);

@@ -233,9 +233,21 @@ static inline uint64_t td__flight_ticks(const struct td__flight_log *log)
     return (uint64_t)td__now_ns();
 }
 
-/** This thread's label, all zero where there is none. Initial-exec: no call for each look at it. */
-extern _Thread_local uint64_t td__flight_label[TD__FLIGHT_LABEL / 8]
-    __attribute__((tls_model("initial-exec")));
+/** Whether any thread has ever had a label: until then nobody looks at his own, which costs a call. (Thread
+ *  locals that need none would be initial-exec, and a library that has such cannot be loaded by dlopen().) */
+extern atomic_bool td__flight_labels_exist;
+
+/** What no other thread has: its thread pointer. */
+static inline const void *td__flight_self(void)
+{
+#if defined(__x86_64__)
+    const void *self;
+    __asm__("mov %%fs:0, %0" : "=r"(self));
+    return self;
+#else
+    return (const void *)pthread_self();
+#endif
+}
 
 static inline uint64_t td__flight_what(enum td__flight_kind kind, td_dtype dtype, int group,
                                        unsigned flags, int rank)
@@ -273,7 +285,7 @@ uint64_t td__flight_number_shared(struct td__flight_log *log);
  *  processors see that, and waits until `counting` is false. From then on everybody adds atomically. */
 static inline uint64_t td__flight_number(struct td__flight_log *log)
 {
-    const void *self = td__flight_label; /* no other thread has it there */
+    const void *self = td__flight_self();
     if (__builtin_expect(atomic_load_explicit(&log->writer, memory_order_relaxed) != self, 0))
         return td__flight_number_shared(log);
     atomic_store_explicit(&log->counting, true, memory_order_relaxed);
@@ -288,7 +300,7 @@ static inline uint64_t td__flight_number(struct td__flight_log *log)
 
 /** What happens once in 256 entries, or with a label, or where the next entry is still under way. */
 uint64_t td__flight_next_free(struct td__flight_log *log, uint64_t index);
-void td__flight_put_label(struct td__flight_log *log, uint64_t index);
+bool td__flight_put_label(struct td__flight_log *log, uint64_t index);
 
 /** Writes an entry and returns its number. `what` is td__flight_what(). For any thread. */
 static inline uint64_t td__flight_begin(struct td__flight_log *log, uint64_t sequence,
@@ -310,10 +322,10 @@ static inline uint64_t td__flight_begin(struct td__flight_log *log, uint64_t seq
     td__flight_put(&entry->count, count);
     td__flight_put(&entry->detail, (uint32_t)detail);
     td__flight_put(&entry->queued, now);
-    if (__builtin_expect(td__flight_label[0] != 0, 0)) {
-        td__flight_put_label(log, index);
+    if (__builtin_expect(
+            atomic_load_explicit(&td__flight_labels_exist, memory_order_relaxed), 0) &&
+        td__flight_put_label(log, index))
         what |= (uint64_t)TD__FLIGHT_LABELLED << 24;
-    }
     td__flight_put(&entry->what, what);
     td__flight_put(&entry->mark, number | state);
     if (__builtin_expect(index % TD__FLIGHT_ENTRIES == 0, 0))

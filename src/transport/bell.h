@@ -46,7 +46,7 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, bool 
 
 /** How often this thread has begun to wait: a call during which it did not was over within microseconds,
  *  unless there was much to do. */
-extern _Thread_local unsigned td__waits __attribute__((tls_model("initial-exec")));
+extern _Thread_local unsigned td__waits;
 
 /** One step of waiting; false when the deadline has passed. */
 bool td__waiting_step(struct td__waiting *waiting);
