@@ -1,6 +1,7 @@
 /* A worker's environment; see environment.h. */
 #include "launch/environment.h"
 
+#include "os/address.h"
 #include "os/flight.h"
 
 #include <stdarg.h>
@@ -40,7 +41,8 @@ static void describe(struct own *own, const struct td__run_options *options,
                      const struct td__environment_start *start)
 {
     int local_rank = start->local_rank;
-    bool bare_ipv6 = strchr(options->host, ':') != NULL;
+    char place[512];
+    td__endpoint_text(options->host, world->port, place, sizeof place);
     add(own, "RANK=%d", world->rank + local_rank);
     add(own, "LOCAL_RANK=%d", local_rank);
     add(own, "WORLD_SIZE=%d", world->size);
@@ -55,8 +57,7 @@ static void describe(struct own *own, const struct td__run_options *options,
     add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->round + start->restarts);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
-    add(own, "TANDEM_AGENT_STORE=%s%s%s:%d", bare_ipv6 ? "[" : "", options->host,
-        bare_ipv6 ? "]" : "", world->port);
+    add(own, "TANDEM_AGENT_STORE=%s", place);
     if (start->restarts)
         add(own, "TANDEM_REJOIN=1");
     if (*start->flight)

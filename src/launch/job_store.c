@@ -53,8 +53,12 @@ static bool owns_endpoint(const struct td__run_options *options)
 {
     struct td__address_list list;
     bool retry, owns = false;
-    if (options->local_addr)
-        return !strcmp(options->local_addr, options->host);
+    if (options->local_addr) {
+        char ours[512], theirs[512];
+        td__endpoint_text(options->local_addr, 0, ours, sizeof ours);
+        td__endpoint_text(options->host, 0, theirs, sizeof theirs);
+        return !strcmp(ours, theirs);
+    }
     if (td__resolve(options->host, 0, td__deadline_in_ms(HOST_MS), &list, &retry))
         return false;
     for (int i = 0; i < list.count && !owns; i++) {

@@ -218,9 +218,8 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
 
     int port = raw->master_port;
     const char *host = raw->master_addr ? raw->master_addr : "127.0.0.1";
-    if (strlen(host) >= sizeof options->host || !*host)
+    if (!td__host_unbracket(host, options->host, sizeof options->host))
         return td__fail(TD_ERR_INVALID, "--master-addr: \"%.64s\" is not the name of a host", host);
-    strcpy(options->host, host);
     if (raw->endpoint &&
         !td__split_host_port(raw->endpoint, options->host, sizeof options->host, &port))
         return td__fail(TD_ERR_INVALID, "--rdzv-endpoint: \"%s\" is not HOST or HOST:PORT",

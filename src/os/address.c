@@ -9,6 +9,7 @@
 #include "base/thread.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -121,19 +122,37 @@ static td_status resolve_name(const char *host, int port, td__deadline deadline,
     return status;
 }
 
-static bool numeric(const char *host, int port, struct td__address *address)
+bool td__host_unbracket(const char *host, char *plain, size_t room)
 {
-    char text[128];
     size_t length = strlen(host);
-    if (length >= 2 && host[0] == '[' && host[length - 1] == ']') {
+    if (length > 2 && host[0] == '[' && host[length - 1] == ']') {
         host++;
         length -= 2;
     }
-    if (length >= sizeof text)
+    if (!length || length >= room)
         return false;
-    memcpy(text, host, length);
-    text[length] = '\0';
+    memcpy(plain, host, length);
+    plain[length] = '\0';
+    return true;
+}
 
+/* ::ffff:127.0.0.1 is 127.0.0.1: from here on there is one spelling of it. */
+static void unmap(struct td__address *address)
+{
+    struct in6_addr mapped = address->v6.sin6_addr;
+    if (!IN6_IS_ADDR_V4MAPPED(&mapped))
+        return;
+    memset(address, 0, sizeof *address);
+    address->v4.sin_family = AF_INET;
+    memcpy(&address->v4.sin_addr, &mapped.s6_addr[12], 4);
+    address->size = sizeof address->v4;
+}
+
+static bool numeric(const char *host, int port, struct td__address *address)
+{
+    char text[128];
+    if (!td__host_unbracket(host, text, sizeof text))
+        return false;
     memset(address, 0, sizeof *address);
     if (inet_pton(AF_INET, text, &address->v4.sin_addr) == 1) {
         address->v4.sin_family = AF_INET;
@@ -152,6 +171,7 @@ static bool numeric(const char *host, int port, struct td__address *address)
             address->v6.sin6_scope_id = (uint32_t)index;
         }
         address->size = sizeof address->v6;
+        unmap(address);
     }
     set_port(address, port);
     return true;
@@ -239,6 +259,55 @@ bool td__address_is_local(const struct td__address *address)
     return false;
 }
 
+void td__address_host(const struct td__address *address, char *host, size_t room)
+{
+    char zone[IF_NAMESIZE];
+    host[0] = '\0';
+    if (address->any.sa_family == AF_INET)
+        inet_ntop(AF_INET, &address->v4.sin_addr, host, (socklen_t)room);
+    if (address->any.sa_family != AF_INET6)
+        return;
+    struct td__address plain = *address;
+    unmap(&plain);
+    if (plain.any.sa_family == AF_INET) {
+        td__address_host(&plain, host, room);
+        return;
+    }
+    inet_ntop(AF_INET6, &address->v6.sin6_addr, host, (socklen_t)room);
+    size_t length = strlen(host);
+    if (address->v6.sin6_scope_id && if_indextoname(address->v6.sin6_scope_id, zone))
+        snprintf(host + length, room - length, "%%%s", zone);
+}
+
+void td__endpoint_text(const char *host, int port, char *text, size_t room)
+{
+    struct td__address address;
+    char canonical[TD__ADDRESS_TEXT], plain[256];
+    if (!strncmp(host, "unix:", 5)) {
+        snprintf(text, room, "%s", host);
+    } else if (numeric(host, port, &address)) {
+        snprintf(text, room, "%s", td__address_text(&address, canonical));
+    } else {
+        if (!td__host_unbracket(host, plain, sizeof plain))
+            snprintf(plain, sizeof plain, "%s", host);
+        for (char *at = plain; *at; at++)
+            *at = (char)tolower((unsigned char)*at);
+        snprintf(text, room, "%s:%d", plain, port);
+    }
+}
+
+bool td__place_is(const char *place, const char *text)
+{
+    char host[256], canonical[512];
+    int port = 0;
+    if (!strncmp(text, "unix:", 5))
+        return !strcmp(place, text);
+    if (!td__split_host_port(text, host, sizeof host, &port))
+        return false;
+    td__endpoint_text(host, port, canonical, sizeof canonical);
+    return !strcmp(place, canonical);
+}
+
 int td__address_port(const struct td__address *address)
 {
     if (address->any.sa_family == AF_INET)
@@ -251,7 +320,7 @@ int td__address_port(const struct td__address *address)
 bool td__host_is_loopback(const char *host)
 {
     struct td__address address;
-    if (!strcmp(host, "localhost") || !strncmp(host, "unix:", 5))
+    if (!strcasecmp(host, "localhost") || !strncmp(host, "unix:", 5))
         return true;
     return numeric(host, 0, &address) && td__address_is_local(&address);
 }

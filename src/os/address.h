@@ -38,6 +38,19 @@ td_status td__resolve(const char *host, int port, td__deadline deadline,
 /** "127.0.0.1:29500", "[::1]:29500", "unix:@name". */
 const char *td__address_text(const struct td__address *address, char text[TD__ADDRESS_TEXT]);
 
+/** The host of an IPv4 or IPv6 address, "127.0.0.1" or "fe80::1%eth0"; "" for others. */
+void td__address_host(const struct td__address *address, char *host, size_t room);
+
+/** Takes the brackets off "[::1]"; other names are copied. False when it is empty or has no room. */
+bool td__host_unbracket(const char *host, char *plain, size_t room);
+
+/** Host and port as one text, in one spelling for one place: "[::1]:29500" for "0:0:0:0:0:0:0:1", "[::1]"
+ *  and "::1", "127.0.0.1:29500" for "::ffff:127.0.0.1", a name in lower case, "unix:@name" as it is. */
+void td__endpoint_text(const char *host, int port, char *text, size_t room);
+
+/** True when `text`, "host:port" in any spelling, is the place that td__endpoint_text() has written. */
+bool td__place_is(const char *place, const char *text);
+
 /** True for 127.0.0.0/8, ::1, their mapped forms, and unix sockets: what never leaves the host. */
 bool td__address_is_local(const struct td__address *address);
 

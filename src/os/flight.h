@@ -322,8 +322,7 @@ static inline uint64_t td__flight_begin(struct td__flight_log *log, uint64_t seq
     td__flight_put(&entry->count, count);
     td__flight_put(&entry->detail, (uint32_t)detail);
     td__flight_put(&entry->queued, now);
-    if (__builtin_expect(
-            atomic_load_explicit(&td__flight_labels_exist, memory_order_relaxed), 0) &&
+    if (__builtin_expect(atomic_load_explicit(&td__flight_labels_exist, memory_order_relaxed), 0) &&
         td__flight_put_label(log, index))
         what |= (uint64_t)TD__FLIGHT_LABELLED << 24;
     td__flight_put(&entry->what, what);

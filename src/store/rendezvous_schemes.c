@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "os/address.h"
 #include "store/meet.h"
 #include "store/places.h"
 #include "store/store_ops.h"
@@ -127,15 +128,15 @@ static td_status open_of_epoch(const char *host, int port, td_tcp_store_options 
 static td_status check_launcher(void)
 {
     const char *rejoin = td__env("TANDEM_REJOIN"), *agent = td__env("TANDEM_AGENT_STORE");
-    const char *colon = agent ? strrchr(agent, ':') : NULL;
-    int port;
+    char host[256];
+    int port = 0;
     if (rejoin && strcmp(rejoin, "0") != 0 && strcmp(rejoin, "1") != 0)
         return td__fail(TD_ERR_INVALID,
                         "the variable TANDEM_REJOIN is \"%.100s\"; it is 1 where a process comes "
                         "back into its job, otherwise 0 or not set (tdrun sets it)",
                         rejoin);
     if (agent && strncmp(agent, "unix:", 5) != 0 &&
-        (!colon || colon == agent || !td__parse_int(colon + 1, 1, 65535, &port)))
+        (!td__split_host_port(agent, host, sizeof host, &port) || !port))
         return td__fail(TD_ERR_INVALID,
                         "the variable TANDEM_AGENT_STORE is \"%.100s\"; it is written host:port, "
                         "where the launcher hosts the store (tdrun sets it)",
@@ -147,12 +148,9 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
                               const td_rendezvous_options *options, struct td__meeting *meeting)
 {
     TD_TRY(check_launcher());
-    if (!strncmp(host, "unix:", 5))
-        snprintf(meeting->place, sizeof meeting->place, "%s", host);
-    else
-        snprintf(meeting->place, sizeof meeting->place, "%s:%d", host, port);
+    td__endpoint_text(host, port, meeting->place, sizeof meeting->place);
     const char *agent = td__env("TANDEM_AGENT_STORE");
-    bool hosted = agent && !strcmp(agent, meeting->place);
+    bool hosted = agent && td__place_is(meeting->place, agent);
     bool first = rank == 0 && !hosted;
     if (port == 0 && strncmp(host, "unix:", 5) != 0 && world_size > 1)
         return td__fail(TD_ERR_INVALID,

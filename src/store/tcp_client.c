@@ -389,10 +389,7 @@ void td__tcp_client_init(struct td__tcp_client *client, int fd, const char *host
     pthread_mutex_init(&client->lock, NULL);
     td__cond_init(&client->answered);
     td__cond_init(&client->sendable);
-    if (port)
-        snprintf(client->where, sizeof client->where, "%.100s:%d", host, port);
-    else
-        snprintf(client->where, sizeof client->where, "%.120s", host);
+    td__endpoint_text(host, port, client->where, sizeof client->where);
 }
 
 /* Makes sure that all that was set has arrived, and takes leave. */

@@ -10,7 +10,6 @@
 #include "store/tcp_client.h"
 #include "store/tcp_server.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,13 +191,9 @@ static void tcp_address(td_store *store, char *text, size_t room)
 {
     struct td__address own;
     td__local_address(client_of(store)->fd, &own);
-    snprintf(text, room, "127.0.0.1");
-    if (own.any.sa_family == AF_INET)
-        inet_ntop(AF_INET, &own.v4.sin_addr, text, (socklen_t)room);
-    else if (own.any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&own.v6.sin6_addr))
-        inet_ntop(AF_INET, &own.v6.sin6_addr.s6_addr[12], text, (socklen_t)room);
-    else if (own.any.sa_family == AF_INET6)
-        inet_ntop(AF_INET6, &own.v6.sin6_addr, text, (socklen_t)room);
+    td__address_host(&own, text, room);
+    if (!*text)
+        snprintf(text, room, "127.0.0.1");
 }
 
 static const struct td__store_ops tcp_store_ops = {

@@ -90,11 +90,12 @@ class Job:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PET_", "TANDEM_", "TORCHELASTIC_", "MASTER_"))
+            if not name.startswith(("PET_", "TANDEM_", "TORCHELASTIC_", "MASTER_", "XDG_"))
             and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "NO_COLOR")
         }
         environment["TD_TEST_MARK"] = test.mark
         environment["TEST_DIR"] = test.dir
+        environment["HOME"] = test.home
         environment.update(env or {})
         popen.setdefault("stdin", subprocess.DEVNULL)
         popen.setdefault("stdout", subprocess.PIPE)
@@ -126,7 +127,9 @@ class Test(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="tdrun-test-")
         self.mark = os.path.basename(self.dir)
+        self.home = tempfile.mkdtemp(prefix="tdrun-home-")  # where a job finds its user's secret
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
         self.addCleanup(self.kill_all)
 
     def kill_all(self):
@@ -184,6 +187,7 @@ class Terminal:
         if pid == 0:
             os.environ["TD_TEST_MARK"] = test.mark
             os.environ["TEST_DIR"] = test.dir
+            os.environ["HOME"] = test.home
             os.environ["TERM"] = "xterm"
             os.environ.pop("NO_COLOR", None)
             os.environ.update(env or {})
