@@ -22,7 +22,7 @@ struct job {
 
 static td_status set_up(const struct job *job, int global_rank)
 {
-    /* td_spawn() gives the processes that it starts a secret of their own; here there are others. */
+    /* Where no secret is set, td_spawn() gives its processes one of their own; but here there are others. */
     setenv("TANDEM_SECRET", job->secret, 1);
     return td_init_process_group(&(td_init_options){
         .init_method = job->url, .rank = global_rank, .world_size = job->nodes * PER_NODE});

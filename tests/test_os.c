@@ -74,7 +74,7 @@ TEST(addresses_from_and_to_text)
         {"[::1]", 29500, "[::1]:29500", AF_INET6},
         {"::", 0, "[::]:0", AF_INET6},
         {"2001:db8:0:0:0:0:0:1", 80, "[2001:db8::1]:80", AF_INET6},
-        {"::ffff:127.0.0.1", 5, "127.0.0.1:5", AF_INET6},
+        {"::ffff:127.0.0.1", 5, "127.0.0.1:5", AF_INET},
         {"unix:/tmp/socket", 0, "unix:/tmp/socket", AF_UNIX},
         {"unix:relative", 0, "unix:relative", AF_UNIX},
         {"unix:@name", 0, "unix:@name", AF_UNIX},

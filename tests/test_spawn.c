@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -108,10 +109,16 @@ TEST(sixty_four_processes)
     expect_success(64);
 }
 
+struct expected {
+    int size;
+    const char *secret; /* NULL: a fresh one */
+};
+
 static td_status read_environment(int rank, void *arg)
 {
     char number[16], where[64];
-    int size = *(int *)arg;
+    const struct expected *expected = arg;
+    int size = expected->size;
     snprintf(number, sizeof number, "%d", rank);
     CHECK_STR(getenv("RANK"), number);
     CHECK_STR(getenv("LOCAL_RANK"), number);
@@ -120,7 +127,10 @@ static td_status read_environment(int rank, void *arg)
     CHECK_STR(getenv("LOCAL_WORLD_SIZE"), number);
     CHECK_STR(getenv("GROUP_RANK"), "0");
     CHECK_STR(getenv("MASTER_ADDR"), "127.0.0.1");
-    CHECK_EQ(strlen(getenv("TANDEM_SECRET")), 64);
+    if (expected->secret)
+        CHECK_STR(getenv("TANDEM_SECRET"), expected->secret);
+    else
+        CHECK_EQ(strlen(getenv("TANDEM_SECRET")), 64);
     snprintf(where, sizeof where, "127.0.0.1:%s", getenv("MASTER_PORT"));
     CHECK_STR(getenv("TANDEM_AGENT_STORE"), where);
     CHECK(getenv("TORCHELASTIC_RESTART_COUNT") == NULL);
@@ -130,13 +140,42 @@ static td_status read_environment(int rank, void *arg)
 
 TEST(the_environment_is_a_launchers)
 {
-    int size = 3;
+    struct expected expected = {.size = 3};
     /* What is there of another job does not get in the way. */
-    VARIABLES("RANK=9", "WORLD_SIZE=99", "MASTER_PORT=1", "TANDEM_SECRET=x", "MINE=kept",
+    VARIABLES("RANK=9", "WORLD_SIZE=99", "MASTER_PORT=1", "MINE=kept",
               "TORCHELASTIC_RESTART_COUNT=7", "SLURM_PROCID=4", "SLURM_NTASKS=5");
-    CHECK_OK(td_spawn(read_environment, &size, size, NULL));
+    CHECK_OK(td_spawn(read_environment, &expected, expected.size, NULL));
     CHECK_STR(getenv("RANK"), "9");
-    CHECK_STR(getenv("TANDEM_SECRET"), "x");
+    CHECK(getenv("TANDEM_SECRET") == NULL);
+}
+
+/* Opens the store that td_spawn() hosts with the user's secret, which is not looked up in the environment. */
+static td_status read_and_join(int rank, void *arg)
+{
+    const struct expected *expected = arg;
+    td_world world;
+    td_store *store;
+    td_tcp_store_options options = {.secret = expected->secret};
+    CHECK_OK(td_rendezvous(NULL, NULL, &world));
+    CHECK_OK(td_tcp_store_open("127.0.0.1", atoi(getenv("MASTER_PORT")), &options, &store));
+    CHECK_OK(td_store_close(store));
+    CHECK_OK(td_world_close(&world));
+    return getenv("TANDEM_SECRET_FILE") ? TD_OK : read_environment(rank, arg);
+}
+
+TEST(the_secret_of_the_user_stays)
+{
+    struct expected expected = {.size = 2, .secret = "the user's own"};
+    VARIABLES("TANDEM_SECRET=the user's own", "MINE=kept");
+    CHECK_OK(td_spawn(read_and_join, &expected, expected.size, NULL));
+
+    char path[300];
+    snprintf(path, sizeof path, "%s/secret", td_test_temp_dir());
+    FILE *file = fopen(path, "w");
+    CHECK(file && fputs(expected.secret, file) >= 0 && !fclose(file) && !chmod(path, 0600));
+    VARIABLES("TANDEM_SECRET=");
+    setenv("TANDEM_SECRET_FILE", path, 1);
+    CHECK_OK(td_spawn(read_and_join, &expected, expected.size, NULL));
 }
 
 static td_status spawn_inside(int rank, void *arg)

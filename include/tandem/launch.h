@@ -25,9 +25,9 @@ typedef struct td_spawn_options {
  * the calling process, so `arg` and everything else is there, as a copy (for memory of td_alloc() see
  * base.h). Their environment has what td_rendezvous() needs (RANK, LOCAL_RANK, WORLD_SIZE,
  * LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TANDEM_SECRET, …): this process hosts the store. All of
- * these are the job's own, whatever they were before, the secret too: a process that meets others than
- * those of this job (examples/09_ddp_nodes.c) sets TANDEM_SECRET again first. A process ends when `fn`
- * returns: what its streams hold is written, atexit handlers are not run.
+ * these are the job's own, whatever they were before, but for the secret: one that is set (TANDEM_SECRET or
+ * TANDEM_SECRET_FILE) stays, and otherwise the job gets a fresh one. A process ends when `fn` returns: what
+ * its streams hold is written, atexit handlers are not run.
  *
  * When one fails (a status, an exit code, a signal), the others get SIGTERM, after the shutdown
  * timeout SIGKILL, and the first failure's status and message are returned. None outlives the

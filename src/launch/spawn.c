@@ -85,7 +85,8 @@ static void set_environment(int rank, int count, int port, const char *secret, c
     set_number("MASTER_PORT", port);
     snprintf(place, sizeof place, "127.0.0.1:%d", port);
     setenv("TANDEM_AGENT_STORE", place, 1);
-    setenv("TANDEM_SECRET", secret, 1);
+    if (*secret)
+        setenv("TANDEM_SECRET", secret, 1);
     unsetenv("TORCHELASTIC_RESTART_COUNT");
 }
 
@@ -339,12 +340,21 @@ static void await_ties(const td_spawn_context *context, int orders)
     }
 }
 
+/* The user's secret stays the job's, and "" says so; otherwise the job gets one of its own. */
+static td_status find_secret(char secret[65])
+{
+    struct td__secret given;
+    secret[0] = '\0';
+    TD_TRY(td__secret_load(NULL, &given));
+    return given.given ? TD_OK : td__secret_make(secret);
+}
+
 /* All children, then the store, then the word to go. */
 static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
 {
     char secret[65];
     int orders[2];
-    TD_TRY(td__secret_make(secret));
+    TD_TRY(find_secret(secret));
     TD_TRY(make_pipe(orders));
     struct td__flight_job job = {
         .pid = getpid(), .slots = context->count, .nnodes = 1, .world_size = context->count};
@@ -356,9 +366,10 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
         status = start_child(context, rank, fn, arg, secret, orders);
     close(orders[0]);
     if (!status)
-        status = td_tcp_store_open("127.0.0.1", 0,
-                                   &(td_tcp_store_options){.host_server = true, .secret = secret},
-                                   &context->store);
+        status = td_tcp_store_open(
+            "127.0.0.1", 0,
+            &(td_tcp_store_options){.host_server = true, .secret = *secret ? secret : NULL},
+            &context->store);
     if (!status)
         await_ties(context, orders[1]);
     int port = status ? 0 : td_tcp_store_port(context->store);
