@@ -28,10 +28,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define SECOND ((int64_t)1000000000)
+#define HOME_BESIDE ".home" /* after the name of a test's directory: a home with nothing in it */
 
 enum {
     DEFAULT_DEADLINE_S = 20,
@@ -486,6 +488,10 @@ static int host(const struct td_test *test, const char *directory)
     job.start_ns = td__now_ns();
     clean_environment();
     setenv(TD_TEST_DIRECTORY_VARIABLE, directory, 1);
+    char home[300];
+    snprintf(home, sizeof home, "%s" HOME_BESIDE, directory);
+    setenv("HOME", home, 1);
+    unsetenv("XDG_CONFIG_HOME");
     if (!make_page(&job)) {
         printf("FAIL %s: no page to share with its ranks: %s\n", test->name, strerror(errno));
         return TD_TEST_EXIT_FAILED;
@@ -517,7 +523,10 @@ static _Noreturn void give_up(int signal_number, const char *directory)
 {
     kill_children(NULL, 0);
     end_children(0, NULL, 0);
+    char home[300];
+    snprintf(home, sizeof home, "%s" HOME_BESIDE, directory);
     remove_tree(directory);
+    remove_tree(home);
     fflush(stdout);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
@@ -556,6 +565,9 @@ static int run_test(const struct td_test *test)
         printf("FAIL %s: no directory %s: %s\n", test->name, directory, strerror(errno));
         return TD_TEST_EXIT_FAILED;
     }
+    char home[300];
+    snprintf(home, sizeof home, "%s" HOME_BESIDE, directory);
+    mkdir(home, 0700);
     pid_t runner = getpid();
     fflush(stdout);
     pid_t pid = fork();
@@ -572,6 +584,7 @@ static int run_test(const struct td_test *test)
     char left_behind[512] = "";
     end_children(0, left_behind, sizeof left_behind);
     remove_tree(directory);
+    remove_tree(home);
 
     /* What the host has not said itself. */
     if (pid < 0)

@@ -19,7 +19,8 @@
  *
  * The ranks of RANKS have RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
  * TANDEM_SECRET and TANDEM_AGENT_STORE in their environment, as a launcher would set them, and find
- * a fresh TCP store at the address that these name. Other variables of Tandem are removed; what
+ * a fresh TCP store at the address that these name. Other variables of Tandem are removed, HOME is an empty
+ * directory of the test's own; what
  * TD_TEST_SET says, as in TD_TEST_SET="TANDEM_TLS=1 TANDEM_TRANSPORT=tcp", is set for all tests. */
 #ifndef TANDEM_TESTS_RUNNER_H
 #define TANDEM_TESTS_RUNNER_H

@@ -510,8 +510,8 @@ TEST(a_missing_secret_is_refused)
     struct secrets secrets = {
         .place = place_tcp(),
         .of_rank = {"right", NULL},
-        .refusal = " refused the job's secret: TANDEM_SECRET is set there, but missing here (or it "
-                   "is no store of Tandem)"};
+        .refusal = " refused the job's secret: TANDEM_SECRET is set there, but missing here, or "
+                   "it belongs to another user's job (or it is no store of Tandem)"};
     fork_ranks(2, meet_with_secrets, &secrets);
 }
 

@@ -42,6 +42,7 @@ enum manner {
 
 struct server {
     const char *secret, *purpose;
+    struct td__secret key;
     enum manner manner;
     int listener;
     int port;
@@ -63,7 +64,7 @@ static int accept_one(struct server *server)
 
 static void be_honest(struct server *server, int fd)
 {
-    struct td__auth auth = {.secret = make_secret(server->secret), .purpose = server->purpose};
+    struct td__auth auth = {.secret = server->key, .purpose = server->purpose};
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
     if (td__recv_all(fd, hello, sizeof hello, in_a_while()) || !td__auth_check_hello(&auth, hello))
         return;
@@ -112,10 +113,10 @@ static void *serve(void *arg)
 
 static void start_server(struct server *server, const char *host, int port)
 {
-    struct td__secret secret = make_secret(server->secret);
+    server->key = make_secret(server->secret);
     if (!server->purpose)
         server->purpose = "test";
-    CHECK_OK(td__listen_trusted(host, port, server->purpose, &secret, in_a_while(),
+    CHECK_OK(td__listen_trusted(host, port, server->purpose, &server->key, in_a_while(),
                                 &server->listener, &server->port));
     CHECK_EQ(pthread_create(&server->thread, NULL, serve, server), 0);
 }

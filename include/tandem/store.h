@@ -48,7 +48,7 @@ typedef struct td_tcp_store_options {
     bool host_server;   /* run the server here, and be its first client */
     int64_t timeout_ms; /* for connecting, and the store's own timeout from then on */
     int64_t linger_ms;  /* host_server: how long closing waits for the other clients to close */
-    const char *secret; /* the job's secret; NULL: TANDEM_SECRET or TANDEM_SECRET_FILE, or none */
+    const char *secret; /* the job's secret; NULL: TANDEM_SECRET or TANDEM_SECRET_FILE, or the user's */
 } td_tcp_store_options;
 
 /**
@@ -58,7 +58,8 @@ typedef struct td_tcp_store_options {
  * server listens on loopback only when `host` is a loopback address, otherwise on every address.
  *
  * Both sides prove the job's secret to each other before anything else is said. Without a secret
- * only loopback and unix sockets are allowed, unless TANDEM_INSECURE=1 is set.
+ * only loopback and unix sockets are allowed, and the user's own secret stands in for it, a file below HOME
+ * that is made on first use (docs/security.md); unless TANDEM_INSECURE=1 is set.
  *
  * A client tries again until the time is over where the server is not there yet.
  *

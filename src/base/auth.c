@@ -134,11 +134,22 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
     secret->tls = tls;
     secret->insecure = insecure;
     secret->given = text && *text;
+    secret->placed = secret->given || insecure;
     const char *used = secret->given ? text : "";
     static const char label[] = "tandem job secret";
     hmac(label, sizeof label, used, strlen(used), secret->key);
     OPENSSL_cleanse(from_file, sizeof from_file);
     return TD_OK;
+}
+
+void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,
+                       const char *place)
+{
+    char text[512];
+    int length = snprintf(text, sizeof text, "tandem job at %s", place);
+    hmac(bytes, size, text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1,
+         secret->key);
+    secret->placed = true;
 }
 
 td_status td__secret_make(char text[65])

@@ -9,8 +9,9 @@
  * …), the identity of the server that is meant, and the nonces. A stranger's hello costs the server one
  * HMAC and gets no byte back, and so does one that is meant for another server; a replayed hello gets a
  * challenge that cannot be answered. The client may send its first request together with the proof.
- * Without a secret the same messages are exchanged under an empty key, so that a side that has one and
- * a side that has none refuse each other.
+ * Where the job was given no secret, it uses a key that is derived from its user's own (user_secret.c) and
+ * the place where it meets; with TANDEM_INSECURE=1 the same messages are exchanged under an empty key, so
+ * that a side that has a secret and a side that has none refuse each other.
  *
  * Where the job asks for TLS (TANDEM_TLS=1) it follows right behind the proof, under a key that only
  * these two sides of this one handshake can form. Whether it follows is part of what the hello and the
@@ -37,13 +38,28 @@ struct td__secret {
     bool given;
     bool tls;                  /* what goes over TCP is to be encrypted */
     bool insecure;             /* none is needed beyond this host */
+    bool placed;               /* the key is the job's: nothing is to be derived any more */
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
 };
 
 /** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or where that is not set
  *  from the file that TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. An empty
- *  text is none, too. TANDEM_TLS and TANDEM_INSECURE are 0 or 1; anything else is TD_ERR_INVALID. */
+ *  text is none, too. TANDEM_TLS and TANDEM_INSECURE are 0 or 1; anything else is TD_ERR_INVALID. A secret
+ *  that is neither given nor needless (TANDEM_INSECURE=1) is still to be placed. */
 td_status td__secret_load(const char *text, struct td__secret *secret);
+
+/** Where a secret is not placed yet: derives its key from the user's own secret, which is made on first use,
+ *  and `place`, a text that is the same for both sides: an address, or what the connections are for.
+ *  TD_ERR_AUTH, which names TANDEM_SECRET as the way out: no HOME, a file that cannot be made, or one that
+ *  others could know. */
+td_status td__secret_place(struct td__secret *secret, const char *place);
+
+/** Where a secret is not placed yet: a random key, for a job of one process, which needs no user's secret. */
+td_status td__secret_alone(struct td__secret *secret);
+
+/** The key for `place` out of the `size` bytes of a user's secret; for td__secret_place(). */
+void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,
+                       const char *place);
 
 /** A fresh secret as hexadecimal text for the environment of a job. */
 td_status td__secret_make(char text[65]);

@@ -1,10 +1,12 @@
 /* Status codes and the thread's last error. */
 #include "base/fail.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum { MESSAGE_SIZE = 2048 };
 
@@ -77,9 +79,28 @@ td_status td__fail_nomem(const char *what)
     return td__fail(TD_ERR_NOMEM, "%s: out of memory", what);
 }
 
+/* A limit of this process that is behind an errno, and how it is raised. */
+static const struct {
+    int error, resource;
+    const char *text;
+} limits[] = {
+    {EMFILE, RLIMIT_NOFILE, "the limit is %llu in this process: raise it with ulimit -n"},
+    {EFBIG, RLIMIT_FSIZE, "files are limited to %llu bytes: raise that with ulimit -f"},
+};
+
 const char *td__errno_text(int error)
 {
-    static _Thread_local char text[128];
+    static _Thread_local char text[160];
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        struct rlimit limit;
+        char known[64], why[96];
+        if (error != limits[i].error || getrlimit(limits[i].resource, &limit) ||
+            limit.rlim_cur == RLIM_INFINITY)
+            continue;
+        snprintf(why, sizeof why, limits[i].text, (unsigned long long)limit.rlim_cur);
+        snprintf(text, sizeof text, "%s (%s)", strerror_r(error, known, sizeof known), why);
+        return text;
+    }
     return strerror_r(error, text, sizeof text);
 }
 

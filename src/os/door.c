@@ -493,7 +493,7 @@ static void close_handle(struct td__door *door, uv_handle_t *handle)
 
 static td_status fail_to_listen(const struct td__door_options *options, int error)
 {
-    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose, uv_strerror(error));
+    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose, td__errno_text(-error));
 }
 
 td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,

@@ -34,7 +34,10 @@ static td_status check_settings(const char *what, const char *purpose, const cha
             "%s the %s at %s: TANDEM_TLS=1 needs the job's secret, which is the key: set "
             "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host",
             what, purpose, host);
-    return td__heartbeat_check();
+    TD_TRY(td__heartbeat_check());
+    /* A user's secret that cannot be had is told at once, not when the other side is there. */
+    struct td__secret tried = *secret;
+    return td__host_is_loopback(host) ? td__secret_place(&tried, host) : TD_OK;
 }
 
 /* What was tried and how it went, for the final message: "127.0.0.1:29500 (Connection refused)". */
@@ -87,7 +90,8 @@ static td_status fail_refused(const struct td__auth *auth, const char *where, bo
         "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
         "Tandem)",
         where,
-        auth->secret.given ? "not the same, or missing, there" : "set there, but missing here",
+        auth->secret.given ? "not the same, or missing, there"
+                           : "set there, but missing here, or it belongs to another user's job",
         auth->purpose);
 }
 
@@ -139,7 +143,7 @@ static td_status encrypt(int fd, const struct td__auth *auth, const char *where,
     return status;
 }
 
-/* Makes a connection a trusted one. `fd` is taken over, also on failure. */
+/* Makes a connection to the server at `where` a trusted one. `fd` is taken over, also on failure. */
 static td_status introduce(int fd, bool local, const char *where, const struct way *way,
                            int *passing, int *out)
 {
@@ -149,7 +153,9 @@ static td_status introduce(int fd, bool local, const char *where, const struct w
         memcpy(auth.identity, way->identity, sizeof auth.identity);
     if (!local)
         td__tune_tcp(fd);
-    td_status status = prove(fd, &auth, where, way, passing);
+    td_status status = td__secret_place(&auth.secret, where);
+    if (!status)
+        status = prove(fd, &auth, where, way, passing);
     if (status)
         close(fd);
     else if (auth.tls)
@@ -177,6 +183,7 @@ static bool shortcut_of(const struct td__address *tcp, const char *purpose,
 static bool connect_shortcut(const struct td__address *tcp, const struct way *way, int *out)
 {
     struct td__address local;
+    char where[TD__ADDRESS_TEXT];
     int passing;
     if (!shortcut_of(tcp, way->purpose, &local))
         return false;
@@ -187,7 +194,7 @@ static bool connect_shortcut(const struct td__address *tcp, const struct way *wa
         close(fd);
         return false;
     }
-    return !introduce(fd, true, "", way, &passing, out);
+    return !introduce(fd, true, td__address_text(tcp, where), way, &passing, out);
 }
 
 int td__listen_shortcut(int tcp_fd, const char *purpose)
@@ -363,7 +370,7 @@ static int listen_beside(struct td__address *address)
 }
 
 td_status td__listen_trusted(const char *host, int port, const char *purpose,
-                             const struct td__secret *secret, td__deadline deadline, int *fd_out,
+                             struct td__secret *secret, td__deadline deadline, int *fd_out,
                              int *port_out)
 {
     struct td__address_list list;
@@ -405,6 +412,11 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
         return td__fail(TD_ERR_SYSTEM, "cannot listen for the %s at %s: %s", purpose, where,
                         td__errno_text(-fd));
     td__local_address(fd, &address);
+    td_status status = td__secret_place(secret, td__address_text(&address, where));
+    if (status) {
+        close(fd);
+        return status;
+    }
     *fd_out = fd;
     *port_out = td__address_port(&address);
     return TD_OK;

@@ -1,7 +1,7 @@
 /* Connections that are proven: reaching a server of the job, and listening for its clients.
  *
  * The rule for both sides: with the job's secret anywhere; without it on loopback and unix sockets
- * only, unless TANDEM_INSECURE=1. Over a unix socket the other side must also run as our user. Where the
+ * only, where the user's own stands in for it, unless TANDEM_INSECURE=1. Over a unix socket the other side must also run as our user. Where the
  * job asks for TLS, what goes over TCP is encrypted (os/tls.h), on loopback, too. What waits behind a
  * listening socket is os/door.h. */
 #ifndef TD_OS_TRUST_H
@@ -32,9 +32,10 @@ int td__listen_shortcut(int tcp_fd, const char *purpose);
 
 /** Listens as `host` says: on loopback only when it is a loopback address or without a secret, else
  *  on every address. Where another user holds an abstract name, one beside it is taken, where clients look,
- *  too. *port_out receives the port. TD_ERR_SYSTEM names a port that is taken. */
+ *  too. *port_out receives the port. The secret is placed at the address. TD_ERR_SYSTEM names a port that is
+ *  taken. */
 td_status td__listen_trusted(const char *host, int port, const char *purpose,
-                             const struct td__secret *secret, td__deadline deadline, int *fd,
+                             struct td__secret *secret, td__deadline deadline, int *fd,
                              int *port_out);
 
 #endif

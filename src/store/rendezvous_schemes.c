@@ -1,6 +1,7 @@
 /* env://, tcp:// and file://; see rendezvous_schemes.h. The clusters' are in rendezvous_cluster.c. */
 #include "store/rendezvous_schemes.h"
 
+#include "base/auth.h"
 #include "base/fail.h"
 #include "base/number.h"
 #include "os/address.h"
@@ -144,6 +145,18 @@ static td_status check_launcher(void)
     return TD_OK;
 }
 
+/* A world of one process needs nothing that others could know. */
+static td_status secret_of_one(char text[65], td_tcp_store_options *options)
+{
+    struct td__secret secret;
+    TD_TRY(td__secret_load(NULL, &secret));
+    if (secret.placed)
+        return TD_OK;
+    TD_TRY(td__secret_make(text));
+    options->secret = text;
+    return TD_OK;
+}
+
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
                               const td_rendezvous_options *options, struct td__meeting *meeting)
 {
@@ -160,8 +173,11 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
 
     int64_t timeout = options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
     td_tcp_store_options store_options = {.host_server = first, .timeout_ms = timeout};
+    char alone[65];
     if (first)
         store_options.linger_ms = timeout;
+    if (first && world_size == 1)
+        TD_TRY(secret_of_one(alone, &store_options));
     td_store **store = &meeting->world.store;
     unsigned epoch = td__place_meetings(meeting->place);
     td_status status = hosted || first ? td_tcp_store_open(host, port, &store_options, store)

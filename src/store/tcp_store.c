@@ -226,8 +226,8 @@ static td_status check_arguments(const char *host, int port, const td_tcp_store_
     return TD_OK;
 }
 
-static td_status start_server(struct tcp_store *store, const char *host,
-                              const struct td__secret *secret, td__deadline deadline)
+static td_status start_server(struct tcp_store *store, const char *host, struct td__secret *secret,
+                              td__deadline deadline)
 {
     int listener;
     TD_TRY(

@@ -90,12 +90,11 @@ class Job:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PET_", "TANDEM_", "TORCHELASTIC_", "MASTER_", "XDG_"))
+            if not name.startswith(("PET_", "TANDEM_", "TORCHELASTIC_", "MASTER_"))
             and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "NO_COLOR")
         }
         environment["TD_TEST_MARK"] = test.mark
         environment["TEST_DIR"] = test.dir
-        environment["HOME"] = test.home
         environment.update(env or {})
         popen.setdefault("stdin", subprocess.DEVNULL)
         popen.setdefault("stdout", subprocess.PIPE)
@@ -127,9 +126,11 @@ class Test(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="tdrun-test-")
         self.mark = os.path.basename(self.dir)
-        self.home = tempfile.mkdtemp(prefix="tdrun-home-")  # where a job finds its user's secret
+        home = tempfile.mkdtemp(prefix="tdrun-home-")  # where a job finds its user's secret
+        os.environ["HOME"] = home
+        os.environ.pop("XDG_CONFIG_HOME", None)
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
-        self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
+        self.addCleanup(shutil.rmtree, home, ignore_errors=True)
         self.addCleanup(self.kill_all)
 
     def kill_all(self):
@@ -187,7 +188,6 @@ class Terminal:
         if pid == 0:
             os.environ["TD_TEST_MARK"] = test.mark
             os.environ["TEST_DIR"] = test.dir
-            os.environ["HOME"] = test.home
             os.environ["TERM"] = "xterm"
             os.environ.pop("NO_COLOR", None)
             os.environ.update(env or {})
