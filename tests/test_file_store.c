@@ -580,7 +580,7 @@ TEST(limited_file_size)
 {
     signal(SIGXFSZ, SIG_IGN);
     CHECK_EQ(setrlimit(RLIMIT_FSIZE, &(struct rlimit){.rlim_cur = 300000, .rlim_max = 300000}), 0);
-    fill_up(in_directory("store"), "File too large; nothing was changed");
+    fill_up(in_directory("store"), "raise that with ulimit -f); nothing was changed");
 }
 
 /* ---- Damage ------------------------------------------------------------------------------------ */

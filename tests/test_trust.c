@@ -38,7 +38,12 @@ enum manner {
     CLOSES,       /* takes the hello, and closes */
     LIES,         /* sends a challenge made of chance */
     RESETS_FIRST, /* resets the first connection, and is honest to the second */
+    PROXY, /* closes the first connections at once, and is honest then, as a proxy whose server comes */
+    WRONG_WORDS,  /* sends a few bytes that are no challenge, and closes */
+    WRONG_SILENT, /* sends them, and waits for more */
 };
+
+enum { CLOSED_BY_PROXY = 20 };
 
 struct server {
     const char *secret, *purpose;
@@ -103,6 +108,24 @@ static void *serve(void *arg)
         be_honest(server, fd);
         break;
     }
+    case PROXY:
+        for (int i = 0; i < CLOSED_BY_PROXY; i++) {
+            if (i % 3 == 1)
+                CHECK_EQ(td__wait_fd(fd, POLLIN, in_a_while()), 0); /* the hello is there, unread */
+            if (i % 3 == 2)
+                CHECK_EQ(td__recv_all(fd, bytes, 1, in_a_while()), 0); /* and its first byte read */
+            close(fd);
+            fd = accept_one(server);
+        }
+        be_honest(server, fd);
+        break;
+    case WRONG_WORDS:
+    case WRONG_SILENT:
+        CHECK_EQ(td__recv_all(fd, bytes, sizeof bytes, in_a_while()), 0);
+        CHECK_EQ(td__send_all(fd, "220 mail\r\n", 10, in_a_while()), 0);
+        while (server->manner == WRONG_SILENT && !atomic_load(&server->end))
+            td__sleep_ns(MS);
+        break;
     case HONEST:
         be_honest(server, fd);
         break;
@@ -235,6 +258,32 @@ TEST(trust_a_reset_is_tried_again)
     CHECK(server.agreed);
     CHECK_EQ(atomic_load(&server.accepted), 2);
     close(fd);
+}
+
+TEST(trust_a_proxy_without_a_server_is_tried_again)
+{
+    struct server server = {.secret = "secret", .manner = PROXY};
+    int fd = -1;
+    start_server(&server, "127.0.0.1", 0);
+    CHECK_OK(connect_with("secret", "127.0.0.1", server.port, 60000, &fd));
+    stop_server(&server);
+    CHECK(server.agreed);
+    CHECK_EQ(atomic_load(&server.accepted), CLOSED_BY_PROXY + 1);
+    close(fd);
+}
+
+TEST(trust_other_protocols_are_refused_at_once)
+{
+    static const enum manner manners[] = {WRONG_WORDS, WRONG_SILENT};
+    for (int i = 0; i < 2; i++) {
+        struct server server = {.secret = "secret", .manner = manners[i]};
+        int fd = -1;
+        start_server(&server, "127.0.0.1", 0);
+        CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 600000, &fd), TD_ERR_AUTH,
+                    "is no test of Tandem");
+        CHECK_EQ(atomic_load(&server.accepted), 1);
+        stop_server(&server);
+    }
 }
 
 /* ---- Nobody is there ------------------------------------------------------------------------- */

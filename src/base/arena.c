@@ -7,6 +7,7 @@
 #include "base/arena.h"
 
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "base/map.h"
 
 #include <errno.h>
@@ -120,23 +121,31 @@ static void drop(struct td__arena *arena, struct block *block)
     free(block);
 }
 
-/* Grows the memfd so that a free block of `size` stands at its end, and returns that block. */
-static struct block *grow(struct td__arena *arena, size_t size)
+/* Makes the memfd `*more` bytes longer, or `least` where there is no room for that; 0, or an errno. */
+static int lengthen(struct td__arena *arena, size_t least, size_t *more)
+{
+    for (;; *more = least) {
+        int error = ENOMEM;
+        if (*more <= arena->reserve - arena->size)
+            error = td__file_truncate(arena->fd, (off_t)(arena->size + *more)) ? errno : 0;
+        if (!error || *more == least)
+            return error;
+    }
+}
+
+/* Grows the memfd so that a free block of `size` stands at its end, and returns that block; NULL with an
+ * errno. */
+static struct block *grow(struct td__arena *arena, size_t size, int *error)
 {
     struct block *last = arena->last && arena->last->free ? arena->last : NULL;
-    size_t missing = size - (last ? last->size : 0);
-    size_t more = round_up(missing > GROWTH ? missing : GROWTH, PAGE);
-    if (more > arena->reserve - arena->size)
-        more = round_up(missing, PAGE);
-    if (more > arena->reserve - arena->size)
-        return NULL;
-
+    size_t missing = round_up(size - (last ? last->size : 0), PAGE);
+    size_t more = missing > GROWTH ? missing : GROWTH;
     struct block *block = last ? last : calloc(1, sizeof *block);
-    if (!block)
-        return NULL;
-    if (ftruncate(arena->fd, (off_t)(arena->size + more)) ||
-        mmap(arena->base + arena->size, more, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-             arena->fd, (off_t)arena->size) == MAP_FAILED) {
+    *error = block ? lengthen(arena, missing, &more) : ENOMEM;
+    if (!*error && mmap(arena->base + arena->size, more, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_FIXED, arena->fd, (off_t)arena->size) == MAP_FAILED)
+        *error = errno;
+    if (*error) {
         if (!last)
             free(block);
         return NULL;
@@ -201,10 +210,16 @@ void *td__arena_alloc(struct td__arena *arena, size_t size)
     size_t wanted = round_up(size, GRANULE);
     pthread_mutex_lock(&arena->lock);
     struct block *block = find_free(arena, wanted);
+    int error = ENOMEM;
     if (!block)
-        block = grow(arena, wanted);
+        block = grow(arena, wanted, &error);
     void *memory = block && carve(arena, block, wanted) ? arena->base + block->offset : NULL;
-    if (!memory)
+    if (!memory && error == EFBIG)
+        td__fail(
+            TD_ERR_NOMEM,
+            "shareable memory: no room for %zu more bytes (%zu in use), since it counts as a file: %s",
+            size, arena->in_use, td__errno_text(error));
+    else if (!memory)
         td__fail(TD_ERR_NOMEM, "shareable memory: no room for %zu more bytes (%zu in use)", size,
                  arena->in_use);
     pthread_mutex_unlock(&arena->lock);

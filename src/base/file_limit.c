@@ -3,9 +3,18 @@
 #include "base/file_limit.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
-#include <stddef.h>
-#include <time.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+struct held {
+    bool held;    /* there is a limit at all */
+    bool pending; /* one came before */
+    sigset_t before;
+};
 
 static sigset_t the_signal(void)
 {
@@ -21,23 +30,61 @@ static bool is_pending(void)
     return !sigpending(&pending) && sigismember(&pending, SIGXFSZ) == 1;
 }
 
-void td__file_limit_enter(struct td__file_limit *limit)
+static struct held hold_signal(void)
 {
-    int kept = errno;
-    sigset_t set = the_signal();
-    pthread_sigmask(SIG_BLOCK, &set, &limit->before);
-    limit->pending = is_pending();
-    errno = kept;
+    struct rlimit limit;
+    struct held held = {.held = !getrlimit(RLIMIT_FSIZE, &limit) &&
+                                limit.rlim_cur != RLIM_INFINITY};
+    if (held.held) {
+        sigset_t set = the_signal();
+        pthread_sigmask(SIG_BLOCK, &set, &held.before);
+        held.pending = is_pending();
+    }
+    return held;
 }
 
-void td__file_limit_leave(struct td__file_limit *limit)
+/* Drops one that has come since; errno stays. */
+static void release_signal(const struct held *held)
 {
     int kept = errno;
     sigset_t set = the_signal();
     struct timespec now = {0};
-    if (!limit->pending && is_pending())
+    if (held->held && !held->pending && is_pending())
         while (sigtimedwait(&set, NULL, &now) < 0 && errno == EINTR)
             ;
-    pthread_sigmask(SIG_SETMASK, &limit->before, NULL);
+    if (held->held)
+        pthread_sigmask(SIG_SETMASK, &held->before, NULL);
     errno = kept;
+}
+
+ssize_t td__file_write(int fd, const void *data, size_t size)
+{
+    struct held held = hold_signal();
+    ssize_t written = write(fd, data, size);
+    release_signal(&held);
+    return written;
+}
+
+ssize_t td__file_pwrite(int fd, const void *data, size_t size, off_t at)
+{
+    struct held held = hold_signal();
+    ssize_t written = pwrite(fd, data, size, at);
+    release_signal(&held);
+    return written;
+}
+
+int td__file_truncate(int fd, off_t size)
+{
+    struct held held = hold_signal();
+    int result = ftruncate(fd, size);
+    release_signal(&held);
+    return result;
+}
+
+int td__file_allocate(int fd, off_t size)
+{
+    struct held held = hold_signal();
+    int error = posix_fallocate(fd, 0, size);
+    release_signal(&held);
+    return error;
 }

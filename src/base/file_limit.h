@@ -1,22 +1,18 @@
-/* Files that grow past a limit.
+/* Files that grow.
  *
- * Who writes behind RLIMIT_FSIZE (ulimit -f) gets SIGXFSZ, which ends the process, and only then EFBIG. Here
- * the signal is held back, so that it is an error like any other; td__errno_text() names the limit. */
+ * Who makes a file longer than RLIMIT_FSIZE (ulimit -f) allows gets SIGXFSZ, which ends the process, and only
+ * then EFBIG. Memory that processes share is such a file as well. These are the system's calls with the signal
+ * held back, so that it is an error like any other; td__errno_text() names the limit. */
 #ifndef TD_BASE_FILE_LIMIT_H
 #define TD_BASE_FILE_LIMIT_H
 
-#include <signal.h>
-#include <stdbool.h>
+#include <sys/types.h>
 
-struct td__file_limit {
-    sigset_t before;
-    bool pending; /* one that came before */
-};
+ssize_t td__file_write(int fd, const void *data, size_t size);
+ssize_t td__file_pwrite(int fd, const void *data, size_t size, off_t at);
+int td__file_truncate(int fd, off_t size);
 
-/** Holds SIGXFSZ back from this thread. It changes no errno, nor does the other. */
-void td__file_limit_enter(struct td__file_limit *limit);
-
-/** Drops one that has come since, and restores what was. */
-void td__file_limit_leave(struct td__file_limit *limit);
+/** Returns an errno, as posix_fallocate() does. */
+int td__file_allocate(int fd, off_t size);
 
 #endif

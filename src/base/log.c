@@ -1,5 +1,6 @@
 /* The log: one line a message, written with one write() so that lines of several processes do not
  * mix. Everything is decided on first use, from TANDEM_LOG and RANK. */
+#include "base/file_limit.h"
 #include "base/host.h"
 
 #include <tandem/base.h>
@@ -89,7 +90,7 @@ static void write_line(td_log_level level, char *line, size_t length)
         return;
 
     line[length++] = '\n';
-    ssize_t ignored = write(STDERR_FILENO, line, length);
+    ssize_t ignored = td__file_write(STDERR_FILENO, line, length);
     (void)ignored; /* there is nowhere left to say that standard error is gone */
 }
 

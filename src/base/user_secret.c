@@ -109,11 +109,8 @@ static int write_secret(const char *directory, const char *path)
     int fd = mkostemp(aside, O_CLOEXEC); /* mode 0600 */
     if (fd < 0)
         return errno;
-    struct td__file_limit limit;
-    td__file_limit_enter(&limit);
-    ssize_t put = write(fd, bytes, sizeof bytes);
+    ssize_t put = td__file_write(fd, bytes, sizeof bytes);
     int error = put < 0 ? errno : put != sizeof bytes ? ENOSPC : 0;
-    td__file_limit_leave(&limit);
     if (!error && fsync(fd) && errno != EINVAL)
         error = errno;
     if (close(fd) && !error)

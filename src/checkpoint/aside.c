@@ -9,6 +9,7 @@
  * has no name any more, and begins again. */
 #include "base/auth.h"
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "base/fork.h"
 #include "checkpoint/safetensors.h"
 
@@ -119,7 +120,7 @@ td_status td__aside_write(struct td__aside *aside, const void *data, size_t size
 {
     const char *at = data;
     while (size > 0) {
-        ssize_t written = write(aside->fd, at, size < 1 << 30 ? size : 1 << 30);
+        ssize_t written = td__file_write(aside->fd, at, size < 1 << 30 ? size : 1 << 30);
         if (written < 0 && errno == EINTR)
             continue;
         if (written < 0)
@@ -134,7 +135,7 @@ td_status td__aside_rewrite(struct td__aside *aside, size_t at, const void *data
 {
     ssize_t written;
     do
-        written = pwrite(aside->fd, data, size, (off_t)at);
+        written = td__file_pwrite(aside->fd, data, size, (off_t)at);
     while (written < 0 && errno == EINTR);
     if (written == (ssize_t)size)
         return TD_OK;

@@ -3,6 +3,7 @@
 #include "data/progress.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "base/identity.h"
 #include "base/number.h"
 
@@ -57,7 +58,7 @@ static int terminal_width(void)
 static void write_out(const char *text, size_t size)
 {
     while (size > 0) {
-        ssize_t written = write(STDERR_FILENO, text, size);
+        ssize_t written = td__file_write(STDERR_FILENO, text, size);
         if (written < 0 && errno != EINTR)
             return;
         if (written > 0) {

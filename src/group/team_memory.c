@@ -3,6 +3,7 @@
 #include "group/team.h"
 
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "group/messages.h"
 
 #include <errno.h>
@@ -66,7 +67,7 @@ static td_status make_memory(struct td__team *team)
 {
     struct layout layout = layout_for(team->size);
     team->fd = memfd_create("tandem-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (team->fd < 0 || ftruncate(team->fd, (off_t)layout.end) ||
+    if (team->fd < 0 || td__file_truncate(team->fd, (off_t)layout.end) ||
         fcntl(team->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
         return td__fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
                         td__errno_text(errno));

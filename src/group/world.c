@@ -5,8 +5,11 @@
 #include "group/process_group.h"
 #include "group/root.h"
 #include "store/rendezvous_schemes.h"
+#include "store/tcp_store.h"
 
 #include <stdio.h>
+
+enum { LINGER_AFTER_FAILURE_MS = 2000 };
 
 /* The first is held while a world is made or ends, which can take long. The second guards what follows, and
  * is taken last; the pointer is read without it: who destroys the world waits for calls that have begun, but
@@ -58,6 +61,8 @@ static td_status meet_and_open(const td_init_options *options, const td_group_op
     if (status) {
         char message[1024];
         snprintf(message, sizeof message, "%s", td_last_error());
+        /* The others may be waiting for this rank: it must not wait for them in turn. */
+        td__tcp_store_set_linger(met->store, LINGER_AFTER_FAILURE_MS);
         td_world_close(met);
         return td__fail(status, "%s", message);
     }

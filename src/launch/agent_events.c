@@ -8,6 +8,7 @@
 #include "launch/notice.h"
 #include "launch/report.h"
 #include "launch/sweep.h"
+#include "os/loop.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -284,7 +285,7 @@ static void open_signals(struct td__agent *agent)
 
 td_status td__agent_open_loop(struct td__agent *agent)
 {
-    int error = uv_loop_init(&agent->loop);
+    int error = td__uv_loop_init(&agent->loop);
     if (!error)
         error = uv_async_init(&agent->loop, &agent->wake, on_wake);
     if (!error)

@@ -2,6 +2,7 @@
  * when it is told to end, before the workers are. With --keep-going also at each failure, of the worker
  * that failed. */
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "launch/agent_state.h"
 #include "launch/story.h"
 
@@ -13,7 +14,7 @@
 static bool write_all(int fd, const uint8_t *data, size_t size)
 {
     while (size) {
-        ssize_t written = write(fd, data, size);
+        ssize_t written = td__file_write(fd, data, size);
         if (written < 0 && errno == EINTR)
             continue;
         if (written < 0)

@@ -2,6 +2,7 @@
 #include "launch/logs.h"
 
 #include "base/fail.h"
+#include "base/file_limit.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -98,7 +99,7 @@ bool td__log_file_write(struct td__log_file *file, const void *data, size_t size
     if (file->fd < 0 || file->error)
         return true;
     for (const char *at = data; size;) {
-        ssize_t written = write(file->fd, at, size);
+        ssize_t written = td__file_write(file->fd, at, size);
         if (written < 0 && errno == EINTR)
             continue;
         if (written < 0) {

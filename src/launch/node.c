@@ -274,7 +274,10 @@ static void *watch(void *arg)
     struct td__node *node = arg;
     td_bytes value = {0};
     struct td__notice notice;
-    if (td_store_get(node->store, TD__KEY_OVER, INT64_MAX, &value)) {
+    td_status status = td_store_get(node->store, TD__KEY_OVER, INT64_MAX, &value);
+    if (status == TD_ERR_SYSTEM) {
+        post(node, TD__NODE_OVER, 1, td_last_error());
+    } else if (status) {
         char text[512];
         snprintf(text, sizeof text, "the launcher of node 0 (at %s, port %d) is gone",
                  node->options->host, node->world.port);

@@ -2,6 +2,7 @@
  * leaves an empty one, so that many lines are one write() when there are many. */
 #include "launch/sink.h"
 
+#include "base/file_limit.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@
 static int write_all(int fd, const uint8_t *data, size_t size)
 {
     while (size) {
-        ssize_t written = write(fd, data, size);
+        ssize_t written = td__file_write(fd, data, size);
         if (written >= 0) {
             data += written;
             size -= (size_t)written;

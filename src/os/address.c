@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <errno.h>
 #include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -22,7 +23,8 @@ struct question {
     pthread_cond_t answered;
     int holders;
     bool done;
-    int error; /* of getaddrinfo() */
+    int error;        /* of getaddrinfo() */
+    int system_error; /* the errno behind it, where it says EAI_SYSTEM */
     struct addrinfo *answers;
     char host[256];
 };
@@ -50,8 +52,10 @@ static void *look_up(void *arg)
         hints.ai_flags = 0;
         error = getaddrinfo(question->host, NULL, &hints, &answers);
     }
+    int system_error = errno;
     pthread_mutex_lock(&question->lock);
     question->error = error;
+    question->system_error = system_error;
     question->answers = answers;
     question->done = true;
     pthread_cond_signal(&question->answered);
@@ -109,6 +113,9 @@ static td_status resolve_name(const char *host, int port, td__deadline deadline,
         status = td__fail(TD_ERR_TIMEOUT,
                           "host \"%s\" cannot be resolved: the name server did not answer in time",
                           host);
+    } else if (question->error == EAI_SYSTEM) {
+        status = td__fail(TD_ERR_SYSTEM, "host \"%s\" cannot be resolved: %s", host,
+                          td__errno_text(question->system_error));
     } else if (question->error) {
         *retry = true;
         status = td__fail(TD_ERR_INVALID, "host \"%s\" cannot be resolved: %s", host,

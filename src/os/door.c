@@ -39,9 +39,10 @@ enum {
     SWEEP_MS = 500,
     MOST_STRANGERS = 4096, /* on each list, … */
     LEAST_STRANGERS = 16,
-    SHARE = 4,     /* … and no more than the limit of descriptors divided by this */
-    SPARE_FDS = 8, /* left for the rest of the process */
-    AT_ONCE = 64,  /* accepted, or listened to, before others have their turn */
+    SHARE = 4,      /* … and no more than the limit of descriptors divided by this */
+    SPARE_FDS = 8,  /* left for the rest of the process */
+    FULL_MS = 2000, /* without a descriptor, before those who wait are told */
+    AT_ONCE = 64,   /* accepted, or listened to, before others have their turn */
     BREATH_MS = 1,
     NONCES = 1 << 10 /* remembered */
 };
@@ -90,7 +91,9 @@ struct td__door {
     struct list silent, known;
     bool warned;           /* of one that disagrees about TLS … */
     bool warned_of_secret; /* … or the secret */
-    int closing;           /* handles that are not closed yet */
+    bool warned_of_room;
+    int64_t full_since; /* when the first was left outside, 0: nobody is */
+    int closing;        /* handles that are not closed yet */
     uint8_t nonces[NONCES][TD__NONCE_SIZE];
 };
 
@@ -379,13 +382,29 @@ static void admit(struct td__door *door, int fd, bool local, enum stage stage, t
         put_off(door->silent.oldest);
 }
 
-/* A descriptor that is this close to the limit is the last sign before there are none. */
+/* The oldest of those who have said nothing goes; false where there is none. */
 static bool make_room(struct td__door *door)
 {
     if (!door->silent.oldest)
         return false;
     put_off(door->silent.oldest);
     return true;
+}
+
+/* There is no descriptor for who stands outside, nor a stranger to take one from. That may pass. */
+static void run_out(struct td__door *door, int error)
+{
+    int64_t now = td__now_ns();
+    if (!door->full_since)
+        door->full_since = now;
+    if (now - door->full_since < FULL_MS * (int64_t)1000000)
+        return;
+    if (!door->warned_of_room)
+        td_log(TD_LOG_WARN, "the %s cannot take in those who come: %s", door->options.purpose,
+               td__errno_text(error));
+    door->warned_of_room = true;
+    if (door->options.full)
+        door->options.full(door->options.arg, error);
 }
 
 /* False where there is no descriptor left. */
@@ -400,12 +419,13 @@ static bool take_in(struct entrance *entrance)
             return true;
         if (fd < 0 && make_room(door))
             continue;
-        if (fd < 0)
+        if (fd < 0) {
+            run_out(door, errno);
             return false;
-        if (fd > door->highest_fd && !make_room(door)) {
-            close(fd);
-            continue;
         }
+        door->full_since = 0;
+        if (fd > door->highest_fd) /* the last sign before there are none */
+            make_room(door);
         if (entrance->local && !td__peer_is_us(fd)) {
             close(fd);
             continue;
@@ -493,7 +513,8 @@ static void close_handle(struct td__door *door, uv_handle_t *handle)
 
 static td_status fail_to_listen(const struct td__door_options *options, int error)
 {
-    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose, td__errno_text(-error));
+    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
+                    td__errno_text(-error));
 }
 
 td_status td__door_open(struct td__loop *loop, int tcp_fd, int local_fd,

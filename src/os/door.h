@@ -20,6 +20,9 @@ struct td__door_options {
     uint8_t identity[TD__IDENTITY_SIZE]; /* zeros where it is the only door of its purpose */
     size_t request_size;                 /* what each guest says first; 0: nothing */
     td__guest_fn fn;
+    /* NULL, or called now and then while there has been no descriptor for a guest for some time; `error` says
+     * which limit it is. */
+    void (*full)(void *arg, int error);
     void *arg;
 };
 

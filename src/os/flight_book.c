@@ -1,5 +1,6 @@
 /* The launcher's side of the flight recorder: a book with a log for each of its workers; see flight.h. */
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "base/host.h"
 #include "os/flight.h"
 #include "os/flight_text.h"
@@ -67,7 +68,7 @@ td_status td__flight_book_open(const struct td__flight_job *job, struct td__flig
     if (made.fd < 0)
         goto fail;
     step = "ftruncate";
-    if (ftruncate(made.fd, (off_t)made.size) ||
+    if (td__file_truncate(made.fd, (off_t)made.size) ||
         fcntl(made.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         goto close_fd;
     step = "mmap";

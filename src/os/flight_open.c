@@ -5,6 +5,7 @@
  * then it gets private memory. In one process a rank may have two worlds at once, while one grows out of
  * the other: they share the log. */
 #include "base/fail.h"
+#include "base/file_limit.h"
 #include "base/host.h"
 #include "base/number.h"
 #include "base/thread.h"
@@ -176,7 +177,7 @@ static const char *open_file(struct td__flight_log *log, const char *prefix, int
         return errno == ELOOP ? "it is a symbolic link" : td__errno_text(errno);
     const char *why = objection(fd, size);
     /* Allocated here and now: a full disk must not be found out by a store to memory. */
-    int error = why ? 0 : posix_fallocate(fd, 0, (off_t)size);
+    int error = why ? 0 : td__file_allocate(fd, (off_t)size);
     struct td__flight_head *head = why || error ? NULL : map_book(fd, size);
     if (!why && !head)
         why = td__errno_text(error ? error : errno);

@@ -4,6 +4,12 @@
 #include "base/fail.h"
 #include "base/thread.h"
 
+#include <errno.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { LOOP_FDS = 6 }; /* that a loop opens, some once in a process */
+
 struct td__loop_call {
     struct td__loop_call *next;
     void (*fn)(void *);
@@ -35,10 +41,27 @@ static void *run_loop(void *arg)
     return NULL;
 }
 
+/* Whether the process can have `count` descriptors more; 0, or an errno. */
+static int find_descriptors(int count)
+{
+    int fd = eventfd(0, EFD_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    int error = count > 1 ? find_descriptors(count - 1) : 0;
+    close(fd);
+    return error;
+}
+
+int td__uv_loop_init(uv_loop_t *loop)
+{
+    int error = find_descriptors(LOOP_FDS);
+    return error ? -error : uv_loop_init(loop);
+}
+
 td_status td__loop_start(struct td__loop *loop, const char *name)
 {
     loop->calls = NULL;
-    int error = uv_loop_init(&loop->uv);
+    int error = td__uv_loop_init(&loop->uv);
     if (error)
         return td__fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
     error = uv_async_init(&loop->uv, &loop->wake, run_calls);

@@ -20,6 +20,9 @@ struct td__loop {
     struct td__loop_call *calls;
 };
 
+/** uv_loop_init(), but where a process has no descriptors left for it, that is -EMFILE: libuv aborts. */
+int td__uv_loop_init(uv_loop_t *loop);
+
 /** Starts the thread; `name` has at most 15 characters. */
 td_status td__loop_start(struct td__loop *loop, const char *name);
 

@@ -327,6 +327,8 @@ int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadl
             return error;
     }
     int received = take_fd(&message);
+    if (received < 0 && message.msg_flags & MSG_CTRUNC && !CMSG_FIRSTHDR(&message))
+        return EMFILE; /* it came along, but there was no place for it */
     if (received < 0)
         return got == 0 ? ENODATA : EPROTO;
     int error = td__recv_all(fd, (char *)data + got, size - (size_t)got, deadline);

@@ -53,7 +53,7 @@ bool td__peer_is_us(int fd);
 int td__send_fd(int fd, int passed, const void *data, size_t size, td__deadline deadline);
 
 /** Receives a descriptor (close-on-exec) and exactly `size` bytes. 0, or an errno: EPROTO when no
- *  descriptor came along. */
+ *  descriptor came along, EMFILE when this process may have no more. */
 int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadline);
 
 #endif

@@ -7,13 +7,20 @@
 #include "os/tls.h"
 
 #include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define MS ((int64_t)1000000)
 
-enum { RESOLVE_LIMIT_MS = 10000, ATTEMPT_LIMIT_MS = 5000, WARN_AFTER_MS = 10000 };
+enum {
+    RESOLVE_LIMIT_MS = 10000,
+    ATTEMPT_LIMIT_MS = 5000,
+    WARN_AFTER_MS = 10000,
+    RESET_MS = 20, /* that a reset may come after the end, besides its way */
+};
 
 static td_status refuse_without_secret(const char *what, const char *purpose, const char *host)
 {
@@ -95,24 +102,56 @@ static td_status fail_refused(const struct td__auth *auth, const char *where, bo
         auth->purpose);
 }
 
-/* Both directions of the proof. A connection that is reset belongs to a server that is going away, or
- * that has too many guests at the moment, and the next attempt may have better luck: *passing is then the
- * errno. */
+/* The other side has closed the connection without a word: 0 where it did so in order, or an errno. A server
+ * that turns somebody away has read the hello before. What closes without reading it, such as a proxy whose
+ * server is not there yet, has its kernel reset the connection, which is seen a moment after the end. (A unix
+ * socket tells both at once.) */
+static int find_reset(int fd)
+{
+    struct tcp_info info = {0};
+    struct pollfd seen = {.fd = fd};
+    socklen_t size = sizeof info, error_size = sizeof(int);
+    int error = 0;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+        return 0;
+    poll(&seen, 1, RESET_MS + (int)(info.tcpi_rtt / 500)); /* two ways there and back */
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
+    return error ? error : seen.revents & (POLLERR | POLLHUP) ? ECONNRESET : 0;
+}
+
+/* Receives the challenge. *answered says that something has come, in the place of one where that fails. */
+static int receive_challenge(int fd, uint8_t challenge[TD__CHALLENGE_SIZE], td__deadline deadline,
+                             bool *answered)
+{
+    int error = td__recv_all(fd, challenge, 1, deadline);
+    *answered = !error;
+    if (error == ENODATA) {
+        int reset = find_reset(fd);
+        return reset ? reset : ENODATA;
+    }
+    td__deadline soon = td__deadline_earlier(deadline, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
+    return error ? error : td__recv_all(fd, challenge + 1, TD__CHALLENGE_SIZE - 1, soon);
+}
+
+/* Both directions of the proof. A connection that is reset belongs to a server that is going away, that is not
+ * there yet behind a proxy, or that has too many guests at the moment, and the next attempt may have better
+ * luck: *passing is then the errno. */
 static td_status prove(int fd, struct td__auth *auth, const char *where, const struct way *way,
                        int *passing)
 {
     td__deadline deadline = way->deadline;
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
     TD_TRY(td__auth_hello(auth, hello));
+    bool answered = false;
     int error = td__send_all(fd, hello, sizeof hello, deadline);
     if (!error)
-        error = td__recv_all(fd, challenge, sizeof challenge, deadline);
-    if (error == ENODATA)
+        error = receive_challenge(fd, challenge, deadline, &answered);
+    if (error == ENODATA && !answered)
         return fail_refused(auth, where, way->identity);
     bool right = !error && td__auth_check_challenge(auth, challenge);
     if (!error && !right && auth->other_tls)
         return fail_other_tls(where, auth->tls);
-    if (!error && !right)
+    if (answered && !right && !td__deadline_passed(deadline))
         return td__fail(TD_ERR_AUTH,
                         "the server at %s does not prove the job's secret: TANDEM_SECRET differs, "
                         "or it is no %s of Tandem",
@@ -254,6 +293,9 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         int fd = td__connect_to(address, limit);
         bool beside = i && address->any.sa_family == AF_UNIX; /* mostly, nobody is there */
         attempts->refused &= fd == -ECONNREFUSED || fd == -ENOENT;
+        if (fd == -EMFILE || fd == -ENFILE) /* waiting for others would not help */
+            return td__fail(TD_ERR_SYSTEM, "cannot connect to the %s at %s: %s", way->purpose, host,
+                            td__errno_text(-fd));
         if (fd < 0) {
             if (!beside)
                 note_attempt(attempts, address, td__errno_text(-fd));

@@ -11,14 +11,15 @@
 #include "os/address.h"
 
 /**
- * Connects to `host`:`port` and proves the secret both ways. While nobody is there yet it tries
- * again until the deadline; a host name that cannot be resolved is tried for 10 s at most. `purpose`
+ * Connects to `host`:`port` and proves the secret both ways. While nobody is there yet, or something closes
+ * the connection without reading what it is sent, it tries again until the deadline; a host name that cannot be resolved is tried for 10 s at most. `purpose`
  * names the kind of server, in the proof and in messages ("store"), and `identity` (TD__IDENTITY_SIZE bytes)
  * the one that is meant among several; NULL where there is only one. Who knows its identity has it from the
  * server itself, so where nobody listens then, it has ended: TD_ERR_PEER, at once. What is found at *fd is a stream
  * socket, non-blocking: TCP, a unix socket, or the plain end of TLS.
  *
- * Errors: TD_ERR_TIMEOUT lists each address tried with its reason; TD_ERR_PEER; TD_ERR_AUTH; TD_ERR_INVALID.
+ * Errors: TD_ERR_TIMEOUT lists each address tried with its reason; TD_ERR_PEER; TD_ERR_AUTH; TD_ERR_INVALID;
+ * TD_ERR_SYSTEM where this process has no descriptor left.
  */
 td_status td__connect_trusted(const char *host, int port, const char *purpose,
                               const uint8_t *identity, const struct td__secret *secret,

@@ -3,6 +3,7 @@
 
 #include "base/auth.h"
 #include "base/fail.h"
+#include "base/file_limit.h"
 
 #include <tandem/store.h>
 
@@ -71,7 +72,8 @@ static int read_at(int fd, void *data, size_t size, uint64_t offset, size_t *got
 static int write_at(int fd, const void *data, size_t size, uint64_t offset)
 {
     for (size_t done = 0; done < size;) {
-        ssize_t count = pwrite(fd, (const char *)data + done, size - done, (off_t)(offset + done));
+        ssize_t count = td__file_pwrite(fd, (const char *)data + done, size - done,
+                                        (off_t)(offset + done));
         if (count < 0 && errno != EINTR)
             return errno;
         if (count > 0)

@@ -283,6 +283,18 @@ static void cancel(struct td__session *session, uint32_t id)
     }
 }
 
+void td__session_fail_waits(struct td__session *session, td_status status, const char *text)
+{
+    for (struct td__waiter *waiter = session->waiters, *next; waiter; waiter = next) {
+        next = waiter->own_after;
+        if (!waiter->parked) /* its keys are there */
+            continue;
+        unpark(waiter);
+        answer_text(session, waiter->id, status, (struct td__span){text, strlen(text)});
+        drop_waiter(waiter);
+    }
+}
+
 /* ---- Requests -------------------------------------------------------------------------------- */
 
 static td_status set_all(struct td__engine *engine, const struct td__wire_request *request)

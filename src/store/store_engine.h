@@ -46,6 +46,9 @@ bool td__session_is_full(const struct td__session *session);
 /** To be called when a session is not full any more: answers the waiters that were passed over. */
 void td__session_resume(struct td__session *session);
 
+/** Answers all that the session waits for with a failure. */
+void td__session_fail_waits(struct td__session *session, td_status status, const char *text);
+
 /** Ends a session: its waits are dropped, and its will is carried out unless it said BYE. */
 void td__session_end(struct td__session *session);
 

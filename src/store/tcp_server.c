@@ -381,13 +381,28 @@ struct start {
     char error[256];
 };
 
+/* Somebody cannot come in, and those who wait most likely wait for him. */
+static void on_full(void *arg, int error)
+{
+    struct td__tcp_server *server = arg;
+    char text[256];
+    snprintf(text, sizeof text, "the store's server (process %d) cannot take in more clients: %s",
+             (int)getpid(), td__errno_text(error));
+    for (struct connection *at = server->clients.first; at; at = at->after)
+        td__session_fail_waits(&at->session, TD_ERR_SYSTEM, text);
+    flush_all(server);
+}
+
 /* The sentence about a failure is the thread's own, so it is handed over. */
 static void start_on_loop(void *arg)
 {
     struct start *start = arg;
     struct td__tcp_server *server = start->server;
-    struct td__door_options options = {
-        .secret = &server->secret, .purpose = "store", .fn = on_guest, .arg = server};
+    struct td__door_options options = {.secret = &server->secret,
+                                       .purpose = "store",
+                                       .fn = on_guest,
+                                       .full = on_full,
+                                       .arg = server};
     uv_timer_init(&server->loop.uv, &server->rest);
     server->rest.data = server;
     uv_idle_init(&server->loop.uv, &server->spin);

@@ -34,7 +34,12 @@ static void *alloc_host(struct td__device *device, size_t bytes, void (**free_fn
     bool shared = bytes >= TD__STORAGE_SHARED_FROM;
     *free_fn = shared ? free_shared : free_private;
     size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    return shared ? td_alloc(bytes) : rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
+    if (shared)
+        return td_alloc(bytes);
+    void *memory = rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
+    if (!memory)
+        td__fail_nomem("host memory");
+    return memory;
 }
 
 static td_status copy_host(struct td__device *device, void *to, const void *from, size_t bytes)

@@ -17,7 +17,7 @@ struct td__device_kind {
     const char *name; /* as in "cpu:1", without the number */
     const struct td__kernels *kernels;
 
-    /** Memory for `bytes` bytes, more than 0, aligned to 64; NULL where there is none left. Called by
+    /** Memory for `bytes` bytes, more than 0, aligned to 64; NULL, with the last error set, where there is none left. Called by
      *  any thread. How it goes back is told in *free_fn. */
     void *(*alloc)(struct td__device *device, size_t bytes,
                    void (**free_fn)(void *data, void *arg));

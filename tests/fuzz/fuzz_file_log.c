@@ -65,7 +65,8 @@ static int memory_ftruncate(int fd, off_t size)
 }
 
 #define pread memory_pread
-#define pwrite memory_pwrite
+#include "base/file_limit.h"
+#define td__file_pwrite memory_pwrite
 #define ftruncate memory_ftruncate
 #include "store/file_log.c"
 
