@@ -147,6 +147,14 @@ static void leave_descriptors(int left)
         close(fds[--count]);
 }
 
+/* At the end of a test, since sanitizers want some then. */
+static void have_descriptors_again(void)
+{
+    struct rlimit limit;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+    set_limit(RLIMIT_NOFILE, limit.rlim_max);
+}
+
 struct attempt {
     int descriptors;
     char url[128];
@@ -167,6 +175,7 @@ static void open_with_few(void *arg)
     snprintf(attempt->message, sizeof attempt->message, "%s", td_last_error());
     if (td_is_initialized())
         td_destroy_process_group();
+    have_descriptors_again();
 }
 
 /* Whichever call it is that finds no descriptor any more. */
@@ -197,6 +206,7 @@ TEST(connecting_without_descriptors_fails_at_once)
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1,
                                   &(td_tcp_store_options){.timeout_ms = PATIENCE_MS}, &store),
                 TD_ERR_SYSTEM, "ulimit -n");
+    have_descriptors_again();
 }
 
 struct latecomer {
@@ -231,6 +241,7 @@ TEST(a_store_without_descriptors_says_so, .deadline_s = 60)
     CHECK_CONTAINS(td_last_error(), "cannot take in more clients");
     fork_kill(other, SIGKILL);
     CHECK_OK(td_store_close(store));
+    have_descriptors_again();
 }
 
 TEST(a_passed_descriptor_that_has_no_place)
@@ -242,4 +253,5 @@ TEST(a_passed_descriptor_that_has_no_place)
     leave_descriptors(0);
     CHECK_EQ(td__recv_fd(ends[1], &passed, &byte, 1, TD__NEVER), EMFILE);
     CHECK_EQ(passed, -1);
+    have_descriptors_again();
 }

@@ -15,8 +15,10 @@
 #include <grp.h>
 #include <poll.h>
 #include <pwd.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -307,15 +309,17 @@ TEST(jobs_of_one_user_do_not_mix)
 struct stranger {
     const struct passwd *user;
     char home[300];
-    int port;
+    atomic_int port; /* 0: there is no store yet */
 };
 
 static void become(const struct stranger *stranger)
 {
+    CHECK_SOON(atomic_load(&stranger->port));
     CHECK(!setgroups(0, NULL));
     CHECK(!setresgid(stranger->user->pw_gid, stranger->user->pw_gid, stranger->user->pw_gid));
     CHECK(!setresuid(stranger->user->pw_uid, stranger->user->pw_uid, stranger->user->pw_uid));
     setenv("HOME", stranger->home, 1);
+    prctl(PR_SET_DUMPABLE, 1); /* or a sanitizer cannot look at its own memory at the end */
 }
 
 static void try_to_join(void *arg)
@@ -349,28 +353,32 @@ static void join_without_secrets(void *arg)
     CHECK_OK(td_store_close(store));
 }
 
-TEST(another_user_stays_outside)
+/* Runs `fn` as another user, beside a store of ours. The fork is made before the server's thread. */
+static void beside_a_store(struct stranger *stranger, void (*fn)(void *))
 {
-    struct stranger stranger = {.user = another_user()};
-    snprintf(stranger.home, sizeof stranger.home, "%s/home", td_test_temp_dir());
-    CHECK(!mkdir(stranger.home, 0700) && !chmod(td_test_temp_dir(), 0755));
-    CHECK(!chown(stranger.home, stranger.user->pw_uid, stranger.user->pw_gid));
     td_store *store;
     td_bytes value;
+    atomic_store(&stranger->port, 0);
+    pid_t pid = fork_start(fn, stranger);
     CHECK_OK(
         td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &store));
     CHECK_OK(td_store_set(store, "key", "value", 5));
-    stranger.port = td_tcp_store_port(store);
-    fork_join(fork_start(try_to_join, &stranger));
+    atomic_store(&stranger->port, td_tcp_store_port(store));
+    fork_join(pid);
     CHECK_OK(td_store_get(store, "key", 0, &value));
     CHECK_EQ(value.size, 5);
     td_bytes_free(&value);
     CHECK_OK(td_store_close(store));
+}
 
+TEST(another_user_stays_outside)
+{
+    struct stranger *stranger = fork_shared(sizeof *stranger);
+    stranger->user = another_user();
+    snprintf(stranger->home, sizeof stranger->home, "%s/home", td_test_temp_dir());
+    CHECK(!mkdir(stranger->home, 0700) && !chmod(td_test_temp_dir(), 0755));
+    CHECK(!chown(stranger->home, stranger->user->pw_uid, stranger->user->pw_gid));
+    beside_a_store(stranger, try_to_join);
     VARIABLES("TANDEM_INSECURE=1"); /* says that nobody else is there */
-    CHECK_OK(
-        td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &store));
-    stranger.port = td_tcp_store_port(store);
-    fork_join(fork_start(join_without_secrets, &stranger));
-    CHECK_OK(td_store_close(store));
+    beside_a_store(stranger, join_without_secrets);
 }
