@@ -69,13 +69,13 @@ static td_tensor *places(const char *call, bool least, td_tensor *x, int *dim)
 td_tensor *td_argmax(td_tensor *x, int dim, bool keepdim)
 {
     td_tensor *index = places("td_argmax", false, x, &dim);
-    return td__adopt(keepdim ? index : td__drop_dims(index, 1u << dim));
+    return td__adopt(keepdim || !index ? index : td__drop_dims(index, 1u << dim));
 }
 
 td_tensor *td_argmin(td_tensor *x, int dim, bool keepdim)
 {
     td_tensor *index = places("td_argmin", true, x, &dim);
-    return td__adopt(keepdim ? index : td__drop_dims(index, 1u << dim));
+    return td__adopt(keepdim || !index ? index : td__drop_dims(index, 1u << dim));
 }
 
 struct place {

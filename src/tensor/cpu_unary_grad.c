@@ -25,7 +25,7 @@
     }
 
 #define CASES_OF_ARITHMETIC(T)                                                                     \
-    CASE(TD__ABS, T, s > 0 ? g : s < 0 ? -g : g * s)                                               \
+    CASE(TD__ABS, T, s > 0 ? g : s < 0 ? -g : g * 0)                                               \
     CASE(TD__SQUARE, T, g *(2 * s))                                                                \
     CASE(TD__EXP, T, g *s)                                                                         \
     CASE(TD__LOG, T, g / s)                                                                        \
