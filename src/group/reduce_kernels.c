@@ -1,44 +1,22 @@
 /* Which kernels to use; see reduce_kernels.h. */
 #include "group/reduce_kernels.h"
 
+#include "base/simd.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-
-/* __builtin_cpu_supports() does not know F16C in every compiler. Whether the operating system keeps
- * the registers of AVX it has looked up already. */
-static bool has_avx2(void)
-{
-    unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-
-static bool has_avx512(void)
-{
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-#endif
-
-static bool always(void)
-{
-    return true;
-}
 
 /* The best one first. */
 static const struct {
     const struct td__kernels *kernels;
-    bool (*runs_here)(void);
+    td__simd_level level;
 } choices[] = {
 #if defined(__x86_64__)
-    {&td__kernels_avx512, has_avx512},
-    {&td__kernels_avx2, has_avx2},
+    {&td__kernels_avx512, TD__SIMD_AVX512},
+    {&td__kernels_avx2, TD__SIMD_AVX2},
 #endif
-    {&td__kernels_generic, always},
+    {&td__kernels_generic, TD__SIMD_GENERIC},
 };
 
 enum { CHOICES = sizeof choices / sizeof *choices };
@@ -46,26 +24,18 @@ enum { CHOICES = sizeof choices / sizeof *choices };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const struct td__kernels *) in_use;
 
-/* NULL where there is none of that name; any name for NULL. */
+/* NULL where there is none of that name, or where the processor lacks it. */
 static const struct td__kernels *find(const char *name)
 {
     for (int i = 0; i < CHOICES; i++)
-        if ((!name || !strcmp(name, choices[i].kernels->name)) && choices[i].runs_here())
+        if (!strcmp(name, choices[i].kernels->name) && td__simd_has(choices[i].level))
             return choices[i].kernels;
     return NULL;
 }
 
 static void choose(void)
 {
-    const struct td__kernels *best = find(NULL);
-    const char *wanted = getenv("TANDEM_SIMD");
-    const struct td__kernels *found = wanted && *wanted ? find(wanted) : best;
-    if (!found)
-        td_log(TD_LOG_WARN,
-               "TANDEM_SIMD is \"%s\", which is none of generic, avx2 and avx512, or which this "
-               "processor lacks; using %s",
-               wanted, best->name);
-    atomic_store(&in_use, found ? found : best);
+    atomic_store(&in_use, find(td__simd_name(td__simd())));
 }
 
 const struct td__kernels *td__kernels(void)

@@ -8,6 +8,7 @@
  * in pieces of some channels and some rows, PIECE elements at most where the kernel allows it. */
 #include "base/fail.h"
 #include "tensor/conv.h"
+#include "tensor/conv_direct.h"
 #include "tensor/cpu_products.h"
 #include "tensor/widen.h"
 
@@ -85,6 +86,9 @@ struct parts {
 static td_status forward(struct td__conv *conv, const struct parts *parts)
 {
     const td_dtype dtype = parts->dtype;
+    if (conv->pictures > 0 && conv->pixels > 0 &&
+        td__conv_fits_direct(conv->out_channels, conv->taps))
+        return td__conv_direct(conv, dtype, parts->x, parts->w, parts->bias, parts->out);
     const bool plain = is_plain(conv);
     td_status status = plain || conv->pictures == 0 ? TD_OK : make_room(conv, dtype);
     for (int64_t g = 0; g < conv->groups && conv->pictures > 0 && status == TD_OK; g++) {
@@ -241,6 +245,12 @@ td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, 
     if (wide.status || grad_x->layout.numel == 0)
         goto end;
 
+    if (conv->pixels > 0 &&
+        td__conv_fits_direct(conv->channels,
+                             conv->out_channels * window->kernel[0] * window->kernel[1])) {
+        wide.status = td__conv_direct_grad_input(conv, dtype, gradients, weights, pictures);
+        goto end;
+    }
     memset(pictures, 0, (size_t)grad_x->layout.numel * td_dtype_size(dtype));
     struct td__conv_piece most = largest_piece(conv);
     size_t bytes = (size_t)(most.channels * window->kernel[0] * window->kernel[1] * most.rows *
@@ -355,6 +365,10 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
     else if (biases)
         add_bias_f64(&conv, gradients, biases);
 
-    wide.status = weight_gradient(&conv, dtype, pictures, gradients, weights);
+    if (conv.pictures > 0 && conv.pixels > 0 && conv.taps > 0 &&
+        td__conv_fits_direct(conv.out_channels, conv.pixels))
+        wide.status = td__conv_direct_grad_weight(&conv, dtype, gradients, pictures, weights);
+    else
+        wide.status = weight_gradient(&conv, dtype, pictures, gradients, weights);
     return td__widen_end(&wide);
 }

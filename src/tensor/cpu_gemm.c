@@ -2,7 +2,9 @@
  *
  * With one thread all products are our own; with several, large ones go to OpenBLAS (blas.h). */
 #include "base/fail.h"
+#include "base/simd.h"
 #include "tensor/blas.h"
+#include "tensor/direct.h"
 #include "tensor/gemm.h"
 
 #include <stdlib.h>
@@ -22,13 +24,23 @@ enum { ALIGNMENT = 64 };
 static const struct td__gemm_loops *choose(td_dtype dtype)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    if (td__simd() == TD__SIMD_AVX512)
         return dtype == TD_F32 ? &td__gemm_avx512_f32 : &td__gemm_avx512_f64;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (td__simd() == TD__SIMD_AVX2)
         return dtype == TD_F32 ? &td__gemm_avx2_f32 : &td__gemm_avx2_f64;
 #endif
     return dtype == TD_F32 ? &td__gemm_generic_f32 : &td__gemm_generic_f64;
+}
+
+const struct td__direct_loops *td__direct_loops(td_dtype dtype)
+{
+#if defined(__x86_64__)
+    if (td__simd() == TD__SIMD_AVX512)
+        return dtype == TD_F32 ? &td__direct_avx512_f32 : &td__direct_avx512_f64;
+    if (td__simd() == TD__SIMD_AVX2)
+        return dtype == TD_F32 ? &td__direct_avx2_f32 : &td__direct_avx2_f64;
+#endif
+    return dtype == TD_F32 ? &td__direct_generic_f32 : &td__direct_generic_f64;
 }
 
 /* Without columns of A there is nothing to add up: C is the bias, or 0, or stays. */

@@ -1,7 +1,7 @@
 /* The loops of a matrix product, for one instruction set and one type of elements.
  *
- * The file that includes this defines REAL, REAL_BYTES, VECTOR_BYTES, MAX_ROWS and LOOPS, the name of the table
- * that comes out of it; it may do so twice, for f32 and f64.
+ * The file that includes this defines REAL, REAL_BYTES, VECTOR_BYTES, MAX_ROWS, LOOPS and DIRECT, the names of
+ * the tables that come out of it; it may do so twice, for f32 and f64.
  *
  *            n ->          strip of B: k x STRIP, packed, stays in the first cache
  *           +--+--+--+
@@ -17,6 +17,7 @@
  * elements. k is cut into pieces, and so is m, of sizes as equal as can be: a rest of one row would
  * use the processor badly. Each element of C is summed up along k in one fixed order, whatever m
  * and n are. */
+#include "tensor/direct.h"
 #include "tensor/gemm.h"
 
 #include <string.h>
@@ -39,6 +40,14 @@ typedef REAL NAMED(unaligned)
 #define STRIP (2 * LANES)
 #define DEPTH 256                     /* along k */
 #define BLOCK (TD__GEMM_KEPT / DEPTH) /* along m, where A is not kept as a whole */
+
+/* Calls a macro for each number of rows that a tile may have. */
+#if MAX_ROWS == 14
+#define FOR_EACH_HEIGHT(X)                                                                         \
+    X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#else
+#define FOR_EACH_HEIGHT(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#endif
 
 #include "tensor/gemm_tiles.h"
 
@@ -194,6 +203,8 @@ static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
 
 const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAMED(run)};
 
+#include "tensor/direct_loops.h"
+
 #undef UNROLLED
 #undef VECTOR
 #undef UNALIGNED
@@ -211,4 +222,6 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAM
 #undef BLOCK
 #undef REAL
 #undef LOOPS
+#undef DIRECT
+#undef FOR_EACH_HEIGHT
 #undef NAMED

@@ -35,6 +35,18 @@
             v[(i + (s)) % LANES_ARE] = SHUFFLE(upper, lower, SECOND, (s) % LANES_ARE);             \
         }
 
+static inline __attribute__((always_inline)) void NAMED(exchange_all)(VECTOR v[LANES_ARE])
+{
+    UNROLLED
+    EXCHANGE(1)
+    UNROLLED
+    EXCHANGE(2)
+    UNROLLED
+    EXCHANGE(4)
+    UNROLLED
+    EXCHANGE(8)
+}
+
 /* `count` rows, at most LANES, `row` apart, of `depth` elements side by side, times alpha: element p
  * of row i goes to to[p * width + i]. Also writes the rest of the vector there. */
 static void NAMED(turn)(const REAL *from, int64_t row, int64_t count, int64_t depth, REAL alpha,
@@ -49,14 +61,7 @@ static void NAMED(turn)(const REAL *from, int64_t row, int64_t count, int64_t de
         UNROLLED
         for (int i = 0; i < LANES_ARE; i++)
             v[i] = alpha * *(const UNALIGNED *)(rows[i] + p);
-        UNROLLED
-        EXCHANGE(1)
-        UNROLLED
-        EXCHANGE(2)
-        UNROLLED
-        EXCHANGE(4)
-        UNROLLED
-        EXCHANGE(8)
+        NAMED(exchange_all)(v);
         UNROLLED
         for (int i = 0; i < LANES_ARE; i++)
             *(UNALIGNED *)(to + (p + i) * width) = v[i];

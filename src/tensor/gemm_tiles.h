@@ -106,29 +106,10 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
         else                                                                                       \
             NAMED(tile)(rows, 1, k, a, b, b_row, to);                                              \
     }
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
-TILE(5)
-TILE(6)
-#if MAX_ROWS == 14
-TILE(7)
-TILE(8)
-TILE(9)
-TILE(10)
-TILE(11)
-TILE(12)
-TILE(13)
-TILE(14)
-#endif
+FOR_EACH_HEIGHT(TILE)
 #undef TILE
 
+#define TILE(rows) NAMED(tile##rows),
 static void (*const NAMED(tiles)[])(int64_t k, const REAL *a, const REAL *b, int64_t b_row,
-                                    const struct NAMED(target) * to) = {
-    NAMED(tile1),  NAMED(tile2),  NAMED(tile3), NAMED(tile4),  NAMED(tile5),  NAMED(tile6),
-#if MAX_ROWS == 14
-    NAMED(tile7),  NAMED(tile8),  NAMED(tile9), NAMED(tile10), NAMED(tile11), NAMED(tile12),
-    NAMED(tile13), NAMED(tile14),
-#endif
-};
+                                    const struct NAMED(target) * to) = {FOR_EACH_HEIGHT(TILE)};
+#undef TILE

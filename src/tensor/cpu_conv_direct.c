@@ -1,0 +1,433 @@
+/* The output of a convolution, and the gradient of its input, by direct products; see conv_direct.h.
+ *
+ * Both are plans of the same kind. A result is cut into units of rows: one row of the output, or as many
+ * rows of the gradient as the stride. Some units of one group of one picture are a job: the part of the
+ * source that they depend on is copied with its padding (conv_frame.h), which also keeps it in the
+ * second cache, and a product makes all their pixels.
+ *
+ * The pixels of a gradient fall into phases: under a stride of 2, pixels in even and in odd rows and
+ * columns meet different places of the kernel. Each phase is a product with the weights of its places.
+ *
+ * Jobs share nothing that they write, and a pixel's sum does not depend on the job it is in. */
+#include "base/fail.h"
+#include "tensor/conv_direct.h"
+#include "tensor/conv_frame.h"
+#include "tensor/direct.h"
+#include "tensor/parallel_for.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum {
+    FRAME_BYTES = 256 * 1024,
+    JOBS_EACH = 8, /* for each thread, where there is enough to do */
+    FEW_PIXELS = 112,
+};
+
+bool td__conv_fits_direct(int64_t channels, int64_t steps)
+{
+    int64_t vectors = (channels + 15) / 16;
+    return channels * 4 >= vectors * 16 * 3 && steps >= 48;
+}
+
+/* The pixels of a result that meet the same places of the kernel. */
+struct phase {
+    int64_t row, column; /* of the first one, within a unit */
+    int64_t width;       /* pixels in a row */
+    int64_t k;           /* steps of the product */
+    int64_t *steps;      /* [k] */
+    int64_t *rows;       /* [pixels of a job] */
+    int64_t *places;     /* [pixels of a job], or NULL */
+    int64_t b_group;     /* elements of B of a group */
+    void *b;             /* [groups, b_group] */
+};
+
+struct plan {
+    td_dtype dtype;
+    const struct td__direct_loops *loops;
+    int64_t pictures, groups;
+
+    const void *source;
+    int64_t source_picture;
+    struct td__conv_frame frame; /* for `most` units */
+    int64_t top;                 /* of the first unit's frame */
+    int64_t unit_rows;           /* of the source, from one unit's frame to the next */
+    bool in_place;               /* the source is its own frame */
+
+    void *result;
+    int64_t channels, height, width, result_picture;
+    int64_t unit_height; /* rows of the result in a unit */
+    int64_t unit_width;  /* columns from one pixel of a phase to the next */
+    int64_t units, most; /* in all, in a job */
+    int64_t jobs_each;   /* jobs of a group of a picture */
+
+    struct phase *phases;
+    int phase_count;
+    void *bias; /* [groups, channels], with room after it; or NULL */
+    atomic_int failed;
+};
+
+static void *after(td_dtype dtype, const void *data, int64_t count)
+{
+    return (char *)data + count * (int64_t)td_dtype_size(dtype);
+}
+
+/* ---- Jobs ------------------------------------------------------------------------------------- */
+
+static void run_phase(const struct plan *plan, const struct phase *phase, const void *source,
+                      int64_t group, int64_t unit, int64_t units, void *result)
+{
+    /* The last unit may be cut off before the phase's row. */
+    int64_t rows = units;
+    while (rows > 0 && (unit + rows - 1) * plan->unit_height + phase->row >= plan->height)
+        rows--;
+    struct td__direct direct = {
+        .m = rows * phase->width,
+        .n = plan->channels,
+        .k = phase->k,
+        .a = source,
+        .rows = phase->rows,
+        .steps = phase->steps,
+        .b = after(plan->dtype, phase->b, group * phase->b_group),
+        .bias = plan->bias ? after(plan->dtype, plan->bias, group * plan->channels) : NULL,
+        .c = result,
+        .c_column = plan->height * plan->width,
+        .places = phase->places,
+    };
+    if (direct.m > 0)
+        plan->loops->run(&direct);
+}
+
+static void run_job(const struct plan *plan, int64_t job, void *frame)
+{
+    const size_t size = td_dtype_size(plan->dtype);
+    const int64_t block = job % plan->jobs_each, item = job / plan->jobs_each;
+    const int64_t group = item % plan->groups, picture = item / plan->groups;
+    const int64_t unit = block * plan->most;
+    const int64_t units = plan->units - unit < plan->most ? plan->units - unit : plan->most;
+
+    const void *source = after(plan->dtype, plan->source,
+                               picture * plan->source_picture + group * plan->frame.channels *
+                                                                    plan->frame.height *
+                                                                    plan->frame.width);
+    const int64_t top = plan->top + unit * plan->unit_rows;
+    if (plan->in_place) {
+        source = after(plan->dtype, source, top * plan->frame.width + plan->frame.left);
+    } else {
+        const int64_t used = plan->frame.rows - (plan->most - units) * plan->unit_rows;
+        td__conv_frame_fill(&plan->frame, top, used, size, source, frame);
+        source = frame;
+    }
+    void *result = after(plan->dtype, plan->result,
+                         picture * plan->result_picture +
+                             group * plan->channels * plan->height * plan->width +
+                             unit * plan->unit_height * plan->width);
+    for (int i = 0; i < plan->phase_count; i++)
+        run_phase(plan, &plan->phases[i], source, group, unit, units, result);
+}
+
+static void run_jobs(void *arg, int64_t begin, int64_t end)
+{
+    struct plan *plan = arg;
+    void *frame = NULL;
+    if (!plan->in_place) {
+        frame = malloc((size_t)td__conv_frame_size(&plan->frame) * td_dtype_size(plan->dtype));
+        if (!frame) {
+            plan->failed = 1;
+            return;
+        }
+    }
+    for (int64_t job = begin; job < end; job++)
+        run_job(plan, job, frame);
+    free(frame);
+}
+
+static td_status run_plan(struct plan *plan)
+{
+    td__parallel_for(plan->pictures * plan->groups * plan->jobs_each, 1, run_jobs, plan);
+    return plan->failed ? td__fail_nomem("conv2d") : TD_OK;
+}
+
+/* ---- Plans ------------------------------------------------------------------------------------ */
+
+/* How many units a job has: as many as keep the frame in the second cache, fewer where there would not
+ * be enough jobs for all threads. `frame.rows` has the rows of one unit and becomes that of all. */
+static void choose_units(struct plan *plan)
+{
+    const int64_t size = (int64_t)td_dtype_size(plan->dtype);
+    const int64_t row = plan->frame.channels * plan->frame.columns * size;
+    const int64_t pixels = plan->unit_height * plan->width;
+    int64_t most = (FRAME_BYTES / row - plan->frame.rows) / plan->unit_rows + 1;
+    const int threads = td_get_num_threads();
+    const int64_t jobs = threads > 1 ? (int64_t)threads * JOBS_EACH : 1;
+    const int64_t share = plan->units * plan->pictures * plan->groups / jobs;
+    if (most > share)
+        most = share;
+    if (most * pixels < FEW_PIXELS)
+        most = (FEW_PIXELS + pixels - 1) / pixels;
+    if (most > plan->units)
+        most = plan->units;
+    plan->jobs_each = (plan->units + most - 1) / most;
+    plan->most = (plan->units + plan->jobs_each - 1) / plan->jobs_each;
+    plan->frame.rows += (plan->most - 1) * plan->unit_rows;
+}
+
+/* Where the frames lie inside the pictures, nothing need be copied. */
+static void settle_frame(struct plan *plan)
+{
+    const int64_t reach = plan->top + (plan->units - plan->most) * plan->unit_rows +
+                          plan->frame.rows;
+    plan->in_place = plan->top >= 0 && reach <= plan->frame.height && plan->frame.left >= 0 &&
+                     plan->frame.left + plan->frame.columns <= plan->frame.width;
+    if (plan->in_place) {
+        plan->frame.rows = plan->frame.height;
+        plan->frame.columns = plan->frame.width;
+    }
+}
+
+static void free_plan(struct plan *plan)
+{
+    for (int i = 0; i < plan->phase_count; i++) {
+        free(plan->phases[i].steps);
+        free(plan->phases[i].rows);
+        free(plan->phases[i].places);
+        free(plan->phases[i].b);
+    }
+    free(plan->phases);
+    free(plan->bias);
+}
+
+static td_status make_phases(struct plan *plan, int64_t count)
+{
+    plan->phases = calloc((size_t)count, sizeof *plan->phases);
+    if (!plan->phases)
+        return td__fail_nomem("conv2d");
+    plan->phase_count = (int)count;
+    return TD_OK;
+}
+
+/* The tables of a phase and memory for its weights, for k steps. Its pixels are `down` and `right`
+ * elements of the frame apart. */
+static td_status make_tables(struct plan *plan, struct phase *phase, int64_t k, int64_t down,
+                             int64_t right, bool places)
+{
+    const int64_t pixels = plan->most * phase->width;
+    phase->k = k;
+    phase->b_group = plan->loops->packed_size(k, plan->channels);
+    phase->steps = malloc((size_t)(k > 0 ? k : 1) * sizeof *phase->steps);
+    phase->rows = malloc((size_t)(pixels > 0 ? pixels : 1) * sizeof *phase->rows);
+    phase->places = places ? malloc((size_t)(pixels > 0 ? pixels : 1) * sizeof *phase->places)
+                           : NULL;
+    phase->b = calloc((size_t)(plan->groups * phase->b_group), td_dtype_size(plan->dtype));
+    if (!phase->steps || !phase->rows || !phase->b || (places && !phase->places))
+        return td__fail_nomem("conv2d");
+    for (int64_t i = 0; i < pixels; i++) {
+        const int64_t y = i / phase->width, x = i % phase->width;
+        phase->rows[i] = y * down + x * right;
+        if (places)
+            phase->places[i] = (y * plan->unit_height + phase->row) * plan->width + phase->column +
+                               x * plan->unit_width;
+    }
+    return TD_OK;
+}
+
+/* ---- Forward ---------------------------------------------------------------------------------- */
+
+/* The bias with room after it: vectors of it are loaded. */
+static td_status copy_bias(struct plan *plan, const void *bias)
+{
+    const size_t size = td_dtype_size(plan->dtype);
+    const size_t count = (size_t)(plan->groups * plan->channels);
+    plan->bias = calloc(count + (size_t)plan->loops->strip, size);
+    if (!plan->bias)
+        return td__fail_nomem("conv2d");
+    memcpy(plan->bias, bias, count * size);
+    return TD_OK;
+}
+
+static td_status plan_forward(struct plan *plan, const struct td__conv *conv, const void *w)
+{
+    const struct td__window *window = &conv->window;
+    TD_TRY(make_phases(plan, 1));
+    struct phase *phase = &plan->phases[0];
+    phase->width = conv->out_width;
+    TD_TRY(make_tables(plan, phase, conv->taps, window->stride[0] * plan->frame.columns,
+                       window->stride[1], false));
+    for (int64_t k = 0; k < conv->taps; k++) {
+        const int64_t kx = k % window->kernel[1], rest = k / window->kernel[1];
+        const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
+        phase->steps[k] = (channel * plan->frame.rows + ky * window->dilation[0]) *
+                              plan->frame.columns +
+                          kx * window->dilation[1];
+    }
+    for (int64_t g = 0; g < conv->groups; g++)
+        plan->loops->pack(after(plan->dtype, w, g * conv->out_channels * conv->taps), conv->taps,
+                          conv->taps, conv->out_channels,
+                          after(plan->dtype, phase->b, g * phase->b_group));
+    return TD_OK;
+}
+
+td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
+                          const void *bias, void *out)
+{
+    const struct td__window *window = &conv->window;
+    struct plan plan = {
+        .dtype = dtype,
+        .loops = td__direct_loops(dtype),
+        .pictures = conv->pictures,
+        .groups = conv->groups,
+        .source = x,
+        .source_picture = conv->x_picture,
+        .frame = {.channels = conv->channels,
+                  .height = conv->height,
+                  .width = conv->width,
+                  .left = -window->padding[1],
+                  .rows = (window->kernel[0] - 1) * window->dilation[0] + 1,
+                  .columns = (conv->out_width - 1) * window->stride[1] +
+                             (window->kernel[1] - 1) * window->dilation[1] + 1},
+        .top = -window->padding[0],
+        .unit_rows = window->stride[0],
+        .result = out,
+        .channels = conv->out_channels,
+        .height = conv->out_height,
+        .width = conv->out_width,
+        .result_picture = conv->out_picture,
+        .unit_height = 1,
+        .unit_width = 1,
+        .units = conv->out_height,
+    };
+    choose_units(&plan);
+    settle_frame(&plan);
+    td_status status = bias ? copy_bias(&plan, bias) : TD_OK;
+    if (status == TD_OK)
+        status = plan_forward(&plan, conv, w);
+    if (status == TD_OK)
+        status = run_plan(&plan);
+    free_plan(&plan);
+    return status;
+}
+
+/* ---- The gradient of the input ---------------------------------------------------------------- */
+
+/* Which pixels of the output a row (or column) `at` of a unit meets by way of a place of the kernel: one
+ * for each unit, *first in unit 0, or none. */
+static bool meets(const struct td__window *window, int dim, int64_t at, int64_t place,
+                  int64_t *first)
+{
+    const int64_t distance = at + window->padding[dim] - place * window->dilation[dim];
+    *first = distance / window->stride[dim];
+    return distance % window->stride[dim] == 0;
+}
+
+/* The least and the greatest of those, for all rows of a unit and all places. */
+static void bounds(const struct td__window *window, int dim, int64_t *least, int64_t *greatest)
+{
+    *least = INT64_MAX;
+    *greatest = INT64_MIN;
+    for (int64_t at = 0; at < window->stride[dim]; at++)
+        for (int64_t place = 0; place < window->kernel[dim]; place++) {
+            int64_t first;
+            if (!meets(window, dim, at, place, &first))
+                continue;
+            *least = first < *least ? first : *least;
+            *greatest = first > *greatest ? first : *greatest;
+        }
+}
+
+/* The weights of one step, [channels] that are `kernel` elements apart, into the strips of B. */
+static void pack_step(const struct plan *plan, const void *w, int64_t kernel, int64_t k,
+                      int64_t step, void *b)
+{
+    const int64_t strip = plan->loops->strip;
+    for (int64_t c = 0; c < plan->channels; c++) {
+        int64_t to = c / strip * strip * k + step * strip + c % strip;
+        if (plan->dtype == TD_F32)
+            ((float *)b)[to] = ((const float *)w)[c * kernel];
+        else
+            ((double *)b)[to] = ((const double *)w)[c * kernel];
+    }
+}
+
+static td_status plan_phase(struct plan *plan, const struct td__conv *conv, const void *w,
+                            struct phase *phase, const int64_t least[2])
+{
+    const struct td__window *window = &conv->window;
+    const int64_t kernel = window->kernel[0] * window->kernel[1];
+    int64_t offsets[2], places = 0;
+    for (int64_t i = 0; i < kernel; i++)
+        places += meets(window, 0, phase->row, i / window->kernel[1], &offsets[0]) &&
+                  meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]);
+    const int64_t k = conv->out_channels * places;
+    phase->width = (conv->width - phase->column + window->stride[1] - 1) / window->stride[1];
+    TD_TRY(make_tables(plan, phase, k, plan->frame.columns, 1,
+                       window->stride[0] != 1 || window->stride[1] != 1));
+    int64_t step = 0;
+    for (int64_t o = 0; o < conv->out_channels; o++)
+        for (int64_t i = 0; i < kernel; i++) {
+            if (!meets(window, 0, phase->row, i / window->kernel[1], &offsets[0]) ||
+                !meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]))
+                continue;
+            phase->steps[step] = (o * plan->frame.rows + offsets[0] - least[0]) *
+                                     plan->frame.columns +
+                                 offsets[1] - least[1];
+            for (int64_t g = 0; g < conv->groups; g++)
+                pack_step(plan,
+                          after(plan->dtype, w, (g * conv->out_channels + o) * conv->taps + i),
+                          kernel, k, step, after(plan->dtype, phase->b, g * phase->b_group));
+            step++;
+        }
+    return TD_OK;
+}
+
+static td_status plan_grad_input(struct plan *plan, const struct td__conv *conv, const void *w,
+                                 const int64_t least[2])
+{
+    const struct td__window *window = &conv->window;
+    TD_TRY(make_phases(plan, window->stride[0] * window->stride[1]));
+    for (int i = 0; i < plan->phase_count; i++) {
+        plan->phases[i].row = i / window->stride[1];
+        plan->phases[i].column = i % window->stride[1];
+        TD_TRY(plan_phase(plan, conv, w, &plan->phases[i], least));
+    }
+    return TD_OK;
+}
+
+td_status td__conv_direct_grad_input(const struct td__conv *conv, td_dtype dtype,
+                                     const void *grad_y, const void *w, void *grad_x)
+{
+    const struct td__window *window = &conv->window;
+    int64_t least[2], greatest[2];
+    for (int d = 0; d < 2; d++)
+        bounds(window, d, &least[d], &greatest[d]);
+    struct plan plan = {
+        .dtype = dtype,
+        .loops = td__direct_loops(dtype),
+        .pictures = conv->pictures,
+        .groups = conv->groups,
+        .source = grad_y,
+        .source_picture = conv->out_picture,
+        .frame = {.channels = conv->out_channels,
+                  .height = conv->out_height,
+                  .width = conv->out_width,
+                  .left = least[1],
+                  .rows = greatest[0] - least[0] + 1,
+                  .columns = (conv->width - 1) / window->stride[1] + greatest[1] - least[1] + 1},
+        .top = least[0],
+        .unit_rows = 1,
+        .result = grad_x,
+        .channels = conv->channels,
+        .height = conv->height,
+        .width = conv->width,
+        .result_picture = conv->x_picture,
+        .unit_height = window->stride[0],
+        .unit_width = window->stride[1],
+        .units = (conv->height + window->stride[0] - 1) / window->stride[0],
+    };
+    choose_units(&plan);
+    settle_frame(&plan);
+    td_status status = plan_grad_input(&plan, conv, w, least);
+    if (status == TD_OK)
+        status = run_plan(&plan);
+    free_plan(&plan);
+    return status;
+}

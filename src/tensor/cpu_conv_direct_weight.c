@@ -1,0 +1,208 @@
+/* The gradient of a convolution's weights by direct products; see conv_direct.h.
+ *
+ *     grad_w [places, O] += x [places, pixels] grad_y^T [pixels, O]     picture by picture
+ *
+ * x is read out of frames (conv_frame.h); grad_y is packed. Some pictures at a time are prepared, in
+ * parallel; then jobs with a part of grad_w each take all of them in order. Sums are made of at most
+ * CHUNK pixels, which are added to grad_w in order: so the result depends neither on the number of
+ * threads nor on how many pictures are prepared at a time. */
+#include "base/fail.h"
+#include "tensor/conv_direct.h"
+#include "tensor/conv_frame.h"
+#include "tensor/direct.h"
+#include "tensor/parallel_for.h"
+
+#include <stdlib.h>
+
+enum {
+    CHUNK = 1024,             /* pixels */
+    READY_BYTES = 512 * 1024, /* of pictures that are prepared, for each thread */
+    MOST_PLACES = 56,         /* of a job */
+    FEW_PLACES = 14,
+    JOBS_EACH = 4, /* for each thread, where there is enough to do */
+};
+
+struct weight_plan {
+    const struct td__conv *conv;
+    td_dtype dtype;
+    const struct td__direct_loops *loops;
+    const void *x, *grad_y;
+    void *grad_w;
+
+    struct td__conv_frame frame;
+    bool in_place;  /* pictures are their own frames */
+    int64_t *rows;  /* [taps] */
+    int64_t *steps; /* [pixels] */
+    int64_t places; /* of a job */
+    int64_t place_jobs, strip_jobs;
+
+    int64_t first, ready; /* pictures that are prepared */
+    int64_t frame_size, packed_size;
+    void *frames; /* [ready, groups, frame_size] */
+    void *packed; /* [ready, groups, packed_size] */
+};
+
+static void *after(td_dtype dtype, const void *data, int64_t count)
+{
+    return (char *)data + count * (int64_t)td_dtype_size(dtype);
+}
+
+static const void *picture_of(const struct weight_plan *plan, int64_t picture, int64_t group)
+{
+    const struct td__conv *conv = plan->conv;
+    return after(plan->dtype, plan->x,
+                 picture * conv->x_picture + group * conv->channels * conv->height * conv->width);
+}
+
+/* ---- Preparing pictures ----------------------------------------------------------------------- */
+
+static void prepare(void *arg, int64_t begin, int64_t end)
+{
+    const struct weight_plan *plan = arg;
+    const struct td__conv *conv = plan->conv;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t picture = plan->first + i / conv->groups, group = i % conv->groups;
+        if (!plan->in_place)
+            td__conv_frame_fill(&plan->frame, -conv->window.padding[0], plan->frame.rows,
+                                td_dtype_size(plan->dtype), picture_of(plan, picture, group),
+                                after(plan->dtype, plan->frames, i * plan->frame_size));
+        plan->loops->pack(
+            after(plan->dtype, plan->grad_y,
+                  picture * conv->out_picture + group * conv->out_channels * conv->pixels),
+            conv->pixels, conv->pixels, conv->out_channels,
+            after(plan->dtype, plan->packed, i * plan->packed_size));
+    }
+}
+
+/* ---- Jobs ------------------------------------------------------------------------------------- */
+
+static void run_job(const struct weight_plan *plan, int64_t job)
+{
+    const struct td__conv *conv = plan->conv;
+    const int64_t first = job % plan->place_jobs * plan->places, rest = job / plan->place_jobs;
+    const int64_t strip = rest % plan->strip_jobs, group = rest / plan->strip_jobs;
+    const int64_t o = strip * plan->loops->strip;
+    const int64_t chunks = (conv->pixels + CHUNK - 1) / CHUNK;
+    const int64_t most = (conv->pixels + chunks - 1) / chunks;
+    struct td__direct direct = {
+        .m = conv->taps - first < plan->places ? conv->taps - first : plan->places,
+        .n = conv->out_channels - o < plan->loops->strip ? conv->out_channels - o
+                                                         : plan->loops->strip,
+        .rows = plan->rows + first,
+        .c = after(plan->dtype, plan->grad_w,
+                   (group * conv->out_channels + o) * conv->taps + first),
+        .c_column = conv->taps,
+        .add = true,
+    };
+    for (int64_t i = 0; i < plan->ready; i++) {
+        const int64_t item = i * conv->groups + group;
+        direct.a = plan->in_place ? picture_of(plan, plan->first + i, group)
+                                  : after(plan->dtype, plan->frames, item * plan->frame_size);
+        for (int64_t p = 0; p < conv->pixels; p += most) {
+            direct.k = conv->pixels - p < most ? conv->pixels - p : most;
+            direct.steps = plan->steps + p;
+            direct.b = after(plan->dtype, plan->packed,
+                             item * plan->packed_size + o * conv->pixels + p * plan->loops->strip);
+            plan->loops->run(&direct);
+        }
+    }
+}
+
+static void run_jobs(void *arg, int64_t begin, int64_t end)
+{
+    for (int64_t job = begin; job < end; job++)
+        run_job(arg, job);
+}
+
+/* ---- The plan --------------------------------------------------------------------------------- */
+
+/* Parts of grad_w that are large enough, but enough of them for all threads. */
+static void choose_jobs(struct weight_plan *plan)
+{
+    const struct td__conv *conv = plan->conv;
+    const int threads = td_get_num_threads();
+    const int64_t wanted = threads > 1 ? (int64_t)threads * JOBS_EACH : 1;
+    plan->strip_jobs = (conv->out_channels + plan->loops->strip - 1) / plan->loops->strip;
+    plan->places = MOST_PLACES;
+    while (plan->places > FEW_PLACES &&
+           (conv->taps + plan->places - 1) / plan->places * plan->strip_jobs * conv->groups <
+               wanted)
+        plan->places -= FEW_PLACES;
+    plan->place_jobs = (conv->taps + plan->places - 1) / plan->places;
+}
+
+static void fill_tables(struct weight_plan *plan)
+{
+    const struct td__conv *conv = plan->conv;
+    const struct td__window *window = &conv->window;
+    const int64_t columns = plan->frame.columns;
+    for (int64_t i = 0; i < conv->taps; i++) {
+        const int64_t kx = i % window->kernel[1], rest = i / window->kernel[1];
+        const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
+        plan->rows[i] = (channel * plan->frame.rows + ky * window->dilation[0]) * columns +
+                        kx * window->dilation[1];
+    }
+    for (int64_t i = 0; i < conv->pixels; i++)
+        plan->steps[i] = i / conv->out_width * window->stride[0] * columns +
+                         i % conv->out_width * window->stride[1];
+}
+
+static td_status run_plan(struct weight_plan *plan)
+{
+    const struct td__conv *conv = plan->conv;
+    const int64_t size = (int64_t)td_dtype_size(plan->dtype);
+    const int64_t bytes = conv->groups * (plan->frame_size + plan->packed_size) * size;
+    int64_t most = (int64_t)READY_BYTES * td_get_num_threads() / (bytes > 0 ? bytes : 1);
+    if (most > conv->pictures)
+        most = conv->pictures;
+    if (most < 1)
+        most = 1;
+    plan->frames = plan->in_place ? NULL
+                                  : malloc((size_t)(most * conv->groups * plan->frame_size * size));
+    plan->packed = malloc((size_t)(most * conv->groups * plan->packed_size * size));
+    td_status status = (plan->frames || plan->in_place) && plan->packed ? TD_OK
+                                                                        : td__fail_nomem("conv2d");
+    for (int64_t i = 0; i < conv->pictures && status == TD_OK; i += most) {
+        plan->first = i;
+        plan->ready = conv->pictures - i < most ? conv->pictures - i : most;
+        td__parallel_for(plan->ready * conv->groups, 1, prepare, plan);
+        td__parallel_for(plan->place_jobs * plan->strip_jobs * conv->groups, 1, run_jobs, plan);
+    }
+    free(plan->frames);
+    free(plan->packed);
+    return status;
+}
+
+td_status td__conv_direct_grad_weight(const struct td__conv *conv, td_dtype dtype,
+                                      const void *grad_y, const void *x, void *grad_w)
+{
+    const struct td__window *window = &conv->window;
+    struct weight_plan plan = {
+        .conv = conv,
+        .dtype = dtype,
+        .loops = td__direct_loops(dtype),
+        .x = x,
+        .grad_y = grad_y,
+        .grad_w = grad_w,
+        .frame = {.channels = conv->channels,
+                  .height = conv->height,
+                  .width = conv->width,
+                  .left = -window->padding[1],
+                  .rows = conv->padded_height,
+                  .columns = conv->padded_width},
+        .in_place = window->padding[0] == 0 && window->padding[1] == 0,
+    };
+    plan.frame_size = plan.in_place ? 0 : td__conv_frame_size(&plan.frame);
+    plan.packed_size = plan.loops->packed_size(conv->pixels, conv->out_channels);
+    choose_jobs(&plan);
+    plan.rows = malloc((size_t)conv->taps * sizeof *plan.rows);
+    plan.steps = malloc((size_t)conv->pixels * sizeof *plan.steps);
+    td_status status = plan.rows && plan.steps ? TD_OK : td__fail_nomem("conv2d");
+    if (status == TD_OK) {
+        fill_tables(&plan);
+        status = run_plan(&plan);
+    }
+    free(plan.rows);
+    free(plan.steps);
+    return status;
+}

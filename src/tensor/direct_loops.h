@@ -1,0 +1,162 @@
+/* The loops of direct.h. A part of gemm_loops.h, which has the names.
+ *
+ * A tile is up to MAX_ROWS rows by two vectors of columns, held in registers while p runs. A step loads
+ * the two vectors of a strip of B, and multiplies them with one element of each row, which is read from
+ * its place in memory. The tile is then turned, so that each column is stored as a run. */
+
+/* Where a tile goes. */
+struct NAMED(turned_target) {
+    REAL *c; /* of the tile's first column */
+    int64_t c_column;
+    const int64_t *places; /* NULL: side by side from c on */
+    const REAL *bias;
+    int columns;
+    bool add;
+};
+
+/* Turns LANES rows of LANES elements. */
+static __attribute__((noinline)) void NAMED(turn_square)(const REAL *from, REAL *to)
+{
+    VECTOR v[LANES_ARE];
+    UNROLLED
+    for (int i = 0; i < LANES_ARE; i++)
+        v[i] = *(const UNALIGNED *)(from + i * LANES);
+    NAMED(exchange_all)(v);
+    UNROLLED
+    for (int i = 0; i < LANES_ARE; i++)
+        *(UNALIGNED *)(to + i * LANES) = v[i];
+}
+
+/* Stores rows i0 … i0 + rows - 1 of a tile, which are columns in `turned`; `rows` is a constant. */
+static inline __attribute__((always_inline)) void
+NAMED(store_turned)(const int i0, const int rows, const REAL *turned, int columns, REAL *c,
+                    const struct NAMED(turned_target) * to)
+{
+    const int64_t *places = to->places ? to->places + i0 : NULL;
+    if (!places)
+        c += i0;
+    for (int j = 0; j < columns; j++, turned += LANES, c += to->c_column) {
+        if (!places && !to->add)
+            memcpy(c, turned, (size_t)rows * sizeof *c);
+        else if (!places)
+            for (int i = 0; i < rows; i++)
+                c[i] += turned[i];
+        else
+            for (int i = 0; i < rows; i++)
+                c[places[i]] = to->add ? c[places[i]] + turned[i] : turned[i];
+    }
+}
+
+/* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are registers. */
+static inline __attribute__((always_inline)) void
+NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
+                   const int64_t *offsets, const int64_t *steps, const REAL *b,
+                   const struct NAMED(turned_target) * to)
+{
+    const REAL *row[MAX_ROWS];
+    VECTOR sums[MAX_ROWS][2];
+    VECTOR first0 = {0}, first1 = {0};
+    if (to->bias) {
+        first0 = *(const UNALIGNED *)to->bias;
+        if (vectors == 2)
+            first1 = *(const UNALIGNED *)(to->bias + LANES);
+    }
+    UNROLLED
+    for (int i = 0; i < rows; i++) {
+        row[i] = a + offsets[i];
+        sums[i][0] = first0;
+        sums[i][1] = first1;
+    }
+    for (int64_t p = 0; p < k; p++, b += STRIP) {
+        const int64_t step = steps[p];
+        VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
+        if (vectors == 2)
+            b1 = *(const UNALIGNED *)(b + LANES);
+        UNROLLED
+        for (int i = 0; i < rows; i++) {
+            REAL element = row[i][step];
+            sums[i][0] += element * b0;
+            if (vectors == 2)
+                sums[i][1] += element * b1;
+        }
+    }
+    const VECTOR nothing = {0};
+    /* Whole squares of LANES rows; those after the last row are 0. */
+    REAL spread[(MAX_ROWS + LANES_ARE - 1) / LANES_ARE * LANES_ARE * LANES_ARE];
+    REAL turned[LANES_ARE * LANES_ARE];
+    UNROLLED
+    for (int v = 0; v < vectors; v++) {
+        UNROLLED
+        for (int i = 0; i < (rows + LANES - 1) / LANES * LANES; i++)
+            *(UNALIGNED *)(spread + i * LANES) = i < rows ? sums[i % MAX_ROWS][v] : nothing;
+        const int left = to->columns - v * LANES;
+        UNROLLED
+        for (int i = 0; i < rows; i += LANES) {
+            NAMED(turn_square)(spread + i * LANES, turned);
+            NAMED(store_turned)
+            (i, rows - i < LANES ? rows - i : LANES, turned, left < LANES ? left : LANES,
+             to->c + v * LANES * to->c_column, to);
+        }
+    }
+}
+
+#define TILE(rows)                                                                                 \
+    static void NAMED(direct_tile##rows)(int64_t k, const REAL *a, const int64_t *offsets,         \
+                                         const int64_t *steps, const REAL *b,                      \
+                                         const struct NAMED(turned_target) * to)                   \
+    {                                                                                              \
+        if (to->columns > LANES)                                                                   \
+            NAMED(direct_tile)(rows, 2, k, a, offsets, steps, b, to);                              \
+        else                                                                                       \
+            NAMED(direct_tile)(rows, 1, k, a, offsets, steps, b, to);                              \
+    }
+FOR_EACH_HEIGHT(TILE)
+#undef TILE
+
+#define TILE(rows) NAMED(direct_tile##rows),
+static void (*const NAMED(direct_tiles)[])(int64_t k, const REAL *a, const int64_t *offsets,
+                                           const int64_t *steps, const REAL *b,
+                                           const struct NAMED(turned_target) *
+                                               to) = {FOR_EACH_HEIGHT(TILE)};
+#undef TILE
+
+/* A tile's rows of A stay in the first cache while the strips of B go past them. */
+static void NAMED(run_direct)(const struct td__direct *direct)
+{
+    const int64_t height = NAMED(piece)(direct->m, MAX_ROWS);
+    for (int64_t i = 0; i < direct->m; i += height)
+        for (int64_t j = 0; j < direct->n; j += STRIP) {
+            const int64_t left = direct->n - j;
+            struct NAMED(turned_target) to = {
+                .c = (REAL *)direct->c + j * direct->c_column + (direct->places ? 0 : i),
+                .c_column = direct->c_column,
+                .places = direct->places ? direct->places + i : NULL,
+                .bias = direct->bias ? (const REAL *)direct->bias + j : NULL,
+                .columns = left < STRIP ? (int)left : STRIP,
+                .add = direct->add,
+            };
+            const int64_t rows = direct->m - i < height ? direct->m - i : height;
+            NAMED(direct_tiles)
+            [rows - 1](direct->k, direct->a, direct->rows + i, direct->steps,
+                       (const REAL *)direct->b + j * direct->k, &to);
+        }
+}
+
+static int64_t NAMED(direct_size)(int64_t k, int64_t n)
+{
+    return (n + STRIP - 1) / STRIP * STRIP * k + SLACK;
+}
+
+static void NAMED(pack_direct)(const void *b, int64_t column, int64_t k, int64_t n, void *packed)
+{
+    struct td__gemm gemm = {.b = b, .b_row = 1, .b_col = column, .k = k, .n = n};
+    for (int64_t j = 0; j < n; j += STRIP) {
+        struct td__gemm_part part = {.rows = k, .n0 = j, .columns = n - j < STRIP ? n - j : STRIP};
+        NAMED(pack_b)(&gemm, &part, (REAL *)packed + j * k);
+    }
+}
+
+const struct td__direct_loops DIRECT = {.strip = STRIP,
+                                        .packed_size = NAMED(direct_size),
+                                        .pack = NAMED(pack_direct),
+                                        .run = NAMED(run_direct)};
