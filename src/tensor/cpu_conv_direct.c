@@ -10,10 +10,12 @@
  *
  * Jobs share nothing that they write, and a pixel's sum does not depend on the job it is in. */
 #include "base/fail.h"
+#include "tensor/aligned.h"
 #include "tensor/conv_direct.h"
 #include "tensor/conv_frame.h"
 #include "tensor/direct.h"
 #include "tensor/parallel_for.h"
+#include "tensor/vector.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -37,9 +39,8 @@ struct phase {
     int64_t k;           /* steps of the product */
     int64_t *steps;      /* [k] */
     int64_t *rows;       /* [pixels of a job] */
-    int64_t *places;     /* [pixels of a job], or NULL */
     int64_t b_group;     /* elements of B of a group */
-    void *b;             /* [groups, b_group] */
+    struct td__aligned b;
 };
 
 struct plan {
@@ -56,15 +57,22 @@ struct plan {
 
     void *result;
     int64_t channels, height, width, result_picture;
-    int64_t unit_height; /* rows of the result in a unit */
-    int64_t unit_width;  /* columns from one pixel of a phase to the next */
-    int64_t units, most; /* in all, in a job */
-    int64_t jobs_each;   /* jobs of a group of a picture */
+    int64_t unit_height, unit_width; /* pixels of the result in a unit: as many phases */
+    int64_t units, most;             /* in all, in a job */
+    int64_t jobs_each;               /* jobs of a group of a picture */
 
     struct phase *phases;
     int phase_count;
     void *bias; /* [groups, channels], with room after it; or NULL */
     atomic_int failed;
+};
+
+/* The memory of a thread: a frame, and the phases of one row of each unit, each as a result of its own. */
+struct workplace {
+    struct td__aligned frame;
+    struct td__aligned phases; /* [unit_width, phase_size] */
+    int64_t phase_size;        /* [channels, phase_column] */
+    int64_t phase_column;      /* room for [units, width of the phase] */
 };
 
 static void *after(td_dtype dtype, const void *data, int64_t count)
@@ -74,33 +82,90 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
 
 /* ---- Jobs ------------------------------------------------------------------------------------- */
 
+/* `units` rows of pixels, the columns of the result `column` elements apart. */
 static void run_phase(const struct plan *plan, const struct phase *phase, const void *source,
-                      int64_t group, int64_t unit, int64_t units, void *result)
+                      int64_t group, int64_t units, int64_t column, void *result)
 {
-    /* The last unit may be cut off before the phase's row. */
-    int64_t rows = units;
-    while (rows > 0 && (unit + rows - 1) * plan->unit_height + phase->row >= plan->height)
-        rows--;
     struct td__direct direct = {
-        .m = rows * phase->width,
+        .m = units * phase->width,
         .n = plan->channels,
         .k = phase->k,
         .a = source,
         .rows = phase->rows,
         .steps = phase->steps,
-        .b = after(plan->dtype, phase->b, group * phase->b_group),
+        .b = after(plan->dtype, phase->b.data, group * phase->b_group),
         .bias = plan->bias ? after(plan->dtype, plan->bias, group * plan->channels) : NULL,
         .c = result,
-        .c_column = plan->height * plan->width,
-        .places = phase->places,
+        .c_column = column,
     };
     if (direct.m > 0)
         plan->loops->run(&direct);
 }
 
-static void run_job(const struct plan *plan, int64_t job, void *frame)
+/* Every `step`-th of `count` elements of a row. */
+TD__VECTOR static void spread_f32(const float *restrict from, int64_t count, int64_t step,
+                                  float *restrict to)
 {
-    const size_t size = td_dtype_size(plan->dtype);
+    for (int64_t i = 0; i < count; i++)
+        to[i * step] = from[i];
+}
+
+TD__VECTOR static void spread_f64(const double *restrict from, int64_t count, int64_t step,
+                                  double *restrict to)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i * step] = from[i];
+}
+
+/* A row with a stride of 2: the most frequent. */
+TD__VECTOR static void zip_f32(const float *restrict even, const float *restrict odd, int64_t pairs,
+                               float *restrict to)
+{
+    for (int64_t i = 0; i < pairs; i++) {
+        to[2 * i] = even[i];
+        to[2 * i + 1] = odd[i];
+    }
+}
+
+/* Row `unit` of channel `channel`, out of the rows of its phases. */
+static void join_row(const struct plan *plan, const struct workplace *work, int64_t channel,
+                     int64_t unit, void *to)
+{
+    const void *rows[2] = {0};
+    for (int64_t i = 0; i < plan->unit_width; i++) {
+        const int64_t width = plan->phases[i].width;
+        const void *row = after(plan->dtype, work->phases.data,
+                                i * work->phase_size + channel * work->phase_column + unit * width);
+        if (plan->unit_width == 2 && plan->dtype == TD_F32)
+            rows[i] = row;
+        else if (plan->dtype == TD_F32)
+            spread_f32(row, width, plan->unit_width, (float *)to + i);
+        else
+            spread_f64(row, width, plan->unit_width, (double *)to + i);
+    }
+    if (!rows[0])
+        return;
+    zip_f32(rows[0], rows[1], plan->width / 2, to);
+    if (plan->width % 2)
+        ((float *)to)[plan->width - 1] = ((const float *)rows[0])[plan->width / 2];
+}
+
+/* Row `row` of each unit: its phases one after the other, which are then joined. */
+static void run_phases(const struct plan *plan, int64_t row, const void *source, int64_t group,
+                       int64_t units, const struct workplace *work, void *result)
+{
+    for (int64_t i = 0; i < plan->unit_width; i++)
+        run_phase(plan, &plan->phases[row * plan->unit_width + i], source, group, units,
+                  work->phase_column, after(plan->dtype, work->phases.data, i * work->phase_size));
+    for (int64_t channel = 0; channel < plan->channels; channel++)
+        for (int64_t unit = 0; unit < units; unit++) {
+            const int64_t y = channel * plan->height + unit * plan->unit_height + row;
+            join_row(plan, work, channel, unit, after(plan->dtype, result, y * plan->width));
+        }
+}
+
+static void run_job(const struct plan *plan, int64_t job, const struct workplace *work)
+{
     const int64_t block = job % plan->jobs_each, item = job / plan->jobs_each;
     const int64_t group = item % plan->groups, picture = item / plan->groups;
     const int64_t unit = block * plan->most;
@@ -115,31 +180,58 @@ static void run_job(const struct plan *plan, int64_t job, void *frame)
         source = after(plan->dtype, source, top * plan->frame.width + plan->frame.left);
     } else {
         const int64_t used = plan->frame.rows - (plan->most - units) * plan->unit_rows;
-        td__conv_frame_fill(&plan->frame, top, used, size, source, frame);
-        source = frame;
+        td__conv_frame_fill(&plan->frame, top, used, td_dtype_size(plan->dtype), source,
+                            work->frame.data);
+        source = work->frame.data;
     }
+    const int64_t y = unit * plan->unit_height;
     void *result = after(plan->dtype, plan->result,
                          picture * plan->result_picture +
-                             group * plan->channels * plan->height * plan->width +
-                             unit * plan->unit_height * plan->width);
-    for (int i = 0; i < plan->phase_count; i++)
-        run_phase(plan, &plan->phases[i], source, group, unit, units, result);
+                             (group * plan->channels * plan->height + y) * plan->width);
+    if (plan->phase_count == 1) {
+        run_phase(plan, plan->phases, source, group, units, plan->height * plan->width, result);
+        return;
+    }
+    for (int64_t row = 0; row < plan->unit_height; row++) {
+        /* The last unit may be cut off before this row. */
+        int64_t rows = (plan->height - y - row + plan->unit_height - 1) / plan->unit_height;
+        run_phases(plan, row, source, group, rows < units ? rows : units, work, result);
+    }
+}
+
+static bool open_workplace(const struct plan *plan, struct workplace *work)
+{
+    const size_t size = td_dtype_size(plan->dtype);
+    *work = (struct workplace){0};
+    if (!plan->in_place) {
+        const size_t bytes = (size_t)td__conv_frame_size(&plan->frame) * size;
+        work->frame = td__aligned_alloc(bytes);
+        if (!work->frame.data)
+            return false;
+        td__conv_frame_clear(&plan->frame, size, work->frame.data);
+    }
+    if (plan->phase_count > 1) {
+        work->phase_column = plan->most * plan->phases[0].width; /* the widest */
+        work->phase_size = plan->channels * work->phase_column;
+        work->phases = td__aligned_alloc((size_t)(plan->unit_width * work->phase_size) * size);
+        if (!work->phases.data)
+            return false;
+    }
+    return true;
 }
 
 static void run_jobs(void *arg, int64_t begin, int64_t end)
 {
     struct plan *plan = arg;
-    void *frame = NULL;
-    if (!plan->in_place) {
-        frame = malloc((size_t)td__conv_frame_size(&plan->frame) * td_dtype_size(plan->dtype));
-        if (!frame) {
-            plan->failed = 1;
-            return;
-        }
+    struct workplace work;
+    if (open_workplace(plan, &work)) {
+        for (int64_t job = begin; job < end; job++)
+            run_job(plan, job, &work);
+    } else {
+        plan->failed = 1;
     }
-    for (int64_t job = begin; job < end; job++)
-        run_job(plan, job, frame);
-    free(frame);
+    td__aligned_free(&work.frame);
+    td__aligned_free(&work.phases);
 }
 
 static td_status run_plan(struct plan *plan)
@@ -190,8 +282,7 @@ static void free_plan(struct plan *plan)
     for (int i = 0; i < plan->phase_count; i++) {
         free(plan->phases[i].steps);
         free(plan->phases[i].rows);
-        free(plan->phases[i].places);
-        free(plan->phases[i].b);
+        td__aligned_free(&plan->phases[i].b);
     }
     free(plan->phases);
     free(plan->bias);
@@ -209,25 +300,20 @@ static td_status make_phases(struct plan *plan, int64_t count)
 /* The tables of a phase and memory for its weights, for k steps. Its pixels are `down` and `right`
  * elements of the frame apart. */
 static td_status make_tables(struct plan *plan, struct phase *phase, int64_t k, int64_t down,
-                             int64_t right, bool places)
+                             int64_t right)
 {
     const int64_t pixels = plan->most * phase->width;
     phase->k = k;
     phase->b_group = plan->loops->packed_size(k, plan->channels);
     phase->steps = malloc((size_t)(k > 0 ? k : 1) * sizeof *phase->steps);
     phase->rows = malloc((size_t)(pixels > 0 ? pixels : 1) * sizeof *phase->rows);
-    phase->places = places ? malloc((size_t)(pixels > 0 ? pixels : 1) * sizeof *phase->places)
-                           : NULL;
-    phase->b = calloc((size_t)(plan->groups * phase->b_group), td_dtype_size(plan->dtype));
-    if (!phase->steps || !phase->rows || !phase->b || (places && !phase->places))
+    const size_t bytes = (size_t)(plan->groups * phase->b_group) * td_dtype_size(plan->dtype);
+    phase->b = td__aligned_alloc(bytes);
+    if (!phase->steps || !phase->rows || !phase->b.data)
         return td__fail_nomem("conv2d");
-    for (int64_t i = 0; i < pixels; i++) {
-        const int64_t y = i / phase->width, x = i % phase->width;
-        phase->rows[i] = y * down + x * right;
-        if (places)
-            phase->places[i] = (y * plan->unit_height + phase->row) * plan->width + phase->column +
-                               x * plan->unit_width;
-    }
+    memset(phase->b.data, 0, bytes);
+    for (int64_t i = 0; i < pixels; i++)
+        phase->rows[i] = i / phase->width * down + i % phase->width * right;
     return TD_OK;
 }
 
@@ -252,7 +338,7 @@ static td_status plan_forward(struct plan *plan, const struct td__conv *conv, co
     struct phase *phase = &plan->phases[0];
     phase->width = conv->out_width;
     TD_TRY(make_tables(plan, phase, conv->taps, window->stride[0] * plan->frame.columns,
-                       window->stride[1], false));
+                       window->stride[1]));
     for (int64_t k = 0; k < conv->taps; k++) {
         const int64_t kx = k % window->kernel[1], rest = k / window->kernel[1];
         const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
@@ -263,7 +349,7 @@ static td_status plan_forward(struct plan *plan, const struct td__conv *conv, co
     for (int64_t g = 0; g < conv->groups; g++)
         plan->loops->pack(after(plan->dtype, w, g * conv->out_channels * conv->taps), conv->taps,
                           conv->taps, conv->out_channels,
-                          after(plan->dtype, phase->b, g * phase->b_group));
+                          after(plan->dtype, phase->b.data, g * phase->b_group));
     return TD_OK;
 }
 
@@ -359,8 +445,7 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
                   meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]);
     const int64_t k = conv->out_channels * places;
     phase->width = (conv->width - phase->column + window->stride[1] - 1) / window->stride[1];
-    TD_TRY(make_tables(plan, phase, k, plan->frame.columns, 1,
-                       window->stride[0] != 1 || window->stride[1] != 1));
+    TD_TRY(make_tables(plan, phase, k, plan->frame.columns, 1));
     int64_t step = 0;
     for (int64_t o = 0; o < conv->out_channels; o++)
         for (int64_t i = 0; i < kernel; i++) {
@@ -373,7 +458,7 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
             for (int64_t g = 0; g < conv->groups; g++)
                 pack_step(plan,
                           after(plan->dtype, w, (g * conv->out_channels + o) * conv->taps + i),
-                          kernel, k, step, after(plan->dtype, phase->b, g * phase->b_group));
+                          kernel, k, step, after(plan->dtype, phase->b.data, g * phase->b_group));
             step++;
         }
     return TD_OK;

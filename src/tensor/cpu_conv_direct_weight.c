@@ -7,6 +7,7 @@
  * CHUNK pixels, which are added to grad_w in order: so the result depends neither on the number of
  * threads nor on how many pictures are prepared at a time. */
 #include "base/fail.h"
+#include "tensor/aligned.h"
 #include "tensor/conv_direct.h"
 #include "tensor/conv_frame.h"
 #include "tensor/direct.h"
@@ -38,8 +39,8 @@ struct weight_plan {
 
     int64_t first, ready; /* pictures that are prepared */
     int64_t frame_size, packed_size;
-    void *frames; /* [ready, groups, frame_size] */
-    void *packed; /* [ready, groups, packed_size] */
+    struct td__aligned frames; /* [ready, groups, frame_size] */
+    struct td__aligned packed; /* [ready, groups, packed_size] */
 };
 
 static void *after(td_dtype dtype, const void *data, int64_t count)
@@ -65,12 +66,12 @@ static void prepare(void *arg, int64_t begin, int64_t end)
         if (!plan->in_place)
             td__conv_frame_fill(&plan->frame, -conv->window.padding[0], plan->frame.rows,
                                 td_dtype_size(plan->dtype), picture_of(plan, picture, group),
-                                after(plan->dtype, plan->frames, i * plan->frame_size));
+                                after(plan->dtype, plan->frames.data, i * plan->frame_size));
         plan->loops->pack(
             after(plan->dtype, plan->grad_y,
                   picture * conv->out_picture + group * conv->out_channels * conv->pixels),
             conv->pixels, conv->pixels, conv->out_channels,
-            after(plan->dtype, plan->packed, i * plan->packed_size));
+            after(plan->dtype, plan->packed.data, i * plan->packed_size));
     }
 }
 
@@ -97,11 +98,11 @@ static void run_job(const struct weight_plan *plan, int64_t job)
     for (int64_t i = 0; i < plan->ready; i++) {
         const int64_t item = i * conv->groups + group;
         direct.a = plan->in_place ? picture_of(plan, plan->first + i, group)
-                                  : after(plan->dtype, plan->frames, item * plan->frame_size);
+                                  : after(plan->dtype, plan->frames.data, item * plan->frame_size);
         for (int64_t p = 0; p < conv->pixels; p += most) {
             direct.k = conv->pixels - p < most ? conv->pixels - p : most;
             direct.steps = plan->steps + p;
-            direct.b = after(plan->dtype, plan->packed,
+            direct.b = after(plan->dtype, plan->packed.data,
                              item * plan->packed_size + o * conv->pixels + p * plan->loops->strip);
             plan->loops->run(&direct);
         }
@@ -157,19 +158,21 @@ static td_status run_plan(struct weight_plan *plan)
         most = conv->pictures;
     if (most < 1)
         most = 1;
-    plan->frames = plan->in_place ? NULL
-                                  : malloc((size_t)(most * conv->groups * plan->frame_size * size));
-    plan->packed = malloc((size_t)(most * conv->groups * plan->packed_size * size));
-    td_status status = (plan->frames || plan->in_place) && plan->packed ? TD_OK
-                                                                        : td__fail_nomem("conv2d");
+    const int64_t items = most * conv->groups;
+    plan->frames = td__aligned_alloc((size_t)(items * plan->frame_size * size));
+    plan->packed = td__aligned_alloc((size_t)(items * plan->packed_size * size));
+    td_status status = plan->frames.data && plan->packed.data ? TD_OK : td__fail_nomem("conv2d");
+    for (int64_t i = 0; i < items && status == TD_OK && !plan->in_place; i++)
+        td__conv_frame_clear(&plan->frame, (size_t)size,
+                             after(plan->dtype, plan->frames.data, i * plan->frame_size));
     for (int64_t i = 0; i < conv->pictures && status == TD_OK; i += most) {
         plan->first = i;
         plan->ready = conv->pictures - i < most ? conv->pictures - i : most;
         td__parallel_for(plan->ready * conv->groups, 1, prepare, plan);
         td__parallel_for(plan->place_jobs * plan->strip_jobs * conv->groups, 1, run_jobs, plan);
     }
-    free(plan->frames);
-    free(plan->packed);
+    td__aligned_free(&plan->frames);
+    td__aligned_free(&plan->packed);
     return status;
 }
 

@@ -3,11 +3,11 @@
  * With one thread all products are our own; with several, large ones go to OpenBLAS (blas.h). */
 #include "base/fail.h"
 #include "base/simd.h"
+#include "tensor/aligned.h"
 #include "tensor/blas.h"
 #include "tensor/direct.h"
 #include "tensor/gemm.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Below so many multiplications a product is done before other threads have woken up. */
@@ -16,10 +16,6 @@
 /* Products that are turned have at most so many columns and rows. */
 #define NARROW 12
 #define TALL 256
-
-/* Of the workspace. aligned_alloc() would do, but glibc's leaves holes behind that it does not find
- * again: after some steps of a training they are tens of megabytes. */
-enum { ALIGNMENT = 64 };
 
 static const struct td__gemm_loops *choose(td_dtype dtype)
 {
@@ -67,11 +63,11 @@ static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
     const struct td__gemm_loops *loops = choose(dtype);
     size_t bytes = loops->work_bytes(gemm);
-    char *work = malloc(bytes + ALIGNMENT);
-    if (!work)
+    struct td__aligned work = td__aligned_alloc(bytes);
+    if (!work.data)
         return td__fail(TD_ERR_NOMEM, "matrix product: no memory for %zu bytes to work in", bytes);
-    loops->run(gemm, work + (ALIGNMENT - (uintptr_t)work % ALIGNMENT));
-    free(work);
+    loops->run(gemm, work.data);
+    td__aligned_free(&work);
     return TD_OK;
 }
 

@@ -23,12 +23,11 @@ struct td__direct {
     const void *a;
     const int64_t *rows;  /* [m] offsets in elements */
     const int64_t *steps; /* [k] */
-    const void *b;        /* strips of columns, see td__direct_loops */
+    const void *b;        /* aligned to 64 bytes: strips of columns, see td__direct_loops */
     const void *bias;     /* [n] or NULL: what the sums begin with instead of 0 */
-    void *c;              /* element (i, j) is c[j * c_column + places[i]] */
+    void *c;              /* element (i, j) is c[j * c_column + i] */
     int64_t c_column;
-    const int64_t *places; /* [m]; NULL: row i is at i */
-    bool add;              /* to C; otherwise it is overwritten */
+    bool add; /* to C; otherwise it is overwritten */
 };
 
 /* One set of loops, for one instruction set and one dtype. */

@@ -8,42 +8,23 @@
 struct NAMED(turned_target) {
     REAL *c; /* of the tile's first column */
     int64_t c_column;
-    const int64_t *places; /* NULL: side by side from c on */
     const REAL *bias;
     int columns;
     bool add;
 };
 
-/* Turns LANES rows of LANES elements. */
-static __attribute__((noinline)) void NAMED(turn_square)(const REAL *from, REAL *to)
+/* Stores columns of `rows` elements; `rows` is a constant. */
+static inline __attribute__((always_inline)) void NAMED(store_turned)(const int rows,
+                                                                      const REAL *turned,
+                                                                      int columns, REAL *c,
+                                                                      int64_t c_column, bool add)
 {
-    VECTOR v[LANES_ARE];
-    UNROLLED
-    for (int i = 0; i < LANES_ARE; i++)
-        v[i] = *(const UNALIGNED *)(from + i * LANES);
-    NAMED(exchange_all)(v);
-    UNROLLED
-    for (int i = 0; i < LANES_ARE; i++)
-        *(UNALIGNED *)(to + i * LANES) = v[i];
-}
-
-/* Stores rows i0 … i0 + rows - 1 of a tile, which are columns in `turned`; `rows` is a constant. */
-static inline __attribute__((always_inline)) void
-NAMED(store_turned)(const int i0, const int rows, const REAL *turned, int columns, REAL *c,
-                    const struct NAMED(turned_target) * to)
-{
-    const int64_t *places = to->places ? to->places + i0 : NULL;
-    if (!places)
-        c += i0;
-    for (int j = 0; j < columns; j++, turned += LANES, c += to->c_column) {
-        if (!places && !to->add)
-            memcpy(c, turned, (size_t)rows * sizeof *c);
-        else if (!places)
+    for (int j = 0; j < columns; j++, turned += LANES, c += c_column) {
+        if (add)
             for (int i = 0; i < rows; i++)
                 c[i] += turned[i];
         else
-            for (int i = 0; i < rows; i++)
-                c[places[i]] = to->add ? c[places[i]] + turned[i] : turned[i];
+            memcpy(c, turned, (size_t)rows * sizeof *c);
     }
 }
 
@@ -80,22 +61,27 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
                 sums[i][1] += element * b1;
         }
     }
-    const VECTOR nothing = {0};
-    /* Whole squares of LANES rows; those after the last row are 0. */
-    REAL spread[(MAX_ROWS + LANES_ARE - 1) / LANES_ARE * LANES_ARE * LANES_ARE];
-    REAL turned[LANES_ARE * LANES_ARE];
+    /* Squares of LANES rows are turned; those after the last row are 0. */
     UNROLLED
     for (int v = 0; v < vectors; v++) {
-        UNROLLED
-        for (int i = 0; i < (rows + LANES - 1) / LANES * LANES; i++)
-            *(UNALIGNED *)(spread + i * LANES) = i < rows ? sums[i % MAX_ROWS][v] : nothing;
         const int left = to->columns - v * LANES;
         UNROLLED
-        for (int i = 0; i < rows; i += LANES) {
-            NAMED(turn_square)(spread + i * LANES, turned);
+        for (int i0 = 0; i0 < rows; i0 += LANES) {
+            VECTOR square[LANES_ARE];
+            REAL turned[LANES_ARE * LANES_ARE];
+            UNROLLED
+            for (int i = 0; i < LANES_ARE; i++) {
+                square[i] = (VECTOR){0};
+                if (i0 + i < rows)
+                    square[i] = sums[(i0 + i) % MAX_ROWS][v];
+            }
+            NAMED(exchange_all)(square);
+            UNROLLED
+            for (int i = 0; i < LANES_ARE; i++)
+                *(UNALIGNED *)(turned + i * LANES) = square[i];
             NAMED(store_turned)
-            (i, rows - i < LANES ? rows - i : LANES, turned, left < LANES ? left : LANES,
-             to->c + v * LANES * to->c_column, to);
+            (rows - i0 < LANES ? rows - i0 : LANES, turned, left < LANES ? left : LANES,
+             to->c + v * LANES * to->c_column + i0, to->c_column, to->add);
         }
     }
 }
@@ -128,9 +114,8 @@ static void NAMED(run_direct)(const struct td__direct *direct)
         for (int64_t j = 0; j < direct->n; j += STRIP) {
             const int64_t left = direct->n - j;
             struct NAMED(turned_target) to = {
-                .c = (REAL *)direct->c + j * direct->c_column + (direct->places ? 0 : i),
+                .c = (REAL *)direct->c + j * direct->c_column + i,
                 .c_column = direct->c_column,
-                .places = direct->places ? direct->places + i : NULL,
                 .bias = direct->bias ? (const REAL *)direct->bias + j : NULL,
                 .columns = left < STRIP ? (int)left : STRIP,
                 .add = direct->add,
