@@ -4,6 +4,8 @@
  * the two vectors of a strip of B, and multiplies them with one element of each row, which is read from
  * its place in memory. The tile is then turned, so that each column is stored as a run. */
 
+#define NEAR_ROWS 8
+
 /* Where a tile goes. */
 struct NAMED(turned_target) {
     REAL *c; /* of the tile's first column */
@@ -34,7 +36,12 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
                    const int64_t *offsets, const int64_t *steps, const REAL *b,
                    const struct NAMED(turned_target) * to)
 {
-    const REAL *row[MAX_ROWS];
+    /* Offsets of the first rows are in registers. The others stay in memory: compilers would keep them
+     * in vector registers, from where they come through the units that multiply. */
+    struct {
+        int64_t offsets[MAX_ROWS];
+    } far;
+    int64_t near[NEAR_ROWS];
     VECTOR sums[MAX_ROWS][2];
     VECTOR first0 = {0}, first1 = {0};
     if (to->bias) {
@@ -44,18 +51,22 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
     }
     UNROLLED
     for (int i = 0; i < rows; i++) {
-        row[i] = a + offsets[i];
+        if (i < NEAR_ROWS)
+            near[i % NEAR_ROWS] = offsets[i];
+        far.offsets[i] = offsets[i];
         sums[i][0] = first0;
         sums[i][1] = first1;
     }
     for (int64_t p = 0; p < k; p++, b += STRIP) {
-        const int64_t step = steps[p];
+        const REAL *at = a + steps[p];
+        if (rows > NEAR_ROWS)
+            __asm__("" : "+m"(far));
         VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
         if (vectors == 2)
             b1 = *(const UNALIGNED *)(b + LANES);
         UNROLLED
         for (int i = 0; i < rows; i++) {
-            REAL element = row[i][step];
+            REAL element = at[i < NEAR_ROWS ? near[i % NEAR_ROWS] : far.offsets[i]];
             sums[i][0] += element * b0;
             if (vectors == 2)
                 sums[i][1] += element * b1;

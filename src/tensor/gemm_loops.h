@@ -223,5 +223,6 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAM
 #undef REAL
 #undef LOOPS
 #undef DIRECT
+#undef NEAR_ROWS
 #undef FOR_EACH_HEIGHT
 #undef NAMED
