@@ -10,11 +10,19 @@ struct td__conv_frame {
     int64_t channels, height, width; /* of the picture */
     int64_t left;          /* the picture's column that is the frame's first, or less than 0 */
     int64_t rows, columns; /* of the frame */
+    int64_t plane;         /* elements from one channel to the next */
 };
+
+/** Chooses the distance of channels: an odd number of cache lines, so that the same pixel of all channels
+ *  does not fall into the same few sets of the cache. */
+static inline void td__conv_frame_space(struct td__conv_frame *frame)
+{
+    frame->plane = ((frame->rows * frame->columns + 15) / 16 | 1) * 16;
+}
 
 static inline int64_t td__conv_frame_size(const struct td__conv_frame *frame)
 {
-    return frame->channels * frame->rows * frame->columns;
+    return frame->channels * frame->plane;
 }
 
 /** Makes zeros of new memory for a frame. */
@@ -23,7 +31,7 @@ static inline void td__conv_frame_clear(const struct td__conv_frame *frame, size
     memset(to, 0, (size_t)td__conv_frame_size(frame) * size);
 }
 
-/** Fills `to` [channels, rows, columns], whose first row is the picture's row `top`; of the frame's rows
+/** Fills `to` [channels, plane], whose first row is the picture's row `top`; of the frame's rows
  *  only the first `used`. Elements have `size` bytes. Left and right of the picture there are zeros
  *  already, as that is so for all parts of it. */
 static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64_t top,
@@ -39,7 +47,7 @@ static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64
     const size_t row_bytes = (size_t)frame->columns * size, bytes = (size_t)count * size;
     const size_t whole = bytes / 32 * 32;
     for (int64_t c = 0; c < frame->channels; c++) {
-        char *row = to + (size_t)(c * frame->rows) * row_bytes + (size_t)before * size;
+        char *row = to + (size_t)(c * frame->plane + before) * size;
         for (int64_t y = top; y < top + used; y++, row += row_bytes) {
             if (y < 0 || y >= frame->height) {
                 memset(row, 0, bytes);

@@ -272,8 +272,10 @@ static void settle_frame(struct plan *plan)
     plan->in_place = plan->top >= 0 && reach <= plan->frame.height && plan->frame.left >= 0 &&
                      plan->frame.left + plan->frame.columns <= plan->frame.width;
     if (plan->in_place) {
-        plan->frame.rows = plan->frame.height;
         plan->frame.columns = plan->frame.width;
+        plan->frame.plane = plan->frame.height * plan->frame.width;
+    } else {
+        td__conv_frame_space(&plan->frame);
     }
 }
 
@@ -342,9 +344,8 @@ static td_status plan_forward(struct plan *plan, const struct td__conv *conv, co
     for (int64_t k = 0; k < conv->taps; k++) {
         const int64_t kx = k % window->kernel[1], rest = k / window->kernel[1];
         const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
-        phase->steps[k] = (channel * plan->frame.rows + ky * window->dilation[0]) *
-                              plan->frame.columns +
-                          kx * window->dilation[1];
+        phase->steps[k] = channel * plan->frame.plane +
+                          ky * window->dilation[0] * plan->frame.columns + kx * window->dilation[1];
     }
     for (int64_t g = 0; g < conv->groups; g++)
         plan->loops->pack(after(plan->dtype, w, g * conv->out_channels * conv->taps), conv->taps,
@@ -452,9 +453,9 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
             if (!meets(window, 0, phase->row, i / window->kernel[1], &offsets[0]) ||
                 !meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]))
                 continue;
-            phase->steps[step] = (o * plan->frame.rows + offsets[0] - least[0]) *
-                                     plan->frame.columns +
-                                 offsets[1] - least[1];
+            phase->steps[step] = o * plan->frame.plane +
+                                 (offsets[0] - least[0]) * plan->frame.columns + offsets[1] -
+                                 least[1];
             for (int64_t g = 0; g < conv->groups; g++)
                 pack_step(plan,
                           after(plan->dtype, w, (g * conv->out_channels + o) * conv->taps + i),

@@ -140,7 +140,7 @@ static void fill_tables(struct weight_plan *plan)
     for (int64_t i = 0; i < conv->taps; i++) {
         const int64_t kx = i % window->kernel[1], rest = i / window->kernel[1];
         const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
-        plan->rows[i] = (channel * plan->frame.rows + ky * window->dilation[0]) * columns +
+        plan->rows[i] = channel * plan->frame.plane + ky * window->dilation[0] * columns +
                         kx * window->dilation[1];
     }
     for (int64_t i = 0; i < conv->pixels; i++)
@@ -195,6 +195,9 @@ td_status td__conv_direct_grad_weight(const struct td__conv *conv, td_dtype dtyp
                   .columns = conv->padded_width},
         .in_place = window->padding[0] == 0 && window->padding[1] == 0,
     };
+    td__conv_frame_space(&plan.frame);
+    if (plan.in_place)
+        plan.frame.plane = conv->height * conv->width;
     plan.frame_size = plan.in_place ? 0 : td__conv_frame_size(&plan.frame);
     plan.packed_size = plan.loops->packed_size(conv->pixels, conv->out_channels);
     choose_jobs(&plan);
