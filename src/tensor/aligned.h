@@ -1,34 +1,23 @@
-/* Memory for loops of vectors: aligned to 64 bytes, a line of the cache.
+/* Memory for loops of vectors to work in: aligned to 64 bytes, a line of the cache.
  *
- * aligned_alloc() would do, but glibc's leaves holes behind that it does not find again: after some steps
- * of a training they are tens of megabytes. */
+ * A thread keeps what it has freed, up to some megabytes, for the next time: malloc() would give blocks
+ * of this size back to the system each time, and new pages cost as much as the work that is done in
+ * them. aligned_alloc() moreover leaves holes behind that it does not find again. */
 #ifndef TD_TENSOR_ALIGNED_H
 #define TD_TENSOR_ALIGNED_H
 
-#include <stdint.h>
-#include <stdlib.h>
-
-#define TD__ALIGNMENT 64
+#include <stddef.h>
 
 struct td__aligned {
     void *data;   /* aligned; NULL: no memory */
     void *memory; /* to free */
+    size_t bytes; /* of `memory` */
 };
 
-static inline struct td__aligned td__aligned_alloc(size_t bytes)
-{
-    struct td__aligned aligned = {.memory = malloc(bytes + TD__ALIGNMENT)};
-    if (aligned.memory) {
-        uintptr_t at = (uintptr_t)aligned.memory;
-        aligned.data = (char *)aligned.memory + (TD__ALIGNMENT - at % TD__ALIGNMENT);
-    }
-    return aligned;
-}
+/** Memory that is not initialised. */
+struct td__aligned td__aligned_alloc(size_t bytes);
 
-static inline void td__aligned_free(struct td__aligned *aligned)
-{
-    free(aligned->memory);
-    *aligned = (struct td__aligned){0};
-}
+/** Takes it back, from any thread; nothing where there is none. */
+void td__aligned_free(struct td__aligned *aligned);
 
 #endif

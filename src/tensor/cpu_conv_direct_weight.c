@@ -2,10 +2,13 @@
  *
  *     grad_w [places, O] += x [places, pixels] grad_y^T [pixels, O]     picture by picture
  *
- * x is read out of frames (conv_frame.h); grad_y is packed. Some pictures at a time are prepared, in
- * parallel; then jobs with a part of grad_w each take all of them in order. Sums are made of at most
- * CHUNK pixels, which are added to grad_w in order: so the result depends neither on the number of
- * threads nor on how many pictures are prepared at a time. */
+ * x is read out of frames (conv_frame.h); grad_y is packed. Sums are made of at most CHUNK pixels, which
+ * are added up in order.
+ *
+ * The pictures are cut into parts, each with a gradient of its own, and these are added in order at the
+ * end. How many parts there are depends on the sizes alone. Where the weights are too large for that,
+ * there is one part, and the threads share its gradient: some pictures at a time are prepared, then jobs
+ * with some places and channels each take them in order. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
 #include "tensor/conv_direct.h"
@@ -13,6 +16,7 @@
 #include "tensor/direct.h"
 #include "tensor/parallel_for.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 enum {
@@ -21,6 +25,10 @@ enum {
     MOST_PLACES = 56,         /* of a job */
     FEW_PLACES = 14,
     JOBS_EACH = 4, /* for each thread, where there is enough to do */
+
+    MOST_PARTS = 16,
+    PART_PIXELS = 1024,              /* of a part, at least */
+    PART_ELEMENTS = 4 * 1024 * 1024, /* of the gradients of all parts, at most */
 };
 
 struct weight_plan {
@@ -37,6 +45,11 @@ struct weight_plan {
     int64_t places; /* of a job */
     int64_t place_jobs, strip_jobs;
 
+    int64_t parts;
+    struct td__aligned sums; /* [parts, weights], or none: grad_w itself */
+    atomic_int *failed;
+
+    /* Of one part, which works with a copy of the plan. */
     int64_t first, ready; /* pictures that are prepared */
     int64_t frame_size, packed_size;
     struct td__aligned frames; /* [ready, groups, frame_size] */
@@ -148,39 +161,100 @@ static void fill_tables(struct weight_plan *plan)
                          i % conv->out_width * window->stride[1];
 }
 
-static td_status run_plan(struct weight_plan *plan)
+/* Pictures `begin` to `end` - 1, added to plan->grad_w. */
+static bool run_part(struct weight_plan *plan, int64_t begin, int64_t end)
 {
     const struct td__conv *conv = plan->conv;
     const int64_t size = (int64_t)td_dtype_size(plan->dtype);
     const int64_t bytes = conv->groups * (plan->frame_size + plan->packed_size) * size;
-    int64_t most = (int64_t)READY_BYTES * td_get_num_threads() / (bytes > 0 ? bytes : 1);
-    if (most > conv->pictures)
-        most = conv->pictures;
+    int64_t most = (int64_t)READY_BYTES * (plan->parts > 1 ? 1 : td_get_num_threads()) / bytes;
+    if (most > end - begin)
+        most = end - begin;
     if (most < 1)
         most = 1;
     const int64_t items = most * conv->groups;
     plan->frames = td__aligned_alloc((size_t)(items * plan->frame_size * size));
     plan->packed = td__aligned_alloc((size_t)(items * plan->packed_size * size));
-    td_status status = plan->frames.data && plan->packed.data ? TD_OK : td__fail_nomem("conv2d");
-    for (int64_t i = 0; i < items && status == TD_OK && !plan->in_place; i++)
+    const bool ok = plan->frames.data && plan->packed.data;
+    for (int64_t i = 0; i < items && ok && !plan->in_place; i++)
         td__conv_frame_clear(&plan->frame, (size_t)size,
                              after(plan->dtype, plan->frames.data, i * plan->frame_size));
-    for (int64_t i = 0; i < conv->pictures && status == TD_OK; i += most) {
+    for (int64_t i = begin; i < end && ok; i += most) {
         plan->first = i;
-        plan->ready = conv->pictures - i < most ? conv->pictures - i : most;
+        plan->ready = end - i < most ? end - i : most;
         td__parallel_for(plan->ready * conv->groups, 1, prepare, plan);
         td__parallel_for(plan->place_jobs * plan->strip_jobs * conv->groups, 1, run_jobs, plan);
     }
     td__aligned_free(&plan->frames);
     td__aligned_free(&plan->packed);
-    return status;
+    return ok;
+}
+
+static int64_t weights_of(const struct td__conv *conv)
+{
+    return conv->groups * conv->out_channels * conv->taps;
+}
+
+static void run_parts(void *arg, int64_t begin, int64_t end)
+{
+    const struct weight_plan *plan = arg;
+    const int64_t pictures = plan->conv->pictures;
+    for (int64_t i = begin; i < end; i++) {
+        struct weight_plan part = *plan;
+        if (plan->sums.data)
+            part.grad_w = after(plan->dtype, plan->sums.data, i * weights_of(plan->conv));
+        if (!run_part(&part, pictures * i / plan->parts, pictures * (i + 1) / plan->parts))
+            *plan->failed = 1;
+    }
+}
+
+/* Weights `begin` to `end` - 1 of all parts. */
+static void add_parts(void *arg, int64_t begin, int64_t end)
+{
+    const struct weight_plan *plan = arg;
+    for (int64_t i = 0; i < plan->parts; i++) {
+        const void *part = after(plan->dtype, plan->sums.data, i * weights_of(plan->conv));
+        for (int64_t j = begin; j < end; j++) {
+            if (plan->dtype == TD_F32)
+                ((float *)plan->grad_w)[j] += ((const float *)part)[j];
+            else
+                ((double *)plan->grad_w)[j] += ((const double *)part)[j];
+        }
+    }
+}
+
+static td_status run_plan(struct weight_plan *plan)
+{
+    const struct td__conv *conv = plan->conv;
+    const int64_t weights = weights_of(conv);
+    plan->parts = conv->pictures * conv->pixels / PART_PIXELS;
+    if (plan->parts > conv->pictures)
+        plan->parts = conv->pictures;
+    if (plan->parts > MOST_PARTS)
+        plan->parts = MOST_PARTS;
+    if (plan->parts < 2 || plan->parts * weights > PART_ELEMENTS)
+        plan->parts = 1;
+    if (plan->parts > 1) {
+        const size_t bytes = (size_t)(plan->parts * weights) * td_dtype_size(plan->dtype);
+        plan->sums = td__aligned_alloc(bytes);
+        if (!plan->sums.data)
+            return td__fail_nomem("conv2d");
+        memset(plan->sums.data, 0, bytes);
+    }
+    td__parallel_for(plan->parts, 1, run_parts, plan);
+    if (plan->sums.data)
+        td__parallel_for(weights, TD__GRAIN, add_parts, plan);
+    td__aligned_free(&plan->sums);
+    return *plan->failed ? td__fail_nomem("conv2d") : TD_OK;
 }
 
 td_status td__conv_direct_grad_weight(const struct td__conv *conv, td_dtype dtype,
                                       const void *grad_y, const void *x, void *grad_w)
 {
     const struct td__window *window = &conv->window;
+    atomic_int failed = 0;
     struct weight_plan plan = {
+        .failed = &failed,
         .conv = conv,
         .dtype = dtype,
         .loops = td__direct_loops(dtype),
