@@ -1,17 +1,20 @@
-/* Chooses the loops of a matrix product, and gives them their memory.
- *
- * With one thread all products are our own; with several, large ones go to OpenBLAS (blas.h). */
+/* Chooses the loops of a matrix product, gives them their memory, and shares large products among
+ * threads: each makes some rows of C, or some columns. */
 #include "base/fail.h"
 #include "base/simd.h"
 #include "tensor/aligned.h"
-#include "tensor/blas.h"
 #include "tensor/direct.h"
 #include "tensor/gemm.h"
+#include "tensor/parallel_for.h"
 
+#include <stdatomic.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
-/* Below so many multiplications a product is done before other threads have woken up. */
-#define THREADS_FROM (1 << 20)
+/* So many multiplications are worth a thread. */
+#define ENOUGH (1 << 20)
 
 /* Products that are turned have at most so many columns and rows. */
 #define NARROW 12
@@ -20,12 +23,14 @@
 static const struct td__gemm_loops *choose(td_dtype dtype)
 {
 #if defined(__x86_64__)
+    if (dtype == TD_BF16 && td__simd_has_bf16())
+        return &td__gemm_avx512_bf16;
     if (td__simd() == TD__SIMD_AVX512)
-        return dtype == TD_F32 ? &td__gemm_avx512_f32 : &td__gemm_avx512_f64;
+        return dtype == TD_F64 ? &td__gemm_avx512_f64 : &td__gemm_avx512_f32;
     if (td__simd() == TD__SIMD_AVX2)
-        return dtype == TD_F32 ? &td__gemm_avx2_f32 : &td__gemm_avx2_f64;
+        return dtype == TD_F64 ? &td__gemm_avx2_f64 : &td__gemm_avx2_f32;
 #endif
-    return dtype == TD_F32 ? &td__gemm_generic_f32 : &td__gemm_generic_f64;
+    return dtype == TD_F64 ? &td__gemm_generic_f64 : &td__gemm_generic_f32;
 }
 
 const struct td__direct_loops *td__direct_loops(td_dtype dtype)
@@ -45,7 +50,7 @@ static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t it
     for (int64_t i = 0; i < gemm->m; i++)
         for (int64_t j = 0; j < gemm->n; j++) {
             int64_t at = item * gemm->c_item + i * gemm->c_row + j;
-            if (dtype == TD_F32) {
+            if (dtype != TD_F64) {
                 float bias = (gemm->row_bias ? ((const float *)gemm->row_bias)[i] : 0) +
                              (gemm->column_bias ? ((const float *)gemm->column_bias)[j] : 0);
                 float *c = gemm->c;
@@ -59,16 +64,102 @@ static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t it
         }
 }
 
+/* Makes subnormal numbers 0 in this thread, or no longer. Returns what was before. */
+static unsigned flush_subnormals(unsigned state)
+{
+#if defined(__x86_64__)
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(state);
+    return before;
+#else
+    return state;
+#endif
+}
+
+static unsigned flushing_state(void)
+{
+#if defined(__x86_64__)
+    return _mm_getcsr() | 0x8040;
+#else
+    return 0;
+#endif
+}
+
+/* ---- Parts for threads ------------------------------------------------------------------------- */
+
+struct gemm_job {
+    td_dtype dtype;
+    const struct td__gemm *gemm;
+    const struct td__gemm_loops *loops;
+    int64_t parts;
+    bool by_rows;
+    atomic_int failed;
+};
+
+static bool run_part(const struct gemm_job *job, const struct td__gemm *gemm)
+{
+    struct td__aligned work = td__aligned_alloc(job->loops->work_bytes(gemm));
+    if (!work.data)
+        return false;
+    const bool flush = job->dtype == TD_BF16;
+    const unsigned before = flush ? flush_subnormals(flushing_state()) : 0;
+    job->loops->run(gemm, work.data);
+    if (flush)
+        flush_subnormals(before);
+    td__aligned_free(&work);
+    return true;
+}
+
+/* Where part `i` begins, of `size` rows or columns: at a multiple of what fills tiles. */
+static int64_t begin_of(const struct gemm_job *job, int64_t size, int64_t i)
+{
+    const int64_t step = job->by_rows ? 14 : 32;
+    const int64_t tiles = (size + step - 1) / step, at = tiles * i / job->parts * step;
+    return at < size ? at : size;
+}
+
+static void run_parts(void *arg, int64_t begin, int64_t end)
+{
+    struct gemm_job *job = arg;
+    const struct td__gemm *whole = job->gemm;
+    const int64_t in = (int64_t)td_dtype_size(job->dtype);
+    const int64_t out = job->dtype == TD_F64 ? sizeof(double) : sizeof(float);
+    struct td__gemm gemm = *whole;
+    if (job->by_rows) {
+        const int64_t first = begin_of(job, whole->m, begin);
+        gemm.m = begin_of(job, whole->m, end) - first;
+        gemm.a = (const char *)whole->a + first * whole->a_row * in;
+        gemm.c = (char *)whole->c + first * whole->c_row * out;
+        if (whole->row_bias)
+            gemm.row_bias = (const char *)whole->row_bias + first * out;
+    } else {
+        const int64_t first = begin_of(job, whole->n, begin);
+        gemm.n = begin_of(job, whole->n, end) - first;
+        gemm.b = (const char *)whole->b + first * whole->b_col * in;
+        gemm.c = (char *)whole->c + first * out;
+        if (whole->column_bias)
+            gemm.column_bias = (const char *)whole->column_bias + first * out;
+    }
+    if (gemm.m > 0 && gemm.n > 0 && !run_part(job, &gemm))
+        job->failed = 1;
+}
+
+/* Each thread packs its own part of the larger side, and all of the smaller one. */
 static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
-    const struct td__gemm_loops *loops = choose(dtype);
-    size_t bytes = loops->work_bytes(gemm);
-    struct td__aligned work = td__aligned_alloc(bytes);
-    if (!work.data)
-        return td__fail(TD_ERR_NOMEM, "matrix product: no memory for %zu bytes to work in", bytes);
-    loops->run(gemm, work.data);
-    td__aligned_free(&work);
-    return TD_OK;
+    struct gemm_job job = {.dtype = dtype,
+                           .gemm = gemm,
+                           .loops = choose(dtype),
+                           .by_rows = gemm->m >= gemm->n,
+                           .parts = td_get_num_threads()};
+    const double work = (double)gemm->m * (double)gemm->n * (double)gemm->k;
+    if (job.parts > work / ENOUGH)
+        job.parts = (int64_t)(work / ENOUGH);
+    if (job.parts < 2 || gemm->batch > 1 || gemm->pack_b || gemm->item_done)
+        job.failed = !run_part(&job, gemm);
+    else
+        td__parallel_for(job.parts, 1, run_parts, &job);
+    return job.failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
 /* A result of few columns would leave most of a vector unused. Its transpose has long rows:
@@ -95,20 +186,35 @@ static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
     other.c_row = gemm->m;
     other.row_bias = gemm->column_bias;
     other.column_bias = NULL;
-    other.accumulate = false;
+    for (int64_t i = 0; i < gemm->m * gemm->n && gemm->accumulate; i++) {
+        const int64_t at = i / gemm->n * gemm->c_row + i % gemm->n,
+                      to = i % gemm->n * gemm->m + i / gemm->n;
+        if (dtype == TD_F64)
+            turned[to] = ((const double *)gemm->c)[at];
+        else
+            ((float *)turned)[to] = ((const float *)gemm->c)[at];
+    }
     TD_TRY(run(dtype, &other));
-    for (int64_t i = 0; i < gemm->m; i++)
-        for (int64_t j = 0; j < gemm->n; j++) {
-            int64_t to = i * gemm->c_row + j, from = j * gemm->m + i;
-            if (dtype == TD_F32) {
-                float *c = gemm->c;
-                c[to] = (gemm->accumulate ? c[to] : 0) + ((float *)turned)[from];
-            } else {
-                double *c = gemm->c;
-                c[to] = (gemm->accumulate ? c[to] : 0) + turned[from];
-            }
-        }
+    for (int64_t i = 0; i < gemm->m * gemm->n; i++) {
+        const int64_t at = i / gemm->n * gemm->c_row + i % gemm->n,
+                      from = i % gemm->n * gemm->m + i / gemm->n;
+        if (dtype == TD_F64)
+            ((double *)gemm->c)[at] = turned[from];
+        else
+            ((float *)gemm->c)[at] = ((const float *)turned)[from];
+    }
     return TD_OK;
+}
+
+/* Halves have steps of their own: bf16 is multiplied in pairs, a last one filled up with 0. */
+static void count_steps(td_dtype dtype, struct td__gemm *gemm)
+{
+    if (dtype != TD_F16 && dtype != TD_BF16)
+        return;
+    gemm->half = dtype;
+    gemm->half_k = gemm->k;
+    if (dtype == TD_BF16)
+        gemm->k = (gemm->k + 1) / 2 * (td__simd_has_bf16() ? 1 : 2);
 }
 
 td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
@@ -126,9 +232,6 @@ td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
         }
         return TD_OK;
     }
-    if (td_get_num_threads() > 1 &&
-        (double)gemm.m * (double)gemm.n * (double)gemm.k >= THREADS_FROM &&
-        td__blas_gemm(dtype, &gemm))
-        return TD_OK;
+    count_steps(dtype, &gemm);
     return is_narrow(&gemm) ? run_turned(dtype, &gemm) : run(dtype, &gemm);
 }

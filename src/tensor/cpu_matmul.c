@@ -1,12 +1,19 @@
 /* matmul and linear: from tensors to matrix products.
  *
- * Halves are copied to f32 first, contiguous; everything else is used where it is, whatever its
- * strides. A batch is one product after another, except where all of it is one: a batch of A against
- * a single B, with the rows of A and of the result at equal distances. */
+ * Operands are used where they are, whatever their strides; results of halves are made in f32 and rounded
+ * at the end. A batch is one product after another, except where all of it is one: a batch of A against
+ * a single B, with the rows of A and of the result at equal distances. Threads share the products of a
+ * large batch, and otherwise each product. */
 #include "base/fail.h"
 #include "tensor/cpu_products.h"
 #include "tensor/gemm.h"
+#include "tensor/parallel_for.h"
 #include "tensor/widen.h"
+
+#include <stdatomic.h>
+
+/* So many multiplications are worth a thread. */
+#define ENOUGH (1 << 19)
 
 /* The dimensions before the last two, all of one shape. */
 struct batch {
@@ -40,16 +47,21 @@ static bool merge(const struct batch *batch, struct td__gemm *gemm)
     return true;
 }
 
-static td_status multiply(td_dtype dtype, const struct batch *batch, struct td__gemm gemm)
-{
-    int64_t count = count_of(batch);
-    if (count == 0)
-        return TD_OK;
-    if (merge(batch, &gemm))
-        return td__gemm(dtype, &gemm);
+/* Products of a batch that threads share. */
+struct batch_job {
+    const struct batch *batch;
+    td_dtype dtype;
+    const struct td__gemm *gemm;
+    atomic_int failed;
+};
 
-    const int64_t size = (int64_t)td_dtype_size(dtype);
-    for (int64_t i = 0; i < count; i++) {
+static void multiply_some(void *arg, int64_t begin, int64_t end)
+{
+    struct batch_job *job = arg;
+    const struct batch *batch = job->batch;
+    const int64_t in = (int64_t)td_dtype_size(job->dtype);
+    const int64_t out_size = job->dtype == TD_F64 ? sizeof(double) : sizeof(float);
+    for (int64_t i = begin; i < end; i++) {
         int64_t rest = i, out = 0, a = 0, b = 0;
         for (int d = batch->ndim; d-- > 0;) {
             int64_t index = rest % batch->shape[d];
@@ -58,13 +70,32 @@ static td_status multiply(td_dtype dtype, const struct batch *batch, struct td__
             a += index * batch->a[d];
             b += index * batch->b[d];
         }
-        struct td__gemm one = gemm;
-        one.a = (const char *)gemm.a + a * size;
-        one.b = (const char *)gemm.b + b * size;
-        one.c = (char *)gemm.c + out * size;
-        TD_TRY(td__gemm(dtype, &one));
+        struct td__gemm one = *job->gemm;
+        one.a = (const char *)job->gemm->a + a * in;
+        one.b = (const char *)job->gemm->b + b * in;
+        one.c = (char *)job->gemm->c + out * out_size;
+        if (td__gemm(job->dtype, &one))
+            job->failed = 1;
     }
-    return TD_OK;
+}
+
+static td_status multiply(td_dtype dtype, const struct batch *batch, struct td__gemm gemm)
+{
+    int64_t count = count_of(batch);
+    if (count == 0)
+        return TD_OK;
+    if (merge(batch, &gemm))
+        return td__gemm(dtype, &gemm);
+
+    struct batch_job job = {.batch = batch, .dtype = dtype, .gemm = &gemm};
+    if (count < td_get_num_threads()) {
+        multiply_some(&job, 0, count);
+    } else {
+        const double each = (double)gemm.m * (double)gemm.n * (double)gemm.k;
+        td__parallel_for(count, each >= ENOUGH ? 1 : (int64_t)(ENOUGH / (each + 1)) + 1,
+                         multiply_some, &job);
+    }
+    return job.failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
 /* Where the elements of a product are, and how they are laid out. */
@@ -73,8 +104,10 @@ struct side {
     struct td__layout layout;
 };
 
-static td_status multiply_sides(void *out, const struct td__layout *z, const struct side *a,
-                                const struct side *b, double alpha, bool accumulate)
+/* `dtype` is that of a and b; the result is of the one that is computed in. */
+static td_status multiply_sides(td_dtype dtype, void *out, const struct td__layout *z,
+                                const struct side *a, const struct side *b, double alpha,
+                                bool accumulate)
 {
     const int last = z->ndim - 1;
     const struct td__layout *x = &a->layout, *y = &b->layout;
@@ -95,28 +128,35 @@ static td_status multiply_sides(void *out, const struct td__layout *z, const str
     };
     struct batch batch = {
         .ndim = last - 1, .shape = z->shape, .out = z->strides, .a = x->strides, .b = y->strides};
-    return multiply(z->dtype == TD_F64 ? TD_F64 : TD_F32, &batch, gemm);
+    return multiply(dtype, &batch, gemm);
 }
 
 static td_status multiply_views(td_tensor *out, const td_tensor *a, const td_tensor *b,
                                 double alpha, bool accumulate)
 {
     struct side x = {td_tensor_data(a), a->layout}, y = {td_tensor_data(b), b->layout};
-    return multiply_sides(td_tensor_data(out), &out->layout, &x, &y, alpha, accumulate);
+    return multiply_sides(out->layout.dtype, td_tensor_data(out), &out->layout, &x, &y, alpha,
+                          accumulate);
 }
 
 static td_status multiply_halves(td_tensor *out, const td_tensor *a, const td_tensor *b,
                                  double alpha, bool accumulate)
 {
     struct td__wide wide = {0};
-    struct side x = {td__widen(&wide, a), a->layout}, y = {td__widen(&wide, b), b->layout};
+    struct side x = {td_tensor_data(a), a->layout}, y = {td_tensor_data(b), b->layout};
+    td_dtype dtype = out->layout.dtype;
+    if (dtype == TD_BF16 && alpha != 1) {
+        x.data = td__widen(&wide, a);
+        y.data = td__widen(&wide, b);
+        td__layout_set_contiguous(&x.layout);
+        td__layout_set_contiguous(&y.layout);
+        dtype = TD_F32;
+    }
     void *result = td__widen_out(&wide, out, accumulate);
     struct td__layout z = out->layout;
-    td__layout_set_contiguous(&x.layout);
-    td__layout_set_contiguous(&y.layout);
     td__layout_set_contiguous(&z);
     if (wide.status == TD_OK)
-        wide.status = multiply_sides(result, &z, &x, &y, alpha, accumulate);
+        wide.status = multiply_sides(dtype, result, &z, &x, &y, alpha, accumulate);
     return td__widen_end(&wide);
 }
 
@@ -145,10 +185,10 @@ td_status td__cpu_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
         .m = out->layout.shape[0],
         .n = out->layout.shape[1],
         .k = inputs,
-        .a = td__widen(&wide, x),
+        .a = td_tensor_data(x),
         .a_row = inputs,
         .a_col = 1,
-        .b = td__widen(&wide, w),
+        .b = td_tensor_data(w),
         .b_row = 1,
         .b_col = inputs,
         .c = td__widen_out(&wide, out, false),
@@ -157,6 +197,6 @@ td_status td__cpu_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
         .alpha = 1,
     };
     if (wide.status == TD_OK)
-        wide.status = td__gemm(td__wide_dtype(out), &gemm);
+        wide.status = td__gemm(out->layout.dtype, &gemm);
     return td__widen_end(&wide);
 }

@@ -22,7 +22,8 @@ struct td__gemm_part {
 typedef void (*td__gemm_pack_fn)(const struct td__gemm *gemm, const struct td__gemm_part *part,
                                  int64_t width, void *packed);
 
-/* All strides are in elements; the elements are f32, or all f64. */
+/* All strides are in elements. The elements are f32, or all f64; or those of A and B are halves, and the
+ * others f32. */
 struct td__gemm {
     int64_t m, n, k;
     const void *a; /* [m, k] */
@@ -42,9 +43,24 @@ struct td__gemm {
     const void *column_bias; /* [n] or NULL: added to each row */
     double alpha;
     bool accumulate; /* add to C what is computed */
+
+    /* Set by td__gemm() for A and B of halves, which are converted when they are packed: their dtype and
+     * their k. k is then the number of steps. */
+    td_dtype half;
+    int64_t half_k; /* 0: no halves */
 };
 
-/** Computes it: dtype is TD_F32 or TD_F64. Fails with TD_ERR_NOMEM only. */
+/**
+ * Computes it: dtype is TD_F32 or TD_F64, or TD_F16 or TD_BF16 for halves in A and B; alpha is 1 for
+ * bf16. Large products are shared by threads.
+ *
+ * Each element of C begins with what is added to the product, and then takes one step after the other
+ * along k, in f32 or f64. So it has the same bits for all sizes of the rest, for any number of threads,
+ * and for each instruction set that multiplies and adds with one rounding. Two steps of bf16 are taken in
+ * the other order, and subnormal numbers count as 0 in them: as the processors' own products do it.
+ *
+ * Fails with TD_ERR_NOMEM only.
+ */
 td_status td__gemm(td_dtype dtype, const struct td__gemm *gemm);
 
 /** How many elements A may have so that all of it is packed at once. */
@@ -65,5 +81,6 @@ struct td__gemm_loops {
 extern const struct td__gemm_loops td__gemm_generic_f32, td__gemm_generic_f64;
 extern const struct td__gemm_loops td__gemm_avx2_f32, td__gemm_avx2_f64;
 extern const struct td__gemm_loops td__gemm_avx512_f32, td__gemm_avx512_f64;
+extern const struct td__gemm_loops td__gemm_avx512_bf16; /* needs AVX512_BF16; steps are pairs */
 
 #endif

@@ -17,10 +17,19 @@
  * elements. k is cut into pieces, and so is m, of sizes as equal as can be: a rest of one row would
  * use the processor badly. Each element of C is summed up along k in one fixed order, whatever m
  * and n are. */
+#include "base/half.h"
 #include "tensor/direct.h"
 #include "tensor/gemm.h"
 
 #include <string.h>
+
+/* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own. */
+#ifndef MULTIPLY_ADD
+#define PAIRS 0
+#define MULTIPLY_ADD(sum, a, b) ((sum) += (a) * (b))
+#else
+#define PAIRS 1
+#endif
 
 /* Before a loop whose count is a constant: no loop is left of it. Only then are arrays registers. */
 #if defined(__clang__)
@@ -58,7 +67,20 @@ static int64_t NAMED(piece)(int64_t size, int64_t most)
     return (size + pieces - 1) / pieces;
 }
 
+/* Pieces of k are even: a pair of halves is never cut. */
+static int64_t NAMED(depth_of)(const struct td__gemm *gemm)
+{
+    return (NAMED(piece)(gemm->k, DEPTH) + 1) / 2 * 2;
+}
+
+#define SLACK 64 /* elements after what is packed: the last vectors may reach beyond its end */
+
+#include "tensor/gemm_turn.h"
+#if PAIRS
+#include "tensor/gemm_pack_pairs.h"
+#else
 #include "tensor/gemm_pack.h"
+#endif
 
 /* Where a strip of B meets rows m0 … of A. */
 static inline struct NAMED(target)
@@ -85,7 +107,8 @@ static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_p
     int64_t b_row = STRIP;
     if (gemm->pack_b) {
         gemm->pack_b(gemm, part, STRIP, strip);
-    } else if (gemm->b_col == 1 && gemm->m <= 2 * MAX_ROWS && part->columns % LANES == 0) {
+    } else if (!gemm->half_k && gemm->b_col == 1 && gemm->m <= 2 * MAX_ROWS &&
+               part->columns % LANES == 0) {
         b = (const REAL *)gemm->b + part->item * gemm->b_item + part->k0 * gemm->b_row + part->n0;
         b_row = gemm->b_row;
     } else {
@@ -179,7 +202,7 @@ static void NAMED(run_flat)(const struct td__gemm *gemm, REAL *panel, REAL *stri
 
 static void NAMED(run)(const struct td__gemm *gemm, void *work)
 {
-    int64_t depth = NAMED(piece)(gemm->k, DEPTH);
+    int64_t depth = NAMED(depth_of)(gemm);
     REAL *strip = work;
     REAL *panels = strip + FIRST_PART * depth + SLACK;
     if (NAMED(is_flat)(gemm))
@@ -192,7 +215,7 @@ static void NAMED(run)(const struct td__gemm *gemm, void *work)
 
 static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
 {
-    int64_t depth = NAMED(piece)(gemm->k, DEPTH);
+    int64_t depth = NAMED(depth_of)(gemm);
     int64_t panels = depth * NAMED(piece)(gemm->m, BLOCK);
     if (NAMED(is_flat)(gemm))
         panels = (gemm->n + STRIP) * gemm->k;
@@ -203,9 +226,13 @@ static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
 
 const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAMED(run)};
 
+#if !PAIRS
 #include "tensor/direct_loops.h"
+#endif
 
 #undef UNROLLED
+#undef PAIRS
+#undef MULTIPLY_ADD
 #undef VECTOR
 #undef UNALIGNED
 #undef LANES

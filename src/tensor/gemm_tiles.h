@@ -11,21 +11,27 @@ struct NAMED(target) {
     bool add;
 };
 
-/* Stores a tile at the right edge of C, one element at a time. */
+/* What a tile at the right edge of C begins with, and where its sums go: one element at a time. */
+static __attribute__((noinline)) void NAMED(begin_part)(const struct NAMED(target) * to, int rows,
+                                                        REAL *sums)
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < STRIP; j++) {
+            REAL sum = to->add && j < to->columns ? to->c[i * to->c_row + j] : 0;
+            if (to->row_bias)
+                sum += to->row_bias[i];
+            if (to->column_bias && j < to->columns)
+                sum += to->column_bias[j];
+            sums[i * STRIP + j] = sum;
+        }
+}
+
 static __attribute__((noinline)) void NAMED(store_part)(const struct NAMED(target) * to, int rows,
                                                         const REAL *sums)
 {
-    for (int i = 0; i < rows; i++) {
-        REAL *c = to->c + i * to->c_row;
-        for (int j = 0; j < to->columns; j++) {
-            REAL sum = sums[i * STRIP + j];
-            if (to->row_bias)
-                sum += to->row_bias[i];
-            if (to->column_bias)
-                sum += to->column_bias[j];
-            c[j] = to->add ? c[j] + sum : sum;
-        }
-    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < to->columns; j++)
+            to->c[i * to->c_row + j] = sums[i * STRIP + j];
 }
 
 /* What a whole tile begins with: what is added to the product. */
@@ -60,31 +66,41 @@ NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to,
 }
 
 /* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are
- * registers. At the edge what is added to the product comes last: it cannot be loaded as vectors. */
+ * registers. An element is what is added to the product, then the sum along k, in this order at the edge
+ * too: so it has the same bits in tiles of all sizes. */
 static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, const int vectors,
                                                               int64_t k, const REAL *a,
                                                               const REAL *b, int64_t b_row,
                                                               const struct NAMED(target) * to)
 {
     const bool whole = to->columns == vectors * LANES;
+    REAL spread[MAX_ROWS * STRIP];
     VECTOR sums[MAX_ROWS][2];
     UNROLLED
     for (int i = 0; i < rows; i++)
         sums[i][0] = sums[i][1] = (VECTOR){0};
-    if (whole)
+    if (whole) {
         NAMED(begin)(rows, vectors, to, sums);
+    } else {
+        NAMED(begin_part)(to, rows, spread);
+        UNROLLED
+        for (int i = 0; i < rows; i++) {
+            sums[i][0] = *(const UNALIGNED *)(spread + i * STRIP);
+            if (vectors == 2)
+                sums[i][1] = *(const UNALIGNED *)(spread + i * STRIP + LANES);
+        }
+    }
     for (int64_t p = 0; p < k; p++, a += rows, b += b_row) {
         VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
         if (vectors == 2)
             b1 = *(const UNALIGNED *)(b + LANES);
         UNROLLED
         for (int i = 0; i < rows; i++) {
-            sums[i][0] += a[i] * b0;
+            MULTIPLY_ADD(sums[i][0], a[i], b0);
             if (vectors == 2)
-                sums[i][1] += a[i] * b1;
+                MULTIPLY_ADD(sums[i][1], a[i], b1);
         }
     }
-    REAL spread[MAX_ROWS * STRIP];
     REAL *const result = whole ? to->c : spread;
     const int64_t row = whole ? to->c_row : STRIP;
     UNROLLED

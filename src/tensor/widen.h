@@ -11,6 +11,7 @@
 #ifndef TD_TENSOR_WIDEN_H
 #define TD_TENSOR_WIDEN_H
 
+#include "tensor/aligned.h"
 #include "tensor/tensor.h"
 
 #define TD__WIDE_MOST 10
@@ -19,7 +20,7 @@ struct td__wide {
     td_status status;
     int count;
     struct {
-        void *copy;
+        struct td__aligned copy;
         td_tensor *result; /* NULL for an operand */
     } parts[TD__WIDE_MOST];
 };

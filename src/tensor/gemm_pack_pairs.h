@@ -1,0 +1,63 @@
+/* Packing A and B of bf16 for tiles whose steps are pairs of elements: a pair is what a REAL is elsewhere,
+ * its first element the lower half, and k counts pairs. A part of gemm_loops.h, which has the names. */
+
+/* Pair p of elements that are `step` apart; after the end there is 0. */
+static inline uint32_t NAMED(pair_at)(const struct td__gemm *gemm, const uint16_t *from,
+                                      int64_t step, int64_t p)
+{
+    const uint32_t second = 2 * p + 1 < gemm->half_k ? from[(2 * p + 1) * step] : 0;
+    return from[2 * p * step] | second << 16;
+}
+
+/* `many` rows of A or columns of B, `next` apart: pair p of row i goes to to[p * width + i]. Vectors are
+ * written whole. */
+static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from, int64_t many,
+                              int64_t next, int64_t step, int64_t k0, int64_t depth, int64_t width,
+                              REAL *packed)
+{
+    uint32_t *to = (uint32_t *)packed;
+    /* A last pair of one element only is not read as one. */
+    const int64_t whole = 2 * (k0 + depth) <= gemm->half_k ? depth : depth - 1;
+    if (step == 1) {
+        /* The last vector first: it may reach into the next step. */
+        for (int64_t i = (many - 1) / LANES * LANES; i >= 0; i -= LANES) {
+            const int64_t count = many - i < LANES ? many - i : LANES;
+            NAMED(turn)(from + i * next + 2 * k0, next, count, whole, width, packed + i);
+        }
+    } else if (next == 1) {
+        for (int64_t p = 0; p < whole; p++) {
+            const uint16_t *restrict first = from + 2 * (k0 + p) * step;
+            const uint16_t *restrict second = first + step;
+            for (int64_t i = 0; i < many; i++)
+                to[p * width + i] = first[i] | (uint32_t)second[i] << 16;
+        }
+    } else {
+        for (int64_t p = 0; p < whole; p++)
+            for (int64_t i = 0; i < many; i++)
+                to[p * width + i] = NAMED(pair_at)(gemm, from + i * next, step, k0 + p);
+    }
+    for (int64_t i = 0; i < many && whole < depth; i++)
+        to[whole * width + i] = NAMED(pair_at)(gemm, from + i * next, step, k0 + whole);
+}
+
+/* Rows m0 … of A, `depth` pairs from k0 on: panels of `rows` rows, the last one of what is left. */
+static void NAMED(pack_a)(const struct td__gemm *gemm, int64_t m0, int64_t m, int64_t rows,
+                          int64_t k0, int64_t depth, REAL *packed)
+{
+    for (int64_t first = 0; first < m; first += rows) {
+        const int64_t height = m - first < rows ? m - first : rows;
+        NAMED(pack_pairs)
+        (gemm, (const uint16_t *)gemm->a + (m0 + first) * gemm->a_row, height, gemm->a_row,
+         gemm->a_col, k0, depth, height, packed);
+        packed += depth * height;
+    }
+}
+
+static void NAMED(pack_b)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                          REAL *packed)
+{
+    const uint16_t *b = (const uint16_t *)gemm->b + part->item * gemm->b_item +
+                        part->n0 * gemm->b_col;
+    NAMED(pack_pairs)
+    (gemm, b, part->columns, gemm->b_col, gemm->b_row, part->k0, part->rows, STRIP, packed);
+}
