@@ -1,12 +1,13 @@
 /* Convolutions: the sizes, the kernels of kernels.h, and the gradient of the bias.
  *
  * Which loops are used depends on the sizes alone, never on the processor or the number of threads:
- * products that read the pictures in place where there are enough channels (conv_direct.h), otherwise
- * products of columns (conv_gemm.h). */
+ * products that read the pictures in place where there are enough channels (conv_direct.h), planes where
+ * groups have few (conv_planes.h), otherwise products of columns (conv_gemm.h). */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/conv_direct.h"
 #include "tensor/conv_gemm.h"
+#include "tensor/conv_planes.h"
 #include "tensor/cpu_products.h"
 #include "tensor/parallel_for.h"
 #include "tensor/vector.h"
@@ -48,9 +49,10 @@ td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
     void *results = td__widen_out(&wide, out, false);
     if (wide.status || out->layout.numel == 0)
         return td__widen_end(&wide);
-    const bool direct = td__conv_fits_direct(conv.out_channels, conv.taps);
-    wide.status = (direct ? td__conv_direct : td__conv_gemm)(&conv, td__wide_dtype(out), pictures,
-                                                             weights, biases, results);
+    wide.status = (td__conv_fits_planes(&conv)                          ? td__conv_planes
+                   : td__conv_fits_direct(conv.out_channels, conv.taps) ? td__conv_direct
+                                                                        : td__conv_gemm)(
+        &conv, td__wide_dtype(out), pictures, weights, biases, results);
     return td__widen_end(&wide);
 }
 
@@ -64,8 +66,10 @@ td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, 
     if (wide.status || grad_x->layout.numel == 0)
         return td__widen_end(&wide);
     const int64_t steps = conv.out_channels * window->kernel[0] * window->kernel[1];
-    const bool direct = conv.pixels > 0 && td__conv_fits_direct(conv.channels, steps);
-    wide.status = (direct ? td__conv_direct_grad_input : td__conv_gemm_grad_input)(
+    wide.status = (conv.pixels == 0                             ? td__conv_gemm_grad_input
+                   : td__conv_fits_planes(&conv)                ? td__conv_planes_grad_input
+                   : td__conv_fits_direct(conv.channels, steps) ? td__conv_direct_grad_input
+                                                                : td__conv_gemm_grad_input)(
         &conv, td__wide_dtype(grad_x), gradients, weights, pictures);
     return td__widen_end(&wide);
 }
@@ -151,8 +155,9 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
         add_bias(&conv, dtype, gradients, biases);
     if (grad_y->layout.numel == 0 || grad_w->layout.numel == 0)
         return td__widen_end(&wide);
-    const bool direct = td__conv_fits_direct(conv.out_channels, conv.pixels);
-    wide.status = (direct ? td__conv_direct_grad_weight
-                          : td__conv_gemm_grad_weight)(&conv, dtype, gradients, pictures, weights);
+    wide.status = (td__conv_fits_planes(&conv) ? td__conv_planes_grad_weight
+                   : td__conv_fits_direct(conv.out_channels, conv.pixels)
+                       ? td__conv_direct_grad_weight
+                       : td__conv_gemm_grad_weight)(&conv, dtype, gradients, pictures, weights);
     return td__widen_end(&wide);
 }

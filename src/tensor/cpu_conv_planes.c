@@ -1,0 +1,329 @@
+/* Convolutions with few channels in a group; see conv_planes.h.
+ *
+ * The channels of a group are copied into a frame with zeros around them. A plane of the output is then a
+ * sum, over places of the kernel and channels (taps), of the frame shifted by an offset. With a stride,
+ * every s-th column of a row comes first, then those after them, so that pixels of the output still meet
+ * columns that are side by side.
+ *
+ * The gradient of the input is the same sum with the other weights, over a frame of the output's gradient
+ * whose pixels are as far apart as the stride says. The gradient of a weight is the product of two
+ * planes, the output's gradient and the shifted frame, summed up; picture by picture. */
+#include "base/fail.h"
+#include "tensor/aligned.h"
+#include "tensor/conv_planes.h"
+#include "tensor/parallel_for.h"
+#include "tensor/vector.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FEW = 8,                 /* channels of a group */
+    BEYOND = 64,             /* elements that may be read after a frame */
+    PLANE_WORK = 256 * 1024, /* multiplications that a thread should have */
+};
+
+/* What one plane is made of. */
+struct plane {
+    int64_t height, width;
+    int64_t padded_width; /* of the rows of grad_y for the gradient of weights */
+    int64_t row;          /* elements of the frame from one row of the plane to the next */
+    int64_t taps;
+    const int64_t *offsets; /* [taps] in the frame */
+};
+
+#define REAL float
+#define INTEGER int32_t
+#define LANES 16
+#define NAMED(name) name##_f32
+#include "tensor/conv_planes_loops.h"
+
+#define REAL double
+#define INTEGER int64_t
+#define LANES 8
+#define NAMED(name) name##_f64
+#include "tensor/conv_planes_loops.h"
+
+/* How a frame is made of the channels of a group. */
+struct plane_frame {
+    int64_t channels, height, width; /* of the source */
+    int64_t rows, row;               /* of the frame of a channel; elements of a row */
+    int64_t top, left;               /* where the first pixel goes */
+    int64_t down, right;             /* from one pixel to the next */
+    int64_t phases, part;            /* parts of a row, and their elements */
+};
+
+struct planes_job {
+    const struct td__conv *conv;
+    td_dtype dtype;
+    struct plane plane;
+    struct plane_frame frame;
+    const void *source, *w, *bias, *grad_y;
+    void *result;
+    int64_t source_group, result_planes; /* channels of a group */
+    atomic_int failed;
+};
+
+bool td__conv_fits_planes(const struct td__conv *conv)
+{
+    return conv->groups > 1 && conv->channels <= FEW && conv->out_channels <= FEW;
+}
+
+static void *after(td_dtype dtype, const void *data, int64_t count)
+{
+    return (char *)data + count * (int64_t)td_dtype_size(dtype);
+}
+
+static size_t frame_bytes(const struct planes_job *job)
+{
+    const struct plane_frame *f = &job->frame;
+    return (size_t)(f->channels * f->rows * f->row + BEYOND) * td_dtype_size(job->dtype);
+}
+
+/* The channels of a group; what is not covered was 0 before and stays so. */
+static void fill_frame(const struct planes_job *job, const void *source, void *frame)
+{
+    const struct plane_frame *f = &job->frame;
+    for (int64_t c = 0; c < f->channels; c++)
+        for (int64_t y = 0; y < f->height; y++) {
+            const int64_t row = f->top + y * f->down;
+            if (row < 0 || row >= f->rows)
+                continue;
+            (job->dtype == TD_F32 ? fill_row_f32 : fill_row_f64)(
+                after(job->dtype, source, (c * f->height + y) * f->width), f->width, f->left,
+                f->right, f->phases, f->part,
+                after(job->dtype, frame, (c * f->rows + row) * f->row));
+        }
+}
+
+static td_status run_planes(struct planes_job *job, int64_t count, td__range_fn *fn)
+{
+    const double each = (double)job->plane.taps * (double)job->plane.width *
+                        (double)job->plane.height * (double)job->result_planes;
+    td__parallel_for(count, each >= PLANE_WORK ? 1 : (int64_t)(PLANE_WORK / (each + 1)) + 1, fn,
+                     job);
+    return job->failed ? td__fail_nomem("conv2d") : TD_OK;
+}
+
+/* ---- Forward, and the gradient of the input --------------------------------------------------- */
+
+/* All planes of some groups of pictures. Weights of a plane are [taps]. */
+static void make_planes(void *arg, int64_t begin, int64_t end)
+{
+    struct planes_job *job = arg;
+    const struct td__conv *conv = job->conv;
+    const struct plane *plane = &job->plane;
+    struct td__aligned frame = td__aligned_alloc(frame_bytes(job));
+    if (!frame.data) {
+        job->failed = 1;
+        return;
+    }
+    memset(frame.data, 0, frame_bytes(job));
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t group = item % conv->groups;
+        fill_frame(job, after(job->dtype, job->source, item * job->source_group), frame.data);
+        for (int64_t i = 0; i < job->result_planes; i++) {
+            const int64_t channel = group * job->result_planes + i;
+            const void *w = after(job->dtype, job->w, channel * plane->taps);
+            void *out = after(job->dtype, job->result,
+                              (item * job->result_planes + i) * plane->height * plane->width);
+            if (job->dtype == TD_F32)
+                make_plane_f32(plane, frame.data, w,
+                               job->bias ? ((const float *)job->bias)[channel] : 0, out);
+            else
+                make_plane_f64(plane, frame.data, w,
+                               job->bias ? ((const double *)job->bias)[channel] : 0, out);
+        }
+    }
+    td__aligned_free(&frame);
+}
+
+/* The frame of the input, for the output and the gradient of the weights. */
+static struct planes_job input_job(const struct td__conv *conv, td_dtype dtype, const void *x)
+{
+    const struct td__window *window = &conv->window;
+    const int64_t stride = window->stride[1];
+    const int64_t part = (conv->padded_width + stride - 1) / stride;
+    return (struct planes_job){
+        .conv = conv,
+        .dtype = dtype,
+        .plane = {.height = conv->out_height,
+                  .width = conv->out_width,
+                  .row = window->stride[0] * part * stride,
+                  .taps = conv->taps},
+        .frame = {.channels = conv->channels,
+                  .height = conv->height,
+                  .width = conv->width,
+                  .rows = conv->padded_height,
+                  .row = part * stride,
+                  .top = window->padding[0],
+                  .left = window->padding[1],
+                  .down = 1,
+                  .right = 1,
+                  .phases = stride,
+                  .part = part},
+        .source = x,
+        .source_group = conv->channels * conv->height * conv->width,
+        .result_planes = conv->out_channels,
+    };
+}
+
+static int64_t *input_offsets(const struct planes_job *job)
+{
+    const struct td__conv *conv = job->conv;
+    const struct td__window *window = &conv->window;
+    int64_t *offsets = malloc((size_t)conv->taps * sizeof *offsets);
+    for (int64_t t = 0; t < conv->taps && offsets; t++) {
+        const int64_t x = t % window->kernel[1] * window->dilation[1], rest = t / window->kernel[1];
+        const int64_t y = rest % window->kernel[0] * window->dilation[0];
+        offsets[t] = (rest / window->kernel[0] * job->frame.rows + y) * job->frame.row +
+                     x % job->frame.phases * job->frame.part + x / job->frame.phases;
+    }
+    return offsets;
+}
+
+td_status td__conv_planes(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
+                          const void *bias, void *out)
+{
+    struct planes_job job = input_job(conv, dtype, x);
+    job.w = w;
+    job.bias = bias;
+    job.result = out;
+    int64_t *offsets = input_offsets(&job);
+    if (!offsets)
+        return td__fail_nomem("conv2d");
+    job.plane.offsets = offsets;
+    td_status status = run_planes(&job, conv->pictures * conv->groups, make_planes);
+    free(offsets);
+    return status;
+}
+
+/* Weights [groups, C, O, kernel] of w [groups, O, C, kernel]. */
+static void swap_weights(const struct td__conv *conv, td_dtype dtype, const void *w, void *to)
+{
+    const int64_t kernel = conv->window.kernel[0] * conv->window.kernel[1];
+    const size_t bytes = (size_t)kernel * td_dtype_size(dtype);
+    for (int64_t g = 0; g < conv->groups; g++)
+        for (int64_t o = 0; o < conv->out_channels; o++)
+            for (int64_t c = 0; c < conv->channels; c++)
+                memcpy(
+                    after(dtype, to, ((g * conv->channels + c) * conv->out_channels + o) * kernel),
+                    after(dtype, w, ((g * conv->out_channels + o) * conv->channels + c) * kernel),
+                    bytes);
+}
+
+td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype,
+                                     const void *grad_y, const void *w, void *grad_x)
+{
+    const struct td__window *window = &conv->window;
+    const int64_t kernel = window->kernel[0] * window->kernel[1];
+    const int64_t reach[2] = {(window->kernel[0] - 1) * window->dilation[0],
+                              (window->kernel[1] - 1) * window->dilation[1]};
+    /* Pixel (y, x) of the input meets, by way of place (i, j), what is at (y + padding - i * dilation …)
+     * of the output's pixels when these are spread by the stride. */
+    struct planes_job job = {
+        .conv = conv,
+        .dtype = dtype,
+        .plane = {.height = conv->height,
+                  .width = conv->width,
+                  .row = conv->padded_width + reach[1],
+                  .taps = conv->out_channels * kernel},
+        .frame = {.channels = conv->out_channels,
+                  .height = conv->out_height,
+                  .width = conv->out_width,
+                  .rows = conv->padded_height + reach[0],
+                  .row = conv->padded_width + reach[1],
+                  .top = reach[0],
+                  .left = reach[1],
+                  .down = window->stride[0],
+                  .right = window->stride[1],
+                  .phases = 1},
+        .source = grad_y,
+        .source_group = conv->out_channels * conv->pixels,
+        .result_planes = conv->channels,
+        .result = grad_x,
+    };
+    int64_t *offsets = malloc((size_t)job.plane.taps * sizeof *offsets);
+    void *weights = malloc((size_t)(conv->groups * conv->channels * job.plane.taps) *
+                           td_dtype_size(dtype));
+    td_status status = offsets && weights ? TD_OK : td__fail_nomem("conv2d");
+    for (int64_t t = 0; t < job.plane.taps && status == TD_OK; t++) {
+        const int64_t x = t % window->kernel[1] * window->dilation[1], rest = t / window->kernel[1];
+        const int64_t y = rest % window->kernel[0] * window->dilation[0];
+        offsets[t] = (rest / window->kernel[0] * job.frame.rows + window->padding[0] + reach[0] -
+                      y) *
+                         job.frame.row +
+                     window->padding[1] + reach[1] - x;
+    }
+    if (status == TD_OK) {
+        swap_weights(conv, dtype, w, weights);
+        job.w = weights;
+        job.plane.offsets = offsets;
+        status = run_planes(&job, conv->pictures * conv->groups, make_planes);
+    }
+    free(offsets);
+    free(weights);
+    return status;
+}
+
+/* ---- The gradient of the weights -------------------------------------------------------------- */
+
+/* A plane with zeros after its rows. */
+static void copy_plane(const struct planes_job *job, const void *from, void *to)
+{
+    const size_t size = td_dtype_size(job->dtype), bytes = (size_t)job->plane.width * size;
+    for (int64_t y = 0; y < job->plane.height; y++)
+        memcpy((char *)to + (size_t)(y * job->plane.padded_width) * size,
+               (const char *)from + (size_t)y * bytes, bytes);
+}
+
+/* Some groups, over all pictures. */
+static void dot_planes(void *arg, int64_t begin, int64_t end)
+{
+    struct planes_job *job = arg;
+    const struct td__conv *conv = job->conv;
+    const size_t plane_bytes = (size_t)(job->plane.height * job->plane.padded_width) *
+                               td_dtype_size(job->dtype);
+    struct td__aligned frame = td__aligned_alloc(frame_bytes(job));
+    struct td__aligned plane = td__aligned_alloc(plane_bytes);
+    const bool ok = frame.data && plane.data;
+    if (ok) {
+        memset(frame.data, 0, frame_bytes(job));
+        memset(plane.data, 0, plane_bytes);
+    } else {
+        job->failed = 1;
+    }
+    for (int64_t group = begin; group < end && ok; group++)
+        for (int64_t i = 0; i < conv->pictures; i++) {
+            const int64_t item = i * conv->groups + group;
+            fill_frame(job, after(job->dtype, job->source, item * job->source_group), frame.data);
+            for (int64_t o = 0; o < conv->out_channels; o++) {
+                copy_plane(
+                    job,
+                    after(job->dtype, job->grad_y, (item * conv->out_channels + o) * conv->pixels),
+                    plane.data);
+                (job->dtype == TD_F32 ? dot_plane_f32 : dot_plane_f64)(
+                    &job->plane, frame.data, plane.data,
+                    after(job->dtype, job->result, (group * conv->out_channels + o) * conv->taps));
+            }
+        }
+    td__aligned_free(&frame);
+    td__aligned_free(&plane);
+}
+
+td_status td__conv_planes_grad_weight(const struct td__conv *conv, td_dtype dtype,
+                                      const void *grad_y, const void *x, void *grad_w)
+{
+    struct planes_job job = input_job(conv, dtype, x);
+    job.plane.padded_width = (conv->out_width + 15) / 16 * 16;
+    job.grad_y = grad_y;
+    job.result = grad_w;
+    int64_t *offsets = input_offsets(&job);
+    if (!offsets)
+        return td__fail_nomem("conv2d");
+    job.plane.offsets = offsets;
+    td_status status = run_planes(&job, conv->groups, dot_planes);
+    free(offsets);
+    return status;
+}
