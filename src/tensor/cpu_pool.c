@@ -1,12 +1,15 @@
 /* Pooling: each output pixel stands for a window of the picture, of which it has the greatest
  * element or the mean. The windows of one dimension follow from those of the other by nothing, so a
- * window is two ranges. Pictures and channels are all alike: one picture after another. */
+ * window is two ranges. Pictures and channels are all alike: planes, which threads share. */
 #include "base/fail.h"
+#include "tensor/aligned.h"
 #include "tensor/cpu_products.h"
+#include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 #include "tensor/widen.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 struct pool {
@@ -48,12 +51,24 @@ static inline struct range range_at(const struct pool *pool, int dim, int64_t i)
     return range;
 }
 
+/* Columns of a row with its padding, and as far as a last window reaches. */
+static int64_t padded_width(const struct pool *pool)
+{
+    const struct td__window *w = pool->window;
+    const int64_t last = (pool->out[1] - 1) * w->stride[1] + (w->kernel[1] - 1) * w->dilation[1] +
+                         1;
+    const int64_t width = pool->in[1] + w->padding[1];
+    return last > width ? last : width;
+}
+
 #define REAL float
 #define NAMED(name) name##_f32
+#include "tensor/pool_rows.h"
 #include "tensor/pool_loops.h"
 
 #define REAL double
 #define NAMED(name) name##_f64
+#include "tensor/pool_rows.h"
 #include "tensor/pool_loops.h"
 
 static struct pool pool_of(const td_tensor *in, const td_tensor *out,
@@ -78,30 +93,96 @@ static bool is_pairs(const struct pool *pool)
     return true;
 }
 
+/* ---- Planes ------------------------------------------------------------------------------------ */
+
+enum { PLANE_WORK = 32 * 1024 }; /* elements that a thread should have */
+
+/* What threads do with each of some planes: from `in` to `made` elements, or back. */
+struct pool_job {
+    struct pool pool;
+    bool is_f32, pairs;
+    int64_t in, made; /* elements of a plane */
+    const void *from;
+    void *to;
+    int32_t *indices;
+    atomic_int failed;
+};
+
+static td_status run_pool(struct pool_job *job, td__range_fn *fn)
+{
+    const int64_t each = job->in + job->made + 1;
+    td__parallel_for(job->pool.pictures, PLANE_WORK / each + 1, fn, job);
+    return job->failed ? td__fail_nomem("pooling") : TD_OK;
+}
+
+static struct pool_job job_of(const td_tensor *in, const td_tensor *out,
+                              const struct td__window *window)
+{
+    struct pool pool = pool_of(in, out, window);
+    return (struct pool_job){
+        .pool = pool,
+        .is_f32 = td__wide_dtype(in) == TD_F32,
+        .in = pool.in[0] * pool.in[1],
+        .made = pool.out[0] * pool.out[1],
+    };
+}
+
+/* Room for rows of windows of a fixed size. */
+static struct td__aligned open_room(struct pool_job *job)
+{
+    struct td__aligned room = {0};
+    if (job->pool.window) {
+        const int64_t count = 2 * padded_width(&job->pool) + 2 * job->pool.out[1];
+        const int64_t spare = job->pairs ? job->made : 0; /* for indices that nobody wants */
+        room = td__aligned_alloc((size_t)(count + spare) * sizeof(double));
+        if (!room.data)
+            job->failed = 1;
+    }
+    return room;
+}
+
+static void max_planes(void *arg, int64_t begin, int64_t end)
+{
+    struct pool_job *job = arg;
+    const struct pool *pool = &job->pool;
+    struct td__aligned room = open_room(job);
+    for (int64_t i = begin; i < end && !job->failed; i++) {
+        int32_t *places = job->indices ? job->indices + i * job->made : NULL;
+        const float *x = (const float *)job->from + i * job->in;
+        float *out = (float *)job->to + i * job->made;
+        const double *x64 = (const double *)job->from + i * job->in;
+        double *out64 = (double *)job->to + i * job->made;
+        if (!pool->window && job->is_f32)
+            max_any_f32(pool, x, out, places);
+        else if (!pool->window)
+            max_any_f64(pool, x64, out64, places);
+        else if (job->is_f32 && job->pairs)
+            max_pairs_f32(pool, x, out, places ? places : room.data);
+        else if (job->is_f32)
+            max_rows_f32(pool, x, out, places, room.data);
+        else if (job->pairs)
+            max_pairs_f64(pool, x64, out64, places ? places : room.data);
+        else
+            max_rows_f64(pool, x64, out64, places, room.data);
+    }
+    td__aligned_free(&room);
+}
+
 static td_status max_pool(td_tensor *out, td_tensor *indices, const td_tensor *x,
                           const struct td__window *window)
 {
-    struct pool pool = pool_of(x, out, window);
-    const int64_t in = pool.in[0] * pool.in[1], made = pool.out[0] * pool.out[1];
-    if (in > INT32_MAX)
+    struct pool_job job = job_of(x, out, window);
+    if (job.in > INT32_MAX)
         return td__fail(TD_ERR_UNSUPPORTED,
                         "max_pool2d: a picture of %lld pixels; the greatest one's index is i32",
-                        (long long)in);
+                        (long long)job.in);
     struct td__wide wide = {0};
-    const void *from = td__widen(&wide, x);
-    void *to = td__widen_out(&wide, out, false);
-    int32_t *where = indices ? td_tensor_data(indices) : NULL;
-    const bool pairs = where && is_pairs(&pool);
-    const bool is_f32 = td__wide_dtype(out) == TD_F32;
-    for (int64_t i = 0; i < pool.pictures && wide.status == TD_OK && made > 0; i++) {
-        int32_t *places = where ? where + i * made : NULL;
-        if (is_f32)
-            (pairs ? max_pairs_f32 : max_any_f32)(&pool, (const float *)from + i * in,
-                                                  (float *)to + i * made, places);
-        else
-            (pairs ? max_pairs_f64 : max_any_f64)(&pool, (const double *)from + i * in,
-                                                  (double *)to + i * made, places);
-    }
+    job.from = td__widen(&wide, x);
+    job.to = td__widen_out(&wide, out, false);
+    job.indices = indices ? td_tensor_data(indices) : NULL;
+    job.pairs = is_pairs(&job.pool);
+    if (wide.status == TD_OK && job.made > 0)
+        wide.status = run_pool(&job, max_planes);
     return td__widen_end(&wide);
 }
 
@@ -116,56 +197,97 @@ td_status td__cpu_adaptive_max_pool2d(td_tensor *out, td_tensor *indices, const 
     return max_pool(out, indices, x, NULL);
 }
 
+static void max_grad_planes(void *arg, int64_t begin, int64_t end)
+{
+    const struct pool_job *job = arg;
+    for (int64_t i = begin; i < end; i++) {
+        const int32_t *where = job->indices + i * job->made;
+        if (job->is_f32)
+            max_grad_f32(&job->pool, (const float *)job->from + i * job->made, where,
+                         (float *)job->to + i * job->in);
+        else
+            max_grad_f64(&job->pool, (const double *)job->from + i * job->made, where,
+                         (double *)job->to + i * job->in);
+    }
+}
+
 td_status td__cpu_max_pool2d_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                   const td_tensor *indices)
 {
-    struct pool pool = pool_of(grad_x, grad_y, NULL);
-    const int64_t in = pool.in[0] * pool.in[1], made = pool.out[0] * pool.out[1];
+    struct pool_job job = job_of(grad_x, grad_y, NULL);
     struct td__wide wide = {0};
-    const void *from = td__widen(&wide, grad_y);
-    void *to = td__widen_out(&wide, grad_x, false);
-    const int32_t *where = td_tensor_data(indices);
-    for (int64_t i = 0; i < pool.pictures && wide.status == TD_OK && in > 0; i++) {
-        if (td__wide_dtype(grad_x) == TD_F32)
-            max_grad_f32(&pool, (const float *)from + i * made, where + i * made,
-                         (float *)to + i * in);
-        else
-            max_grad_f64(&pool, (const double *)from + i * made, where + i * made,
-                         (double *)to + i * in);
-    }
+    job.from = td__widen(&wide, grad_y);
+    job.to = td__widen_out(&wide, grad_x, false);
+    job.indices = td_tensor_data(indices);
+    if (wide.status == TD_OK && job.in > 0)
+        wide.status = run_pool(&job, max_grad_planes);
     return td__widen_end(&wide);
+}
+
+static void average_planes(void *arg, int64_t begin, int64_t end)
+{
+    struct pool_job *job = arg;
+    const struct pool *pool = &job->pool;
+    struct td__aligned room = open_room(job);
+    for (int64_t i = begin; i < end && !job->failed; i++) {
+        const float *x = (const float *)job->from + i * job->in;
+        float *out = (float *)job->to + i * job->made;
+        const double *x64 = (const double *)job->from + i * job->in;
+        double *out64 = (double *)job->to + i * job->made;
+        if (job->is_f32 && pool->window)
+            average_rows_f32(pool, x, out, room.data);
+        else if (job->is_f32)
+            average_f32(pool, x, out);
+        else if (pool->window)
+            average_rows_f64(pool, x64, out64, room.data);
+        else
+            average_f64(pool, x64, out64);
+    }
+    td__aligned_free(&room);
 }
 
 static td_status average_pool(td_tensor *out, const td_tensor *x, const struct td__window *window)
 {
-    struct pool pool = pool_of(x, out, window);
-    const int64_t in = pool.in[0] * pool.in[1], made = pool.out[0] * pool.out[1];
+    struct pool_job job = job_of(x, out, window);
     struct td__wide wide = {0};
-    const void *from = td__widen(&wide, x);
-    void *to = td__widen_out(&wide, out, false);
-    for (int64_t i = 0; i < pool.pictures && wide.status == TD_OK && made > 0; i++) {
-        if (td__wide_dtype(out) == TD_F32)
-            average_f32(&pool, (const float *)from + i * in, (float *)to + i * made);
-        else
-            average_f64(&pool, (const double *)from + i * in, (double *)to + i * made);
-    }
+    job.from = td__widen(&wide, x);
+    job.to = td__widen_out(&wide, out, false);
+    if (wide.status == TD_OK && job.made > 0)
+        wide.status = run_pool(&job, average_planes);
     return td__widen_end(&wide);
+}
+
+static void average_grad_planes(void *arg, int64_t begin, int64_t end)
+{
+    struct pool_job *job = arg;
+    const struct pool *pool = &job->pool;
+    struct td__aligned room = open_room(job);
+    for (int64_t i = begin; i < end && !job->failed; i++) {
+        const float *grad_y = (const float *)job->from + i * job->made;
+        float *grad_x = (float *)job->to + i * job->in;
+        const double *grad_y64 = (const double *)job->from + i * job->made;
+        double *grad_x64 = (double *)job->to + i * job->in;
+        if (job->is_f32 && pool->window)
+            average_rows_grad_f32(pool, grad_y, grad_x, room.data);
+        else if (job->is_f32)
+            average_grad_f32(pool, grad_y, grad_x);
+        else if (pool->window)
+            average_rows_grad_f64(pool, grad_y64, grad_x64, room.data);
+        else
+            average_grad_f64(pool, grad_y64, grad_x64);
+    }
+    td__aligned_free(&room);
 }
 
 static td_status average_pool_grad(td_tensor *grad_x, const td_tensor *grad_y,
                                    const struct td__window *window)
 {
-    struct pool pool = pool_of(grad_x, grad_y, window);
-    const int64_t in = pool.in[0] * pool.in[1], made = pool.out[0] * pool.out[1];
+    struct pool_job job = job_of(grad_x, grad_y, window);
     struct td__wide wide = {0};
-    const void *from = td__widen(&wide, grad_y);
-    void *to = td__widen_out(&wide, grad_x, false);
-    for (int64_t i = 0; i < pool.pictures && wide.status == TD_OK && in > 0; i++) {
-        if (td__wide_dtype(grad_x) == TD_F32)
-            average_grad_f32(&pool, (const float *)from + i * made, (float *)to + i * in);
-        else
-            average_grad_f64(&pool, (const double *)from + i * made, (double *)to + i * in);
-    }
+    job.from = td__widen(&wide, grad_y);
+    job.to = td__widen_out(&wide, grad_x, false);
+    if (wide.status == TD_OK && job.in > 0)
+        wide.status = run_pool(&job, average_grad_planes);
     return td__widen_end(&wide);
 }
 
