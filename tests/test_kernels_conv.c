@@ -196,6 +196,48 @@ TEST(conv2d, .deadline_s = 100)
             check_shape(&shapes[i], floats[d]);
 }
 
+/* Enough channels for products that read the pictures in place, with and without frames. */
+TEST(conv2d_of_many_channels, .deadline_s = 100)
+{
+    static const struct shape shapes[] = {
+        {2, 16, 9, 8, 16, {.kernel = {3, 3}, .padding = {1, 1}}},
+        {2, 12, 9, 8, 13, {.kernel = {3, 3}}},
+        {3, 14, 7, 15, 30, {.kernel = {3, 3}, .padding = {1, 1}, .stride = {2, 2}}},
+        {1, 16, 10, 11, 47, {.kernel = {3, 2}, .padding = {2, 0}, .stride = {3, 2}}},
+        {1, 16, 11, 10, 16, {.kernel = {3, 3}, .stride = {1, 3}, .dilation = {2, 1}}},
+        {2, 13, 12, 9, 32, {.kernel = {3, 3}, .padding = {2, 2}, .dilation = {2, 2}}},
+        {1, 16, 4, 4, 16, {.kernel = {3, 3}, .padding = {5, 6}}},
+        {1, 16, 5, 5, 16, {.kernel = {7, 7}, .padding = {3, 3}}},
+        {1, 16, 9, 9, 16, {.kernel = {2, 2}, .stride = {5, 4}}},
+        {2, 52, 6, 7, 64, {.kernel = {1, 1}}},
+        {2, 60, 7, 6, 48, {.kernel = {1, 1}, .stride = {2, 2}}},
+        {2, 50, 5, 6, 12, {.kernel = {1, 1}, .padding = {2, 1}}},
+        {2, 32, 6, 9, 28, {.kernel = {3, 3}, .padding = {1, 1}, .groups = 2}},
+        {1, 40, 37, 3, 15, {.kernel = {3, 3}, .padding = {1, 1}, .stride = {2, 1}}},
+        {4, 1, 33, 35, 14, {.kernel = {7, 7}, .padding = {3, 3}, .stride = {2, 2}}},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int d = 0; d < 4; d++)
+            check_shape(&shapes[i], floats[d]);
+}
+
+/* Groups of few channels, which go plane by plane. */
+TEST(conv2d_depthwise, .deadline_s = 100)
+{
+    static const struct shape shapes[] = {
+        {2, 5, 9, 35, 5, {.kernel = {3, 3}, .padding = {1, 1}, .groups = 5}},
+        {2, 3, 12, 16, 6, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}, .groups = 3}},
+        {1, 4, 13, 11, 4, {.kernel = {5, 4}, .stride = {1, 3}, .padding = {2, 5}, .groups = 2}},
+        {2, 6, 10, 70, 6, {.kernel = {3, 3}, .dilation = {2, 3}, .padding = {1, 0}, .groups = 6}},
+        {1, 2, 6, 6, 2, {.kernel = {1, 1}, .stride = {2, 2}, .groups = 2}},
+        {2, 16, 7, 7, 16, {.kernel = {7, 7}, .padding = {3, 3}, .groups = 2}},
+        {1, 2, 5, 5, 2, {.kernel = {2, 2}, .stride = {5, 4}, .groups = 2}},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int d = 0; d < 4; d++)
+            check_shape(&shapes[i], floats[d]);
+}
+
 /* Larger than one block of weights, and than one piece of what the gradient is added up from. */
 TEST(conv2d_in_pieces, .deadline_s = 100)
 {
@@ -221,14 +263,15 @@ TEST(conv2d_of_large_pictures, .deadline_s = 100)
 
 TEST(conv2d_of_random_shapes, .deadline_s = 100)
 {
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 340; i++) {
         int64_t groups = 1 + below(3);
+        const bool wide = i >= 300; /* direct products */
         struct shape shape = {
             .n = 1 + below(3),
-            .c = groups * (1 + below(4)),
+            .c = groups * (wide ? 9 + below(12) : 1 + below(4)),
             .h = 1 + below(12),
             .w = 1 + below(40),
-            .o = groups * (1 + below(9)),
+            .o = groups * (wide ? 9 + below(30) : 1 + below(9)),
             .window = {.kernel = {1 + below(4), 1 + below(5)},
                        .stride = {1 + below(3), 1 + below(3)},
                        .padding = {below(4), below(4)},
