@@ -249,3 +249,20 @@ RANKS(any_sequence_with_room, .ranks = 4, .deadline_s = 60)
 {
     run_sequence(&(struct setup){.processors = 8});
 }
+
+/* A root that only gives is not held up by those who have not called yet. */
+RANKS(root_runs_ahead, .ranks = 3)
+{
+    enum { AHEAD = 24 };
+    struct scene scene = scene_open(&here);
+    if (scene.rank == 0)
+        for (int i = 0; i < AHEAD; i++)
+            CHECK_OK(td_group_broadcast(scene.group, &i, 1, TD_I32, 0, NULL));
+    td_test_barrier();
+    for (int i = 0; i < AHEAD && scene.rank; i++) {
+        int value = -1;
+        CHECK_OK(td_group_broadcast(scene.group, &value, 1, TD_I32, 0, NULL));
+        CHECK_EQ(value, i);
+    }
+    scene_close(&scene);
+}

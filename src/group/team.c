@@ -8,7 +8,6 @@
 #include <string.h>
 
 enum {
-    PHASE_BITS = 24,
     LOOKS = 200,
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
@@ -85,124 +84,42 @@ void td__team_await_quiet(struct td__team *team)
             td__sleep_ns(QUIET_PAUSE_NS);
 }
 
-/* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (39), and
- * whether there are details. The kind of an all_to_all with uneven parts is one above all others. */
-enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
-
-#define DETAILED ((uint64_t)1 << 63)
-
-/* The number of a user's operation, and what the call is made for. */
-static uint64_t details_of(const struct td__operation *operation)
-{
-    return (uint64_t)operation->reduction.number << 32 | operation->detail;
-}
-
-static uint64_t print_of(const struct td__operation *operation)
-{
-    const struct td__reduction *reduction = &operation->reduction;
-    uint64_t kind = operation->input_counts ? UNEVEN : operation->kind;
-    uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
-    uint64_t root = operation->called_root < 0 ? NO_ROOT
-                                               : (uint64_t)operation->called_root % NO_ROOT;
-    return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
-           (uint64_t)operation->count << 25 >> 1 | (details_of(operation) ? DETAILED : 0);
-}
-
-static struct td__post_it *post_of(const struct td__team *team, int index, uint64_t call)
-{
-    return &team->cells[index].posts[call % TD__TEAM_POSTS];
-}
-
 td_status td__team_state(struct td__team *team)
 {
-    bool failed = atomic_load(&team->attached) &&
-                  atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2;
-    return failed ? broken(team) : TD_OK;
+    return atomic_load(&team->attached) && td__team_is_broken(team) ? broken(team) : TD_OK;
 }
 
-static void describe_print(uint64_t print, uint64_t details, char *text, size_t room)
+/* Puts the members that have not reached `stage` into `text`; how many there are. */
+static int list_missing(const struct td__team *team, uint64_t stage, char *text, size_t room)
 {
-    unsigned kind = print & 15, dtype = print >> 4 & 15, op = print >> 8 & 15;
-    unsigned root = print >> 12 & 4095;
-    char detail[64];
-    const char *name = kind == UNEVEN           ? "all_to_all with uneven parts"
-                       : kind < TD__COLLECTIVES ? td__collective_name((enum td__collective)kind)
-                                                : "something else";
-    int length = snprintf(text, room, "%s", name);
-    if (kind != UNEVEN && kind != TD__BARRIER)
-        length += snprintf(text + length, room - (size_t)length, " of %llu %s",
-                           (unsigned long long)((print & ~DETAILED) >> 24),
-                           td_dtype_name((td_dtype)dtype));
-    bool reduces = kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER;
-    if (reduces && op == OWN_OPERATION)
-        length += snprintf(text + length, room - (size_t)length, ", its own operation no. %u",
-                           (unsigned)(details >> 32));
-    else if (reduces)
-        length += snprintf(text + length, room - (size_t)length, ", %s",
-                           td_reduce_op_name((td_reduce_op)op));
-    if (root != NO_ROOT)
-        length += snprintf(text + length, room - (size_t)length, ", root %u", root);
-    if (print & DETAILED)
-        snprintf(text + length, room - (size_t)length, "%s",
-                 td__detail_text((uint32_t)details, detail));
+    size_t length = 0;
+    int count = 0;
+    text[0] = 0;
+    for (int i = 0; i < team->size && length < room - 16; i++)
+        if (atomic_load(&td__team_post_of(team, i, stage >> TD__PHASE_BITS)->stage) < stage) {
+            length += (size_t)snprintf(text + length, room - length, "%s%d", length ? ", " : "",
+                                       team->world_ranks[i]);
+            count++;
+        }
+    return count;
 }
 
-static uint64_t *detail_of(const struct td__team *team, int index, uint64_t call)
-{
-    return &team->cells[index].details[call % TD__TEAM_POSTS];
-}
-
-static td_status differ(struct td__team *team, const struct td__operation *operation, uint64_t call,
-                        int index)
-{
-    char ours[160], theirs[160];
-    describe_print(post_of(team, team->index, call)->print, *detail_of(team, team->index, call),
-                   ours, sizeof ours);
-    describe_print(post_of(team, index, call)->print, *detail_of(team, index, call), theirs,
-                   sizeof theirs);
-    return td__team_fail(
-        team, TD_ERR_MISMATCH,
-        "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
-        "same calls in the same order",
-        (unsigned long long)(operation->sequence - (team->call - call)), operation->group,
-        team->world_ranks[team->index], ours, team->world_ranks[index], theirs);
-}
-
-/* Compares all calls since the last comparison up to `call`, which `index` has begun. A print stays for
- * TD__TEAM_POSTS calls, and nobody is further ahead than TD__TEAM_DEPTH. */
-static td_status compare_calls(struct td__team *team, const struct td__operation *operation,
-                               int index, uint64_t call)
-{
-    for (uint64_t c = team->floor + 1; c <= call; c++) {
-        uint64_t print = post_of(team, team->index, c)->print;
-        if (post_of(team, index, c)->print != print ||
-            (print & DETAILED && *detail_of(team, index, c) != *detail_of(team, team->index, c)))
-            return differ(team, operation, c, index);
-    }
-    return TD_OK;
-}
-
-/* `stage` is what somebody has not reached; 0: all have come, but not all is done. */
+/* `stage` is what somebody has not reached; 0: all have come, but not all is done. Who has not called is to
+ * blame for those who have not finished. */
 static td_status too_late(struct td__team *team, const struct td__operation *operation,
                           uint64_t stage)
 {
-    char missing[256] = "";
-    size_t length = 0;
-    int count = 0;
-    for (int i = 0; i < team->size && length < sizeof missing - 16; i++)
-        if (atomic_load(&post_of(team, i, stage >> PHASE_BITS)->stage) < stage) {
-            length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
-                                       length ? ", " : "", team->world_ranks[i]);
-            count++;
-        }
+    char missing[256];
+    uint64_t first = td__team_stage(stage >> TD__PHASE_BITS, 1);
+    bool called = stage > first && !list_missing(team, first, missing, sizeof missing);
+    int count = list_missing(team, called || !stage ? stage : first, missing, sizeof missing);
     if (!count)
         td__fail(TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
                  td__operation_describe(operation));
     else
         td__fail(TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
                  td__operation_describe(operation), count > 1 ? "s" : "", missing,
-                 count > 1 ? "have" : "has",
-                 (stage & ((1u << PHASE_BITS) - 1)) <= 1 ? "called it" : "finished its part");
+                 count > 1 ? "have" : "has", called ? "finished its part" : "called it");
     /* Before the others are told: they shall learn where everybody was now. */
     if (team->explain)
         team->explain(team->outside_arg, operation);
@@ -222,13 +139,7 @@ static td_status gone(struct td__team *team, const struct td__operation *operati
 
 /* ---- Announcing and waiting ------------------------------------------------------------------ */
 
-static uint64_t stage_of(uint64_t call, unsigned phase)
-{
-    return call << PHASE_BITS | phase;
-}
-
-/* A member that has ended or left: `index`, or with -1 any of them. -1 where there is none. */
-static int find_lost(struct td__team *team, int index)
+int td__team_find_lost(struct td__team *team, int index)
 {
     for (int i = 0; i < team->size; i++)
         if ((index < 0 || i == index) &&
@@ -238,16 +149,52 @@ static int find_lost(struct td__team *team, int index)
     return -1;
 }
 
+/* What else is known about a wait: others are waited for as well, by this rank or by the one that it waits
+ * for; or members of one processor that wait for the same take turns. */
+enum { FOR_ALL = 1, IN_TURN = 2 };
+
+/* In a crowded team: whether a member that is waited for may need this processor. */
+static bool is_wanted_here(const struct td__team *team, int index, unsigned how)
+{
+    int here = td__bell_processor(&team->cells[team->index].bell);
+    if (index < 0 || td__bell_processor(&team->cells[index].bell) == here)
+        return true;
+    for (int i = 0; how & FOR_ALL && i < team->size; i++)
+        if (i != team->index && td__bell_processor(&team->cells[i].bell) == here &&
+            atomic_load_explicit(&td__team_post(team, i)->stage, memory_order_relaxed) <
+                td__team_stage(team->call, 1))
+            return true;
+    return false;
+}
+
 static bool is_reached(const _Atomic uint64_t *reached, uint64_t stage, int index)
 {
     uint64_t now = atomic_load_explicit(reached, memory_order_acquire);
     return index < 0 ? now == stage : now >= stage;
 }
 
+/* One step of waiting for `index`, or -1: anybody. */
+static td_status wait_a_step(struct td__team *team, const struct td__operation *operation,
+                             struct td__waiting *waiting, uint64_t stage, int index, unsigned how)
+{
+    if (td__team_is_broken(team))
+        return broken(team);
+    waiting->elsewhere = team->crowded && !waiting->spins && !is_wanted_here(team, index, how);
+    if (!td__waiting_step(waiting))
+        return too_late(team, operation, index < 0 ? 0 : stage);
+    if (team->crowded && td__waiting_yields(waiting))
+        td__team_spread(team, waiting->now);
+    if (!waiting->slept || !team->outside)
+        return TD_OK;
+    td_status status = team->outside(team->outside_arg, operation);
+    return status ? break_team(team, status) : TD_OK;
+}
+
 /* Waits until `reached` is `stage` or more. `index` is the one who brings that about, or -1: anybody, and
  * then it must be `stage` exactly. */
 static td_status await_value(struct td__team *team, const struct td__operation *operation,
-                             const _Atomic uint64_t *reached, uint64_t stage, int index)
+                             const _Atomic uint64_t *reached, uint64_t stage, int index,
+                             unsigned how)
 {
     /* Where everyone has a processor it is often a matter of nanoseconds. */
     for (int looks = team->crowded ? 1 : LOOKS; looks; looks--)
@@ -260,58 +207,59 @@ static td_status await_value(struct td__team *team, const struct td__operation *
     td__waiting_begin(&waiting, &team->cells[team->index].bell, team->crowded, SLICE_NS,
                       team->deadline);
     waiting.sleepers = &team->head->sleepers;
-    while (!is_reached(reached, stage, index)) {
-        if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2) {
-            status = broken(team);
-            break;
-        }
-        if (!td__waiting_step(&waiting)) {
-            status = too_late(team, operation, index < 0 ? 0 : stage);
-            break;
-        }
-        if (waiting.slept && team->outside &&
-            (status = team->outside(team->outside_arg, operation))) {
-            break_team(team, status);
-            break;
-        }
-        int lost = waiting.slept ? find_lost(team, index) : -1;
-        if (lost >= 0 && !is_reached(reached, stage, index)) {
+    /* Whoever has waited longer is served first, unless it will be over before that. */
+    waiting.spun = how & IN_TURN && td__bell_is_idle(&team->cells[index].bell);
+    while (!status && !is_reached(reached, stage, index)) {
+        status = wait_a_step(team, operation, &waiting, stage, index, how);
+        int lost = !status && waiting.slept ? td__team_find_lost(team, index) : -1;
+        if (lost >= 0 && !is_reached(reached, stage, index))
             status = gone(team, operation, lost);
-            break;
-        }
     }
     td__waiting_end(&waiting);
     return status;
 }
 
 static td_status await_stage(struct td__team *team, const struct td__operation *operation,
-                             int index, uint64_t stage)
+                             int index, uint64_t stage, unsigned how)
 {
-    return await_value(team, operation, &post_of(team, index, stage >> PHASE_BITS)->stage, stage,
-                       index);
+    return await_value(team, operation,
+                       &td__team_post_of(team, index, stage >> TD__PHASE_BITS)->stage, stage, index,
+                       how);
+}
+
+/* Begins a call that may run `depth` calls ahead of the slowest member. Where that is reached, half of it is
+ * waited for, so that this does not happen with every call. */
+static td_status begin(struct td__team *team, const struct td__operation *operation, uint64_t depth)
+{
+    uint64_t call = ++team->call;
+    team->deadline = operation->deadline;
+    if (team->crowded)
+        td__bell_here(&team->cells[team->index].bell);
+    if (call >= team->floor + depth) {
+        uint64_t floor = call - depth / 2;
+        for (int i = 0; i < team->size; i++) {
+            if (i == team->index)
+                continue;
+            TD_TRY(await_stage(team, operation, i, td__team_stage(floor, 0), FOR_ALL));
+            TD_TRY(td__team_compare(team, operation, i, floor));
+        }
+        team->floor = floor;
+    }
+    td__team_note(team, operation);
+    return TD_OK;
 }
 
 td_status td__team_begin(struct td__team *team, const struct td__operation *operation)
 {
-    uint64_t call = ++team->call;
-    team->deadline = operation->deadline;
-    if (call >= team->floor + TD__TEAM_DEPTH) {
-        uint64_t floor = call - TD__TEAM_DEPTH + 1;
-        for (int i = 0; i < team->size; i++) {
-            if (i == team->index)
-                continue;
-            TD_TRY(await_stage(team, operation, i, stage_of(floor, 0)));
-            TD_TRY(compare_calls(team, operation, i, floor));
-        }
-        team->floor = floor;
-    }
-    uint64_t print = print_of(operation);
-    post_of(team, team->index, call)->print = print;
-    if (print & DETAILED)
-        *detail_of(team, team->index, call) = details_of(operation);
+    TD_TRY(begin(team, operation, TD__TEAM_DEPTH));
     if (operation->reduction.op == TD_PREMUL_SUM)
         td__team_slot(team, team->index)->notice.factor = operation->reduction.factor;
     return TD_OK;
+}
+
+td_status td__team_begin_tiny(struct td__team *team, const struct td__operation *operation)
+{
+    return begin(team, operation, TD__TEAM_AHEAD);
 }
 
 /* For a change that all may be waiting for; it was made before. */
@@ -328,8 +276,8 @@ static void wake_sleepers(struct td__team *team)
 
 void td__team_reach(struct td__team *team, unsigned phase)
 {
-    atomic_store_explicit(&td__team_post(team, team->index)->stage, stage_of(team->call, phase),
-                          memory_order_release);
+    atomic_store_explicit(&td__team_post(team, team->index)->stage,
+                          td__team_stage(team->call, phase), memory_order_release);
     wake_sleepers(team);
 }
 
@@ -356,21 +304,40 @@ td_status td__team_complete(struct td__team *team, const struct td__operation *o
     uint64_t all = team->call << 32 | total;
     if (done && count_up(word, team->call, done) == all)
         wake_sleepers(team);
-    return await_value(team, operation, word, all, -1);
+    return await_value(team, operation, word, all, -1, FOR_ALL);
 }
 
 td_status td__team_await(struct td__team *team, const struct td__operation *operation, int index,
                          unsigned phase)
 {
-    TD_TRY(await_stage(team, operation, index, stage_of(team->call, phase)));
-    return phase == 1 ? compare_calls(team, operation, index, team->call) : TD_OK;
+    TD_TRY(await_stage(team, operation, index, td__team_stage(team->call, phase), 0));
+    return phase == 1 ? td__team_compare(team, operation, index, team->call) : TD_OK;
 }
 
 td_status td__team_await_all(struct td__team *team, const struct td__operation *operation,
                              unsigned phase)
 {
-    for (int i = 1; i < team->size; i++)
-        TD_TRY(td__team_await(team, operation, (team->index + i) % team->size, phase));
+    uint64_t stage = td__team_stage(team->call, phase);
+    for (int i = 1; i < team->size; i++) {
+        int index = (team->index + i) % team->size;
+        TD_TRY(await_stage(team, operation, index, stage, FOR_ALL));
+        if (phase == 1)
+            TD_TRY(td__team_compare(team, operation, index, team->call));
+    }
+    team->floor = team->call;
+    return TD_OK;
+}
+
+td_status td__team_await_release(struct td__team *team, const struct td__operation *operation)
+{
+    if (team->index == 0) {
+        TD_TRY(td__team_await_all(team, operation, 1));
+        td__team_reach(team, 2);
+        return TD_OK;
+    }
+    TD_TRY(await_stage(team, operation, 0, td__team_stage(team->call, 1), FOR_ALL));
+    TD_TRY(td__team_compare(team, operation, 0, team->call));
+    TD_TRY(await_stage(team, operation, 0, td__team_stage(team->call, 2), FOR_ALL | IN_TURN));
     team->floor = team->call;
     return TD_OK;
 }
@@ -414,7 +381,7 @@ static size_t slot_bytes(const struct td__team *team, const struct td__operation
 
 td_status td__team_run(struct td__team *team, const struct td__operation *operation)
 {
-    if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
+    if (td__team_is_broken(team))
         return broken(team);
     if (!operation->input_counts && slot_bytes(team, operation) <= td__team_small_limit(team))
         return td__team_small(team, operation);
@@ -423,9 +390,9 @@ td_status td__team_run(struct td__team *team, const struct td__operation *operat
 
 td_status td__team_mention(struct td__team *team, const struct td__operation *operation)
 {
-    if (atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2)
+    if (td__team_is_broken(team))
         return broken(team);
-    TD_TRY(td__team_begin(team, operation));
+    TD_TRY(td__team_begin_tiny(team, operation));
     td__team_reach(team, 1);
     return TD_OK;
 }

@@ -10,8 +10,8 @@
  *
  * A rank announces a call by writing its slot and then its post-it in its cell; others wait for that and
  * read the slot. The slot of call n is used again by call n + DEPTH, so a rank may not announce that
- * before all have begun call n + 1. Nobody ever waits for more than that: a rank whose part is done
- * goes on.
+ * before all have begun call n + 1. A call whose data fit into the post-it uses no slot, and there are more
+ * of those. Nobody ever waits for more than that: a rank whose part is done goes on.
  *
  * The memory exists once for each group and host. Ranks attach to it on their first call. */
 #ifndef TD_GROUP_TEAM_H
@@ -26,7 +26,9 @@
 
 enum {
     TD__TEAM_DEPTH = 4,
-    TD__TEAM_POSTS = 2 * TD__TEAM_DEPTH, /* they are looked at later than slots: see team.c */
+    TD__TEAM_AHEAD = 32,                 /* the same for calls that do not use their slot */
+    TD__TEAM_POSTS = 2 * TD__TEAM_AHEAD, /* they are looked at later than slots */
+    TD__PHASE_BITS = 24,
     TD__TINY_BYTES = 48,
     TD__SLOT_BYTES = 32 << 10,   /* of data */
     TD__PIECE_BYTES = 256 << 10, /* of a stage, which has three */
@@ -71,7 +73,7 @@ struct td__slot {
 
 struct td__team_head {
     uint32_t size;
-    uint32_t crowded;
+    uint32_t crowded;                                   /* as in the team */
     _Alignas(64) _Atomic uint32_t sleepers;             /* how many may sleep */
     _Alignas(64) _Atomic uint64_t done[TD__TEAM_DEPTH]; /* call << 32 | pieces that are done */
     _Alignas(64) _Atomic uint32_t broken; /* 0, 1: somebody is writing `reason`, 2: it is there */
@@ -84,7 +86,7 @@ struct td__team {
     uint64_t key;
     int size, index;
     int *world_ranks;
-    bool crowded; /* more ranks on this host than processors */
+    unsigned crowded; /* with how many others each rank of this host shares a processor */
 
     pthread_mutex_t attach_lock; /* guards attaching */
     atomic_bool attached;
@@ -102,6 +104,7 @@ struct td__team {
     /* Adds to the last error, that a call was not done in time, where the others are; or NULL. */
     void (*explain)(void *arg, const struct td__operation *operation);
     uint64_t call;         /* the number of the call at hand, from 1 */
+    uint64_t sequence;     /* the same in the group, where calls that were refused count, too */
     td__deadline deadline; /* of the call at hand; 0: nobody had to wait yet */
     uint64_t floor;        /* all have begun this call, and the same up to here */
     const void **sources;  /* the buffers of all, for the call at hand */
@@ -110,9 +113,12 @@ struct td__team {
     void **outputs;
     double *factors;
     uint64_t nonce;
-    int copies;       /* whether the kernel copies between all members: 0 not known yet, 1 or -1 */
-    bool past_caches; /* the call at hand writes more than they hold */
-    uint32_t ways;    /* in which the call at hand is reduced in place */
+    int copies;        /* whether the kernel copies between all members: 0 not known yet, 1 or -1 */
+    bool past_caches;  /* the call at hand writes more than they hold */
+    uint32_t ways;     /* in which the call at hand is reduced in place */
+    bool fills_host;   /* it has all ranks of this host */
+    bool spread;       /* this rank has gone to its processor once; see team_spread.c */
+    int64_t next_look; /* when to look whether the ranks are still even */
     struct td__team *next; /* among those that are left behind */
 };
 
@@ -137,6 +143,11 @@ bool td__team_all_attached(struct td__team *team);
 /** Carries out `operation` among the members; its root is an index in the team. */
 td_status td__team_run(struct td__team *team, const struct td__operation *operation);
 
+/** Before this rank leaves: compares its calls with those of the others, as far as that was not done. Waits
+ *  until `deadline` at most for members that have not made them yet. TD_ERR_MISMATCH, for everybody,
+ *  where one differs. */
+td_status td__team_verify(struct td__team *team, const char *group, td__deadline deadline);
+
 /** Announces a call that is carried out elsewhere, so that members who call something else notice. */
 td_status td__team_mention(struct td__team *team, const struct td__operation *operation);
 
@@ -154,14 +165,40 @@ static inline char *td__team_piece(const struct td__team *team, int index, uint6
            ((size_t)index * TD__PIECES + (size_t)(number % TD__PIECES)) * TD__PIECE_BYTES;
 }
 
-/** The post-it of `index` for the call at hand. */
+/** The post-it of `index` for a call, and that for the call at hand. */
+static inline struct td__post_it *td__team_post_of(const struct td__team *team, int index,
+                                                   uint64_t call)
+{
+    return &team->cells[index].posts[call % TD__TEAM_POSTS];
+}
+
 static inline struct td__post_it *td__team_post(const struct td__team *team, int index)
 {
-    return &team->cells[index].posts[team->call % TD__TEAM_POSTS];
+    return td__team_post_of(team, index, team->call);
 }
+
+/** What the post-it says of a rank that has reached `phase` of `call`. */
+static inline uint64_t td__team_stage(uint64_t call, unsigned phase)
+{
+    return call << TD__PHASE_BITS | phase;
+}
+
+/** Notes in this rank's cell what it calls; on beginning it. */
+void td__team_note(struct td__team *team, const struct td__operation *operation);
+
+/** Compares all calls since the last comparison up to `call`, which `index` has begun, with this rank's:
+ *  TD_ERR_MISMATCH, for everybody, where one differs. */
+td_status td__team_compare(struct td__team *team, const struct td__operation *operation, int index,
+                           uint64_t call);
+
+/** A member that has ended or left: `index`, or with -1 any of them. -1 where there is none. */
+int td__team_find_lost(struct td__team *team, int index);
 
 /** Begins the next call: waits until this rank's slot for it may be written, and notes what is called. */
 td_status td__team_begin(struct td__team *team, const struct td__operation *operation);
+
+/** The same for a call that does not use its slot. */
+td_status td__team_begin_tiny(struct td__team *team, const struct td__operation *operation);
 
 /** Announces that this rank has reached `phase` (from 1) of the call. */
 void td__team_reach(struct td__team *team, unsigned phase);
@@ -174,6 +211,9 @@ td_status td__team_await(struct td__team *team, const struct td__operation *oper
 /** Waits for all the others. */
 td_status td__team_await_all(struct td__team *team, const struct td__operation *operation,
                              unsigned phase);
+
+/** Waits for all the others, and leaves after the first member: the first goes on before the others do. */
+td_status td__team_await_release(struct td__team *team, const struct td__operation *operation);
 
 /** Takes the next piece of the share of `owner` in the call at hand: its number, from 0. */
 int td__team_claim(struct td__team *team, int owner);
@@ -196,6 +236,12 @@ void td__team_write_end(struct td__team *team);
  *  for long. */
 void td__team_await_quiet(struct td__team *team);
 
+/** Whether the team, which is attached, has failed. */
+static inline bool td__team_is_broken(const struct td__team *team)
+{
+    return atomic_load_explicit(&team->head->broken, memory_order_acquire) == 2;
+}
+
 /** TD_OK, or how the team has failed. */
 td_status td__team_state(struct td__team *team);
 
@@ -205,6 +251,9 @@ void td__team_break(struct td__team *team, td_status status);
 /** The operation's reduction over all members' buffers, each with its own factor. */
 struct td__reduction td__team_reduction(struct td__team *team,
                                         const struct td__operation *operation);
+
+/** In a crowded team, during a wait: moves this rank where the ranks are not even over the processors. */
+void td__team_spread(struct td__team *team, int64_t now);
 
 /** Small calls, which need one synchronisation at most: data in the slots. */
 size_t td__team_small_limit(const struct td__team *team);

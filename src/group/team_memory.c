@@ -73,7 +73,7 @@ static td_status make_memory(struct td__team *team)
                         td__errno_text(errno));
     TD_TRY(map_memory(team, team->fd));
     team->head->size = (uint32_t)team->size;
-    team->head->crowded = td__team_neighbours(team->endpoint) > td__processors();
+    team->head->crowded = td__crowd(td__team_neighbours(team->endpoint));
     team->crowded = team->head->crowded;
     td__team_show_nonce(team);
     atomic_store(&team->cells[0].attached, 1);
@@ -157,6 +157,7 @@ td_status td__team_create(struct td__endpoint *endpoint, uint64_t key, const int
         return td__fail_nomem("group");
     *team = (struct td__team){
         .endpoint = endpoint, .key = key, .size = size, .index = index, .fd = -1};
+    team->fills_host = size == td__team_neighbours(endpoint);
     pthread_mutex_init(&team->attach_lock, NULL);
     team->world_ranks = malloc(sizeof *world_ranks * (size_t)size);
     team->sources = calloc((size_t)size, sizeof *team->sources);

@@ -63,7 +63,8 @@ td_status td__team_small(struct td__team *team, const struct td__operation *oper
     bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
     size_t given = by_parts ? all : bytes;
     bool gives = kind == TD__BROADCAST || kind == TD__SCATTER ? is_root : kind != TD__BARRIER;
-    TD_TRY(td__team_begin(team, operation));
+    bool tiny = given <= TD__TINY_BYTES && operation->reduction.op != TD_PREMUL_SUM;
+    TD_TRY(tiny ? td__team_begin_tiny(team, operation) : td__team_begin(team, operation));
     if (gives)
         copy(data_of(team, team->index, given), operation->input, given);
     td__team_reach(team, 1);
@@ -92,6 +93,8 @@ td_status td__team_small(struct td__team *team, const struct td__operation *oper
         break;
     }
 
+    if (kind == TD__BARRIER && team->crowded)
+        return td__team_await_release(team, operation);
     TD_TRY(td__team_await_all(team, operation, 1));
     switch (kind) {
     case TD__ALL_REDUCE:

@@ -9,8 +9,9 @@
 #include <unistd.h>
 
 enum {
-    SPINS = 100,             /* about 5 µs: the other side may be at work just now */
-    YIELD_NS = 1000000,      /* how long to yield before sleeping */
+    SPINS = 100,        /* about 5 µs: the other side may be at work just now */
+    TURN_SPINS = 60,    /* about as long as a context switch: the one who comes next had its turn */
+    YIELD_NS = 1000000, /* how long to yield before sleeping */
     YIELD_LIMIT_NS = 500000, /* a yield that took longer was given to a third */
 };
 
@@ -55,12 +56,29 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
 
 _Thread_local unsigned td__waits;
 
-void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, bool crowded,
+void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, unsigned crowded,
                        int64_t slice_ns, td__deadline deadline)
 {
     td__waits++;
-    *waiting = (struct td__waiting){
-        .bell = bell, .deadline = deadline, .spins = crowded ? 0 : SPINS, .slice = slice_ns};
+    if (crowded)
+        td__bell_here(bell);
+    *waiting = (struct td__waiting){.bell = bell,
+                                    .deadline = deadline,
+                                    .spins = crowded ? 0 : SPINS,
+                                    .turn = TURN_SPINS * crowded,
+                                    .slice = slice_ns};
+}
+
+static void yield(struct td__bell *bell)
+{
+    int here = td__bell_processor(bell);
+    if (!here) { /* nobody asks */
+        sched_yield();
+        return;
+    }
+    atomic_store_explicit(&bell->processor, -here, memory_order_relaxed);
+    sched_yield();
+    td__bell_here(bell);
 }
 
 /* After this a change is either seen by the waiter, or followed by a ring. */
@@ -86,12 +104,17 @@ static bool sleep_a_slice(struct td__waiting *waiting, int64_t now)
 
 bool td__waiting_step(struct td__waiting *waiting)
 {
+    if (waiting->elsewhere && !waiting->spun) {
+        waiting->spins = waiting->turn;
+        waiting->spun = true;
+    }
     if (waiting->spins) {
         waiting->spins--;
         pause_processor();
         return true;
     }
-    int64_t now = td__now_ns();
+    int64_t now = waiting->now ? waiting->now : td__now_ns();
+    waiting->now = 0;
     if (waiting->announced)
         return sleep_a_slice(waiting, now);
     if (now >= waiting->deadline)
@@ -99,8 +122,10 @@ bool td__waiting_step(struct td__waiting *waiting)
     if (!waiting->until)
         waiting->until = now + YIELD_NS;
     if (now < waiting->until) {
-        sched_yield();
-        if (td__now_ns() - now > YIELD_LIMIT_NS)
+        yield(waiting->bell);
+        waiting->now = td__now_ns();
+        waiting->spun = false;
+        if (waiting->now - now > YIELD_LIMIT_NS)
             waiting->until = 1;
         return true;
     }

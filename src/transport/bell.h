@@ -12,14 +12,17 @@
  * sleeps makes all processors pass one (membarrier). One waiter at a time has a bell.
  *
  * How long to do what: where there is a processor for everyone, the other side is at work and spinning
- * is the fastest; where there is not (`crowded`), it needs this processor, and gets it by a yield. A
- * yield that took long has met a third who computes: then only sleeping gives the processor back at
- * once when the bell rings. */
+ * is the fastest; where there is not (`crowded`), it may need this processor, and gets it by a yield. It
+ * needs another one where it was last seen there: then a yield would only hand this processor to somebody
+ * who waits as well, and come back two context switches later, so the waiter spins for a moment between
+ * two yields. A yield that took long has met a third who computes: then only sleeping gives the processor
+ * back at once when the bell rings. */
 #ifndef TD_TRANSPORT_BELL_H
 #define TD_TRANSPORT_BELL_H
 
 #include "base/clock.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,21 +30,28 @@
 /* In memory that both sides see; zero at first. */
 struct td__bell {
     _Atomic uint32_t sleeping; /* the futex: 1 while the waiter sleeps or is about to */
+    _Atomic int processor; /* plus one, where its owner was last seen; 0: not known; negative while
+                                  it yields */
 };
 
 struct td__waiting {
     struct td__bell *bell;
     td__deadline deadline;
     int64_t until;  /* when to stop yielding, once that has begun */
+    int64_t now;    /* the time after the last yield; 0: not known */
     unsigned spins; /* left */
+    unsigned turn;  /* spins between two yields, where `elsewhere` */
+    bool elsewhere; /* set by the caller: nobody whom it waits for needs this processor */
+    bool spun;      /* since the last yield */
     bool slept;     /* the last step has slept a whole slice, or was woken */
     bool announced; /* the next step sleeps */
     int64_t slice;  /* the longest sleep, so that the caller looks at other things in between */
     _Atomic uint32_t *sleepers; /* NULL, or a count of those who sleep, for those who ring many */
 };
 
-/** `crowded`: there are more ranks than processors. Sleeps of at most `slice_ns` at a time. */
-void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, bool crowded,
+/** `crowded`: with how many others each has to share a processor; 0: there is one for everyone. Sleeps of at
+ *  most `slice_ns` at a time. */
+void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, unsigned crowded,
                        int64_t slice_ns, td__deadline deadline);
 
 /** How often this thread has begun to wait: a call during which it did not was over within microseconds,
@@ -50,6 +60,12 @@ extern _Thread_local unsigned td__waits;
 
 /** One step of waiting; false when the deadline has passed. */
 bool td__waiting_step(struct td__waiting *waiting);
+
+/** Whether the last step has yielded, to those who are waited for as far as can be seen. */
+static inline bool td__waiting_yields(const struct td__waiting *waiting)
+{
+    return waiting->now && waiting->until > 1;
+}
 
 void td__waiting_end(struct td__waiting *waiting);
 
@@ -81,7 +97,34 @@ static inline void td__bell_ring(struct td__bell *bell)
         td__bell_wake(bell);
 }
 
+/** Notes on which processor the owner of the bell is, for those who wait for it. */
+static inline void td__bell_here(struct td__bell *bell)
+{
+    int here = sched_getcpu() + 1;
+    if (atomic_load_explicit(&bell->processor, memory_order_relaxed) != here)
+        atomic_store_explicit(&bell->processor, here, memory_order_relaxed);
+}
+
+/** Where the owner of a bell was last seen, plus one. */
+static inline int td__bell_processor(const struct td__bell *bell)
+{
+    int at = atomic_load_explicit(&bell->processor, memory_order_relaxed);
+    return at < 0 ? -at : at;
+}
+
+/** Whether it has yielded, and has not come back yet. */
+static inline bool td__bell_is_idle(const struct td__bell *bell)
+{
+    return atomic_load_explicit(&bell->processor, memory_order_relaxed) < 0;
+}
+
 /** How many processors this process may run on. */
 int td__processors(void);
+
+/** With how many others each of `ranks` on this host has to share a processor. */
+static inline unsigned td__crowd(int ranks)
+{
+    return (unsigned)((ranks - 1) / td__processors());
+}
 
 #endif
