@@ -180,7 +180,7 @@ struct td__messages {
 
     /* Who moves things forward; see messages_progress.c. */
     _Atomic int watch;    /* above 0: looking at the rings is not enough */
-    bool crowded;         /* more ranks than processors on this host */
+    unsigned crowded;     /* with how many others each rank of this host shares a processor */
     bool maybe_crowded;   /* the same if all ranks were here, as they can be with links, too */
     enum td__owner owner; /* of the right to sleep until something happens */
     int sleepers;         /* owners without the lock; a deposed one may still be among them */
@@ -219,6 +219,12 @@ td_status td__post_fail_mistrusted(struct td__messages *messages, const struct t
 
 /** The post in words: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
 const char *td__post_describe(struct td__messages *messages, const struct td__post *post);
+
+/** Whether a recv of tag `wanted` takes a message with `tag`. */
+static inline bool td__tag_fits(int wanted, int tag)
+{
+    return wanted == tag || (wanted == TD_ANY_TAG && tag >= 0);
+}
 
 /** The first posted recv for such a message, which stays in its list. */
 struct td__post *td__match_posted(struct td__messages *messages, int source, int tag);
@@ -287,8 +293,9 @@ bool td__messages_pump(struct td__messages *messages);
 /** With the lock held, which is released in between: tells the works of the posts that ended. */
 void td__messages_settle(struct td__messages *messages);
 
-/** With the lock held, which is released at the end: waits until `complete`. */
-void td__messages_wait(struct td__messages *messages, const atomic_bool *complete);
+/** With the lock held, which is released at the end: waits until `complete`, which `peer` brings about
+ *  (TD_ANY_SOURCE: somebody). */
+void td__messages_wait(struct td__messages *messages, const atomic_bool *complete, int peer);
 
 /** With the lock held: a new post is not done yet; somebody has to look after it. */
 void td__messages_attend(struct td__messages *messages);
@@ -305,6 +312,7 @@ void td__peer_flush(struct td__messages *messages, int peer);
 struct td__vigil {
     struct td__waiting waiting;
     td__deadline deadline;
+    int peer;            /* the rank that is waited for; TD_ANY_SOURCE: any, or not known */
     bool drowsy;         /* sleeps at once */
     bool begun;          /* `waiting` is in use */
     bool slept;          /* it is time to look at deadlines */
@@ -339,6 +347,11 @@ void td__shm_begin(struct td__messages *messages, void *memory);
 bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const void *data,
                         size_t size);
 
+/** A small message straight from the ring, where one from `source` with this tag is the next, or becomes so
+ *  within a moment, and has room. Nothing may be posted, and nothing from that rank be kept. */
+bool td__shm_recv_small(struct td__messages *messages, int source, int tag, void *data, size_t room,
+                        size_t *size);
+
 /** Writes the first post of a peer's queue as far as there is room: false where there was none. */
 bool td__shm_write(struct td__messages *messages, int peer, struct td__post *post);
 
@@ -354,6 +367,9 @@ bool td__shm_read(struct td__messages *messages);
 /** Rings the bell of a rank of this host. */
 void td__shm_ring(struct td__messages *messages, int peer);
 struct td__bell *td__shm_own_bell(struct td__messages *messages);
+
+/** Whether a rank of this host was last seen on another processor than this one. */
+bool td__shm_elsewhere(struct td__messages *messages, int peer);
 
 /** Tells the others that this rank leaves. */
 void td__shm_leave(struct td__messages *messages);

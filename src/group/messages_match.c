@@ -16,15 +16,10 @@
 
 /* ---- Searching ------------------------------------------------------------------------------- */
 
-static bool tags_fit(int wanted, int tag)
-{
-    return wanted == tag || (wanted == TD_ANY_TAG && tag >= 0);
-}
-
 static struct td__post *first_fitting(const struct td__post_list *list, int tag)
 {
     struct td__post *post = list->first;
-    while (post && !tags_fit(post->tag, tag))
+    while (post && !td__tag_fits(post->tag, tag))
         post = post->next;
     return post;
 }
@@ -43,11 +38,11 @@ struct td__arrival *td__match_arrival(struct td__messages *messages, int source,
     struct td__arrival *arrival;
     if (source == TD_ANY_SOURCE) {
         arrival = messages->arrivals.first;
-        while (arrival && !tags_fit(tag, arrival->envelope.tag))
+        while (arrival && !td__tag_fits(tag, arrival->envelope.tag))
             arrival = arrival->all_next;
     } else {
         arrival = messages->peers[source].arrivals.first;
-        while (arrival && !tags_fit(tag, arrival->envelope.tag))
+        while (arrival && !td__tag_fits(tag, arrival->envelope.tag))
             arrival = arrival->next;
     }
     return arrival;

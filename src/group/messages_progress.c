@@ -193,9 +193,9 @@ static struct td__post *take_only(struct td__messages *messages, const atomic_bo
 
 /* Returns a post that is left to be told. */
 static struct td__post *wait_for(struct td__messages *messages, const atomic_bool *complete,
-                                 td__deadline deadline)
+                                 int peer, td__deadline deadline)
 {
-    struct td__vigil vigil = {.deadline = deadline};
+    struct td__vigil vigil = {.deadline = deadline, .peer = peer};
     struct td__post *last = NULL;
     bool in_time = true;
     bool owner = false;
@@ -243,7 +243,8 @@ void td__messages_progress(struct td__messages *messages, td_work *work, int64_t
     struct td__post *last = NULL;
     pthread_mutex_lock(&messages->lock);
     if (timeout_ms > 0) {
-        last = wait_for(messages, complete, td__deadline_in_ms(timeout_ms));
+        last = wait_for(messages, complete, work ? work->call.peer : TD_ANY_SOURCE,
+                        td__deadline_in_ms(timeout_ms));
     } else {
         td__large_copy(messages); /* the other jobs can take long: they are left to our thread */
         td__messages_pump(messages);
@@ -253,9 +254,9 @@ void td__messages_progress(struct td__messages *messages, td_work *work, int64_t
     tell(last);
 }
 
-void td__messages_wait(struct td__messages *messages, const atomic_bool *complete)
+void td__messages_wait(struct td__messages *messages, const atomic_bool *complete, int peer)
 {
-    struct td__post *last = wait_for(messages, complete, TD__NEVER);
+    struct td__post *last = wait_for(messages, complete, peer, TD__NEVER);
     pthread_mutex_unlock(&messages->lock);
     tell(last);
 }
@@ -264,7 +265,7 @@ void td__messages_wait(struct td__messages *messages, const atomic_bool *complet
 
 static void serve(struct td__messages *messages)
 {
-    struct td__vigil vigil = {.deadline = TD__NEVER, .drowsy = true};
+    struct td__vigil vigil = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .drowsy = true};
     messages->owner = TD__OWNER_THREAD;
     while (messages->owner == TD__OWNER_THREAD && messages->pending && !messages->stopping) {
         if (vigil.slept)

@@ -17,6 +17,7 @@ enum {
     EAGER_LIMIT = 8 * 1024,
     ARENA_EAGER_LIMIT = 4 * 1024,
     AT_ONCE = 64, /* messages of one rank that are taken before another's turn */
+    LOOKS = 200,  /* for a message that may come at once */
 };
 
 struct frame {
@@ -24,7 +25,7 @@ struct frame {
     int32_t tag;
     uint64_t size;
     union {
-        char payload[1]; /* EAGER */
+        char payload[1]; /* EAGER, a short one */
         struct {
             uint64_t id;
             uint64_t address;
@@ -34,6 +35,14 @@ struct frame {
         };
     };
 };
+
+/* Where the payload of an EAGER frame begins: a short one in the frame's own line, a longer one in the next,
+ * since whole lines are copied faster. */
+static size_t payload_offset(size_t size)
+{
+    return offsetof(struct frame, payload) + size <= TD__LINE ? offsetof(struct frame, payload)
+                                                              : TD__LINE;
+}
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
@@ -93,14 +102,14 @@ bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const 
                         size_t size)
 {
     struct td__ring_end *end = &messages->peers[peer].writes;
-    size_t bytes = offsetof(struct frame, payload) + size;
+    size_t offset = payload_offset(size), bytes = offset + size;
     struct frame *frame = reserve(end, bytes);
     if (!frame)
         return false;
     frame->tag = tag;
     frame->size = size;
     if (size)
-        memcpy(frame->payload, data, size);
+        memcpy((char *)frame + offset, data, size);
     publish(end, frame, bytes, TD__MESSAGE_EAGER);
     return true;
 }
@@ -245,9 +254,9 @@ static size_t take_frame(struct td__messages *messages, int source, struct frame
     struct td__envelope envelope = {.kind = kind, .source = source, .tag = frame->tag};
     envelope.size = *(volatile uint64_t *)&frame->size;
     if (kind == TD__MESSAGE_EAGER) {
-        size_t bytes = offsetof(struct frame, payload) + envelope.size;
+        size_t offset = payload_offset(envelope.size), bytes = offset + envelope.size;
         bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && small_came(messages, &envelope, frame->payload) ? bytes : 0;
+        return fits && small_came(messages, &envelope, (char *)frame + offset) ? bytes : 0;
     }
     envelope.id = frame->id;
     if (kind == TD__MESSAGE_DATA) {
@@ -264,36 +273,79 @@ static size_t take_frame(struct td__messages *messages, int source, struct frame
                                                                                    : 0;
 }
 
+/* `size` bytes of a ring have been read. */
+static void advance(struct td__ring_end *end, size_t size)
+{
+    uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
+    end->total += size;
+    atomic_store_explicit(&end->at, (at + (uint32_t)size) % TD__RING_DATA, memory_order_relaxed);
+    atomic_store_explicit(&end->ring->head, end->total, memory_order_release);
+}
+
+/* After something was read: wakes a writer that waits for room. */
+static void feed(struct td__messages *messages, const struct td__peer *peer)
+{
+    struct td__ring *ring = peer->reads.ring;
+    td__bell_fence();
+    if (atomic_load_explicit(&ring->starved, memory_order_relaxed)) {
+        atomic_store_explicit(&ring->starved, 0, memory_order_relaxed);
+        td__bell_ring(&messages->shared->entries[peer->local].bell);
+    }
+}
+
+static struct frame *first_frame(const struct td__ring_end *end)
+{
+    return frame_at(end->ring, atomic_load_explicit(&end->at, memory_order_relaxed));
+}
+
+bool td__shm_recv_small(struct td__messages *messages, int source, int tag, void *data, size_t room,
+                        size_t *size)
+{
+    struct td__peer *peer = &messages->peers[source];
+    struct td__ring_end *end = &peer->reads;
+    struct frame *frame = first_frame(end);
+    uint32_t kind;
+    int looks = messages->crowded ? 1 : LOOKS;
+    do
+        kind = atomic_load_explicit(&frame->kind, memory_order_acquire);
+    while (!kind && --looks);
+    if (kind != TD__MESSAGE_EAGER || !td__tag_fits(tag, frame->tag))
+        return false;
+    /* Its numbers are read once, since the other side could change them. */
+    *size = *(volatile uint64_t *)&frame->size;
+    size_t limit = TD__RING_DATA - (size_t)((char *)frame - end->ring->data);
+    if (*size > room || *size > EAGER_LIMIT || payload_offset(*size) + *size > limit)
+        return false;
+    if (*size)
+        memcpy(data, (char *)frame + payload_offset(*size), *size);
+    advance(end, lines(payload_offset(*size) + *size));
+    feed(messages, peer);
+    return true;
+}
+
 static bool read_ring(struct td__messages *messages, int source, int most)
 {
     struct td__peer *peer = &messages->peers[source];
     struct td__ring_end *end = &peer->reads;
     uint64_t before = end->total;
     for (int i = 0; i < most; i++) {
-        uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
-        struct frame *frame = frame_at(end->ring, at);
+        struct frame *frame = first_frame(end);
+        size_t limit = TD__RING_DATA - (size_t)((char *)frame - end->ring->data);
         uint32_t kind = atomic_load_explicit(&frame->kind, memory_order_acquire);
         if (kind == TD__MESSAGE_NONE)
             break;
-        size_t size = TD__RING_DATA - at;
+        size_t size = limit;
         if (kind != TD__MESSAGE_WRAP)
-            size = lines(take_frame(messages, source, frame, kind, TD__RING_DATA - at));
+            size = lines(take_frame(messages, source, frame, kind, limit));
         if (!size) {
             td__peer_gone(messages, source, "has sent something that is not a message");
             break;
         }
-        end->total += size;
-        atomic_store_explicit(&end->at, (at + (uint32_t)size) % TD__RING_DATA,
-                              memory_order_relaxed);
-        atomic_store_explicit(&end->ring->head, end->total, memory_order_release);
+        advance(end, size);
     }
     if (end->total == before)
         return false;
-    td__bell_fence();
-    if (atomic_load_explicit(&end->ring->starved, memory_order_relaxed)) {
-        atomic_store_explicit(&end->ring->starved, 0, memory_order_relaxed);
-        td__bell_ring(&messages->shared->entries[peer->local].bell);
-    }
+    feed(messages, peer);
     return true;
 }
 

@@ -93,6 +93,14 @@ struct td__bell *td__shm_own_bell(struct td__messages *messages)
     return &messages->shared->entries[messages->local_index].bell;
 }
 
+bool td__shm_elsewhere(struct td__messages *messages, int peer)
+{
+    if (peer < 0 || messages->peers[peer].local < 0)
+        return false;
+    const struct td__entry *entry = &messages->shared->entries[messages->peers[peer].local];
+    return td__bell_processor(td__shm_own_bell(messages)) != td__bell_processor(&entry->bell);
+}
+
 /* ---- The others' processes ------------------------------------------------------------------- */
 
 int td__shm_pid(struct td__messages *messages, int peer)

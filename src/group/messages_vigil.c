@@ -57,6 +57,8 @@ static bool wait_on_bell(struct td__messages *messages, struct td__vigil *vigil,
     }
     bool in_time;
     do {
+        waiting->elsewhere = messages->crowded && !vigil->drowsy && !waiting->spins &&
+                             td__shm_elsewhere(messages, vigil->peer);
         in_time = td__waiting_step(waiting);
         vigil->slept = waiting->announced;
     } while (in_time && !vigil->slept && !td__is_set(complete) && !peek_often(messages) &&
