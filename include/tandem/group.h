@@ -19,6 +19,11 @@
  * done. Otherwise it returns at once with a work, the buffers are borrowed until that is complete,
  * and the caller releases it.
  *
+ * Which calls wait for whom. A barrier, all_reduce, all_gather, reduce_scatter and all_to_all return when
+ * every rank has called them. A rank that only gives its data (the root of a broadcast or a scatter, the
+ * others of a reduce or a gather) may return before the others have called: nothing but a barrier says
+ * that they have. One that only takes waits for the rank that gives.
+ *
  * Memory. Any memory will do. What td_alloc() gave is mapped by the other ranks of the host: then
  * nothing is copied twice, and large operations run at the speed of memory.
  *
@@ -29,8 +34,10 @@
  * Errors of all calls here. TD_ERR_INVALID: an argument is wrong, and nothing was started.
  * TD_ERR_STATE: there is no world, or this rank is not in the group. TD_ERR_PEER: another rank has
  * died or left. TD_ERR_TIMEOUT: not done within the group's timeout (td_group_set_timeout()).
- * TD_ERR_MISMATCH: the ranks called different operations, or one with different arguments. After
- * one of the last three the group is of no more use, and all further calls fail with the same. */
+ * TD_ERR_MISMATCH: the ranks called different operations, or one with different arguments. A rank that
+ * has returned by then gets it from a later call, at the latest from td_destroy_process_group() or
+ * td_group_destroy(). After one of the last three the group is of no more use, and all further calls fail
+ * with the same. */
 #ifndef TANDEM_GROUP_H
 #define TANDEM_GROUP_H
 
@@ -69,9 +76,18 @@ typedef struct td_init_options {
  */
 TD_API td_status td_init_process_group(const td_init_options *options);
 
-/** Leaves the world: waits for what was started, destroys all groups that are left, and closes what
- *  was opened. Other threads may still be in calls, as with td_group_destroy(). Afterwards a process can
- *  initialise again. TD_ERR_STATE where there is no world. */
+/**
+ * Leaves the world: waits for what was started, destroys all groups that are left, and closes what was
+ * opened. Other threads may still be in calls, as with td_group_destroy(). Afterwards a process can
+ * initialise again.
+ *
+ * Where the last calls did not bring this rank together with all others, it compares them now, and waits for
+ * ranks that have not made them yet, for a second at most. It is no barrier: it waits for nobody to leave,
+ * and for nobody where all calls are compared already.
+ *
+ * Errors: TD_ERR_STATE (there is no world), TD_ERR_MISMATCH (ranks have made different calls, and no call
+ * has said so; the world is gone nevertheless).
+ */
 TD_API td_status td_destroy_process_group(void);
 
 TD_API bool td_is_initialized(void);
@@ -131,14 +147,14 @@ TD_API td_status td_new_subgroups_by_enumeration(const int *ranks, const int *co
 TD_API td_status td_group_split(td_group *parent, int color, int key,
                                 const td_group_options *options, td_group **group);
 
-/** Waits for what was started on the group and frees it. Not collective. NULL does nothing; the world
- *  is td_destroy_process_group()'s.
+/** Waits for what was started on the group and frees it. Not collective, and TD_ERR_MISMATCH, as
+ *  td_destroy_process_group(). NULL does nothing; the world is td_destroy_process_group()'s.
  *
  *  Calls that other threads have begun, blocking ones and waits for works, are waited for until they end by
  *  themselves, at the latest after their timeout; td_group_abort() ends them before. No call may begin
  *  meanwhile, and none from a td_work_fn may destroy its own group. A receive with a work that no thread
  *  waits for ends with TD_ERR_STATE; a send has a second to be done. */
-TD_API void td_group_destroy(td_group *group);
+TD_API td_status td_group_destroy(td_group *group);
 
 /** The rank in `group` of a rank of the world, and the other way round; -1 where there is none. */
 TD_API int td_get_group_rank(const td_group *group, int global_rank);

@@ -14,13 +14,16 @@
 #include <string.h>
 
 enum {
-    TOLD = 8, /* calls in an answer */
+    TOLD = 32, /* calls in an answer */
+    KEPT = 32, /* ledgers of destroyed groups */
+    FEW = 64,  /* members of which each asks all others before it leaves */
     REASON_BYTES = 1024,
     ASK_MS = 250,
 };
 
 #define PATIENCE_NS ((int64_t)40000000) /* after the first look, which comes after 50 ms or more */
 #define SLOWEST_NS ((int64_t)1000000000)
+#define PAUSE_NS ((int64_t)2000000) /* before one is asked again that has not made a call yet */
 
 struct td__ledger *td__ledger_create(void)
 {
@@ -30,12 +33,39 @@ struct td__ledger *td__ledger_create(void)
     return ledger;
 }
 
-void td__ledger_destroy(struct td__ledger *ledger)
+static void destroy(struct td__ledger *ledger)
 {
-    if (!ledger)
-        return;
     pthread_mutex_destroy(&ledger->lock);
+    free(ledger->reason);
     free(ledger);
+}
+
+void td__ledger_retire(struct td__ledger *ledger, td_group *group)
+{
+    struct td__root *root = group->root;
+    ledger->key = group->key;
+    ledger->broken = (uint32_t)atomic_load(&group->broken);
+    ledger->reason = ledger->broken && group->reason ? strdup(group->reason) : NULL;
+    pthread_mutex_lock(&root->lock);
+    struct td__ledger **end = &root->ledgers;
+    ledger->older = root->ledgers;
+    root->ledgers = ledger;
+    for (int kept = 0; *end && kept < KEPT; kept++)
+        end = &(*end)->older;
+    struct td__ledger *oldest = *end;
+    *end = NULL;
+    pthread_mutex_unlock(&root->lock);
+    if (oldest)
+        destroy(oldest);
+}
+
+void td__ledger_forget(struct td__root *root)
+{
+    while (root->ledgers) {
+        struct td__ledger *next = root->ledgers->older;
+        destroy(root->ledgers);
+        root->ledgers = next;
+    }
 }
 
 static struct td__header *entry_of(struct td__ledger *ledger, uint64_t sequence)
@@ -62,6 +92,17 @@ void td__ledger_note(struct td__ledger *ledger, struct td__operation *operation)
     pthread_mutex_unlock(&ledger->lock);
 }
 
+void td__ledger_end(struct td__ledger *ledger, const struct td__operation *operation, bool met)
+{
+    pthread_mutex_lock(&ledger->lock);
+    ledger->done = operation->sequence;
+    if (met)
+        ledger->verified = operation->sequence;
+    if (operation->input_counts)
+        ledger->uneven = operation->sequence;
+    pthread_mutex_unlock(&ledger->lock);
+}
+
 /* ---- Answering ------------------------------------------------------------------------------- */
 
 /* Somebody who is behind tells what it has: the last that it called. */
@@ -80,17 +121,31 @@ static void put_calls(struct td__ledger *ledger, uint64_t sequence, struct td__b
     pthread_mutex_unlock(&ledger->lock);
 }
 
+static struct td__ledger *find_retired(struct td__root *root, uint64_t key)
+{
+    struct td__ledger *ledger = root->ledgers;
+    while (ledger && ledger->key != key)
+        ledger = ledger->older;
+    return ledger;
+}
+
 void td__ledger_answer(struct td__root *root, uint64_t key, uint64_t sequence,
                        struct td__buffer *answer)
 {
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
-    struct td__ledger *ledger = group ? td__native_ledger(group) : NULL;
+    struct td__ledger *ledger = group ? td__native_ledger(group) : find_retired(root, key);
     if (ledger) {
-        int broken = atomic_load(&group->broken);
-        const char *reason = broken && group->reason ? group->reason : "";
-        td__buffer_put_u32(answer, (uint32_t)broken);
+        uint32_t broken = group ? (uint32_t)atomic_load(&group->broken) : ledger->broken;
+        const char *reason = group ? group->reason : ledger->reason;
+        reason = broken && reason ? reason : "";
+        td__buffer_put_u32(answer, broken);
         td__buffer_put_string(answer, reason, strnlen(reason, REASON_BYTES));
+        pthread_mutex_lock(&ledger->lock);
+        td__buffer_put_u64(answer, ledger->last);
+        td__buffer_put_u64(answer, ledger->done);
+        pthread_mutex_unlock(&ledger->lock);
+        td__buffer_put_u8(answer, !group);
         put_calls(ledger, sequence, answer);
     }
     pthread_mutex_unlock(&root->lock);
@@ -127,20 +182,32 @@ static td_status compare(struct td__ledger *ledger, td_group *group, int rank,
     return td__header_mismatch(&called, &mine, me, theirs, td__endpoint_describe(endpoint, rank));
 }
 
+/* What one that was asked has said of itself. */
+struct told {
+    bool answered;       /* it knows the group */
+    bool unreachable;    /* nobody answers there any more */
+    bool left;           /* it has destroyed it */
+    uint64_t last, done; /* its last call, and the last that went well */
+};
+
 /* One that does not answer is none of this file's concern. */
-td_status td__ledger_ask(struct td__ledger *ledger, td_group *group, int rank,
-                         const struct td__operation *operation)
+static td_status ask(struct td__ledger *ledger, td_group *group, int rank,
+                     const struct td__operation *operation, struct told *told)
 {
     struct td__buffer answer = {0};
     struct td__header theirs;
-    td_status status = TD_OK;
     td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(ASK_MS));
-    if (!td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
-                          operation->sequence, end, &answer) &&
-        answer.size) {
+    td_status status = td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
+                                        operation->sequence, end, &answer);
+    *told = (struct told){.unreachable = status == TD_ERR_PEER, .answered = !status && answer.size};
+    status = TD_OK;
+    if (told->answered) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         uint32_t broken = td__reader_u32(&reader);
         struct td__span reason = td__reader_string(&reader, REASON_BYTES);
+        told->last = td__reader_u64(&reader);
+        told->done = td__reader_u64(&reader);
+        told->left = td__reader_u8(&reader);
         while (!status && reader.end - reader.at >= TD__HEADER_BYTES) {
             if (td__header_read(reader.at, &theirs))
                 status = compare(ledger, group, rank, operation, &theirs);
@@ -151,6 +218,50 @@ td_status td__ledger_ask(struct td__ledger *ledger, td_group *group, int rank,
     }
     td__buffer_free(&answer);
     return status;
+}
+
+td_status td__ledger_ask(struct td__ledger *ledger, td_group *group, int rank,
+                         const struct td__operation *operation)
+{
+    struct told told;
+    return ask(ledger, group, rank, operation, &told);
+}
+
+/* ---- Before leaving -------------------------------------------------------------------------- */
+
+/* Whether more can be learnt from one that has said this. */
+static bool is_settled(const struct td__ledger *ledger, const struct told *told)
+{
+    if (told->unreachable || told->left)
+        return true;
+    return told->answered && told->last >= ledger->last &&
+           (ledger->uneven <= ledger->verified || told->done >= ledger->uneven);
+}
+
+/* In a large group each asks those at distances 1, 2, 4, …: who finds a difference tells the others. */
+static int next_distance(const td_group *group, int distance)
+{
+    return group->size <= FEW ? distance + 1 : 2 * distance;
+}
+
+td_status td__ledger_verify(struct td__ledger *ledger, td_group *group,
+                            const struct td__operation *operation)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    struct told told;
+    if (ledger->verified >= ledger->last)
+        return TD_OK;
+    for (int distance = 1; distance < group->size; distance = next_distance(group, distance))
+        for (;;) {
+            int rank = group->ranks[(group->rank + distance) % group->size];
+            if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
+                break;
+            TD_TRY(ask(ledger, group, rank, operation, &told));
+            if (is_settled(ledger, &told) || td__deadline_passed(operation->deadline))
+                break;
+            td__sleep_ns(PAUSE_NS);
+        }
+    return TD_OK;
 }
 
 td_status td__ledger_look(struct td__ledger *ledger, td_group *group,

@@ -7,6 +7,10 @@
  * Nor need they wait: where each only gives, all go on. So every message between hosts has all calls
  * before it in one word, and where two ranks that meet differ in that, the one asks the other, too.
  *
+ * Nor need they meet again. So a rank that leaves a group after a call that did not bring it together with
+ * all the others (a broadcast, the givers of a gather) asks them before. Its own ledger stays with the root,
+ * for those who ask later.
+ *
  * A call that goes well pays for an entry. */
 #ifndef TD_GROUP_LEDGER_H
 #define TD_GROUP_LEDGER_H
@@ -21,6 +25,16 @@ struct td__ledger {
     struct td__header calls[TD__LEDGER_CALLS]; /* each in the place of its sequence number */
     uint64_t last;                             /* the highest of these, 0: none yet */
     uint32_t past;                             /* all of them, and those before, in one word */
+    uint64_t done;                             /* the highest that went well */
+    uint64_t verified; /* up to here all others are known to have made the same calls */
+    uint64_t
+        uneven; /* the last all_to_all with uneven parts: only the receiver sees what is wrong */
+
+    /* Of a group that is destroyed: */
+    uint64_t key;
+    uint32_t broken; /* how it had failed, a td_status */
+    char *reason;
+    struct td__ledger *older; /* of the root's */
 
     /* Of the one who waits: */
     uint64_t sequence;   /* in which call */
@@ -30,10 +44,26 @@ struct td__ledger {
 
 /** NULL without memory. */
 struct td__ledger *td__ledger_create(void);
-void td__ledger_destroy(struct td__ledger *ledger);
+
+/** Its group is destroyed: the root keeps it, as one of the last ones. */
+void td__ledger_retire(struct td__ledger *ledger, td_group *group);
+
+/** Frees all that the root has kept. */
+void td__ledger_forget(struct td__root *root);
 
 /** This rank begins `operation`, as it was called; its `past` is filled in. */
 void td__ledger_note(struct td__ledger *ledger, struct td__operation *operation);
+
+/** It went well. `met`: this rank has heard from all others in it. */
+void td__ledger_end(struct td__ledger *ledger, const struct td__operation *operation, bool met);
+
+/**
+ * Before this rank leaves the group: asks the others for the calls that it has not seen them make, until the
+ * operation's deadline where they have not made them yet. TD_ERR_MISMATCH with both calls, or with what
+ * another rank has found.
+ */
+td_status td__ledger_verify(struct td__ledger *ledger, td_group *group,
+                            const struct td__operation *operation);
 
 /** Answers one who waits in call `sequence`: the last calls up to that one, and how the group failed. On the
  *  endpoint's thread. */

@@ -94,13 +94,14 @@ static void destroy(void *self)
 {
     struct native *native = self;
     struct td__root *root = native->group->root;
+    if (native->ledger) /* first of all, since there is always somebody who may ask for it */
+        td__ledger_retire(native->ledger, native->group);
     if (native->messages)
         td__messages_destroy(native->messages);
     if (native->hierarchy)
         td__hierarchy_destroy(native->hierarchy);
     if (native->sockets)
         td__socket_team_destroy(native->sockets);
-    td__ledger_destroy(native->ledger);
     if (native->team)
         td__team_leave(native->team);
     if (native->team && !td__team_all_attached(native->team) && native->team->index == 0) {
@@ -390,6 +391,24 @@ static td_status in_place_all_to_all(struct native *native, struct td__operation
     return status;
 }
 
+/* Whether a rank that has completed the call has heard of it from all others, if by way of some: each looks
+ * at what the messages of the others say. */
+static bool meets_all(const td_group *group, const struct td__operation *operation)
+{
+    switch (operation->kind) {
+    case TD__BARRIER:
+        return true;
+    case TD__REDUCE:
+    case TD__GATHER:
+        return operation->count && operation->called_root == group->rank;
+    case TD__BROADCAST:
+    case TD__SCATTER:
+        return false;
+    default:
+        return operation->count && !operation->input_counts;
+    }
+}
+
 static td_status run(void *self, const td_call *call)
 {
     static const enum td__collective kinds[] = {
@@ -433,7 +452,43 @@ static td_status run(void *self, const td_call *call)
         status = together(native, &operation);
     if (status)
         fall_out(native, &operation, status);
+    else if (native->ledger)
+        td__ledger_end(native->ledger, &operation, meets_all(native->group, &operation));
     return status;
+}
+
+/* What others have told of, on links or in the memory of this host. */
+static td_status hear(struct native *native, const struct td__operation *operation)
+{
+    if (native->sockets)
+        TD_TRY(td__socket_team_hear(native->sockets, operation));
+    if (native->hierarchy)
+        TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
+    return native->team ? td__team_state(native->team) : TD_OK;
+}
+
+td_status td__native_verify(td_group *group, td__deadline deadline)
+{
+    struct native *native = group->self;
+    struct td__operation last = {.kind = TD__BARRIER,
+                                 .root = -1,
+                                 .called_root = -1,
+                                 .sequence = group->sequence,
+                                 .deadline = deadline,
+                                 .group = group->name};
+    if (group->size == 1 || !group->sequence)
+        return TD_OK;
+    td_status status = native->ledger ? td__ledger_verify(native->ledger, group, &last)
+                                      : td__team_verify(native->team, group->name, deadline);
+    if (status == TD_ERR_MISMATCH) {
+        td__group_break(group, status);
+        fall_out(native, &last, status);
+        return status;
+    }
+    status = hear(native, &last);
+    if (status == TD_ERR_MISMATCH && native->team)
+        td__team_break(native->team, status); /* others of this host may not hear it themselves */
+    return status == TD_ERR_MISMATCH ? status : TD_OK;
 }
 
 static td_status post(void *self, const td_call *call, td_work *work)

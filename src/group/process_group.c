@@ -204,6 +204,14 @@ void td__group_free(td_group *group)
     free_group(group);
 }
 
+td_status td__group_verify(td_group *group, td__deadline deadline)
+{
+    if (group->rank < 0 || group->ops != &td__native_ops)
+        return TD_OK;
+    td__group_drain(group);
+    return atomic_load(&group->broken) ? TD_OK : td__native_verify(group, deadline);
+}
+
 void td__group_end(td_group *group)
 {
     struct td__root *root = group->root;
@@ -218,14 +226,15 @@ void td__group_end(td_group *group)
     td__group_free(group);
 }
 
-void td_group_destroy(td_group *group)
+td_status td_group_destroy(td_group *group)
 {
     if (!group || group == td__world() || group->root->generation != td__fork_generation())
-        return;
+        return TD_OK;
     if (group->first)
-        td__root_close(group);
-    else
-        td__group_end(group);
+        return td__root_close(group);
+    td_status status = td__group_verify(group, td__deadline_in_ms(TD__VERIFY_MS));
+    td__group_end(group);
+    return status;
 }
 
 /* ---- Making more of them --------------------------------------------------------------------- */

@@ -50,6 +50,7 @@ struct td__root {
     struct td__map names; /* how often a list of ranks was made a group */
     struct td__flight_log *flight;
     struct td__team *left; /* teams of destroyed groups whose memory others may still ask for */
+    struct td__ledger *ledgers; /* of destroyed groups; see ledger.h */
 };
 
 struct td_group {
@@ -173,6 +174,13 @@ struct td__team *td__native_team(const td_group *group);
 
 /** What this rank called last on it; NULL where the group is on one host, or has another backend. */
 struct td__ledger *td__native_ledger(const td_group *group);
+
+/**
+ * Before this rank leaves `group`, which has the native backend: compares its calls with those of the others
+ * where that was not done yet, waiting until `deadline` at most for ranks that have not made them. Only
+ * TD_ERR_MISMATCH is a failure; the others have been told then.
+ */
+td_status td__native_verify(td_group *group, td__deadline deadline);
 
 /** Whether a group with the native backend is on one host, whose processors all have a rank. */
 bool td__native_fills_host(const td_group *group);

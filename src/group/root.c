@@ -7,6 +7,7 @@
 #include "group/abort.h"
 #include "group/attendance.h"
 #include "group/inquiry.h"
+#include "group/ledger.h"
 #include "group/reduce_way.h"
 #include "group/team.h"
 #include "os/address.h"
@@ -101,6 +102,7 @@ void td__root_free(struct td__root *root, td_status status)
     td__root_forget_names(root);
     td__abort_forget(root);
     td__shrink_forget(root);
+    td__ledger_forget(root);
     pthread_mutex_destroy(&root->lock);
     for (int r = 0; root->cards && r < root->size; r++)
         td_bytes_free(&root->cards[r]);
@@ -261,12 +263,31 @@ static td_group *any_group(struct td__root *root)
     return group;
 }
 
-void td__root_close(td_group *first)
+/* All groups together, before any of them is gone: others may still ask about them. */
+static td_status verify_groups(td_group *first)
+{
+    td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);
+    char message[TD__REASON_TEXT] = "";
+    td_status status = td__group_verify(first, deadline);
+    if (status)
+        snprintf(message, sizeof message, "%s", td_last_error());
+    for (td_group *group = first->root->groups; group; group = group->next)
+        if (td__group_verify(group, deadline) && !status) {
+            status = TD_ERR_MISMATCH;
+            snprintf(message, sizeof message, "%s", td_last_error());
+        }
+    return status ? td__fail(status, "%s", message) : TD_OK;
+}
+
+td_status td__root_close(td_group *first)
 {
     struct td__root *root = first->root;
     td_group *group;
+    char message[TD__REASON_TEXT];
     td__recorder_leaving(root);
     td__group_drain(first); /* a call on it may make another group, as those on others may */
+    td_status status = verify_groups(first);
+    snprintf(message, sizeof message, "%s", td_last_error());
     while ((group = any_group(root)))
         td__group_end(group);
     see_off(root, td__native_team(first));
@@ -279,4 +300,5 @@ void td__root_close(td_group *first)
         td__team_destroy(team);
     }
     td__root_free(root, TD_OK);
+    return status ? td__fail(status, "%s", message) : TD_OK;
 }

@@ -25,8 +25,17 @@ td_status td__root_begin(struct td__root *root, td_group **first);
 /** Frees a root without groups; `status` says why it ended. */
 void td__root_free(struct td__root *root, td_status status);
 
-/** Ends the first group of a root, all that are left, and the root. */
-void td__root_close(td_group *first);
+/** Ends the first group of a root, all that are left, and the root: in any case, and TD_ERR_MISMATCH where
+ *  the ranks of one are found to have made different calls. */
+td_status td__root_close(td_group *first);
+
+/** How long a rank that leaves waits for others to make the calls that it has made. */
+enum { TD__VERIFY_MS = 1000 };
+
+/** Waits for what was started, and then until `deadline` at most for others to make the same calls, where
+ *  they are not known to have made them. TD_ERR_MISMATCH where one has made another, and nobody was told
+ *  that yet. */
+td_status td__group_verify(td_group *group, td__deadline deadline);
 
 /** Makes a group of ranks of the root; not in its list yet. `key` is a text that no other group of these
  *  ranks has, NULL: how often they were made one. */

@@ -152,9 +152,11 @@ td_status td_destroy_process_group(void)
     } else {
         td__identity_set(0, 0);
         if (group->root->generation == td__fork_generation())
-            td__root_close(group);
+            status = td__root_close(group);
         close_outgrown(former);
-        if (meeting.store)
+        if (meeting.store && status)
+            td_world_close(&meeting);
+        else if (meeting.store)
             status = td_world_close(&meeting);
         meeting = (td_world){0};
     }
