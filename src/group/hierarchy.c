@@ -223,11 +223,15 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
     td_status status = acc && sources ? TD_OK : td__fail_nomem("group");
     for (int i = 0; i < local->size && !status; i++)
         sources[i] = (const char *)local->sources[i] + slice.first * element;
+    if (!status && hierarchy->team) /* the inputs of those whose call has failed are theirs again */
+        status = td__team_write_begin(hierarchy->team);
     if (!status) {
         struct td__reduction inside = hierarchy->team
                                           ? td__team_reduction(hierarchy->team, operation)
                                           : *reduction;
         td__reduce_accumulate(&inside, acc, sources, local->size, slice.count);
+        if (hierarchy->team)
+            td__team_write_end(hierarchy->team);
         status = td__socket_team_combine(hierarchy->lane, &between, acc, slice.count);
     }
     bool writes = !status && (to_all || root_host == hierarchy->host);
@@ -263,11 +267,16 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
     int holder = hierarchy->host == root_host ? hierarchy->index_of[operation->root]
                                               : hierarchy->index;
     struct td__operation between = between_hosts(operation);
-    char *data = (char *)(hierarchy->host == root_host ? (void *)local->sources[holder]
-                                                       : local->targets[holder]) +
-                 offset;
+    char *data = (char *)local->targets[hierarchy->index] + offset;
     if (!slice.count)
         return TD_OK;
+    if (holder != hierarchy->index) {
+        /* Sent from there: the root's buffer is the root's again as soon as its call has failed, and other
+         * hosts may not have heard of the failure when they get the data. */
+        TD_TRY(td__team_write_begin(hierarchy->team));
+        memcpy(data, (const char *)local->sources[holder] + offset, bytes);
+        td__team_write_end(hierarchy->team);
+    }
     between.root = root_host;
     between.count = slice.count;
     between.input = between.output = data;
@@ -276,7 +285,7 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
         return TD_OK;
     TD_TRY(td__team_write_begin(hierarchy->team));
     for (int i = 0; i < local->size; i++)
-        if (i != holder)
+        if (i != holder && i != hierarchy->index)
             memcpy((char *)local->targets[i] + offset, data, bytes);
     td__team_write_end(hierarchy->team);
     return TD_OK;

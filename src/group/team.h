@@ -226,8 +226,8 @@ td_status td__team_complete(struct td__team *team, const struct td__operation *o
 td_status td__team_fail(struct td__team *team, td_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/** Around all stores to the memory of other members: a failure where the call has failed already, and then
- *  nothing may be written. */
+/** Around all use of the buffers of other members, reading too: a failure where the call has failed already, and
+ *  then they are the others' again. Whoever fails waits until nobody is in between. */
 td_status td__team_write_begin(struct td__team *team);
 void td__team_write_end(struct td__team *team);
 
