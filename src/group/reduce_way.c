@@ -1,8 +1,9 @@
 /* Which way a reduction in place goes; see reduce_way.h.
  *
  * One thread measures, on memory of its own that is in its second cache: what the two ways differ in is
- * what stays in the first. Tried with a partner on another processor that writes the inputs, too: it
- * preferred the same, and would have to be waited for where ranks share processors.
+ * what stays in the first. A partner on another processor that writes the inputs would have to be waited for
+ * where ranks share processors. It would decide otherwise at most for 8 buffers without AVX-512: a loop by
+ * hand preferred staged there with a partner, where one thread finds no clear difference.
  *
  * The least time of a few short turns counts, so that being interrupted does not. */
 #include "group/reduce_way.h"

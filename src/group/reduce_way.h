@@ -3,12 +3,11 @@
  *     fused     a loop that reads a line of every buffer and writes the result to all of them at once
  *     staged    a block at a time: the result goes to the first buffer, and from there to the others
  *
- * Fused is up to twice as fast while the first cache holds a line of every buffer. Staged is up to four
- * times as fast where it does not: with more buffers than a set has room for lines, when a line takes
- * several turns of the loop, or where a processor cannot tell the buffers' lines apart by their addresses
- * (AMD; see td__reduce_clash()). Which of the two holds for how many buffers is measured, in a millisecond,
- * by the first rank of a host that needs it; the others take its word, so that only one does. The bits of
- * the result are the same.
+ * Fused is up to 1.7 times as fast while the first cache holds a line of every buffer. Staged is about three
+ * times as fast where it does not: with more buffers than a set has room for lines, when a line takes several
+ * turns of the loop, or where a processor cannot tell the buffers' lines apart by their addresses (AMD; see
+ * td__reduce_clash()). Which of the two holds for how many buffers is measured, in a few milliseconds, by the
+ * first rank of a team that needs it; the others take its word. The bits of the result are the same.
  *
  * TANDEM_SHM_REDUCE says instead: "fused" or "staged". It is read when a world is made. */
 #ifndef TD_GROUP_REDUCE_WAY_H
