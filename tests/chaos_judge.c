@@ -55,7 +55,7 @@ static bool is_shrunk(const struct rank *rank, int group)
 /* It is because of that that the call has failed. */
 static bool is_woken(const struct rank *rank, int group, td_status status, const char *message)
 {
-    return status == TD_ERR_PEER && strstr(message, " has begun to shrink the group") &&
+    return status == TD_ERR_PEER && strstr(message, " has called td_group_shrink()") &&
            is_shrunk(rank, group);
 }
 

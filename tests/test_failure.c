@@ -456,7 +456,7 @@ static void shrink_meanwhile(const struct way *way, int dying)
         td__sleep_ns(300000000);
     if (rank != 1) {
         CHECK_EQ(status, TD_ERR_PEER);
-        CHECK_CONTAINS(td_last_error(), dying == 3 ? "rank 3 " : " has begun to shrink the group");
+        CHECK_CONTAINS(td_last_error(), dying == 3 ? "rank 3 " : " has called td_group_shrink()");
     }
     if (rank == 0 && dying == 3)
         CHECK_CONTAINS(td_last_error(), "was killed by SIGKILL; rank ");
@@ -550,18 +550,33 @@ MORE_DEATHS(leader_dies_tcp, &tcp, 0, 2000)
 MORE_DEATHS(another_dies_tcp, &tcp, 3, 3000)
 
 /* A survivor that does not come is named; when it comes, the next attempt goes well. */
-RANKS(a_survivor_that_does_not_shrink, .ranks = 3)
+static void do_not_shrink(int absent, const char *leader_says)
 {
     td_group *rest;
+    int size = td_test_size();
     open_world(&shm, 0);
-    if (td_test_rank() < 2)
+    if (td_test_rank() < size - absent)
         CHECK_FAILS(td_group_shrink(NULL, &(td_group_options){.timeout_ms = 300}, &rest),
-                    TD_ERR_TIMEOUT, td_test_rank() ? "from rank 0" : "rank 2 is there");
+                    TD_ERR_TIMEOUT,
+                    td_test_rank() ? "rank 0, which counts the survivors, has not finished within "
+                                     "300 ms: it, or another rank that is alive, has not called "
+                                     "td_group_shrink()"
+                                   : leader_says);
     td_test_barrier();
     CHECK_OK(td_group_shrink(NULL, NULL, &rest));
-    CHECK_EQ(td_get_world_size(rest), 3);
-    CHECK_EQ((int)sum_on(rest), 3);
+    CHECK_EQ(td_get_world_size(rest), size);
+    CHECK_EQ((int)sum_on(rest), size);
     CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(a_survivor_that_does_not_shrink, .ranks = 3)
+{
+    do_not_shrink(1, "rank 2 is alive, but has not called td_group_shrink() within 300 ms");
+}
+
+RANKS(survivors_that_do_not_shrink, .ranks = 4)
+{
+    do_not_shrink(2, "ranks 2, 3 are alive, but have not called td_group_shrink() within 300 ms");
 }
 
 TEST(shrinking_alone)
@@ -664,7 +679,7 @@ RANKS(a_rank_that_does_not_come_back, .ranks = 3, .may_die = 1 << 1)
     open_world(&shm, 0);
     td_group *rest = shrink_after(1);
     CHECK_FAILS(td_group_grow(rest, &(td_group_options){.timeout_ms = 300}, &grown), TD_ERR_TIMEOUT,
-                "rank 1 has not come back in time");
+                "rank 1 has not come back within 300 ms");
     CHECK_EQ((int)sum_on(rest), 2);
     CHECK_OK(td_destroy_process_group());
 }

@@ -172,7 +172,7 @@ static void one_leaves(struct seat *seat)
         status = barrier(seat);
     if (status != TD_ERR_PEER)
         FAIL("rank %d: %s: %s", seat->rank, td_status_name(status), td_last_error());
-    CHECK_CONTAINS(td_last_error(), "rank 2 (thread): closed its connection");
+    CHECK_CONTAINS(td_last_error(), "rank 2 (thread) closed its connection");
     CHECK_CONTAINS(td_last_error(), " on group \"test\": ");
 }
 
@@ -206,7 +206,7 @@ static void half_a_message(struct seat *seat)
         leave(seat);
         return;
     }
-    CHECK_FAILS(call(seat, operation), TD_ERR_PEER, "rank 1 (thread): closed its connection");
+    CHECK_FAILS(call(seat, operation), TD_ERR_PEER, "rank 1 (thread) closed its connection");
 }
 
 TEST(a_rank_that_leaves_in_the_middle_is_named)

@@ -84,7 +84,7 @@ static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
         }
     if (!named && told >= 0 && told < group->root->size)
         snprintf(lost, sizeof lost, "%.120s is lost; ", td__endpoint_describe(endpoint, told));
-    return td__fail(TD_ERR_PEER, "group \"%s\": %srank %d has begun to shrink the group",
+    return td__fail(TD_ERR_PEER, "group \"%s\": %srank %d has called td_group_shrink()",
                     group->name, lost, rank);
 }
 

@@ -110,9 +110,11 @@ static td_status name_missing(const struct attendance *attendance)
     if (!count)
         return td__fail(TD_ERR_TIMEOUT, "%s", why);
     return td__fail(TD_ERR_TIMEOUT,
-                    "group \"%s\": rank%s %s %s not come within %lld ms; %s ended, or hung?",
+                    "group \"%s\": rank%s %s %s not joined within %lld ms: %s ended, or %s not "
+                    "called td_init_process_group() or td_group_open()",
                     root->name, count > 1 ? "s" : "", missing, count > 1 ? "have" : "has",
-                    (long long)root->timeout_ms, count > 1 ? "have they" : "has it");
+                    (long long)root->timeout_ms, count > 1 ? "they have" : "it has",
+                    count > 1 ? "have" : "has");
 }
 
 static td_status get_cards(const struct attendance *attendance, int64_t limit_ms)

@@ -11,13 +11,18 @@
  *                    other members
  */
 #include "base/fail.h"
+#include "group/abort.h"
 #include "group/root.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CARD = 1020, PAUSE_NS = 20000000 };
+enum {
+    CARD = 1020,
+    PAUSE_NS = 20000000,
+    GRACE_MS = 10000, /* for what the first member says when its time is over */
+};
 
 struct card {
     uint32_t size;
@@ -29,6 +34,7 @@ struct growth {
     struct td__root *old, *fresh;
     struct card *cards; /* of all ranks; size 0: not known yet */
     int64_t *meetings;  /* of the newcomers; 0: not one */
+    int64_t timeout_ms;
     td__deadline deadline;
 };
 
@@ -81,6 +87,20 @@ static td_status look_for(struct growth *growth, int rank)
     return status;
 }
 
+/* The others wait for this rank in a collective, and notice by themselves. */
+static td_status look_after_members(const struct growth *growth)
+{
+    const td_group *group = growth->group;
+    struct td__endpoint *endpoint = growth->old->endpoint;
+    for (int i = 0; i < group->size; i++) {
+        const char *farewell = td__endpoint_farewell(endpoint, group->ranks[i]);
+        if (farewell)
+            return td__fail(TD_ERR_PEER, "td_group_grow on group \"%s\": %s %s", group->name,
+                            td__endpoint_describe(endpoint, group->ranks[i]), farewell);
+    }
+    return td__group_state(group);
+}
+
 static td_status await_newcomers(struct growth *growth)
 {
     for (int r = 0; r < growth->old->size; r++) {
@@ -90,8 +110,10 @@ static td_status await_newcomers(struct growth *growth)
                 break;
             if (td__deadline_passed(growth->deadline))
                 return td__fail(TD_ERR_TIMEOUT,
-                                "td_group_grow on group \"%s\": rank %d has not come back in time",
-                                growth->group->name, r);
+                                "td_group_grow on group \"%s\": rank %d has not come back within "
+                                "%lld ms",
+                                growth->group->name, r, (long long)growth->timeout_ms);
+            TD_TRY(look_after_members(growth));
             td__sleep_ns(PAUSE_NS);
         }
     }
@@ -201,19 +223,21 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
         .old = old,
         .cards = calloc(size, sizeof *growth.cards),
         .meetings = calloc(size, sizeof *growth.meetings),
-        .deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
-                                                           : td__call_timeout(group)),
+        .timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group),
     };
     td_group_options same = {.name = old->name,
                              .backend = old->backend,
                              .backend_options = old->backend_options,
                              .timeout_ms = old->timeout_ms};
     td_group *result;
+    growth.deadline = td__deadline_in_ms(growth.timeout_ms);
     td_status status = growth.cards && growth.meetings ? TD_OK : td__fail_nomem("td_group_grow");
     if (!status)
         status = td__root_make(old->given, old->rank, old->size, &same, &growth.fresh);
     if (!status) {
+        int64_t before = td__swap_call_timeout(growth.timeout_ms + GRACE_MS);
         status = exchange(&growth);
+        td__swap_call_timeout(before);
         if (!status)
             status = meet(&growth);
         if (status)

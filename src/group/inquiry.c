@@ -147,7 +147,7 @@ static void describe_last(const struct td__flight_last *last, char *text, size_t
 {
     double seconds = (double)last->age_ms / 1000;
     if (last->text[0] && last->running)
-        snprintf(text, room, "is in %s, since %.1f s", last->text, seconds);
+        snprintf(text, room, "is in %s (for %.1f s)", last->text, seconds);
     else if (last->text[0])
         snprintf(text, room, "finished %s %.1f s ago, and is in %s", last->text, seconds,
                  last->now[0] ? last->now : "no call");
@@ -166,7 +166,7 @@ static void call_one(struct roll *roll, int index, td__deadline end)
     if (farewell) {
         note_late(roll, index, farewell);
     } else if (td__endpoint_is_stopped(endpoint, rank)) {
-        note_late(roll, index, "is stopped (SIGSTOP or a debugger)");
+        note_late(roll, index, "is stopped, by SIGSTOP or a debugger");
     } else if (td__deadline_passed(end)) {
         roll->untold++;
     } else if (!ask_where(roll->root, rank, roll->key,
@@ -213,7 +213,8 @@ static void roll_text(const struct roll *roll, char text[TD__ROLL_TEXT])
         late += 2;
     add(text, TD__ROLL_TEXT, &length, late);
     if (roll->untold) {
-        snprintf(more, sizeof more, "; nothing is said of %d more", roll->untold);
+        snprintf(more, sizeof more, "; %d more rank%s not asked", roll->untold,
+                 roll->untold > 1 ? "s were" : " was");
         add(text, TD__ROLL_TEXT, &length, more);
     }
 }

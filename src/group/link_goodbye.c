@@ -163,11 +163,14 @@ td_status td__links_fail_end(struct td__links *links, int peer,
     if (farewell)
         return td__fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
                         links->source->describe(links->arg, peer), farewell);
-    const char *reason = "closed its connection; it has ended, or left the group";
-    if (error == ETIMEDOUT || error == EHOSTUNREACH)
-        reason = "does not answer any more: its host is down, or cut off";
-    else if (error && error != ECONNRESET && error != EPIPE)
+    const char *what = "closed its connection: ", *reason = "it has ended, or left the group";
+    if (error == ETIMEDOUT || error == EHOSTUNREACH) {
+        what = "does not answer any more: ";
+        reason = "its host is down, or cut off";
+    } else if (error && error != ECONNRESET && error != EPIPE) {
+        what = "cannot be reached any more: ";
         reason = td__errno_text(error);
-    return td__fail(TD_ERR_PEER, "%s: %s: %s", td__operation_describe(operation),
-                    links->source->describe(links->arg, peer), reason);
+    }
+    return td__fail(TD_ERR_PEER, "%s: %s %s%s", td__operation_describe(operation),
+                    links->source->describe(links->arg, peer), what, reason);
 }

@@ -150,6 +150,9 @@ void td__group_drain(td_group *group);
 /** How long a call of this thread on `group` may take. */
 int64_t td__call_timeout(const td_group *group);
 
+/** td_set_call_timeout(), and returns what was set before. */
+int64_t td__swap_call_timeout(int64_t timeout_ms);
+
 /** A backend by its name; NULL (and the last error set) where there is none. */
 const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name);
 

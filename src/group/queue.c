@@ -32,6 +32,13 @@ td_status td_set_call_timeout(int64_t timeout_ms)
     return TD_OK;
 }
 
+int64_t td__swap_call_timeout(int64_t timeout_ms)
+{
+    int64_t before = thread_timeout_ms;
+    thread_timeout_ms = timeout_ms;
+    return before;
+}
+
 int64_t td__call_timeout(const td_group *group)
 {
     return thread_timeout_ms ? thread_timeout_ms : group->timeout_ms;

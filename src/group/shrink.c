@@ -223,31 +223,36 @@ static bool has_outcome(const struct attempt *attempt)
     return decided;
 }
 
-static td_status fail_late(const struct attempt *attempt, int leader)
+static td_status fail_late(const struct attempt *attempt, int leader, int64_t timeout_ms)
 {
     const td_group *group = attempt->group;
     char missing[256] = "";
     size_t length = 0;
+    int count = 0;
     pthread_mutex_lock(&attempt->root->lock);
     for (int i = 0; i < group->size && length < sizeof missing - 16; i++)
         if (leader == group->rank && i != leader && is_present(attempt, i) &&
             !attempt->agreement->came[i])
             length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
-                                       length ? ", " : "", group->ranks[i]);
+                                       count++ ? ", " : "", group->ranks[i]);
     pthread_mutex_unlock(&attempt->root->lock);
-    if (!length)
+    if (!count)
         return td__fail(TD_ERR_TIMEOUT,
-                        "td_group_shrink on group \"%s\": no outcome in time from rank %d, which "
-                        "waits for somebody, or has not called it",
-                        group->name, group->ranks[leader]);
+                        "td_group_shrink on group \"%s\": rank %d, which counts the survivors, has "
+                        "not finished within %lld ms: it, or another rank that is alive, has not "
+                        "called td_group_shrink()",
+                        group->name, group->ranks[leader], (long long)timeout_ms);
     return td__fail(TD_ERR_TIMEOUT,
-                    "td_group_shrink on group \"%s\": rank %s is there, but has not called it",
-                    group->name, missing);
+                    "td_group_shrink on group \"%s\": rank%s %s %s alive, but %s not called "
+                    "td_group_shrink() within %lld ms",
+                    group->name, count > 1 ? "s" : "", missing, count > 1 ? "are" : "is",
+                    count > 1 ? "have" : "has", (long long)timeout_ms);
 }
 
-static td_status agree(struct attempt *attempt, td__deadline deadline)
+static td_status agree(struct attempt *attempt, int64_t timeout_ms)
 {
     td_group *group = attempt->group;
+    td__deadline deadline = td__deadline_in_ms(timeout_ms);
     int64_t pause = FIRST_PAUSE_NS;
     for (int i = 0; i < group->size; i++)
         td__endpoint_watch(attempt->root->endpoint, group->ranks[i]);
@@ -262,7 +267,7 @@ static td_status agree(struct attempt *attempt, td__deadline deadline)
         if (has_outcome(attempt))
             return TD_OK;
         if (td__deadline_passed(deadline))
-            return fail_late(attempt, leader);
+            return fail_late(attempt, leader, timeout_ms);
         td__sleep_ns(pause);
         pause = pause < LAST_PAUSE_NS ? pause * 2 : pause;
     }
@@ -293,8 +298,8 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     td_status status = TD_OK;
     if (!attempt->agreement->left[group->rank])
         status = td__fail(TD_ERR_PEER,
-                          "td_group_shrink on group \"%s\": the others took rank %d for dead, and "
-                          "went on without it",
+                          "td_group_shrink on group \"%s\": the other ranks took rank %d for dead "
+                          "and went on without it",
                           group->name, group->ranks[group->rank]);
     if (!status)
         status = td__group_add(group->root, ranks, count, key, &own, rest);
@@ -305,8 +310,7 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
 static td_status shrink(td_group *group, const td_group_options *options, td_group **survivors)
 {
     struct attempt attempt = {.group = group, .root = group->root};
-    td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
-                                                                   : td__call_timeout(group));
+    int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group);
     td__abort_own(group, td__given_up_shrink(group), !atomic_load(&group->given_up));
     pthread_mutex_lock(&group->root->lock);
     attempt.agreement = find(group->root, group->key, group->shrunk);
@@ -315,7 +319,7 @@ static td_status shrink(td_group *group, const td_group_options *options, td_gro
     pthread_mutex_unlock(&group->root->lock);
     if (!attempt.agreement)
         return td__fail_nomem("td_group_shrink");
-    TD_TRY(agree(&attempt, deadline));
+    TD_TRY(agree(&attempt, timeout_ms));
     TD_TRY(make_rest(&attempt, options, survivors));
     group->shrunk++;
     return TD_OK;

@@ -213,7 +213,7 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         }
         break;
     case TD__NODE_LOST:
-        td__console_say(&agent->console, "tdrun: %s, and its workers with it\n", event->text);
+        td__console_say(&agent->console, "tdrun: %s; its workers are lost with it\n", event->text);
         break;
     case TD__NODE_OVER:
         if (agent->reason < TD__REASON_OVER)

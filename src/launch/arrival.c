@@ -58,8 +58,10 @@ static td_status leave_will(td_store *store, const struct td__run_options *optio
 {
     char text[512];
     struct td__buffer will = {0};
-    snprintf(text, sizeof text, "the launcher of node %d (process %d on %s) is gone", node_rank,
-             (int)getpid(), td__this_host(options));
+    /* The store sees only that the connection has ended. */
+    snprintf(text, sizeof text,
+             "the launcher of node %d (process %d on %s) has ended, or cannot be reached any more",
+             node_rank, (int)getpid(), td__this_host(options));
     td__notice_put(&will, node_rank, 1, text);
     td_status status = will.failed ? td__fail_nomem("launcher")
                                    : td__tcp_store_set_will(store, key, will.data, will.size);
@@ -95,8 +97,11 @@ td_status td__arrival_missing(td_store *store, const struct td__run_options *opt
     char list[512];
     int missing;
     TD_TRY(td__gather_missing(store, TD__KEY_NODE, options->nnodes, list, sizeof list, &missing));
-    return td__fail(TD_ERR_TIMEOUT, "of the %d nodes, number%s %s did not arrive within %g s",
-                    options->nnodes, missing == 1 ? "" : "s", list, options->join_timeout_s);
+    return td__fail(TD_ERR_TIMEOUT,
+                    "node%s %s of %d %s not arrived within %g s: tdrun was not started there, or "
+                    "cannot reach node 0",
+                    missing == 1 ? "" : "s", list, options->nnodes, missing == 1 ? "has" : "have",
+                    options->join_timeout_s);
 }
 
 td_status td__arrival_survey(const td_bytes *values, const struct td__run_options *options,
@@ -105,7 +110,8 @@ td_status td__arrival_survey(const td_bytes *values, const struct td__run_option
     struct td__introduction first = {0}, other;
     for (int r = 0; r < options->nnodes; r++) {
         if (!td__introduction_read(&values[r], &other))
-            return td__fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun", r);
+            return td__fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun than node 0",
+                            r);
         if (r == 0)
             first = other;
         TD_TRY(td__introduction_check(&other, r, &first));

@@ -279,7 +279,8 @@ static void *watch(void *arg)
         post(node, TD__NODE_OVER, 1, td_last_error());
     } else if (status) {
         char text[512];
-        snprintf(text, sizeof text, "the launcher of node 0 (at %s, port %d) is gone",
+        snprintf(text, sizeof text,
+                 "the launcher of node 0 (at %s, port %d) has ended, or cannot be reached any more",
                  node->options->host, node->world.port);
         post(node, TD__NODE_OVER, 1, text);
     } else if (value.size && td__notice_read(&value, &notice)) {

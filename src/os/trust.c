@@ -351,7 +351,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         if (!unresolved && !nobody)
             return status;
         if (nobody && identity && attempts.refused)
-            return td__fail(TD_ERR_PEER, "nobody is there any more");
+            return td__fail(TD_ERR_PEER, "nothing listens at its address any more");
 
         int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
         if (left <= 0 && unresolved)

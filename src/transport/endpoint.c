@@ -286,7 +286,7 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
         if (farewell)
             return td__fail(TD_ERR_PEER, "it %s", farewell);
         if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end + KNOCK_MS * 1000000)))
-            return td__fail(TD_ERR_PEER, "nobody is there any more");
+            return td__fail(TD_ERR_PEER, "nothing listens at its address any more");
         if ((status == TD_ERR_AUTH && ++refusals == REFUSALS) || td__deadline_passed(deadline))
             return td__fail(status, "%s", why);
         if (status == TD_ERR_AUTH)

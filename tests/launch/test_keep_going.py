@@ -275,7 +275,7 @@ class Nodes(KeepTest):
         self.check_code(jobs[0].finish(), 0)
         self.assertEqual(sorted(jobs[0].out.splitlines()), ["0 ends", "1 ends"])
         self.assertRegex(
-            jobs[0].err, r"^tdrun: the launcher of node 1 .* is gone, and its workers with it\n$"
+            jobs[0].err, r"^tdrun: the launcher of node 1 .* has ended, or cannot be reached any more; its workers are lost with it\n$"
         )
 
     def test_the_launcher_that_has_the_store(self):

@@ -234,7 +234,7 @@ class Meeting(Nodes):
         ]
         self.finish(jobs, 1)
         for job in jobs:
-            self.assertRegex(job.err, r"of the 4 nodes, numbers 1, 3 did not arrive within 0.5 s")
+            self.assertRegex(job.err, r"nodes 1, 3 of 4 have not arrived within 0.5 s")
 
     def test_first_node_is_missing(self):
         job = self.start_node(2, 1, "--rdzv-conf=join_timeout=0.3", "true")
