@@ -137,8 +137,9 @@ void td__ledger_answer(struct td__root *root, uint64_t key, uint64_t sequence,
     struct td__ledger *ledger = group ? td__native_ledger(group) : find_retired(root, key);
     if (ledger) {
         uint32_t broken = group ? (uint32_t)atomic_load(&group->broken) : ledger->broken;
-        const char *reason = group ? group->reason : ledger->reason;
-        reason = broken && reason ? reason : "";
+        /* It stands from when the status is set. */
+        const char *reason = !broken ? NULL : group ? group->reason : ledger->reason;
+        reason = reason ? reason : "";
         td__buffer_put_u32(answer, broken);
         td__buffer_put_string(answer, reason, strnlen(reason, REASON_BYTES));
         pthread_mutex_lock(&ledger->lock);
