@@ -283,17 +283,40 @@ struct call {
 
 /* ---- The loop ---------------------------------------------------------------------------------- */
 
-static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
+static void run_kernel(const struct loop *loop, void *const arrays[], int64_t count,
+                       const struct call *call)
 {
-    void *arrays[TD__EACH_ARRAYS] = {place(loop)};
-    for (int k = 1; k < loop->count; k++)
-        arrays[k] = fetch(loop, k, count);
     if (call->pair_fn)
         call->pair_fn(arrays[0], arrays[1], !loop->arrays[1].single, arrays[2],
                       !loop->arrays[2].single, count, call->arg);
     else
         call->fn(arrays, count, call->arg);
+}
+
+static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
+{
+    void *arrays[TD__EACH_ARRAYS] = {place(loop)};
+    for (int k = 1; k < loop->count; k++)
+        arrays[k] = fetch(loop, k, count);
+    run_kernel(loop, arrays, count, call);
     put_back(loop, count);
+}
+
+/* Moves all arrays on by `count` along axis `d`, whose end that is at most, and then to the next axis
+ * where it is. */
+static void move_along(struct loop *loop, int d, int64_t count)
+{
+    loop->index[d] += count;
+    for (int k = 0; k < loop->count; k++)
+        loop->arrays[k].data += count * loop->arrays[k].strides[d];
+    for (; d > 0 && loop->index[d] == loop->sizes[d]; d--) {
+        for (int k = 0; k < loop->count; k++) {
+            struct array *array = &loop->arrays[k];
+            array->data += array->strides[d - 1] - loop->sizes[d] * array->strides[d];
+        }
+        loop->index[d] = 0;
+        loop->index[d - 1]++;
+    }
 }
 
 /* Moves all arrays on by `count` elements. */
@@ -304,17 +327,7 @@ static void move_on(struct loop *loop, int64_t count)
         int64_t left = loop->sizes[inner] - loop->index[inner];
         int64_t n = left < count ? left : count;
         count -= n;
-        loop->index[inner] += n;
-        for (int k = 0; k < loop->count; k++)
-            loop->arrays[k].data += n * loop->arrays[k].strides[inner];
-        for (int d = inner; d > 0 && loop->index[d] == loop->sizes[d]; d--) {
-            for (int k = 0; k < loop->count; k++) {
-                struct array *array = &loop->arrays[k];
-                array->data += array->strides[d - 1] - loop->sizes[d] * array->strides[d];
-            }
-            loop->index[d] = 0;
-            loop->index[d - 1]++;
-        }
+        move_along(loop, inner, n);
     }
 }
 
@@ -338,10 +351,30 @@ static bool has_strides(const struct loop *loop, const struct array *array, int6
     return true;
 }
 
+/* Whole rows of arrays that the kernel takes as they are, from the current one to the end of the next
+ * axis, at most `total` elements. Returns how many they were. */
+static int64_t run_plane(struct loop *loop, int64_t total, const struct call *call)
+{
+    int outer = loop->ndim - 2;
+    int64_t row = loop->sizes[outer + 1], rows = loop->sizes[outer] - loop->index[outer];
+    rows = rows < total / row ? rows : total / row;
+    void *arrays[TD__EACH_ARRAYS];
+    for (int k = 0; k < loop->count; k++)
+        arrays[k] = loop->arrays[k].data;
+    for (int64_t r = 0; r < rows; r++) {
+        run_kernel(loop, arrays, row, call);
+        for (int k = 0; k < loop->count; k++)
+            arrays[k] = (char *)arrays[k] + loop->arrays[k].strides[outer];
+    }
+    move_along(loop, outer, rows);
+    return rows * row;
+}
+
 static void run_rows(struct loop *loop, int64_t total, const struct call *call)
 {
     int inner = loop->ndim - 1;
     int64_t block = loop->sizes[inner];
+    bool direct = true;
     for (int k = 0; k < loop->count; k++) {
         struct array *array = &loop->arrays[k];
         array->plain = array->strides[inner] == array->element;
@@ -351,13 +384,18 @@ static void run_rows(struct loop *loop, int64_t total, const struct call *call)
         int64_t most = refilled ? REFILLED : block_of(loop);
         if (!array->single && (!array->plain || array->convert) && block > most)
             block = most;
+        direct &= (array->plain || array->single) && !array->convert;
     }
     for (int64_t n; total > 0; total -= n) {
         int64_t left = loop->sizes[inner] - loop->index[inner];
         n = left < block ? left : block;
         n = n < total ? n : total;
-        run_chunk(loop, n, call);
-        move_on(loop, n);
+        if (direct && n == block && n < total) {
+            n = run_plane(loop, total, call);
+        } else {
+            run_chunk(loop, n, call);
+            move_along(loop, inner, n);
+        }
     }
 }
 

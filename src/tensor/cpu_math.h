@@ -152,12 +152,17 @@ TD__MATH float td__tail_f32(float x)
     return p * inverse;
 }
 
-/* The normal distribution at x; *bell gets e^(-x^2 / 2). Beyond 15 nothing is left. */
+/* The normal distribution at x; *bell gets e^(-x^2 / 2). Beyond 15 nothing is left. The power of two of
+ * the bell is added to the exponent, 64 more than it is, so that only the last product may be subnormal;
+ * what that makes of a NaN does not matter, as the tail is one, too. */
 TD__MATH float td__normal_f32(float x, float *bell)
 {
     float a = fabsf(x);
     a = a > 15 ? 15 : a;
-    *bell = td__exp_square_f32(a, -0.5f);
+    float high = td__f32_of_bits(td__bits_of_f32(a) & 0xfffff000); /* as in td__exp_square_f32() */
+    int32_t k;
+    float e = 1 + td__exp_reduced(-0.5f * (high * high), -0.5f * ((a - high) * (a + high)), &k);
+    *bell = td__f32_of_bits(td__bits_of_f32(e) + ((uint32_t)(k + 64) << 23)) * 0x1p-64f;
     float tail = td__tail_f32(a) * *bell;
     return x < 0 ? tail : 1 - tail;
 }

@@ -8,9 +8,11 @@
  *     source        a0 .. b0 .. c0 ..    fastest: another
  *
  * Runs are memcpy(). In the last case the two dimensions are walked in square tiles, so that the
- * cache lines of both sides are used up before they leave the cache.
+ * cache lines of both sides are used up before they leave the cache; where both are dense,
+ * cpu_transpose.h does it in registers.
  *
  * Runs and planes are cut into pieces, which threads share. */
+#include "tensor/cpu_transpose.h"
 #include "tensor/parallel_for.h"
 #include "tensor/tensor.h"
 
@@ -81,6 +83,11 @@ copy_tiles(char *dst, const char *src, struct axis outer, struct axis inner, siz
 static void copy_plane(char *dst, const char *src, struct axis outer, struct axis inner,
                        size_t element)
 {
+    if (inner.to == (int64_t)element && outer.from == (int64_t)element &&
+        (element == 2 || element == 4 || element == 8)) {
+        td__transpose_plane(dst, outer.to, src, inner.from, outer.size, inner.size, element);
+        return;
+    }
     switch (element) {
     case 1:
         copy_tiles(dst, src, outer, inner, 1);
