@@ -107,6 +107,43 @@ static int64_t size_of_result(enum td__binary_op op, size_t size)
 FLOATS(f32, float, td__pow_f32)
 FLOATS(f64, double, pow)
 
+#define BF16_CASE(op, expression)                                                                  \
+    case op:                                                                                       \
+        TD__INDEPENDENT                                                                            \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            float p = a_step ? td__bf16_to_f32(a[i]) : a0, q = b_step ? td__bf16_to_f32(b[i]) : b0; \
+            out[i] = td__f32_to_bf16(expression);                                                  \
+        }                                                                                          \
+        break;
+
+TD__INLINE void loop_bf16(enum td__binary_op op, uint16_t *out, const uint16_t *a, bool a_step,
+                          const uint16_t *b, bool b_step, int64_t count)
+{
+    float a0 = td__bf16_to_f32(*a), b0 = td__bf16_to_f32(*b);
+    switch (op) {
+        BF16_CASE(TD__ADD, p + q)
+        BF16_CASE(TD__SUB, p - q)
+        BF16_CASE(TD__MUL, p *q)
+        BF16_CASE(TD__DIV, p / q)
+    default:
+        break;
+    }
+}
+
+TD__VECTOR void td__binary_bf16(enum td__binary_op op, void *out, const struct td__operands *x,
+                                int64_t count)
+{
+    if (x->a_step && x->b_step)
+        loop_bf16(op, out, x->a, true, x->b, true, count);
+    else if (x->a_step)
+        loop_bf16(op, out, x->a, true, x->b, false, count);
+    else if (x->b_step)
+        loop_bf16(op, out, x->a, false, x->b, true, count);
+    else
+        for (int64_t i = 0; i < count; i++)
+            loop_bf16(op, (uint16_t *)out + i, x->a, false, x->b, false, 1);
+}
+
 /* ---- Complex numbers ---------------------------------------------------------------------------
  *
  * The real part stands first. A division is scaled by the larger part of the divisor, so that

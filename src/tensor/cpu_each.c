@@ -434,10 +434,10 @@ void td__each_run(const struct td__layout *shape, const struct td__each_array *a
     td__parallel_for(shape->numel, TD__GRAIN, run_range, &call);
 }
 
-void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3],
+void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3], bool raw,
                    td__each_pair_fn fn, const void *arg)
 {
-    struct call call = {shape, arrays, 3, false, NULL, fn, arg};
+    struct call call = {shape, arrays, 3, raw, NULL, fn, arg};
     td__parallel_for(shape->numel, TD__GRAIN, run_range, &call);
 }
 

@@ -53,7 +53,7 @@ typedef void (*td__each_pair_fn)(void *out, const void *a, int64_t a_step, const
                                  int64_t b_step, int64_t count, const void *arg);
 
 /** td__each_run() for two operands that are often broadcast. */
-void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3],
+void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3], bool raw,
                    td__each_pair_fn fn, const void *arg);
 
 /** td__each_run() for tensors; NULL ones at the end are left out. */

@@ -65,7 +65,10 @@ static void run_floats(void *out, const void *a, int64_t a_step, const void *b, 
     const struct binary *binary = arg;
     struct td__operands x = binary->swapped ? (struct td__operands){b, a, b_step, a_step}
                                             : (struct td__operands){a, b, a_step, b_step};
-    (binary->dtype == TD_F32 ? td__binary_f32 : td__binary_f64)(binary->op, out, &x, count);
+    if (binary->dtype == TD_BF16)
+        td__binary_bf16(binary->op, out, &x, count);
+    else
+        (binary->dtype == TD_F32 ? td__binary_f32 : td__binary_f64)(binary->op, out, &x, count);
 }
 
 static void run_binary(void *const arrays[], int64_t count, const void *arg)
@@ -101,8 +104,11 @@ static td_status binary_loop(enum td__binary_op op, td_tensor *out, const td_ten
         binary.swapped = !swapped;
     }
     struct td__each_array arrays[] = {td__each_array(out), td__each_array(a), b};
+    bool raw = dtype == TD_BF16 && op <= TD__DIV;
+    if (raw)
+        binary.dtype = dtype;
     if (is_float(dtype) && op != TD__POW)
-        td__each_pair(&out->layout, arrays, run_floats, &binary);
+        td__each_pair(&out->layout, arrays, raw, run_floats, &binary);
     else
         td__each_run(&out->layout, arrays, 3, false, run_binary, &binary);
     return TD_OK;

@@ -23,6 +23,9 @@ struct td__operands {
 void td__binary_f32(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
 void td__binary_f64(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
 
+/** ADD, SUB, MUL and DIV of bf16 without a detour over buffers of f32. */
+void td__binary_bf16(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
+
 /** The sine (quarters 0) or cosine (1) of f32. */
 void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters);
 

@@ -131,10 +131,15 @@ ALWAYS kind joining(kind k)
         a = vector_step_##name(join, a, c);                                                          \
         for (; i < count; i++)                                                                       \
             rest = step_##name(k, rest, x[i]);                                                       \
-        double sum = rest;                                                                           \
-        if (count >= LANES)                                                                          \
+        double sums[LANES], sum = rest;                                                              \
+        if (count >= LANES) {                                                                        \
             for (int lane = 0; lane < LANES; lane++)                                                 \
-                sum = step_f64(join, sum, (double)a[lane]);                                          \
+                sums[lane] = (double)a[lane];                                                        \
+            for (int half = LANES / 2; half > 0; half /= 2)                                          \
+                for (int lane = 0; lane < half; lane++)                                              \
+                    sums[lane] = step_f64(join, sums[lane], sums[lane + half]);                      \
+            sum = step_f64(join, sum, sums[0]);                                                      \
+        }                                                                                            \
         *total = step_f64(join, *total, sum);                                                        \
     }                                                                                                \
                                                                                                      \
