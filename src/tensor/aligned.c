@@ -41,7 +41,8 @@ static void make_key(void)
     has_key = pthread_key_create(&key, drop_all) == 0;
 }
 
-__attribute__((destructor)) static void drop_key(void)
+/* With a priority, so that it comes after the destructor that ends the threads of the pool. */
+__attribute__((destructor(200))) static void drop_key(void)
 {
     if (has_key)
         pthread_key_delete(key);

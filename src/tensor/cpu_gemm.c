@@ -1,6 +1,7 @@
 /* Chooses the loops of a matrix product, gives them their memory, and shares large products among
- * threads: each makes some rows of C, or some columns. */
+ * threads. */
 #include "base/fail.h"
+#include "base/half.h"
 #include "base/simd.h"
 #include "tensor/aligned.h"
 #include "tensor/direct.h"
@@ -15,6 +16,11 @@
 
 /* So many multiplications are worth a thread. */
 #define ENOUGH (1 << 20)
+
+/* What a thread takes of a shared product: columns that fill the strips of every instruction set, and
+ * panels to pack. */
+#define STRIP_COLUMNS 32
+#define PANELS 4
 
 /* Products that are turned have at most so many columns and rows. */
 #define NARROW 12
@@ -44,23 +50,54 @@ const struct td__direct_loops *td__direct_loops(td_dtype dtype)
     return dtype == TD_F32 ? &td__direct_generic_f32 : &td__direct_generic_f64;
 }
 
+/* Bytes of an element of what is computed in, and of C. */
+static int64_t size_of_wide(td_dtype dtype)
+{
+    return dtype == TD_F64 ? sizeof(double) : sizeof(float);
+}
+
+static int64_t size_of_c(td_dtype dtype, const struct td__gemm *gemm)
+{
+    return gemm->c_half ? (int64_t)sizeof(uint16_t) : size_of_wide(dtype);
+}
+
+/* Single elements of what is computed in, and of C. */
+static double wide_at(td_dtype dtype, const void *data, int64_t at)
+{
+    return dtype == TD_F64 ? ((const double *)data)[at] : (double)((const float *)data)[at];
+}
+
+static double get_c(td_dtype dtype, const struct td__gemm *gemm, int64_t at)
+{
+    if (!gemm->c_half)
+        return wide_at(dtype, gemm->c, at);
+    const uint16_t half = ((const uint16_t *)gemm->c)[at];
+    return dtype == TD_F16 ? td__f16_to_f32(half) : td__bf16_to_f32(half);
+}
+
+static void set_c(td_dtype dtype, const struct td__gemm *gemm, int64_t at, double value)
+{
+    if (dtype == TD_F64)
+        ((double *)gemm->c)[at] = value;
+    else if (!gemm->c_half)
+        ((float *)gemm->c)[at] = (float)value;
+    else
+        ((uint16_t *)gemm->c)[at] = dtype == TD_F16 ? td__f32_to_f16((float)value)
+                                                    : td__f32_to_bf16((float)value);
+}
+
 /* Without columns of A there is nothing to add up: C is the bias, or 0, or stays. */
 static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t item)
 {
     for (int64_t i = 0; i < gemm->m; i++)
         for (int64_t j = 0; j < gemm->n; j++) {
-            int64_t at = item * gemm->c_item + i * gemm->c_row + j;
-            if (dtype != TD_F64) {
-                float bias = (gemm->row_bias ? ((const float *)gemm->row_bias)[i] : 0) +
-                             (gemm->column_bias ? ((const float *)gemm->column_bias)[j] : 0);
-                float *c = gemm->c;
-                c[at] = gemm->accumulate ? c[at] + bias : bias;
-            } else {
-                double bias = (gemm->row_bias ? ((const double *)gemm->row_bias)[i] : 0) +
-                              (gemm->column_bias ? ((const double *)gemm->column_bias)[j] : 0);
-                double *c = gemm->c;
-                c[at] = gemm->accumulate ? c[at] + bias : bias;
-            }
+            const int64_t at = item * gemm->c_item + i * gemm->c_row + j;
+            double value = gemm->accumulate ? get_c(dtype, gemm, at) : 0;
+            if (gemm->row_bias)
+                value += wide_at(dtype, gemm->row_bias, i);
+            if (gemm->column_bias)
+                value += wide_at(dtype, gemm->column_bias, j);
+            set_c(dtype, gemm, at, value);
         }
 }
 
@@ -93,6 +130,7 @@ struct gemm_job {
     const struct td__gemm_loops *loops;
     int64_t parts;
     bool by_rows;
+    void *packed_a;
     atomic_int failed;
 };
 
@@ -123,7 +161,7 @@ static void run_parts(void *arg, int64_t begin, int64_t end)
     struct gemm_job *job = arg;
     const struct td__gemm *whole = job->gemm;
     const int64_t in = (int64_t)td_dtype_size(job->dtype);
-    const int64_t out = job->dtype == TD_F64 ? sizeof(double) : sizeof(float);
+    const int64_t out = size_of_c(job->dtype, whole), wide = size_of_wide(job->dtype);
     struct td__gemm gemm = *whole;
     if (job->by_rows) {
         const int64_t first = begin_of(job, whole->m, begin);
@@ -131,20 +169,60 @@ static void run_parts(void *arg, int64_t begin, int64_t end)
         gemm.a = (const char *)whole->a + first * whole->a_row * in;
         gemm.c = (char *)whole->c + first * whole->c_row * out;
         if (whole->row_bias)
-            gemm.row_bias = (const char *)whole->row_bias + first * out;
+            gemm.row_bias = (const char *)whole->row_bias + first * wide;
     } else {
         const int64_t first = begin_of(job, whole->n, begin);
         gemm.n = begin_of(job, whole->n, end) - first;
         gemm.b = (const char *)whole->b + first * whole->b_col * in;
         gemm.c = (char *)whole->c + first * out;
         if (whole->column_bias)
-            gemm.column_bias = (const char *)whole->column_bias + first * out;
+            gemm.column_bias = (const char *)whole->column_bias + first * wide;
     }
     if (gemm.m > 0 && gemm.n > 0 && !run_part(job, &gemm))
         job->failed = 1;
 }
 
-/* Each thread packs its own part of the larger side, and all of the smaller one. */
+/* ---- A shared A -------------------------------------------------------------------------------- */
+
+static void pack_panels(void *arg, int64_t begin, int64_t end)
+{
+    struct gemm_job *job = arg;
+    job->loops->pack_a(job->gemm, begin, end, job->packed_a);
+}
+
+static void run_strips(void *arg, int64_t begin, int64_t end)
+{
+    struct gemm_job *job = arg;
+    const struct td__gemm *whole = job->gemm;
+    const int64_t in = (int64_t)td_dtype_size(job->dtype);
+    const int64_t out = size_of_c(job->dtype, whole), wide = size_of_wide(job->dtype);
+    const int64_t first = begin * STRIP_COLUMNS, last = end * STRIP_COLUMNS;
+    struct td__gemm gemm = *whole;
+    gemm.packed_a = job->packed_a;
+    gemm.n = (last < whole->n ? last : whole->n) - first;
+    gemm.b = (const char *)whole->b + first * whole->b_col * in;
+    gemm.c = (char *)whole->c + first * out;
+    if (whole->column_bias)
+        gemm.column_bias = (const char *)whole->column_bias + first * wide;
+    if (!run_part(job, &gemm))
+        job->failed = 1;
+}
+
+/* Threads pack A together, then take strips of B. */
+static td_status run_shared(struct gemm_job *job)
+{
+    struct td__aligned packed = td__aligned_alloc(job->loops->a_bytes(job->gemm));
+    if (!packed.data)
+        return td__fail_nomem("matrix product");
+    job->packed_a = packed.data;
+    td__parallel_for(job->loops->a_panels(job->gemm), PANELS, pack_panels, job);
+    td__parallel_for((job->gemm->n + STRIP_COLUMNS - 1) / STRIP_COLUMNS, 1, run_strips, job);
+    td__aligned_free(&packed);
+    return job->failed ? td__fail_nomem("matrix product") : TD_OK;
+}
+
+/* Where A is too large for that, or B has too few strips, each thread packs its own part of the larger
+ * side, and all of the smaller one. */
 static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
     struct gemm_job job = {.dtype = dtype,
@@ -157,6 +235,8 @@ static td_status run(td_dtype dtype, const struct td__gemm *gemm)
         job.parts = (int64_t)(work / ENOUGH);
     if (job.parts < 2 || gemm->batch > 1 || gemm->pack_b || gemm->item_done)
         job.failed = !run_part(&job, gemm);
+    else if (td__gemm_keeps_a(gemm->m, gemm->k) && gemm->n >= 4 * STRIP_COLUMNS * job.parts)
+        return run_shared(&job);
     else
         td__parallel_for(job.parts, 1, run_parts, &job);
     return job.failed ? td__fail_nomem("matrix product") : TD_OK;
@@ -186,22 +266,31 @@ static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
     other.c_row = gemm->m;
     other.row_bias = gemm->column_bias;
     other.column_bias = NULL;
-    for (int64_t i = 0; i < gemm->m * gemm->n && gemm->accumulate; i++) {
-        const int64_t at = i / gemm->n * gemm->c_row + i % gemm->n,
-                      to = i % gemm->n * gemm->m + i / gemm->n;
-        if (dtype == TD_F64)
-            turned[to] = ((const double *)gemm->c)[at];
-        else
-            ((float *)turned)[to] = ((const float *)gemm->c)[at];
-    }
+    other.c_half = false;
+    const struct td__gemm aside = {.c = turned};
+    for (int64_t i = 0; i < gemm->m * gemm->n && gemm->accumulate; i++)
+        set_c(dtype, &aside, i % gemm->n * gemm->m + i / gemm->n,
+              get_c(dtype, gemm, i / gemm->n * gemm->c_row + i % gemm->n));
     TD_TRY(run(dtype, &other));
-    for (int64_t i = 0; i < gemm->m * gemm->n; i++) {
-        const int64_t at = i / gemm->n * gemm->c_row + i % gemm->n,
-                      from = i % gemm->n * gemm->m + i / gemm->n;
-        if (dtype == TD_F64)
-            ((double *)gemm->c)[at] = turned[from];
-        else
-            ((float *)gemm->c)[at] = ((const float *)turned)[from];
+    for (int64_t i = 0; i < gemm->m * gemm->n; i++)
+        set_c(dtype, gemm, i / gemm->n * gemm->c_row + i % gemm->n,
+              wide_at(dtype, turned, i % gemm->n * gemm->m + i / gemm->n));
+    return TD_OK;
+}
+
+/* A C of halves is rounded once: it is made in blocks of rows for which all of A can be kept. */
+static td_status run_blocks(td_dtype dtype, const struct td__gemm *whole)
+{
+    struct td__gemm gemm = *whole;
+    int64_t rows = TD__GEMM_KEPT / whole->k;
+    for (int64_t first = 0; first < whole->m; first += rows) {
+        rows = rows < 1 ? 1 : rows;
+        gemm.m = whole->m - first < rows ? whole->m - first : rows;
+        gemm.a = (const char *)whole->a + first * whole->a_row * (int64_t)td_dtype_size(dtype);
+        gemm.c = (char *)whole->c + first * whole->c_row * size_of_c(dtype, whole);
+        if (whole->row_bias)
+            gemm.row_bias = (const char *)whole->row_bias + first * size_of_wide(dtype);
+        TD_TRY(run(dtype, &gemm));
     }
     return TD_OK;
 }
@@ -233,5 +322,7 @@ td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
         return TD_OK;
     }
     count_steps(dtype, &gemm);
-    return is_narrow(&gemm) ? run_turned(dtype, &gemm) : run(dtype, &gemm);
+    if (is_narrow(&gemm))
+        return run_turned(dtype, &gemm);
+    return gemm.c_half ? run_blocks(dtype, &gemm) : run(dtype, &gemm);
 }

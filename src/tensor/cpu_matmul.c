@@ -1,7 +1,6 @@
 /* matmul and linear: from tensors to matrix products.
  *
- * Operands are used where they are, whatever their strides; results of halves are made in f32 and rounded
- * at the end. A batch is one product after another, except where all of it is one: a batch of A against
+ * Operands are used where they are, whatever their strides. A batch is one product after another, except where all of it is one: a batch of A against
  * a single B, with the rows of A and of the result at equal distances. Threads share the products of a
  * large batch, and otherwise each product. */
 #include "base/fail.h"
@@ -60,7 +59,8 @@ static void multiply_some(void *arg, int64_t begin, int64_t end)
     struct batch_job *job = arg;
     const struct batch *batch = job->batch;
     const int64_t in = (int64_t)td_dtype_size(job->dtype);
-    const int64_t out_size = job->dtype == TD_F64 ? sizeof(double) : sizeof(float);
+    const int64_t wide = job->dtype == TD_F64 ? sizeof(double) : sizeof(float);
+    const int64_t out_size = job->gemm->c_half ? in : wide;
     for (int64_t i = begin; i < end; i++) {
         int64_t rest = i, out = 0, a = 0, b = 0;
         for (int d = batch->ndim; d-- > 0;) {
@@ -104,13 +104,12 @@ struct side {
     struct td__layout layout;
 };
 
-/* `dtype` is that of a and b; the result is of the one that is computed in. */
-static td_status multiply_sides(td_dtype dtype, void *out, const struct td__layout *z,
-                                const struct side *a, const struct side *b, double alpha,
-                                bool accumulate)
+/* `dtype` is that of a and b. */
+static td_status multiply_sides(td_dtype dtype, const struct side *out, const struct side *a,
+                                const struct side *b, double alpha, bool accumulate, bool c_half)
 {
+    const struct td__layout *x = &a->layout, *y = &b->layout, *z = &out->layout;
     const int last = z->ndim - 1;
-    const struct td__layout *x = &a->layout, *y = &b->layout;
     struct td__gemm gemm = {
         .m = z->shape[last - 1],
         .n = z->shape[last],
@@ -121,10 +120,11 @@ static td_status multiply_sides(td_dtype dtype, void *out, const struct td__layo
         .b = b->data,
         .b_row = y->strides[last - 1],
         .b_col = y->strides[last],
-        .c = out,
+        .c = (void *)out->data,
         .c_row = z->strides[last - 1],
         .alpha = alpha,
         .accumulate = accumulate,
+        .c_half = c_half,
     };
     struct batch batch = {
         .ndim = last - 1, .shape = z->shape, .out = z->strides, .a = x->strides, .b = y->strides};
@@ -135,44 +135,56 @@ static td_status multiply_views(td_tensor *out, const td_tensor *a, const td_ten
                                 double alpha, bool accumulate)
 {
     struct side x = {td_tensor_data(a), a->layout}, y = {td_tensor_data(b), b->layout};
-    return multiply_sides(out->layout.dtype, td_tensor_data(out), &out->layout, &x, &y, alpha,
-                          accumulate);
+    struct side z = {td_tensor_data(out), out->layout};
+    const td_dtype dtype = out->layout.dtype;
+    return multiply_sides(dtype, &z, &x, &y, alpha, accumulate,
+                          dtype == TD_F16 || dtype == TD_BF16);
 }
 
-static td_status multiply_halves(td_tensor *out, const td_tensor *a, const td_tensor *b,
-                                 double alpha, bool accumulate)
+/* Products of halves that are not made as they are: bf16 that is scaled, and results whose columns are not
+ * side by side. */
+static td_status multiply_wide(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
+                               bool accumulate)
 {
     struct td__wide wide = {0};
     struct side x = {td_tensor_data(a), a->layout}, y = {td_tensor_data(b), b->layout};
+    struct side z = {td__widen_out(&wide, out, accumulate), out->layout};
     td_dtype dtype = out->layout.dtype;
-    if (dtype == TD_BF16 && alpha != 1) {
+    if (alpha != 1) {
         x.data = td__widen(&wide, a);
         y.data = td__widen(&wide, b);
         td__layout_set_contiguous(&x.layout);
         td__layout_set_contiguous(&y.layout);
         dtype = TD_F32;
     }
-    void *result = td__widen_out(&wide, out, accumulate);
-    struct td__layout z = out->layout;
-    td__layout_set_contiguous(&z);
+    td__layout_set_contiguous(&z.layout);
     if (wide.status == TD_OK)
-        wide.status = multiply_sides(dtype, result, &z, &x, &y, alpha, accumulate);
+        wide.status = multiply_sides(dtype, &z, &x, &y, alpha, accumulate, false);
     return td__widen_end(&wide);
+}
+
+static td_status refuse(const char *what, td_dtype dtype)
+{
+    return td__fail(TD_ERR_UNSUPPORTED,
+                    "%s: no product of %s; of floats (f32, f64, f16, bf16) only", what,
+                    td_dtype_name(dtype));
 }
 
 td_status td__cpu_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
                          bool accumulate)
 {
-    switch (out->layout.dtype) {
+    const struct td__layout *z = &out->layout;
+    switch (z->dtype) {
+    case TD_F16:
+    case TD_BF16:
+        if (alpha != 1 || (z->strides[z->ndim - 1] != 1 && z->shape[z->ndim - 1] > 1))
+            return multiply_wide(out, a, b, alpha, accumulate);
+        /* fall through */
     case TD_F32:
     case TD_F64:
         return multiply_views(out, a, b, alpha, accumulate);
-    case TD_F16:
-    case TD_BF16:
-        return multiply_halves(out, a, b, alpha, accumulate);
     default:
-        return td__fail(TD_ERR_UNSUPPORTED, "matmul: no product of %s; of floats only",
-                        td_dtype_name(out->layout.dtype));
+        return refuse("matmul", z->dtype);
     }
 }
 
@@ -180,6 +192,10 @@ td_status td__cpu_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
                          const td_tensor *bias)
 {
     struct td__wide wide = {0};
+    const td_dtype dtype = out->layout.dtype;
+    const bool halves = dtype == TD_F16 || dtype == TD_BF16;
+    if (dtype != TD_F32 && dtype != TD_F64 && !halves)
+        return refuse("linear", dtype);
     const int64_t inputs = x->layout.shape[1];
     struct td__gemm gemm = {
         .m = out->layout.shape[0],
@@ -191,12 +207,13 @@ td_status td__cpu_linear(td_tensor *out, const td_tensor *x, const td_tensor *w,
         .b = td_tensor_data(w),
         .b_row = 1,
         .b_col = inputs,
-        .c = td__widen_out(&wide, out, false),
+        .c = td_tensor_data(out),
+        .c_half = halves,
         .c_row = out->layout.shape[1],
         .column_bias = td__widen(&wide, bias),
         .alpha = 1,
     };
     if (wide.status == TD_OK)
-        wide.status = td__gemm(out->layout.dtype, &gemm);
+        wide.status = td__gemm(dtype, &gemm);
     return td__widen_end(&wide);
 }

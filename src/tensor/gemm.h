@@ -22,8 +22,8 @@ struct td__gemm_part {
 typedef void (*td__gemm_pack_fn)(const struct td__gemm *gemm, const struct td__gemm_part *part,
                                  int64_t width, void *packed);
 
-/* All strides are in elements. The elements are f32, or all f64; or those of A and B are halves, and the
- * others f32. */
+/* All strides are in elements. The elements are f32, or all f64; or those of A, B and perhaps C are halves,
+ * and the others f32. */
 struct td__gemm {
     int64_t m, n, k;
     const void *a; /* [m, k] */
@@ -43,11 +43,14 @@ struct td__gemm {
     const void *column_bias; /* [n] or NULL: added to each row */
     double alpha;
     bool accumulate; /* add to C what is computed */
+    bool c_half;     /* C is of halves, too, and no item_done is set: it is rounded once */
 
     /* Set by td__gemm() for A and B of halves, which are converted when they are packed: their dtype and
      * their k. k is then the number of steps. */
     td_dtype half;
     int64_t half_k; /* 0: no halves */
+
+    const void *packed_a; /* all of A, packed by pack_a() of the loops; or NULL */
 };
 
 /**
@@ -64,7 +67,7 @@ struct td__gemm {
 td_status td__gemm(td_dtype dtype, const struct td__gemm *gemm);
 
 /** How many elements A may have so that all of it is packed at once. */
-#define TD__GEMM_KEPT (128 * 1024)
+#define TD__GEMM_KEPT (2 * 1024 * 1024)
 
 static inline bool td__gemm_keeps_a(int64_t m, int64_t k)
 {
@@ -76,6 +79,12 @@ struct td__gemm_loops {
     /** How many bytes of memory, aligned to 64, `run` needs for this product. */
     size_t (*work_bytes)(const struct td__gemm *gemm);
     void (*run)(const struct td__gemm *gemm, void *work);
+
+    /** Where td__gemm_keeps_a(), A can be packed beforehand, panel by panel, to be shared by products
+     *  with the same A: how many panels there are, the bytes of all of them, and packing some. */
+    int64_t (*a_panels)(const struct td__gemm *gemm);
+    size_t (*a_bytes)(const struct td__gemm *gemm);
+    void (*pack_a)(const struct td__gemm *gemm, int64_t begin, int64_t end, void *packed);
 };
 
 extern const struct td__gemm_loops td__gemm_generic_f32, td__gemm_generic_f64;

@@ -5,8 +5,8 @@
  *
  *            n ->          strip of B: k x STRIP, packed, stays in the first cache
  *           +--+--+--+
- *         k |  |  |  |     panel of A: up to MAX_ROWS x k, packed; a block of panels stays in the
- *           +--+--+--+                 second cache
+ *         k |  |  |  |     panel of A: up to MAX_ROWS x k, packed; goes past once for each strip
+ *           +--+--+--+
  *     +---+ +--+--+--+
  *     |   | |  |##|  |     tile of C: rows x STRIP, held in registers while k runs
  *   m +---+ +--+--+--+
@@ -26,9 +26,11 @@
 /* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own. */
 #ifndef MULTIPLY_ADD
 #define PAIRS 0
+#define ALIGNED_TO sizeof(REAL)
 #define MULTIPLY_ADD(sum, a, b) ((sum) += (a) * (b))
 #else
 #define PAIRS 1
+#define ALIGNED_TO 2 /* a pair begins at any element */
 #endif
 
 /* Before a loop whose count is a constant: no loop is left of it. Only then are arrays registers. */
@@ -40,7 +42,7 @@
 
 typedef REAL NAMED(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL NAMED(unaligned)
-    __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+    __attribute__((vector_size(VECTOR_BYTES), aligned(ALIGNED_TO), may_alias));
 
 #define VECTOR NAMED(vector)
 #define UNALIGNED NAMED(unaligned)
@@ -49,6 +51,7 @@ typedef REAL NAMED(unaligned)
 #define STRIP (2 * LANES)
 #define DEPTH 256                     /* along k */
 #define BLOCK (TD__GEMM_KEPT / DEPTH) /* along m, where A is not kept as a whole */
+#define FLAT_MOST (128 * 1024)        /* elements of B that stay in the second cache */
 
 /* Calls a macro for each number of rows that a tile may have. */
 #if MAX_ROWS == 14
@@ -73,6 +76,20 @@ static int64_t NAMED(depth_of)(const struct td__gemm *gemm)
     return (NAMED(piece)(gemm->k, DEPTH) + 1) / 2 * 2;
 }
 
+#if REAL_BYTES == 4
+/* `count` halves that are side by side. */
+static void NAMED(widen_row)(td_dtype half, const uint16_t *restrict from, int64_t count,
+                             REAL *restrict to)
+{
+    if (half == TD_BF16)
+        for (int64_t i = 0; i < count; i++)
+            to[i] = td__bf16_to_f32(from[i]);
+    else
+        for (int64_t i = 0; i < count; i++)
+            to[i] = td__f16_to_f32(from[i]);
+}
+#endif
+
 #define SLACK 64 /* elements after what is packed: the last vectors may reach beyond its end */
 
 #include "tensor/gemm_turn.h"
@@ -88,7 +105,9 @@ static inline struct NAMED(target)
 {
     const bool first = part->k0 == 0;
     return (struct NAMED(target)){
-        .c = (REAL *)gemm->c + part->item * gemm->c_item + m0 * gemm->c_row + part->n0,
+        .c = gemm->c_half
+                 ? NULL
+                 : (REAL *)gemm->c + part->item * gemm->c_item + m0 * gemm->c_row + part->n0,
         .c_row = gemm->c_row,
         .columns = (int)part->columns,
         .add = gemm->accumulate || !first,
@@ -98,10 +117,21 @@ static inline struct NAMED(target)
     };
 }
 
-/* The panels of A, `m` rows from m0 on, times a strip of B, which is packed unless it is used so
- * rarely that this would not pay. */
+/* Asks for the next tile of C, `next` rows at most, while this one of `height` rows is made. */
+static inline void NAMED(prefetch)(const struct NAMED(target) * to, int64_t height, int64_t next)
+{
+    const REAL *c = to->c + height * to->c_row;
+    for (int64_t i = 0; i < (next < height ? next : height); i++, c += to->c_row) {
+        __builtin_prefetch(c, 1);
+        __builtin_prefetch(c + LANES, 1);
+    }
+}
+
+/* The panels of A, of `m` rows, times a strip of B, which is packed unless it is used so rarely that this
+ * would not pay. `to` is where the first panel's tile goes. */
 static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_part *part,
-                            const REAL *panels, int64_t m0, int64_t m, int64_t rows, REAL *strip)
+                            const REAL *panels, int64_t m, int64_t rows, REAL *strip,
+                            struct NAMED(target) to)
 {
     const REAL *b = strip;
     int64_t b_row = STRIP;
@@ -116,9 +146,12 @@ static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_p
     }
     for (int64_t done = 0; done < m; done += rows) {
         int64_t height = m - done < rows ? m - done : rows;
-        struct NAMED(target) to = NAMED(target_at)(gemm, part, m0 + done);
+        NAMED(prefetch)(&to, height, m - done - height);
         NAMED(tiles)[height - 1](part->rows, panels, b, b_row, &to);
         panels += height * part->rows;
+        to.c += height * to.c_row;
+        if (to.row_bias)
+            to.row_bias += height;
     }
 }
 
@@ -134,20 +167,106 @@ static inline struct td__gemm_part NAMED(part_at)(const struct td__gemm *gemm, i
     };
 }
 
-/* All of A is packed first: a tile of C is then finished before the next one. */
-static void NAMED(run_kept)(const struct td__gemm *gemm, int64_t depth, REAL *strip, REAL *panels)
+/* Panels of A `begin` to `end` - 1: all rows of a piece of k, then of the next one. */
+static void NAMED(pack_panels)(const struct td__gemm *gemm, int64_t begin, int64_t end,
+                               void *packed)
 {
-    int64_t rows = NAMED(piece)(gemm->m, MAX_ROWS);
+    const int64_t depth = NAMED(depth_of)(gemm), rows = NAMED(piece)(gemm->m, MAX_ROWS);
+    const int64_t each = (gemm->m + rows - 1) / rows;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t k0 = i / each * depth, m0 = i % each * rows;
+        const int64_t deep = gemm->k - k0 < depth ? gemm->k - k0 : depth;
+        const int64_t height = gemm->m - m0 < rows ? gemm->m - m0 : rows;
+        REAL *to = (REAL *)packed + k0 * gemm->m + m0 * deep;
+        if (i + 1 < end) {
+            NAMED(pack_a)(gemm, m0, height, rows, k0, deep, to);
+        } else {
+            /* What is written beyond its end must not touch what another thread has packed there. */
+            REAL panel[MAX_ROWS * DEPTH + SLACK];
+            NAMED(pack_a)(gemm, m0, height, rows, k0, deep, panel);
+            memcpy(to, panel, (size_t)(height * deep) * sizeof *to);
+        }
+    }
+}
+
+static int64_t NAMED(count_panels)(const struct td__gemm *gemm)
+{
+    const int64_t depth = NAMED(depth_of)(gemm), rows = NAMED(piece)(gemm->m, MAX_ROWS);
+    return (gemm->k + depth - 1) / depth * ((gemm->m + rows - 1) / rows);
+}
+
+static size_t NAMED(panel_bytes)(const struct td__gemm *gemm)
+{
+    return (size_t)(gemm->m * gemm->k + SLACK) * sizeof(REAL);
+}
+
+#if REAL_BYTES == 4
+/* Columns n0 … of a C of halves, from or to `sums`, rows of STRIP. */
+static void NAMED(load_halves)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                               REAL *sums)
+{
+    for (int64_t i = 0; i < gemm->m; i++) {
+        const uint16_t *restrict c = (const uint16_t *)gemm->c + part->item * gemm->c_item +
+                                     i * gemm->c_row + part->n0;
+        NAMED(widen_row)(gemm->half, c, part->columns, sums + i * STRIP);
+    }
+}
+
+static void NAMED(store_halves)(const struct td__gemm *gemm, const struct td__gemm_part *part,
+                                const REAL *sums)
+{
+    for (int64_t i = 0; i < gemm->m; i++) {
+        const REAL *restrict from = sums + i * STRIP;
+        uint16_t *restrict c = (uint16_t *)gemm->c + part->item * gemm->c_item + i * gemm->c_row +
+                               part->n0;
+        if (gemm->half == TD_BF16)
+            for (int64_t j = 0; j < part->columns; j++)
+                c[j] = td__f32_to_bf16(from[j]);
+        else
+            for (int64_t j = 0; j < part->columns; j++)
+                c[j] = td__f32_to_f16(from[j]);
+    }
+}
+#endif
+
+/* One strip of C, all steps along k. A C of halves is made in f32 first, in `sums`. */
+static void NAMED(make_strip)(const struct td__gemm *gemm, int64_t item, int64_t n0,
+                              const REAL *panels, REAL *strip, REAL *sums)
+{
+    const int64_t depth = NAMED(depth_of)(gemm), rows = NAMED(piece)(gemm->m, MAX_ROWS);
+    struct td__gemm_part part;
     for (int64_t k0 = 0; k0 < gemm->k; k0 += depth) {
-        int64_t deep = gemm->k - k0 < depth ? gemm->k - k0 : depth;
-        NAMED(pack_a)(gemm, 0, gemm->m, rows, k0, deep, panels + k0 * gemm->m);
+        part = NAMED(part_at)(gemm, item, k0, depth, n0);
+        struct NAMED(target) to = NAMED(target_at)(gemm, &part, 0);
+#if REAL_BYTES == 4
+        if (gemm->c_half) {
+            to.c = sums;
+            to.c_row = STRIP;
+            if (k0 == 0 && gemm->accumulate)
+                NAMED(load_halves)(gemm, &part, sums);
+        }
+#endif
+        NAMED(multiply)(gemm, &part, panels + k0 * gemm->m, gemm->m, rows, strip, to);
+    }
+#if REAL_BYTES == 4
+    if (gemm->c_half)
+        NAMED(store_halves)(gemm, &part, sums);
+#else
+    (void)sums;
+#endif
+}
+
+/* All of A is packed first: the tiles of a strip are then finished before the next strip. */
+static void NAMED(run_kept)(const struct td__gemm *gemm, REAL *strip, REAL *sums, REAL *panels)
+{
+    const REAL *kept = gemm->packed_a;
+    if (!kept) {
+        NAMED(pack_panels)(gemm, 0, NAMED(count_panels)(gemm), panels);
+        kept = panels;
     }
     for (int64_t item = 0; item < gemm->batch; item++) {
         for (int64_t n0 = 0; n0 < gemm->n; n0 += STRIP)
-            for (int64_t k0 = 0; k0 < gemm->k; k0 += depth) {
-                struct td__gemm_part part = NAMED(part_at)(gemm, item, k0, depth, n0);
-                NAMED(multiply)(gemm, &part, panels + k0 * gemm->m, 0, gemm->m, rows, strip);
-            }
+            NAMED(make_strip)(gemm, item, n0, kept, strip, sums);
         if (gemm->item_done)
             gemm->item_done(gemm, item);
     }
@@ -166,7 +285,8 @@ static void NAMED(run_blocks)(const struct td__gemm *gemm, int64_t depth, REAL *
             for (int64_t item = 0; item < gemm->batch; item++)
                 for (int64_t n0 = 0; n0 < gemm->n; n0 += STRIP) {
                     struct td__gemm_part part = NAMED(part_at)(gemm, item, k0, depth, n0);
-                    NAMED(multiply)(gemm, &part, panels, m0, m, rows, strip);
+                    NAMED(multiply)
+                    (gemm, &part, panels, m, rows, strip, NAMED(target_at)(gemm, &part, m0));
                 }
         }
 }
@@ -176,7 +296,8 @@ static void NAMED(run_blocks)(const struct td__gemm *gemm, int64_t depth, REAL *
 static bool NAMED(is_flat)(const struct td__gemm *gemm)
 {
     return gemm->batch == 1 && !gemm->pack_b && !gemm->item_done && gemm->k <= DEPTH &&
-           gemm->m >= 2 * MAX_ROWS && td__gemm_keeps_a(gemm->n + STRIP, gemm->k);
+           gemm->m >= 2 * MAX_ROWS && gemm->n <= FLAT_MOST &&
+           (gemm->n + STRIP) * gemm->k <= FLAT_MOST && !gemm->packed_a && !gemm->c_half;
 }
 
 static void NAMED(run_flat)(const struct td__gemm *gemm, REAL *panel, REAL *strips)
@@ -204,11 +325,12 @@ static void NAMED(run)(const struct td__gemm *gemm, void *work)
 {
     int64_t depth = NAMED(depth_of)(gemm);
     REAL *strip = work;
-    REAL *panels = strip + FIRST_PART * depth + SLACK;
+    REAL *sums = strip + FIRST_PART * depth + SLACK;
+    REAL *panels = sums + (gemm->c_half ? gemm->m * STRIP : 0);
     if (NAMED(is_flat)(gemm))
         NAMED(run_flat)(gemm, strip, panels);
     else if (td__gemm_keeps_a(gemm->m, gemm->k))
-        NAMED(run_kept)(gemm, depth, strip, panels);
+        NAMED(run_kept)(gemm, strip, sums, panels);
     else
         NAMED(run_blocks)(gemm, depth, strip, panels);
 }
@@ -219,12 +341,20 @@ static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
     int64_t panels = depth * NAMED(piece)(gemm->m, BLOCK);
     if (NAMED(is_flat)(gemm))
         panels = (gemm->n + STRIP) * gemm->k;
+    else if (gemm->packed_a)
+        panels = 0;
     else if (td__gemm_keeps_a(gemm->m, gemm->k))
         panels = gemm->m * gemm->k;
+    if (gemm->c_half)
+        panels += gemm->m * STRIP;
     return (size_t)(panels + depth * FIRST_PART + 2 * SLACK) * sizeof(REAL);
 }
 
-const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAMED(run)};
+const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
+                                     .run = NAMED(run),
+                                     .a_panels = NAMED(count_panels),
+                                     .a_bytes = NAMED(panel_bytes),
+                                     .pack_a = NAMED(pack_panels)};
 
 #if !PAIRS
 #include "tensor/direct_loops.h"
@@ -232,6 +362,7 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAM
 
 #undef UNROLLED
 #undef PAIRS
+#undef ALIGNED_TO
 #undef MULTIPLY_ADD
 #undef VECTOR
 #undef UNALIGNED
@@ -247,6 +378,7 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes), .run = NAM
 #undef STRIP
 #undef DEPTH
 #undef BLOCK
+#undef FLAT_MOST
 #undef REAL
 #undef LOOPS
 #undef DIRECT

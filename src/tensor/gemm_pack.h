@@ -23,18 +23,6 @@ static inline REAL NAMED(half_at)(const struct td__gemm *gemm, const uint16_t *f
                                  : td__f16_to_f32(from[at * stride]);
 }
 
-/* `count` halves that are side by side. */
-static void NAMED(widen_row)(const struct td__gemm *gemm, const uint16_t *restrict from,
-                             int64_t count, REAL *restrict to)
-{
-    if (gemm->half == TD_BF16)
-        for (int64_t i = 0; i < count; i++)
-            to[i] = td__bf16_to_f32(from[i]);
-    else
-        for (int64_t i = 0; i < count; i++)
-            to[i] = td__f16_to_f32(from[i]);
-}
-
 /* `depth` steps from k0 on of one row of A or column of B, whose elements are side by side. */
 static void NAMED(widen_steps)(const struct td__gemm *gemm, const uint16_t *from, int64_t k0,
                                int64_t depth, REAL *restrict to)
@@ -47,7 +35,7 @@ static void NAMED(widen_steps)(const struct td__gemm *gemm, const uint16_t *from
             to[p + 1] = td__bf16_to_f32(pairs[p]);
         }
     } else {
-        NAMED(widen_row)(gemm, from + k0, depth, to);
+        NAMED(widen_row)(gemm->half, from + k0, depth, to);
         return;
     }
     for (; p < depth; p++)
@@ -67,7 +55,7 @@ static void NAMED(widen_block)(const struct td__gemm *gemm, const uint16_t *from
     for (int64_t p = 0; p < depth; p++, to += many) {
         const int64_t at = NAMED(step_at)(gemm, k0 + p);
         if (next == 1 && at < gemm->half_k)
-            NAMED(widen_row)(gemm, from + at * step, many, to);
+            NAMED(widen_row)(gemm->half, from + at * step, many, to);
         else
             for (int64_t i = 0; i < many; i++)
                 to[i] = NAMED(half_at)(gemm, from + i * next, step, k0 + p);
