@@ -9,6 +9,7 @@
 
 enum {
     LOOKS = 200,
+    SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
 };
@@ -182,7 +183,7 @@ static td_status wait_a_step(struct td__team *team, const struct td__operation *
     waiting->elsewhere = team->crowded && !waiting->spins && !is_wanted_here(team, index, how);
     if (!td__waiting_step(waiting))
         return too_late(team, operation, index < 0 ? 0 : stage);
-    if (team->crowded && td__waiting_yields(waiting))
+    if (td__waiting_yields(waiting))
         td__team_spread(team, waiting->now);
     if (!waiting->slept || !team->outside)
         return TD_OK;
@@ -233,7 +234,7 @@ static td_status begin(struct td__team *team, const struct td__operation *operat
 {
     uint64_t call = ++team->call;
     team->deadline = operation->deadline;
-    if (team->crowded)
+    if (team->crowded || call % SEEN == 0)
         td__bell_here(&team->cells[team->index].bell);
     if (call >= team->floor + depth) {
         uint64_t floor = call - depth / 2;

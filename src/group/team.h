@@ -117,8 +117,8 @@ struct td__team {
     bool past_caches;  /* the call at hand writes more than they hold */
     uint32_t ways;     /* in which the call at hand is reduced in place */
     bool fills_host;   /* it has all ranks of this host */
-    bool spread;       /* this rank has gone to its processor once; see team_spread.c */
-    int64_t next_look; /* when to look whether the ranks are still even */
+    bool spread;       /* in a crowded one: this rank has gone to its processor once */
+    int64_t next_look; /* when to look whether the ranks are still even; see team_spread.c */
     struct td__team *next; /* among those that are left behind */
 };
 
@@ -252,7 +252,7 @@ void td__team_break(struct td__team *team, td_status status);
 struct td__reduction td__team_reduction(struct td__team *team,
                                         const struct td__operation *operation);
 
-/** In a crowded team, during a wait: moves this rank where the ranks are not even over the processors. */
+/** During a wait: moves this rank where the ranks are not even over the processors. */
 void td__team_spread(struct td__team *team, int64_t now);
 
 /** Small calls, which need one synchronisation at most: data in the slots. */

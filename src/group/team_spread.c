@@ -1,14 +1,15 @@
-/* Ranks in a crowded team, spread evenly over the processors.
+/* The ranks of a host, spread evenly over the processors.
  *
  * Every synchronisation takes a context switch for each rank that shares a processor, so three ranks on one
- * and one on the other are slower than two and two. The kernel evens that out, but for processes that
- * never sleep it may take it a tenth of a second. So a rank that waits moves itself: for a moment it
- * allows itself one processor only, and then everything that it had before. The kernel stays free to move
- * it again.
+ * and one on the other are slower than two and two, and two ranks on one processor, with another one free,
+ * are fifty times as slow. The kernel evens that out, but for processes that never sleep it may take it a
+ * tenth of a second. So a rank that waits moves itself: for a moment it allows itself other processors
+ * only, and then everything that it had before. The kernel stays free to move it again.
  *
- * Ranks go to the processors in turn, so that neighbours, who send each other messages, are on different
- * ones. They go there when they first wait, and again when their bells show that the ranks have become
- * uneven; but not while somebody else computes beside them: then the kernel knows better. */
+ * In a crowded team ranks go to the processors in turn, so that neighbours, who send each other messages,
+ * are on different ones. They go there when they first wait, and again when their bells show that the ranks
+ * have become uneven. Where there is a processor for everyone, a rank only leaves one that it shares with
+ * a lower one. Nobody moves while somebody else computes beside the ranks: then the kernel knows better. */
 #include "group/team.h"
 
 #include <sched.h>
@@ -43,23 +44,44 @@ static int place_of(int index, const cpu_set_t *allowed)
     return place;
 }
 
+/* A crowded team: the one processor to which this rank is to go. */
+static bool find_turn(struct td__team *team, const cpu_set_t *allowed, cpu_set_t *target)
+{
+    if (CPU_COUNT(allowed) < 2 || (team->spread && is_even(team, allowed)))
+        return false;
+    team->spread = true;
+    int place = place_of(team->index, allowed);
+    CPU_ZERO(target);
+    CPU_SET(place, target);
+    return sched_getcpu() != place;
+}
+
+/* Enough processors: those that no rank is on, where a lower one is here. */
+static bool find_free(const struct td__team *team, const cpu_set_t *allowed, cpu_set_t *target)
+{
+    int here = sched_getcpu();
+    bool shared = false;
+    *target = *allowed;
+    for (int i = 0; i < team->size; i++) {
+        int at = td__bell_processor(&team->cells[i].bell) - 1;
+        if (at >= 0 && at < CPU_SETSIZE)
+            CPU_CLR(at, target);
+        shared = shared || (i < team->index && at == here);
+    }
+    return shared && CPU_COUNT(target);
+}
+
 void td__team_spread(struct td__team *team, int64_t now)
 {
-    cpu_set_t allowed, only;
+    cpu_set_t allowed, target;
     if (!team->fills_host || now < team->next_look)
         return;
     team->next_look = now + LOOK_NS;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) < 2 ||
-        (team->spread && is_even(team, &allowed)))
+    if (sched_getaffinity(0, sizeof allowed, &allowed) ||
+        !(team->crowded ? find_turn(team, &allowed, &target) : find_free(team, &allowed, &target)))
         return;
-    team->spread = true;
     team->next_look = now + PAUSE_NS;
-    int place = place_of(team->index, &allowed);
-    if (sched_getcpu() == place)
-        return;
-    CPU_ZERO(&only);
-    CPU_SET(place, &only);
-    if (!sched_setaffinity(0, sizeof only, &only))
+    if (!sched_setaffinity(0, sizeof target, &target))
         sched_setaffinity(0, sizeof allowed, &allowed);
     td__bell_here(&team->cells[team->index].bell);
 }

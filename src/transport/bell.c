@@ -60,8 +60,7 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, unsig
                        int64_t slice_ns, td__deadline deadline)
 {
     td__waits++;
-    if (crowded)
-        td__bell_here(bell);
+    td__bell_here(bell);
     *waiting = (struct td__waiting){.bell = bell,
                                     .deadline = deadline,
                                     .spins = crowded ? 0 : SPINS,
@@ -71,12 +70,7 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, unsig
 
 static void yield(struct td__bell *bell)
 {
-    int here = td__bell_processor(bell);
-    if (!here) { /* nobody asks */
-        sched_yield();
-        return;
-    }
-    atomic_store_explicit(&bell->processor, -here, memory_order_relaxed);
+    atomic_store_explicit(&bell->processor, -td__bell_processor(bell), memory_order_relaxed);
     sched_yield();
     td__bell_here(bell);
 }
