@@ -64,6 +64,7 @@ struct reduction {
     int64_t total_size; /* of a total */
     bool truth;         /* all and any: elements are 0 or 1 */
     bool flip;          /* the order of u64 in i64: the highest bit is turned over */
+    bool direct;        /* the loops take the elements where they are */
     double divisor;     /* of the mean */
     const char *x;
     char *out;
@@ -184,9 +185,9 @@ static void advance(const struct walk *walk, struct place *place)
 static void cut(struct reduction *r)
 {
     bool rows = r->inner.reduced;
-    bool direct = r->inner.x_step == r->x_size && r->x_dtype == r->reducer->dtype && !r->truth &&
-                  !r->flip;
-    r->stretch = direct ? STRETCH : BLOCK;
+    r->direct = r->inner.x_step == r->x_size && r->x_dtype == r->reducer->dtype && !r->truth &&
+                !r->flip;
+    r->stretch = r->direct ? STRETCH : BLOCK;
     r->stretches = rows && r->inner.size ? (r->inner.size - 1) / r->stretch + 1 : 1;
     int64_t length = positions(&r->reduced) * (rows ? r->inner.size : 1); /* of each result */
     r->items = length ? positions(&r->reduced) * r->stretches : 0;
@@ -213,10 +214,10 @@ static void flip(void *elements, int64_t count)
 /* `count` elements from x on along the inner axis, as the loops want to see them. */
 static const void *fetch(const struct reduction *r, const char *x, int64_t count, void *buffer)
 {
+    if (r->direct)
+        return x;
     bool plain = r->inner.x_step == r->x_size;
     bool same = r->x_dtype == r->reducer->dtype && !r->truth;
-    if (plain && same && !r->flip)
-        return x;
     _Alignas(64) char strided[BLOCK * 16], truth[BLOCK];
     const void *from = x;
     td_dtype dtype = r->x_dtype;
@@ -312,7 +313,11 @@ static void reduce_columns(const struct reduction *r, struct scratch *scratch, c
 static void reduce_block(const struct reduction *r, struct scratch *scratch, const char *x,
                          int64_t count, int64_t from, int64_t to)
 {
-    if (r->inner.reduced)
+    if (r->inner.reduced && r->direct && r->items == 1) /* a result is one stretch */
+        for (int64_t i = 0; i < count; i++)
+            r->reducer->row(r->kind, scratch->totals + i * r->total_size, x + i * r->along.x_step,
+                            r->inner.size);
+    else if (r->inner.reduced)
         for (int64_t i = 0; i < count; i++)
             reduce_row(r, scratch, x + i * r->along.x_step, scratch->totals + i * r->total_size,
                        from, to);

@@ -62,6 +62,30 @@ ALWAYS kind joining(kind k)
 #define CALL_ROW(prefix, name, k) prefix##row_of_##name(k, total, x, count)
 #define CALL_COLUMNS(prefix, name, k) prefix##columns_of_##name(k, total, rows, n, count)
 
+/* ---- Lanes become one number, by halves: sums and products ------------------------------------- */
+
+ALWAYS f64x8 join_lanes(kind k, f64x8 a, f64x8 b)
+{
+    return k == TD__REDUCE_PROD ? a * b : a + b;
+}
+
+ALWAYS double fold_f64(kind k, f64x8 v)
+{
+    v = join_lanes(k, v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = join_lanes(k, v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    v = join_lanes(k, v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+    return v[0];
+}
+
+ALWAYS double fold_f32(kind k, f32x16 v)
+{
+    f64x8 low = __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                                        f64x8);
+    f64x8 high = __builtin_convertvector(
+        __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
+    return fold_f64(k, join_lanes(k, low, high));
+}
+
 /* ---- Floats ------------------------------------------------------------------------------------
  *
  * T is the element, V a vector of LANES of them. A NaN stays, and comes in. */
@@ -131,15 +155,9 @@ ALWAYS kind joining(kind k)
         a = vector_step_##name(join, a, c);                                                          \
         for (; i < count; i++)                                                                       \
             rest = step_##name(k, rest, x[i]);                                                       \
-        double sums[LANES], sum = rest;                                                              \
-        if (count >= LANES) {                                                                        \
-            for (int lane = 0; lane < LANES; lane++)                                                 \
-                sums[lane] = (double)a[lane];                                                        \
-            for (int half = LANES / 2; half > 0; half /= 2)                                          \
-                for (int lane = 0; lane < half; lane++)                                              \
-                    sums[lane] = step_f64(join, sums[lane], sums[lane + half]);                      \
-            sum = step_f64(join, sum, sums[0]);                                                      \
-        }                                                                                            \
+        double sum = rest;                                                                           \
+        if (count >= LANES)                                                                          \
+            sum = step_f64(join, sum, fold_##name(join, a));                                         \
         *total = step_f64(join, *total, sum);                                                        \
     }                                                                                                \
                                                                                                      \
