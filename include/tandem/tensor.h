@@ -139,8 +139,7 @@ TD_API bool td_tensor_is_contiguous(const td_tensor *tensor);
  * How many threads of the processor one operation on large tensors may use, the calling one included:
  * what OMP_NUM_THREADS says, and without it as many as the process has processors. It counts for all
  * threads of the program. Threads are started by the first operation that is worth it, sleep when there
- * is nothing to do, and take no signals. Results do not depend on their number, but for large products
- * of matrices. */
+ * is nothing to do, and take no signals. Results do not depend on their number. */
 
 /** Errors: TD_ERR_INVALID for less than 1. */
 TD_API td_status td_set_num_threads(int number);

@@ -9,11 +9,21 @@ static inline uint32_t NAMED(pair_at)(const struct td__gemm *gemm, const uint16_
     return from[2 * p * step] | second << 16;
 }
 
+/* Pairs of two rows of elements that are side by side. */
+static inline __attribute__((always_inline)) void NAMED(join)(const uint16_t *restrict first,
+                                                              const uint16_t *restrict second,
+                                                              const int64_t count,
+                                                              uint32_t *restrict to)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] = first[i] | (uint32_t)second[i] << 16;
+}
+
 /* `many` rows of A or columns of B, `next` apart: pair p of row i goes to to[p * width + i]. Vectors are
- * written whole. */
+ * written whole, and read so as far as there are `readable` rows. */
 static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from, int64_t many,
-                              int64_t next, int64_t step, int64_t k0, int64_t depth, int64_t width,
-                              REAL *packed)
+                              int64_t readable, int64_t next, int64_t step, int64_t k0,
+                              int64_t depth, int64_t width, REAL *packed)
 {
     uint32_t *to = (uint32_t *)packed;
     /* A last pair of one element only is not read as one. */
@@ -26,10 +36,13 @@ static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from,
         }
     } else if (next == 1) {
         for (int64_t p = 0; p < whole; p++) {
-            const uint16_t *restrict first = from + 2 * (k0 + p) * step;
-            const uint16_t *restrict second = first + step;
-            for (int64_t i = 0; i < many; i++)
-                to[p * width + i] = first[i] | (uint32_t)second[i] << 16;
+            const uint16_t *first = from + 2 * (k0 + p) * step;
+            for (int64_t i = 0; i < many; i += LANES) {
+                if (i + LANES <= readable)
+                    NAMED(join)(first + i, first + step + i, LANES, to + p * width + i);
+                else
+                    NAMED(join)(first + i, first + step + i, many - i, to + p * width + i);
+            }
         }
     } else {
         for (int64_t p = 0; p < whole; p++)
@@ -47,8 +60,8 @@ static void NAMED(pack_a)(const struct td__gemm *gemm, int64_t m0, int64_t m, in
     for (int64_t first = 0; first < m; first += rows) {
         const int64_t height = m - first < rows ? m - first : rows;
         NAMED(pack_pairs)
-        (gemm, (const uint16_t *)gemm->a + (m0 + first) * gemm->a_row, height, gemm->a_row,
-         gemm->a_col, k0, depth, height, packed);
+        (gemm, (const uint16_t *)gemm->a + (m0 + first) * gemm->a_row, height, gemm->m - m0 - first,
+         gemm->a_row, gemm->a_col, k0, depth, height, packed);
         packed += depth * height;
     }
 }
@@ -59,5 +72,6 @@ static void NAMED(pack_b)(const struct td__gemm *gemm, const struct td__gemm_par
     const uint16_t *b = (const uint16_t *)gemm->b + part->item * gemm->b_item +
                         part->n0 * gemm->b_col;
     NAMED(pack_pairs)
-    (gemm, b, part->columns, gemm->b_col, gemm->b_row, part->k0, part->rows, STRIP, packed);
+    (gemm, b, part->columns, part->columns, gemm->b_col, gemm->b_row, part->k0, part->rows, STRIP,
+     packed);
 }
