@@ -555,11 +555,12 @@ static void do_not_shrink(int absent, const char *leader_says)
     td_group *rest;
     int size = td_test_size();
     open_world(&shm, 0);
+    td_test_barrier(); /* those who call it do so at the same time */
     if (td_test_rank() < size - absent)
-        CHECK_FAILS(td_group_shrink(NULL, &(td_group_options){.timeout_ms = 300}, &rest),
+        CHECK_FAILS(td_group_shrink(NULL, &(td_group_options){.timeout_ms = 2000}, &rest),
                     TD_ERR_TIMEOUT,
                     td_test_rank() ? "rank 0, which counts the survivors, has not finished within "
-                                     "300 ms: it, or another rank that is alive, has not called "
+                                     "2000 ms: it, or another rank that is alive, has not called "
                                      "td_group_shrink()"
                                    : leader_says);
     td_test_barrier();
@@ -571,12 +572,12 @@ static void do_not_shrink(int absent, const char *leader_says)
 
 RANKS(a_survivor_that_does_not_shrink, .ranks = 3)
 {
-    do_not_shrink(1, "rank 2 is alive, but has not called td_group_shrink() within 300 ms");
+    do_not_shrink(1, "rank 2 is alive, but has not called td_group_shrink() within 2000 ms");
 }
 
 RANKS(survivors_that_do_not_shrink, .ranks = 4)
 {
-    do_not_shrink(2, "ranks 2, 3 are alive, but have not called td_group_shrink() within 300 ms");
+    do_not_shrink(2, "ranks 2, 3 are alive, but have not called td_group_shrink() within 2000 ms");
 }
 
 TEST(shrinking_alone)
