@@ -55,10 +55,14 @@ static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64
             }
             const char *from = picture +
                                (size_t)((c * frame->height + y) * frame->width + skipped) * size;
-            for (size_t i = 0; i < whole; i += 32) /* a call would take longer than most rows */
+            /* A call would take longer than most rows. The last piece overlaps the one before. */
+            for (size_t i = 0; i < whole; i += 32)
                 memcpy(row + i, from + i, 32);
-            for (size_t i = whole; i < bytes; i += 4)
-                memcpy(row + i, from + i, 4);
+            if (whole > 0)
+                memcpy(row + bytes - 32, from + bytes - 32, 32);
+            else
+                for (size_t i = 0; i < bytes; i += 4)
+                    memcpy(row + i, from + i, 4);
         }
     }
 }

@@ -154,13 +154,21 @@ static void join_row(const struct plan *plan, const struct workplace *work, int6
 static void run_phases(const struct plan *plan, int64_t row, const void *source, int64_t group,
                        int64_t units, const struct workplace *work, void *result)
 {
+    const size_t row_bytes = (size_t)plan->width * td_dtype_size(plan->dtype);
+    int64_t steps = 0;
     for (int64_t i = 0; i < plan->unit_width; i++)
+        steps += plan->phases[row * plan->unit_width + i].k;
+    for (int64_t i = 0; i < plan->unit_width && steps > 0; i++)
         run_phase(plan, &plan->phases[row * plan->unit_width + i], source, group, units,
                   work->phase_column, after(plan->dtype, work->phases.data, i * work->phase_size));
     for (int64_t channel = 0; channel < plan->channels; channel++)
         for (int64_t unit = 0; unit < units; unit++) {
             const int64_t y = channel * plan->height + unit * plan->unit_height + row;
-            join_row(plan, work, channel, unit, after(plan->dtype, result, y * plan->width));
+            void *to = after(plan->dtype, result, y * plan->width);
+            if (steps > 0)
+                join_row(plan, work, channel, unit, to);
+            else
+                memset(to, 0, row_bytes); /* the kernel does not meet this row */
         }
 }
 
