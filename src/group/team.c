@@ -12,6 +12,7 @@ enum {
     SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
+    REASON_MS = 1000, /* for one who has failed to write down why */
 };
 
 #define SLICE_NS ((int64_t)50000000) /* the longest sleep before looking around */
@@ -51,6 +52,12 @@ void td__team_break(struct td__team *team, td_status status)
 static td_status broken(struct td__team *team)
 {
     char reason[sizeof team->head->reason];
+    td__deadline end = td__deadline_in_ms(REASON_MS);
+    while (atomic_load(&team->head->broken) != 2)
+        if (td__deadline_passed(end))
+            return td__fail(TD_ERR_PEER, "a rank of this host ended while it told why a call failed");
+        else
+            td__sleep_ns(QUIET_PAUSE_NS);
     memcpy(reason, team->head->reason, sizeof reason);
     reason[sizeof reason - 1] = 0;
     uint32_t status = team->head->status;
@@ -58,11 +65,12 @@ static td_status broken(struct td__team *team)
                     "%s", reason);
 }
 
-/* Either the writer sees that the call has failed, or the one who failed sees that it writes. */
+/* Either the writer sees that the call has failed, or the one who failed sees that it writes: also where
+ * somebody else has failed at the same time, and is still writing down why. */
 td_status td__team_write_begin(struct td__team *team)
 {
     atomic_store(&team->cells[team->index].writing, 1);
-    if (atomic_load(&team->head->broken) != 2)
+    if (!atomic_load(&team->head->broken))
         return TD_OK;
     td__team_write_end(team);
     return broken(team);

@@ -177,12 +177,16 @@ td_status td__team_fetch_slices(struct td__team *team, const struct td__operatio
 {
     struct transfer transfer = {.team = team, .operation = operation};
     size_t element = td__operation_element(operation);
-    for (int k = 1; k < team->size; k++) {
+    td_status status = td__team_write_begin(team);
+    if (status)
+        return status;
+    for (int k = 1; k < team->size && !status; k++) {
         int i = (team->index + k) % team->size;
         size_t first = td__part(operation->count, team->size, i) * element;
         size_t end = td__part(operation->count, team->size, i + 1) * element;
-        TD_TRY(fetch(&transfer, i, (char *)operation->output + first,
-                     notice_of(&transfer, i)->output_address + first, end - first));
+        status = fetch(&transfer, i, (char *)operation->output + first,
+                       notice_of(&transfer, i)->output_address + first, end - first);
     }
-    return TD_OK;
+    td__team_write_end(team);
+    return status;
 }

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LOCAL_LIMIT_MS = 5000, REMOTE_LIMIT_MS = 15000, KNOCK_MS = 250, PARTING_MS = 2000 };
+enum { KNOCK_MS = 250, PARTING_MS = 2000 };
 enum { REFUSALS = 4, REFUSED_NS = 50000000 };
 
 struct td__arrival { /* a link, or a wish for a paper */
@@ -263,7 +263,9 @@ bool td__is_refused(int error)
     return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET;
 }
 
-/* A rank hands out its card when its door is open, so where nobody is there any more, nobody will be. */
+/* A rank hands out its card when its door is open, so where nobody is there any more, nobody will be. One
+ * that is stopped, or whose host is silent, does not answer either: whether it is lost is the failure
+ * detector's to find out, and until then it is only late. */
 static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td__deadline deadline,
                        int *fd)
 {
@@ -282,6 +284,7 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
         if (status != TD_ERR_TIMEOUT && status != TD_ERR_AUTH)
             return status;
         snprintf(why, sizeof why, "%s", td_last_error());
+        td__endpoint_watch(endpoint, rank);
         const char *farewell = td__endpoint_farewell(endpoint, rank);
         if (farewell)
             return td__fail(TD_ERR_PEER, "it %s", farewell);
@@ -297,15 +300,12 @@ static td_status knock(struct td__endpoint *endpoint, int rank, bool locally, td
 td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
                              const struct td__request *request, td__deadline deadline, int *fd_out)
 {
-    td__deadline limit = td__deadline_in_ms(locally ? LOCAL_LIMIT_MS : REMOTE_LIMIT_MS);
-    bool ours = deadline < limit; /* the caller's time may be the one that runs out */
     uint8_t bytes[TD__REQUEST_SIZE];
     int fd;
-    td_status status = knock(endpoint, rank, locally, td__deadline_earlier(limit, deadline), &fd);
+    td_status status = knock(endpoint, rank, locally, deadline, &fd);
     if (status)
-        return td__fail(status == TD_ERR_TIMEOUT && !ours ? TD_ERR_PEER : status,
-                        "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
-                        status == TD_ERR_AUTH ? "" : ", it may have ended", td_last_error());
+        return td__fail(status, "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
+                        status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td_last_error());
     tune(fd);
     put_request(request, bytes);
     int error = td__send_all(fd, bytes, sizeof bytes, deadline);
