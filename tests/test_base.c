@@ -656,6 +656,9 @@ TEST(conditions_and_threads)
     pthread_join(thread, NULL);
     CHECK(sigismember(&meeting.mask, SIGINT) && sigismember(&meeting.mask, SIGTERM) &&
           sigismember(&meeting.mask, SIGUSR1)); /* signals go to the program's own threads */
+    CHECK(!sigismember(&meeting.mask, SIGSEGV) && !sigismember(&meeting.mask, SIGBUS) &&
+          !sigismember(&meeting.mask,
+                       SIGFPE)); /* but for those of a fault, or no handler would see it */
     sigset_t mine;
     pthread_sigmask(SIG_SETMASK, NULL, &mine);
     CHECK(!sigismember(&mine, SIGTERM)); /* and this one still gets them */

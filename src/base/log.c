@@ -1,5 +1,6 @@
 /* The log: one line a message, written with one write() so that lines of several processes do not
- * mix. Everything is decided on first use, from TANDEM_LOG and RANK. */
+ * mix. Everything is decided on first use, from TANDEM_LOG, RANK and TZ: the program may change its
+ * environment later, while a thread of the library writes to the log. */
 #include "base/file_limit.h"
 #include "base/host.h"
 
@@ -33,6 +34,7 @@ static void set_up(void)
     if (gethostname(host, sizeof host - 1))
         strcpy(host, "localhost");
     host[strcspn(host, ".")] = '\0';
+    tzset(); /* or the first line would, by localtime_r() */
 
     const char *rank = getenv("RANK");
     atomic_store(&log_rank, rank && *rank ? atoi(rank) : -1);

@@ -202,7 +202,7 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
                         (long long)options->timeout_ms);
     TD_TRY(check_transport());
     TD_TRY(td__reduce_ways_read());
-    TD_TRY(td__heartbeat_check());
+    TD_TRY(td__heartbeat_read());
     TD_TRY(td__stall_check());
     TD_TRY(td__root_make(store, rank, size, options, &root));
     td_status status = td__attend(root);

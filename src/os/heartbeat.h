@@ -4,10 +4,13 @@
 
 #include <tandem/base.h>
 
-/** TD_ERR_INVALID where TANDEM_HEARTBEAT is not a number of seconds from 1 to 3600. */
-td_status td__heartbeat_check(void);
+/** Takes the limit from TANDEM_HEARTBEAT, for all that this process does from now on: 10 s where it is not set.
+ *  Called when a store or a group is opened, and by nobody else: threads of the library do not read the
+ *  environment, which the program may be changing. TD_ERR_INVALID where it is not a number of seconds from 1 to
+ *  3600. */
+td_status td__heartbeat_read(void);
 
-/** The limit; 10 s where nothing else is said, or something wrong. */
+/** The limit that was taken last; 10 s where none was yet. */
 int64_t td__heartbeat_ms(void);
 
 #endif

@@ -2,7 +2,6 @@
 #include "os/trust.h"
 
 #include "base/fail.h"
-#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
 
@@ -41,7 +40,6 @@ static td_status check_settings(const char *what, const char *purpose, const cha
             "%s the %s at %s: TANDEM_TLS=1 needs the job's secret, which is the key: set "
             "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host",
             what, purpose, host);
-    TD_TRY(td__heartbeat_check());
     /* A user's secret that cannot be had is told at once, not when the other side is there. */
     struct td__secret tried = *secret;
     return td__host_is_loopback(host) ? td__secret_place(&tried, host) : TD_OK;

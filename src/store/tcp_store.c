@@ -3,6 +3,7 @@
 #include "store/tcp_store.h"
 
 #include "base/fail.h"
+#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "os/trust.h"
@@ -260,6 +261,7 @@ td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_optio
         options = &defaults;
     TD_TRY(check_arguments(host, port, options, out));
     TD_TRY(td__secret_load(options->secret, &secret));
+    TD_TRY(td__heartbeat_read());
 
     struct tcp_store *store = calloc(1, sizeof *store);
     if (!store)

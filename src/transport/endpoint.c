@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
+#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "os/trust.h"
@@ -166,7 +167,9 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     td__cond_init(&endpoint->arrived);
 
     int tcp_fd = -1, local_fd = -1;
-    td_status status = td__secret_load(NULL, &endpoint->secret);
+    td_status status = td__heartbeat_read();
+    if (!status)
+        status = td__secret_load(NULL, &endpoint->secret);
     if (!status && size == 1)
         status = td__secret_alone(&endpoint->secret);
     else if (!status && td__host_is_loopback(host)) /* whom is meant, the identity tells */
