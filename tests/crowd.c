@@ -93,15 +93,17 @@ static void open_member(const struct crowd *crowd, struct member *member, const 
     atomic_fetch_add(&crowd->state->held, 1);
 }
 
-/* Takes what has come; closes what the server has closed. A hello that was overheard may get one
- * challenge, where the server has forgotten it. */
+/* Takes what has come; closes what the server has closed. A hello of another secret gets a refusal, and one
+ * that was overheard may get a challenge, where the server has forgotten it. */
 static void look_at(const struct crowd *crowd, struct member *member)
 {
     uint8_t bytes[256];
     ssize_t got = recv(member->fd, bytes, sizeof bytes, MSG_DONTWAIT);
     if (got > 0) {
         member->answered += got;
-        long allowed = member->manner == REPLAYED ? TD__CHALLENGE_SIZE : 0;
+        long allowed = member->manner == REPLAYED       ? TD__CHALLENGE_SIZE
+                       : member->manner == WRONG_SECRET ? TD__REFUSAL_SIZE
+                                                        : 0;
         if (member->answered > allowed)
             atomic_fetch_add(&crowd->state->answers, got);
     } else if (got == 0 || errno != EAGAIN) {

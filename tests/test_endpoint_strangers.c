@@ -41,14 +41,19 @@ static void send_all(int fd, const void *data, size_t size)
     td__send_all(fd, data, size, soon()); /* the other side may have closed it by now */
 }
 
-/* The proof and the request behind it; false where the challenge did not come. */
+/* The proof and the request behind it; false where there came a refusal, and nothing else. */
 static bool introduce(int fd, struct td__auth *auth, const void *request, size_t size)
 {
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
     CHECK_OK(td__auth_hello(auth, hello));
     send_all(fd, hello, sizeof hello);
-    if (td__recv_all(fd, challenge, sizeof challenge, soon()))
+    CHECK_EQ(td__recv_all(fd, challenge, TD__REFUSAL_SIZE, soon()), 0);
+    int rest = td__recv_all(fd, challenge + TD__REFUSAL_SIZE, sizeof challenge - TD__REFUSAL_SIZE,
+                            soon());
+    if (rest) {
+        CHECK(rest == ENODATA && td__auth_is_refusal(challenge));
         return false;
+    }
     CHECK(td__auth_check_challenge(auth, challenge));
     td__auth_proof(auth, proof);
     send_all(fd, proof, sizeof proof);
@@ -113,7 +118,7 @@ TEST(noise_gets_no_answer)
     close_scene(e, paper);
 }
 
-TEST(a_wrong_secret_or_purpose_gets_no_answer)
+TEST(a_wrong_secret_or_purpose_is_refused)
 {
     static const char *const wrong[][2] = {{"another secret", "link"},
                                            {"", "link"},
@@ -135,7 +140,7 @@ TEST(a_wrong_secret_or_purpose_gets_no_answer)
 }
 
 /* Of the job, but at the wrong door: what was meant for another one is a stranger's word. */
-TEST(who_means_another_door_gets_no_answer)
+TEST(who_means_another_door_is_refused)
 {
     struct td__endpoint *e[2];
     uint8_t request[TD__REQUEST_SIZE];

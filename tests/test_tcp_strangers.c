@@ -34,10 +34,22 @@ TEST(random_bytes_get_no_answer)
         raw_send(fd, bytes, size);
         if (size < TD__HELLO_SIZE)
             shutdown(fd, SHUT_WR);
-        CHECK_EQ(raw_drain(fd), 0);
+        size_t came = raw_drain(
+            fd); /* what may be a hello is refused, which a reset may overtake */
+        CHECK(!came || (came == TD__REFUSAL_SIZE && i % 3 == 0 && size >= TD__HELLO_SIZE));
         close(fd);
     }
     scene_close(&scene);
+}
+
+/* Nothing but a refusal comes. */
+static void expect_refusal(int fd)
+{
+    uint8_t refusal[TD__REFUSAL_SIZE];
+    raw_receive(fd, refusal, sizeof refusal);
+    CHECK(td__auth_is_refusal(refusal));
+    CHECK_EQ(raw_drain(fd), 0);
+    close(fd);
 }
 
 /* A hello with another secret. */
@@ -49,8 +61,7 @@ static void greet_in_vain(int port, const char *secret)
     CHECK_OK(td__auth_hello(&auth, hello));
     int fd = raw_connect(port);
     raw_send(fd, hello, sizeof hello);
-    CHECK_EQ(raw_drain(fd), 0);
-    close(fd);
+    expect_refusal(fd);
 }
 
 struct log {
@@ -92,7 +103,7 @@ TEST(a_wrong_secret_is_told_of_once)
     }
 }
 
-TEST(a_wrong_secret_gets_no_answer)
+TEST(a_wrong_secret_is_refused)
 {
     struct scene scene;
     scene_open(&scene);
@@ -112,8 +123,7 @@ TEST(a_wrong_secret_gets_no_answer)
     CHECK_OK(td__auth_hello(&auth, hello));
     int fd = raw_connect(scene.port);
     raw_send(fd, hello, sizeof hello);
-    CHECK_EQ(raw_drain(fd), 0);
-    close(fd);
+    expect_refusal(fd);
     scene_close(&scene);
 }
 

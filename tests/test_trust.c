@@ -35,10 +35,12 @@ static struct td__secret make_secret(const char *text)
 enum manner {
     HONEST,
     SILENT,       /* accepts, and says nothing */
-    CLOSES,       /* takes the hello, and closes */
+    REFUSES,      /* takes the hello, and refuses it */
     LIES,         /* sends a challenge made of chance */
     RESETS_FIRST, /* resets the first connection, and is honest to the second */
-    PROXY, /* closes the first connections at once, and is honest then, as a proxy whose server comes */
+    PROXY, /* closes the first connections without a word, and is honest then, as a proxy whose server comes */
+    CLOSES,       /* closes all of them */
+    LIKE_REFUSED, /* sends a challenge that begins as a refusal does */
     WRONG_WORDS,  /* sends a few bytes that are no challenge, and closes */
     WRONG_SILENT, /* sends them, and waits for more */
 };
@@ -67,12 +69,34 @@ static int accept_one(struct server *server)
     return fd;
 }
 
+static void refuse(int fd)
+{
+    uint8_t refusal[TD__REFUSAL_SIZE];
+    td__auth_refusal(refusal);
+    CHECK_EQ(td__send_all(fd, refusal, sizeof refusal, in_a_while()), 0);
+}
+
+/* A proxy reads nothing, waits until the hello is there, reads its first byte, or all of it. */
+static void close_as_proxies_do(int fd, int how)
+{
+    uint8_t bytes[TD__HELLO_SIZE];
+    if (how == 1)
+        CHECK_EQ(td__wait_fd(fd, POLLIN, in_a_while()), 0);
+    if (how >= 2)
+        CHECK_EQ(td__recv_all(fd, bytes, how == 2 ? 1 : sizeof bytes, in_a_while()), 0);
+    close(fd);
+}
+
 static void be_honest(struct server *server, int fd)
 {
     struct td__auth auth = {.secret = server->key, .purpose = server->purpose};
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
-    if (td__recv_all(fd, hello, sizeof hello, in_a_while()) || !td__auth_check_hello(&auth, hello))
+    if (td__recv_all(fd, hello, sizeof hello, in_a_while()))
         return;
+    if (!td__auth_check_hello(&auth, hello)) {
+        refuse(fd);
+        return;
+    }
     CHECK_OK(td__auth_challenge(&auth, challenge));
     CHECK_EQ(td__send_all(fd, challenge, sizeof challenge, in_a_while()), 0);
     server->agreed = !td__recv_all(fd, proof, sizeof proof, in_a_while()) &&
@@ -89,8 +113,23 @@ static void *serve(void *arg)
         while (!atomic_load(&server->end))
             td__sleep_ns(MS);
         break;
-    case CLOSES:
+    case REFUSES:
         CHECK_EQ(td__recv_all(fd, bytes, sizeof bytes, in_a_while()), 0);
+        refuse(fd);
+        break;
+    case CLOSES:
+        while (!atomic_load(&server->end)) {
+            close_as_proxies_do(fd, 3);
+            while (td__wait_fd(server->listener, POLLIN, td__deadline_in_ms(1)) &&
+                   !atomic_load(&server->end))
+                ;
+            fd = atomic_load(&server->end) ? -1 : accept_one(server);
+        }
+        break;
+    case LIKE_REFUSED:
+        CHECK_EQ(td__recv_all(fd, bytes, sizeof bytes, in_a_while()), 0);
+        refuse(fd);
+        CHECK_EQ(td__send_all(fd, bytes, TD__CHALLENGE_SIZE - TD__REFUSAL_SIZE, in_a_while()), 0);
         break;
     case LIES:
         CHECK_EQ(td__recv_all(fd, bytes, sizeof bytes, in_a_while()), 0);
@@ -110,11 +149,7 @@ static void *serve(void *arg)
     }
     case PROXY:
         for (int i = 0; i < CLOSED_BY_PROXY; i++) {
-            if (i % 3 == 1)
-                CHECK_EQ(td__wait_fd(fd, POLLIN, in_a_while()), 0); /* the hello is there, unread */
-            if (i % 3 == 2)
-                CHECK_EQ(td__recv_all(fd, bytes, 1, in_a_while()), 0); /* and its first byte read */
-            close(fd);
+            close_as_proxies_do(fd, i % 4);
             fd = accept_one(server);
         }
         be_honest(server, fd);
@@ -226,10 +261,16 @@ TEST(trust_a_liar_learns_nothing)
     stop_server(&server);
     CHECK_EQ(server.after_lie, 0); /* not even the proof */
 
-    server = (struct server){.secret = "secret", .manner = CLOSES};
+    server = (struct server){.secret = "secret", .manner = REFUSES};
     start_server(&server, "127.0.0.1", 0);
-    CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 60000, &fd), TD_ERR_AUTH,
-                "refused");
+    CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 600000, &fd), TD_ERR_AUTH,
+                "refused the job's secret");
+    stop_server(&server);
+
+    server = (struct server){.secret = "secret", .manner = LIKE_REFUSED};
+    start_server(&server, "127.0.0.1", 0);
+    CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 600000, &fd), TD_ERR_AUTH,
+                "does not prove");
     stop_server(&server);
 }
 
@@ -270,6 +311,14 @@ TEST(trust_a_proxy_without_a_server_is_tried_again)
     CHECK(server.agreed);
     CHECK_EQ(atomic_load(&server.accepted), CLOSED_BY_PROXY + 1);
     close(fd);
+
+    /* One whose server never comes. */
+    server = (struct server){.secret = "secret", .manner = CLOSES};
+    start_server(&server, "127.0.0.1", 0);
+    CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 200, &fd), TD_ERR_TIMEOUT,
+                "it closed the connection without an answer");
+    CHECK(atomic_load(&server.accepted) >= 1);
+    stop_server(&server);
 }
 
 TEST(trust_other_protocols_are_refused_at_once)

@@ -284,7 +284,7 @@ TEST(jobs_of_one_user_do_not_mix)
     td_tcp_store_options options = {.host_server = true};
     struct td__address_list list;
     bool retry;
-    char byte;
+    uint8_t challenge[TD__CHALLENGE_SIZE];
     CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &store));
     int port = td_tcp_store_port(store);
     for (int right = 0; right < 2; right++) {
@@ -297,7 +297,7 @@ TEST(jobs_of_one_user_do_not_mix)
         int fd = td__connect_to(&list.at[0], td__deadline_in_ms(PATIENCE_MS));
         CHECK(fd >= 0);
         CHECK_EQ(td__send_all(fd, hello, sizeof hello, TD__NEVER), 0);
-        int error = td__recv_all(fd, &byte, 1, td__deadline_in_ms(PATIENCE_MS));
+        int error = td__recv_all(fd, challenge, sizeof challenge, td__deadline_in_ms(PATIENCE_MS));
         CHECK_EQ(error == 0, right);
         close(fd);
     }

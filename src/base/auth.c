@@ -21,6 +21,7 @@ enum { SECRET_LIMIT = 4096 };
 /* A hello begins with these and one more, which says whether TLS follows. */
 static const uint8_t magic[3] = {'T', 'D', 'M'};
 enum { PLAIN = 1, ENCRYPTED = 2 };
+static const uint8_t refused[TD__REFUSAL_SIZE] = {'T', 'D', 'M', 0};
 
 td_status td__random(void *bytes, size_t size)
 {
@@ -212,6 +213,16 @@ bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO
     bool right = mac_matches(server, "hello", tls, false, hello + TD__MAGIC_SIZE + TD__NONCE_SIZE);
     server->other_tls = right && tls != server->tls;
     return right && tls == server->tls;
+}
+
+void td__auth_refusal(uint8_t refusal[TD__REFUSAL_SIZE])
+{
+    memcpy(refusal, refused, sizeof refused);
+}
+
+bool td__auth_is_refusal(const uint8_t bytes[TD__REFUSAL_SIZE])
+{
+    return !memcmp(bytes, refused, sizeof refused);
 }
 
 td_status td__auth_challenge(struct td__auth *server, uint8_t challenge[TD__CHALLENGE_SIZE])

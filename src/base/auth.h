@@ -1,14 +1,16 @@
 /* The job's secret, and the proof of it that opens every connection.
  *
  *     client                                            server
- *     hello:     magic, nonce_c, MAC(hello, nonce_c)  ->  wrong: closes, and has said nothing
+ *     hello:     magic, nonce_c, MAC(hello, nonce_c)  ->  wrong: a refusal, four bytes, and closes
  *                                                   <-  challenge: nonce_s, MAC(server, both nonces)
  *     proof:     MAC(client, both nonces)             ->  wrong: closes
  *
  * Each MAC is HMAC-SHA-256 under the secret over a label, the purpose of the connection ("store",
  * …), the identity of the server that is meant, and the nonces. A stranger's hello costs the server one
- * HMAC and gets no byte back, and so does one that is meant for another server; a replayed hello gets a
- * challenge that cannot be answered. The client may send its first request together with the proof.
+ * HMAC and gets nothing back but the refusal, and so does one that is meant for another server; a replayed
+ * hello gets a challenge that cannot be answered. The refusal says only that there is no use in trying again,
+ * which a connection that is closed without a word does not: proxies close them as long as their server is not
+ * there. It proves nothing, and need not: who can forge it can as well keep the two apart. The client may send its first request together with the proof.
  * Where the job was given no secret, it uses a key that is derived from its user's own (user_secret.c) and
  * the place where it meets; with TANDEM_INSECURE=1 the same messages are exchanged under an empty key, so
  * that a side that has a secret and a side that has none refuse each other.
@@ -31,6 +33,7 @@ enum {
     TD__HELLO_SIZE = TD__MAGIC_SIZE + TD__NONCE_SIZE + TD__MAC_SIZE,
     TD__CHALLENGE_SIZE = TD__NONCE_SIZE + TD__MAC_SIZE,
     TD__PROOF_SIZE = TD__MAC_SIZE,
+    TD__REFUSAL_SIZE = 4,
     TD__IDENTITY_SIZE = 16,
 };
 
@@ -82,6 +85,12 @@ td_status td__auth_hello(struct td__auth *client, uint8_t hello[TD__HELLO_SIZE])
 bool td__auth_may_be_hello(const uint8_t bytes[TD__MAGIC_SIZE]);
 
 bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE]);
+
+/** What a server answers to a wrong hello, before it closes the connection. A challenge that begins like it goes
+ *  on. */
+void td__auth_refusal(uint8_t refusal[TD__REFUSAL_SIZE]);
+bool td__auth_is_refusal(const uint8_t bytes[TD__REFUSAL_SIZE]);
+
 td_status td__auth_challenge(struct td__auth *server, uint8_t challenge[TD__CHALLENGE_SIZE]);
 bool td__auth_check_challenge(struct td__auth *client, const uint8_t challenge[TD__CHALLENGE_SIZE]);
 void td__auth_proof(const struct td__auth *client, uint8_t proof[TD__PROOF_SIZE]);

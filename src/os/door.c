@@ -2,7 +2,8 @@
  *
  *     knock -> HELLO (68 bytes) -> challenge -> PROOF (32 bytes) [-> TLS] -> REQUEST -> handed on
  *
- * What is said wrong is not answered: the connection is closed. A stranger is looked at as soon as it is
+ * A whole hello that is wrong is answered by a refusal, four bytes, so that a client of the job with another
+ * secret fails at once. All else that is wrong is not answered: the connection is closed. A stranger is looked at as soon as it is
  * accepted, so that most go, or have shown a good hello, before they cost a watch. It has HANDSHAKE_MS
  * in all.
  *
@@ -11,7 +12,8 @@
  * moment only, and nobody without the secret gets to the second: a hello that was overheard is known
  * by its nonce, and not answered again. The limit depends on that of the process, most of whose
  * descriptors are for others, and when they run out the oldest stranger makes room. Who had to go for
- * the sake of others sees a reset, which a client of the job takes as: try again. While the first list is
+ * the sake of others sees a reset; a client of the job tries again after that, as after any end without a
+ * refusal. While the first list is
  * more than half full, the door is opened once in BREATH_MS, for all who stand there by then.
  *
  * Strangers are watched in an epoll set of the door's own, which the loop watches: libuv's handles ask
@@ -158,7 +160,8 @@ static void put_off(struct stranger *stranger)
     close(dismiss(stranger));
 }
 
-/* It is none of the job, or disagrees about something: trying again would not help. */
+/* It is none of the job, or disagrees about something. What it was told arrives, as it would not before a
+ * reset. */
 static void turn_away(struct stranger *stranger)
 {
     int fd = dismiss(stranger);
@@ -194,8 +197,8 @@ static void warn_of_tls(struct td__door *door)
         door->secret.tls ? "1" : "not set");
 }
 
-/* Once, so that strangers cannot fill the log. Who of the job has another secret knows it from the closed
- * connection, but those who wait for him do not. */
+/* Once, so that strangers cannot fill the log. Who of the job has another secret knows it from the
+ * refusal, but those who wait for him do not. */
 static void warn_of_secret(const struct stranger *stranger)
 {
     static const uint8_t none[TD__IDENTITY_SIZE];
@@ -216,12 +219,23 @@ static void warn_of_secret(const struct stranger *stranger)
            door->secret.given ? "there" : "here, where it is not set");
 }
 
+/* It leaves together with the end, in one packet, and is shorter than what it answers. Where the socket does not
+ * take it, the client tries again. */
+static void send_refusal(int fd)
+{
+    uint8_t refusal[TD__REFUSAL_SIZE];
+    td__auth_refusal(refusal);
+    ssize_t ignored = send(fd, refusal, sizeof refusal, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
+    (void)ignored;
+}
+
 static bool answer_hello(struct stranger *stranger)
 {
     uint8_t challenge[TD__CHALLENGE_SIZE];
     bool right = td__auth_check_hello(&stranger->auth, stranger->bytes);
     if (!right && !stranger->auth.other_tls) {
         warn_of_secret(stranger);
+        send_refusal(stranger->fd);
         return false;
     }
     if (is_replayed(stranger->door, stranger->auth.client_nonce) ||

@@ -6,8 +6,6 @@
 #include "os/tls.h"
 
 #include <errno.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,7 +16,6 @@ enum {
     RESOLVE_LIMIT_MS = 10000,
     ATTEMPT_LIMIT_MS = 5000,
     WARN_AFTER_MS = 10000,
-    RESET_MS = 20, /* that a reset may come after the end, besides its way */
 };
 
 static td_status refuse_without_secret(const char *what, const char *purpose, const char *host)
@@ -80,7 +77,7 @@ static td_status fail_other_tls(const char *where, bool here)
         where, here ? "does not encrypt" : "wants TLS", here ? "1" : "not 1", here ? "not 1" : "1");
 }
 
-/* It has closed the connection after the hello. Who knows an identity has it from its owner, through a store
+/* It has refused the hello. Who knows an identity has it from its owner, through a store
  * that was proven already. */
 static td_status fail_refused(const struct td__auth *auth, const char *where, bool one_of_many)
 {
@@ -100,51 +97,39 @@ static td_status fail_refused(const struct td__auth *auth, const char *where, bo
         auth->purpose);
 }
 
-/* The other side has closed the connection without a word: 0 where it did so in order, or an errno. A server
- * that turns somebody away has read the hello before. What closes without reading it, such as a proxy whose
- * server is not there yet, has its kernel reset the connection, which is seen a moment after the end. (A unix
- * socket tells both at once.) */
-static int find_reset(int fd)
-{
-    struct tcp_info info = {0};
-    struct pollfd seen = {.fd = fd};
-    socklen_t size = sizeof info, error_size = sizeof(int);
-    int error = 0;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
-        return 0;
-    poll(&seen, 1, RESET_MS + (int)(info.tcpi_rtt / 500)); /* two ways there and back */
-    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
-    return error ? error : seen.revents & (POLLERR | POLLHUP) ? ECONNRESET : 0;
-}
-
-/* Receives the challenge. *answered says that something has come, in the place of one where that fails. */
+/* Receives the challenge. *answered says that something has come, in the place of one where that fails, and
+ * *refused that it was a refusal. */
 static int receive_challenge(int fd, uint8_t challenge[TD__CHALLENGE_SIZE], td__deadline deadline,
-                             bool *answered)
+                             bool *answered, bool *refused)
 {
     int error = td__recv_all(fd, challenge, 1, deadline);
     *answered = !error;
-    if (error == ENODATA) {
-        int reset = find_reset(fd);
-        return reset ? reset : ENODATA;
-    }
+    if (error)
+        return error;
     td__deadline soon = td__deadline_earlier(deadline, td__deadline_in_ms(ATTEMPT_LIMIT_MS));
-    return error ? error : td__recv_all(fd, challenge + 1, TD__CHALLENGE_SIZE - 1, soon);
+    error = td__recv_all(fd, challenge + 1, TD__REFUSAL_SIZE - 1, soon);
+    bool begins_so = !error && td__auth_is_refusal(challenge);
+    if (!error)
+        error = td__recv_all(fd, challenge + TD__REFUSAL_SIZE,
+                             TD__CHALLENGE_SIZE - TD__REFUSAL_SIZE, soon);
+    *refused = error && begins_so;
+    return error;
 }
 
-/* Both directions of the proof. A connection that is reset belongs to a server that is going away, that is not
- * there yet behind a proxy, or that has too many guests at the moment, and the next attempt may have better
- * luck: *passing is then the errno. */
+/* Both directions of the proof. A connection that ends without a word, in order or by a reset, belongs to a
+ * server that is going away, that is not there yet behind a proxy, or that has too many guests at the moment,
+ * and the next attempt may have better luck: *passing is then the errno. */
 static td_status prove(int fd, struct td__auth *auth, const char *where, const struct way *way,
                        int *passing)
 {
     td__deadline deadline = way->deadline;
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
     TD_TRY(td__auth_hello(auth, hello));
-    bool answered = false;
+    bool answered = false, refused = false;
     int error = td__send_all(fd, hello, sizeof hello, deadline);
     if (!error)
-        error = receive_challenge(fd, challenge, deadline, &answered);
-    if (error == ENODATA && !answered)
+        error = receive_challenge(fd, challenge, deadline, &answered, &refused);
+    if (refused)
         return fail_refused(auth, where, way->identity);
     bool right = !error && td__auth_check_challenge(auth, challenge);
     if (!error && !right && auth->other_tls)
@@ -313,7 +298,9 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         td_status status = introduce(fd, local, where, way, &passing, out);
         if (!status || !passing)
             return status;
-        note_attempt(attempts, address, td__errno_text(passing));
+        note_attempt(attempts, address,
+                     passing == ENODATA ? "it closed the connection without an answer"
+                                        : td__errno_text(passing));
     }
     if (!attempts->length)
         return refuse_without_secret("connecting to", way->purpose, host);
@@ -351,10 +338,14 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         if (nobody && identity && attempts.refused)
             return td__fail(TD_ERR_PEER, "nothing listens at its address any more");
 
+        /* An attempt that has no time left says only that, and not what those before it have seen. */
         int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
-        if (left <= 0 && unresolved)
+        bool last = left <= pause;
+        if (last && left > 0)
+            td__sleep_ns(left);
+        if (last && unresolved)
             return status;
-        if (left <= 0)
+        if (last)
             return td__fail(TD_ERR_TIMEOUT,
                             "cannot reach the %s at %s, port %d, within %.3g s: tried %s", purpose,
                             host, port, (double)(td__now_ns() - start) / 1e9, attempts.text);
@@ -363,7 +354,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
                    unresolved ? td_last_error() : attempts.text);
             warned = true;
         }
-        td__sleep_ns(pause < left ? pause : left);
+        td__sleep_ns(pause);
         pause = pause * 3 / 2 < 250 * MS ? pause * 3 / 2 : 250 * MS;
     }
 }

@@ -12,7 +12,9 @@
 
 /**
  * Connects to `host`:`port` and proves the secret both ways. While nobody is there yet, or something closes
- * the connection without reading what it is sent, it tries again until the deadline; a host name that cannot be resolved is tried for 10 s at most. `purpose`
+ * the connection without an answer, such as a proxy whose server is not there yet, it tries again until the
+ * deadline; a server that refuses the secret says so, and is not asked again. A host name that cannot be
+ * resolved is tried for 10 s at most. `purpose`
  * names the kind of server, in the proof and in messages ("store"), and `identity` (TD__IDENTITY_SIZE bytes)
  * the one that is meant among several; NULL where there is only one. Who knows its identity has it from the
  * server itself, so where nobody listens then, it has ended: TD_ERR_PEER, at once. What is found at *fd is a stream
