@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """tdbench: its flags, its output, its exit codes, and every operation at small sizes."""
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -16,6 +19,7 @@ OPERATIONS = [
 ]  # fmt: skip
 QUICK = ["--iters", "3", "--warmup", "1"]
 DEADLINE = 60
+PAGE = 4096
 PROGRAMS = {}  # tdbench and tdrun, set by the command line
 
 
@@ -27,6 +31,11 @@ def clean_environment():
         if not name.startswith(("TANDEM_", "PET_", "MASTER_", "SLURM_", "OMPI_", "PMI"))
         and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     } | {"TANDEM_SECRET": "of these tests"}
+
+
+def unread(pipe):
+    """How many bytes wait in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]
 
 
 def story(done):
@@ -54,6 +63,18 @@ class Test(unittest.TestCase):
 
     def rows(self, done):
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def wait_for(self, condition, what):
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            self.assertLess(time.monotonic(), end, what)
+            time.sleep(0.01)
+        return condition()
+
+    def ranks_of(self, pid):
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = [int(word) for word in file.read().split()]
+        return children if len(children) == 2 else None
 
     def check_all_right(self, rows, ranks):
         """Every operation is there, on that many ranks, and nothing is wrong."""
@@ -148,6 +169,20 @@ class Output(Test):
             if broken:
                 self.assertIn(f"rules that were not kept: {broken}", done.stderr, story(done))
 
+    def test_nobody_ends_before_all_rows_are_printed(self):
+        """Ranks whose rules are broken fail, which ends the others, and so must wait for rank 0."""
+        command = [PROGRAMS["tdbench"], "--rules", "-n", "2", "-b", "4,8K,64K", "-i", "4", "-j"]
+        process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, pipesize=PAGE)  # fmt: skip
+        with process:
+            self.wait_for(lambda: unread(process.stdout) > PAGE - 300, "a full pipe")
+            time.sleep(1)
+            ranks = self.ranks_of(process.pid)
+            rows = process.stdout.read().splitlines()
+            told = process.stderr.read()
+        self.assertEqual(len(rows), 24, told)
+        self.assertIsNotNone(ranks, "a rank has ended while another one was printing")
+
     def test_no_check(self):
         rows = self.rows(self.bench("reduce", "-n", 2, "-b", "4", *QUICK, "-j", "--no-check"))
         self.assertEqual(rows[0]["wrong"], None)
@@ -237,18 +272,6 @@ class Ending(Test):
             os.killpg(process.pid, signal.SIGINT)
             self.assertEqual(process.wait(timeout=DEADLINE), -signal.SIGINT)
             self.wait_for(lambda: not any(map(self.is_alive, children)), "the ranks' end")
-
-    def wait_for(self, condition, what):
-        end = time.monotonic() + DEADLINE
-        while not condition():
-            self.assertLess(time.monotonic(), end, what)
-            time.sleep(0.01)
-        return condition()
-
-    def ranks_of(self, pid):
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            children = [int(word) for word in file.read().split()]
-        return children if len(children) == 2 else None
 
     def is_alive(self, pid):
         try:

@@ -54,6 +54,9 @@ static td_status run_operations(const struct bench_options *options, char *wrong
         bench_print_header(&world);
     for (int i = 0; i < options->operation_count && !status && !options->rules; i++)
         status = run_operation(&world, options->operations[i]);
+    /* A rank that fails ends the others; rank 0 has printed all rows by then. */
+    if (!status)
+        status = td_group_barrier(NULL, NULL);
     if (broken)
         snprintf(wrong, room, "rules that were not kept: %d", broken);
     if (world.wrong)
