@@ -5,7 +5,9 @@
 #include "base/clock.h"
 #include "group/process_group.h"
 
+#include <tandem/dist.h>
 #include <tandem/group.h>
+#include <tandem/ops.h>
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -129,6 +131,95 @@ static td_status shrink(struct call *call)
     return status;
 }
 
+/* ---- Calls that are made of several operations ------------------------------------------------- */
+
+static td_bytes object_of(int rank)
+{
+    static char words[2][8] = {"zero", "one"};
+    return (td_bytes){words[rank], 5 - (size_t)rank};
+}
+
+static void check_object(td_bytes *object, int rank, td_status status)
+{
+    if (!status)
+        CHECK_STR(object->data, object_of(rank).data);
+    td_bytes_free(object);
+}
+
+static td_status broadcast_object(struct call *call)
+{
+    td_bytes object = {0};
+    if (td_test_rank() == 1)
+        object = object_of(1);
+    td_status status = td_broadcast_object_list(&object, 1, 1, call->group);
+    if (td_test_rank() == 0)
+        check_object(&object, 1, status);
+    return status;
+}
+
+static td_status all_gather_objects(struct call *call)
+{
+    td_bytes objects[2] = {{0}};
+    td_status status = td_all_gather_object(objects, 2, object_of(td_test_rank()), call->group);
+    for (int r = 0; r < 2; r++)
+        check_object(&objects[r], r, status);
+    return status;
+}
+
+static td_status gather_objects(struct call *call)
+{
+    td_bytes objects[2] = {{0}};
+    bool root = td_test_rank() == 0;
+    td_status status = td_gather_object(object_of(td_test_rank()), root ? objects : NULL,
+                                        root ? 2 : 0, 0, call->group);
+    for (int r = 0; r < 2 && root; r++)
+        check_object(&objects[r], r, status);
+    return status;
+}
+
+static td_status scatter_objects(struct call *call)
+{
+    td_bytes objects[2] = {object_of(0), object_of(1)}, object = {0};
+    bool root = td_test_rank() == 1;
+    td_status status = td_scatter_object_list(&object, root ? objects : NULL, root ? 2 : 0, 1,
+                                              call->group);
+    check_object(&object, td_test_rank(), status);
+    return status;
+}
+
+static td_status send_object(struct call *call)
+{
+    td_bytes objects[] = {object_of(0), {calloc(LARGE, 1), LARGE}};
+    td_status status = td_send_object_list(objects, 2, other(), call->group);
+    td_bytes_free(&objects[1]);
+    return status;
+}
+
+static td_status receive_object(struct call *call)
+{
+    td_bytes objects[2] = {{0}};
+    int source = -1;
+    td_status status = td_recv_object_list(objects, 2, TD_ANY_SOURCE, call->group, &source);
+    if (!status)
+        CHECK(objects[1].size == LARGE && source == other());
+    check_object(&objects[0], 0, status);
+    td_bytes_free(&objects[1]);
+    return status;
+}
+
+/* One operation for each dtype. */
+static td_status sum_up_coalesced(struct call *call)
+{
+    td_tensor *tensors[] = {td_ones((int64_t[]){3}, 1, TD_F32), td_ones((int64_t[]){2}, 1, TD_I64)};
+    td_status status = td_all_reduce_coalesced(tensors, 2, TD_SUM, call->group, NULL);
+    if (!status)
+        CHECK(((float *)td_tensor_data(tensors[0]))[0] == 2 &&
+              ((int64_t *)td_tensor_data(tensors[1]))[1] == 2);
+    td_tensor_release(tensors[0]);
+    td_tensor_release(tensors[1]);
+    return status;
+}
+
 static const struct call calls[] = {
     {.make = receive_one, .answer = send_one},
     {.make = receive_any, .answer = send_one},
@@ -141,6 +232,14 @@ static const struct call calls[] = {
     {.make = meet_monitored, .answer = meet_monitored},
     {.make = split, .answer = split},
     {.make = shrink, .answer = shrink},
+    /* The group is in use also between their operations, which a count of collectives would not show. */
+    {.make = broadcast_object, .answer = broadcast_object},
+    {.make = all_gather_objects, .answer = all_gather_objects},
+    {.make = gather_objects, .answer = gather_objects},
+    {.make = scatter_objects, .answer = scatter_objects},
+    {.make = send_object, .answer = receive_object},
+    {.make = receive_object, .answer = send_object},
+    {.make = sum_up_coalesced, .answer = sum_up_coalesced},
 };
 
 static void *make_call(void *arg)

@@ -17,6 +17,19 @@ td_status td__check_member(const char *call, td_group *group, struct td__member 
     return TD_OK;
 }
 
+td_group *td__hold_group(const char *call, td_group *group)
+{
+    td_group *entered = td__group_enter(group, call);
+    if (entered)
+        td__group_use(entered);
+    return entered;
+}
+
+void td__release_group(td_group *group)
+{
+    td__group_unuse(group);
+}
+
 static td_status check_named(const char *call, const char *name, const char *index,
                              const td_tensor *tensor, int use)
 {

@@ -10,6 +10,7 @@
 #include "dist/exchange.h"
 #include "dist/objects.h"
 #include "group/process_group.h"
+#include "group/work.h"
 
 #include <inttypes.h>
 
@@ -27,9 +28,9 @@ static td_status check_call(const char *call, td_group *group, const td_bytes *o
     return TD_OK;
 }
 
-td_status td_send_object_list(const td_bytes *objects, int count, int dst, td_group *group)
+static td_status send_objects(const char *call, const td_bytes *objects, int count, int dst,
+                              td_group *group)
 {
-    const char *call = "send_object_list";
     TD_TRY(check_call(call, group, objects, count));
     TD_TRY(td__objects_check(call, "objects", objects, count));
     size_t front = (size_t)count * sizeof(uint64_t);
@@ -49,14 +50,24 @@ td_status td_send_object_list(const td_bytes *objects, int count, int dst, td_gr
     return status;
 }
 
+td_status td_send_object_list(const td_bytes *objects, int count, int dst, td_group *group)
+{
+    const char *call = "send_object_list";
+    td_group *held = td__hold_group(call, group);
+    if (!held)
+        return TD_ERR_STATE;
+    td_status status = send_objects(call, objects, count, dst, held);
+    td__release_group(held);
+    return status;
+}
+
 /* Receives the first message, also from anybody, and finds out who sent it. */
 static td_status receive_announcement(td_group *group, int src, struct announcement *announced,
                                       int *source)
 {
     td_work *work;
     TD_TRY(td__group_recv(group, announced, 2, TD_U64, src, TD__TAG_OBJECT, &work));
-    while (!td_work_test(work)) /* `announced` is in use until then */
-        td_work_wait(work, 0);
+    td__work_finish(work); /* `announced` is in use until then */
     td_status status = td_work_status(work);
     if (!status)
         *source = td_work_source(work);
@@ -77,9 +88,9 @@ static td_status take_objects(const char *call, const char *body, size_t bytes, 
     return td__objects_unpack(call, body + front, sizes, 0, count, objects);
 }
 
-td_status td_recv_object_list(td_bytes *objects, int count, int src, td_group *group, int *source)
+static td_status receive_objects(const char *call, td_bytes *objects, int count, int src,
+                                 td_group *group, int *source)
 {
-    const char *call = "recv_object_list";
     TD_TRY(check_call(call, group, objects, count));
     struct announcement announced = {0};
     int from = src;
@@ -104,5 +115,16 @@ td_status td_recv_object_list(td_bytes *objects, int count, int src, td_group *g
     if (!status && source)
         *source = from;
     td_free(body);
+    return status;
+}
+
+td_status td_recv_object_list(td_bytes *objects, int count, int src, td_group *group, int *source)
+{
+    const char *call = "recv_object_list";
+    td_group *held = td__hold_group(call, group);
+    if (!held)
+        return TD_ERR_STATE;
+    td_status status = receive_objects(call, objects, count, src, held, source);
+    td__release_group(held);
     return status;
 }

@@ -2,7 +2,8 @@
  *
  * Each call is two operations: the lengths first, then the bytes, one after another in one buffer.
  * Scatter and gather move the bytes by an all_to_all with uneven parts, most of them empty, so that
- * no object is padded to the length of the longest; all_gather has to pad. */
+ * no object is padded to the length of the longest; all_gather has to pad. Between the two the group is kept from
+ * being destroyed. */
 #include "base/fail.h"
 #include "dist/exchange.h"
 #include "dist/objects.h"
@@ -101,9 +102,8 @@ static uint64_t *make_sizes(const td_bytes *objects, int count)
 
 /* ---- Broadcast ------------------------------------------------------------------------------- */
 
-td_status td_broadcast_object_list(td_bytes *objects, int count, int src, td_group *group)
+static td_status broadcast(const char *call, td_bytes *objects, int count, int src, td_group *group)
 {
-    const char *call = "broadcast_object_list";
     struct td__member member;
     TD_TRY(td__check_member(call, group, &member));
     bool is_root = member.global == src;
@@ -133,6 +133,17 @@ td_status td_broadcast_object_list(td_bytes *objects, int count, int src, td_gro
     return status;
 }
 
+td_status td_broadcast_object_list(td_bytes *objects, int count, int src, td_group *group)
+{
+    const char *call = "broadcast_object_list";
+    td_group *held = td__hold_group(call, group);
+    if (!held)
+        return TD_ERR_STATE;
+    td_status status = broadcast(call, objects, count, src, held);
+    td__release_group(held);
+    return status;
+}
+
 /* ---- All gather ------------------------------------------------------------------------------ */
 
 static td_status gather_padded(const char *call, td_bytes *objects, td_bytes object,
@@ -159,9 +170,9 @@ static td_status gather_padded(const char *call, td_bytes *objects, td_bytes obj
     return status;
 }
 
-td_status td_all_gather_object(td_bytes *objects, int count, td_bytes object, td_group *group)
+static td_status all_gather(const char *call, td_bytes *objects, int count, td_bytes object,
+                            td_group *group)
 {
-    const char *call = "all_gather_object";
     struct td__member member;
     TD_TRY(td__check_member(call, group, &member));
     TD_TRY(check_length(call, count, member.size));
@@ -176,6 +187,17 @@ td_status td_all_gather_object(td_bytes *objects, int count, td_bytes object, td
     if (!status)
         status = gather_padded(call, objects, object, sizes, &member, group);
     free(sizes);
+    return status;
+}
+
+td_status td_all_gather_object(td_bytes *objects, int count, td_bytes object, td_group *group)
+{
+    const char *call = "all_gather_object";
+    td_group *held = td__hold_group(call, group);
+    if (!held)
+        return TD_ERR_STATE;
+    td_status status = all_gather(call, objects, count, object, held);
+    td__release_group(held);
     return status;
 }
 
@@ -222,9 +244,9 @@ free_counts:
     return status;
 }
 
-td_status td_gather_object(td_bytes object, td_bytes *objects, int count, int dst, td_group *group)
+static td_status gather(const char *call, td_bytes object, td_bytes *objects, int count, int dst,
+                        td_group *group)
 {
-    const char *call = "gather_object";
     struct td__member member;
     TD_TRY(td__check_member(call, group, &member));
     TD_TRY(check_root_objects(call, objects, count, dst, &member));
@@ -251,10 +273,20 @@ td_status td_gather_object(td_bytes object, td_bytes *objects, int count, int ds
     return status;
 }
 
-td_status td_scatter_object_list(td_bytes *object, const td_bytes *objects, int count, int src,
-                                 td_group *group)
+td_status td_gather_object(td_bytes object, td_bytes *objects, int count, int dst, td_group *group)
 {
-    const char *call = "scatter_object_list";
+    const char *call = "gather_object";
+    td_group *held = td__hold_group(call, group);
+    if (!held)
+        return TD_ERR_STATE;
+    td_status status = gather(call, object, objects, count, dst, held);
+    td__release_group(held);
+    return status;
+}
+
+static td_status scatter(const char *call, td_bytes *object, const td_bytes *objects, int count,
+                         int src, td_group *group)
+{
     struct td__member member;
     TD_TRY(td__check_member(call, group, &member));
     TD_TRY(check_root_objects(call, objects, count, src, &member));
@@ -288,5 +320,17 @@ td_status td_scatter_object_list(td_bytes *object, const td_bytes *objects, int 
     td_free(output);
     td_free(input);
     free(sizes);
+    return status;
+}
+
+td_status td_scatter_object_list(td_bytes *object, const td_bytes *objects, int count, int src,
+                                 td_group *group)
+{
+    const char *call = "scatter_object_list";
+    td_group *held = td__hold_group(call, group);
+    if (!held)
+        return TD_ERR_STATE;
+    td_status status = scatter(call, object, objects, count, src, held);
+    td__release_group(held);
     return status;
 }

@@ -240,14 +240,26 @@ static td_status start_chain(struct td__exchange *first, td_work **work)
     return td__work_follow(td_work_retain(last->inner), after_last, first, work);
 }
 
-td_status td__exchange_run_chain(struct td__exchange *first, td_work **work)
+static td_status run_chain(struct td__exchange *first)
 {
-    if (work)
-        return start_chain(first, work);
     td_status status = TD_OK;
     for (struct td__exchange *x = first; x && !status; x = x->next)
         status = x->start(x, NULL);
     finish_chain(first, !status);
+    return status;
+}
+
+td_status td__exchange_run_chain(struct td__exchange *first, td_work **work)
+{
+    td_group *group = td__hold_group(first->call, first->group);
+    if (!group) {
+        finish_chain(first, false);
+        return TD_ERR_STATE;
+    }
+    for (struct td__exchange *x = first; x; x = x->next)
+        x->group = group; /* NULL may stand for no world any more by then */
+    td_status status = work ? start_chain(first, work) : run_chain(first);
+    td__release_group(group);
     return status;
 }
 

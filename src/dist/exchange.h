@@ -92,6 +92,12 @@ struct td__member {
 /** TD_ERR_STATE where this process is not in the group, or there is no world. */
 td_status td__check_member(const char *call, td_group *group, struct td__member *member);
 
+/** The group of a call that is made of several operations, the world for NULL: between these it is not
+ *  destroyed by another thread, until td__release_group(). NULL (and the last error set) as td__check_member().
+ */
+td_group *td__hold_group(const char *call, td_group *group);
+void td__release_group(td_group *group);
+
 /** Checks that it is not NULL, and for TD__WRITE that no two of its elements share memory. */
 td_status td__check_tensor(const char *call, const char *name, const td_tensor *tensor, int use);
 

@@ -243,8 +243,7 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
 /* The buffers are borrowed until the work is complete, so there is no giving up before that. */
 static td_status finish_waiting(td_work *work)
 {
-    while (!td_work_test(work))
-        td_work_wait(work, 0);
+    td__work_finish(work);
     td_status status = td_work_status(work);
     td_work_release(work);
     return status;

@@ -222,6 +222,18 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
     return td_work_status(work);
 }
 
+void td__work_finish(td_work *work)
+{
+    td_group *group = work->group;
+    bool ours = work->call.kind >= TD_OP_SEND && group->ops->progress; /* to move on */
+    while (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
+        if (ours)
+            advance(work, td__deadline_in_ms(td__call_timeout(group)));
+        else
+            td_work_wait(work, 0);
+    }
+}
+
 td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
 {
     char message[512] = "";

@@ -45,6 +45,10 @@ td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, t
 /** Waits until it is complete, or the deadline: false. */
 bool td__work_wait_until(td_work *work, td__deadline deadline);
 
+/** Waits until it is complete, for a call that has the group in use (td__group_use()): also while the group is
+ *  being destroyed, since that waits for the call. */
+void td__work_finish(td_work *work);
+
 /** When a collective was carried out. Leaves both as they are where that is not known. */
 void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns);
 
