@@ -67,7 +67,7 @@ static bool wait_on_bell(struct td__messages *messages, struct td__vigil *vigil,
 }
 
 /* Links, and perhaps rings: those have to be looked at from time to time. */
-static bool wait_on_links(struct td__messages *messages, struct td__vigil *vigil)
+static bool wait_on_links(struct td__messages *messages, struct td__vigil *vigil, bool rings)
 {
     int64_t now = td__now_ns();
     if (now >= vigil->deadline)
@@ -80,7 +80,7 @@ static bool wait_on_links(struct td__messages *messages, struct td__vigil *vigil
         return true;
     }
     int64_t left = vigil->deadline - now;
-    int64_t most = messages->attached ? MIXED_NS : SLICE_NS;
+    int64_t most = rings ? MIXED_NS : SLICE_NS;
     td__tcp_sleep(messages, left < most ? left : most);
     vigil->slept = true;
     return true;
@@ -100,10 +100,12 @@ bool td__vigil_keep(struct td__messages *messages, struct td__vigil *vigil,
         vigil->slept = true;
         return !td__deadline_passed(vigil->deadline);
     }
+    bool links = messages->epoll >= 0,
+         rings = messages->attached; /* which others set, with the lock */
     messages->sleepers++;
     pthread_mutex_unlock(&messages->lock);
-    if (messages->epoll >= 0)
-        in_time = wait_on_links(messages, vigil);
+    if (links)
+        in_time = wait_on_links(messages, vigil, rings);
     else
         in_time = wait_on_bell(messages, vigil, complete);
     pthread_mutex_lock(&messages->lock);
