@@ -16,8 +16,9 @@
 enum {
     EAGER_LIMIT = 8 * 1024,
     ARENA_EAGER_LIMIT = 4 * 1024,
-    AT_ONCE = 64, /* messages of one rank that are taken before another's turn */
-    LOOKS = 200,  /* for a message that may come at once */
+    AT_ONCE = 64,           /* messages of one rank that are taken before another's turn */
+    LOOKS = 40,             /* for a message that may come at once, with a pause between two */
+    CLAIM_LIMIT = 2 * 1024, /* messages whose lines are claimed for the next one */
 };
 
 struct frame {
@@ -98,6 +99,18 @@ static void publish(struct td__ring_end *end, struct frame *frame, size_t bytes,
     atomic_store_explicit(&end->at, next, memory_order_relaxed);
 }
 
+/* Takes the lines of the next message, should it be as large, back from their last reader; not the first one,
+ * where the reader looks for it. */
+static void claim_next(const struct td__ring_end *end, size_t bytes)
+{
+    size_t at = atomic_load_explicit(&end->at, memory_order_relaxed), size = lines(bytes);
+    if (bytes > CLAIM_LIMIT || at + size + TD__LINE > TD__RING_DATA ||
+        end->total + size + TD__LINE > end->room)
+        return;
+    for (size_t line = TD__LINE; line <= size; line += TD__LINE)
+        td__claim_line(end->ring->data + at + line);
+}
+
 bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const void *data,
                         size_t size)
 {
@@ -111,6 +124,7 @@ bool td__shm_send_small(struct td__messages *messages, int peer, int tag, const 
     if (size)
         memcpy((char *)frame + offset, data, size);
     publish(end, frame, bytes, TD__MESSAGE_EAGER);
+    claim_next(end, bytes);
     return true;
 }
 
@@ -306,9 +320,8 @@ bool td__shm_recv_small(struct td__messages *messages, int source, int tag, void
     struct frame *frame = first_frame(end);
     uint32_t kind;
     int looks = messages->crowded ? 1 : LOOKS;
-    do
-        kind = atomic_load_explicit(&frame->kind, memory_order_acquire);
-    while (!kind && --looks);
+    while (!(kind = atomic_load_explicit(&frame->kind, memory_order_acquire)) && --looks)
+        td__pause_processor();
     if (kind != TD__MESSAGE_EAGER || !td__tag_fits(tag, frame->tag))
         return false;
     /* Its numbers are read once, since the other side could change them. */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    LOOKS = 200,
+    LOOKS = 40, /* at what is waited for, with a pause between two, before the clock is looked at */
     SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
@@ -146,7 +146,14 @@ static td_status gone(struct td__team *team, const struct td__operation *operati
         farewell && !atomic_load(&team->cells[index].leaving) ? farewell : "has left the group");
 }
 
-/* ---- Announcing and waiting ------------------------------------------------------------------ */
+/* ---- Announcing and waiting ------------------------------------------------------------------
+ *
+ * What a call costs where everyone has a processor is how often a cache line goes from one to another. A
+ * post-it needs to go once; but a line that the other side has a copy of, from the last time or since it looks
+ * at it, must be taken from there before it can be written. So a rank takes the line of its next post-it
+ * back while it waits anyway, and does not look at those of the others at once, since they are mostly written
+ * in the same moment; nor does it look without a pause, which holds up its own stores. On processors that
+ * are far apart (0.33 µs for a round trip) an exchange takes 0.2 µs instead of 0.5. */
 
 int td__team_find_lost(struct td__team *team, int index)
 {
@@ -206,9 +213,12 @@ static td_status await_value(struct td__team *team, const struct td__operation *
                              unsigned how)
 {
     /* Where everyone has a processor it is often a matter of nanoseconds. */
-    for (int looks = team->crowded ? 1 : LOOKS; looks; looks--)
+    for (int looks = team->crowded ? 1 : LOOKS; looks; looks--) {
         if (is_reached(reached, stage, index))
             return TD_OK;
+        if (looks > 1)
+            td__pause_processor();
+    }
     if (!team->deadline)
         team->deadline = td__operation_deadline(operation);
     struct td__waiting waiting;
@@ -287,6 +297,8 @@ void td__team_reach(struct td__team *team, unsigned phase)
 {
     atomic_store_explicit(&td__team_post(team, team->index)->stage,
                           td__team_stage(team->call, phase), memory_order_release);
+    /* Nobody looks at that print any more, nor before the stage beside it. */
+    td__team_post_of(team, team->index, team->call + 1)->print = 0;
     wake_sleepers(team);
 }
 
@@ -316,9 +328,16 @@ td_status td__team_complete(struct td__team *team, const struct td__operation *o
     return await_value(team, operation, word, all, -1, FOR_ALL);
 }
 
+static inline void pause_before_looking(const struct td__team *team)
+{
+    for (unsigned i = 0; i < team->pauses; i++)
+        td__pause_processor();
+}
+
 td_status td__team_await(struct td__team *team, const struct td__operation *operation, int index,
                          unsigned phase)
 {
+    pause_before_looking(team);
     TD_TRY(await_stage(team, operation, index, td__team_stage(team->call, phase), 0));
     return phase == 1 ? td__team_compare(team, operation, index, team->call) : TD_OK;
 }
@@ -327,6 +346,7 @@ td_status td__team_await_all(struct td__team *team, const struct td__operation *
                              unsigned phase)
 {
     uint64_t stage = td__team_stage(team->call, phase);
+    pause_before_looking(team);
     for (int i = 1; i < team->size; i++) {
         int index = (team->index + i) % team->size;
         TD_TRY(await_stage(team, operation, index, stage, FOR_ALL));

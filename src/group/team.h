@@ -87,6 +87,7 @@ struct td__team {
     int size, index;
     int *world_ranks;
     unsigned crowded; /* with how many others each rank of this host shares a processor */
+    unsigned pauses;  /* before the first look at what is waited for; see team.c */
 
     pthread_mutex_t attach_lock; /* guards attaching */
     atomic_bool attached;

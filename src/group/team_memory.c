@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OTHERS_MS = 300 }; /* for one that may have the memory, too */
+enum { OTHERS_MS = 300 };    /* for one that may have the memory, too */
+enum { FIRST_LOOK_NS = 54 }; /* after a call was announced: see team.c */
 
 static size_t up_to_page(size_t size)
 {
@@ -63,6 +64,12 @@ int td__team_neighbours(struct td__endpoint *endpoint)
     return here;
 }
 
+static void learn_crowd(struct td__team *team)
+{
+    team->crowded = team->head->crowded;
+    team->pauses = team->crowded ? 0 : td__pauses_in(FIRST_LOOK_NS);
+}
+
 static td_status make_memory(struct td__team *team)
 {
     struct layout layout = layout_for(team->size);
@@ -74,7 +81,7 @@ static td_status make_memory(struct td__team *team)
     TD_TRY(map_memory(team, team->fd));
     team->head->size = (uint32_t)team->size;
     team->head->crowded = td__crowd(td__team_neighbours(team->endpoint));
-    team->crowded = team->head->crowded;
+    learn_crowd(team);
     td__team_show_nonce(team);
     atomic_store(&team->cells[0].attached, 1);
     atomic_store(&team->attached, true);
@@ -119,7 +126,7 @@ static td_status fetch_memory(struct td__team *team, td__deadline deadline)
         return mapped;
     }
     team->fd = fd;
-    team->crowded = team->head->crowded;
+    learn_crowd(team);
     return td__endpoint_offer(team->endpoint, team->key, fd);
 }
 

@@ -15,15 +15,6 @@ enum {
     YIELD_LIMIT_NS = 500000, /* a yield that took longer was given to a third */
 };
 
-static inline void pause_processor(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 bool td__bells_are_cheap;
 
 /* Every process that rings must be registered, or its stores could still be under way. All that use a
@@ -68,6 +59,21 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__bell *bell, unsig
                                     .slice = slice_ns};
 }
 
+unsigned td__pauses_in(int64_t ns)
+{
+    enum { TRIES = 3, PAUSES = 64 };
+    int64_t fastest = INT64_MAX;
+    for (int i = 0; i < TRIES; i++) {
+        int64_t start = td__now_ns();
+        for (int k = 0; k < PAUSES; k++)
+            td__pause_processor();
+        int64_t took = td__now_ns() - start;
+        fastest = took < fastest ? took : fastest;
+    }
+    int64_t pauses = fastest > 0 ? (ns * PAUSES + fastest / 2) / fastest : 1;
+    return pauses > PAUSES ? PAUSES : (unsigned)pauses;
+}
+
 static void yield(struct td__bell *bell)
 {
     atomic_store_explicit(&bell->processor, -td__bell_processor(bell), memory_order_relaxed);
@@ -104,7 +110,7 @@ bool td__waiting_step(struct td__waiting *waiting)
     }
     if (waiting->spins) {
         waiting->spins--;
-        pause_processor();
+        td__pause_processor();
         return true;
     }
     int64_t now = waiting->now ? waiting->now : td__now_ns();

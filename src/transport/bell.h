@@ -97,6 +97,30 @@ static inline void td__bell_ring(struct td__bell *bell)
         td__bell_wake(bell);
 }
 
+/** Between two looks: a moment in which the line that is looked at is left to whoever writes it. */
+static inline void td__pause_processor(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/** How many of these pauses take about `ns`; measured, since processors differ by a factor of ten. Below a
+ *  microsecond's worth of them in any case. */
+unsigned td__pauses_in(int64_t ns);
+
+/** Asks for a cache line that will be written soon, so that it is here, and nowhere else, by then. */
+static inline void td__claim_line(const void *line)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)line));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 /** Notes on which processor the owner of the bell is, for those who wait for it. */
 static inline void td__bell_here(struct td__bell *bell)
 {
