@@ -2,14 +2,13 @@
  * than out of place.
  *
  * All operations are measured in turns, one call of each in a round, in an order that changes from round to
- * round, so that whatever else happens on the machine happens to all of them. Before every call each rank writes its input anew, as a program would
- * have computed it: what others read is in the writer's cache. Medians over the rounds are compared, each
- * of the slowest rank.
+ * round, so that whatever else happens on the machine happens to all of them. Before every call each rank
+ * writes its input anew, as a program would have computed it: what others read is in the writer's cache.
+ * Medians over the rounds are compared, each of the slowest rank.
  *
- * What two operations take together is the sum of their medians, or that of the two calls in a row where
- * it is more: a rank that only gives returns before the others have its data, and leaves a part of the
- * price to the next call. A rule that is not kept is measured up to three times more, and is broken when
- * it was not kept in any of the four. */
+ * What two operations take together is the sum of their medians. A rule is kept where the left side takes at
+ * most SLACK times that, or is above it by no more than what the clock cannot tell apart. Where one is not,
+ * the size is measured three times more, and the medians of all four count. */
 #include "tdbench.h"
 
 #include "base/clock.h"
@@ -18,10 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_ROUNDS = 7, MOST_ROUNDS = 500, TRIES = 4, GUESS_ROUNDS = 3 };
+enum { LEAST_ROUNDS = 7, MOST_ROUNDS = 500, TRIES = 4, GUESS_ROUNDS = 3, CLOCK_READINGS = 1000 };
 
 #define SLACK 1.1
-#define CLOCK_STEP 5e-8 /* seconds; two calls of the clock are about as far apart */
 
 /* ---- The other ways to call ------------------------------------------------------------------ */
 
@@ -131,14 +129,12 @@ void bench_rules_operations(struct bench_options *options)
 
 /* ---- Measuring ------------------------------------------------------------------------------- */
 
-/* Times of the operations, and behind them those of the rules' two parts in a row. */
-enum { COLUMNS = BENCH_MAX_OPERATIONS + RULES };
-
 struct round_table {
     size_t bytes;
-    double *times[COLUMNS]; /* in each round */
-    double medians[COLUMNS];
+    double *times[BENCH_MAX_OPERATIONS]; /* in each round */
+    double medians[BENCH_MAX_OPERATIONS];
     int rounds;
+    double clock_step;
 };
 
 static size_t count_of(const struct bench_world *world, const struct round_table *table,
@@ -148,45 +144,20 @@ static size_t count_of(const struct bench_world *world, const struct round_table
     return operation->parts ? count / (size_t)world->size : count;
 }
 
-static td_status run_one(struct bench_world *world, struct round_table *table,
-                         const struct bench_operation *operation, double *seconds)
+static td_status run_one(struct bench_world *world, struct round_table *table, int column,
+                         int round)
 {
+    const struct bench_operation *operation = world->options->operations[column];
     size_t count = count_of(world, table, operation);
     operation->fill(world, count);
-    return bench_once(world, operation, count, seconds);
-}
-
-static td_status run_two(struct bench_world *world, struct round_table *table,
-                         const struct rule *rule, double *seconds)
-{
-    const struct bench_operation *first = find(rule->parts[0]), *second = find(rule->parts[1]);
-    second->fill(world, count_of(world, table, second));
-    first->fill(world, count_of(world, table, first));
-    TD_TRY(td_group_barrier(NULL, NULL));
-    int64_t start = td__now_ns();
-    TD_TRY(first->call(world, count_of(world, table, first), NULL));
-    TD_TRY(second->call(world, count_of(world, table, second), NULL));
-    *seconds = (double)(td__now_ns() - start) * 1e-9;
-    return TD_OK;
-}
-
-static td_status run_column(struct bench_world *world, struct round_table *table, int column,
-                            int round)
-{
-    double *seconds = &table->times[column][round];
-    const struct rule *rule =
-        &rules[column < BENCH_MAX_OPERATIONS ? 0 : column - BENCH_MAX_OPERATIONS];
-    if (column < world->options->operation_count)
-        return run_one(world, table, world->options->operations[column], seconds);
-    return column >= BENCH_MAX_OPERATIONS && rule->parts[1] ? run_two(world, table, rule, seconds)
-                                                            : TD_OK;
+    return bench_once(world, operation, count, &table->times[column][round]);
 }
 
 /* Each round in another order, the same on all ranks: what a call takes depends a little on the one
  * before it, more so where ranks share processors. */
-static void shuffle(int *columns, uint32_t *state)
+static void shuffle(int *columns, int count, uint32_t *state)
 {
-    for (int k = COLUMNS - 1; k > 0; k--) {
+    for (int k = count - 1; k > 0; k--) {
         *state = *state * 1664525u + 1013904223u;
         int other = (int)((*state >> 8) % (uint32_t)(k + 1)), moved = columns[k];
         columns[k] = columns[other];
@@ -196,16 +167,16 @@ static void shuffle(int *columns, uint32_t *state)
 
 static td_status run_rounds(struct bench_world *world, struct round_table *table, int rounds)
 {
-    int columns[COLUMNS];
+    int columns[BENCH_MAX_OPERATIONS], count = world->options->operation_count;
     uint32_t state = 1;
-    for (int k = 0; k < COLUMNS; k++)
+    for (int k = 0; k < count; k++)
         columns[k] = k;
     for (int i = 0; i < rounds; i++) {
-        shuffle(columns, &state);
-        for (int k = 0; k < COLUMNS; k++)
-            TD_TRY(run_column(world, table, columns[k], i));
+        shuffle(columns, count, &state);
+        for (int k = 0; k < count; k++)
+            TD_TRY(run_one(world, table, columns[k], i));
     }
-    for (int k = 0; k < COLUMNS; k++) {
+    for (int k = 0; k < count; k++) {
         TD_TRY(bench_maximum(table->times[k], (size_t)rounds));
         bench_sort(table->times[k], (size_t)rounds);
         table->medians[k] = table->times[k][rounds / 2];
@@ -218,7 +189,7 @@ static td_status choose_rounds(struct bench_world *world, struct round_table *ta
 {
     double round = 0;
     TD_TRY(run_rounds(world, table, GUESS_ROUNDS));
-    for (int k = 0; k < COLUMNS; k++)
+    for (int k = 0; k < world->options->operation_count; k++)
         round += table->times[k][0];
     double wanted = world->options->seconds / (round + 1e-9);
     table->rounds = world->options->iterations ? world->options->iterations
@@ -240,25 +211,52 @@ static double median_of(const struct bench_world *world, const struct round_tabl
 
 /* ---- Printing -------------------------------------------------------------------------------- */
 
-struct finding {
-    double whole, sum, row, ratio;
-};
-
-static bool is_kept(const struct finding *finding)
+/* The least that two readings of the clock differ by, if they do. */
+static double find_clock_step(void)
 {
-    double parts = finding->sum > finding->row ? finding->sum : finding->row;
-    return finding->ratio <= SLACK || finding->whole - parts < CLOCK_STEP;
+    int64_t step = INT64_MAX, before = td__now_ns();
+    for (int i = 0; i < CLOCK_READINGS; i++) {
+        int64_t now = td__now_ns();
+        if (now > before && now - before < step)
+            step = now - before;
+        before = now;
+    }
+    return (double)step * 1e-9;
 }
 
-static struct finding find_ratio(const struct bench_world *world, const struct round_table *table,
+struct finding {
+    double whole, sum;
+};
+
+/* A time is right to one step of the clock, and there are two or three of them. */
+static bool is_kept(const struct finding *finding, int rule, double clock_step)
+{
+    int times = rules[rule].parts[1] ? 3 : 2;
+    return finding->whole <= SLACK * finding->sum + times * clock_step;
+}
+
+static struct finding find_times(const struct bench_world *world, const struct round_table *table,
                                  int rule)
 {
-    struct finding found = {.whole = median_of(world, table, rules[rule].whole),
-                            .row = table->medians[BENCH_MAX_OPERATIONS + rule]};
+    struct finding found = {.whole = median_of(world, table, rules[rule].whole)};
     for (int k = 0; k < 2 && rules[rule].parts[k]; k++)
         found.sum += median_of(world, table, rules[rule].parts[k]);
-    found.ratio = found.whole / (found.sum > found.row ? found.sum : found.row);
     return found;
+}
+
+/* The medians over the first `count`; of an even number, between the two in the middle. */
+static struct finding middle_of(const struct finding *findings, int count)
+{
+    double wholes[TRIES], sums[TRIES];
+    for (int i = 0; i < count; i++) {
+        wholes[i] = findings[i].whole;
+        sums[i] = findings[i].sum;
+    }
+    bench_sort(wholes, (size_t)count);
+    bench_sort(sums, (size_t)count);
+    int low = (count - 1) / 2, high = count / 2;
+    return (struct finding){.whole = (wholes[low] + wholes[high]) / 2,
+                            .sum = (sums[low] + sums[high]) / 2};
 }
 
 static void describe(const struct rule *rule, char text[80])
@@ -268,24 +266,22 @@ static void describe(const struct rule *rule, char text[80])
 }
 
 static void print_finding(const struct bench_world *world, const struct round_table *table,
-                          const struct rule *rule, const struct finding *finding)
+                          int rule, const struct finding *finding)
 {
-    char text[80], size[24], row[24] = "-";
-    bool kept = is_kept(finding);
-    describe(rule, text);
-    if (rule->parts[1])
-        snprintf(row, sizeof row, "%.2f", finding->row * 1e6);
+    char text[80], size[24];
+    bool kept = is_kept(finding, rule, table->clock_step);
+    double ratio = finding->whole / finding->sum;
+    describe(&rules[rule], text);
     if (world->options->json)
         printf("{\"rule\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"transport\":\"%s\",\"memory\":\"%s\","
-               "\"rounds\":%d,\"whole_us\":%.3f,\"sum_us\":%.3f,\"row_us\":%.3f,\"ratio\":%.3f,"
-               "\"kept\":%s}\n",
+               "\"rounds\":%d,\"whole_us\":%.3f,\"sum_us\":%.3f,\"ratio\":%.3f,\"kept\":%s}\n",
                text, world->size, table->bytes, bench_transport_name(world), world->options->memory,
-               table->rounds, finding->whole * 1e6, finding->sum * 1e6, finding->row * 1e6,
-               finding->ratio, kept ? "true" : "false");
+               table->rounds, finding->whole * 1e6, finding->sum * 1e6, ratio,
+               kept ? "true" : "false");
     else
-        printf("  %-42s %5d %8s %11.2f %11.2f %11s %7.2f%s\n", text, world->size,
+        printf("  %-42s %5d %8s %11.2f %11.2f %7.2f%s\n", text, world->size,
                bench_size_text((int64_t)table->bytes, size), finding->whole * 1e6,
-               finding->sum * 1e6, row, finding->ratio, kept ? "" : "  BROKEN");
+               finding->sum * 1e6, ratio, kept ? "" : "  BROKEN");
     fflush(stdout);
 }
 
@@ -294,31 +290,30 @@ static void print_header(const struct bench_world *world)
     if (world->options->json)
         return;
     bench_print_place(world);
-    printf("#\n# %-42s %5s %8s %11s %11s %11s %7s\n", "rule, in us", "ranks", "bytes", "left side",
-           "right side", "in a row", "ratio");
+    printf("#\n# %-42s %5s %8s %11s %11s %7s\n", "rule, in us", "ranks", "bytes", "left side",
+           "right side", "ratio");
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 static td_status run_size(struct bench_world *world, struct round_table *table, int *broken)
 {
-    struct finding best[RULES];
-    bool all_kept = false;
+    struct finding found[RULES][TRIES];
+    int tries = 1; /* all ranks know the same times, so they try as often */
     TD_TRY(choose_rounds(world, table));
-    for (int attempt = 0; attempt < TRIES && !all_kept; attempt++) {
+    for (int attempt = 0; attempt < tries; attempt++) {
         TD_TRY(run_rounds(world, table, table->rounds));
-        all_kept = true;
         for (int i = 0; i < RULES; i++) {
-            struct finding now = find_ratio(world, table, i);
-            if (!attempt || (!is_kept(&best[i]) && now.ratio < best[i].ratio))
-                best[i] = now;
-            all_kept = all_kept && is_kept(&best[i]);
+            found[i][attempt] = find_times(world, table, i);
+            if (!is_kept(&found[i][attempt], i, table->clock_step))
+                tries = TRIES;
         }
     }
     for (int i = 0; i < RULES; i++) {
-        *broken += !is_kept(&best[i]);
+        struct finding middle = middle_of(found[i], tries);
+        *broken += !is_kept(&middle, i, table->clock_step);
         if (world->rank == 0)
-            print_finding(world, table, &rules[i], &best[i]);
+            print_finding(world, table, i, &middle);
     }
     return TD_OK;
 }
@@ -326,16 +321,17 @@ static td_status run_size(struct bench_world *world, struct round_table *table, 
 td_status bench_rules_run(struct bench_world *world, int *broken)
 {
     const struct bench_options *options = world->options;
-    struct round_table table = {0};
+    struct round_table table = {.clock_step = find_clock_step()};
     size_t rounds = options->iterations > GUESS_ROUNDS ? (size_t)options->iterations : MOST_ROUNDS;
     size_t unit = td_dtype_size(options->dtype) * (size_t)world->size, last = 0;
     td_status status = TD_OK;
-    double *memory = calloc(COLUMNS * rounds, sizeof *memory);
+    double *memory = calloc(BENCH_MAX_OPERATIONS * rounds, sizeof *memory);
     if (!memory)
         return td__fail_nomem("tdbench --rules");
-    for (int k = 0; k < COLUMNS; k++)
+    for (int k = 0; k < BENCH_MAX_OPERATIONS; k++)
         table.times[k] = memory + (size_t)k * rounds;
-    if (world->rank == 0)
+    status = bench_maximum(&table.clock_step, 1);
+    if (world->rank == 0 && !status)
         print_header(world);
     for (int i = 0; i < options->sizes.count && !status; i++) {
         size_t bytes = (size_t)options->sizes.at[i];

@@ -107,8 +107,7 @@ static inline void td__pause_processor(void)
 #endif
 }
 
-/** How many of these pauses take about `ns`; measured, since processors differ by a factor of ten. Below a
- *  microsecond's worth of them in any case. */
+/** How many of these pauses take about `ns`, 64 at most; measured, since processors differ by a factor of ten. */
 unsigned td__pauses_in(int64_t ns);
 
 /** Asks for a cache line that will be written soon, so that it is here, and nowhere else, by then. */
