@@ -55,7 +55,8 @@ static td_status broken(struct td__team *team)
     td__deadline end = td__deadline_in_ms(REASON_MS);
     while (atomic_load(&team->head->broken) != 2)
         if (td__deadline_passed(end))
-            return td__fail(TD_ERR_PEER, "a rank of this host ended while it told why a call failed");
+            return td__fail(TD_ERR_PEER,
+                            "a rank of this host ended while it told why a call failed");
         else
             td__sleep_ns(QUIET_PAUSE_NS);
     memcpy(reason, team->head->reason, sizeof reason);
