@@ -26,7 +26,7 @@ static double now_us(void)
     return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }
 
-static double time_calls(const struct bench_row *row, int calls)
+static double time_calls(const struct ops_row *row, int calls)
 {
     double start = now_us();
     for (int i = 0; i < calls; i++)
@@ -34,7 +34,7 @@ static double time_calls(const struct bench_row *row, int calls)
     return now_us() - start;
 }
 
-void bench_row(const struct bench_row *row)
+void ops_row(const struct ops_row *row)
 {
     static int64_t samples[MOST_SAMPLES]; /* in nanoseconds */
     row->call(row);

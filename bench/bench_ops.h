@@ -11,16 +11,16 @@
 #define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
 
 /* One row: its tensors, and what is timed with them. */
-struct bench_row {
+struct ops_row {
     const char *what, *pass;
     td_tensor *out, *a, *b, *c;
     struct td__window window;
-    void (*call)(const struct bench_row *row);
+    void (*call)(const struct ops_row *row);
     const void *arg;
 };
 
 /** Times the row and prints its line. */
-void bench_row(const struct bench_row *row);
+void ops_row(const struct ops_row *row);
 
 /** Whether a row of that name was asked for. */
 bool bench_is_wanted(const char *what);

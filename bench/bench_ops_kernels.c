@@ -8,17 +8,17 @@
 
 /* ---- Linear layers ---------------------------------------------------------------------------- */
 
-static void call_linear(const struct bench_row *row)
+static void call_linear(const struct ops_row *row)
 {
     bench_check(KERNELS->linear(row->out, row->a, row->b, row->c));
 }
 
-static void call_matmul(const struct bench_row *row)
+static void call_matmul(const struct ops_row *row)
 {
     bench_check(KERNELS->matmul(row->out, row->a, row->b, 1, false));
 }
 
-static void call_accumulate(const struct bench_row *row)
+static void call_accumulate(const struct ops_row *row)
 {
     bench_check(KERNELS->matmul(row->out, row->a, row->b, 1, true));
 }
@@ -30,10 +30,10 @@ static void bench_linear(const char *what, int64_t n, int64_t in, int64_t out)
         td_tensor *x = bench_filled(SHAPE(n, in)), *w = bench_filled(SHAPE(out, in)),
                   *y = bench_filled(SHAPE(n, out));
         td_tensor *bias = bench_filled(SHAPE(out)), *grad_w = bench_filled(SHAPE(out, in));
-        bench_row(&(struct bench_row){what, "forward", y, x, w, bias, .call = call_linear});
-        bench_row(&(struct bench_row){what, "grad_input", x, y, w, .call = call_matmul});
-        bench_row(&(struct bench_row){what, "grad_weight", grad_w, td_transpose(y, 0, 1), x,
-                                      .call = call_accumulate});
+        ops_row(&(struct ops_row){what, "forward", y, x, w, bias, .call = call_linear});
+        ops_row(&(struct ops_row){what, "grad_input", x, y, w, .call = call_matmul});
+        ops_row(&(struct ops_row){what, "grad_weight", grad_w, td_transpose(y, 0, 1), x,
+                                  .call = call_accumulate});
     }
 }
 
@@ -43,27 +43,27 @@ static void bench_batch(const char *what, int64_t batch, int64_t m, int64_t k, i
     {
         td_tensor *a = bench_filled(SHAPE(batch, m, k)), *b = bench_filled(SHAPE(batch, k, n));
         td_tensor *c = bench_filled(SHAPE(batch, m, n));
-        bench_row(&(struct bench_row){what, "forward", c, a, b, .call = call_matmul});
-        bench_row(
-            &(struct bench_row){what, "grad_a", a, c, td_transpose(b, 1, 2), .call = call_matmul});
-        bench_row(
-            &(struct bench_row){what, "grad_b", b, td_transpose(a, 1, 2), c, .call = call_matmul});
+        ops_row(&(struct ops_row){what, "forward", c, a, b, .call = call_matmul});
+        ops_row(
+            &(struct ops_row){what, "grad_a", a, c, td_transpose(b, 1, 2), .call = call_matmul});
+        ops_row(
+            &(struct ops_row){what, "grad_b", b, td_transpose(a, 1, 2), c, .call = call_matmul});
     }
 }
 
 /* ---- Convolutions and pooling ----------------------------------------------------------------- */
 
-static void call_conv(const struct bench_row *row)
+static void call_conv(const struct ops_row *row)
 {
     bench_check(KERNELS->conv2d(row->out, row->a, row->b, row->c, &row->window));
 }
 
-static void call_conv_input(const struct bench_row *row)
+static void call_conv_input(const struct ops_row *row)
 {
     bench_check(KERNELS->conv2d_grad_input(row->out, row->a, row->b, &row->window));
 }
 
-static void call_conv_weight(const struct bench_row *row)
+static void call_conv_weight(const struct ops_row *row)
 {
     bench_check(KERNELS->conv2d_grad_weight(row->out, row->c, row->a, row->b, &row->window, false));
 }
@@ -85,20 +85,20 @@ static void bench_conv(const char *what, const int64_t x_shape[4], int64_t out, 
                   *y = bench_filled(SHAPE(x_shape[0], out, height, width));
         td_tensor *weight = bench_filled(SHAPE(out, x_shape[1], kernel, kernel)),
                   *bias = bench_filled(SHAPE(out));
-        bench_row(&(struct bench_row){what, "forward", y, x, weight, bias, w, .call = call_conv});
-        bench_row(&(struct bench_row){what, "grad_input", x, y, weight, NULL, w,
-                                      .call = call_conv_input});
-        bench_row(&(struct bench_row){what, "grad_weight", weight, y, x, bias, w,
-                                      .call = call_conv_weight});
+        ops_row(&(struct ops_row){what, "forward", y, x, weight, bias, w, .call = call_conv});
+        ops_row(
+            &(struct ops_row){what, "grad_input", x, y, weight, NULL, w, .call = call_conv_input});
+        ops_row(&(struct ops_row){what, "grad_weight", weight, y, x, bias, w,
+                                  .call = call_conv_weight});
     }
 }
 
-static void call_pool(const struct bench_row *row)
+static void call_pool(const struct ops_row *row)
 {
     bench_check(KERNELS->max_pool2d(row->out, row->b, row->a, &row->window));
 }
 
-static void call_pool_grad(const struct bench_row *row)
+static void call_pool_grad(const struct ops_row *row)
 {
     bench_check(KERNELS->max_pool2d_grad(row->out, row->a, row->b));
 }
@@ -111,9 +111,9 @@ static void bench_pool(const char *what, int64_t n, int64_t c, int64_t size)
         td_tensor *x = bench_filled(SHAPE(n, c, size, size)),
                   *y = bench_filled(SHAPE(n, c, size / 2, size / 2));
         td_tensor *indices = td_zeros(SHAPE(n, c, size / 2, size / 2), TD_I32);
-        bench_row(&(struct bench_row){what, "forward", y, x, indices, NULL, w, .call = call_pool});
-        bench_row(&(struct bench_row){what, "grad_input", x, y, indices, NULL, w,
-                                      .call = call_pool_grad});
+        ops_row(&(struct ops_row){what, "forward", y, x, indices, NULL, w, .call = call_pool});
+        ops_row(
+            &(struct ops_row){what, "grad_input", x, y, indices, NULL, w, .call = call_pool_grad});
     }
 }
 

@@ -178,7 +178,7 @@ struct pass {
     td_tensor *x[MOST_INPUTS], *y, *grad_y;
 };
 
-static void call_forward(const struct bench_row *row)
+static void call_forward(const struct ops_row *row)
 {
     const struct pass *pass = row->arg;
     TD_SCOPE
@@ -186,7 +186,7 @@ static void call_forward(const struct bench_row *row)
     bench_made(pass->of->forward(pass->x));
 }
 
-static void call_backward(const struct bench_row *row)
+static void call_backward(const struct ops_row *row)
 {
     const struct pass *pass = row->arg;
     td_tensor *results[MOST_INPUTS];
@@ -215,11 +215,11 @@ static void bench_operation(const struct operation *of)
             pass.x[pass.count] = td_clone(input_of(of, of->shapes[pass.count]));
         for (int i = 0; i < pass.count - of->constants; i++)
             bench_check(td_tensor_set_requires_grad(pass.x[i], true));
-        bench_row(&(struct bench_row){of->what, "forward", .call = call_forward, .arg = &pass});
+        ops_row(&(struct ops_row){of->what, "forward", .call = call_forward, .arg = &pass});
         pass.y = bench_made(of->forward(pass.x));
         TD_NO_GRAD
         pass.grad_y = bench_made(td_ones_like(pass.y));
-        bench_row(&(struct bench_row){of->what, "backward", .call = call_backward, .arg = &pass});
+        ops_row(&(struct ops_row){of->what, "backward", .call = call_backward, .arg = &pass});
     }
 }
 
@@ -227,7 +227,7 @@ static void bench_operation(const struct operation *of)
 
 enum { PARAMETERS = 16 };
 
-static void call_step(const struct bench_row *row)
+static void call_step(const struct ops_row *row)
 {
     bench_check(td_optimizer_step((td_optimizer *)row->arg));
 }
@@ -255,7 +255,7 @@ static void bench_optimizer(const char *what)
         td_optimizer *optimizer = optimizer_of(what, parameters);
         if (!optimizer)
             bench_die("%s", td_last_error());
-        bench_row(&(struct bench_row){what, "step", .call = call_step, .arg = optimizer});
+        ops_row(&(struct ops_row){what, "step", .call = call_step, .arg = optimizer});
         td_optimizer_destroy(optimizer);
     }
 }

@@ -12,8 +12,8 @@
 #include "measure.h"
 
 #include "base/clock.h"
-#include "group/reduce_kernels.h"
-#include "group/reduction.h"
+#include "reduce/reduce_kernels.h"
+#include "reduce/reduction.h"
 
 #include <sys/mman.h>
 

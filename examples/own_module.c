@@ -33,7 +33,7 @@ static td_tensor *relu_squared(td_tensor *x)
         y = td_square(td_f_relu(x));
     }
     return td_record(&relu_squared_function, y,
-                     &(td_recipe){
+                     &(td_node_spec){
                          .inputs = {x},
                          .input_count = 1,
                          .saved = {x},

@@ -81,7 +81,7 @@ static void print_summary(const struct summary *summary, double seconds)
     for (int way = 0; way < WAYS; way++)
         if (summary->by_way[way])
             printf("  over %-15s %4d rounds, kills noticed within %.0f ms\n",
-                   way_name((enum way)way), summary->by_way[way],
+                   way_name((enum chaos_way)way), summary->by_way[way],
                    (double)summary->slowest_kill_ns[way] / 1e6);
 }
 

@@ -35,7 +35,7 @@ enum {
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-enum way { WAY_SHM, WAY_TCP, WAY_HOSTS, WAY_BACKEND, WAY_SPACES, WAYS };
+enum chaos_way { WAY_SHM, WAY_TCP, WAY_HOSTS, WAY_BACKEND, WAY_SPACES, WAYS };
 
 enum fault {
     FAULT_KILL,  /* it ends in some way, in the middle of everything */
@@ -59,7 +59,7 @@ enum after {
 
 enum end { END_KILL, END_SEGV, END_ABORT, END_EXIT, END_SILENT, ENDS };
 
-enum place { STORE_HOST, STORE_RANK_0, STORE_FILE };
+enum chaos_place { STORE_HOST, STORE_RANK_0, STORE_FILE };
 
 struct members {
     int size;
@@ -70,8 +70,8 @@ struct plan {
     uint64_t seed;
     int round;
     int size;
-    enum way way;
-    enum place store;
+    enum chaos_way way;
+    enum chaos_place store;
     enum fault fault;
     enum end end;
     int victim;
@@ -134,7 +134,7 @@ bool plan_has(const struct members *members, int rank);
 void plan_describe(const struct plan *plan, char *text, size_t room);
 const char *kind_name(enum kind kind);
 const char *fault_name(enum fault fault);
-const char *way_name(enum way way);
+const char *way_name(enum chaos_way way);
 
 /** A number that depends on both. */
 uint64_t mix(uint64_t a, uint64_t b);

@@ -87,7 +87,7 @@ static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
         [WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28, [WAY_BACKEND] = 12};
     static const int64_t delays[] = {0, 20000, 200000, 2000000, 20000000};
     plan->fault = (enum fault)choose(dice, faults, FAULTS);
-    plan->way = (enum way)choose(dice, ways, WAYS);
+    plan->way = (enum chaos_way)choose(dice, ways, WAYS);
     /* Thrown where it does not count as well, so that a seed means the same rounds everywhere. */
     bool cut = plan->fault == FAULT_CUT, apart = cut || chance(dice, 5);
     if (apart && (cut || spaces))
@@ -106,7 +106,7 @@ static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
 static void choose_store(struct dice *dice, struct plan *plan)
 {
     static const int places[] = {[STORE_HOST] = 60, [STORE_RANK_0] = 20, [STORE_FILE] = 20};
-    plan->store = (enum place)choose(dice, places, 3);
+    plan->store = (enum chaos_place)choose(dice, places, 3);
     /* Who has the store stays until the others have left. */
     if (plan->way == WAY_SPACES || (plan->fault == FAULT_LEAVE && plan->victim == 0))
         plan->store = STORE_HOST;
@@ -292,7 +292,7 @@ const char *fault_name(enum fault fault)
     return names[fault];
 }
 
-const char *way_name(enum way way)
+const char *way_name(enum chaos_way way)
 {
     static const char *const names[WAYS] = {"shared memory", "tcp", "hosts", "backend tcp",
                                             "networks"};

@@ -10,7 +10,7 @@
 #ifndef TANDEM_TESTS_COLLECTIVE_CASES_H
 #define TANDEM_TESTS_COLLECTIVE_CASES_H
 
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 #include <tandem/backend.h>
 

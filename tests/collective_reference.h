@@ -2,7 +2,7 @@
 #ifndef TANDEM_TESTS_COLLECTIVE_REFERENCE_H
 #define TANDEM_TESTS_COLLECTIVE_REFERENCE_H
 
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 #include <tandem/group.h>
 

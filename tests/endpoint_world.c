@@ -3,7 +3,7 @@
 
 #include "runner.h"
 
-#include "transport/endpoint_inside.h"
+#include "peer/endpoint_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ void meet_all(struct td__endpoint **endpoints, int count)
         cards[i] = (td_bytes){(char *)buffers[i].data, buffers[i].size};
     }
     for (int i = 0; i < count; i++)
-        CHECK_OK(td__endpoint_meet(endpoints[i], cards));
+        CHECK_OK(td__endpoint_connect_all(endpoints[i], cards));
     for (int i = 0; i < count; i++)
         td__buffer_free(&buffers[i]);
 }
@@ -108,7 +108,7 @@ void meet_by_files(struct td__endpoint *endpoint)
         cards[i] = (td_bytes){bytes[i], fread(bytes[i], 1, sizeof bytes[i], file)};
         fclose(file);
     }
-    CHECK_OK(td__endpoint_meet(endpoint, cards));
+    CHECK_OK(td__endpoint_connect_all(endpoint, cards));
 }
 
 void *map_file(size_t size)

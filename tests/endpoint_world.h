@@ -3,7 +3,7 @@
 #define TANDEM_TESTS_ENDPOINT_WORLD_H
 
 #include "base/auth.h"
-#include "transport/endpoint.h"
+#include "peer/endpoint.h"
 
 #include <stdatomic.h>
 

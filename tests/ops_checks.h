@@ -5,7 +5,7 @@
 #include "gradcheck.h"
 #include "runner.h"
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 /* The call yields no tensor, and the message contains `part`. */
 #define CHECK_NULL(call, part)                                                                     \

@@ -171,7 +171,7 @@ void steady_stop(struct steady *steady)
 
 /* ---- The scene ------------------------------------------------------------------------------- */
 
-void scene_open(struct scene *scene)
+void scene_open(struct client_scene *scene)
 {
     td_tcp_store_options options = {.host_server = true, .secret = RAW_SECRET};
     CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &scene->store));
@@ -180,13 +180,13 @@ void scene_open(struct scene *scene)
     steady_start(&scene->steady, scene->port, RAW_SECRET);
 }
 
-void scene_close(struct scene *scene)
+void scene_close(struct client_scene *scene)
 {
     steady_stop(&scene->steady);
     CHECK_OK(td_store_close(scene->store));
 }
 
-bool scene_has(const struct scene *scene, const char *key)
+bool scene_has(const struct client_scene *scene, const char *key)
 {
     bool there;
     CHECK_OK(td_store_check(scene->store, &key, 1, &there));

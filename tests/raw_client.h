@@ -57,7 +57,7 @@ void steady_check(struct steady *steady);
 void steady_stop(struct steady *steady);
 
 /* A server in this process, and a steady client of it. */
-struct scene {
+struct client_scene {
     td_store *store;
     int port;
     struct steady steady;
@@ -65,13 +65,13 @@ struct scene {
 
 #define RAW_SECRET "a secret for tests"
 
-void scene_open(struct scene *scene);
+void scene_open(struct client_scene *scene);
 
 /** Checks once more that the steady client was not disturbed, and ends both. */
-void scene_close(struct scene *scene);
+void scene_close(struct client_scene *scene);
 
 /** Whether the store has `key`. */
-bool scene_has(const struct scene *scene, const char *key);
+bool scene_has(const struct client_scene *scene, const char *key);
 
 /** Raises the limit of file descriptors as far as it goes; skips the test when that is below
  *  `wanted`. */

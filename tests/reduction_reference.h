@@ -3,7 +3,7 @@
 #ifndef TANDEM_TESTS_REDUCTION_REFERENCE_H
 #define TANDEM_TESTS_REDUCTION_REFERENCE_H
 
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 #include <string.h>
 

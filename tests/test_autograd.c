@@ -43,12 +43,12 @@ static td_tensor *cube(td_tensor *x, double factor)
     TD_NO_GRAD
     y = td_mul_scalar(td_mul(td_mul(x, x), x), factor);
     return td_record(&cube_function, y,
-                     &(td_recipe){.inputs = {x},
-                                  .input_count = 1,
-                                  .saved = {x},
-                                  .saved_count = 1,
-                                  .data = &factor,
-                                  .data_size = sizeof factor});
+                     &(td_node_spec){.inputs = {x},
+                                     .input_count = 1,
+                                     .saved = {x},
+                                     .saved_count = 1,
+                                     .data = &factor,
+                                     .data_size = sizeof factor});
 }
 
 TEST(an_operator_of_ones_own_has_a_gradient)

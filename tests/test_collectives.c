@@ -3,8 +3,8 @@
  * ranks, which makes a world once. */
 #include "collective_cases.h"
 
-#include "group/copy.h"
-#include "group/team.h"
+#include "reduce/copy.h"
+#include "shm/shm_comm.h"
 #include "reduction_reference.h"
 #include "runner.h"
 

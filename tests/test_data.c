@@ -2,7 +2,7 @@
 #include "runner.h"
 
 #include "data/loader.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/tandem.h>
 

@@ -3,7 +3,7 @@
 #include "runner.h"
 
 #include "base/identity.h"
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 #include <tandem/tandem.h>
 

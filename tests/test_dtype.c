@@ -3,7 +3,7 @@
 #include "reduction_reference.h"
 #include "runner.h"
 
-#include "group/reduce_kernels.h"
+#include "reduce/reduce_kernels.h"
 
 #include <math.h>
 
@@ -103,7 +103,7 @@ TEST(kernels_convert_as_the_functions_do)
     for (size_t set = 0; set < LENGTH(instruction_sets); set++) {
         if (!td__kernels_use(instruction_sets[set]))
             continue;
-        const struct td__kernels *kernels = td__kernels();
+        const struct td__reduce_kernels *kernels = td__kernels();
         for (int i = 0; i < ALL; i++)
             halves[i] = (uint16_t)i;
         kernels->f16_to_f32(floats, halves, ALL);

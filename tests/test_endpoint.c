@@ -1,4 +1,4 @@
-/* Endpoints: links and papers between ranks of one process, and the memory of another process. */
+/* Endpoints: links and shared descriptors between ranks of one process, and the memory of another process. */
 #include "endpoint_world.h"
 #include "process_counts.h"
 #include "runner.h"
@@ -81,7 +81,7 @@ static void open_all(struct td__endpoint **endpoints, int count)
 static void look_out(struct td__endpoint *endpoint, bool near)
 {
     td__look_fns fns = {.has_left = near ? nobody_has_left : NULL};
-    CHECK_OK(td__endpoint_look_out(endpoint, &fns, NULL));
+    CHECK_OK(td__endpoint_start_detector(endpoint, &fns, NULL));
 }
 
 static void see_rank_1_die(bool near, const char *how)
@@ -94,7 +94,7 @@ static void see_rank_1_die(bool near, const char *how)
     for (int r = 0; r < 3; r++) {
         td__endpoint_watch(endpoint, r);
         CHECK_EQ(td__endpoint_presence(endpoint, r), TD__PRESENT);
-        CHECK(!td__endpoint_farewell(endpoint, r));
+        CHECK(!td__endpoint_exit_reason(endpoint, r));
     }
     td__sleep_ns(300000000); /* until lifelines are there */
     td_test_barrier();
@@ -102,7 +102,7 @@ static void see_rank_1_die(bool near, const char *how)
         raise(SIGKILL);
     CHECK_SOON(td__endpoint_presence(endpoint, 1) == TD__ENDED);
     CHECK_EQ(td__endpoint_losses(endpoint), 1);
-    CHECK_STR(td__endpoint_farewell(endpoint, 1), how);
+    CHECK_STR(td__endpoint_exit_reason(endpoint, 1), how);
     CHECK_EQ(td__endpoint_presence(endpoint, 0), TD__PRESENT);
     CHECK_EQ(td__endpoint_presence(endpoint, 2), TD__PRESENT);
     /* The others are still here when they look at each other. */
@@ -139,7 +139,7 @@ static void *go_on_later(void *arg)
     return arg;
 }
 
-/* Rank 0 is the only one who sees the end of rank 1. Its lookout is at something else, and before it comes
+/* Rank 0 is the only one who sees the end of rank 1. Its failure detector is at something else, and before it comes
  * to that, the program leaves. Rank 2 must hear of it all the same. */
 RANKS(news_from_one_who_leaves, .ranks = 3, .may_die = 1 << 1)
 {
@@ -148,8 +148,8 @@ RANKS(news_from_one_who_leaves, .ranks = 3, .may_die = 1 << 1)
     int rank = td_test_rank();
     CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", false, &endpoint));
     meet_by_files(endpoint);
-    CHECK_OK(
-        td__endpoint_look_out(endpoint, &(td__look_fns){.tick = rank == 0 ? be_busy : NULL}, NULL));
+    CHECK_OK(td__endpoint_start_detector(
+        endpoint, &(td__look_fns){.tick = rank == 0 ? be_busy : NULL}, NULL));
     CHECK_SOON(rank || atomic_load(&is_busy));
     td_test_barrier();
     if (rank == 1)
@@ -157,7 +157,7 @@ RANKS(news_from_one_who_leaves, .ranks = 3, .may_die = 1 << 1)
     if (rank == 0) {
         CHECK_SOON(kill(td__endpoint_pid(endpoint, 1), 0) && errno == ESRCH);
         CHECK_EQ(pthread_create(&later, NULL, go_on_later, NULL), 0);
-        td__endpoint_look_away(endpoint);
+        td__endpoint_stop_detector(endpoint);
         pthread_join(later, NULL);
     } else {
         CHECK_SOON(td__endpoint_presence(endpoint, 1) == TD__ENDED);
@@ -194,7 +194,7 @@ TEST(leaving_in_order_is_no_loss)
     td__endpoint_close(e[1]);
     CHECK_SOON(td__endpoint_presence(e[0], 1) == TD__LEFT);
     CHECK_SOON(td__endpoint_presence(e[2], 1) == TD__LEFT);
-    CHECK_STR(td__endpoint_farewell(e[0], 1), "has left");
+    CHECK_STR(td__endpoint_exit_reason(e[0], 1), "has left");
     CHECK_EQ(td__endpoint_losses(e[0]), 0);
     td__endpoint_close(e[0]);
     td__endpoint_close(e[2]);
@@ -260,15 +260,16 @@ TEST(cards_that_are_none)
     td__endpoint_card(endpoint, &card);
     for (size_t size = 0; size < card.size; size++) { /* any shorter one */
         td_bytes cards[2] = {{(char *)card.data, card.size}, {(char *)card.data, size}};
-        CHECK_FAILS(td__endpoint_meet(endpoint, cards), TD_ERR_MISMATCH, "rank 1");
+        CHECK_FAILS(td__endpoint_connect_all(endpoint, cards), TD_ERR_MISMATCH, "rank 1");
     }
     char *longer = malloc(card.size + 1);
     memcpy(longer, card.data, card.size);
     longer[card.size] = 0;
-    CHECK_FAILS(
-        td__endpoint_meet(endpoint, (td_bytes[]){{longer, card.size}, {longer, card.size + 1}}),
-        TD_ERR_MISMATCH, "version");
-    CHECK_OK(td__endpoint_meet(endpoint, (td_bytes[]){{longer, card.size}, {longer, card.size}}));
+    CHECK_FAILS(td__endpoint_connect_all(
+                    endpoint, (td_bytes[]){{longer, card.size}, {longer, card.size + 1}}),
+                TD_ERR_MISMATCH, "version");
+    CHECK_OK(
+        td__endpoint_connect_all(endpoint, (td_bytes[]){{longer, card.size}, {longer, card.size}}));
     free(longer);
     td__buffer_free(&card);
     td__endpoint_close(endpoint);
@@ -412,11 +413,11 @@ TEST(who_has_left_cannot_be_reached)
     }
 }
 
-/* ---- Papers ---------------------------------------------------------------------------------- */
+/* ---- Shared descriptors ---------------------------------------------------------------------------------- */
 
-static int make_paper(const char *text)
+static int make_shared_fd(const char *text)
 {
-    int fd = memfd_create("paper", MFD_CLOEXEC);
+    int fd = memfd_create("shared", MFD_CLOEXEC);
     CHECK(fd >= 0);
     CHECK_EQ(write(fd, text, strlen(text)), strlen(text));
     return fd;
@@ -447,7 +448,7 @@ TEST(papers_before_and_after_they_are_asked_for)
 {
     struct td__endpoint *e[2];
     pthread_t thread;
-    int early = make_paper("early"), late = make_paper("late"), fd;
+    int early = make_shared_fd("early"), late = make_shared_fd("late"), fd;
     pair_open(e, true);
     CHECK_OK(td__endpoint_offer(e[0], 21, early));
     for (int i = 0; i < 3; i++) {
@@ -475,16 +476,16 @@ TEST(nothing_is_left_behind)
     struct td__endpoint *e[2];
     struct counts before = {0};
     for (int i = 0; i < 20; i++) {
-        int fd, paper = make_paper("x");
+        int fd, shared = make_shared_fd("x");
         pair_open(e, i % 2);
-        CHECK_OK(td__endpoint_offer(e[0], 1, paper));
+        CHECK_OK(td__endpoint_offer(e[0], 1, shared));
         CHECK_OK(td__endpoint_connect(e[1], 0, 1, TD__CHANNEL_MESSAGES, soon(), &fd));
         close(fd);
         if (i % 2) {
             CHECK_OK(td__endpoint_fetch(e[1], 0, 1, soon(), NULL, &fd));
             close(fd);
         }
-        close(paper);
+        close(shared);
         pair_close(e);
         if (i == 2)
             before = counts_now();

@@ -5,7 +5,7 @@
 
 #include "base/auth.h"
 #include "os/socket.h"
-#include "transport/endpoint_inside.h"
+#include "peer/endpoint_internal.h"
 
 #include <errno.h>
 #include <string.h>
@@ -13,11 +13,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { LINK = 1, PAPER = 2 };
+enum { LINK = 1, SHARED_FD = 2 };
 
-/* ---- Guests of one's own making -------------------------------------------------------------- */
+/* ---- Clients of one's own making -------------------------------------------------------------- */
 
-static int knock(const char *host, int port)
+static int connect_host(const char *host, int port)
 {
     struct td__address_list list;
     bool retry;
@@ -29,11 +29,11 @@ static int knock(const char *host, int port)
 }
 
 /* At the TCP port, or at the unix socket. */
-static int knock_at(const struct td__endpoint *endpoint, bool locally)
+static int connect_to(const struct td__endpoint *endpoint, bool locally)
 {
     char name[128];
     endpoint_local(endpoint, name);
-    return locally ? knock(name, 0) : knock("127.0.0.1", endpoint_port(endpoint));
+    return locally ? connect_host(name, 0) : connect_host("127.0.0.1", endpoint_port(endpoint));
 }
 
 static void send_all(int fd, const void *data, size_t size)
@@ -70,7 +70,7 @@ static void make_request(uint8_t request[TD__REQUEST_SIZE], uint32_t what, uint3
     td__store_u32(request + 8, group);
 }
 
-/* Nobody was harmed: a link and a paper still come about. */
+/* Nobody was harmed: a link and a shared fd still come about. */
 static void check_service(struct td__endpoint *e[2])
 {
     int a, b, fd;
@@ -84,17 +84,17 @@ static void check_service(struct td__endpoint *e[2])
 
 static int open_scene(struct td__endpoint *e[2])
 {
-    int paper = dup(STDERR_FILENO);
+    int shared_fd = dup(STDERR_FILENO);
     pair_open(e, true);
-    CHECK_OK(td__endpoint_offer(e[0], 51, paper));
-    return paper;
+    CHECK_OK(td__endpoint_offer(e[0], 51, shared_fd));
+    return shared_fd;
 }
 
-static void close_scene(struct td__endpoint *e[2], int paper)
+static void close_scene(struct td__endpoint *e[2], int shared_fd)
 {
     check_service(e);
     pair_close(e);
-    close(paper);
+    close(shared_fd);
 }
 
 /* ---- Strangers ------------------------------------------------------------------------------- */
@@ -104,18 +104,18 @@ TEST(noise_gets_no_answer)
     struct td__endpoint *e[2];
     uint8_t noise[3000];
     uint32_t state = 12345;
-    int paper = open_scene(e);
+    int shared_fd = open_scene(e);
     for (int i = 0; i < 40; i++) {
         size_t size = (size_t)(i % 20) * (size_t)(i % 20) * 8;
         for (size_t k = 0; k < size; k++)
             noise[k] = (uint8_t)((state = state * 1664525u + 1013904223u) >> 24);
-        int fd = knock_at(e[0], i % 2);
+        int fd = connect_to(e[0], i % 2);
         send_all(fd, noise, size);
         if (size < TD__HELLO_SIZE)
             shutdown(fd, SHUT_WR);
         check_closed(fd);
     }
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }
 
 TEST(a_wrong_secret_or_purpose_is_refused)
@@ -126,41 +126,41 @@ TEST(a_wrong_secret_or_purpose_is_refused)
                                            {ENDPOINT_SECRET, ""}};
     struct td__endpoint *e[2];
     uint8_t request[TD__REQUEST_SIZE];
-    int paper = open_scene(e);
-    make_request(request, PAPER, 1, 51);
+    int shared_fd = open_scene(e);
+    make_request(request, SHARED_FD, 1, 51);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         for (int locally = 0; locally < 2; locally++) {
             struct td__auth auth = endpoint_guest(e[0], wrong[i][0]);
             auth.purpose = wrong[i][1];
-            int fd = knock_at(e[0], locally);
+            int fd = connect_to(e[0], locally);
             CHECK(!introduce(fd, &auth, request, sizeof request));
             close(fd);
         }
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }
 
-/* Of the job, but at the wrong door: what was meant for another one is a stranger's word. */
+/* Of the job, but at the wrong listener: what was meant for another one is a stranger's word. */
 TEST(who_means_another_door_is_refused)
 {
     struct td__endpoint *e[2];
     uint8_t request[TD__REQUEST_SIZE];
-    int paper = open_scene(e);
-    make_request(request, PAPER, 1, 51);
+    int shared_fd = open_scene(e);
+    make_request(request, SHARED_FD, 1, 51);
     for (int locally = 0; locally < 2; locally++) {
         struct td__auth other = endpoint_guest(e[1], ENDPOINT_SECRET), none = other,
                         right = endpoint_guest(e[0], ENDPOINT_SECRET);
         memset(none.identity, 0, sizeof none.identity);
-        int fd = knock_at(e[0], locally);
+        int fd = connect_to(e[0], locally);
         CHECK(!introduce(fd, &other, request, sizeof request));
         close(fd);
-        fd = knock_at(e[0], locally);
+        fd = connect_to(e[0], locally);
         CHECK(!introduce(fd, &none, request, sizeof request));
         close(fd);
-        fd = knock_at(e[0], locally);
+        fd = connect_to(e[0], locally);
         CHECK(introduce(fd, &right, request, sizeof request));
         close(fd);
     }
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }
 
 /* Rank 0 reaches rank 2 where it looks for rank 1, as on a network that leads connections elsewhere. */
@@ -197,22 +197,22 @@ TEST(a_wrong_proof_gets_nothing)
     struct td__endpoint *e[2];
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
     uint8_t proof[TD__PROOF_SIZE + TD__REQUEST_SIZE] = {1};
-    int paper = open_scene(e);
+    int shared_fd = open_scene(e);
     struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
     for (int locally = 0; locally < 2; locally++) {
         CHECK_OK(td__auth_hello(&auth, hello));
-        int fd = knock_at(e[0], locally);
+        int fd = connect_to(e[0], locally);
         send_all(fd, hello, sizeof hello);
         CHECK_EQ(td__recv_all(fd, challenge, sizeof challenge, soon()), 0);
-        make_request(proof + TD__PROOF_SIZE, PAPER, 1, 51);
+        make_request(proof + TD__PROOF_SIZE, SHARED_FD, 1, 51);
         send_all(fd, proof, sizeof proof);
         check_closed(fd);
 
-        fd = knock_at(e[0], locally); /* a hello that was overheard gets no second challenge */
+        fd = connect_to(e[0], locally); /* a hello that was overheard gets no second challenge */
         send_all(fd, hello, sizeof hello);
         check_closed(fd);
     }
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }
 
 /* Of the job, but what they ask for makes no sense. */
@@ -222,20 +222,20 @@ TEST(wrong_requests_get_nothing)
         uint32_t what, rank;
         bool locally;
     } wrong[] = {
-        {0, 1, true},      {3, 1, true},       {UINT32_MAX, 1, false}, {LINK, 2, false},
-        {LINK, -1u, true}, {PAPER, -2u, true}, {PAPER, 7, true},       {PAPER, 1, false},
+        {0, 1, true},      {3, 1, true},           {UINT32_MAX, 1, false}, {LINK, 2, false},
+        {LINK, -1u, true}, {SHARED_FD, -2u, true}, {SHARED_FD, 7, true},   {SHARED_FD, 1, false},
     };
     struct td__endpoint *e[2];
     uint8_t request[TD__REQUEST_SIZE];
-    int paper = open_scene(e);
+    int shared_fd = open_scene(e);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        int fd = knock_at(e[0], wrong[i].locally);
+        int fd = connect_to(e[0], wrong[i].locally);
         make_request(request, wrong[i].what, wrong[i].rank, 51);
         struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
         CHECK(introduce(fd, &auth, request, sizeof request));
         check_closed(fd);
     }
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }
 
 /* A link whose request comes byte by byte, and with the first bytes of the link right behind it. */
@@ -244,7 +244,7 @@ TEST(slow_guests_are_served)
     struct td__endpoint *e[2];
     uint8_t bytes[TD__PROOF_SIZE + TD__REQUEST_SIZE + 3], hello[TD__HELLO_SIZE];
     uint8_t challenge[TD__CHALLENGE_SIZE];
-    int paper = open_scene(e), fd = knock_at(e[0], false), link;
+    int shared_fd = open_scene(e), fd = connect_to(e[0], false), link;
     struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
     CHECK_OK(td__auth_hello(&auth, hello));
     for (size_t i = 0; i < sizeof hello; i++) {
@@ -266,7 +266,7 @@ TEST(slow_guests_are_served)
     CHECK_MEM(there, "abc", 3);
     close(link);
     close(fd);
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }
 
 TEST(no_secret_no_links_beyond_this_host)
@@ -294,12 +294,12 @@ TEST(a_crowd_of_silent_strangers, .deadline_s = 60)
     limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     struct td__endpoint *e[2];
-    int paper = open_scene(e);
+    int shared_fd = open_scene(e);
     uint8_t hello[TD__HELLO_SIZE];
     struct td__auth auth = endpoint_guest(e[0], "another secret");
     CHECK_OK(td__auth_hello(&auth, hello));
     for (int i = 0; i < CROWD; i++) {
-        fds[i] = knock_at(e[0], i % 2);
+        fds[i] = connect_to(e[0], i % 2);
         if (i % 3)
             send_all(fds[i], hello, (size_t)(i % (TD__HELLO_SIZE - 1))); /* half a hello */
         if (i % 100 == 0)
@@ -309,5 +309,5 @@ TEST(a_crowd_of_silent_strangers, .deadline_s = 60)
     check_closed(fds[0]); /* the first one had to go */
     for (int i = 1; i < CROWD; i++)
         close(fds[i]);
-    close_scene(e, paper);
+    close_scene(e, shared_fd);
 }

@@ -128,10 +128,10 @@ static void *write_many(void *log)
 /* The first thread counts by itself until another one comes, at any moment. */
 TEST(threads_share_the_numbers)
 {
-    for (int round = 0; round < 20; round++) {
+    for (int attempt = 0; attempt < 20; attempt++) {
         struct td__flight_log *log = open_log();
         pthread_t others[2];
-        uint64_t before = 100 * (uint64_t)round;
+        uint64_t before = 100 * (uint64_t)attempt;
         for (uint64_t i = 1; i <= before; i++)
             td__flight_end(log, begin(log, i, TD__FLIGHT_RUNNING), true);
         for (int i = 0; i < 2; i++)
@@ -271,7 +271,7 @@ TEST(readers_see_no_mixtures)
     for (int i = 0; i < 2; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, write_on, &writers), 0);
     int seen = 0;
-    for (int round = 0; round < 300 || !seen; round++) {
+    for (int attempt = 0; attempt < 300 || !seen; attempt++) {
         read_page(writers.log);
         for (int i = 0; i < page.count; i++) {
             const struct td__flight_call *call = &page.calls[i];

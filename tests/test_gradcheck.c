@@ -30,12 +30,12 @@ static td_tensor *cube(td_tensor *const *inputs, const void *factor)
     for (int64_t i = 0; i < td_tensor_numel(y); i++)
         data[i] = data[i] * data[i] * data[i];
     return td_record(&cube_function, y,
-                     &(td_recipe){.inputs = {inputs[0]},
-                                  .input_count = 1,
-                                  .saved = {inputs[0]},
-                                  .saved_count = 1,
-                                  .data = factor,
-                                  .data_size = sizeof(double)});
+                     &(td_node_spec){.inputs = {inputs[0]},
+                                     .input_count = 1,
+                                     .saved = {inputs[0]},
+                                     .saved_count = 1,
+                                     .data = factor,
+                                     .data_size = sizeof(double)});
 }
 
 TEST(what_is_right_passes)

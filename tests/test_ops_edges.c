@@ -2,7 +2,7 @@
 #include "gradcheck.h"
 #include "runner.h"
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <math.h>
 

@@ -65,7 +65,7 @@ TEST(gradients_of_joining)
             gradcheck("td_stack", run_join, &(struct join){3, dim, true}, y, 3);
         gradcheck("td_cat", run_join, &(struct join){3, 2, false}, y, 3);
 
-        /* More inputs than a recipe has places for. */
+        /* More inputs than a spec has places for. */
         td_tensor *many[20], *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2));
         for (int i = 0; i < 20; i++)
             many[i] = td_mul_scalar(w, i);

@@ -1,8 +1,8 @@
 /* Random numbers: compared with those of PyTorch, which reference/record_random.py has recorded. */
 #include "runner.h"
 
-#include "tensor/random.h"
-#include "tensor/tensor.h"
+#include "tensor/random_internal.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/tandem.h>
 

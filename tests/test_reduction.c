@@ -4,7 +4,7 @@
 #include "reduction_reference.h"
 #include "runner.h"
 
-#include "group/reduce_kernels.h"
+#include "reduce/reduce_kernels.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -199,7 +199,7 @@ TEST(tree_of_six)
     CHECK_EQ(td__tree_levels(2), 1);
     CHECK_EQ(td__tree_levels(6), 3);
     CHECK_EQ(td__tree_levels(8), 3);
-    struct td__node node = td__tree_node(5, 6, 2);
+    struct td__tree_node node = td__tree_node(5, 6, 2);
     CHECK_EQ(node.low, 0);
     CHECK_EQ(node.left_size, 4);
     CHECK_EQ(node.right_size, 2);

@@ -1,4 +1,4 @@
-/* Crowds of strangers at the doors of a running job: it goes on, at about its speed, and who belongs to
+/* Crowds of strangers at the listeners of a running job: it goes on, at about its speed, and who belongs to
  * it still comes in. TD_TEST_STRANGERS=10000 is the long version; `strangers_cost`, which runs only
  * when it is named, prints what a stranger costs both sides. */
 #include "crowd.h"
@@ -77,7 +77,7 @@ RANKS(a_job_among_strangers, .ranks = 2, .deadline_s = 120)
     CHECK_OK(td_init_process_group(NULL));
     double before = work(NULL, &rounds);
 
-    /* Each rank has its crowd: at its own door, and at that of the job's store. */
+    /* Each rank has its crowd: at its own listener, and at that of the job's store. */
     struct crowd crowd = {.count = strangers / 2,
                           .ports = {0, atoi(getenv("MASTER_PORT"))},
                           .purpose = {"link", "store"},

@@ -26,7 +26,7 @@ static uint32_t next_random(uint32_t *state)
 }
 
 /* After a request that is fine, something that is not: the first is answered, then it is over. */
-static void expect_ended(const struct scene *scene, const void *bytes, size_t size)
+static void expect_ended(const struct client_scene *scene, const void *bytes, size_t size)
 {
     struct td__buffer body;
     int fd = raw_open(scene->port, RAW_SECRET);
@@ -45,7 +45,7 @@ static void expect_ended(const struct scene *scene, const void *bytes, size_t si
     close(fd);
 }
 
-static void expect_body_refused(const struct scene *scene, uint8_t op,
+static void expect_body_refused(const struct client_scene *scene, uint8_t op,
                                 const struct td__buffer *body)
 {
     struct td__buffer frame = raw_begin(6, op);
@@ -57,7 +57,7 @@ static void expect_body_refused(const struct scene *scene, uint8_t op,
 
 TEST(garbage_ends_a_client)
 {
-    struct scene scene;
+    struct client_scene scene;
     uint32_t state = 7;
     uint8_t bytes[4096];
     scene_open(&scene);
@@ -76,7 +76,7 @@ TEST(garbage_ends_a_client)
 
 TEST(wrong_headers_end_a_client)
 {
-    struct scene scene;
+    struct client_scene scene;
     scene_open(&scene);
     static const uint8_t headers[][TD__WIRE_HEADER] = {
         {0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, TD__WIRE_SET, 0, 0, 0}, /* 4 GiB are to come */
@@ -98,7 +98,7 @@ TEST(wrong_headers_end_a_client)
 
 TEST(wrong_bodies_end_a_client)
 {
-    struct scene scene;
+    struct client_scene scene;
     static const uint8_t listed[] = {TD__WIRE_SET, TD__WIRE_GET, TD__WIRE_WAIT, TD__WIRE_CHECK};
     static const uint8_t all[] = {TD__WIRE_SET,         TD__WIRE_APPEND, TD__WIRE_GET,
                                   TD__WIRE_WAIT,        TD__WIRE_CHECK,  TD__WIRE_ADD,
@@ -148,7 +148,7 @@ TEST(wrong_bodies_end_a_client)
 
 TEST(a_truncated_request_is_not_carried_out)
 {
-    struct scene scene;
+    struct client_scene scene;
     scene_open(&scene);
     struct td__buffer frame = raw_begin(1, TD__WIRE_SET);
     td__buffer_put_u32(&frame, 1);
@@ -176,7 +176,7 @@ TEST(a_truncated_request_is_not_carried_out)
 /* A length that would be allowed, and nothing behind it. */
 TEST(a_promise_costs_no_memory)
 {
-    struct scene scene;
+    struct client_scene scene;
     scene_open(&scene);
     uint8_t header[TD__WIRE_HEADER] = {0, 0, 0, 0x20, 1, 0, 0, 0, TD__WIRE_SET, 0, 0, 0};
     int fds[64];
@@ -194,7 +194,7 @@ TEST(a_promise_costs_no_memory)
 
 TEST(requests_may_come_in_any_pieces)
 {
-    struct scene scene;
+    struct client_scene scene;
     struct td__buffer stream = {0}, body;
     enum { REQUESTS = 200 };
     scene_open(&scene);
@@ -228,7 +228,7 @@ TEST(requests_may_come_in_any_pieces)
 
 TEST(odd_requests_are_harmless)
 {
-    struct scene scene;
+    struct client_scene scene;
     struct td__buffer request, body;
     scene_open(&scene);
     int fd = raw_open(scene.port, RAW_SECRET);
@@ -267,7 +267,7 @@ TEST(odd_requests_are_harmless)
 
 TEST(one_client_cannot_wait_without_end)
 {
-    struct scene scene;
+    struct client_scene scene;
     enum { LIMIT = 16384 };
     struct td__buffer requests = {0};
     scene_open(&scene);
@@ -319,7 +319,7 @@ static uint8_t *make_value(size_t size)
 }
 
 /* For half a second, the others get on with their work and memory does not grow by much. */
-static void expect_calm(struct scene *scene, size_t before)
+static void expect_calm(struct client_scene *scene, size_t before)
 {
     int64_t end = td__now_ns() + SECOND / 2;
     while (td__now_ns() < end) {
@@ -333,7 +333,7 @@ static void expect_calm(struct scene *scene, size_t before)
 TEST(a_client_that_does_not_read_costs_little, .deadline_s = 40)
 {
     enum { SIZE = 2 << 20, TIMES = 300 };
-    struct scene scene;
+    struct client_scene scene;
     scene_open(&scene);
     uint8_t *value = make_value(SIZE);
     CHECK_OK(td_store_set(scene.store, "large", value, SIZE));
@@ -367,7 +367,7 @@ TEST(a_client_that_does_not_read_costs_little, .deadline_s = 40)
 TEST(a_waiter_that_does_not_read_costs_little, .deadline_s = 40)
 {
     enum { SIZE = 1 << 20, TIMES = 600 };
-    struct scene scene;
+    struct client_scene scene;
     struct td__buffer body;
     scene_open(&scene);
     uint8_t *value = make_value(SIZE);
@@ -419,7 +419,7 @@ static void *devour(void *arg)
 TEST(a_glutton_leaves_something_to_others, .deadline_s = 40)
 {
     enum { SIZE = 1 << 20, TIMES = 1500 };
-    struct scene scene;
+    struct client_scene scene;
     struct td__buffer requests = {0};
     pthread_t thread;
     scene_open(&scene);
@@ -452,7 +452,7 @@ TEST(a_glutton_leaves_something_to_others, .deadline_s = 40)
 TEST(a_waiter_may_give_up_what_it_is_owed)
 {
     enum { SIZE = 1 << 20, WAITERS = 12 };
-    struct scene scene;
+    struct client_scene scene;
     struct td__buffer stream = {0}, body;
     scene_open(&scene);
     uint8_t *value = make_value(SIZE);
@@ -554,7 +554,7 @@ TEST(a_thousand_clients_at_once, .deadline_s = 40)
 {
     enum { CLIENTS = 1000 };
     static td_store *stores[CLIENTS];
-    struct scene scene;
+    struct client_scene scene;
     td_tcp_store_options options = {.secret = RAW_SECRET};
     char key[32], text[32];
     raise_file_limit(4096);

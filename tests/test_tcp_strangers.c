@@ -20,7 +20,7 @@ static uint32_t next_random(uint32_t *state)
 
 TEST(random_bytes_get_no_answer)
 {
-    struct scene scene;
+    struct client_scene scene;
     uint32_t state = 1;
     static uint8_t bytes[200000];
     scene_open(&scene);
@@ -82,7 +82,7 @@ TEST(a_wrong_secret_is_told_of_once)
 {
     for (int local = 0; local < 2; local++) {
         struct log log = {0};
-        struct scene scene;
+        struct client_scene scene;
         scene_open(&scene);
         td_log_set_level(TD_LOG_WARN);
         td_log_set_sink(note_line, &log);
@@ -105,7 +105,7 @@ TEST(a_wrong_secret_is_told_of_once)
 
 TEST(a_wrong_secret_is_refused)
 {
-    struct scene scene;
+    struct client_scene scene;
     scene_open(&scene);
     static const char *const wrong[] = {"another secret", "", "a secret for test"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -129,7 +129,7 @@ TEST(a_wrong_secret_is_refused)
 
 TEST(a_replayed_hello_leads_nowhere)
 {
-    struct scene scene;
+    struct client_scene scene;
     struct td__auth auth = {.purpose = "store"};
     uint8_t hello[TD__HELLO_SIZE], proof[TD__PROOF_SIZE], challenge[TD__CHALLENGE_SIZE];
     scene_open(&scene);
@@ -157,7 +157,7 @@ TEST(a_replayed_hello_leads_nowhere)
 
 TEST(a_slow_handshake_is_a_handshake)
 {
-    struct scene scene;
+    struct client_scene scene;
     struct td__auth auth = {.purpose = "store"};
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
     struct td__buffer rest = {0}, body;
@@ -192,7 +192,7 @@ TEST(a_slow_handshake_is_a_handshake)
 /* The server gives a stranger ten seconds. */
 TEST(silence_ends_a_handshake, .deadline_s = 40)
 {
-    struct scene scene;
+    struct client_scene scene;
     struct td__auth auth = {.purpose = "store"};
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
     scene_open(&scene);
@@ -229,7 +229,7 @@ TEST(too_many_strangers_push_out_the_oldest)
 {
     enum { MANY = 4200 }; /* the server holds 4096 */
     raise_file_limit(2 * MANY + 100);
-    struct scene scene;
+    struct client_scene scene;
     static int fds[MANY];
     scene_open(&scene);
     for (int i = 0; i < MANY; i++)
@@ -248,7 +248,7 @@ TEST(too_many_strangers_push_out_the_oldest)
 
 TEST(thousands_come_and_go)
 {
-    struct scene scene;
+    struct client_scene scene;
     struct td__auth auth = {.purpose = "store"};
     uint8_t hello[TD__HELLO_SIZE];
     scene_open(&scene);

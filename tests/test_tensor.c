@@ -3,7 +3,7 @@
 #include "runner.h"
 
 #include "base/arena.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/ops.h>
 

@@ -4,7 +4,7 @@
 #include "runner.h"
 
 #include "os/socket.h"
-#include "os/tls_inside.h"
+#include "os/tls_internal.h"
 
 #include <dirent.h>
 #include <errno.h>

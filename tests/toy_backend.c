@@ -8,10 +8,10 @@
  * those of the one before: only then it removes its own former key. The last rank to leave the
  * group removes the rest.
  *
- * toy_messages.c has the messages. */
+ * toy_p2p.c has the messages. */
 #include "toy_backend.h"
 
-#include "toy_inside.h"
+#include "toy_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 #include "launch/flags.h"
 
 #include <stdlib.h>

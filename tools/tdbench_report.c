@@ -2,8 +2,8 @@
 #include "tdbench.h"
 
 #include "base/host.h"
-#include "group/reduce_kernels.h"
-#include "transport/bell.h"
+#include "reduce/reduce_kernels.h"
+#include "peer/wait_event.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

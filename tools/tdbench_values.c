@@ -6,7 +6,7 @@
  * and what is checked here is that the right elements of the right ranks came together. */
 #include "tdbench.h"
 
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 #include <string.h>
 

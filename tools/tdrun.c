@@ -46,7 +46,7 @@ static void free_arguments(char **copies)
 static int run(int argc, char **argv, const struct td__run_options *options)
 {
     struct td__job_secret secret;
-    struct td__program program;
+    struct td__worker_program program;
     int code;
     if (options->help) {
         td__run_options_help(stdout);
@@ -56,7 +56,7 @@ static int run(int argc, char **argv, const struct td__run_options *options)
         printf("tdrun %s\n", td_version());
         return 0;
     }
-    if (td__program_plan(options, &program, &code))
+    if (td__worker_program_plan(options, &program, &code))
         return fail(code);
     if (program.by_itself) /* what -u does for the others */
         setenv("PYTHONUNBUFFERED", "1", 0);
@@ -65,10 +65,10 @@ static int run(int argc, char **argv, const struct td__run_options *options)
         code = fail(EXIT_TROUBLE);
     } else {
         fputs(options->notes, stderr);
-        if (td__guard_run(argc, argv, &options->signals, td__agent_run, &job, &code))
+        if (td__supervisor_run(argc, argv, &options->signals, td__agent_run, &job, &code))
             code = fail(EXIT_TROUBLE);
     }
-    td__program_free(&program);
+    td__worker_program_free(&program);
     return code;
 }
 

@@ -133,7 +133,7 @@ TD_API td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id);
  *         td_tensor *y = NULL;
  *         TD_NO_GRAD
  *             y = td_mul_scalar(x, 2);
- *         return td_record(&double_function, y, &(td_recipe){.inputs = {x}, .input_count = 1});
+ *         return td_record(&double_function, y, &(td_node_spec){.inputs = {x}, .input_count = 1});
  *     } */
 
 /** One recorded call of an operator. */
@@ -156,7 +156,7 @@ typedef struct td_function {
 enum { TD_RECIPE_MOST = 8 };
 
 /** What backward will need. Tensors that are NULL are allowed. */
-typedef struct td_recipe {
+typedef struct td_node_spec {
     td_tensor *inputs[TD_RECIPE_MOST];
     int input_count;
     td_tensor *saved[TD_RECIPE_MOST]; /* inputs, outputs, or others: for td_node_saved() */
@@ -164,17 +164,17 @@ typedef struct td_recipe {
     const void *data; /* copied */
     size_t data_size;
     td_tensor *const *more_inputs; /* where there are more than TD_RECIPE_MOST: instead of inputs */
-} td_recipe;
+} td_node_spec;
 
 /** Makes `output` the recorded result of the inputs, if one of them asks for its gradient and grad
  *  mode is on. `output` must be fresh: no leaf, and no result of something recorded. Returns it, or
  *  NULL where that fails; it belongs to whom it did before. A NULL output gives NULL. */
 TD_API td_tensor *td_record(const td_function *function, td_tensor *output,
-                            const td_recipe *recipe);
+                            const td_node_spec *spec);
 
 /** The same for an operator of several outputs. Their references stay with the caller. */
 TD_API td_status td_record_all(const td_function *function, td_tensor *const *outputs,
-                               int output_count, const td_recipe *recipe);
+                               int output_count, const td_node_spec *spec);
 
 /** Whether any of the inputs asks for its gradient while grad mode is on, so that td_record() would
  *  record. */
@@ -186,7 +186,7 @@ TD_API bool td_would_record(td_tensor *const *inputs, int count);
  *  where it was changed in place since, or let go. */
 TD_API td_tensor *td_node_saved(td_node *node, int index);
 
-/** The copy of the recipe's data. */
+/** The copy of the spec's data. */
 TD_API const void *td_node_data(const td_node *node);
 
 /** Whether the gradient of input `index` is asked for. */

@@ -138,10 +138,10 @@ static td_tensor *record(struct checkpoint *checkpoint, td_tensor *result, td_te
         memcpy(all, inputs, (size_t)count * sizeof *all);
         all[count] = asking;
         recorded = td__result(&checkpoint_function, result,
-                              &(td_recipe){.more_inputs = all,
-                                           .input_count = count + 1,
-                                           .data = checkpoint,
-                                           .data_size = sizeof *checkpoint});
+                              &(td_node_spec){.more_inputs = all,
+                                              .input_count = count + 1,
+                                              .data = checkpoint,
+                                              .data_size = sizeof *checkpoint});
     } else {
         td_tensor_release(result);
         td__fail_nomem("td_checkpoint");

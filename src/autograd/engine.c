@@ -128,7 +128,7 @@ static void fail(struct pass *pass, td_status status)
     snprintf(pass->message, sizeof pass->message, "%s", td_last_error());
 }
 
-static void make_ready(struct pass *pass, struct td__entry *entry)
+static void make_ready(struct pass *pass, struct td__walk_entry *entry)
 {
     struct lane *lane = lane_of(pass, entry->node->outputs[0].device);
     td_status status = push(lane, (int)(entry - pass->walk.entries));
@@ -204,7 +204,7 @@ static void deliver(struct pass *pass, struct td_node *node, td_tensor **grads, 
 {
     for (int i = 0; i < node->input_count; i++) {
         struct td__edge *edge = &node->inputs[i];
-        struct td__entry *target = edge->node ? td__walk_find(&pass->walk, edge->node) : NULL;
+        struct td__walk_entry *target = edge->node ? td__walk_find(&pass->walk, edge->node) : NULL;
         if (target && !pass->status) {
             td_status status = grads && grads[i] ? add_up(&target->grads[edge->slot], grads[i])
                                                  : TD_OK;
@@ -242,7 +242,7 @@ static bool is_claimed(const struct td_node *leaf)
     return false;
 }
 
-static td_status see_gradients(struct pass *pass, struct td__entry *entry)
+static td_status see_gradients(struct pass *pass, struct td__walk_entry *entry)
 {
     struct td_node *node = entry->node;
     for (int slot = 0; slot < node->output_count; slot++) {
@@ -261,7 +261,7 @@ static td_status see_gradients(struct pass *pass, struct td__entry *entry)
 
 /* Runs the node's function. grads[i] is owned on success, written[i] set where td__grad_target() was
  * used. */
-static td_status call_function(struct td__entry *entry, td_tensor **grads, bool *written)
+static td_status call_function(struct td__walk_entry *entry, td_tensor **grads, bool *written)
 {
     struct td_node *node = entry->node;
     td_status status = node->region ? td__region_backward(node, entry->grads[0], grads)
@@ -282,7 +282,7 @@ static td_status call_function(struct td__entry *entry, td_tensor **grads, bool 
     return status;
 }
 
-static td_status run_function(struct pass *pass, struct td__entry *entry)
+static td_status run_function(struct pass *pass, struct td__walk_entry *entry)
 {
     enum { FEW = 8 };
     struct td_node *node = entry->node;
@@ -312,7 +312,7 @@ static td_status run_function(struct pass *pass, struct td__entry *entry)
     return status;
 }
 
-static bool has_gradient(const struct td__entry *entry)
+static bool has_gradient(const struct td__walk_entry *entry)
 {
     for (int slot = 0; slot < entry->node->output_count; slot++)
         if (entry->grads[slot])
@@ -320,7 +320,7 @@ static bool has_gradient(const struct td__entry *entry)
     return false;
 }
 
-static td_status run_entry(struct pass *pass, struct td__entry *entry)
+static td_status run_entry(struct pass *pass, struct td__walk_entry *entry)
 {
     struct td_node *node = entry->node;
     if (!has_gradient(entry)) {
@@ -346,7 +346,7 @@ static void run_one_of_lane(void *arg)
     bool grad_mode = td_set_grad_enabled(false);
     running = &here;
     pthread_mutex_lock(&pass->lock);
-    struct td__entry *entry = lane->count ? &pass->walk.entries[pop(lane)] : NULL;
+    struct td__walk_entry *entry = lane->count ? &pass->walk.entries[pop(lane)] : NULL;
     bool failed = pass->status != TD_OK;
     pthread_mutex_unlock(&pass->lock);
 
@@ -390,7 +390,8 @@ td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg)
 
 static int by_sequence(const void *a, const void *b)
 {
-    const struct td__entry *x = *(struct td__entry *const *)a, *y = *(struct td__entry *const *)b;
+    const struct td__walk_entry *x = *(struct td__walk_entry *const *)a,
+                                *y = *(struct td__walk_entry *const *)b;
     return (x->node->sequence > y->node->sequence) - (x->node->sequence < y->node->sequence);
 }
 
@@ -399,7 +400,7 @@ static int by_sequence(const void *a, const void *b)
 static td_status mark_needed(struct pass *pass)
 {
     struct td__walk *walk = &pass->walk;
-    struct td__entry **order = malloc((size_t)walk->count * sizeof *order);
+    struct td__walk_entry **order = malloc((size_t)walk->count * sizeof *order);
     if (!order)
         return td__fail_nomem("td_gradients");
     for (int i = 0; i < walk->count; i++)
@@ -423,7 +424,7 @@ static void start(struct pass *pass, td_tensor *const *outputs, td_tensor *const
                   int count)
 {
     for (int i = 0; i < count; i++) {
-        struct td__entry *entry = td__walk_find(&pass->walk, outputs[i]->node);
+        struct td__walk_entry *entry = td__walk_find(&pass->walk, outputs[i]->node);
         td_status status = add_up(&entry->grads[outputs[i]->node_slot], gradients[i]);
         if (status)
             fail(pass, status);

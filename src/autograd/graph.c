@@ -163,9 +163,9 @@ struct td_node *td__leaf_node(td_tensor *tensor)
     return node;
 }
 
-static td_tensor *const *inputs_of(const td_recipe *recipe)
+static td_tensor *const *inputs_of(const td_node_spec *spec)
 {
-    return recipe->more_inputs ? recipe->more_inputs : recipe->inputs;
+    return spec->more_inputs ? spec->more_inputs : spec->inputs;
 }
 
 bool td_would_record(td_tensor *const *inputs, int count)
@@ -178,10 +178,10 @@ bool td_would_record(td_tensor *const *inputs, int count)
     return false;
 }
 
-static td_status save(struct td_node *node, const td_recipe *recipe)
+static td_status save(struct td_node *node, const td_node_spec *spec)
 {
-    for (int i = 0; i < recipe->saved_count; i++) {
-        td_tensor *tensor = recipe->saved[i];
+    for (int i = 0; i < spec->saved_count; i++) {
+        td_tensor *tensor = spec->saved[i];
         if (!tensor)
             continue;
         node->saved[i].alias = td__alias(tensor);
@@ -192,39 +192,39 @@ static td_status save(struct td_node *node, const td_recipe *recipe)
     return TD_OK;
 }
 
-td_status td__node_make(const td_function *function, int output_count, const td_recipe *recipe,
+td_status td__node_make(const td_function *function, int output_count, const td_node_spec *spec,
                         struct td_node **node_out)
 {
-    td_tensor *const *inputs = inputs_of(recipe);
+    td_tensor *const *inputs = inputs_of(spec);
     *node_out = NULL;
-    if (recipe->saved_count < 0 || recipe->saved_count > TD_RECIPE_MOST ||
-        recipe->input_count < 0 || (recipe->input_count > TD_RECIPE_MOST && !recipe->more_inputs))
+    if (spec->saved_count < 0 || spec->saved_count > TD_RECIPE_MOST || spec->input_count < 0 ||
+        (spec->input_count > TD_RECIPE_MOST && !spec->more_inputs))
         return td__fail(TD_ERR_INVALID,
                         "td_record: %s has %d inputs and saves %d tensors; %d fit, more inputs go "
                         "into more_inputs",
-                        function->name, recipe->input_count, recipe->saved_count, TD_RECIPE_MOST);
-    if (!td_would_record(inputs, recipe->input_count))
+                        function->name, spec->input_count, spec->saved_count, TD_RECIPE_MOST);
+    if (!td_would_record(inputs, spec->input_count))
         return TD_OK;
-    for (int i = 0; i < recipe->input_count; i++)
+    for (int i = 0; i < spec->input_count; i++)
         if (inputs[i])
             TD_TRY(td__refresh_node(inputs[i], function->name));
-    struct td_node *node = td__node_create(function, recipe->input_count, output_count,
-                                           recipe->saved_count, recipe->data_size);
+    struct td_node *node = td__node_create(function, spec->input_count, output_count,
+                                           spec->saved_count, spec->data_size);
     if (!node)
         return TD_ERR_NOMEM;
-    td_status status = save(node, recipe);
+    td_status status = save(node, spec);
     if (status) {
         node->data = NULL; /* still the caller's */
         td__node_release(node);
         return status;
     }
-    for (int i = 0; i < recipe->input_count; i++)
+    for (int i = 0; i < spec->input_count; i++)
         if (inputs[i] && inputs[i]->node) {
             td__node_retain(inputs[i]->node);
             node->inputs[i] = (struct td__edge){inputs[i]->node, inputs[i]->node_slot};
         }
-    if (recipe->data_size)
-        memcpy(node->data, recipe->data, recipe->data_size);
+    if (spec->data_size)
+        memcpy(node->data, spec->data, spec->data_size);
     *node_out = node;
     return TD_OK;
 }
@@ -238,7 +238,7 @@ void td__node_attach(struct td_node *node, int slot, td_tensor *tensor)
 }
 
 td_status td_record_all(const td_function *function, td_tensor *const *outputs, int output_count,
-                        const td_recipe *recipe)
+                        const td_node_spec *spec)
 {
     struct td_node *node;
     for (int i = 0; i < output_count; i++)
@@ -246,7 +246,7 @@ td_status td_record_all(const td_function *function, td_tensor *const *outputs, 
             return td__fail(TD_ERR_INVALID, "td_record: output %d of %s is %s", i, function->name,
                             outputs[i] ? "a recorded tensor already; make it under TD_NO_GRAD"
                                        : "NULL");
-    TD_TRY(td__node_make(function, output_count, recipe, &node));
+    TD_TRY(td__node_make(function, output_count, spec, &node));
     if (!node)
         return TD_OK;
     for (int i = 0; i < output_count; i++) {
@@ -258,18 +258,18 @@ td_status td_record_all(const td_function *function, td_tensor *const *outputs, 
     return TD_OK;
 }
 
-td_tensor *td_record(const td_function *function, td_tensor *output, const td_recipe *recipe)
+td_tensor *td_record(const td_function *function, td_tensor *output, const td_node_spec *spec)
 {
-    if (!output || td_record_all(function, &output, 1, recipe))
+    if (!output || td_record_all(function, &output, 1, spec))
         return NULL;
     return output;
 }
 
-td_tensor *td__result(const td_function *function, td_tensor *output, const td_recipe *recipe)
+td_tensor *td__result(const td_function *function, td_tensor *output, const td_node_spec *spec)
 {
     if (!output)
         return NULL;
-    if (td_record_all(function, &output, 1, recipe)) {
+    if (td_record_all(function, &output, 1, spec)) {
         td_tensor_release(output);
         return NULL;
     }

@@ -80,8 +80,8 @@ void td__node_let_go(struct td_node *node);
 struct td_node *td__node_create(const td_function *function, int inputs, int outputs, int saved,
                                 size_t data_size);
 
-/** A node of the recipe; NULL in *node where nothing needs to be recorded. */
-td_status td__node_make(const td_function *function, int output_count, const td_recipe *recipe,
+/** A node of the spec; NULL in *node where nothing needs to be recorded. */
+td_status td__node_make(const td_function *function, int output_count, const td_node_spec *spec,
                         struct td_node **node);
 
 /** Makes `tensor`, which has no node, the output `slot` of a node; the tensor lets go of its node. */
@@ -104,7 +104,7 @@ td_status td__run_grad_hooks(struct td_node *node, int slot, td_tensor **grad);
 
 /** How an operator ends: td_record() for a raw output, which then goes to the thread's scope. NULL
  *  for NULL. */
-td_tensor *td__result(const td_function *function, td_tensor *output, const td_recipe *recipe);
+td_tensor *td__result(const td_function *function, td_tensor *output, const td_node_spec *spec);
 
 static inline bool td__node_is_leaf(const struct td_node *node)
 {
@@ -126,11 +126,11 @@ td_status td__refresh_node(td_tensor *tensor, const char *name);
 /** The same for who only asks: where that fails, the node stays what it was. */
 void td__try_refresh_node(const td_tensor *tensor);
 
-/** Records a change in place: from now on `tensor` is the result of the recipe (whose inputs may
+/** Records a change in place: from now on `tensor` is the result of the spec (whose inputs may
  *  contain the tensor as it was before). Call it after the change; it counts the change of the
  *  memory too. Checks nothing: see td__check_in_place(). */
 td_status td__record_in_place(const td_function *function, td_tensor *tensor,
-                              const td_recipe *recipe);
+                              const td_node_spec *spec);
 
 /** Whether `tensor` may be changed in place now: not a leaf while recording. */
 td_status td__check_in_place(td_tensor *tensor, const char *name);

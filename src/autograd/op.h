@@ -12,7 +12,7 @@
  *     {
  *         td_tensor *y = td__apply_unary(TD__SQUARE, x);            raw: one reference, not recorded
  *         return td__result(&square_function, y,
- *                           &(td_recipe){.inputs = {x}, .input_count = 1,
+ *                           &(td_node_spec){.inputs = {x}, .input_count = 1,
  *                                        .saved = {x}, .saved_count = 1});
  *     }
  *

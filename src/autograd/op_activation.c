@@ -25,12 +25,12 @@ static td_tensor *activated(const td_function *function, enum td__unary_op op, t
 {
     td_tensor *y = td__apply_unary(function->name, op, x);
     return td__result(function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {saves == SAVES_Y ? y : x},
-                                   .saved_count = 1,
-                                   .data = &op,
-                                   .data_size = sizeof op});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {saves == SAVES_Y ? y : x},
+                                      .saved_count = 1,
+                                      .data = &op,
+                                      .data_size = sizeof op});
 }
 
 td_tensor *td_f_relu(td_tensor *x)
@@ -91,12 +91,12 @@ static td_status softmax_backward(td_node *node, td_tensor *grad_y, bool logarit
     td_tensor *saved = td_node_saved(node, 0);
     TD_TRY(td__done(saved));
     grad_x[0] = td__reuse(grad_y);
-    td_tensor *grad = td__in_order(grad_y);
+    td_tensor *grad = td__scoped_contiguous(grad_y);
     if (!grad || !grad_x[0])
         return TD_ERR_NOMEM;
-    struct td_tensor y = td__seen_as(saved, columns->shape, 3);
-    struct td_tensor from = td__seen_as(grad, columns->shape, 3);
-    struct td_tensor into = td__seen_as(grad_x[0], columns->shape, 3);
+    struct td_tensor y = td__view_as(saved, columns->shape, 3);
+    struct td_tensor from = td__view_as(grad, columns->shape, 3);
+    struct td_tensor into = td__view_as(grad_x[0], columns->shape, 3);
     return td__kernels_of(saved)->softmax_grad(&into, &from, &y, logarithm);
 }
 
@@ -124,18 +124,18 @@ static td_tensor *softmax(const td_function *function, td_tensor *x, int dim)
     struct columns columns = columns_of(x, dim);
     td_tensor *in = td__contiguous(x), *y = in ? td__empty_like(x) : NULL;
     if (y) {
-        struct td_tensor from = td__seen_as(in, columns.shape, 3);
-        struct td_tensor out = td__seen_as(y, columns.shape, 3);
+        struct td_tensor from = td__view_as(in, columns.shape, 3);
+        struct td_tensor out = td__view_as(y, columns.shape, 3);
         y = td__kept(y, td__kernels_of(x)->softmax(&out, &from, function == &log_softmax_function));
     }
     td_tensor_release(in);
     return td__result(function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {y},
-                                   .saved_count = 1,
-                                   .data = &columns,
-                                   .data_size = sizeof columns});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {y},
+                                      .saved_count = 1,
+                                      .data = &columns,
+                                      .data_size = sizeof columns});
 }
 
 td_tensor *td_f_softmax(td_tensor *x, int dim)

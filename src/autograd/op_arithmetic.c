@@ -10,13 +10,13 @@
 static td_tensor *binary(const td_function *function, enum td__binary_op op, td_tensor *a,
                          td_tensor *b, bool saves)
 {
-    td_recipe recipe = {.inputs = {a, b}, .input_count = 2};
+    td_node_spec spec = {.inputs = {a, b}, .input_count = 2};
     if (saves) {
-        recipe.saved[0] = td_tensor_requires_grad(b) ? a : NULL;
-        recipe.saved[1] = td_tensor_requires_grad(a) ? b : NULL;
-        recipe.saved_count = 2;
+        spec.saved[0] = td_tensor_requires_grad(b) ? a : NULL;
+        spec.saved[1] = td_tensor_requires_grad(a) ? b : NULL;
+        spec.saved_count = 2;
     }
-    return td__result(function, td__apply_binary(function->name, op, a, b), &recipe);
+    return td__result(function, td__apply_binary(function->name, op, a, b), &spec);
 }
 
 static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -71,7 +71,7 @@ td_tensor *td_add_scaled(td_tensor *a, td_tensor *b, double alpha)
     td__pair_free(&pair);
     return td__result(
         &function, y,
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {a, b}, .input_count = 2, .data = &alpha, .data_size = sizeof alpha});
 }
 
@@ -111,10 +111,10 @@ td_tensor *td_div(td_tensor *a, td_tensor *b)
 {
     static const td_function function = {.name = "td_div", .backward = div_backward};
     return td__result(&function, td__apply_binary(function.name, TD__DIV, a, b),
-                      &(td_recipe){.inputs = {a, b},
-                                   .input_count = 2,
-                                   .saved = {td_tensor_requires_grad(b) ? a : NULL, b},
-                                   .saved_count = 2});
+                      &(td_node_spec){.inputs = {a, b},
+                                      .input_count = 2,
+                                      .saved = {td_tensor_requires_grad(b) ? a : NULL, b},
+                                      .saved_count = 2});
 }
 
 /* g b a^(b-1), which is 0 for b = 0, also where a is 0. */
@@ -149,10 +149,10 @@ td_tensor *td_pow(td_tensor *a, td_tensor *b)
     static const td_function function = {.name = "td_pow", .backward = pow_backward};
     td_tensor *y = td__apply_binary(function.name, TD__POW, a, b);
     return td__result(&function, y,
-                      &(td_recipe){.inputs = {a, b},
-                                   .input_count = 2,
-                                   .saved = {a, b, td_tensor_requires_grad(b) ? y : NULL},
-                                   .saved_count = 3});
+                      &(td_node_spec){.inputs = {a, b},
+                                      .input_count = 2,
+                                      .saved = {a, b, td_tensor_requires_grad(b) ? y : NULL},
+                                      .saved_count = 3});
 }
 
 /* Half of the gradient where both are equal, none where the other one was chosen. */
@@ -175,7 +175,7 @@ static td_tensor *choose(const td_function *function, enum td__binary_op op, td_
 {
     return td__result(
         function, td__apply_binary(function->name, op, a, b),
-        &(td_recipe){.inputs = {a, b}, .input_count = 2, .saved = {a, b}, .saved_count = 2});
+        &(td_node_spec){.inputs = {a, b}, .input_count = 2, .saved = {a, b}, .saved_count = 2});
 }
 
 static td_status maximum_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -206,12 +206,12 @@ static td_tensor *with_scalar(const td_function *function, enum td__binary_op op
                               double b, bool reversed, bool saves)
 {
     return td__result(function, td__apply_scalar(function->name, op, a, b, reversed),
-                      &(td_recipe){.inputs = {a},
-                                   .input_count = 1,
-                                   .saved = {a},
-                                   .saved_count = saves,
-                                   .data = &b,
-                                   .data_size = sizeof b});
+                      &(td_node_spec){.inputs = {a},
+                                      .input_count = 1,
+                                      .saved = {a},
+                                      .saved_count = saves,
+                                      .data = &b,
+                                      .data_size = sizeof b});
 }
 
 static td_status same_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)

@@ -89,7 +89,8 @@ static td_tensor *with_batch(const struct attention *attention, td_tensor *x)
 static td_tensor *dense(td_tensor *x)
 {
     int last = x->layout.ndim - 1;
-    return x->layout.strides[last] == 1 || x->layout.shape[last] <= 1 ? x : td__in_order(x);
+    return x->layout.strides[last] == 1 || x->layout.shape[last] <= 1 ? x
+                                                                      : td__scoped_contiguous(x);
 }
 
 /* A mask of bool, true where may be looked, as one that is added: the logarithm of 1 or 0. */
@@ -291,14 +292,14 @@ static td_tensor *fused(struct attention *attention, td_tensor *q, td_tensor *k,
     }
     if (!y || (records && !lse) || attend(attention, y, lse))
         return NULL;
-    return td_record(
-        &attention_function, y,
-        &(td_recipe){.inputs = {q, k, v},
-                     .input_count = 3,
-                     .saved = {attention->q, attention->k, attention->v, y, lse, attention->mask},
-                     .saved_count = SAVED_COUNT,
-                     .data = attention,
-                     .data_size = sizeof *attention});
+    return td_record(&attention_function, y,
+                     &(td_node_spec){.inputs = {q, k, v},
+                                     .input_count = 3,
+                                     .saved = {attention->q, attention->k, attention->v, y, lse,
+                                               attention->mask},
+                                     .saved_count = SAVED_COUNT,
+                                     .data = attention,
+                                     .data_size = sizeof *attention});
 }
 
 /* The mask with -inf behind the diagonal. */

@@ -46,15 +46,15 @@ static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores
     td_tensor *log_softmax = of_scores ? td_node_saved(node, 2) : NULL;
     if (of_scores)
         TD_TRY(td__done(log_softmax));
-    struct td__place place;
+    struct td__grad_place place;
     TD_TRY(td__place_open(&place, node, 0));
-    td_tensor *grad = td__in_order(grad_y);
+    td_tensor *grad = td__scoped_contiguous(grad_y);
     if (!grad)
         return TD_ERR_NOMEM;
     const struct td__kernels *kernels = td__kernels_of(grad);
-    struct td_tensor into = td__seen_as(place.into, past->shape, 3);
+    struct td_tensor into = td__view_as(place.into, past->shape, 3);
     if (of_scores) {
-        struct td_tensor logs = td__seen_as(log_softmax, past->shape, 3);
+        struct td_tensor logs = td__view_as(log_softmax, past->shape, 3);
         TD_TRY(kernels->cross_entropy_grad(&into, grad, past->scale, &logs, target, weight,
                                            past->ignore_index));
     } else {
@@ -137,10 +137,10 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
         return td__fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
                         (int)options->reduction);
-    loss->weight = td__in_order(options->weight);
+    loss->weight = td__scoped_contiguous(options->weight);
     if (options->weight && !loss->weight)
         return TD_ERR_NOMEM;
-    loss->target = td__in_order(target);
+    loss->target = td__scoped_contiguous(target);
     loss->target = loss->target ? merge_ignored(loss->target, loss->ignore_index) : NULL;
     return loss->target ? TD_OK : TD_ERR_NOMEM;
 }
@@ -154,7 +154,7 @@ static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs
     td_tensor *y = td__empty_like_as(loss->target, logs->layout.dtype);
     if (!y)
         return NULL;
-    struct td_tensor x = td__seen_as(logs, loss->shape, 3);
+    struct td_tensor x = td__view_as(logs, loss->shape, 3);
     td_status status = td__kernels_of(y)->nll_loss(y, &total, &x, loss->target, loss->weight,
                                                    loss->ignore_index);
     y = td__kept(y, td__kernel_status(loss->call, logs, status));
@@ -170,8 +170,8 @@ static td_tensor *sum_of(td_tensor *losses, double scale)
     if (sum) {
         const struct td__kernels *kernels = td__kernels_of(losses);
         int64_t count = losses->layout.numel;
-        struct td_tensor row = td__seen_as(losses, &count, 1);
-        struct td_tensor out = td__seen_as(sum, (int64_t[]){1}, 1);
+        struct td_tensor row = td__view_as(losses, &count, 1);
+        struct td_tensor out = td__view_as(sum, (int64_t[]){1}, 1);
         sum = td__kept(sum, kernels->reduce(TD__REDUCE_SUM, &out, &row, 1));
         if (sum && scale != 1)
             sum = td__kept(sum, kernels->binary_scalar(TD__MUL, sum, sum, scale, false));
@@ -190,12 +190,12 @@ static td_tensor *class_loss(const td_function *function, const struct class_los
     if (y && loss->reduction != TD_REDUCE_NONE)
         y = sum_of(y, past.scale);
     return td__result(function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {loss->target, loss->weight, logs},
-                                   .saved_count = function == &nll_function ? 2 : 3,
-                                   .data = &past,
-                                   .data_size = sizeof past});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {loss->target, loss->weight, logs},
+                                      .saved_count = function == &nll_function ? 2 : 3,
+                                      .data = &past,
+                                      .data_size = sizeof past});
 }
 
 static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_options *options)
@@ -207,7 +207,7 @@ static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_option
         td__fail(TD_ERR_INVALID, "td_nll_loss: label smoothing is for td_cross_entropy_with()");
         return NULL;
     }
-    td_tensor *logs = td__in_order(x);
+    td_tensor *logs = td__scoped_contiguous(x);
     return logs ? class_loss(&nll_function, &loss, x, logs) : NULL;
 }
 
@@ -229,7 +229,7 @@ static td_tensor *smoothed(const struct class_loss *loss, td_tensor *x, double s
 {
     double scale;
     td_tensor *logs = td_f_log_softmax(x, x->layout.ndim == 1 ? 0 : 1);
-    td_tensor *values = logs ? td__in_order(logs) : NULL;
+    td_tensor *values = logs ? td__scoped_contiguous(logs) : NULL;
     td_tensor *measured = values ? td__adopt(losses_of(loss, values, &scale)) : NULL;
     if (!measured)
         return NULL;
@@ -256,11 +256,11 @@ static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_o
     }
     if (smoothing > 0)
         return smoothed(&loss, x, smoothing);
-    td_tensor *in = td__in_order(x), *logs = in ? td__adopt(td__empty_like(x)) : NULL;
+    td_tensor *in = td__scoped_contiguous(x), *logs = in ? td__adopt(td__empty_like(x)) : NULL;
     if (!logs)
         return NULL;
-    struct td_tensor from = td__seen_as(in, loss.shape, 3);
-    struct td_tensor out = td__seen_as(logs, loss.shape, 3);
+    struct td_tensor from = td__view_as(in, loss.shape, 3);
+    struct td_tensor out = td__view_as(logs, loss.shape, 3);
     if (td__kernels_of(x)->softmax(&out, &from, true))
         return NULL;
     return class_loss(&cross_entropy_function, &loss, x, logs);

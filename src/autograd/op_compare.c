@@ -190,7 +190,8 @@ td_tensor *td_where(td_tensor *condition, td_tensor *a, td_tensor *b)
     static const td_function function = {.name = "td_where", .backward = where_backward};
     return td__result(
         &function, td__apply_where(function.name, condition, a, b),
-        &(td_recipe){.inputs = {a, b}, .input_count = 2, .saved = {condition}, .saved_count = 1});
+        &(td_node_spec){
+            .inputs = {a, b}, .input_count = 2, .saved = {condition}, .saved_count = 1});
 }
 
 static td_status masked_fill_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -212,5 +213,5 @@ td_tensor *td_masked_fill(td_tensor *x, td_tensor *mask, double value)
     td_tensor_release(wide);
     return td__result(
         &function, y,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {mask}, .saved_count = 1});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {mask}, .saved_count = 1});
 }

@@ -16,7 +16,7 @@ struct conv {
 static struct td_tensor as_batch(const td_tensor *y, const struct conv *conv)
 {
     const int64_t shape[] = {conv->picture.shape[0], conv->outputs, conv->sizes[0], conv->sizes[1]};
-    return td__seen_as(y, shape, 4);
+    return td__view_as(y, shape, 4);
 }
 
 /* ---- Backward -------------------------------------------------------------------------------------- */
@@ -26,9 +26,9 @@ static td_status grad_of_input(td_node *node, const td_tensor *grad, const struc
 {
     td_tensor *w = td_node_saved(node, 1);
     TD_TRY(td__done(w));
-    struct td__place place;
+    struct td__grad_place place;
     TD_TRY(td__place_open(&place, node, 0));
-    struct td_tensor into = td__seen_as(place.into, conv->picture.shape, 4);
+    struct td_tensor into = td__view_as(place.into, conv->picture.shape, 4);
     TD_TRY(td__kernels_of(grad)->conv2d_grad_input(&into, grad, w, &conv->window));
     return td__place_close(&place, grad_x);
 }
@@ -41,7 +41,7 @@ static td_status grad_of_weight(td_node *node, const td_tensor *grad, const stru
     const struct td__kernels *kernels = td__kernels_of(grad);
     td_tensor *x = td_node_saved(node, 0);
     TD_TRY(td__done(x));
-    struct td_tensor pictures = td__seen_as(x, conv->picture.shape, 4);
+    struct td_tensor pictures = td__view_as(x, conv->picture.shape, 4);
     bool accumulate, accumulate_bias = false;
     td_tensor *grad_w = td__grad_place(node, 1, &accumulate);
     if (!grad_w)
@@ -69,9 +69,9 @@ static td_status grad_of_weight(td_node *node, const td_tensor *grad, const stru
 
 static td_status grad_of_bias(td_node *node, const td_tensor *grad, td_tensor **grad_bias)
 {
-    struct td__place place;
+    struct td__grad_place place;
     TD_TRY(td__place_open(&place, node, 2));
-    struct td_tensor sums = td__seen_as(place.into, (int64_t[]){1, place.into->layout.numel, 1, 1},
+    struct td_tensor sums = td__view_as(place.into, (int64_t[]){1, place.into->layout.numel, 1, 1},
                                         4);
     TD_TRY(td__kernels_of(grad)->reduce(TD__REDUCE_SUM, &sums, grad, 1u << 0 | 1u << 2 | 1u << 3));
     return td__place_close(&place, grad_bias);
@@ -80,10 +80,10 @@ static td_status grad_of_bias(td_node *node, const td_tensor *grad, td_tensor **
 static td_status conv2d_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
 {
     const struct conv *conv = td_node_data(node);
-    td_tensor *in_order = td__in_order(grad_y[0]);
-    if (!in_order)
+    td_tensor *contiguous = td__scoped_contiguous(grad_y[0]);
+    if (!contiguous)
         return TD_ERR_NOMEM;
-    struct td_tensor grad = as_batch(in_order, conv);
+    struct td_tensor grad = as_batch(contiguous, conv);
     if (td_node_needs(node, 0))
         TD_TRY(grad_of_input(node, &grad, conv, &grads[0]));
     if (td_node_needs(node, 1))
@@ -129,7 +129,8 @@ static td_tensor *conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
     struct conv conv;
     if (prepare(x, weight, bias, options, &conv))
         return NULL;
-    td_tensor *in = td__in_order(x), *w = td__in_order(weight), *b = td__in_order(bias);
+    td_tensor *in = td__scoped_contiguous(x), *w = td__scoped_contiguous(weight),
+              *b = td__scoped_contiguous(bias);
     if (!in || !w || (bias && !b))
         return NULL;
     int64_t shape[4];
@@ -138,16 +139,16 @@ static td_tensor *conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
     if (!y)
         return NULL;
     struct td_tensor out = as_batch(y, &conv);
-    struct td_tensor pictures = td__seen_as(in, conv.picture.shape, 4);
+    struct td_tensor pictures = td__view_as(in, conv.picture.shape, 4);
     y = td__kept(y, td__kernels_of(y)->conv2d(&out, &pictures, w, b, &conv.window));
     return td__result(
         &conv2d_function, y,
-        &(td_recipe){.inputs = {x, weight, bias},
-                     .input_count = 3,
-                     .saved = {td__saved_if(td__asks(weight), in), td__saved_if(td__asks(x), w)},
-                     .saved_count = 2,
-                     .data = &conv,
-                     .data_size = sizeof conv});
+        &(td_node_spec){.inputs = {x, weight, bias},
+                        .input_count = 3,
+                        .saved = {td__saved_if(td__asks(weight), in), td__saved_if(td__asks(x), w)},
+                        .saved_count = 2,
+                        .data = &conv,
+                        .data_size = sizeof conv});
 }
 
 td_tensor *td_f_conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,

@@ -37,7 +37,7 @@ td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype)
         return td__adopt(y);
     return td__result(
         &function, y,
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {tensor}, .input_count = 1, .data = &before, .data_size = sizeof before});
 }
 
@@ -108,7 +108,7 @@ td_tensor *td_tensor_to(td_tensor *tensor, const char *device)
         return td__adopt(td_tensor_retain(tensor));
     return td__result(
         &function, moved(tensor, target),
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {tensor}, .input_count = 1, .data = &source, .data_size = sizeof source});
 }
 

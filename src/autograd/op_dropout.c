@@ -13,7 +13,7 @@ static td_status dropout_backward(td_node *node, td_tensor *const *grad_y, td_te
     const struct dropout *dropout = td_node_data(node);
     td_tensor *keep = td_node_saved(node, 0);
     TD_TRY(td__done(keep));
-    td_tensor *grad = td__in_order(grad_y[0]);
+    td_tensor *grad = td__scoped_contiguous(grad_y[0]);
     grad_x[0] = grad ? td__adopt(td__empty_like(grad)) : NULL;
     if (!grad_x[0])
         return TD_ERR_NOMEM;
@@ -27,19 +27,19 @@ static const td_function dropout2d_function = {.name = "td_f_dropout2d",
 static td_tensor *dropped(const td_function *function, td_tensor *x, struct dropout dropout)
 {
     int64_t draws = x->layout.numel / dropout.block;
-    td_tensor *in = td__in_order(x);
+    td_tensor *in = td__scoped_contiguous(x);
     td_tensor *keep = td__adopt(td__empty(function->name, &draws, 1, TD_BOOL, x->storage->device));
     td_tensor *y = in && keep ? td__empty_like(x) : NULL;
     if (!y)
         return NULL;
     y = td__kept(y, td__kernels_of(x)->dropout(y, keep, in, dropout.p, dropout.block, NULL));
     return td__result(function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {keep},
-                                   .saved_count = 1,
-                                   .data = &dropout,
-                                   .data_size = sizeof dropout});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {keep},
+                                      .saved_count = 1,
+                                      .data = &dropout,
+                                      .data_size = sizeof dropout});
 }
 
 /* `dims`: how many leading dimensions a draw is made for each index of; -1 for all. */

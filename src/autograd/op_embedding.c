@@ -31,7 +31,7 @@ static td_status embedding_backward(td_node *node, td_tensor *const *grad_y, td_
         if (!before)
             return TD_ERR_NOMEM;
     }
-    struct td_tensor list = td__seen_as(indices, &count, 1);
+    struct td_tensor list = td__view_as(indices, &count, 1);
     TD_TRY(kernels->index_add(table, 0, &list, rows));
     if (place)
         TD_TRY(kernels->copy(place, before));
@@ -64,8 +64,8 @@ static td_tensor *embedding(td_tensor *indices, td_tensor *weight, int64_t paddi
 {
     if (check(indices, weight, padding_idx))
         return NULL;
-    td_tensor *in_order = td__in_order(indices);
-    if (!in_order)
+    td_tensor *contiguous = td__scoped_contiguous(indices);
+    if (!contiguous)
         return NULL;
     int64_t shape[TD_MAX_DIMS], count = indices->layout.numel;
     int ndim = indices->layout.ndim;
@@ -74,19 +74,19 @@ static td_tensor *embedding(td_tensor *indices, td_tensor *weight, int64_t paddi
     td_tensor *y = td__empty(call, shape, ndim + 1, weight->layout.dtype, weight->storage->device);
     if (!y)
         return NULL;
-    struct td_tensor rows = td__seen_as(y, (int64_t[]){count, shape[ndim]}, 2);
-    struct td_tensor list = td__seen_as(in_order, &count, 1);
+    struct td_tensor rows = td__view_as(y, (int64_t[]){count, shape[ndim]}, 2);
+    struct td_tensor list = td__view_as(contiguous, &count, 1);
     td_status status = td__kernels_of(weight)->index_select(&rows, weight, 0, &list);
     if (status == TD_ERR_INVALID) /* the kernel knows the indices as a list only */
-        td__check_indices(call, "index", in_order, weight->layout.shape[0]);
+        td__check_indices(call, "index", contiguous, weight->layout.shape[0]);
     y = td__kept(y, status);
     return td__result(&embedding_function, y,
-                      &(td_recipe){.inputs = {weight},
-                                   .input_count = 1,
-                                   .saved = {in_order},
-                                   .saved_count = 1,
-                                   .data = &padding_idx,
-                                   .data_size = sizeof padding_idx});
+                      &(td_node_spec){.inputs = {weight},
+                                      .input_count = 1,
+                                      .saved = {contiguous},
+                                      .saved_count = 1,
+                                      .data = &padding_idx,
+                                      .data_size = sizeof padding_idx});
 }
 
 td_tensor *td_f_embedding(td_tensor *indices, td_tensor *weight, int64_t padding_idx)

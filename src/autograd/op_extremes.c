@@ -28,7 +28,7 @@ static td_tensor *extreme(const td_function *function, enum td__reduce_kind kind
         td__all_dims(x));
     return td__result(
         function, y,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
 }
 
 td_tensor *td_max(td_tensor *x)
@@ -118,12 +118,12 @@ static td_tensor *extreme_along(const td_function *function, bool least, td_tens
     struct place place = {td__reduced_of(x, 1u << dim), dim};
     td_tensor *y = values_at(function->name, x, dim, index);
     y = td__result(function, keepdim ? y : td__drop_dims(y, 1u << dim),
-                   &(td_recipe){.inputs = {x},
-                                .input_count = 1,
-                                .saved = {index},
-                                .saved_count = 1,
-                                .data = &place,
-                                .data_size = sizeof place});
+                   &(td_node_spec){.inputs = {x},
+                                   .input_count = 1,
+                                   .saved = {index},
+                                   .saved_count = 1,
+                                   .data = &place,
+                                   .data_size = sizeof place});
     if (!y || !indices) {
         td_tensor_release(index);
         return y;

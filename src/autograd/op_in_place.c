@@ -56,15 +56,15 @@ static td_status prepare(const char *call, td_tensor *x, td_tensor *b, struct op
 
 /* Changes x by an operation with b and records it. */
 static td_status change(const td_function *function, enum td__binary_op op, td_tensor *x,
-                        struct operand *b, td_recipe *recipe)
+                        struct operand *b, td_node_spec *spec)
 {
     td_status status = td__kernels_of(x)->binary(op, x, x, b->view);
     status = td__kernel_status(function->name, x, status);
-    recipe->inputs[0] = x;
-    recipe->inputs[1] = b->given;
-    recipe->input_count = 2;
+    spec->inputs[0] = x;
+    spec->inputs[1] = b->given;
+    spec->input_count = 2;
     if (!status)
-        status = td__record_in_place(function, x, recipe);
+        status = td__record_in_place(function, x, spec);
     return status;
 }
 
@@ -85,7 +85,7 @@ static td_status fill(const td_function *function, td_tensor *x, double value)
         return TD_ERR_INVALID;
     TD_TRY(check_target(function->name, x));
     TD_TRY(td__kernel_status(function->name, x, td__kernels_of(x)->fill(x, value)));
-    return td__record_in_place(function, x, &(td_recipe){.inputs = {x}, .input_count = 1});
+    return td__record_in_place(function, x, &(td_node_spec){.inputs = {x}, .input_count = 1});
 }
 
 td_status td_fill_(td_tensor *x, double value)
@@ -119,7 +119,7 @@ static td_status add(const td_function *function, enum td__binary_op op, td_tens
     double alpha = op == TD__ADD ? 1 : -1;
     TD_TRY(prepare(function->name, x, b, &operand));
     td_status status = change(function, op, x, &operand,
-                              &(td_recipe){.data = &alpha, .data_size = sizeof alpha});
+                              &(td_node_spec){.data = &alpha, .data_size = sizeof alpha});
     free_operand(&operand);
     return status;
 }
@@ -146,7 +146,7 @@ td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
     if (!status)
         status = td__record_in_place(
             &function, x,
-            &(td_recipe){
+            &(td_node_spec){
                 .inputs = {x, b}, .input_count = 2, .data = &alpha, .data_size = sizeof alpha});
     free_operand(&operand);
     return status;
@@ -168,7 +168,7 @@ static td_status change_and_save(const td_function *function, enum td__binary_op
     td_tensor *stable = td_tensor_requires_grad(x) || op == TD__DIV ? operand.stable : NULL;
     if (!status)
         status = change(function, op, x, &operand,
-                        &(td_recipe){.saved = {before, stable}, .saved_count = 2});
+                        &(td_node_spec){.saved = {before, stable}, .saved_count = 2});
     td_tensor_release(before);
     free_operand(&operand);
     return status;
@@ -223,7 +223,7 @@ static td_status change_by(const td_function *function, enum td__binary_op op, t
     TD_TRY(td__kernel_status(function->name, x, status));
     return td__record_in_place(
         function, x,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .data = &b, .data_size = sizeof b});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .data = &b, .data_size = sizeof b});
 }
 
 static td_status add_scalar_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -273,7 +273,7 @@ td_status td_relu_(td_tensor *x)
     TD_TRY(td__kernel_status(function.name, x, td__kernels_of(x)->unary(TD__RELU, x, x)));
     return td__record_in_place(
         &function, x,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x}, .saved_count = 1});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {x}, .saved_count = 1});
 }
 
 static td_status clamp_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -300,7 +300,7 @@ td_status td_clamp_(td_tensor *x, double low, double high)
     if (!status)
         status = td__record_in_place(
             &function, x,
-            &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {keeps}, .saved_count = 1});
+            &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {keeps}, .saved_count = 1});
     td_tensor_release(keeps);
     return status;
 }

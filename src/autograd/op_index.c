@@ -49,12 +49,12 @@ static td_tensor *indexed_result(const td_function *function, td_tensor *y, td_t
 {
     struct indexed indexed = indexed_of(x, dim);
     return td__result(function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {index},
-                                   .saved_count = 1,
-                                   .data = &indexed,
-                                   .data_size = sizeof indexed});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {index},
+                                      .saved_count = 1,
+                                      .data = &indexed,
+                                      .data_size = sizeof indexed});
 }
 
 /* ---- Whole parts ----------------------------------------------------------------------------------- */

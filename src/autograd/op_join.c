@@ -124,7 +124,7 @@ static td_tensor *join(const td_function *function, td_tensor *const *tensors, i
         y = td__kept(y, fill_in(joint, y, tensors, count));
     y = td__result(
         function, y,
-        &(td_recipe){
+        &(td_node_spec){
             .more_inputs = tensors, .input_count = count, .data = joint, .data_size = size});
     free(joint);
     return y;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-struct td_tensor td__seen_as(const td_tensor *x, const int64_t *shape, int ndim)
+struct td_tensor td__view_as(const td_tensor *x, const int64_t *shape, int ndim)
 {
     struct td_tensor seen = {.owners = 1, .storage = x->storage, .offset = x->offset};
     seen.layout.dtype = x->layout.dtype;
@@ -16,7 +16,7 @@ struct td_tensor td__seen_as(const td_tensor *x, const int64_t *shape, int ndim)
     return seen;
 }
 
-td_tensor *td__in_order(td_tensor *x)
+td_tensor *td__scoped_contiguous(td_tensor *x)
 {
     return td__adopt(td__contiguous(x));
 }
@@ -70,9 +70,9 @@ td_tensor *td__grad_place(td_node *node, int index, bool *accumulate)
     return new_gradient(node, index);
 }
 
-td_status td__place_open(struct td__place *place, td_node *node, int index)
+td_status td__place_open(struct td__grad_place *place, td_node *node, int index)
 {
-    *place = (struct td__place){0};
+    *place = (struct td__grad_place){0};
     if (!td_node_needs(node, index))
         return TD_OK;
     bool accumulate = false;
@@ -81,7 +81,7 @@ td_status td__place_open(struct td__place *place, td_node *node, int index)
     return place->into ? TD_OK : TD_ERR_NOMEM;
 }
 
-td_status td__place_close(struct td__place *place, td_tensor **grad_input)
+td_status td__place_close(struct td__grad_place *place, td_tensor **grad_input)
 {
     if (place->into != place->grad)
         TD_TRY(td__kernels_of(place->grad)->binary(TD__ADD, place->grad, place->grad, place->into));

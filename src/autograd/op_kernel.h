@@ -10,11 +10,11 @@
 
 /** A contiguous tensor in another shape of as many elements, for a kernel: it owns nothing, and lasts
  *  as long as `x` does. */
-struct td_tensor td__seen_as(const td_tensor *x, const int64_t *shape, int ndim);
+struct td_tensor td__view_as(const td_tensor *x, const int64_t *shape, int ndim);
 
 /** The tensor with its elements in order, copied only where they are not; it belongs to the scope.
  *  NULL for NULL. */
-td_tensor *td__in_order(td_tensor *x);
+td_tensor *td__scoped_contiguous(td_tensor *x);
 
 /** A contiguous tensor of this shape, of the dtype and on the device of `like`; of the scope. */
 td_tensor *td__fresh(const char *call, const int64_t *shape, int ndim, const td_tensor *like);
@@ -46,13 +46,13 @@ const struct td__layout *td__input_layout(const td_node *node, int index);
 td_tensor *td__grad_place(td_node *node, int index, bool *accumulate);
 
 /** The same for kernels that cannot add. */
-struct td__place {
+struct td__grad_place {
     td_tensor *grad; /* the gradient; NULL where none is asked for */
     td_tensor *into; /* what the kernel is to write: the gradient, or a tensor beside it */
 };
-td_status td__place_open(struct td__place *place, td_node *node, int index);
+td_status td__place_open(struct td__grad_place *place, td_node *node, int index);
 /** After the kernel: makes the gradient complete, and hands it to *grad_input. */
-td_status td__place_close(struct td__place *place, td_tensor **grad_input);
+td_status td__place_close(struct td__grad_place *place, td_tensor **grad_input);
 
 /** A tensor for a gradient of the shape of grad_y: grad_y itself where nobody else can see it and its
  *  elements are in order, a new one of the scope otherwise. NULL without memory. */

@@ -32,7 +32,7 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
         grads[0] = td__grad_place(node, 0, &accumulate);
         if (!grads[0])
             return TD_ERR_NOMEM;
-        struct td_tensor grad_x = td__seen_as(grads[0], (int64_t[]){n, w->layout.shape[1]}, 2);
+        struct td_tensor grad_x = td__view_as(grads[0], (int64_t[]){n, w->layout.shape[1]}, 2);
         TD_TRY(kernels->matmul(&grad_x, grad, w, 1, accumulate));
     }
     if (td_node_needs(node, 1)) {
@@ -43,15 +43,15 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
         grads[1] = transposed ? td__grad_place(node, 1, &accumulate) : NULL;
         if (!grads[1])
             return TD_ERR_NOMEM;
-        struct td_tensor rows = td__seen_as(x, (int64_t[]){n, x->layout.shape[x->layout.ndim - 1]},
+        struct td_tensor rows = td__view_as(x, (int64_t[]){n, x->layout.shape[x->layout.ndim - 1]},
                                             2);
         TD_TRY(kernels->matmul(grads[1], transposed, &rows, 1, accumulate));
     }
-    struct td__place bias;
+    struct td__grad_place bias;
     TD_TRY(td__place_open(&bias, node, 2));
     if (!bias.grad)
         return TD_OK;
-    struct td_tensor sums = td__seen_as(bias.into, (int64_t[]){1, outputs}, 2);
+    struct td_tensor sums = td__view_as(bias.into, (int64_t[]){1, outputs}, 2);
     TD_TRY(kernels->reduce(TD__REDUCE_SUM, &sums, grad, 1u << 0));
     return td__place_close(&bias, &grads[2]);
 }
@@ -76,8 +76,8 @@ static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
 {
     if (check(x, weight, bias))
         return NULL;
-    td_tensor *in = td__in_order(x), *w = td__in_order(weight);
-    td_tensor *b = td__in_order(bias);
+    td_tensor *in = td__scoped_contiguous(x), *w = td__scoped_contiguous(weight);
+    td_tensor *b = td__scoped_contiguous(bias);
     if (!in || !w || (bias && !b))
         return NULL;
     int64_t shape[TD_MAX_DIMS];
@@ -88,15 +88,15 @@ static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
     td_tensor *y = td__empty("td_f_linear", shape, ndim, x->layout.dtype, x->storage->device);
     if (!y)
         return NULL;
-    struct td_tensor out = td__seen_as(y, (int64_t[]){n, outputs}, 2);
-    struct td_tensor rows = td__seen_as(in, (int64_t[]){n, w->layout.shape[1]}, 2);
+    struct td_tensor out = td__view_as(y, (int64_t[]){n, outputs}, 2);
+    struct td_tensor rows = td__view_as(in, (int64_t[]){n, w->layout.shape[1]}, 2);
     y = td__kept(y, td__kernels_of(y)->linear(&out, &rows, w, b));
     return td__result(
         &linear_function, y,
-        &(td_recipe){.inputs = {x, weight, bias},
-                     .input_count = 3,
-                     .saved = {td__saved_if(td__asks(weight), in), td__saved_if(td__asks(x), w)},
-                     .saved_count = 2});
+        &(td_node_spec){.inputs = {x, weight, bias},
+                        .input_count = 3,
+                        .saved = {td__saved_if(td__asks(weight), in), td__saved_if(td__asks(x), w)},
+                        .saved_count = 2});
 }
 
 td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias)

@@ -177,7 +177,7 @@ static td_tensor *triangular(const td_function *function, td_tensor *x, struct t
         return NULL;
     return td__result(
         function, cut(function->name, x, &triangle),
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {x}, .input_count = 1, .data = &triangle, .data_size = sizeof triangle});
 }
 

@@ -168,10 +168,10 @@ static td_status multiply_into(td_node *node, int index, td_tensor *x, td_tensor
             return TD_ERR_NOMEM;
         *grad_input = grad;
         if (is_whole) {
-            struct td_tensor out = td__seen_as(grad, shape, ndim);
+            struct td_tensor out = td__view_as(grad, shape, ndim);
             return td__kernels_of(grad)->matmul(&out, x, y, 1, accumulate);
         }
-        struct td_tensor out = td__seen_as(grad, shape + ndim - 2, 2);
+        struct td_tensor out = td__view_as(grad, shape + ndim - 2, 2);
         return sum_of_products(&out, x, y, accumulate);
     }
     td_tensor *full = td__fresh("td_backward", shape, ndim, x);
@@ -244,16 +244,16 @@ static td_tensor *product(const td_function *function, td_tensor *a, td_tensor *
     td_tensor *y = td__empty(function->name, shape, ndim, a->layout.dtype, a->storage->device);
     if (!y)
         return NULL;
-    struct td_tensor out = td__seen_as(y, operands.shape, operands.ndim);
+    struct td_tensor out = td__view_as(y, operands.shape, operands.ndim);
     y = td__kept(y, td__kernels_of(y)->matmul(&out, operands.a, operands.b, 1, false));
     return td__result(
         function, y,
-        &(td_recipe){.inputs = {a, b},
-                     .input_count = 2,
-                     .saved = {td__saved_if(td__asks(b), a), td__saved_if(td__asks(a), b)},
-                     .saved_count = 2,
-                     .data = &vectors,
-                     .data_size = sizeof vectors});
+        &(td_node_spec){.inputs = {a, b},
+                        .input_count = 2,
+                        .saved = {td__saved_if(td__asks(b), a), td__saved_if(td__asks(a), b)},
+                        .saved_count = 2,
+                        .data = &vectors,
+                        .data_size = sizeof vectors});
 }
 
 td_tensor *td_matmul(td_tensor *a, td_tensor *b)

@@ -18,11 +18,12 @@ static td_tensor *new_statistics(const char *call, int64_t count, const td_tenso
 }
 
 /* A place as a vector of `count` elements for the kernel, or NULL. */
-static struct td_tensor *vector_of(struct td__place *place, int64_t count, struct td_tensor *seen)
+static struct td_tensor *vector_of(struct td__grad_place *place, int64_t count,
+                                   struct td_tensor *seen)
 {
     if (!place->into)
         return NULL;
-    *seen = td__seen_as(place->into, &count, 1);
+    *seen = td__view_as(place->into, &count, 1);
     return seen;
 }
 
@@ -45,21 +46,21 @@ static td_status norm_backward(td_node *node, bool is_batch, td_tensor *grad_y, 
     td_tensor *mean = td_node_saved(node, 2), *rstd = td_node_saved(node, 3);
     TD_TRY(td__done(mean));
     TD_TRY(td__done(rstd));
-    td_tensor *in_order = td__in_order(grad_y);
-    if (!in_order)
+    td_tensor *contiguous = td__scoped_contiguous(grad_y);
+    if (!contiguous)
         return TD_ERR_NOMEM;
-    struct td__place places[3];
+    struct td__grad_place places[3];
     for (int i = 0; i < 3; i++)
         TD_TRY(td__place_open(&places[i], node, i));
 
     int ndim = is_batch ? 3 : 2;
-    struct td_tensor x = td__seen_as(in, norm->shape, ndim);
-    struct td_tensor grad = td__seen_as(in_order, norm->shape, ndim);
+    struct td_tensor x = td__view_as(in, norm->shape, ndim);
+    struct td_tensor grad = td__view_as(contiguous, norm->shape, ndim);
     struct td_tensor grad_x, grad_weight, grad_bias, weight;
     if (places[0].into)
-        grad_x = td__seen_as(places[0].into, norm->shape, ndim);
+        grad_x = td__view_as(places[0].into, norm->shape, ndim);
     if (saved_weight)
-        weight = td__seen_as(saved_weight, &width, 1);
+        weight = td__view_as(saved_weight, &width, 1);
     td_tensor *into_x = places[0].into ? &grad_x : NULL;
     td_tensor *into_weight = vector_of(&places[1], width, &grad_weight);
     td_tensor *into_bias = vector_of(&places[2], width, &grad_bias);
@@ -91,12 +92,12 @@ static td_tensor *recorded(const td_function *function, td_tensor *y, struct nor
 {
     norm->has_weight = weight != NULL;
     return td__result(function, y,
-                      &(td_recipe){.inputs = {inputs[0], inputs[1], inputs[2]},
-                                   .input_count = 3,
-                                   .saved = {in, weight, mean, rstd},
-                                   .saved_count = 4,
-                                   .data = norm,
-                                   .data_size = sizeof *norm});
+                      &(td_node_spec){.inputs = {inputs[0], inputs[1], inputs[2]},
+                                      .input_count = 3,
+                                      .saved = {in, weight, mean, rstd},
+                                      .saved_count = 4,
+                                      .data = norm,
+                                      .data_size = sizeof *norm});
 }
 
 /* ---- Batch norm -------------------------------------------------------------------------------------- */
@@ -150,12 +151,12 @@ static td_status keep_running(const struct batch_norm *call, td_tensor *mean, td
 
 /* The kernel writes to the running statistics, which must stand in order: those that do not are
  * copied, and copied back. */
-static td_status copy_back(td_tensor *running, td_tensor *in_order)
+static td_status copy_back(td_tensor *running, td_tensor *contiguous)
 {
     if (!running)
         return TD_OK;
-    if (running != in_order)
-        TD_TRY(td__kernels_of(running)->copy(running, in_order));
+    if (running != contiguous)
+        TD_TRY(td__kernels_of(running)->copy(running, contiguous));
     td__tensor_touch(running);
     return TD_OK;
 }
@@ -168,10 +169,11 @@ static td_tensor *batch_norm(const struct batch_norm *call)
     if (check_batch_norm(call, &norm))
         return NULL;
     bool records = td_would_record(inputs, 3);
-    td_tensor *in = td__in_order(x);
-    td_tensor *weight = td__in_order(call->weight), *bias = td__in_order(call->bias);
-    td_tensor *running_mean = td__in_order(call->running_mean);
-    td_tensor *running_var = td__in_order(call->running_var);
+    td_tensor *in = td__scoped_contiguous(x);
+    td_tensor *weight = td__scoped_contiguous(call->weight),
+              *bias = td__scoped_contiguous(call->bias);
+    td_tensor *running_mean = td__scoped_contiguous(call->running_mean);
+    td_tensor *running_var = td__scoped_contiguous(call->running_var);
     td_tensor *mean = new_statistics(name, norm.shape[1], x);
     td_tensor *rstd = mean ? new_statistics(name, norm.shape[1], x) : NULL;
     td_tensor *y = rstd && in ? td__empty_like(x) : NULL;
@@ -180,7 +182,7 @@ static td_tensor *batch_norm(const struct batch_norm *call)
         td_tensor_release(y);
         return NULL;
     }
-    struct td_tensor from = td__seen_as(in, norm.shape, 3), out = td__seen_as(y, norm.shape, 3);
+    struct td_tensor from = td__view_as(in, norm.shape, 3), out = td__view_as(y, norm.shape, 3);
     td_status status = td__kernels_of(x)->batch_norm(&out, mean, rstd, &from, weight, bias,
                                                      running_mean, running_var, call->training,
                                                      call->momentum, call->eps);
@@ -249,7 +251,8 @@ static td_tensor *layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_te
         td__check_optional(name, "bias", bias, x, shape, ndim))
         return NULL;
     bool records = td_would_record(inputs, 3);
-    td_tensor *in = td__in_order(x), *w = td__in_order(weight), *b = td__in_order(bias);
+    td_tensor *in = td__scoped_contiguous(x), *w = td__scoped_contiguous(weight),
+              *b = td__scoped_contiguous(bias);
     td_tensor *mean = records ? new_statistics(name, norm.shape[0], x) : NULL;
     td_tensor *rstd = records ? new_statistics(name, norm.shape[0], x) : NULL;
     if (!in || (weight && !w) || (bias && !b) || (records && (!mean || !rstd)))
@@ -257,12 +260,12 @@ static td_tensor *layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_te
     td_tensor *y = td__empty_like(x);
     if (!y)
         return NULL;
-    struct td_tensor from = td__seen_as(in, norm.shape, 2), out = td__seen_as(y, norm.shape, 2);
+    struct td_tensor from = td__view_as(in, norm.shape, 2), out = td__view_as(y, norm.shape, 2);
     struct td_tensor flat_w, flat_b;
     if (w)
-        flat_w = td__seen_as(w, &norm.shape[1], 1);
+        flat_w = td__view_as(w, &norm.shape[1], 1);
     if (b)
-        flat_b = td__seen_as(b, &norm.shape[1], 1);
+        flat_b = td__view_as(b, &norm.shape[1], 1);
     y = td__kept(y, td__kernels_of(x)->layer_norm(&out, mean, rstd, &from, w ? &flat_w : NULL,
                                                   b ? &flat_b : NULL, eps));
     return recorded(&layer_norm_function, y, &norm, inputs, in, w, mean, rstd);

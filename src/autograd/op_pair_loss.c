@@ -30,8 +30,8 @@ static td_status pair_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     TD_TRY(td__done(x));
     td_tensor *target = td_node_saved(node, 1);
     TD_TRY(td__done(target));
-    td_tensor *grad = td__in_order(grad_y[0]);
-    struct td__place places[2];
+    td_tensor *grad = td__scoped_contiguous(grad_y[0]);
+    struct td__grad_place places[2];
     if (!grad)
         return TD_ERR_NOMEM;
     for (int i = 0; i < 2; i++) {
@@ -79,7 +79,7 @@ static td_tensor *pair_loss(enum td__pair_loss loss, td_tensor *x, td_tensor *ta
     options = options ? options : &defaults;
     if (check(function->name, x, target, options))
         return NULL;
-    td_tensor *in = td__in_order(x), *wanted = td__in_order(target);
+    td_tensor *in = td__scoped_contiguous(x), *wanted = td__scoped_contiguous(target);
     if (!in || !wanted)
         return NULL;
     bool is_each = options->reduction == TD_REDUCE_NONE;
@@ -92,12 +92,12 @@ static td_tensor *pair_loss(enum td__pair_loss loss, td_tensor *x, td_tensor *ta
         return NULL;
     y = td__kept(y, td__kernels_of(x)->pair_loss(loss, y, in, wanted, past.scale));
     return td__result(function, y,
-                      &(td_recipe){.inputs = {x, target},
-                                   .input_count = 2,
-                                   .saved = {in, wanted},
-                                   .saved_count = 2,
-                                   .data = &past,
-                                   .data_size = sizeof past});
+                      &(td_node_spec){.inputs = {x, target},
+                                      .input_count = 2,
+                                      .saved = {in, wanted},
+                                      .saved_count = 2,
+                                      .data = &past,
+                                      .data_size = sizeof past});
 }
 
 static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *target,

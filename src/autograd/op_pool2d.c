@@ -14,7 +14,7 @@ struct pool {
 static struct td_tensor as_batch(const td_tensor *y, const struct pool *pool)
 {
     const int64_t *x = pool->picture.shape;
-    return td__seen_as(y, (int64_t[]){x[0], x[1], pool->sizes[0], pool->sizes[1]}, 4);
+    return td__view_as(y, (int64_t[]){x[0], x[1], pool->sizes[0], pool->sizes[1]}, 4);
 }
 
 /* A tensor of the shape of the result, of the scope. */
@@ -34,13 +34,13 @@ enum kind { MAX, AVG, ADAPTIVE_AVG };
 static td_status pool_backward(td_node *node, enum kind kind, td_tensor *grad_y, td_tensor **grad_x)
 {
     const struct pool *pool = td_node_data(node);
-    td_tensor *in_order = td__in_order(grad_y);
-    struct td__place place;
-    if (!in_order)
+    td_tensor *contiguous = td__scoped_contiguous(grad_y);
+    struct td__grad_place place;
+    if (!contiguous)
         return TD_ERR_NOMEM;
     TD_TRY(td__place_open(&place, node, 0));
-    struct td_tensor grad = as_batch(in_order, pool);
-    struct td_tensor into = td__seen_as(place.into, pool->picture.shape, 4);
+    struct td_tensor grad = as_batch(contiguous, pool);
+    struct td_tensor into = td__view_as(place.into, pool->picture.shape, 4);
     const struct td__kernels *kernels = td__kernels_of(grad_y);
     if (kind == MAX) {
         td_tensor *saved = td_node_saved(node, 0);
@@ -84,13 +84,13 @@ static td_tensor *pooled(const td_function *function, td_tensor *x, const struct
     const struct td__kernels *kernels = td__kernels_of(x);
     bool is_max = function->backward == max_backward;
     bool is_adaptive = function == &adaptive_max_function || function == &adaptive_avg_function;
-    td_tensor *in = td__in_order(x);
+    td_tensor *in = td__scoped_contiguous(x);
     td_tensor *y = in ? new_result(function->name, pool, x, x->layout.dtype) : NULL;
     td_tensor *indices = y && is_max && td__asks(x) ? new_result(function->name, pool, x, TD_I32)
                                                     : NULL;
     if (!y || (is_max && td__asks(x) && !indices))
         return NULL;
-    struct td_tensor from = td__seen_as(in, pool->picture.shape, 4), out = as_batch(y, pool);
+    struct td_tensor from = td__view_as(in, pool->picture.shape, 4), out = as_batch(y, pool);
     struct td_tensor places, *where = NULL;
     if (indices) {
         places = as_batch(indices, pool);
@@ -106,12 +106,12 @@ static td_tensor *pooled(const td_function *function, td_tensor *x, const struct
     if (status)
         return NULL;
     return td_record(function, y,
-                     &(td_recipe){.inputs = {x},
-                                  .input_count = 1,
-                                  .saved = {indices},
-                                  .saved_count = is_max,
-                                  .data = pool,
-                                  .data_size = sizeof *pool});
+                     &(td_node_spec){.inputs = {x},
+                                     .input_count = 1,
+                                     .saved = {indices},
+                                     .saved_count = is_max,
+                                     .data = pool,
+                                     .data_size = sizeof *pool});
 }
 
 static td_tensor *pooled_in_scope(const td_function *function, td_tensor *x,

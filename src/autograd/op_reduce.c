@@ -101,7 +101,7 @@ static td_tensor *reduced(const td_function *function, enum td__reduce_kind kind
     struct td__reduced reduction = td__reduced_of(x, mask);
     return td__result(
         function, keepdim ? y : td__drop_dims(y, mask),
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {x}, .input_count = 1, .data = &reduction, .data_size = sizeof reduction});
 }
 
@@ -168,7 +168,7 @@ td_tensor *td_prod(td_tensor *x)
                                  td__all_dims(x));
     return td__result(
         &function, y,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
 }
 
 /* ---- Variance and norm ----------------------------------------------------------------------------- */
@@ -238,12 +238,12 @@ td_tensor *td_var_dims(td_tensor *x, const int *dims, int count, int correction,
     double left = (double)variance.reduction.count - correction;
     variance.divisor = left > 0 ? left : 0; /* then infinite, or NaN for 0 / 0 */
     return td__result(&function, var(x, &variance, keepdim),
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {x},
-                                   .saved_count = 1,
-                                   .data = &variance,
-                                   .data_size = sizeof variance});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {x},
+                                      .saved_count = 1,
+                                      .data = &variance,
+                                      .data_size = sizeof variance});
 }
 
 /* g x / y; 0 where the norm is 0. */
@@ -269,5 +269,5 @@ td_tensor *td_norm(td_tensor *x)
     y = td__drop_dims(y, td__all_dims(x));
     return td__result(
         &function, y,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .saved = {x, y}, .saved_count = 2});
 }

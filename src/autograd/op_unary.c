@@ -28,10 +28,10 @@ static td_tensor *apply(const struct unary *unary, td_tensor *x)
 {
     td_tensor *y = td__apply_unary(unary->function.name, unary->op, x);
     return td__result(&unary->function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {unary->saves == RESULT ? y : x},
-                                   .saved_count = unary->saves != NOTHING});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {unary->saves == RESULT ? y : x},
+                                      .saved_count = unary->saves != NOTHING});
 }
 
 td_tensor *td_neg(td_tensor *x)
@@ -163,10 +163,10 @@ td_tensor *td_clamp(td_tensor *x, double low, double high)
         y = td__kept(y, td__kernel_status(function.name, x,
                                           td__kernels_of(x)->clamp(y, x, bounds[0], bounds[1])));
     return td__result(&function, y,
-                      &(td_recipe){.inputs = {x},
-                                   .input_count = 1,
-                                   .saved = {x},
-                                   .saved_count = 1,
-                                   .data = bounds,
-                                   .data_size = sizeof bounds});
+                      &(td_node_spec){.inputs = {x},
+                                      .input_count = 1,
+                                      .saved = {x},
+                                      .saved_count = 1,
+                                      .data = bounds,
+                                      .data_size = sizeof bounds});
 }

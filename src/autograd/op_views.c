@@ -41,9 +41,9 @@ static td_tensor *reshaped(const char *name, td_tensor *x, td_tensor *y, bool vi
     if (!y)
         return NULL;
     struct shape shape = shape_of(x);
-    td_recipe recipe = {
+    td_node_spec spec = {
         .inputs = {x}, .input_count = 1, .data = &shape, .data_size = sizeof shape};
-    return viewed ? td__view_result(function, y, x, &recipe) : td__result(function, y, &recipe);
+    return viewed ? td__view_result(function, y, x, &spec) : td__result(function, y, &spec);
 }
 
 td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim)
@@ -113,7 +113,7 @@ td_tensor *td_permute(td_tensor *tensor, const int *dims, int ndim)
         order[d] = dims[d] < 0 ? dims[d] + ndim : dims[d];
     return td__view_result(
         &permute_function, y, tensor,
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {tensor}, .input_count = 1, .data = order, .data_size = sizeof order});
 }
 
@@ -131,7 +131,7 @@ td_tensor *td_transpose(td_tensor *tensor, int a, int b)
     order[b] = a;
     return td__view_result(
         &transpose_function, y, tensor,
-        &(td_recipe){
+        &(td_node_spec){
             .inputs = {tensor}, .input_count = 1, .data = order, .data_size = sizeof order});
 }
 
@@ -148,7 +148,7 @@ static const td_function expand_function = {.name = "td_expand", .backward = exp
 td_tensor *td_expand(td_tensor *tensor, const int64_t *shape, int ndim)
 {
     return td__view_result(&expand_function, td__expand("td_expand", tensor, shape, ndim), tensor,
-                           &(td_recipe){.inputs = {tensor}, .input_count = 1});
+                           &(td_node_spec){.inputs = {tensor}, .input_count = 1});
 }
 
 /* ---- A part of the tensor -------------------------------------------------------------------------- */
@@ -195,7 +195,7 @@ static td_tensor *part_of(const td_function *function, td_tensor *x, td_tensor *
     part.count = part.selected ? 1 : y->layout.shape[part.dim];
     return td__view_result(
         function, y, x,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .data = &part, .data_size = sizeof part});
+        &(td_node_spec){.inputs = {x}, .input_count = 1, .data = &part, .data_size = sizeof part});
 }
 
 static const td_function narrow_function = {.name = "td_narrow", .backward = part_backward};
@@ -234,7 +234,7 @@ static const td_function clone_function = {.name = "td_clone", .backward = clone
 td_tensor *td_clone(td_tensor *tensor)
 {
     return td__result(&clone_function, td__clone(tensor),
-                      &(td_recipe){.inputs = {tensor}, .input_count = 1});
+                      &(td_node_spec){.inputs = {tensor}, .input_count = 1});
 }
 
 td_tensor *td_contiguous(td_tensor *tensor)
@@ -258,5 +258,5 @@ td_status td_tensor_copy(td_tensor *dst, td_tensor *src)
         TD_TRY(td__check_in_place(dst, "td_tensor_copy"));
     TD_TRY(td__tensor_copy(dst, src));
     return td__record_in_place(&copy_function, dst,
-                               &(td_recipe){.inputs = {dst, src}, .input_count = 2});
+                               &(td_node_spec){.inputs = {dst, src}, .input_count = 2});
 }

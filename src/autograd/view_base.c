@@ -120,13 +120,13 @@ void td__view_base_set_leaf(td_tensor *leaf)
 }
 
 td_tensor *td__view_result(const td_function *function, td_tensor *view, td_tensor *of,
-                           const td_recipe *recipe)
+                           const td_node_spec *spec)
 {
     if (!view)
         return NULL;
     td__try_refresh_node(of);
     atomic_store(&view->history, atomic_load(&of->history));
-    if (td_record_all(function, &view, 1, recipe)) {
+    if (td_record_all(function, &view, 1, spec)) {
         td_tensor_release(view);
         return NULL;
     }
@@ -324,11 +324,11 @@ static td_status widen_to_base(struct td_node *node, const struct td__view_base 
 }
 
 td_status td__record_in_place(const td_function *function, td_tensor *tensor,
-                              const td_recipe *recipe)
+                              const td_node_spec *spec)
 {
     struct td_node *node;
     td__tensor_touch(tensor);
-    TD_TRY(td__node_make(function, 1, recipe, &node));
+    TD_TRY(td__node_make(function, 1, spec, &node));
     if (!node)
         return TD_OK;
     struct td__view_base *base = atomic_load(&tensor->base);

@@ -26,9 +26,9 @@ struct td__region {
 };
 
 /** How a view ends, as td__result() for others: `view` is a raw view of `of`, the input of the
- *  recipe, and from then on changes with it. */
+ *  spec, and from then on changes with it. */
 td_tensor *td__view_result(const td_function *function, td_tensor *view, td_tensor *of,
-                           const td_recipe *recipe);
+                           const td_node_spec *spec);
 
 /** The tensor is no longer one of the views of its base. */
 void td__view_base_leave(td_tensor *tensor);

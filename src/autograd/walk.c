@@ -16,7 +16,7 @@ static size_t slot_of(const struct td__walk *walk, const struct td_node *node)
     return slot;
 }
 
-struct td__entry *td__walk_find(const struct td__walk *walk, const struct td_node *node)
+struct td__walk_entry *td__walk_find(const struct td__walk *walk, const struct td_node *node)
 {
     if (!walk->index_size)
         return NULL;
@@ -27,7 +27,7 @@ struct td__entry *td__walk_find(const struct td__walk *walk, const struct td_nod
 static td_status grow(struct td__walk *walk)
 {
     int capacity = walk->capacity ? walk->capacity * 2 : 64;
-    struct td__entry *entries = realloc(walk->entries, (size_t)capacity * sizeof *entries);
+    struct td__walk_entry *entries = realloc(walk->entries, (size_t)capacity * sizeof *entries);
     if (entries)
         walk->entries = entries;
     int *index = calloc((size_t)capacity * 2, sizeof *index);
@@ -50,7 +50,7 @@ static td_status add(struct td__walk *walk, struct td_node *node, bool by_edge)
         TD_TRY(grow(walk));
     size_t slot = slot_of(walk, node);
     if (!walk->index[slot]) {
-        walk->entries[walk->count] = (struct td__entry){.node = node};
+        walk->entries[walk->count] = (struct td__walk_entry){.node = node};
         walk->index[slot] = ++walk->count;
     }
     walk->entries[walk->index[slot] - 1].pending += by_edge;

@@ -4,7 +4,7 @@
 
 #include "autograd/graph.h"
 
-struct td__entry {
+struct td__walk_entry {
     struct td_node *node; /* kept by the results */
     int pending;          /* edges to it from other entries */
     bool needed;          /* for td_gradients(): an input that is asked for is here, or behind it */
@@ -13,7 +13,7 @@ struct td__entry {
 };
 
 struct td__walk {
-    struct td__entry *entries;
+    struct td__walk_entry *entries;
     int count, capacity;
     int *index; /* by hash of the node: number of its entry plus 1, or 0 */
     int index_size;
@@ -23,7 +23,7 @@ struct td__walk {
 td_status td__walk_from(struct td__walk *walk, td_tensor *const *outputs, int count);
 
 /** The entry of a node, or NULL. */
-struct td__entry *td__walk_find(const struct td__walk *walk, const struct td_node *node);
+struct td__walk_entry *td__walk_find(const struct td__walk *walk, const struct td_node *node);
 
 void td__walk_free(struct td__walk *walk);
 

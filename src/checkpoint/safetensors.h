@@ -43,7 +43,7 @@ struct td__file_note {
     size_t value_at, value_size; /* where the value stands in the file, between its quotes */
 };
 
-struct td__header {
+struct td__file_header {
     struct td__file_tensor *tensors; /* in the order of the header */
     struct td__file_tensor **sorted; /* in the order of the data */
     size_t count, capacity;
@@ -56,11 +56,11 @@ struct td__header {
 /** Takes the text of a header apart, `size` bytes, of a file with `data_size` bytes of data behind it,
  *  and checks all that it says. *header is free again where this fails. */
 td_status td__header_parse(const char *path, const char *text, size_t size, uint64_t data_size,
-                           struct td__header *header);
-void td__header_free(struct td__header *header);
+                           struct td__file_header *header);
+void td__header_free(struct td__file_header *header);
 
 /** The note of a key, or NULL. */
-const struct td__file_note *td__header_note(const struct td__header *header, const char *key);
+const struct td__file_note *td__header_note(const struct td__file_header *header, const char *key);
 
 /** "F32" …; NULL for a dtype that the format does not have. */
 const char *td__file_dtype(td_dtype dtype);
@@ -89,10 +89,10 @@ td_status td__save_state(const char *call, const char *path, const td_state *sta
 /** Reads a file to `device` (NULL: the host), and leaves its header in *header where that is not NULL,
  *  for td__header_free(). */
 td_status td__load_state(const char *call, const char *path, const char *device, td_state **state,
-                         struct td__header *header);
+                         struct td__file_header *header);
 
 /** A state of tensors as the header describes them, whose elements are not set. */
-td_state *td__state_of_header(const char *call, const struct td__header *header);
+td_state *td__state_of_header(const char *call, const struct td__file_header *header);
 
 /* ---- Names (module_file.c) ------------------------------------------------------------------------ */
 
@@ -100,29 +100,30 @@ td_state *td__state_of_header(const char *call, const struct td__header *header)
  *  that was saved was not, or the other way round. NULL without memory. */
 td_state *td__fit_names(const td_state *state, td_module *module);
 
-/* ---- Files that appear at once (aside.c) ---------------------------------------------------------- */
+/* ---- Files that appear at once (atomic_file.c) ---------------------------------------------------------- */
 
 /** A file that is written beside the place where it will stand. */
-struct td__aside {
+struct td__atomic_file {
     const char *call, *path;
     char *directory, *temporary;
     int fd;
 };
 
 /** Begins one. Nothing is left to be freed where this fails. `call` and `path` must stay. */
-td_status td__aside_open(struct td__aside *aside, const char *call, const char *path);
-td_status td__aside_write(struct td__aside *aside, const void *data, size_t size);
+td_status td__atomic_file_open(struct td__atomic_file *file, const char *call, const char *path);
+td_status td__atomic_file_write(struct td__atomic_file *file, const void *data, size_t size);
 /** Overwrites bytes that were written before. */
-td_status td__aside_rewrite(struct td__aside *aside, size_t at, const void *data, size_t size);
+td_status td__atomic_file_rewrite(struct td__atomic_file *file, size_t at, const void *data,
+                                  size_t size);
 /** Syncs it, gives it its name, and syncs that; where this fails it is removed. */
-td_status td__aside_commit(struct td__aside *aside);
+td_status td__atomic_file_commit(struct td__atomic_file *file);
 /** Removes what was written. */
-void td__aside_drop(struct td__aside *aside);
+void td__atomic_file_drop(struct td__atomic_file *file);
 
 /** Makes a directory that lasts, unless it is there already. */
-td_status td__aside_directory(const char *call, const char *path);
+td_status td__atomic_file_directory(const char *call, const char *path);
 
 /** Removes what processes that have died left behind in a directory. */
-void td__aside_sweep(const char *directory);
+void td__atomic_file_sweep(const char *directory);
 
 #endif

@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ const char *td__file_dtype(td_dtype dtype)
     return NULL;
 }
 
-void td__header_free(struct td__header *header)
+void td__header_free(struct td__file_header *header)
 {
     for (size_t i = 0; i < header->count; i++) {
         free(header->tensors[i].name);
@@ -42,10 +42,10 @@ void td__header_free(struct td__header *header)
     free(header->sorted);
     free(header->notes);
     td__map_free(&header->map);
-    *header = (struct td__header){0};
+    *header = (struct td__file_header){0};
 }
 
-const struct td__file_note *td__header_note(const struct td__header *header, const char *key)
+const struct td__file_note *td__header_note(const struct td__file_header *header, const char *key)
 {
     for (size_t i = 0; i < header->note_count; i++)
         if (!strcmp(header->notes[i].key, key))
@@ -80,7 +80,7 @@ static size_t place(const struct td__json *json, const char *at)
     return TD__HEADER_AT + (size_t)(at - json->begin);
 }
 
-static bool read_notes(struct td__json *json, struct td__header *header)
+static bool read_notes(struct td__json *json, struct td__file_header *header)
 {
     if (header->has_notes)
         return td__json_fail(json, json->at, "\"__metadata__\" stands here a second time");
@@ -176,7 +176,7 @@ static bool read_tensor(struct td__json *json, struct td__file_tensor *tensor)
            td__json_fail(json, start, "a tensor lacks its dtype, its shape or its data_offsets");
 }
 
-static bool read_header(struct td__json *json, struct td__header *header)
+static bool read_header(struct td__json *json, struct td__file_header *header)
 {
     if (json->at < json->end && *json->at != '{')
         return td__json_fail(json, json->at, "a header must begin with {");
@@ -207,7 +207,7 @@ static bool read_header(struct td__json *json, struct td__header *header)
 
 /* The sentence for a header that is no such text. */
 static td_status syntax_error(const char *path, const struct td__json *json,
-                              const struct td__header *header)
+                              const struct td__file_header *header)
 {
     if (json->no_memory)
         return td__fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
@@ -220,7 +220,7 @@ static td_status syntax_error(const char *path, const struct td__json *json,
 
 /* ---- What it says --------------------------------------------------------------------------------- */
 
-static td_status check_version(const char *path, const struct td__header *header)
+static td_status check_version(const char *path, const struct td__file_header *header)
 {
     const struct td__file_note *note = td__header_note(header, "tandem.version");
     if (!note)
@@ -239,7 +239,7 @@ static td_status check_version(const char *path, const struct td__header *header
     return TD_OK;
 }
 
-static td_status check_dtype(const char *path, const struct td__header *header,
+static td_status check_dtype(const char *path, const struct td__file_header *header,
                              struct td__file_tensor *tensor)
 {
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
@@ -299,7 +299,7 @@ static int compare_places(const void *a, const void *b)
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-static td_status check_cover(const char *path, struct td__header *header, uint64_t data_size)
+static td_status check_cover(const char *path, struct td__file_header *header, uint64_t data_size)
 {
     uint64_t end = 0;
     qsort(header->sorted, header->count, sizeof header->sorted[0], compare_places);
@@ -321,7 +321,7 @@ static td_status check_cover(const char *path, struct td__header *header, uint64
     return TD_OK;
 }
 
-static td_status check_names(const char *path, struct td__header *header)
+static td_status check_names(const char *path, struct td__file_header *header)
 {
     for (size_t i = 0; i < header->count; i++) {
         struct td__file_tensor *tensor = &header->tensors[i];
@@ -338,7 +338,7 @@ static td_status check_names(const char *path, struct td__header *header)
     return TD_OK;
 }
 
-static td_status check_notes(const char *path, struct td__header *header)
+static td_status check_notes(const char *path, struct td__file_header *header)
 {
     struct td__map map = {0};
     td_status status = TD_OK;
@@ -358,7 +358,7 @@ static td_status check_notes(const char *path, struct td__header *header)
     return status;
 }
 
-static td_status check_header(const char *path, struct td__header *header, uint64_t data_size)
+static td_status check_header(const char *path, struct td__file_header *header, uint64_t data_size)
 {
     TD_TRY(check_notes(path, header));
     TD_TRY(check_version(path, header));
@@ -375,9 +375,9 @@ static td_status check_header(const char *path, struct td__header *header, uint6
 }
 
 td_status td__header_parse(const char *path, const char *text, size_t size, uint64_t data_size,
-                           struct td__header *header)
+                           struct td__file_header *header)
 {
-    *header = (struct td__header){0};
+    *header = (struct td__file_header){0};
     struct td__json json = {.begin = text, .at = text, .end = text + size};
     td_status status = read_header(&json, header) ? check_header(path, header, data_size)
                                                   : syntax_error(path, &json, header);

@@ -3,7 +3,7 @@
  * its memory, with the checksum computed on the way. */
 #include "base/fail.h"
 #include "checkpoint/safetensors.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -95,7 +95,7 @@ static td_status open_file(struct file *file)
     return get(file, file->text + TD__HEADER_AT, (size_t)length);
 }
 
-static td_status parse_file(const struct file *file, struct td__header *header)
+static td_status parse_file(const struct file *file, struct td__file_header *header)
 {
     return td__header_parse(file->path, file->text + TD__HEADER_AT, file->text_size - TD__HEADER_AT,
                             file->size - file->text_size, header);
@@ -110,7 +110,7 @@ static bool is_digest(const struct td__file_note *note)
 }
 
 /* Begins with the header, where zeros stand for the checksum itself. */
-static td_status begin_digest(struct file *file, const struct td__header *header)
+static td_status begin_digest(struct file *file, const struct td__file_header *header)
 {
     const struct td__file_note *note = td__header_note(header, "tandem.sha256");
     if (!note && !td__header_note(header, "tandem.version"))
@@ -129,7 +129,7 @@ static td_status begin_digest(struct file *file, const struct td__header *header
     return TD_OK;
 }
 
-static td_status check_digest(struct file *file, const struct td__header *header)
+static td_status check_digest(struct file *file, const struct td__file_header *header)
 {
     if (!file->digest)
         return TD_OK;
@@ -169,7 +169,7 @@ static td_status get_elements(struct file *file, td_tensor *tensor)
 }
 
 /* A state of tensors whose elements are not set. */
-static td_state *make_state(const char *call, const struct td__header *header,
+static td_state *make_state(const char *call, const struct td__file_header *header,
                             struct td__device *device)
 {
     td_state *state = td_state_create();
@@ -186,12 +186,12 @@ static td_state *make_state(const char *call, const struct td__header *header,
     return state;
 }
 
-td_state *td__state_of_header(const char *call, const struct td__header *header)
+td_state *td__state_of_header(const char *call, const struct td__file_header *header)
 {
     return make_state(call, header, td__host_device());
 }
 
-static td_status read_data(struct file *file, const struct td__header *header, td_state *state)
+static td_status read_data(struct file *file, const struct td__file_header *header, td_state *state)
 {
     TD_TRY(begin_digest(file, header));
     for (size_t i = 0; i < header->count; i++)
@@ -201,13 +201,13 @@ static td_status read_data(struct file *file, const struct td__header *header, t
 }
 
 td_status td__load_state(const char *call, const char *path, const char *device_name,
-                         td_state **state_out, struct td__header *header_out)
+                         td_state **state_out, struct td__file_header *header_out)
 {
     struct td__device *device = td__find_device(call, device_name);
     if (!device)
         return TD_ERR_INVALID;
     struct file file = {.call = call, .path = path, .fd = -1};
-    struct td__header header = {0};
+    struct td__file_header header = {0};
     td_state *state = NULL;
     td_status status = open_file(&file);
     if (!status)
@@ -246,7 +246,7 @@ td_status td_read_safetensors_notes(const char *path, td_file_note_fn fn, void *
     if (!path || !fn)
         return td__fail(TD_ERR_INVALID, "%s: the %s is NULL", call, path ? "function" : "path");
     struct file file = {.call = call, .path = path, .fd = -1};
-    struct td__header header = {0};
+    struct td__file_header header = {0};
     td_status status = open_file(&file);
     if (!status)
         status = parse_file(&file, &header);

@@ -3,7 +3,7 @@
 #include "base/fail.h"
 #include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <openssl/evp.h>
@@ -155,7 +155,7 @@ td_status td__plan_file(const char *call, const char *path, const td_state *stat
 /* ---- Writing ------------------------------------------------------------------------------------- */
 
 struct writer {
-    struct td__aside aside;
+    struct td__atomic_file file;
     EVP_MD_CTX *digest;
 };
 
@@ -166,8 +166,8 @@ static td_status put(struct writer *writer, const void *data, size_t size)
         size_t part = size < CHUNK ? size : CHUNK;
         if (!EVP_DigestUpdate(writer->digest, at, part))
             return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed",
-                            writer->aside.call);
-        TD_TRY(td__aside_write(&writer->aside, at, part));
+                            writer->file.call);
+        TD_TRY(td__atomic_file_write(&writer->file, at, part));
         at += part;
         size -= part;
     }
@@ -202,7 +202,7 @@ static td_status put_elements(struct writer *writer, td_tensor *tensor)
     if (!device->kind->is_host_memory) {
         copy = malloc(bytes);
         status = copy ? device->kind->to_host(device, copy, data, bytes)
-                      : td__fail_nomem(writer->aside.call);
+                      : td__fail_nomem(writer->file.call);
         data = copy;
     }
     if (!status)
@@ -218,17 +218,17 @@ static td_status put_digest(struct writer *writer, size_t at)
     uint8_t digest[EVP_MAX_MD_SIZE];
     char digits[TD__DIGEST_DIGITS + 1];
     if (!EVP_DigestFinal_ex(writer->digest, digest, NULL))
-        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->aside.call);
+        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
     for (int i = 0; i < TD__DIGEST_DIGITS / 2; i++)
         snprintf(digits + 2 * i, 3, "%02x", digest[i]);
-    return td__aside_rewrite(&writer->aside, at, digits, TD__DIGEST_DIGITS);
+    return td__atomic_file_rewrite(&writer->file, at, digits, TD__DIGEST_DIGITS);
 }
 
 static td_status write_all(struct writer *writer, const td_state *state,
                            const struct td__file_plan *plan)
 {
     if (!EVP_DigestInit_ex(writer->digest, EVP_sha256(), NULL))
-        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->aside.call);
+        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
     TD_TRY(put(writer, plan->text.data, plan->text.size));
     for (size_t i = 0; i < td_state_count(state); i++)
         TD_TRY(put_elements(writer, td_state_tensor(state, plan->order[i])));
@@ -241,14 +241,14 @@ td_status td__save_state(const char *call, const char *path, const td_state *sta
     struct td__file_plan plan;
     TD_TRY(td__plan_file(call, path, state, notes, note_count, &plan));
     struct writer writer = {.digest = EVP_MD_CTX_new()};
-    td_status status = writer.digest ? td__aside_open(&writer.aside, call, path)
+    td_status status = writer.digest ? td__atomic_file_open(&writer.file, call, path)
                                      : td__fail_nomem(call);
     if (!status) {
         status = write_all(&writer, state, &plan);
         if (status)
-            td__aside_drop(&writer.aside);
+            td__atomic_file_drop(&writer.file);
         else
-            status = td__aside_commit(&writer.aside);
+            status = td__atomic_file_commit(&writer.file);
     }
     EVP_MD_CTX_free(writer.digest);
     td__plan_free(&plan);

@@ -25,12 +25,12 @@ td_status td__training_write(const char *call, const char *path, const td_traini
 }
 
 td_status td__training_gather(const char *call, const td_training *training,
-                              struct td__party *party, td_bytes **all)
+                              struct td__coordinator *coordinator, td_bytes **all)
 {
     struct td__buffer own = {0};
     td_status status = td__training_pack(call, training, &own);
     if (!status)
-        status = td__party_gather(party, &own, all);
+        status = td__coordinator_gather(coordinator, &own, all);
     td__buffer_free(&own);
     return status;
 }
@@ -38,22 +38,22 @@ td_status td__training_gather(const char *call, const td_training *training,
 td_status td_training_save(const char *path, const td_training *training, td_group *group)
 {
     static const char call[] = "td_training_save";
-    struct td__party party;
-    TD_TRY(td__party_of(call, group, &party));
+    struct td__coordinator coordinator;
+    TD_TRY(td__coordinator_of(call, group, &coordinator));
     td_bytes *all = NULL;
     td_status status = TD_OK;
-    TD_TRY(td__training_gather(call, training, &party, &all));
-    if (party.rank == 0) {
-        status = path ? td__training_write(call, path, training, all, party.size)
+    TD_TRY(td__training_gather(call, training, &coordinator, &all));
+    if (coordinator.rank == 0) {
+        status = path ? td__training_write(call, path, training, all, coordinator.size)
                       : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);
-        td__party_free(&party, all);
+        td__coordinator_free(&coordinator, all);
     }
-    return td__party_follow(&party, status);
+    return td__coordinator_follow(&coordinator, status);
 }
 
 td_status td__training_read(const char *call, const char *path, td_state **state)
 {
-    struct td__header header;
+    struct td__file_header header;
     TD_TRY(td__load_state(call, path, NULL, state, &header));
     const struct td__file_note *kind = td__header_note(&header, "tandem.kind");
     td_status status = TD_OK;
@@ -70,19 +70,19 @@ td_status td__training_read(const char *call, const char *path, td_state **state
     return status;
 }
 
-td_status td__training_receive(const char *call, const struct td__party *party, td_status status,
-                               td_state *state, td_training *training)
+td_status td__training_receive(const char *call, const struct td__coordinator *coordinator,
+                               td_status status, td_state *state, td_training *training)
 {
-    status = td__party_follow(party, status);
+    status = td__coordinator_follow(coordinator, status);
     if (status) {
         td_state_destroy(state);
         return status;
     }
-    TD_TRY(td__party_share(call, party, state, &state));
+    TD_TRY(td__coordinator_share(call, coordinator, state, &state));
     struct td__undo *undo = NULL;
-    status = td__training_apply(call, training, state, party, &undo);
+    status = td__training_apply(call, training, state, coordinator, &undo);
     td_state_destroy(state);
-    status = td__party_agree(party, status);
+    status = td__coordinator_agree(coordinator, status);
     if (status && undo) {
         /* This rank could, another could not. */
         char *message = strdup(td_last_error());
@@ -98,12 +98,12 @@ td_status td__training_receive(const char *call, const struct td__party *party, 
 td_status td_training_load(const char *path, td_training *training, td_group *group)
 {
     static const char call[] = "td_training_load";
-    struct td__party party;
-    TD_TRY(td__party_of(call, group, &party));
+    struct td__coordinator coordinator;
+    TD_TRY(td__coordinator_of(call, group, &coordinator));
     td_state *state = NULL;
     td_status status = TD_OK;
-    if (party.rank == 0)
+    if (coordinator.rank == 0)
         status = path ? td__training_read(call, path, &state)
                       : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);
-    return td__training_receive(call, &party, status, state, training);
+    return td__training_receive(call, &coordinator, status, state, training);
 }

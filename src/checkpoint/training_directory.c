@@ -128,7 +128,7 @@ static td_status write_numbered(const char *call, const char *directory,
     TD_TRY(check_numbered(call, directory, training, keep));
     if (!training)
         return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
-    TD_TRY(td__aside_directory(call, directory));
+    TD_TRY(td__atomic_file_directory(call, directory));
     char *path = path_of(directory, training->step);
     if (!path)
         return td__fail_nomem(call);
@@ -143,16 +143,16 @@ td_status td_training_save_numbered(const char *directory, const td_training *tr
                                     td_group *group)
 {
     static const char call[] = "td_training_save_numbered";
-    struct td__party party;
-    TD_TRY(td__party_of(call, group, &party));
+    struct td__coordinator coordinator;
+    TD_TRY(td__coordinator_of(call, group, &coordinator));
     td_bytes *all = NULL;
     td_status status = TD_OK;
-    TD_TRY(td__training_gather(call, training, &party, &all));
-    if (party.rank == 0) {
-        status = write_numbered(call, directory, training, keep, all, party.size);
-        td__party_free(&party, all);
+    TD_TRY(td__training_gather(call, training, &coordinator, &all));
+    if (coordinator.rank == 0) {
+        status = write_numbered(call, directory, training, keep, all, coordinator.size);
+        td__coordinator_free(&coordinator, all);
     }
-    return td__party_follow(&party, status);
+    return td__coordinator_follow(&coordinator, status);
 }
 
 /* ---- Loading -------------------------------------------------------------------------------------- */
@@ -199,24 +199,24 @@ static td_status find_newest(const char *call, const char *directory, td_state *
     bool missing = false;
     TD_TRY(list_numbers(call, directory, &numbers, &count, &missing));
     if (!missing)
-        td__aside_sweep(directory);
+        td__atomic_file_sweep(directory);
     td_status status = read_newest(call, directory, numbers, count, state);
     free(numbers);
     return status;
 }
 
 /* Whether rank 0 has found one. */
-static td_status share_found(const struct td__party *party, bool *found)
+static td_status share_found(const struct td__coordinator *coordinator, bool *found)
 {
     char answer = *found ? 'y' : 'n';
     td_bytes bytes = {0};
-    if (party->alone)
+    if (coordinator->alone)
         return TD_OK;
-    if (party->rank == 0)
+    if (coordinator->rank == 0)
         bytes = (td_bytes){.data = &answer, .size = 1};
-    TD_TRY(td_broadcast_object_list(&bytes, 1, party->root, party->group));
+    TD_TRY(td_broadcast_object_list(&bytes, 1, coordinator->root, coordinator->group));
     *found = bytes.size == 1 && bytes.data[0] == 'y';
-    if (party->rank != 0)
+    if (coordinator->rank != 0)
         td_bytes_free(&bytes);
     return TD_OK;
 }
@@ -225,20 +225,20 @@ td_status td_training_load_latest(const char *directory, td_training *training, 
                                   bool *loaded)
 {
     static const char call[] = "td_training_load_latest";
-    struct td__party party;
-    TD_TRY(td__party_of(call, group, &party));
+    struct td__coordinator coordinator;
+    TD_TRY(td__coordinator_of(call, group, &coordinator));
     td_state *state = NULL;
-    td_status status = party.rank == 0 ? find_newest(call, directory, &state) : TD_OK;
-    status = td__party_follow(&party, status);
+    td_status status = coordinator.rank == 0 ? find_newest(call, directory, &state) : TD_OK;
+    status = td__coordinator_follow(&coordinator, status);
     bool found = state != NULL;
     if (!status)
-        status = share_found(&party, &found);
+        status = share_found(&coordinator, &found);
     if (status) {
         td_state_destroy(state);
         return status;
     }
     if (found)
-        TD_TRY(td__training_receive(call, &party, TD_OK, state, training));
+        TD_TRY(td__training_receive(call, &coordinator, TD_OK, state, training));
     else if (!loaded)
         return td__fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
                         directory ? directory : "(NULL)");

@@ -9,7 +9,7 @@
  * the failing one had is put back, and so it is where another rank has failed. */
 #include "base/fail.h"
 #include "checkpoint/training.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -295,8 +295,8 @@ static td_status check_size(const td_training *training, int64_t ranks, int size
                     ranks, size);
 }
 
-static td_status apply(td_training *training, const td_state *state, const struct td__party *party,
-                       struct td__undo *undo)
+static td_status apply(td_training *training, const td_state *state,
+                       const struct td__coordinator *coordinator, struct td__undo *undo)
 {
     int64_t epoch, step, ranks, parts;
     TD_TRY(td_state_get_integer(state, "training.epoch", &epoch));
@@ -304,9 +304,9 @@ static td_status apply(td_training *training, const td_state *state, const struc
     TD_TRY(td_state_get_integer(state, "training.ranks", &ranks));
     TD_TRY(td_state_get_integer(state, "training.parts", &parts));
     TD_TRY(check_parts(training, parts));
-    TD_TRY(check_size(training, ranks, party->size));
+    TD_TRY(check_size(training, ranks, coordinator->size));
     TD_TRY(keep_all(training, undo));
-    bool other_size = ranks != party->size;
+    bool other_size = ranks != coordinator->size;
     if (training->model)
         TD_TRY(apply_model(training, state));
     undo->changed |= training->model ? MODEL : 0;
@@ -317,10 +317,10 @@ static td_status apply(td_training *training, const td_state *state, const struc
         TD_TRY(apply_schedule(training, state));
     undo->changed |= training->schedule ? SCHEDULE : 0;
     if (training->sampler)
-        TD_TRY(apply_sampler(training, state, party->rank, other_size));
+        TD_TRY(apply_sampler(training, state, coordinator->rank, other_size));
     undo->changed |= training->sampler ? SAMPLER : 0;
     if (!other_size)
-        TD_TRY(apply_random(state, party->rank));
+        TD_TRY(apply_random(state, coordinator->rank));
     undo->changed |= other_size ? 0 : RANDOM;
     training->epoch = epoch;
     training->step = step;
@@ -328,14 +328,14 @@ static td_status apply(td_training *training, const td_state *state, const struc
 }
 
 td_status td__training_apply(const char *call, td_training *training, const td_state *state,
-                             const struct td__party *party, struct td__undo **undo_out)
+                             const struct td__coordinator *coordinator, struct td__undo **undo_out)
 {
     if (!training)
         return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
     struct td__undo *undo = calloc(1, sizeof *undo);
     if (!undo)
         return td__fail_nomem(call);
-    td_status status = apply(training, state, party, undo);
+    td_status status = apply(training, state, coordinator, undo);
     if (status) {
         td__fail(status, "%s: %s", call, td_last_error());
         char *message = strdup(td_last_error());

@@ -10,7 +10,7 @@
 #include "collective/tree.h"
 
 /* The ranks of the other half that this one sends to: *first, *first + *step, … below *end. */
-static void receivers(const struct td__node *node, int32_t *first, int32_t *step, int32_t *end)
+static void receivers(const struct td__tree_node *node, int32_t *first, int32_t *step, int32_t *end)
 {
     int32_t right = node->low + node->left_size;
     if (node->is_left) {
@@ -24,7 +24,7 @@ static void receivers(const struct td__node *node, int32_t *first, int32_t *step
     }
 }
 
-static int32_t sender(const struct td__node *node)
+static int32_t sender(const struct td__tree_node *node)
 {
     return node->is_left ? node->low + node->left_size + node->index % node->right_size
                          : node->low + node->index;
@@ -34,7 +34,7 @@ void td__allreduce_doubling(const struct td__plan *plan, struct td__schedule *sc
 {
     schedule->scratch_blocks = 1;
     for (int level = 0; level < td__tree_levels(plan->size); level++) {
-        struct td__node node = td__tree_node(plan->rank, plan->size, level);
+        struct td__tree_node node = td__tree_node(plan->rank, plan->size, level);
         if (node.right_size) {
             int32_t peer, step, end;
             receivers(&node, &peer, &step, &end);
@@ -43,7 +43,7 @@ void td__allreduce_doubling(const struct td__plan *plan, struct td__schedule *sc
             td__recv(schedule, sender(&node), TD__SCRATCH, 0, 1);
             td__reduce(schedule, TD__DATA, 0, TD__SCRATCH, 0, 1);
         }
-        td__round(schedule);
+        td__attempt(schedule);
     }
 }
 
@@ -51,7 +51,7 @@ void td__allgather_doubling(const struct td__plan *plan, struct td__schedule *sc
 {
     schedule->blocks = plan->size;
     for (int level = 0; level < td__tree_levels(plan->size); level++) {
-        struct td__node node = td__tree_node(plan->rank, plan->size, level);
+        struct td__tree_node node = td__tree_node(plan->rank, plan->size, level);
         if (node.right_size) {
             int32_t right = node.low + node.left_size, peer, step, end;
             int32_t mine = node.is_left ? node.low : right;
@@ -63,7 +63,7 @@ void td__allgather_doubling(const struct td__plan *plan, struct td__schedule *sc
             td__recv(schedule, sender(&node), TD__DATA, theirs,
                      node.is_left ? node.right_size : node.left_size);
         }
-        td__round(schedule);
+        td__attempt(schedule);
     }
 }
 
@@ -75,6 +75,6 @@ void td__barrier_dissemination(const struct td__plan *plan, struct td__schedule 
     for (int32_t distance = 1; distance < plan->size; distance *= 2) {
         td__send(schedule, (plan->rank + distance) % plan->size, TD__DATA, 0, 0);
         td__recv(schedule, (plan->rank - distance + plan->size) % plan->size, TD__DATA, 0, 0);
-        td__round(schedule);
+        td__attempt(schedule);
     }
 }

@@ -45,7 +45,7 @@ typedef void (*one_way_fn)(struct td__schedule *schedule, int32_t peer, enum td_
 static void level_steps(const struct td__plan *plan, struct td__schedule *schedule, struct cut cut,
                         int level, exchange_fn exchange, one_way_fn from_right, one_way_fn to_left)
 {
-    struct td__node node = td__tree_node(plan->rank, plan->size, level);
+    struct td__tree_node node = td__tree_node(plan->rank, plan->size, level);
     if (node.right_size == node.left_size) {
         struct cut mine = cut, theirs = cut;
         int32_t other = node.index + node.left_size;
@@ -65,7 +65,7 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
             }
         }
     }
-    td__round(schedule);
+    td__attempt(schedule);
 }
 
 static void exchange_in(struct td__schedule *schedule, int32_t peer, struct cut mine,
@@ -118,7 +118,7 @@ void td__reduce_halving(const struct td__plan *plan, struct td__schedule *schedu
         for (int32_t owner = 0; owner < owners; owner++)
             if (owner != plan->root)
                 td__recv(schedule, owner, TD__DATA, td__reverse_bits(owner, levels), 1);
-    td__round(schedule);
+    td__attempt(schedule);
 }
 
 /* Which block stands where in the scratch copy, so that rank r < 2^k ends with block r in front of
@@ -142,7 +142,7 @@ void td__reduce_scatter_halving(const struct td__plan *plan, struct td__schedule
     schedule->scratch_blocks = size;
     for (int32_t position = 0; position < size; position++)
         td__copy(schedule, TD__SCRATCH, position, TD__INPUT, block_at(position, size, levels), 1);
-    td__round(schedule);
+    td__attempt(schedule);
     td__halving_reduce(plan, schedule, TD__SCRATCH, size);
     for (int32_t position = 0; position < size; position++) {
         int32_t block = block_at(position, size, levels);
@@ -156,5 +156,5 @@ void td__reduce_scatter_halving(const struct td__plan *plan, struct td__schedule
         else if (block == rank)
             td__copy(schedule, TD__DATA, 0, TD__SCRATCH, position, 1);
     }
-    td__round(schedule);
+    td__attempt(schedule);
 }

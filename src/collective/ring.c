@@ -25,7 +25,7 @@ static void carry_on(const struct td__plan *plan, struct td__schedule *schedule,
     for (int32_t t = 0; t < n - 1; t++) {
         td__send(schedule, wrap(r + 1, n), TD__DATA, wrap(r + lead - t, n), 1);
         td__recv(schedule, wrap(r - 1, n), TD__DATA, wrap(r + lead - t - 1, n), 1);
-        td__round(schedule);
+        td__attempt(schedule);
     }
 }
 
@@ -36,7 +36,7 @@ void td__allreduce_ring(const struct td__plan *plan, struct td__schedule *schedu
     for (int32_t t = 0; t < n - 1; t++) {
         td__send(schedule, wrap(r + 1, n), TD__DATA, wrap(r - t, n), 1);
         td__recv_reduce(schedule, wrap(r - 1, n), TD__DATA, wrap(r - t - 1, n), 1);
-        td__round(schedule);
+        td__attempt(schedule);
     }
     carry_on(plan, schedule, 1);
 }
@@ -62,11 +62,11 @@ void td__reduce_scatter_ring(const struct td__plan *plan, struct td__schedule *s
             td__send(schedule, wrap(r + 1, n), TD__SCRATCH, (t - 1) % 2, 1);
         td__recv(schedule, wrap(r - 1, n), TD__SCRATCH, t % 2, 1);
         td__reduce(schedule, TD__SCRATCH, t % 2, TD__INPUT, mine, 1);
-        td__round(schedule);
+        td__attempt(schedule);
     }
     if (n == 1)
         td__copy(schedule, TD__DATA, 0, TD__INPUT, 0, 1);
     else
         td__copy(schedule, TD__DATA, 0, TD__SCRATCH, (n - 2) % 2, 1);
-    td__round(schedule);
+    td__attempt(schedule);
 }

@@ -16,7 +16,7 @@ enum load { WHOLE, WHOLE_REDUCED, BLOCKS };
 static void level_steps(const struct td__plan *plan, struct td__schedule *schedule, int level,
                         enum direction direction, enum load load)
 {
-    struct td__node node = td__tree_node(plan->rank, plan->size, level);
+    struct td__tree_node node = td__tree_node(plan->rank, plan->size, level);
     int32_t right = node.low + node.left_size;
     int32_t left_holder = td__tree_holder(node.low, node.left_size, plan->root);
     int32_t right_holder = td__tree_holder(right, node.right_size, plan->root);
@@ -38,7 +38,7 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
         else
             td__recv(schedule, peer, TD__DATA, block, count);
     }
-    td__round(schedule);
+    td__attempt(schedule);
 }
 
 static void way_in(const struct td__plan *plan, struct td__schedule *schedule, enum load load)
@@ -92,7 +92,7 @@ void td__broadcast_direct(const struct td__plan *plan, struct td__schedule *sche
         for (int32_t rank = 0; rank < plan->size; rank++)
             if (rank != plan->root)
                 td__send(schedule, rank, TD__DATA, 0, schedule->blocks);
-    td__round(schedule);
+    td__attempt(schedule);
 }
 
 void td__gather_direct(const struct td__plan *plan, struct td__schedule *schedule)
@@ -104,7 +104,7 @@ void td__gather_direct(const struct td__plan *plan, struct td__schedule *schedul
         for (int32_t rank = 0; rank < plan->size; rank++)
             if (rank != plan->root)
                 td__recv(schedule, rank, TD__DATA, rank, 1);
-    td__round(schedule);
+    td__attempt(schedule);
 }
 
 void td__scatter_direct(const struct td__plan *plan, struct td__schedule *schedule)
@@ -116,5 +116,5 @@ void td__scatter_direct(const struct td__plan *plan, struct td__schedule *schedu
         for (int32_t rank = 0; rank < plan->size; rank++)
             if (rank != plan->root)
                 td__send(schedule, rank, TD__DATA, rank, 1);
-    td__round(schedule);
+    td__attempt(schedule);
 }

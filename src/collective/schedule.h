@@ -112,7 +112,7 @@ bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__
 
 void td__schedule_free(struct td__schedule *schedule);
 
-/* For the builders: each adds a step to the round schedule->rounds, which td__round() ends. */
+/* For the builders: each adds a step to the round schedule->rounds, which td__attempt() ends. */
 void td__send(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
               int32_t count);
 void td__recv(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
@@ -123,6 +123,6 @@ void td__copy(struct td__schedule *schedule, enum td__place place, int32_t block
               enum td__place from, int32_t from_block, int32_t count);
 void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t block,
                 enum td__place from, int32_t from_block, int32_t count);
-void td__round(struct td__schedule *schedule);
+void td__attempt(struct td__schedule *schedule);
 
 #endif

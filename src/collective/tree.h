@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct td__node {
+struct td__tree_node {
     int32_t low;        /* the first rank of the left half */
     int32_t left_size;  /* 2^level */
     int32_t right_size; /* 0 … left_size */
@@ -28,7 +28,7 @@ struct td__node {
 int td__tree_levels(int32_t size);
 
 /** The node of `rank` at `level`. */
-struct td__node td__tree_node(int32_t rank, int32_t size, int level);
+struct td__tree_node td__tree_node(int32_t rank, int32_t size, int level);
 
 /** The largest k with 2^k <= value, for value >= 1. */
 int td__log2(int32_t value);

@@ -2,7 +2,7 @@
  * for once, so that all who use a dataset agree on them. */
 #include "data/dataset.h"
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* Reading IDX files; see idx.h. */
 #include "data/idx.h"
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * they stay with that one and the slot gets new ones. */
 #include "data/loader.h"
 #include "base/fail.h"
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ static td_status provide(struct td__storage **storage, size_t bytes)
 /* Makes the slot of a batch ready to be read into. */
 static td_status prepare(td_loader *loader, int64_t batch)
 {
-    struct td__slot *slot = &loader->slots[batch % loader->slot_count];
+    struct td__loader_slot *slot = &loader->slots[batch % loader->slot_count];
     const td_dataset *dataset = loader->dataset;
     int64_t size = loader->options.batch_size, from = loader->start + batch * size;
     int64_t samples = loader->end - loader->start;
@@ -145,7 +145,7 @@ static td_status recycle(td_loader *loader)
 }
 
 /* Reads the batch here, or waits for the workers. */
-static td_status complete(td_loader *loader, struct td__slot *slot)
+static td_status complete(td_loader *loader, struct td__loader_slot *slot)
 {
     if (loader->thread_count) {
         td__loader_wait(loader, slot);
@@ -165,7 +165,7 @@ static td_status complete(td_loader *loader, struct td__slot *slot)
 
 static td_status hand_out(td_loader *loader)
 {
-    struct td__slot *slot = &loader->slots[loader->next % loader->slot_count];
+    struct td__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
     int64_t size = loader->options.batch_size;
     int64_t from = loader->start + loader->next * size;
     int64_t rows = size < loader->end - from ? size : loader->end - from;

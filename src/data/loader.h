@@ -14,9 +14,9 @@
 #include "base/thread.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
-struct td__slot {
+struct td__loader_slot {
     struct td__storage *input, *target; /* of a whole batch; NULL: none yet, or no target */
     int64_t left;                       /* rows that are still to be read */
     td_status status;                   /* of the first sample that failed */
@@ -26,7 +26,7 @@ struct td__slot {
 
 /* A few rows of a batch. */
 struct td__piece {
-    struct td__slot *slot;
+    struct td__loader_slot *slot;
     int64_t from, to; /* places in the order */
     int64_t row;      /* of the first one */
 };
@@ -38,7 +38,7 @@ struct td_loader {
     unsigned generation;       /* of forks: the threads stay with the parent */
     td_status status;
 
-    struct td__slot *slots;
+    struct td__loader_slot *slots;
     int slot_count;
     td_batch current; /* what the user has; NULL tensors: nothing */
 
@@ -76,6 +76,6 @@ void td__loader_allow(td_loader *loader, int64_t cursor, int64_t limit);
 void td__loader_halt(td_loader *loader);
 
 /** Waits until all rows of a slot are read. */
-void td__loader_wait(td_loader *loader, struct td__slot *slot);
+void td__loader_wait(td_loader *loader, struct td__loader_slot *slot);
 
 #endif

@@ -56,7 +56,7 @@ static void *work(void *arg)
         td_status status = td__loader_read(loader, &piece, &failed);
         pthread_mutex_lock(&loader->lock);
         loader->reading--;
-        struct td__slot *slot = piece.slot;
+        struct td__loader_slot *slot = piece.slot;
         /* Of several that fail the first one in the order is named, whoever comes first. */
         if (status && (!slot->status || failed < slot->failed)) {
             slot->status = status;
@@ -128,7 +128,7 @@ void td__loader_halt(td_loader *loader)
     pthread_mutex_unlock(&loader->lock);
 }
 
-void td__loader_wait(td_loader *loader, struct td__slot *slot)
+void td__loader_wait(td_loader *loader, struct td__loader_slot *slot)
 {
     pthread_mutex_lock(&loader->lock);
     while (slot->left)

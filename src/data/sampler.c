@@ -5,7 +5,7 @@
  * needs. */
 #include "data/sampler.h"
 #include "base/fail.h"
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

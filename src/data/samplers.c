@@ -2,7 +2,7 @@
 #include "base/fail.h"
 #include "base/identity.h"
 #include "data/sampler.h"
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* A dataset of the rows of tensors. They are kept, and read with whatever strides they have. */
 #include "base/fail.h"
 #include "data/dataset.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

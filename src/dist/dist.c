@@ -1,24 +1,24 @@
 /* Collectives on one tensor, or on one for the input and one for the output. */
 #include "base/fail.h"
-#include "dist/exchange.h"
+#include "dist/tensor_call.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
 /* ---- One tensor, in place -------------------------------------------------------------------- */
 
-static td_status run_in_place(struct td__exchange *x, td_tensor *tensor, int use, td_work **work)
+static td_status run_in_place(struct td__tensor_call *x, td_tensor *tensor, int use, td_work **work)
 {
     TD_TRY(td__check_tensor(x->call, "tensor", tensor, use));
     x->output = (struct td__side){.name = "tensor", .tensors = &tensor, .count = 1, .use = use};
     x->dtype = td_tensor_dtype(tensor);
     x->count = (size_t)td_tensor_numel(tensor);
-    return td__exchange_run(x, work);
+    return td__tensor_call_run(x, work);
 }
 
 td_status td_broadcast(td_tensor *tensor, int src, td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "broadcast", .group = group, .start = td__start_broadcast, .peer = src};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
@@ -27,7 +27,7 @@ td_status td_broadcast(td_tensor *tensor, int src, td_group *group, td_work **wo
 
 td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "all_reduce", .group = group, .start = td__start_all_reduce, .op = op};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
@@ -36,7 +36,7 @@ td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *group, td_
 
 td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "reduce", .group = group, .start = td__start_reduce, .op = op, .peer = dst};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
@@ -47,7 +47,7 @@ td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group
 
 /* Checks what all of these have in common, and fills in the sides; `input` and `output` must stay.
  */
-static td_status set_sides(struct td__exchange *x, td_tensor *const *output,
+static td_status set_sides(struct td__tensor_call *x, td_tensor *const *output,
                            td_tensor *const *input, struct td__member *member)
 {
     TD_TRY(td__check_member(x->call, x->group, member));
@@ -63,27 +63,27 @@ static td_status set_sides(struct td__exchange *x, td_tensor *const *output,
 td_status td_all_gather_into_tensor(td_tensor *output, td_tensor *input, td_group *group,
                                     td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "all_gather_into_tensor", .group = group, .start = td__start_all_gather};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     TD_TRY(td__check_parts(x.call, "output", output, "input", input, member.size));
     x.count = (size_t)td_tensor_numel(input);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 td_status td_reduce_scatter_tensor(td_tensor *output, td_tensor *input, td_reduce_op op,
                                    td_group *group, td_work **work)
 {
-    struct td__exchange x = {.call = "reduce_scatter_tensor",
-                             .group = group,
-                             .start = td__start_reduce_scatter,
-                             .op = op};
+    struct td__tensor_call x = {.call = "reduce_scatter_tensor",
+                                .group = group,
+                                .start = td__start_reduce_scatter,
+                                .op = op};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     TD_TRY(td__check_parts(x.call, "input", input, "output", output, member.size));
     x.count = (size_t)td_tensor_numel(output);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 /* ---- all_to_all_single ----------------------------------------------------------------------- */
@@ -121,7 +121,7 @@ static td_status count_parts(const char *call, const char *name, const td_tensor
     return TD_OK;
 }
 
-static td_status run_splits(struct td__exchange *x, const int64_t *output_splits,
+static td_status run_splits(struct td__tensor_call *x, const int64_t *output_splits,
                             const int64_t *input_splits, int size, td_work **work)
 {
     x->input_counts = calloc((size_t)size, sizeof *x->input_counts);
@@ -136,7 +136,7 @@ static td_status run_splits(struct td__exchange *x, const int64_t *output_splits
         status = count_parts(x->call, "output", x->output.tensors[0], output_splits, size,
                              x->output_counts);
     if (!status)
-        return td__exchange_run(x, work);
+        return td__tensor_call_run(x, work);
     free(x->input_counts);
     free(x->output_counts);
     return status;
@@ -146,7 +146,7 @@ td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
                                const int64_t *output_split_sizes, const int64_t *input_split_sizes,
                                td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "all_to_all_single", .group = group, .start = td__start_all_to_all};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
@@ -165,7 +165,7 @@ td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
                         ", which is no multiple of the %d ranks; give split sizes",
                         x.call, rows, member.size);
     x.count = (size_t)(td_tensor_numel(input) / member.size);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 /* ---- Without tensors ------------------------------------------------------------------------- */

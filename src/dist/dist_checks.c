@@ -1,7 +1,7 @@
 /* The checks that all calls on tensors share. They come first, so that a wrong argument starts
  * nothing and leaves the group in order. */
 #include "base/fail.h"
-#include "dist/exchange.h"
+#include "dist/tensor_call.h"
 #include "group/process_group.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* Many small tensors at once: one exchange for each dtype, and these are one call.
+/* Many small tensors at once: one call for each dtype, and these are one call.
  *
  *     tensors    f32 a, f64 b, f32 c        ->    f32: a c    f64: b
  *
@@ -6,10 +6,10 @@
  * each rank has a part of the whole (all_gather, reduce_scatter), the whole of one dtype is the
  * parts of all ranks one after another: a0 c0 a1 c1 … */
 #include "base/fail.h"
-#include "dist/exchange.h"
-#include "group/operation.h"
+#include "dist/tensor_call.h"
+#include "call/operation.h"
 #include "group/process_group.h"
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 /* A call as its arguments have it: `own` tensors of one rank, and of the whole `size` times as
  * many. */
 struct request {
-    struct td__exchange x; /* what is the same for all dtypes */
+    struct td__tensor_call x; /* what is the same for all dtypes */
     td_tensor *const *own;
     int count;
     const char *own_name;
@@ -83,7 +83,7 @@ static td_status check(struct request *request, int whole_count)
     return check_whole(request, whole_count);
 }
 
-/* ---- One exchange for each dtype ------------------------------------------------------------- */
+/* ---- One call for each dtype ------------------------------------------------------------- */
 
 /* The tensors of `dtype` among those of all `ranks`, to `chosen`; returns how many. */
 static int choose(const struct request *request, td_tensor *const *tensors, int ranks,
@@ -109,9 +109,9 @@ static uint32_t detail_of(td_tensor *const *tensors, int count)
 
 /* `lists` has room for all tensors of both sides. */
 static td_status hold_dtype(const struct request *request, td_dtype dtype, td_tensor **lists,
-                            struct td__exchange **held)
+                            struct td__tensor_call **held)
 {
-    struct td__exchange x = request->x;
+    struct td__tensor_call x = request->x;
     x.dtype = dtype;
     struct td__side own = {.name = request->own_name, .use = request->own_use, .tensors = lists};
     own.count = choose(request, request->own, 1, dtype, lists);
@@ -128,7 +128,7 @@ static td_status hold_dtype(const struct request *request, td_dtype dtype, td_te
     bool own_is_input = request->whole && request->own_use == TD__READ;
     x.input = own_is_input ? own : whole;
     x.output = own_is_input ? whole : own;
-    return td__exchange_hold(&x, held);
+    return td__tensor_call_hold(&x, held);
 }
 
 static td_status run(struct request *request, int whole_count, td_work **work)
@@ -139,9 +139,9 @@ static td_status run(struct request *request, int whole_count, td_work **work)
     if (!lists)
         return td__fail_nomem(request->x.call);
 
-    struct td__exchange *first = NULL, **end = &first;
+    struct td__tensor_call *first = NULL, **end = &first;
     td_status status = TD_OK;
-    unsigned seen = 0; /* bit d: dtype d has its exchange */
+    unsigned seen = 0; /* bit d: dtype d has its call */
     for (int i = 0; i < request->count && !status; i++) {
         td_dtype dtype = td_tensor_dtype(request->own[i]);
         if (seen & 1u << dtype)
@@ -153,8 +153,8 @@ static td_status run(struct request *request, int whole_count, td_work **work)
     }
     free(lists);
     if (!status)
-        return td__exchange_run_chain(first, work);
-    td__exchange_discard(first);
+        return td__tensor_call_run_chain(first, work);
+    td__tensor_call_discard(first);
     return status;
 }
 

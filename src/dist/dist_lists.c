@@ -1,6 +1,6 @@
-/* Collectives with a list of tensors, one for each rank: the list is one side of the exchange. */
+/* Collectives with a list of tensors, one for each rank: the list is one side of the call. */
 #include "base/fail.h"
-#include "dist/exchange.h"
+#include "dist/tensor_call.h"
 
 #include <stdlib.h>
 
@@ -14,7 +14,8 @@ static struct td__side list_side(const char *name, td_tensor *const *tensors, in
 td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor, td_group *group,
                         td_work **work)
 {
-    struct td__exchange x = {.call = "all_gather", .group = group, .start = td__start_all_gather};
+    struct td__tensor_call x = {
+        .call = "all_gather", .group = group, .start = td__start_all_gather};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
     TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__READ));
@@ -24,13 +25,13 @@ td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
     x.output = list_side("tensors", tensors, count, TD__WRITE);
     x.dtype = td_tensor_dtype(tensor);
     x.count = (size_t)td_tensor_numel(tensor);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int count,
                             td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "reduce_scatter", .group = group, .start = td__start_reduce_scatter, .op = op};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
@@ -41,7 +42,7 @@ td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int
     x.output = list_side("output", &output, 1, TD__WRITE);
     x.dtype = td_tensor_dtype(output);
     x.count = (size_t)td_tensor_numel(output);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 /* ---- A list on the root only ----------------------------------------------------------------- */
@@ -63,7 +64,7 @@ static td_status check_root_list(const char *call, const char *name, td_tensor *
 td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int count, int dst,
                     td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "gather", .group = group, .start = td__start_gather, .peer = dst};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
@@ -74,13 +75,13 @@ td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int count,
     x.output = list_side("gather_list", gather_list, gather_list ? count : 0, TD__WRITE);
     x.dtype = td_tensor_dtype(tensor);
     x.count = (size_t)td_tensor_numel(tensor);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int count, int src,
                      td_group *group, td_work **work)
 {
-    struct td__exchange x = {
+    struct td__tensor_call x = {
         .call = "scatter", .group = group, .start = td__start_scatter, .peer = src};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
@@ -91,7 +92,7 @@ td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int coun
     x.output = list_side("tensor", &tensor, 1, TD__WRITE);
     x.dtype = td_tensor_dtype(tensor);
     x.count = (size_t)td_tensor_numel(tensor);
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 /* ---- Scatter and gather in halves ------------------------------------------------------------ */
@@ -138,7 +139,7 @@ td_status td_gather_send(td_tensor *tensor, int dst, td_group *group)
  *
  * Always with counts: whether all parts happen to be even here says nothing about other ranks. */
 
-static td_status check_dtypes(const struct td__exchange *x, const struct td__side *side)
+static td_status check_dtypes(const struct td__tensor_call *x, const struct td__side *side)
 {
     for (int i = 0; i < side->count; i++)
         if (td_tensor_dtype(side->tensors[i]) != x->dtype)
@@ -161,7 +162,8 @@ td_status td_all_to_all(td_tensor *const *output_list, int output_count,
                         td_tensor *const *input_list, int input_count, td_group *group,
                         td_work **work)
 {
-    struct td__exchange x = {.call = "all_to_all", .group = group, .start = td__start_all_to_all};
+    struct td__tensor_call x = {
+        .call = "all_to_all", .group = group, .start = td__start_all_to_all};
     struct td__member member;
     TD_TRY(td__check_member(x.call, group, &member));
     TD_TRY(td__check_list(x.call, "output_list", output_list, output_count, member.size, TD__WRITE,
@@ -177,7 +179,7 @@ td_status td_all_to_all(td_tensor *const *output_list, int output_count,
     x.input_counts = counts_of(&x.input);
     x.output_counts = counts_of(&x.output);
     if (x.input_counts && x.output_counts)
-        return td__exchange_run(&x, work);
+        return td__tensor_call_run(&x, work);
     free(x.input_counts);
     free(x.output_counts);
     return td__fail_nomem(x.call);

@@ -1,6 +1,6 @@
 /* Messages: one tensor from one rank to another. */
 #include "base/fail.h"
-#include "dist/exchange.h"
+#include "dist/tensor_call.h"
 
 /* A message may be shorter than the tensor; so what is to be overwritten is packed as well. */
 static int use_of(td_p2p_kind kind)
@@ -33,11 +33,11 @@ static td_status check_message(const td_p2p_op *op)
 static td_status run_message(td_p2p_op op, td_work **work)
 {
     TD_TRY(check_message(&op));
-    struct td__exchange x = {.group = op.group,
-                             .dtype = td_tensor_dtype(op.tensor),
-                             .count = (size_t)td_tensor_numel(op.tensor),
-                             .peer = op.peer,
-                             .tag = op.tag};
+    struct td__tensor_call x = {.group = op.group,
+                                .dtype = td_tensor_dtype(op.tensor),
+                                .count = (size_t)td_tensor_numel(op.tensor),
+                                .peer = op.peer,
+                                .tag = op.tag};
     struct td__side side = {
         .name = "tensor", .tensors = &op.tensor, .count = 1, .use = use_of(op.kind)};
     if (op.kind == TD_P2P_ISEND) {
@@ -49,7 +49,7 @@ static td_status run_message(td_p2p_op op, td_work **work)
         x.start = td__start_recv;
         x.output = side;
     }
-    return td__exchange_run(&x, work);
+    return td__tensor_call_run(&x, work);
 }
 
 td_status td_send(td_tensor *tensor, int dst, int tag, td_group *group)

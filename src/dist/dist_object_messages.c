@@ -7,7 +7,7 @@
  * one also where the number is not the one it asked for: the next message is then at its place
  * again. */
 #include "base/fail.h"
-#include "dist/exchange.h"
+#include "dist/tensor_call.h"
 #include "dist/objects.h"
 #include "group/process_group.h"
 #include "group/work.h"

@@ -5,7 +5,7 @@
  * no object is padded to the length of the longest; all_gather has to pad. Between the two the group is kept from
  * being destroyed. */
 #include "base/fail.h"
-#include "dist/exchange.h"
+#include "dist/tensor_call.h"
 #include "dist/objects.h"
 
 #include <inttypes.h>

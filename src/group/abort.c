@@ -7,7 +7,7 @@
 #include "group/abort.h"
 
 #include "base/fail.h"
-#include "group/inquiry.h"
+#include "group/peer_query.h"
 #include "group/root.h"
 
 #include <stdio.h>
@@ -79,7 +79,7 @@ static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
         if (is_lost(group, i)) {
             const char *name = td__endpoint_describe(endpoint, group->ranks[i]);
             length += (size_t)snprintf(lost + length, sizeof lost - length, "%.120s %.80s; ", name,
-                                       td__endpoint_farewell(endpoint, group->ranks[i]));
+                                       td__endpoint_exit_reason(endpoint, group->ranks[i]));
             named++;
         }
     if (!named && told >= 0 && told < group->root->size)

@@ -1,7 +1,7 @@
 /* The calls on buffers: each checks its arguments, before anything is started, and hands a td_call on. */
 #include "base/fail.h"
 #include "group/process_group.h"
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 /* What one call was given, and what is known about it so far. */
 struct checked {

@@ -71,7 +71,7 @@ static td_status look_for(struct growth *growth, int rank)
     char key[TD__ROOT_KEY];
     td_bytes count = {0}, card = {0};
     bool found;
-    td__meeting_key(old->name, rank, key);
+    td__epoch_key(old->name, rank, key);
     td_status status = look_up(old->store, key, &count, &found);
     int64_t meeting = !status && found ? strtoll(count.data, NULL, 10) : 0;
     if (meeting > 0) {
@@ -93,10 +93,10 @@ static td_status look_after_members(const struct growth *growth)
     const td_group *group = growth->group;
     struct td__endpoint *endpoint = growth->old->endpoint;
     for (int i = 0; i < group->size; i++) {
-        const char *farewell = td__endpoint_farewell(endpoint, group->ranks[i]);
-        if (farewell)
+        const char *exit_reason = td__endpoint_exit_reason(endpoint, group->ranks[i]);
+        if (exit_reason)
             return td__fail(TD_ERR_PEER, "td_group_grow on group \"%s\": %s %s", group->name,
-                            td__endpoint_describe(endpoint, group->ranks[i]), farewell);
+                            td__endpoint_describe(endpoint, group->ranks[i]), exit_reason);
     }
     return td__group_state(group);
 }
@@ -130,7 +130,7 @@ static td_status raise_counts(const struct growth *growth)
     for (int r = 0; r < old->size; r++)
         most = growth->meetings[r] > most ? growth->meetings[r] : most;
     for (int r = 0; r < old->size; r++) {
-        td__meeting_key(old->name, r, key);
+        td__epoch_key(old->name, r, key);
         TD_TRY(td_store_add(old->store, key, 0, &count));
         if (count < most)
             TD_TRY(td_store_add(old->store, key, most - count, &count));
@@ -211,7 +211,7 @@ static td_status meet(struct growth *growth)
         bytes[card->size] = 0;
         fresh->cards[r] = (td_bytes){bytes, card->size};
     }
-    return td__endpoint_meet(fresh->endpoint, fresh->cards);
+    return td__endpoint_connect_all(fresh->endpoint, fresh->cards);
 }
 
 static td_status grow(td_group *group, const td_group_options *options, td_group **grown)

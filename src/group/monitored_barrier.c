@@ -17,7 +17,7 @@
 
 #include "base/fail.h"
 #include "group/abort.h"
-#include "group/inquiry.h"
+#include "group/peer_query.h"
 #include "group/root.h"
 
 #include <stdio.h>
@@ -223,7 +223,7 @@ static enum sort find_sort(const struct barrier *barrier, int index)
     if (has_come(barrier, index))
         return COME;
     return barrier->arrivals[index].status == TD_ERR_PEER ||
-                   td__endpoint_farewell(group->root->endpoint, group->ranks[index])
+                   td__endpoint_exit_reason(group->root->endpoint, group->ranks[index])
                ? GONE
                : LATE;
 }
@@ -274,9 +274,9 @@ static void describe_gone(const struct barrier *barrier, struct verdict *verdict
     for (int r = 1; r < group->size && told < (barrier->all ? TOLD : 1); r++) {
         if (barrier->arrivals[r].sort != GONE)
             continue;
-        const char *farewell = td__endpoint_find_out(endpoint, group->ranks[r], TD__NEVER);
+        const char *exit_reason = td__endpoint_find_out(endpoint, group->ranks[r], TD__NEVER);
         snprintf(part, sizeof part, "%s %s", td__endpoint_describe(endpoint, group->ranks[r]),
-                 farewell ? farewell : "has closed its connection");
+                 exit_reason ? exit_reason : "has closed its connection");
         add(verdict, told++ ? "; " : "", part);
     }
 }
@@ -284,13 +284,13 @@ static void describe_gone(const struct barrier *barrier, struct verdict *verdict
 /* What those do who are late. */
 static void describe_late(const struct barrier *barrier, struct verdict *verdict)
 {
-    char what[TD__ROLL_TEXT];
+    char what[TD__PROGRESS_TEXT];
     td__deadline end = td__deadline_in_ms(TELL_MS);
     int told = 0;
     for (int r = 1; r < barrier->group->size && told < (barrier->all ? TOLD : 1); r++) {
         if (barrier->arrivals[r].sort != LATE || td__deadline_passed(end))
             continue;
-        td__roll_call(barrier->group, 0, r, what);
+        td__describe_progress(barrier->group, 0, r, what);
         add(verdict, "; ", what);
         told++;
     }
@@ -365,13 +365,13 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
     snprintf(why, sizeof why, "%s", td_last_error());
     if (atomic_load(&group->given_up))
         return td__group_state(group);
-    const char *farewell = status == TD_ERR_PEER
-                               ? td__endpoint_find_out(endpoint, group->ranks[0], TD__NEVER)
-                               : td__endpoint_farewell(endpoint, group->ranks[0]);
-    if (farewell)
+    const char *exit_reason = status == TD_ERR_PEER
+                                  ? td__endpoint_find_out(endpoint, group->ranks[0], TD__NEVER)
+                                  : td__endpoint_exit_reason(endpoint, group->ranks[0]);
+    if (exit_reason)
         return td__fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
                         (unsigned long long)barrier->number, group->name,
-                        td__endpoint_describe(endpoint, group->ranks[0]), farewell);
+                        td__endpoint_describe(endpoint, group->ranks[0]), exit_reason);
     if (status == TD_ERR_TIMEOUT)
         return td__explain_delay(
             group, 0, 0,

@@ -1,21 +1,21 @@
 /* The native backend: which way a group's calls go.
  *
  *     one rank            nothing to do but to copy
- *     all on one host     through shared memory (team.h)
- *     one on each host    over sockets (socket_team.h)
+ *     all on one host     through shared memory (shm_comm.h)
+ *     one on each host    over sockets (tcp_comm.h)
  *     else                on two levels (hierarchy.h) where an operation has them, else over sockets
  *
  * The store is not used: everything that a group needs to know about its members, their cards told
  * when the world was made. */
 #include "base/fail.h"
 #include "group/abort.h"
-#include "group/hierarchy.h"
-#include "group/inquiry.h"
-#include "group/ledger.h"
-#include "group/messages.h"
+#include "tcp/hierarchy.h"
+#include "group/peer_query.h"
+#include "group/call_history.h"
+#include "p2p/p2p.h"
 #include "group/process_group.h"
-#include "group/socket_team.h"
-#include "group/team.h"
+#include "tcp/tcp_comm.h"
+#include "shm/shm_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +23,12 @@
 
 struct native {
     td_group *group;
-    struct td__team *team;           /* NULL: alone on this host */
-    struct td__socket_team *sockets; /* NULL: all on one host */
-    struct td__hierarchy *hierarchy; /* NULL: one level is enough */
-    struct td__ledger *ledger;       /* NULL: all on one host */
-    struct td__messages *messages;   /* NULL: alone */
-    unsigned losses;                 /* of the endpoint, as last looked at */
+    struct td__shm_comm *comm;        /* NULL: alone on this host */
+    struct td__tcp_comm *sockets;     /* NULL: all on one host */
+    struct td__hierarchy *hierarchy;  /* NULL: one level is enough */
+    struct td__call_history *history; /* NULL: all on one host */
+    struct td__p2p *p2p;              /* NULL: alone */
+    unsigned losses;                  /* of the endpoint, as last looked at */
     char algorithm[32];
     bool sockets_only; /* the backend "tcp", or transport=tcp */
 };
@@ -75,18 +75,18 @@ static td_status read_options(const char *text, struct native *native)
 static td_status shared_memory(void *arg, td__deadline deadline, void **memory)
 {
     struct native *native = arg;
-    TD_TRY(td__team_attach(native->team, deadline));
-    *memory = native->team->messages;
+    TD_TRY(td__shm_comm_attach(native->comm, deadline));
+    *memory = native->comm->extra;
     return TD_OK;
 }
 
 static bool has_memory(void *arg, int world_rank)
 {
     const struct native *native = arg;
-    const struct td__team *team = native->team;
-    for (int i = 0; team && i < team->size; i++)
-        if (team->world_ranks[i] == world_rank)
-            return atomic_load(&team->cells[i].attached);
+    const struct td__shm_comm *comm = native->comm;
+    for (int i = 0; comm && i < comm->size; i++)
+        if (comm->world_ranks[i] == world_rank)
+            return atomic_load(&comm->cells[i].attached);
     return false;
 }
 
@@ -94,42 +94,42 @@ static void destroy(void *self)
 {
     struct native *native = self;
     struct td__root *root = native->group->root;
-    if (native->ledger) /* first of all, since there is always somebody who may ask for it */
-        td__ledger_retire(native->ledger, native->group);
-    if (native->messages)
-        td__messages_destroy(native->messages);
+    if (native->history) /* first of all, since there is always somebody who may ask for it */
+        td__call_history_retire(native->history, native->group);
+    if (native->p2p)
+        td__p2p_destroy(native->p2p);
     if (native->hierarchy)
         td__hierarchy_destroy(native->hierarchy);
     if (native->sockets)
-        td__socket_team_destroy(native->sockets);
-    if (native->team)
-        td__team_leave(native->team);
-    if (native->team && !td__team_all_attached(native->team) && native->team->index == 0) {
+        td__tcp_comm_destroy(native->sockets);
+    if (native->comm)
+        td__shm_comm_leave(native->comm);
+    if (native->comm && !td__shm_all_attached(native->comm) && native->comm->index == 0) {
         pthread_mutex_lock(&root->lock);
-        native->team->next = root->left;
-        root->left = native->team;
+        native->comm->next = root->left;
+        root->left = native->comm;
         pthread_mutex_unlock(&root->lock);
-    } else if (native->team) {
-        td__team_destroy(native->team);
+    } else if (native->comm) {
+        td__shm_comm_destroy(native->comm);
     }
     free(native);
 }
 
-struct td__team *td__native_team(const td_group *group)
+struct td__shm_comm *td__native_shm_comm(const td_group *group)
 {
-    return group->ops == &td__native_ops ? ((const struct native *)group->self)->team : NULL;
+    return group->ops == &td__native_ops ? ((const struct native *)group->self)->comm : NULL;
 }
 
-struct td__ledger *td__native_ledger(const td_group *group)
+struct td__call_history *td__native_call_history(const td_group *group)
 {
-    return group->ops == &td__native_ops ? ((const struct native *)group->self)->ledger : NULL;
+    return group->ops == &td__native_ops ? ((const struct native *)group->self)->history : NULL;
 }
 
 bool td__native_fills_host(const td_group *group)
 {
     const struct native *native = group->self;
     struct td__endpoint *endpoint = group->root->endpoint;
-    return !native->sockets && td__team_neighbours(endpoint) >= td__processors();
+    return !native->sockets && td__shm_neighbours(endpoint) >= td__processors();
 }
 
 /* ---- Members that are lost ------------------------------------------------------------------- */
@@ -140,10 +140,10 @@ static td_status find_losses(struct native *native, const struct td__operation *
 {
     const td_group *group = native->group;
     struct td__endpoint *endpoint = group->root->endpoint;
-    if (native->team) /* it may have ended because of what somebody has told */
-        TD_TRY(td__team_state(native->team));
+    if (native->comm) /* it may have ended because of what somebody has told */
+        TD_TRY(td__shm_state(native->comm));
     if (native->sockets)
-        TD_TRY(td__socket_team_hear(native->sockets, operation));
+        TD_TRY(td__tcp_comm_hear(native->sockets, operation));
     if (native->hierarchy)
         TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
     for (int i = 0; i < group->size; i++) {
@@ -151,7 +151,7 @@ static td_status find_losses(struct native *native, const struct td__operation *
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
             return td__fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
                             td__endpoint_describe(endpoint, group->ranks[i]),
-                            td__endpoint_farewell(endpoint, group->ranks[i]));
+                            td__endpoint_exit_reason(endpoint, group->ranks[i]));
     }
     native->losses = losses;
     return TD_OK;
@@ -165,7 +165,7 @@ static inline td_status look_for_losses(struct native *native,
 }
 
 /* During long waits. A failure on one host must reach ranks of another that wait for each other: who
- * waits in the team listens to the lane, and who waits on links looks at the team. */
+ * waits in the comm listens to the lane, and who waits on links looks at the comm. */
 static td_status look_from_team(void *arg, const struct td__operation *operation)
 {
     struct native *native = arg;
@@ -173,17 +173,18 @@ static td_status look_from_team(void *arg, const struct td__operation *operation
     TD_TRY(look_for_losses(native, operation));
     if (native->hierarchy)
         TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
-    return native->ledger ? td__ledger_look(native->ledger, native->group, operation) : TD_OK;
+    return native->history ? td__call_history_look(native->history, native->group, operation)
+                           : TD_OK;
 }
 
 static td_status look_from_links(void *arg, const struct td__operation *operation)
 {
     struct native *native = arg;
     TD_TRY(td__group_state(native->group));
-    if (native->team)
-        TD_TRY(td__team_state(native->team));
+    if (native->comm)
+        TD_TRY(td__shm_state(native->comm));
     TD_TRY(look_for_losses(native, operation));
-    return td__ledger_look(native->ledger, native->group, operation);
+    return td__call_history_look(native->history, native->group, operation);
 }
 
 static void explain(void *arg, const struct td__operation *operation)
@@ -195,7 +196,7 @@ static void explain(void *arg, const struct td__operation *operation)
 static td_status recall(void *arg, int world_rank, const struct td__operation *operation)
 {
     struct native *native = arg;
-    return td__ledger_ask(native->ledger, native->group, world_rank, operation);
+    return td__call_history_ask(native->history, native->group, world_rank, operation);
 }
 
 /* The last error says why. */
@@ -203,12 +204,12 @@ static void give_up(void *self)
 {
     struct native *native = self;
     td_status status = td_last_status();
-    if (native->team)
-        td__team_break(native->team, status);
-    if (native->messages)
-        td__messages_abort(native->messages, status);
-    if (native->team) /* behind the messages, which have their reason by now */
-        atomic_store(&native->team->given_up, true);
+    if (native->comm)
+        td__shm_break(native->comm, status);
+    if (native->p2p)
+        td__p2p_abort(native->p2p, status);
+    if (native->comm) /* behind the messages, which have their reason by now */
+        atomic_store(&native->comm->given_up, true);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */
@@ -257,31 +258,31 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
     TD_TRY(find_places(native, endpoint, &places));
     td_status status = TD_OK;
     if (places.here > 1)
-        status = td__team_create(endpoint, group->key, places.local, places.here, places.index,
-                                 &native->team);
+        status = td__shm_comm_create(endpoint, group->key, places.local, places.here, places.index,
+                                     td__p2p_shared_size(places.here), &native->comm);
     free(places.local);
     if (!status && places.elsewhere)
-        status = td__socket_team_create(endpoint, group->key, group->ranks, group->size,
-                                        group->rank, algorithm, &native->sockets);
+        status = td__tcp_comm_create(endpoint, group->key, group->ranks, group->size, group->rank,
+                                     algorithm, &native->sockets);
     if (!status && places.elsewhere && places.crowd)
         status = td__hierarchy_create(endpoint, group->key, group->ranks, group->size, group->rank,
-                                      native->team, algorithm, &native->hierarchy);
-    if (!status && places.elsewhere && !(native->ledger = td__ledger_create()))
+                                      native->comm, algorithm, &native->hierarchy);
+    if (!status && places.elsewhere && !(native->history = td__call_history_create()))
         status = td__fail_nomem("group");
     if (status)
         return status;
-    if (native->team) {
-        native->team->outside = look_from_team;
-        native->team->outside_arg = native;
-        native->team->explain = explain;
+    if (native->comm) {
+        native->comm->outside = look_from_team;
+        native->comm->outside_arg = native;
+        native->comm->explain = explain;
     }
     struct td__outside outside = {
         .look = look_from_links, .recall = recall, .explain = explain, .arg = native};
     if (native->sockets)
-        td__socket_team_watch(native->sockets, &outside);
+        td__tcp_comm_watch(native->sockets, &outside);
     if (native->hierarchy)
         td__hierarchy_watch(native->hierarchy, &outside);
-    struct td__messages_options options = {
+    struct td__p2p_options options = {
         .endpoint = endpoint,
         .key = group->key,
         .world_ranks = group->ranks,
@@ -293,7 +294,7 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
         .shared_arg = native,
         .has_memory = has_memory,
     };
-    return td__messages_create(&options, &native->messages);
+    return td__p2p_create(&options, &native->p2p);
 }
 
 static td_status create(const td_backend_context *context, void *arg, void **self)
@@ -309,8 +310,8 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
     if (!status && group->size > 1)
         status = build(native, group->root->endpoint);
     /* The first group of all is made by everyone at once, so nobody has to wait for long. */
-    if (!status && native->team && group->root->opening)
-        status = td__team_attach(native->team, td__deadline_in_ms(context->timeout_ms));
+    if (!status && native->comm && group->root->opening)
+        status = td__shm_comm_attach(native->comm, td__deadline_in_ms(context->timeout_ms));
     if (status) {
         destroy(native);
         return status;
@@ -339,7 +340,7 @@ static td_status alone(const struct td__operation *operation)
 /* The memory of this host's ranks, which the first call needs. */
 static td_status attach(struct native *native, const struct td__operation *operation)
 {
-    td_status status = td__team_attach(native->team, td__operation_deadline(operation));
+    td_status status = td__shm_comm_attach(native->comm, td__operation_deadline(operation));
     return td__explain_delay(native->group, operation->sequence, -1, status);
 }
 
@@ -348,15 +349,15 @@ static td_status together(struct native *native, const struct td__operation *ope
     if (native->group->size == 1)
         return alone(operation);
     TD_TRY(look_for_losses(native, operation));
-    if (native->team && !atomic_load_explicit(&native->team->attached, memory_order_acquire))
+    if (native->comm && !atomic_load_explicit(&native->comm->attached, memory_order_acquire))
         TD_TRY(attach(native, operation));
     if (!native->sockets)
-        return td__team_run(native->team, operation);
+        return td__shm_run(native->comm, operation);
     if (native->hierarchy && td__hierarchy_has(operation->kind))
         return td__hierarchy_run(native->hierarchy, operation);
-    if (native->team)
-        TD_TRY(td__team_mention(native->team, operation));
-    return td__socket_team_run(native->sockets, operation);
+    if (native->comm)
+        TD_TRY(td__shm_publish(native->comm, operation));
+    return td__tcp_comm_run(native->sockets, operation);
 }
 
 /* This rank is out of step with the others now. Those on its host find the reason in the memory that
@@ -365,14 +366,14 @@ static void fall_out(struct native *native, const struct td__operation *operatio
 {
     char message[TD__REASON_TEXT];
     snprintf(message, sizeof message, "%s", td_last_error());
-    if (native->team)
-        td__team_break(native->team, status);
+    if (native->comm)
+        td__shm_break(native->comm, status);
     if (native->hierarchy)
         td__hierarchy_fall_out(native->hierarchy, operation, status);
     if (native->sockets)
-        td__socket_team_fall_out(native->sockets, operation, status);
-    if (native->team)
-        td__team_await_quiet(native->team);
+        td__tcp_comm_fall_out(native->sockets, operation, status);
+    if (native->comm)
+        td__shm_await_quiet(native->comm);
     td__fail(status, "%s", message);
 }
 
@@ -443,8 +444,8 @@ static td_status run(void *self, const td_call *call)
     if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
         call->kind == TD_OP_REDUCE_SCATTER)
         TD_TRY(td__reduction_of(call->op, call->dtype, &operation.reduction));
-    if (native->ledger)
-        td__ledger_note(native->ledger, &operation);
+    if (native->history)
+        td__call_history_note(native->history, &operation);
     if (call->kind == TD_OP_ALL_TO_ALL && call->input == call->output && call->count &&
         native->group->size > 1)
         status = in_place_all_to_all(native, &operation);
@@ -452,8 +453,8 @@ static td_status run(void *self, const td_call *call)
         status = together(native, &operation);
     if (status)
         fall_out(native, &operation, status);
-    else if (native->ledger)
-        td__ledger_end(native->ledger, &operation, meets_all(native->group, &operation));
+    else if (native->history)
+        td__call_history_end(native->history, &operation, meets_all(native->group, &operation));
     return status;
 }
 
@@ -461,10 +462,10 @@ static td_status run(void *self, const td_call *call)
 static td_status hear(struct native *native, const struct td__operation *operation)
 {
     if (native->sockets)
-        TD_TRY(td__socket_team_hear(native->sockets, operation));
+        TD_TRY(td__tcp_comm_hear(native->sockets, operation));
     if (native->hierarchy)
         TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
-    return native->team ? td__team_state(native->team) : TD_OK;
+    return native->comm ? td__shm_state(native->comm) : TD_OK;
 }
 
 td_status td__native_verify(td_group *group, td__deadline deadline)
@@ -478,26 +479,26 @@ td_status td__native_verify(td_group *group, td__deadline deadline)
                                  .group = group->name};
     if (group->size == 1 || !group->sequence)
         return TD_OK;
-    td_status status = native->ledger ? td__ledger_verify(native->ledger, group, &last)
-                                      : td__team_verify(native->team, group->name, deadline);
+    td_status status = native->history ? td__call_history_verify(native->history, group, &last)
+                                       : td__shm_verify(native->comm, group->name, deadline);
     if (status == TD_ERR_MISMATCH) {
         td__group_break(group, status);
         fall_out(native, &last, status);
         return status;
     }
     status = hear(native, &last);
-    if (status == TD_ERR_MISMATCH && native->team)
-        td__team_break(native->team, status); /* others of this host may not hear it themselves */
+    if (status == TD_ERR_MISMATCH && native->comm)
+        td__shm_break(native->comm, status); /* others of this host may not hear it themselves */
     return status == TD_ERR_MISMATCH ? status : TD_OK;
 }
 
 static td_status post(void *self, const td_call *call, td_work *work)
 {
     struct native *native = self;
-    if (!native->messages)
+    if (!native->p2p)
         return td__fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
                         td_op_kind_name(call->kind), native->group->name);
-    return td__messages_post(native->messages, call, work);
+    return td__p2p_post(native->p2p, call, work, &work->complete);
 }
 
 td_status td__native_message(td_group *group, const td_call *call)
@@ -505,16 +506,16 @@ td_status td__native_message(td_group *group, const td_call *call)
     struct native *native = group->self;
     int source;
     size_t received;
-    if (!native->messages)
+    if (!native->p2p)
         return td__fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
                         td_op_kind_name(call->kind), group->name);
-    return td__messages_run(native->messages, call, &source, &received);
+    return td__p2p_run(native->p2p, call, &source, &received);
 }
 
 static void progress(void *self, td_work *work, int64_t timeout_ms)
 {
     struct native *native = self;
-    td__messages_progress(native->messages, work, timeout_ms);
+    td__p2p_progress(native->p2p, &work->complete, work->call.peer, timeout_ms);
 }
 
 const td_backend_ops td__native_ops = {

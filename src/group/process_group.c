@@ -9,7 +9,7 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "group/abort.h"
-#include "group/operation.h"
+#include "call/operation.h"
 #include "group/root.h"
 
 #include <stdio.h>

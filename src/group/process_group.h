@@ -11,17 +11,17 @@
 #include "base/map.h"
 #include "group/recorder.h"
 #include "group/work.h"
-#include "transport/endpoint.h"
+#include "peer/endpoint.h"
 
 #include <tandem/backend.h>
 #include <tandem/rendezvous.h>
 
-struct td__team;
-struct td__ledger;
+struct td__shm_comm;
+struct td__call_history;
 struct td__given_up;
 struct td__agreement;
 
-/* What was last seen to take long, and when to say so (again); the lookout's. */
+/* What was last seen to take long, and when to say so (again); the failure detector's. */
 struct td__stall {
     int64_t limit_ms; /* 0: never */
     int64_t next_ms, age_ms;
@@ -49,8 +49,9 @@ struct td__root {
     struct td__stall stall;
     struct td__map names; /* how often a list of ranks was made a group */
     struct td__flight_log *flight;
-    struct td__team *left; /* teams of destroyed groups whose memory others may still ask for */
-    struct td__ledger *ledgers; /* of destroyed groups; see ledger.h */
+    struct td__shm_comm
+        *left; /* communicators of destroyed groups whose memory others may still ask for */
+    struct td__call_history *histories; /* of destroyed groups; see call_history.h */
 };
 
 struct td_group {
@@ -173,10 +174,10 @@ extern const td_backend_ops td__native_ops;
 td_status td__native_message(td_group *group, const td_call *call);
 
 /** The ranks of this host in a group with the native backend; NULL where this is the only one. */
-struct td__team *td__native_team(const td_group *group);
+struct td__shm_comm *td__native_shm_comm(const td_group *group);
 
 /** What this rank called last on it; NULL where the group is on one host, or has another backend. */
-struct td__ledger *td__native_ledger(const td_group *group);
+struct td__call_history *td__native_call_history(const td_group *group);
 
 /**
  * Before this rank leaves `group`, which has the native backend: compares its calls with those of the others

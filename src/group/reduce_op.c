@@ -1,7 +1,7 @@
 /* What a td_reduce_op stands for, those of the user's own included. */
 #include "base/fail.h"
 #include "group/process_group.h"
-#include "group/reduction.h"
+#include "reduce/reduction.h"
 
 #include <stdlib.h>
 

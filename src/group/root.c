@@ -1,15 +1,15 @@
-/* Opening and closing a root: the ranks of a store meet (attendance.c), each with its endpoint. */
+/* Opening and closing a root: the ranks of a store meet (address_exchange.c), each with its endpoint. */
 #include "group/root.h"
 
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/thread.h"
 #include "group/abort.h"
-#include "group/attendance.h"
-#include "group/inquiry.h"
-#include "group/ledger.h"
-#include "group/reduce_way.h"
-#include "group/team.h"
+#include "group/address_exchange.h"
+#include "group/peer_query.h"
+#include "group/call_history.h"
+#include "reduce/reduce_method.h"
+#include "shm/shm_comm.h"
 #include "os/address.h"
 #include "os/heartbeat.h"
 #include "os/socket.h"
@@ -87,7 +87,7 @@ void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT
     snprintf(key, TD__ROOT_KEY, "\1card/%.80s/%lld/%d", name, (long long)meeting, rank);
 }
 
-void td__meeting_key(const char *name, int rank, char key[TD__ROOT_KEY])
+void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY])
 {
     snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
 }
@@ -102,7 +102,7 @@ void td__root_free(struct td__root *root, td_status status)
     td__root_forget_names(root);
     td__abort_forget(root);
     td__shrink_forget(root);
-    td__ledger_forget(root);
+    td__call_history_forget(root);
     pthread_mutex_destroy(&root->lock);
     for (int r = 0; root->cards && r < root->size; r++)
         td_bytes_free(&root->cards[r]);
@@ -175,7 +175,7 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
     td__abort_recall(group);
     pthread_mutex_unlock(&root->lock);
     td__recorder_joined(root);
-    status = td__inquiry_begin(root);
+    status = td__peer_query_begin(root);
     if (status) {
         td__root_close(group);
         return status;
@@ -201,7 +201,7 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
                         "td_group_open: the timeout is %lld ms; it must be positive",
                         (long long)options->timeout_ms);
     TD_TRY(check_transport());
-    TD_TRY(td__reduce_ways_read());
+    TD_TRY(td__reduce_methods_read());
     TD_TRY(td__heartbeat_read());
     TD_TRY(td__stall_check());
     TD_TRY(td__root_make(store, rank, size, options, &root));
@@ -213,8 +213,9 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
     return td__root_begin(root, group_out);
 }
 
-/* Whether a member of a team that has not mapped its memory may still want to. */
-static bool may_still_come(struct td__root *root, const struct td__team *everyone, int world_rank)
+/* Whether a member of a comm that has not mapped its memory may still want to. */
+static bool may_still_come(struct td__root *root, const struct td__shm_comm *everyone,
+                           int world_rank)
 {
     for (int i = 0; everyone && i < everyone->size; i++)
         if (everyone->world_ranks[i] == world_rank && atomic_load(&everyone->cells[i].leaving))
@@ -225,22 +226,22 @@ static bool may_still_come(struct td__root *root, const struct td__team *everyon
 /* A rank that gave its part to a group and left may have been faster than others are to look at it. The
  * one who has the memory gives it to them. Only who does not take it (a process that is stopped) is
  * waited for. */
-static void hand_over(struct td__root *root, const struct td__team *everyone,
-                      const struct td__team *team, td__deadline end)
+static void hand_over(struct td__root *root, const struct td__shm_comm *everyone,
+                      const struct td__shm_comm *comm, td__deadline end)
 {
-    for (int i = 0; i < team->size; i++) {
-        int rank = team->world_ranks[i];
-        if (atomic_load(&team->cells[i].attached) || !may_still_come(root, everyone, rank) ||
-            !td__endpoint_bequeath(root->endpoint, rank, team->key, team->fd,
-                                   td__deadline_in_ms(BEQUEST_MS)))
+    for (int i = 0; i < comm->size; i++) {
+        int rank = comm->world_ranks[i];
+        if (atomic_load(&comm->cells[i].attached) || !may_still_come(root, everyone, rank) ||
+            !td__endpoint_hand_over(root->endpoint, rank, comm->key, comm->fd,
+                                    td__deadline_in_ms(BEQUEST_MS)))
             continue;
-        while (!atomic_load(&team->cells[i].attached) && may_still_come(root, everyone, rank) &&
+        while (!atomic_load(&comm->cells[i].attached) && may_still_come(root, everyone, rank) &&
                !td__deadline_passed(end))
             td__sleep_ns(PAUSE_NS);
     }
 }
 
-static void see_off(struct td__root *root, struct td__team *everyone)
+static void see_off(struct td__root *root, struct td__shm_comm *everyone)
 {
     td__deadline end = td__deadline_in_ms(LEAVE_MS);
     if (everyone)
@@ -248,10 +249,10 @@ static void see_off(struct td__root *root, struct td__team *everyone)
     if (everyone && everyone->index == 0)
         hand_over(root, everyone, everyone, end);
     while (root->left) {
-        struct td__team *team = root->left;
-        hand_over(root, everyone, team, end);
-        root->left = team->next;
-        td__team_destroy(team);
+        struct td__shm_comm *comm = root->left;
+        hand_over(root, everyone, comm, end);
+        root->left = comm->next;
+        td__shm_comm_destroy(comm);
     }
 }
 
@@ -290,14 +291,14 @@ td_status td__root_close(td_group *first)
     snprintf(message, sizeof message, "%s", td_last_error());
     while ((group = any_group(root)))
         td__group_end(group);
-    see_off(root, td__native_team(first));
-    td__inquiry_end(root);
+    see_off(root, td__native_shm_comm(first));
+    td__peer_query_end(root);
     root->first = NULL;
     td__group_free(first);
     while (root->left) { /* the first group's own, where somebody never came */
-        struct td__team *team = root->left;
-        root->left = team->next;
-        td__team_destroy(team);
+        struct td__shm_comm *comm = root->left;
+        root->left = comm->next;
+        td__shm_comm_destroy(comm);
     }
     td__root_free(root, TD_OK);
     return status ? td__fail(status, "%s", message) : TD_OK;

@@ -8,7 +8,7 @@ enum { TD__ROOT_KEY = 160 };
 
 /** Where the root's store has the card of a rank for a meeting, and how many meetings it has been to. */
 void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
-void td__meeting_key(const char *name, int rank, char key[TD__ROOT_KEY]);
+void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY]);
 
 /** The world's root has grown: `grown` is the world from now on, and the former one stays until the world
  *  ends. Nothing where `root` is not the world's. */

@@ -20,7 +20,7 @@
 
 #include "base/fail.h"
 #include "group/abort.h"
-#include "group/inquiry.h"
+#include "group/peer_query.h"
 #include "group/root.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/inquiry.h"
+#include "group/peer_query.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #ifndef TD_GROUP_WORK_H
 #define TD_GROUP_WORK_H
 
-#include "transport/bell.h"
+#include "peer/wait_event.h"
 
 #include <tandem/backend.h>
 

@@ -21,7 +21,7 @@ enum { FLUSH_MS = 2000 }; /* for output that nobody takes, after a signal; the l
 /* Once the place in the world is known. */
 static td_status prepare_rounds(struct td__agent *agent)
 {
-    agent->setup = (struct td__round_setup){
+    agent->setup = (struct td__attempt_setup){
         .options = agent->options,
         .secret = agent->job->secret,
         .world = td__node_world(agent->node),
@@ -34,7 +34,7 @@ static td_status prepare_rounds(struct td__agent *agent)
         .on_log_error = td__agent_on_log_error,
         .data = agent,
     };
-    return td__round_setup_open(&agent->setup);
+    return td__attempt_setup_open(&agent->setup);
 }
 
 static void run_until(struct td__agent *agent, bool (*done)(struct td__agent *agent))
@@ -64,8 +64,8 @@ static bool met(struct td__agent *agent)
 static bool workers_ended(struct td__agent *agent)
 {
     if (agent->reason && !agent->killed)
-        return !td__round_lingers(&agent->round);
-    return agent->abandoned || !td__round_running(&agent->round);
+        return !td__attempt_lingers(&agent->attempt);
+    return agent->abandoned || !td__attempt_running(&agent->attempt);
 }
 
 static bool others_ended(struct td__agent *agent)
@@ -87,35 +87,35 @@ static bool all_written(struct td__agent *agent)
 static void begin_round(struct td__agent *agent)
 {
     agent->reason = TD__REASON_NONE;
-    agent->all_gone = agent->between_rounds = agent->killed = agent->story_told = false;
+    agent->all_gone = agent->between_attempts = agent->killed = agent->postmortem_reported = false;
     uv_timer_stop(&agent->shutdown);
     uv_timer_stop(&agent->verdict);
     td__agent_wake(agent); /* there may be news for this round already */
 }
 
-static void run_round(struct td__agent *agent, int number)
+static void run_attempt(struct td__agent *agent, int number)
 {
     int exec_error, code = 1;
     begin_round(agent);
-    if (td__round_start(&agent->round, &agent->setup, number, &exec_error)) {
+    if (td__attempt_start(&agent->attempt, &agent->setup, number, &exec_error)) {
         if (exec_error)
-            td__program_refused(agent->job->program->argv[0], exec_error, &code);
+            td__worker_program_refused(agent->job->program->argv[0], exec_error, &code);
         give_up(agent, code);
     }
     run_until(agent, workers_ended);
     if (agent->options->keep_going)
-        td__agent_close_kept_round(agent);
-    td__round_finish(&agent->round);
+        td__agent_close_kept_attempt(agent);
+    td__attempt_finish(&agent->attempt);
     td__node_gone(agent->node, number);
     run_until(agent, others_ended);
 }
 
-static void run_rounds(struct td__agent *agent)
+static void run_attempts(struct td__agent *agent)
 {
     int max_restarts = agent->options->max_restarts;
     for (int number = 0; agent->reason == TD__REASON_NONE || agent->reason == TD__REASON_FAILED;
          number++) {
-        run_round(agent, number);
+        run_attempt(agent, number);
         if (agent->reason != TD__REASON_FAILED || number == max_restarts ||
             agent->options->keep_going)
             return;
@@ -174,7 +174,7 @@ static int finish(struct td__agent *agent)
     uv_walk(&agent->loop, close_handle, NULL);
     uv_run(&agent->loop, UV_RUN_DEFAULT);
     uv_loop_close(&agent->loop);
-    td__round_setup_close(&agent->setup);
+    td__attempt_setup_close(&agent->setup);
     free(agent);
     return code;
 }
@@ -201,6 +201,6 @@ int td__agent_run(const struct td__agent_start *start, void *arg)
     if (!agent->reason && prepare_rounds(agent))
         give_up(agent, 1);
     if (!agent->reason)
-        run_rounds(agent);
+        run_attempts(agent);
     return finish(agent);
 }

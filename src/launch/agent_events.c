@@ -7,7 +7,7 @@
 #include "base/fail.h"
 #include "launch/notice.h"
 #include "launch/report.h"
-#include "launch/sweep.h"
+#include "launch/reap_tree.h"
 #include "os/loop.h"
 
 #include <errno.h>
@@ -27,14 +27,14 @@ static void on_shutdown_timeout(uv_timer_t *timer);
 static void kill_workers(struct td__agent *agent)
 {
     agent->killed = true;
-    td__round_signal(&agent->round, SIGKILL);
+    td__attempt_signal(&agent->attempt, SIGKILL);
     uv_timer_start(&agent->shutdown, on_shutdown_timeout, KILL_MS, 0);
 }
 
 static void on_shutdown_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    int running = td__round_running(&agent->round);
+    int running = td__attempt_running(&agent->attempt);
     if (agent->killed) {
         agent->abandoned = true; /* stuck in the kernel: nothing helps */
         return;
@@ -51,7 +51,7 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
         return;
     agent->reason = reason;
     agent->code = code;
-    td__round_signal(&agent->round, signal);
+    td__attempt_signal(&agent->attempt, signal);
     uint64_t patience_ms = (uint64_t)(agent->options->shutdown_timeout_s * 1000);
     uv_update_time(&agent->loop); /* timers count from the loop's idea of now, which may be old */
     if (!agent->killed && !uv_is_active((uv_handle_t *)&agent->shutdown))
@@ -61,7 +61,7 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
 /* The front is gone, and the user with it: nothing may stay. */
 static _Noreturn void die_with_front(void)
 {
-    td__sweep(td__deadline_in_ms(SWEEP_MS));
+    td__reap_tree(td__deadline_in_ms(SWEEP_MS));
     _exit(128 + SIGKILL);
 }
 
@@ -93,7 +93,7 @@ static void on_signal(struct td__agent *agent, int signal, bool from_front)
         return;
     }
     if (!agent->reason)
-        td__agent_tell_story(agent, NULL);
+        td__agent_report_postmortem(agent, NULL);
     snprintf(why, sizeof why, "was ended by %s", td__signal_name(signal));
     tell_others(agent, 128 + signal, why);
     td__agent_begin_stop(agent, TD__REASON_SIGNALLED, 128 + signal, signal);
@@ -116,7 +116,7 @@ static void on_lifeline(uv_poll_t *poll, int status, int events)
     if (got != 1)
         die_with_front();
     if (signal == SIGTSTP || signal == SIGCONT)
-        td__round_signal(&agent->round, signal);
+        td__attempt_signal(&agent->attempt, signal);
     else
         on_signal(agent, signal, true);
 }
@@ -127,36 +127,36 @@ static void on_lifeline(uv_poll_t *poll, int status, int events)
 static void on_failure(struct td__agent *agent, struct td__worker *worker)
 {
     char where[32] = "", sentence[512];
-    struct td__round *round = &agent->round;
+    struct td__attempt *attempt = &agent->attempt;
     const struct td__node_world *world = td__node_world(agent->node);
     if (agent->options->nnodes > 1)
         snprintf(where, sizeof where, " on node %d", world->node_rank);
     td__describe_failure(worker, where, sentence, sizeof sentence);
-    td__node_failed(agent->node, round->number, td__exit_code(worker->status), sentence);
+    td__node_failed(agent->node, attempt->number, td__exit_code(worker->status), sentence);
     td__report_failure(&agent->console, worker, sentence);
-    for (int i = 0; i < round->count; i++)
-        td__worker_reap(&round->workers[i]); /* those that failed as well, before they are told */
-    td__report_others(&agent->console, round->workers, round->count, worker);
-    td__agent_tell_story(agent, worker);
+    for (int i = 0; i < attempt->count; i++)
+        td__worker_reap(&attempt->workers[i]); /* those that failed as well, before they are told */
+    td__report_others(&agent->console, attempt->workers, attempt->count, worker);
+    td__agent_report_postmortem(agent, worker);
     td__agent_begin_stop(agent, TD__REASON_FAILED, td__exit_code(worker->status), SIGTERM);
 }
 
 static void on_verdict_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    struct td__worker *first = td__round_first_failure(&agent->round, false);
+    struct td__worker *first = td__attempt_first_failure(&agent->attempt, false);
     if (first && !agent->reason)
         on_failure(agent, first);
-    td__round_reap(&agent->round);
+    td__attempt_reap(&agent->attempt);
 }
 
 /* A failure may be the consequence of another one that is still on its way: waits for that. */
 static void look_for_failure(struct td__agent *agent)
 {
-    struct td__worker *first = td__round_first_failure(&agent->round, false);
+    struct td__worker *first = td__attempt_first_failure(&agent->attempt, false);
     if (!first || agent->reason)
         return;
-    first = td__round_first_failure(&agent->round, true);
+    first = td__attempt_first_failure(&agent->attempt, true);
     if (!first->running)
         on_failure(agent, first);
     else if (!uv_is_active((uv_handle_t *)&agent->verdict))
@@ -174,14 +174,14 @@ void td__agent_on_worker_end(struct td__worker *worker)
         td__agent_outlive(agent, worker);
     else
         look_for_failure(agent);
-    td__round_reap(&agent->round);
+    td__attempt_reap(&agent->attempt);
 }
 
 static void on_child_ended(uv_signal_t *handle, int signal)
 {
     (void)signal;
     struct td__agent *agent = handle->data;
-    td__round_reap(&agent->round);
+    td__attempt_reap(&agent->attempt);
 }
 
 void td__agent_on_log_error(struct td__stream *stream)
@@ -198,16 +198,16 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
 {
     switch (event->kind) {
     case TD__NODE_READY:
-        agent->ready = agent->between_rounds = true;
+        agent->ready = agent->between_attempts = true;
         break;
     case TD__NODE_ALL_GONE:
-        agent->all_gone = agent->between_rounds = true;
+        agent->all_gone = agent->between_attempts = true;
         break;
     case TD__NODE_FAILED:
         if (agent->reason <= TD__REASON_FAILED) {
             td__console_say(&agent->console, "tdrun: %s\n", event->text);
             if (!agent->reason)
-                td__agent_tell_story(agent, NULL);
+                td__agent_report_postmortem(agent, NULL);
             td__agent_begin_stop(agent, TD__REASON_FAILED, event->code, SIGTERM);
             agent->code = event->code; /* it was before a failure here */
         }
@@ -219,7 +219,7 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         if (agent->reason < TD__REASON_OVER)
             td__console_say(&agent->console, "tdrun: %s\n", event->text);
         if (!agent->reason)
-            td__agent_tell_story(agent, NULL);
+            td__agent_report_postmortem(agent, NULL);
         td__agent_begin_stop(agent, TD__REASON_OVER, event->code, SIGTERM);
         break;
     }
@@ -249,10 +249,10 @@ static void on_wake(uv_async_t *wake)
 {
     struct td__agent *agent = wake->data;
     struct td__node_event event;
-    while (agent->node && !agent->between_rounds && td__node_next(agent->node, &event))
+    while (agent->node && !agent->between_attempts && td__node_next(agent->node, &event))
         on_node_event(agent, &event);
     td__agent_check_console(agent);
-    td__round_resume_output(&agent->round);
+    td__attempt_resume_output(&agent->attempt);
 }
 
 void td__agent_wake(void *arg)

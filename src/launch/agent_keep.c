@@ -32,19 +32,19 @@ static void find_node(const struct td__agent *agent, char where[32])
 }
 
 /* Workers that run, or are about to. */
-static int count_left(const struct td__round *round)
+static int count_left(const struct td__attempt *attempt)
 {
-    int left = td__round_running(round);
-    for (int i = 0; i < round->count; i++)
-        left += round->workers[i].again;
+    int left = td__attempt_running(attempt);
+    for (int i = 0; i < attempt->count; i++)
+        left += attempt->workers[i].again;
     return left;
 }
 
 void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
 {
     char where[32], how[64], place[1024], next[64];
-    int most = agent->options->max_restarts, left = count_left(&agent->round);
-    td__round_note_ends(&agent->round);
+    int most = agent->options->max_restarts, left = count_left(&agent->attempt);
+    td__attempt_note_ends(&agent->attempt);
     if (agent->reason || !has_failed(worker))
         return;
     kill(-worker->pid, SIGKILL); /* what a wrapper leaves behind would still be this rank */
@@ -66,9 +66,9 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
 
 static struct td__worker *find_to_restart(struct td__agent *agent)
 {
-    for (int i = 0; i < agent->round.count; i++)
-        if (agent->round.workers[i].again)
-            return &agent->round.workers[i];
+    for (int i = 0; i < agent->attempt.count; i++)
+        if (agent->attempt.workers[i].again)
+            return &agent->attempt.workers[i];
     return NULL;
 }
 
@@ -77,9 +77,9 @@ void td__agent_restart_workers(struct td__agent *agent)
     struct td__worker *worker;
     while (!agent->reason && (worker = find_to_restart(agent))) {
         worker->again = false;
-        td__round_retire(&agent->round, worker);
+        td__attempt_retire(&agent->attempt, worker);
         /* That ran the loop, which may have brought a reason to end, or more of them. */
-        if (!agent->reason && td__round_restart(&agent->round, worker))
+        if (!agent->reason && td__attempt_restart(&agent->attempt, worker))
             td__console_say(&agent->console, "tdrun: %s; the others go on without it\n",
                             td_last_error());
     }
@@ -88,12 +88,12 @@ void td__agent_restart_workers(struct td__agent *agent)
 /* ---- The end --------------------------------------------------------------------------------- */
 
 /* The next one that failed after `last`, in the order in which they did; NULL for none. */
-static const struct td__worker *next_failure(const struct td__round *round,
+static const struct td__worker *next_failure(const struct td__attempt *attempt,
                                              const struct td__worker *last)
 {
     const struct td__worker *next = NULL;
-    for (int i = 0; i < round->count; i++) {
-        const struct td__worker *worker = &round->workers[i];
+    for (int i = 0; i < attempt->count; i++) {
+        const struct td__worker *worker = &attempt->workers[i];
         bool after = !last || worker->parted_ns > last->parted_ns ||
                      (worker->parted_ns == last->parted_ns && worker > last);
         if (has_failed(worker) && after && (!next || worker->parted_ns < next->parted_ns))
@@ -108,11 +108,11 @@ static bool ended_well(const struct td__worker *worker)
 }
 
 /* The first that ended with exit code 0; NULL for none. */
-static const struct td__worker *first_success(const struct td__round *round)
+static const struct td__worker *first_success(const struct td__attempt *attempt)
 {
     const struct td__worker *first = NULL;
-    for (int i = 0; i < round->count; i++) {
-        const struct td__worker *worker = &round->workers[i];
+    for (int i = 0; i < attempt->count; i++) {
+        const struct td__worker *worker = &attempt->workers[i];
         if (ended_well(worker) && (!first || worker->parted_ns < first->parted_ns))
             first = worker;
     }
@@ -121,15 +121,15 @@ static const struct td__worker *first_success(const struct td__round *round)
 
 static void report(struct td__agent *agent, const struct td__worker *first)
 {
-    const struct td__round *round = &agent->round;
+    const struct td__attempt *attempt = &agent->attempt;
     char where[32], sentence[512];
     int failures = 0, well = 0;
     find_node(agent, where);
-    for (int i = 0; i < round->count; i++)
-        well += ended_well(&round->workers[i]);
+    for (int i = 0; i < attempt->count; i++)
+        well += ended_well(&attempt->workers[i]);
     td__console_say(&agent->console, "tdrun: %d of %d workers ended with exit code 0\n", well,
-                    round->count);
-    for (const struct td__worker *worker = first; worker; worker = next_failure(round, worker)) {
+                    attempt->count);
+    for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker)) {
         if (failures++ >= NAMED)
             continue;
         td__describe_failure(worker, where, sentence, sizeof sentence);
@@ -139,15 +139,15 @@ static void report(struct td__agent *agent, const struct td__worker *first)
         td__console_say(&agent->console, "tdrun: and %d more failed\n", failures - NAMED);
 }
 
-void td__agent_close_kept_round(struct td__agent *agent)
+void td__agent_close_kept_attempt(struct td__agent *agent)
 {
-    const struct td__round *round = &agent->round;
-    const struct td__worker *first = next_failure(round, NULL), *end = first_success(round);
+    const struct td__attempt *attempt = &agent->attempt;
+    const struct td__worker *first = next_failure(attempt, NULL), *end = first_success(attempt);
     if (agent->reason || !first)
         return;
     report(agent, first);
-    td__agent_show_story(agent, first);
-    for (const struct td__worker *worker = first; worker; worker = next_failure(round, worker))
+    td__agent_show_postmortem(agent, first);
+    for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker))
         if (!end || worker->parted_ns >= end->parted_ns)
             agent->reason = TD__REASON_FAILED;
     agent->code = 1;

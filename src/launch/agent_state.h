@@ -1,10 +1,10 @@
 /* The agent's state, shared by agent.c (the course of a job), agent_events.c (what can happen
- * meanwhile), agent_keep.c (what it makes of failures with --keep-going) and agent_story.c. */
+ * meanwhile), agent_keep.c (what it makes of failures with --keep-going) and agent_postmortem.c. */
 #ifndef TD_LAUNCH_AGENT_STATE_H
 #define TD_LAUNCH_AGENT_STATE_H
 
 #include "launch/agent.h"
-#include "launch/round.h"
+#include "launch/attempt.h"
 
 enum { TD__AGENT_SIGNALS = 64 };
 
@@ -33,12 +33,12 @@ struct td__agent {
     struct td__console console;
     bool console_failed[2]; /* was noticed */
     struct td__node *node;
-    bool ready, all_gone; /* what the node has told */
-    bool between_rounds;  /* what it tells now is about the next round, and has to wait for that */
-    struct td__round_setup setup;
-    struct td__round round;
+    bool ready, all_gone;  /* what the node has told */
+    bool between_attempts; /* what it tells now is about the next round, and has to wait for that */
+    struct td__attempt_setup setup;
+    struct td__attempt attempt;
 
-    bool story_told; /* in this round */
+    bool postmortem_reported; /* in this round */
     enum td__reason reason;
     int code;         /* the exit code that goes with the reason */
     bool killed;      /* the workers were, or their time is over … */
@@ -61,13 +61,13 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
 
 /** Tells where the workers are, once a round; to be called before they are told to end. `first` is the
  *  one that failed first, or NULL. */
-void td__agent_tell_story(struct td__agent *agent, const struct td__worker *first);
+void td__agent_report_postmortem(struct td__agent *agent, const struct td__worker *first);
 
-/** Shows the same without writing --story-file. */
-void td__agent_show_story(struct td__agent *agent, const struct td__worker *first);
+/** Shows the same without writing --postmortem-file. */
+void td__agent_show_postmortem(struct td__agent *agent, const struct td__worker *first);
 
 /** Where a worker that has just failed was, for the end of a sentence: " during all_reduce #17 …", or ""
- *  where that is not known. Writes --story-file. */
+ *  where that is not known. Writes --postmortem-file. */
 void td__agent_tell_place(struct td__agent *agent, const struct td__worker *worker, char *text,
                           size_t room);
 
@@ -78,7 +78,7 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker);
 void td__agent_restart_workers(struct td__agent *agent);
 
 /** --keep-going: all workers have ended. Reports on those that failed, and finds the exit code. */
-void td__agent_close_kept_round(struct td__agent *agent);
+void td__agent_close_kept_attempt(struct td__agent *agent);
 
 /** Notices what could not be written to the console. */
 void td__agent_check_console(struct td__agent *agent);

@@ -11,7 +11,7 @@ td__command_fn td__command_find(const char *name);
 /** tdrun status [--json] [--watch [SECONDS]] [--all] [PID] */
 int td__status_command(int argc, char **argv);
 
-/** tdrun story [--json] FILE... */
-int td__story_command(int argc, char **argv);
+/** tdrun postmortem [--json] FILE... */
+int td__postmortem_command(int argc, char **argv);
 
 #endif

@@ -137,7 +137,7 @@ td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
     return TD_OK;
 }
 
-bool td__job_copy(const struct td__job *job, struct td__story_book *book)
+bool td__job_copy(const struct td__job *job, struct td__postmortem_book *book)
 {
     struct stat found;
     int fd = open_book(job->path, &found);
@@ -151,7 +151,7 @@ bool td__job_copy(const struct td__job *job, struct td__story_book *book)
         return false;
     struct td__flight_book open = {
         .fd = -1, .slots = job->hollow ? 0 : job->info.slots, .map = map, .size = size};
-    *book = (struct td__story_book){.size = size, .bytes = td__flight_book_copy(&open)};
+    *book = (struct td__postmortem_book){.size = size, .bytes = td__flight_book_copy(&open)};
     munmap(map, size);
     bool known = book->bytes && td__flight_read_head(book->bytes, size, &book->info) == TD_OK;
     if (!known)
@@ -159,7 +159,7 @@ bool td__job_copy(const struct td__job *job, struct td__story_book *book)
     return known;
 }
 
-bool td__job_has_process(const struct td__story_book *book, pid_t pid)
+bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid)
 {
     const char *logs = (const char *)book->bytes + TD__FLIGHT_HEAD;
     if (book->info.pid == pid)
@@ -173,7 +173,7 @@ bool td__job_has_process(const struct td__story_book *book, pid_t pid)
     return false;
 }
 
-td_status td__job_read_file(const char *path, struct td__story_book *book)
+td_status td__job_read_file(const char *path, struct td__postmortem_book *book)
 {
     struct stat found;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -189,7 +189,7 @@ td_status td__job_read_file(const char *path, struct td__story_book *book)
     if (!S_ISREG(found.st_mode) || size > MOST)
         status = td__fail(TD_ERR_INVALID, "%s: this is no page of a flight recorder", path);
     else if (!(bytes = aligned_alloc(4096, (size + 4096) & ~(size_t)4095)))
-        status = td__fail_nomem("story");
+        status = td__fail_nomem("postmortem");
     while (!status && got < size) {
         ssize_t part = read(fd, bytes + got, size - got);
         if (part < 0 && errno == EINTR)

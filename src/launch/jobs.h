@@ -2,7 +2,7 @@
 #ifndef TD_LAUNCH_JOBS_H
 #define TD_LAUNCH_JOBS_H
 
-#include "launch/story.h"
+#include "launch/postmortem.h"
 
 #include <sys/types.h>
 
@@ -21,13 +21,13 @@ td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count);
 
 /** Copies the job's book, of a hollow one the head; its bytes are for free(). False where the job is gone
  *  meanwhile, or there is no memory for it. */
-bool td__job_copy(const struct td__job *job, struct td__story_book *book);
+bool td__job_copy(const struct td__job *job, struct td__postmortem_book *book);
 
 /** Whether `pid` is the launcher of the book, or one of its workers. */
-bool td__job_has_process(const struct td__story_book *book, pid_t pid);
+bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid);
 
 /** Reads a book that was kept as a file. */
-td_status td__job_read_file(const char *path, struct td__story_book *book);
+td_status td__job_read_file(const char *path, struct td__postmortem_book *book);
 
 /** The state of a process as ps shows it: 'R', 'S', 'T' (stopped), 'Z' …; 0 where there is none. */
 char td__process_state(pid_t pid);

@@ -92,9 +92,9 @@ bool td__node_next(struct td__node *node, struct td__node_event *event)
 
 /* ---- Waiting for all nodes -------------------------------------------------------------------- */
 
-static const char *round_prefix(char prefix[TD__KEY_ROOM], int round, const char *kind)
+static const char *attempt_prefix(char prefix[TD__KEY_ROOM], int attempt, const char *kind)
 {
-    snprintf(prefix, TD__KEY_ROOM, TD__KEY "%d/%s/", round, kind);
+    snprintf(prefix, TD__KEY_ROOM, TD__KEY "%d/%s/", attempt, kind);
     return prefix;
 }
 
@@ -185,13 +185,13 @@ static td_status arrive(struct td__node *node, bool *begun)
 /* ---- The threads ------------------------------------------------------------------------------ */
 
 /* Looks for the round's first failure, and says so when it was on another node. */
-static td_status find_failure(struct td__node *node, int round, bool *failed)
+static td_status find_failure(struct td__node *node, int attempt, bool *failed)
 {
     char key[TD__KEY_ROOM];
     const char *keys[] = {key};
     td_bytes value;
     struct td__notice notice;
-    snprintf(key, sizeof key, TD__KEY "%d/failures", round);
+    snprintf(key, sizeof key, TD__KEY "%d/failures", attempt);
     TD_TRY(td_store_check(node->store, keys, 1, failed));
     if (!*failed)
         return TD_OK;
@@ -212,11 +212,11 @@ static void find_lost(struct td__node *node, const td_bytes *values)
 }
 
 /* --keep-going: waits for the end of all. */
-static void follow_kept_round(struct td__node *node)
+static void follow_kept_attempt(struct td__node *node)
 {
     char prefix[TD__KEY_ROOM];
     td_bytes *values;
-    if (await_all(node, round_prefix(prefix, 0, "gone"), INT64_MAX, &values) || !values)
+    if (await_all(node, attempt_prefix(prefix, 0, "gone"), INT64_MAX, &values) || !values)
         return;
     find_lost(node, values);
     td__gather_free(values, node->options->nnodes);
@@ -225,21 +225,21 @@ static void follow_kept_round(struct td__node *node)
 
 /* Follows one round; false when it was the last. A connection that is lost is the watcher's to
  * report. */
-static bool follow_round(struct td__node *node, int round)
+static bool follow_attempt(struct td__node *node, int attempt)
 {
     char prefix[TD__KEY_ROOM];
     td_bytes *values;
     bool failed;
-    if (await_all(node, round_prefix(prefix, round, "turn"), INT64_MAX, &values) || !values)
+    if (await_all(node, attempt_prefix(prefix, attempt, "turn"), INT64_MAX, &values) || !values)
         return false;
     td__gather_free(values, node->options->nnodes);
-    if (find_failure(node, round, &failed))
+    if (find_failure(node, attempt, &failed))
         return false;
-    if (await_all(node, round_prefix(prefix, round, "gone"), INT64_MAX, &values) || !values)
+    if (await_all(node, attempt_prefix(prefix, attempt, "gone"), INT64_MAX, &values) || !values)
         return false;
     td__gather_free(values, node->options->nnodes);
     post(node, TD__NODE_ALL_GONE, 0, "");
-    return failed && round < node->options->max_restarts;
+    return failed && attempt < node->options->max_restarts;
 }
 
 static void end_thread(struct td__node *node, bool *running)
@@ -261,10 +261,10 @@ static void *talk(void *arg)
         post(node, TD__NODE_READY, 0, "");
     bool others = !status && begun && node->options->nnodes > 1;
     if (others && node->options->keep_going)
-        follow_kept_round(node);
+        follow_kept_attempt(node);
     else if (others)
-        for (int round = 0; follow_round(node, round);)
-            round++;
+        for (int attempt = 0; follow_attempt(node, attempt);)
+            attempt++;
     end_thread(node, &node->talking);
     return NULL;
 }
@@ -319,28 +319,28 @@ const struct td__node_world *td__node_world(const struct td__node *node)
     return &node->world;
 }
 
-void td__node_failed(struct td__node *node, int round, int code, const char *text)
+void td__node_failed(struct td__node *node, int attempt, int code, const char *text)
 {
     char key[TD__KEY_ROOM];
     struct td__buffer notice = {0};
     if (node->options->nnodes == 1)
         return;
     td__notice_put(&notice, node->world.node_rank, code, text);
-    snprintf(key, sizeof key, TD__KEY "%d/failures", round);
+    snprintf(key, sizeof key, TD__KEY "%d/failures", attempt);
     td_store_append(node->store, key, notice.data, notice.size);
     td__buffer_free(&notice);
-    td__gather_set(node->store, round_prefix(key, round, "turn"), node->options->nnodes, "1");
+    td__gather_set(node->store, attempt_prefix(key, attempt, "turn"), node->options->nnodes, "1");
 }
 
-void td__node_gone(struct td__node *node, int round)
+void td__node_gone(struct td__node *node, int attempt)
 {
     char turn[TD__KEY_ROOM], gone[TD__KEY_ROOM];
     if (node->options->nnodes == 1) {
         post(node, TD__NODE_ALL_GONE, 0, "");
         return;
     }
-    snprintf(turn, sizeof turn, TD__KEY "%d/turn/%d", round, node->world.node_rank);
-    snprintf(gone, sizeof gone, TD__KEY "%d/gone/%d", round, node->world.node_rank);
+    snprintf(turn, sizeof turn, TD__KEY "%d/turn/%d", attempt, node->world.node_rank);
+    snprintf(gone, sizeof gone, TD__KEY "%d/gone/%d", attempt, node->world.node_rank);
     td_store_multi_set(node->store, (const char *const[]){turn, gone},
                        (td_bytes[]){{"1", 1}, {"1", 1}}, 2);
 }

@@ -48,10 +48,10 @@ const struct td__node_world *td__node_world(const struct td__node *node);
 
 /** A worker has failed here: tells the others, who will see `code` and `text` when it was the first
  *  failure of the round. */
-void td__node_failed(struct td__node *node, int round, int code, const char *text);
+void td__node_failed(struct td__node *node, int attempt, int code, const char *text);
 
 /** All workers of the round have ended here. TD__NODE_ALL_GONE follows, or TD__NODE_OVER. */
-void td__node_gone(struct td__node *node, int round);
+void td__node_gone(struct td__node *node, int attempt);
 
 /** Ends the job on all nodes. */
 void td__node_end_job(struct td__node *node, int code, const char *text);

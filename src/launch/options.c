@@ -110,8 +110,8 @@ static const struct td__flag flags[] = {
      td__flag_set_text, RAW(tee)},
     {"local-ranks-filter", 0, "RANK,...", "show only these workers on the console (all)",
      td__flag_set_text, RAW(filter)},
-    {"story-file", 0, "FILE", "after a failure: the last operations of all workers, as JSON",
-     set_option_text, OPTION(story_file)},
+    {"postmortem-file", 0, "FILE", "after a failure: the last operations of all workers, as JSON",
+     set_option_text, OPTION(postmortem_file)},
     {"signals-to-handle", 0, "SIG,...", "passed on to the workers (SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
      td__flag_set_text, RAW(signals)},
     {"shutdown-timeout", 0, "SECONDS", "between asking a worker to end and killing it (30)",
@@ -143,7 +143,7 @@ void td__run_options_help(FILE *out)
         "usage: tdrun [options] program [arguments]\n"
         "       tdrun [options] -m module [arguments]\n"
         "       tdrun status [--json] [--watch [SECONDS]] [PID]     what the jobs of this machine do\n"
-        "       tdrun story [--json] FILE...     the last operations in files of TANDEM_FLIGHT\n\n"
+        "       tdrun postmortem [--json] FILE...     the last operations in files of TANDEM_FLIGHT\n\n"
         "Starts a program in several processes, on one machine or on several (once on each), and\n"
         "watches over them: the first failure ends the others (but see --keep-going), and nothing\n"
         "outlives tdrun.\n\n"

@@ -40,7 +40,7 @@ struct td__run_options {
     uint8_t *tee;        /* … and those that go to a file and to the console */
     bool *shown;         /* for each local rank: whether the console shows it at all */
 
-    const char *story_file; /* NULL: none */
+    const char *postmortem_file; /* NULL: none */
 
     sigset_t signals;
     double shutdown_timeout_s;

@@ -10,7 +10,7 @@
 #include "base/auth.h"
 #include "base/clock.h"
 #include "base/fail.h"
-#include "launch/story.h"
+#include "launch/postmortem.h"
 
 #include <tandem/launch.h>
 #include <tandem/store.h>
@@ -123,17 +123,18 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
 /* Adds to the message on how `rank` ended in which operation that was, where it is known. */
 static void add_place(td_spawn_context *context, int rank, int wait_status)
 {
-    struct td__story story;
+    struct td__postmortem postmortem;
     size_t used = strlen(context->message);
     if (!context->book.map)
         return;
     td__flight_book_ended(&context->book, rank, wait_status, "");
-    if (td__story_of_book(&context->book, rank, &story))
+    if (td__postmortem_of_book(&context->book, rank, &postmortem))
         return;
-    for (int i = 0; i < story.count; i++)
-        if (story.ranks[i].slot == rank && story.ranks[i].phase != TD__FLIGHT_ABSENT)
-            td__story_place(&story, i, context->message + used, sizeof context->message - used);
-    td__story_free(&story);
+    for (int i = 0; i < postmortem.count; i++)
+        if (postmortem.ranks[i].slot == rank && postmortem.ranks[i].phase != TD__FLIGHT_ABSENT)
+            td__postmortem_place(&postmortem, i, context->message + used,
+                                 sizeof context->message - used);
+    td__postmortem_free(&postmortem);
 }
 
 static void describe_end(td_spawn_context *context, int rank, int wait_status)

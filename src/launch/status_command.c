@@ -71,13 +71,13 @@ static void cut(char *text, int limit)
     }
 }
 
-static void describe(const struct td__story_rank *rank, char text[300], int64_t *since_ns)
+static void describe(const struct td__postmortem_rank *rank, char text[300], int64_t *since_ns)
 {
     char call[256];
     text[0] = 0;
     *since_ns = rank->phase_ns;
     if (rank->state == TD__STORY_CALLING) {
-        td__story_call(&rank->current, rank->current_group, call);
+        td__postmortem_call(&rank->current, rank->current_group, call);
         snprintf(text, 300, "%s%s", rank->current.state == TD__FLIGHT_QUEUED ? "queued: " : "",
                  call);
         *since_ns = rank->current.started_ns ? rank->current.started_ns : rank->current.queued_ns;
@@ -85,108 +85,109 @@ static void describe(const struct td__story_rank *rank, char text[300], int64_t 
         snprintf(text, 300, "%s", rank->ending);
         *since_ns = rank->ended_ns;
     } else if (rank->has_last && rank->state == TD__STORY_IDLE) {
-        td__story_call(&rank->last, rank->last_group, call);
+        td__postmortem_call(&rank->last, rank->last_group, call);
         snprintf(text, 300, "%s: %s", rank->last.state == TD__FLIGHT_FAILED ? "failed" : "last",
                  call);
         *since_ns = rank->last.ended_ns;
     }
 }
 
-static const char *state_name(const struct td__story_rank *rank)
+static const char *state_name(const struct td__postmortem_rank *rank)
 {
     char process = rank->ended ? 'E' : td__process_state(rank->pid);
     return process == 0     ? "gone"
            : process == 'T' ? "stopped"
            : process == 'Z' ? "ending"
-                            : td__story_state_name(rank->state);
+                            : td__postmortem_state_name(rank->state);
 }
 
-static void put_rank(struct td__buffer *out, const struct td__story *story,
-                     const struct td__story_rank *rank, int columns)
+static void put_rank(struct td__buffer *out, const struct td__postmortem *postmortem,
+                     const struct td__postmortem_rank *rank, int columns)
 {
     char text[300], age[32] = "";
     int64_t since;
     describe(rank, text, &since);
     if (since)
-        td__story_duration((double)(story->moment_ns - since) / 1e9, age);
+        td__postmortem_duration((double)(postmortem->moment_ns - since) / 1e9, age);
     if (columns)
         cut(text, columns - 48 > 10 ? columns - 48 : 10);
-    td__story_put(out, "%6d %8d  %-11s %12s %7.*f  %s\n", rank->rank, rank->pid, state_name(rank),
-                  age, rank->rate < 10 ? 1 : 0, rank->rate, text);
+    td__postmortem_put(out, "%6d %8d  %-11s %12s %7.*f  %s\n", rank->rank, rank->pid,
+                       state_name(rank), age, rank->rate < 10 ? 1 : 0, rank->rate, text);
 }
 
-static void put_job(struct td__buffer *out, const struct td__story *story, int columns)
+static void put_job(struct td__buffer *out, const struct td__postmortem *postmortem, int columns)
 {
-    const struct td__flight_book_info *info = &story->books[0].info;
+    const struct td__flight_book_info *info = &postmortem->books[0].info;
     char age[32], heading[700];
-    td__story_duration((double)(story->moment_ns - info->started_ns) / 1e9, age);
+    td__postmortem_duration((double)(postmortem->moment_ns - info->started_ns) / 1e9, age);
     snprintf(heading, sizeof heading, "job %d on %s, %d of %d ranks, for %s%s%s", info->pid,
              info->host, info->slots, info->world_size, age, info->command[0] ? ": " : "",
              info->command);
     if (columns)
         cut(heading, columns);
-    td__story_put(out, "%s\n", heading);
+    td__postmortem_put(out, "%s\n", heading);
     if (info->nnodes > 1)
-        td__story_put(out, "node %d of %d\n", info->node_rank, info->nnodes);
-    if (info->round)
-        td__story_put(out, "restart %d of %d\n", info->round, info->max_restarts);
-    td__story_put(out, "%6s %8s  %-11s %12s %7s  %s\n", "RANK", "PID", "STATE", "FOR", "OPS/S",
-                  "OPERATION");
-    for (int i = 0; i < story->count; i++)
-        put_rank(out, story, &story->ranks[i], columns);
+        td__postmortem_put(out, "node %d of %d\n", info->node_rank, info->nnodes);
+    if (info->attempt)
+        td__postmortem_put(out, "restart %d of %d\n", info->attempt, info->max_restarts);
+    td__postmortem_put(out, "%6s %8s  %-11s %12s %7s  %s\n", "RANK", "PID", "STATE", "FOR", "OPS/S",
+                       "OPERATION");
+    for (int i = 0; i < postmortem->count; i++)
+        put_rank(out, postmortem, &postmortem->ranks[i], columns);
 }
 
 /* ---- Looking --------------------------------------------------------------------------------- */
 
-static bool is_wanted(const struct wishes *wishes, const struct td__story_book *book)
+static bool is_wanted(const struct wishes *wishes, const struct td__postmortem_book *book)
 {
     return !wishes->pid || td__job_has_process(book, wishes->pid);
 }
 
 static void put_hollow_job(struct td__buffer *out, const struct td__flight_book_info *info)
 {
-    td__story_put(out, "job %d on %s names %d ranks, and has next to nothing about them%s%s\n",
-                  info->pid, info->host, info->slots, info->command[0] ? ": " : "", info->command);
+    td__postmortem_put(out, "job %d on %s names %d ranks, and has next to nothing about them%s%s\n",
+                       info->pid, info->host, info->slots, info->command[0] ? ": " : "",
+                       info->command);
 }
 
-/* A story takes over an array of books; each of these gets its own. */
+/* A postmortem takes over an array of books; each of these gets its own. */
 static td_status put_book(struct td__buffer *out, const struct td__job *job,
-                          struct td__story_book *book, bool json, int columns, bool first)
+                          struct td__postmortem_book *book, bool json, int columns, bool first)
 {
-    struct td__story story;
+    struct td__postmortem postmortem;
     struct td__flight_now now;
-    struct td__story_book *own = malloc(sizeof *own);
+    struct td__postmortem_book *own = malloc(sizeof *own);
     if (!own) {
         free(book->bytes);
         return td__fail_nomem("status");
     }
     *own = *book;
     td__flight_now(&now);
-    TD_TRY(td__story_take(own, 1, &now, true, -1, &story));
+    TD_TRY(td__postmortem_take(own, 1, &now, true, -1, &postmortem));
     if (json) {
-        td__story_put(out, "%s", first ? "" : ",\n");
-        td__story_print_json(&story, false, out);
+        td__postmortem_put(out, "%s", first ? "" : ",\n");
+        td__postmortem_print_json(&postmortem, false, out);
         out->size--; /* its line end */
     } else {
-        td__story_put(out, "%s", first ? "" : "\n");
+        td__postmortem_put(out, "%s", first ? "" : "\n");
         if (job->hollow)
             put_hollow_job(out, &job->info);
         else
-            put_job(out, &story, columns);
+            put_job(out, &postmortem, columns);
     }
-    td__story_free(&story);
+    td__postmortem_free(&postmortem);
     return TD_OK;
 }
 
 static td_status look(const struct wishes *wishes, struct td__buffer *out, int *shown)
 {
     struct td__job *jobs;
-    struct td__story_book book; /* one at a time: nobody can have us hold many */
+    struct td__postmortem_book book; /* one at a time: nobody can have us hold many */
     int count, columns = wishes->json ? 0 : width();
     TD_TRY(td__jobs_find(wishes->all, &jobs, &count));
     td_status status = TD_OK;
     *shown = 0;
-    td__story_put(out, "%s", wishes->json ? "[" : "");
+    td__postmortem_put(out, "%s", wishes->json ? "[" : "");
     for (int i = 0; i < count && !status; i++) {
         if (!td__job_copy(&jobs[i], &book))
             continue;
@@ -195,7 +196,7 @@ static td_status look(const struct wishes *wishes, struct td__buffer *out, int *
         else
             free(book.bytes);
     }
-    td__story_put(out, "%s", wishes->json ? "]\n" : "");
+    td__postmortem_put(out, "%s", wishes->json ? "]\n" : "");
     free(jobs);
     return status;
 }

@@ -29,7 +29,7 @@ static void on_pidfd(uv_poll_t *poll, int status, int events)
     worker->on_end(worker);
 }
 
-static void on_parting(uv_poll_t *poll, int status, int events)
+static void on_exit_pipe(uv_poll_t *poll, int status, int events)
 {
     (void)status;
     (void)events;
@@ -39,19 +39,19 @@ static void on_parting(uv_poll_t *poll, int status, int events)
 }
 
 /* Makes the pipe; returns the worker's end of it, or -1: it is not vital. */
-static int open_parting(struct td__worker *worker, uv_loop_t *loop)
+static int open_exit_pipe(struct td__worker *worker, uv_loop_t *loop)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC))
         return -1;
-    if (uv_poll_init(loop, &worker->parting_poll, ends[0])) {
+    if (uv_poll_init(loop, &worker->exit_pipe_poll, ends[0])) {
         close(ends[0]);
         close(ends[1]);
         return -1;
     }
-    worker->parting = ends[0];
-    worker->parting_poll.data = worker;
-    worker->parting_watched = true;
+    worker->exit_pipe = ends[0];
+    worker->exit_pipe_poll.data = worker;
+    worker->exit_pipe_watched = true;
     return ends[1];
 }
 
@@ -81,13 +81,13 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
         close(worker->streams[TD__OUT].channel.write_end);
         return status;
     }
-    char **argv = td__program_arguments(setup->program, worker->local_rank);
+    char **argv = td__worker_program_arguments(setup->program, worker->local_rank);
     if (!argv) {
         close(worker->streams[TD__OUT].channel.write_end);
         close(worker->streams[TD__ERR].channel.write_end);
         return td__fail_nomem("worker");
     }
-    int parting = open_parting(worker, setup->loop);
+    int exit_pipe = open_exit_pipe(worker, setup->loop);
     int outputs[] = {worker->streams[TD__OUT].channel.write_end,
                      worker->streams[TD__ERR].channel.write_end};
     struct td__child_spec spec = {
@@ -100,15 +100,15 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
         .file_limit = setup->file_limit,
         .cpus = cpus ? cpus->bits : NULL,
         .cpus_size = cpus ? sizeof cpus->bits : 0,
-        .parting = parting,
+        .exit_pipe = exit_pipe,
     };
     const char *step;
     int error = td__child_start(&spec, &worker->pid, &step);
     free(argv);
     close(outputs[TD__OUT]);
     close(outputs[TD__ERR]);
-    if (parting >= 0)
-        close(parting);
+    if (exit_pipe >= 0)
+        close(exit_pipe);
     if (error) {
         *exec_error = strcmp(step, "execve") ? 0 : error;
         return td__fail(TD_ERR_SYSTEM, "worker %d cannot be started: %s: %s", worker->rank, step,
@@ -116,8 +116,8 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
     }
     worker->running = true;
     worker->started_ns = td__now_ns();
-    if (worker->parting_watched)
-        uv_poll_start(&worker->parting_poll, UV_READABLE | UV_DISCONNECT, on_parting);
+    if (worker->exit_pipe_watched)
+        uv_poll_start(&worker->exit_pipe_poll, UV_READABLE | UV_DISCONNECT, on_exit_pipe);
     watch_end(worker, setup->loop);
     return TD_OK;
 }
@@ -188,10 +188,10 @@ void td__worker_close(struct td__worker *worker)
          * and would mistake it for an earlier one of the store's with the same number. */
         uv_fs_close(NULL, &request, worker->pidfd, NULL);
     }
-    if (worker->parting_watched) {
-        uv_close((uv_handle_t *)&worker->parting_poll, NULL);
-        close(worker->parting);
+    if (worker->exit_pipe_watched) {
+        uv_close((uv_handle_t *)&worker->exit_pipe_poll, NULL);
+        close(worker->exit_pipe);
     }
-    worker->pidfd = worker->parting = -1;
-    worker->parting_watched = false;
+    worker->pidfd = worker->exit_pipe = -1;
+    worker->exit_pipe_watched = false;
 }

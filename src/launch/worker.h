@@ -3,7 +3,7 @@
 #define TD_LAUNCH_WORKER_H
 
 #include "launch/numa.h"
-#include "launch/program.h"
+#include "launch/worker_program.h"
 #include "launch/stream.h"
 
 #include <signal.h>
@@ -25,9 +25,9 @@ struct td__worker {
     bool end_noted;    /* in the book of the flight recorder */
     int64_t parted_ns; /* when it began to end; 0 as long as that is not known */
 
-    int parting; /* hangs up when the worker begins to end … */
-    uv_poll_t parting_poll;
-    bool parting_watched; /* … where there is one */
+    int exit_pipe; /* hangs up when the worker begins to end … */
+    uv_poll_t exit_pipe_poll;
+    bool exit_pipe_watched; /* … where there is one */
 
     int pidfd; /* -1 where the system has none */
     uv_poll_t poll;
@@ -38,7 +38,7 @@ struct td__worker {
 /** What all workers have in common. */
 struct td__worker_setup {
     uv_loop_t *loop;
-    const struct td__program *program;
+    const struct td__worker_program *program;
     const sigset_t *mask; /* as in os/child.h … */
     const sigset_t *default_signals;
     const struct rlimit *file_limit;

@@ -77,7 +77,8 @@ static td_status split_heads(td_tensor *x, int64_t parts, int64_t heads, td_tens
     }
     return td_record_all(
         &split_function, results, (int)parts,
-        &(td_recipe){.inputs = {x}, .input_count = 1, .data = &split, .data_size = sizeof split});
+        &(td_node_spec){
+            .inputs = {x}, .input_count = 1, .data = &split, .data_size = sizeof split});
 }
 
 /* [N, heads, L, width] to [N, L, heads * width]. */

@@ -137,7 +137,7 @@ static td_status add_slot(td_module *module, const char *call, const char *name,
     struct td__slots *slots = is_buffer ? &module->buffers : &module->parameters;
     if (slots->count == slots->capacity) {
         int capacity = slots->capacity ? slots->capacity * 2 : 4;
-        struct td__slot *at = realloc(slots->at, (size_t)capacity * sizeof at[0]);
+        struct td__module_slot *at = realloc(slots->at, (size_t)capacity * sizeof at[0]);
         if (!at)
             return td__fail_nomem(call);
         slots->at = at;
@@ -153,7 +153,7 @@ static td_status add_slot(td_module *module, const char *call, const char *name,
             return status;
         }
     }
-    slots->at[slots->count++] = (struct td__slot){
+    slots->at[slots->count++] = (struct td__module_slot){
         .name = copy, .tensor = td_tensor_retain(tensor), .is_buffer = is_buffer, .saved = saved};
     return TD_OK;
 }

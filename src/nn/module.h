@@ -2,12 +2,12 @@
 #ifndef TD_NN_MODULE_H
 #define TD_NN_MODULE_H
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/nn.h>
 
 /* A parameter or a buffer. */
-struct td__slot {
+struct td__module_slot {
     char *name;
     td_tensor *tensor; /* retained */
     bool is_buffer;
@@ -15,7 +15,7 @@ struct td__slot {
 };
 
 struct td__slots {
-    struct td__slot *at;
+    struct td__module_slot *at;
     int count, capacity;
 };
 
@@ -47,7 +47,7 @@ td_tensor *td__module_filled_parameter(td_module *module, const char *name, cons
 
 /** Calls visit(name, slot, arg) for each parameter and buffer inside: a module's own parameters, its
  *  own buffers, then its children. The name is valid during the call. The first failure ends it. */
-typedef td_status (*td__visit_slot)(const char *name, struct td__slot *slot, void *arg);
+typedef td_status (*td__visit_slot)(const char *name, struct td__module_slot *slot, void *arg);
 td_status td__module_visit(td_module *module, td__visit_slot visit, void *arg);
 
 /** Destroys modules that were handed over, where what should have taken them failed. */

@@ -38,7 +38,7 @@ static td_tensor *successor(const struct pairs *pairs, const td_tensor *tensor)
 }
 
 /* Finds a successor for the tensor of a slot, where it has none yet. */
-static td_status pair_slot(const char *name, struct td__slot *slot, void *arg)
+static td_status pair_slot(const char *name, struct td__module_slot *slot, void *arg)
 {
     (void)name;
     struct pairs *pairs = arg;
@@ -74,7 +74,7 @@ static td_status clone_slots(td_module *clone, const struct td__slots *slots,
                              const struct pairs *pairs)
 {
     for (int i = 0; i < slots->count; i++) {
-        const struct td__slot *slot = &slots->at[i];
+        const struct td__module_slot *slot = &slots->at[i];
         td_tensor *tensor = successor(pairs, slot->tensor);
         /* A parameter is added as a buffer would be: it keeps what it says about its gradient. */
         bool asks = td_tensor_requires_grad(tensor);
@@ -196,7 +196,7 @@ static bool is_there(const td_tensor *from, const td_tensor *to)
     return from->storage == to->storage;
 }
 
-static td_status replace_slot(const char *name, struct td__slot *slot, void *pairs)
+static td_status replace_slot(const char *name, struct td__module_slot *slot, void *pairs)
 {
     (void)name;
     td_tensor *to = successor(pairs, slot->tensor);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static td_status save_slot(const char *name, struct td__slot *slot, void *state)
+static td_status save_slot(const char *name, struct td__module_slot *slot, void *state)
 {
     if (!slot->saved)
         return TD_OK;
@@ -61,7 +61,7 @@ struct loading {
     struct complaints missing, unexpected, misshapen;
 };
 
-static td_status compare_slot(const char *name, struct td__slot *slot, void *arg)
+static td_status compare_slot(const char *name, struct td__module_slot *slot, void *arg)
 {
     struct loading *loading = arg;
     if (!slot->saved)
@@ -116,7 +116,7 @@ static td_status judge(struct loading *loading, const td_module *module, bool st
 
 /* ---- Loading ------------------------------------------------------------------------------------ */
 
-static td_status load_slot(const char *name, struct td__slot *slot, void *state)
+static td_status load_slot(const char *name, struct td__module_slot *slot, void *state)
 {
     td_tensor *from = slot->saved ? td_state_get(state, name) : NULL;
     if (!from)

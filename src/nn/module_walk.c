@@ -92,7 +92,7 @@ td_module *td_module_find(td_module *module, const char *name)
     return found;
 }
 
-static struct td__slot *slot_in(struct td__slots *slots, const char *name)
+static struct td__module_slot *slot_in(struct td__slots *slots, const char *name)
 {
     for (int i = 0; i < slots->count; i++)
         if (strcmp(slots->at[i].name, name) == 0)
@@ -101,12 +101,12 @@ static struct td__slot *slot_in(struct td__slots *slots, const char *name)
 }
 
 /* The slot of a name among the parameters, the buffers, or both. */
-static struct td__slot *find_slot(td_module *module, const char *call, const char *name,
-                                  bool parameters, bool buffers)
+static struct td__module_slot *find_slot(td_module *module, const char *call, const char *name,
+                                         bool parameters, bool buffers)
 {
     const char *last = name ? strrchr(name, '.') : NULL;
     td_module *owner = name ? descend(module, name, last ? (size_t)(last - name) : 0) : NULL;
-    struct td__slot *slot = NULL;
+    struct td__module_slot *slot = NULL;
     if (owner && parameters)
         slot = slot_in(&owner->parameters, last ? last + 1 : name);
     if (owner && !slot && buffers)
@@ -122,7 +122,7 @@ td_tensor *td_module_parameter(td_module *module, const char *name)
 {
     if (!module)
         return NULL;
-    struct td__slot *slot = find_slot(module, "td_module_parameter", name, true, false);
+    struct td__module_slot *slot = find_slot(module, "td_module_parameter", name, true, false);
     return slot ? slot->tensor : NULL;
 }
 
@@ -130,7 +130,7 @@ td_tensor *td_module_buffer(td_module *module, const char *name)
 {
     if (!module)
         return NULL;
-    struct td__slot *slot = find_slot(module, "td_module_buffer", name, false, true);
+    struct td__module_slot *slot = find_slot(module, "td_module_buffer", name, false, true);
     return slot ? slot->tensor : NULL;
 }
 
@@ -138,7 +138,7 @@ td_status td_module_set_tensor(td_module *module, const char *name, td_tensor *t
 {
     if (!module || !tensor)
         return TD_ERR_INVALID;
-    struct td__slot *slot = find_slot(module, "td_module_set_tensor", name, true, true);
+    struct td__module_slot *slot = find_slot(module, "td_module_set_tensor", name, true, true);
     if (!slot)
         return TD_ERR_INVALID;
     td_tensor *former = slot->tensor;
@@ -154,7 +154,7 @@ struct listing {
     bool buffers;
 };
 
-static td_status list_slot(const char *name, struct td__slot *slot, void *arg)
+static td_status list_slot(const char *name, struct td__module_slot *slot, void *arg)
 {
     struct listing *listing = arg;
     if (slot->is_buffer != listing->buffers)

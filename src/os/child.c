@@ -76,15 +76,15 @@ static int place_descriptors(const int standard[3])
 }
 
 /* Where it cannot be had, nobody hears of the end first: no reason not to start. */
-static void keep_parting(int parting)
+static void keep_exit_pipe(int exit_pipe)
 {
     struct rlimit limit;
     int number = PARTING_FD;
-    if (parting < 0 || getrlimit(RLIMIT_NOFILE, &limit))
+    if (exit_pipe < 0 || getrlimit(RLIMIT_NOFILE, &limit))
         return;
     if (limit.rlim_cur <= PARTING_FD)
         number = (int)limit.rlim_cur - 1;
-    int kept = fcntl(parting, F_DUPFD, number);
+    int kept = fcntl(exit_pipe, F_DUPFD, number);
     (void)kept;
 }
 
@@ -100,7 +100,7 @@ static struct failure become(const struct start *start)
     error = place_descriptors(spec->standard);
     if (error)
         return (struct failure){DESCRIPTORS, error};
-    keep_parting(spec->parting);
+    keep_exit_pipe(spec->exit_pipe);
     /* Only now: below a lower limit there may be no number left for the descriptors above. */
     if (spec->file_limit && setrlimit(RLIMIT_NOFILE, spec->file_limit))
         return (struct failure){LIMITS, errno};

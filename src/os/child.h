@@ -18,7 +18,7 @@ struct td__child_spec {
     const struct rlimit *file_limit; /* its RLIMIT_NOFILE */
     const void *cpus;                /* the CPUs it may run on, as sched_setaffinity() takes them */
     size_t cpus_size;
-    int parting; /* -1, or a descriptor that it keeps open, under a high number: the system closes
+    int exit_pipe; /* -1, or a descriptor that it keeps open, under a high number: the system closes
                     high ones first, so its other end hears of the child's end before anyone who
                     is connected to the child does */
 };

@@ -98,7 +98,7 @@ struct td__flight_head {
     int32_t pid; /* of the launcher, as its user knows it */
     int32_t nnodes, node_rank;
     int32_t world_size;
-    int32_t round, max_restarts;
+    int32_t attempt, max_restarts;
     int32_t reserved;
     int64_t started_ns; /* wall clock */
     char host[TD__FLIGHT_HOST];
@@ -381,7 +381,7 @@ struct td__flight_job {
     pid_t pid; /* that the user knows the job by */
     int slots;
     int nnodes, node_rank, world_size;
-    int round, max_restarts;
+    int attempt, max_restarts;
     const char *run_id;
     char *const *command; /* ended by NULL */
 };

@@ -49,7 +49,7 @@ static void fill_in(struct td__flight_head *head, const struct td__flight_job *j
         .nnodes = job->nnodes,
         .node_rank = job->node_rank,
         .world_size = job->world_size,
-        .round = job->round,
+        .attempt = job->attempt,
         .max_restarts = job->max_restarts,
         .started_ns = wall_ns(),
     };

@@ -91,7 +91,7 @@ td_status td__flight_read_head(const void *bytes, size_t size, struct td__flight
         .nnodes = within(head.nnodes, 1, FAR),
         .node_rank = within(head.node_rank, 0, FAR),
         .world_size = within(head.world_size, 0, FAR),
-        .round = within(head.round, 0, FAR),
+        .attempt = within(head.attempt, 0, FAR),
         .max_restarts = within(head.max_restarts, 0, FAR),
         .started_ns = credible((uint64_t)head.started_ns),
     };

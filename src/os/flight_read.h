@@ -25,7 +25,7 @@ static inline int64_t td__flight_wall_ns(const struct td__flight_now *now)
 struct td__flight_book_info {
     int slots; /* that are there in full */
     int pid;
-    int nnodes, node_rank, world_size, round, max_restarts;
+    int nnodes, node_rank, world_size, attempt, max_restarts;
     int64_t started_ns;
     char host[TD__FLIGHT_HOST + 1];
     char run_id[TD__FLIGHT_HOST + 1];

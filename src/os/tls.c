@@ -5,7 +5,7 @@
  * know the key has no other way. */
 #include "base/fail.h"
 #include "os/socket.h"
-#include "os/tls_inside.h"
+#include "os/tls_internal.h"
 
 #include <errno.h>
 #include <openssl/err.h>

@@ -8,7 +8,7 @@
  * edge-triggered: after any of them all is tried that can be done on the link, BUDGET bytes each way
  * at a time. */
 #include "os/socket.h"
-#include "os/tls_inside.h"
+#include "os/tls_internal.h"
 
 #include <errno.h>
 #include <linux/sockios.h>

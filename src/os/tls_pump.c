@@ -8,7 +8,7 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "os/socket.h"
-#include "os/tls_inside.h"
+#include "os/tls_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -117,7 +117,7 @@ static int receive_challenge(int fd, uint8_t challenge[TD__CHALLENGE_SIZE], td__
 }
 
 /* Both directions of the proof. A connection that ends without a word, in order or by a reset, belongs to a
- * server that is going away, that is not there yet behind a proxy, or that has too many guests at the moment,
+ * server that is going away, that is not there yet behind a proxy, or that has too many clients at the moment,
  * and the next attempt may have better luck: *passing is then the errno. */
 static td_status prove(int fd, struct td__auth *auth, const char *where, const struct way *way,
                        int *passing)

@@ -3,7 +3,7 @@
  * The rule for both sides: with the job's secret anywhere; without it on loopback and unix sockets
  * only, where the user's own stands in for it, unless TANDEM_INSECURE=1. Over a unix socket the other side must also run as our user. Where the
  * job asks for TLS, what goes over TCP is encrypted (os/tls.h), on loopback, too. What waits behind a
- * listening socket is os/door.h. */
+ * listening socket is os/auth_listener.h. */
 #ifndef TD_OS_TRUST_H
 #define TD_OS_TRUST_H
 

@@ -10,7 +10,7 @@
 #ifndef TD_PARALLEL_BUCKETS_H
 #define TD_PARALLEL_BUCKETS_H
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <tandem/parallel.h>
 

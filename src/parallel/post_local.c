@@ -4,7 +4,7 @@
 #include "group/process_group.h"
 #include "group/root.h"
 #include "parallel/buckets.h"
-#include "transport/endpoint.h"
+#include "peer/endpoint.h"
 
 #include <stdlib.h>
 

@@ -15,7 +15,7 @@
  * and draw the same random numbers. */
 #include "base/fail.h"
 #include "parallel/buckets.h"
-#include "parallel/elements.h"
+#include "parallel/flat_elements.h"
 #include "tensor/kernels.h"
 
 #include <tandem/random.h>

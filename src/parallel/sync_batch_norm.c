@@ -11,7 +11,7 @@
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "nn/layers.h"
-#include "parallel/elements.h"
+#include "parallel/flat_elements.h"
 
 #include <tandem/parallel.h>
 
@@ -176,14 +176,15 @@ static td_tensor *normalise(td_module *self, td_tensor *x)
                             .group = norm->group};
     for (int d = 2; d < x->layout.ndim; d++)
         record.shape[2] *= x->layout.shape[d];
-    td_tensor *in = td__in_order(x);
-    td_tensor *weight = td__in_order(td_param(self, 0)), *bias = td__in_order(td_param(self, 1));
+    td_tensor *in = td__scoped_contiguous(x);
+    td_tensor *weight = td__scoped_contiguous(td_param(self, 0)),
+              *bias = td__scoped_contiguous(td_param(self, 1));
     td_tensor *mean = td__fresh(call, &record.shape[1], 1, x);
     td_tensor *var = td__fresh(call, &record.shape[1], 1, x);
     td_tensor *y = in && mean && var && !weight == !td_param(self, 0) ? td__empty_like(in) : NULL;
     if (!y)
         return NULL;
-    struct td_tensor from = td__seen_as(in, record.shape, 3), out = td__seen_as(y, record.shape, 3);
+    struct td_tensor from = td__view_as(in, record.shape, 3), out = td__view_as(y, record.shape, 3);
     td_status status = gather_statistics(norm->group, &from, &out, mean, var, &record.total);
     double momentum = 0;
     if (!status)
@@ -199,12 +200,12 @@ static td_tensor *normalise(td_module *self, td_tensor *x)
                                                false, 0, record.eps);
     record.has_weight = weight != NULL;
     return td__result(&sync_function, td__kept(y, status),
-                      &(td_recipe){.inputs = {x, td_param(self, 0), td_param(self, 1)},
-                                   .input_count = 3,
-                                   .saved = {in, weight, mean, var},
-                                   .saved_count = 4,
-                                   .data = &record,
-                                   .data_size = sizeof record});
+                      &(td_node_spec){.inputs = {x, td_param(self, 0), td_param(self, 1)},
+                                      .input_count = 3,
+                                      .saved = {in, weight, mean, var},
+                                      .saved_count = 4,
+                                      .data = &record,
+                                      .data_size = sizeof record});
 }
 
 static td_tensor *sync_forward(td_module *self, td_tensor *const *inputs, int count)
@@ -266,16 +267,16 @@ static td_status sync_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     TD_TRY(copy_of(var, &rstd));
     TD_TRY(kernels->binary_scalar(TD__ADD, rstd, rstd, record->eps, false));
     TD_TRY(kernels->unary(TD__RSQRT, rstd, rstd));
-    td_tensor *in_order = td__in_order(grad_y[0]);
+    td_tensor *contiguous = td__scoped_contiguous(grad_y[0]);
     td_tensor *grad_x = td__adopt(td__empty_like(in)), *taken = td__adopt(td__empty_like(in));
     td_tensor *grad_weight = td__fresh(call, &record->shape[1], 1, in);
     td_tensor *grad_bias = td__fresh(call, &record->shape[1], 1, in);
-    if (!in_order || !grad_x || !taken || !grad_weight || !grad_bias)
+    if (!contiguous || !grad_x || !taken || !grad_weight || !grad_bias)
         return TD_ERR_NOMEM;
-    struct td_tensor x = td__seen_as(in, record->shape, 3);
-    struct td_tensor grad = td__seen_as(in_order, record->shape, 3);
-    struct td_tensor into = td__seen_as(grad_x, record->shape, 3);
-    struct td_tensor take = td__seen_as(taken, record->shape, 3);
+    struct td_tensor x = td__view_as(in, record->shape, 3);
+    struct td_tensor grad = td__view_as(contiguous, record->shape, 3);
+    struct td_tensor into = td__view_as(grad_x, record->shape, 3);
+    struct td_tensor take = td__view_as(taken, record->shape, 3);
     TD_TRY(kernels->batch_norm_grad(&into, grad_weight, grad_bias, &grad, &x, weight, mean, rstd,
                                     false));
     grads[1] = grad_weight;
@@ -315,14 +316,14 @@ static const td_module_ops sync_ops = {.name = "SyncBatchNorm",
 static td_status take_tensors(td_module *self, const td_module *from)
 {
     for (int i = 0; i < from->parameters.count; i++) {
-        const struct td__slot *slot = &from->parameters.at[i];
+        const struct td__module_slot *slot = &from->parameters.at[i];
         bool asks = td_tensor_requires_grad(slot->tensor);
         TD_TRY(td_module_add_parameter(self, slot->name, slot->tensor));
         if (!asks)
             TD_TRY(td_tensor_set_requires_grad(slot->tensor, false));
     }
     for (int i = 0; i < from->buffers.count; i++) {
-        const struct td__slot *slot = &from->buffers.at[i];
+        const struct td__module_slot *slot = &from->buffers.at[i];
         TD_TRY(td_module_add_buffer(self, slot->name, slot->tensor, slot->saved));
     }
     return TD_OK;

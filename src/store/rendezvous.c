@@ -4,13 +4,13 @@
  *
  * A launcher's store outlives a world: a restarted job, or a program that meets a second time, would
  * find the keys of the first. So each further meeting of this process at the same place has its own
- * number (places.h), and its keys are below a prefix of that number. */
+ * number (rendezvous_epoch.h), and its keys are below a prefix of that number. */
 #include "base/fail.h"
 #include "base/host.h"
-#include "store/meet.h"
-#include "store/places.h"
+#include "store/rendezvous_barrier.h"
+#include "store/rendezvous_epoch.h"
 #include "store/rendezvous_schemes.h"
-#include "store/sign_in.h"
+#include "store/roster.h"
 #include "store/tcp_store.h"
 
 #include <ctype.h>
@@ -120,7 +120,8 @@ static td_status fail_unknown(const char *url, const char *name)
 }
 
 static td_status open_registered(const char *url, const char *name,
-                                 const td_rendezvous_options *options, struct td__meeting *meeting)
+                                 const td_rendezvous_options *options,
+                                 struct td__rendezvous_state *meeting)
 {
     pthread_mutex_lock(&lock);
     struct registered *found = *find_registered(name);
@@ -142,7 +143,8 @@ static td_status open_registered(const char *url, const char *name,
 }
 
 /* A process that belongs to no job. */
-static td_status world_of_one(const td_rendezvous_options *options, struct td__meeting *meeting)
+static td_status world_of_one(const td_rendezvous_options *options,
+                              struct td__rendezvous_state *meeting)
 {
     if (options->world_size > 1 || options->rank > 0)
         return td__fail(TD_ERR_INVALID,
@@ -159,7 +161,7 @@ static td_status world_of_one(const td_rendezvous_options *options, struct td__m
 }
 
 static td_status open_store(const char *text, const td_rendezvous_options *options,
-                            struct td__meeting *meeting)
+                            struct td__rendezvous_state *meeting)
 {
     struct td__url url;
     char scheme[32];
@@ -177,19 +179,19 @@ static td_status open_store(const char *text, const td_rendezvous_options *optio
 }
 
 /* Meets the others, and gives a later meeting its own part of the store. */
-static td_status meet(struct td__meeting *meeting, td__deadline deadline)
+static td_status meet(struct td__rendezvous_state *meeting, td__deadline deadline)
 {
-    unsigned before = td__place_meetings(meeting->place);
+    unsigned before = td__rendezvous_epoch(meeting->place);
     bool later = meeting->restart_count || before, again = false;
-    char round[64], key[TD__SIGN_IN_ROOM];
+    char round[64], key[TD__ROSTER_KEY];
     snprintf(round, sizeof round, "%d.%u", meeting->restart_count, before);
-    td__sign_in_key(later ? round : "", key);
+    td__roster_key(later ? round : "", key);
     /* Before anybody can count on this rank. */
-    TD_TRY(td__sign_in(meeting->world.store, key, meeting->world.rank, false));
-    TD_TRY(td__meet(&meeting->world, meeting->place, round, deadline, &again));
+    TD_TRY(td__roster_add(meeting->world.store, key, meeting->world.rank, false));
+    TD_TRY(td__rendezvous_barrier(&meeting->world, meeting->place, round, deadline, &again));
     if (again)
-        TD_TRY(td__sign_in(meeting->world.store, key, meeting->world.rank, true));
-    td__place_met(meeting->place);
+        TD_TRY(td__roster_add(meeting->world.store, key, meeting->world.rank, true));
+    td__rendezvous_epoch_done(meeting->place);
     if (!later)
         return TD_OK;
     td_store *whole = meeting->world.store, *part;
@@ -201,7 +203,7 @@ static td_status meet(struct td__meeting *meeting, td__deadline deadline)
 td_status td_rendezvous(const char *url, const td_rendezvous_options *options, td_world *world)
 {
     static const td_rendezvous_options defaults = {0};
-    struct td__meeting meeting = {
+    struct td__rendezvous_state meeting = {
         .world = {.rank = -1, .world_size = -1, .local_rank = -1, .local_world_size = -1}};
     if (!options)
         options = &defaults;

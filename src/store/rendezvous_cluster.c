@@ -184,7 +184,7 @@ static td_status slurm_place(char host[256], int *port)
 }
 
 td_status td__rendezvous_slurm(const struct td__url *url, const td_rendezvous_options *options,
-                               struct td__meeting *meeting)
+                               struct td__rendezvous_state *meeting)
 {
     char host[256];
     int port;
@@ -195,7 +195,7 @@ td_status td__rendezvous_slurm(const struct td__url *url, const td_rendezvous_op
 }
 
 td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__meeting *meeting)
+                             struct td__rendezvous_state *meeting)
 {
     const struct dialect *dialect = mpi_in_use();
     td_world *world = &meeting->world;

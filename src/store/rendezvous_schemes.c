@@ -5,8 +5,8 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "os/address.h"
-#include "store/meet.h"
-#include "store/places.h"
+#include "store/rendezvous_barrier.h"
+#include "store/rendezvous_epoch.h"
 #include "store/store_ops.h"
 
 #include <limits.h>
@@ -158,7 +158,8 @@ static td_status secret_of_one(char text[65], td_tcp_store_options *options)
 }
 
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
-                              const td_rendezvous_options *options, struct td__meeting *meeting)
+                              const td_rendezvous_options *options,
+                              struct td__rendezvous_state *meeting)
 {
     TD_TRY(check_launcher());
     td__endpoint_text(host, port, meeting->place, sizeof meeting->place);
@@ -179,7 +180,7 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
     if (first && world_size == 1)
         TD_TRY(secret_of_one(alone, &store_options));
     td_store **store = &meeting->world.store;
-    unsigned epoch = td__place_meetings(meeting->place);
+    unsigned epoch = td__rendezvous_epoch(meeting->place);
     td_status status = hosted || first ? td_tcp_store_open(host, port, &store_options, store)
                                        : open_of_epoch(host, port, &store_options, epoch, store);
     if (!status && first) {
@@ -226,7 +227,7 @@ static td_status number_from_env(const char *name, const char *meaning, int low,
 }
 
 td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__meeting *meeting)
+                             struct td__rendezvous_state *meeting)
 {
     int rank, world_size, port;
     bool found;
@@ -277,7 +278,7 @@ static td_status given_or_fail(const struct td__url *url, const td_rendezvous_op
 }
 
 td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__meeting *meeting)
+                             struct td__rendezvous_state *meeting)
 {
     int rank = -1, world_size = -1;
     if (!url->host[0] || url->port < 0)
@@ -291,7 +292,7 @@ td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_opti
 }
 
 td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_options *options,
-                              struct td__meeting *meeting)
+                              struct td__rendezvous_state *meeting)
 {
     td_world *world = &meeting->world;
     if (url->host[0] || url->port >= 0)

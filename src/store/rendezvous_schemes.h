@@ -8,25 +8,25 @@
 #include <tandem/rendezvous.h>
 
 /* What a scheme found out. */
-struct td__meeting {
+struct td__rendezvous_state {
     td_world world;
     char place[512];   /* where the job meets, for messages: "127.0.0.1:29500" */
     int restart_count; /* how often the launcher has started the job anew */
 };
 
 typedef td_status (*td__scheme_fn)(const struct td__url *url, const td_rendezvous_options *options,
-                                   struct td__meeting *meeting);
+                                   struct td__rendezvous_state *meeting);
 
 td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__meeting *meeting);
+                             struct td__rendezvous_state *meeting);
 td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__meeting *meeting);
+                             struct td__rendezvous_state *meeting);
 td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_options *options,
-                              struct td__meeting *meeting);
+                              struct td__rendezvous_state *meeting);
 td_status td__rendezvous_slurm(const struct td__url *url, const td_rendezvous_options *options,
-                               struct td__meeting *meeting);
+                               struct td__rendezvous_state *meeting);
 td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__meeting *meeting);
+                             struct td__rendezvous_state *meeting);
 
 /** The URL that fits the environment; NULL when it speaks of no job at all. */
 const char *td__rendezvous_detect(void);
@@ -51,7 +51,8 @@ td_status td__rendezvous_check(const char *what, int rank, int world_size);
 /** Opens the TCP store of the job at host:port: rank 0 hosts it, unless the launcher does. Sets
  *  world.store, rank, world_size and the place. */
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
-                              const td_rendezvous_options *options, struct td__meeting *meeting);
+                              const td_rendezvous_options *options,
+                              struct td__rendezvous_state *meeting);
 
 /** The number in an environment variable. *found says whether it is set (empty is not);
  *  TD_ERR_INVALID, which names it, when it is set to something else than a number >= low. */

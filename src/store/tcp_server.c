@@ -1,6 +1,6 @@
 /* The store's server; see tcp_server.h.
  *
- * A connection comes from the door (os/door.h) when it has proven the job's secret. It has a session of the
+ * A connection comes from the listener (os/auth_listener.h) when it has proven the job's secret. It has a session of the
  * engine from then on, and its bytes are cut into frames.
  *
  *     socket -> read_buffer (shared) -> [in: the part of a frame that is not whole yet] -> engine
@@ -17,7 +17,7 @@
 #include "base/fail.h"
 #include "base/spin.h"
 #include "base/thread.h"
-#include "os/door.h"
+#include "os/auth_listener.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "store/store_engine.h"
@@ -59,7 +59,7 @@ struct list {
 
 struct td__tcp_server {
     struct td__loop loop;
-    struct td__door *door;
+    struct td__auth_listener *listener;
     char *path;      /* of a unix socket in the file system, to be removed */
     uv_timer_t rest; /* for sending what clients are still owed at the end */
     uv_idle_t spin;
@@ -330,7 +330,7 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 
 /* ---- Accepting ------------------------------------------------------------------------------- */
 
-static void on_guest(void *arg, int fd, bool local, const uint8_t *request)
+static void on_accepted(void *arg, int fd, bool local, const uint8_t *request)
 {
     struct td__tcp_server *server = arg;
     struct connection *connection = calloc(1, sizeof *connection);
@@ -398,17 +398,17 @@ static void start_on_loop(void *arg)
 {
     struct start *start = arg;
     struct td__tcp_server *server = start->server;
-    struct td__door_options options = {.secret = &server->secret,
-                                       .purpose = "store",
-                                       .fn = on_guest,
-                                       .full = on_full,
-                                       .arg = server};
+    struct td__auth_listener_options options = {.secret = &server->secret,
+                                                .purpose = "store",
+                                                .fn = on_accepted,
+                                                .full = on_full,
+                                                .arg = server};
     uv_timer_init(&server->loop.uv, &server->rest);
     server->rest.data = server;
     uv_idle_init(&server->loop.uv, &server->spin);
     server->spin.data = server;
-    start->status = td__door_open(&server->loop, start->fd, start->shortcut, &options,
-                                  &server->door);
+    start->status = td__auth_listener_open(&server->loop, start->fd, start->shortcut, &options,
+                                           &server->listener);
     if (start->status)
         snprintf(start->error, sizeof start->error, "%s", td_last_error());
 }
@@ -416,8 +416,8 @@ static void start_on_loop(void *arg)
 static void stop_accepting(void *arg)
 {
     struct td__tcp_server *server = arg;
-    if (server->door)
-        td__door_close(server->door);
+    if (server->listener)
+        td__auth_listener_close(server->listener);
     if (server->path)
         unlink(server->path);
     pthread_mutex_lock(&server->lock);
@@ -535,5 +535,5 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
 
 void td__tcp_server_abandon(struct td__tcp_server *server)
 {
-    td__door_abandon(server->door);
+    td__auth_listener_abandon(server->listener);
 }

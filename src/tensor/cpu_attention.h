@@ -2,7 +2,7 @@
 #ifndef TD_TENSOR_CPU_ATTENTION_H
 #define TD_TENSOR_CPU_ATTENTION_H
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 td_status td__cpu_attention(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
                             const td_tensor *v, const td_tensor *mask, bool causal, double scale);

@@ -5,7 +5,7 @@
 #include "tensor/cpu_dropout.h"
 
 #include "tensor/parallel_for.h"
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 #include "tensor/vector.h"
 #include "tensor/widen.h"
 

@@ -2,7 +2,7 @@
 #ifndef TD_TENSOR_CPU_NORM_H
 #define TD_TENSOR_CPU_NORM_H
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 td_status td__cpu_batch_norm(td_tensor *out, td_tensor *mean, td_tensor *rstd, const td_tensor *x,
                              const td_tensor *weight, const td_tensor *bias,

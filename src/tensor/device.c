@@ -1,7 +1,7 @@
 /* Devices and their workers; see device.h. The table of devices only grows, so that a pointer to
  * one stays good; a lock guards its growth. A worker is a thread with a queue, started by the first
  * job. A fork has the devices but not their threads: the child starts new ones. */
-#include "tensor/device.h"
+#include "tensor/device_internal.h"
 
 #include "base/fail.h"
 #include "base/number.h"
@@ -123,7 +123,7 @@ struct job {
     void *arg;
 };
 
-struct td__worker {
+struct td__device_worker {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a job has come, or the last one is done */
     struct job *first, **last;
@@ -131,11 +131,11 @@ struct td__worker {
     unsigned fork_generation;
 };
 
-static _Thread_local const struct td__worker *this_worker;
+static _Thread_local const struct td__device_worker *this_worker;
 
 static void *work(void *arg)
 {
-    struct td__worker *worker = arg;
+    struct td__device_worker *worker = arg;
     this_worker = worker;
     pthread_mutex_lock(&worker->lock);
     for (;;) {
@@ -159,7 +159,7 @@ static void *work(void *arg)
 
 static td_status start_worker(struct td__device *device)
 {
-    struct td__worker *worker = calloc(1, sizeof *worker);
+    struct td__device_worker *worker = calloc(1, sizeof *worker);
     if (!worker)
         return td__fail_nomem("device");
     pthread_mutex_init(&worker->lock, NULL);
@@ -181,7 +181,7 @@ static td_status start_worker(struct td__device *device)
 }
 
 /* The worker of a numbered device; that of a parent process is left alone. */
-static td_status find_worker(struct td__device *device, struct td__worker **worker)
+static td_status find_worker(struct td__device *device, struct td__device_worker **worker)
 {
     td_status status = TD_OK;
     pthread_mutex_lock(&table_lock);
@@ -194,7 +194,7 @@ static td_status find_worker(struct td__device *device, struct td__worker **work
 
 td_status td__device_submit(struct td__device *device, void (*fn)(void *), void *arg)
 {
-    struct td__worker *worker;
+    struct td__device_worker *worker;
     TD_TRY(find_worker(device, &worker));
     struct job *job = malloc(sizeof *job);
     if (!job)
@@ -231,7 +231,7 @@ td_status td_device_synchronize(const char *name)
     struct td__device *device = td__find_device("td_device_synchronize", name);
     if (!device)
         return TD_ERR_INVALID;
-    struct td__worker *worker;
+    struct td__device_worker *worker;
     if (device->index < 0 || !device->worker)
         return TD_OK;
     TD_TRY(find_worker(device, &worker));

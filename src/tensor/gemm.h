@@ -6,7 +6,7 @@
 #ifndef TD_TENSOR_GEMM_H
 #define TD_TENSOR_GEMM_H
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 struct td__gemm;
 

@@ -7,7 +7,7 @@
  *       12  i32  1                   5024  f64       the normal number   5052  u8   0
  *       16  u64  next                5032  f64       0
  */
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 #include "base/fail.h"
 
 #include <inttypes.h>

@@ -14,7 +14,7 @@
 #ifndef TD_TENSOR_KERNELS_H
 #define TD_TENSOR_KERNELS_H
 
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 typedef struct td_generator td_generator; /* tandem/random.h */
 
@@ -67,7 +67,7 @@ enum td__binary_op {
 };
 
 enum td__reduce_kind {
-    TD__REDUCE_SUM,  /* all; integers and bool into any integer dtype. The error of an f32 sum does not
+    TD__REDUCE_SUM, /* all; integers and bool into any integer dtype. The error of an f32 sum does not
                         grow with the number of elements */
     TD__REDUCE_MEAN, /* floats */
     TD__REDUCE_PROD, /* all but bool */

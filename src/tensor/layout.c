@@ -5,7 +5,7 @@
  * shape such as [2^40, 0, 2^40] is refused for that, although it has no elements, so that no later
  * product of some of its sizes can overflow. */
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  *
  * Both loops are vector code: word i of the next state needs words i, i + 1 and i + 397 of the last
  * one, or word i - 227 of the new one, never a neighbour that is made in the same step. */
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 enum { N = TD__MT19937_WORDS, M = 397 };
 

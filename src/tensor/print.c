@@ -8,7 +8,7 @@
  * them, one that looks at all numbers and one that finds their width, and then they are written. */
 #include "base/buffer.h"
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -5,9 +5,9 @@
  * are put in the order of their strides first, so that a transposed tensor gets the numbers in the
  * order of its memory. */
 #include "base/fail.h"
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 #include "tensor/random_makers.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <math.h>

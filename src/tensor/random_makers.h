@@ -2,7 +2,7 @@
 #ifndef TD_TENSOR_RANDOM_MAKERS_H
 #define TD_TENSOR_RANDOM_MAKERS_H
 
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 /** How many numbers are made at a time, at most; a multiple of the group in which normal numbers are
  *  made. */

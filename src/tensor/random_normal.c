@@ -7,7 +7,7 @@
  * polynomials of the Cephes library, and where that code multiplies and adds in one rounding, so does
  * this. Each step is a loop over eight lanes in plain C; it is compiled once for processors with fused
  * multiply-add and once for others, where fmaf() is a slow call with the same bits. */
-#include "tensor/random.h"
+#include "tensor/random_internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,7 +7,7 @@
  * Ending a scope also ends those that were begun inside and not ended (left by longjmp). The lists
  * of a thread are freed with its outermost scope. */
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

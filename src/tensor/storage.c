@@ -1,7 +1,7 @@
 /* Storages: counted memory of a device. How the memory goes back is one function pointer, so that
  * malloc's memory, td_alloc()'s and a user's are the same to everybody else. */
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <stdlib.h>
 

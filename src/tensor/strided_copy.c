@@ -14,7 +14,7 @@
  * Runs and planes are cut into pieces, which threads share. */
 #include "tensor/cpu_transpose.h"
 #include "tensor/parallel_for.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Views: other layouts over the same storage. */
 #include "base/fail.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

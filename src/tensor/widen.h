@@ -12,7 +12,7 @@
 #define TD_TENSOR_WIDEN_H
 
 #include "tensor/aligned.h"
-#include "tensor/tensor.h"
+#include "tensor/tensor_internal.h"
 
 #define TD__WIDE_MOST 10
 

@@ -7,7 +7,7 @@
 #include "fuzz.h"
 #include "memory_socket.h"
 
-#include "group/socket_layout.h"
+#include "tcp/tcp_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static void check(bool condition)
 
 static void check_header(const uint8_t *bytes)
 {
-    struct td__header header, mine = {.type = TD__HEADER_DATA, .kind = TD__BARRIER};
+    struct td__call_header header, mine = {.type = TD__HEADER_DATA, .kind = TD__BARRIER};
     uint8_t again[TD__HEADER_BYTES];
     char text[256];
     if (!td__header_read(bytes, &header))
@@ -71,9 +71,9 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
                                                   .describe = describe,
                                                   .listen = listen_to_nobody};
     static float input[2 * COUNT], output[2 * COUNT];
-    struct td__socket_team *team;
+    struct td__tcp_comm *comm;
     uint8_t right[TD__HEADER_BYTES];
-    check(!td__socket_team_create_over(&source, &link_fd, 2, 0, NULL, &team));
+    check(!td__tcp_comm_create_over(&source, &link_fd, 2, 0, NULL, &comm));
     struct td__operation operation = {
         .kind = what % TD__COLLECTIVES,
         .input = input,
@@ -88,18 +88,18 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
     if (how & 1) {
         struct td__run run;
         size_t elements = operation.count;
-        check(!td__socket_team_begin(team, &operation, operation.kind, operation.count,
-                                     elements * sizeof(float), &run));
-        run.header.turn = team->turn + 1;
+        check(!td__tcp_comm_begin(comm, &operation, operation.kind, operation.count,
+                                  elements * sizeof(float), &run));
+        run.header.turn = comm->turn + 1;
         run.header.payload = elements * sizeof(float);
         td__header_write(&run.header, right);
         memory_socket_more(link, right, sizeof right);
     }
     memory_socket_more(link, data, size);
     memory_socket_end(link);
-    td_status status = td__socket_team_run(team, &operation);
+    td_status status = td__tcp_comm_run(comm, &operation);
     check(!status || strlen(td_last_error()) > 0);
-    td__socket_team_destroy(team);
+    td__tcp_comm_destroy(comm);
     if (link_fd >= 0)
         close(link_fd);
     check(memory_socket_reset() == 0);

@@ -7,7 +7,7 @@
  *               and whose last bytes (as many as the upper bits of control say) are cut off or added */
 #include "fuzz.h"
 
-#include "transport/endpoint_inside.h"
+#include "peer/endpoint_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         cards[r] = make_card(control, data + at, length);
         at += length;
     }
-    td_status status = td__endpoint_meet(&endpoint, cards);
+    td_status status = td__endpoint_connect_all(&endpoint, cards);
     if (status)
         check(status == TD_ERR_MISMATCH && strstr(td_last_error(), "describes itself"));
     else

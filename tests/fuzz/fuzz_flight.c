@@ -1,11 +1,11 @@
 /* Pages of the flight recorder that other processes may have written to: whatever their bytes are, what is
- * read from them is in its range and printable, and the story can be told.
+ * read from them is in its range and printable, and the postmortem can be printed.
  *
  * A page has 28 KiB, most of it the same: an input is a list of changes to a book of two logs, each two
  * bytes of place (in steps of 8), one byte of length, and the bytes. It begins with a byte of wishes. */
 #include "fuzz.h"
 
-#include "launch/story.h"
+#include "launch/postmortem.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -71,9 +71,9 @@ static void read_all(const uint8_t *bytes, size_t size, const struct td__flight_
 
 static void tell(const uint8_t *bytes, const struct td__flight_now *now, unsigned wishes)
 {
-    struct td__story story;
+    struct td__postmortem postmortem;
     struct td__buffer text = {0};
-    struct td__story_book *book = calloc(1, sizeof *book);
+    struct td__postmortem_book *book = calloc(1, sizeof *book);
     check(book && (book->bytes = aligned_alloc(4096, SIZE)));
     memcpy(book->bytes, bytes, SIZE);
     book->size = SIZE;
@@ -83,15 +83,15 @@ static void tell(const uint8_t *bytes, const struct td__flight_now *now, unsigne
         return;
     }
     bool files = wishes & FILES;
-    check(td__story_take(book, 1, now, !files, files ? -1 : 0, &story) == TD_OK);
+    check(td__postmortem_take(book, 1, now, !files, files ? -1 : 0, &postmortem) == TD_OK);
     if (wishes & JSON)
-        td__story_print_json(&story, true, &text);
+        td__postmortem_print_json(&postmortem, true, &text);
     else
-        td__story_print(&story, "  ", &text);
+        td__postmortem_print(&postmortem, "  ", &text);
     for (size_t i = 0; i < text.size; i++)
         check(text.data[i] >= 0x20 || text.data[i] == '\n');
     td__buffer_free(&text);
-    td__story_free(&story);
+    td__postmortem_free(&postmortem);
 }
 
 /* A book with which nothing is wrong. */

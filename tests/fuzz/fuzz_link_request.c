@@ -1,16 +1,16 @@
-/* Strangers at the door of an endpoint, and the requests of those who are let in.
+/* Strangers at the listener of an endpoint, and the requests of those who are let in.
  *
  *     byte 0    bit 0: the job asks for TLS; bits 1 to 7: how many bytes come at a time, 0: all
  *     then      steps: control, length, that many bytes
  *
- *     control   bits 0 and 1   which stranger
+ *     control   bits 0 and 1   which pending
  *               bit 2          it is a new one; the one before is not heard of again
  *               bit 3          it comes by the unix socket
  *               bit 4          it ends behind the bytes
  *               bit 5          what is due (a hello, a proof) comes before the bytes, and is right
- *               bit 6          the oldest strangers' time is over
+ *               bit 6          the oldest pending connections' time is over
  *
- * The source of the door is included. Its sockets are memory, and a proof is right when it begins with a
+ * The source of the listener is included. Its sockets are memory, and a proof is right when it begins with a
  * certain byte: fuzz_store_auth.c has the real ones. Every connection is closed or handed on, once. */
 #include "fuzz.h"
 #include "memory_socket.h"
@@ -75,48 +75,48 @@ static td_status fake_wrap(int fd, bool server, const uint8_t *key, td__deadline
 #define td__auth_check_proof fake_check_proof
 #define td__auth_key fake_key
 #define td__tls_wrap fake_wrap
-#include "os/door.c"
+#include "os/auth_listener.c"
 
-#include "transport/endpoint_inside.h"
+#include "peer/endpoint_internal.h"
 
 /* ---- The target ------------------------------------------------------------------------------ */
 
-static int guests;
+static int clients;
 
-/* What on_guest() of an endpoint does first. */
-static void on_guest(void *arg, int fd, bool local, const uint8_t *bytes)
+/* What on_accepted() of an endpoint does first. */
+static void on_accepted(void *arg, int fd, bool local, const uint8_t *bytes)
 {
     struct td__request request;
     (void)arg;
     (void)local;
-    guests++;
+    clients++;
     uint8_t *exact = malloc(TD__REQUEST_SIZE); /* for the sanitizer */
     memcpy(exact, bytes, TD__REQUEST_SIZE);
     if (td__request_read(exact, RANKS, &request)) {
         check(request.rank >= 0 && request.rank < RANKS);
-        check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_BEQUEST);
+        check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_HAND_OVER);
         check(request.what != TD__WANT_NEWS || request.group < RANKS);
     }
     free(exact);
     close(fd);
 }
 
-static struct stranger *find_stranger(struct td__door *door, int fd)
+static struct pending *find_stranger(struct td__auth_listener *listener, int fd)
 {
-    struct list *lists[] = {&door->silent, &door->known};
+    struct list *lists[] = {&listener->silent, &listener->known};
     for (int i = 0; i < 2; i++)
-        for (struct stranger *at = lists[i]->oldest; at; at = at->after)
+        for (struct pending *at = lists[i]->oldest; at; at = at->after)
             if (at->fd == fd)
                 return at;
     return NULL;
 }
 
-static void check_lists(const struct td__door *door)
+static void check_lists(const struct td__auth_listener *listener)
 {
-    const struct list *lists[] = {&door->silent, &door->known};
+    const struct list *lists[] = {&listener->silent, &listener->known};
     for (int i = 0; i < 2; i++) {
         size_t count = 0;
-        for (const struct stranger *at = lists[i]->oldest; at; at = at->after) {
+        for (const struct pending *at = lists[i]->oldest; at; at = at->after) {
             check((at->stage == HELLO) == (i == 0));
             count++;
         }
@@ -135,11 +135,11 @@ static const uint8_t *magic(void)
 }
 
 /* What a client of the job would say next; each hello has a nonce of its own. */
-static size_t say_right(const struct stranger *stranger, uint8_t *bytes, uint8_t number)
+static size_t say_right(const struct pending *pending, uint8_t *bytes, uint8_t number)
 {
-    bool hello = !stranger || stranger->stage == HELLO;
+    bool hello = !pending || pending->stage == HELLO;
     size_t size = hello ? TD__HELLO_SIZE : TD__PROOF_SIZE;
-    if (stranger && stranger->stage == REQUEST)
+    if (pending && pending->stage == REQUEST)
         return 0;
     memset(bytes, 0, size);
     if (hello)
@@ -156,20 +156,20 @@ struct step {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static struct td__door door;
+    static struct td__auth_listener listener;
     static struct step steps[MOST_STEPS];
     int fds[STRANGERS] = {-1, -1, -1, -1};
     if (size < 1)
         return 0;
-    memset(&door, 0, offsetof(struct td__door, nonces));
-    memset(door.nonces, 0, 4 * sizeof *door.nonces);
-    door.watch_poll.data = &door;
-    door.options = (struct td__door_options){
-        .purpose = "link", .request_size = TD__REQUEST_SIZE, .fn = on_guest};
-    door.secret.tls = data[0] & 1;
-    door.limit = 2;
-    door.warned = door.warned_of_secret = true;
-    guests = 0;
+    memset(&listener, 0, offsetof(struct td__auth_listener, nonces));
+    memset(listener.nonces, 0, 4 * sizeof *listener.nonces);
+    listener.watch_poll.data = &listener;
+    listener.options = (struct td__auth_listener_options){
+        .purpose = "link", .request_size = TD__REQUEST_SIZE, .fn = on_accepted};
+    listener.secret.tls = data[0] & 1;
+    listener.limit = 2;
+    listener.warned = listener.warned_of_secret = true;
+    clients = 0;
     size_t at = 1, piece = data[0] >> 1;
     for (int i = 0; i < MOST_STEPS && size - at >= 2; i++) {
         uint8_t control = data[at];
@@ -177,13 +177,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         at += 2;
         length = length < size - at ? length : size - at;
         int *fd = &fds[control & 3];
-        struct stranger *stranger = *fd >= 0 ? find_stranger(&door, *fd) : NULL;
-        bool new = control & 4 || !stranger;
-        if (new &&stranger)
-            turn_away(stranger);
+        struct pending *pending = *fd >= 0 ? find_stranger(&listener, *fd) : NULL;
+        bool new = control & 4 || !pending;
+        if (new &&pending)
+            reject(pending);
         if (new)
             *fd = memory_socket(NULL, 0, piece);
-        size_t right = control & 32 ? say_right(new ? NULL : stranger, steps[i].right, (uint8_t)i)
+        size_t right = control & 32 ? say_right(new ? NULL : pending, steps[i].right, (uint8_t)i)
                                     : 0;
         if (right)
             memory_socket_more(*fd, steps[i].right, right);
@@ -192,17 +192,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             memory_socket_end(*fd);
         at += length;
         if (new)
-            admit(&door, *fd, control & 8, HELLO, td__now_ns());
+            add_pending(&listener, *fd, control & 8, HELLO, td__now_ns());
         else
-            on_bytes(&door.watch_poll, 0, 0);
-        check_lists(&door);
-        if (control & 64 && door.silent.oldest)
-            put_off(door.silent.oldest);
+            on_bytes(&listener.watch_poll, 0, 0);
+        check_lists(&listener);
+        if (control & 64 && listener.silent.oldest)
+            throttle(listener.silent.oldest);
     }
-    while (door.silent.oldest)
-        turn_away(door.silent.oldest);
-    while (door.known.oldest)
-        turn_away(door.known.oldest);
+    while (listener.silent.oldest)
+        reject(listener.silent.oldest);
+    while (listener.known.oldest)
+        reject(listener.known.oldest);
     check(memory_socket_reset() == 0);
     return 0;
 }

@@ -235,18 +235,18 @@ class Examples(Programs):
         )  # fmt: skip
         told = [int(line.split()[-3]) for line in self.lines(job)]
         pages = [self.path(f"page.{rank}") for rank in range(ranks)]
-        story = json.loads(self.run_job("story", "--json", *pages).out)
+        postmortem = json.loads(self.run_job("postmortem", "--json", *pages).out)
         sent = [
             sum(
                 4 * operation["count"]
                 for operation in rank["operations"]
                 if operation["operation"] == "send"
             )
-            for rank in story["ranks"]
+            for rank in postmortem["ranks"]
         ]
         self.assertEqual(sent, told)
         self.assertEqual(
-            [len(rank["operations"]) for rank in story["ranks"]], [4 * (ranks - 1) + 1] * ranks
+            [len(rank["operations"]) for rank in postmortem["ranks"]], [4 * (ranks - 1) + 1] * ranks
         )
         return sent
 

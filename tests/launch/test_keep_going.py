@@ -306,11 +306,11 @@ class Nodes(KeepTest):
 
 class Story(KeepTest):
     def read_story(self):
-        with open(self.path("story.json"), encoding="utf-8") as file:
+        with open(self.path("postmortem.json"), encoding="utf-8") as file:
             return json.load(file)
 
     def test_last_operation(self):
-        job = self.start_job(WORKER, "kill", options=["--story-file=story.json"])
+        job = self.start_job(WORKER, "kill", options=["--postmortem-file=postmortem.json"])
         self.finish(job, 1)
         self.assertRegex(
             job.err,
@@ -335,7 +335,7 @@ class Story(KeepTest):
 
     def test_a_worker_that_is_started_again_has_an_empty_page(self):
         job = self.start_job(
-            WORKER, "exit", "0", workers=1, restarts=1, options=["--story-file=story.json"]
+            WORKER, "exit", "0", workers=1, restarts=1, options=["--postmortem-file=postmortem.json"]
         )
         self.finish(job, 1)
         (rank,) = self.read_story()["ranks"]

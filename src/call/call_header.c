@@ -1,0 +1,188 @@
+/* Headers of messages; see call_header.h. */
+#include "call/call_header.h"
+
+#include "base/buffer.h"
+#include "base/fail.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+enum { MAGIC = 'T' };
+
+static bool has_root(int kind)
+{
+    return kind == TD__BROADCAST || kind == TD__REDUCE || kind == TD__SCATTER || kind == TD__GATHER;
+}
+
+static bool reduces(int kind)
+{
+    return kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER;
+}
+
+struct td__call_header td__header_of(const struct td__operation *operation, size_t count,
+                                     int algorithm, uint64_t turn)
+{
+    enum td__collective kind = operation->kind;
+    struct td__call_header header = {
+        .type = TD__HEADER_DATA,
+        .kind = (uint8_t)kind,
+        .algorithm = (uint16_t)algorithm,
+        .sequence = (uint32_t)operation->sequence,
+        .turn = turn,
+        .past = operation->past,
+        .detail = operation->detail,
+    };
+    if (kind != TD__BARRIER) {
+        header.dtype = (uint8_t)operation->reduction.dtype;
+        header.count = operation->input_counts ? TD__HEADER_UNEVEN : count;
+    }
+    if (has_root(kind))
+        header.root = (uint32_t)operation->called_root;
+    if (reduces(kind))
+        header.op = operation->reduction.user
+                        ? (uint16_t)(TD__HEADER_USER_OP |
+                                     operation->reduction.number % TD__HEADER_USER_OP)
+                        : (uint16_t)operation->reduction.op;
+    return header;
+}
+
+static void store_u64(uint8_t *to, uint64_t value)
+{
+    td__store_u32(to, (uint32_t)value);
+    td__store_u32(to + 4, (uint32_t)(value >> 32));
+}
+
+static uint64_t load_u64(const uint8_t *from)
+{
+    return td__load_u32(from) | (uint64_t)td__load_u32(from + 4) << 32;
+}
+
+void td__header_write(const struct td__call_header *header, uint8_t *bytes)
+{
+    bytes[0] = MAGIC;
+    bytes[1] = header->type;
+    bytes[2] = header->kind;
+    bytes[3] = header->dtype;
+    td__store_u32(bytes + 4, header->op | (uint32_t)header->algorithm << 16);
+    td__store_u32(bytes + 8, header->root);
+    td__store_u32(bytes + 12, header->sequence);
+    store_u64(bytes + 16, header->count);
+    store_u64(bytes + 24, header->payload);
+    store_u64(bytes + 32, header->turn);
+    td__store_u32(bytes + 40, header->past);
+    td__store_u32(bytes + 44, header->detail);
+}
+
+bool td__header_read(const uint8_t *bytes, struct td__call_header *header)
+{
+    uint32_t op = td__load_u32(bytes + 4);
+    struct td__call_header read = {
+        .type = bytes[1],
+        .kind = bytes[2],
+        .dtype = bytes[3],
+        .op = (uint16_t)op,
+        .algorithm = (uint16_t)(op >> 16),
+        .root = td__load_u32(bytes + 8),
+        .sequence = td__load_u32(bytes + 12),
+        .count = load_u64(bytes + 16),
+        .payload = load_u64(bytes + 24),
+        .turn = load_u64(bytes + 32),
+        .past = td__load_u32(bytes + 40),
+        .detail = td__load_u32(bytes + 44),
+    };
+    if (bytes[0] != MAGIC || read.type < TD__HEADER_DATA || read.type > TD__HEADER_CALL)
+        return false;
+    if (read.kind >= TD__COLLECTIVES || !td_dtype_size((td_dtype)read.dtype))
+        return false;
+    if (read.type == TD__HEADER_GOODBYE &&
+        (read.payload > TD__GOODBYE_TEXT || read.op == TD_OK || read.op > TD_ERR_ABORTED))
+        return false;
+    if (read.type == TD__HEADER_CALL && read.payload)
+        return false;
+    *header = read;
+    return true;
+}
+
+bool td__header_differs(const struct td__call_header *a, const struct td__call_header *b)
+{
+    return a->kind != b->kind || a->dtype != b->dtype || a->op != b->op || a->root != b->root ||
+           a->sequence != b->sequence || a->count != b->count || a->detail != b->detail;
+}
+
+bool td__header_same_call(const struct td__call_header *a, const struct td__call_header *b)
+{
+    return !td__header_differs(a, b) && a->algorithm == b->algorithm && a->turn == b->turn &&
+           a->past == b->past;
+}
+
+/* "1024 f32 (sum) to root 3". */
+static void describe_arguments(const struct td__call_header *header, char *text, size_t room)
+{
+    char count[32] = "uneven parts", op[32] = "", root[32] = "", detail[64];
+    if (header->count != TD__HEADER_UNEVEN)
+        snprintf(count, sizeof count, "%" PRIu64, header->count);
+    if (reduces(header->kind) && header->op & TD__HEADER_USER_OP)
+        snprintf(op, sizeof op, " (its own operation no. %d)", header->op ^ TD__HEADER_USER_OP);
+    else if (reduces(header->kind))
+        snprintf(op, sizeof op, " (%s)", td_reduce_op_name((td_reduce_op)header->op));
+    if (has_root(header->kind))
+        snprintf(root, sizeof root, " and root %" PRIu32, header->root);
+    snprintf(text, room, "%s%s %s%s%s%s", count, header->count == TD__HEADER_UNEVEN ? " of" : "",
+             td_dtype_name((td_dtype)header->dtype), op, root,
+             td__detail_text(header->detail, detail));
+}
+
+void td__header_describe(const struct td__call_header *header, char *text, size_t room)
+{
+    char arguments[192];
+    describe_arguments(header, arguments, sizeof arguments);
+    bool bare = header->kind == TD__BARRIER;
+    snprintf(text, room, "%s #%" PRIu32 "%s%s", td__collective_name(header->kind), header->sequence,
+             bare ? "" : " with ", bare ? "" : arguments);
+}
+
+static const char *algorithm_name(const struct td__call_header *header)
+{
+    for (int i = 0; td__algorithms[i].name; i++)
+        if (i == header->algorithm)
+            return td__algorithms[i].name;
+    return "one that is not known here";
+}
+
+td_status td__header_mismatch(const struct td__operation *operation,
+                              const struct td__call_header *mine, const char *me,
+                              const struct td__call_header *theirs, const char *other)
+{
+    char a[256], b[256];
+    const char *what = td__operation_describe(operation);
+    if (mine->kind != theirs->kind || mine->sequence != theirs->sequence) {
+        td__header_describe(mine, a, sizeof a);
+        td__header_describe(theirs, b, sizeof b);
+        return td__fail(
+            TD_ERR_MISMATCH,
+            "%s: %s called %s, %s called %s; every rank must make the same calls in the "
+            "same order",
+            what, me, a, other, b);
+    }
+    describe_arguments(mine, a, sizeof a);
+    describe_arguments(theirs, b, sizeof b);
+    if (td__header_differs(mine, theirs))
+        return td__fail(TD_ERR_MISMATCH,
+                        "%s: %s called it with %s, %s with %s; every rank must pass the same", what,
+                        me, a, other, b);
+    if (mine->past != theirs->past || mine->turn != theirs->turn)
+        return td__fail(
+            TD_ERR_MISMATCH,
+            "%s: %s and %s have called different things before; every rank must make the "
+            "same calls in the same order",
+            what, me, other);
+    if (mine->algorithm != theirs->algorithm)
+        return td__fail(TD_ERR_MISMATCH,
+                        "%s: %s carries it out by %s, %s by %s; every rank must be given the same "
+                        "algorithm",
+                        what, me, algorithm_name(mine), other, algorithm_name(theirs));
+    return td__fail(TD_ERR_MISMATCH,
+                    "%s: %s sends %" PRIu64 " bytes, but %s expects %" PRIu64
+                    "; each rank's output_counts must be what the others send to it",
+                    what, other, theirs->payload, me, mine->payload);
+}

@@ -1,0 +1,25 @@
+/* A collective in words; see operation.h. */
+#include "call/operation.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+const char *td__detail_text(uint32_t detail, char text[64])
+{
+    text[0] = 0;
+    if (detail & TD__DETAIL_LIST)
+        snprintf(text, 64, " in a list of tensors (checksum of their sizes %08" PRIx32 ")", detail);
+    else if (detail)
+        snprintf(text, 64, " for %s",
+                 detail == TD__DETAIL_SPLIT ? "td_group_split()" : "something else");
+    return text;
+}
+
+const char *td__operation_describe(const struct td__operation *operation)
+{
+    static _Thread_local char text[256];
+    snprintf(text, sizeof text, "%s #%" PRIu64 " on group \"%.180s\"",
+             td__collective_name(operation->kind), operation->sequence,
+             operation->group ? operation->group : "");
+    return text;
+}

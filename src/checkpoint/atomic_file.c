@@ -1,0 +1,242 @@
+/* Files that appear at once: what is written goes to a temporary file in the same directory, is synced
+ * to the disk, and gets its name by rename(), which replaces the former file in one step; then the
+ * directory is synced. A crash at any moment leaves the former file or the new one whole.
+ *
+ * The writer holds a lock (flock) on its temporary file, and the system drops that lock when the
+ * process ends, in whatever way. So who gets the lock of a temporary file knows that its writer is
+ * dead, and may remove it; a process number could have been given to another process, or to one of
+ * another host. A file can be swept between its creation and its lock: the writer notices that it
+ * has no name any more, and begins again. */
+#include "base/auth.h"
+#include "base/fail.h"
+#include "base/file_limit.h"
+#include "base/fork.h"
+#include "checkpoint/safetensors.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PREFIX ".tandem-"
+#define SUFFIX ".tmp"
+enum { RANDOM_DIGITS = 16, MOST_ATTEMPTS = 100 };
+
+static td_status refuse(const struct td__atomic_file *file)
+{
+    return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s", file->call, file->path,
+                    td__errno_text(errno));
+}
+
+/* "dir" of "dir/file", "/" of "/file", "." of "file". */
+static char *directory_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        return strdup(".");
+    return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+/* A path that is a directory or a device, or that may not be written, is not replaced. */
+static td_status check_target(const struct td__atomic_file *file)
+{
+    struct stat there;
+    size_t length = strlen(file->path);
+    if (length == 0 || file->path[length - 1] == '/')
+        return td__fail(TD_ERR_INVALID, "%s: \"%s\" is no name of a file", file->call, file->path);
+    if (stat(file->path, &there))
+        return TD_OK;
+    if (!S_ISREG(there.st_mode))
+        return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: it is %s", file->call, file->path,
+                        S_ISDIR(there.st_mode) ? "a directory" : "there, and is no regular file");
+    return faccessat(AT_FDCWD, file->path, W_OK, AT_EACCESS) ? refuse(file) : TD_OK;
+}
+
+/* Makes one temporary file and locks it; -1 with errno, where EAGAIN asks for another attempt. */
+static int create_locked(char *temporary, size_t digits_at)
+{
+    uint64_t number = 0;
+    if (td__random(&number, sizeof number)) {
+        errno = EIO;
+        return -1;
+    }
+    snprintf(temporary + digits_at, RANDOM_DIGITS + sizeof SUFFIX, "%016llx" SUFFIX,
+             (unsigned long long)number);
+    td__fork_hold(); /* a child would keep the lock */
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), error = errno;
+    td__fork_exclude(fd);
+    td__fork_release();
+    if (fd < 0) {
+        errno = error == EEXIST ? EAGAIN : error;
+        return -1;
+    }
+    struct stat there;
+    bool busy = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (busy || (!fstat(fd, &there) && there.st_nlink == 0)) {
+        close(fd);
+        errno = EAGAIN;
+        return -1;
+    }
+    return fd;
+}
+
+td_status td__atomic_file_open(struct td__atomic_file *file, const char *call, const char *path)
+{
+    *file = (struct td__atomic_file){.call = call, .path = path, .fd = -1};
+    TD_TRY(check_target(file));
+    file->directory = directory_of(path);
+    size_t length = file->directory ? strlen(file->directory) : 0;
+    file->temporary = malloc(length + sizeof "/" PREFIX SUFFIX + RANDOM_DIGITS);
+    if (!file->directory || !file->temporary) {
+        free(file->directory);
+        free(file->temporary);
+        return td__fail_nomem(call);
+    }
+    memcpy(file->temporary, file->directory, length);
+    strcpy(file->temporary + length, "/" PREFIX);
+    size_t digits_at = length + strlen("/" PREFIX);
+    for (int attempt = 0; attempt < MOST_ATTEMPTS && file->fd < 0; attempt++) {
+        file->fd = create_locked(file->temporary, digits_at);
+        if (file->fd < 0 && errno != EAGAIN)
+            break;
+    }
+    if (file->fd >= 0)
+        return TD_OK;
+    td_status status = td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: the directory %s: %s",
+                                call, path, file->directory, td__errno_text(errno));
+    free(file->directory);
+    free(file->temporary);
+    return status;
+}
+
+td_status td__atomic_file_write(struct td__atomic_file *file, const void *data, size_t size)
+{
+    const char *at = data;
+    while (size > 0) {
+        ssize_t written = td__file_write(file->fd, at, size < 1 << 30 ? size : 1 << 30);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written < 0)
+            return refuse(file);
+        at += written;
+        size -= (size_t)written;
+    }
+    return TD_OK;
+}
+
+td_status td__atomic_file_rewrite(struct td__atomic_file *file, size_t at, const void *data,
+                                  size_t size)
+{
+    ssize_t written;
+    do
+        written = td__file_pwrite(file->fd, data, size, (off_t)at);
+    while (written < 0 && errno == EINTR);
+    if (written == (ssize_t)size)
+        return TD_OK;
+    if (written >= 0)
+        errno = EIO;
+    return refuse(file);
+}
+
+static void forget(struct td__atomic_file *file)
+{
+    if (file->fd >= 0)
+        close(file->fd);
+    free(file->directory);
+    free(file->temporary);
+}
+
+void td__atomic_file_drop(struct td__atomic_file *file)
+{
+    unlink(file->temporary);
+    forget(file);
+}
+
+/* Makes the new name of a file last. Some file systems cannot sync a directory, and say EINVAL. */
+static int sync_directory(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    int result = fsync(fd), error = errno;
+    close(fd);
+    errno = error;
+    return result && error == EINVAL ? 0 : result;
+}
+
+td_status td__atomic_file_commit(struct td__atomic_file *file)
+{
+    td_status status = TD_OK;
+    if (fsync(file->fd))
+        status = refuse(file);
+    else if (rename(file->temporary, file->path))
+        status = refuse(file);
+    if (status) {
+        td__atomic_file_drop(file);
+        return status;
+    }
+    if (sync_directory(file->directory))
+        status = td__fail(TD_ERR_SYSTEM,
+                          "%s: %s is written, but may not outlive a failure of the machine: the "
+                          "directory cannot be synced: %s",
+                          file->call, file->path, td__errno_text(errno));
+    forget(file);
+    return status;
+}
+
+td_status td__atomic_file_directory(const char *call, const char *path)
+{
+    if (mkdir(path, 0777)) {
+        if (errno == EEXIST)
+            return TD_OK;
+        return td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, path,
+                        td__errno_text(errno));
+    }
+    /* Its name must last, as that of each file in it. */
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    char *name = strndup(path, length), *parent = name ? directory_of(name) : NULL;
+    td_status status = parent ? TD_OK : td__fail_nomem(call);
+    if (!status && sync_directory(parent))
+        status = td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be synced: %s", call, parent,
+                          td__errno_text(errno));
+    free(name);
+    free(parent);
+    return status;
+}
+
+/* ---- What others left ---------------------------------------------------------------------------- */
+
+static bool is_temporary(const char *name)
+{
+    size_t prefix = strlen(PREFIX);
+    return !strncmp(name, PREFIX, prefix) &&
+           strspn(name + prefix, "0123456789abcdef") == RANDOM_DIGITS &&
+           !strcmp(name + prefix + RANDOM_DIGITS, SUFFIX);
+}
+
+void td__atomic_file_sweep(const char *directory)
+{
+    DIR *stream = opendir(directory);
+    if (!stream)
+        return;
+    for (struct dirent *entry; (entry = readdir(stream));) {
+        if (!is_temporary(entry->d_name))
+            continue;
+        int fd = openat(dirfd(stream), entry->d_name,
+                        O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue;
+        if (!flock(fd, LOCK_EX | LOCK_NB) && !unlinkat(dirfd(stream), entry->d_name, 0))
+            td_log(TD_LOG_INFO, "removed %s/%s, which a process that is gone has left", directory,
+                   entry->d_name);
+        close(fd);
+    }
+    closedir(stream);
+}

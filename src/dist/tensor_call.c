@@ -1,0 +1,278 @@
+/* How an call runs.
+ *
+ * A blocking call keeps its call on the stack and counts no references: the caller has them.
+ * One with a work moves to the heap first, so that nothing can fail between starting the operation
+ * and handing its work out but making the outer work:
+ *
+ *     group's work (inner) --complete--> unpack, free --> the caller's work (outer) complete
+ *
+ * Several calls can be one call. The group carries its operations out in order, and after a
+ * failure all that follow fail with the same; so the last work speaks for all of them. */
+#include "base/fail.h"
+#include "dist/tensor_call.h"
+#include "group/work.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Packing --------------------------------------------------------------------------------- */
+
+static const char *end_of(const td_tensor *tensor)
+{
+    return (const char *)td_tensor_data(tensor) + td_tensor_nbytes(tensor);
+}
+
+/* Memory of a user's need not be aligned to its elements, but a group's buffers must be. */
+static bool is_aligned(const td_tensor *tensor)
+{
+    size_t element = td_dtype_size(tensor->layout.dtype);
+    return (uintptr_t)td_tensor_data(tensor) % (element < 8 ? element : 8) == 0;
+}
+
+/* Whether the tensors' own memory is the buffer: contiguous, one after another, in one storage. */
+static bool is_one_run(const struct td__side *side)
+{
+    for (int i = 0; i < side->count; i++) {
+        const td_tensor *tensor = side->tensors[i];
+        if (!td_tensor_is_contiguous(tensor) || !is_aligned(tensor))
+            return false;
+        if (i == 0)
+            continue;
+        const td_tensor *before = side->tensors[i - 1];
+        if (tensor->storage != before->storage || td_tensor_data(tensor) != end_of(before))
+            return false;
+    }
+    return true;
+}
+
+/* Copies all tensors to the scratch, or from it. */
+static void copy_all(const struct td__side *side, bool pack)
+{
+    char *at = side->scratch;
+    for (int i = 0; i < side->count; i++) {
+        td_tensor *tensor = side->tensors[i];
+        struct td__layout flat = tensor->layout;
+        td__layout_set_contiguous(&flat);
+        if (pack)
+            td__layout_copy(&flat, at, &tensor->layout, td_tensor_data(tensor));
+        else
+            td__layout_copy(&tensor->layout, td_tensor_data(tensor), &flat, at);
+        at += td_tensor_nbytes(tensor);
+    }
+}
+
+static td_status use_scratch(const struct td__tensor_call *x, struct td__side *side)
+{
+    side->scratch = td_alloc(side->bytes);
+    if (!side->scratch)
+        return td__fail(TD_ERR_NOMEM, "%s: no memory to pack %zu bytes of %s", x->call, side->bytes,
+                        side->name);
+    side->data = side->scratch;
+    if (side->use & TD__READ)
+        copy_all(side, true);
+    return TD_OK;
+}
+
+static td_status prepare_side(const struct td__tensor_call *x, struct td__side *side)
+{
+    side->bytes = 0;
+    for (int i = 0; i < side->count; i++)
+        side->bytes += td_tensor_nbytes(side->tensors[i]);
+    if (side->bytes == 0)
+        return TD_OK;
+    if (!is_one_run(side))
+        return use_scratch(x, side);
+    side->data = td_tensor_data(side->tensors[0]);
+    return TD_OK;
+}
+
+/* Whether input and output cross in a way that group.h does not allow: anything but the same
+ * buffer, or the rank's own part of the whole. */
+static bool is_in_the_way(const struct td__tensor_call *x)
+{
+    const struct td__side *in = &x->input, *out = &x->output;
+    const char *from = in->data, *to = out->data;
+    if (!from || !to || from + in->bytes <= to || to + out->bytes <= from)
+        return false;
+    if (x->input_counts)
+        return true;
+    size_t rank = (size_t)td_get_rank(x->group);
+    if (in->bytes <= out->bytes)
+        return from != to + (in->bytes < out->bytes ? rank * in->bytes : 0);
+    return to != from + rank * out->bytes;
+}
+
+static td_status prepare(struct td__tensor_call *x)
+{
+    TD_TRY(prepare_side(x, &x->output));
+    TD_TRY(prepare_side(x, &x->input));
+    if (is_in_the_way(x))
+        TD_TRY(use_scratch(x, &x->input));
+    return TD_OK;
+}
+
+/* ---- Ending ---------------------------------------------------------------------------------- */
+
+static void drop_side(struct td__side *side, bool held)
+{
+    td_free(side->scratch);
+    if (!held)
+        return;
+    for (int i = 0; i < side->count; i++)
+        td_tensor_release(side->tensors[i]);
+    free((void *)side->tensors);
+}
+
+static void finish(struct td__tensor_call *x, bool well)
+{
+    if (well && x->output.scratch && (x->output.use & TD__WRITE))
+        copy_all(&x->output, false);
+    drop_side(&x->input, x->held);
+    drop_side(&x->output, x->held);
+    free(x->input_counts);
+    free(x->output_counts);
+    td_work_release(x->inner);
+    if (x->held)
+        free(x);
+}
+
+static void finish_chain(struct td__tensor_call *first, bool well)
+{
+    for (struct td__tensor_call *next; first; first = next) {
+        next = first->next;
+        finish(first, well);
+    }
+}
+
+void td__tensor_call_discard(struct td__tensor_call *first)
+{
+    finish_chain(first, false);
+}
+
+/* ---- Holding --------------------------------------------------------------------------------- */
+
+static bool hold_side(struct td__side *side, const struct td__side *from)
+{
+    *side = *from;
+    side->tensors = NULL;
+    if (from->count == 0)
+        return true;
+    td_tensor **list = malloc((size_t)from->count * sizeof *list);
+    if (!list)
+        return false;
+    for (int i = 0; i < from->count; i++)
+        list[i] = td_tensor_retain(from->tensors[i]);
+    side->tensors = list;
+    return true;
+}
+
+td_status td__tensor_call_hold(struct td__tensor_call *x, struct td__tensor_call **out)
+{
+    td_status status = prepare(x);
+    if (status)
+        goto drop;
+    struct td__tensor_call *held = malloc(sizeof *held);
+    status = TD_ERR_NOMEM;
+    if (!held)
+        goto drop;
+    *held = *x;
+    held->held = true;
+    if (!hold_side(&held->input, &x->input))
+        goto free_held;
+    if (!hold_side(&held->output, &x->output))
+        goto release_input;
+    *out = held;
+    return TD_OK;
+
+release_input:
+    for (int i = 0; i < held->input.count; i++)
+        td_tensor_release(held->input.tensors[i]);
+    free((void *)held->input.tensors);
+free_held:
+    free(held);
+drop:
+    if (status == TD_ERR_NOMEM)
+        td__fail(status, "%s on group \"%s\": out of memory", x->call, td_group_name(x->group));
+    finish(x, false);
+    return status;
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* After the last work of a chain, well or not. */
+static void after_last(void *arg)
+{
+    struct td__tensor_call *last = arg;
+    while (last->next)
+        last = last->next;
+    finish_chain(arg, td_work_status(last->inner) == TD_OK);
+}
+
+/* Waits for the works of the calls before `end`, so that nothing touches their buffers any
+ * more, frees the chain, and keeps the sentence of the failure that was before. What is still under
+ * way after the group's timeout keeps its memory for good. */
+static td_status give_up(struct td__tensor_call *first, const struct td__tensor_call *end,
+                         td_status status)
+{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", td_last_error());
+    bool complete = true;
+    for (struct td__tensor_call *x = first; x != end; x = x->next) {
+        td_work_wait(x->inner, 0);
+        complete = complete && td_work_test(x->inner);
+    }
+    if (complete)
+        finish_chain(first, false);
+    return td__fail(status, "%s", message);
+}
+
+static td_status start_chain(struct td__tensor_call *first, td_work **work)
+{
+    struct td__tensor_call *last = first;
+    for (struct td__tensor_call *x = first; x; x = x->next) {
+        td_status status = x->start(x, &x->inner);
+        if (status)
+            return give_up(first, x, status);
+        last = x;
+    }
+    /* Where this fails, it has waited, and the chain is gone. */
+    return td__work_follow(td_work_retain(last->inner), after_last, first, work);
+}
+
+static td_status run_chain(struct td__tensor_call *first)
+{
+    td_status status = TD_OK;
+    for (struct td__tensor_call *x = first; x && !status; x = x->next)
+        status = x->start(x, NULL);
+    finish_chain(first, !status);
+    return status;
+}
+
+td_status td__tensor_call_run_chain(struct td__tensor_call *first, td_work **work)
+{
+    td_group *group = td__hold_group(first->call, first->group);
+    if (!group) {
+        finish_chain(first, false);
+        return TD_ERR_STATE;
+    }
+    for (struct td__tensor_call *x = first; x; x = x->next)
+        x->group = group; /* NULL may stand for no world any more by then */
+    td_status status = work ? start_chain(first, work) : run_chain(first);
+    td__release_group(group);
+    return status;
+}
+
+td_status td__tensor_call_run(struct td__tensor_call *x, td_work **work)
+{
+    if (work) {
+        struct td__tensor_call *held;
+        TD_TRY(td__tensor_call_hold(x, &held));
+        return start_chain(held, work);
+    }
+    td_status status = prepare(x);
+    if (!status)
+        status = x->start(x, NULL);
+    finish(x, !status);
+    return status;
+}

@@ -1,0 +1,113 @@
+/* An call: one call of group.h with the tensors that it is made for.
+ *
+ *     input tensors --pack--> buffer --start()--> buffer --unpack--> output tensors
+ *
+ * A call fills in an call and hands it to td__tensor_call_run(), which does the rest, for a
+ * blocking call and for one with a work. Each side is one buffer: the memory of the tensors
+ * themselves where they are contiguous and follow each other, memory of td_alloc() otherwise. */
+#ifndef TD_DIST_TENSOR_CALL_H
+#define TD_DIST_TENSOR_CALL_H
+
+#include "tensor/tensor_internal.h"
+
+#include <tandem/dist.h>
+
+enum td__side_use {
+    TD__READ = 1,  /* the tensors' elements are needed before */
+    TD__WRITE = 2, /* the tensors get new elements */
+};
+
+struct td__side {
+    const char *name; /* of the argument, for messages */
+    td_tensor *const *tensors;
+    int count; /* 0: this rank has no such side */
+    int use;   /* of td__side_use */
+
+    /* Set by td__tensor_call_run(). */
+    size_t bytes;
+    void *data;
+    void *scratch; /* the same as data, or NULL where the tensors' own memory is used */
+};
+
+struct td__tensor_call {
+    /* What the call fills in. */
+    const char *call; /* "all_gather" */
+    td_group *group;
+    td_status (*start)(struct td__tensor_call *x, td_work **work);
+    struct td__side input;
+    struct td__side output; /* also the only one of an operation in place */
+    td_dtype dtype;
+    size_t count; /* elements, as group.h takes it */
+    td_reduce_op op;
+    uint32_t detail; /* of the call: see call/operation.h */
+    int peer;        /* root, source or destination: a rank of the world */
+    int tag;
+    size_t *input_counts; /* all_to_all_v; from malloc(), taken over */
+    size_t *output_counts;
+
+    /* Used while it is under way. */
+    bool held; /* on the heap, with lists and references of its own */
+    td_work *inner;
+    struct td__tensor_call *next; /* of the operations that are one call together */
+};
+
+/** Packs, starts, unpacks, and frees; with `work` not NULL the latter two happen later. */
+td_status td__tensor_call_run(struct td__tensor_call *x, td_work **work);
+
+/** Packs, and moves the call to the heap, with references to its tensors. Frees it where it
+ * fails. */
+td_status td__tensor_call_hold(struct td__tensor_call *x, struct td__tensor_call **held);
+
+/** Runs a chain of held calls one after another, as one call, and takes it over. */
+td_status td__tensor_call_run_chain(struct td__tensor_call *first, td_work **work);
+
+/** Frees a chain of held calls that was not started. */
+void td__tensor_call_discard(struct td__tensor_call *first);
+
+/* ---- Which call (tensor_call_start.c) -----------------------------------------------------------
+ *
+ * For `start`. Those in place use the output side only. */
+
+td_status td__start_broadcast(struct td__tensor_call *x, td_work **work);
+td_status td__start_all_reduce(struct td__tensor_call *x, td_work **work);
+td_status td__start_reduce(struct td__tensor_call *x, td_work **work);
+td_status td__start_all_gather(struct td__tensor_call *x, td_work **work);
+td_status td__start_gather(struct td__tensor_call *x, td_work **work);
+td_status td__start_scatter(struct td__tensor_call *x, td_work **work);
+td_status td__start_reduce_scatter(struct td__tensor_call *x, td_work **work);
+td_status td__start_all_to_all(struct td__tensor_call *x, td_work **work);
+td_status td__start_send(struct td__tensor_call *x, td_work **work);
+td_status td__start_recv(struct td__tensor_call *x, td_work **work);
+
+/* ---- Checks (dist_checks.c) ------------------------------------------------------------------
+ *
+ * `call` is the name of the operation, `name` that of the argument. */
+
+struct td__member {
+    int rank;   /* of this process in the group */
+    int size;   /* of the group */
+    int global; /* this process as a rank of the world */
+};
+
+/** TD_ERR_STATE where this process is not in the group, or there is no world. */
+td_status td__check_member(const char *call, td_group *group, struct td__member *member);
+
+/** The group of a call that is made of several operations, the world for NULL: between these it is not
+ *  destroyed by another thread, until td__release_group(). NULL (and the last error set) as td__check_member().
+ */
+td_group *td__hold_group(const char *call, td_group *group);
+void td__release_group(td_group *group);
+
+/** Checks that it is not NULL, and for TD__WRITE that no two of its elements share memory. */
+td_status td__check_tensor(const char *call, const char *name, const td_tensor *tensor, int use);
+
+/** Checks a list of `expected` tensors, each of which must have the dtype and the number of
+ * elements of `like`, which is called `like_name`; `like` NULL: they may be any. */
+td_status td__check_list(const char *call, const char *name, td_tensor *const *tensors, int count,
+                         int expected, int use, const char *like_name, const td_tensor *like);
+
+/** Checks that `whole` has the dtype of `part`, and `size` times as many elements. */
+td_status td__check_parts(const char *call, const char *whole_name, const td_tensor *whole,
+                          const char *part_name, const td_tensor *part, int size);
+
+#endif

@@ -1,0 +1,290 @@
+/* Comparing calls by asking; see call_history.h.
+ *
+ * Each begins with the rank after it, so that whoever stands beside one that differs finds it at once; then
+ * the others in turn, less and less often. Who finds a difference fails, and tells the others as
+ * of any failure. */
+#include "group/call_history.h"
+
+#include "base/fail.h"
+#include "group/peer_query.h"
+#include "group/root.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TOLD = 32, /* calls in an answer */
+    KEPT = 32, /* histories of destroyed groups */
+    FEW = 64,  /* members of which each asks all others before it leaves */
+    REASON_BYTES = 1024,
+    ASK_MS = 250,
+};
+
+#define PATIENCE_NS ((int64_t)40000000) /* after the first look, which comes after 50 ms or more */
+#define SLOWEST_NS ((int64_t)1000000000)
+#define PAUSE_NS ((int64_t)2000000) /* before one is asked again that has not made a call yet */
+
+struct td__call_history *td__call_history_create(void)
+{
+    struct td__call_history *history = calloc(1, sizeof *history);
+    if (history)
+        pthread_mutex_init(&history->lock, NULL);
+    return history;
+}
+
+static void destroy(struct td__call_history *history)
+{
+    pthread_mutex_destroy(&history->lock);
+    free(history->reason);
+    free(history);
+}
+
+void td__call_history_retire(struct td__call_history *history, td_group *group)
+{
+    struct td__root *root = group->root;
+    history->key = group->key;
+    history->broken = (uint32_t)atomic_load(&group->broken);
+    history->reason = history->broken && group->reason ? strdup(group->reason) : NULL;
+    pthread_mutex_lock(&root->lock);
+    struct td__call_history **end = &root->histories;
+    history->older = root->histories;
+    root->histories = history;
+    for (int kept = 0; *end && kept < KEPT; kept++)
+        end = &(*end)->older;
+    struct td__call_history *oldest = *end;
+    *end = NULL;
+    pthread_mutex_unlock(&root->lock);
+    if (oldest)
+        destroy(oldest);
+}
+
+void td__call_history_forget(struct td__root *root)
+{
+    while (root->histories) {
+        struct td__call_history *next = root->histories->older;
+        destroy(root->histories);
+        root->histories = next;
+    }
+}
+
+static struct td__call_header *entry_of(struct td__call_history *history, uint64_t sequence)
+{
+    return &history->calls[sequence % TD__CALL_HISTORY_CALLS];
+}
+
+static uint64_t mix(uint64_t past, uint64_t more)
+{
+    past = (past ^ more) * 0x9e3779b97f4a7c15u;
+    return past ^ past >> 32;
+}
+
+void td__call_history_note(struct td__call_history *history, struct td__operation *operation)
+{
+    operation->past = history->past;
+    struct td__call_header call = td__header_of(operation, operation->count, 0, 0);
+    uint64_t what = call.kind | (uint64_t)call.dtype << 8 | (uint64_t)call.op << 16 |
+                    (uint64_t)call.root << 32;
+    history->past = (uint32_t)mix(mix(mix(history->past, what), call.count), call.detail);
+    pthread_mutex_lock(&history->lock);
+    *entry_of(history, operation->sequence) = call;
+    history->last = operation->sequence;
+    pthread_mutex_unlock(&history->lock);
+}
+
+void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
+                          bool met)
+{
+    pthread_mutex_lock(&history->lock);
+    history->done = operation->sequence;
+    if (met)
+        history->verified = operation->sequence;
+    if (operation->input_counts)
+        history->uneven = operation->sequence;
+    pthread_mutex_unlock(&history->lock);
+}
+
+/* ---- Answering ------------------------------------------------------------------------------- */
+
+/* Somebody who is behind tells what it has: the last that it called. */
+static void put_calls(struct td__call_history *history, uint64_t sequence,
+                      struct td__buffer *answer)
+{
+    uint8_t bytes[TD__HEADER_BYTES];
+    pthread_mutex_lock(&history->lock);
+    uint64_t end = sequence < history->last ? sequence : history->last;
+    for (uint64_t s = end > TOLD ? end - TOLD + 1 : 1; s <= end; s++) {
+        const struct td__call_header *call = entry_of(history, s);
+        if (!call->type || call->sequence != (uint32_t)s)
+            continue;
+        td__header_write(call, bytes);
+        td__buffer_put(answer, bytes, sizeof bytes);
+    }
+    pthread_mutex_unlock(&history->lock);
+}
+
+static struct td__call_history *find_retired(struct td__root *root, uint64_t key)
+{
+    struct td__call_history *history = root->histories;
+    while (history && history->key != key)
+        history = history->older;
+    return history;
+}
+
+void td__call_history_answer(struct td__root *root, uint64_t key, uint64_t sequence,
+                             struct td__buffer *answer)
+{
+    pthread_mutex_lock(&root->lock);
+    td_group *group = td__root_find(root, key);
+    struct td__call_history *history = group ? td__native_call_history(group)
+                                             : find_retired(root, key);
+    if (history) {
+        uint32_t broken = group ? (uint32_t)atomic_load(&group->broken) : history->broken;
+        /* It stands from when the status is set. */
+        const char *reason = !broken ? NULL : group ? group->reason : history->reason;
+        reason = reason ? reason : "";
+        td__buffer_put_u32(answer, broken);
+        td__buffer_put_string(answer, reason, strnlen(reason, REASON_BYTES));
+        pthread_mutex_lock(&history->lock);
+        td__buffer_put_u64(answer, history->last);
+        td__buffer_put_u64(answer, history->done);
+        pthread_mutex_unlock(&history->lock);
+        td__buffer_put_u8(answer, !group);
+        put_calls(history, sequence, answer);
+    }
+    pthread_mutex_unlock(&root->lock);
+}
+
+/* ---- Asking ---------------------------------------------------------------------------------- */
+
+static td_status fail_like(uint32_t status, struct td__span reason)
+{
+    char text[REASON_BYTES + 1];
+    if (status != TD_ERR_MISMATCH && status != TD_ERR_PEER && status != TD_ERR_TIMEOUT &&
+        status != TD_ERR_ABORTED)
+        return TD_OK;
+    for (size_t i = 0; i < reason.size; i++)
+        text[i] = (unsigned char)reason.data[i] < ' ' ? ' ' : (char)reason.data[i];
+    text[reason.size] = 0;
+    return td__fail((td_status)status, "%s", text);
+}
+
+static td_status compare(struct td__call_history *history, td_group *group, int rank,
+                         const struct td__operation *operation,
+                         const struct td__call_header *theirs)
+{
+    char me[256];
+    pthread_mutex_lock(&history->lock);
+    struct td__call_header mine = *entry_of(history, theirs->sequence);
+    pthread_mutex_unlock(&history->lock);
+    if (!mine.type || mine.sequence != theirs->sequence || td__header_same_call(&mine, theirs))
+        return TD_OK;
+    struct td__endpoint *endpoint = group->root->endpoint;
+    struct td__operation called = *operation;
+    called.kind = (enum td__collective)mine.kind;
+    called.sequence = mine.sequence;
+    snprintf(me, sizeof me, "%s", td__endpoint_describe(endpoint, group->root->rank));
+    return td__header_mismatch(&called, &mine, me, theirs, td__endpoint_describe(endpoint, rank));
+}
+
+/* What one that was asked has said of itself. */
+struct told {
+    bool answered;       /* it knows the group */
+    bool unreachable;    /* nobody answers there any more */
+    bool left;           /* it has destroyed it */
+    uint64_t last, done; /* its last call, and the last that went well */
+};
+
+/* One that does not answer is none of this file's concern. */
+static td_status ask(struct td__call_history *history, td_group *group, int rank,
+                     const struct td__operation *operation, struct told *told)
+{
+    struct td__buffer answer = {0};
+    struct td__call_header theirs;
+    td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(ASK_MS));
+    td_status status = td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
+                                        operation->sequence, end, &answer);
+    *told = (struct told){.unreachable = status == TD_ERR_PEER, .answered = !status && answer.size};
+    status = TD_OK;
+    if (told->answered) {
+        struct td__reader reader = td__reader_of(answer.data, answer.size);
+        uint32_t broken = td__reader_u32(&reader);
+        struct td__span reason = td__reader_string(&reader, REASON_BYTES);
+        told->last = td__reader_u64(&reader);
+        told->done = td__reader_u64(&reader);
+        told->left = td__reader_u8(&reader);
+        while (!status && reader.end - reader.at >= TD__HEADER_BYTES) {
+            if (td__header_read(reader.at, &theirs))
+                status = compare(history, group, rank, operation, &theirs);
+            reader.at += TD__HEADER_BYTES;
+        }
+        if (!status && broken && !reader.failed)
+            status = fail_like(broken, reason);
+    }
+    td__buffer_free(&answer);
+    return status;
+}
+
+td_status td__call_history_ask(struct td__call_history *history, td_group *group, int rank,
+                               const struct td__operation *operation)
+{
+    struct told told;
+    return ask(history, group, rank, operation, &told);
+}
+
+/* ---- Before leaving -------------------------------------------------------------------------- */
+
+/* Whether more can be learnt from one that has said this. */
+static bool is_settled(const struct td__call_history *history, const struct told *told)
+{
+    if (told->unreachable || told->left)
+        return true;
+    return told->answered && told->last >= history->last &&
+           (history->uneven <= history->verified || told->done >= history->uneven);
+}
+
+/* In a large group each asks those at distances 1, 2, 4, …: who finds a difference tells the others. */
+static int next_distance(const td_group *group, int distance)
+{
+    return group->size <= FEW ? distance + 1 : 2 * distance;
+}
+
+td_status td__call_history_verify(struct td__call_history *history, td_group *group,
+                                  const struct td__operation *operation)
+{
+    struct td__endpoint *endpoint = group->root->endpoint;
+    struct told told;
+    if (history->verified >= history->last)
+        return TD_OK;
+    for (int distance = 1; distance < group->size; distance = next_distance(group, distance))
+        for (;;) {
+            int rank = group->ranks[(group->rank + distance) % group->size];
+            if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
+                break;
+            TD_TRY(ask(history, group, rank, operation, &told));
+            if (is_settled(history, &told) || td__deadline_passed(operation->deadline))
+                break;
+            td__sleep_ns(PAUSE_NS);
+        }
+    return TD_OK;
+}
+
+td_status td__call_history_look(struct td__call_history *history, td_group *group,
+                                const struct td__operation *operation)
+{
+    int64_t now = td__now_ns();
+    if (history->sequence != operation->sequence) {
+        history->sequence = operation->sequence;
+        history->since = now;
+        history->next = now + PATIENCE_NS;
+        history->asked = 0;
+    }
+    if (now < history->next)
+        return TD_OK;
+    int64_t pause = (now - history->since) / 8;
+    history->next = now + (pause < SLOWEST_NS ? pause : SLOWEST_NS);
+    int rank = group->ranks[(group->rank + 1 + history->asked++ % (group->size - 1)) % group->size];
+    if (td__endpoint_presence(group->root->endpoint, rank) != TD__PRESENT)
+        return TD_OK;
+    return td__call_history_ask(history, group, rank, operation);
+}

@@ -1,0 +1,350 @@
+/* Questions between ranks, the roll call and the warning of what takes long; see peer_query.h.
+ *
+ * A rank that is late is asked itself: its endpoint answers out of its recorder, whatever its program is
+ * doing. So nobody has to keep books about others, and a group that runs well pays nothing. */
+#include "group/peer_query.h"
+
+#include "base/fail.h"
+#include "base/number.h"
+#include "group/abort.h"
+#include "group/call_history.h"
+#include "group/monitored_barrier.h"
+#include "group/recorder.h"
+#include "group/root.h"
+#include "group/shrink.h"
+#include "shm/shm_comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ASK_MS = 250,   /* for one answer */
+    ROLL_MS = 1000, /* for all */
+    ASKED = 32,     /* ranks at most */
+    STALL_S = 30,
+};
+
+/* ---- Answering ------------------------------------------------------------------------------- */
+
+static void put_text(struct td__buffer *answer, const char *text)
+{
+    td__buffer_put_string(answer, text, strlen(text));
+}
+
+static void say_where(struct td__root *root, uint64_t key, struct td__buffer *answer)
+{
+    struct td__flight_last last;
+    td__recorder_last(root, key, &last);
+    td__buffer_put_u64(answer, last.started);
+    td__buffer_put_u64(answer, last.done);
+    td__buffer_put_u8(answer, last.running);
+    td__buffer_put_u64(answer, (uint64_t)last.age_ms);
+    put_text(answer, last.text);
+    put_text(answer, last.now);
+}
+
+static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
+                   struct td__buffer *text)
+{
+    struct td__root *root = arg;
+    switch (topic) {
+    case TD__TOPIC_WHERE:
+        say_where(root, group, text);
+        break;
+    case TD__TOPIC_ABORT:
+        td__abort_hear(root, group, rank, value);
+        break;
+    case TD__TOPIC_BARRIER:
+        td__barrier_answer(root, group, rank, text);
+        break;
+    case TD__TOPIC_SHRINK:
+        td__shrink_answer(root, rank, group, value, text);
+        break;
+    case TD__TOPIC_CALLS:
+        td__call_history_answer(root, group, value, text);
+        break;
+    }
+}
+
+/* ---- Asking ---------------------------------------------------------------------------------- */
+
+/* Text of another process: bounded, and printable. */
+static void take_text(struct td__reader *reader, char *text, size_t room)
+{
+    struct td__span span = td__reader_string(reader, room - 1);
+    if (span.size)
+        memcpy(text, span.data, span.size);
+    text[span.size] = 0;
+    for (size_t i = 0; i < span.size; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 127)
+            text[i] = '?';
+}
+
+static bool ask_where(struct td__root *root, int rank, uint64_t key, td__deadline deadline,
+                      struct td__flight_last *last)
+{
+    struct td__buffer bytes = {0};
+    bool known = false;
+    *last = (struct td__flight_last){0};
+    if (!td__endpoint_ask(root->endpoint, rank, TD__TOPIC_WHERE, key, 0, deadline, &bytes)) {
+        struct td__reader reader = td__reader_of(bytes.data, bytes.size);
+        last->started = td__reader_u64(&reader);
+        last->done = td__reader_u64(&reader);
+        last->running = td__reader_u8(&reader);
+        last->age_ms = (int64_t)td__reader_u64(&reader);
+        take_text(&reader, last->text, sizeof last->text);
+        take_text(&reader, last->now, sizeof last->now);
+        known = td__reader_done(&reader);
+    }
+    td__buffer_free(&bytes);
+    return known;
+}
+
+/* ---- The roll call --------------------------------------------------------------------------- */
+
+/* What is needed of a group: it may end while others are asked. */
+struct roll {
+    struct td__root *root;
+    uint64_t key, sequence;
+    int size, rank;
+    int *ranks;
+    int first; /* of those who have come; -1: nobody */
+    char came[160];
+    size_t came_length;
+    int came_count;
+    char late[TD__PROGRESS_TEXT - 200];
+    size_t late_length;
+    int untold;
+};
+
+static void add(char *text, size_t room, size_t *length, const char *part)
+{
+    int more = snprintf(text + *length, room - *length, "%s", part);
+    *length = *length + (size_t)more < room ? *length + (size_t)more : room - 1;
+}
+
+static void note_come(struct roll *roll, int index)
+{
+    char part[24];
+    if (roll->first < 0)
+        roll->first = index;
+    snprintf(part, sizeof part, "%s%d", roll->came_count++ ? ", " : "", roll->ranks[index]);
+    add(roll->came, sizeof roll->came, &roll->came_length, part);
+}
+
+static void note_late(struct roll *roll, int index, const char *what)
+{
+    char part[400];
+    int length = snprintf(part, sizeof part, "; rank %d %s", roll->ranks[index], what);
+    if (roll->late_length + (size_t)length < sizeof roll->late)
+        add(roll->late, sizeof roll->late, &roll->late_length, part);
+    else
+        roll->untold++;
+}
+
+static void describe_last(const struct td__flight_last *last, char *text, size_t room)
+{
+    double seconds = (double)last->age_ms / 1000;
+    if (last->text[0] && last->running)
+        snprintf(text, room, "is in %s (for %.1f s)", last->text, seconds);
+    else if (last->text[0])
+        snprintf(text, room, "finished %s %.1f s ago, and is in %s", last->text, seconds,
+                 last->now[0] ? last->now : "no call");
+    else
+        snprintf(text, room, "has called nothing on this group, and is in %s",
+                 last->now[0] ? last->now : "no call");
+}
+
+static void call_one(struct roll *roll, int index, td__deadline end)
+{
+    struct td__endpoint *endpoint = roll->root->endpoint;
+    int rank = roll->ranks[index];
+    const char *exit_reason = td__endpoint_exit_reason(endpoint, rank);
+    struct td__flight_last last;
+    char text[360];
+    if (exit_reason) {
+        note_late(roll, index, exit_reason);
+    } else if (td__endpoint_is_stopped(endpoint, rank)) {
+        note_late(roll, index, "is stopped, by SIGSTOP or a debugger");
+    } else if (td__deadline_passed(end)) {
+        roll->untold++;
+    } else if (!ask_where(roll->root, rank, roll->key,
+                          td__deadline_earlier(end, td__deadline_in_ms(ASK_MS)), &last)) {
+        exit_reason = td__endpoint_exit_reason(endpoint, rank);
+        note_late(roll, index, exit_reason ? exit_reason : "does not answer");
+    } else if (roll->sequence && last.started >= roll->sequence) {
+        note_come(roll, index);
+    } else {
+        describe_last(&last, text, sizeof text);
+        note_late(roll, index, text);
+    }
+}
+
+static void call_roll(struct roll *roll, int peer)
+{
+    td__deadline end = td__deadline_in_ms(ROLL_MS);
+    int asked = 0;
+    roll->first = -1;
+    for (int i = 0; i < roll->size; i++) {
+        if (i == roll->rank && roll->sequence)
+            note_come(roll, i);
+        if (i == roll->rank || (peer >= 0 && i != peer))
+            continue;
+        if (asked++ < ASKED)
+            call_one(roll, i, end);
+        else
+            roll->untold++;
+    }
+}
+
+static void roll_text(const struct roll *roll, char text[TD__PROGRESS_TEXT])
+{
+    size_t length = 0;
+    char more[64];
+    text[0] = 0;
+    if (roll->came_count) {
+        add(text, TD__PROGRESS_TEXT, &length, roll->came_count > 1 ? "ranks " : "rank ");
+        add(text, TD__PROGRESS_TEXT, &length, roll->came);
+        add(text, TD__PROGRESS_TEXT, &length, roll->came_count > 1 ? " have come" : " has come");
+    }
+    const char *late = roll->late;
+    if (!roll->came_count && *late)
+        late += 2;
+    add(text, TD__PROGRESS_TEXT, &length, late);
+    if (roll->untold) {
+        snprintf(more, sizeof more, "; %d more rank%s not asked", roll->untold,
+                 roll->untold > 1 ? "s were" : " was");
+        add(text, TD__PROGRESS_TEXT, &length, more);
+    }
+}
+
+void td__describe_progress(td_group *group, uint64_t sequence, int peer,
+                           char text[TD__PROGRESS_TEXT])
+{
+    struct roll roll = {.root = group->root,
+                        .key = group->key,
+                        .sequence = sequence,
+                        .size = group->size,
+                        .rank = group->rank,
+                        .ranks = group->ranks};
+    call_roll(&roll, peer);
+    roll_text(&roll, text);
+}
+
+td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_status status)
+{
+    char message[768], roll[TD__PROGRESS_TEXT];
+    if (status != TD_ERR_TIMEOUT || group->size == 1)
+        return status;
+    snprintf(message, sizeof message, "%s", td_last_error());
+    td__describe_progress(group, sequence, peer, roll);
+    return td__fail(status, roll[0] ? "%s; %s" : "%s%s", message, roll);
+}
+
+/* ---- What takes long ------------------------------------------------------------------------- */
+
+static td_status read_limit(int64_t *limit_ms)
+{
+    const char *text = getenv("TANDEM_STALL_WARN");
+    int seconds = STALL_S;
+    if (text && *text && !td__parse_int(text, 0, 86400, &seconds))
+        return td__fail(TD_ERR_INVALID,
+                        "TANDEM_STALL_WARN is \"%s\"; it is a number of seconds, 0 for no warning",
+                        text);
+    *limit_ms = (int64_t)seconds * 1000;
+    return TD_OK;
+}
+
+td_status td__stall_check(void)
+{
+    int64_t ignored;
+    return read_limit(&ignored);
+}
+
+/* A picture of the group that has this key; false where there is none any more. */
+static bool picture(struct td__root *root, uint64_t key, struct roll *roll, char name[128])
+{
+    bool found = false;
+    pthread_mutex_lock(&root->lock);
+    td_group *group = td__root_find(root, key);
+    if (group && group->rank >= 0 && (roll->ranks = malloc(sizeof(int) * (size_t)group->size))) {
+        memcpy(roll->ranks, group->ranks, sizeof(int) * (size_t)group->size);
+        roll->root = root;
+        roll->key = key;
+        roll->size = group->size;
+        roll->rank = group->rank;
+        snprintf(name, 128, "%s", group->name);
+        found = true;
+    }
+    pthread_mutex_unlock(&root->lock);
+    return found;
+}
+
+/* Of those who wait for the same, the first one speaks. */
+static void warn(struct td__root *root, uint64_t key, uint64_t sequence, int64_t age_ms,
+                 const char *what)
+{
+    struct roll roll = {.sequence = sequence};
+    char name[128], text[TD__PROGRESS_TEXT];
+    if (!picture(root, key, &roll, name))
+        return;
+    call_roll(&roll, -1);
+    roll_text(&roll, text);
+    if (!sequence || roll.first == roll.rank)
+        td_log(TD_LOG_WARN, "%s on group \"%s\" is not done after %lld s; %s", what, name,
+               (long long)(age_ms / 1000), text);
+    free(roll.ranks);
+}
+
+static void on_tick(void *arg)
+{
+    struct td__root *root = arg;
+    struct td__stall *stall = &root->stall;
+    uint64_t key, sequence;
+    int64_t age_ms;
+    char text[160];
+    if (!stall->limit_ms || !td__recorder_oldest_running(root, &key, &sequence, &age_ms, text)) {
+        stall->next_ms = stall->limit_ms;
+        return;
+    }
+    if (key != stall->key || sequence != stall->sequence || age_ms < stall->age_ms)
+        stall->next_ms = stall->limit_ms;
+    stall->key = key;
+    stall->sequence = sequence;
+    stall->age_ms = age_ms;
+    if (age_ms < stall->next_ms)
+        return;
+    stall->next_ms = age_ms * 2;
+    warn(root, key, sequence, age_ms, text);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+/* What a rank of this host wrote into the memory of the first group before it went. */
+static bool has_left(void *arg, int rank)
+{
+    struct td__root *root = arg;
+    struct td__shm_comm *comm = td__native_shm_comm(root->first);
+    for (int i = 0; comm && i < comm->size; i++)
+        if (comm->world_ranks[i] == rank)
+            return atomic_load(&comm->cells[i].leaving);
+    return false;
+}
+
+td_status td__peer_query_begin(struct td__root *root)
+{
+    TD_TRY(read_limit(&root->stall.limit_ms));
+    td__endpoint_answer(root->endpoint, answer, root);
+    if (root->size == 1)
+        return TD_OK;
+    bool shared = td__native_shm_comm(root->first);
+    td__look_fns fns = {.has_left = shared ? has_left : NULL, .tick = on_tick};
+    return td__endpoint_start_detector(root->endpoint, &fns, root);
+}
+
+void td__peer_query_end(struct td__root *root)
+{
+    td__endpoint_stop_detector(root->endpoint);
+    td__endpoint_answer(root->endpoint, NULL, NULL);
+}

@@ -1,0 +1,36 @@
+/* What ranks ask each other behind the program's back: where are you, and which news is there. */
+#ifndef TD_GROUP_PEER_QUERY_H
+#define TD_GROUP_PEER_QUERY_H
+
+#include "group/process_group.h"
+
+/* Topics of td__endpoint_ask(). */
+enum {
+    TD__TOPIC_WHERE = 1, /* what do you do on this group? */
+    TD__TOPIC_ABORT,     /* this group is given up, see abort.h */
+    TD__TOPIC_SHRINK,    /* see shrink.c */
+    TD__TOPIC_BARRIER,   /* see monitored_barrier.c */
+    TD__TOPIC_CALLS,     /* which calls did you make on this group? See call_history.h. */
+};
+
+/** TD_ERR_INVALID where TANDEM_STALL_WARN makes no sense. */
+td_status td__stall_check(void);
+
+/** Begins to answer, to look after the others, and to warn of what takes long. `first` is made. */
+td_status td__peer_query_begin(struct td__root *root);
+
+/** Ends that. */
+void td__peer_query_end(struct td__root *root);
+
+enum { TD__PROGRESS_TEXT = 640 };
+
+/** Who has come to call `sequence` of the group, who has not, and what each of those did last: "ranks 0
+ *  and 2 have come; rank 1 has not: its last call was …". Asks the others, within about a second. With
+ *  0, for a message: what `peer` does, or where that is negative what the others do. */
+void td__describe_progress(td_group *group, uint64_t sequence, int peer,
+                           char text[TD__PROGRESS_TEXT]);
+
+/** A failure with TD_ERR_TIMEOUT gets the roll call at its end. Returns `status`. */
+td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_status status);
+
+#endif

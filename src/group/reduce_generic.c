@@ -1,4 +1,0 @@
-/* The loops of reductions for any processor; src/CMakeLists.txt has the flags. */
-#define KERNELS_NAME "generic"
-#define KERNELS_SYMBOL td__kernels_generic
-#include "group/reduce_loops.h"

@@ -1,0 +1,131 @@
+/* The postmortem of a job, out of the pages of its flight recorder: who was where, who failed first, why.
+ *
+ * It is taken at one moment, of a copy of the pages: when a worker has failed, before the others are told
+ * to end, since afterwards all of them have failed. */
+#ifndef TD_LAUNCH_POSTMORTEM_H
+#define TD_LAUNCH_POSTMORTEM_H
+
+#include "base/buffer.h"
+#include "os/flight_read.h"
+
+/** What a rank is for the postmortem, the worst first. */
+enum td__postmortem_state {
+    TD__STORY_CAUSE,    /* it failed first */
+    TD__STORY_FAILED,   /* by itself */
+    TD__STORY_SUFFERED, /* because of another one */
+    TD__STORY_NEVER,    /* has not begun to join the others */
+    TD__STORY_JOINING,
+    TD__STORY_IDLE,    /* in no call */
+    TD__STORY_CALLING, /* in a call */
+    TD__STORY_LEAVING,
+    TD__STORY_LEFT,
+    TD__STORY_ENDED, /* with exit code 0 */
+};
+
+struct td__postmortem_rank {
+    enum td__postmortem_state state;
+    int book, slot; /* where its page is */
+    int rank, pid;
+    char host[TD__FLIGHT_HOST + 1];
+    bool here; /* a process of this machine, since it was started */
+    bool ended;
+    int64_t ended_ns; /* 0 where it is not known */
+    int wait_status;
+    char ending[TD__FLIGHT_ENDING + 1];
+    enum td__flight_phase phase;
+    int64_t phase_ns;
+    td_status failure; /* the last one that the program was told */
+    int64_t failure_ns;
+    bool outlived; /* … and it has gone on with a group that is newer than that */
+    char sentence[TD__FLIGHT_SENTENCE + 1];
+    bool has_current, has_last;
+    struct td__flight_call current; /* the one that it is in, where it is in one */
+    struct td__flight_call last;    /* the one that it ended last, where it has ended one */
+    uint64_t current_key;           /* of its group */
+    char current_group[TD__FLIGHT_NAME + 1];
+    char last_group[TD__FLIGHT_NAME + 1];
+    int under_way; /* that were started, and that nobody waits for */
+    uint64_t total;
+    double rate; /* operations a second, of the last ones */
+};
+
+/** One book: the workers of one launcher, or one file. */
+struct td__postmortem_book {
+    void *bytes;
+    size_t size;
+    struct td__flight_book_info info;
+};
+
+struct td__postmortem {
+    struct td__flight_now now;
+    int64_t moment_ns; /* wall clock: "ago" counts from here */
+    struct td__postmortem_book *books;
+    int book_count;
+    struct td__postmortem_rank *ranks; /* in order */
+    int count;
+    int cause; /* index into `ranks`, or -1 */
+};
+
+/** Takes the postmortem of `books`, which are the postmortem's from now on, also on failure. `live`: the processes
+ *  are there, and "ago" counts from now; otherwise from the latest moment that the books know of.
+ *  `first_slot` is that of the worker that the launcher saw fail first, or -1. */
+td_status td__postmortem_take(struct td__postmortem_book *books, int count,
+                              const struct td__flight_now *now, bool live, int first_slot,
+                              struct td__postmortem *postmortem);
+void td__postmortem_free(struct td__postmortem *postmortem);
+
+/** The same of a launcher's own book. */
+td_status td__postmortem_of_book(const struct td__flight_book *book, int first_slot,
+                                 struct td__postmortem *postmortem);
+
+/** True where somebody has joined, or tried to: otherwise there is nothing to tell. */
+bool td__postmortem_has_any(const struct td__postmortem *postmortem);
+
+/** What one rank did: "in all_reduce #17 of 4 f32 on "world" (bucket 3) for 1.2 s", without its number.
+ *  The time, where there is one, stands between `before` and `after`. */
+struct td__postmortem_line {
+    char before[1024];
+    bool timed;
+    double seconds;
+    char after[512];
+};
+
+void td__postmortem_line(const struct td__postmortem *postmortem, int index,
+                         struct td__postmortem_line *line);
+
+/** Where a rank that has ended was then: " during all_reduce #17 of 4 f32 on "world", 0.8 s into it". */
+void td__postmortem_place(const struct td__postmortem *postmortem, int index, char *text,
+                          size_t room);
+
+/** "all_reduce #17 of 4 f32 on "world" (bucket 3)". */
+void td__postmortem_call(const struct td__flight_call *call, const char *group, char text[256]);
+
+/** All of it as lines that fit 100 columns, each after `margin`. */
+void td__postmortem_print(const struct td__postmortem *postmortem, const char *margin,
+                          struct td__buffer *text);
+
+/** All of it as one JSON object, with all operations where `whole`. */
+void td__postmortem_print_json(const struct td__postmortem *postmortem, bool whole,
+                               struct td__buffer *text);
+
+/** Those who are in the collective that most wait in, and those of its group who have not come to it;
+ *  or those who are in td_init_process_group(), and those who have not called it.
+ *  False where nobody is missing, or nobody known. Both lists are for free(). */
+struct td__postmortem_gap {
+    int there; /* index of one who waits */
+    bool *waiting, *missing;
+};
+bool td__postmortem_find_gap(const struct td__postmortem *postmortem,
+                             struct td__postmortem_gap *gap);
+
+/** "1.2 s", "350 ms", "4 min 10 s". */
+void td__postmortem_duration(double seconds, char text[32]);
+
+/** The name of a state in a word or two, "in a call". */
+const char *td__postmortem_state_name(enum td__postmortem_state state);
+
+/** Appends text, cut at 1023 bytes. */
+void td__postmortem_put(struct td__buffer *out, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,387 @@
+/* The postmortem of a job in lines for people; see postmortem.h. */
+#include "launch/postmortem.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WIDTH = 100, MANY = 16 };
+
+void td__postmortem_duration(double seconds, char text[32])
+{
+    if (seconds < 0)
+        seconds = 0;
+    if (seconds < 1e-3)
+        snprintf(text, 32, "%.0f µs", seconds * 1e6);
+    else if (seconds < 0.0995)
+        snprintf(text, 32, "%.1f ms", seconds * 1e3);
+    else if (seconds < 120)
+        snprintf(text, 32, "%.1f s", seconds);
+    else if (seconds < 7200)
+        snprintf(text, 32, "%d min %d s", (int)seconds / 60, (int)seconds % 60);
+    else
+        snprintf(text, 32, "%.0f h %d min", seconds / 3600 - 0.5, (int)(seconds / 60) % 60);
+}
+
+const char *td__postmortem_state_name(enum td__postmortem_state state)
+{
+    static const char *const names[] = {
+        [TD__STORY_CAUSE] = "failed first",
+        [TD__STORY_FAILED] = "failed",
+        [TD__STORY_SUFFERED] = "failed after",
+        [TD__STORY_NEVER] = "not joined",
+        [TD__STORY_JOINING] = "joining",
+        [TD__STORY_IDLE] = "in no call",
+        [TD__STORY_CALLING] = "in a call",
+        [TD__STORY_LEAVING] = "leaving",
+        [TD__STORY_LEFT] = "left",
+        [TD__STORY_ENDED] = "ended",
+    };
+    return names[state];
+}
+
+/* ---- One rank -------------------------------------------------------------------------------- */
+
+static void add(char *text, size_t room, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void add(char *text, size_t room, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, room - used, format, args);
+    va_end(args);
+}
+
+#define ADD(text, ...) add(text, sizeof text, __VA_ARGS__)
+
+void td__postmortem_call(const struct td__flight_call *call, const char *group, char text[256])
+{
+    char what[TD__FLIGHT_TEXT];
+    td__flight_describe(call, what);
+    snprintf(text, 256, "%s on \"%s\"", what, group);
+    if (call->label[0])
+        add(text, 256, " (%s)", call->label);
+}
+
+static void time_it(struct td__postmortem_line *line, int64_t from_ns, int64_t to_ns)
+{
+    line->timed = true;
+    line->seconds = from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
+}
+
+/* ", 0.8 s into it", where the end is known. */
+static void time_end(struct td__postmortem_line *line, int64_t from_ns, int64_t end_ns,
+                     const char *after)
+{
+    if (end_ns) {
+        ADD(line->before, ", ");
+        time_it(line, from_ns, end_ns);
+    }
+    ADD(line->after, "%s", after);
+}
+
+/* Where a rank was when it ended. */
+static void tell_place(const struct td__postmortem_rank *rank, int64_t end_ns,
+                       struct td__postmortem_line *line)
+{
+    char text[512];
+    if (rank->has_current && rank->current.started_ns >= rank->failure_ns) {
+        td__postmortem_call(&rank->current, rank->current_group, text);
+        ADD(line->before, " during %s", text);
+        time_end(line, rank->current.started_ns, end_ns, end_ns ? " into it" : "");
+    } else if (rank->failure && !rank->outlived) {
+        snprintf(text, sizeof text, " after it was told: %.400s", rank->sentence);
+        time_end(line, rank->failure_ns, end_ns, text);
+    } else if (rank->phase == TD__FLIGHT_ABSENT) {
+        ADD(line->before, " before it joined the others");
+    } else if (rank->phase == TD__FLIGHT_JOINING) {
+        ADD(line->before, " while it joined the others");
+    } else if (rank->phase >= TD__FLIGHT_LEAVING) {
+        ADD(line->before, " %s",
+            rank->phase == TD__FLIGHT_LEFT ? "after it had left in order" : "while it left");
+    } else if (rank->has_last) {
+        strcpy(text, " after ");
+        td__postmortem_call(&rank->last, rank->last_group, text + strlen(text));
+        ADD(line->before, " in no call");
+        time_end(line, rank->last.ended_ns, end_ns, text);
+    } else {
+        ADD(line->before, " before its first call");
+    }
+}
+
+static void tell_failure(const struct td__postmortem *postmortem,
+                         const struct td__postmortem_rank *rank, struct td__postmortem_line *line)
+{
+    ADD(line->before, "%s",
+        rank->state == TD__STORY_CAUSE    ? "failed first"
+        : rank->state == TD__STORY_FAILED ? "failed"
+                                          : "failed because of another rank");
+    if (rank->ended) {
+        ADD(line->before, ": %s", rank->ending);
+        tell_place(rank, rank->ended_ns, line);
+        return;
+    }
+    ADD(line->before, ", ");
+    ADD(line->after, " before the end: %.400s", rank->sentence);
+    time_it(line, rank->failure_ns, postmortem->moment_ns);
+}
+
+static void tell_calls(const struct td__postmortem *postmortem,
+                       const struct td__postmortem_rank *rank, struct td__postmortem_line *line)
+{
+    char call[256];
+    if (rank->state == TD__STORY_CALLING) {
+        bool queued = rank->current.state == TD__FLIGHT_QUEUED;
+        td__postmortem_call(&rank->current, rank->current_group, call);
+        ADD(line->before, "%s %s for ", queued ? "waited for its turn with" : "was in", call);
+        time_it(line, queued ? rank->current.queued_ns : rank->current.started_ns,
+                postmortem->moment_ns);
+        return;
+    }
+    if (!rank->has_last) {
+        ADD(line->before, "was in no call, and had made none since it joined ");
+        ADD(line->after, " before");
+        time_it(line, rank->phase_ns, postmortem->moment_ns);
+        return;
+    }
+    td__postmortem_call(&rank->last, rank->last_group, call);
+    ADD(line->before, "was in no call; %s had %s ", call,
+        rank->last.state == TD__FLIGHT_FAILED ? "failed" : "ended");
+    ADD(line->after, " before");
+    if (rank->under_way)
+        ADD(line->after, ", and %d more %s under way", rank->under_way,
+            rank->under_way == 1 ? "was" : "were");
+    if (rank->last.state == TD__FLIGHT_FAILED && rank->failure)
+        ADD(line->after, ": %.400s", rank->sentence);
+    time_it(line, rank->last.ended_ns, postmortem->moment_ns);
+}
+
+void td__postmortem_line(const struct td__postmortem *postmortem, int index,
+                         struct td__postmortem_line *line)
+{
+    const struct td__postmortem_rank *rank = &postmortem->ranks[index];
+    line->before[0] = line->after[0] = 0;
+    line->timed = false;
+    line->seconds = 0;
+    switch (rank->state) {
+    case TD__STORY_CAUSE:
+    case TD__STORY_FAILED:
+    case TD__STORY_SUFFERED:
+        tell_failure(postmortem, rank, line);
+        break;
+    case TD__STORY_NEVER:
+        ADD(line->before, "never joined");
+        break;
+    case TD__STORY_JOINING:
+    case TD__STORY_LEAVING:
+        ADD(line->before, "%s the others for ",
+            rank->state == TD__STORY_JOINING ? "waited to join" : "was leaving");
+        time_it(line, rank->phase_ns, postmortem->moment_ns);
+        break;
+    case TD__STORY_IDLE:
+    case TD__STORY_CALLING:
+        tell_calls(postmortem, rank, line);
+        break;
+    case TD__STORY_LEFT:
+        ADD(line->before, "had left in order ");
+        ADD(line->after, " before");
+        time_it(line, rank->phase_ns, postmortem->moment_ns);
+        break;
+    case TD__STORY_ENDED:
+        ADD(line->before, "had ended with exit code 0 ");
+        ADD(line->after, " before");
+        time_it(line, rank->ended_ns, postmortem->moment_ns);
+        break;
+    }
+}
+
+void td__postmortem_place(const struct td__postmortem *postmortem, int index, char *text,
+                          size_t room)
+{
+    struct td__postmortem_line line = {.timed = false};
+    char time[32] = "";
+    tell_place(&postmortem->ranks[index], postmortem->ranks[index].ended_ns, &line);
+    if (line.timed)
+        td__postmortem_duration(line.seconds, time);
+    snprintf(text, room, "%s%s%s", line.before, time, line.after);
+}
+
+/* ---- Lines ----------------------------------------------------------------------------------- */
+
+static void put(struct td__buffer *out, const char *text)
+{
+    td__buffer_put(out, text, strlen(text));
+}
+
+/* The columns that `size` bytes of UTF-8 take, about: its characters. */
+static size_t columns(const char *text, size_t size)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < size; i++)
+        count += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return count;
+}
+
+/* One sentence in lines of at most WIDTH columns, all but the first a little further to the right. */
+static void wrap(struct td__buffer *out, const char *margin, const char *text)
+{
+    size_t column = strlen(margin);
+    put(out, margin);
+    while (*text) {
+        size_t word = strcspn(text, " "), step = word + strspn(text + word, " ");
+        size_t wide = columns(text, word);
+        if (column + wide > WIDTH && column > strlen(margin) + 4) {
+            put(out, "\n");
+            put(out, margin);
+            put(out, "    ");
+            column = strlen(margin) + 4;
+        }
+        td__buffer_put(out, text, word);
+        column += wide;
+        if (step > word && text[step]) {
+            bool fits = column + 1 + columns(text + step, strcspn(text + step, " ")) <= WIDTH;
+            put(out, fits ? " " : "");
+            column += fits ? 1 : WIDTH;
+        }
+        text += step;
+    }
+    put(out, "\n");
+}
+
+/* "3-41, 43" of those that are marked. */
+static void list_ranks(const struct td__postmortem *postmortem, const bool *marked, char *text,
+                       size_t room)
+{
+    text[0] = 0;
+    for (int i = 0; i < postmortem->count; i++) {
+        if (!marked[i])
+            continue;
+        int end = i;
+        while (end + 1 < postmortem->count && marked[end + 1] &&
+               postmortem->ranks[end + 1].rank == postmortem->ranks[end].rank + 1)
+            end++;
+        if (strlen(text) + 48 > room) {
+            add(text, room, ", …");
+            return;
+        }
+        add(text, room, "%s%d", text[0] ? ", " : "", postmortem->ranks[i].rank);
+        if (end > i)
+            add(text, room, "%s%d", end > i + 1 ? "-" : ", ", postmortem->ranks[end].rank);
+        i = end;
+    }
+}
+
+static int count_marked(const struct td__postmortem *postmortem, const bool *marked)
+{
+    int count = 0;
+    for (int i = 0; i < postmortem->count; i++)
+        count += marked[i];
+    return count;
+}
+
+static bool same_but_for_the_time(const struct td__postmortem_line *a,
+                                  const struct td__postmortem_line *b)
+{
+    return a->timed == b->timed && !strcmp(a->before, b->before) && !strcmp(a->after, b->after);
+}
+
+/* The ranks of one line: those from `first` on that did the same, when there are many. */
+struct crowd {
+    bool *marked;
+    double shortest, longest;
+};
+
+static void gather(const struct td__postmortem *postmortem, int first,
+                   const struct td__postmortem_line *lines, bool *told, struct crowd *crowd)
+{
+    const struct td__postmortem_line *line = &lines[first];
+    memset(crowd->marked, 0, (size_t)postmortem->count * sizeof *crowd->marked);
+    crowd->shortest = crowd->longest = line->seconds;
+    crowd->marked[first] = told[first] = true;
+    for (int i = first + 1; postmortem->count > MANY && i < postmortem->count; i++) {
+        double seconds = lines[i].seconds;
+        if (told[i] || postmortem->ranks[i].state != postmortem->ranks[first].state ||
+            !same_but_for_the_time(line, &lines[i]))
+            continue;
+        crowd->marked[i] = told[i] = true;
+        crowd->shortest = seconds < crowd->shortest ? seconds : crowd->shortest;
+        crowd->longest = seconds > crowd->longest ? seconds : crowd->longest;
+    }
+}
+
+static void print_crowd(const struct td__postmortem *postmortem, int first,
+                        const struct td__postmortem_line *line, const struct crowd *crowd,
+                        const char *margin, struct td__buffer *out)
+{
+    char text[2048] = "", list[512], from[32], to[32];
+    const struct td__postmortem_rank *rank = &postmortem->ranks[first];
+    bool several = count_marked(postmortem, crowd->marked) > 1;
+    list_ranks(postmortem, crowd->marked, list, sizeof list);
+    ADD(text, "%s %s", several ? "ranks" : "rank", list);
+    if (!several && rank->pid)
+        ADD(text, " (pid %d%s%s)", rank->pid, postmortem->book_count > 1 ? " on " : "",
+            postmortem->book_count > 1 ? rank->host : "");
+    ADD(text, "%s %s", several ? ": each" : "", line->before);
+    td__postmortem_duration(crowd->shortest, from);
+    td__postmortem_duration(crowd->longest, to);
+    if (line->timed && strcmp(from, to) != 0)
+        ADD(text, "%s to %s", from, to);
+    else if (line->timed)
+        ADD(text, "%s", from);
+    ADD(text, "%s", line->after);
+    wrap(out, margin, text);
+}
+
+static void print_gap(const struct td__postmortem *postmortem, const char *margin,
+                      struct td__buffer *out)
+{
+    struct td__postmortem_gap gap;
+    char text[2048] = "", waiting[512], missing[512], call[256] = "td_init_process_group()";
+    if (!td__postmortem_find_gap(postmortem, &gap))
+        return;
+    const struct td__postmortem_rank *there = &postmortem->ranks[gap.there];
+    bool many = count_marked(postmortem, gap.missing) > 1;
+    list_ranks(postmortem, gap.waiting, waiting, sizeof waiting);
+    list_ranks(postmortem, gap.missing, missing, sizeof missing);
+    if (there->state == TD__STORY_CALLING)
+        td__postmortem_call(&there->current, there->current_group, call);
+    ADD(text, "rank%s %s had not come to %s, where rank%s %s waited", many ? "s" : "", missing,
+        call, count_marked(postmortem, gap.waiting) > 1 ? "s" : "", waiting);
+    wrap(out, margin, text);
+    free(gap.waiting);
+    free(gap.missing);
+}
+
+static void print_ranks(const struct td__postmortem *postmortem,
+                        const struct td__postmortem_line *lines, bool *told, struct crowd *crowd,
+                        const char *margin, struct td__buffer *out)
+{
+    for (int state = TD__STORY_CAUSE; state <= TD__STORY_ENDED; state++)
+        for (int i = 0; i < postmortem->count; i++) {
+            if (told[i] || (int)postmortem->ranks[i].state != state)
+                continue;
+            gather(postmortem, i, lines, told, crowd);
+            print_crowd(postmortem, i, &lines[i], crowd, margin, out);
+        }
+}
+
+void td__postmortem_print(const struct td__postmortem *postmortem, const char *margin,
+                          struct td__buffer *out)
+{
+    size_t count = (size_t)postmortem->count + 1;
+    bool *told = calloc(count, sizeof *told);
+    struct crowd crowd = {.marked = calloc(count, sizeof *crowd.marked)};
+    struct td__postmortem_line *lines = malloc(count * sizeof *lines);
+    if (told && crowd.marked && lines) {
+        for (int i = 0; i < postmortem->count; i++)
+            td__postmortem_line(postmortem, i, &lines[i]);
+        print_ranks(postmortem, lines, told, &crowd, margin, out);
+        print_gap(postmortem, margin, out);
+    }
+    free(told);
+    free(crowd.marked);
+    free(lines);
+}

@@ -1,0 +1,40 @@
+/* Two processes instead of one, so that each can clean up after the other.
+ *
+ *     shell ── front (the pid that the user sees) ── agent ── workers ── whatever they start
+ *
+ * The front forwards signals and waits. The agent does everything else. Both adopt what descends
+ * from them. When the front is killed, the agent sees the end of its lifeline, kills all that
+ * descends from it, and ends; when the agent is killed, the front does the same. The agent goes by
+ * another name, so that `pkill -9 tdrun` leaves it time for that. */
+#ifndef TD_LAUNCH_SUPERVISOR_H
+#define TD_LAUNCH_SUPERVISOR_H
+
+#include <signal.h>
+#include <tandem/base.h>
+
+/** How the agent comes to life. The signals that the front handles, and SIGCHLD, are blocked; the
+ *  agent unblocks them when it is ready for them. */
+struct td__agent_start {
+    int lifeline;     /* brings a byte for each signal that reached the front, its number, and ends
+                         when the front is gone */
+    sigset_t signals; /* those to be ready for: what was ignored from the start is not among them */
+    sigset_t mask;    /* the mask that this process was started with: the workers' too */
+    sigset_t ignored; /* signals that the agent ignores, and the workers should not */
+};
+
+/** What the agent runs. Returns the exit code of the whole. */
+typedef int (*td__agent_fn)(const struct td__agent_start *start, void *arg);
+
+/**
+ * Runs `agent` in a process of its own until it ends, and returns its exit code; forwards the
+ * signals in `handled` to it meanwhile, and SIGTSTP and SIGCONT. A signal that was ignored when this
+ * process started stays so. argv (with argc) is the memory in which ps looks for a process's
+ * title; the agent overwrites its copy.
+ *
+ * When the agent is killed, says so on standard error and returns 128 plus the signal's number.
+ * TD_ERR_SYSTEM: the agent could not be started.
+ */
+td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td__agent_fn agent,
+                             void *arg, int *exit_code);
+
+#endif

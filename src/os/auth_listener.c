@@ -1,0 +1,619 @@
+/* The listener of a server; see auth_listener.h.
+ *
+ *     accept -> HELLO (68 bytes) -> challenge -> PROOF (32 bytes) [-> TLS] -> REQUEST -> handed on
+ *
+ * A whole hello that is wrong is answered by a refusal, four bytes, so that a client of the job with another
+ * secret fails at once. All else that is wrong is not answered: the connection is closed. A pending is looked at as soon as it is
+ * accepted, so that most go, or have shown a good hello, before they cost a watch. It has HANDSHAKE_MS
+ * in all.
+ *
+ * A flood: pending connections are held on two lists, those without and those with a good hello, each limited; the
+ * oldest goes when one is full. One of the job says hello at once, so it is on the first list for a
+ * moment only, and nobody without the secret gets to the second: a hello that was overheard is known
+ * by its nonce, and not answered again. The limit depends on that of the process, most of whose
+ * descriptors are for others, and when they run out the oldest pending makes room. Who had to go for
+ * the sake of others sees a reset; a client of the job tries again after that, as after any end without a
+ * refusal. While the first list is
+ * more than half full, the listener is opened once in PAUSE_MS, for all who stand there by then.
+ *
+ * Pending connections are watched in an epoll set of the listener's own, which the loop watches: libuv's handles ask
+ * the system three times as often, and a pending shall cost us less than it costs himself. */
+#include "os/auth_listener.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "base/map.h"
+#include "os/socket.h"
+#include "os/tls.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum {
+    HANDSHAKE_MS = 10000,
+    SWEEP_MS = 500,
+    MOST_PENDING = 4096, /* on each list, … */
+    LEAST_PENDING = 16,
+    SHARE = 4,      /* … and no more than the limit of descriptors divided by this */
+    SPARE_FDS = 8,  /* left for the rest of the process */
+    FULL_MS = 2000, /* without a descriptor, before those who wait are told */
+    AT_ONCE = 64,   /* accepted, or listened to, before others have their turn */
+    PAUSE_MS = 1,
+    NONCES = 1 << 10 /* remembered */
+};
+
+enum stage { HELLO, PROOF, REQUEST };
+
+struct pending {
+    struct td__auth_listener *listener;
+    struct pending *before, *after;
+    int fd;
+    bool local;
+    bool watched; /* is in listener->watch */
+    enum stage stage;
+    struct td__auth auth;
+    td__deadline end;
+    size_t got;
+    uint8_t bytes[TD__HELLO_SIZE > TD__PROOF_SIZE + TD__AUTH_LISTENER_REQUEST
+                      ? TD__HELLO_SIZE
+                      : TD__PROOF_SIZE + TD__AUTH_LISTENER_REQUEST];
+};
+
+struct list {
+    struct pending *oldest, *newest;
+    size_t count;
+};
+
+struct entrance {
+    uv_poll_t poll;
+    struct td__auth_listener *listener;
+    int fd; /* -1: there is none */
+    bool local;
+    bool watched;
+};
+
+struct td__auth_listener {
+    struct entrance entrances[2];
+    uv_timer_t sweep, pause;
+    int watch; /* epoll set of the pending connections */
+    uv_poll_t watch_poll;
+    struct epoll_event heard[AT_ONCE]; /* what it told last, … */
+    int heard_count;                   /* … while that is looked through */
+    struct td__secret secret;
+    struct td__auth_listener_options options;
+    int highest_fd; /* that a pending may have */
+    size_t limit;   /* of each list */
+    struct list silent, known;
+    bool warned;           /* of one that disagrees about TLS … */
+    bool warned_of_secret; /* … or the secret */
+    bool warned_of_room;
+    int64_t full_since; /* when the first was left outside, 0: nobody is */
+    int closing;        /* handles that are not closed yet */
+    uint8_t nonces[NONCES][TD__NONCE_SIZE];
+};
+
+/* ---- Coming and going ------------------------------------------------------------------------ */
+
+static struct list *list_of(const struct pending *pending)
+{
+    return pending->stage == HELLO ? &pending->listener->silent : &pending->listener->known;
+}
+
+static void list_add(struct pending *pending)
+{
+    struct list *list = list_of(pending);
+    pending->before = list->newest;
+    pending->after = NULL;
+    if (list->newest)
+        list->newest->after = pending;
+    else
+        list->oldest = pending;
+    list->newest = pending;
+    list->count++;
+}
+
+static void list_remove(struct pending *pending)
+{
+    struct list *list = list_of(pending);
+    if (pending->before)
+        pending->before->after = pending->after;
+    else
+        list->oldest = pending->after;
+    if (pending->after)
+        pending->after->before = pending->before;
+    else
+        list->newest = pending->before;
+    list->count--;
+}
+
+/* Forgets the pending; its descriptor is the caller's from then on. */
+static int dismiss(struct pending *pending)
+{
+    struct td__auth_listener *listener = pending->listener;
+    int fd = pending->fd;
+    list_remove(pending);
+    if (pending->watched)
+        epoll_ctl(listener->watch, EPOLL_CTL_DEL, fd, NULL);
+    for (int i = 0; i < listener->heard_count; i++)
+        if (listener->heard[i].data.ptr == pending)
+            listener->heard[i].data.ptr = NULL;
+    free(pending);
+    return fd;
+}
+
+/* Whether closing it resets the connection. Those that are accepted have this from the socket that
+ * listens, since most pending connections end so. */
+static void set_abrupt(int fd, bool abrupt)
+{
+    struct linger linger = {.l_onoff = abrupt, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+}
+
+/* It may be one of the job, and shall try again. */
+static void throttle(struct pending *pending)
+{
+    close(dismiss(pending));
+}
+
+/* It is none of the job, or disagrees about something. What it was told arrives, as it would not before a
+ * reset. */
+static void reject(struct pending *pending)
+{
+    int fd = dismiss(pending);
+    set_abrupt(fd, false);
+    close(fd);
+}
+
+/* ---- The handshake --------------------------------------------------------------------------- */
+
+static void add_pending(struct td__auth_listener *listener, int fd, bool local, enum stage stage,
+                        td__deadline end);
+
+/* Each client draws a nonce of its own, so one that comes again was overheard. The memory is short, and a
+ * hello that has fallen out of it gets a challenge, which only the secret can answer. */
+static bool is_replayed(struct td__auth_listener *listener, const uint8_t nonce[TD__NONCE_SIZE])
+{
+    uint8_t *place = listener->nonces[(nonce[0] | nonce[1] << 8) % NONCES];
+    if (!memcmp(place, nonce, TD__NONCE_SIZE))
+        return true;
+    memcpy(place, nonce, TD__NONCE_SIZE);
+    return false;
+}
+
+static void warn_of_tls(struct td__auth_listener *listener)
+{
+    if (listener->warned)
+        return;
+    listener->warned = true;
+    td_log(
+        TD_LOG_WARN,
+        "a process of this job connected to the %s %s TLS, but here TANDEM_TLS is %s: set it to the "
+        "same value on every host",
+        listener->options.purpose, listener->secret.tls ? "without" : "with",
+        listener->secret.tls ? "1" : "not set");
+}
+
+/* Once, so that pending connections cannot fill the log. Who of the job has another secret knows it from the
+ * refusal, but those who wait for him do not. */
+static void warn_of_secret(const struct pending *pending)
+{
+    static const uint8_t none[TD__IDENTITY_SIZE];
+    struct td__auth_listener *listener = pending->listener;
+    struct td__address peer;
+    char where[TD__ADDRESS_TEXT];
+    if (listener->warned_of_secret)
+        return;
+    listener->warned_of_secret = true;
+    td__remote_address(pending->fd, &peer);
+    bool one_of_many = memcmp(listener->options.identity, none, sizeof none) != 0;
+    td_log(TD_LOG_WARN,
+           "somebody %s%s connected to the %s with another secret%s: if it is a process of this "
+           "job, set TANDEM_SECRET to the same text %s",
+           pending->local ? "on this host" : "at ",
+           pending->local ? "" : td__address_text(&peer, where), listener->options.purpose,
+           one_of_many ? ", or looked for another one" : "",
+           listener->secret.given ? "there" : "here, where it is not set");
+}
+
+/* It leaves together with the end, in one packet, and is shorter than what it answers. Where the socket does not
+ * take it, the client tries again. */
+static void send_refusal(int fd)
+{
+    uint8_t refusal[TD__REFUSAL_SIZE];
+    td__auth_refusal(refusal);
+    ssize_t ignored = send(fd, refusal, sizeof refusal, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_MORE);
+    (void)ignored;
+}
+
+static bool answer_hello(struct pending *pending)
+{
+    uint8_t challenge[TD__CHALLENGE_SIZE];
+    bool right = td__auth_check_hello(&pending->auth, pending->bytes);
+    if (!right && !pending->auth.other_tls) {
+        warn_of_secret(pending);
+        send_refusal(pending->fd);
+        return false;
+    }
+    if (is_replayed(pending->listener, pending->auth.client_nonce) ||
+        td__auth_challenge(&pending->auth, challenge))
+        return false;
+    /* The first bytes on a connection always fit into its buffer. */
+    if (send(pending->fd, challenge, sizeof challenge, MSG_NOSIGNAL | MSG_DONTWAIT) !=
+        (ssize_t)sizeof challenge)
+        return false;
+    if (!right) { /* the challenge tells it what is wrong */
+        warn_of_tls(pending->listener);
+        return false;
+    }
+    list_remove(pending);
+    pending->stage = PROOF;
+    pending->got = 0;
+    list_add(pending);
+    if (pending->listener->known.count > pending->listener->limit)
+        throttle(pending->listener->known.oldest);
+    return true;
+}
+
+static void admit(struct pending *pending, const uint8_t *request)
+{
+    struct td__auth_listener *listener = pending->listener;
+    uint8_t copy[TD__AUTH_LISTENER_REQUEST];
+    bool local = pending->local;
+    memcpy(copy, request, listener->options.request_size);
+    int fd = dismiss(pending);
+    set_abrupt(fd, false);
+    listener->options.fn(listener->options.arg, fd, local, copy);
+}
+
+/* From here on it talks by the plain end. */
+static void begin_tls(struct pending *pending)
+{
+    struct td__auth_listener *listener = pending->listener;
+    uint8_t key[TD__MAC_SIZE];
+    td__auth_key(&pending->auth, key);
+    td__deadline end = pending->end;
+    int plain, fd = dismiss(pending);
+    set_abrupt(fd, false);
+    if (td__tls_wrap(fd, true, key, end, NULL, &plain)) {
+        td_log(TD_LOG_WARN, "a connection to the %s is lost: %s", listener->options.purpose,
+               td_last_error());
+        return;
+    }
+    add_pending(listener, plain, false, REQUEST, end);
+}
+
+static size_t wanted(const struct pending *pending)
+{
+    size_t request = pending->listener->options.request_size;
+    switch (pending->stage) {
+    case HELLO:
+        return TD__HELLO_SIZE;
+    case PROOF: /* the request stands behind the proof, or inside TLS */
+        return TD__PROOF_SIZE + (pending->auth.tls ? 0 : request);
+    default:
+        return request;
+    }
+}
+
+/* All that was wanted has come; false when the pending is gone. */
+static bool take_step(struct pending *pending)
+{
+    switch (pending->stage) {
+    case HELLO:
+        if (answer_hello(pending))
+            return true;
+        reject(pending);
+        return false;
+    case PROOF:
+        if (!td__auth_check_proof(&pending->auth, pending->bytes)) {
+            reject(pending);
+            return false;
+        }
+        if (!pending->local)
+            td__tune_tcp(pending->fd);
+        if (pending->auth.tls)
+            begin_tls(pending);
+        else
+            admit(pending, pending->bytes + TD__PROOF_SIZE);
+        return false;
+    default:
+        admit(pending, pending->bytes);
+        return false;
+    }
+}
+
+/* Reads what is there; false when the pending is gone. */
+static bool listen_to(struct pending *pending, bool failed)
+{
+    while (pending->got < wanted(pending) || take_step(pending)) {
+        size_t room = wanted(pending) - pending->got;
+        ssize_t got = recv(pending->fd, pending->bytes + pending->got, room, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && errno == EAGAIN && !failed)
+            return true;
+        if (got <= 0) {
+            throttle(pending);
+            return false;
+        }
+        pending->got += (size_t)got;
+        if (pending->stage == HELLO && pending->got >= TD__MAGIC_SIZE &&
+            !td__auth_may_be_hello(pending->bytes)) {
+            reject(pending);
+            return false;
+        }
+    }
+    return false;
+}
+
+static void on_bytes(uv_poll_t *poll, int status, int events)
+{
+    struct td__auth_listener *listener = poll->data;
+    (void)status;
+    (void)events;
+    listener->heard_count = epoll_wait(listener->watch, listener->heard, AT_ONCE, 0);
+    for (int i = 0; i < listener->heard_count; i++)
+        if (listener->heard[i].data.ptr)
+            listen_to(listener->heard[i].data.ptr, listener->heard[i].events & EPOLLERR);
+    listener->heard_count = 0;
+}
+
+/* ---- The entrances --------------------------------------------------------------------------- */
+
+/* Takes a connection in; it is closed where that fails. */
+static void add_pending(struct td__auth_listener *listener, int fd, bool local, enum stage stage,
+                        td__deadline end)
+{
+    struct pending *pending = calloc(1, sizeof *pending);
+    if (!pending) {
+        close(fd);
+        return;
+    }
+    pending->listener = listener;
+    pending->fd = fd;
+    pending->local = local;
+    pending->stage = stage;
+    pending->auth = (struct td__auth){.secret = listener->secret,
+                                      .purpose = listener->options.purpose,
+                                      .tls = listener->secret.tls && !local};
+    memcpy(pending->auth.identity, listener->options.identity, TD__IDENTITY_SIZE);
+    pending->end = end;
+    list_add(pending);
+    if (!listen_to(pending, false))
+        return;
+    struct epoll_event bytes = {.events = EPOLLIN, .data.ptr = pending};
+    if (epoll_ctl(listener->watch, EPOLL_CTL_ADD, fd, &bytes)) {
+        reject(pending);
+        return;
+    }
+    pending->watched = true;
+    if (listener->silent.count > listener->limit)
+        throttle(listener->silent.oldest);
+}
+
+/* The oldest of those who have said nothing goes; false where there is none. */
+static bool make_room(struct td__auth_listener *listener)
+{
+    if (!listener->silent.oldest)
+        return false;
+    throttle(listener->silent.oldest);
+    return true;
+}
+
+/* There is no descriptor for who stands outside, nor a pending to take one from. That may pass. */
+static void run_out(struct td__auth_listener *listener, int error)
+{
+    int64_t now = td__now_ns();
+    if (!listener->full_since)
+        listener->full_since = now;
+    if (now - listener->full_since < FULL_MS * (int64_t)1000000)
+        return;
+    if (!listener->warned_of_room)
+        td_log(TD_LOG_WARN, "the %s cannot take in those who come: %s", listener->options.purpose,
+               td__errno_text(error));
+    listener->warned_of_room = true;
+    if (listener->options.full)
+        listener->options.full(listener->options.arg, error);
+}
+
+/* False where there is no descriptor left. */
+static bool take_in(struct entrance *entrance)
+{
+    struct td__auth_listener *listener = entrance->listener;
+    for (int i = 0; i < AT_ONCE; i++) {
+        int fd = td__accept(entrance->fd);
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+            continue;
+        if (fd < 0 && errno == EAGAIN)
+            return true;
+        if (fd < 0 && make_room(listener))
+            continue;
+        if (fd < 0) {
+            run_out(listener, errno);
+            return false;
+        }
+        listener->full_since = 0;
+        if (fd > listener->highest_fd) /* the last sign before there are none */
+            make_room(listener);
+        if (entrance->local && !td__peer_is_us(fd)) {
+            close(fd);
+            continue;
+        }
+        add_pending(listener, fd, entrance->local, HELLO, td__deadline_in_ms(HANDSHAKE_MS));
+    }
+    return true;
+}
+
+static void on_pause(uv_timer_t *timer);
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct entrance *entrance = TD__CONTAINER(poll, struct entrance, poll);
+    struct td__auth_listener *listener = entrance->listener;
+    (void)status;
+    (void)events;
+    bool room = take_in(entrance);
+    if (room && listener->silent.count <= listener->limit / 2)
+        return;
+    uv_poll_stop(poll);
+    entrance->watched = false;
+    if (room) /* else the next sweep tries again */
+        uv_timer_start(&listener->pause, on_pause, PAUSE_MS, 0);
+}
+
+static void watch_entrances(struct td__auth_listener *listener)
+{
+    for (int i = 0; i < 2; i++) {
+        struct entrance *entrance = &listener->entrances[i];
+        if (entrance->fd >= 0 && !entrance->watched)
+            entrance->watched = !uv_poll_start(&entrance->poll, UV_READABLE, on_connection);
+    }
+}
+
+static void on_pause(uv_timer_t *timer)
+{
+    watch_entrances(timer->data);
+}
+
+/* Both lists are in the order in which their pending connections came to them, so that those behind one whose time
+ * is not over may have to wait for it; none waits for longer than twice the time. */
+static void on_sweep(uv_timer_t *timer)
+{
+    struct td__auth_listener *listener = timer->data;
+    while (listener->silent.oldest && td__deadline_passed(listener->silent.oldest->end))
+        throttle(listener->silent.oldest);
+    while (listener->known.oldest && td__deadline_passed(listener->known.oldest->end))
+        throttle(listener->known.oldest);
+    watch_entrances(listener);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static void set_limits(struct td__auth_listener *listener)
+{
+    struct rlimit limit;
+    bool known = !getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < INT_MAX;
+    size_t share = known ? limit.rlim_cur / SHARE : MOST_PENDING;
+    listener->highest_fd = known ? (int)limit.rlim_cur - SPARE_FDS - 1 : INT_MAX;
+    listener->limit = share < LEAST_PENDING  ? LEAST_PENDING
+                      : share > MOST_PENDING ? MOST_PENDING
+                                             : share;
+}
+
+static void close_socket(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct td__auth_listener *listener = handle->data;
+    if (--listener->closing == 0)
+        free(listener);
+}
+
+static void close_handle(struct td__auth_listener *listener, uv_handle_t *handle)
+{
+    handle->data = listener;
+    listener->closing++;
+    uv_close(handle, on_closed);
+}
+
+static td_status fail_to_listen(const struct td__auth_listener_options *options, int error)
+{
+    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
+                    td__errno_text(-error));
+}
+
+td_status td__auth_listener_open(struct td__loop *loop, int tcp_fd, int local_fd,
+                                 const struct td__auth_listener_options *options,
+                                 struct td__auth_listener **listener_out)
+{
+    int fds[2] = {tcp_fd, local_fd};
+    struct td__auth_listener *listener = calloc(1, sizeof *listener);
+    td_status status = listener ? TD_OK : td__fail_nomem(options->purpose);
+    if (status)
+        goto close_sockets;
+    listener->watch = epoll_create1(EPOLL_CLOEXEC);
+    int error = listener->watch < 0
+                    ? -errno
+                    : uv_poll_init(&loop->uv, &listener->watch_poll, listener->watch);
+    if (error) {
+        status = fail_to_listen(options, error);
+        close_socket(listener->watch);
+        goto close_sockets;
+    }
+    listener->secret = *options->secret;
+    listener->options = *options;
+    set_limits(listener);
+    for (int i = 0; i < 2; i++)
+        listener->entrances[i] = (struct entrance){.listener = listener, .fd = -1};
+    uv_timer_init(&loop->uv, &listener->sweep);
+    uv_timer_init(&loop->uv, &listener->pause);
+    listener->sweep.data = listener->pause.data = listener->watch_poll.data = listener;
+    for (int i = 0; i < 2; i++) {
+        struct entrance *entrance = &listener->entrances[i];
+        error = fds[i] < 0 ? 0 : uv_poll_init_socket(&loop->uv, &entrance->poll, fds[i]);
+        if (error) {
+            status = fail_to_listen(options, error);
+            close_socket(fds[i]);
+            if (i == 0)
+                close_socket(fds[1]);
+            td__auth_listener_close(listener);
+            return status;
+        }
+        struct td__address address;
+        td__local_address(fds[i], &address);
+        entrance->fd = fds[i];
+        entrance->local = address.any.sa_family == AF_UNIX;
+        set_abrupt(fds[i], true);
+    }
+    uv_poll_start(&listener->watch_poll, UV_READABLE, on_bytes);
+    watch_entrances(listener);
+    uv_timer_start(&listener->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    *listener_out = listener;
+    return TD_OK;
+
+close_sockets:
+    free(listener);
+    close_socket(tcp_fd);
+    close_socket(local_fd);
+    return status;
+}
+
+void td__auth_listener_close(struct td__auth_listener *listener)
+{
+    while (listener->silent.oldest)
+        throttle(listener->silent.oldest);
+    while (
+        listener->known.oldest) { /* one whose proof is there already takes itself for a client */
+        struct pending *pending = listener->known.oldest;
+        if (listen_to(pending, false))
+            throttle(pending);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (listener->entrances[i].fd < 0)
+            continue;
+        uv_poll_stop(&listener->entrances[i].poll);
+        close_handle(listener, (uv_handle_t *)&listener->entrances[i].poll);
+        close(listener->entrances[i].fd);
+    }
+    uv_poll_stop(&listener->watch_poll);
+    close_handle(listener, (uv_handle_t *)&listener->watch_poll);
+    close(listener->watch);
+    close_handle(listener, (uv_handle_t *)&listener->sweep);
+    close_handle(listener, (uv_handle_t *)&listener->pause);
+}
+
+void td__auth_listener_abandon(struct td__auth_listener *listener)
+{
+    close_socket(listener->entrances[0].fd);
+    close_socket(listener->entrances[1].fd);
+    close_socket(listener->watch);
+}

@@ -1,0 +1,425 @@
+/* What the files of messages share with each other, and with nobody else.
+ *
+ *     p2p.c            the calls of p2p.h: creating, posting, destroying
+ *     p2p_posts.c      posts: their lists, how they end, deadlines
+ *     p2p_match.c      posted receives meet messages
+ *     p2p_progress.c   who moves things forward: waiting threads, and one of our own
+ *     p2p_wait.c      waiting: spinning, yielding, sleeping
+ *     p2p_shm.c        the memory that the ranks of a host share, their processes
+ *     p2p_ring.c       the rings in it
+ *     p2p_large.c      large messages there: copied once, by both sides where both wait
+ *     p2p_tcp.c        links to other hosts
+ *     p2p_wire.c       what stands on a link, taken apart
+ *
+ * A post is a send or a recv that is under way. It is in the list of all posts, and in the one list
+ * that says where it stands:
+ *
+ *     recv   peer->posted or any  ──────────────────────────────────────────────> finished
+ *              └─ large: active (copied by descriptor), or expected (in pieces) ─────┘
+ *     send   peer->queue  ── small: written ────────────────────────────────────> finished
+ *              └─ large: active (descriptor), or announced ─ go ─ peer->queue ───────┘
+ *
+ * One lock guards everything; it is never held while a large message is copied, while a work is
+ * completed (its callback may post), or while somebody waits. */
+#ifndef TD_P2P_P2P_INTERNAL_H
+#define TD_P2P_P2P_INTERNAL_H
+
+#include "base/thread.h"
+#include "p2p/p2p.h"
+#include "peer/wait_event.h"
+
+#include <tandem/backend.h>
+
+#include <pthread.h>
+
+enum td__message_kind {
+    TD__MESSAGE_NONE,    /* shared memory: nothing there yet */
+    TD__MESSAGE_EAGER,   /* the payload follows */
+    TD__MESSAGE_LARGE,   /* shared memory: the payload is copied by way of a descriptor */
+    TD__MESSAGE_REQUEST, /* the payload comes after a GO */
+    TD__MESSAGE_DATA,    /* the payload of a REQUEST, or a piece of it, follows */
+    TD__MESSAGE_GO,      /* to the sender: there is a recv for the request */
+    TD__MESSAGE_DROP,    /* to the sender: the recv's buffer is too small; do not send */
+    TD__MESSAGE_CANCEL,  /* to the receiver: the sender gave the request up */
+    TD__MESSAGE_BYE,     /* nothing comes after this */
+    TD__MESSAGE_WRAP,    /* shared memory: go on at the ring's beginning */
+    TD__MESSAGE_KINDS,
+};
+
+/** What is known of a message before its payload. `id` is the sender's number of a request. */
+struct td__envelope {
+    enum td__message_kind kind;
+    int source; /* rank in the group */
+    int tag;
+    uint64_t size;
+    uint64_t id;
+    uint32_t slot;    /* LARGE: the descriptor */
+    uint32_t memory;  /* LARGE: how to reach the payload, see p2p_large.c */
+    uint64_t address; /* LARGE: where */
+};
+
+struct td__post_list {
+    struct td__post *first, *last;
+};
+
+struct td__post {
+    struct td__post *next, *before; /* in `list` */
+    struct td__post_list *list;
+    struct td__post *all_next, *all_before;
+    const atomic_bool *complete; /* of the work */
+    td_work *work;               /* NULL: a frame of our own, such as GO, or … */
+    atomic_bool *waited;         /* … somebody waits for this, and keeps the post */
+    enum td__message_kind kind;  /* of a send: what is to be written next; of a recv: NONE */
+    int peer;                    /* may be TD_ANY_SOURCE until a message has come */
+    int tag;
+    char *data;
+    size_t size;
+    size_t moved;          /* bytes of the payload that are written or here */
+    uint64_t message_size; /* of a recv: the size of the message */
+    td__deadline deadline;
+    int64_t timeout_ms;
+    uint64_t order; /* of a recv: when it was posted */
+    uint64_t id;
+    struct td__p2p_link *link; /* of a recv: whose payload is being read into `data` */
+
+    /* Large messages in shared memory. */
+    struct td__descriptor *descriptor;
+    uint32_t slot;
+    uint32_t memory;  /* of a recv: the sender's */
+    uint64_t address; /* of a recv: the sender's */
+    bool copying;     /* a thread of this process is at it, without the lock */
+    bool helped;      /* of a send: this process has copied what it could */
+
+    const char *suspect; /* the other side gave it up: what to say, unless it becomes known why */
+
+    /* Finished. */
+    td_status status;
+    char *why; /* the sentence, where it failed */
+};
+
+/** A message that came before its recv. */
+struct td__p2p_arrival {
+    struct td__p2p_arrival *next, *before;         /* of the same source, in order */
+    struct td__p2p_arrival *all_next, *all_before; /* of all, in order */
+    struct td__envelope envelope;
+    char data[]; /* EAGER */
+};
+
+struct td__arrival_list {
+    struct td__p2p_arrival *first, *last;
+};
+
+/** One direction of a ring: where this process writes, or reads. */
+struct td__ring_end {
+    struct td__ring *ring;
+    _Atomic uint32_t at; /* offset of the next message */
+    uint64_t total;      /* bytes written, or taken */
+    uint64_t room;       /* of a writer: what `total` may become, as last seen */
+};
+
+struct td__peer {
+    int local; /* index among the ranks of this host, -1 on another one */
+    bool gone; /* died or left: `exit_reason` says how */
+    bool stalled;
+    bool awaited;    /* something posted has to do with it; while peers are checked */
+    char connecting; /* 1: wanted, 2: under way */
+    char *exit_reason;
+    const char *doubt;           /* its link has ended, and it is not known why: what to say … */
+    td__deadline doubt_end;      /* … when it is not known by then */
+    struct td__post_list posted; /* receives from this rank */
+    struct td__arrival_list arrivals;
+    struct td__post_list queue;        /* to be written, in order */
+    struct td__ring_end writes, reads; /* on this host */
+    struct td__p2p_link *links[2];     /* elsewhere: opened by us, by the other side */
+    _Atomic signed char readable;      /* its memory, by process_vm_readv(): 0 unknown, 1, -1 */
+};
+
+enum td__owner { TD__OWNER_NOBODY, TD__OWNER_PROGRAM, TD__OWNER_THREAD };
+
+struct td__p2p {
+    struct td__p2p_options options;
+    int *world_ranks;
+    char *name;
+    struct td__peer *peers;
+
+    pthread_mutex_t lock; /* taken after the endpoint's, before those of works */
+    uint64_t order;       /* counts receives */
+    uint64_t ids;         /* counts requests */
+    struct td__post *all;
+    struct td__post_list any;       /* receives from any source */
+    struct td__post_list active;    /* with a descriptor */
+    struct td__post_list announced; /* sends that wait for a GO */
+    struct td__post_list expected;  /* receives that have sent a GO */
+    struct td__post_list copies;    /* active, and waiting for a thread to copy */
+    struct td__post *finished;
+    struct td__arrival_list arrivals;
+    td__deadline next_deadline; /* no post's is earlier */
+    int pending;                /* posts in `all` */
+    int stalled;                /* peers whose queue waits for room */
+    int remaining;              /* other ranks that are not gone */
+    int last_gone;              /* of those that are */
+    bool doubts;                /* about some peer */
+    int lost;                   /* one of those that died, or -1 */
+    char *aborted;              /* the group was given up: why … */
+    td_status aborted_with;     /* … and what calls get */
+    unsigned losses;            /* of the endpoint, as last looked at */
+    int64_t next_pulse;         /* when to look whether the others live */
+    td__deadline lockout_at; /* 0: the owner of the shared memory lives; else until when others may
+                                   still map it */
+
+    /* Shared memory; see p2p_shm.c. */
+    bool attach_wanted, attaching, attached;
+    int *locals; /* ranks of this host, in order */
+    int local_size, local_index;
+    struct td__shared *shared;
+    bool *slots;                 /* those in use */
+    _Atomic uint32_t departures; /* as last seen */
+    uint64_t nonce;              /* by which others see whether they can read this process */
+
+    /* Links; see p2p_tcp.c. */
+    int epoll, event; /* -1 until links are needed */
+    int links;
+    int connects_wanted;
+    struct td__p2p_link *closed; /* to be freed when nobody looks at them any more */
+    struct td__p2p_link *muted;  /* of an aborted group: open until its end */
+
+    /* Who moves things forward; see p2p_progress.c. */
+    _Atomic int watch;         /* above 0: looking at the rings is not enough */
+    unsigned oversubscribed;   /* with how many others each rank of this host shares a processor */
+    bool maybe_oversubscribed; /* the same if all ranks were here, as they can be with links, too */
+    enum td__owner owner;      /* of the right to sleep until something happens */
+    int sleepers;              /* owners without the lock; a deposed one may still be among them */
+    int waiters;               /* threads that wait for another to do it */
+    pthread_cond_t changed;
+    pthread_cond_t thread_wake;
+    pthread_t thread;
+    bool thread_runs, thread_rests, stopping;
+    uint64_t posts; /* counts them, so that the thread sees whether there were new ones */
+};
+
+/* ---- p2p_posts.c, p2p_match.c ------------------------------------------------------ */
+
+void td__post_append(struct td__post_list *list, struct td__post *post);
+void td__post_remove(struct td__post *post);
+
+/** Takes a new post into the list of all. */
+void td__post_begin(struct td__p2p *p2p, struct td__post *post);
+
+/** Takes a post that is in no other list out of the list of all, without a word. */
+void td__post_abandon(struct td__p2p *p2p, struct td__post *post);
+
+/** Makes a frame of our own and puts it into `queue`; false without memory. */
+bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__message_kind kind,
+                      int peer, uint64_t id);
+
+/** Ends a post; td__p2p_settle() tells the work. With a failure, td_last_error() is kept. */
+void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status status);
+
+/** The other side of a post, which is in no descriptor any more, gave it up. It ends as an abort of the
+ *  group where news of one comes within a moment, otherwise with TD_ERR_PEER and `why`. */
+void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *why);
+
+/** TD_ERR_PEER with what is not trusted about a post, and who of the group is gone. */
+td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *post);
+
+/** The post in words: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
+const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post);
+
+/** Whether a recv of tag `wanted` takes a message with `tag`. */
+static inline bool td__tag_fits(int wanted, int tag)
+{
+    return wanted == tag || (wanted == TD_ANY_TAG && tag >= 0);
+}
+
+/** The first posted recv for such a message, which stays in its list. */
+struct td__post *td__match_posted(struct td__p2p *p2p, int source, int tag);
+
+/** The first message that fits a new recv. */
+struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int tag);
+
+/** Takes a message out of the lists; the caller frees it. */
+void td__arrival_remove(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
+
+/** Keeps a message for later; `data` are its bytes where it is EAGER. False without memory. */
+bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data);
+
+/** The same in two steps: room for a message whose bytes are still coming, which is not in the lists
+ *  (NULL without memory); and when it is whole, it goes to a recv that was posted meanwhile, or into
+ *  the lists. */
+struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope);
+void td__arrival_came(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
+
+/** Ties a recv to its message. False, and the post has ended, where the message is too long. */
+bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope);
+
+/** A posted recv gets a message that is whole: copies, and ends the post. */
+void td__deliver(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
+                 const void *data);
+
+/** A recv gets a message whose payload is still with the sender. False when the sender has given it
+ *  up: then nothing has happened, and the message is forgotten. */
+bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
+                     const struct td__envelope *envelope);
+
+/** A header has come that needs no payload: REQUEST, LARGE, GO, DROP, CANCEL. False when it makes
+ *  no sense. */
+bool td__header_came(struct td__p2p *p2p, const struct td__envelope *envelope);
+
+/** The expected recv of a DATA frame, or NULL. */
+struct td__post *td__find_expected(struct td__p2p *p2p, int source, uint64_t id);
+
+/** Marks a rank as dead or gone: ends everything that has to do with it. `exit_reason` begins with
+ *  "has" or "is", such as "has left the group". */
+void td__peer_gone(struct td__p2p *p2p, int peer, const char *exit_reason);
+
+/** The same for one whose link has ended, with or without a goodbye: says what the failure detector knows, or else
+ *  `exit_reason`. */
+void td__peer_lost(struct td__p2p *p2p, int peer, bool bye, const char *exit_reason);
+
+/** Ends what is past its deadline. */
+void td__expire(struct td__p2p *p2p, int64_t now);
+
+/** Parts with those who have died or left: all of them, or those whom something posted has to do with. */
+void td__p2p_check_peers(struct td__p2p *p2p, bool all);
+
+/** Fails with TD_ERR_PEER and the sentence why nothing can be had from a rank that is gone. */
+td_status td__peer_refuse(struct td__p2p *p2p, int peer, const struct td__post *post);
+
+/** TD_OK, or why a recv from any rank must not be waited for: a rank has died, or none is left. */
+td_status td__any_is_hopeless(struct td__p2p *p2p, const struct td__post *post);
+
+/* ---- p2p_progress.c --------------------------------------------------------------------- */
+
+/** With the lock held: does everything that can be done at once. True when something happened. */
+bool td__p2p_pump(struct td__p2p *p2p);
+
+/** With the lock held, which is released in between: tells the works of the posts that ended. */
+void td__p2p_settle(struct td__p2p *p2p);
+
+/** With the lock held, which is released at the end: waits until `complete`, which `peer` brings about
+ *  (TD_ANY_SOURCE: somebody). */
+void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer);
+
+/** With the lock held: a new post is not done yet; somebody has to look after it. */
+void td__p2p_attend(struct td__p2p *p2p);
+
+/** Ends the thread. */
+void td__p2p_stop(struct td__p2p *p2p);
+
+/** Writes what is in a peer's queue, as far as there is room. */
+void td__peer_flush(struct td__p2p *p2p, int peer);
+
+/* ---- p2p_wait.c ------------------------------------------------------------------------ */
+
+/* How far a thread has got on its way from spinning to sleeping. */
+struct td__p2p_wait {
+    struct td__waiting waiting;
+    td__deadline deadline;
+    int peer;            /* the rank that is waited for; TD_ANY_SOURCE: any, or not known */
+    bool drowsy;         /* sleeps at once */
+    bool begun;          /* `waiting` is in use */
+    bool slept;          /* it is time to look at deadlines */
+    int64_t spins_until; /* with links */
+};
+
+static inline bool td__is_set(const atomic_bool *complete)
+{
+    return complete && atomic_load_explicit(complete, memory_order_acquire);
+}
+
+/** With the lock held, which is released meanwhile: waits a moment, for `complete` (which may be NULL)
+ *  or anything else. False when it is too late. Only the owner calls it. */
+bool td__p2p_wait_step(struct td__p2p *p2p, struct td__p2p_wait *wait, const atomic_bool *complete);
+
+/** Something has happened, or the waiting is over: the next moment is a first one again. */
+void td__p2p_wait_reset(struct td__p2p_wait *wait);
+
+/** With the lock held: makes whoever sleeps look again. */
+void td__p2p_wake(struct td__p2p *p2p);
+
+/** Ends what is past its deadline, and parts with those who have died. */
+void td__p2p_check_deadlines(struct td__p2p *p2p);
+
+/* ---- p2p_shm.c, p2p_ring.c --------------------------------------------------------- */
+
+/** From now on `memory` is shared with the ranks of this host. */
+void td__p2p_shm_begin(struct td__p2p *p2p, void *memory);
+
+/** A small message straight into the ring; false where there is no room. */
+bool td__p2p_shm_send_small(struct td__p2p *p2p, int peer, int tag, const void *data, size_t size);
+
+/** A small message straight from the ring, where one from `source` with this tag is the next, or becomes so
+ *  within a moment, and has room. Nothing may be posted, and nothing from that rank be kept. */
+bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data, size_t room,
+                            size_t *size);
+
+/** Writes the first post of a peer's queue as far as there is room: false where there was none. */
+bool td__p2p_shm_write(struct td__p2p *p2p, int peer, struct td__post *post);
+
+/** Whether a rank has left since the last look. Without the lock, too. */
+bool td__p2p_shm_departed(const struct td__p2p *p2p);
+
+/** Without the lock: whether a message has come. */
+bool td__p2p_shm_peek(const struct td__p2p *p2p);
+
+/** Takes what has come. */
+bool td__p2p_shm_read(struct td__p2p *p2p);
+
+/** Rings the event of a rank of this host. */
+void td__p2p_shm_ring(struct td__p2p *p2p, int peer);
+struct td__wait_event *td__p2p_shm_own_event(struct td__p2p *p2p);
+
+/** Whether a rank of this host was last seen on another processor than this one. */
+bool td__p2p_shm_elsewhere(struct td__p2p *p2p, int peer);
+
+/** Tells the others that this rank leaves. */
+void td__p2p_shm_leave(struct td__p2p *p2p);
+
+struct td__descriptor *td__p2p_shm_descriptor(struct td__p2p *p2p, int local, uint32_t slot);
+
+/** The process that a rank of this host is, and whether its memory can be read from here. */
+int td__p2p_shm_pid(struct td__p2p *p2p, int peer);
+bool td__p2p_shm_readable(struct td__p2p *p2p, int peer);
+
+/** Whether a message goes through the ring whole: where the receiver can map it, copying it once is
+ *  the faster way for shorter ones already, unless the sender has to be scheduled again for it. */
+bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t size);
+
+/* ---- p2p_large.c ------------------------------------------------------------------------ */
+
+enum { TD__LARGE_SLOTS = 128 }; /* large sends of a rank that can be copied by descriptor at once */
+
+/** What sender and receiver of a large message share; the sender's, in shared memory. */
+struct td__descriptor {
+    _Alignas(64) _Atomic uint32_t state;
+    _Atomic uint32_t open;    /* the sender may copy, too */
+    _Atomic uint64_t next;    /* where the next piece begins */
+    _Atomic uint64_t copied;  /* bytes; all of them: the message is there */
+    _Atomic uint32_t pushing; /* the sender copies just now */
+    uint64_t target;          /* where it goes */
+    uint32_t target_memory;   /* and how that is reached */
+};
+
+/** Prepares a descriptor for a send and fills in slot, memory and address; false where none is free. */
+bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__envelope *envelope);
+
+/** A recv takes a message on: as td__begin_large(). */
+bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
+                     const struct td__envelope *envelope);
+
+/** Looks how far the active posts are. True when something happened. */
+bool td__large_look(struct td__p2p *p2p);
+
+/** Copies what is to be copied of one post; releases the lock meanwhile. False: nothing to do. */
+bool td__large_copy(struct td__p2p *p2p);
+
+enum td__insistence {
+    TD__IF_IDLE, /* not while the other side is at it */
+    TD__SOON,    /* it is to stop; a recv has to be tried again while it still writes */
+    TD__AT_ONCE, /* in any case: it is dead, or does not stop */
+};
+
+/** Tries to take an active post back; false where that is not done yet. */
+bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__insistence how);
+
+#endif

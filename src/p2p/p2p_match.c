@@ -1,0 +1,241 @@
+/* Matching: a message goes to the first recv that fits, a recv gets the first message that fits.
+ *
+ * Receives wait in a list for each source, and one for any source; each has a number, so that the
+ * older of two candidates wins. Messages that nobody waits for are kept in two lists at once, that of
+ * their source and that of all. A search is linear in the receives, or messages, of one source.
+ *
+ * A message's place in the order is that of its header: what is large, and is copied later, has been
+ * matched before whatever the same rank sent after it. */
+#include "p2p/p2p_internal.h"
+#include "p2p/p2p_link.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Searching ------------------------------------------------------------------------------- */
+
+static struct td__post *first_fitting(const struct td__post_list *list, int tag)
+{
+    struct td__post *post = list->first;
+    while (post && !td__tag_fits(post->tag, tag))
+        post = post->next;
+    return post;
+}
+
+struct td__post *td__match_posted(struct td__p2p *p2p, int source, int tag)
+{
+    struct td__post *one = first_fitting(&p2p->peers[source].posted, tag);
+    struct td__post *any = first_fitting(&p2p->any, tag);
+    if (!one || !any)
+        return one ? one : any;
+    return one->order < any->order ? one : any;
+}
+
+struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int tag)
+{
+    struct td__p2p_arrival *arrival;
+    if (source == TD_ANY_SOURCE) {
+        arrival = p2p->arrivals.first;
+        while (arrival && !td__tag_fits(tag, arrival->envelope.tag))
+            arrival = arrival->all_next;
+    } else {
+        arrival = p2p->peers[source].arrivals.first;
+        while (arrival && !td__tag_fits(tag, arrival->envelope.tag))
+            arrival = arrival->next;
+    }
+    return arrival;
+}
+
+/* ---- Messages that nobody waits for ---------------------------------------------------------- */
+
+static void append_arrival(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
+{
+    struct td__arrival_list *list = &p2p->peers[arrival->envelope.source].arrivals;
+    arrival->next = NULL;
+    arrival->before = list->last;
+    if (list->last)
+        list->last->next = arrival;
+    else
+        list->first = arrival;
+    list->last = arrival;
+
+    list = &p2p->arrivals;
+    arrival->all_next = NULL;
+    arrival->all_before = list->last;
+    if (list->last)
+        list->last->all_next = arrival;
+    else
+        list->first = arrival;
+    list->last = arrival;
+}
+
+void td__arrival_remove(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
+{
+    struct td__arrival_list *list = &p2p->peers[arrival->envelope.source].arrivals;
+    *(arrival->before ? &arrival->before->next : &list->first) = arrival->next;
+    *(arrival->next ? &arrival->next->before : &list->last) = arrival->before;
+
+    list = &p2p->arrivals;
+    *(arrival->all_before ? &arrival->all_before->all_next : &list->first) = arrival->all_next;
+    *(arrival->all_next ? &arrival->all_next->all_before : &list->last) = arrival->all_before;
+}
+
+struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope)
+{
+    size_t size = envelope->kind == TD__MESSAGE_EAGER ? envelope->size : 0;
+    struct td__p2p_arrival *arrival = malloc(sizeof *arrival + size);
+    if (arrival)
+        arrival->envelope = *envelope;
+    return arrival;
+}
+
+void td__arrival_came(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
+{
+    struct td__envelope *envelope = &arrival->envelope;
+    struct td__post *post = td__match_posted(p2p, envelope->source, envelope->tag);
+    if (!post) {
+        append_arrival(p2p, arrival);
+        return;
+    }
+    td__deliver(p2p, post, envelope, arrival->data);
+    free(arrival);
+}
+
+bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data)
+{
+    struct td__p2p_arrival *arrival = td__arrival_make(envelope);
+    if (!arrival)
+        return false;
+    if (envelope->kind == TD__MESSAGE_EAGER)
+        memcpy(arrival->data, data, envelope->size);
+    append_arrival(p2p, arrival);
+    return true;
+}
+
+/* ---- A message and its recv ------------------------------------------------------------------ */
+
+bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope)
+{
+    int asked = post->tag;
+    post->peer = envelope->source;
+    post->tag = envelope->tag;
+    post->message_size = envelope->size;
+    post->id = envelope->id;
+    if (envelope->size <= post->size)
+        return true;
+    td__post_finish(p2p, post,
+                    td__fail(TD_ERR_MISMATCH,
+                             "%s%s: the message has %llu bytes; it is lost, and a recv must have "
+                             "room for the whole message",
+                             td__post_describe(p2p, post),
+                             asked == TD_ANY_TAG ? " (asked for any)" : "",
+                             (unsigned long long)envelope->size));
+    return false;
+}
+
+void td__deliver(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
+                 const void *data)
+{
+    if (!td__take(p2p, post, envelope))
+        return;
+    if (envelope->size)
+        memcpy(post->data, data, envelope->size);
+    td__post_finish(p2p, post, TD_OK);
+}
+
+/* Answers a request: in the ring to the sender, or on the link that it has opened. */
+static bool answer(struct td__p2p *p2p, enum td__message_kind kind,
+                   const struct td__envelope *envelope)
+{
+    struct td__peer *peer = &p2p->peers[envelope->source];
+    struct td__p2p_link *link = peer->local < 0 ? peer->links[1] : NULL;
+    if (peer->gone || (peer->local < 0 && !link))
+        return true; /* whoever waits has been told */
+    if (!td__post_control(p2p, link ? &link->own : &peer->queue, kind, envelope->source,
+                          envelope->id))
+        return false;
+    if (link)
+        td__p2p_tcp_flush(p2p, link);
+    else
+        td__peer_flush(p2p, envelope->source);
+    return true;
+}
+
+bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
+                     const struct td__envelope *envelope)
+{
+    if (envelope->kind == TD__MESSAGE_LARGE)
+        return td__large_claim(p2p, post, envelope);
+    if (!td__take(p2p, post, envelope)) {
+        answer(p2p, TD__MESSAGE_DROP, envelope);
+        return true;
+    }
+    /* First into the list: the answer can come as soon as the question is written. */
+    td__post_remove(post);
+    td__post_append(&p2p->expected, post);
+    if (!answer(p2p, TD__MESSAGE_GO, envelope))
+        td__post_finish(p2p, post, td__fail_nomem(td__post_describe(p2p, post)));
+    return true;
+}
+
+struct td__post *td__find_expected(struct td__p2p *p2p, int source, uint64_t id)
+{
+    struct td__post *post = p2p->expected.first;
+    while (post && (post->peer != source || post->id != id))
+        post = post->next;
+    return post;
+}
+
+static void give_up(struct td__p2p *p2p, const struct td__envelope *envelope)
+{
+    struct td__p2p_arrival *arrival = p2p->peers[envelope->source].arrivals.first;
+    while (arrival &&
+           (arrival->envelope.kind != TD__MESSAGE_REQUEST || arrival->envelope.id != envelope->id))
+        arrival = arrival->next;
+    if (arrival) {
+        td__arrival_remove(p2p, arrival);
+        free(arrival);
+        return;
+    }
+    struct td__post *post = td__find_expected(p2p, envelope->source, envelope->id);
+    if (post)
+        td__post_suspect(p2p, post, "the sender gave up before the message was here");
+}
+
+bool td__header_came(struct td__p2p *p2p, const struct td__envelope *envelope)
+{
+    int source = envelope->source;
+    struct td__post *post;
+    switch (envelope->kind) {
+    case TD__MESSAGE_REQUEST:
+    case TD__MESSAGE_LARGE:
+        post = td__match_posted(p2p, source, envelope->tag);
+        if (!post)
+            return td__arrival_keep(p2p, envelope, NULL);
+        td__begin_large(p2p, post, envelope);
+        return true;
+    case TD__MESSAGE_GO:
+    case TD__MESSAGE_DROP:
+        post = p2p->announced.first;
+        while (post && (post->peer != source || post->id != envelope->id))
+            post = post->next;
+        if (!post)
+            return true; /* given up meanwhile */
+        if (envelope->kind == TD__MESSAGE_DROP) {
+            td__post_finish(p2p, post, TD_OK);
+            return true;
+        }
+        post->kind = TD__MESSAGE_DATA;
+        td__post_remove(post);
+        td__post_append(&p2p->peers[source].queue, post);
+        td__peer_flush(p2p, source);
+        return true;
+    case TD__MESSAGE_CANCEL:
+        give_up(p2p, envelope);
+        return true;
+    default:
+        return false;
+    }
+}

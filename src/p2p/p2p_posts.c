@@ -1,0 +1,369 @@
+/* Posts: their lists, their words, and how they end otherwise than well.
+ *
+ * A post ends once, by td__post_finish(), under the lock; whoever waits is told when the lock is free.
+ * A failure's sentence is made here, by the thread that notices, and carried over.
+ *
+ * Deadlines are looked at by whoever makes progress, when the earliest may have passed. */
+#include "p2p/p2p_internal.h"
+#include "p2p/p2p_link.h"
+#include "p2p/p2p_shm_internal.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800 };
+enum { MOST_NAMED = 3 };
+
+/* ---- Lists ----------------------------------------------------------------------------------- */
+
+void td__post_append(struct td__post_list *list, struct td__post *post)
+{
+    post->list = list;
+    post->next = NULL;
+    post->before = list->last;
+    if (list->last)
+        list->last->next = post;
+    else
+        list->first = post;
+    list->last = post;
+}
+
+void td__post_remove(struct td__post *post)
+{
+    struct td__post_list *list = post->list;
+    if (!list)
+        return;
+    if (post->before)
+        post->before->next = post->next;
+    else
+        list->first = post->next;
+    if (post->next)
+        post->next->before = post->before;
+    else
+        list->last = post->before;
+    post->list = NULL;
+}
+
+void td__post_begin(struct td__p2p *p2p, struct td__post *post)
+{
+    post->all_before = NULL;
+    post->all_next = p2p->all;
+    if (p2p->all)
+        p2p->all->all_before = post;
+    p2p->all = post;
+    p2p->pending++;
+    if (post->deadline < p2p->next_deadline)
+        p2p->next_deadline = post->deadline;
+}
+
+static void leave_all(struct td__p2p *p2p, struct td__post *post)
+{
+    if (post->all_before)
+        post->all_before->all_next = post->all_next;
+    else
+        p2p->all = post->all_next;
+    if (post->all_next)
+        post->all_next->all_before = post->all_before;
+    p2p->pending--;
+}
+
+void td__post_abandon(struct td__p2p *p2p, struct td__post *post)
+{
+    leave_all(p2p, post);
+}
+
+bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__message_kind kind,
+                      int peer, uint64_t id)
+{
+    struct td__post *post = calloc(1, sizeof *post);
+    if (!post)
+        return false;
+    post->kind = kind;
+    post->peer = peer;
+    post->id = id;
+    post->deadline = TD__NEVER;
+    td__post_begin(p2p, post);
+    td__post_append(queue, post);
+    return true;
+}
+
+void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status status)
+{
+    if (post->link) {
+        post->link->post = NULL; /* the rest of its payload is read past */
+        post->link->into = NULL;
+        post->link = NULL;
+    }
+    td__post_remove(post);
+    leave_all(p2p, post);
+    post->status = status;
+    bool told = post->work || post->waited;
+    post->why = status && told ? strdup(td_last_error()) : NULL;
+    post->next = p2p->finished;
+    p2p->finished = post;
+}
+
+const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
+{
+    static _Thread_local char text[400];
+    char tag[32] = "any tag";
+    if (post->tag != TD_ANY_TAG)
+        snprintf(tag, sizeof tag, "tag %d", post->tag);
+    const char *peer = "any rank";
+    if (post->peer != TD_ANY_SOURCE)
+        peer = td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[post->peer]);
+    bool send = post->kind != TD__MESSAGE_NONE;
+    snprintf(text, sizeof text, "rank %d: %s of %s%zu bytes %s %s, %s, on group \"%s\"",
+             p2p->world_ranks[p2p->options.rank], send ? "send" : "recv", send ? "" : "up to ",
+             post->size, send ? "to" : "from", peer, tag, p2p->name);
+    return text;
+}
+
+/* ---- Ranks that are gone, and deadlines ------------------------------------------------------ */
+
+td_status td__peer_refuse(struct td__p2p *p2p, int peer, const struct td__post *post)
+{
+    if (p2p->aborted)
+        return td__fail(p2p->aborted_with, "%s: %s", td__post_describe(p2p, post), p2p->aborted);
+    return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post),
+                    p2p->peers[peer].exit_reason);
+}
+
+void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
+{
+    struct td__peer *peer = &p2p->peers[rank];
+    if (peer->gone)
+        return;
+    peer->gone = true;
+    enum td__presence presence = td__endpoint_presence(p2p->options.endpoint,
+                                                       p2p->world_ranks[rank]);
+    if (presence == TD__ENDED || presence == TD__CUT_OFF)
+        p2p->lost = rank;
+    peer->exit_reason = strdup(exit_reason);
+    p2p->remaining--;
+    p2p->last_gone = rank;
+    for (int i = 0; i < 2; i++)
+        if (peer->links[i])
+            td__p2p_tcp_close(p2p, peer->links[i]);
+
+    for (struct td__p2p_arrival *arrival = peer->arrivals.first, *next; arrival; arrival = next) {
+        next = arrival->next;
+        if (arrival->envelope.kind == TD__MESSAGE_REQUEST) {
+            td__arrival_remove(p2p, arrival);
+            free(arrival);
+        }
+    }
+    for (struct td__post *post = p2p->all, *next; post; post = next) {
+        next = post->all_next;
+        if (post->list == &p2p->active || post->list == &p2p->copies || post->copying)
+            continue; /* td__large_look() sees to it, since all may have been copied */
+        if (post->peer == rank)
+            td__post_finish(p2p, post, td__peer_refuse(p2p, rank, post));
+        else if (post->peer == TD_ANY_SOURCE && td__any_is_hopeless(p2p, post))
+            td__post_finish(p2p, post, td__any_is_hopeless(p2p, post));
+    }
+}
+
+/* Who has died may be the one whose message is waited for. */
+td_status td__any_is_hopeless(struct td__p2p *p2p, const struct td__post *post)
+{
+    bool died = p2p->lost >= 0;
+    int named = died ? p2p->lost : p2p->last_gone;
+    if (p2p->aborted)
+        return td__peer_refuse(p2p, p2p->options.rank ? 0 : 1, post);
+    if (!died && p2p->remaining)
+        return TD_OK;
+    return td__fail(TD_ERR_PEER, "%s: %s%s%s %s", td__post_describe(p2p, post),
+                    died ? "" : "no other rank is left; the last one, ",
+                    td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[named]),
+                    died ? "" : ",", p2p->peers[named].exit_reason);
+}
+
+/* What had come from it before can still be received. */
+static void part_with(struct td__p2p *p2p, int rank, enum td__presence presence)
+{
+    struct td__peer *peer = &p2p->peers[rank];
+    const char *known = td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[rank]);
+    char exit_reason[128];
+    snprintf(exit_reason, sizeof exit_reason, "%s", known ? known : "has ended");
+    if (peer->local >= 0 && !p2p->attached)
+        p2p->attach_wanted = true; /* what it has sent stands there */
+    else if (peer->local >= 0 && p2p->attached)
+        td__ring_lose(p2p, rank, exit_reason);
+    else if (peer->local < 0 && peer->links[1] && presence != TD__CUT_OFF)
+        return; /* its end comes behind its last message */
+    else
+        td__peer_gone(p2p, rank, exit_reason);
+}
+
+void td__peer_lost(struct td__p2p *p2p, int rank, bool bye, const char *exit_reason)
+{
+    const char *known = td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[rank]);
+    if (!bye)
+        p2p->lost = rank;
+    td__peer_gone(p2p, rank, !bye && known ? known : exit_reason);
+}
+
+/* Those whose links have ended, and of whom more is known by now, or never will be. */
+static void end_doubts(struct td__p2p *p2p)
+{
+    bool doubts = false;
+    for (int r = 0; r < p2p->options.size; r++) {
+        struct td__peer *peer = &p2p->peers[r];
+        if (!peer->doubt || peer->gone)
+            continue;
+        if (td__deadline_passed(peer->doubt_end) ||
+            td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[r]) != TD__PRESENT)
+            td__peer_lost(p2p, r, false, peer->doubt);
+        else
+            doubts = true;
+    }
+    p2p->doubts = doubts;
+}
+
+/* Who has not mapped the shared memory when its owner dies never will, unless it was left to him before;
+ * one that had just got it may need a moment. */
+static bool is_locked_out(struct td__p2p *p2p, int rank)
+{
+    int local = p2p->peers[rank].local, owner = local < 0 ? -1 : p2p->locals[0];
+    const struct td__p2p_options *options = &p2p->options;
+    if (local <= 0 || !p2p->attached || owner == options->rank || !options->has_memory ||
+        options->has_memory(options->shared_arg, p2p->world_ranks[rank]))
+        return false;
+    enum td__presence presence = td__endpoint_presence(options->endpoint, p2p->world_ranks[owner]);
+    if (presence == TD__PRESENT || presence == TD__LEFT)
+        return false;
+    if (!p2p->lockout_at)
+        p2p->lockout_at = td__deadline_in_ms(LOCKOUT_MS);
+    return td__deadline_passed(p2p->lockout_at);
+}
+
+void td__p2p_check_peers(struct td__p2p *p2p, bool all)
+{
+    struct td__endpoint *endpoint = p2p->options.endpoint;
+    if (p2p->doubts)
+        end_doubts(p2p);
+    for (const struct td__post *post = p2p->all; post; post = post->all_next)
+        if (post->peer == TD_ANY_SOURCE)
+            all = true;
+        else
+            p2p->peers[post->peer].awaited = true;
+    for (int r = 0; r < p2p->options.size; r++) {
+        struct td__peer *peer = &p2p->peers[r];
+        bool awaited = peer->awaited || all;
+        peer->awaited = false;
+        if (!awaited || r == p2p->options.rank || peer->gone)
+            continue;
+        td__endpoint_watch(endpoint, p2p->world_ranks[r]);
+        enum td__presence presence = td__endpoint_presence(endpoint, p2p->world_ranks[r]);
+        if (presence != TD__PRESENT)
+            part_with(p2p, r, presence);
+        else if (is_locked_out(p2p, r))
+            td__peer_gone(
+                p2p, r,
+                "cannot share memory with this one: who had it is gone, and it did not get "
+                "it in time");
+    }
+}
+
+void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *why)
+{
+    if (p2p->peers[post->peer].gone) { /* then why is known already */
+        td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
+        return;
+    }
+    post->suspect = why;
+    post->id = 0;
+    post->deadline = td__deadline_earlier(post->deadline, td__deadline_in_ms(MISTRUST_MS));
+    p2p->next_deadline = td__deadline_earlier(p2p->next_deadline, post->deadline);
+    td__post_remove(post);
+    td__post_append(&p2p->expected, post);
+}
+
+/* A send that the other side knows of has to be taken back there, too. */
+static void cancel_send(struct td__p2p *p2p, struct td__post *post)
+{
+    struct td__peer *peer = &p2p->peers[post->peer];
+    bool known = post->list == &p2p->announced || post->kind == TD__MESSAGE_DATA;
+    struct td__p2p_link *link = peer->local < 0 ? peer->links[0] : NULL;
+    if (link && link->queue->first == post && link->written) {
+        td__peer_gone(p2p, post->peer,
+                      "is cut off, since a message to it was not through at its deadline");
+        return;
+    }
+    int rank = post->peer;
+    uint64_t id = post->id;
+    td_status status = td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                                td__post_describe(p2p, post), (long long)post->timeout_ms,
+                                post->list == &p2p->peers[rank].queue
+                                    ? "it could not be handed over"
+                                    : "no recv for it was posted, or that rank makes no progress");
+    td__post_finish(p2p, post, status);
+    if (known && td__post_control(p2p, &peer->queue, TD__MESSAGE_CANCEL, rank, id))
+        td__peer_flush(p2p, rank);
+}
+
+/* Members that are gone may be the reason: those that died before those that left. */
+td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *post)
+{
+    const struct td__endpoint *endpoint = p2p->options.endpoint;
+    char gone[512] = "";
+    size_t length = 0;
+    int named = 0;
+    for (int died = 1; died >= 0; died--)
+        for (int r = 0; r < p2p->options.size && named < MOST_NAMED; r++) {
+            int rank = p2p->world_ranks[r];
+            enum td__presence presence = td__endpoint_presence(endpoint, rank);
+            if (presence == TD__PRESENT ||
+                (presence == TD__ENDED || presence == TD__CUT_OFF) != (died == 1))
+                continue;
+            named++;
+            length += (size_t)snprintf(gone + length, sizeof gone - length, "; %s %s",
+                                       td__endpoint_describe(endpoint, rank),
+                                       td__endpoint_exit_reason(endpoint, rank));
+            length = length < sizeof gone ? length : sizeof gone - 1;
+        }
+    return td__fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(p2p, post), post->suspect, gone);
+}
+
+void td__expire(struct td__p2p *p2p, int64_t now)
+{
+    if (now < p2p->next_deadline)
+        return;
+    /* Ending one can end others, which may be the next in the list: begin again after each. */
+    td__deadline next_deadline;
+    struct td__post *post;
+again:
+    next_deadline = TD__NEVER;
+    for (post = p2p->all; post; post = post->all_next) {
+        if (post->deadline > now) {
+            next_deadline = td__deadline_earlier(next_deadline, post->deadline);
+            continue;
+        }
+        if (post->descriptor || post->copying) {
+            if (post->copying ||
+                !td__large_cancel(p2p, post,
+                                  now - post->deadline > GRACE_NS ? TD__AT_ONCE : TD__IF_IDLE)) {
+                next_deadline = td__deadline_earlier(next_deadline, now + RETRY_NS);
+                continue;
+            }
+        }
+        if (post->suspect)
+            td__post_finish(p2p, post, td__post_fail_suspected(p2p, post));
+        else if (post->peer != TD_ANY_SOURCE && p2p->peers[post->peer].gone)
+            td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
+        else if (post->kind == TD__MESSAGE_NONE)
+            td__post_finish(p2p, post,
+                            td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                                     td__post_describe(p2p, post), (long long)post->timeout_ms,
+                                     post->message_size || post->id ? "the message is not complete"
+                                                                    : "no such message has come"));
+        else
+            cancel_send(p2p, post);
+        goto again;
+    }
+    p2p->next_deadline = next_deadline;
+}

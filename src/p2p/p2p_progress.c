@@ -1,0 +1,340 @@
+/* Who moves messages forward: the threads that wait, and where nobody waits, a thread of our own.
+ *
+ * Whoever holds the lock may look at the rings and links (td__p2p_pump()); whoever waits does so
+ * again and again. Jobs that take long (opening a link, getting the shared memory, copying a large
+ * message) are done by whoever comes first, without the lock.
+ *
+ * Only one thread at a time, the owner, may sleep until something happens, since a event wakes one. The
+ * others that wait are told by a condition variable, when a work is complete or the owner has gone.
+ *
+ * Our own thread starts with the first post that is not done at once. It must not get into the way of
+ * a program that waits for itself, so it naps before it takes over, and longer each time it found
+ * somebody at work; the nap also spares a post the system call to wake it. A thread of the program
+ * that comes to wait deposes it at once, without waiting for it. When it wakes, it may have taken a
+ * wake-up that was meant for its successor: it passes that on. It rests when nothing is posted. */
+#include "p2p/p2p_internal.h"
+#include "p2p/p2p_link.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+
+enum {
+    NAP_NS = 1000000,      /* of our thread, before it takes over */
+    LONG_NAP_NS = 8000000, /* the same where the program was seen at work */
+};
+
+/* ---- Moving forward -------------------------------------------------------------------------- */
+
+void td__peer_flush(struct td__p2p *p2p, int rank)
+{
+    struct td__peer *peer = &p2p->peers[rank];
+    bool here = peer->local >= 0;
+    struct td__post *post;
+    if (!here || p2p->attached)
+        while ((post = peer->queue.first))
+            if (!(here ? td__p2p_shm_write(p2p, rank, post) : td__p2p_tcp_write(p2p, rank, post)))
+                break;
+    bool stalled = here && p2p->attached && peer->queue.first;
+    p2p->stalled += stalled - peer->stalled;
+    peer->stalled = stalled;
+}
+
+/* True when something could be written. */
+static bool flush_locals(struct td__p2p *p2p)
+{
+    bool happened = false;
+    for (int i = 0; i < p2p->local_size; i++) {
+        struct td__peer *peer = &p2p->peers[p2p->locals[i]];
+        uint64_t before = peer->writes.total;
+        if (peer->queue.first)
+            td__peer_flush(p2p, p2p->locals[i]);
+        happened |= peer->writes.total != before;
+    }
+    return happened;
+}
+
+static bool has_job(const struct td__p2p *p2p)
+{
+    return (p2p->attach_wanted && !p2p->attaching) || p2p->connects_wanted || p2p->copies.first;
+}
+
+static void set_watch(struct td__p2p *p2p)
+{
+    atomic_store_explicit(&p2p->watch, p2p->active.first || p2p->stalled || has_job(p2p),
+                          memory_order_relaxed);
+}
+
+bool td__p2p_pump(struct td__p2p *p2p)
+{
+    bool happened = false;
+    if (p2p->attached)
+        happened |= td__p2p_shm_read(p2p);
+    if (p2p->epoll >= 0)
+        happened |= td__p2p_tcp_look(p2p);
+    if (p2p->active.first)
+        happened |= td__large_look(p2p);
+    if (p2p->stalled)
+        happened |= flush_locals(p2p);
+    set_watch(p2p);
+    return happened || p2p->finished;
+}
+
+/* The posts that ended, in order. */
+static struct td__post *take_finished(struct td__p2p *p2p)
+{
+    struct td__post *list = NULL;
+    while (p2p->finished) { /* the last one is first in that list */
+        struct td__post *post = p2p->finished;
+        p2p->finished = post->next;
+        post->next = list;
+        list = post;
+    }
+    return list;
+}
+
+static void tell(struct td__post *list)
+{
+    while (list) {
+        struct td__post *post = list;
+        list = post->next;
+        if (post->waited) {
+            atomic_store_explicit(post->waited, true, memory_order_release);
+            continue; /* it is the waiting thread's, and perhaps no more */
+        }
+        bool received = post->kind == TD__MESSAGE_NONE && !post->status;
+        if (post->status)
+            td__fail(post->status, "%s", post->why ? post->why : "out of memory");
+        if (post->work)
+            td_work_complete(post->work, post->status, received ? post->peer : -1,
+                             received ? post->message_size : 0);
+        free(post->why);
+        free(post);
+    }
+}
+
+void td__p2p_settle(struct td__p2p *p2p)
+{
+    struct td__post *list = take_finished(p2p);
+    if (!list)
+        return;
+    pthread_mutex_unlock(&p2p->lock);
+    tell(list);
+    pthread_mutex_lock(&p2p->lock);
+    if (p2p->waiters)
+        pthread_cond_broadcast(&p2p->changed);
+    if (p2p->sleepers)
+        td__p2p_wake(p2p);
+}
+
+static void attach(struct td__p2p *p2p, td__deadline deadline)
+{
+    deadline = td__deadline_earlier(deadline, p2p->next_deadline);
+    p2p->attaching = true;
+    void *memory;
+    pthread_mutex_unlock(&p2p->lock);
+    td_status status = p2p->options.shared(p2p->options.shared_arg, deadline, &memory);
+    pthread_mutex_lock(&p2p->lock);
+    p2p->attaching = false;
+    if (status == TD_ERR_TIMEOUT) {
+        td__expire(p2p, td__now_ns());
+        p2p->attach_wanted = p2p->pending > 0;
+        return;
+    }
+    p2p->attach_wanted = false;
+    if (!status) {
+        td__p2p_shm_begin(p2p, memory);
+        flush_locals(p2p);
+        return;
+    }
+    for (struct td__post *post = p2p->all, *next; post; post = next) {
+        next = post->all_next;
+        if (post->peer == TD_ANY_SOURCE || p2p->peers[post->peer].local >= 0)
+            td__post_finish(p2p, post, status);
+    }
+}
+
+/* One job, without the lock in between; false where there is none. */
+static bool do_job(struct td__p2p *p2p, td__deadline deadline)
+{
+    if (p2p->attach_wanted && !p2p->attaching) {
+        attach(p2p, deadline);
+        return true;
+    }
+    if (p2p->connects_wanted && td__p2p_tcp_connect(p2p))
+        return true;
+    return td__large_copy(p2p);
+}
+
+/* ---- Threads of the program ------------------------------------------------------------------ */
+
+static bool wait_for_owner(struct td__p2p *p2p, td__deadline deadline)
+{
+    p2p->waiters++;
+    bool in_time = td__cond_wait(&p2p->changed, &p2p->lock, deadline);
+    p2p->waiters--;
+    return in_time;
+}
+
+/* Where nothing else has ended, what was waited for: nobody else has to be told of it, so this thread
+ * needs the lock no more. */
+static struct td__post *take_only(struct td__p2p *p2p, const atomic_bool *complete)
+{
+    struct td__post *post = p2p->finished;
+    if (!post || post->next || !complete)
+        return NULL;
+    if (post->waited != complete && post->complete != complete)
+        return NULL;
+    p2p->finished = NULL;
+    return post;
+}
+
+/* Returns a post that is left to be told. */
+static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complete, int peer,
+                                 td__deadline deadline)
+{
+    struct td__p2p_wait wait = {.deadline = deadline, .peer = peer};
+    struct td__post *last = NULL;
+    bool in_time = true;
+    bool owner = false;
+    for (;;) {
+        if (wait.slept)
+            td__p2p_check_deadlines(p2p);
+        bool happened = do_job(p2p, deadline);
+        happened |= td__p2p_pump(p2p);
+        if ((last = take_only(p2p, complete)))
+            break;
+        td__p2p_settle(p2p);
+        if (td__is_set(complete) || !in_time)
+            break;
+        if (happened) {
+            td__p2p_wait_reset(&wait);
+            continue;
+        }
+        if (!owner && p2p->owner == TD__OWNER_PROGRAM) {
+            in_time = wait_for_owner(p2p, deadline);
+            continue;
+        }
+        if (!owner) {
+            bool depose = p2p->owner == TD__OWNER_THREAD;
+            p2p->owner = TD__OWNER_PROGRAM;
+            owner = true;
+            if (depose)
+                td__p2p_wake(p2p);
+        }
+        in_time = td__p2p_wait_step(p2p, &wait, complete);
+    }
+    if (owner) {
+        td__p2p_wait_reset(&wait);
+        p2p->owner = TD__OWNER_NOBODY;
+        if (p2p->waiters)
+            pthread_cond_broadcast(&p2p->changed);
+    }
+    return last;
+}
+
+void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer,
+                      int64_t timeout_ms)
+{
+    if (td__is_set(complete))
+        return;
+    struct td__post *last = NULL;
+    pthread_mutex_lock(&p2p->lock);
+    if (timeout_ms > 0) {
+        last = wait_for(p2p, complete, peer, td__deadline_in_ms(timeout_ms));
+    } else {
+        td__large_copy(p2p); /* the other jobs can take long: they are left to our thread */
+        td__p2p_pump(p2p);
+        td__p2p_settle(p2p);
+    }
+    pthread_mutex_unlock(&p2p->lock);
+    tell(last);
+}
+
+void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer)
+{
+    struct td__post *last = wait_for(p2p, complete, peer, TD__NEVER);
+    pthread_mutex_unlock(&p2p->lock);
+    tell(last);
+}
+
+/* ---- Our own thread -------------------------------------------------------------------------- */
+
+static void serve(struct td__p2p *p2p)
+{
+    struct td__p2p_wait wait = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .drowsy = true};
+    p2p->owner = TD__OWNER_THREAD;
+    while (p2p->owner == TD__OWNER_THREAD && p2p->pending && !p2p->stopping) {
+        if (wait.slept)
+            td__p2p_check_deadlines(p2p);
+        bool happened = do_job(p2p, TD__NEVER);
+        happened |= td__p2p_pump(p2p);
+        td__p2p_settle(p2p);
+        if (happened)
+            td__p2p_wait_reset(&wait);
+        else if (p2p->owner == TD__OWNER_THREAD)
+            td__p2p_wait_step(p2p, &wait, NULL);
+    }
+    if (p2p->owner == TD__OWNER_THREAD) {
+        td__p2p_wait_reset(&wait);
+        p2p->owner = TD__OWNER_NOBODY;
+        if (p2p->waiters)
+            pthread_cond_broadcast(&p2p->changed);
+    } else if (wait.begun) {
+        td__wait_event_wake(td__p2p_shm_own_event(p2p));
+    }
+}
+
+static void *run(void *arg)
+{
+    struct td__p2p *p2p = arg;
+    uint64_t seen = 0;
+    int64_t nap = NAP_NS;
+    pthread_mutex_lock(&p2p->lock);
+    while (!p2p->stopping) {
+        if (p2p->finished)
+            td__p2p_settle(p2p);
+        if (!p2p->pending && p2p->posts == seen) {
+            p2p->thread_rests = true;
+            pthread_cond_wait(&p2p->thread_wake, &p2p->lock);
+            p2p->thread_rests = false;
+            nap = NAP_NS;
+            continue;
+        }
+        seen = p2p->posts;
+        td__cond_wait(&p2p->thread_wake, &p2p->lock, td__now_ns() + nap);
+        if (p2p->owner != TD__OWNER_NOBODY || p2p->waiters || !p2p->pending) {
+            nap = nap < LONG_NAP_NS ? nap * 2 : nap;
+        } else {
+            serve(p2p);
+            nap = NAP_NS;
+        }
+    }
+    pthread_mutex_unlock(&p2p->lock);
+    return NULL;
+}
+
+void td__p2p_attend(struct td__p2p *p2p)
+{
+    p2p->posts++;
+    set_watch(p2p);
+    if (p2p->thread_rests)
+        pthread_cond_signal(&p2p->thread_wake);
+    else if (!p2p->thread_runs && !p2p->stopping)
+        p2p->thread_runs = !td__thread_start(&p2p->thread, "td-messages", run, p2p);
+    if (p2p->sleepers && has_job(p2p))
+        td__p2p_wake(p2p);
+}
+
+void td__p2p_stop(struct td__p2p *p2p)
+{
+    pthread_mutex_lock(&p2p->lock);
+    bool runs = p2p->thread_runs;
+    p2p->stopping = true;
+    p2p->thread_runs = false;
+    pthread_cond_signal(&p2p->thread_wake);
+    td__p2p_wake(p2p);
+    pthread_mutex_unlock(&p2p->lock);
+    if (runs)
+        pthread_join(p2p->thread, NULL);
+}

@@ -1,0 +1,161 @@
+/* Who is where: the cards of all ranks, their hosts and their processes; see endpoint.h. */
+#include "base/fail.h"
+#include "base/host.h"
+#include "peer/endpoint_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAGIC = 0x64740402 };
+
+static void read_line(const char *path, char *text, size_t room)
+{
+    FILE *file = fopen(path, "re");
+    if (!file || !fgets(text, (int)room, file))
+        text[0] = 0;
+    text[strcspn(text, "\n")] = 0;
+    if (file)
+        fclose(file);
+}
+
+/* What two ranks must have in common to share memory: the kernel, the network namespace (their unix
+ * sockets are in it) and the user. */
+static void find_host_id(char text[TD__CARD_TEXT])
+{
+    const char *given = getenv("TANDEM_HOST_ID");
+    char boot[64] = "";
+    struct stat space = {0};
+    if (given && *given) {
+        snprintf(text, TD__CARD_TEXT, "given:%.100s", given);
+        return;
+    }
+    read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    stat("/proc/self/ns/net", &space);
+    snprintf(text, TD__CARD_TEXT, "%s:%s:%llu:%u", *boot ? boot : "?", *boot ? "" : td__host_name(),
+             (unsigned long long)space.st_ino, (unsigned)getuid());
+}
+
+void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *card)
+{
+    const struct td__card *own = &endpoint->own;
+    td__buffer_put_u32(card, MAGIC);
+    td__buffer_put_u32(card, (uint32_t)own->pid);
+    td__buffer_put_u32(card, (uint32_t)own->port);
+    td__buffer_put_u8(card, (uint8_t)(endpoint->shared | endpoint->secret.tls << 1));
+    td__buffer_put_u64(card, own->pid_space);
+    td__buffer_put_string(card, own->identity, sizeof own->identity);
+    td__buffer_put_string(card, own->host_id, strlen(own->host_id));
+    td__buffer_put_string(card, own->host_name, strlen(own->host_name));
+    td__buffer_put_string(card, own->address, strlen(own->address));
+    td__buffer_put_string(card, own->local, strlen(own->local));
+}
+
+static void read_text(struct td__reader *reader, char text[TD__CARD_TEXT])
+{
+    struct td__span span = td__reader_string(reader, TD__CARD_TEXT - 1);
+    if (span.size)
+        memcpy(text, span.data, span.size);
+    text[span.size] = 0;
+}
+
+static bool read_card(const td_bytes *card, struct td__card *peer)
+{
+    struct td__reader reader = td__reader_of(card->data, card->size);
+    bool known = td__reader_u32(&reader) == MAGIC;
+    peer->pid = (int)td__reader_u32(&reader);
+    peer->port = (int)td__reader_u32(&reader);
+    uint8_t ways = td__reader_u8(&reader);
+    peer->shared = ways & 1;
+    peer->tls = ways & 2;
+    peer->pid_space = td__reader_u64(&reader);
+    struct td__span identity = td__reader_string(&reader, TD__IDENTITY_SIZE);
+    known = known && identity.size == TD__IDENTITY_SIZE;
+    if (known)
+        memcpy(peer->identity, identity.data, TD__IDENTITY_SIZE);
+    read_text(&reader, peer->host_id);
+    read_text(&reader, peer->host_name);
+    read_text(&reader, peer->address);
+    read_text(&reader, peer->local);
+    return known && td__reader_done(&reader) && peer->port >= 0 && peer->port <= 65535;
+}
+
+/* A rank that does not share is a host of its own for everybody. Quadratic only in the number of
+ * hosts. */
+static td_status number_hosts(struct td__endpoint *endpoint)
+{
+    int hosts = 0, *first = malloc(sizeof *first * (size_t)endpoint->size);
+    if (!first)
+        return td__fail_nomem("endpoint");
+    for (int r = 0; r < endpoint->size; r++) {
+        struct td__card *peer = &endpoint->peers[r];
+        int host = peer->shared ? 0 : hosts;
+        while (host < hosts && (!endpoint->peers[first[host]].shared ||
+                                strcmp(endpoint->peers[first[host]].host_id, peer->host_id) != 0))
+            host++;
+        peer->host = host;
+        if (host == hosts)
+            first[hosts++] = r;
+    }
+    free(first);
+    return TD_OK;
+}
+
+td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes *cards)
+{
+    for (int r = 0; r < endpoint->size; r++)
+        if (!read_card(&cards[r], &endpoint->peers[r]))
+            return td__fail(
+                TD_ERR_MISMATCH,
+                "rank %d describes itself in a way that rank %d does not understand: do "
+                "all ranks use the same version of Tandem?",
+                r, endpoint->rank);
+    for (int r = 0; r < endpoint->size; r++)
+        if (endpoint->peers[r].tls != endpoint->secret.tls)
+            return td__fail(TD_ERR_MISMATCH,
+                            "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
+                            "all ranks",
+                            endpoint->peers[r].tls, r, endpoint->secret.tls, endpoint->rank);
+    return number_hosts(endpoint);
+}
+
+int td__endpoint_rank(const struct td__endpoint *endpoint)
+{
+    return endpoint->rank;
+}
+
+int td__endpoint_size(const struct td__endpoint *endpoint)
+{
+    return endpoint->size;
+}
+
+int td__endpoint_host(const struct td__endpoint *endpoint, int rank)
+{
+    return endpoint->peers[rank].host;
+}
+
+int td__endpoint_pid(const struct td__endpoint *endpoint, int rank)
+{
+    return endpoint->peers[rank].pid;
+}
+
+const char *td__endpoint_describe(const struct td__endpoint *endpoint, int rank)
+{
+    static _Thread_local char text[TD__CARD_TEXT + 64];
+    const struct td__card *peer = &endpoint->peers[rank];
+    snprintf(text, sizeof text, "rank %d (on %s, pid %d)", rank, peer->host_name, peer->pid);
+    return text;
+}
+
+void td__card_fill_in(struct td__card *card, const char *host)
+{
+    struct stat space = {0};
+    card->pid = (int)getpid();
+    stat("/proc/self/ns/pid", &space);
+    card->pid_space = space.st_ino;
+    find_host_id(card->host_id);
+    snprintf(card->host_name, TD__CARD_TEXT, "%.100s", td__host_name());
+    snprintf(card->address, TD__CARD_TEXT, "%.100s", host);
+}

@@ -1,0 +1,205 @@
+/* Questions, lifelines and news: what is served at the listener, whatever the program is doing; see
+ * endpoint.h and failure_detector.c.
+ *
+ * An answer is its length and its bytes. It fits into the socket's buffer, so that the endpoint's thread
+ * never waits for the one who asked. */
+#include "peer/failure_detector.h"
+
+#include "base/fail.h"
+#include "os/ending.h"
+#include "os/socket.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* A topic of the endpoint's own; all others are those of whoever answers. `value` is a rank. */
+#define TOPIC_PRESENCE UINT32_MAX
+
+/* ---- Asking ---------------------------------------------------------------------------------- */
+
+static td_status ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                     uint64_t value, td__deadline deadline, struct td__buffer *answer)
+{
+    struct td__request request = {.what = TD__WANT_ANSWER,
+                                  .rank = endpoint->rank,
+                                  .group = group,
+                                  .channel = topic,
+                                  .value = value};
+    uint8_t head[4], bytes[1024];
+    int fd;
+    TD_TRY(td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
+                              deadline, &fd));
+    int error = td__recv_all(fd, head, sizeof head, deadline);
+    size_t left = error ? 0 : td__load_u32(head);
+    bool sound = left <= TD__ANSWER_LIMIT;
+    while (!error && sound && left) {
+        size_t part = left < sizeof bytes ? left : sizeof bytes;
+        error = td__recv_all(fd, bytes, part, deadline);
+        if (!error)
+            td__buffer_put(answer, bytes, part);
+        left -= part;
+    }
+    close(fd);
+    if (error || !sound)
+        return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "%s does not answer: %s",
+                        td__endpoint_describe(endpoint, rank),
+                        sound ? td__errno_text(error)
+                              : "its answer is not one of this version of Tandem");
+    return answer->failed ? td__fail_nomem("answer") : TD_OK;
+}
+
+td_status td__endpoint_ask(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                           uint64_t value, td__deadline deadline, struct td__buffer *answer)
+{
+    td_status status = ask(endpoint, rank, topic, group, value, deadline, answer);
+    return td__endpoint_explain(endpoint, rank, status, deadline);
+}
+
+void td__endpoint_tell(struct td__endpoint *endpoint, int rank, uint32_t topic, uint64_t group,
+                       uint64_t value, td__deadline deadline)
+{
+    struct td__buffer answer = {0};
+    ask(endpoint, rank, topic, group, value, deadline, &answer);
+    td__buffer_free(&answer);
+}
+
+td_status td__endpoint_open_lifeline(struct td__endpoint *endpoint, int rank, td__deadline deadline,
+                                     int *fd)
+{
+    struct td__request request = {.what = TD__WANT_LIFELINE, .rank = endpoint->rank};
+    return td__endpoint_reach(endpoint, rank, td__endpoint_is_near(endpoint, rank), &request,
+                              deadline, fd);
+}
+
+void td__endpoint_tell_loss(struct td__endpoint *endpoint, int to, int rank,
+                            enum td__presence presence, int ending, td__deadline deadline)
+{
+    struct td__request request = {.what = TD__WANT_NEWS,
+                                  .rank = endpoint->rank,
+                                  .group = (uint64_t)rank,
+                                  .channel = presence,
+                                  .value = (uint32_t)ending};
+    int fd;
+    if (!td__endpoint_reach(endpoint, to, td__endpoint_is_near(endpoint, to), &request, deadline,
+                            &fd))
+        close(fd);
+}
+
+void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank,
+                               td__deadline deadline, enum td__presence *presence, int *ending)
+{
+    struct td__buffer answer = {0};
+    if (!ask(endpoint, whom, TOPIC_PRESENCE, 0, (uint64_t)rank, deadline, &answer)) {
+        struct td__reader reader = td__reader_of(answer.data, answer.size);
+        uint32_t known = td__reader_u32(&reader), how = td__reader_u32(&reader);
+        if (td__reader_done(&reader) && known > TD__PRESENT && known <= TD__CUT_OFF) {
+            *presence = (enum td__presence)known;
+            *ending = (int)how;
+        }
+    }
+    td__buffer_free(&answer);
+}
+
+/* ---- Being asked ----------------------------------------------------------------------------- */
+
+void td__endpoint_answer(struct td__endpoint *endpoint, td__answer_fn fn, void *arg)
+{
+    pthread_mutex_lock(&endpoint->answer_lock);
+    endpoint->answer = fn;
+    endpoint->answer_arg = arg;
+    pthread_mutex_unlock(&endpoint->answer_lock);
+}
+
+static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
+                         struct td__buffer *answer)
+{
+    if (rank >= (uint64_t)endpoint->size)
+        return;
+    enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
+    /* How it ended stands from when it is not present any more. */
+    int ending = presence == TD__PRESENT ? TD__ENDING_UNKNOWN : endpoint->peers[rank].ending;
+    td__buffer_put_u32(answer, presence);
+    td__buffer_put_u32(answer, (uint32_t)ending);
+}
+
+/* The lock is held while somebody answers, so that td__endpoint_answer() can take him away. */
+static void answer(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+{
+    struct td__buffer text = {0};
+    uint8_t head[4];
+    bool answered = true;
+    if (request->channel == TOPIC_PRESENCE) {
+        say_presence(endpoint, request->value, &text);
+    } else {
+        pthread_mutex_lock(&endpoint->answer_lock);
+        answered = endpoint->answer;
+        if (answered)
+            endpoint->answer(endpoint->answer_arg, request->rank, request->channel, request->group,
+                             request->value, &text);
+        pthread_mutex_unlock(&endpoint->answer_lock);
+    }
+    if (answered && !text.failed && text.size <= TD__ANSWER_LIMIT) {
+        td__store_u32(head, (uint32_t)text.size);
+        struct iovec parts[2] = {{head, sizeof head}, {text.data, text.size}};
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = text.size ? 2 : 1};
+        ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)sent;
+    }
+    td__buffer_free(&text);
+    close(fd);
+}
+
+/* Kept until this rank leaves: whoever holds it sees its end. */
+static void keep_watcher(struct td__endpoint *endpoint, int fd)
+{
+    pthread_mutex_lock(&endpoint->lock);
+    if (endpoint->watcher_count == endpoint->watcher_room) {
+        int room = endpoint->watcher_room ? endpoint->watcher_room * 2 : 8;
+        int *grown = realloc(endpoint->watchers, sizeof *grown * (size_t)room);
+        if (grown) {
+            endpoint->watchers = grown;
+            endpoint->watcher_room = room;
+        }
+    }
+    char byte = TD__HOLDING;
+    if (endpoint->watcher_count < endpoint->watcher_room &&
+        send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+        endpoint->watchers[endpoint->watcher_count++] = fd;
+    else
+        close(fd);
+    pthread_mutex_unlock(&endpoint->lock);
+}
+
+void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+{
+    switch (request->what) {
+    case TD__WANT_ANSWER:
+        answer(endpoint, request, fd);
+        return;
+    case TD__WANT_LIFELINE:
+        keep_watcher(endpoint, fd);
+        return;
+    default:
+        if ((int)request->group != endpoint->rank)
+            td__failure_detector_report(endpoint, (int)request->group,
+                                        (enum td__presence)request->channel,
+                                        (int)(uint32_t)request->value);
+        close(fd);
+    }
+}
+
+void td__endpoint_part(struct td__endpoint *endpoint)
+{
+    char byte = TD__LEAVING;
+    for (int i = 0; i < endpoint->watcher_count; i++) {
+        ssize_t sent = send(endpoint->watchers[i], &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)sent;
+        close(endpoint->watchers[i]);
+    }
+    free(endpoint->watchers);
+    endpoint->watchers = NULL;
+    endpoint->watcher_count = 0;
+}

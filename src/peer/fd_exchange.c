@@ -1,0 +1,243 @@
+/* Shared descriptors, which a rank offers for others of its host, its arena and the memory of groups.
+ *
+ * A rank that leaves while others may still want a shared_fd of its gives each of them a copy, which their
+ * endpoints keep: so nobody's leaving depends on when others come. */
+#include "peer/endpoint_internal.h"
+
+#include "base/fail.h"
+#include "os/socket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 50, HAND_OUT_MS = 1000, TAKE_MS = 200, VIEW_NUMBERS = 255 };
+
+#define ARENA_PAPER ((uint64_t)0)
+#define NOW_OR_NEVER                                                                               \
+    ((uint64_t)1) /* the value of a wish for a shared_fd that does not wait for it */
+
+struct td__shared_fd {
+    struct td__shared_fd *next;
+    uint64_t group;
+    int fd;
+    bool inherited; /* then the descriptor is the endpoint's */
+};
+
+/* ---- Laying out ------------------------------------------------------------------------------ */
+
+static struct td__shared_fd *find_shared_fd(struct td__endpoint *endpoint, uint64_t group)
+{
+    struct td__shared_fd *shared_fd = endpoint->shared_fds;
+    while (shared_fd && shared_fd->group != group)
+        shared_fd = shared_fd->next;
+    return shared_fd;
+}
+
+/* The descriptor goes, and the connection with it. */
+static void hand_out(int connection, int fd)
+{
+    td__send_fd(connection, fd, "p", 1, td__deadline_in_ms(HAND_OUT_MS));
+    close(connection);
+}
+
+bool td__shared_fd_hand_out(struct td__endpoint *endpoint, const struct td__request *request,
+                            int connection)
+{
+    if (request->group == ARENA_PAPER) {
+        struct td__arena *arena = td__arena_default();
+        if (arena)
+            hand_out(connection, td__arena_fd(arena));
+        else
+            close(connection);
+        return true;
+    }
+    struct td__shared_fd *shared_fd = find_shared_fd(endpoint, request->group);
+    if (shared_fd)
+        hand_out(connection, shared_fd->fd);
+    else if (request->value == NOW_OR_NEVER)
+        close(connection);
+    else
+        return false;
+    return true;
+}
+
+static bool add_shared_fd(struct td__endpoint *endpoint, uint64_t group, int fd, bool inherited)
+{
+    struct td__shared_fd *shared_fd = malloc(sizeof *shared_fd);
+    if (!shared_fd)
+        return false;
+    pthread_mutex_lock(&endpoint->lock);
+    *shared_fd = (struct td__shared_fd){
+        .next = endpoint->shared_fds, .group = group, .fd = fd, .inherited = inherited};
+    endpoint->shared_fds = shared_fd;
+    int waiting;
+    while ((waiting = td__endpoint_take_arrival(endpoint, TD__WANT_SHARED_FD, -1, group, 0)) >= 0)
+        hand_out(waiting, fd);
+    pthread_mutex_unlock(&endpoint->lock);
+    return true;
+}
+
+td_status td__endpoint_offer(struct td__endpoint *endpoint, uint64_t group, int fd)
+{
+    return add_shared_fd(endpoint, group, fd, false) ? TD_OK : td__fail_nomem("endpoint");
+}
+
+void td__shared_fds_forget(struct td__endpoint *endpoint, uint64_t group, bool all)
+{
+    for (struct td__shared_fd **at = &endpoint->shared_fds, *shared_fd; (shared_fd = *at);) {
+        if (shared_fd->group != group && !all) {
+            at = &shared_fd->next;
+            continue;
+        }
+        *at = shared_fd->next;
+        if (shared_fd->inherited)
+            close(shared_fd->fd);
+        free(shared_fd);
+    }
+}
+
+/* ---- Bequests -------------------------------------------------------------------------------- */
+
+td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64_t group, int fd,
+                                 td__deadline deadline)
+{
+    struct td__request request = {
+        .what = TD__WANT_HAND_OVER, .rank = endpoint->rank, .group = group};
+    char byte;
+    int connection;
+    TD_TRY(td__endpoint_reach(endpoint, rank, true, &request, deadline, &connection));
+    int error = td__send_fd(connection, fd, "p", 1, deadline);
+    if (!error)
+        error = td__recv_all(connection, &byte, 1, deadline);
+    close(connection);
+    return error ? td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
+                            "%s did not take the memory of a group: %s",
+                            td__endpoint_describe(endpoint, rank), td__errno_text(error))
+                 : TD_OK;
+}
+
+/* The descriptor comes right behind the request. */
+void td__shared_fd_take_over(struct td__endpoint *endpoint, const struct td__request *request,
+                             int connection)
+{
+    char byte;
+    int fd;
+    if (request->group != ARENA_PAPER &&
+        !td__recv_fd(connection, &fd, &byte, 1, td__deadline_in_ms(TAKE_MS))) {
+        if (add_shared_fd(endpoint, request->group, fd, true))
+            td__send_all(connection, "k", 1, td__deadline_in_ms(TAKE_MS));
+        else
+            close(fd);
+    }
+    close(connection);
+}
+
+/* ---- Getting --------------------------------------------------------------------------------- */
+
+static bool has_inherited(struct td__endpoint *endpoint, uint64_t group, int *fd)
+{
+    pthread_mutex_lock(&endpoint->lock);
+    const struct td__shared_fd *shared_fd = group == ARENA_PAPER ? NULL
+                                                                 : find_shared_fd(endpoint, group);
+    *fd = shared_fd ? fcntl(shared_fd->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    pthread_mutex_unlock(&endpoint->lock);
+    return *fd >= 0;
+}
+
+/* Looks from time to time whether it still makes sense. */
+static int wait_for_shared_fd(int connection, td__deadline deadline, const atomic_bool *given_up)
+{
+    int error = ETIMEDOUT;
+    while (error == ETIMEDOUT && !td__deadline_passed(deadline)) {
+        if (given_up && atomic_load(given_up))
+            return ECANCELED;
+        error = td__wait_fd(connection, POLLIN,
+                            td__deadline_earlier(deadline, td__deadline_in_ms(LOOK_MS)));
+    }
+    return error;
+}
+
+static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct td__request *request,
+                         td__deadline deadline, const atomic_bool *given_up, int *fd_out)
+{
+    char byte;
+    int connection, fd;
+    TD_TRY(td__endpoint_explain(
+        endpoint, rank, td__endpoint_reach(endpoint, rank, true, request, deadline, &connection),
+        deadline));
+    int error = wait_for_shared_fd(connection, deadline, given_up);
+    if (!error)
+        error = td__recv_fd(connection, &fd, &byte, 1, deadline);
+    close(connection);
+    if (error == ECANCELED)
+        return td__fail(TD_ERR_ABORTED, "waiting for %s was given up",
+                        td__endpoint_describe(endpoint, rank));
+    if (error)
+        return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
+                        "%s did not share its memory: %s", td__endpoint_describe(endpoint, rank),
+                        error == ENODATA ? "it has left" : td__errno_text(error));
+    *fd_out = fd;
+    return TD_OK;
+}
+
+/* Who leaves while he is asked has given it to us by then. */
+static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
+                       td__deadline deadline, const atomic_bool *given_up, int *fd)
+{
+    if (has_inherited(endpoint, request->group, fd))
+        return TD_OK;
+    td_status status = ask_for(endpoint, rank, request, deadline, given_up, fd);
+    return status == TD_ERR_PEER && has_inherited(endpoint, request->group, fd) ? TD_OK : status;
+}
+
+td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
+                             td__deadline deadline, const atomic_bool *given_up, int *fd)
+{
+    struct td__request request = {
+        .what = TD__WANT_SHARED_FD, .rank = endpoint->rank, .group = group};
+    return fetch(endpoint, rank, &request, deadline, given_up, fd);
+}
+
+td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
+                                 td__deadline deadline, int *fd)
+{
+    struct td__request request = {
+        .what = TD__WANT_SHARED_FD, .rank = endpoint->rank, .group = group, .value = NOW_OR_NEVER};
+    return fetch(endpoint, rank, &request, deadline, NULL, fd);
+}
+
+td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
+                           td__deadline deadline, void **address)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    pthread_mutex_lock(&endpoint->map_lock);
+    if (!peer->viewed) {
+        int fd;
+        pthread_mutex_unlock(&endpoint->map_lock);
+        TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_PAPER, deadline, NULL, &fd));
+        pthread_mutex_lock(&endpoint->map_lock);
+        if (peer->viewed) {
+            close(fd); /* another thread was first */
+        } else if (td__arena_view_open(fd, 1 + (unsigned)rank % VIEW_NUMBERS, &peer->view)) {
+            pthread_mutex_unlock(&endpoint->map_lock);
+            close(fd);
+            return TD_ERR_PEER;
+        }
+        peer->viewed = true;
+    }
+    void *found = td__arena_view_at(&peer->view, offset, size);
+    bool short_of_memory = !found && errno == ENOMEM;
+    pthread_mutex_unlock(&endpoint->map_lock);
+    if (short_of_memory)
+        return td__fail(TD_ERR_NOMEM,
+                        "no address space to map the memory of %s; is it limited (ulimit -v)?",
+                        td__endpoint_describe(endpoint, rank));
+    if (!found)
+        return td__fail(TD_ERR_PEER, "%s speaks of memory that it does not have",
+                        td__endpoint_describe(endpoint, rank));
+    *address = found;
+    return TD_OK;
+}

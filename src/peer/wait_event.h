@@ -1,0 +1,153 @@
+/* Waiting for another process (or thread) that writes to shared memory, and waking it.
+ *
+ *     waiter                                      whoever changes the condition
+ *     struct td__waiting w;                       change it (an atomic store)
+ *     td__waiting_begin(&w, event, …);             td__wait_event_signal(event);
+ *     while (!condition)
+ *         if (!td__waiting_step(&w)) … too late
+ *     td__waiting_end(&w);
+ *
+ * A step spins, yields or sleeps. Sleeping is announced first, and the condition looked at once more
+ * before it begins; ringing costs a load as long as nobody sleeps: not even a fence, since the one who
+ * sleeps makes all processors pass one (membarrier). One waiter at a time has a event.
+ *
+ * How long to do what: where there is a processor for everyone, the other side is at work and spinning
+ * is the fastest; where there is not (`oversubscribed`), it may need this processor, and gets it by a yield. It
+ * needs another one where it was last seen there: then a yield would only hand this processor to somebody
+ * who waits as well, and come back two context switches later, so the waiter spins for a moment between
+ * two yields. A yield that took long has met a third who computes: then only sleeping gives the processor
+ * back at once when the event rings. */
+#ifndef TD_PEER_WAIT_EVENT_H
+#define TD_PEER_WAIT_EVENT_H
+
+#include "base/clock.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* In memory that both sides see; zero at first. */
+struct td__wait_event {
+    _Atomic uint32_t sleeping; /* the futex: 1 while the waiter sleeps or is about to */
+    _Atomic int processor; /* plus one, where its owner was last seen; 0: not known; negative while
+                                  it yields */
+};
+
+struct td__waiting {
+    struct td__wait_event *event;
+    td__deadline deadline;
+    int64_t until;  /* when to stop yielding, once that has begun */
+    int64_t now;    /* the time after the last yield; 0: not known */
+    unsigned spins; /* left */
+    unsigned turn;  /* spins between two yields, where `elsewhere` */
+    bool elsewhere; /* set by the caller: nobody whom it waits for needs this processor */
+    bool spun;      /* since the last yield */
+    bool slept;     /* the last step has slept a whole slice, or was woken */
+    bool announced; /* the next step sleeps */
+    int64_t slice;  /* the longest sleep, so that the caller looks at other things in between */
+    _Atomic uint32_t *sleepers; /* NULL, or a count of those who sleep, for those who ring many */
+};
+
+/** `oversubscribed`: with how many others each has to share a processor; 0: there is one for everyone. Sleeps of at
+ *  most `slice_ns` at a time. */
+void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event,
+                       unsigned oversubscribed, int64_t slice_ns, td__deadline deadline);
+
+/** How often this thread has begun to wait: a call during which it did not was over within microseconds,
+ *  unless there was much to do. */
+extern _Thread_local unsigned td__waits;
+
+/** One step of waiting; false when the deadline has passed. */
+bool td__waiting_step(struct td__waiting *waiting);
+
+/** Whether the last step has yielded, to those who are waited for as far as can be seen. */
+static inline bool td__waiting_yields(const struct td__waiting *waiting)
+{
+    return waiting->now && waiting->until > 1;
+}
+
+void td__waiting_end(struct td__waiting *waiting);
+
+void td__wait_event_wake(struct td__wait_event *event);
+
+/** True where whoever is about to sleep can have all processors pass a barrier: then those who ring need
+ *  none of their own. Set before the first ring. */
+extern bool td__wait_events_are_cheap;
+
+/** Between a change and the look at who sleeps: the change is seen by others before that look. */
+static inline void td__wait_event_fence(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    static _Atomic int word; /* the sanitizer does not know fences */
+    atomic_fetch_add(&word, 1);
+#else
+    if (td__wait_events_are_cheap)
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+/** Wakes the waiter where it sleeps. The change must be made before, with any memory order. */
+static inline void td__wait_event_signal(struct td__wait_event *event)
+{
+    td__wait_event_fence();
+    if (atomic_load_explicit(&event->sleeping, memory_order_relaxed))
+        td__wait_event_wake(event);
+}
+
+/** Between two looks: a moment in which the line that is looked at is left to whoever writes it. */
+static inline void td__pause_processor(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/** How many of these pauses take about `ns`, 64 at most; measured, since processors differ by a factor of ten. */
+unsigned td__pauses_in(int64_t ns);
+
+/** Asks for a cache line that will be written soon, so that it is here, and nowhere else, by then. */
+static inline void td__claim_line(const void *line)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)line));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
+/** Notes on which processor the owner of the event is, for those who wait for it. */
+static inline void td__wait_event_set_processor(struct td__wait_event *event)
+{
+    int here = sched_getcpu() + 1;
+    if (atomic_load_explicit(&event->processor, memory_order_relaxed) != here)
+        atomic_store_explicit(&event->processor, here, memory_order_relaxed);
+}
+
+/** Where the owner of a event was last seen, plus one. */
+static inline int td__wait_event_processor(const struct td__wait_event *event)
+{
+    int at = atomic_load_explicit(&event->processor, memory_order_relaxed);
+    return at < 0 ? -at : at;
+}
+
+/** Whether it has yielded, and has not come back yet. */
+static inline bool td__wait_event_is_idle(const struct td__wait_event *event)
+{
+    return atomic_load_explicit(&event->processor, memory_order_relaxed) < 0;
+}
+
+/** How many processors this process may run on. */
+int td__processors(void);
+
+/** With how many others each of `ranks` on this host has to share a processor. */
+static inline unsigned td__crowd(int ranks)
+{
+    return (unsigned)((ranks - 1) / td__processors());
+}
+
+#endif

@@ -1,0 +1,91 @@
+/* Copies; see copy.h. A store through the caches reads the line first, which memcpy() avoids only for
+ * single copies of many megabytes; a collective moves as much in smaller ones. */
+#include "reduce/copy.h"
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST_CACHES = 8 }; /* that the system lists for a processor */
+
+/* A number in one of the files about cache `index` of the first processor; 0 where there is none. */
+static long read_number(int index, const char *name)
+{
+    char path[96], text[32] = "";
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    return length > 0 ? strtol(text, NULL, 10) : 0;
+}
+
+/* What a group of processors shares. sysconf() does not say that on AMD, where it counts the caches of
+ * level 3 of a whole socket together. */
+static long find_cache(int level)
+{
+    for (int index = 0; index < MOST_CACHES; index++)
+        if (read_number(index, "level") == level)
+            return read_number(index, "size") * 1024; /* "32768K" */
+    return sysconf(level == 3 ? _SC_LEVEL3_CACHE_SIZE : _SC_LEVEL2_CACHE_SIZE);
+}
+
+size_t td__cache_bytes(int level)
+{
+    static _Atomic long known[2]; /* the same for every thread that finds it out */
+    _Atomic long *bytes = &known[level == 3];
+    if (!*bytes) {
+        long found = find_cache(level);
+        *bytes = found > 0 ? found : level == 3 ? 32 << 20 : 1 << 20;
+    }
+    return (size_t)*bytes;
+}
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+
+enum { LINE = 64, LEAST = 4096 };
+
+/* Whole lines, `to` at the beginning of one. */
+static void stream(char *to, const char *from, size_t size)
+{
+    for (size_t at = 0; at < size; at += LINE) {
+        const __m128i *source = (const __m128i *)(const void *)(from + at);
+        __m128i *target = (__m128i *)(void *)(to + at);
+        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+    _mm_sfence();
+}
+
+void td__copy_bytes(void *to, const void *from, size_t size, bool past)
+{
+    if (to == from || !size)
+        return;
+    if (!past || size < LEAST) {
+        memcpy(to, from, size);
+        return;
+    }
+    size_t head = -(uintptr_t)to % LINE, lines = (size - head) / LINE * LINE;
+    memcpy(to, from, head);
+    stream((char *)to + head, (const char *)from + head, lines);
+    memcpy((char *)to + head + lines, (const char *)from + head + lines, size - head - lines);
+}
+
+#else
+
+void td__copy_bytes(void *to, const void *from, size_t size, bool past)
+{
+    (void)past;
+    if (to != from && size)
+        memcpy(to, from, size);
+}
+
+#endif

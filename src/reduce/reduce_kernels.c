@@ -1,0 +1,58 @@
+/* Which kernels to use; see reduce_kernels.h. */
+#include "reduce/reduce_kernels.h"
+
+#include "base/simd.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* The best one first. */
+static const struct {
+    const struct td__reduce_kernels *kernels;
+    td__simd_level level;
+} choices[] = {
+#if defined(__x86_64__)
+    {&td__kernels_avx512, TD__SIMD_AVX512},
+    {&td__kernels_avx2, TD__SIMD_AVX2},
+#endif
+    {&td__kernels_generic, TD__SIMD_GENERIC},
+};
+
+enum { CHOICES = sizeof choices / sizeof *choices };
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Atomic(const struct td__reduce_kernels *) in_use;
+
+/* NULL where there is none of that name, or where the processor lacks it. */
+static const struct td__reduce_kernels *find(const char *name)
+{
+    for (int i = 0; i < CHOICES; i++)
+        if (!strcmp(name, choices[i].kernels->name) && td__simd_has(choices[i].level))
+            return choices[i].kernels;
+    return NULL;
+}
+
+static void choose(void)
+{
+    atomic_store(&in_use, find(td__simd_name(td__simd())));
+}
+
+const struct td__reduce_kernels *td__kernels(void)
+{
+    const struct td__reduce_kernels *kernels = atomic_load_explicit(&in_use, memory_order_acquire);
+    if (__builtin_expect(!kernels, 0)) {
+        pthread_once(&once, choose);
+        kernels = atomic_load(&in_use);
+    }
+    return kernels;
+}
+
+bool td__kernels_use(const char *name)
+{
+    td__kernels(); /* so that the first use does not choose again */
+    const struct td__reduce_kernels *found = find(name);
+    if (found)
+        atomic_store(&in_use, found);
+    return found != NULL;
+}

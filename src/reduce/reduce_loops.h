@@ -1,0 +1,387 @@
+/* The inner loops of reductions, in plain C that compilers make vector code of. Each source file
+ * that includes this is compiled for one instruction set, and names it with KERNELS_NAME and
+ * KERNELS_SYMBOL.
+ *
+ * The same bits come out of each: additions are not reordered, a multiplication and an addition are
+ * not fused (-ffp-contract=off), and what is left open elsewhere is settled here: the sign of
+ * min(0, -0), and which NaN comes out of an operation. Processors take that of the first operand,
+ * and which one comes first is the compiler's choice. */
+#include "reduce/reduce_kernels.h"
+
+#include "base/half.h"
+
+#include <math.h>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* A loop over whole cache lines, so that nothing is left over from its vectors. Its turns do not
+ * depend on one another: `out` below is one of the sources, or apart from them. */
+#if defined(__clang__)
+#define EACH _Pragma("clang loop vectorize(assume_safety)") for (size_t i = 0; i < whole; i++)
+#else
+#define EACH _Pragma("GCC ivdep") for (size_t i = 0; i < whole; i++)
+#endif
+
+/* Defines td__fold_fn `name` on elements of `type`: get(x) makes a value of an element, op(x, y)
+ * combines two values, and put(x) makes an element of the result. */
+#define FOLD(name, type, get, op, put)                                                             \
+    static void name(void *to, void *const *from, int n, size_t bytes)                             \
+    {                                                                                              \
+        const size_t count = bytes / sizeof(type), whole = count & -(64 / sizeof(type));           \
+        type *out = to, *a = from[0], *b = from[1], *c = NULL, *d = NULL;                          \
+        type *e = NULL, *f = NULL, *g = NULL, *h = NULL;                                           \
+        if (n == 2) {                                                                              \
+            if (out)                                                                               \
+                EACH out[i] = put(PAIR(get, op, a, b));                                            \
+            else                                                                                   \
+                EACH a[i] = b[i] = put(PAIR(get, op, a, b));                                       \
+        } else if (n == 4) {                                                                       \
+            c = from[2], d = from[3];                                                              \
+            if (out)                                                                               \
+                EACH out[i] = put(op(PAIR(get, op, a, b), PAIR(get, op, c, d)));                   \
+            else                                                                                   \
+                EACH a[i] = b[i] = c[i] = d[i] = put(                                              \
+                    op(PAIR(get, op, a, b), PAIR(get, op, c, d)));                                 \
+        } else {                                                                                   \
+            c = from[2], d = from[3], e = from[4], f = from[5], g = from[6], h = from[7];          \
+            if (out)                                                                               \
+                EACH out[i] = put(op(op(PAIR(get, op, a, b), PAIR(get, op, c, d)),                 \
+                                     op(PAIR(get, op, e, f), PAIR(get, op, g, h))));               \
+            else                                                                                   \
+                EACH a[i] = b[i] = c[i] = d[i] = e[i] = f[i] = g[i] = h[i] = put(                  \
+                    op(op(PAIR(get, op, a, b), PAIR(get, op, c, d)),                               \
+                       op(PAIR(get, op, e, f), PAIR(get, op, g, h))));                             \
+        }                                                                                          \
+        for (size_t i = whole; i < count; i++) {                                                   \
+            __typeof__(get(*a)) value = PAIR(get, op, a, b);                                       \
+            if (n > 2)                                                                             \
+                value = op(value, PAIR(get, op, c, d));                                            \
+            if (n > 4)                                                                             \
+                value = op(value, op(PAIR(get, op, e, f), PAIR(get, op, g, h)));                   \
+            type element = put(value);                                                             \
+            if (out) {                                                                             \
+                out[i] = element;                                                                  \
+                continue;                                                                          \
+            }                                                                                      \
+            a[i] = b[i] = element;                                                                 \
+            if (n > 2)                                                                             \
+                c[i] = d[i] = element;                                                             \
+            if (n > 4)                                                                             \
+                e[i] = f[i] = g[i] = h[i] = element;                                               \
+        }                                                                                          \
+    }
+
+#define PAIR(get, op, x, y) op(get((x)[i]), get((y)[i]))
+#define AS_IS(value) (value)
+
+/* ---- f32, f64 --------------------------------------------------------------------------------
+ *
+ * Where an operand is NaN, so is every result up to the last one: it is enough to make that one the
+ * NaN without a sign or payload.
+ *
+ * least() and greatest() are made of bits and masks. least() puts together the operands that are
+ * not greater than the other one: one of two different numbers; both of 0 and -0, which is -0; both,
+ * where one is NaN, and that is NaN. greatest() takes what those have in common that are not less:
+ * of 0 and -0, that is 0; and where one is NaN, neither counts, and all bits remain: NaN. */
+
+#define FLOATING(prefix, real, word, bits_of, of_bits)                                             \
+    INLINE real prefix##_quiet(real value)                                                         \
+    {                                                                                              \
+        return value == value ? value : (real)NAN;                                                 \
+    }                                                                                              \
+    INLINE real prefix##_add(real a, real b)                                                       \
+    {                                                                                              \
+        return a + b;                                                                              \
+    }                                                                                              \
+    INLINE real prefix##_multiply(real a, real b)                                                  \
+    {                                                                                              \
+        return a * b;                                                                              \
+    }                                                                                              \
+    INLINE real prefix##_least(real a, real b)                                                     \
+    {                                                                                              \
+        word greater_a = -(word)(a > b), greater_b = -(word)(b > a);                               \
+        return of_bits((bits_of(a) & ~greater_a) | (bits_of(b) & ~greater_b));                     \
+    }                                                                                              \
+    INLINE real prefix##_greatest(real a, real b)                                                  \
+    {                                                                                              \
+        word less_a = -(word) !(a >= b), less_b = -(word) !(b >= a);                               \
+        return of_bits((bits_of(a) | less_a) & (bits_of(b) | less_b));                             \
+    }                                                                                              \
+    FOLD(prefix##_sum, real, AS_IS, prefix##_add, prefix##_quiet)                                  \
+    FOLD(prefix##_product, real, AS_IS, prefix##_multiply, prefix##_quiet)                         \
+    FOLD(prefix##_min, real, AS_IS, prefix##_least, prefix##_quiet)                                \
+    FOLD(prefix##_max, real, AS_IS, prefix##_greatest, prefix##_quiet)                             \
+    static void prefix##_scale(real *values, double factor, size_t count)                          \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            values[i] = prefix##_quiet(values[i] * (real)factor);                                  \
+    }                                                                                              \
+    static void prefix##_divide(real *values, int divisor, size_t count)                           \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            values[i] = prefix##_quiet(values[i] / (real)divisor);                                 \
+    }
+
+INLINE double f64_of_bits(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint64_t bits_of_f64(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+FLOATING(f32, float, uint32_t, td__bits_of_f32, td__f32_of_bits)
+FLOATING(f64, double, uint64_t, bits_of_f64, f64_of_bits)
+
+/* Averages of the n of FOLD. Half, a quarter and an eighth are exact, so a product with them is rounded
+ * as the quotient is. */
+#define F32_OVER_N(value) f32_quiet((value) * (float)(1.0 / n))
+#define F64_OVER_N(value) f64_quiet((value) * (1.0 / n))
+
+FOLD(f32_average, float, AS_IS, f32_add, F32_OVER_N)
+FOLD(f64_average, double, AS_IS, f64_add, F64_OVER_N)
+
+/* ---- Complex numbers -------------------------------------------------------------------------
+ *
+ * A sum is that of the parts. A product is (a + bi)(c + di) = (ac - bd) + (ad + bc)i and no more:
+ * infinities get no treatment of their own, as they do in C's Annex G.
+ *
+ * Where there are such instructions, gcc 12 fuses the multiplications and additions of a vector of
+ * products whatever it is told. There they are kept apart, one by one. */
+#if (defined(__FMA__) || defined(__AVX512F__)) && !defined(__clang__)
+#define ROUNDED(value) __asm__("" : "+x"(value))
+#else
+#define ROUNDED(value) (void)(value)
+#endif
+
+#define COMPLEX(prefix, real, real_quiet)                                                          \
+    struct prefix {                                                                                \
+        real re, im;                                                                               \
+    };                                                                                             \
+    INLINE struct prefix prefix##_multiply(struct prefix a, struct prefix b)                       \
+    {                                                                                              \
+        real re = a.im * b.im, im = a.im * b.re;                                                   \
+        ROUNDED(re);                                                                               \
+        ROUNDED(im);                                                                               \
+        return (struct prefix){a.re * b.re - re, a.re * b.im + im};                                \
+    }                                                                                              \
+    INLINE struct prefix prefix##_quiet(struct prefix a)                                           \
+    {                                                                                              \
+        return (struct prefix){real_quiet(a.re), real_quiet(a.im)};                                \
+    }                                                                                              \
+    FOLD(prefix##_product, struct prefix, AS_IS, prefix##_multiply, prefix##_quiet)
+
+COMPLEX(complex64, float, f32_quiet)
+COMPLEX(complex128, double, f64_quiet)
+
+/* ---- f16, bf16 -------------------------------------------------------------------------------
+ *
+ * Sums and products are those of f32. The order of the numbers is that of their bits as integers,
+ * once those below a negative sign are turned over. NaN is what exceeds infinity, the sign apart. */
+
+INLINE int16_t half_order(int16_t half)
+{
+    return (int16_t)(half ^ (half >> 15 & 0x7fff)); /* its own inverse */
+}
+
+INLINE int16_t half_least(int16_t a, int16_t b)
+{
+    return a < b ? a : b;
+}
+
+INLINE int16_t half_greatest(int16_t a, int16_t b)
+{
+    return a > b ? a : b;
+}
+
+#define HALF(prefix, infinity, nan)                                                                \
+    INLINE int16_t prefix##_quiet(int16_t value, int16_t a, int16_t b)                             \
+    {                                                                                              \
+        return half_greatest(a & 0x7fff, b & 0x7fff) > (infinity) ? (nan) : value;                 \
+    }                                                                                              \
+    INLINE int16_t prefix##_least(int16_t a, int16_t b)                                            \
+    {                                                                                              \
+        return prefix##_quiet(half_order(half_least(half_order(a), half_order(b))), a, b);         \
+    }                                                                                              \
+    INLINE int16_t prefix##_greatest(int16_t a, int16_t b)                                         \
+    {                                                                                              \
+        return prefix##_quiet(half_order(half_greatest(half_order(a), half_order(b))), a, b);      \
+    }                                                                                              \
+    FOLD(prefix##_min, int16_t, AS_IS, prefix##_least, AS_IS)                                      \
+    FOLD(prefix##_max, int16_t, AS_IS, prefix##_greatest, AS_IS)
+
+HALF(f16, 0x7c00, 0x7e00)
+HALF(bf16, 0x7f80, 0x7fc0)
+
+/* From elements to elements, with the rounding. There is no such loop for f16: compilers make no
+ * vector code of the processors' conversions. */
+INLINE uint16_t bf16_round(float value)
+{
+    return value == value ? td__round_to_bf16(value) : 0x7fc0;
+}
+
+FOLD(bf16_sum_elements, uint16_t, td__bf16_to_f32, f32_add, bf16_round)
+
+/* ---- Integers --------------------------------------------------------------------------------
+ *
+ * Sums and products wrap around, and have the same bits with and without a sign. */
+
+#define WRAPPING(prefix, type)                                                                     \
+    INLINE type prefix##_add(type a, type b)                                                       \
+    {                                                                                              \
+        return (type)(a + b);                                                                      \
+    }                                                                                              \
+    INLINE type prefix##_multiply(type a, type b)                                                  \
+    {                                                                                              \
+        return (type)(1u * a * b);                                                                 \
+    }                                                                                              \
+    FOLD(prefix##_sum, type, AS_IS, prefix##_add, AS_IS)                                           \
+    FOLD(prefix##_product, type, AS_IS, prefix##_multiply, AS_IS)
+
+#define ORDERED(prefix, type)                                                                      \
+    INLINE type prefix##_least(type a, type b)                                                     \
+    {                                                                                              \
+        return a < b ? a : b;                                                                      \
+    }                                                                                              \
+    INLINE type prefix##_greatest(type a, type b)                                                  \
+    {                                                                                              \
+        return a > b ? a : b;                                                                      \
+    }                                                                                              \
+    FOLD(prefix##_min, type, AS_IS, prefix##_least, AS_IS)                                         \
+    FOLD(prefix##_max, type, AS_IS, prefix##_greatest, AS_IS)
+
+WRAPPING(u8, uint8_t)
+WRAPPING(u16, uint16_t)
+WRAPPING(u32, uint32_t)
+WRAPPING(u64, uint64_t)
+
+ORDERED(i8, int8_t)
+ORDERED(u8, uint8_t)
+ORDERED(i16, int16_t)
+ORDERED(i32, int32_t)
+ORDERED(i64, int64_t)
+ORDERED(u32, uint32_t)
+ORDERED(u64, uint64_t)
+
+/* ---- Bits, and bool -------------------------------------------------------------------------- */
+
+INLINE uint8_t bits_and(uint8_t a, uint8_t b)
+{
+    return a & b;
+}
+
+INLINE uint8_t bits_or(uint8_t a, uint8_t b)
+{
+    return a | b;
+}
+
+INLINE uint8_t bits_xor(uint8_t a, uint8_t b)
+{
+    return a ^ b;
+}
+
+FOLD(band, uint8_t, AS_IS, bits_and, AS_IS)
+FOLD(bor, uint8_t, AS_IS, bits_or, AS_IS)
+FOLD(bxor, uint8_t, AS_IS, bits_xor, AS_IS)
+
+static void normalise_bool(uint8_t *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        values[i] = values[i] != 0;
+}
+
+/* ---- Conversions ----------------------------------------------------------------------------- */
+
+static void f16_to_f32(float *restrict to, const uint16_t *from, size_t count)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16)
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from + i))));
+#endif
+    for (; i < count; i++)
+        to[i] = td__f16_to_f32(from[i]);
+}
+
+static void f32_to_f16(uint16_t *restrict to, const float *from, size_t count)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16)
+        _mm256_storeu_si256((void *)(to + i),
+                            _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((void *)(to + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < count; i++)
+        to[i] = td__f32_to_f16(from[i]);
+}
+
+static void bf16_to_f32(float *restrict to, const uint16_t *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = td__bf16_to_f32(from[i]);
+}
+
+static void f32_to_bf16(uint16_t *restrict to, const float *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = td__f32_to_bf16(from[i]);
+}
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+#define SUMS(sum) [TD_SUM] = sum, [TD_AVG] = sum, [TD_PREMUL_SUM] = sum
+#define BITS [TD_BAND] = band, [TD_BOR] = bor, [TD_BXOR] = bxor
+
+const struct td__reduce_kernels KERNELS_SYMBOL = {
+    .name = KERNELS_NAME,
+    .fold =
+        {
+            [TD_F32] =
+                {SUMS(f32_sum), [TD_PRODUCT] = f32_product, [TD_MIN] = f32_min, [TD_MAX] = f32_max},
+            [TD_F64] =
+                {SUMS(f64_sum), [TD_PRODUCT] = f64_product, [TD_MIN] = f64_min, [TD_MAX] = f64_max},
+            [TD_F16] =
+                {SUMS(f32_sum), [TD_PRODUCT] = f32_product, [TD_MIN] = f16_min, [TD_MAX] = f16_max},
+            [TD_BF16] = {SUMS(f32_sum), [TD_PRODUCT] = f32_product, [TD_MIN] = bf16_min,
+                         [TD_MAX] = bf16_max},
+            [TD_I8] = {u8_sum, u8_product, i8_min, i8_max, BITS},
+            [TD_U8] = {u8_sum, u8_product, u8_min, u8_max, BITS},
+            [TD_I16] = {u16_sum, u16_product, i16_min, i16_max, BITS},
+            [TD_I32] = {u32_sum, u32_product, i32_min, i32_max, BITS},
+            [TD_I64] = {u64_sum, u64_product, i64_min, i64_max, BITS},
+            [TD_U32] = {u32_sum, u32_product, u32_min, u32_max, BITS},
+            [TD_U64] = {u64_sum, u64_product, u64_min, u64_max, BITS},
+            [TD_BOOL] = {bor, band, band, bor, BITS},
+            [TD_COMPLEX64] = {SUMS(f32_sum), [TD_PRODUCT] = complex64_product},
+            [TD_COMPLEX128] = {SUMS(f64_sum), [TD_PRODUCT] = complex128_product},
+        },
+    .bf16_sum_elements = bf16_sum_elements,
+    .f32_average = f32_average,
+    .f64_average = f64_average,
+    .f16_to_f32 = f16_to_f32,
+    .f32_to_f16 = f32_to_f16,
+    .bf16_to_f32 = bf16_to_f32,
+    .f32_to_bf16 = f32_to_bf16,
+    .scale_f32 = f32_scale,
+    .scale_f64 = f64_scale,
+    .divide_f32 = f32_divide,
+    .divide_f64 = f64_divide,
+    .normalise_bool = normalise_bool,
+};

@@ -1,0 +1,65 @@
+/* Reductions on plain memory: what a rank does with the data once it has them.
+ *
+ *     data (dtype) --load--> accumulator --combine--> … --combine--> accumulator --store--> data
+ *
+ * The accumulator is f32 for sums and products of f16 and bf16, which are rounded once, in the
+ * store; otherwise it is of the dtype itself. Between load and store any rank may combine the
+ * accumulators of any two; which are combined is up to the tree of collective/tree.h.
+ * td__reduce_many() does all three for several ranks' buffers in one pass, and gives the same
+ * bits.
+ *
+ * The bits depend on the values and the tree, on nothing else: not on the instruction set, on the
+ * alignment, on the place of an element in its buffer, or on which of two operands comes first.
+ *
+ * Buffers are aligned to their elements (complex ones to the parts). Nothing here can fail: whoever
+ * makes a reduction checks it once, with td__reduction_check(). */
+#ifndef TD_REDUCE_REDUCTION_H
+#define TD_REDUCE_REDUCTION_H
+
+#include <tandem/dtype.h>
+
+struct td__reduction {
+    td_dtype dtype;
+    td_reduce_op op;       /* of no account where there is a user's function */
+    double factor;         /* TD_PREMUL_SUM */
+    const double *factors; /* NULL, or one for each source of the two functions that take several */
+    td_reduce_fn user;     /* instead of `op`, or NULL */
+    void *user_arg;
+    uint32_t ways;   /* of a reduction in place: reduce_method.h */
+    uint32_t number; /* of the user's function, from 1, in the order in which they were created */
+};
+
+/** TD_ERR_INVALID, with a sentence that names both, where `dtype` has no such operation. */
+td_status td__reduction_check(const struct td__reduction *reduction);
+
+/** The type in which values are combined. */
+td_dtype td__reduction_accumulator(const struct td__reduction *reduction);
+
+/** Makes accumulators of `count` elements: converted; for TD_PREMUL_SUM times the factor; for bool
+ *  0 or 1. `acc` may be `src` where they have the same type, and must not overlap it otherwise. */
+void td__reduce_load(const struct td__reduction *reduction, void *acc, const void *src,
+                     size_t count);
+
+/** acc = acc op other. They must not overlap. */
+void td__reduce_combine(const struct td__reduction *reduction, void *acc, const void *other,
+                        size_t count);
+
+/** Makes elements of accumulators over `size` ranks, by which TD_AVG divides. `dst` may be `acc`
+ *  where they have the same type, and must not overlap it otherwise. */
+void td__reduce_store(const struct td__reduction *reduction, void *dst, const void *acc,
+                      size_t count, int size);
+
+/**
+ * Reduces `count` elements of each of `src_count` (at least 1) buffers along the tree, in the order
+ * in which they stand in `src`, and writes the result to each of the `dst_count` buffers of `dst`.
+ * A buffer may stand in both lists; other than that, none may overlap another.
+ */
+void td__reduce_many(const struct td__reduction *reduction, void *const *dst, int dst_count,
+                     const void *const *src, int src_count, size_t count);
+
+/** The same without the end: the value of the tree over all sources goes to `acc`, as accumulators, to be
+ *  combined further and then stored. `acc` must not overlap any source. */
+void td__reduce_accumulate(const struct td__reduction *reduction, void *acc, const void *const *src,
+                           int src_count, size_t count);
+
+#endif

@@ -1,0 +1,432 @@
+/* Ranks on one host: announcing, waiting, and failing together; see shm_comm.h. */
+#include "shm/shm_comm.h"
+
+#include "base/fail.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    LOOKS = 40, /* at what is waited for, with a pause between two, before the clock is looked at */
+    SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
+    QUIET_MS = 2000,
+    QUIET_PAUSE_NS = 50000,
+    REASON_MS = 1000, /* for one who has failed to write down why */
+};
+
+#define SLICE_NS ((int64_t)50000000) /* the longest sleep before looking around */
+
+/* ---- Failing together ------------------------------------------------------------------------ */
+
+/* The first failure is everybody's: it is written down for the others, who are woken. */
+static td_status break_comm(struct td__shm_comm *comm, td_status status)
+{
+    uint32_t whole = 0;
+    if (atomic_compare_exchange_strong(&comm->head->broken, &whole, 1)) {
+        snprintf(comm->head->reason, sizeof comm->head->reason, "%s", td_last_error());
+        comm->head->status = status;
+        atomic_store(&comm->head->broken, 2);
+        for (int i = 0; i < comm->size; i++)
+            td__wait_event_signal(&comm->cells[i].event);
+    }
+    return status;
+}
+
+td_status td__shm_fail(struct td__shm_comm *comm, td_status status, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return break_comm(comm, td__fail(status, "%s", text));
+}
+
+void td__shm_break(struct td__shm_comm *comm, td_status status)
+{
+    if (atomic_load(&comm->attached))
+        break_comm(comm, status);
+}
+
+static td_status broken(struct td__shm_comm *comm)
+{
+    char reason[sizeof comm->head->reason];
+    td__deadline end = td__deadline_in_ms(REASON_MS);
+    while (atomic_load(&comm->head->broken) != 2)
+        if (td__deadline_passed(end))
+            return td__fail(TD_ERR_PEER,
+                            "a rank of this host ended while it told why a call failed");
+        else
+            td__sleep_ns(QUIET_PAUSE_NS);
+    memcpy(reason, comm->head->reason, sizeof reason);
+    reason[sizeof reason - 1] = 0;
+    uint32_t status = comm->head->status;
+    return td__fail(status > TD_OK && status <= TD_ERR_ABORTED ? (td_status)status : TD_ERR_PEER,
+                    "%s", reason);
+}
+
+/* Either the writer sees that the call has failed, or the one who failed sees that it writes: also where
+ * somebody else has failed at the same time, and is still writing down why. */
+td_status td__shm_write_begin(struct td__shm_comm *comm)
+{
+    atomic_store(&comm->cells[comm->index].writing, 1);
+    if (!atomic_load(&comm->head->broken))
+        return TD_OK;
+    td__shm_write_end(comm);
+    return broken(comm);
+}
+
+void td__shm_write_end(struct td__shm_comm *comm)
+{
+    atomic_store_explicit(&comm->cells[comm->index].writing, 0, memory_order_release);
+}
+
+void td__shm_await_quiet(struct td__shm_comm *comm)
+{
+    if (!atomic_load(&comm->attached))
+        return;
+    td__deadline end = td__deadline_in_ms(QUIET_MS);
+    for (int i = 0; i < comm->size; i++)
+        while (i != comm->index && atomic_load(&comm->cells[i].writing) &&
+               td__endpoint_presence(comm->endpoint, comm->world_ranks[i]) == TD__PRESENT &&
+               !td__deadline_passed(end))
+            td__sleep_ns(QUIET_PAUSE_NS);
+}
+
+td_status td__shm_state(struct td__shm_comm *comm)
+{
+    return atomic_load(&comm->attached) && td__shm_is_broken(comm) ? broken(comm) : TD_OK;
+}
+
+/* Puts the members that have not reached `stage` into `text`; how many there are. */
+static int list_missing(const struct td__shm_comm *comm, uint64_t stage, char *text, size_t room)
+{
+    size_t length = 0;
+    int count = 0;
+    text[0] = 0;
+    for (int i = 0; i < comm->size && length < room - 16; i++)
+        if (atomic_load(&td__shm_announcement_of(comm, i, stage >> TD__PHASE_BITS)->stage) <
+            stage) {
+            length += (size_t)snprintf(text + length, room - length, "%s%d", length ? ", " : "",
+                                       comm->world_ranks[i]);
+            count++;
+        }
+    return count;
+}
+
+/* `stage` is what somebody has not reached; 0: all have come, but not all is done. Who has not called is to
+ * blame for those who have not finished. */
+static td_status too_late(struct td__shm_comm *comm, const struct td__operation *operation,
+                          uint64_t stage)
+{
+    char missing[256];
+    uint64_t first = td__shm_stage(stage >> TD__PHASE_BITS, 1);
+    bool called = stage > first && !list_missing(comm, first, missing, sizeof missing);
+    int count = list_missing(comm, called || !stage ? stage : first, missing, sizeof missing);
+    if (!count)
+        td__fail(TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
+                 td__operation_describe(operation));
+    else
+        td__fail(TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
+                 td__operation_describe(operation), count > 1 ? "s" : "", missing,
+                 count > 1 ? "have" : "has", called ? "finished its part" : "called it");
+    /* Before the others are told: they shall learn where everybody was now. */
+    if (comm->explain)
+        comm->explain(comm->outside_arg, operation);
+    return break_comm(comm, TD_ERR_TIMEOUT);
+}
+
+/* One that has failed says so before it leaves, and that is why it is gone. */
+static td_status gone(struct td__shm_comm *comm, const struct td__operation *operation, int index)
+{
+    TD_TRY(td__shm_state(comm));
+    const char *exit_reason = td__endpoint_exit_reason(comm->endpoint, comm->world_ranks[index]);
+    return td__shm_fail(comm, TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
+                        td__endpoint_describe(comm->endpoint, comm->world_ranks[index]),
+                        exit_reason && !atomic_load(&comm->cells[index].leaving)
+                            ? exit_reason
+                            : "has left the group");
+}
+
+/* ---- Announcing and waiting ------------------------------------------------------------------
+ *
+ * What a call costs where everyone has a processor is how often a cache line goes from one to another. A
+ * announcement needs to go once; but a line that the other side has a copy of, from the last time or since it looks
+ * at it, must be taken from there before it can be written. So a rank takes the line of its next announcement
+ * back while it waits anyway, and does not look at those of the others at once, since they are mostly written
+ * in the same moment; nor does it look without a pause, which holds up its own stores. On processors that
+ * are far apart (0.33 µs for a round trip) an exchange takes 0.2 µs instead of 0.5. */
+
+int td__shm_find_lost(struct td__shm_comm *comm, int index)
+{
+    for (int i = 0; i < comm->size; i++)
+        if ((index < 0 || i == index) &&
+            (atomic_load(&comm->cells[i].leaving) ||
+             td__endpoint_presence(comm->endpoint, comm->world_ranks[i]) != TD__PRESENT))
+            return i;
+    return -1;
+}
+
+/* What else is known about a wait: others are waited for as well, by this rank or by the one that it waits
+ * for; or members of one processor that wait for the same take turns. */
+enum { FOR_ALL = 1, IN_TURN = 2 };
+
+/* In a oversubscribed comm: whether a member that is waited for may need this processor. */
+static bool is_wanted_here(const struct td__shm_comm *comm, int index, unsigned how)
+{
+    int here = td__wait_event_processor(&comm->cells[comm->index].event);
+    if (index < 0 || td__wait_event_processor(&comm->cells[index].event) == here)
+        return true;
+    for (int i = 0; how & FOR_ALL && i < comm->size; i++)
+        if (i != comm->index && td__wait_event_processor(&comm->cells[i].event) == here &&
+            atomic_load_explicit(&td__shm_announcement(comm, i)->stage, memory_order_relaxed) <
+                td__shm_stage(comm->call, 1))
+            return true;
+    return false;
+}
+
+static bool is_reached(const _Atomic uint64_t *reached, uint64_t stage, int index)
+{
+    uint64_t now = atomic_load_explicit(reached, memory_order_acquire);
+    return index < 0 ? now == stage : now >= stage;
+}
+
+/* One step of waiting for `index`, or -1: anybody. */
+static td_status wait_a_step(struct td__shm_comm *comm, const struct td__operation *operation,
+                             struct td__waiting *waiting, uint64_t stage, int index, unsigned how)
+{
+    if (td__shm_is_broken(comm))
+        return broken(comm);
+    waiting->elsewhere = comm->oversubscribed && !waiting->spins &&
+                         !is_wanted_here(comm, index, how);
+    if (!td__waiting_step(waiting))
+        return too_late(comm, operation, index < 0 ? 0 : stage);
+    if (td__waiting_yields(waiting))
+        td__shm_spread(comm, waiting->now);
+    if (!waiting->slept || !comm->outside)
+        return TD_OK;
+    td_status status = comm->outside(comm->outside_arg, operation);
+    return status ? break_comm(comm, status) : TD_OK;
+}
+
+/* Waits until `reached` is `stage` or more. `index` is the one who brings that about, or -1: anybody, and
+ * then it must be `stage` exactly. */
+static td_status await_value(struct td__shm_comm *comm, const struct td__operation *operation,
+                             const _Atomic uint64_t *reached, uint64_t stage, int index,
+                             unsigned how)
+{
+    /* Where everyone has a processor it is often a matter of nanoseconds. */
+    for (int looks = comm->oversubscribed ? 1 : LOOKS; looks; looks--) {
+        if (is_reached(reached, stage, index))
+            return TD_OK;
+        if (looks > 1)
+            td__pause_processor();
+    }
+    if (!comm->deadline)
+        comm->deadline = td__operation_deadline(operation);
+    struct td__waiting waiting;
+    td_status status = TD_OK;
+    td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
+                      comm->deadline);
+    waiting.sleepers = &comm->head->sleepers;
+    /* Whoever has waited longer is served first, unless it will be over before that. */
+    waiting.spun = how & IN_TURN && td__wait_event_is_idle(&comm->cells[index].event);
+    while (!status && !is_reached(reached, stage, index)) {
+        status = wait_a_step(comm, operation, &waiting, stage, index, how);
+        int lost = !status && waiting.slept ? td__shm_find_lost(comm, index) : -1;
+        if (lost >= 0 && !is_reached(reached, stage, index))
+            status = gone(comm, operation, lost);
+    }
+    td__waiting_end(&waiting);
+    return status;
+}
+
+static td_status await_stage(struct td__shm_comm *comm, const struct td__operation *operation,
+                             int index, uint64_t stage, unsigned how)
+{
+    return await_value(comm, operation,
+                       &td__shm_announcement_of(comm, index, stage >> TD__PHASE_BITS)->stage, stage,
+                       index, how);
+}
+
+/* Begins a call that may run `depth` calls ahead of the slowest member. Where that is reached, half of it is
+ * waited for, so that this does not happen with every call. */
+static td_status begin(struct td__shm_comm *comm, const struct td__operation *operation,
+                       uint64_t depth)
+{
+    uint64_t call = ++comm->call;
+    comm->deadline = operation->deadline;
+    if (comm->oversubscribed || call % SEEN == 0)
+        td__wait_event_set_processor(&comm->cells[comm->index].event);
+    if (call >= comm->floor + depth) {
+        uint64_t floor = call - depth / 2;
+        for (int i = 0; i < comm->size; i++) {
+            if (i == comm->index)
+                continue;
+            TD_TRY(await_stage(comm, operation, i, td__shm_stage(floor, 0), FOR_ALL));
+            TD_TRY(td__shm_compare(comm, operation, i, floor));
+        }
+        comm->floor = floor;
+    }
+    td__shm_note(comm, operation);
+    return TD_OK;
+}
+
+td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    TD_TRY(begin(comm, operation, TD__SHM_DEPTH));
+    if (operation->reduction.op == TD_PREMUL_SUM)
+        td__shm_slot(comm, comm->index)->notice.factor = operation->reduction.factor;
+    return TD_OK;
+}
+
+td_status td__shm_begin_tiny(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    return begin(comm, operation, TD__SHM_AHEAD);
+}
+
+/* For a change that all may be waiting for; it was made before. */
+static void wake_sleepers(struct td__shm_comm *comm)
+{
+    td__wait_event_fence();
+    if (!atomic_load_explicit(&comm->head->sleepers, memory_order_relaxed))
+        return;
+    for (int i = 0; i < comm->size; i++)
+        if (i != comm->index &&
+            atomic_load_explicit(&comm->cells[i].event.sleeping, memory_order_relaxed))
+            td__wait_event_wake(&comm->cells[i].event);
+}
+
+void td__shm_reach(struct td__shm_comm *comm, unsigned phase)
+{
+    atomic_store_explicit(&td__shm_announcement(comm, comm->index)->stage,
+                          td__shm_stage(comm->call, phase), memory_order_release);
+    /* Nobody looks at that fingerprint any more, nor before the stage beside it. */
+    td__shm_announcement_of(comm, comm->index, comm->call + 1)->fingerprint = 0;
+    wake_sleepers(comm);
+}
+
+/* A word that counts within one call, and begins anew in the next: its upper half is the call. */
+static uint64_t count_up(_Atomic uint64_t *word, uint64_t call, uint32_t more)
+{
+    uint64_t before = atomic_load_explicit(word, memory_order_relaxed), after;
+    do
+        after = (before >> 32 == (uint32_t)call ? before : call << 32) + more;
+    while (!atomic_compare_exchange_weak_explicit(word, &before, after, memory_order_acq_rel,
+                                                  memory_order_relaxed));
+    return after;
+}
+
+int td__shm_claim(struct td__shm_comm *comm, int owner)
+{
+    return (int)((uint32_t)count_up(&comm->cells[owner].claims, comm->call, 1) - 1);
+}
+
+td_status td__shm_complete(struct td__shm_comm *comm, const struct td__operation *operation,
+                           uint32_t done, uint32_t total)
+{
+    _Atomic uint64_t *word = &comm->head->done[comm->call % TD__SHM_DEPTH];
+    uint64_t all = comm->call << 32 | total;
+    if (done && count_up(word, comm->call, done) == all)
+        wake_sleepers(comm);
+    return await_value(comm, operation, word, all, -1, FOR_ALL);
+}
+
+static inline void pause_before_looking(const struct td__shm_comm *comm)
+{
+    for (unsigned i = 0; i < comm->pauses; i++)
+        td__pause_processor();
+}
+
+td_status td__shm_await(struct td__shm_comm *comm, const struct td__operation *operation, int index,
+                        unsigned phase)
+{
+    pause_before_looking(comm);
+    TD_TRY(await_stage(comm, operation, index, td__shm_stage(comm->call, phase), 0));
+    return phase == 1 ? td__shm_compare(comm, operation, index, comm->call) : TD_OK;
+}
+
+td_status td__shm_await_all(struct td__shm_comm *comm, const struct td__operation *operation,
+                            unsigned phase)
+{
+    uint64_t stage = td__shm_stage(comm->call, phase);
+    pause_before_looking(comm);
+    for (int i = 1; i < comm->size; i++) {
+        int index = (comm->index + i) % comm->size;
+        TD_TRY(await_stage(comm, operation, index, stage, FOR_ALL));
+        if (phase == 1)
+            TD_TRY(td__shm_compare(comm, operation, index, comm->call));
+    }
+    comm->floor = comm->call;
+    return TD_OK;
+}
+
+td_status td__shm_await_release(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    if (comm->index == 0) {
+        TD_TRY(td__shm_await_all(comm, operation, 1));
+        td__shm_reach(comm, 2);
+        return TD_OK;
+    }
+    TD_TRY(await_stage(comm, operation, 0, td__shm_stage(comm->call, 1), FOR_ALL));
+    TD_TRY(td__shm_compare(comm, operation, 0, comm->call));
+    TD_TRY(await_stage(comm, operation, 0, td__shm_stage(comm->call, 2), FOR_ALL | IN_TURN));
+    comm->floor = comm->call;
+    return TD_OK;
+}
+
+struct td__reduction td__shm_reduction(struct td__shm_comm *comm,
+                                       const struct td__operation *operation)
+{
+    struct td__reduction reduction = operation->reduction;
+    if (!reduction.user && reduction.op == TD_PREMUL_SUM) {
+        for (int i = 0; i < comm->size; i++)
+            comm->factors[i] = td__shm_slot(comm, i)->notice.factor;
+        reduction.factors = comm->factors;
+    }
+    return reduction;
+}
+
+size_t td__part(size_t count, int parts, int index)
+{
+    size_t unit = count / (size_t)parts >= 4096 ? 1024 : 64;
+    size_t units = count / unit, each = units / (size_t)parts, more = units % (size_t)parts;
+    if (index == parts)
+        return count;
+    return unit * (each * (size_t)index + ((size_t)index < more ? (size_t)index : more));
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+/* The bytes that a rank puts into its slot for a small call: the most that any rank has to. */
+static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    size_t one = operation->count * td__operation_element(operation), all;
+    switch (operation->kind) {
+    case TD__SCATTER:
+    case TD__REDUCE_SCATTER:
+    case TD__ALL_TO_ALL:
+        return __builtin_mul_overflow(one, (size_t)comm->size, &all) ? SIZE_MAX : all;
+    default:
+        return one;
+    }
+}
+
+td_status td__shm_run(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    if (td__shm_is_broken(comm))
+        return broken(comm);
+    if (!operation->input_counts && slot_bytes(comm, operation) <= td__shm_small_limit(comm))
+        return td__shm_small(comm, operation);
+    return td__shm_large(comm, operation);
+}
+
+td_status td__shm_publish(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    if (td__shm_is_broken(comm))
+        return broken(comm);
+    TD_TRY(td__shm_begin_tiny(comm, operation));
+    td__shm_reach(comm, 1);
+    return TD_OK;
+}

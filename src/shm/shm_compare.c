@@ -1,0 +1,148 @@
+/* What the members of a comm have called, and whether it was the same; see shm_comm.h.
+ *
+ * Every call leaves a fingerprint in the cell of its rank: all that must agree, in one word. Whoever waits for a
+ * rank compares fingerprints with it, of all calls since the last comparison. A rank that only gives waits for
+ * nobody; its calls are compared by the next one that waits, before their place is used again, or when it
+ * leaves. */
+#include "shm/shm_comm.h"
+
+#include "base/fail.h"
+
+#include <stdio.h>
+
+#define SLICE_NS ((int64_t)10000000)
+
+/* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (39), and
+ * whether there are details. The kind of an all_to_all with uneven parts is one above all others. */
+enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
+
+#define DETAILED ((uint64_t)1 << 63)
+
+/* The number of a user's operation, and what the call is made for. */
+static uint64_t details_of(const struct td__operation *operation)
+{
+    return (uint64_t)operation->reduction.number << 32 | operation->detail;
+}
+
+static uint64_t fingerprint_of(const struct td__operation *operation)
+{
+    const struct td__reduction *reduction = &operation->reduction;
+    uint64_t kind = operation->input_counts ? UNEVEN : operation->kind;
+    uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
+    uint64_t root = operation->called_root < 0 ? NO_ROOT
+                                               : (uint64_t)operation->called_root % NO_ROOT;
+    return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
+           (uint64_t)operation->count << 25 >> 1 | (details_of(operation) ? DETAILED : 0);
+}
+
+static void describe_fingerprint(uint64_t fingerprint, uint64_t details, char *text, size_t room)
+{
+    unsigned kind = fingerprint & 15, dtype = fingerprint >> 4 & 15, op = fingerprint >> 8 & 15;
+    unsigned root = fingerprint >> 12 & 4095;
+    char detail[64];
+    const char *name = kind == UNEVEN           ? "all_to_all with uneven parts"
+                       : kind < TD__COLLECTIVES ? td__collective_name((enum td__collective)kind)
+                                                : "something else";
+    int length = snprintf(text, room, "%s", name);
+    if (kind != UNEVEN && kind != TD__BARRIER)
+        length += snprintf(text + length, room - (size_t)length, " of %llu %s",
+                           (unsigned long long)((fingerprint & ~DETAILED) >> 24),
+                           td_dtype_name((td_dtype)dtype));
+    bool reduces = kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER;
+    if (reduces && op == OWN_OPERATION)
+        length += snprintf(text + length, room - (size_t)length, ", its own operation no. %u",
+                           (unsigned)(details >> 32));
+    else if (reduces)
+        length += snprintf(text + length, room - (size_t)length, ", %s",
+                           td_reduce_op_name((td_reduce_op)op));
+    if (root != NO_ROOT)
+        length += snprintf(text + length, room - (size_t)length, ", root %u", root);
+    if (fingerprint & DETAILED)
+        snprintf(text + length, room - (size_t)length, "%s",
+                 td__detail_text((uint32_t)details, detail));
+}
+
+static uint64_t *detail_of(const struct td__shm_comm *comm, int index, uint64_t call)
+{
+    return &comm->cells[index].details[call % TD__SHM_POSTS];
+}
+
+void td__shm_note(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    uint64_t fingerprint = fingerprint_of(operation);
+    comm->sequence = operation->sequence;
+    td__shm_announcement(comm, comm->index)->fingerprint = fingerprint;
+    if (fingerprint & DETAILED)
+        *detail_of(comm, comm->index, comm->call) = details_of(operation);
+}
+
+static td_status differ(struct td__shm_comm *comm, const struct td__operation *operation,
+                        uint64_t call, int index)
+{
+    char ours[160], theirs[160];
+    describe_fingerprint(td__shm_announcement_of(comm, comm->index, call)->fingerprint,
+                         *detail_of(comm, comm->index, call), ours, sizeof ours);
+    describe_fingerprint(td__shm_announcement_of(comm, index, call)->fingerprint,
+                         *detail_of(comm, index, call), theirs, sizeof theirs);
+    return td__shm_fail(
+        comm, TD_ERR_MISMATCH,
+        "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
+        "same calls in the same order",
+        (unsigned long long)(operation->sequence - (comm->call - call)), operation->group,
+        comm->world_ranks[comm->index], ours, comm->world_ranks[index], theirs);
+}
+
+/* A fingerprint stays for TD__SHM_POSTS calls, and nobody is further ahead than half of that. */
+td_status td__shm_compare(struct td__shm_comm *comm, const struct td__operation *operation,
+                          int index, uint64_t call)
+{
+    for (uint64_t c = comm->floor + 1; c <= call; c++) {
+        uint64_t fingerprint = td__shm_announcement_of(comm, comm->index, c)->fingerprint;
+        if (td__shm_announcement_of(comm, index, c)->fingerprint != fingerprint ||
+            (fingerprint & DETAILED &&
+             *detail_of(comm, index, c) != *detail_of(comm, comm->index, c)))
+            return differ(comm, operation, c, index);
+    }
+    return TD_OK;
+}
+
+/* ---- Before leaving -------------------------------------------------------------------------- */
+
+/* The last call that `index` has made, of those that are not compared yet. */
+static uint64_t last_call(const struct td__shm_comm *comm, int index)
+{
+    uint64_t call = comm->floor;
+    while (call < comm->call &&
+           atomic_load_explicit(&td__shm_announcement_of(comm, index, call + 1)->stage,
+                                memory_order_acquire) >= td__shm_stage(call + 1, 1))
+        call++;
+    return call;
+}
+
+/* Whether all that can be known of the others' calls is known. */
+static bool is_settled(struct td__shm_comm *comm)
+{
+    for (int i = 0; i < comm->size; i++)
+        if (i != comm->index && last_call(comm, i) < comm->call && td__shm_find_lost(comm, i) < 0)
+            return false;
+    return true;
+}
+
+td_status td__shm_verify(struct td__shm_comm *comm, const char *group, td__deadline deadline)
+{
+    if (!atomic_load(&comm->attached) || comm->floor == comm->call)
+        return td__shm_state(comm);
+    struct td__operation operation = {
+        .kind = TD__BARRIER, .sequence = comm->sequence, .group = group};
+    struct td__waiting waiting;
+    td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
+                      deadline);
+    waiting.sleepers = &comm->head->sleepers;
+    while (!is_settled(comm) && !td__shm_is_broken(comm) && td__waiting_step(&waiting))
+        ;
+    td__waiting_end(&waiting);
+    for (int i = 0; i < comm->size; i++)
+        if (i != comm->index && !td__shm_is_broken(comm))
+            TD_TRY(td__shm_compare(comm, &operation, i, last_call(comm, i)));
+    return td__shm_state(comm);
+}

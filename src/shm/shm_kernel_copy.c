@@ -1,0 +1,192 @@
+/* Large calls that only move data, on memory that cannot be shared: the kernel copies from one process
+ * to another, once, where it is allowed to (process_vm_readv and process_vm_writev).
+ *
+ *     broadcast, scatter    each fetches its data from the root, which brings everybody the last piece
+ *     gather                each brings its data to the root, which fetches the last piece of everybody
+ *     all_gather            each fetches everybody's data
+ *     all_to_all            each fetches its part of everybody's data
+ *
+ * So all processors are at work, and nothing is copied twice. Reductions, which would need a second pass
+ * over what was fetched, are staged (shm_staged.c); only the results of an all_reduce are fetched here. */
+#include "shm/shm_comm.h"
+
+#include "base/auth.h"
+#include "base/fail.h"
+#include "reduce/copy.h"
+
+#include <errno.h>
+#include <sys/uio.h>
+
+/* ---- Whether it is allowed ------------------------------------------------------------------- */
+
+void td__shm_show_nonce(struct td__shm_comm *comm)
+{
+    struct td__shm_cell *cell = &comm->cells[comm->index];
+    if (td__random(&comm->nonce, sizeof comm->nonce))
+        comm->nonce = 0;
+    cell->nonce = comm->nonce;
+    cell->nonce_address = (uintptr_t)&comm->nonce;
+}
+
+/* A number that only the right process has at that place tells whether its memory can be reached, and
+ * that its pid means the same here. */
+static bool can_reach(struct td__shm_comm *comm, int index)
+{
+    const struct td__shm_cell *cell = &comm->cells[index];
+    uint64_t found = 0;
+    struct iovec here = {&found, sizeof found};
+    struct iovec there = {(void *)(uintptr_t)cell->nonce_address, sizeof found};
+    int pid = td__endpoint_pid(comm->endpoint, comm->world_ranks[index]);
+    return cell->nonce && process_vm_readv(pid, &here, 1, &there, 1, 0) == sizeof found &&
+           found == cell->nonce;
+}
+
+bool td__shm_can_copy(struct td__shm_comm *comm)
+{
+    if (comm->copies)
+        return comm->copies > 0;
+    bool all = true;
+    for (int i = 0; i < comm->size && all; i++) {
+        if (!atomic_load(&comm->cells[i].attached))
+            return false; /* too early to say */
+        all = i == comm->index || can_reach(comm, i);
+    }
+    comm->copies = all ? 1 : -1;
+    return all;
+}
+
+/* ---- Copying --------------------------------------------------------------------------------- */
+
+struct transfer {
+    struct td__shm_comm *comm;
+    const struct td__operation *operation;
+    size_t bytes; /* of one part */
+};
+
+static const struct td__shm_notice *notice_of(const struct transfer *transfer, int index)
+{
+    return &td__shm_slot(transfer->comm, index)->notice;
+}
+
+/* `size` bytes between here and `there` in the process of `index`. */
+static td_status copy(const struct transfer *transfer, int index, void *here, uint64_t there,
+                      size_t size, bool fetch)
+{
+    struct td__shm_comm *comm = transfer->comm;
+    int pid = td__endpoint_pid(comm->endpoint, comm->world_ranks[index]);
+    for (size_t done = 0; done < size;) {
+        struct iovec own = {(char *)here + done, size - done};
+        struct iovec other = {(void *)(uintptr_t)(there + done), size - done};
+        ssize_t moved = fetch ? process_vm_readv(pid, &own, 1, &other, 1, 0)
+                              : process_vm_writev(pid, &own, 1, &other, 1, 0);
+        if (moved <= 0)
+            return td__shm_fail(comm, TD_ERR_PEER, "%s: cannot reach the memory of %s: %s",
+                                td__operation_describe(transfer->operation),
+                                td__endpoint_describe(comm->endpoint, comm->world_ranks[index]),
+                                td__errno_text(moved ? errno : EFAULT));
+        done += (size_t)moved;
+    }
+    return TD_OK;
+}
+
+static td_status fetch(const struct transfer *transfer, int index, void *here, uint64_t there,
+                       size_t size)
+{
+    if (index != transfer->comm->index)
+        return copy(transfer, index, here, there, size, true);
+    td__copy_bytes(here, (const void *)(uintptr_t)there, size, size > td__cache_bytes(2));
+    return TD_OK;
+}
+
+static td_status bring(const struct transfer *transfer, int index, const void *here, uint64_t there,
+                       size_t size)
+{
+    if (index != transfer->comm->index)
+        return copy(transfer, index, (void *)here, there, size, false);
+    return fetch(transfer, index, (void *)(uintptr_t)there, (uintptr_t)here, size);
+}
+
+static td_status fetch_from_all(const struct transfer *transfer)
+{
+    const struct td__operation *operation = transfer->operation;
+    struct td__shm_comm *comm = transfer->comm;
+    size_t element = td__operation_element(operation), done = 0;
+    for (int i = 0; i < comm->size; i++) {
+        size_t from = 0, size = transfer->bytes;
+        if (operation->kind == TD__ALL_TO_ALL)
+            from = transfer->bytes * (size_t)comm->index;
+        if (operation->input_counts) {
+            from = 0;
+            for (int k = 0; k < comm->index; k++)
+                from += td__shm_counts(comm, i)[k] * element;
+            size = operation->output_counts[i] * element;
+        }
+        TD_TRY(fetch(transfer, i, (char *)operation->output + done,
+                     notice_of(transfer, i)->input_address + from, size));
+        done += size;
+    }
+    return TD_OK;
+}
+
+/* Broadcast, scatter and gather. Of each part of the others, `most` is moved by its owner and the rest by
+ * the root; all of it by the owner where the root has its own part to copy. */
+static td_status move_rooted(const struct transfer *transfer)
+{
+    const struct td__operation *operation = transfer->operation;
+    struct td__shm_comm *comm = transfer->comm;
+    const struct td__shm_notice *root = notice_of(transfer, operation->root);
+    bool gather = operation->kind == TD__GATHER, parts = operation->kind != TD__BROADCAST;
+    size_t bytes = transfer->bytes, own = parts ? bytes * (size_t)operation->root : 0;
+    uint64_t whole = gather ? root->output_address : root->input_address;
+    uint64_t part = gather ? root->input_address : root->output_address;
+    size_t most = whole + own == part ? td__part(bytes, comm->size, comm->size - 1) : bytes;
+    size_t place = parts ? bytes * (size_t)comm->index : 0;
+    if (comm->index != operation->root)
+        return gather ? bring(transfer, operation->root, operation->input, whole + place, most)
+                      : fetch(transfer, operation->root, operation->output, whole + place, most);
+    for (int i = 0; i < comm->size; i++) {
+        size_t first = i == comm->index ? 0 : most, at = (parts ? bytes * (size_t)i : 0) + first;
+        char *here = (char *)(uintptr_t)whole + at;
+        uint64_t there = gather ? notice_of(transfer, i)->input_address
+                                : notice_of(transfer, i)->output_address;
+        if (gather)
+            TD_TRY(fetch(transfer, i, here, there + first, bytes - first));
+        else
+            TD_TRY(bring(transfer, i, here, there + first, bytes - first));
+    }
+    return TD_OK;
+}
+
+td_status td__shm_copied(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    struct transfer transfer = {
+        .comm = comm,
+        .operation = operation,
+        .bytes = operation->count * td__operation_element(operation),
+    };
+    bool from_all = operation->kind == TD__ALL_GATHER || operation->kind == TD__ALL_TO_ALL;
+    TD_TRY(td__shm_write_begin(comm));
+    td_status status = from_all ? fetch_from_all(&transfer) : move_rooted(&transfer);
+    td__shm_write_end(comm);
+    TD_TRY(status);
+    td__shm_reach(comm, 2);
+    return td__shm_await_all(comm, operation, 2);
+}
+
+td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    struct transfer transfer = {.comm = comm, .operation = operation};
+    size_t element = td__operation_element(operation);
+    td_status status = td__shm_write_begin(comm);
+    if (status)
+        return status;
+    for (int k = 1; k < comm->size && !status; k++) {
+        int i = (comm->index + k) % comm->size;
+        size_t first = td__part(operation->count, comm->size, i) * element;
+        size_t end = td__part(operation->count, comm->size, i + 1) * element;
+        status = fetch(&transfer, i, (char *)operation->output + first,
+                       notice_of(&transfer, i)->output_address + first, end - first);
+    }
+    td__shm_write_end(comm);
+    return status;
+}

@@ -1,0 +1,448 @@
+/* Large calls on one host: nothing is sent, since every rank can map the others' buffers.
+ *
+ *     phase 1   every rank tells where its buffers are; when all have, the work is done, reading from
+ *               the inputs and writing to the outputs of all
+ *     phase 2   when all of it is done, the buffers are their owners' again
+ *
+ * The work has one share for each rank, all equal, whatever the operation, so that a broadcast keeps
+ * all processors busy, too:
+ *
+ *     all_reduce, reduce    slice r of all inputs is reduced, and written to all outputs
+ *     broadcast             slice r of the root's buffer is copied to all others
+ *     all_gather            input r is copied to all outputs
+ *     reduce_scatter        part r of all inputs is reduced
+ *     all_to_all            part r of all inputs is copied
+ *     gather, scatter       part r is copied; the root's share is its own part, or where that is in
+ *                           place already, the end of all others
+ *
+ * That is the least traffic that memory can have: every byte is read once, and written where it
+ * belongs. Where each rank has a processor it does its own share, which stays in that processor's
+ * cache from call to call. Where ranks have to take turns, shares are cut into pieces, and whoever runs
+ * does whatever is left, its own share first: waiting for others to run costs more than the work. Where
+ * a buffer is not in shareable memory the kernel copies (shm_kernel_copy.c), or the call is staged
+ * (shm_staged.c). */
+#include "shm/shm_comm.h"
+
+#include "base/arena.h"
+#include "base/fail.h"
+#include "reduce/copy.h"
+#include "reduce/reduce_method.h"
+
+#include <string.h>
+
+enum {
+    CHUNK = 16 << 10,       /* stays in the first cache while it is written to several places */
+    TURN_BYTES = 256 << 10, /* of a share that somebody else may take over */
+    MOST_PIECES = 1024,
+};
+
+#define NOT_NEEDED UINT64_MAX
+
+/* ---- Telling where buffers are --------------------------------------------------------------- */
+
+static uint64_t place_of(const void *memory, bool needed)
+{
+    struct td__arena *arena;
+    size_t offset;
+    if (!needed)
+        return NOT_NEEDED;
+    if (!td__arena_resolve(memory, &arena, &offset) || arena != td__arena_default())
+        return 0;
+    return (uint64_t)offset + 1;
+}
+
+static bool gives(const struct td__operation *operation, bool is_root)
+{
+    return is_root || (operation->kind != TD__BROADCAST && operation->kind != TD__SCATTER);
+}
+
+static bool takes(const struct td__operation *operation, bool is_root)
+{
+    return is_root || (operation->kind != TD__REDUCE && operation->kind != TD__GATHER);
+}
+
+static uint64_t sum(const uint64_t *counts, int size)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < size; i++)
+        total += counts[i];
+    return total;
+}
+
+/* How many elements the input and the output of `index` have. */
+static void extents(struct td__shm_comm *comm, const struct td__operation *operation, int index,
+                    size_t *input, size_t *output)
+{
+    size_t one = operation->count, all = one * (size_t)comm->size;
+    enum td__collective kind = operation->kind;
+    bool whole_in = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    bool whole_out = kind == TD__GATHER || kind == TD__ALL_GATHER || kind == TD__ALL_TO_ALL;
+    *input = whole_in ? all : one;
+    *output = whole_out ? all : one;
+    if (operation->input_counts) {
+        const uint64_t *counts = td__shm_counts(comm, index);
+        *input = sum(counts, comm->size);
+        *output = sum(counts + comm->size, comm->size);
+    }
+}
+
+/* Finds the addresses of all buffers. False, without a failure, where one cannot be shared. */
+static td_status find_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
+                              bool *shared, size_t *largest)
+{
+    size_t element = td__operation_element(operation);
+    *shared = true;
+    *largest = 0;
+    for (int i = 0; i < comm->size; i++) {
+        const struct td__shm_notice *notice = &td__shm_slot(comm, i)->notice;
+        *shared = *shared && notice->input && notice->output;
+        if (notice->largest > *largest)
+            *largest = notice->largest;
+    }
+    for (int i = 0; i < comm->size && *shared; i++) {
+        const struct td__shm_notice *notice = &td__shm_slot(comm, i)->notice;
+        size_t input, output;
+        void *address = NULL;
+        extents(comm, operation, i, &input, &output);
+        comm->sources[i] = operation->input;
+        comm->targets[i] = operation->output;
+        if (i == comm->index)
+            continue;
+        if (notice->input != NOT_NEEDED)
+            TD_TRY(td__endpoint_map(comm->endpoint, comm->world_ranks[i], notice->input - 1,
+                                    input * element, td__operation_deadline(operation), &address));
+        comm->sources[i] = address;
+        address = NULL;
+        if (notice->output != NOT_NEEDED)
+            TD_TRY(td__endpoint_map(comm->endpoint, comm->world_ranks[i], notice->output - 1,
+                                    output * element, td__operation_deadline(operation), &address));
+        comm->targets[i] = address;
+    }
+    return TD_OK;
+}
+
+/* ---- The shares ------------------------------------------------------------------------------ */
+
+/* Piece `piece` of `pieces` of the share of rank `owner`. */
+struct task {
+    int owner, piece, pieces;
+};
+
+/* The part of `count` elements that belongs to a task that has all of them. */
+static size_t cut(struct task task, size_t count, size_t *first)
+{
+    *first = td__part(count, task.pieces, task.piece);
+    return td__part(count, task.pieces, task.piece + 1) - *first;
+}
+
+/* The same of the slice that belongs to its owner. */
+static size_t cut_slice(struct task task, const struct td__shm_comm *comm, size_t count,
+                        size_t *first)
+{
+    size_t start = td__part(count, comm->size, task.owner);
+    size_t size = cut(task, td__part(count, comm->size, task.owner + 1) - start, first);
+    *first += start;
+    return size;
+}
+
+/* `size` bytes from one place to several, a chunk at a time. */
+static void spread(struct td__shm_comm *comm, size_t offset, int first_target, const char *source,
+                   size_t size)
+{
+    for (size_t at = 0; at < size; at += CHUNK)
+        for (int i = 0; i < comm->size; i++) {
+            char *target = comm->targets[(first_target + i) % comm->size];
+            if (target)
+                td__copy_bytes(target + offset + at, source + at,
+                               size - at < CHUNK ? size - at : CHUNK, comm->past_caches);
+        }
+}
+
+static void reduce_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                        struct task task)
+{
+    size_t element = td__operation_element(operation), first;
+    size_t count = cut_slice(task, comm, operation->count, &first);
+    int targets = 0;
+    if (!count)
+        return;
+    for (int i = 0; i < comm->size; i++) {
+        comm->inputs[i] = (const char *)comm->sources[i] + first * element;
+        if (operation->kind == TD__ALL_REDUCE || i == operation->root)
+            comm->outputs[targets++] = (char *)comm->targets[i] + first * element;
+    }
+    struct td__reduction reduction = td__shm_reduction(comm, operation);
+    reduction.ways = comm->ways;
+    td__reduce_many(&reduction, comm->outputs, targets, comm->inputs, comm->size, count);
+}
+
+static void reduce_scatter_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                                struct task task)
+{
+    size_t element = td__operation_element(operation), first;
+    size_t count = cut(task, operation->count, &first);
+    void *output = (char *)comm->targets[task.owner] + first * element;
+    if (!count)
+        return;
+    first += operation->count * (size_t)task.owner;
+    for (int i = 0; i < comm->size; i++)
+        comm->inputs[i] = (const char *)comm->sources[i] + first * element;
+    struct td__reduction reduction = td__shm_reduction(comm, operation);
+    td__reduce_many(&reduction, &output, 1, comm->inputs, comm->size, count);
+}
+
+static void broadcast_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                           struct task task)
+{
+    size_t first;
+    size_t size = cut_slice(task, comm, operation->count * td__operation_element(operation),
+                            &first);
+    spread(comm, first, operation->root, (const char *)comm->sources[operation->root] + first,
+           size);
+}
+
+static void all_gather_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                            struct task task)
+{
+    size_t bytes = operation->count * td__operation_element(operation), first;
+    size_t size = cut(task, bytes, &first);
+    spread(comm, bytes * (size_t)task.owner + first, task.owner,
+           (const char *)comm->sources[task.owner] + first, size);
+}
+
+static void all_to_all_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                            struct task task)
+{
+    size_t element = td__operation_element(operation), bytes = operation->count * element;
+    char *output = comm->targets[task.owner];
+    for (int i = 0; i < comm->size; i++) {
+        size_t from = bytes * (size_t)task.owner, size = bytes, first;
+        if (operation->input_counts) {
+            from = sum(td__shm_counts(comm, i), task.owner) * element;
+            size = td__shm_counts(comm, i)[task.owner] * element;
+        }
+        size_t now = cut(task, size, &first);
+        td__copy_bytes(output + first, (const char *)comm->sources[i] + from + first, now,
+                       comm->past_caches);
+        output += size;
+    }
+}
+
+/* One part of gather or scatter, `size` bytes from `first` on. */
+static void rooted_part(struct td__shm_comm *comm, const struct td__operation *operation, int part,
+                        size_t first, size_t size)
+{
+    size_t bytes = operation->count * td__operation_element(operation);
+    size_t whole = bytes * (size_t)part + first;
+    if (operation->kind == TD__GATHER)
+        td__copy_bytes((char *)comm->targets[operation->root] + whole,
+                       (const char *)comm->sources[part] + first, size, comm->past_caches);
+    else
+        td__copy_bytes((char *)comm->targets[part] + first,
+                       (const char *)comm->sources[operation->root] + whole, size,
+                       comm->past_caches);
+}
+
+static void rooted_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                        struct task task)
+{
+    size_t bytes = operation->count * td__operation_element(operation), first;
+    const char *root_part = (const char *)comm->sources[operation->root];
+    char *root_target = comm->targets[operation->root];
+    size_t own = bytes * (size_t)operation->root;
+    bool in_place = operation->kind == TD__GATHER ? root_target + own == root_part
+                                                  : root_part + own == root_target;
+    size_t most = in_place ? td__part(bytes, comm->size, comm->size - 1) : bytes;
+    if (task.owner != operation->root) {
+        size_t size = cut(task, most, &first);
+        rooted_part(comm, operation, task.owner, first, size);
+        return;
+    }
+    for (int i = 0; i < comm->size; i++) {
+        size_t start = i == operation->root ? 0 : most;
+        size_t size = cut(task, bytes - start, &first);
+        rooted_part(comm, operation, i, start + first, size);
+    }
+}
+
+static void do_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                    struct task task)
+{
+    switch (operation->kind) {
+    case TD__ALL_REDUCE:
+    case TD__REDUCE:
+        reduce_task(comm, operation, task);
+        break;
+    case TD__REDUCE_SCATTER:
+        reduce_scatter_task(comm, operation, task);
+        break;
+    case TD__BROADCAST:
+        broadcast_task(comm, operation, task);
+        break;
+    case TD__ALL_GATHER:
+        all_gather_task(comm, operation, task);
+        break;
+    case TD__ALL_TO_ALL:
+        all_to_all_task(comm, operation, task);
+        break;
+    default:
+        rooted_task(comm, operation, task);
+        break;
+    }
+}
+
+/* ---- Who does which -------------------------------------------------------------------------- */
+
+/* How many bytes a share moves, about. */
+static size_t share_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    size_t bytes = operation->count * td__operation_element(operation);
+    bool slices = operation->kind == TD__ALL_REDUCE || operation->kind == TD__REDUCE ||
+                  operation->kind == TD__BROADCAST;
+    return slices ? bytes / (size_t)comm->size : bytes;
+}
+
+static td_status take_turns(struct td__shm_comm *comm, const struct td__operation *operation,
+                            size_t largest)
+{
+    size_t bytes = operation->input_counts ? largest * td__operation_element(operation)
+                                           : share_bytes(comm, operation);
+    size_t pieces = bytes / TURN_BYTES;
+    struct task task = {.pieces = pieces < 1             ? 1
+                                  : pieces > MOST_PIECES ? MOST_PIECES
+                                                         : (int)pieces};
+    uint32_t done = 0;
+    for (int i = 0; i < comm->size; i++) {
+        task.owner = (comm->index + i) % comm->size;
+        while ((task.piece = td__shm_claim(comm, task.owner)) < task.pieces) {
+            TD_TRY(td__shm_write_begin(comm));
+            do_task(comm, operation, task);
+            td__shm_write_end(comm);
+            done++;
+        }
+    }
+    return td__shm_complete(comm, operation, done, (uint32_t)(comm->size * task.pieces));
+}
+
+static td_status tell_counts(struct td__shm_comm *comm, const struct td__operation *operation,
+                             struct td__shm_slot *slot)
+{
+    uint64_t *counts = td__shm_counts(comm, comm->index);
+    if ((size_t)comm->size * 2 * sizeof *counts > TD__SLOT_BYTES)
+        return td__fail(TD_ERR_UNSUPPORTED, "%s: uneven parts work for up to %zu ranks on a host",
+                        td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
+    for (int i = 0; i < comm->size; i++) {
+        counts[i] = operation->input_counts[i];
+        counts[comm->size + i] = operation->output_counts[i];
+        if (counts[i] > slot->notice.largest)
+            slot->notice.largest = counts[i];
+    }
+    return TD_OK;
+}
+
+/* What rank i sends to rank k must be what that expects from it. Everybody checks all of them, since
+ * anybody may do the work. */
+static td_status check_counts(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    for (int i = 0; i < comm->size; i++)
+        for (int k = 0; k < comm->size; k++) {
+            uint64_t sent = td__shm_counts(comm, i)[k];
+            uint64_t expected = td__shm_counts(comm, k)[comm->size + i];
+            if (sent != expected)
+                return td__shm_fail(
+                    comm, TD_ERR_MISMATCH,
+                    "%s: rank %d sends %llu elements to rank %d, which expects %llu from it",
+                    td__operation_describe(operation), comm->world_ranks[i],
+                    (unsigned long long)sent, comm->world_ranks[k], (unsigned long long)expected);
+        }
+    return TD_OK;
+}
+
+td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
+                                   bool *shared, size_t *largest)
+{
+    bool is_root = operation->root == comm->index;
+    TD_TRY(td__shm_begin(comm, operation));
+    struct td__shm_slot *slot = td__shm_slot(comm, comm->index);
+    slot->notice.largest = 0;
+    slot->notice.input_address = (uintptr_t)operation->input;
+    slot->notice.output_address = (uintptr_t)operation->output;
+    slot->notice.copies = td__shm_can_copy(comm);
+    slot->notice.ways = comm->ways;
+    bool any = operation->count || operation->input_counts;
+    slot->notice.input = place_of(operation->input, any && gives(operation, is_root));
+    slot->notice.output = place_of(operation->output, any && takes(operation, is_root));
+    if (operation->input_counts)
+        TD_TRY(tell_counts(comm, operation, slot));
+    td__shm_reach(comm, 1);
+    TD_TRY(td__shm_await_all(comm, operation, 1));
+    if (operation->input_counts)
+        TD_TRY(check_counts(comm, operation));
+    return find_buffers(comm, operation, shared, largest);
+}
+
+/* Where the kernel's copy was measured to be faster than the stages. With more ranks than processors
+ * what everybody gets is better taken out of a stage, where it is in the cache. */
+static bool suits_the_kernel(const struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    switch (operation->kind) {
+    case TD__BROADCAST:
+    case TD__ALL_GATHER:
+        return !comm->oversubscribed;
+    case TD__SCATTER:
+    case TD__GATHER:
+    case TD__ALL_TO_ALL:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool all_copy(struct td__shm_comm *comm)
+{
+    for (int i = 0; i < comm->size; i++)
+        if (!td__shm_slot(comm, i)->notice.copies)
+            return false;
+    return true;
+}
+
+/* Whether what the call writes would not stay in the caches anyway: the common one, which all ranks
+ * share, or for an exchange, where every byte is read once and written once, each rank's own. */
+static bool goes_past_caches(const struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    size_t bytes = operation->count * td__operation_element(operation), n = (size_t)comm->size;
+    if (operation->kind == TD__ALL_TO_ALL)
+        return 2 * n * bytes > td__cache_bytes(2) / 2 * 3;
+    size_t written = operation->kind == TD__ALL_GATHER ? bytes * n * n : bytes * n;
+    return written > td__cache_bytes(3) / 4 * 5;
+}
+
+/* The first rank says which ways are taken; what the others have said before does not count. */
+static void take_methods(struct td__shm_comm *comm)
+{
+    comm->ways = (uint32_t)td__shm_slot(comm, 0)->notice.ways;
+    td__reduce_methods_adopt(comm->ways);
+}
+
+td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    bool shared;
+    size_t largest;
+    bool in_place = operation->kind == TD__ALL_REDUCE && operation->input == operation->output;
+    comm->ways = in_place && comm->index == 0 ? td__reduce_methods() : 0;
+    TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
+    take_methods(comm);
+    bool copies = !shared && all_copy(comm);
+    if (copies && suits_the_kernel(comm, operation))
+        return td__shm_copied(comm, operation);
+    if (!shared)
+        return td__shm_staged(comm, operation, largest, copies);
+    comm->past_caches = goes_past_caches(comm, operation);
+    if (comm->oversubscribed)
+        return take_turns(comm, operation, largest);
+    TD_TRY(td__shm_write_begin(comm));
+    do_task(comm, operation, (struct task){comm->index, 0, 1});
+    td__shm_write_end(comm);
+    td__shm_reach(comm, 2);
+    return td__shm_await_all(comm, operation, 2);
+}

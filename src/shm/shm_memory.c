@@ -1,0 +1,220 @@
+/* The memory that the ranks of a host share: made by the first, mapped by the others on their first call;
+ * see shm_comm.h. */
+#include "shm/shm_comm.h"
+
+#include "base/fail.h"
+#include "base/file_limit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { OTHERS_MS = 300 };    /* for one that may have the memory, too */
+enum { FIRST_LOOK_NS = 54 }; /* after a call was announced: see shm_comm.c */
+
+static size_t up_to_page(size_t size)
+{
+    return (size + 4095) & ~(size_t)4095;
+}
+
+/* Where the parts of the memory begin. */
+struct layout {
+    size_t cells, slots, stages, extra, end;
+};
+
+static struct layout layout_for(int size, size_t extra)
+{
+    struct layout layout;
+    size_t n = (size_t)size;
+    layout.cells = up_to_page(sizeof(struct td__shm_head));
+    layout.slots = up_to_page(layout.cells + n * sizeof(struct td__shm_cell));
+    layout.stages = up_to_page(layout.slots + n * TD__SHM_DEPTH * sizeof(struct td__shm_slot));
+    layout.extra = layout.stages + n * TD__PIECES * TD__PIECE_BYTES;
+    layout.end = up_to_page(layout.extra + extra);
+    return layout;
+}
+
+static td_status map_memory(struct td__shm_comm *comm, int fd)
+{
+    struct layout layout = layout_for(comm->size, comm->extra_bytes);
+    char *base = mmap(NULL, layout.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED)
+        return td__fail(TD_ERR_NOMEM, "cannot map the control memory of a group: %s",
+                        td__errno_text(errno));
+    comm->bytes = layout.end;
+    comm->head = (struct td__shm_head *)base;
+    comm->cells = (struct td__shm_cell *)(base + layout.cells);
+    comm->slots = (struct td__shm_slot *)(base + layout.slots);
+    comm->stages = base + layout.stages;
+    comm->extra = base + layout.extra;
+    return TD_OK;
+}
+
+int td__shm_neighbours(struct td__endpoint *endpoint)
+{
+    int here = 0, host = td__endpoint_host(endpoint, td__endpoint_rank(endpoint));
+    for (int r = 0; r < td__endpoint_size(endpoint); r++)
+        here += td__endpoint_host(endpoint, r) == host;
+    return here;
+}
+
+static void learn_crowd(struct td__shm_comm *comm)
+{
+    comm->oversubscribed = comm->head->oversubscribed;
+    comm->pauses = comm->oversubscribed ? 0 : td__pauses_in(FIRST_LOOK_NS);
+}
+
+static td_status make_memory(struct td__shm_comm *comm)
+{
+    struct layout layout = layout_for(comm->size, comm->extra_bytes);
+    comm->fd = memfd_create("tandem-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (comm->fd < 0 || td__file_truncate(comm->fd, (off_t)layout.end) ||
+        fcntl(comm->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+        return td__fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
+                        td__errno_text(errno));
+    TD_TRY(map_memory(comm, comm->fd));
+    comm->head->size = (uint32_t)comm->size;
+    comm->head->oversubscribed = td__crowd(td__shm_neighbours(comm->endpoint));
+    learn_crowd(comm);
+    td__shm_show_nonce(comm);
+    atomic_store(&comm->cells[0].attached, 1);
+    atomic_store(&comm->attached, true);
+    return td__endpoint_offer(comm->endpoint, comm->key, comm->fd);
+}
+
+/* The first member has it; where that is gone, somebody who had got it before. */
+static td_status find_memory(struct td__shm_comm *comm, td__deadline deadline, int *fd)
+{
+    td_status status = td__endpoint_fetch(comm->endpoint, comm->world_ranks[0], comm->key, deadline,
+                                          &comm->given_up, fd);
+    if (status != TD_ERR_PEER)
+        return status;
+    char why[512];
+    snprintf(why, sizeof why, "%s", td_last_error());
+    for (int i = 1; i < comm->size; i++)
+        if (i != comm->index &&
+            td__endpoint_presence(comm->endpoint, comm->world_ranks[i]) == TD__PRESENT &&
+            !td__endpoint_fetch_now(comm->endpoint, comm->world_ranks[i], comm->key,
+                                    td__deadline_earlier(deadline, td__deadline_in_ms(OTHERS_MS)),
+                                    fd))
+            return TD_OK;
+    return td__fail(TD_ERR_PEER, "%s", why);
+}
+
+static td_status fetch_memory(struct td__shm_comm *comm, td__deadline deadline)
+{
+    struct stat status;
+    int fd;
+    TD_TRY(find_memory(comm, deadline, &fd));
+    if (fstat(fd, &status) ||
+        (size_t)status.st_size != layout_for(comm->size, comm->extra_bytes).end) {
+        close(fd);
+        return td__fail(TD_ERR_MISMATCH,
+                        "%s made this group with other members than rank %d, or runs another "
+                        "version of Tandem",
+                        td__endpoint_describe(comm->endpoint, comm->world_ranks[0]),
+                        td__endpoint_rank(comm->endpoint));
+    }
+    td_status mapped = map_memory(comm, fd);
+    if (mapped) {
+        close(fd);
+        return mapped;
+    }
+    comm->fd = fd;
+    learn_crowd(comm);
+    return td__endpoint_offer(comm->endpoint, comm->key, fd);
+}
+
+td_status td__shm_comm_attach(struct td__shm_comm *comm, td__deadline deadline)
+{
+    if (atomic_load_explicit(&comm->attached, memory_order_acquire))
+        return TD_OK;
+    td_status status = TD_OK;
+    pthread_mutex_lock(&comm->attach_lock);
+    if (!atomic_load(&comm->attached)) {
+        status = fetch_memory(comm, deadline);
+        if (!status) {
+            td__shm_show_nonce(comm);
+            atomic_store(&comm->cells[comm->index].attached, 1);
+            atomic_store(&comm->attached, true);
+        }
+    }
+    pthread_mutex_unlock(&comm->attach_lock);
+    return status;
+}
+
+bool td__shm_all_attached(struct td__shm_comm *comm)
+{
+    for (int i = 0; i < comm->size; i++)
+        if (!comm->cells || !atomic_load(&comm->cells[i].attached))
+            return false;
+    return true;
+}
+
+td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                              int size, int index, size_t extra_bytes,
+                              struct td__shm_comm **comm_out)
+{
+    struct td__shm_comm *comm = calloc(1, sizeof *comm);
+    if (!comm)
+        return td__fail_nomem("group");
+    *comm = (struct td__shm_comm){.endpoint = endpoint,
+                                  .key = key,
+                                  .size = size,
+                                  .index = index,
+                                  .extra_bytes = extra_bytes,
+                                  .fd = -1};
+    comm->fills_host = size == td__shm_neighbours(endpoint);
+    pthread_mutex_init(&comm->attach_lock, NULL);
+    comm->world_ranks = malloc(sizeof *world_ranks * (size_t)size);
+    comm->sources = calloc((size_t)size, sizeof *comm->sources);
+    comm->targets = calloc((size_t)size, sizeof *comm->targets);
+    comm->inputs = calloc((size_t)size, sizeof *comm->inputs);
+    comm->outputs = calloc((size_t)size, sizeof *comm->outputs);
+    comm->factors = calloc((size_t)size, sizeof *comm->factors);
+    td_status status = TD_OK;
+    if (!comm->world_ranks || !comm->sources || !comm->targets || !comm->inputs || !comm->outputs ||
+        !comm->factors)
+        status = td__fail_nomem("group");
+    else
+        memcpy(comm->world_ranks, world_ranks, sizeof *world_ranks * (size_t)size);
+    if (!status && index == 0)
+        status = make_memory(comm);
+    if (status) {
+        td__shm_comm_destroy(comm);
+        return status;
+    }
+    *comm_out = comm;
+    return TD_OK;
+}
+
+void td__shm_comm_leave(struct td__shm_comm *comm)
+{
+    if (!atomic_load(&comm->attached))
+        return;
+    atomic_store(&comm->cells[comm->index].leaving, 1);
+    for (int i = 0; i < comm->size; i++)
+        td__wait_event_signal(&comm->cells[i].event);
+}
+
+void td__shm_comm_destroy(struct td__shm_comm *comm)
+{
+    td__endpoint_forget(comm->endpoint, comm->key);
+    if (comm->head)
+        munmap(comm->head, comm->bytes);
+    if (comm->fd >= 0)
+        close(comm->fd);
+    pthread_mutex_destroy(&comm->attach_lock);
+    free(comm->world_ranks);
+    free(comm->sources);
+    free(comm->targets);
+    free(comm->inputs);
+    free(comm->outputs);
+    free(comm->factors);
+    free(comm);
+}

@@ -1,0 +1,113 @@
+/* Small calls on one host: each rank puts its data into its slot and announces that; whoever needs
+ * data waits for the slots of those who have them. One synchronisation, and none for a rank that only
+ * gives (the root of a broadcast, the others of a reduce), which runs ahead.
+ *
+ * Slots are used in turn (shm_comm.h), so a slot is never written while somebody still reads it. */
+#include "shm/shm_comm.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+/* Up to here every rank reads everybody's data. Beyond that sharing the work pays for the second
+ * synchronisation; where ranks have to take turns on a processor, that one is dearer. */
+enum { SPACIOUS_LIMIT = 8 << 10, CROWDED_LIMIT = 32 << 10 };
+
+size_t td__shm_small_limit(const struct td__shm_comm *comm)
+{
+    return comm->oversubscribed ? CROWDED_LIMIT : SPACIOUS_LIMIT;
+}
+
+static void copy(void *to, const void *from, size_t size)
+{
+    if (size && to != from)
+        memcpy(to, from, size);
+}
+
+/* Where `index` has its data of the call at hand, `bytes` in all. */
+static char *data_of(struct td__shm_comm *comm, int index, size_t bytes)
+{
+    return bytes <= TD__TINY_BYTES ? td__shm_announcement(comm, index)->tiny
+                                   : td__shm_slot(comm, index)->data;
+}
+
+/* `given` is what each has in its slot, of which the part from `offset` on is reduced. */
+static td_status reduce_slots(struct td__shm_comm *comm, const struct td__operation *operation,
+                              size_t given, size_t offset)
+{
+    void *output = operation->output;
+    for (int i = 0; i < comm->size; i++)
+        comm->sources[i] = data_of(comm, i, given) + offset;
+    struct td__reduction reduction = td__shm_reduction(comm, operation);
+    if (operation->count)
+        td__reduce_many(&reduction, &output, 1, comm->sources, comm->size, operation->count);
+    return TD_OK;
+}
+
+/* The part of everybody's slot from `part` on, one after another. */
+static void collect(struct td__shm_comm *comm, const struct td__operation *operation, size_t given,
+                    size_t part, size_t bytes)
+{
+    char *output = operation->output;
+    for (int i = 0; i < comm->size; i++)
+        copy(output + (size_t)i * bytes, data_of(comm, i, given) + part, bytes);
+}
+
+td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation)
+{
+    size_t bytes = operation->count * td__operation_element(operation);
+    size_t all = bytes * (size_t)comm->size, part = bytes * (size_t)comm->index;
+    bool is_root = operation->root == comm->index;
+    enum td__collective kind = operation->kind;
+
+    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    size_t given = by_parts ? all : bytes;
+    bool gives = kind == TD__BROADCAST || kind == TD__SCATTER ? is_root : kind != TD__BARRIER;
+    bool tiny = given <= TD__TINY_BYTES && operation->reduction.op != TD_PREMUL_SUM;
+    TD_TRY(tiny ? td__shm_begin_tiny(comm, operation) : td__shm_begin(comm, operation));
+    if (gives)
+        copy(data_of(comm, comm->index, given), operation->input, given);
+    td__shm_reach(comm, 1);
+
+    switch (kind) {
+    case TD__BROADCAST:
+    case TD__SCATTER:
+        if (!is_root) {
+            TD_TRY(td__shm_await(comm, operation, operation->root, 1));
+            copy(operation->output,
+                 data_of(comm, operation->root, given) + (kind == TD__SCATTER ? part : 0), bytes);
+        } else if (kind == TD__SCATTER && bytes) {
+            copy(operation->output, (const char *)operation->input + part, bytes);
+        }
+        return TD_OK;
+    case TD__REDUCE:
+    case TD__GATHER:
+        if (!is_root)
+            return TD_OK;
+        TD_TRY(td__shm_await_all(comm, operation, 1));
+        if (kind == TD__REDUCE)
+            return reduce_slots(comm, operation, given, 0);
+        collect(comm, operation, given, 0, bytes);
+        return TD_OK;
+    default:
+        break;
+    }
+
+    if (kind == TD__BARRIER && comm->oversubscribed)
+        return td__shm_await_release(comm, operation);
+    TD_TRY(td__shm_await_all(comm, operation, 1));
+    switch (kind) {
+    case TD__ALL_REDUCE:
+        return reduce_slots(comm, operation, given, 0);
+    case TD__REDUCE_SCATTER:
+        return reduce_slots(comm, operation, given, part);
+    case TD__ALL_GATHER:
+        collect(comm, operation, given, 0, bytes);
+        return TD_OK;
+    case TD__ALL_TO_ALL:
+        collect(comm, operation, given, part, bytes);
+        return TD_OK;
+    default: /* a barrier */
+        return TD_OK;
+    }
+}

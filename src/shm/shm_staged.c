@@ -1,0 +1,327 @@
+/* Large calls on memory that cannot be shared: everything goes through the stages in pieces that stay
+ * in the cache, while the ranks work on different pieces at the same time:
+ *
+ *     rank   in(0) | in(1) red(0) | in(2) out(0) red(1) | in(3) out(1) red(2) | …
+ *
+ *     in     the next piece of the input is copied to this rank's stage
+ *     red    this rank's slice of everybody's piece is reduced, into its own stage (reductions only)
+ *     out    the results are copied from everybody's stages to the output
+ *
+ * Each bar is a synchronisation. What a rank needs of its own never goes through the stage. A stage holds
+ * three pieces, so that one may be filled while two are read: what in(c) overwrites was read for the last
+ * time before the bar before it. */
+#include "shm/shm_comm.h"
+
+#include "base/fail.h"
+#include "reduce/copy.h"
+
+#include <string.h>
+
+/* Where everybody has a processor a synchronisation costs little, and small pieces overlap better. */
+enum { DEDICATED_PIECE = 64 << 10 };
+
+/* From here on the last step of an all_reduce is the kernel's, where it copies and ranks need not take turns:
+ * each rank reduces its slice of the whole straight to its output, and fetches those of the others from
+ * theirs, as long as these are still in a cache. So what is reduced does not go through a stage again. */
+enum { KERNEL_LEAST = 48 << 10, CACHES_A_SLICE = 2 };
+
+struct staging {
+    struct td__shm_comm *comm;
+    const struct td__operation *operation;
+    struct td__reduction reduction;
+    size_t element;
+    size_t step;  /* elements of each part in one piece */
+    size_t count; /* elements of the largest part */
+    bool reduces; /* with a phase of its own: all_reduce and reduce */
+    bool sliced;  /* an all_reduce whose parts are slices: see KERNEL_LEAST */
+    bool is_root;
+};
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Elements of a part of `count` that are in piece `c`. */
+static size_t in_piece(const struct staging *staging, uint64_t c, size_t count)
+{
+    size_t first = (size_t)c * staging->step;
+    return first < count ? smaller(staging->step, count - first) : 0;
+}
+
+/* The start of piece `c` in a buffer whose parts begin at `start`. */
+static size_t offset_of(const struct staging *staging, uint64_t c, size_t start)
+{
+    return (start + (size_t)c * staging->step) * staging->element;
+}
+
+/* Part `i` of the input of a call by parts, in elements. */
+static size_t part_count(const struct staging *staging, int i)
+{
+    const struct td__operation *operation = staging->operation;
+    int n = staging->comm->size;
+    if (staging->sliced)
+        return td__part(operation->count, n, i + 1) - td__part(operation->count, n, i);
+    return operation->input_counts ? operation->input_counts[i] : operation->count;
+}
+
+/* Copies piece c of each part of the input but our own, part i to place i of the stage. */
+static void put_parts(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    char *piece = td__shm_piece(staging->comm, staging->comm->index, c);
+    size_t start = 0;
+    for (int i = 0; i < staging->comm->size; i++) {
+        size_t count = part_count(staging, i);
+        size_t now = in_piece(staging, c, count);
+        if (now && i != staging->comm->index)
+            memcpy(piece + (size_t)i * staging->step * staging->element,
+                   (const char *)operation->input + offset_of(staging, c, start),
+                   now * staging->element);
+        start += count;
+    }
+}
+
+/* The slice of piece c that `i` reduces, in elements. Of two ranks the root reduces all of it: it reads as
+ * much of what the other has written as otherwise, and nothing is written for it a second time. Tried and
+ * dropped: the kernel writes to the root's output what the others have reduced, half as slow again where the
+ * ranks share a cache. */
+static void slice_of(const struct staging *staging, size_t now, int i, size_t *first, size_t *end)
+{
+    const struct td__shm_comm *comm = staging->comm;
+    bool to_root = staging->operation->kind == TD__REDUCE && comm->size == 2;
+    *first = to_root ? 0 : td__part(now, comm->size, i);
+    *end = to_root ? (i == staging->operation->root ? now : 0) : td__part(now, comm->size, i + 1);
+}
+
+/* What others reduce: all of piece c but our own slice. */
+static void put_slices(const struct staging *staging, uint64_t c)
+{
+    const char *from = (const char *)staging->operation->input + offset_of(staging, c, 0);
+    char *to = td__shm_piece(staging->comm, staging->comm->index, c);
+    size_t now = in_piece(staging, c, staging->operation->count), first, end;
+    slice_of(staging, now, staging->comm->index, &first, &end);
+    memcpy(to, from, first * staging->element);
+    memcpy(to + end * staging->element, from + end * staging->element,
+           (now - end) * staging->element);
+}
+
+static void put(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    size_t now = in_piece(staging, c, operation->count);
+    switch (operation->kind) {
+    case TD__SCATTER:
+        if (staging->is_root)
+            put_parts(staging, c);
+        return;
+    case TD__REDUCE_SCATTER:
+    case TD__ALL_TO_ALL:
+        put_parts(staging, c);
+        return;
+    case TD__ALL_REDUCE:
+    case TD__REDUCE:
+        if (staging->sliced)
+            put_parts(staging, c);
+        else
+            put_slices(staging, c);
+        return;
+    default: /* broadcast, gather, all_gather */
+        if (operation->kind != TD__ALL_GATHER &&
+            staging->is_root != (operation->kind == TD__BROADCAST))
+            return;
+        memcpy(td__shm_piece(staging->comm, staging->comm->index, c),
+               (const char *)operation->input + offset_of(staging, c, 0), now * staging->element);
+        return;
+    }
+}
+
+/* Our slice of piece c of everybody: into our own stage where others need it, and to the output. */
+static void reduce_slice(const struct staging *staging, uint64_t c)
+{
+    struct td__shm_comm *comm = staging->comm;
+    const struct td__operation *operation = staging->operation;
+    size_t first, end, offset = offset_of(staging, c, 0);
+    slice_of(staging, in_piece(staging, c, operation->count), comm->index, &first, &end);
+    if (first == end)
+        return;
+    size_t skip = first * staging->element;
+    for (int i = 0; i < comm->size; i++)
+        comm->sources[i] = td__shm_piece(comm, i, c) + skip;
+    comm->sources[comm->index] = (const char *)operation->input + offset + skip;
+    void *targets[2];
+    int count = 0;
+    if (operation->output)
+        targets[count++] = (char *)operation->output + offset + skip;
+    if (operation->kind == TD__ALL_REDUCE || !staging->is_root)
+        targets[count++] = td__shm_piece(comm, comm->index, c) + skip;
+    td__reduce_many(&staging->reduction, targets, count, comm->sources, comm->size, end - first);
+}
+
+/* The slices that others have reduced. */
+static void take_reduced(const struct staging *staging, uint64_t c)
+{
+    struct td__shm_comm *comm = staging->comm;
+    size_t now = in_piece(staging, c, staging->operation->count);
+    char *output = (char *)staging->operation->output + offset_of(staging, c, 0);
+    for (int k = 1; k < comm->size; k++) {
+        int i = (comm->index + k) % comm->size;
+        size_t first, end;
+        slice_of(staging, now, i, &first, &end);
+        memcpy(output + first * staging->element,
+               td__shm_piece(comm, i, c) + first * staging->element,
+               (end - first) * staging->element);
+    }
+}
+
+/* Everybody's part for us; `part` is the place of our part in their stages. Our own is still in the
+ * input, `own` elements from its start. */
+static void take_parts(const struct staging *staging, uint64_t c, size_t part, size_t own)
+{
+    const struct td__operation *operation = staging->operation;
+    struct td__shm_comm *comm = staging->comm;
+    size_t start = 0;
+    for (int i = 0; i < comm->size; i++) {
+        size_t count = operation->output_counts ? operation->output_counts[i] : operation->count;
+        size_t now = in_piece(staging, c, count);
+        char *to = (char *)operation->output + offset_of(staging, c, start);
+        const char *from = i == comm->index
+                               ? (const char *)operation->input + offset_of(staging, c, own)
+                               : td__shm_piece(comm, i, c) +
+                                     part * staging->step * staging->element;
+        if (now && to != from)
+            memcpy(to, from, now * staging->element);
+        start += count;
+    }
+}
+
+/* Our part of everybody's piece, straight to the output. */
+static void reduce_parts(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    struct td__shm_comm *comm = staging->comm;
+    size_t mine = (size_t)comm->index, now = in_piece(staging, c, part_count(staging, comm->index));
+    size_t start = staging->sliced ? td__part(operation->count, comm->size, comm->index)
+                                   : mine * operation->count;
+    void *target = (char *)operation->output + offset_of(staging, c, staging->sliced ? start : 0);
+    for (int i = 0; i < comm->size; i++)
+        comm->sources[i] = td__shm_piece(comm, i, c) + mine * staging->step * staging->element;
+    comm->sources[mine] = (const char *)operation->input + offset_of(staging, c, start);
+    if (now)
+        td__reduce_many(&staging->reduction, &target, 1, comm->sources, comm->size, now);
+}
+
+static void take(const struct staging *staging, uint64_t c)
+{
+    const struct td__operation *operation = staging->operation;
+    struct td__shm_comm *comm = staging->comm;
+    size_t mine = (size_t)comm->index, own = 0;
+    size_t bytes = in_piece(staging, c, operation->count) * staging->element;
+    char *to = (char *)operation->output + offset_of(staging, c, 0);
+    const char *from = td__shm_piece(comm, operation->root < 0 ? 0 : operation->root, c);
+    switch (operation->kind) {
+    case TD__ALL_GATHER:
+        take_parts(staging, c, 0, 0);
+        return;
+    case TD__ALL_TO_ALL:
+        for (int i = 0; i < comm->index; i++)
+            own += operation->input_counts ? operation->input_counts[i] : operation->count;
+        take_parts(staging, c, mine, own);
+        return;
+    case TD__GATHER:
+        if (staging->is_root)
+            take_parts(staging, c, 0, 0);
+        return;
+    case TD__REDUCE_SCATTER:
+        reduce_parts(staging, c);
+        return;
+    case TD__BROADCAST:
+        if (!staging->is_root)
+            memcpy(to, from, bytes);
+        return;
+    case TD__SCATTER:
+        from += mine * staging->step * staging->element;
+        if (staging->is_root)
+            from = (const char *)operation->input + offset_of(staging, c, mine * operation->count);
+        if (to != from)
+            memcpy(to, from, bytes);
+        return;
+    default: /* all_reduce and reduce */
+        if (staging->sliced)
+            reduce_parts(staging, c);
+        else if (operation->kind == TD__ALL_REDUCE || staging->is_root)
+            take_reduced(staging, c);
+        return;
+    }
+}
+
+static struct staging staging_of(struct td__shm_comm *comm, const struct td__operation *operation,
+                                 size_t largest, bool copies)
+{
+    enum td__collective kind = operation->kind;
+    struct staging staging = {
+        .comm = comm,
+        .operation = operation,
+        .reduction = td__shm_reduction(comm, operation),
+        .element = td__operation_element(operation),
+        .count = operation->input_counts ? largest : operation->count,
+        .is_root = operation->root == comm->index,
+    };
+    size_t bytes = operation->count * staging.element;
+    staging.sliced = kind == TD__ALL_REDUCE && copies && !comm->oversubscribed &&
+                     bytes >= KERNEL_LEAST &&
+                     bytes / (size_t)comm->size <= CACHES_A_SLICE * td__cache_bytes(2);
+    staging.reduces = (kind == TD__ALL_REDUCE && !staging.sliced) || kind == TD__REDUCE;
+    for (int i = 0; staging.sliced && i < comm->size; i++) {
+        size_t count = part_count(&staging, i);
+        staging.count = i && staging.count > count ? staging.count : count;
+    }
+    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    staging.step = (comm->oversubscribed ? TD__PIECE_BYTES : DEDICATED_PIECE) / staging.element /
+                   (by_parts || staging.sliced ? (size_t)comm->size : 1);
+    /* Whole cache lines, where there is room. */
+    if (staging.step > 64)
+        staging.step -= staging.step % 64;
+    return staging;
+}
+
+/* All have reached `phase`, or will. */
+static td_status fetch_slices(const struct staging *staging, unsigned phase)
+{
+    struct td__shm_comm *comm = staging->comm;
+    TD_TRY(td__shm_await_all(comm, staging->operation, phase));
+    TD_TRY(td__shm_fetch_slices(comm, staging->operation));
+    td__shm_reach(comm, phase + 1);
+    return td__shm_await_all(comm, staging->operation, phase + 1);
+}
+
+td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *operation,
+                         size_t largest, bool copies)
+{
+    struct staging staging = staging_of(comm, operation, largest, copies);
+    if (!staging.step)
+        return td__shm_fail(comm, TD_ERR_UNSUPPORTED, "%s: too many ranks on one host",
+                            td__operation_describe(operation));
+    uint64_t pieces = (staging.count + staging.step - 1) / staging.step;
+    unsigned phase = 2;
+    if (!pieces)
+        return TD_OK;
+
+    put(&staging, 0);
+    td__shm_reach(comm, phase);
+    for (uint64_t c = 0; c < pieces + staging.reduces; c++) {
+        TD_TRY(td__shm_await_all(comm, operation, phase++));
+        if (c + 1 < pieces)
+            put(&staging, c + 1);
+        if (!staging.reduces) {
+            take(&staging, c);
+        } else {
+            if (c)
+                take(&staging, c - 1);
+            if (c < pieces)
+                reduce_slice(&staging, c);
+        }
+        td__shm_reach(comm, phase);
+    }
+    return staging.sliced ? fetch_slices(&staging, phase) : TD_OK;
+}

@@ -1,0 +1,350 @@
+/* Two levels; see hierarchy.h.
+ *
+ *     all_reduce   every rank of a lane reduces its slice over the inputs of its host; the lane combines
+ *                  these; each of its ranks writes the result to the outputs of its host
+ *     reduce       likewise, but the lanes combine to the root's host, and write to the root only
+ *     broadcast    on the root's host each lane takes its slice out of the root's buffer; the lanes
+ *                  broadcast; each of its ranks writes its slice to the others of its host
+ *
+ * The order of a reduction is: the ranks of a host along the tree, then the hosts along the tree. Where
+ * each host has the same power of two of consecutive ranks, that is the tree over all ranks.
+ *
+ * Inside a host the buffers of the others must be within reach, so memory that cannot be shared is
+ * replaced by a copy that can. */
+#include "tcp/hierarchy.h"
+
+#include "base/arena.h"
+#include "base/fail.h"
+#include "tcp/tcp_comm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PATIENCE_NS ((int64_t)300000000)
+
+struct td__hierarchy {
+    struct td__shm_comm *comm; /* NULL: alone on this host */
+    struct td__tcp_comm *lane; /* NULL: in none */
+    int lanes;
+    int index;       /* among the ranks of this host */
+    int hosts, host; /* the members' hosts, and which of them this is */
+    int size;        /* ranks in all */
+    int *host_of;    /* for each member */
+    int *index_of;   /* for each member: among those of its host */
+};
+
+static td_status place_members(struct td__hierarchy *hierarchy, struct td__endpoint *endpoint,
+                               const int *world_ranks, int rank)
+{
+    int size = hierarchy->size, *numbers = malloc(sizeof *numbers * (size_t)size);
+    int *members = calloc((size_t)size, sizeof *members);
+    hierarchy->host_of = malloc(sizeof *numbers * (size_t)size);
+    hierarchy->index_of = malloc(sizeof *numbers * (size_t)size);
+    td_status status = TD_OK;
+    if (!numbers || !members || !hierarchy->host_of || !hierarchy->index_of) {
+        status = td__fail_nomem("group");
+        goto done;
+    }
+    for (int i = 0; i < size; i++) {
+        int number = td__endpoint_host(endpoint, world_ranks[i]), h = 0;
+        while (h < hierarchy->hosts && numbers[h] != number)
+            h++;
+        if (h == hierarchy->hosts)
+            numbers[hierarchy->hosts++] = number;
+        hierarchy->host_of[i] = h;
+        hierarchy->index_of[i] = members[h]++;
+    }
+    hierarchy->host = hierarchy->host_of[rank];
+    hierarchy->index = hierarchy->index_of[rank];
+    hierarchy->lanes = members[0];
+    for (int h = 1; h < hierarchy->hosts; h++)
+        if (members[h] < hierarchy->lanes)
+            hierarchy->lanes = members[h];
+done:
+    free(numbers);
+    free(members);
+    return status;
+}
+
+td_status td__hierarchy_hear(struct td__hierarchy *hierarchy, const struct td__operation *operation)
+{
+    return hierarchy->lane ? td__tcp_comm_hear(hierarchy->lane, operation) : TD_OK;
+}
+
+void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outside *outside)
+{
+    if (hierarchy->lane)
+        td__tcp_comm_watch(hierarchy->lane, outside);
+}
+
+td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                               int size, int rank, struct td__shm_comm *comm, const char *algorithm,
+                               struct td__hierarchy **hierarchy_out)
+{
+    struct td__hierarchy *hierarchy = calloc(1, sizeof *hierarchy);
+    if (!hierarchy)
+        return td__fail_nomem("group");
+    hierarchy->comm = comm;
+    hierarchy->size = size;
+    int *lane = NULL;
+    td_status status = place_members(hierarchy, endpoint, world_ranks, rank);
+    if (status)
+        goto destroy;
+    if (hierarchy->index < hierarchy->lanes) {
+        lane = malloc(sizeof *lane * (size_t)hierarchy->hosts);
+        status = lane ? TD_OK : td__fail_nomem("group");
+        for (int i = 0; i < size && !status; i++)
+            if (hierarchy->index_of[i] == hierarchy->index)
+                lane[hierarchy->host_of[i]] = world_ranks[i];
+        if (!status)
+            status = td__tcp_comm_create(
+                endpoint, key ^ ((uint64_t)hierarchy->index + 1) * 0x9e3779b97f4a7c15u, lane,
+                hierarchy->hosts, hierarchy->host, algorithm, &hierarchy->lane);
+    }
+    free(lane);
+    if (status)
+        goto destroy;
+    *hierarchy_out = hierarchy;
+    return TD_OK;
+
+destroy:
+    td__hierarchy_destroy(hierarchy);
+    return status;
+}
+
+void td__hierarchy_destroy(struct td__hierarchy *hierarchy)
+{
+    if (hierarchy->lane)
+        td__tcp_comm_destroy(hierarchy->lane);
+    free(hierarchy->host_of);
+    free(hierarchy->index_of);
+    free(hierarchy);
+}
+
+void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__operation *operation,
+                            td_status status)
+{
+    if (hierarchy->lane)
+        td__tcp_comm_fall_out(hierarchy->lane, operation, status);
+}
+
+bool td__hierarchy_has(enum td__collective kind)
+{
+    return kind == TD__ALL_REDUCE || kind == TD__REDUCE || kind == TD__BROADCAST ||
+           kind == TD__BARRIER;
+}
+
+/* ---- Inside a host --------------------------------------------------------------------------- */
+
+/* One call as this level sees it: the addresses of the buffers of all ranks of the host. */
+struct local {
+    struct td__operation operation; /* its root is an index in the host, or -1: it is elsewhere */
+    const void **sources;
+    void **targets;
+    int size;
+    const void *own_source; /* where there is no comm */
+    void *own_target;
+};
+
+static td_status meet(struct td__hierarchy *hierarchy, struct local *local)
+{
+    bool shared;
+    size_t largest;
+    if (!hierarchy->comm) {
+        local->own_source = local->operation.input;
+        local->own_target = local->operation.output;
+        local->sources = &local->own_source;
+        local->targets = &local->own_target;
+        local->size = 1;
+        return TD_OK;
+    }
+    TD_TRY(td__shm_exchange_buffers(hierarchy->comm, &local->operation, &shared, &largest));
+    local->sources = hierarchy->comm->sources;
+    local->targets = hierarchy->comm->targets;
+    local->size = hierarchy->comm->size;
+    if (!shared) /* cannot be: see make_shareable() */
+        return td__shm_fail(hierarchy->comm, TD_ERR_NOMEM, "%s: no shareable memory on some rank",
+                            td__operation_describe(&local->operation));
+    return TD_OK;
+}
+
+static td_status part_ways(struct td__hierarchy *hierarchy, struct local *local)
+{
+    if (!hierarchy->comm)
+        return TD_OK;
+    td__shm_reach(hierarchy->comm, 2);
+    return td__shm_await_all(hierarchy->comm, &local->operation, 2);
+}
+
+static bool is_shareable(const void *memory)
+{
+    struct td__arena *arena;
+    size_t offset;
+    return td__arena_resolve(memory, &arena, &offset) && arena == td__arena_default();
+}
+
+/* ---- The operations -------------------------------------------------------------------------- */
+
+/* The host of a rank that has not come knows it, and must be the first to say so. */
+static struct td__operation between_hosts(const struct td__operation *operation)
+{
+    struct td__operation between = *operation;
+    if (between.deadline != TD__NEVER)
+        between.deadline += PATIENCE_NS;
+    return between;
+}
+
+struct slice {
+    size_t first, count; /* elements */
+};
+
+static struct slice own_slice(const struct td__hierarchy *hierarchy, size_t count)
+{
+    size_t first = td__part(count, hierarchy->lanes, hierarchy->index);
+    return (struct slice){first, td__part(count, hierarchy->lanes, hierarchy->index + 1) - first};
+}
+
+/* The lane's part of a reduction, between the two exchanges. */
+static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *local,
+                              const struct td__operation *operation)
+{
+    struct slice slice = own_slice(hierarchy, operation->count);
+    const struct td__reduction *reduction = &operation->reduction;
+    size_t element = td__operation_element(operation);
+    bool to_all = operation->kind == TD__ALL_REDUCE;
+    int root_host = to_all ? 0 : hierarchy->host_of[operation->root];
+    struct td__operation between = between_hosts(operation);
+    between.root = to_all ? -1 : root_host;
+    if (!slice.count)
+        return TD_OK;
+
+    void *acc = malloc(slice.count * td_dtype_size(td__reduction_accumulator(reduction)));
+    const void **sources = malloc(sizeof *sources * (size_t)local->size);
+    td_status status = acc && sources ? TD_OK : td__fail_nomem("group");
+    for (int i = 0; i < local->size && !status; i++)
+        sources[i] = (const char *)local->sources[i] + slice.first * element;
+    if (!status && hierarchy->comm) /* the inputs of those whose call has failed are theirs again */
+        status = td__shm_write_begin(hierarchy->comm);
+    if (!status) {
+        struct td__reduction inside = hierarchy->comm
+                                          ? td__shm_reduction(hierarchy->comm, operation)
+                                          : *reduction;
+        td__reduce_accumulate(&inside, acc, sources, local->size, slice.count);
+        if (hierarchy->comm)
+            td__shm_write_end(hierarchy->comm);
+        status = td__tcp_comm_combine(hierarchy->lane, &between, acc, slice.count);
+    }
+    bool writes = !status && (to_all || root_host == hierarchy->host);
+    if (writes && hierarchy->comm)
+        status = td__shm_write_begin(hierarchy->comm);
+    if (writes && !status) {
+        char *first = NULL;
+        for (int i = 0; i < local->size; i++) {
+            if (!to_all && i != hierarchy->index_of[operation->root])
+                continue;
+            char *target = (char *)local->targets[i] + slice.first * element;
+            if (first)
+                memcpy(target, first, slice.count * element);
+            else
+                td__reduce_store(reduction, target, acc, slice.count, hierarchy->size);
+            first = first ? first : target;
+        }
+        if (hierarchy->comm)
+            td__shm_write_end(hierarchy->comm);
+    }
+    free(sources);
+    free(acc);
+    return status;
+}
+
+static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *local,
+                                 const struct td__operation *operation)
+{
+    struct slice slice = own_slice(hierarchy, operation->count);
+    size_t offset = slice.first * td__operation_element(operation);
+    size_t bytes = slice.count * td__operation_element(operation);
+    int root_host = hierarchy->host_of[operation->root];
+    int holder = hierarchy->host == root_host ? hierarchy->index_of[operation->root]
+                                              : hierarchy->index;
+    struct td__operation between = between_hosts(operation);
+    char *data = (char *)local->targets[hierarchy->index] + offset;
+    if (!slice.count)
+        return TD_OK;
+    if (holder != hierarchy->index) {
+        /* Sent from there: the root's buffer is the root's again as soon as its call has failed, and other
+         * hosts may not have heard of the failure when they get the data. */
+        TD_TRY(td__shm_write_begin(hierarchy->comm));
+        memcpy(data, (const char *)local->sources[holder] + offset, bytes);
+        td__shm_write_end(hierarchy->comm);
+    }
+    between.root = root_host;
+    between.count = slice.count;
+    between.input = between.output = data;
+    TD_TRY(td__tcp_comm_run(hierarchy->lane, &between));
+    if (local->size == 1)
+        return TD_OK;
+    TD_TRY(td__shm_write_begin(hierarchy->comm));
+    for (int i = 0; i < local->size; i++)
+        if (i != holder && i != hierarchy->index)
+            memcpy((char *)local->targets[i] + offset, data, bytes);
+    td__shm_write_end(hierarchy->comm);
+    return TD_OK;
+}
+
+static td_status barrier(struct td__hierarchy *hierarchy, const struct td__operation *operation)
+{
+    struct td__shm_comm *comm = hierarchy->comm;
+    if (comm) {
+        TD_TRY(td__shm_begin(comm, operation));
+        td__shm_reach(comm, 1);
+        TD_TRY(td__shm_await_all(comm, operation, 1));
+    }
+    struct td__operation between = between_hosts(operation);
+    if (hierarchy->index == 0)
+        TD_TRY(td__tcp_comm_run(hierarchy->lane, &between));
+    if (!comm)
+        return TD_OK;
+    td__shm_reach(comm, 2);
+    return hierarchy->index ? td__shm_await(comm, operation, 0, 2) : TD_OK;
+}
+
+static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__operation *operation)
+{
+    struct local local = {.operation = *operation};
+    bool rooted = operation->kind != TD__ALL_REDUCE;
+    if (rooted)
+        local.operation.root = hierarchy->host_of[operation->root] == hierarchy->host
+                                   ? hierarchy->index_of[operation->root]
+                                   : -1;
+    TD_TRY(meet(hierarchy, &local));
+    if (hierarchy->lane && operation->kind == TD__BROADCAST)
+        TD_TRY(broadcast_slice(hierarchy, &local, operation));
+    else if (hierarchy->lane)
+        TD_TRY(reduce_slice(hierarchy, &local, operation));
+    return part_ways(hierarchy, &local);
+}
+
+td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation)
+{
+    if (operation->kind == TD__BARRIER)
+        return barrier(hierarchy, operation);
+    size_t bytes = operation->count * td__operation_element(operation);
+    bool reads = operation->input != NULL, writes = operation->output != NULL;
+    bool shareable = (!reads || is_shareable(operation->input)) &&
+                     (!writes || is_shareable(operation->output));
+    if (!bytes || !hierarchy->comm || shareable)
+        return run_shared(hierarchy, operation);
+
+    void *copy = td_alloc(bytes);
+    struct td__operation copied = *operation;
+    if (!copy)
+        return TD_ERR_NOMEM;
+    memcpy(copy, operation->input, bytes);
+    copied.input = copy;
+    copied.output = writes ? copy : NULL;
+    td_status status = run_shared(hierarchy, &copied);
+    if (!status && writes)
+        memcpy(operation->output, copy, bytes);
+    td_free(copy);
+    return status;
+}

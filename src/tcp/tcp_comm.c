@@ -1,0 +1,298 @@
+/* Socket communicators; see tcp_comm.h.
+ *
+ * What a call needs is kept from one to the next: links, scratch memory and the programs of the last
+ * algorithms, so that a short message builds and allocates nothing. A comm that has failed stays so,
+ * and fails every further call with the first reason. */
+#include "tcp/tcp_comm.h"
+
+#include "base/fail.h"
+#include "collective/select.h"
+#include "tcp/tcp_layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEPT_BYTES = 64 << 20, /* of scratch memory between calls */
+    REACHED = 64,          /* size of a comm up to which a failure is told to all */
+    REACH_MS = 500,
+};
+
+/* ---- Links from an endpoint ------------------------------------------------------------------ */
+
+static td_status connect_to_rank(void *arg, int peer, td__deadline deadline, int *fd)
+{
+    struct td__tcp_comm *comm = arg;
+    return td__endpoint_connect(comm->endpoint, comm->world_ranks[peer], comm->key,
+                                TD__CHANNEL_COLLECTIVE, deadline, fd);
+}
+
+static td_status approach_rank(void *arg, int peer, td__deadline deadline, int *fd)
+{
+    struct td__tcp_comm *comm = arg;
+    return td__endpoint_connect_briefly(comm->endpoint, comm->world_ranks[peer], comm->key,
+                                        TD__CHANNEL_COLLECTIVE, deadline, fd);
+}
+
+static td_status accept_from_rank(void *arg, int peer, td__deadline deadline, int *fd)
+{
+    struct td__tcp_comm *comm = arg;
+    return td__endpoint_accept(comm->endpoint, comm->world_ranks[peer], comm->key,
+                               TD__CHANNEL_COLLECTIVE, deadline, fd);
+}
+
+static const char *describe_rank(void *arg, int peer)
+{
+    struct td__tcp_comm *comm = arg;
+    return td__endpoint_describe(comm->endpoint, comm->world_ranks[peer]);
+}
+
+static void listen_for_late_links(void *arg, td__link_fn fn, void *fn_arg)
+{
+    struct td__tcp_comm *comm = arg;
+    td__endpoint_listen(comm->endpoint, comm->key, TD__CHANNEL_COLLECTIVE, fn, fn_arg);
+}
+
+static const char *exit_reason_of_rank(void *arg, int peer)
+{
+    struct td__tcp_comm *comm = arg;
+    return td__endpoint_exit_reason(comm->endpoint, comm->world_ranks[peer]);
+}
+
+static void watch_rank(void *arg, int peer)
+{
+    struct td__tcp_comm *comm = arg;
+    td__endpoint_watch(comm->endpoint, comm->world_ranks[peer]);
+}
+
+static bool rank_is_deaf(void *arg, int peer, bool note)
+{
+    struct td__tcp_comm *comm = arg;
+    return td__endpoint_is_deaf(comm->endpoint, comm->world_ranks[peer], note);
+}
+
+static td_status recall_calls(void *arg, int peer, const struct td__operation *operation)
+{
+    struct td__tcp_comm *comm = arg;
+    return comm->recall ? comm->recall(comm->links.outside_arg, comm->world_ranks[peer], operation)
+                        : TD_OK;
+}
+
+static const struct td__link_source endpoint_source = {
+    .connect = connect_to_rank,
+    .approach = approach_rank,
+    .accept = accept_from_rank,
+    .describe = describe_rank,
+    .listen = listen_for_late_links,
+    .exit_reason = exit_reason_of_rank,
+    .watch = watch_rank,
+    .is_deaf = rank_is_deaf,
+    .recall = recall_calls,
+};
+
+/* ---- Creating and destroying ----------------------------------------------------------------- */
+
+/* NULL for `arg` stands for the comm itself. */
+static td_status create(const struct td__link_source *source, void *arg, int size, int index,
+                        const char *algorithm, struct td__tcp_comm **comm_out)
+{
+    struct td__tcp_comm *comm = calloc(1, sizeof *comm);
+    if (!comm)
+        return td__fail_nomem("socket comm");
+    comm->size = size;
+    comm->index = index;
+    comm->world_ranks = calloc((size_t)size, sizeof *comm->world_ranks);
+    comm->starts = calloc(2 * ((size_t)size + 1), sizeof *comm->starts);
+    bool linked = td__links_init(&comm->links, source, arg ? arg : comm, size, index);
+    if (!comm->world_ranks || !comm->starts || !linked) {
+        td__tcp_comm_destroy(comm);
+        return td__fail_nomem("socket comm");
+    }
+    for (int kind = 0; algorithm && kind < TD__COLLECTIVES; kind++) {
+        const struct td__algorithm *found = td__algorithm_find(kind, algorithm);
+        comm->forced[kind] = found ? found->name : NULL;
+    }
+    *comm_out = comm;
+    return TD_OK;
+}
+
+td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
+                              int size, int index, const char *algorithm,
+                              struct td__tcp_comm **comm_out)
+{
+    struct td__tcp_comm *comm;
+    TD_TRY(create(&endpoint_source, NULL, size, index, algorithm, &comm));
+    comm->endpoint = endpoint;
+    comm->key = key;
+    memcpy(comm->world_ranks, world_ranks, (size_t)size * sizeof *world_ranks);
+    *comm_out = comm;
+    return TD_OK;
+}
+
+td_status td__tcp_comm_create_over(const struct td__link_source *source, void *arg, int size,
+                                   int index, const char *algorithm, struct td__tcp_comm **comm)
+{
+    return create(source, arg, size, index, algorithm, comm);
+}
+
+void td__tcp_comm_destroy(struct td__tcp_comm *comm)
+{
+    if (!comm)
+        return;
+    td__links_free(&comm->links);
+    td__executor_free(&comm->executor);
+    for (int i = 0; i < TD__SHM_PROGRAMS; i++)
+        td__compiled_schedule_destroy(comm->schedules[i].compiled);
+    free(comm->world_ranks);
+    free(comm->scratch);
+    free(comm->starts);
+    free(comm->reason);
+    free(comm);
+}
+
+/* ---- Programs and memory --------------------------------------------------------------------- */
+
+/* The program of a call: one that is there, or a new one in the place of that which has not been used
+ * for the longest time. NULL without memory. */
+static struct td__cached_schedule *find_program(struct td__tcp_comm *comm, enum td__collective kind,
+                                                const char *algorithm, int root)
+{
+    struct td__cached_schedule *oldest = comm->schedules;
+    for (struct td__cached_schedule *at = comm->schedules; at < comm->schedules + TD__SHM_PROGRAMS;
+         at++) {
+        if (at->compiled && at->kind == kind && at->algorithm == algorithm && at->root == root)
+            return at;
+        if (at->used < oldest->used)
+            oldest = at;
+    }
+    const struct td__algorithm *found = td__algorithm_find(kind, algorithm);
+    struct td__plan plan = {.rank = comm->index, .size = comm->size, .root = root};
+    struct td__compiled_schedule *compiled = td__compiled_schedule_create(found, &plan);
+    if (!compiled)
+        return NULL;
+    td__compiled_schedule_destroy(oldest->compiled);
+    *oldest = (struct td__cached_schedule){.kind = kind,
+                                           .algorithm = algorithm,
+                                           .root = root,
+                                           .number = (int)(found - td__algorithms),
+                                           .compiled = compiled};
+    return oldest;
+}
+
+/* The name as it stands in td__algorithms, so that names can be compared by their addresses. */
+static const char *choose(const struct td__tcp_comm *comm, const struct td__operation *operation,
+                          enum td__collective kind, size_t bytes)
+{
+    const char *forced = comm->forced[kind];
+    if (operation->input_counts)
+        return forced && strcmp(forced, "bruck") ? forced : td__select_uneven(comm->size);
+    return forced ? forced : td__select(kind, comm->size, bytes);
+}
+
+td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
+                             enum td__collective kind, size_t count, size_t bytes,
+                             struct td__run *run)
+{
+    bool rooted = kind == TD__BROADCAST || kind == TD__REDUCE || kind == TD__SCATTER ||
+                  kind == TD__GATHER;
+    const char *algorithm = choose(comm, operation, kind, bytes);
+    struct td__cached_schedule *cached = find_program(comm, kind, algorithm,
+                                                      rooted ? operation->root : 0);
+    if (!cached)
+        return td__fail_nomem(td__operation_describe(operation));
+    cached->used = ++comm->turn;
+    *run = (struct td__run){
+        .compiled = cached->compiled,
+        .operation = operation,
+        .links = &comm->links,
+        .header = td__header_of(operation, count, cached->number, comm->turn),
+    };
+    return TD_OK;
+}
+
+td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__operation *operation,
+                               size_t size, char **memory)
+{
+    if (size > comm->scratch_size) {
+        size_t grown = (size + 63) / 64 * 64;
+        free(comm->scratch);
+        comm->scratch_size = 0;
+        comm->scratch = grown >= size ? aligned_alloc(64, grown) : NULL;
+        if (!comm->scratch)
+            return td__fail_nomem(td__operation_describe(operation));
+        comm->scratch_size = grown;
+    }
+    *memory = comm->scratch;
+    return TD_OK;
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+static td_status check_usable(const struct td__tcp_comm *comm)
+{
+    if (comm->broken)
+        return td__fail(comm->broken, "%s", comm->reason ? comm->reason : "the group has failed");
+    return TD_OK;
+}
+
+static td_status end_call(struct td__tcp_comm *comm, const struct td__operation *operation,
+                          td_status status)
+{
+    if (status) {
+        comm->broken = status;
+        comm->reason = strdup(td_last_error());
+        if (comm->reason)
+            td__links_say_goodbye(&comm->links, operation, status, comm->reason);
+    }
+    if (comm->scratch_size > KEPT_BYTES) {
+        free(comm->scratch);
+        comm->scratch = NULL;
+        comm->scratch_size = 0;
+    }
+    return status;
+}
+
+td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct td__operation timed = *operation;
+    TD_TRY(check_usable(comm));
+    timed.deadline = td__operation_deadline(operation);
+    return end_call(comm, &timed, td__socket_layout_run(comm, &timed));
+}
+
+td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
+                               void *data, size_t count)
+{
+    struct td__operation timed = *operation;
+    TD_TRY(check_usable(comm));
+    timed.deadline = td__operation_deadline(operation);
+    return end_call(comm, &timed, td__socket_layout_combine(comm, &timed, data, count));
+}
+
+void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,
+                           td_status status)
+{
+    char reason[TD__REASON_TEXT];
+    if (comm->broken)
+        return;
+    snprintf(reason, sizeof reason, "%s", td_last_error());
+    end_call(comm, operation, status);
+    td__deadline deadline = td__deadline_in_ms(REACH_MS);
+    for (int i = 0; i < comm->links.size && comm->links.size <= REACHED; i++)
+        td__links_reach(&comm->links, i, deadline);
+    td__fail(status, "%s", reason);
+}
+
+void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *outside)
+{
+    comm->links.outside = outside->look;
+    comm->links.outside_arg = outside->arg;
+    comm->recall = outside->recall;
+    comm->links.explain = outside->explain;
+}
+
+td_status td__tcp_comm_hear(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    return comm->broken ? TD_OK : td__links_hear(&comm->links, operation);
+}

@@ -1,0 +1,357 @@
+/* Where the data of an operation stand for its schedule (the table in schedule.h).
+ *
+ * Reductions run on accumulators. Where these are the elements themselves, they stand in the output;
+ * otherwise, and where a rank has no output, in scratch memory. They go through it in chunks, so that
+ * it stays small and in the cache. All ranks must cut alike: what is cut depends on the arguments that
+ * all have in common, never on whether a rank works in place.
+ *
+ *     scratch   | parts that had to be converted or kept | DATA | SCRATCH of the schedule |  */
+#include "tcp/tcp_layout.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+enum {
+    CHUNK_BYTES = 2 << 20,        /* of a vector at a time */
+    CHUNK_LEAST_BYTES = 16 << 10, /* of a part, where there are many */
+
+    /* A chain has 32 pieces: longer ones would not be in the cache any more when they are handed on. */
+    BROADCAST_BYTES = 16 << 20,
+    GATHER_BYTES = 256 << 10, /* of a part at a time, around the ring */
+};
+
+/* A call under way. */
+struct task {
+    struct td__tcp_comm *comm;
+    const struct td__operation *operation;
+    struct td__run run;
+    size_t element; /* bytes, of the accumulators in a reduction */
+    char *scratch;
+};
+
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 63) & ~(size_t)63;
+}
+
+static struct td__blocks vector_of(const struct task *task, const void *base, size_t count)
+{
+    return (struct td__blocks){.base = (char *)base,
+                               .element = task->element,
+                               .count = count,
+                               .pieces = task->run.compiled->schedule.blocks};
+}
+
+/* Parts of `count` elements, `stride` of them from the beginning of one to that of the next. */
+static struct td__blocks parts_of(const struct task *task, const void *base, size_t count,
+                                  size_t stride)
+{
+    return (struct td__blocks){.base = (char *)base,
+                               .element = task->element,
+                               .count = count,
+                               .stride = stride * task->element};
+}
+
+/* Parts of which only this rank's is used: it stands at `own`. */
+static struct td__blocks own_part(const struct task *task, const void *own, size_t count)
+{
+    uintptr_t before = (uintptr_t)task->comm->index * count * task->element;
+    return parts_of(task, (const void *)((uintptr_t)own - before), count, count);
+}
+
+static size_t scratch_bytes(const struct task *task, size_t block)
+{
+    return (size_t)task->run.compiled->schedule.scratch_blocks * block * task->element;
+}
+
+static td_status execute(struct task *task)
+{
+    return td__executor_run(&task->comm->executor, &task->run);
+}
+
+static void copy(void *to, const void *from, size_t bytes)
+{
+    if (bytes && to != from)
+        memcpy(to, from, bytes);
+}
+
+static td_status begin(struct task *task, struct td__tcp_comm *comm,
+                       const struct td__operation *operation, enum td__collective kind,
+                       size_t element, size_t count, size_t parts)
+{
+    *task = (struct task){.comm = comm, .operation = operation, .element = element};
+    return td__tcp_comm_begin(comm, operation, kind, count, count * parts * element, &task->run);
+}
+
+static td_status take_scratch(struct task *task, size_t bytes)
+{
+    return td__tcp_comm_scratch(task->comm, task->operation, bytes, &task->scratch);
+}
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+/* The largest piece of a vector of `count` elements. */
+static size_t largest_piece(const struct task *task, size_t count)
+{
+    size_t pieces = (size_t)task->run.compiled->schedule.blocks;
+    return (count + pieces - 1) / pieces;
+}
+
+/* Runs the schedule on `count` elements at `data`; its own scratch memory is at `scratch`. */
+static td_status run_vector(struct task *task, void *data, size_t count, char *scratch)
+{
+    size_t piece = largest_piece(task, count);
+    task->run.places[TD__DATA] = vector_of(task, data, count);
+    task->run.places[TD__SCRATCH] = parts_of(task, scratch, piece, piece);
+    return execute(task);
+}
+
+static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct task task;
+    size_t count = operation->count;
+    TD_TRY(
+        begin(&task, comm, operation, TD__BROADCAST, td__operation_element(operation), count, 1));
+    size_t chunk = min_size(count, BROADCAST_BYTES / task.element), at = 0;
+    TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
+    do {
+        size_t part = min_size(chunk, count - at);
+        char *data = td__behind(operation->output, at * task.element);
+        TD_TRY(run_vector(&task, data, part, task.scratch));
+        at += part;
+    } while (at < count);
+    return TD_OK;
+}
+
+static td_status run_barrier(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct task task;
+    TD_TRY(begin(&task, comm, operation, TD__BARRIER, 1, 0, 0));
+    return execute(&task);
+}
+
+/* Whether elements are accumulators as they are. */
+static bool is_plain(const struct td__reduction *reduction)
+{
+    return reduction->user || (td__reduction_accumulator(reduction) == reduction->dtype &&
+                               reduction->op != TD_PREMUL_SUM && reduction->dtype != TD_BOOL);
+}
+
+/* reduce and all_reduce. */
+static td_status run_reduction(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    const struct td__reduction *reduction = &operation->reduction;
+    td_dtype accumulator = td__reduction_accumulator(reduction);
+    bool same = accumulator == reduction->dtype, all = operation->kind == TD__ALL_REDUCE;
+    bool gets = all || comm->index == operation->root;
+    size_t count = operation->count, size = td__operation_element(operation);
+    struct task task;
+    TD_TRY(begin(&task, comm, operation, operation->kind, td_dtype_size(accumulator), count, 1));
+
+    size_t chunk = all && same ? count : min_size(count, CHUNK_BYTES / task.element);
+    bool borrows = !gets && is_plain(reduction) && !task.run.compiled->writes_data;
+    size_t staged = (gets && same) || borrows ? 0 : aligned(chunk * task.element);
+    TD_TRY(take_scratch(&task, staged + scratch_bytes(&task, largest_piece(&task, chunk))));
+    size_t at = 0;
+    do {
+        size_t part = min_size(chunk, count - at);
+        const char *input = td__behind(operation->input, at * size);
+        char *output = gets ? td__behind(operation->output, at * size) : NULL;
+        char *data = staged ? task.scratch : borrows ? (char *)input : output;
+        if (!borrows)
+            td__reduce_load(reduction, data, input, part);
+        TD_TRY(run_vector(&task, data, part, td__behind(task.scratch, staged)));
+        if (gets)
+            td__reduce_store(reduction, output, data, part, comm->size);
+        at += part;
+    } while (at < count);
+    return TD_OK;
+}
+
+td_status td__socket_layout_combine(struct td__tcp_comm *comm,
+                                    const struct td__operation *operation, void *data, size_t count)
+{
+    enum td__collective kind = operation->kind == TD__REDUCE ? TD__REDUCE : TD__ALL_REDUCE;
+    size_t element = td_dtype_size(td__reduction_accumulator(&operation->reduction));
+    struct task task;
+    TD_TRY(begin(&task, comm, operation, kind, element, count, 1));
+    TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, count))));
+    return run_vector(&task, data, count, task.scratch);
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct task task;
+    size_t count = operation->count, element = td__operation_element(operation);
+    char *output = operation->output;
+    TD_TRY(begin(&task, comm, operation, TD__ALL_GATHER, element, count, (size_t)comm->size));
+    bool in_pieces = task.run.compiled->one_by_one;
+    size_t chunk = in_pieces ? min_size(count, GATHER_BYTES / element) : count, at = 0;
+    TD_TRY(take_scratch(&task, scratch_bytes(&task, chunk)));
+    do {
+        size_t part = min_size(chunk, count - at);
+        char *data = td__behind(output, at * element);
+        copy(td__behind(data, (size_t)comm->index * count * element),
+             td__behind(operation->input, at * element), part * element);
+        task.run.places[TD__DATA] = parts_of(&task, data, part, count);
+        task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch, part, part);
+        TD_TRY(execute(&task));
+        at += part;
+    } while (at < count);
+    return TD_OK;
+}
+
+/* A rank in the middle of the tree collects its subtree's parts in scratch memory. */
+static td_status run_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct task task;
+    size_t count = operation->count, element = td__operation_element(operation);
+    size_t part = count * element, own = (size_t)comm->index * part;
+    TD_TRY(begin(&task, comm, operation, TD__GATHER, element, count, (size_t)comm->size));
+    if (comm->index != operation->root && !task.run.compiled->writes_data) {
+        task.run.places[TD__DATA] = own_part(&task, operation->input, count);
+        return execute(&task);
+    }
+    char *data = operation->output;
+    if (comm->index != operation->root) {
+        TD_TRY(take_scratch(&task, (size_t)comm->size * part));
+        data = task.scratch;
+    }
+    copy(td__behind(data, own), operation->input, part);
+    task.run.places[TD__DATA] = parts_of(&task, data, count, count);
+    return execute(&task);
+}
+
+static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct task task;
+    size_t count = operation->count, element = td__operation_element(operation);
+    size_t part = count * element, own = (size_t)comm->index * part;
+    TD_TRY(begin(&task, comm, operation, TD__SCATTER, element, count, (size_t)comm->size));
+    if (comm->index != operation->root && !task.run.compiled->sends) {
+        task.run.places[TD__DATA] = own_part(&task, operation->output, count);
+        return execute(&task);
+    }
+    const char *data = operation->input;
+    if (comm->index != operation->root) {
+        TD_TRY(take_scratch(&task, (size_t)comm->size * part));
+        data = task.scratch;
+    }
+    task.run.places[TD__DATA] = parts_of(&task, data, count, count);
+    TD_TRY(execute(&task));
+    copy(operation->output, td__behind(data, own), part);
+    return TD_OK;
+}
+
+static td_status run_reduce_scatter(struct td__tcp_comm *comm,
+                                    const struct td__operation *operation)
+{
+    const struct td__reduction *reduction = &operation->reduction;
+    td_dtype accumulator = td__reduction_accumulator(reduction);
+    bool same = accumulator == reduction->dtype, plain = is_plain(reduction);
+    size_t parts = (size_t)comm->size, count = operation->count;
+    size_t size = td__operation_element(operation);
+    struct task task;
+    TD_TRY(begin(&task, comm, operation, TD__REDUCE_SCATTER, td_dtype_size(accumulator), count,
+                 parts));
+
+    size_t bytes = CHUNK_BYTES / parts < CHUNK_LEAST_BYTES ? CHUNK_LEAST_BYTES
+                                                           : CHUNK_BYTES / parts;
+    size_t chunk = min_size(count, bytes / task.element);
+    size_t input_bytes = plain ? 0 : aligned(parts * chunk * task.element);
+    size_t data_bytes = same ? 0 : aligned(chunk * task.element);
+    TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_bytes(&task, chunk)));
+    char *data_scratch = td__behind(task.scratch, input_bytes);
+    size_t at = 0;
+    do {
+        size_t part = min_size(chunk, count - at);
+        const char *input = td__behind(operation->input, at * size);
+        char *output = td__behind(operation->output, at * size);
+        char *data = same ? output : data_scratch;
+        task.run.places[TD__INPUT] = parts_of(&task, input, part, count);
+        if (!plain) {
+            for (size_t i = 0; i < parts; i++)
+                td__reduce_load(reduction, td__behind(task.scratch, i * part * task.element),
+                                td__behind(input, i * count * size), part);
+            task.run.places[TD__INPUT] = parts_of(&task, task.scratch, part, part);
+        }
+        task.run.places[TD__DATA] = parts_of(&task, data, part, part);
+        task.run.places[TD__SCRATCH] = parts_of(&task, td__behind(data_scratch, data_bytes), part,
+                                                part);
+        TD_TRY(execute(&task));
+        td__reduce_store(reduction, output, data, part, comm->size);
+        at += part;
+    } while (at < count);
+    return TD_OK;
+}
+
+/* ---- All to all ------------------------------------------------------------------------------ */
+
+/* Where parts of these sizes begin, into `starts`; returns their sum. */
+static size_t add_up(const size_t *counts, int parts, size_t *starts)
+{
+    starts[0] = 0;
+    for (int i = 0; i < parts; i++)
+        starts[i + 1] = starts[i] + counts[i];
+    return starts[parts];
+}
+
+static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    struct task task;
+    size_t parts = (size_t)comm->size, count = operation->count;
+    bool uneven = operation->input_counts;
+    TD_TRY(begin(&task, comm, operation, TD__ALL_TO_ALL, td__operation_element(operation), count,
+                 uneven ? 0 : parts * parts));
+    struct td__blocks input = parts_of(&task, operation->input, count, count);
+    struct td__blocks output = parts_of(&task, operation->output, count, count);
+    if (uneven) {
+        input.starts = comm->starts;
+        output.starts = comm->starts + parts + 1;
+        add_up(operation->input_counts, comm->size, comm->starts);
+        add_up(operation->output_counts, comm->size, comm->starts + parts + 1);
+    }
+    /* In place everything is sent from a copy, since what comes takes the place of what goes. */
+    bool in_place = operation->input == operation->output && !uneven;
+    size_t kept = in_place ? aligned(parts * count * task.element) : 0;
+    TD_TRY(take_scratch(&task, kept + (uneven ? 0 : scratch_bytes(&task, count))));
+    if (in_place) {
+        copy(task.scratch, operation->input, parts * count * task.element);
+        input.base = task.scratch;
+    }
+    task.run.places[TD__INPUT] = input;
+    task.run.places[TD__DATA] = output;
+    task.run.places[TD__SCRATCH] = parts_of(&task, td__behind(task.scratch, kept), count, count);
+    return execute(&task);
+}
+
+td_status td__socket_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
+{
+    switch (operation->kind) {
+    case TD__BROADCAST:
+        return run_broadcast(comm, operation);
+    case TD__REDUCE:
+    case TD__ALL_REDUCE:
+        return run_reduction(comm, operation);
+    case TD__SCATTER:
+        return run_scatter(comm, operation);
+    case TD__GATHER:
+        return run_gather(comm, operation);
+    case TD__ALL_GATHER:
+        return run_all_gather(comm, operation);
+    case TD__REDUCE_SCATTER:
+        return run_reduce_scatter(comm, operation);
+    case TD__ALL_TO_ALL:
+        return run_all_to_all(comm, operation);
+    default:
+        return run_barrier(comm, operation);
+    }
+}

@@ -1,0 +1,68 @@
+/* Random numbers inside the library: the engine, generators, and what dropout and samplers draw. */
+#ifndef TD_TENSOR_RANDOM_INTERNAL_H
+#define TD_TENSOR_RANDOM_INTERNAL_H
+
+#include <tandem/random.h>
+
+#include <pthread.h>
+
+/* ---- The engine (mt19937.c) ------------------------------------------------------------------ */
+
+enum { TD__MT19937_WORDS = 624 };
+
+struct td__mt19937 {
+    uint64_t seed;
+    int left; /* how many calls until new words are made, 1 … 624 */
+    int next; /* the next word; left - 1 of them are still to come from here */
+    uint32_t words[TD__MT19937_WORDS];
+};
+
+/** Begins with the lower 32 bits of a seed. */
+void td__mt19937_seed(struct td__mt19937 *engine, uint64_t seed);
+
+/** Begins with an array of numbers, as Python's random.seed() does. `count` is not 0. */
+void td__mt19937_seed_array(struct td__mt19937 *engine, const uint32_t *keys, int count);
+
+uint32_t td__mt19937_u32(struct td__mt19937 *engine);
+
+/** The next `count` numbers. */
+void td__mt19937_fill(struct td__mt19937 *engine, uint32_t *numbers, int64_t count);
+
+/* ---- Generators (generator.c) ---------------------------------------------------------------- */
+
+struct td_generator {
+    pthread_mutex_t lock; /* guards the rest; nothing is taken after it */
+    struct td__mt19937 engine;
+    bool has_normal; /* the second one of a pair of normal numbers waits in `normal` */
+    double normal;
+};
+
+/** Locks `generator`, or the default one for NULL, and returns it. */
+td_generator *td__generator_lock(td_generator *generator);
+void td__generator_unlock(td_generator *generator);
+
+/** The next number, under the generator's lock. */
+uint32_t td__generator_u32(td_generator *generator);
+
+/** A number as the seed of another generator: torch.empty((), dtype=torch.int64).random_(). */
+uint64_t td__generator_seed(td_generator *generator);
+
+/** Fills `numbers` with those of torch.randperm(n). */
+void td__generator_permutation(td_generator *generator, int64_t *numbers, int64_t n);
+
+/**
+ * What dropout keeps, where `p` is the probability that it drops an element: 1 or 0 in each byte.
+ * The numbers are those of F.dropout() for `n` elements, and of F.dropout2d() where `n` is the number
+ * of planes. Nothing is drawn for a `p` of 0 or 1.
+ */
+void td__dropout_mask(td_generator *generator, unsigned char *mask, int64_t n, double p);
+
+/* ---- Normal numbers from uniform ones (random_normal.c) ---------------------------------------
+ *
+ * In place, in groups of 16 uniform numbers of [0, 1): of each group the first half gives the
+ * radius, the second one the angle. `count` is a multiple of 16. */
+
+void td__normal_from_uniform_f32(float *numbers, int64_t count, float mean, float std);
+void td__normal_from_uniform_f64(double *numbers, int64_t count, double mean, double std);
+
+#endif

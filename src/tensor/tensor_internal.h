@@ -1,0 +1,177 @@
+/* What a tensor is made of: a counted storage, and a layout over it. */
+#ifndef TD_TENSOR_TENSOR_INTERNAL_H
+#define TD_TENSOR_TENSOR_INTERNAL_H
+
+#include "tensor/device_internal.h"
+
+#include <tandem/tensor.h>
+
+#include <stdatomic.h>
+
+/* ---- Storage (storage.c) --------------------------------------------------------------------- */
+
+/** From how many bytes on memory is of td_alloc(). Below, what another rank would save by mapping
+ * it is less than what an allocation costs here. */
+#define TD__STORAGE_SHARED_FROM 4096
+
+struct td__storage {
+    atomic_int owners;
+    atomic_uint version; /* how often elements were changed by a function that says so */
+    atomic_uint history; /* how many of those changes were recorded for gradients */
+    struct td__device *device;
+    void *data;
+    size_t bytes;
+    td_blob_free_fn free_fn; /* how `data` goes back; NULL: not at all */
+    void *arg;
+};
+
+/** Memory for `bytes` bytes on `device`, aligned to 64, with one owner. NULL (with the last error
+ *  set) without memory. */
+struct td__storage *td__storage_create(struct td__device *device, size_t bytes);
+
+/** A storage over `data` of the device `cpu`, as td_from_blob() has it. */
+struct td__storage *td__storage_of(void *data, size_t bytes, td_blob_free_fn free_fn, void *arg);
+
+void td__storage_retain(struct td__storage *storage);
+void td__storage_release(struct td__storage *storage);
+
+/* ---- Layout (layout.c) -----------------------------------------------------------------------
+ *
+ * Numbers of elements and bytes of a layout that was made here fit an int64_t, also that of the
+ * bytes from its first element to the end of its last one. */
+
+struct td__layout {
+    td_dtype dtype;
+    int ndim;
+    int64_t numel;
+    int64_t shape[TD_MAX_DIMS];
+    int64_t strides[TD_MAX_DIMS]; /* in elements, none negative */
+};
+
+/** Checks the arguments of `call`, such as "td_empty", and fills in a layout. NULL for `strides`:
+ *  contiguous ones. */
+td_status td__layout_init(struct td__layout *layout, const char *call, const int64_t *shape,
+                          int ndim, const int64_t *strides, td_dtype dtype);
+
+/** "[2, 3]", into a buffer of the thread's own; two calls may stand in one sentence. */
+const char *td__shape_text(const int64_t *shape, int ndim);
+
+/** Where element `number`, in the order of the indices, is: "[1, 2]"; as td__shape_text(). */
+const char *td__place_text(const struct td__layout *layout, int64_t number);
+
+/** Gives it the strides of a contiguous tensor. */
+void td__layout_set_contiguous(struct td__layout *layout);
+
+bool td__layout_is_contiguous(const struct td__layout *layout);
+
+/** The bytes from the first element to the end of the last one in memory; 0 without elements. */
+size_t td__layout_extent(const struct td__layout *layout);
+
+/** True where some elements certainly share memory: a stride of 0 over more than one index. */
+bool td__layout_repeats(const struct td__layout *layout);
+
+/** Copies all elements from `src` to `dst`: the same shape and dtype, memory that does not overlap.
+ */
+void td__layout_copy(const struct td__layout *dst_layout, void *dst,
+                     const struct td__layout *src_layout, const void *src);
+
+/* ---- Tensor (tensor.c) ----------------------------------------------------------------------- */
+
+struct td_node;       /* autograd/graph.h */
+struct td__view_base; /* autograd/view_base.h */
+
+struct td_tensor {
+    atomic_int owners;
+    struct td__storage *storage;
+    int64_t offset; /* of the first element in the storage, in elements */
+    struct td__layout layout;
+
+    /* For gradients, kept by the room autograd: the node that made this tensor, which result of it
+     * this is, and how many recorded changes of the storage that takes into account. NULL where no
+     * gradient is asked for. Whoever looks at the node brings it up to date before, by
+     * td__refresh_node(). */
+    struct td_node *node;
+    int node_slot;
+    atomic_uint history;
+    _Atomic(struct td__view_base *) base; /* what it shares with its views; NULL: has none */
+    struct td_node
+        *idle; /* of a leaf that asks for no gradient at present: the one that it has is kept */
+};
+
+/** How a tensor that ends lets go of what autograd keeps for it; set by that room. */
+extern void (*td__tensor_leave)(td_tensor *tensor);
+
+/** A tensor over `storage`, of which it becomes one more owner. NULL (with the last error set)
+ * without memory. */
+td_tensor *td__tensor_over(struct td__storage *storage, int64_t offset,
+                           const struct td__layout *layout);
+
+/** To be called where elements of the tensor were changed in place: what was saved for a gradient
+ *  before is then known to be gone. */
+static inline void td__tensor_touch(td_tensor *tensor)
+{
+    atomic_fetch_add_explicit(&tensor->storage->version, 1, memory_order_relaxed);
+}
+
+static inline bool td__same_shape(const td_tensor *a, const td_tensor *b)
+{
+    if (a->layout.ndim != b->layout.ndim)
+        return false;
+    for (int d = 0; d < a->layout.ndim; d++)
+        if (a->layout.shape[d] != b->layout.shape[d])
+            return false;
+    return true;
+}
+
+/** "[2, 3]" for a sentence, as td__shape_text(). */
+static inline const char *td__shape_of(const td_tensor *tensor)
+{
+    return td__shape_text(tensor->layout.shape, tensor->layout.ndim);
+}
+
+static inline const struct td__kernels *td__kernels_of(const td_tensor *tensor)
+{
+    return tensor->storage->device->kernels;
+}
+
+/* Raw functions: as the public ones without the two underscores, but they record nothing, never
+ * look at a scope, and always give the caller one reference. A NULL tensor gives NULL. `call` is
+ * the name for messages. */
+
+td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
+                     struct td__device *device);
+/** Not set, contiguous, on the same device; td__zeros_like: zeros. */
+td_tensor *td__empty_like(const td_tensor *tensor);
+td_tensor *td__empty_like_as(const td_tensor *tensor, td_dtype dtype);
+td_tensor *td__zeros_like(const td_tensor *tensor);
+td_tensor *td__clone(td_tensor *tensor);
+td_tensor *td__contiguous(td_tensor *tensor);
+td_status td__tensor_copy(td_tensor *dst, td_tensor *src);
+/** Another tensor over the same elements, without gradient. */
+td_tensor *td__alias(td_tensor *tensor);
+
+/** The number of a dimension that may be negative, or -1 and the last error. */
+int td__find_dim(const td_tensor *tensor, const char *call, int dim);
+/** The same where a tensor of no dimensions counts as one of one. */
+int td__wrap_dim(const td_tensor *tensor, const char *call, int dim);
+
+/* Views (views.c). */
+td_tensor *td__transpose(td_tensor *tensor, int a, int b);
+td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim);
+td_tensor *td__narrow(td_tensor *tensor, int dim, int64_t start, int64_t length);
+td_tensor *td__select_index(td_tensor *tensor, int dim, int64_t index);
+td_tensor *td__slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step);
+/** *viewed, where not NULL: whether it is a view rather than a copy. */
+td_tensor *td__reshape(td_tensor *tensor, const int64_t *shape, int ndim, bool *viewed);
+/** Dimensions of size 1 repeated, and new ones in front, by strides of 0. */
+td_tensor *td__expand(const char *call, td_tensor *tensor, const int64_t *shape, int ndim);
+td_tensor *td__unsqueeze(td_tensor *tensor, int dim);
+td_tensor *td__squeeze(td_tensor *tensor, int dim);
+
+/* ---- Scopes (scope.c) ------------------------------------------------------------------------ */
+
+/** Hands a result to the thread's innermost scope, where there is one; its caller owns it
+ * otherwise. NULL stays NULL; without memory the tensor is released, and NULL returned. */
+td_tensor *td__adopt(td_tensor *tensor);
+
+#endif

@@ -1,0 +1,33 @@
+/* The list of those who have come, as it is read out of the store: each line is a signature, or is passed
+ * over, and none is read twice. */
+#include "fuzz.h"
+
+#include "store/roster.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void check(bool condition)
+{
+    if (!condition)
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct td__roster_entry signature;
+    char *text = malloc(size + 1);
+    size_t lines = 1, found = 0;
+    memcpy(text, data, size);
+    text[size] = 0;
+    for (const char *c = text; *c; c++)
+        lines += *c == '\n';
+    const char *at = text, *before = at;
+    for (; td__roster_next(&at, &signature); found++, before = at) {
+        check(at > before);
+        check(signature.mark.pid > 0);
+    }
+    check(!*at && found <= lines);
+    free(text);
+    return 0;
+}

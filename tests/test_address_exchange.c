@@ -1,0 +1,188 @@
+/* Ranks that end before all have met: the others learn it at once, and how. */
+#include "runner.h"
+
+#include "base/clock.h"
+#include "os/process_mark.h"
+#include "store/roster.h"
+
+#include <tandem/group.h>
+#include <tandem/rendezvous.h>
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOMENT_NS = 600000000 };
+
+/* Long enough that the others have begun to look after it. */
+static void die_soon(void)
+{
+    td__sleep_ns(MOMENT_NS);
+    raise(SIGKILL);
+}
+
+static void check_init_fails(const td_init_options *options, const char *why)
+{
+    int64_t before = td__now_ns();
+    CHECK_FAILS(td_init_process_group(options), TD_ERR_PEER, why);
+    CHECK_PROMPT(before);
+}
+
+/* A process that waits for the others, and is killed. */
+static void join_and_die(void)
+{
+    pid_t pid = fork();
+    if (!pid) {
+        CHECK_OK(td_init_process_group(NULL));
+        _exit(0);
+    }
+    td__sleep_ns(MOMENT_NS);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+/* Rank 2 dies while it waits for rank 1, who hears of it as soon as it comes. The next time they meet. */
+RANKS(dead_before_all_have_come, .ranks = 3)
+{
+    int rank = td_test_rank();
+    if (rank == 2) {
+        join_and_die();
+    } else {
+        if (rank == 1)
+            td__sleep_ns(3 * (int64_t)MOMENT_NS);
+        check_init_fails(NULL, ": rank 2 (on ");
+        CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had come");
+    }
+    td_test_barrier();
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+/* Rank 2 is started again at once, as a launcher does it: nobody takes that for two processes with one rank. */
+RANKS(dead_before_all_have_come_and_back, .ranks = 3)
+{
+    int rank = td_test_rank();
+    if (rank == 2) {
+        join_and_die();
+    } else if (rank == 1) {
+        td__sleep_ns(2 * (int64_t)MOMENT_NS);
+    }
+    td_status status;
+    while ((status = td_init_process_group(NULL)) == TD_ERR_PEER)
+        CHECK_CONTAINS(td_last_error(), "rank 2 (");
+    CHECK_OK(status);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(dead_before_all_have_met, .ranks = 3, .may_die = 1 << 2)
+{
+    if (td_test_rank() == 2) {
+        td_world world;
+        CHECK_OK(td_rendezvous(NULL, NULL, &world));
+        die_soon();
+    }
+    check_init_fails(NULL, "group \"world\": rank 2 (on ");
+    CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had met");
+}
+
+/* In the second meeting of these processes. */
+RANKS(dead_before_all_have_met_again, .ranks = 3, .may_die = 1 << 0)
+{
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_destroy_process_group());
+    if (td_test_rank() == 0) {
+        td_world world;
+        CHECK_OK(td_rendezvous(NULL, NULL, &world));
+        die_soon();
+    }
+    check_init_fails(NULL, "rank 0 (on ");
+}
+
+/* It is on another machine, where somebody else has seen it. */
+RANKS(told_of_one_that_is_dead, .ranks = 2)
+{
+    static const char text[] = "group \"world\": rank 1 (on moon, pid 7) was killed by SIGSEGV";
+    if (td_test_rank() == 0) {
+        check_init_fails(NULL, text);
+        return;
+    }
+    td_world world;
+    CHECK_OK(td_rendezvous(NULL, NULL, &world));
+    CHECK_OK(td_store_set(world.store, "\1tandem/\1ended/world/1", text, strlen(text)));
+    td__sleep_ns(MOMENT_NS);
+    CHECK_OK(td_world_close(&world));
+}
+
+/* Without a rendezvous: a store of the program's own. */
+RANKS(dead_before_all_have_met_at_a_store, .ranks = 3, .may_die = 1 << 2)
+{
+    char path[256];
+    td_store *store;
+    snprintf(path, sizeof path, "%s/store", td_test_temp_dir());
+    CHECK_OK(td_file_store_open(path, &store));
+    if (td_test_rank() == 2) {
+        CHECK_OK(td__roster_add(store, "\1tandem/\1came/world/1", 2, false));
+        die_soon();
+    }
+    check_init_fails(&(td_init_options){.store = store, .rank = td_test_rank(), .world_size = 3},
+                     "group \"world\": rank 2 (on ");
+    CHECK_OK(td_store_close(store));
+}
+
+/* ---- Marks and signatures -------------------------------------------------------------------- */
+
+TEST(processes_that_are_found_again)
+{
+    struct td__process_mark own, child;
+    bool ended;
+    CHECK(td__process_mark((int)getpid(), &own));
+    pid_t pid = fork();
+    if (!pid) {
+        pause();
+        _exit(0);
+    }
+    CHECK(td__process_mark((int)pid, &child));
+    CHECK(own.space == child.space && !td__process_mark_equal(&own, &child));
+    int fd = td__process_mark_open(&child, &ended);
+    struct pollfd end = {.fd = fd, .events = POLLIN};
+    CHECK(fd >= 0 && poll(&end, 1, 0) == 0);
+    kill(pid, SIGKILL);
+    CHECK_EQ(poll(&end, 1, 10000), 1);
+    close(fd);
+    waitpid(pid, NULL, 0);
+    CHECK_EQ(td__process_mark_open(&child, &ended), -1);
+    CHECK(ended);
+    own.started++; /* another one that had the same number */
+    CHECK_EQ(td__process_mark_open(&own, &ended), -1);
+    CHECK(ended);
+}
+
+TEST(lists_of_those_who_have_come)
+{
+    td_store *store;
+    td_bytes list;
+    struct td__process_mark own;
+    struct td__roster_entry signature;
+    CHECK_OK(td_hash_store_open(&store));
+    CHECK_OK(td__roster_add(store, "list", 3, false));
+    CHECK_OK(td_store_append(store, "list", "nonsense\n\n1 0 5 -7 8\n", 21));
+    CHECK_OK(td__roster_add(store, "list", 4, true));
+    CHECK_OK(td_store_append(store, "list", "5 0 7", 5));
+    CHECK_OK(td_store_get(store, "list", 0, &list));
+    CHECK(td__process_mark((int)getpid(), &own));
+    const char *at = list.data;
+    CHECK(td__roster_next(&at, &signature));
+    CHECK_EQ(signature.rank, 3);
+    CHECK(!signature.again && td__process_mark_equal(&signature.mark, &own));
+    CHECK(td__roster_next(&at, &signature));
+    CHECK_EQ(signature.rank, 4);
+    CHECK(signature.again && td__process_mark_equal(&signature.mark, &own));
+    CHECK(!td__roster_next(&at, &signature));
+    td_bytes_free(&list);
+    CHECK_OK(td_store_close(store));
+}
