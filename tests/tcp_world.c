@@ -85,7 +85,7 @@ static td_status seat_accept(void *arg, int peer, td__deadline deadline, int *fd
     *pending = 0;
     pthread_mutex_unlock(&world->lock);
     if (!got)
-        return td__fail(TD_ERR_TIMEOUT, "no link from %d", peer);
+        return td_fail(TD_ERR_TIMEOUT, "no link from %d", peer);
     *fd = got - 1;
     return TD_OK;
 }

@@ -22,6 +22,20 @@
 
 /* ---- Status and last error ------------------------------------------------------------------- */
 
+TEST(last_error_is_kept_in_full)
+{
+    struct td__error error;
+    char longest[TD__ERROR_TEXT];
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = 0;
+    CHECK_EQ(td_fail(TD_ERR_PEER, "%s", longest), TD_ERR_PEER);
+    td__error_save(&error);
+    td_fail(TD_ERR_INVALID, "another one");
+    CHECK_EQ(td__error_restore(&error), TD_ERR_PEER);
+    CHECK_STR(td_last_error(), longest);
+    CHECK_EQ(td_last_status(), TD_ERR_PEER);
+}
+
 TEST(status_names)
 {
     static const struct {
@@ -54,7 +68,7 @@ TEST(status_names)
 static void *fail_elsewhere(void *arg)
 {
     CHECK_STR(td_last_error(), "");
-    td__fail(TD_ERR_PEER, "of thread %d", *(int *)arg);
+    td_fail(TD_ERR_PEER, "of thread %d", *(int *)arg);
     char mine[32];
     snprintf(mine, sizeof mine, "of thread %d", *(int *)arg);
     for (int i = 0; i < 100; i++) {
@@ -68,7 +82,7 @@ TEST(last_error_is_the_threads_own)
 {
     CHECK_STR(td_last_error(), "");
     CHECK_EQ(td_last_status(), TD_OK);
-    CHECK_EQ(td__fail(TD_ERR_STATE, "number %d", 7), TD_ERR_STATE);
+    CHECK_EQ(td_fail(TD_ERR_STATE, "number %d", 7), TD_ERR_STATE);
     CHECK_STR(td_last_error(), "number 7");
     pthread_t threads[4];
     int numbers[4] = {0, 1, 2, 3};
@@ -82,7 +96,7 @@ TEST(last_error_is_the_threads_own)
 
 TEST(last_error_stays_after_a_success)
 {
-    td__fail(TD_ERR_INVALID, "kept");
+    td_fail(TD_ERR_INVALID, "kept");
     void *memory = td_alloc(100);
     CHECK(memory != NULL);
     td_free(memory);
@@ -92,8 +106,8 @@ TEST(last_error_stays_after_a_success)
 
 TEST(last_error_grows_by_a_context)
 {
-    td__fail(TD_ERR_SYSTEM, "the cause");
-    CHECK_EQ(td__fail(TD_ERR_SYSTEM, "the context: %s", td_last_error()), TD_ERR_SYSTEM);
+    td_fail(TD_ERR_SYSTEM, "the cause");
+    CHECK_EQ(td_fail(TD_ERR_SYSTEM, "the context: %s", td_last_error()), TD_ERR_SYSTEM);
     CHECK_STR(td_last_error(), "the context: the cause");
     CHECK_EQ(td__fail_nomem("a thing"), TD_ERR_NOMEM);
     CHECK_STR(td_last_error(), "a thing: out of memory");
@@ -101,7 +115,7 @@ TEST(last_error_grows_by_a_context)
     char *text = malloc(10000);
     memset(text, 'x', 9999);
     text[9999] = '\0';
-    td__fail(TD_ERR_SYSTEM, "%s", text); /* cut, and says so */
+    td_fail(TD_ERR_SYSTEM, "%s", text); /* cut, and says so */
     size_t length = strlen(td_last_error());
     CHECK(length > 1000 && length < 9999);
     CHECK_STR(td_last_error() + length - 3, "...");

@@ -138,7 +138,7 @@ static td_status own_read(void *self, int64_t index, void *input, void *target)
     *(int64_t *)target = 2 * index;
     atomic_fetch_sub(&own->inside, 1);
     if (index == own->fails_at || index == own->also_fails_at)
-        return td_dataset_fail(TD_ERR_SYSTEM, "picture %d is not there", (int)index);
+        return td_fail(TD_ERR_SYSTEM, "picture %d is not there", (int)index);
     return TD_OK;
 }
 

@@ -464,7 +464,7 @@ static td_status backwards_order(void *self, int64_t epoch, uint64_t seed, int64
 {
     struct backwards *backwards = self;
     if (backwards->fails)
-        return td_dataset_fail(TD_ERR_SYSTEM, "no order for epoch %d", (int)epoch);
+        return td_fail(TD_ERR_SYSTEM, "no order for epoch %d", (int)epoch);
     CHECK_EQ(seed, 0);
     for (int64_t i = 0; i < backwards->size; i++)
         indices[i] = backwards->size - 1 - i + epoch;

@@ -523,7 +523,7 @@ static td_status meet_own_way(const char *url, const td_rendezvous_options *opti
     own->options = options;
     own->before = *world;
     if (own->failure)
-        return td_rendezvous_fail(own->failure, "the %s is closed on %ss", "oracle", "Monday");
+        return td_fail(own->failure, "the %s is closed on %ss", "oracle", "Monday");
     world->rank = own->rank;
     world->world_size = own->world_size;
     return own->no_store ? TD_OK : td_hash_store_open(&world->store);

@@ -264,7 +264,7 @@ static td_status meet_own_way(const char *url, const td_rendezvous_options *opti
     const char *path = strstr(url, "://") + 3;
     td_status status = td_file_store_open(path, &world->store);
     if (status)
-        return td_rendezvous_fail(status, "own way: %s", td_last_error());
+        return td_fail(status, "own way: %s", td_last_error());
     world->rank = numbers[0];
     world->world_size = numbers[1];
     world->local_rank = numbers[0] + 40;

@@ -377,7 +377,7 @@ static td_status long_message(int rank, void *arg)
     char text[5000];
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = '\0';
-    return td_rendezvous_fail(TD_ERR_STATE, "%s", text);
+    return td_fail(TD_ERR_STATE, "%s", text);
 }
 
 TEST(a_long_message_is_cut)

@@ -32,11 +32,10 @@ static td_status toy_create(const td_backend_context *context, void *arg, void *
 {
     (void)arg;
     if (context->options && strstr(context->options, "refuse"))
-        return td_backend_fail(TD_ERR_UNSUPPORTED, "toy: asked to refuse group \"%s\"",
-                               context->name);
+        return td_fail(TD_ERR_UNSUPPORTED, "toy: asked to refuse group \"%s\"", context->name);
     struct toy *toy = calloc(1, sizeof *toy);
     if (!toy)
-        return td_backend_fail(TD_ERR_NOMEM, "toy: out of memory");
+        return td_fail(TD_ERR_NOMEM, "toy: out of memory");
     toy->context = context;
     pthread_mutex_init(&toy->lock, NULL);
     *self = toy;
@@ -114,7 +113,7 @@ static td_status check_labels(const struct round *round, const struct label *min
         memcpy(&other, round->values[r].data, sizeof other);
         if (memcmp(&other, mine, sizeof other) == 0)
             continue;
-        return td_backend_fail(
+        return td_fail(
             TD_ERR_MISMATCH,
             "%s #%llu on group \"%s\": rank %d called it with %llu %s, rank %d called %s with %llu "
             "%s; every rank must call the same, with the same arguments",
@@ -136,7 +135,7 @@ static td_status read_all(struct round *round, const struct label *label)
     round->values = calloc(size, sizeof *round->values);
     td_status status = TD_OK;
     if (!names || !keys || !round->values)
-        status = td_backend_fail(TD_ERR_NOMEM, "toy: out of memory");
+        status = td_fail(TD_ERR_NOMEM, "toy: out of memory");
     for (size_t r = 0; !status && r < size; r++) {
         snprintf(names[r], sizeof names[r], "c/%llu/%zu", (unsigned long long)round->call->sequence,
                  r);
@@ -171,7 +170,7 @@ static td_status begin_round(struct round *round, void *self, const td_call *cal
     size_t bytes = count * round->element, size = sizeof label + front + bytes;
     char *value = malloc(size), key[64];
     if (!value)
-        return td_backend_fail(TD_ERR_NOMEM, "toy: no memory for %zu bytes", size);
+        return td_fail(TD_ERR_NOMEM, "toy: no memory for %zu bytes", size);
     memcpy(value, &label, sizeof label);
     if (front)
         memcpy(value + sizeof label, table, front);
@@ -283,7 +282,7 @@ static td_status take_parts(const struct round *round)
         size_t count = table[context->rank], from = 0;
         size_t expected = call->output_counts ? call->output_counts[s] : call->count;
         if (count != expected)
-            return td_backend_fail(
+            return td_fail(
                 TD_ERR_MISMATCH,
                 "all_to_all #%llu on group \"%s\": rank %d sends %zu elements to rank %d, which "
                 "expects %zu",
@@ -305,7 +304,7 @@ static td_status toy_all_to_all(void *self, const td_call *call)
     size_t size = (size_t)context->size, total = 0;
     uint64_t *table = calloc(size, sizeof *table);
     if (!table)
-        return td_backend_fail(TD_ERR_NOMEM, "toy: out of memory");
+        return td_fail(TD_ERR_NOMEM, "toy: out of memory");
     for (size_t r = 0; r < size; r++) {
         table[r] = call->input_counts ? call->input_counts[r] : call->count;
         total += table[r];

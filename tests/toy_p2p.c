@@ -60,11 +60,10 @@ static void complete(const struct toy *toy, struct pending *pending)
     const td_call *call = &pending->call;
     const struct letter *letter = pending->letter;
     if (!letter) {
-        td_status status = td_backend_fail(TD_ERR_TIMEOUT,
-                                           "recv on group \"%s\": no message with tag %d came in "
-                                           "%lld ms",
-                                           toy->context->name, call->tag,
-                                           (long long)call->timeout_ms);
+        td_status status = td_fail(TD_ERR_TIMEOUT,
+                                   "recv on group \"%s\": no message with tag %d came in "
+                                   "%lld ms",
+                                   toy->context->name, call->tag, (long long)call->timeout_ms);
         td_work_complete(pending->work, status, -1, 0);
         return;
     }
@@ -72,9 +71,9 @@ static void complete(const struct toy *toy, struct pending *pending)
     size_t bytes = letter->value.size - LETTER_HEAD;
     td_status status = TD_OK;
     if (bytes > room)
-        status = td_backend_fail(
-            TD_ERR_MISMATCH, "recv on group \"%s\": rank %d sent %zu bytes, the buffer has %zu",
-            toy->context->name, toy->context->global_ranks[letter->from], bytes, room);
+        status = td_fail(TD_ERR_MISMATCH,
+                         "recv on group \"%s\": rank %d sent %zu bytes, the buffer has %zu",
+                         toy->context->name, toy->context->global_ranks[letter->from], bytes, room);
     else if (bytes)
         memcpy(call->output, letter->value.data + LETTER_HEAD, bytes);
     td_work_complete(pending->work, status, letter->from, bytes);
@@ -100,7 +99,7 @@ static td_status send_letter(struct toy *toy, const td_call *call, td_work *work
     int32_t head[2] = {context->rank, call->tag};
     char *value = malloc(LETTER_HEAD + bytes), key[64];
     if (!value)
-        return td_backend_fail(TD_ERR_NOMEM, "toy: no memory for %zu bytes", bytes);
+        return td_fail(TD_ERR_NOMEM, "toy: no memory for %zu bytes", bytes);
     memcpy(value, head, LETTER_HEAD);
     if (bytes)
         memcpy(value + LETTER_HEAD, call->input, bytes);
@@ -124,7 +123,7 @@ td_status toy_post(void *self, const td_call *call, td_work *work)
         return send_letter(toy, call, work);
     struct pending *pending = calloc(1, sizeof *pending);
     if (!pending)
-        return td_backend_fail(TD_ERR_NOMEM, "toy: out of memory");
+        return td_fail(TD_ERR_NOMEM, "toy: out of memory");
     pending->work = work;
     pending->call = *call;
     pending->deadline_ms = now_ms() + call->timeout_ms;

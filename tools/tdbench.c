@@ -77,14 +77,14 @@ static td_status run_rank(int rank, void *arg)
     char wrong[512] = "";
     int size = td_get_world_size(NULL);
     if (options->root >= size)
-        return td__fail(TD_ERR_INVALID, "--root %d: of %d ranks, the last is %d", options->root,
-                        size, size - 1);
+        return td_fail(TD_ERR_INVALID, "--root %d: of %d ranks, the last is %d", options->root,
+                       size, size - 1);
     if (!options->ranks.count && size == 1)
         fprintf(stderr, "tdbench: no launcher has started more ranks, so there is only one; "
                         "-n 2 starts two here\n");
     TD_TRY(run_operations(options, wrong, sizeof wrong));
     TD_TRY(td_destroy_process_group());
-    return wrong[0] ? td__fail(TD_ERR_MISMATCH, "%s", wrong) : TD_OK;
+    return wrong[0] ? td_fail(TD_ERR_MISMATCH, "%s", wrong) : TD_OK;
 }
 
 int main(int argc, char **argv)

@@ -61,9 +61,9 @@ td_status bench_world_open(struct bench_world *world, const struct bench_options
         return TD_OK;
     bench_world_close(world);
     char text[24];
-    return td__fail(TD_ERR_NOMEM,
-                    "out of memory for buffers of %s bytes; --max asks for smaller ones",
-                    bench_size_text((int64_t)most, text));
+    return td_fail(TD_ERR_NOMEM,
+                   "out of memory for buffers of %s bytes; --max asks for smaller ones",
+                   bench_size_text((int64_t)most, text));
 }
 
 void bench_world_close(struct bench_world *world)

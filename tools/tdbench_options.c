@@ -19,7 +19,7 @@ static const int64_t default_ranks[] = {2, 8, 64, 1024, 100000};
 static td_status set_size(const struct td__flag *flag, const char *value, void *target)
 {
     if (!bench_parse_size(value, strlen(value), (int64_t *)((char *)target + flag->offset)))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is not a size such as 4, 64K or 256M", value);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a size such as 4, 64K or 256M", value);
     return TD_OK;
 }
 
@@ -32,10 +32,10 @@ static td_status set_list(const struct td__flag *flag, const char *value, void *
         int64_t number;
         if (!bench_parse_size(at, length, &number) || number < flag->low ||
             (flag->high && number > flag->high))
-            return td__fail(TD_ERR_INVALID, "\"%.*s\" is not %s", (int)length, at,
-                            flag->high ? "a number of ranks" : "a size such as 4, 64K or 256M");
+            return td_fail(TD_ERR_INVALID, "\"%.*s\" is not %s", (int)length, at,
+                           flag->high ? "a number of ranks" : "a size such as 4, 64K or 256M");
         if (list.count == BENCH_MAX_SIZES)
-            return td__fail(TD_ERR_INVALID, "there are more than %d values", BENCH_MAX_SIZES);
+            return td_fail(TD_ERR_INVALID, "there are more than %d values", BENCH_MAX_SIZES);
         list.at[list.count++] = number;
         at += length;
         if (!*at)
@@ -48,8 +48,8 @@ static td_status set_list(const struct td__flag *flag, const char *value, void *
 static td_status set_dtype(const struct td__flag *flag, const char *value, void *target)
 {
     if (!td_dtype_parse(value, (td_dtype *)((char *)target + flag->offset)))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is no type of elements: f32, f64, f16, bf16, i8 …",
-                        value);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is no type of elements: f32, f64, f16, bf16, i8 …",
+                       value);
     return TD_OK;
 }
 
@@ -61,9 +61,9 @@ static td_status set_reduce_op(const struct td__flag *flag, const char *value, v
             return TD_OK;
         }
     }
-    return td__fail(TD_ERR_INVALID,
-                    "\"%s\" is none of sum, product, min, max, avg, band, bor, bxor, premul_sum",
-                    value);
+    return td_fail(TD_ERR_INVALID,
+                   "\"%s\" is none of sum, product, min, max, avg, band, bor, bxor, premul_sum",
+                   value);
 }
 
 /* One of the two words that the flag's argument names: "shm|tcp". */
@@ -74,8 +74,8 @@ static td_status set_word(const struct td__flag *flag, const char *value, void *
     bool known = !strcmp(value, second) ||
                  (strlen(value) == first && !strncmp(value, flag->argument, first));
     if (!known)
-        return td__fail(TD_ERR_INVALID, "\"%s\" is neither %.*s nor %s", value, (int)first,
-                        flag->argument, second);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is neither %.*s nor %s", value, (int)first,
+                       flag->argument, second);
     return td__flag_set_text(flag, value, target);
 }
 
@@ -83,7 +83,7 @@ static td_status set_positive_seconds(const struct td__flag *flag, const char *v
 {
     double seconds;
     if (!td__parse_seconds(value, &seconds) || seconds <= 0)
-        return td__fail(TD_ERR_INVALID, "\"%s\" is not a number of seconds above 0", value);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a number of seconds above 0", value);
     *(double *)((char *)target + flag->offset) = seconds;
     return TD_OK;
 }
@@ -98,7 +98,7 @@ static td_status unset_bool(const struct td__flag *flag, const char *value, void
 static td_status set_time(const struct td__flag *flag, const char *value, void *target)
 {
     if (!bench_parse_time(value, (double *)((char *)target + flag->offset)))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is not a time such as 5us or 1.5ms", value);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a time such as 5us or 1.5ms", value);
     return TD_OK;
 }
 
@@ -107,7 +107,7 @@ static td_status set_rate(const struct td__flag *flag, const char *value, void *
 {
     double rate;
     if (!bench_parse_rate(value, &rate))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is not a rate such as 10GB/s or 100Gb/s", value);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a rate such as 10GB/s or 100Gb/s", value);
     *(double *)((char *)target + flag->offset) = 1 / rate;
     return TD_OK;
 }
@@ -197,9 +197,8 @@ static td_status take_operation(const char *name, struct bench_options *options)
         return TD_OK;
     }
     if (meant)
-        return td__fail(TD_ERR_INVALID, "unknown operation %s; did you mean %s?", name,
-                        meant->name);
-    return td__fail(TD_ERR_INVALID, "unknown operation %s; --help lists the known ones", name);
+        return td_fail(TD_ERR_INVALID, "unknown operation %s; did you mean %s?", name, meant->name);
+    return td_fail(TD_ERR_INVALID, "unknown operation %s; --help lists the known ones", name);
 }
 
 static void take_defaults(struct bench_list *list, const int64_t *values, size_t count)
@@ -217,8 +216,8 @@ static td_status finish_sizes(struct bench_options *options)
     if (list->count)
         return TD_OK;
     if (options->min < 1 || options->max < options->min)
-        return td__fail(TD_ERR_INVALID, "--min %s and --max %s: there is no size between them",
-                        bench_size_text(options->min, least), bench_size_text(options->max, most));
+        return td_fail(TD_ERR_INVALID, "--min %s and --max %s: there is no size between them",
+                       bench_size_text(options->min, least), bench_size_text(options->max, most));
     for (int64_t bytes = options->min; bytes <= options->max; bytes *= options->factor) {
         list->at[list->count++] = bytes;
         if (bytes > options->max / options->factor || list->count == BENCH_MAX_SIZES)
@@ -234,18 +233,18 @@ static td_status finish_ranks(struct bench_options *options)
     int world;
     for (int i = 0; i < options->ranks.count; i++) {
         if (options->ranks.at[i] > MAX_SPAWNED)
-            return td__fail(TD_ERR_INVALID, "--ranks: %lld processes are too many; at most %d",
-                            (long long)options->ranks.at[i], MAX_SPAWNED);
+            return td_fail(TD_ERR_INVALID, "--ranks: %lld processes are too many; at most %d",
+                           (long long)options->ranks.at[i], MAX_SPAWNED);
         if (options->root >= options->ranks.at[i])
-            return td__fail(TD_ERR_INVALID, "--root %d: of %lld ranks, the last is %lld",
-                            options->root, (long long)options->ranks.at[i],
-                            (long long)options->ranks.at[i] - 1);
+            return td_fail(TD_ERR_INVALID, "--root %d: of %lld ranks, the last is %lld",
+                           options->root, (long long)options->ranks.at[i],
+                           (long long)options->ranks.at[i] - 1);
     }
     if (options->ranks.count && rank && size && td__parse_int(size, 2, 1 << 30, &world))
-        return td__fail(TD_ERR_INVALID,
-                        "--ranks starts ranks, but a launcher has started this one as rank %s of "
-                        "%d already; leave --ranks out",
-                        rank, world);
+        return td_fail(TD_ERR_INVALID,
+                       "--ranks starts ranks, but a launcher has started this one as rank %s of "
+                       "%d already; leave --ranks out",
+                       rank, world);
     return TD_OK;
 }
 
@@ -259,9 +258,8 @@ static td_status finish(struct bench_options *options)
     if (options->rules)
         bench_rules_operations(options);
     if (!options->operation_count)
-        return td__fail(TD_ERR_INVALID,
-                        "there is no operation to measure: tdbench all_reduce -n 2; "
-                        "--help lists them");
+        return td_fail(TD_ERR_INVALID, "there is no operation to measure: tdbench all_reduce -n 2; "
+                                       "--help lists them");
     TD_TRY(finish_sizes(options));
     TD_TRY(finish_ranks(options));
     bool reduces = false;

@@ -74,7 +74,7 @@ typedef struct td_backend_ops {
     void (*destroy)(void *self);
 
     /** Each carries out a collective and returns when this rank's part is done. Calls come one at a
-     *  time, in order, from changing threads. A failure is returned with td_backend_fail(); the
+     *  time, in order, from changing threads. A failure is returned with td_fail(); the
      *  group is then broken, and the backend is only destroyed. */
     td_collective_fn broadcast;
     td_collective_fn reduce;
@@ -105,13 +105,6 @@ typedef struct td_backend_ops {
  *  taken. `ops` and `arg`, which create() gets, must stay. NULL for `ops` takes it back; groups that
  *  use it go on. */
 TD_API td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg);
-
-/** Sets td_last_error() and returns `status`. */
-TD_API td_status td_backend_fail(td_status status, const char *format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
 
 /** Completes a work of post(): once, with the td_last_error() of this thread where `status` is not
  *  TD_OK. `source` and `received` are those of a recv (a rank in the group, and bytes). */

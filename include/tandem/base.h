@@ -61,6 +61,14 @@ TD_API const char *td_last_error(void);
  *  none. */
 TD_API td_status td_last_status(void);
 
+/** Sets td_last_error() of this thread, and returns `status`: for those who write backends, stores, datasets
+ *  and other parts that the library calls. The last error itself may be an argument. */
+TD_API td_status td_fail(td_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
 /* ---- Log ------------------------------------------------------------------------------------
  *
  * Lines for people on standard error, each with time, host and rank. TANDEM_LOG chooses the level:

@@ -130,7 +130,7 @@ typedef struct td_dataset_ops {
     void (*describe)(void *self, td_sample_spec *input, td_sample_spec *target);
 
     /** Writes the elements of sample `index`, which is in range, one after another. Called by any
-     *  thread, and by several at once. Where it fails it returns td_dataset_fail(). */
+     *  thread, and by several at once. Where it fails it returns td_fail(). */
     td_status (*read)(void *self, int64_t index, void *input, void *target);
 
     /** Frees `self`, by the thread that releases the dataset last. May be NULL. */
@@ -139,13 +139,6 @@ typedef struct td_dataset_ops {
 
 /** Makes a dataset of `ops`, which must stay, and `self`, which it takes over where this succeeds. */
 TD_API td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self);
-
-/** Sets td_last_error() and returns `status`: for datasets and samplers of one's own. */
-TD_API td_status td_dataset_fail(td_status status, const char *format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
 
 /* ---- Samplers ---------------------------------------------------------------------------------
  *
@@ -223,7 +216,7 @@ typedef struct td_sampler_ops {
 
     /** Writes the indices of an epoch, size() of them. The same numbers give the same order, so that a
      *  position can be found again; `seed` is 0 unless `draws_seed`. Where it fails it returns
-     *  td_dataset_fail(). */
+     *  td_fail(). */
     td_status (*order)(void *self, int64_t epoch, uint64_t seed, int64_t *indices);
 
     /** Frees `self`. May be NULL. */

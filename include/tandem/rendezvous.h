@@ -62,7 +62,7 @@ TD_API td_status td_world_close(td_world *world);
  * A rendezvous of one's own. Fills in `world`: the store (handed over; opened for this rank), the
  * rank and the world size; local_rank and local_world_size are -1 beforehand. Waiting for the
  * others is not its task: td_rendezvous() does that through the store. A failure is returned as a
- * status; the message is what td_rendezvous_fail() was given.
+ * status; the message is what td_fail() was given.
  */
 typedef td_status (*td_rendezvous_fn)(const char *url, const td_rendezvous_options *options,
                                       void *arg, td_world *world);
@@ -71,13 +71,6 @@ typedef td_status (*td_rendezvous_fn)(const char *url, const td_rendezvous_optio
  *  a letter followed by letters, digits, '+', '-' or '.'. The built-in ones cannot be replaced:
  *  TD_ERR_INVALID; a second one of the same name is TD_ERR_STATE. */
 TD_API td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *arg);
-
-/** For a td_rendezvous_fn: sets td_last_error() and returns `status`. */
-TD_API td_status td_rendezvous_fail(td_status status, const char *format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
 
 #ifdef __cplusplus
 }

@@ -19,8 +19,8 @@ td_tensor *td__sum_to(td_tensor *x, const struct td__layout *target)
         shape[d] = dims & 1u << d ? 1 : from->shape[d];
     }
     if (!fits) {
-        td__fail(TD_ERR_INVALID, "a shape %s does not come of broadcasting %s", td__shape_of(x),
-                 td__shape_text(target->shape, target->ndim));
+        td_fail(TD_ERR_INVALID, "a shape %s does not come of broadcasting %s", td__shape_of(x),
+                td__shape_text(target->shape, target->ndim));
         return NULL;
     }
     if (!dims)
@@ -39,22 +39,22 @@ static td_status check_output(const char *call, td_tensor *output, td_tensor *gr
 {
     TD_TRY(td__refresh_node(output, call));
     if (!output->node)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the tensor of shape %s is no result of a tensor that asks for its "
-                        "gradient, or it was computed under TD_NO_GRAD",
-                        call, td__shape_of(output));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the tensor of shape %s is no result of a tensor that asks for its "
+                       "gradient, or it was computed under TD_NO_GRAD",
+                       call, td__shape_of(output));
     if (!gradient && output->layout.numel != 1)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: a tensor of shape %s has more than one element, so its gradient must "
-                        "be given; or sum it up first",
-                        call, td__shape_of(output));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: a tensor of shape %s has more than one element, so its gradient must "
+                       "be given; or sum it up first",
+                       call, td__shape_of(output));
     if (gradient &&
         (!td__same_shape(output, gradient) || gradient->layout.dtype != output->layout.dtype ||
          gradient->storage->device != output->storage->device))
-        return td__fail(TD_ERR_INVALID, "%s: the gradient is %s %s on %s, the tensor %s %s on %s",
-                        call, td_dtype_name(gradient->layout.dtype), td__shape_of(gradient),
-                        gradient->storage->device->name, td_dtype_name(output->layout.dtype),
-                        td__shape_of(output), output->storage->device->name);
+        return td_fail(TD_ERR_INVALID, "%s: the gradient is %s %s on %s, the tensor %s %s on %s",
+                       call, td_dtype_name(gradient->layout.dtype), td__shape_of(gradient),
+                       gradient->storage->device->name, td_dtype_name(output->layout.dtype),
+                       td__shape_of(output), output->storage->device->name);
     return TD_OK;
 }
 
@@ -120,9 +120,9 @@ td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, i
         if (!inputs[i])
             status = TD_ERR_INVALID;
         else if (!inputs[i]->node)
-            status = td__fail(TD_ERR_INVALID,
-                              "td_gradients: input %d, of shape %s, does not ask for a gradient", i,
-                              td__shape_of(inputs[i]));
+            status = td_fail(TD_ERR_INVALID,
+                             "td_gradients: input %d, of shape %s, does not ask for a gradient", i,
+                             td__shape_of(inputs[i]));
         else
             captures[i] = (struct td__capture){.node = inputs[i]->node,
                                                .slot = inputs[i]->node_slot};

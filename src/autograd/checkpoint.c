@@ -43,10 +43,10 @@ static td_status make_leaves(const struct checkpoint *checkpoint, td_tensor **le
         if (!input->alias)
             continue;
         if (atomic_load(&input->alias->storage->version) != input->version)
-            return td__fail(TD_ERR_STATE,
-                            "td_checkpoint: input %d, of shape %s, was changed in place before its "
-                            "segment ran again; change a td_clone() of it instead",
-                            i, td__shape_of(input->alias));
+            return td_fail(TD_ERR_STATE,
+                           "td_checkpoint: input %d, of shape %s, was changed in place before its "
+                           "segment ran again; change a td_clone() of it instead",
+                           i, td__shape_of(input->alias));
         leaves[i] = td__adopt(td__alias(input->alias));
         if (!leaves[i])
             return TD_ERR_NOMEM;
@@ -154,8 +154,7 @@ static td_tensor *record(struct checkpoint *checkpoint, td_tensor *result, td_te
 td_tensor *td_checkpoint(td_segment segment, void *arg, td_tensor *const *inputs, int count)
 {
     if (!segment || count < 0 || (count > 0 && !inputs)) {
-        td__fail(TD_ERR_INVALID,
-                 "td_checkpoint: it needs a segment, and as many inputs as counted");
+        td_fail(TD_ERR_INVALID, "td_checkpoint: it needs a segment, and as many inputs as counted");
         return NULL;
     }
     if (!td_grad_enabled())

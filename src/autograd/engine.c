@@ -181,20 +181,19 @@ static td_status fit(const struct td_node *node, int input, const struct td__out
 {
     td_tensor *given = *grad;
     if (given->layout.dtype != target->layout.dtype || given->storage->device != target->device)
-        return td__fail(
-            TD_ERR_INVALID,
-            "td_backward: %s returned a gradient of %s on %s for its input %d, which is "
-            "%s on %s",
-            node->function->name, td_dtype_name(given->layout.dtype), given->storage->device->name,
-            input, td_dtype_name(target->layout.dtype), target->device->name);
+        return td_fail(TD_ERR_INVALID,
+                       "td_backward: %s returned a gradient of %s on %s for its input %d, which is "
+                       "%s on %s",
+                       node->function->name, td_dtype_name(given->layout.dtype),
+                       given->storage->device->name, input, td_dtype_name(target->layout.dtype),
+                       target->device->name);
     td_tensor *fitting = td__sum_to(given, &target->layout);
     if (!fitting)
-        return td__fail(
-            TD_ERR_INVALID,
-            "td_backward: %s returned a gradient of shape %s for its input %d, of shape "
-            "%s (%s)",
-            node->function->name, td__shape_of(given), input,
-            td__shape_text(target->layout.shape, target->layout.ndim), td_last_error());
+        return td_fail(TD_ERR_INVALID,
+                       "td_backward: %s returned a gradient of shape %s for its input %d, of shape "
+                       "%s (%s)",
+                       node->function->name, td__shape_of(given), input,
+                       td__shape_text(target->layout.shape, target->layout.ndim), td_last_error());
     *grad = fitting;
     return TD_OK;
 }
@@ -373,7 +372,7 @@ static void run_one_of_lane(void *arg)
 td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg)
 {
     if (!running)
-        return td__fail(TD_ERR_STATE, "td_backward: no backward pass is running");
+        return td_fail(TD_ERR_STATE, "td_backward: no backward pass is running");
     struct pass *pass = running->pass;
     while (pass->outer)
         pass = pass->outer;
@@ -498,7 +497,7 @@ td_status td__run_backward(td_tensor *const *outputs, td_tensor *const *gradient
         start(pass, outputs, gradients, count);
     run_all(pass);
     finish(pass);
-    status = pass->status ? td__fail(pass->status, "%s", pass->message) : TD_OK;
+    status = pass->status ? td_fail(pass->status, "%s", pass->message) : TD_OK;
     free(pass);
     return status;
 }

@@ -199,10 +199,10 @@ td_status td__node_make(const td_function *function, int output_count, const td_
     *node_out = NULL;
     if (spec->saved_count < 0 || spec->saved_count > TD_RECIPE_MOST || spec->input_count < 0 ||
         (spec->input_count > TD_RECIPE_MOST && !spec->more_inputs))
-        return td__fail(TD_ERR_INVALID,
-                        "td_record: %s has %d inputs and saves %d tensors; %d fit, more inputs go "
-                        "into more_inputs",
-                        function->name, spec->input_count, spec->saved_count, TD_RECIPE_MOST);
+        return td_fail(TD_ERR_INVALID,
+                       "td_record: %s has %d inputs and saves %d tensors; %d fit, more inputs go "
+                       "into more_inputs",
+                       function->name, spec->input_count, spec->saved_count, TD_RECIPE_MOST);
     if (!td_would_record(inputs, spec->input_count))
         return TD_OK;
     for (int i = 0; i < spec->input_count; i++)
@@ -243,9 +243,9 @@ td_status td_record_all(const td_function *function, td_tensor *const *outputs, 
     struct td_node *node;
     for (int i = 0; i < output_count; i++)
         if (!outputs[i] || outputs[i]->node)
-            return td__fail(TD_ERR_INVALID, "td_record: output %d of %s is %s", i, function->name,
-                            outputs[i] ? "a recorded tensor already; make it under TD_NO_GRAD"
-                                       : "NULL");
+            return td_fail(TD_ERR_INVALID, "td_record: output %d of %s is %s", i, function->name,
+                           outputs[i] ? "a recorded tensor already; make it under TD_NO_GRAD"
+                                      : "NULL");
     TD_TRY(td__node_make(function, output_count, spec, &node));
     if (!node)
         return TD_OK;
@@ -286,20 +286,20 @@ td_tensor *td_node_saved(td_node *node, int index)
     td_tensor *alias = gone ? NULL : td_tensor_retain(saved->alias);
     pthread_mutex_unlock(&node->lock);
     if (gone) {
-        td__fail(TD_ERR_STATE,
-                 "td_backward: what %s had saved was let go by an earlier backward pass; the first "
-                 "pass needs retain_graph for a second",
-                 node->function->name);
+        td_fail(TD_ERR_STATE,
+                "td_backward: what %s had saved was let go by an earlier backward pass; the first "
+                "pass needs retain_graph for a second",
+                node->function->name);
         return NULL;
     }
     if (!alias)
         return NULL;
     unsigned version = atomic_load(&alias->storage->version);
     if (version != saved->version) {
-        td__fail(TD_ERR_STATE,
-                 "td_backward: a tensor of shape %s that %s needs for its gradient was changed in "
-                 "place since (%u times); change a td_clone() of it instead",
-                 td__shape_of(alias), node->function->name, version - saved->version);
+        td_fail(TD_ERR_STATE,
+                "td_backward: a tensor of shape %s that %s needs for its gradient was changed in "
+                "place since (%u times); change a td_clone() of it instead",
+                td__shape_of(alias), node->function->name, version - saved->version);
         td_tensor_release(alias);
         return NULL;
     }

@@ -56,10 +56,10 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
         return TD_ERR_INVALID;
     td__try_refresh_node(tensor);
     if (tensor->node && !td__node_is_leaf(tensor->node))
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_set_requires_grad: the tensor of shape %s is a result of %s; "
-                        "use td_detach() of it",
-                        td__shape_of(tensor), tensor->node->function->name);
+        return td_fail(TD_ERR_INVALID,
+                       "td_tensor_set_requires_grad: the tensor of shape %s is a result of %s; "
+                       "use td_detach() of it",
+                       td__shape_of(tensor), tensor->node->function->name);
     if (requires_grad == (tensor->node != NULL))
         return TD_OK;
     if (!requires_grad) {
@@ -70,10 +70,10 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
         return TD_OK;
     }
     if (!is_float(tensor->layout.dtype))
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_set_requires_grad: only floating-point tensors have a gradient, "
-                        "this one is %s",
-                        td_dtype_name(tensor->layout.dtype));
+        return td_fail(TD_ERR_INVALID,
+                       "td_tensor_set_requires_grad: only floating-point tensors have a gradient, "
+                       "this one is %s",
+                       td_dtype_name(tensor->layout.dtype));
     struct td_node *node = tensor->idle ? tensor->idle : td__leaf_node(tensor);
     if (!node)
         return TD_ERR_NOMEM;
@@ -110,9 +110,9 @@ td_status td_tensor_retain_grad(td_tensor *tensor)
         return TD_ERR_INVALID;
     td__try_refresh_node(tensor);
     if (!tensor->node)
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_retain_grad: the tensor of shape %s does not ask for a gradient",
-                        td__shape_of(tensor));
+        return td_fail(TD_ERR_INVALID,
+                       "td_tensor_retain_grad: the tensor of shape %s does not ask for a gradient",
+                       td__shape_of(tensor));
     tensor->node->outputs[tensor->node_slot].keep_grad = true;
     return TD_OK;
 }
@@ -177,20 +177,20 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
     int slot;
     struct td_node *node = holder_of(tensor, &slot);
     if (!is_float(tensor->layout.dtype) || (node && !td__node_is_leaf(node)))
-        return td__fail(TD_ERR_INVALID, "td_tensor_set_grad: the tensor of shape %s is %s",
-                        td__shape_of(tensor),
-                        node ? "a result, not a leaf" : "not of floating point");
+        return td_fail(TD_ERR_INVALID, "td_tensor_set_grad: the tensor of shape %s is %s",
+                       td__shape_of(tensor),
+                       node ? "a result, not a leaf" : "not of floating point");
     if (grad && (!td__same_shape(tensor, grad) || grad->layout.dtype != tensor->layout.dtype ||
                  grad->storage->device != tensor->storage->device))
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_set_grad: the gradient is %s %s on %s, the tensor %s %s on %s",
-                        td_dtype_name(grad->layout.dtype), td__shape_of(grad),
-                        grad->storage->device->name, td_dtype_name(tensor->layout.dtype),
-                        td__shape_of(tensor), tensor->storage->device->name);
+        return td_fail(TD_ERR_INVALID,
+                       "td_tensor_set_grad: the gradient is %s %s on %s, the tensor %s %s on %s",
+                       td_dtype_name(grad->layout.dtype), td__shape_of(grad),
+                       grad->storage->device->name, td_dtype_name(tensor->layout.dtype),
+                       td__shape_of(tensor), tensor->storage->device->name);
     if (grad == tensor)
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_set_grad: the tensor of shape %s cannot be its own gradient",
-                        td__shape_of(tensor));
+        return td_fail(TD_ERR_INVALID,
+                       "td_tensor_set_grad: the tensor of shape %s cannot be its own gradient",
+                       td__shape_of(tensor));
     if (!node && !grad)
         return TD_OK;
     if (!node) {
@@ -331,8 +331,8 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
         return TD_ERR_INVALID;
     td__try_refresh_node(tensor);
     if (!tensor->node || (hook.accumulated_hook && !td__node_is_leaf(tensor->node)))
-        return td__fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),
-                        tensor->node ? "is a result, not a leaf" : "does not ask for a gradient");
+        return td_fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),
+                       tensor->node ? "is a result, not a leaf" : "does not ask for a gradient");
     struct td__hook *new = malloc(sizeof *new);
     if (!new)
         return td__fail_nomem(call);
@@ -352,7 +352,7 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
 td_status td_tensor_add_grad_hook(td_tensor *tensor, td_grad_hook hook, void *arg, uint64_t *id)
 {
     if (!hook)
-        return td__fail(TD_ERR_INVALID, "td_tensor_add_grad_hook: the hook is NULL");
+        return td_fail(TD_ERR_INVALID, "td_tensor_add_grad_hook: the hook is NULL");
     return add_hook(tensor, "td_tensor_add_grad_hook",
                     (struct td__hook){.grad_hook = hook, .arg = arg}, id);
 }
@@ -361,7 +361,7 @@ td_status td_tensor_add_accumulated_hook(td_tensor *tensor, td_accumulated_hook 
                                          uint64_t *id)
 {
     if (!hook)
-        return td__fail(TD_ERR_INVALID, "td_tensor_add_accumulated_hook: the hook is NULL");
+        return td_fail(TD_ERR_INVALID, "td_tensor_add_accumulated_hook: the hook is NULL");
     return add_hook(tensor, "td_tensor_add_accumulated_hook",
                     (struct td__hook){.accumulated_hook = hook, .arg = arg}, id);
 }
@@ -382,8 +382,8 @@ td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)
         pthread_mutex_unlock(&node->lock);
     }
     if (!found)
-        return td__fail(TD_ERR_INVALID, "td_tensor_remove_hook: the tensor has no hook %llu",
-                        (unsigned long long)id);
+        return td_fail(TD_ERR_INVALID, "td_tensor_remove_hook: the tensor has no hook %llu",
+                       (unsigned long long)id);
     free(found);
     return TD_OK;
 }
@@ -400,10 +400,10 @@ td_status td__run_grad_hooks(struct td_node *node, int slot, td_tensor **grad)
         if (status || !other || other == *grad)
             continue;
         if (!td__same_shape(other, *grad) || other->layout.dtype != (*grad)->layout.dtype)
-            return td__fail(TD_ERR_INVALID,
-                            "td_backward: a hook returned a gradient of %s %s for one of %s %s",
-                            td_dtype_name(other->layout.dtype), td__shape_of(other),
-                            td_dtype_name((*grad)->layout.dtype), td__shape_of(*grad));
+            return td_fail(TD_ERR_INVALID,
+                           "td_backward: a hook returned a gradient of %s %s for one of %s %s",
+                           td_dtype_name(other->layout.dtype), td__shape_of(other),
+                           td_dtype_name((*grad)->layout.dtype), td__shape_of(*grad));
         td_tensor_retain(other);
         td_tensor_release(*grad);
         *grad = other;

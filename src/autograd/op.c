@@ -26,13 +26,13 @@ td_tensor *td__kept(td_tensor *tensor, td_status status)
 td_status td__check_same(const char *call, const td_tensor *a, const td_tensor *b)
 {
     if (a->layout.dtype != b->layout.dtype)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the operands are %s and %s; td_to_dtype() makes them the same", call,
-                        td_dtype_name(a->layout.dtype), td_dtype_name(b->layout.dtype));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the operands are %s and %s; td_to_dtype() makes them the same", call,
+                       td_dtype_name(a->layout.dtype), td_dtype_name(b->layout.dtype));
     if (a->storage->device != b->storage->device)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the operands are on %s and on %s; td_tensor_to() moves one", call,
-                        a->storage->device->name, b->storage->device->name);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the operands are on %s and on %s; td_tensor_to() moves one", call,
+                       a->storage->device->name, b->storage->device->name);
     return TD_OK;
 }
 
@@ -41,8 +41,8 @@ td_status td__check_float(const char *call, const td_tensor *x)
     td_dtype dtype = x->layout.dtype;
     if (dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: it needs floating-point elements, not %s of shape %s",
-                    call, td_dtype_name(dtype), td__shape_of(x));
+    return td_fail(TD_ERR_INVALID, "%s: it needs floating-point elements, not %s of shape %s", call,
+                   td_dtype_name(dtype), td__shape_of(x));
 }
 
 td_status td__check_dims(const char *call, const char *what, const td_tensor *x, int least,
@@ -51,10 +51,10 @@ td_status td__check_dims(const char *call, const char *what, const td_tensor *x,
     if (x->layout.ndim >= least && x->layout.ndim <= most)
         return TD_OK;
     if (least == most)
-        return td__fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d dimensions", call,
-                        what, td__shape_of(x), least);
-    return td__fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d to %d dimensions",
-                    call, what, td__shape_of(x), least, most);
+        return td_fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d dimensions", call,
+                       what, td__shape_of(x), least);
+    return td_fail(TD_ERR_INVALID, "%s: %s has the shape %s; it must have %d to %d dimensions",
+                   call, what, td__shape_of(x), least, most);
 }
 
 /* ---- Broadcasting --------------------------------------------------------------------------------- */
@@ -67,8 +67,8 @@ int td__broadcast(const char *call, const td_tensor *a, const td_tensor *b, int6
         int64_t of_x = d < ndim - x->ndim ? 1 : x->shape[d - (ndim - x->ndim)];
         int64_t of_y = d < ndim - y->ndim ? 1 : y->shape[d - (ndim - y->ndim)];
         if (of_x != of_y && of_x != 1 && of_y != 1) {
-            td__fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together", call,
-                     td__shape_of(a), td__shape_of(b));
+            td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together", call,
+                    td__shape_of(a), td__shape_of(b));
             return -1;
         }
         shape[d] = of_x == 1 ? of_y : of_x;
@@ -108,11 +108,11 @@ void td__pair_free(struct td__pair *pair)
 td_status td__kernel_status(const char *call, const td_tensor *x, td_status status)
 {
     if (status == TD_ERR_UNSUPPORTED)
-        return td__fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
-                        td_dtype_name(x->layout.dtype));
+        return td_fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
+                       td_dtype_name(x->layout.dtype));
     if (status == TD_ERR_INVALID) {
         const char *sentence = strstr(td_last_error(), ": "); /* behind the name of the kernel */
-        return td__fail(status, "%s%s", call, sentence ? sentence : "");
+        return td_fail(status, "%s%s", call, sentence ? sentence : "");
     }
     return status;
 }

@@ -307,10 +307,10 @@ td_tensor *td_pow_scalar(td_tensor *a, double b)
 {
     static const td_function function = {.name = "td_pow_scalar", .backward = pow_scalar_backward};
     if (a && b <= -1 && is_integer(a->layout.dtype)) {
-        td__fail(TD_ERR_INVALID,
-                 "td_pow_scalar: %s to the power of %g are no whole numbers; td_to_dtype() makes "
-                 "floats of them",
-                 td_dtype_name(a->layout.dtype), b);
+        td_fail(TD_ERR_INVALID,
+                "td_pow_scalar: %s to the power of %g are no whole numbers; td_to_dtype() makes "
+                "floats of them",
+                td_dtype_name(a->layout.dtype), b);
         return NULL;
     }
     return with_scalar(&function, TD__POW, a, b, false, true);

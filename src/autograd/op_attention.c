@@ -67,11 +67,10 @@ static td_status check(struct attention *attention, td_tensor *q, td_tensor *k, 
     char queries[160];
     strncpy(queries, td__shape_of(q), sizeof queries - 1);
     queries[sizeof queries - 1] = 0;
-    return td__fail(
-        TD_ERR_INVALID,
-        "%s: q has the shape %s, k %s, v %s; q and k must agree in the last size, k and "
-        "v in the last but one, and all in what stands before",
-        call, queries, td__shape_of(k), td__shape_of(v));
+    return td_fail(TD_ERR_INVALID,
+                   "%s: q has the shape %s, k %s, v %s; q and k must agree in the last size, k and "
+                   "v in the last but one, and all in what stands before",
+                   call, queries, td__shape_of(k), td__shape_of(v));
 }
 
 /* x for every index of the batch, by strides of 0. */
@@ -97,15 +96,15 @@ static td_tensor *dense(td_tensor *x)
 static td_tensor *added_mask(td_tensor *mask, const td_tensor *q)
 {
     if (mask->storage->device != q->storage->device) {
-        td__fail(TD_ERR_INVALID, "%s: q is on %s, the mask on %s", call, q->storage->device->name,
-                 mask->storage->device->name);
+        td_fail(TD_ERR_INVALID, "%s: q is on %s, the mask on %s", call, q->storage->device->name,
+                mask->storage->device->name);
         return NULL;
     }
     if (mask->layout.dtype == q->layout.dtype)
         return mask;
     if (mask->layout.dtype != TD_BOOL) {
-        td__fail(TD_ERR_INVALID, "%s: q is %s, the mask %s; a mask is bool, or as q is", call,
-                 td_dtype_name(q->layout.dtype), td_dtype_name(mask->layout.dtype));
+        td_fail(TD_ERR_INVALID, "%s: q is %s, the mask %s; a mask is bool, or as q is", call,
+                td_dtype_name(q->layout.dtype), td_dtype_name(mask->layout.dtype));
         return NULL;
     }
     const struct td__kernels *kernels = td__kernels_of(q);
@@ -128,8 +127,8 @@ static td_status set_mask(struct attention *attention, td_tensor *mask, const td
     TD_TRY(td__done(attention->mask));
     td_tensor *expanded = td__adopt(td__expand(call, attention->mask, shape, ndim));
     if (!expanded)
-        return td__fail(TD_ERR_INVALID, "%s: the mask has the shape %s; it must broadcast to %s",
-                        call, td__shape_of(mask), td__shape_text(shape, ndim));
+        return td_fail(TD_ERR_INVALID, "%s: the mask has the shape %s; it must broadcast to %s",
+                       call, td__shape_of(mask), td__shape_text(shape, ndim));
     attention->mask = expanded;
     return TD_OK;
 }
@@ -362,8 +361,7 @@ static td_tensor *attention_of(td_tensor *q, td_tensor *k, td_tensor *v,
     if (check(&attention, q, k, v) || set_mask(&attention, options->mask, q))
         return NULL;
     if (!(options->dropout >= 0 && options->dropout <= 1)) {
-        td__fail(TD_ERR_INVALID, "%s: a dropout of %g; it goes from 0 to 1", call,
-                 options->dropout);
+        td_fail(TD_ERR_INVALID, "%s: a dropout of %g; it goes from 0 to 1", call, options->dropout);
         return NULL;
     }
     if (attention.scale == 0)

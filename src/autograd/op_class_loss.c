@@ -89,17 +89,17 @@ static td_status find_shape(struct class_loss *loss, const td_tensor *x, const t
     for (int d = 0; fits && d < of_target->ndim; d++)
         fits = of_target->shape[d] == of_x->shape[d + (d >= class_dim)];
     if (!fits)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: x has the shape %s, target %s; a target has the sizes of x without "
-                        "the classes, which are the %s dimension",
-                        loss->call, td__shape_of(x), td__shape_of(target),
-                        class_dim ? "second" : "only");
+        return td_fail(TD_ERR_INVALID,
+                       "%s: x has the shape %s, target %s; a target has the sizes of x without "
+                       "the classes, which are the %s dimension",
+                       loss->call, td__shape_of(x), td__shape_of(target),
+                       class_dim ? "second" : "only");
     if (of_target->dtype != TD_I64)
-        return td__fail(TD_ERR_INVALID, "%s: the target is %s, and x %s; classes are i64",
-                        loss->call, td_dtype_name(of_target->dtype), td_dtype_name(of_x->dtype));
+        return td_fail(TD_ERR_INVALID, "%s: the target is %s, and x %s; classes are i64",
+                       loss->call, td_dtype_name(of_target->dtype), td_dtype_name(of_x->dtype));
     if (target->storage->device != x->storage->device)
-        return td__fail(TD_ERR_INVALID, "%s: x is on %s, the target on %s", loss->call,
-                        x->storage->device->name, target->storage->device->name);
+        return td_fail(TD_ERR_INVALID, "%s: x is on %s, the target on %s", loss->call,
+                       x->storage->device->name, target->storage->device->name);
     loss->shape[0] = class_dim ? of_x->shape[0] : 1;
     loss->shape[1] = of_x->shape[class_dim];
     loss->shape[2] = 1;
@@ -135,8 +135,8 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
     TD_TRY(find_shape(loss, x, target));
     TD_TRY(td__check_optional(call, "weight", options->weight, x, &loss->shape[1], 1));
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
-        return td__fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
-                        (int)options->reduction);
+        return td_fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
+                       (int)options->reduction);
     loss->weight = td__scoped_contiguous(options->weight);
     if (options->weight && !loss->weight)
         return TD_ERR_NOMEM;
@@ -204,7 +204,7 @@ static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_option
     if (prepare(&loss, "td_nll_loss", x, target, options))
         return NULL;
     if (options && options->label_smoothing != 0) {
-        td__fail(TD_ERR_INVALID, "td_nll_loss: label smoothing is for td_cross_entropy_with()");
+        td_fail(TD_ERR_INVALID, "td_nll_loss: label smoothing is for td_cross_entropy_with()");
         return NULL;
     }
     td_tensor *logs = td__scoped_contiguous(x);
@@ -250,8 +250,8 @@ static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_o
         return NULL;
     double smoothing = options ? options->label_smoothing : 0;
     if (!(smoothing >= 0 && smoothing <= 1)) {
-        td__fail(TD_ERR_INVALID, "%s: a label smoothing of %g; it goes from 0 to 1", call,
-                 smoothing);
+        td_fail(TD_ERR_INVALID, "%s: a label smoothing of %g; it goes from 0 to 1", call,
+                smoothing);
         return NULL;
     }
     if (smoothing > 0)

@@ -119,8 +119,8 @@ bool td_allclose(td_tensor *a, td_tensor *b, double rtol, double atol)
     if (!a || !b || !td__same_shape(a, b) || a->layout.dtype != b->layout.dtype)
         return false;
     if (a->layout.dtype >= TD_COMPLEX64) {
-        td__fail(TD_ERR_INVALID, "td_allclose: it is not defined for %s",
-                 td_dtype_name(a->layout.dtype));
+        td_fail(TD_ERR_INVALID, "td_allclose: it is not defined for %s",
+                td_dtype_name(a->layout.dtype));
         return false;
     }
     bool close = false;
@@ -135,12 +135,12 @@ static td_status check_condition(const char *call, const char *what, const td_te
                                  const td_tensor *x)
 {
     if (condition->layout.dtype != TD_BOOL)
-        return td__fail(TD_ERR_INVALID, "%s: the %s is %s; it must be bool", call, what,
-                        td_dtype_name(condition->layout.dtype));
+        return td_fail(TD_ERR_INVALID, "%s: the %s is %s; it must be bool", call, what,
+                       td_dtype_name(condition->layout.dtype));
     if (condition->storage->device != x->storage->device)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the %s is on %s and the elements on %s; td_tensor_to() moves one",
-                        call, what, condition->storage->device->name, x->storage->device->name);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the %s is on %s and the elements on %s; td_tensor_to() moves one", call,
+                       what, condition->storage->device->name, x->storage->device->name);
     return TD_OK;
 }
 

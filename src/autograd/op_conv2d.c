@@ -106,11 +106,11 @@ static td_status prepare(const td_tensor *x, const td_tensor *weight, const td_t
     const int64_t *w = weight->layout.shape;
     int64_t groups = td__or(options->groups, 1), channels = conv->picture.shape[1];
     if (groups < 1 || w[0] % groups != 0 || channels % groups != 0 || channels / groups != w[1])
-        return td__fail(TD_ERR_INVALID,
-                        "%s: x has the shape %s, weight %s with %lld groups; x must have groups "
-                        "times %lld channels, and the groups must divide %lld",
-                        call, td__shape_of(x), td__shape_of(weight), (long long)groups,
-                        (long long)w[1], (long long)w[0]);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: x has the shape %s, weight %s with %lld groups; x must have groups "
+                       "times %lld channels, and the groups must divide %lld",
+                       call, td__shape_of(x), td__shape_of(weight), (long long)groups,
+                       (long long)w[1], (long long)w[0]);
     TD_TRY(td__check_optional(call, "bias", bias, x, w, 1));
     conv->outputs = w[0];
     conv->window = (struct td__window){.groups = groups};

@@ -120,8 +120,8 @@ double td_item(td_tensor *tensor)
     if (!tensor)
         return value;
     if (tensor->layout.numel != 1) {
-        td__fail(TD_ERR_INVALID, "td_item: a tensor of shape %s has %" PRId64 " elements, not one",
-                 td__shape_of(tensor), tensor->layout.numel);
+        td_fail(TD_ERR_INVALID, "td_item: a tensor of shape %s has %" PRId64 " elements, not one",
+                td__shape_of(tensor), tensor->layout.numel);
         return value;
     }
     struct td__device *device = tensor->storage->device;

@@ -49,8 +49,7 @@ static td_tensor *maybe_dropped(const td_function *function, td_tensor *x, doubl
     if (!x || td__check_float(function->name, x))
         return NULL;
     if (!(p >= 0 && p <= 1)) {
-        td__fail(TD_ERR_INVALID, "%s: %g is no probability; it goes from 0 to 1", function->name,
-                 p);
+        td_fail(TD_ERR_INVALID, "%s: %g is no probability; it goes from 0 to 1", function->name, p);
         return NULL;
     }
     if (dims >= 0 && td__check_dims(function->name, "x", x, dims, TD_MAX_DIMS))

@@ -45,18 +45,18 @@ static td_status check(const td_tensor *indices, const td_tensor *weight, int64_
 {
     TD_TRY(td__check_dims(call, "weight", weight, 2, 2));
     if (indices->layout.dtype != TD_I64)
-        return td__fail(TD_ERR_INVALID, "%s: the indices are %s, the weight %s; indices are i64",
-                        call, td_dtype_name(indices->layout.dtype),
-                        td_dtype_name(weight->layout.dtype));
+        return td_fail(TD_ERR_INVALID, "%s: the indices are %s, the weight %s; indices are i64",
+                       call, td_dtype_name(indices->layout.dtype),
+                       td_dtype_name(weight->layout.dtype));
     if (indices->storage->device != weight->storage->device)
-        return td__fail(TD_ERR_INVALID, "%s: the indices are on %s, the weight on %s", call,
-                        indices->storage->device->name, weight->storage->device->name);
+        return td_fail(TD_ERR_INVALID, "%s: the indices are on %s, the weight on %s", call,
+                       indices->storage->device->name, weight->storage->device->name);
     if (indices->layout.ndim >= TD_MAX_DIMS)
-        return td__fail(TD_ERR_INVALID, "%s: the indices have the shape %s; %d dimensions at most",
-                        call, td__shape_of(indices), TD_MAX_DIMS - 1);
+        return td_fail(TD_ERR_INVALID, "%s: the indices have the shape %s; %d dimensions at most",
+                       call, td__shape_of(indices), TD_MAX_DIMS - 1);
     if (padding_idx >= weight->layout.shape[0])
-        return td__fail(TD_ERR_INVALID, "%s: padding_idx is %lld, and weight has the shape %s",
-                        call, (long long)padding_idx, td__shape_of(weight));
+        return td_fail(TD_ERR_INVALID, "%s: padding_idx is %lld, and weight has the shape %s", call,
+                       (long long)padding_idx, td__shape_of(weight));
     return TD_OK;
 }
 

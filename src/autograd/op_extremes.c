@@ -19,8 +19,8 @@ static td_tensor *extreme(const td_function *function, enum td__reduce_kind kind
     if (!x)
         return NULL;
     if (x->layout.numel == 0) {
-        td__fail(TD_ERR_INVALID, "%s: a tensor of shape %s has no elements", function->name,
-                 td__shape_of(x));
+        td_fail(TD_ERR_INVALID, "%s: a tensor of shape %s has no elements", function->name,
+                td__shape_of(x));
         return NULL;
     }
     td_tensor *y = td__drop_dims(
@@ -54,8 +54,8 @@ static td_tensor *places(const char *call, bool least, td_tensor *x, int *dim)
     if (*dim < 0)
         return NULL;
     if (x->layout.ndim > 0 && x->layout.shape[*dim] == 0) {
-        td__fail(TD_ERR_INVALID, "%s: dimension %d of a tensor of shape %s has no elements", call,
-                 *dim, td__shape_of(x));
+        td_fail(TD_ERR_INVALID, "%s: dimension %d of a tensor of shape %s has no elements", call,
+                *dim, td__shape_of(x));
         return NULL;
     }
     struct td__reduced reduction = td__reduced_of(x, 1u << *dim);

@@ -15,10 +15,10 @@ static td_status check_target(const char *call, td_tensor *x)
 {
     TD_TRY(td__check_in_place(x, call));
     if (td__layout_repeats(&x->layout))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: elements of the tensor of shape %s share memory (it was expanded); "
-                        "change a td_clone() of it",
-                        call, td__shape_of(x));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: elements of the tensor of shape %s share memory (it was expanded); "
+                       "change a td_clone() of it",
+                       call, td__shape_of(x));
     return TD_OK;
 }
 

@@ -22,13 +22,13 @@ static struct indexed indexed_of(const td_tensor *x, int dim)
 static td_status check_index(const char *call, const td_tensor *x, const td_tensor *index)
 {
     if (index->layout.dtype != TD_I64)
-        return td__fail(TD_ERR_INVALID, "%s: the indices are %s; they must be i64", call,
-                        td_dtype_name(index->layout.dtype));
+        return td_fail(TD_ERR_INVALID, "%s: the indices are %s; they must be i64", call,
+                       td_dtype_name(index->layout.dtype));
     if (index->storage->device != x->storage->device)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the indices are on %s and the elements on %s; td_tensor_to() moves "
-                        "one",
-                        call, index->storage->device->name, x->storage->device->name);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the indices are on %s and the elements on %s; td_tensor_to() moves "
+                       "one",
+                       call, index->storage->device->name, x->storage->device->name);
     return TD_OK;
 }
 
@@ -38,9 +38,9 @@ td_status td__check_indices(const char *call, const char *what, const td_tensor 
     const int64_t *data = td_tensor_data(indices);
     for (int64_t i = 0; i < indices->layout.numel; i++)
         if (data[i] < 0 || data[i] >= size)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: the %s at %s is %" PRId64 "; they go from 0 to %" PRId64, call,
-                            what, td__place_text(&indices->layout, i), data[i], size - 1);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: the %s at %s is %" PRId64 "; they go from 0 to %" PRId64, call,
+                           what, td__place_text(&indices->layout, i), data[i], size - 1);
     return TD_OK;
 }
 
@@ -80,9 +80,9 @@ td_tensor *td_index_select(td_tensor *x, int dim, td_tensor *indices)
         return NULL;
     dim = td__wrap_dim(x, function.name, dim);
     if (dim >= 0 && x->layout.ndim == 0 && indices->layout.numel != 1) {
-        td__fail(TD_ERR_INVALID,
-                 "%s: of a tensor of no dimensions one index is selected, not %" PRId64,
-                 function.name, indices->layout.numel);
+        td_fail(TD_ERR_INVALID,
+                "%s: of a tensor of no dimensions one index is selected, not %" PRId64,
+                function.name, indices->layout.numel);
         return NULL;
     }
     td_tensor *list = dim < 0 ? NULL : td__reshape(indices, (int64_t[]){-1}, 1, NULL);
@@ -123,9 +123,9 @@ static td_status check_take(const char *call, const td_tensor *x, const td_tenso
         fits = d == dim || x->layout.shape[d] == index->layout.shape[d];
     if (fits)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID,
-                    "%s: x has the shape %s, the indices %s; they may only differ in dimension %d",
-                    call, td__shape_of(x), td__shape_of(index), dim);
+    return td_fail(TD_ERR_INVALID,
+                   "%s: x has the shape %s, the indices %s; they may only differ in dimension %d",
+                   call, td__shape_of(x), td__shape_of(index), dim);
 }
 
 td_tensor *td_take_along_dim(td_tensor *x, int dim, td_tensor *index)
@@ -168,8 +168,8 @@ td_tensor *td_one_hot(td_tensor *indices, int64_t classes)
         td__check_dims(call, "the tensor of classes", indices, 0, TD_MAX_DIMS - 1))
         return NULL;
     if (classes < 1) {
-        td__fail(TD_ERR_INVALID, "%s: there must be at least one class, not %" PRId64, call,
-                 classes);
+        td_fail(TD_ERR_INVALID, "%s: there must be at least one class, not %" PRId64, call,
+                classes);
         return NULL;
     }
     int ndim = indices->layout.ndim;

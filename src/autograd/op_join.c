@@ -81,11 +81,11 @@ static td_status check_shapes(const char *call, td_tensor *const *tensors, int c
         for (int d = 0; fits && d < a->ndim; d++)
             fits = d == dim || a->shape[d] == b->shape[d];
         if (!fits)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: tensor %d has the shape %s, tensor %d the shape %s; %s", call,
-                            model, td__shape_of(tensors[model]), i, td__shape_of(tensors[i]),
-                            dim < 0 ? "they must be the same"
-                                    : "they may only differ in the size that is put together");
+            return td_fail(TD_ERR_INVALID,
+                           "%s: tensor %d has the shape %s, tensor %d the shape %s; %s", call,
+                           model, td__shape_of(tensors[model]), i, td__shape_of(tensors[i]),
+                           dim < 0 ? "they must be the same"
+                                   : "they may only differ in the size that is put together");
     }
     return TD_OK;
 }
@@ -94,8 +94,8 @@ static td_status check_shapes(const char *call, td_tensor *const *tensors, int c
 static bool is_there(const char *call, td_tensor *const *tensors, int count)
 {
     if (!tensors || count < 1) {
-        td__fail(TD_ERR_INVALID, "%s: there must be at least one tensor, not %d%s", call, count,
-                 tensors ? "" : ", and their list is not NULL");
+        td_fail(TD_ERR_INVALID, "%s: there must be at least one tensor, not %d%s", call, count,
+                tensors ? "" : ", and their list is not NULL");
         return false;
     }
     for (int i = 0; i < count; i++)
@@ -147,7 +147,7 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
         if (is_left_out(&tensors[i]->layout))
             continue;
         if (__builtin_add_overflow(shape[dim], tensors[i]->layout.shape[dim], &shape[dim])) {
-            td__fail(TD_ERR_INVALID, "%s: dimension %d of the result is too large", call, dim);
+            td_fail(TD_ERR_INVALID, "%s: dimension %d of the result is too large", call, dim);
             return NULL;
         }
     }
@@ -163,8 +163,8 @@ td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
     const struct td__layout *layout = &tensors[0]->layout;
     int at = dim < 0 ? dim + layout->ndim + 1 : dim;
     if (at < 0 || at > layout->ndim || layout->ndim == TD_MAX_DIMS) {
-        td__fail(TD_ERR_INVALID, "%s: tensors of shape %s get no dimension at %d", call,
-                 td__shape_of(tensors[0]), dim);
+        td_fail(TD_ERR_INVALID, "%s: tensors of shape %s get no dimension at %d", call,
+                td__shape_of(tensors[0]), dim);
         return NULL;
     }
     int64_t shape[TD_MAX_DIMS];
@@ -210,17 +210,17 @@ td_status td_split(td_tensor *tensor, int64_t size, int dim, td_tensor ***parts_
     if (!tensor)
         return TD_ERR_INVALID; /* the expression that failed has left its message */
     if (!parts_out || !count_out)
-        return td__fail(TD_ERR_INVALID, "td_split: there is no place for the parts");
+        return td_fail(TD_ERR_INVALID, "td_split: there is no place for the parts");
     dim = td__find_dim(tensor, "td_split", dim);
     if (dim < 0)
         return TD_ERR_INVALID;
     int64_t whole = tensor->layout.shape[dim];
     int64_t count = size > 0 && whole > 0 ? (whole - 1) / size + 1 : 1;
     if (size < 1 || count > INT_MAX)
-        return td__fail(TD_ERR_INVALID,
-                        "td_split: dimension %d of a tensor of shape %s cannot be split into parts "
-                        "of %" PRId64,
-                        dim, td__shape_of(tensor), size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_split: dimension %d of a tensor of shape %s cannot be split into parts "
+                       "of %" PRId64,
+                       dim, td__shape_of(tensor), size);
     td_tensor **parts = malloc((size_t)count * sizeof *parts);
     if (!parts)
         return td__fail_nomem("td_split");

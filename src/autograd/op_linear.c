@@ -66,9 +66,9 @@ static td_status check(td_tensor *x, td_tensor *weight, td_tensor *bias)
     TD_TRY(td__check_dims(call, "weight", weight, 2, 2));
     const struct td__layout *of_x = &x->layout, *of_w = &weight->layout;
     if (of_x->ndim == 0 || of_x->shape[of_x->ndim - 1] != of_w->shape[1])
-        return td__fail(TD_ERR_INVALID,
-                        "%s: x has the shape %s, weight %s; the last size of x must be %lld", call,
-                        td__shape_of(x), td__shape_of(weight), (long long)of_w->shape[1]);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: x has the shape %s, weight %s; the last size of x must be %lld", call,
+                       td__shape_of(x), td__shape_of(weight), (long long)of_w->shape[1]);
     return td__check_optional(call, "bias", bias, x, of_w->shape, 1);
 }
 

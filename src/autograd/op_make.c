@@ -42,9 +42,9 @@ static bool is_integer(td_dtype dtype)
 static td_status check_range(const char *call, double start, double end, td_dtype dtype)
 {
     if (!isfinite(start) || !isfinite(end))
-        return td__fail(TD_ERR_INVALID, "%s: from %g to %g is no range", call, start, end);
+        return td_fail(TD_ERR_INVALID, "%s: from %g to %g is no range", call, start, end);
     if (dtype == TD_BOOL)
-        return td__fail(TD_ERR_INVALID, "%s: it is not defined for bool", call);
+        return td_fail(TD_ERR_INVALID, "%s: it is not defined for bool", call);
     return TD_OK;
 }
 
@@ -113,8 +113,8 @@ td_tensor *td_arange(double start, double end, double step, td_dtype dtype)
         step = trunc(step);
     }
     if (!isfinite(step) || step == 0 || !(length >= 0 && length < 0x1p60)) {
-        td__fail(TD_ERR_INVALID, "td_arange: steps of %g do not lead from %g to %g%s", step, start,
-                 end, is_integer(dtype) ? " in whole numbers" : "");
+        td_fail(TD_ERR_INVALID, "td_arange: steps of %g do not lead from %g to %g%s", step, start,
+                end, is_integer(dtype) ? " in whole numbers" : "");
         return NULL;
     }
     td_tensor *list = make_list(call, (int64_t)length, dtype, start, start + step * (length - 1));
@@ -127,7 +127,7 @@ td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype)
     if (check_range(call, start, end, dtype))
         return NULL;
     if (count < 0) {
-        td__fail(TD_ERR_INVALID, "td_linspace: there cannot be %" PRId64 " numbers", count);
+        td_fail(TD_ERR_INVALID, "td_linspace: there cannot be %" PRId64 " numbers", count);
         return NULL;
     }
     td_dtype computed = is_integer(dtype) ? dtype : dtype_of_range(dtype);

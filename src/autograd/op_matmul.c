@@ -61,8 +61,8 @@ static td_tensor *with_batch(td_tensor *x, const int64_t *shape, int ndim)
 
 static td_status refuse(const char *call, const td_tensor *a, const td_tensor *b, const char *what)
 {
-    return td__fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together; %s", call,
-                    td__shape_of(a), td__shape_of(b), what);
+    return td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together; %s", call,
+                   td__shape_of(a), td__shape_of(b), what);
 }
 
 static td_status prepare(const char *call, td_tensor *a, td_tensor *b, struct operands *operands)

@@ -129,12 +129,12 @@ static td_status check_batch_norm(const struct batch_norm *call, struct norm *no
     TD_TRY(td__check_optional(name, "running_mean", call->running_mean, x, channels, 1));
     TD_TRY(td__check_optional(name, "running_var", call->running_var, x, channels, 1));
     if (!call->training && (!call->running_mean || !call->running_var))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: without training it needs running_mean and running_var", name);
+        return td_fail(TD_ERR_INVALID, "%s: without training it needs running_mean and running_var",
+                       name);
     if (call->training && norm->shape[0] * norm->shape[2] == 1)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: x has the shape %s, one value a channel; training needs more than one",
-                        name, td__shape_of(x));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: x has the shape %s, one value a channel; training needs more than one",
+                       name, td__shape_of(x));
     return TD_OK;
 }
 
@@ -224,8 +224,8 @@ static td_status check_layer_norm(const td_tensor *x, const int64_t *shape, int 
     const struct td__layout *of_x = &x->layout;
     TD_TRY(td__check_float(name, x));
     if (ndim < 1 || ndim > TD_MAX_DIMS || !shape)
-        return td__fail(TD_ERR_INVALID, "%s: it works on 1 to %d dimensions, not on %d", name,
-                        TD_MAX_DIMS, ndim);
+        return td_fail(TD_ERR_INVALID, "%s: it works on 1 to %d dimensions, not on %d", name,
+                       TD_MAX_DIMS, ndim);
     bool fits = of_x->ndim >= ndim;
     *norm = (struct norm){.shape = {1, 1, 1}};
     for (int d = 0; fits && d < of_x->ndim; d++) {
@@ -234,9 +234,9 @@ static td_status check_layer_norm(const td_tensor *x, const int64_t *shape, int 
         norm->shape[at >= 0] *= of_x->shape[d];
     }
     if (!fits)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: x has the shape %s; its last sizes must be %s, as the norm has them",
-                        name, td__shape_of(x), td__shape_text(shape, ndim));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: x has the shape %s; its last sizes must be %s, as the norm has them",
+                       name, td__shape_of(x), td__shape_text(shape, ndim));
     return TD_OK;
 }
 

@@ -58,16 +58,15 @@ static td_status check(const char *call, const td_tensor *x, const td_tensor *ta
     TD_TRY(td__check_same(call, x, target));
     TD_TRY(td__check_float(call, x));
     if (!td__same_shape(x, target))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: x has the shape %s, target %s; both must have the same", call,
-                        td__shape_of(x), td__shape_of(target));
+        return td_fail(TD_ERR_INVALID, "%s: x has the shape %s, target %s; both must have the same",
+                       call, td__shape_of(x), td__shape_of(target));
     if (options->weight || options->label_smoothing != 0 || options->ignore)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: weight, ignore_index and label_smoothing are for losses of classes",
-                        call);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: weight, ignore_index and label_smoothing are for losses of classes",
+                       call);
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
-        return td__fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
-                        (int)options->reduction);
+        return td_fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
+                       (int)options->reduction);
     return TD_OK;
 }
 

@@ -131,8 +131,8 @@ static td_status check_size(const char *call, const struct pool *pool)
     const int64_t *shape = pool->picture.shape;
     if (shape[3] == 0 || shape[2] <= INT32_MAX / shape[3])
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: a picture of %lld times %lld elements; 2^31 - 1 at most",
-                    call, (long long)shape[2], (long long)shape[3]);
+    return td_fail(TD_ERR_INVALID, "%s: a picture of %lld times %lld elements; 2^31 - 1 at most",
+                   call, (long long)shape[2], (long long)shape[3]);
 }
 
 static td_tensor *with_window(const td_function *function, td_tensor *x, int64_t height,
@@ -151,8 +151,8 @@ static td_tensor *with_window(const td_function *function, td_tensor *x, int64_t
         pool.window.padding[i] = options->padding[i];
         pool.window.dilation[i] = is_max ? td__or(options->dilation[i], 1) : 1;
         if (!is_max && options->dilation[i] > 1) {
-            td__fail(TD_ERR_INVALID, "%s: averages have no dilation, %lld was asked for", call,
-                     (long long)options->dilation[i]);
+            td_fail(TD_ERR_INVALID, "%s: averages have no dilation, %lld was asked for", call,
+                    (long long)options->dilation[i]);
             return NULL;
         }
     }
@@ -160,10 +160,10 @@ static td_tensor *with_window(const td_function *function, td_tensor *x, int64_t
         return NULL;
     for (int i = 0; i < 2; i++)
         if (pool.window.padding[i] > pool.window.kernel[i] / 2) {
-            td__fail(TD_ERR_INVALID,
-                     "%s: a padding of %lld for a kernel of %lld; at most half of the kernel, so "
-                     "that no window is without an element",
-                     call, (long long)pool.window.padding[i], (long long)pool.window.kernel[i]);
+            td_fail(TD_ERR_INVALID,
+                    "%s: a padding of %lld for a kernel of %lld; at most half of the kernel, so "
+                    "that no window is without an element",
+                    call, (long long)pool.window.padding[i], (long long)pool.window.kernel[i]);
             return NULL;
         }
     return pooled_in_scope(function, x, &pool);
@@ -177,8 +177,8 @@ static td_tensor *adaptive(const td_function *function, td_tensor *x, int64_t he
         return NULL;
     for (int i = 0; i < 2; i++)
         if (pool.sizes[i] < 0 || (pool.sizes[i] > 0 && pool.picture.shape[2 + i] == 0)) {
-            td__fail(TD_ERR_INVALID, "%s: x has the shape %s, and %lld by %lld is asked for", call,
-                     td__shape_of(x), (long long)height, (long long)width);
+            td_fail(TD_ERR_INVALID, "%s: x has the shape %s, and %lld by %lld is asked for", call,
+                    td__shape_of(x), (long long)height, (long long)width);
             return NULL;
         }
     return pooled_in_scope(function, x, &pool);

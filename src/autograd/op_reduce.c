@@ -13,14 +13,14 @@ td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, i
 {
     *mask = 0;
     if (count < 0 || (count > 0 && !dims))
-        return td__fail(TD_ERR_INVALID, "%s: %d dimensions are named, or their list is NULL", call,
-                        count);
+        return td_fail(TD_ERR_INVALID, "%s: %d dimensions are named, or their list is NULL", call,
+                       count);
     for (int i = 0; i < count; i++) {
         int dim = td__wrap_dim(x, call, dims[i]);
         if (dim < 0)
             return TD_ERR_INVALID;
         if (*mask & 1u << dim)
-            return td__fail(TD_ERR_INVALID, "%s: dimension %d is named twice", call, dim);
+            return td_fail(TD_ERR_INVALID, "%s: dimension %d is named twice", call, dim);
         *mask |= 1u << dim;
     }
     *mask &= td__all_dims(x); /* a number has none */

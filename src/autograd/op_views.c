@@ -74,8 +74,7 @@ td_tensor *td_flatten(td_tensor *tensor, int first, int last)
     if (tensor->layout.ndim == 0)
         return td_reshape(tensor, (int64_t[]){1}, 1);
     if (last < first) {
-        td__fail(TD_ERR_INVALID, "td_flatten: dimension %d stands behind dimension %d", first,
-                 last);
+        td_fail(TD_ERR_INVALID, "td_flatten: dimension %d stands behind dimension %d", first, last);
         return NULL;
     }
     int64_t shape[TD_MAX_DIMS];

@@ -35,14 +35,14 @@ td_status td__window_sizes(const char *call, const struct td__window *window,
         /* The upper limit keeps the sums below from overflowing. */
         if (kernel < 1 || stride < 1 || dilation < 1 || padding < 0 || kernel > INT32_MAX ||
             stride > INT32_MAX || dilation > INT32_MAX || padding > INT32_MAX)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: kernel %lld, stride %lld, padding %lld, dilation %lld of the %s; "
-                            "only the padding may be 0, and none negative or above 2^31 - 1",
-                            call, (long long)kernel, (long long)stride, (long long)padding,
-                            (long long)dilation, names[i]);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: kernel %lld, stride %lld, padding %lld, dilation %lld of the %s; "
+                           "only the padding may be 0, and none negative or above 2^31 - 1",
+                           call, (long long)kernel, (long long)stride, (long long)padding,
+                           (long long)dilation, names[i]);
         int64_t size = picture->shape[2 + i], reach = dilation * (kernel - 1) + 1;
         if (size + 2 * padding < reach)
-            return td__fail(
+            return td_fail(
                 TD_ERR_INVALID,
                 "%s: a kernel of %s %lld (with its dilation) does not fit into a "
                 "picture of %lld with a padding of %lld, x has the shape %s",

@@ -274,12 +274,12 @@ td_status td__refresh_node(td_tensor *tensor, const char *name)
     td_status status = refresh(tensor);
     if (status != TD_ERR_STATE)
         return status;
-    return td__fail(status,
-                    "%s: the memory of its input of shape %s was changed in place through a tensor "
-                    "that td_detach() or a view under TD_NO_GRAD has made, and its gradient cannot "
-                    "follow; make that view while changes are recorded, or change it under "
-                    "TD_NO_GRAD",
-                    name, td__shape_of(tensor));
+    return td_fail(status,
+                   "%s: the memory of its input of shape %s was changed in place through a tensor "
+                   "that td_detach() or a view under TD_NO_GRAD has made, and its gradient cannot "
+                   "follow; make that view while changes are recorded, or change it under "
+                   "TD_NO_GRAD",
+                   name, td__shape_of(tensor));
 }
 
 /* ---- Changes in place ----------------------------------------------------------------------------- */
@@ -290,18 +290,17 @@ td_status td__check_in_place(td_tensor *tensor, const char *name)
         return TD_OK;
     TD_TRY(td__refresh_node(tensor, name));
     if (tensor->node && td__node_is_leaf(tensor->node))
-        return td__fail(TD_ERR_STATE,
-                        "%s: a leaf of shape %s that asks for its gradient cannot be changed in "
-                        "place while changes are recorded; do it under TD_NO_GRAD",
-                        name, td__shape_of(tensor));
+        return td_fail(TD_ERR_STATE,
+                       "%s: a leaf of shape %s that asks for its gradient cannot be changed in "
+                       "place while changes are recorded; do it under TD_NO_GRAD",
+                       name, td__shape_of(tensor));
     struct td__view_base *base = atomic_load(&tensor->base);
     if (base && base->node && td__node_is_leaf(base->node))
-        return td__fail(
-            TD_ERR_STATE,
-            "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
-            "and cannot be changed in place while changes are recorded; do it under "
-            "TD_NO_GRAD",
-            name, td__shape_of(tensor));
+        return td_fail(TD_ERR_STATE,
+                       "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
+                       "and cannot be changed in place while changes are recorded; do it under "
+                       "TD_NO_GRAD",
+                       name, td__shape_of(tensor));
     return TD_OK;
 }
 

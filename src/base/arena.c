@@ -202,9 +202,9 @@ static bool carve(struct td__arena *arena, struct block *block, size_t size)
 void *td__arena_alloc(struct td__arena *arena, size_t size)
 {
     if (!size || size > arena->reserve) {
-        td__fail(size ? TD_ERR_NOMEM : TD_ERR_INVALID,
-                 "shareable memory: %zu bytes were asked for; between 1 and %zu can be had", size,
-                 arena->reserve);
+        td_fail(size ? TD_ERR_NOMEM : TD_ERR_INVALID,
+                "shareable memory: %zu bytes were asked for; between 1 and %zu can be had", size,
+                arena->reserve);
         return NULL;
     }
     size_t wanted = round_up(size, GRANULE);
@@ -215,13 +215,13 @@ void *td__arena_alloc(struct td__arena *arena, size_t size)
         block = grow(arena, wanted, &error);
     void *memory = block && carve(arena, block, wanted) ? arena->base + block->offset : NULL;
     if (!memory && error == EFBIG)
-        td__fail(
+        td_fail(
             TD_ERR_NOMEM,
             "shareable memory: no room for %zu more bytes (%zu in use), since it counts as a file: %s",
             size, arena->in_use, td__errno_text(error));
     else if (!memory)
-        td__fail(TD_ERR_NOMEM, "shareable memory: no room for %zu more bytes (%zu in use)", size,
-                 arena->in_use);
+        td_fail(TD_ERR_NOMEM, "shareable memory: no room for %zu more bytes (%zu in use)", size,
+                arena->in_use);
     pthread_mutex_unlock(&arena->lock);
     return memory;
 }
@@ -276,15 +276,15 @@ td_status td__arena_create(size_t reserve, struct td__arena **arena_out)
     arena->reserve = round_up(reserve, PAGE);
     arena->fd = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (arena->fd < 0 || fcntl(arena->fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
-        status = td__fail(TD_ERR_SYSTEM, "shareable memory: memfd_create: %s",
-                          td__errno_text(errno));
+        status = td_fail(TD_ERR_SYSTEM, "shareable memory: memfd_create: %s",
+                         td__errno_text(errno));
         goto close_fd;
     }
     arena->base = mmap(NULL, arena->reserve, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                        -1, 0);
     if (arena->base == MAP_FAILED) {
-        status = td__fail(TD_ERR_NOMEM, "shareable memory: no %zu bytes of address space (%s)",
-                          arena->reserve, td__errno_text(errno));
+        status = td_fail(TD_ERR_NOMEM, "shareable memory: no %zu bytes of address space (%s)",
+                         arena->reserve, td__errno_text(errno));
         goto close_fd;
     }
     pthread_mutex_init(&arena->lock, NULL);
@@ -450,7 +450,7 @@ td_status td__arena_view_open(int fd, unsigned number, struct td__arena_view *vi
     int seals = fcntl(fd, F_GET_SEALS);
     struct stat status;
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &status))
-        return td__fail(TD_ERR_INVALID, "shareable memory: the passed fd is not a sealed memfd");
+        return td_fail(TD_ERR_INVALID, "shareable memory: the passed fd is not a sealed memfd");
     *view = (struct td__arena_view){.fd = fd, .number = number};
     return TD_OK;
 }

@@ -30,7 +30,7 @@ td_status td__random(void *bytes, size_t size)
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return td__fail(TD_ERR_SYSTEM, "random bytes: %s", td__errno_text(errno));
+            return td_fail(TD_ERR_SYSTEM, "random bytes: %s", td__errno_text(errno));
         at += got;
         size -= (size_t)got;
     }
@@ -63,14 +63,14 @@ static td_status open_secret_file(const char *path, int *fd_out)
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
-        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
+                       td__errno_text(errno));
     if (fstat(fd, &info) || !S_ISREG(info.st_mode)) {
         close(fd);
-        return td__fail(TD_ERR_AUTH,
-                        "TANDEM_SECRET_FILE: %s is not a regular file, and each process of the job "
-                        "reads it",
-                        path);
+        return td_fail(TD_ERR_AUTH,
+                       "TANDEM_SECRET_FILE: %s is not a regular file, and each process of the job "
+                       "reads it",
+                       path);
     }
     if (info.st_mode & 077)
         td_log(TD_LOG_WARN, "the secret file %s can be read by other users: chmod 600 it", path);
@@ -92,19 +92,19 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
     int error = errno;
     close(fd);
     if (got < 0)
-        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
-                        td__errno_text(error));
+        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
+                       td__errno_text(error));
     if (size == room)
-        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
-                        SECRET_LIMIT);
+        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
+                       SECRET_LIMIT);
     if (memchr(text, 0, size)) /* an end for some who read it, and not for others */
-        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s holds a NUL byte; a secret is a text",
-                        path);
+        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s holds a NUL byte; a secret is a text",
+                       path);
     while (size && strchr(" \t\r\n", text[size - 1]))
         size--;
     text[size] = '\0';
     if (!size)
-        return td__fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is empty", path);
+        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is empty", path);
     return TD_OK;
 }
 
@@ -112,8 +112,8 @@ static td_status load_switch(const char *name, const char *meaning, bool *on)
 {
     const char *value = getenv(name);
     if (value && *value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
-        return td__fail(TD_ERR_INVALID, "%s is \"%.40s\", but must be 1 (%s) or 0", name, value,
-                        meaning);
+        return td_fail(TD_ERR_INVALID, "%s is \"%.40s\", but must be 1 (%s) or 0", name, value,
+                       meaning);
     *on = value && !strcmp(value, "1");
     return TD_OK;
 }

@@ -5,8 +5,18 @@
 
 #include <tandem/base.h>
 
-/** Sets the thread's last error and returns `status`. Its own last error may be an argument. */
-td_status td__fail(td_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+enum { TD__ERROR_TEXT = 2048 }; /* bytes of a last error */
+
+/** The last error of a thread in full, kept while something else may fail. */
+struct td__error {
+    td_status status;
+    char text[TD__ERROR_TEXT];
+};
+
+void td__error_save(struct td__error *error);
+
+/** Makes it the last error again; returns its status. */
+td_status td__error_restore(const struct td__error *error);
 
 /** TD_ERR_NOMEM with the sentence "<what>: out of memory". */
 td_status td__fail_nomem(const char *what);

@@ -8,9 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { MESSAGE_SIZE = 2048 };
-
-static _Thread_local char last_error[MESSAGE_SIZE];
+static _Thread_local char last_error[TD__ERROR_TEXT];
 static _Thread_local td_status last_status;
 
 #define STRING(x) #x
@@ -60,9 +58,9 @@ td_status td_last_status(void)
     return last_status;
 }
 
-td_status td__fail(td_status status, const char *format, ...)
+td_status td_fail(td_status status, const char *format, ...)
 {
-    char message[MESSAGE_SIZE];
+    char message[TD__ERROR_TEXT];
     va_list args;
     va_start(args, format);
     int length = vsnprintf(message, sizeof message, format, args);
@@ -74,9 +72,21 @@ td_status td__fail(td_status status, const char *format, ...)
     return status;
 }
 
+void td__error_save(struct td__error *error)
+{
+    error->status = last_status;
+    memcpy(error->text, last_error, sizeof last_error);
+}
+
+td_status td__error_restore(const struct td__error *error)
+{
+    memcpy(last_error, error->text, sizeof last_error);
+    return last_status = error->status;
+}
+
 td_status td__fail_nomem(const char *what)
 {
-    return td__fail(TD_ERR_NOMEM, "%s: out of memory", what);
+    return td_fail(TD_ERR_NOMEM, "%s: out of memory", what);
 }
 
 /* A limit of this process that is behind an errno, and how it is raised. */

@@ -34,7 +34,7 @@ static td_status find_directory(char directory[PATH_ROOM])
     else if (home && home[0] == '/')
         length = snprintf(directory, PATH_ROOM, "%s/.config/tandem", home);
     else
-        return td__fail(
+        return td_fail(
             TD_ERR_AUTH,
             "a job that was given no secret uses one of its user's own, which is kept below "
             "the home directory, but HOME is %s: set it, " WAY_OUT,
@@ -42,15 +42,15 @@ static td_status find_directory(char directory[PATH_ROOM])
     /* Room for the name of the file, too. */
     return length < PATH_ROOM - 32
                ? TD_OK
-               : td__fail(TD_ERR_AUTH,
-                          "HOME has %d characters, which is too long a path: shorten it, " WAY_OUT,
-                          length);
+               : td_fail(TD_ERR_AUTH,
+                         "HOME has %d characters, which is too long a path: shorten it, " WAY_OUT,
+                         length);
 }
 
 static td_status cannot(const char *what, const char *path, int error)
 {
-    return td__fail(TD_ERR_AUTH, "cannot %s the user's secret %s: %s; make that possible, " WAY_OUT,
-                    what, path, td__errno_text(error));
+    return td_fail(TD_ERR_AUTH, "cannot %s the user's secret %s: %s; make that possible, " WAY_OUT,
+                   what, path, td__errno_text(error));
 }
 
 /* What is wrong with the file, or NULL. */
@@ -76,7 +76,7 @@ static td_status read_secret(const char *path, uint8_t bytes[USER_SECRET], bool 
     int error = got < 0 ? errno : EIO;
     close(fd);
     if (wrong)
-        return td__fail(TD_ERR_AUTH, "the user's secret %s %s, " WAY_OUT, path, wrong);
+        return td_fail(TD_ERR_AUTH, "the user's secret %s %s, " WAY_OUT, path, wrong);
     return got == USER_SECRET ? TD_OK : cannot("read", path, error);
 }
 

@@ -158,31 +158,30 @@ td_status td__header_mismatch(const struct td__operation *operation,
     if (mine->kind != theirs->kind || mine->sequence != theirs->sequence) {
         td__header_describe(mine, a, sizeof a);
         td__header_describe(theirs, b, sizeof b);
-        return td__fail(
-            TD_ERR_MISMATCH,
-            "%s: %s called %s, %s called %s; every rank must make the same calls in the "
-            "same order",
-            what, me, a, other, b);
+        return td_fail(TD_ERR_MISMATCH,
+                       "%s: %s called %s, %s called %s; every rank must make the same calls in the "
+                       "same order",
+                       what, me, a, other, b);
     }
     describe_arguments(mine, a, sizeof a);
     describe_arguments(theirs, b, sizeof b);
     if (td__header_differs(mine, theirs))
-        return td__fail(TD_ERR_MISMATCH,
-                        "%s: %s called it with %s, %s with %s; every rank must pass the same", what,
-                        me, a, other, b);
+        return td_fail(TD_ERR_MISMATCH,
+                       "%s: %s called it with %s, %s with %s; every rank must pass the same", what,
+                       me, a, other, b);
     if (mine->past != theirs->past || mine->turn != theirs->turn)
-        return td__fail(
+        return td_fail(
             TD_ERR_MISMATCH,
             "%s: %s and %s have called different things before; every rank must make the "
             "same calls in the same order",
             what, me, other);
     if (mine->algorithm != theirs->algorithm)
-        return td__fail(TD_ERR_MISMATCH,
-                        "%s: %s carries it out by %s, %s by %s; every rank must be given the same "
-                        "algorithm",
-                        what, me, algorithm_name(mine), other, algorithm_name(theirs));
-    return td__fail(TD_ERR_MISMATCH,
-                    "%s: %s sends %" PRIu64 " bytes, but %s expects %" PRIu64
-                    "; each rank's output_counts must be what the others send to it",
-                    what, other, theirs->payload, me, mine->payload);
+        return td_fail(TD_ERR_MISMATCH,
+                       "%s: %s carries it out by %s, %s by %s; every rank must be given the same "
+                       "algorithm",
+                       what, me, algorithm_name(mine), other, algorithm_name(theirs));
+    return td_fail(TD_ERR_MISMATCH,
+                   "%s: %s sends %" PRIu64 " bytes, but %s expects %" PRIu64
+                   "; each rank's output_counts must be what the others send to it",
+                   what, other, theirs->payload, me, mine->payload);
 }

@@ -29,8 +29,8 @@ enum { RANDOM_DIGITS = 16, MOST_ATTEMPTS = 100 };
 
 static td_status refuse(const struct td__atomic_file *file)
 {
-    return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s", file->call, file->path,
-                    td__errno_text(errno));
+    return td_fail(TD_ERR_SYSTEM, "%s: %s cannot be written: %s", file->call, file->path,
+                   td__errno_text(errno));
 }
 
 /* "dir" of "dir/file", "/" of "/file", "." of "file". */
@@ -48,12 +48,12 @@ static td_status check_target(const struct td__atomic_file *file)
     struct stat there;
     size_t length = strlen(file->path);
     if (length == 0 || file->path[length - 1] == '/')
-        return td__fail(TD_ERR_INVALID, "%s: \"%s\" is no name of a file", file->call, file->path);
+        return td_fail(TD_ERR_INVALID, "%s: \"%s\" is no name of a file", file->call, file->path);
     if (stat(file->path, &there))
         return TD_OK;
     if (!S_ISREG(there.st_mode))
-        return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: it is %s", file->call, file->path,
-                        S_ISDIR(there.st_mode) ? "a directory" : "there, and is no regular file");
+        return td_fail(TD_ERR_SYSTEM, "%s: %s cannot be written: it is %s", file->call, file->path,
+                       S_ISDIR(there.st_mode) ? "a directory" : "there, and is no regular file");
     return faccessat(AT_FDCWD, file->path, W_OK, AT_EACCESS) ? refuse(file) : TD_OK;
 }
 
@@ -107,8 +107,8 @@ td_status td__atomic_file_open(struct td__atomic_file *file, const char *call, c
     }
     if (file->fd >= 0)
         return TD_OK;
-    td_status status = td__fail(TD_ERR_SYSTEM, "%s: %s cannot be written: the directory %s: %s",
-                                call, path, file->directory, td__errno_text(errno));
+    td_status status = td_fail(TD_ERR_SYSTEM, "%s: %s cannot be written: the directory %s: %s",
+                               call, path, file->directory, td__errno_text(errno));
     free(file->directory);
     free(file->temporary);
     return status;
@@ -181,10 +181,10 @@ td_status td__atomic_file_commit(struct td__atomic_file *file)
         return status;
     }
     if (sync_directory(file->directory))
-        status = td__fail(TD_ERR_SYSTEM,
-                          "%s: %s is written, but may not outlive a failure of the machine: the "
-                          "directory cannot be synced: %s",
-                          file->call, file->path, td__errno_text(errno));
+        status = td_fail(TD_ERR_SYSTEM,
+                         "%s: %s is written, but may not outlive a failure of the machine: the "
+                         "directory cannot be synced: %s",
+                         file->call, file->path, td__errno_text(errno));
     forget(file);
     return status;
 }
@@ -194,8 +194,8 @@ td_status td__atomic_file_directory(const char *call, const char *path)
     if (mkdir(path, 0777)) {
         if (errno == EEXIST)
             return TD_OK;
-        return td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, path,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, path,
+                       td__errno_text(errno));
     }
     /* Its name must last, as that of each file in it. */
     size_t length = strlen(path);
@@ -204,8 +204,8 @@ td_status td__atomic_file_directory(const char *call, const char *path)
     char *name = strndup(path, length), *parent = name ? directory_of(name) : NULL;
     td_status status = parent ? TD_OK : td__fail_nomem(call);
     if (!status && sync_directory(parent))
-        status = td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be synced: %s", call, parent,
-                          td__errno_text(errno));
+        status = td_fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be synced: %s", call, parent,
+                         td__errno_text(errno));
     free(name);
     free(parent);
     return status;

@@ -19,7 +19,7 @@ td_status td__coordinator_of(const char *call, td_group *group, struct td__coord
     coordinator->size = td_get_world_size(group);
     coordinator->root = td_get_global_rank(group, 0);
     if (coordinator->rank < 0 || coordinator->size < 1 || coordinator->root < 0)
-        return td__fail(TD_ERR_STATE, "%s: this rank is not in the group", call);
+        return td_fail(TD_ERR_STATE, "%s: this rank is not in the group", call);
     coordinator->alone = coordinator->size == 1;
     return TD_OK;
 }
@@ -41,12 +41,12 @@ static td_status take_verdict(td_bytes packed, int rank)
     td_status status = (td_status)td__reader_u8(&reader);
     struct td__span message = td__reader_string(&reader, LONGEST_MESSAGE);
     if (!td__reader_done(&reader))
-        return td__fail(TD_ERR_MISMATCH, "a checkpoint: another rank makes another call");
+        return td_fail(TD_ERR_MISMATCH, "a checkpoint: another rank makes another call");
     if (!status)
         return TD_OK;
     if (rank < 0)
-        return td__fail(status, "%.*s", (int)message.size, message.data);
-    return td__fail(status, "rank %d: %.*s", rank, (int)message.size, message.data);
+        return td_fail(status, "%.*s", (int)message.size, message.data);
+    return td_fail(status, "rank %d: %.*s", rank, (int)message.size, message.data);
 }
 
 td_status td__coordinator_follow(const struct td__coordinator *coordinator, td_status mine)
@@ -147,7 +147,7 @@ static td_status make_others(const char *call, td_bytes text, td_state **state)
 {
     uint64_t data_size = 0;
     if (text.size < TD__HEADER_AT)
-        return td__fail(TD_ERR_MISMATCH, "%s: rank 0 has sent no header", call);
+        return td_fail(TD_ERR_MISMATCH, "%s: rank 0 has sent no header", call);
     struct td__file_header header;
     memcpy(&data_size, text.data, sizeof data_size);
     TD_TRY(td__header_parse("what rank 0 sends", text.data + TD__HEADER_AT,

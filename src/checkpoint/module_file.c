@@ -67,7 +67,7 @@ td_state *td__fit_names(const td_state *state, td_module *module)
 td_status td_save_module(const char *path, td_module *module)
 {
     if (!path || !module)
-        return td__fail(TD_ERR_INVALID, "td_save_module: the %s is NULL", path ? "module" : "path");
+        return td_fail(TD_ERR_INVALID, "td_save_module: the %s is NULL", path ? "module" : "path");
     td_state *state = td_module_state(module);
     if (!state)
         return TD_ERR_NOMEM;
@@ -79,13 +79,13 @@ td_status td_save_module(const char *path, td_module *module)
 td_status td_load_module(const char *path, td_module *module)
 {
     if (!path || !module)
-        return td__fail(TD_ERR_INVALID, "td_load_module: the %s is NULL", path ? "module" : "path");
+        return td_fail(TD_ERR_INVALID, "td_load_module: the %s is NULL", path ? "module" : "path");
     td_state *state = NULL;
     TD_TRY(td__load_state("td_load_module", path, NULL, &state, NULL));
     td_state *fitted = td__fit_names(state, module);
     td_status status = TD_ERR_NOMEM;
     if (fitted && (status = td_module_load_state(module, fitted, true)))
-        td__fail(status, "td_load_module: %s: %s", path, td_last_error());
+        td_fail(status, "td_load_module: %s: %s", path, td_last_error());
     td_state_destroy(fitted);
     td_state_destroy(state);
     return status;

@@ -210,12 +210,12 @@ static td_status syntax_error(const char *path, const struct td__json *json,
                               const struct td__file_header *header)
 {
     if (json->no_memory)
-        return td__fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
+        return td_fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
     const char *name = header->count ? header->tensors[header->count - 1].name : NULL;
-    return td__fail(TD_ERR_INVALID, "%s is no safetensors file: %s, at byte %zu%s%.200s%s", path,
-                    json->wrong, place(json, json->wrong_at),
-                    name ? "; the last entry before that is \"" : "", name ? name : "",
-                    name ? "\"" : "");
+    return td_fail(TD_ERR_INVALID, "%s is no safetensors file: %s, at byte %zu%s%.200s%s", path,
+                   json->wrong, place(json, json->wrong_at),
+                   name ? "; the last entry before that is \"" : "", name ? name : "",
+                   name ? "\"" : "");
 }
 
 /* ---- What it says --------------------------------------------------------------------------------- */
@@ -227,15 +227,14 @@ static td_status check_version(const char *path, const struct td__file_header *h
         return TD_OK;
     size_t length = strlen(note->value);
     if (length == 0 || length > 9 || strspn(note->value, "0123456789") != length)
-        return td__fail(TD_ERR_INVALID,
-                        "%s is damaged: its tandem.version, at byte %zu, is \"%.40s\"", path,
-                        note->value_at, note->value);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is damaged: its tandem.version, at byte %zu, is \"%.40s\"", path,
+                       note->value_at, note->value);
     if (atol(note->value) > TD__FILE_VERSION)
-        return td__fail(
-            TD_ERR_UNSUPPORTED,
-            "%s was written by a later version of Tandem: its tandem.version is %s, and "
-            "Tandem %s reads up to %d; use a newer one",
-            path, note->value, td_version(), TD__FILE_VERSION);
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "%s was written by a later version of Tandem: its tandem.version is %s, and "
+                       "Tandem %s reads up to %d; use a newer one",
+                       path, note->value, td_version(), TD__FILE_VERSION);
     return TD_OK;
 }
 
@@ -249,17 +248,17 @@ static td_status check_dtype(const char *path, const struct td__file_header *hea
         }
     /* In a file of ours, of a version that is known, it can only be a damage. */
     bool ours = td__header_note(header, "tandem.version");
-    return td__fail(ours ? TD_ERR_INVALID : TD_ERR_UNSUPPORTED,
-                    "%s: \"%.200s\", at byte %zu, is of dtype \"%.40s\", which this library does "
-                    "not have",
-                    path, tensor->name, tensor->at, tensor->dtype_name);
+    return td_fail(ours ? TD_ERR_INVALID : TD_ERR_UNSUPPORTED,
+                   "%s: \"%.200s\", at byte %zu, is of dtype \"%.40s\", which this library does "
+                   "not have",
+                   path, tensor->name, tensor->at, tensor->dtype_name);
 }
 
 static td_status check_tensor(const char *path, struct td__file_tensor *tensor, uint64_t data_size)
 {
     if (!*tensor->name)
-        return td__fail(TD_ERR_INVALID, "%s: the tensor at byte %zu has an empty name", path,
-                        tensor->at);
+        return td_fail(TD_ERR_INVALID, "%s: the tensor at byte %zu has an empty name", path,
+                       tensor->at);
     uint64_t bytes = td_dtype_size(tensor->dtype);
     bool overflow = false, empty = false;
     for (int d = 0; d < tensor->ndim; d++) {
@@ -268,23 +267,23 @@ static td_status check_tensor(const char *path, struct td__file_tensor *tensor, 
     }
     /* A size of 0 makes the product 0 only if it stands before what overflows. */
     if (overflow || bytes > INT64_MAX)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: \"%.200s\", at byte %zu, has sizes that are too large%s", path,
-                        tensor->name, tensor->at, empty ? ", though one of them is 0" : "");
+        return td_fail(TD_ERR_INVALID,
+                       "%s: \"%.200s\", at byte %zu, has sizes that are too large%s", path,
+                       tensor->name, tensor->at, empty ? ", though one of them is 0" : "");
     if (tensor->begin > tensor->end || tensor->end > data_size)
-        return td__fail(TD_ERR_INVALID,
-                        "%s is damaged or cut off: \"%.200s\", at byte %zu, lies from %" PRIu64
-                        " to %" PRIu64 " of %" PRIu64 " bytes of data",
-                        path, tensor->name, tensor->at, tensor->begin, tensor->end, data_size);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is damaged or cut off: \"%.200s\", at byte %zu, lies from %" PRIu64
+                       " to %" PRIu64 " of %" PRIu64 " bytes of data",
+                       path, tensor->name, tensor->at, tensor->begin, tensor->end, data_size);
     if (tensor->end - tensor->begin != bytes)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: \"%.200s\", at byte %zu, has %" PRIu64
-                        " bytes of data, and needs %" PRIu64 " by its dtype and its shape",
-                        path, tensor->name, tensor->at, tensor->end - tensor->begin, bytes);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: \"%.200s\", at byte %zu, has %" PRIu64
+                       " bytes of data, and needs %" PRIu64 " by its dtype and its shape",
+                       path, tensor->name, tensor->at, tensor->end - tensor->begin, bytes);
     struct td__layout layout; /* which has limits for sizes beside a 0, too */
     if (td__layout_init(&layout, "its shape", tensor->shape, tensor->ndim, NULL, tensor->dtype))
-        return td__fail(TD_ERR_INVALID, "%s: \"%.200s\", at byte %zu: %s", path, tensor->name,
-                        tensor->at, td_last_error());
+        return td_fail(TD_ERR_INVALID, "%s: \"%.200s\", at byte %zu: %s", path, tensor->name,
+                       tensor->at, td_last_error());
     return TD_OK;
 }
 
@@ -306,18 +305,18 @@ static td_status check_cover(const char *path, struct td__file_header *header, u
     for (size_t i = 0; i < header->count; i++) {
         const struct td__file_tensor *tensor = header->sorted[i];
         if (tensor->begin != end)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: \"%.200s\", at byte %zu, begins at %" PRIu64
-                            " of the data, where %s; the tensor before it ends at %" PRIu64,
-                            path, tensor->name, tensor->at, tensor->begin,
-                            tensor->begin < end ? "another tensor lies" : "a gap would be", end);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: \"%.200s\", at byte %zu, begins at %" PRIu64
+                           " of the data, where %s; the tensor before it ends at %" PRIu64,
+                           path, tensor->name, tensor->at, tensor->begin,
+                           tensor->begin < end ? "another tensor lies" : "a gap would be", end);
         end = tensor->end;
     }
     if (end != data_size)
-        return td__fail(TD_ERR_INVALID,
-                        "%s is damaged: its tensors take %" PRIu64 " bytes of data, and there are "
-                        "%" PRIu64,
-                        path, end, data_size);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is damaged: its tensors take %" PRIu64 " bytes of data, and there are "
+                       "%" PRIu64,
+                       path, end, data_size);
     return TD_OK;
 }
 
@@ -328,12 +327,12 @@ static td_status check_names(const char *path, struct td__file_header *header)
         tensor->node.key = tensor->name;
         tensor->node.key_size = strlen(tensor->name);
         if (td__map_find(&header->map, tensor->node.key, tensor->node.key_size))
-            return td__fail(TD_ERR_INVALID,
-                            "%s: there are two tensors of the name \"%.200s\", the "
-                            "second one at byte %zu",
-                            path, tensor->name, tensor->at);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: there are two tensors of the name \"%.200s\", the "
+                           "second one at byte %zu",
+                           path, tensor->name, tensor->at);
         if (!td__map_insert(&header->map, &tensor->node))
-            return td__fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
+            return td_fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
     }
     return TD_OK;
 }
@@ -347,12 +346,12 @@ static td_status check_notes(const char *path, struct td__file_header *header)
         note->node.key = note->key;
         note->node.key_size = strlen(note->key);
         if (td__map_find(&map, note->node.key, note->node.key_size))
-            status = td__fail(TD_ERR_INVALID,
-                              "%s: its metadata have the key \"%.200s\" twice, the second time "
-                              "with the value at byte %zu",
-                              path, note->key, note->value_at);
+            status = td_fail(TD_ERR_INVALID,
+                             "%s: its metadata have the key \"%.200s\" twice, the second time "
+                             "with the value at byte %zu",
+                             path, note->key, note->value_at);
         else if (!td__map_insert(&map, &note->node))
-            status = td__fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
+            status = td_fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
     }
     td__map_free(&map);
     return status;
@@ -364,7 +363,7 @@ static td_status check_header(const char *path, struct td__file_header *header, 
     TD_TRY(check_version(path, header));
     header->sorted = malloc((header->count + 1) * sizeof header->sorted[0]);
     if (!header->sorted)
-        return td__fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
+        return td_fail(TD_ERR_NOMEM, "%s: no memory for its header", path);
     for (size_t i = 0; i < header->count; i++) {
         TD_TRY(check_dtype(path, header, &header->tensors[i]));
         TD_TRY(check_tensor(path, &header->tensors[i], data_size));

@@ -27,8 +27,8 @@ struct file {
 
 static td_status refuse(const struct file *file)
 {
-    return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be read: %s", file->call, file->path,
-                    td__errno_text(errno));
+    return td_fail(TD_ERR_SYSTEM, "%s: %s cannot be read: %s", file->call, file->path,
+                   td__errno_text(errno));
 }
 
 static td_status get(struct file *file, void *data, size_t size)
@@ -41,12 +41,12 @@ static td_status get(struct file *file, void *data, size_t size)
         if (taken < 0)
             return refuse(file);
         if (taken == 0)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: %s ends at byte %" PRIu64 ", and had %" PRIu64
-                            " when it was opened; somebody changes it",
-                            file->call, file->path, file->at, file->size);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: %s ends at byte %" PRIu64 ", and had %" PRIu64
+                           " when it was opened; somebody changes it",
+                           file->call, file->path, file->at, file->size);
         if (file->digest && !EVP_DigestUpdate(file->digest, at, (size_t)taken))
-            return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
+            return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
         at += taken;
         size -= (size_t)taken;
         file->at += (uint64_t)taken;
@@ -70,27 +70,27 @@ static td_status open_file(struct file *file)
     if (file->fd < 0 || fstat(file->fd, &there))
         return refuse(file);
     if (!S_ISREG(there.st_mode))
-        return td__fail(TD_ERR_SYSTEM, "%s: %s cannot be read: it is %s", file->call, file->path,
-                        S_ISDIR(there.st_mode) ? "a directory" : "no regular file");
+        return td_fail(TD_ERR_SYSTEM, "%s: %s cannot be read: it is %s", file->call, file->path,
+                       S_ISDIR(there.st_mode) ? "a directory" : "no regular file");
     file->size = (uint64_t)there.st_size;
     uint8_t length_bytes[TD__HEADER_AT];
     if (file->size < sizeof length_bytes)
-        return td__fail(TD_ERR_INVALID,
-                        "%s is no safetensors file, or is cut off: it has %" PRIu64
-                        " bytes, and 8 are needed for the length of its header",
-                        file->path, file->size);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is no safetensors file, or is cut off: it has %" PRIu64
+                       " bytes, and 8 are needed for the length of its header",
+                       file->path, file->size);
     TD_TRY(get(file, length_bytes, sizeof length_bytes));
     uint64_t length = td__load_u32(length_bytes) | (uint64_t)td__load_u32(length_bytes + 4) << 32;
     if (length > TD__HEADER_LONGEST || length > file->size - TD__HEADER_AT)
-        return td__fail(TD_ERR_INVALID,
-                        "%s is no safetensors file, or is cut off: its first 8 bytes ask for a "
-                        "header of %" PRIu64 " bytes, and %" PRIu64
-                        " follow; the longest there may be is %d",
-                        file->path, length, file->size - TD__HEADER_AT, TD__HEADER_LONGEST);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is no safetensors file, or is cut off: its first 8 bytes ask for a "
+                       "header of %" PRIu64 " bytes, and %" PRIu64
+                       " follow; the longest there may be is %d",
+                       file->path, length, file->size - TD__HEADER_AT, TD__HEADER_LONGEST);
     file->text_size = TD__HEADER_AT + (size_t)length;
     file->text = malloc(file->text_size);
     if (!file->text)
-        return td__fail(TD_ERR_NOMEM, "%s: no memory for its header", file->path);
+        return td_fail(TD_ERR_NOMEM, "%s: no memory for its header", file->path);
     memcpy(file->text, length_bytes, sizeof length_bytes);
     return get(file, file->text + TD__HEADER_AT, (size_t)length);
 }
@@ -116,16 +116,16 @@ static td_status begin_digest(struct file *file, const struct td__file_header *h
     if (!note && !td__header_note(header, "tandem.version"))
         return TD_OK; /* a file from elsewhere */
     if (!is_digest(note))
-        return td__fail(TD_ERR_INVALID,
-                        "%s is damaged: it says that Tandem wrote it, and has no checksum",
-                        file->path);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is damaged: it says that Tandem wrote it, and has no checksum",
+                       file->path);
     memset(file->text + note->value_at, '0', TD__DIGEST_DIGITS);
     file->digest = EVP_MD_CTX_new();
     if (!file->digest)
         return td__fail_nomem(file->call);
     if (!EVP_DigestInit_ex(file->digest, EVP_sha256(), NULL) ||
         !EVP_DigestUpdate(file->digest, file->text, file->text_size))
-        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
+        return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
     return TD_OK;
 }
 
@@ -136,15 +136,15 @@ static td_status check_digest(struct file *file, const struct td__file_header *h
     uint8_t digest[EVP_MAX_MD_SIZE];
     char digits[TD__DIGEST_DIGITS + 1] = "";
     if (!EVP_DigestFinal_ex(file->digest, digest, NULL))
-        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
+        return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
     for (int i = 0; i < TD__DIGEST_DIGITS; i++)
         digits[i] = "0123456789abcdef"[i % 2 ? digest[i / 2] & 15 : digest[i / 2] >> 4];
     const char *expected = td__header_note(header, "tandem.sha256")->value;
     if (strcmp(digits, expected) != 0)
-        return td__fail(TD_ERR_INVALID,
-                        "%s is damaged: the SHA-256 of its %" PRIu64
-                        " bytes is %.16s…, and it was %.16s… when it was written",
-                        file->path, file->size, digits, expected);
+        return td_fail(TD_ERR_INVALID,
+                       "%s is damaged: the SHA-256 of its %" PRIu64
+                       " bytes is %.16s…, and it was %.16s… when it was written",
+                       file->path, file->size, digits, expected);
     return TD_OK;
 }
 
@@ -234,7 +234,7 @@ td_state *td_load_safetensors(const char *path, const char *device)
 {
     td_state *state = NULL;
     if (!path)
-        td__fail(TD_ERR_INVALID, "td_load_safetensors: the path is NULL");
+        td_fail(TD_ERR_INVALID, "td_load_safetensors: the path is NULL");
     else
         td__load_state("td_load_safetensors", path, device, &state, NULL);
     return state;
@@ -244,7 +244,7 @@ td_status td_read_safetensors_notes(const char *path, td_file_note_fn fn, void *
 {
     static const char call[] = "td_read_safetensors_notes";
     if (!path || !fn)
-        return td__fail(TD_ERR_INVALID, "%s: the %s is NULL", call, path ? "function" : "path");
+        return td_fail(TD_ERR_INVALID, "%s: the %s is NULL", call, path ? "function" : "path");
     struct file file = {.call = call, .path = path, .fd = -1};
     struct td__file_header header = {0};
     td_status status = open_file(&file);

@@ -35,14 +35,14 @@ static td_status check_state(const char *call, const char *path, const td_state 
         const char *name = td_state_name(state, i);
         td_dtype dtype = td_tensor_dtype(td_state_tensor(state, i));
         if (!strcmp(name, "__metadata__"))
-            return td__fail(TD_ERR_INVALID,
-                            "%s: %s: no tensor can have the name \"__metadata__\" in this format",
-                            call, path);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: %s: no tensor can have the name \"__metadata__\" in this format",
+                           call, path);
         if (!td__file_dtype(dtype))
-            return td__fail(TD_ERR_UNSUPPORTED,
-                            "%s: %s: \"%.200s\" is %s, which the safetensors format does not have; "
-                            "save its real and imaginary parts",
-                            call, path, name, td_dtype_name(dtype));
+            return td_fail(TD_ERR_UNSUPPORTED,
+                           "%s: %s: \"%.200s\" is %s, which the safetensors format does not have; "
+                           "save its real and imaginary parts",
+                           call, path, name, td_dtype_name(dtype));
     }
     return TD_OK;
 }
@@ -75,9 +75,9 @@ static td_status put_notes(const char *call, const char *path, const td_file_not
         good = good && td__json_put(text, notes[i].key);
         put_text(text, ":");
         if (!good || !td__json_put(text, notes[i].value))
-            return td__fail(TD_ERR_INVALID,
-                            "%s: %s: note %d has a key or a value that is NULL or not UTF-8", call,
-                            path, i);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: %s: note %d has a key or a value that is NULL or not UTF-8", call,
+                           path, i);
     }
     put_text(text, "}");
     return TD_OK;
@@ -89,8 +89,8 @@ static td_status put_tensor(const char *call, const char *path, const char *name
     char number[64];
     put_text(text, ",");
     if (!td__json_put(text, name))
-        return td__fail(TD_ERR_INVALID, "%s: %s: the name \"%.200s\" is not UTF-8", call, path,
-                        name);
+        return td_fail(TD_ERR_INVALID, "%s: %s: the name \"%.200s\" is not UTF-8", call, path,
+                       name);
     put_text(text, ":{\"dtype\":\"");
     put_text(text, td__file_dtype(td_tensor_dtype(tensor)));
     put_text(text, "\",\"shape\":[");
@@ -133,10 +133,10 @@ static td_status plan_text(const char *call, const char *path, const td_state *s
         return td__fail_nomem(call);
     uint64_t length = plan->text.size - TD__HEADER_AT;
     if (length > TD__HEADER_LONGEST)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: %s: a header of %" PRIu64 " bytes is longer than %d, the most in this "
-                        "format",
-                        call, path, length, TD__HEADER_LONGEST);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %s: a header of %" PRIu64 " bytes is longer than %d, the most in this "
+                       "format",
+                       call, path, length, TD__HEADER_LONGEST);
     td__store_u32(plan->text.data, (uint32_t)length);
     return TD_OK;
 }
@@ -165,8 +165,7 @@ static td_status put(struct writer *writer, const void *data, size_t size)
     while (size > 0) {
         size_t part = size < CHUNK ? size : CHUNK;
         if (!EVP_DigestUpdate(writer->digest, at, part))
-            return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed",
-                            writer->file.call);
+            return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
         TD_TRY(td__atomic_file_write(&writer->file, at, part));
         at += part;
         size -= part;
@@ -218,7 +217,7 @@ static td_status put_digest(struct writer *writer, size_t at)
     uint8_t digest[EVP_MAX_MD_SIZE];
     char digits[TD__DIGEST_DIGITS + 1];
     if (!EVP_DigestFinal_ex(writer->digest, digest, NULL))
-        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
+        return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
     for (int i = 0; i < TD__DIGEST_DIGITS / 2; i++)
         snprintf(digits + 2 * i, 3, "%02x", digest[i]);
     return td__atomic_file_rewrite(&writer->file, at, digits, TD__DIGEST_DIGITS);
@@ -228,7 +227,7 @@ static td_status write_all(struct writer *writer, const td_state *state,
                            const struct td__file_plan *plan)
 {
     if (!EVP_DigestInit_ex(writer->digest, EVP_sha256(), NULL))
-        return td__fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
+        return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
     TD_TRY(put(writer, plan->text.data, plan->text.size));
     for (size_t i = 0; i < td_state_count(state); i++)
         TD_TRY(put_elements(writer, td_state_tensor(state, plan->order[i])));
@@ -260,20 +259,20 @@ td_status td_save_safetensors(const char *path, const td_state *state, const td_
 {
     static const char call[] = "td_save_safetensors";
     if (!path || !state || count < 0 || (count && !notes))
-        return td__fail(TD_ERR_INVALID, "%s: the %s", call,
-                        !path    ? "path is NULL"
-                        : !state ? "state is NULL"
-                                 : "notes are NULL, or their count is negative");
+        return td_fail(TD_ERR_INVALID, "%s: the %s", call,
+                       !path    ? "path is NULL"
+                       : !state ? "state is NULL"
+                                : "notes are NULL, or their count is negative");
     for (int i = 0; i < count; i++)
         for (int k = 0; notes[i].key && k < i; k++)
             if (!strcmp(notes[k].key, notes[i].key))
-                return td__fail(TD_ERR_INVALID, "%s: %s: two notes have the key \"%.200s\"", call,
-                                path, notes[i].key);
+                return td_fail(TD_ERR_INVALID, "%s: %s: two notes have the key \"%.200s\"", call,
+                               path, notes[i].key);
     for (int i = 0; i < count; i++)
         if (notes[i].key && !strncmp(notes[i].key, "tandem.", 7))
-            return td__fail(TD_ERR_INVALID,
-                            "%s: %s: keys that begin with \"tandem.\" are the library's own, as in "
-                            "\"%.200s\"",
-                            call, path, notes[i].key);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: %s: keys that begin with \"tandem.\" are the library's own, as in "
+                           "\"%.200s\"",
+                           call, path, notes[i].key);
     return td__save_state(call, path, state, notes, count);
 }

@@ -16,7 +16,7 @@ td_status td__training_write(const char *call, const char *path, const td_traini
 {
     td_state *state = NULL;
     if (!training)
-        return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
     TD_TRY(td__training_collect(call, training, all, size, &state));
     td_status status = td__save_state(
         call, path, state, &(td_file_note){.key = "tandem.kind", .value = "training"}, 1);
@@ -45,7 +45,7 @@ td_status td_training_save(const char *path, const td_training *training, td_gro
     TD_TRY(td__training_gather(call, training, &coordinator, &all));
     if (coordinator.rank == 0) {
         status = path ? td__training_write(call, path, training, all, coordinator.size)
-                      : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);
+                      : td_fail(TD_ERR_INVALID, "%s: the path is NULL", call);
         td__coordinator_free(&coordinator, all);
     }
     return td__coordinator_follow(&coordinator, status);
@@ -58,10 +58,10 @@ td_status td__training_read(const char *call, const char *path, td_state **state
     const struct td__file_note *kind = td__header_note(&header, "tandem.kind");
     td_status status = TD_OK;
     if (!kind || strcmp(kind->value, "training") != 0)
-        status = td__fail(TD_ERR_INVALID,
-                          "%s: %s holds tensors, but is no checkpoint of a training; read it with "
-                          "td_load_safetensors() or td_load_module()",
-                          call, path);
+        status = td_fail(TD_ERR_INVALID,
+                         "%s: %s holds tensors, but is no checkpoint of a training; read it with "
+                         "td_load_safetensors() or td_load_module()",
+                         call, path);
     td__header_free(&header);
     if (status) {
         td_state_destroy(*state);
@@ -88,7 +88,7 @@ td_status td__training_receive(const char *call, const struct td__coordinator *c
         char *message = strdup(td_last_error());
         td__training_undo(training, undo);
         if (message)
-            td__fail(status, "%s", message);
+            td_fail(status, "%s", message);
         free(message);
     }
     td__undo_free(undo);
@@ -104,6 +104,6 @@ td_status td_training_load(const char *path, td_training *training, td_group *gr
     td_status status = TD_OK;
     if (coordinator.rank == 0)
         status = path ? td__training_read(call, path, &state)
-                      : td__fail(TD_ERR_INVALID, "%s: the path is NULL", call);
+                      : td_fail(TD_ERR_INVALID, "%s: the path is NULL", call);
     return td__training_receive(call, &coordinator, status, state, training);
 }

@@ -55,8 +55,8 @@ static td_status list_numbers(const char *call, const char *directory, int64_t *
     *missing = !stream && errno == ENOENT;
     if (!stream)
         return *missing ? TD_OK
-                        : td__fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be read: %s", call,
-                                   directory, td__errno_text(errno));
+                        : td_fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be read: %s", call,
+                                  directory, td__errno_text(errno));
     td_status status = TD_OK;
     size_t capacity = 0;
     for (struct dirent *entry; !status && (entry = readdir(stream));) {
@@ -111,12 +111,12 @@ static td_status check_numbered(const char *call, const char *directory,
                                 const td_training *training, int keep)
 {
     if (!directory || !*directory || keep < 0)
-        return td__fail(TD_ERR_INVALID, "%s: %s", call,
-                        directory && *directory ? "the number of checkpoints to keep is negative"
-                                                : "the directory is NULL or empty");
+        return td_fail(TD_ERR_INVALID, "%s: %s", call,
+                       directory && *directory ? "the number of checkpoints to keep is negative"
+                                               : "the directory is NULL or empty");
     if (training && training->step < 0)
-        return td__fail(TD_ERR_INVALID, "%s: the step is %" PRId64 "; it must be 0 or more", call,
-                        training->step);
+        return td_fail(TD_ERR_INVALID, "%s: the step is %" PRId64 "; it must be 0 or more", call,
+                       training->step);
     return TD_OK;
 }
 
@@ -127,7 +127,7 @@ static td_status write_numbered(const char *call, const char *directory,
 {
     TD_TRY(check_numbered(call, directory, training, keep));
     if (!training)
-        return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
     TD_TRY(td__atomic_file_directory(call, directory));
     char *path = path_of(directory, training->step);
     if (!path)
@@ -184,7 +184,7 @@ static td_status read_newest(const char *call, const char *directory, const int6
         }
     }
     if (message)
-        td__fail(first, "%s", message);
+        td_fail(first, "%s", message);
     free(message);
     return first;
 }
@@ -193,7 +193,7 @@ static td_status read_newest(const char *call, const char *directory, const int6
 static td_status find_newest(const char *call, const char *directory, td_state **state)
 {
     if (!directory || !*directory)
-        return td__fail(TD_ERR_INVALID, "%s: the directory is NULL or empty", call);
+        return td_fail(TD_ERR_INVALID, "%s: the directory is NULL or empty", call);
     int64_t *numbers = NULL;
     size_t count = 0;
     bool missing = false;
@@ -240,8 +240,8 @@ td_status td_training_load_latest(const char *directory, td_training *training, 
     if (found)
         TD_TRY(td__training_receive(call, &coordinator, TD_OK, state, training));
     else if (!loaded)
-        return td__fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
-                        directory ? directory : "(NULL)");
+        return td_fail(TD_ERR_SYSTEM, "%s: there is no checkpoint in %s", call,
+                       directory ? directory : "(NULL)");
     if (loaded)
         *loaded = found;
     return TD_OK;

@@ -29,8 +29,7 @@ static int parts_of(const td_training *training)
 
 td_status td__training_pack(const char *call, const td_training *training, struct td__buffer *own)
 {
-    td_status status = training ? TD_OK
-                                : td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    td_status status = training ? TD_OK : td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
     const char *message = status ? td_last_error() : "";
     unsigned char random[TD_GENERATOR_STATE_SIZE];
     td_sampler_position position = {0};
@@ -68,14 +67,14 @@ static td_status add_rank(const char *call, td_bytes packed, int rank, td_state 
     td_status status = (td_status)td__reader_u8(&reader);
     struct td__span message = td__reader_string(&reader, LONGEST_MESSAGE);
     if (status && td__reader_done(&reader))
-        return td__fail(status, "rank %d: %.*s", rank, (int)message.size, message.data);
+        return td_fail(status, "rank %d: %.*s", rank, (int)message.size, message.data);
     bool has_sampler = td__reader_u8(&reader);
     int64_t position[POSITION_SIZE];
     for (int i = 0; i < POSITION_SIZE; i++)
         position[i] = (int64_t)td__reader_u64(&reader);
     struct td__span random = td__reader_string(&reader, TD_GENERATOR_STATE_SIZE);
     if (!td__reader_done(&reader) || random.size != TD_GENERATOR_STATE_SIZE)
-        return td__fail(TD_ERR_MISMATCH, "%s: rank %d has made another call", call, rank);
+        return td_fail(TD_ERR_MISMATCH, "%s: rank %d has made another call", call, rank);
     char name[NAME_SIZE];
     snprintf(name, sizeof name, "rank.%d.random", rank);
     TD_TRY(add_list(state, name, TD_U8, random.data, TD_GENERATOR_STATE_SIZE));
@@ -247,8 +246,8 @@ static td_status find_list(const td_state *state, const char *what, int rank, td
     const td_tensor *tensor = td_state_get(state, name);
     if (!tensor || td_tensor_dtype(tensor) != dtype || td_tensor_ndim(tensor) != 1 ||
         td_tensor_size(tensor, 0) != count)
-        return td__fail(TD_ERR_INVALID, "the checkpoint has no \"%s\" of %" PRId64 " %s", name,
-                        count, td_dtype_name(dtype));
+        return td_fail(TD_ERR_INVALID, "the checkpoint has no \"%s\" of %" PRId64 " %s", name,
+                       count, td_dtype_name(dtype));
     *data = td_tensor_data(tensor);
     return TD_OK;
 }
@@ -281,7 +280,7 @@ static td_status check_parts(const td_training *training, int64_t parts)
     static const char *const names[] = {"model", "optimizer", "schedule", "sampler"};
     for (int i = 0; i < 4; i++)
         if (parts_of(training) & 1 << i && !(parts & 1 << i))
-            return td__fail(TD_ERR_INVALID, "the checkpoint was saved without its %s", names[i]);
+            return td_fail(TD_ERR_INVALID, "the checkpoint was saved without its %s", names[i]);
     return TD_OK;
 }
 
@@ -289,10 +288,10 @@ static td_status check_size(const td_training *training, int64_t ranks, int size
 {
     if (ranks == size || training->any_size)
         return TD_OK;
-    return td__fail(TD_ERR_MISMATCH,
-                    "the checkpoint is of %" PRId64 " ranks, and there are %d now; with any_size "
-                    "training goes on from it, but not bit for bit",
-                    ranks, size);
+    return td_fail(TD_ERR_MISMATCH,
+                   "the checkpoint is of %" PRId64 " ranks, and there are %d now; with any_size "
+                   "training goes on from it, but not bit for bit",
+                   ranks, size);
 }
 
 static td_status apply(td_training *training, const td_state *state,
@@ -331,18 +330,18 @@ td_status td__training_apply(const char *call, td_training *training, const td_s
                              const struct td__coordinator *coordinator, struct td__undo **undo_out)
 {
     if (!training)
-        return td__fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
     struct td__undo *undo = calloc(1, sizeof *undo);
     if (!undo)
         return td__fail_nomem(call);
     td_status status = apply(training, state, coordinator, undo);
     if (status) {
-        td__fail(status, "%s: %s", call, td_last_error());
+        td_fail(status, "%s: %s", call, td_last_error());
         char *message = strdup(td_last_error());
         if (undo->changed)
             td__training_undo(training, undo);
         if (message)
-            td__fail(status, "%s", message);
+            td_fail(status, "%s", message);
         free(message);
         td__undo_free(undo);
         return status;

@@ -9,16 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-td_status td_dataset_fail(td_status status, const char *format, ...)
-{
-    char message[1024];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    return td__fail(status, "%s", message);
-}
-
 /* ---- Making one ------------------------------------------------------------------------------ */
 
 static td_status check_spec(const char *call, const char *half, const td_sample_spec *spec,
@@ -28,11 +18,11 @@ static td_status check_spec(const char *call, const char *half, const td_sample_
     if (spec->ndim == -1 && half[0] == 't')
         return TD_OK;
     if (spec->ndim < 0 || spec->ndim > TD_MAX_DIMS - 1)
-        return td__fail(TD_ERR_INVALID, "%s: the %s of a sample has 0 to %d dimensions, not %d",
-                        call, half, TD_MAX_DIMS - 1, spec->ndim);
+        return td_fail(TD_ERR_INVALID, "%s: the %s of a sample has 0 to %d dimensions, not %d",
+                       call, half, TD_MAX_DIMS - 1, spec->ndim);
     struct td__layout layout;
     if (td__layout_init(&layout, call, spec->shape, spec->ndim, NULL, spec->dtype))
-        return td__fail(TD_ERR_INVALID, "%s, for the %s of a sample", td_last_error(), half);
+        return td_fail(TD_ERR_INVALID, "%s, for the %s of a sample", td_last_error(), half);
     *bytes = (size_t)layout.numel * td_dtype_size(spec->dtype);
     return TD_OK;
 }
@@ -40,8 +30,8 @@ static td_status check_spec(const char *call, const char *half, const td_sample_
 td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self)
 {
     if (!ops || !ops->size || !ops->describe || !ops->read) {
-        td__fail(TD_ERR_INVALID, "td_dataset_create: %s",
-                 ops ? "size, describe and read must all be there" : "ops is NULL");
+        td_fail(TD_ERR_INVALID, "td_dataset_create: %s",
+                ops ? "size, describe and read must all be there" : "ops is NULL");
         return NULL;
     }
     td_dataset *dataset = calloc(1, sizeof *dataset);
@@ -55,9 +45,9 @@ td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self)
     dataset->size = ops->size(self);
     ops->describe(self, &dataset->input, &dataset->target);
     if (dataset->size < 0) {
-        td__fail(TD_ERR_INVALID,
-                 "td_dataset_create: the dataset says that it has %" PRId64 " samples",
-                 dataset->size);
+        td_fail(TD_ERR_INVALID,
+                "td_dataset_create: the dataset says that it has %" PRId64 " samples",
+                dataset->size);
         goto free_dataset;
     }
     if (check_spec("td_dataset_create", "input", &dataset->input, &dataset->input_bytes) ||
@@ -105,13 +95,13 @@ void td_dataset_describe(const td_dataset *dataset, td_sample_spec *input, td_sa
 td_status td_dataset_read(td_dataset *dataset, int64_t index, void *input, void *target)
 {
     if (!dataset)
-        return td__fail(TD_ERR_INVALID, "td_dataset_read: the dataset is NULL");
+        return td_fail(TD_ERR_INVALID, "td_dataset_read: the dataset is NULL");
     if (index < 0 || index >= dataset->size)
-        return td__fail(TD_ERR_INVALID,
-                        "td_dataset_read: there is no sample %" PRId64 " in a dataset of %" PRId64,
-                        index, dataset->size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_dataset_read: there is no sample %" PRId64 " in a dataset of %" PRId64,
+                       index, dataset->size);
     if ((!input && dataset->input_bytes) || (!target && dataset->target_bytes))
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID, "td_dataset_read: %s is NULL, but has %zu bytes for each sample",
             input ? "target" : "input", input ? dataset->target_bytes : dataset->input_bytes);
     return dataset->ops->read(dataset->self, index, input, target);

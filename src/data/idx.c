@@ -38,16 +38,15 @@ static td_status read_magic(struct td__unpack *unpack, struct td__idx *idx)
     unsigned char magic[4];
     TD_TRY(td__unpack_read(unpack, magic, sizeof magic, "the magic number of an IDX file"));
     if (magic[0] || magic[1] || !dtype_of(magic[2], &idx->dtype))
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "%s: no IDX file begins with %02x %02x %02x %02x before it; it is two zeros, a "
             "type (8, 9, 11, 12, 13 or 14) and the number of dimensions",
             td__unpack_place(unpack), magic[0], magic[1], magic[2], magic[3]);
     if (magic[3] < 1 || magic[3] > TD_MAX_DIMS)
-        return td__fail(
-            TD_ERR_INVALID,
-            "%s: the byte before it gives the array %d dimensions; 1 to %d are possible",
-            td__unpack_place(unpack), magic[3], TD_MAX_DIMS);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the byte before it gives the array %d dimensions; 1 to %d are possible",
+                       td__unpack_place(unpack), magic[3], TD_MAX_DIMS);
     idx->ndim = magic[3];
     return TD_OK;
 }
@@ -65,7 +64,7 @@ static td_status read_sizes(struct td__unpack *unpack, struct td__idx *idx)
         char reason[512];
         strncpy(reason, td_last_error(), sizeof reason - 1);
         reason[sizeof reason - 1] = '\0';
-        return td__fail(TD_ERR_INVALID, "%s: %s", td__unpack_place(unpack), reason);
+        return td_fail(TD_ERR_INVALID, "%s: %s", td__unpack_place(unpack), reason);
     }
     idx->bytes = (size_t)layout.numel * td_dtype_size(idx->dtype);
     char what[128];
@@ -97,8 +96,8 @@ td_status td__idx_read(struct td__unpack *unpack, struct td__idx *idx)
     if (read.bytes) {
         read.data = malloc(read.bytes);
         if (!read.data)
-            return td__fail(TD_ERR_NOMEM, "%s: no memory for %zu bytes", td__unpack_place(unpack),
-                            read.bytes);
+            return td_fail(TD_ERR_NOMEM, "%s: no memory for %zu bytes", td__unpack_place(unpack),
+                           read.bytes);
     }
     td_status status = td__unpack_read(unpack, read.data, read.bytes, "the elements");
     if (!status)

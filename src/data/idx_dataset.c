@@ -98,7 +98,7 @@ static td_status read_files(struct idx_dataset *dataset, const char *images_path
     struct td__idx *images = &dataset->images, *labels = &dataset->labels;
     TD_TRY(read_file(images_path, images));
     if (!dataset->raw && images->dtype != TD_U8)
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "%s: has elements of %s; only bytes can be scaled, TD_PIXELS_RAW takes others "
             "as they are",
@@ -111,14 +111,14 @@ static td_status read_files(struct idx_dataset *dataset, const char *images_path
     TD_TRY(read_file(labels_path, labels));
     dataset->has_labels = true;
     if (labels->ndim != 1 || labels->dtype == TD_F32 || labels->dtype == TD_F64)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: has %d dimensions of %s; labels are one dimension of integers",
-                        labels_path, labels->ndim, td_dtype_name(labels->dtype));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: has %d dimensions of %s; labels are one dimension of integers",
+                       labels_path, labels->ndim, td_dtype_name(labels->dtype));
     if (labels->shape[0] != images->shape[0])
-        return td__fail(TD_ERR_INVALID,
-                        "%s has %" PRId64 " images, %s has %" PRId64
-                        " labels; they do not fit together",
-                        images_path, images->shape[0], labels_path, labels->shape[0]);
+        return td_fail(TD_ERR_INVALID,
+                       "%s has %" PRId64 " images, %s has %" PRId64
+                       " labels; they do not fit together",
+                       images_path, images->shape[0], labels_path, labels->shape[0]);
     return TD_OK;
 }
 
@@ -137,15 +137,14 @@ static void make_pixels(struct idx_dataset *dataset, const td_idx_options *optio
 static td_status check_options(const char *call, const td_idx_options *options)
 {
     if (options->pixels < TD_PIXELS_NORMALIZED || options->pixels > TD_PIXELS_RAW)
-        return td__fail(TD_ERR_INVALID, "%s: %d is no way to take pixels", call,
-                        (int)options->pixels);
+        return td_fail(TD_ERR_INVALID, "%s: %d is no way to take pixels", call,
+                       (int)options->pixels);
     if (!(options->std >= 0) || isinf(options->std) || !isfinite(options->mean) ||
         (options->std == 0 && options->mean != 0))
-        return td__fail(
-            TD_ERR_INVALID,
-            "%s: a mean of %g and a standard deviation of %g cannot normalise; both are "
-            "finite, and the latter is above 0",
-            call, options->mean, options->std);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: a mean of %g and a standard deviation of %g cannot normalise; both are "
+                       "finite, and the latter is above 0",
+                       call, options->mean, options->std);
     return TD_OK;
 }
 
@@ -157,7 +156,7 @@ td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
     if (check_options("td_idx_dataset", options))
         return NULL;
     if (!images_path) {
-        td__fail(TD_ERR_INVALID, "td_idx_dataset: the path of the images is NULL");
+        td_fail(TD_ERR_INVALID, "td_idx_dataset: the path of the images is NULL");
         return NULL;
     }
     struct idx_dataset *self = calloc(1, sizeof *self);
@@ -170,7 +169,7 @@ td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
     td_dataset *dataset = NULL;
     td_status status = read_files(self, images_path, labels_path);
     if (status)
-        td__fail(status, "td_idx_dataset: %s", td_last_error());
+        td_fail(status, "td_idx_dataset: %s", td_last_error());
     else
         dataset = td_dataset_create(&idx_dataset_ops, self);
     if (!dataset)
@@ -209,7 +208,7 @@ static td_status find_fashion(char *path, size_t room, const char *directory, co
             return TD_OK;
         directory = DEBIAN_DATASETS "/" FASHION_MNIST;
     }
-    return td__fail(
+    return td_fail(
         TD_ERR_SYSTEM,
         "td_fashion_mnist: there is no %s.gz in %s; install Debian's package "
         "dataset-fashion-mnist (apt install dataset-fashion-mnist), or name the directory "
@@ -223,7 +222,7 @@ td_dataset *td_fashion_mnist(td_dataset_part part, const td_idx_options *options
     if (check_options("td_fashion_mnist", &chosen))
         return NULL;
     if (part != TD_TRAIN && part != TD_TEST) {
-        td__fail(TD_ERR_INVALID, "td_fashion_mnist: %d is neither TD_TRAIN nor TD_TEST", (int)part);
+        td_fail(TD_ERR_INVALID, "td_fashion_mnist: %d is neither TD_TRAIN nor TD_TEST", (int)part);
         return NULL;
     }
     if (chosen.std == 0) {

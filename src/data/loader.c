@@ -90,9 +90,9 @@ static td_status begin_epoch(td_loader *loader)
 {
     td_sampler *sampler = loader->sampler;
     if (sampler->busy)
-        return td__fail(TD_ERR_STATE,
-                        "td_loader_next: another loader uses this sampler, and is in the "
-                        "middle of an epoch");
+        return td_fail(TD_ERR_STATE,
+                       "td_loader_next: another loader uses this sampler, and is in the "
+                       "middle of an epoch");
     /* The seed that PyTorch draws for its workers, before the one for the order. */
     if (!sampler->resumes)
         td__generator_seed(NULL);
@@ -157,9 +157,9 @@ static td_status complete(td_loader *loader, struct td__loader_slot *slot)
             snprintf(slot->message, sizeof slot->message, "%s", td_last_error());
     }
     if (slot->status)
-        return td__fail(slot->status,
-                        "loader: sample %" PRId64 ", number %" PRId64 " of the epoch: %s",
-                        loader->order[slot->failed], slot->failed, slot->message);
+        return td_fail(slot->status,
+                       "loader: sample %" PRId64 ", number %" PRId64 " of the epoch: %s",
+                       loader->order[slot->failed], slot->failed, slot->message);
     return TD_OK;
 }
 
@@ -187,9 +187,9 @@ static td_status hand_out(td_loader *loader)
 static td_status next_batch(td_loader *loader, bool *is_end)
 {
     if (loader->thread_count && loader->generation != td__fork_generation())
-        return td__fail(TD_ERR_STATE,
-                        "td_loader_next: the workers of this loader are in the parent process; "
-                        "make a loader of its own in each");
+        return td_fail(TD_ERR_STATE,
+                       "td_loader_next: the workers of this loader are in the parent process; "
+                       "make a loader of its own in each");
     give_back(loader);
     if (!loader->running)
         TD_TRY(begin_epoch(loader));
@@ -205,7 +205,7 @@ bool td_loader_next(td_loader *loader, td_batch *batch)
         return false;
     bool is_end = false;
     loader->status = batch ? next_batch(loader, &is_end)
-                           : td__fail(TD_ERR_INVALID, "td_loader_next: batch is NULL");
+                           : td_fail(TD_ERR_INVALID, "td_loader_next: batch is NULL");
     if (loader->status || is_end) {
         end_epoch(loader);
         return false;
@@ -235,24 +235,24 @@ int64_t td_loader_batches(const td_loader *loader)
 static td_status check_options(const td_dataset *dataset, const td_loader_options *options)
 {
     if (options->batch_size < 1)
-        return td__fail(TD_ERR_INVALID,
-                        "td_loader_create: the batch size is %" PRId64 "; it must be above 0",
-                        options->batch_size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_loader_create: the batch size is %" PRId64 "; it must be above 0",
+                       options->batch_size);
     size_t row = dataset->input_bytes > dataset->target_bytes ? dataset->input_bytes
                                                               : dataset->target_bytes;
     int64_t bytes;
     if (__builtin_mul_overflow((int64_t)(row ? row : 1), options->batch_size, &bytes))
-        return td__fail(TD_ERR_INVALID,
-                        "td_loader_create: a batch of %" PRId64 " samples is too large",
-                        options->batch_size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_loader_create: a batch of %" PRId64 " samples is too large",
+                       options->batch_size);
     if (options->sampler && options->shuffle)
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "td_loader_create: a sampler and shuffle exclude each other; the sampler decides "
             "on the order");
     if (options->workers < 0 || options->workers > MOST_WORKERS || options->prefetch < 0 ||
         options->prefetch > MOST_PREFETCH)
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "td_loader_create: %d workers that read %d batches ahead; there can be 0 to %d, "
             "and 0 to %d",

@@ -85,9 +85,8 @@ td_status td__loader_start_workers(td_loader *loader)
         int error = td__thread_start(&loader->threads[loader->thread_count], "td-loader", work,
                                      loader);
         if (error)
-            return td__fail(TD_ERR_SYSTEM,
-                            "td_loader_create: worker %d of %d cannot be started: %s",
-                            loader->thread_count + 1, workers, td__errno_text(error));
+            return td_fail(TD_ERR_SYSTEM, "td_loader_create: worker %d of %d cannot be started: %s",
+                           loader->thread_count + 1, workers, td__errno_text(error));
     }
     return TD_OK;
 }

@@ -13,8 +13,8 @@
 td_sampler *td_sampler_create(const td_sampler_ops *ops, void *self)
 {
     if (!ops || !ops->size || !ops->order) {
-        td__fail(TD_ERR_INVALID, "td_sampler_create: %s",
-                 ops ? "size and order must both be there" : "ops is NULL");
+        td_fail(TD_ERR_INVALID, "td_sampler_create: %s",
+                ops ? "size and order must both be there" : "ops is NULL");
         return NULL;
     }
     td_sampler *sampler = calloc(1, sizeof *sampler);
@@ -73,15 +73,15 @@ static td_status make_order(td_sampler *sampler)
 
     int64_t size = sampler->ops->size(sampler->self);
     if (size < 0 || position.taken > size)
-        return td__fail(TD_ERR_INVALID,
-                        "sampler: an epoch of %" PRId64 " indices cannot go on behind %" PRId64,
-                        size, position.taken);
+        return td_fail(TD_ERR_INVALID,
+                       "sampler: an epoch of %" PRId64 " indices cannot go on behind %" PRId64,
+                       size, position.taken);
     int64_t *order = NULL;
     if ((uint64_t)size < SIZE_MAX / sizeof *order)
         order = malloc(((size_t)size + 1) * sizeof *order);
     if (!order)
-        return td__fail(TD_ERR_NOMEM, "sampler: no memory for an epoch of %" PRId64 " indices",
-                        size);
+        return td_fail(TD_ERR_NOMEM, "sampler: no memory for an epoch of %" PRId64 " indices",
+                       size);
     td_status status = sampler->ops->order(sampler->self, position.epoch, position.seed, order);
     if (status) {
         free(order);
@@ -111,9 +111,9 @@ bool td_sampler_next(td_sampler *sampler, int64_t *index)
     if (!sampler)
         return false;
     sampler->status = sampler->busy
-                          ? td__fail(TD_ERR_STATE,
-                                     "td_sampler_next: a loader uses this sampler, and is in "
-                                     "the middle of an epoch")
+                          ? td_fail(TD_ERR_STATE,
+                                    "td_sampler_next: a loader uses this sampler, and is in "
+                                    "the middle of an epoch")
                           : td__sampler_begin(sampler);
     if (sampler->status)
         return false;
@@ -146,19 +146,19 @@ void td_sampler_get_position(const td_sampler *sampler, td_sampler_position *pos
 td_status td_sampler_set_position(td_sampler *sampler, const td_sampler_position *position)
 {
     if (!sampler || !position)
-        return td__fail(TD_ERR_INVALID, "td_sampler_set_position: the %s is NULL",
-                        sampler ? "position" : "sampler");
+        return td_fail(TD_ERR_INVALID, "td_sampler_set_position: the %s is NULL",
+                       sampler ? "position" : "sampler");
     if (sampler->busy)
-        return td__fail(TD_ERR_STATE,
-                        "td_sampler_set_position: a loader uses this sampler, and is in the "
-                        "middle of an epoch; call td_loader_reset() first");
+        return td_fail(TD_ERR_STATE,
+                       "td_sampler_set_position: a loader uses this sampler, and is in the "
+                       "middle of an epoch; call td_loader_reset() first");
     int64_t size = sampler->ops->size(sampler->self);
     if (position->taken < 0 || position->taken > size || (!position->begun && position->taken))
-        return td__fail(TD_ERR_INVALID,
-                        "td_sampler_set_position: %" PRId64
-                        " indices were taken from an epoch that %s; an "
-                        "epoch has %" PRId64,
-                        position->taken, position->begun ? "was begun" : "was not begun", size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_sampler_set_position: %" PRId64
+                       " indices were taken from an epoch that %s; an "
+                       "epoch has %" PRId64,
+                       position->taken, position->begun ? "was begun" : "was not begun", size);
     td__sampler_end(sampler);
     sampler->epoch = position->epoch;
     sampler->position = *position;

@@ -91,8 +91,8 @@ static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t 
         if ((uint64_t)share->size < SIZE_MAX / sizeof *all)
             all = malloc(((size_t)share->size + 1) * sizeof *all);
         if (!all)
-            return td__fail(TD_ERR_NOMEM, "distributed sampler: no memory for %" PRId64 " indices",
-                            share->size);
+            return td_fail(TD_ERR_NOMEM, "distributed sampler: no memory for %" PRId64 " indices",
+                           share->size);
         shuffle(options->seed + (uint64_t)epoch, all, share->size);
     }
     for (int64_t i = 0; i < share->each; i++) {
@@ -118,23 +118,23 @@ static td_status find_replica(td_sampler_options *options)
                      (options->rank == 0 &&
                       (open_size || (world && size == options->num_replicas)));
     if (!world && (open_size || open_rank))
-        return td__fail(TD_ERR_STATE,
-                        "td_distributed_sampler: there is no world to take %s from; call "
-                        "td_init_process_group() first, or give both rank and num_replicas",
-                        !open_rank  ? "num_replicas"
-                        : open_size ? "rank and num_replicas"
-                                    : "the rank");
+        return td_fail(TD_ERR_STATE,
+                       "td_distributed_sampler: there is no world to take %s from; call "
+                       "td_init_process_group() first, or give both rank and num_replicas",
+                       !open_rank  ? "num_replicas"
+                       : open_size ? "rank and num_replicas"
+                                   : "the rank");
     if (open_size)
         options->num_replicas = size;
     if (open_rank)
         options->rank = rank;
     if (options->num_replicas < 1)
-        return td__fail(TD_ERR_INVALID, "td_distributed_sampler: there cannot be %d replicas",
-                        options->num_replicas);
+        return td_fail(TD_ERR_INVALID, "td_distributed_sampler: there cannot be %d replicas",
+                       options->num_replicas);
     if (options->rank < 0 || options->rank >= options->num_replicas)
-        return td__fail(TD_ERR_INVALID,
-                        "td_distributed_sampler: rank %d is outside the interval [0, %d]",
-                        options->rank, options->num_replicas - 1);
+        return td_fail(TD_ERR_INVALID,
+                       "td_distributed_sampler: rank %d is outside the interval [0, %d]",
+                       options->rank, options->num_replicas - 1);
     return TD_OK;
 }
 

@@ -42,14 +42,14 @@ static const td_dataset_ops subset_ops = {size_of, describe, read_sample, destro
 static td_status check_indices(td_dataset *dataset, const int64_t *indices, int64_t count)
 {
     if (count < 0 || (count > 0 && !indices))
-        return td__fail(TD_ERR_INVALID, "td_subset: %" PRId64 " indices%s", count,
-                        indices ? "" : ", which are NULL");
+        return td_fail(TD_ERR_INVALID, "td_subset: %" PRId64 " indices%s", count,
+                       indices ? "" : ", which are NULL");
     for (int64_t i = 0; i < count; i++)
         if (indices[i] < 0 || indices[i] >= dataset->size)
-            return td__fail(TD_ERR_INVALID,
-                            "td_subset: index %" PRId64 " of the list is %" PRId64
-                            "; the dataset has %" PRId64 " samples",
-                            i, indices[i], dataset->size);
+            return td_fail(TD_ERR_INVALID,
+                           "td_subset: index %" PRId64 " of the list is %" PRId64
+                           "; the dataset has %" PRId64 " samples",
+                           i, indices[i], dataset->size);
     return TD_OK;
 }
 
@@ -111,22 +111,22 @@ static td_status find_part(int64_t size, const td_partition_options *options, in
                            int64_t *start, int64_t *length)
 {
     if (count < 1 || which < 0 || which >= count)
-        return td__fail(TD_ERR_INVALID,
-                        "td_partition_dataset: there is no part %d of %d; parts are counted from 0",
-                        which, count);
+        return td_fail(TD_ERR_INVALID,
+                       "td_partition_dataset: there is no part %d of %d; parts are counted from 0",
+                       which, count);
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
         double fraction = options->fractions ? options->fractions[i] : 1.0 / count;
         if (!(fraction >= 0 && fraction <= 1))
-            return td__fail(TD_ERR_INVALID,
-                            "td_partition_dataset: fraction %d is %g; it must be from 0 to 1", i,
-                            fraction);
+            return td_fail(TD_ERR_INVALID,
+                           "td_partition_dataset: fraction %d is %g; it must be from 0 to 1", i,
+                           fraction);
         int64_t part = (int64_t)(fraction * (double)size);
         if (part > size - at)
-            return td__fail(TD_ERR_INVALID,
-                            "td_partition_dataset: the fractions up to number %d add up to more "
-                            "than 1",
-                            i);
+            return td_fail(TD_ERR_INVALID,
+                           "td_partition_dataset: the fractions up to number %d add up to more "
+                           "than 1",
+                           i);
         if (i == which) {
             *start = at;
             *length = part;
@@ -144,14 +144,14 @@ td_dataset *td_partition_dataset(td_dataset *dataset, const td_partition_options
         return NULL;
     int count = options->count, which = options->which;
     if (count == 0 && (which != 0 || options->fractions)) {
-        td__fail(TD_ERR_INVALID, "td_partition_dataset: %s without a count of the parts",
-                 options->fractions ? "fractions are given" : "a part is asked for");
+        td_fail(TD_ERR_INVALID, "td_partition_dataset: %s without a count of the parts",
+                options->fractions ? "fractions are given" : "a part is asked for");
         return NULL;
     }
     if (count == 0 && !td__identity(&which, &count)) {
-        td__fail(TD_ERR_STATE,
-                 "td_partition_dataset: there is no world to take the number of parts from; call "
-                 "td_init_process_group() first, or give count and which");
+        td_fail(TD_ERR_STATE,
+                "td_partition_dataset: there is no world to take the number of parts from; call "
+                "td_init_process_group() first, or give count and which");
         return NULL;
     }
     int64_t start = 0, length = 0;

@@ -78,7 +78,7 @@ static td_status look_at(struct rows *rows, td_tensor *tensor)
     if (!tensor)
         return TD_OK;
     if (!tensor->storage->device->kind->is_host_memory)
-        return td__fail(
+        return td_fail(
             TD_ERR_UNSUPPORTED,
             "td_tensor_dataset: the tensor is on %s; datasets are read by the host, from "
             "tensors of cpu",
@@ -107,12 +107,11 @@ td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target)
         return NULL;
     const struct td__layout *in = &input->layout, *out = target ? &target->layout : NULL;
     if (in->ndim == 0 || (out && (out->ndim == 0 || out->shape[0] != in->shape[0]))) {
-        td__fail(
-            TD_ERR_INVALID,
-            "td_tensor_dataset: the input has the shape %s, the target %s; the first dimension "
-            "of both counts the samples",
-            td__shape_text(in->shape, in->ndim),
-            out ? td__shape_text(out->shape, out->ndim) : "is NULL");
+        td_fail(TD_ERR_INVALID,
+                "td_tensor_dataset: the input has the shape %s, the target %s; the first dimension "
+                "of both counts the samples",
+                td__shape_text(in->shape, in->ndim),
+                out ? td__shape_text(out->shape, out->ndim) : "is NULL");
         return NULL;
     }
     struct tensor_dataset *self = calloc(1, sizeof *self);

@@ -52,12 +52,12 @@ static td_status read_sample(void *self, int64_t index, void *input, void *targe
             done += got;
     }
     if (got < 0)
-        return td__fail(TD_ERR_SYSTEM, "%s: cannot be read at offset %" PRId64 ": %s", text->path,
-                        (int64_t)at + 1 + done, td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "%s: cannot be read at offset %" PRId64 ": %s", text->path,
+                       (int64_t)at + 1 + done, td__errno_text(errno));
     if (got == 0)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: ends at offset %" PRId64 "; it was longer when it was opened",
-                        text->path, (int64_t)at + (done ? 1 + done : 0));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: ends at offset %" PRId64 "; it was longer when it was opened",
+                       text->path, (int64_t)at + (done ? 1 + done : 0));
     in[0] = first;
     for (int64_t i = 0; i < length; i++) {
         int64_t number = bytes[i];
@@ -82,9 +82,9 @@ static td_status size_of_file(int fd, const char *path, int64_t *size)
 {
     struct stat status;
     if (fstat(fd, &status))
-        return td__fail(TD_ERR_SYSTEM, "td_text_dataset: %s: %s", path, td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "td_text_dataset: %s: %s", path, td__errno_text(errno));
     if (!S_ISREG(status.st_mode))
-        return td__fail(TD_ERR_INVALID, "td_text_dataset: %s is not a regular file", path);
+        return td_fail(TD_ERR_INVALID, "td_text_dataset: %s is not a regular file", path);
     *size = status.st_size;
     return TD_OK;
 }
@@ -92,9 +92,9 @@ static td_status size_of_file(int fd, const char *path, int64_t *size)
 td_dataset *td_text_dataset(const char *path, int64_t length)
 {
     if (!path || length < 1 || length > INT64_MAX / 16) {
-        td__fail(TD_ERR_INVALID,
-                 "td_text_dataset: %s; a sequence of %" PRId64 " bytes was asked for",
-                 path ? path : "the path is NULL", length);
+        td_fail(TD_ERR_INVALID,
+                "td_text_dataset: %s; a sequence of %" PRId64 " bytes was asked for",
+                path ? path : "the path is NULL", length);
         return NULL;
     }
     struct text *text = malloc(sizeof *text + strlen(path) + 1);
@@ -107,8 +107,8 @@ td_dataset *td_text_dataset(const char *path, int64_t length)
     /* Not to wait for the other side of a pipe: it is refused below. */
     text->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (text->fd < 0) {
-        td__fail(TD_ERR_SYSTEM, "td_text_dataset: %s cannot be opened: %s", path,
-                 td__errno_text(errno));
+        td_fail(TD_ERR_SYSTEM, "td_text_dataset: %s cannot be opened: %s", path,
+                td__errno_text(errno));
         goto free_text;
     }
     int64_t size = 0;
@@ -116,10 +116,10 @@ td_dataset *td_text_dataset(const char *path, int64_t length)
         goto close_file;
     text->count = size ? (size - 1) / length : 0;
     if (text->count == 0) {
-        td__fail(TD_ERR_INVALID,
-                 "td_text_dataset: %s has %" PRId64 " bytes; one sequence of %" PRId64
-                 " needs one more than that",
-                 path, size, length);
+        td_fail(TD_ERR_INVALID,
+                "td_text_dataset: %s has %" PRId64 " bytes; one sequence of %" PRId64
+                " needs one more than that",
+                path, size, length);
         goto close_file;
     }
     td_dataset *dataset = td_dataset_create(&text_ops, text);

@@ -47,8 +47,8 @@ static td_status refill(struct td__unpack *unpack)
             got = read(unpack->fd, unpack->block, BLOCK);
         while (got < 0 && errno == EINTR);
         if (got < 0)
-            return td__fail(TD_ERR_SYSTEM, "%s: cannot be read at offset %" PRIu64 ": %s",
-                            unpack->path, unpack->file_at, td__errno_text(errno));
+            return td_fail(TD_ERR_SYSTEM, "%s: cannot be read at offset %" PRIu64 ": %s",
+                           unpack->path, unpack->file_at, td__errno_text(errno));
         stream->next_in = unpack->block;
     }
     stream->avail_in = (unsigned)got;
@@ -101,10 +101,10 @@ static td_status open_file(struct td__unpack *unpack)
     /* Not to wait for the other side of a pipe: it is refused below. */
     unpack->fd = open(unpack->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (unpack->fd < 0 || fstat(unpack->fd, &about))
-        return td__fail(TD_ERR_SYSTEM, "%s: cannot be opened: %s", unpack->path,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "%s: cannot be opened: %s", unpack->path,
+                       td__errno_text(errno));
     if (!S_ISREG(about.st_mode))
-        return td__fail(TD_ERR_INVALID, "%s: is not a regular file", unpack->path);
+        return td_fail(TD_ERR_INVALID, "%s: is not a regular file", unpack->path);
     unpack->file_size = (uint64_t)about.st_size;
     unpack->block = malloc(BLOCK);
     if (!unpack->block)
@@ -145,10 +145,10 @@ const char *td__unpack_place(struct td__unpack *unpack)
 
 static td_status corrupt(const struct td__unpack *unpack)
 {
-    return td__fail(TD_ERR_INVALID,
-                    "%s: the compressed data is corrupt at offset %" PRIu64 " of the file: %s",
-                    unpack->path, unpack->file_at - unpack->stream.avail_in,
-                    unpack->stream.msg ? unpack->stream.msg : "it ends within its header");
+    return td_fail(TD_ERR_INVALID,
+                   "%s: the compressed data is corrupt at offset %" PRIu64 " of the file: %s",
+                   unpack->path, unpack->file_at - unpack->stream.avail_in,
+                   unpack->stream.msg ? unpack->stream.msg : "it ends within its header");
 }
 
 /* Behind the end of a member: another one, or the end of the file. */
@@ -161,10 +161,10 @@ static td_status next_member(struct td__unpack *unpack, bool *is_end)
     if (*is_end)
         return TD_OK;
     if (stream->next_in[0] != 0x1f)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: what follows the compressed data at offset %" PRIu64
-                        " of the file is no gzip",
-                        unpack->path, unpack->file_at - stream->avail_in);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: what follows the compressed data at offset %" PRIu64
+                       " of the file is no gzip",
+                       unpack->path, unpack->file_at - stream->avail_in);
     inflateReset(stream);
     unpack->member_open = true;
     return TD_OK;
@@ -185,10 +185,10 @@ static td_status inflate_some(struct td__unpack *unpack, void *data, size_t size
         if (stream->avail_in == 0) {
             TD_TRY(refill(unpack));
             if (stream->avail_in == 0)
-                return td__fail(TD_ERR_INVALID,
-                                "%s: the compressed data ends too early, at offset %" PRIu64
-                                " of the file",
-                                unpack->path, unpack->file_at);
+                return td_fail(TD_ERR_INVALID,
+                               "%s: the compressed data ends too early, at offset %" PRIu64
+                               " of the file",
+                               unpack->path, unpack->file_at);
         }
         int result = inflate(stream, Z_NO_FLUSH);
         if (result == Z_STREAM_END)
@@ -234,8 +234,8 @@ td_status td__unpack_read(struct td__unpack *unpack, void *data, size_t size, co
         done += got;
         unpack->at += got;
         if (got < here)
-            return td__fail(TD_ERR_INVALID, "%s: the file ends here, %zu bytes of %s are missing",
-                            td__unpack_place(unpack), size - done, what);
+            return td_fail(TD_ERR_INVALID, "%s: the file ends here, %zu bytes of %s are missing",
+                           td__unpack_place(unpack), size - done, what);
     }
     return TD_OK;
 }
@@ -246,8 +246,8 @@ td_status td__unpack_end(struct td__unpack *unpack)
     size_t got;
     TD_TRY(read_some(unpack, &more, 1, &got));
     return got == 0 ? TD_OK
-                    : td__fail(TD_ERR_INVALID, "%s: the file should end here, but goes on",
-                               td__unpack_place(unpack));
+                    : td_fail(TD_ERR_INVALID, "%s: the file should end here, but goes on",
+                              td__unpack_place(unpack));
 }
 
 td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char *what)
@@ -256,15 +256,15 @@ td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char
         uint64_t left = unpack->file_size > unpack->at ? unpack->file_size - unpack->at : 0;
         return left >= size
                    ? TD_OK
-                   : td__fail(TD_ERR_INVALID,
-                              "%s: %s needs %" PRIu64 " bytes, the file has %" PRIu64 " more",
-                              td__unpack_place(unpack), what, size, left);
+                   : td_fail(TD_ERR_INVALID,
+                             "%s: %s needs %" PRIu64 " bytes, the file has %" PRIu64 " more",
+                             td__unpack_place(unpack), what, size, left);
     }
     uint64_t most = unpack->file_size > UINT64_MAX / BEST_RATIO ? UINT64_MAX
                                                                 : unpack->file_size * BEST_RATIO;
     return most >= size ? TD_OK
-                        : td__fail(TD_ERR_INVALID,
-                                   "%s: %s needs %" PRIu64 " bytes, a gzip file of %" PRIu64
-                                   " bytes cannot hold more than %" PRIu64,
-                                   td__unpack_place(unpack), what, size, unpack->file_size, most);
+                        : td_fail(TD_ERR_INVALID,
+                                  "%s: %s needs %" PRIu64 " bytes, a gzip file of %" PRIu64
+                                  " bytes cannot hold more than %" PRIu64,
+                                  td__unpack_place(unpack), what, size, unpack->file_size, most);
 }

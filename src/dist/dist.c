@@ -94,30 +94,30 @@ static td_status count_parts(const char *call, const char *name, const td_tensor
 {
     const struct td__layout *layout = &tensor->layout;
     if (layout->ndim == 0)
-        return td__fail(TD_ERR_INVALID, "%s: %s has no dimension 0 that could be cut", call, name);
+        return td_fail(TD_ERR_INVALID, "%s: %s has no dimension 0 that could be cut", call, name);
     int64_t rows = layout->shape[0], row = 1, sum = 0;
     for (int d = 1; d < layout->ndim; d++)
         row *= layout->shape[d];
     if (!splits && rows % size)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: dimension 0 of %s has size %" PRId64
-                        ", which is no multiple of the %d ranks; give split sizes",
-                        call, name, rows, size);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: dimension 0 of %s has size %" PRId64
+                       ", which is no multiple of the %d ranks; give split sizes",
+                       call, name, rows, size);
     for (int r = 0; r < size; r++) {
         int64_t part = splits ? splits[r] : rows / size;
         if (part < 0 || part > rows - sum)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: split size %d of %s is %" PRId64 ", but %" PRId64
-                            " of the %" PRId64 " indices of dimension 0 are left",
-                            call, r, name, part, rows - sum, rows);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: split size %d of %s is %" PRId64 ", but %" PRId64 " of the %" PRId64
+                           " indices of dimension 0 are left",
+                           call, r, name, part, rows - sum, rows);
         sum += part;
         counts[r] = (size_t)(part * row);
     }
     if (sum != rows)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the split sizes of %s add up to %" PRId64
-                        ", but its dimension 0 has size %" PRId64,
-                        call, name, sum, rows);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the split sizes of %s add up to %" PRId64
+                       ", but its dimension 0 has size %" PRId64,
+                       call, name, sum, rows);
     return TD_OK;
 }
 
@@ -151,19 +151,19 @@ td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     if (td_tensor_dtype(output) != td_tensor_dtype(input))
-        return td__fail(TD_ERR_INVALID, "%s: output has dtype %s, but input has %s", x.call,
-                        td_dtype_name(td_tensor_dtype(output)),
-                        td_dtype_name(td_tensor_dtype(input)));
+        return td_fail(TD_ERR_INVALID, "%s: output has dtype %s, but input has %s", x.call,
+                       td_dtype_name(td_tensor_dtype(output)),
+                       td_dtype_name(td_tensor_dtype(input)));
     if (output_split_sizes || input_split_sizes)
         return run_splits(&x, output_split_sizes, input_split_sizes, member.size, work);
 
     TD_TRY(td__check_parts(x.call, "output", output, "input", input, 1));
     int64_t rows = td_tensor_ndim(input) > 0 ? td_tensor_size(input, 0) : 1;
     if (rows % member.size)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: dimension 0 of input has size %" PRId64
-                        ", which is no multiple of the %d ranks; give split sizes",
-                        x.call, rows, member.size);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: dimension 0 of input has size %" PRId64
+                       ", which is no multiple of the %d ranks; give split sizes",
+                       x.call, rows, member.size);
     x.count = (size_t)(td_tensor_numel(input) / member.size);
     return td__tensor_call_run(&x, work);
 }

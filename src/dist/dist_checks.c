@@ -35,15 +35,15 @@ static td_status check_named(const char *call, const char *name, const char *ind
 {
     if (!tensor) { /* most likely what failed last should have made it */
         const char *before = td_last_error();
-        return td__fail(TD_ERR_INVALID, "%s: %s%s is NULL%s%s", call, name, index,
-                        *before ? "; the last failure before: " : "", before);
+        return td_fail(TD_ERR_INVALID, "%s: %s%s is NULL%s%s", call, name, index,
+                       *before ? "; the last failure before: " : "", before);
     }
     if ((use & TD__WRITE) && td__layout_repeats(&tensor->layout))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: elements of %s%s share memory, its strides are %s; pass a td_clone() "
-                        "of it",
-                        call, name, index,
-                        td__shape_text(tensor->layout.strides, tensor->layout.ndim));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: elements of %s%s share memory, its strides are %s; pass a td_clone() "
+                       "of it",
+                       call, name, index,
+                       td__shape_text(tensor->layout.strides, tensor->layout.ndim));
     return TD_OK;
 }
 
@@ -56,11 +56,11 @@ td_status td__check_list(const char *call, const char *name, td_tensor *const *t
                          int expected, int use, const char *like_name, const td_tensor *like)
 {
     if (count != expected)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: %s has %d tensors, but must have %d, one for each rank of the group",
-                        call, name, count, expected);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %s has %d tensors, but must have %d, one for each rank of the group",
+                       call, name, count, expected);
     if (!tensors)
-        return td__fail(TD_ERR_INVALID, "%s: %s is NULL", call, name);
+        return td_fail(TD_ERR_INVALID, "%s: %s is NULL", call, name);
     for (int i = 0; i < count; i++) {
         char index[16];
         snprintf(index, sizeof index, "[%d]", i);
@@ -70,12 +70,12 @@ td_status td__check_list(const char *call, const char *name, td_tensor *const *t
         const td_tensor *tensor = tensors[i];
         if (td_tensor_dtype(tensor) != td_tensor_dtype(like) ||
             td_tensor_numel(tensor) != td_tensor_numel(like))
-            return td__fail(TD_ERR_INVALID,
-                            "%s: %s[%d] has %" PRId64 " elements of %s, but %s has %" PRId64
-                            " of %s; all must be the same",
-                            call, name, i, td_tensor_numel(tensor),
-                            td_dtype_name(td_tensor_dtype(tensor)), like_name,
-                            td_tensor_numel(like), td_dtype_name(td_tensor_dtype(like)));
+            return td_fail(TD_ERR_INVALID,
+                           "%s: %s[%d] has %" PRId64 " elements of %s, but %s has %" PRId64
+                           " of %s; all must be the same",
+                           call, name, i, td_tensor_numel(tensor),
+                           td_dtype_name(td_tensor_dtype(tensor)), like_name, td_tensor_numel(like),
+                           td_dtype_name(td_tensor_dtype(like)));
     }
     return TD_OK;
 }
@@ -84,16 +84,16 @@ td_status td__check_parts(const char *call, const char *whole_name, const td_ten
                           const char *part_name, const td_tensor *part, int size)
 {
     if (td_tensor_dtype(whole) != td_tensor_dtype(part))
-        return td__fail(TD_ERR_INVALID, "%s: %s has dtype %s, but %s has %s", call, whole_name,
-                        td_dtype_name(td_tensor_dtype(whole)), part_name,
-                        td_dtype_name(td_tensor_dtype(part)));
+        return td_fail(TD_ERR_INVALID, "%s: %s has dtype %s, but %s has %s", call, whole_name,
+                       td_dtype_name(td_tensor_dtype(whole)), part_name,
+                       td_dtype_name(td_tensor_dtype(part)));
     int64_t expected;
     if (__builtin_mul_overflow(td_tensor_numel(part), size, &expected) ||
         td_tensor_numel(whole) != expected)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: %s has %" PRId64 " elements and %s has %" PRId64
-                        "; with %d ranks, the first must have %d times as many",
-                        call, whole_name, td_tensor_numel(whole), part_name, td_tensor_numel(part),
-                        size, size);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %s has %" PRId64 " elements and %s has %" PRId64
+                       "; with %d ranks, the first must have %d times as many",
+                       call, whole_name, td_tensor_numel(whole), part_name, td_tensor_numel(part),
+                       size, size);
     return TD_OK;
 }

@@ -40,7 +40,7 @@ static td_status check_op(const struct request *request, td_dtype dtype)
     if (!request->reduces)
         return TD_OK;
     td_status status = td__reduction_of(request->x.op, dtype, &reduction);
-    return status ? td__fail(status, "%s: %s", request->x.call, td_last_error()) : TD_OK;
+    return status ? td_fail(status, "%s: %s", request->x.call, td_last_error()) : TD_OK;
 }
 
 static td_status check_whole(const struct request *request, int whole_count)
@@ -48,11 +48,11 @@ static td_status check_whole(const struct request *request, int whole_count)
     const char *call = request->x.call;
     int64_t expected = (int64_t)request->count * request->member.size;
     if (whole_count != expected)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: %s has %d tensors, but must have %" PRId64
-                        ": for each of %d ranks the %d of %s",
-                        call, request->whole_name, whole_count, expected, request->member.size,
-                        request->count, request->own_name);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %s has %d tensors, but must have %" PRId64
+                       ": for each of %d ranks the %d of %s",
+                       call, request->whole_name, whole_count, expected, request->member.size,
+                       request->count, request->own_name);
     for (int r = 0; r < request->member.size; r++) {
         char name[64], like[64];
         snprintf(name, sizeof name, "%s of rank %d", request->whole_name, r);
@@ -71,7 +71,7 @@ static td_status check(struct request *request, int whole_count)
     const char *call = request->x.call;
     TD_TRY(td__check_member(call, request->x.group, &request->member));
     if (request->count < 1)
-        return td__fail(TD_ERR_INVALID, "%s: %s is empty", call, request->own_name);
+        return td_fail(TD_ERR_INVALID, "%s: %s is empty", call, request->own_name);
     TD_TRY(td__check_list(call, request->own_name, request->own, request->count, request->count,
                           request->own_use, NULL, NULL));
     for (int i = 0; i < request->count; i++)
@@ -79,7 +79,7 @@ static td_status check(struct request *request, int whole_count)
     if (!request->whole_name)
         return TD_OK;
     if (!request->whole)
-        return td__fail(TD_ERR_INVALID, "%s: %s is NULL", call, request->whole_name);
+        return td_fail(TD_ERR_INVALID, "%s: %s is NULL", call, request->whole_name);
     return check_whole(request, whole_count);
 }
 

@@ -55,9 +55,9 @@ static td_status check_root_list(const char *call, const char *name, td_tensor *
     if (member->global == root)
         return td__check_list(call, name, list, count, member->size, use, "tensor", tensor);
     if (list)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: rank %d passed %s, but the root is rank %d; others pass NULL", call,
-                        member->global, name, root);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: rank %d passed %s, but the root is rank %d; others pass NULL", call,
+                       member->global, name, root);
     return TD_OK;
 }
 
@@ -110,9 +110,9 @@ td_status td_scatter_recv(td_tensor *tensor, int src, td_group *group)
     struct td__member member;
     TD_TRY(td__check_member("scatter_recv", group, &member));
     if (member.global == src)
-        return td__fail(TD_ERR_INVALID,
-                        "scatter_recv: rank %d is the source itself; it calls td_scatter_send()",
-                        src);
+        return td_fail(TD_ERR_INVALID,
+                       "scatter_recv: rank %d is the source itself; it calls td_scatter_send()",
+                       src);
     return td_scatter(tensor, NULL, 0, src, group, NULL);
 }
 
@@ -129,9 +129,9 @@ td_status td_gather_send(td_tensor *tensor, int dst, td_group *group)
     struct td__member member;
     TD_TRY(td__check_member("gather_send", group, &member));
     if (member.global == dst)
-        return td__fail(TD_ERR_INVALID,
-                        "gather_send: rank %d is the destination itself; it calls td_gather_recv()",
-                        dst);
+        return td_fail(TD_ERR_INVALID,
+                       "gather_send: rank %d is the destination itself; it calls td_gather_recv()",
+                       dst);
     return td_gather(tensor, NULL, 0, dst, group, NULL);
 }
 
@@ -143,10 +143,9 @@ static td_status check_dtypes(const struct td__tensor_call *x, const struct td__
 {
     for (int i = 0; i < side->count; i++)
         if (td_tensor_dtype(side->tensors[i]) != x->dtype)
-            return td__fail(TD_ERR_INVALID, "%s: %s[%d] has dtype %s, but input_list[0] has %s",
-                            x->call, side->name, i,
-                            td_dtype_name(td_tensor_dtype(side->tensors[i])),
-                            td_dtype_name(x->dtype));
+            return td_fail(TD_ERR_INVALID, "%s: %s[%d] has dtype %s, but input_list[0] has %s",
+                           x->call, side->name, i, td_dtype_name(td_tensor_dtype(side->tensors[i])),
+                           td_dtype_name(x->dtype));
     return TD_OK;
 }
 

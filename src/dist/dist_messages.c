@@ -11,22 +11,22 @@ static int use_of(td_p2p_kind kind)
 static td_status check_message(const td_p2p_op *op)
 {
     if (op->kind != TD_P2P_ISEND && op->kind != TD_P2P_IRECV)
-        return td__fail(TD_ERR_INVALID,
-                        "batch_isend_irecv: %d is neither TD_P2P_ISEND nor TD_P2P_IRECV",
-                        (int)op->kind);
+        return td_fail(TD_ERR_INVALID,
+                       "batch_isend_irecv: %d is neither TD_P2P_ISEND nor TD_P2P_IRECV",
+                       (int)op->kind);
     bool sends = op->kind == TD_P2P_ISEND;
     const char *call = sends ? "send" : "recv";
     struct td__member member;
     TD_TRY(td__check_member(call, op->group, &member));
     TD_TRY(td__check_tensor(call, "tensor", op->tensor, use_of(op->kind)));
     if (op->tag < 0 && (sends || op->tag != TD_ANY_TAG))
-        return td__fail(TD_ERR_INVALID, "%s: tag %d is negative", call, op->tag);
+        return td_fail(TD_ERR_INVALID, "%s: tag %d is negative", call, op->tag);
     if (op->peer == member.global)
-        return td__fail(TD_ERR_INVALID, "%s: rank %d cannot %s itself", call, op->peer,
-                        sends ? "send to" : "receive from");
+        return td_fail(TD_ERR_INVALID, "%s: rank %d cannot %s itself", call, op->peer,
+                       sends ? "send to" : "receive from");
     if (!(!sends && op->peer == TD_ANY_SOURCE) && td_get_group_rank(op->group, op->peer) < 0)
-        return td__fail(TD_ERR_INVALID, "%s on group \"%s\": rank %d of the world is not in it",
-                        call, td_group_name(op->group), op->peer);
+        return td_fail(TD_ERR_INVALID, "%s on group \"%s\": rank %d of the world is not in it",
+                       call, td_group_name(op->group), op->peer);
     return TD_OK;
 }
 
@@ -60,7 +60,7 @@ td_status td_send(td_tensor *tensor, int dst, int tag, td_group *group)
 td_status td_isend(td_tensor *tensor, int dst, int tag, td_group *group, td_work **work)
 {
     if (!work)
-        return td__fail(TD_ERR_INVALID, "isend: work is NULL; td_send() is the call that blocks");
+        return td_fail(TD_ERR_INVALID, "isend: work is NULL; td_send() is the call that blocks");
     return run_message((td_p2p_op){TD_P2P_ISEND, tensor, dst, tag, group}, work);
 }
 
@@ -87,21 +87,21 @@ td_status td_recv(td_tensor *tensor, int src, int tag, td_group *group, int *sou
 td_status td_irecv(td_tensor *tensor, int src, int tag, td_group *group, td_work **work)
 {
     if (!work)
-        return td__fail(TD_ERR_INVALID, "irecv: work is NULL; td_recv() is the call that blocks");
+        return td_fail(TD_ERR_INVALID, "irecv: work is NULL; td_recv() is the call that blocks");
     return run_message((td_p2p_op){TD_P2P_IRECV, tensor, src, tag, group}, work);
 }
 
 td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works)
 {
     if (count < 1 || !ops || !works)
-        return td__fail(TD_ERR_INVALID, "batch_isend_irecv: %s",
-                        count < 1 ? "the list is empty"
-                        : !ops    ? "ops is NULL"
-                                  : "works is NULL");
+        return td_fail(TD_ERR_INVALID, "batch_isend_irecv: %s",
+                       count < 1 ? "the list is empty"
+                       : !ops    ? "ops is NULL"
+                                 : "works is NULL");
     for (int i = 0; i < count; i++) {
         td_status status = check_message(&ops[i]);
         if (status)
-            return td__fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
+            return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
     }
     for (int i = 0; i < count; i++) {
         td_status status = run_message(ops[i], &works[i]);

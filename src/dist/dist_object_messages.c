@@ -24,7 +24,7 @@ static td_status check_call(const char *call, td_group *group, const td_bytes *o
     struct td__member member;
     TD_TRY(td__check_member(call, group, &member));
     if (count < 1 || !objects)
-        return td__fail(TD_ERR_INVALID, "%s: objects is %s", call, count < 1 ? "empty" : "NULL");
+        return td_fail(TD_ERR_INVALID, "%s: objects is %s", call, count < 1 ? "empty" : "NULL");
     return TD_OK;
 }
 
@@ -39,7 +39,7 @@ static td_status send_objects(const char *call, const td_bytes *objects, int cou
         announced.bytes += objects[i].size;
     char *body = td_alloc(announced.bytes);
     if (!body)
-        return td__fail(TD_ERR_NOMEM, "%s: no memory for %" PRIu64 " bytes", call, announced.bytes);
+        return td_fail(TD_ERR_NOMEM, "%s: no memory for %" PRIu64 " bytes", call, announced.bytes);
     for (int i = 0; i < count; i++)
         ((uint64_t *)(void *)body)[i] = objects[i].size;
     td__objects_pack(body + front, objects, count);
@@ -83,8 +83,8 @@ static td_status take_objects(const char *call, const char *body, size_t bytes, 
     size_t front = (size_t)count * sizeof *sizes, total;
     TD_TRY(td__objects_add_up(call, sizes, count, &total));
     if (total != bytes - front)
-        return td__fail(TD_ERR_MISMATCH, "%s: the sizes add up to %zu bytes, but %zu came", call,
-                        total, bytes - front);
+        return td_fail(TD_ERR_MISMATCH, "%s: the sizes add up to %zu bytes, but %zu came", call,
+                       total, bytes - front);
     return td__objects_unpack(call, body + front, sizes, 0, count, objects);
 }
 
@@ -97,19 +97,19 @@ static td_status receive_objects(const char *call, td_bytes *objects, int count,
     TD_TRY(receive_announcement(group, src, &announced, &from));
     uint64_t number = announced.count, bytes = announced.bytes;
     if (number < 1 || number > bytes / sizeof(uint64_t))
-        return td__fail(TD_ERR_MISMATCH,
-                        "%s: rank %d announced %" PRIu64 " objects in %" PRIu64
-                        " bytes, which cannot be",
-                        call, from, number, bytes);
+        return td_fail(TD_ERR_MISMATCH,
+                       "%s: rank %d announced %" PRIu64 " objects in %" PRIu64
+                       " bytes, which cannot be",
+                       call, from, number, bytes);
     char *body = td_alloc(bytes);
     if (!body)
-        return td__fail(TD_ERR_NOMEM, "%s: no memory for %" PRIu64 " bytes from rank %d", call,
-                        bytes, from);
+        return td_fail(TD_ERR_NOMEM, "%s: no memory for %" PRIu64 " bytes from rank %d", call,
+                       bytes, from);
     td_status status = td__group_recv(group, body, bytes, TD_U8, from, TD__TAG_OBJECT, NULL);
     if (!status && number != (uint64_t)count)
-        status = td__fail(TD_ERR_MISMATCH,
-                          "%s: rank %d sent %" PRIu64 " objects, but the list here has %d", call,
-                          from, number, count);
+        status = td_fail(TD_ERR_MISMATCH,
+                         "%s: rank %d sent %" PRIu64 " objects, but the list here has %d", call,
+                         from, number, count);
     if (!status)
         status = take_objects(call, body, bytes, count, objects);
     if (!status && source)

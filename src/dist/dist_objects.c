@@ -17,12 +17,12 @@
 td_status td__objects_check(const char *call, const char *name, const td_bytes *objects, int count)
 {
     if (count < 0 || (count > 0 && !objects))
-        return td__fail(TD_ERR_INVALID, "%s: %s is %s", call, name,
-                        count < 0 ? "a list of a negative length" : "NULL");
+        return td_fail(TD_ERR_INVALID, "%s: %s is %s", call, name,
+                       count < 0 ? "a list of a negative length" : "NULL");
     for (int i = 0; i < count; i++)
         if (objects[i].size && !objects[i].data)
-            return td__fail(TD_ERR_INVALID, "%s: %s[%d] has %zu bytes, but its data is NULL", call,
-                            name, i, objects[i].size);
+            return td_fail(TD_ERR_INVALID, "%s: %s[%d] has %zu bytes, but its data is NULL", call,
+                           name, i, objects[i].size);
     return TD_OK;
 }
 
@@ -30,9 +30,9 @@ static td_status check_length(const char *call, int count, int size)
 {
     if (count == size)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID,
-                    "%s: objects has %d entries, but must have %d, one for each rank of the group",
-                    call, count, size);
+    return td_fail(TD_ERR_INVALID,
+                   "%s: objects has %d entries, but must have %d, one for each rank of the group",
+                   call, count, size);
 }
 
 td_status td__objects_add_up(const char *call, const uint64_t *sizes, int count, size_t *total)
@@ -42,8 +42,8 @@ td_status td__objects_add_up(const char *call, const uint64_t *sizes, int count,
         if (__builtin_add_overflow(sum, sizes[i], &sum))
             sum = UINT64_MAX;
     if (sum > (uint64_t)SIZE_MAX / 2)
-        return td__fail(TD_ERR_MISMATCH, "%s: the objects have %" PRIu64 " bytes, which cannot be",
-                        call, sum);
+        return td_fail(TD_ERR_MISMATCH, "%s: the objects have %" PRIu64 " bytes, which cannot be",
+                       call, sum);
     *total = (size_t)sum;
     return TD_OK;
 }
@@ -54,7 +54,7 @@ static td_status make_body(const char *call, size_t bytes, char **body)
     *body = td_alloc(bytes ? bytes : 1);
     if (*body)
         return TD_OK;
-    return td__fail(TD_ERR_NOMEM, "%s: no memory for objects of %zu bytes", call, bytes);
+    return td_fail(TD_ERR_NOMEM, "%s: no memory for objects of %zu bytes", call, bytes);
 }
 
 void td__objects_pack(char *body, const td_bytes *objects, int count)
@@ -110,7 +110,7 @@ static td_status broadcast(const char *call, td_bytes *objects, int count, int s
     if (is_root)
         TD_TRY(td__objects_check(call, "objects", objects, count));
     else if (count < 0 || (count > 0 && !objects))
-        return td__fail(TD_ERR_INVALID, "%s: objects is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: objects is NULL", call);
 
     uint64_t *sizes = make_sizes(is_root ? objects : NULL, count);
     if (!sizes)
@@ -155,8 +155,8 @@ static td_status gather_padded(const char *call, td_bytes *objects, td_bytes obj
         if (sizes[r] > longest)
             longest = (size_t)sizes[r];
     if (longest > SIZE_MAX / 2 || __builtin_mul_overflow(longest, (size_t)member->size, &total))
-        return td__fail(TD_ERR_MISMATCH, "%s: an object has %zu bytes, which cannot be", call,
-                        longest);
+        return td_fail(TD_ERR_MISMATCH, "%s: an object has %zu bytes, which cannot be", call,
+                       longest);
     char *body;
     TD_TRY(make_body(call, total, &body));
     char *mine = body + longest * (size_t)member->rank;
@@ -178,7 +178,7 @@ static td_status all_gather(const char *call, td_bytes *objects, int count, td_b
     TD_TRY(check_length(call, count, member.size));
     TD_TRY(td__objects_check(call, "object", &object, 1));
     if (!objects)
-        return td__fail(TD_ERR_INVALID, "%s: objects is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: objects is NULL", call);
     uint64_t *sizes = make_sizes(NULL, count);
     if (!sizes)
         return td__fail_nomem(call);
@@ -210,11 +210,11 @@ static td_status check_root_objects(const char *call, const td_bytes *objects, i
     if (member->global == root) {
         TD_TRY(check_length(call, count, member->size));
         if (!objects)
-            return td__fail(TD_ERR_INVALID, "%s: objects is NULL", call);
+            return td_fail(TD_ERR_INVALID, "%s: objects is NULL", call);
     } else if (objects) {
-        return td__fail(TD_ERR_INVALID,
-                        "%s: rank %d passed a list, but the root is rank %d; others pass NULL",
-                        call, member->global, root);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: rank %d passed a list, but the root is rank %d; others pass NULL", call,
+                       member->global, root);
     }
     return TD_OK;
 }
@@ -294,7 +294,7 @@ static td_status scatter(const char *call, td_bytes *object, const td_bytes *obj
     if (is_root)
         TD_TRY(td__objects_check(call, "objects", objects, count));
     if (!object)
-        return td__fail(TD_ERR_INVALID, "%s: object is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: object is NULL", call);
     uint64_t *sizes = make_sizes(objects, member.size);
     if (!sizes)
         return td__fail_nomem(call);

@@ -66,8 +66,8 @@ static td_status use_scratch(const struct td__tensor_call *x, struct td__side *s
 {
     side->scratch = td_alloc(side->bytes);
     if (!side->scratch)
-        return td__fail(TD_ERR_NOMEM, "%s: no memory to pack %zu bytes of %s", x->call, side->bytes,
-                        side->name);
+        return td_fail(TD_ERR_NOMEM, "%s: no memory to pack %zu bytes of %s", x->call, side->bytes,
+                       side->name);
     side->data = side->scratch;
     if (side->use & TD__READ)
         copy_all(side, true);
@@ -193,7 +193,7 @@ free_held:
     free(held);
 drop:
     if (status == TD_ERR_NOMEM)
-        td__fail(status, "%s on group \"%s\": out of memory", x->call, td_group_name(x->group));
+        td_fail(status, "%s on group \"%s\": out of memory", x->call, td_group_name(x->group));
     finish(x, false);
     return status;
 }
@@ -212,11 +212,10 @@ static void after_last(void *arg)
 /* Waits for the works of the calls before `end`, so that nothing touches their buffers any
  * more, frees the chain, and keeps the sentence of the failure that was before. What is still under
  * way after the group's timeout keeps its memory for good. */
-static td_status give_up(struct td__tensor_call *first, const struct td__tensor_call *end,
-                         td_status status)
+static td_status give_up(struct td__tensor_call *first, const struct td__tensor_call *end)
 {
-    char message[1024];
-    snprintf(message, sizeof message, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     bool complete = true;
     for (struct td__tensor_call *x = first; x != end; x = x->next) {
         td_work_wait(x->inner, 0);
@@ -224,7 +223,7 @@ static td_status give_up(struct td__tensor_call *first, const struct td__tensor_
     }
     if (complete)
         finish_chain(first, false);
-    return td__fail(status, "%s", message);
+    return td__error_restore(&error);
 }
 
 static td_status start_chain(struct td__tensor_call *first, td_work **work)
@@ -233,7 +232,7 @@ static td_status start_chain(struct td__tensor_call *first, td_work **work)
     for (struct td__tensor_call *x = first; x; x = x->next) {
         td_status status = x->start(x, &x->inner);
         if (status)
-            return give_up(first, x, status);
+            return give_up(first, x);
         last = x;
     }
     /* Where this fails, it has waited, and the chain is gone. */

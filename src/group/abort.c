@@ -39,7 +39,7 @@ void td__group_break(td_group *group, td_status status)
 td_status td__group_state(const td_group *group)
 {
     int status = atomic_load_explicit(&group->broken, memory_order_acquire);
-    return status ? td__fail((td_status)status, "%s", group->reason ? group->reason : "") : TD_OK;
+    return status ? td_fail((td_status)status, "%s", group->reason ? group->reason : "") : TD_OK;
 }
 
 /* ---- Why -------------------------------------------------------------------------------------- */
@@ -84,23 +84,23 @@ static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
         }
     if (!named && told >= 0 && told < group->root->size)
         snprintf(lost, sizeof lost, "%.120s is lost; ", td__endpoint_describe(endpoint, told));
-    return td__fail(TD_ERR_PEER, "group \"%s\": %srank %d has called td_group_shrink()",
-                    group->name, lost, rank);
+    return td_fail(TD_ERR_PEER, "group \"%s\": %srank %d has called td_group_shrink()", group->name,
+                   lost, rank);
 }
 
 /* `rank` has told it. The number is another process's: whatever it says makes a sentence. */
 static td_status explain(const td_group *group, int rank, uint64_t why)
 {
     if ((why & 15) == TD__GIVEN_UP_MIXED)
-        return td__fail(TD_ERR_MISMATCH,
-                        "call #%llu on group \"%s\": rank %d called monitored_barrier, rank %d "
-                        "called %s; every rank must make the same calls in the same order",
-                        (unsigned long long)(why >> 32), group->name, rank,
-                        (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
+        return td_fail(TD_ERR_MISMATCH,
+                       "call #%llu on group \"%s\": rank %d called monitored_barrier, rank %d "
+                       "called %s; every rank must make the same calls in the same order",
+                       (unsigned long long)(why >> 32), group->name, rank,
+                       (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
     if ((why & 15) == TD__GIVEN_UP_SHRINK)
         return explain_shrink(group, rank, why);
-    return td__fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
-                    td__endpoint_describe(group->root->endpoint, rank));
+    return td_fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
+                   td__endpoint_describe(group->root->endpoint, rank));
 }
 
 /* ---- Giving up -------------------------------------------------------------------------------- */
@@ -150,15 +150,14 @@ void td__abort_forget(struct td__root *root)
 void td__abort_own(td_group *group, uint64_t why, bool tell)
 {
     struct td__endpoint *endpoint = group->root->endpoint;
-    char message[1024];
-    td_status status = td_last_status();
-    snprintf(message, sizeof message, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     td__abort_here(group, group->root->rank, why);
     for (int i = 0; tell && i < group->size; i++)
         if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT)
             td__endpoint_tell(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
                               td__deadline_in_ms(TELL_MS));
-    td__fail(status, "%s", message);
+    td__error_restore(&error);
 }
 
 td_status td_group_abort(td_group *group)

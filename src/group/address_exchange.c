@@ -70,7 +70,7 @@ static td_status fail_ended(const struct exchange *exchange, const char *who)
                           root->name, who);
     bool told = !td_store_compare_set(root->store, exchange->ended, "", 0, text, (size_t)length,
                                       &first);
-    td_status status = td__fail(TD_ERR_PEER, "%s", told ? first.data : text);
+    td_status status = td_fail(TD_ERR_PEER, "%s", told ? first.data : text);
     td_bytes_free(&first);
     return status;
 }
@@ -84,7 +84,7 @@ static td_status watch_peers(struct exchange *exchange)
         return fail_ended(exchange, who);
     if (!td__peer_watch_look_up(exchange->root->store, exchange->ended, &told))
         return TD_OK;
-    td_status status = td__fail(TD_ERR_PEER, "%s", told.data);
+    td_status status = td_fail(TD_ERR_PEER, "%s", told.data);
     td_bytes_free(&told);
     return status;
 }
@@ -95,10 +95,11 @@ static td_status watch_peers(struct exchange *exchange)
 static td_status name_missing(const struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
-    char missing[256] = "", why[512];
+    char missing[256] = "";
+    struct td__error error;
     size_t length = 0;
     int count = 0;
-    snprintf(why, sizeof why, "%s", td_last_error());
+    td__error_save(&error);
     for (int r = 0; r < root->size && length < sizeof missing - 16; r++) {
         bool there = true;
         if (!td_store_check(root->store, &exchange->keys[r], 1, &there) && !there) {
@@ -108,13 +109,13 @@ static td_status name_missing(const struct exchange *exchange)
         }
     }
     if (!count)
-        return td__fail(TD_ERR_TIMEOUT, "%s", why);
-    return td__fail(TD_ERR_TIMEOUT,
-                    "group \"%s\": rank%s %s %s not joined within %lld ms: %s ended, or %s not "
-                    "called td_init_process_group() or td_group_open()",
-                    root->name, count > 1 ? "s" : "", missing, count > 1 ? "have" : "has",
-                    (long long)root->timeout_ms, count > 1 ? "they have" : "it has",
-                    count > 1 ? "have" : "has");
+        return td__error_restore(&error);
+    return td_fail(TD_ERR_TIMEOUT,
+                   "group \"%s\": rank%s %s %s not joined within %lld ms: %s ended, or %s not "
+                   "called td_init_process_group() or td_group_open()",
+                   root->name, count > 1 ? "s" : "", missing, count > 1 ? "have" : "has",
+                   (long long)root->timeout_ms, count > 1 ? "they have" : "it has",
+                   count > 1 ? "have" : "has");
 }
 
 static td_status get_cards(const struct exchange *exchange, int64_t limit_ms)
@@ -132,7 +133,7 @@ static td_status get_cards(const struct exchange *exchange, int64_t limit_ms)
 static td_status await_cards(struct exchange *exchange)
 {
     int64_t more = (int64_t)PAUSE_PER_RANK_MS * exchange->root->size, pause = PAUSE_MS + more;
-    char why[512];
+    struct td__error error;
     for (;;) {
         td_status status = get_cards(exchange, pause);
         if (status != TD_ERR_TIMEOUT)
@@ -141,8 +142,8 @@ static td_status await_cards(struct exchange *exchange)
             return name_missing(exchange);
         status = watch_peers(exchange);
         if (status) {
-            snprintf(why, sizeof why, "%s", td_last_error());
-            return get_cards(exchange, LAST_LOOK_MS) ? td__fail(status, "%s", why) : TD_OK;
+            td__error_save(&error);
+            return get_cards(exchange, LAST_LOOK_MS) ? td__error_restore(&error) : TD_OK;
         }
         pause = pause * 2 < LAST_PAUSE_MS + more ? pause * 2 : LAST_PAUSE_MS + more;
     }

@@ -166,7 +166,7 @@ static td_status fail_like(uint32_t status, struct td__span reason)
     for (size_t i = 0; i < reason.size; i++)
         text[i] = (unsigned char)reason.data[i] < ' ' ? ' ' : (char)reason.data[i];
     text[reason.size] = 0;
-    return td__fail((td_status)status, "%s", text);
+    return td_fail((td_status)status, "%s", text);
 }
 
 static td_status compare(struct td__call_history *history, td_group *group, int rank,

@@ -18,12 +18,12 @@ static td_status begin(struct checked *checked, td_group *group, td_op_kind kind
         return TD_ERR_STATE;
     checked->element = td_dtype_size(dtype);
     if (!checked->element)
-        return td__fail(TD_ERR_INVALID, "%s: %d is no dtype", td_op_kind_name(kind), (int)dtype);
+        return td_fail(TD_ERR_INVALID, "%s: %d is no dtype", td_op_kind_name(kind), (int)dtype);
     size_t bytes;
     if (__builtin_mul_overflow(count, checked->element, &bytes) ||
         __builtin_mul_overflow(bytes, (size_t)checked->group->size, &bytes) || bytes > SIZE_MAX / 4)
-        return td__fail(TD_ERR_INVALID, "%s: %zu elements are more than memory can hold",
-                        td_op_kind_name(kind), count);
+        return td_fail(TD_ERR_INVALID, "%s: %zu elements are more than memory can hold",
+                       td_op_kind_name(kind), count);
     checked->call = (td_call){
         .kind = kind,
         .input = input,
@@ -45,17 +45,17 @@ static td_status check_rank(const struct checked *checked, const char *role, int
         return TD_OK;
     const char *name = td_op_kind_name(checked->call.kind);
     if (global < 0 || global >= group->root->size)
-        return td__fail(TD_ERR_INVALID, "%s: %s %d is out of range; ranks are 0 to %d", name, role,
-                        global, group->root->size - 1);
-    return td__fail(TD_ERR_INVALID, "%s: %s %d is not in group \"%s\"", name, role, global,
-                    group->name);
+        return td_fail(TD_ERR_INVALID, "%s: %s %d is out of range; ranks are 0 to %d", name, role,
+                       global, group->root->size - 1);
+    return td_fail(TD_ERR_INVALID, "%s: %s %d is not in group \"%s\"", name, role, global,
+                   group->name);
 }
 
 static td_status check_op(const struct checked *checked)
 {
     struct td__reduction reduction;
     td_status status = td__reduction_of(checked->call.op, checked->call.dtype, &reduction);
-    return status ? td__fail(status, "%s: %s", td_op_kind_name(checked->call.kind), td_last_error())
+    return status ? td_fail(status, "%s: %s", td_op_kind_name(checked->call.kind), td_last_error())
                   : TD_OK;
 }
 
@@ -64,14 +64,14 @@ static td_status check_pointer(const struct checked *checked, const char *role, 
 {
     const char *name = td_op_kind_name(checked->call.kind);
     if (elements && !memory)
-        return td__fail(TD_ERR_INVALID, "%s: the %s is NULL, and should have %zu elements", name,
-                        role, elements);
+        return td_fail(TD_ERR_INVALID, "%s: the %s is NULL, and should have %zu elements", name,
+                       role, elements);
     size_t align = checked->element > 8 ? checked->element / 2 : checked->element;
     if (checked->call.dtype == TD_COMPLEX64)
         align = 4;
     if (elements && (uintptr_t)memory % align)
-        return td__fail(TD_ERR_INVALID, "%s: the %s at %p is not aligned to its %s elements", name,
-                        role, memory, td_dtype_name(checked->call.dtype));
+        return td_fail(TD_ERR_INVALID, "%s: the %s at %p is not aligned to its %s elements", name,
+                       role, memory, td_dtype_name(checked->call.dtype));
     return TD_OK;
 }
 
@@ -91,9 +91,9 @@ static td_status check_overlap(const struct checked *checked, size_t inputs, siz
         return TD_OK;
     if (output_offset >= 0 && out == in + (uintptr_t)output_offset * e)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID,
-                    "%s: input and output overlap, and not in the way that stands for «in place»",
-                    td_op_kind_name(checked->call.kind));
+    return td_fail(TD_ERR_INVALID,
+                   "%s: input and output overlap, and not in the way that stands for «in place»",
+                   td_op_kind_name(checked->call.kind));
 }
 
 static td_status check_buffers(const struct checked *checked, size_t inputs, size_t outputs,
@@ -238,8 +238,8 @@ static td_status total(const struct checked *c, const char *role, const size_t *
     *sum = 0;
     for (int i = 0; i < c->group->size; i++)
         if (__builtin_add_overflow(*sum, counts[i], sum) || *sum > SIZE_MAX / 4 / c->element)
-            return td__fail(TD_ERR_INVALID,
-                            "all_to_all: the %s counts are more than memory can hold", role);
+            return td_fail(TD_ERR_INVALID,
+                           "all_to_all: the %s counts are more than memory can hold", role);
     return TD_OK;
 }
 
@@ -251,16 +251,16 @@ td_status td_group_all_to_all_v(td_group *group, const void *input, const size_t
     size_t inputs, outputs;
     TD_TRY(begin(&c, group, TD_OP_ALL_TO_ALL, dtype, 0, input, output));
     if (!input_counts || !output_counts)
-        return td__fail(TD_ERR_INVALID, "all_to_all: the list of %s counts is NULL",
-                        input_counts ? "output" : "input");
+        return td_fail(TD_ERR_INVALID, "all_to_all: the list of %s counts is NULL",
+                       input_counts ? "output" : "input");
     TD_TRY(total(&c, "input", input_counts, &inputs));
     TD_TRY(total(&c, "output", output_counts, &outputs));
     TD_TRY(check_buffers(&c, inputs, outputs, -1, -1));
     if (input_counts[c.group->rank] != output_counts[c.group->rank])
-        return td__fail(TD_ERR_INVALID,
-                        "all_to_all: rank %d sends %zu elements to itself and expects %zu",
-                        c.group->ranks[c.group->rank], input_counts[c.group->rank],
-                        output_counts[c.group->rank]);
+        return td_fail(TD_ERR_INVALID,
+                       "all_to_all: rank %d sends %zu elements to itself and expects %zu",
+                       c.group->ranks[c.group->rank], input_counts[c.group->rank],
+                       output_counts[c.group->rank]);
     c.call.input_counts = input_counts;
     c.call.output_counts = output_counts;
     return td__group_run(c.group, &c.call, work);
@@ -284,11 +284,11 @@ static td_status check_message(struct checked *c, const void *data, int other, i
     else
         TD_TRY(check_rank(c, role, other, &c->call.peer));
     if (c->call.peer == c->group->rank)
-        return td__fail(TD_ERR_INVALID, "%s: %s %d is this rank itself",
-                        td_op_kind_name(c->call.kind), role, other);
+        return td_fail(TD_ERR_INVALID, "%s: %s %d is this rank itself",
+                       td_op_kind_name(c->call.kind), role, other);
     if (tag == TD_ANY_TAG && c->call.kind == TD_OP_SEND)
-        return td__fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above",
-                        td_op_kind_name(c->call.kind), tag);
+        return td_fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above",
+                       td_op_kind_name(c->call.kind), tag);
     c->call.tag = tag;
     return TD_OK;
 }
@@ -315,7 +315,7 @@ td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dty
 static td_status check_tag(const char *call, int tag)
 {
     return tag < TD_ANY_TAG
-               ? td__fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above", call, tag)
+               ? td_fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above", call, tag)
                : TD_OK;
 }
 

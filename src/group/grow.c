@@ -95,8 +95,8 @@ static td_status look_after_members(const struct growth *growth)
     for (int i = 0; i < group->size; i++) {
         const char *exit_reason = td__endpoint_exit_reason(endpoint, group->ranks[i]);
         if (exit_reason)
-            return td__fail(TD_ERR_PEER, "td_group_grow on group \"%s\": %s %s", group->name,
-                            td__endpoint_describe(endpoint, group->ranks[i]), exit_reason);
+            return td_fail(TD_ERR_PEER, "td_group_grow on group \"%s\": %s %s", group->name,
+                           td__endpoint_describe(endpoint, group->ranks[i]), exit_reason);
     }
     return td__group_state(group);
 }
@@ -109,10 +109,10 @@ static td_status await_newcomers(struct growth *growth)
             if (growth->meetings[r])
                 break;
             if (td__deadline_passed(growth->deadline))
-                return td__fail(TD_ERR_TIMEOUT,
-                                "td_group_grow on group \"%s\": rank %d has not come back within "
-                                "%lld ms",
-                                growth->group->name, r, (long long)growth->timeout_ms);
+                return td_fail(TD_ERR_TIMEOUT,
+                               "td_group_grow on group \"%s\": rank %d has not come back within "
+                               "%lld ms",
+                               growth->group->name, r, (long long)growth->timeout_ms);
             TD_TRY(look_after_members(growth));
             td__sleep_ns(PAUSE_NS);
         }
@@ -191,7 +191,7 @@ static td_status exchange(struct growth *growth)
     TD_TRY(td_group_broadcast(group, &verdict, sizeof verdict, TD_U8, group->ranks[0], NULL));
     verdict.why[sizeof verdict.why - 1] = 0;
     if (verdict.status)
-        return td__fail((td_status)verdict.status, "%s", verdict.why);
+        return td_fail((td_status)verdict.status, "%s", verdict.why);
     return td_group_broadcast(group, growth->cards,
                               sizeof *growth->cards * (size_t)growth->old->size, TD_U8,
                               group->ranks[0], NULL);
@@ -262,8 +262,8 @@ td_status td_group_grow(td_group *group, const td_group_options *options, td_gro
     if (!group)
         return TD_ERR_STATE;
     if (!grown || options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, grown ? "td_group_grow: the timeout is negative"
-                                              : "td_group_grow: the result is NULL");
+        return td_fail(TD_ERR_INVALID, grown ? "td_group_grow: the timeout is negative"
+                                             : "td_group_grow: the result is NULL");
     td__group_use(group);
     td_status status = grow(group, options, grown);
     td__group_unuse(group);

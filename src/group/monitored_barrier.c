@@ -339,7 +339,7 @@ static td_status collect(struct barrier *barrier)
     for (int r = 1; r < group->size; r++)
         if (has_come(barrier, r))
             start(group, TD_OP_SEND, &verdict, sizeof verdict, r, TD__TAG_VERDICT, GRACE_MS, NULL);
-    return verdict.late ? td__fail((td_status)verdict.late, "%s", verdict.text) : TD_OK;
+    return verdict.late ? td_fail((td_status)verdict.late, "%s", verdict.text) : TD_OK;
 }
 
 static td_status ask_everyone(struct barrier *barrier)
@@ -361,37 +361,37 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
-    char why[512];
-    snprintf(why, sizeof why, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     if (atomic_load(&group->given_up))
         return td__group_state(group);
     const char *exit_reason = status == TD_ERR_PEER
                                   ? td__endpoint_find_out(endpoint, group->ranks[0], TD__NEVER)
                                   : td__endpoint_exit_reason(endpoint, group->ranks[0]);
     if (exit_reason)
-        return td__fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
-                        (unsigned long long)barrier->number, group->name,
-                        td__endpoint_describe(endpoint, group->ranks[0]), exit_reason);
+        return td_fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
+                       (unsigned long long)barrier->number, group->name,
+                       td__endpoint_describe(endpoint, group->ranks[0]), exit_reason);
     if (status == TD_ERR_TIMEOUT)
         return td__explain_delay(
             group, 0, 0,
-            td__fail(status,
-                     "monitored_barrier #%llu on group \"%s\": rank %d, which collects the others, "
-                     "has not answered within %lld ms",
-                     (unsigned long long)barrier->number, group->name, group->ranks[0],
-                     (long long)barrier->timeout_ms + GRACE_MS));
-    return td__fail(status, "monitored_barrier #%llu on group \"%s\": rank %d did not answer: %s",
-                    (unsigned long long)barrier->number, group->name, group->ranks[0], why);
+            td_fail(status,
+                    "monitored_barrier #%llu on group \"%s\": rank %d, which collects the others, "
+                    "has not answered within %lld ms",
+                    (unsigned long long)barrier->number, group->name, group->ranks[0],
+                    (long long)barrier->timeout_ms + GRACE_MS));
+    return td_fail(status, "monitored_barrier #%llu on group \"%s\": rank %d did not answer: %s",
+                   (unsigned long long)barrier->number, group->name, group->ranks[0], error.text);
 }
 
 static td_status fail_late(const struct barrier *barrier)
 {
     const td_group *group = barrier->group;
-    return td__fail(TD_ERR_TIMEOUT,
-                    "monitored_barrier #%llu on group \"%s\": rank %d has come too late: rank %d "
-                    "had stopped waiting for it",
-                    (unsigned long long)barrier->number, group->name, group->ranks[group->rank],
-                    group->ranks[0]);
+    return td_fail(TD_ERR_TIMEOUT,
+                   "monitored_barrier #%llu on group \"%s\": rank %d has come too late: rank %d "
+                   "had stopped waiting for it",
+                   (unsigned long long)barrier->number, group->name, group->ranks[group->rank],
+                   group->ranks[0]);
 }
 
 /* Waits for a verdict until the next look. */
@@ -436,7 +436,7 @@ static td_status report(struct barrier *barrier)
     verdict.text[sizeof verdict.text - 1] = 0;
     if (!verdict.late)
         return TD_OK;
-    return td__fail(verdict.late == TD_ERR_PEER ? TD_ERR_PEER : TD_ERR_TIMEOUT, "%s", verdict.text);
+    return td_fail(verdict.late == TD_ERR_PEER ? TD_ERR_PEER : TD_ERR_TIMEOUT, "%s", verdict.text);
 }
 
 /* ---- The call -------------------------------------------------------------------------------- */
@@ -484,8 +484,8 @@ td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool a
     if (!group)
         return TD_ERR_STATE;
     if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "monitored_barrier: the timeout is %lld ms",
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID, "monitored_barrier: the timeout is %lld ms",
+                       (long long)timeout_ms);
     td__group_use(group);
     td_status status = run(group, timeout_ms, all);
     td__group_unuse(group);

@@ -50,19 +50,18 @@ static td_status read_options(const char *text, struct native *native)
             for (int i = 0; td__algorithms[i].name && !known; i++)
                 known = !strcmp(td__algorithms[i].name, native->algorithm);
             if (!known)
-                return td__fail(TD_ERR_INVALID,
-                                "backend option algorithm=%s: there is no algorithm of that name",
-                                native->algorithm);
+                return td_fail(TD_ERR_INVALID,
+                               "backend option algorithm=%s: there is no algorithm of that name",
+                               native->algorithm);
         } else if (name == 9 && !strncmp(text, "transport=tcp", 13) && size == 3) {
             native->sockets_only = true;
         } else if (!(name == 9 && !strncmp(text, "transport", 9) &&
                      ((size == 3 && !strncmp(value, "shm", 3)) ||
                       (size == 4 && !strncmp(value, "auto", 4))))) {
-            return td__fail(
-                TD_ERR_INVALID,
-                "backend option \"%.*s\" is not known: there are transport=tcp|shm|auto "
-                "and algorithm=NAME",
-                (int)length, text);
+            return td_fail(TD_ERR_INVALID,
+                           "backend option \"%.*s\" is not known: there are transport=tcp|shm|auto "
+                           "and algorithm=NAME",
+                           (int)length, text);
         }
         text += length;
         text += strspn(text, " ,");
@@ -149,9 +148,9 @@ static td_status find_losses(struct native *native, const struct td__operation *
     for (int i = 0; i < group->size; i++) {
         enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
-            return td__fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
-                            td__endpoint_describe(endpoint, group->ranks[i]),
-                            td__endpoint_exit_reason(endpoint, group->ranks[i]));
+            return td_fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
+                           td__endpoint_describe(endpoint, group->ranks[i]),
+                           td__endpoint_exit_reason(endpoint, group->ranks[i]));
     }
     native->losses = losses;
     return TD_OK;
@@ -364,8 +363,8 @@ static td_status together(struct native *native, const struct td__operation *ope
  * they share, the others are told. */
 static void fall_out(struct native *native, const struct td__operation *operation, td_status status)
 {
-    char message[TD__REASON_TEXT];
-    snprintf(message, sizeof message, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     if (native->comm)
         td__shm_break(native->comm, status);
     if (native->hierarchy)
@@ -374,7 +373,7 @@ static void fall_out(struct native *native, const struct td__operation *operatio
         td__tcp_comm_fall_out(native->sockets, operation, status);
     if (native->comm)
         td__shm_await_quiet(native->comm);
-    td__fail(status, "%s", message);
+    td__error_restore(&error);
 }
 
 /* An exchange in place needs a second buffer for one side. */
@@ -496,8 +495,8 @@ static td_status post(void *self, const td_call *call, td_work *work)
 {
     struct native *native = self;
     if (!native->p2p)
-        return td__fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
-                        td_op_kind_name(call->kind), native->group->name);
+        return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
+                       td_op_kind_name(call->kind), native->group->name);
     return td__p2p_post(native->p2p, call, work, &work->complete);
 }
 
@@ -507,8 +506,8 @@ td_status td__native_message(td_group *group, const td_call *call)
     int source;
     size_t received;
     if (!native->p2p)
-        return td__fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
-                        td_op_kind_name(call->kind), group->name);
+        return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
+                       td_op_kind_name(call->kind), group->name);
     return td__p2p_run(native->p2p, call, &source, &received);
 }
 

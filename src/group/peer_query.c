@@ -234,12 +234,13 @@ void td__describe_progress(td_group *group, uint64_t sequence, int peer,
 
 td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_status status)
 {
-    char message[768], roll[TD__PROGRESS_TEXT];
+    char roll[TD__PROGRESS_TEXT];
+    struct td__error error;
     if (status != TD_ERR_TIMEOUT || group->size == 1)
         return status;
-    snprintf(message, sizeof message, "%s", td_last_error());
+    td__error_save(&error);
     td__describe_progress(group, sequence, peer, roll);
-    return td__fail(status, roll[0] ? "%s; %s" : "%s%s", message, roll);
+    return td_fail(status, roll[0] ? "%s; %s" : "%s%s", error.text, roll);
 }
 
 /* ---- What takes long ------------------------------------------------------------------------- */
@@ -249,9 +250,9 @@ static td_status read_limit(int64_t *limit_ms)
     const char *text = getenv("TANDEM_STALL_WARN");
     int seconds = STALL_S;
     if (text && *text && !td__parse_int(text, 0, 86400, &seconds))
-        return td__fail(TD_ERR_INVALID,
-                        "TANDEM_STALL_WARN is \"%s\"; it is a number of seconds, 0 for no warning",
-                        text);
+        return td_fail(TD_ERR_INVALID,
+                       "TANDEM_STALL_WARN is \"%s\"; it is a number of seconds, 0 for no warning",
+                       text);
     *limit_ms = (int64_t)seconds * 1000;
     return TD_OK;
 }

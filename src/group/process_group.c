@@ -246,10 +246,10 @@ static td_status check_list(const struct td__root *root, const char *what, const
     td_status status = seen ? TD_OK : td__fail_nomem(what);
     for (int i = 0; i < count && !status; i++) {
         if (ranks[i] < 0 || ranks[i] >= root->size)
-            status = td__fail(TD_ERR_INVALID, "%s: rank %d is out of range; ranks are 0 to %d",
-                              what, ranks[i], root->size - 1);
+            status = td_fail(TD_ERR_INVALID, "%s: rank %d is out of range; ranks are 0 to %d", what,
+                             ranks[i], root->size - 1);
         else if (seen[ranks[i]]++)
-            status = td__fail(TD_ERR_INVALID, "%s: rank %d is in the list twice", what, ranks[i]);
+            status = td_fail(TD_ERR_INVALID, "%s: rank %d is in the list twice", what, ranks[i]);
     }
     free(seen);
     return status;
@@ -258,8 +258,8 @@ static td_status check_list(const struct td__root *root, const char *what, const
 static td_status check_options(const char *what, const td_group_options *options)
 {
     if (options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "%s: the timeout is %lld ms; it must be positive, or 0",
-                        what, (long long)options->timeout_ms);
+        return td_fail(TD_ERR_INVALID, "%s: the timeout is %lld ms; it must be positive, or 0",
+                       what, (long long)options->timeout_ms);
     return TD_OK;
 }
 
@@ -286,13 +286,13 @@ td_status td_new_group(const int *ranks, int count, const td_group_options *opti
     if (!world)
         return TD_ERR_STATE;
     if (!group)
-        return td__fail(TD_ERR_INVALID, "td_new_group: the result is NULL");
+        return td_fail(TD_ERR_INVALID, "td_new_group: the result is NULL");
     if (!ranks) {
         ranks = world->ranks;
         count = world->size;
     }
     if (count < 1)
-        return td__fail(TD_ERR_INVALID, "td_new_group: %d ranks make no group", count);
+        return td_fail(TD_ERR_INVALID, "td_new_group: %d ranks make no group", count);
     options = options ? options : &none;
     TD_TRY(check_options("td_new_group", options));
     TD_TRY(check_list(world->root, "td_new_group", ranks, count));
@@ -309,16 +309,16 @@ td_status td_new_subgroups_by_enumeration(const int *ranks, const int *counts, i
     if (!world)
         return TD_ERR_STATE;
     if (!ranks || !counts || !group || groups < 1)
-        return td__fail(TD_ERR_INVALID, "%s: needs a list of ranks and of counts, and a result",
-                        what);
+        return td_fail(TD_ERR_INVALID, "%s: needs a list of ranks and of counts, and a result",
+                       what);
     for (int i = 0; i < groups; i++) {
         if (counts[i] < 1)
-            return td__fail(TD_ERR_INVALID, "%s: %d ranks make no group", what, counts[i]);
+            return td_fail(TD_ERR_INVALID, "%s: %d ranks make no group", what, counts[i]);
         if (counts[i] > world->size - total)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: more ranks than the world's %d; groups may not "
-                            "overlap",
-                            what, world->size);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: more ranks than the world's %d; groups may not "
+                           "overlap",
+                           what, world->size);
         total += counts[i];
     }
     options = options ? options : &none;
@@ -338,12 +338,12 @@ td_status td_new_subgroups(int group_size, const td_group_options *options, td_g
     if (!world)
         return TD_ERR_STATE;
     if (group_size < 1 || world->size % group_size)
-        return td__fail(TD_ERR_INVALID,
-                        "td_new_subgroups: a world of %d cannot be cut into groups of %d",
-                        world->size, group_size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_new_subgroups: a world of %d cannot be cut into groups of %d",
+                       world->size, group_size);
     int first = world->rank / group_size * group_size;
     if (!group)
-        return td__fail(TD_ERR_INVALID, "td_new_subgroups: the result is NULL");
+        return td_fail(TD_ERR_INVALID, "td_new_subgroups: the result is NULL");
     td_group_options none = {0};
     options = options ? options : &none;
     TD_TRY(check_options("td_new_subgroups", options));
@@ -395,7 +395,7 @@ td_status td_group_split(td_group *parent, int color, int key, const td_group_op
     if (!parent)
         return TD_ERR_STATE;
     if (!group)
-        return td__fail(TD_ERR_INVALID, "td_group_split: the result is NULL");
+        return td_fail(TD_ERR_INVALID, "td_group_split: the result is NULL");
     options = options ? options : &none;
     TD_TRY(check_options("td_group_split", options));
     td__group_use(parent);
@@ -410,14 +410,14 @@ td_group *td__group_enter(td_group *group, const char *what)
 {
     td_group *found = group ? group : td__world();
     if (!found)
-        td__fail(TD_ERR_STATE, "%s: there is no world yet; call td_init_process_group() first",
-                 what);
+        td_fail(TD_ERR_STATE, "%s: there is no world yet; call td_init_process_group() first",
+                what);
     else if (found->root->generation != td__fork_generation())
-        td__fail(TD_ERR_STATE,
-                 "%s: the group was made before a fork(), and belongs to the parent process", what);
+        td_fail(TD_ERR_STATE,
+                "%s: the group was made before a fork(), and belongs to the parent process", what);
     else if (found->rank < 0)
-        td__fail(TD_ERR_STATE, "%s: rank %d is not in group \"%s\"", what, found->root->rank,
-                 found->name);
+        td_fail(TD_ERR_STATE, "%s: rank %d is not in group \"%s\"", what, found->root->rank,
+                found->name);
     else
         return found;
     return NULL;
@@ -475,12 +475,12 @@ td_status td_get_process_group_ranks(const td_group *group, int *ranks)
 {
     group = known(group);
     if (!group)
-        return td__fail(TD_ERR_STATE, "td_get_process_group_ranks: there is no world yet");
+        return td_fail(TD_ERR_STATE, "td_get_process_group_ranks: there is no world yet");
     if (group->rank < 0)
-        return td__fail(TD_ERR_STATE, "td_get_process_group_ranks: rank %d is not in group \"%s\"",
-                        group->root->rank, group->name);
+        return td_fail(TD_ERR_STATE, "td_get_process_group_ranks: rank %d is not in group \"%s\"",
+                       group->root->rank, group->name);
     if (!ranks)
-        return td__fail(TD_ERR_INVALID, "td_get_process_group_ranks: the result is NULL");
+        return td_fail(TD_ERR_INVALID, "td_get_process_group_ranks: the result is NULL");
     memcpy(ranks, group->ranks, sizeof *ranks * (size_t)group->size);
     return TD_OK;
 }
@@ -491,8 +491,8 @@ td_status td_group_set_timeout(td_group *group, int64_t timeout_ms)
     if (!group)
         return TD_ERR_STATE;
     if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "td_group_set_timeout: %lld ms is negative",
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID, "td_group_set_timeout: %lld ms is negative",
+                       (long long)timeout_ms);
     group->timeout_ms = timeout_ms ? timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
     return TD_OK;
 }

@@ -26,8 +26,8 @@ static _Thread_local int64_t thread_timeout_ms;
 td_status td_set_call_timeout(int64_t timeout_ms)
 {
     if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "td_set_call_timeout: %lld ms is negative",
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID, "td_set_call_timeout: %lld ms is negative",
+                       (long long)timeout_ms);
     thread_timeout_ms = timeout_ms;
     return TD_OK;
 }
@@ -222,8 +222,8 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
         int error = td__thread_start(&group->worker, "td-group", work_through, group);
         if (error) {
             discard(work);
-            return td__fail(TD_ERR_SYSTEM, "group \"%s\": no thread for asynchronous calls (%s)",
-                            group->name, td__errno_text(error));
+            return td_fail(TD_ERR_SYSTEM, "group \"%s\": no thread for asynchronous calls (%s)",
+                           group->name, td__errno_text(error));
         }
         group->working = true;
         group->patient = group->ops == &td__native_ops && td__native_fills_host(group);
@@ -253,7 +253,7 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work)
 {
     if (!td__backend_slot(group->ops, call->kind)) {
         const char *other = td__backend_with(call->kind, group->backend);
-        return td__fail(
+        return td_fail(
             TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
             group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
     }
@@ -286,7 +286,7 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
 {
     if (!group->ops->post) {
         const char *other = td__backend_with(call->kind, group->backend);
-        return td__fail(
+        return td_fail(
             TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
             group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
     }

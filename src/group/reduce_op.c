@@ -38,15 +38,15 @@ static td_status add(const struct td__reduction *reduction, td_reduce_op *op)
 td_status td_reduce_op_create(td_reduce_fn fn, void *arg, td_reduce_op *op)
 {
     if (!fn || !op)
-        return td__fail(TD_ERR_INVALID, "td_reduce_op_create: the %s is NULL",
-                        fn ? "result" : "function");
+        return td_fail(TD_ERR_INVALID, "td_reduce_op_create: the %s is NULL",
+                       fn ? "result" : "function");
     return add(&(struct td__reduction){.user = fn, .user_arg = arg}, op);
 }
 
 td_status td_reduce_op_create_premul_sum(double factor, td_reduce_op *op)
 {
     if (!op)
-        return td__fail(TD_ERR_INVALID, "td_reduce_op_create_premul_sum: the result is NULL");
+        return td_fail(TD_ERR_INVALID, "td_reduce_op_create_premul_sum: the result is NULL");
     return add(&(struct td__reduction){.op = TD_PREMUL_SUM, .factor = factor}, op);
 }
 
@@ -78,8 +78,8 @@ td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction
         pthread_mutex_unlock(&lock);
     }
     if (!found)
-        return td__fail(TD_ERR_INVALID, "%d is no reduction; td_reduce_op_create() makes one",
-                        (int)op);
+        return td_fail(TD_ERR_INVALID, "%d is no reduction; td_reduce_op_create() makes one",
+                       (int)op);
     reduction->dtype = dtype;
     return td__reduction_check(reduction);
 }

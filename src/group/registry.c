@@ -38,13 +38,13 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
     for (size_t i = 0; i < length && sound; i++)
         sound = isalnum((unsigned char)name[i]) || name[i] == '_' || name[i] == '-';
     if (!sound)
-        return td__fail(TD_ERR_INVALID,
-                        "td_register_backend: \"%s\" is no name: letters, digits, '_' and '-', at "
-                        "most %zu",
-                        name ? name : "NULL", sizeof native.name - 1);
+        return td_fail(TD_ERR_INVALID,
+                       "td_register_backend: \"%s\" is no name: letters, digits, '_' and '-', at "
+                       "most %zu",
+                       name ? name : "NULL", sizeof native.name - 1);
     if (ops && (!ops->create || !ops->destroy))
-        return td__fail(TD_ERR_INVALID, "td_register_backend: backend \"%s\" has no %s", name,
-                        ops->create ? "destroy" : "create");
+        return td_fail(TD_ERR_INVALID, "td_register_backend: backend \"%s\" has no %s", name,
+                       ops->create ? "destroy" : "create");
     struct entry *added = calloc(1, sizeof *added);
     if (!added)
         return td__fail_nomem("td_register_backend");
@@ -56,9 +56,9 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
     pthread_mutex_lock(&lock);
     struct entry *present = find(name);
     if (present == &native || present == &gloo || present == &tcp) {
-        status = td__fail(TD_ERR_STATE, "td_register_backend: \"%s\" is built in", name);
+        status = td_fail(TD_ERR_STATE, "td_register_backend: \"%s\" is built in", name);
     } else if (present && present->ops && ops) {
-        status = td__fail(TD_ERR_STATE, "td_register_backend: \"%s\" is registered already", name);
+        status = td_fail(TD_ERR_STATE, "td_register_backend: \"%s\" is registered already", name);
     } else if (present) {
         present->ops = ops;
         present->arg = arg;
@@ -87,7 +87,7 @@ const td_backend_ops *td__backend_find(const char *name, void **arg, const char 
             if (entry->ops && length + sizeof entry->name + 2 < sizeof known)
                 length += (size_t)snprintf(known + length, sizeof known - length, "%s%s",
                                            length ? ", " : "", entry->name);
-        td__fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
+        td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
     }
     pthread_mutex_unlock(&lock);
     return ops;
@@ -132,16 +132,6 @@ const char *td__backend_with(td_op_kind kind, const char *name)
     }
     pthread_mutex_unlock(&lock);
     return found;
-}
-
-td_status td_backend_fail(td_status status, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return td__fail(status, "%s", text);
 }
 
 const char *td_op_kind_name(td_op_kind kind)

@@ -77,9 +77,9 @@ static td_status check_transport(void)
     if (!variable || !*variable || !strcmp(variable, "tcp") || !strcmp(variable, "shm") ||
         !strcmp(variable, "auto"))
         return TD_OK;
-    return td__fail(TD_ERR_INVALID,
-                    "TANDEM_TRANSPORT is \"%s\"; it can be tcp (no shared memory), shm or auto",
-                    variable);
+    return td_fail(TD_ERR_INVALID,
+                   "TANDEM_TRANSPORT is \"%s\"; it can be tcp (no shared memory), shm or auto",
+                   variable);
 }
 
 void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY])
@@ -191,15 +191,13 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
     struct td__root *root;
     options = options ? options : &none;
     if (!store || !group_out)
-        return td__fail(TD_ERR_INVALID, "td_group_open: the %s is NULL",
-                        store ? "result" : "store");
+        return td_fail(TD_ERR_INVALID, "td_group_open: the %s is NULL", store ? "result" : "store");
     if (size < 1 || rank < 0 || rank >= size)
-        return td__fail(TD_ERR_INVALID, "td_group_open: rank %d of %d: ranks are 0 to size-1", rank,
-                        size);
+        return td_fail(TD_ERR_INVALID, "td_group_open: rank %d of %d: ranks are 0 to size-1", rank,
+                       size);
     if (options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID,
-                        "td_group_open: the timeout is %lld ms; it must be positive",
-                        (long long)options->timeout_ms);
+        return td_fail(TD_ERR_INVALID, "td_group_open: the timeout is %lld ms; it must be positive",
+                       (long long)options->timeout_ms);
     TD_TRY(check_transport());
     TD_TRY(td__reduce_methods_read());
     TD_TRY(td__heartbeat_read());
@@ -268,27 +266,26 @@ static td_group *any_group(struct td__root *root)
 static td_status verify_groups(td_group *first)
 {
     td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);
-    char message[TD__REASON_TEXT] = "";
+    struct td__error error;
     td_status status = td__group_verify(first, deadline);
-    if (status)
-        snprintf(message, sizeof message, "%s", td_last_error());
+    td__error_save(&error);
     for (td_group *group = first->root->groups; group; group = group->next)
         if (td__group_verify(group, deadline) && !status) {
             status = TD_ERR_MISMATCH;
-            snprintf(message, sizeof message, "%s", td_last_error());
+            td__error_save(&error);
         }
-    return status ? td__fail(status, "%s", message) : TD_OK;
+    return status ? td__error_restore(&error) : TD_OK;
 }
 
 td_status td__root_close(td_group *first)
 {
     struct td__root *root = first->root;
     td_group *group;
-    char message[TD__REASON_TEXT];
+    struct td__error error;
     td__recorder_leaving(root);
     td__group_drain(first); /* a call on it may make another group, as those on others may */
     td_status status = verify_groups(first);
-    snprintf(message, sizeof message, "%s", td_last_error());
+    td__error_save(&error);
     while ((group = any_group(root)))
         td__group_end(group);
     see_off(root, td__native_shm_comm(first));
@@ -301,5 +298,5 @@ td_status td__root_close(td_group *first)
         td__shm_comm_destroy(comm);
     }
     td__root_free(root, TD_OK);
-    return status ? td__fail(status, "%s", message) : TD_OK;
+    return status ? td__error_restore(&error) : TD_OK;
 }

@@ -237,16 +237,16 @@ static td_status fail_late(const struct attempt *attempt, int leader, int64_t ti
                                        count++ ? ", " : "", group->ranks[i]);
     pthread_mutex_unlock(&attempt->root->lock);
     if (!count)
-        return td__fail(TD_ERR_TIMEOUT,
-                        "td_group_shrink on group \"%s\": rank %d, which counts the survivors, has "
-                        "not finished within %lld ms: it, or another rank that is alive, has not "
-                        "called td_group_shrink()",
-                        group->name, group->ranks[leader], (long long)timeout_ms);
-    return td__fail(TD_ERR_TIMEOUT,
-                    "td_group_shrink on group \"%s\": rank%s %s %s alive, but %s not called "
-                    "td_group_shrink() within %lld ms",
-                    group->name, count > 1 ? "s" : "", missing, count > 1 ? "are" : "is",
-                    count > 1 ? "have" : "has", (long long)timeout_ms);
+        return td_fail(TD_ERR_TIMEOUT,
+                       "td_group_shrink on group \"%s\": rank %d, which counts the survivors, has "
+                       "not finished within %lld ms: it, or another rank that is alive, has not "
+                       "called td_group_shrink()",
+                       group->name, group->ranks[leader], (long long)timeout_ms);
+    return td_fail(TD_ERR_TIMEOUT,
+                   "td_group_shrink on group \"%s\": rank%s %s %s alive, but %s not called "
+                   "td_group_shrink() within %lld ms",
+                   group->name, count > 1 ? "s" : "", missing, count > 1 ? "are" : "is",
+                   count > 1 ? "have" : "has", (long long)timeout_ms);
 }
 
 static td_status agree(struct attempt *attempt, int64_t timeout_ms)
@@ -297,10 +297,10 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     own.timeout_ms = options->timeout_ms ? options->timeout_ms : group->timeout_ms;
     td_status status = TD_OK;
     if (!attempt->agreement->left[group->rank])
-        status = td__fail(TD_ERR_PEER,
-                          "td_group_shrink on group \"%s\": the other ranks took rank %d for dead "
-                          "and went on without it",
-                          group->name, group->ranks[group->rank]);
+        status = td_fail(TD_ERR_PEER,
+                         "td_group_shrink on group \"%s\": the other ranks took rank %d for dead "
+                         "and went on without it",
+                         group->name, group->ranks[group->rank]);
     if (!status)
         status = td__group_add(group->root, ranks, count, key, &own, rest);
     free(ranks);
@@ -333,10 +333,10 @@ td_status td_group_shrink(td_group *group, const td_group_options *options, td_g
     if (!group)
         return TD_ERR_STATE;
     if (!survivors)
-        return td__fail(TD_ERR_INVALID, "td_group_shrink: the result is NULL");
+        return td_fail(TD_ERR_INVALID, "td_group_shrink: the result is NULL");
     if (options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "td_group_shrink: the timeout is %lld ms",
-                        (long long)options->timeout_ms);
+        return td_fail(TD_ERR_INVALID, "td_group_shrink: the timeout is %lld ms",
+                       (long long)options->timeout_ms);
     td__group_use(group);
     td_status status = shrink(group, options, survivors);
     td__group_unuse(group);

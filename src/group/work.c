@@ -100,10 +100,10 @@ void td_work_complete(td_work *work, td_status status, int source, size_t receiv
 td_status td_work_status(td_work *work)
 {
     if (!work)
-        return td__fail(TD_ERR_INVALID, "td_work_status: the work is NULL");
+        return td_fail(TD_ERR_INVALID, "td_work_status: the work is NULL");
     if (!atomic_load_explicit(&work->complete, memory_order_acquire) || !work->status)
         return TD_OK;
-    return td__fail(work->status, "%s", work->message ? work->message : "out of memory");
+    return td_fail(work->status, "%s", work->message ? work->message : "out of memory");
 }
 
 /* True where the group is used now: the caller calls td__group_unuse(). It is there as long as the work is
@@ -195,19 +195,19 @@ static td_status wait_in_group(td_work *work, int64_t timeout_ms)
         return TD_OK;
     return td__explain_delay(
         group, work->call.sequence, work->call.peer,
-        td__fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
-                 td_op_kind_name(work->call.kind), group->name, (long long)limit));
+        td_fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
+                td_op_kind_name(work->call.kind), group->name, (long long)limit));
 }
 
 td_status td_work_wait(td_work *work, int64_t timeout_ms)
 {
     if (!work)
-        return td__fail(TD_ERR_INVALID, "td_work_wait: the work is NULL");
+        return td_fail(TD_ERR_INVALID, "td_work_wait: the work is NULL");
     if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID,
-                        "td_work_wait: the timeout is %lld ms; it must be positive, or 0 for the "
-                        "group's",
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID,
+                       "td_work_wait: the timeout is %lld ms; it must be positive, or 0 for the "
+                       "group's",
+                       (long long)timeout_ms);
     if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
         if (use_group(work)) {
             td_group *group = work->group;
@@ -239,7 +239,7 @@ td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
     char message[512] = "";
     td_status first = TD_OK;
     if (count < 0 || (count && !works))
-        return td__fail(TD_ERR_INVALID, "td_work_wait_all: no list of %d works", count);
+        return td_fail(TD_ERR_INVALID, "td_work_wait_all: no list of %d works", count);
     td__deadline deadline = timeout_ms > 0 ? td__deadline_in_ms(timeout_ms) : TD__NEVER;
     for (int i = 0; i < count; i++) {
         if (!works[i])
@@ -255,7 +255,7 @@ td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
             strncpy(message, td_last_error(), sizeof message - 1);
         }
     }
-    return first ? td__fail(first, "%s", message) : TD_OK;
+    return first ? td_fail(first, "%s", message) : TD_OK;
 }
 
 /* The work as such is left alone: somebody will wait for it, or for the one that follows. */
@@ -269,7 +269,7 @@ static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
     }
     pthread_mutex_unlock(&work->lock);
     if (!complete && taken)
-        return td__fail(TD_ERR_STATE, "td_work_on_complete: the work has a function already");
+        return td_fail(TD_ERR_STATE, "td_work_on_complete: the work has a function already");
     if (complete)
         fn(work, work->status, arg);
     return TD_OK;
@@ -278,8 +278,8 @@ static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
 td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
 {
     if (!work || !fn)
-        return td__fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
-                        work ? "function" : "work");
+        return td_fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
+                       work ? "function" : "work");
     td_work_test(work); /* nobody may ever wait for it: it must come forward by itself */
     return set_callback(work, fn, arg);
 }

@@ -33,18 +33,18 @@ bool td_is_initialized(void)
 static td_status check_options(const td_init_options *options)
 {
     if (options->store && options->init_method)
-        return td__fail(TD_ERR_INVALID,
-                        "td_init_process_group: a store and an init method (%s) exclude each other",
-                        options->init_method);
+        return td_fail(TD_ERR_INVALID,
+                       "td_init_process_group: a store and an init method (%s) exclude each other",
+                       options->init_method);
     if (options->store && options->world_size < 1)
-        return td__fail(TD_ERR_INVALID,
-                        "td_init_process_group: a store needs the world size and the rank with it; "
-                        "the world size is %d",
-                        options->world_size);
+        return td_fail(TD_ERR_INVALID,
+                       "td_init_process_group: a store needs the world size and the rank with it; "
+                       "the world size is %d",
+                       options->world_size);
     if (options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID,
-                        "td_init_process_group: the timeout is %lld ms; it must be positive, or 0",
-                        (long long)options->timeout_ms);
+        return td_fail(TD_ERR_INVALID,
+                       "td_init_process_group: the timeout is %lld ms; it must be positive, or 0",
+                       (long long)options->timeout_ms);
     return TD_OK;
 }
 
@@ -59,12 +59,12 @@ static td_status meet_and_open(const td_init_options *options, const td_group_op
     TD_TRY(td_rendezvous(options->init_method, &where, met));
     td_status status = td_group_open(met->store, met->rank, met->world_size, wanted, group);
     if (status) {
-        char message[1024];
-        snprintf(message, sizeof message, "%s", td_last_error());
+        struct td__error error;
+        td__error_save(&error);
         /* The others may be waiting for this rank: it must not wait for them in turn. */
         td__tcp_store_set_linger(met->store, LINGER_AFTER_FAILURE_MS);
         td_world_close(met);
-        return td__fail(status, "%s", message);
+        return td__error_restore(&error);
     }
     return TD_OK;
 }
@@ -80,7 +80,7 @@ static td_status open_world(const td_init_options *options, td_world *met, td_gr
     void *arg;
     const char *name;
     if (!td__backend_find(options->backend ? options->backend : "native", &arg, &name))
-        return td__fail(TD_ERR_INVALID, "td_init_process_group: %s", td_last_error());
+        return td_fail(TD_ERR_INVALID, "td_init_process_group: %s", td_last_error());
     if (options->store)
         return td_group_open(options->store, options->rank, options->world_size, &wanted, group);
     td_status status = meet_and_open(options, &wanted, met, group);
@@ -99,10 +99,10 @@ td_status td_init_process_group(const td_init_options *options)
     if (present && present->root->generation != td__fork_generation())
         present = NULL; /* the parent's; it stays there */
     td_status status = present
-                           ? td__fail(TD_ERR_STATE,
-                                      "td_init_process_group: there is a world already (rank %d of "
-                                      "%d); call td_destroy_process_group() first",
-                                      present->rank, present->size)
+                           ? td_fail(TD_ERR_STATE,
+                                     "td_init_process_group: there is a world already (rank %d of "
+                                     "%d); call td_destroy_process_group() first",
+                                     present->rank, present->size)
                            : check_options(options);
     if (!status)
         status = open_world(options, &met, &group);
@@ -141,14 +141,15 @@ td_status td_destroy_process_group(void)
 {
     td_status status = TD_OK;
     pthread_mutex_lock(&life);
-    pthread_mutex_lock(&lock); /* a td_group_grow() that ends now has grown a group, but not the world */
+    pthread_mutex_lock(
+        &lock); /* a td_group_grow() that ends now has grown a group, but not the world */
     td_group *group = td__world();
     struct td__root *former = outgrown;
     atomic_store(&world, NULL);
     outgrown = NULL;
     pthread_mutex_unlock(&lock);
     if (!group) {
-        status = td__fail(TD_ERR_STATE, "td_destroy_process_group: there is no world");
+        status = td_fail(TD_ERR_STATE, "td_destroy_process_group: there is no world");
     } else {
         td__identity_set(0, 0);
         if (group->root->generation == td__fork_generation())

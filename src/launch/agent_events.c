@@ -291,7 +291,7 @@ td_status td__agent_open_loop(struct td__agent *agent)
     if (!error)
         error = uv_poll_init(&agent->loop, &agent->lifeline, agent->start->lifeline);
     if (error)
-        return td__fail(TD_ERR_SYSTEM, "cannot make an event loop: %s", td__errno_text(-error));
+        return td_fail(TD_ERR_SYSTEM, "cannot make an event loop: %s", td__errno_text(-error));
     uv_timer_init(&agent->loop, &agent->shutdown);
     uv_timer_init(&agent->loop, &agent->verdict);
     agent->wake.data = agent->lifeline.data = agent;

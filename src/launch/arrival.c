@@ -27,10 +27,9 @@ static td_status refuse_twin(td_store *store, const struct td__run_options *opti
         td_bytes_free(&value);
     }
     td__gather_check(store, TD__KEY_NODE, options->nnodes, &begun);
-    td__fail(
-        TD_ERR_MISMATCH,
-        "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
-        node_rank, other.pid, other.host, (int)getpid(), td__this_host(options));
+    td_fail(TD_ERR_MISMATCH,
+            "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
+            node_rank, other.pid, other.host, (int)getpid(), td__this_host(options));
     *tell_all = !begun;
     return TD_ERR_MISMATCH;
 }
@@ -43,9 +42,9 @@ td_status td__arrival_claim(td_store *store, const struct td__run_options *optio
     if (*node_rank < 0) {
         TD_TRY(td_store_add(store, TD__KEY "next", 1, &claims));
         if (claims >= options->nnodes)
-            return td__fail(TD_ERR_MISMATCH,
-                            "the job at %s, port %d, has all of its %d nodes already",
-                            options->host, options->port, options->nnodes);
+            return td_fail(TD_ERR_MISMATCH,
+                           "the job at %s, port %d, has all of its %d nodes already", options->host,
+                           options->port, options->nnodes);
         *node_rank = (int)claims;
     }
     snprintf(key, sizeof key, TD__KEY "claim/%d", *node_rank);
@@ -97,11 +96,11 @@ td_status td__arrival_missing(td_store *store, const struct td__run_options *opt
     char list[512];
     int missing;
     TD_TRY(td__gather_missing(store, TD__KEY_NODE, options->nnodes, list, sizeof list, &missing));
-    return td__fail(TD_ERR_TIMEOUT,
-                    "node%s %s of %d %s not arrived within %g s: tdrun was not started there, or "
-                    "cannot reach node 0",
-                    missing == 1 ? "" : "s", list, options->nnodes, missing == 1 ? "has" : "have",
-                    options->join_timeout_s);
+    return td_fail(TD_ERR_TIMEOUT,
+                   "node%s %s of %d %s not arrived within %g s: tdrun was not started there, or "
+                   "cannot reach node 0",
+                   missing == 1 ? "" : "s", list, options->nnodes, missing == 1 ? "has" : "have",
+                   options->join_timeout_s);
 }
 
 td_status td__arrival_survey(const td_bytes *values, const struct td__run_options *options,
@@ -110,8 +109,7 @@ td_status td__arrival_survey(const td_bytes *values, const struct td__run_option
     struct td__introduction first = {0}, other;
     for (int r = 0; r < options->nnodes; r++) {
         if (!td__introduction_read(&values[r], &other))
-            return td__fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun than node 0",
-                            r);
+            return td_fail(TD_ERR_MISMATCH, "node %d runs another version of tdrun than node 0", r);
         if (r == 0)
             first = other;
         TD_TRY(td__introduction_check(&other, r, &first));

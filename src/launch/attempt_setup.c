@@ -51,7 +51,7 @@ td_status td__attempt_setup_open(struct td__attempt_setup *setup)
 {
     setup->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (setup->null < 0)
-        return td__fail(TD_ERR_SYSTEM, "cannot open /dev/null: %s", td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "cannot open /dev/null: %s", td__errno_text(errno));
     raise_file_limit(setup);
     TD_TRY(plan_cpus(setup));
     return plan_logs(setup);

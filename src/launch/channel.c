@@ -43,14 +43,14 @@ td_status td__channel_open(int terminal, struct td__channel *channel)
     if (terminal >= 0 && open_terminal(terminal, channel))
         return TD_OK;
     if (pipe2(ends, O_CLOEXEC))
-        return td__fail(TD_ERR_SYSTEM, "cannot make a pipe for a worker's output: %s",
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "cannot make a pipe for a worker's output: %s",
+                       td__errno_text(errno));
     if (fcntl(ends[0], F_SETFL, O_NONBLOCK)) {
         int error = errno;
         close(ends[0]);
         close(ends[1]);
-        return td__fail(TD_ERR_SYSTEM, "cannot set up a pipe for a worker's output: %s",
-                        td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "cannot set up a pipe for a worker's output: %s",
+                       td__errno_text(error));
     }
     *channel = (struct td__channel){.read_end = ends[0], .write_end = ends[1]};
     return TD_OK;

@@ -100,10 +100,10 @@ static td_status unknown(const struct td__flag_table *table, const char *argumen
     int whole = (int)(size + (size_t)(typed - argument));
     const char *meant = nearest(table, typed, size);
     if (meant)
-        return td__fail(TD_ERR_INVALID, "unknown option %.*s; did you mean --%s?", whole, argument,
-                        meant);
-    return td__fail(TD_ERR_INVALID, "unknown option %.*s; --help lists the known ones", whole,
-                    argument);
+        return td_fail(TD_ERR_INVALID, "unknown option %.*s; did you mean --%s?", whole, argument,
+                       meant);
+    return td_fail(TD_ERR_INVALID, "unknown option %.*s; --help lists the known ones", whole,
+                   argument);
 }
 
 /* ---- Parsing --------------------------------------------------------------------------------- */
@@ -112,7 +112,7 @@ static td_status set(const struct td__flag *flag, const char *value, const char 
                      void *target)
 {
     td_status status = flag->set(flag, value, target);
-    return status ? td__fail(status, "%s: %s", where, td_last_error()) : TD_OK;
+    return status ? td_fail(status, "%s: %s", where, td_last_error()) : TD_OK;
 }
 
 /* Takes the flag at argv[*at]; `attached` is the value that stands in the same argument, or NULL. */
@@ -123,14 +123,13 @@ static td_status take(const struct td__flag *flag, const char *attached, int arg
     snprintf(where, sizeof where, "--%s", flag->name);
     if (!flag->argument) {
         if (attached)
-            return td__fail(TD_ERR_INVALID, "%s takes no value, but was given \"%s\"", where,
-                            attached);
+            return td_fail(TD_ERR_INVALID, "%s takes no value, but was given \"%s\"", where,
+                           attached);
         return set(flag, NULL, where, target);
     }
     if (!attached && needs_value(flag)) {
         if (*at + 1 >= argc || !strncmp(argv[*at + 1], "--", 2))
-            return td__fail(TD_ERR_INVALID, "%s needs a value: %s %s", where, where,
-                            flag->argument);
+            return td_fail(TD_ERR_INVALID, "%s needs a value: %s %s", where, where, flag->argument);
         attached = argv[++*at];
     }
     return set(flag, attached, where, target);
@@ -189,7 +188,7 @@ td_status td__flags_from_environment(const struct td__flag_table *table, void *t
         } else if (flag->argument) {
             TD_TRY(set(flag, value, variable, target));
         } else {
-            return td__fail(TD_ERR_INVALID, "%s: \"%s\" is neither 0 nor 1", variable, value);
+            return td_fail(TD_ERR_INVALID, "%s: \"%s\" is neither 0 nor 1", variable, value);
         }
     }
     return TD_OK;
@@ -228,8 +227,8 @@ td_status td__flag_set_int(const struct td__flag *flag, const char *value, void 
 {
     int number;
     if (!td__parse_int(value, flag->low, flag->high, &number))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is not a number from %d to %d", value, flag->low,
-                        flag->high);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a number from %d to %d", value, flag->low,
+                       flag->high);
     *(int *)((char *)target + flag->offset) = number;
     return TD_OK;
 }
@@ -254,7 +253,7 @@ td_status td__flag_set_seconds(const struct td__flag *flag, const char *value, v
 {
     double seconds;
     if (!td__parse_seconds(value, &seconds))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is not a number of seconds", value);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a number of seconds", value);
     *(double *)((char *)target + flag->offset) = seconds;
     return TD_OK;
 }

@@ -114,7 +114,7 @@ td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
     struct dirent *entry;
     DIR *directory = opendir("/proc");
     if (!directory)
-        return td__fail(TD_ERR_SYSTEM, "status: /proc cannot be read: %s", td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "status: /proc cannot be read: %s", td__errno_text(errno));
     td_status status = TD_OK;
     while (!status && (entry = readdir(directory))) {
         char path[300];
@@ -181,13 +181,13 @@ td_status td__job_read_file(const char *path, struct td__postmortem_book *book)
         int error = errno;
         if (fd >= 0)
             close(fd);
-        return td__fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(error));
     }
     td_status status = TD_OK;
     size_t size = (size_t)found.st_size, got = 0;
     char *bytes = NULL;
     if (!S_ISREG(found.st_mode) || size > MOST)
-        status = td__fail(TD_ERR_INVALID, "%s: this is no page of a flight recorder", path);
+        status = td_fail(TD_ERR_INVALID, "%s: this is no page of a flight recorder", path);
     else if (!(bytes = aligned_alloc(4096, (size + 4096) & ~(size_t)4095)))
         status = td__fail_nomem("postmortem");
     while (!status && got < size) {
@@ -195,14 +195,14 @@ td_status td__job_read_file(const char *path, struct td__postmortem_book *book)
         if (part < 0 && errno == EINTR)
             continue;
         if (part < 0)
-            status = td__fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
+            status = td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
         if (part <= 0)
             break;
         got += (size_t)part;
     }
     close(fd);
     if (!status && td__flight_read_head(bytes, got, &book->info))
-        status = td__fail(TD_ERR_INVALID, "%s: %s", path, td_last_error());
+        status = td_fail(TD_ERR_INVALID, "%s: %s", path, td_last_error());
     if (status) {
         free(bytes);
         return status;

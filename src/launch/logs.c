@@ -14,8 +14,8 @@
 
 static td_status too_long(const char *directory)
 {
-    return td__fail(TD_ERR_INVALID, "the path of a log file below %.200s… would be too long",
-                    directory);
+    return td_fail(TD_ERR_INVALID, "the path of a log file below %.200s… would be too long",
+                   directory);
 }
 
 /* Makes a directory and those above it. */
@@ -30,8 +30,8 @@ static td_status make_directories(char *path)
         if (slash)
             *slash = '/';
         if (failed)
-            return td__fail(TD_ERR_SYSTEM, "cannot make the directory %s for output: %s", path,
-                            td__errno_text(error));
+            return td_fail(TD_ERR_SYSTEM, "cannot make the directory %s for output: %s", path,
+                           td__errno_text(error));
     }
     return TD_OK;
 }
@@ -43,8 +43,8 @@ static td_status make_fresh(char path[PATH_MAX])
     if (size >= PATH_MAX)
         return too_long(parent);
     if (!mkdtemp(path))
-        return td__fail(TD_ERR_SYSTEM, "cannot make a directory for output, %s: %s", path,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "cannot make a directory for output, %s: %s", path,
+                       td__errno_text(errno));
     return TD_OK;
 }
 
@@ -88,7 +88,7 @@ td_status td__log_file_open(struct td__log_file *file, const struct td__logs *lo
     if (fd < 0) {
         int error = errno;
         free(copy);
-        return td__fail(TD_ERR_SYSTEM, "cannot write %s: %s", path, td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "cannot write %s: %s", path, td__errno_text(error));
     }
     *file = (struct td__log_file){.fd = fd, .path = copy};
     return TD_OK;

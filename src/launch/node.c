@@ -136,7 +136,7 @@ static td_status begin_watching(struct td__node *node)
     int error = td__thread_start(&node->watcher, "td-watch", watch, node);
     node->has_watcher = node->watching = !error;
     pthread_mutex_unlock(&node->lock);
-    return error ? td__fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error))
+    return error ? td_fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error))
                  : TD_OK;
 }
 
@@ -308,7 +308,7 @@ td_status td__node_start(const struct td__run_options *options, const struct td_
         pthread_cond_destroy(&node->thread_ended);
         pthread_mutex_destroy(&node->lock);
         free(node);
-        return td__fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "cannot start a thread: %s", td__errno_text(error));
     }
     *node_out = node;
     return TD_OK;

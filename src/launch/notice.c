@@ -89,8 +89,8 @@ td_status td__introduction_check(const struct td__introduction *node, int node_r
                                                                    : NULL;
     if (!flag)
         return TD_OK;
-    return td__fail(TD_ERR_MISMATCH,
-                    "%s must be the same on all nodes, but differs between node 0 (on %s) and node "
-                    "%d (on %s)",
-                    flag, first->host, node_rank, node->host);
+    return td_fail(TD_ERR_MISMATCH,
+                   "%s must be the same on all nodes, but differs between node 0 (on %s) and node "
+                   "%d (on %s)",
+                   flag, first->host, node_rank, node->host);
 }

@@ -79,8 +79,8 @@ td_status td__cpus_allowed(struct td__cpus *cpus)
 {
     memset(cpus, 0, sizeof *cpus);
     if (sched_getaffinity(0, sizeof cpus->bits, (cpu_set_t *)cpus->bits))
-        return td__fail(TD_ERR_SYSTEM, "cannot find out which CPUs may be used: %s",
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "cannot find out which CPUs may be used: %s",
+                       td__errno_text(errno));
     return TD_OK;
 }
 
@@ -217,10 +217,10 @@ static td_status divide(const char *root, int count, struct td__cpus *cpus)
     read_cores(root, &cpus[0], cores);
     td_status status = TD_OK;
     if (cores->count < count)
-        status = td__fail(TD_ERR_UNSUPPORTED,
-                          "exclusive binding: a NUMA node with %d cores cannot be divided among %d "
-                          "workers; start at most one worker for each core",
-                          cores->count, count);
+        status = td_fail(TD_ERR_UNSUPPORTED,
+                         "exclusive binding: a NUMA node with %d cores cannot be divided among %d "
+                         "workers; start at most one worker for each core",
+                         cores->count, count);
     for (int i = 0; i < count && !status; i++)
         cpus[i] = range_of(cores, cores->count * i / count, cores->count * (i + 1) / count);
     free(cores);
@@ -242,9 +242,9 @@ static td_status read_domains(const char *root, enum td__numa_binding binding,
     }
     return domains->count
                ? TD_OK
-               : td__fail(TD_ERR_UNSUPPORTED,
-                          "binding to CPUs: %s describes no %s with a CPU that may be used", root,
-                          kind);
+               : td_fail(TD_ERR_UNSUPPORTED,
+                         "binding to CPUs: %s describes no %s with a CPU that may be used", root,
+                         kind);
 }
 
 td_status td__numa_plan(const char *root, enum td__numa_binding binding, int count,

@@ -17,20 +17,20 @@ td_status td__take_nnodes(const char *text, int *nnodes)
     const char *colon = strchr(text, ':');
     if (!colon) {
         if (!td__parse_int(text, 1, TD__MAX_NODES, nnodes))
-            return td__fail(TD_ERR_INVALID, "--nnodes: \"%s\" is not a number from 1 to %d", text,
-                            TD__MAX_NODES);
+            return td_fail(TD_ERR_INVALID, "--nnodes: \"%s\" is not a number from 1 to %d", text,
+                           TD__MAX_NODES);
         return TD_OK;
     }
     int from, to;
     snprintf(low, sizeof low, "%.*s", (int)(colon - text), text);
     if (!td__parse_int(low, 1, TD__MAX_NODES, &from) ||
         !td__parse_int(colon + 1, 1, TD__MAX_NODES, &to))
-        return td__fail(TD_ERR_INVALID, "--nnodes: \"%s\" is neither N nor MIN:MAX", text);
+        return td_fail(TD_ERR_INVALID, "--nnodes: \"%s\" is neither N nor MIN:MAX", text);
     if (from != to)
-        return td__fail(TD_ERR_INVALID,
-                        "--nnodes: \"%s\" asks for a number that may change, which is not "
-                        "available; give a fixed number of nodes",
-                        text);
+        return td_fail(TD_ERR_INVALID,
+                       "--nnodes: \"%s\" asks for a number that may change, which is not "
+                       "available; give a fixed number of nodes",
+                       text);
     *nnodes = from;
     return TD_OK;
 }
@@ -43,15 +43,14 @@ static int count_gpus(void)
     td__gpus_find("/dev", "/proc/driver/nvidia/gpus", &gpus);
     int visible = td__gpus_visible(&gpus, list);
     if (!gpus.count)
-        td__fail(
-            TD_ERR_INVALID,
-            "--nproc-per-node gpu: there is no GPU here (no /dev/nvidia0); with cpu there is a "
-            "worker for each processor");
+        td_fail(TD_ERR_INVALID,
+                "--nproc-per-node gpu: there is no GPU here (no /dev/nvidia0); with cpu there is a "
+                "worker for each processor");
     else if (!visible)
-        td__fail(TD_ERR_INVALID,
-                 "--nproc-per-node gpu: CUDA_VISIBLE_DEVICES is \"%s\", which leaves none of the "
-                 "GPUs here, numbers 0 to %d",
-                 list, gpus.count - 1);
+        td_fail(TD_ERR_INVALID,
+                "--nproc-per-node gpu: CUDA_VISIBLE_DEVICES is \"%s\", which leaves none of the "
+                "GPUs here, numbers 0 to %d",
+                list, gpus.count - 1);
     return visible;
 }
 
@@ -72,7 +71,7 @@ td_status td__take_nproc(const char *text, int *nproc)
         return TD_OK;
     }
     if (!td__parse_int(text, 1, TD__MAX_WORKERS, nproc))
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "--nproc-per-node: \"%s\" is neither a number from 1 to %d nor auto, cpu or gpu", text,
             TD__MAX_WORKERS);
@@ -104,13 +103,13 @@ td_status td__take_conf(const char *list, struct td__rdzv_conf *conf)
         while (i < 3 && (strlen(known[i].key) != key_size || strncmp(known[i].key, item, key_size)))
             i++;
         if (i == 3)
-            return td__fail(TD_ERR_INVALID,
-                            "--rdzv-conf: there is no \"%.*s\"; known are timeout, join_timeout "
-                            "and read_timeout",
-                            (int)key_size, item);
+            return td_fail(TD_ERR_INVALID,
+                           "--rdzv-conf: there is no \"%.*s\"; known are timeout, join_timeout "
+                           "and read_timeout",
+                           (int)key_size, item);
         if (!item[key_size] || !td__parse_seconds(item + key_size + 1, known[i].value))
-            return td__fail(TD_ERR_INVALID, "--rdzv-conf: %s needs a number of seconds: %s=60",
-                            known[i].key, known[i].key);
+            return td_fail(TD_ERR_INVALID, "--rdzv-conf: %s needs a number of seconds: %s=60",
+                           known[i].key, known[i].key);
     }
     return TD_OK;
 }
@@ -125,9 +124,9 @@ td_status td__take_signals(const char *list, sigset_t *signals)
                strcmp(td__signal_name(number) + 3, item))
             number++;
         if (number == NSIG)
-            return td__fail(TD_ERR_INVALID, "--signals-to-handle: there is no signal \"%s\"", item);
+            return td_fail(TD_ERR_INVALID, "--signals-to-handle: there is no signal \"%s\"", item);
         if (number == SIGKILL || number == SIGSTOP || number == SIGCHLD)
-            return td__fail(TD_ERR_INVALID, "--signals-to-handle: %s cannot be handled", item);
+            return td_fail(TD_ERR_INVALID, "--signals-to-handle: %s cannot be handled", item);
         sigaddset(signals, number);
     }
     return TD_OK;
@@ -147,13 +146,13 @@ td_status td__take_streams(const char *flag, const char *text, int nproc, uint8_
             *colon = '\0';
         if (!colon || !td__parse_int(item, 0, TD__MAX_WORKERS, &rank) ||
             !td__parse_int(colon + 1, 0, 3, &choice))
-            return td__fail(TD_ERR_INVALID,
-                            "--%s: needs 0, 1, 2 or 3 (none, stdout, stderr, both), or one of them "
-                            "for each local rank, as 0:3,1:1",
-                            flag);
+            return td_fail(TD_ERR_INVALID,
+                           "--%s: needs 0, 1, 2 or 3 (none, stdout, stderr, both), or one of them "
+                           "for each local rank, as 0:3,1:1",
+                           flag);
         if (rank >= nproc)
-            return td__fail(TD_ERR_INVALID, "--%s: there is no local rank %d among %d workers",
-                            flag, rank, nproc);
+            return td_fail(TD_ERR_INVALID, "--%s: there is no local rank %d among %d workers", flag,
+                           rank, nproc);
         streams[rank] = (uint8_t)choice;
     }
     return TD_OK;
@@ -166,9 +165,9 @@ td_status td__take_filter(const char *list, int nproc, bool *shown)
     while (next_item(&list, item, sizeof item)) {
         int rank;
         if (!td__parse_int(item, 0, nproc - 1, &rank))
-            return td__fail(TD_ERR_INVALID,
-                            "--local-ranks-filter: \"%s\" is not a local rank from 0 to %d", item,
-                            nproc - 1);
+            return td_fail(TD_ERR_INVALID,
+                           "--local-ranks-filter: \"%s\" is not a local rank from 0 to %d", item,
+                           nproc - 1);
         shown[rank] = true;
     }
     return TD_OK;

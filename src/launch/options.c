@@ -33,9 +33,9 @@ static td_status set_local_rank(const struct td__flag *flag, const char *value, 
     const char *name = value ? value + (strncmp(value, "--", 2) ? 0 : 2) : "local_rank";
     if (!*name || name[0] == '-' ||
         name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")])
-        return td__fail(TD_ERR_INVALID,
-                        "\"%s\" is not the name of an argument, as local_rank or local-rank is",
-                        value);
+        return td_fail(TD_ERR_INVALID,
+                       "\"%s\" is not the name of an argument, as local_rank or local-rank is",
+                       value);
     ((struct raw *)target)->options->local_rank_name = name;
     return TD_OK;
 }
@@ -57,7 +57,7 @@ static td_status set_option_int(const struct td__flag *flag, const char *value, 
 static td_status set_option_text(const struct td__flag *flag, const char *value, void *target)
 {
     if (!*value)
-        return td__fail(TD_ERR_INVALID, "the value is empty");
+        return td_fail(TD_ERR_INVALID, "the value is empty");
     return td__flag_set_text(flag, value, ((struct raw *)target)->options);
 }
 
@@ -190,8 +190,8 @@ static td_status finish_output(const struct raw *raw, struct td__run_options *op
 static td_status finish_standalone(const struct raw *raw, struct td__run_options *options)
 {
     if (options->nnodes != 1)
-        return td__fail(TD_ERR_INVALID, "--standalone is for one node, but --nnodes is %d",
-                        options->nnodes);
+        return td_fail(TD_ERR_INVALID, "--standalone is for one node, but --nnodes is %d",
+                       options->nnodes);
     if (raw->master_addr || raw->master_port >= 0 || raw->endpoint)
         note(options, "--standalone meets at a free port of this host; the address and port that "
                       "were given are not used");
@@ -211,32 +211,31 @@ static td_status finish_place(const struct raw *raw, struct td__run_options *opt
 {
     bool c10d = raw->backend && !strcmp(raw->backend, "c10d");
     if (raw->backend && !c10d && strcmp(raw->backend, "static") != 0)
-        return td__fail(TD_ERR_INVALID, "--rdzv-backend: \"%s\" is neither static nor c10d",
-                        raw->backend);
+        return td_fail(TD_ERR_INVALID, "--rdzv-backend: \"%s\" is neither static nor c10d",
+                       raw->backend);
     if (raw->standalone)
         return finish_standalone(raw, options);
 
     int port = raw->master_port;
     const char *host = raw->master_addr ? raw->master_addr : "127.0.0.1";
     if (!td__host_unbracket(host, options->host, sizeof options->host))
-        return td__fail(TD_ERR_INVALID, "--master-addr: \"%.64s\" is not the name of a host", host);
+        return td_fail(TD_ERR_INVALID, "--master-addr: \"%.64s\" is not the name of a host", host);
     if (raw->endpoint &&
         !td__split_host_port(raw->endpoint, options->host, sizeof options->host, &port))
-        return td__fail(TD_ERR_INVALID, "--rdzv-endpoint: \"%s\" is not HOST or HOST:PORT",
-                        raw->endpoint);
+        return td_fail(TD_ERR_INVALID, "--rdzv-endpoint: \"%s\" is not HOST or HOST:PORT",
+                       raw->endpoint);
     options->port = port >= 0 ? port : DEFAULT_PORT;
     options->port_free = port < 0 && options->nnodes == 1;
     if (options->nnodes > 1 && options->port == 0)
-        return td__fail(TD_ERR_INVALID,
-                        "port 0 is a free port that the other nodes could not find; "
-                        "choose one with --master-port");
+        return td_fail(TD_ERR_INVALID, "port 0 is a free port that the other nodes could not find; "
+                                       "choose one with --master-port");
     options->node_rank = raw->node_rank;
     if (options->node_rank < 0 && (!c10d || options->nnodes == 1))
         options->node_rank = 0;
     if (options->node_rank >= options->nnodes)
-        return td__fail(TD_ERR_INVALID,
-                        "--node-rank %d: the nodes are numbered from 0 to %d, as --nnodes is %d",
-                        options->node_rank, options->nnodes - 1, options->nnodes);
+        return td_fail(TD_ERR_INVALID,
+                       "--node-rank %d: the nodes are numbered from 0 to %d, as --nnodes is %d",
+                       options->node_rank, options->nnodes - 1, options->nnodes);
     return TD_OK;
 }
 
@@ -247,10 +246,9 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
     TD_TRY(td__take_signals(raw->signals ? raw->signals : "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
                             &options->signals));
     if (raw->numa && !td__numa_binding_parse(raw->numa, &options->numa))
-        return td__fail(
-            TD_ERR_INVALID,
-            "--numa-binding: \"%s\" is none of node, socket, exclusive and core-complex",
-            raw->numa);
+        return td_fail(TD_ERR_INVALID,
+                       "--numa-binding: \"%s\" is none of node, socket, exclusive and core-complex",
+                       raw->numa);
     struct td__rdzv_conf conf = {.timeout = -1, .join_timeout = -1};
     if (raw->conf)
         TD_TRY(td__take_conf(raw->conf, &conf));
@@ -258,10 +256,10 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
                               : conf.timeout >= 0    ? conf.timeout
                                                      : JOIN_TIMEOUT_S;
     if (options->no_python && (options->module || options->run_path))
-        return td__fail(TD_ERR_INVALID,
-                        "--no-python and --%s exclude each other: a Python program needs its "
-                        "interpreter",
-                        options->module ? "module" : "run-path");
+        return td_fail(TD_ERR_INVALID,
+                       "--no-python and --%s exclude each other: a Python program needs its "
+                       "interpreter",
+                       options->module ? "module" : "run-path");
     TD_TRY(finish_place(raw, options));
     if (!options->run_id)
         options->run_id = "none";
@@ -282,9 +280,9 @@ td_status td__run_options_parse(int argc, char **argv, struct td__run_options *o
     if (!status)
         status = finish(&raw, options);
     if (!status && rest >= argc)
-        status = td__fail(TD_ERR_INVALID, "there is no %s to start: tdrun [options] %s [arguments]",
-                          options->module ? "module" : "program",
-                          options->module ? "-m module" : "program");
+        status = td_fail(TD_ERR_INVALID, "there is no %s to start: tdrun [options] %s [arguments]",
+                         options->module ? "module" : "program",
+                         options->module ? "-m module" : "program");
     if (status) {
         td__run_options_free(options);
         return status;

@@ -77,7 +77,7 @@ int td__postmortem_command(int argc, char **argv)
         return 0;
     }
     if (rest == argc) {
-        td__fail(TD_ERR_INVALID, "there is no file to read: tdrun postmortem [--json] FILE...");
+        td_fail(TD_ERR_INVALID, "there is no file to read: tdrun postmortem [--json] FILE...");
         return fail(EXIT_USAGE);
     }
     return tell(argv + rest, argc - rest, wishes.json);

@@ -106,7 +106,7 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
         _exit(1); /* the parent could not start the job */
     set_environment(rank, count, port, secret, flight);
 
-    td__fail(TD_OK, "%s", ""); /* what the parent failed at is not this process's */
+    td_fail(TD_OK, "%s", ""); /* what the parent failed at is not this process's */
     td_status status = fn(rank, arg);
     struct report report = {.status = (int)status};
     const char *message = td_last_error();
@@ -257,11 +257,11 @@ static void free_context(td_spawn_context *context)
 td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
 {
     if (!context)
-        return td__fail(TD_ERR_INVALID, "td_spawn_join: the context is NULL");
+        return td_fail(TD_ERR_INVALID, "td_spawn_join: the context is NULL");
     if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID,
-                        "td_spawn_join: the timeout is %lld ms; it must not be negative",
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID,
+                       "td_spawn_join: the timeout is %lld ms; it must not be negative",
+                       (long long)timeout_ms);
     td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : TD__NEVER;
     for (reap(context); context->running; reap(context)) {
         if (context->stopping && td__deadline_passed(context->kill_at)) {
@@ -269,13 +269,12 @@ td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
             context->kill_at = TD__NEVER;
         }
         if (td__deadline_passed(deadline))
-            return td__fail(TD_ERR_TIMEOUT, "td_spawn_join: %d of %d processes are still at work",
-                            context->running, context->count);
+            return td_fail(TD_ERR_TIMEOUT, "td_spawn_join: %d of %d processes are still at work",
+                           context->running, context->count);
         wait_for_end(context, context->stopping ? td__deadline_earlier(deadline, context->kill_at)
                                                 : deadline);
     }
-    td_status status = context->failure ? td__fail(context->failure, "%s", context->message)
-                                        : TD_OK;
+    td_status status = context->failure ? td_fail(context->failure, "%s", context->message) : TD_OK;
     free_context(context);
     return status;
 }
@@ -284,7 +283,7 @@ td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
 static td_status make_pipe(int ends[2])
 {
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-        return td__fail(TD_ERR_SYSTEM, "td_spawn: socketpair: %s", td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "td_spawn: socketpair: %s", td__errno_text(errno));
     return TD_OK;
 }
 
@@ -313,8 +312,8 @@ static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn
     close(report[1]);
     if (pid < 0) {
         close(report[0]);
-        return td__fail(TD_ERR_SYSTEM, "td_spawn: rank %d could not be started: fork: %s", rank,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "td_spawn: rank %d could not be started: fork: %s", rank,
+                       td__errno_text(errno));
     }
     *child = (struct child){.pid = pid, .running = true, .report = report[0]};
     child->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -407,12 +406,12 @@ td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options
     if (!options)
         options = &defaults;
     if (!fn)
-        return td__fail(TD_ERR_INVALID, "td_spawn: the function is NULL");
+        return td_fail(TD_ERR_INVALID, "td_spawn: the function is NULL");
     if (nprocs < 1 || nprocs > MAX_PROCESSES)
-        return td__fail(TD_ERR_INVALID, "td_spawn: %d processes; it must be 1 to %d", nprocs,
-                        MAX_PROCESSES);
+        return td_fail(TD_ERR_INVALID, "td_spawn: %d processes; it must be 1 to %d", nprocs,
+                       MAX_PROCESSES);
     if (options->shutdown_timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "td_spawn: the shutdown timeout must not be negative");
+        return td_fail(TD_ERR_INVALID, "td_spawn: the shutdown timeout must not be negative");
     td_spawn_context *context = make_context(nprocs, options);
     if (!context)
         return td__fail_nomem("td_spawn");

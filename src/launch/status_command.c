@@ -245,10 +245,10 @@ static td_status parse(int argc, char **argv, struct wishes *wishes)
     for (int rest; argc > 0; argc -= rest, argv += rest) {
         TD_TRY(td__flags_parse(&table, argc, argv, wishes, &rest));
         if (rest < argc && (wishes->pid || !td__parse_int(argv[rest], 1, INT_MAX, &wishes->pid)))
-            return td__fail(TD_ERR_INVALID,
-                            "\"%s\" is %s; to start a program of the name status: tdrun ./status",
-                            argv[rest],
-                            wishes->pid ? "one too many" : "not the number of a process");
+            return td_fail(TD_ERR_INVALID,
+                           "\"%s\" is %s; to start a program of the name status: tdrun ./status",
+                           argv[rest],
+                           wishes->pid ? "one too many" : "not the number of a process");
         if (rest >= argc)
             break;
     }

@@ -192,7 +192,7 @@ td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop)
         close(stream->channel.read_end);
         close(stream->channel.write_end);
         stream->channel.read_end = -1;
-        return td__fail(TD_ERR_SYSTEM, "cannot watch a worker's output: %s", td__errno_text(-error));
+        return td_fail(TD_ERR_SYSTEM, "cannot watch a worker's output: %s", td__errno_text(-error));
     }
     uv_timer_init(loop, &stream->patience);
     stream->poll.data = stream->patience.data = stream;

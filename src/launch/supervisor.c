@@ -137,7 +137,7 @@ td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td_
     td__reap_tree_prepare();
     choose_signals(handled, &start.signals);
     if (pipe2(lifeline, O_CLOEXEC))
-        return td__fail(TD_ERR_SYSTEM, "cannot make a pipe: %s", td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "cannot make a pipe: %s", td__errno_text(errno));
     sigset_t waited = start.signals;
     sigaddset(&waited, SIGCHLD);
     sigprocmask(SIG_BLOCK, &waited, &start.mask);
@@ -146,7 +146,7 @@ td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td_
         int error = errno;
         close(lifeline[0]);
         close(lifeline[1]);
-        return td__fail(TD_ERR_SYSTEM, "cannot start the agent: %s", td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "cannot start the agent: %s", td__errno_text(error));
     }
     if (pid == 0) {
         close(lifeline[1]);

@@ -111,8 +111,8 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
         close(exit_pipe);
     if (error) {
         *exec_error = strcmp(step, "execve") ? 0 : error;
-        return td__fail(TD_ERR_SYSTEM, "worker %d cannot be started: %s: %s", worker->rank, step,
-                        td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "worker %d cannot be started: %s: %s", worker->rank, step,
+                       td__errno_text(error));
     }
     worker->running = true;
     worker->started_ns = td__now_ns();

@@ -34,26 +34,25 @@ td_status td__worker_program_refused(const char *name, int error, int *exit_code
 {
     *exit_code = error == ENOENT || error == ENOTDIR ? NOT_FOUND : NOT_RUNNABLE;
     if (error == EACCES && !access(name, F_OK))
-        return td__fail(TD_ERR_INVALID, "cannot run %s: it is not executable (%s)", name,
-                        is_python(name) ? "without --no-python the Python interpreter runs it"
-                                        : "chmod +x makes it so");
+        return td_fail(TD_ERR_INVALID, "cannot run %s: it is not executable (%s)", name,
+                       is_python(name) ? "without --no-python the Python interpreter runs it"
+                                       : "chmod +x makes it so");
     if (error == ENOENT && !access(name, F_OK))
-        return td__fail(TD_ERR_INVALID,
-                        "cannot run %s: the interpreter that it names is not on this machine",
-                        name);
-    return td__fail(TD_ERR_INVALID, "cannot run %s: %s", name, td__errno_text(error));
+        return td_fail(TD_ERR_INVALID,
+                       "cannot run %s: the interpreter that it names is not on this machine", name);
+    return td_fail(TD_ERR_INVALID, "cannot run %s: %s", name, td__errno_text(error));
 }
 
 static td_status not_in_path(const char *name, int *exit_code)
 {
     *exit_code = NOT_FOUND;
     if (!access(name, F_OK))
-        return td__fail(TD_ERR_INVALID,
-                        "cannot run %s: there is no such program in PATH; the one in this "
-                        "directory is ./%s",
-                        name, name);
-    return td__fail(TD_ERR_INVALID, "cannot run %s: there is no such %sprogram in PATH", name,
-                    is_python(name) ? "file in this directory, and no such " : "");
+        return td_fail(TD_ERR_INVALID,
+                       "cannot run %s: there is no such program in PATH; the one in this "
+                       "directory is ./%s",
+                       name, name);
+    return td_fail(TD_ERR_INVALID, "cannot run %s: there is no such %sprogram in PATH", name,
+                   is_python(name) ? "file in this directory, and no such " : "");
 }
 
 /* The file that execvp() would run for `name`. */
@@ -61,8 +60,8 @@ static td_status find(const char *name, char path[PATH_MAX], int *exit_code)
 {
     if (!*name || strlen(name) >= PATH_MAX) {
         *exit_code = NOT_FOUND;
-        return td__fail(TD_ERR_INVALID, "cannot run \"%.64s\": that is not the name of a program",
-                        name);
+        return td_fail(TD_ERR_INVALID, "cannot run \"%.64s\": that is not the name of a program",
+                       name);
     }
     if (strchr(name, '/')) {
         int error = runnable(name);
@@ -117,12 +116,11 @@ static td_status find_interpreter(struct td__worker_program *program, const char
     *name = chosen ? chosen : "python3";
     if (!find(*name, program->path, exit_code))
         return TD_OK;
-    return chosen
-               ? td__fail(TD_ERR_INVALID, "PYTHON_EXEC: %s", td_last_error())
-               : td__fail(TD_ERR_INVALID,
-                          "a Python program needs its interpreter: %s (PYTHON_EXEC names another "
-                          "one)",
-                          td_last_error());
+    return chosen ? td_fail(TD_ERR_INVALID, "PYTHON_EXEC: %s", td_last_error())
+                  : td_fail(TD_ERR_INVALID,
+                            "a Python program needs its interpreter: %s (PYTHON_EXEC names another "
+                            "one)",
+                            td_last_error());
 }
 
 /* A script is read by the interpreter, so it must be a file that can be read, not one to execute. */
@@ -133,7 +131,7 @@ static td_status check_script(const char *name, int *exit_code)
     if (!error)
         return TD_OK;
     *exit_code = error == ENOENT || error == ENOTDIR ? NOT_FOUND : NOT_RUNNABLE;
-    return td__fail(TD_ERR_INVALID, "cannot run %s: %s", name, td__errno_text(error));
+    return td_fail(TD_ERR_INVALID, "cannot run %s: %s", name, td__errno_text(error));
 }
 
 /* Whether the interpreter is to run the program. *by_itself: it is a script, and runs by its first line. */

@@ -220,8 +220,8 @@ bool td__takes(const td_module *module, int count, int most)
 {
     if (count <= most)
         return true;
-    td__fail(TD_ERR_INVALID, "td_forward: a %s has %d input%s at most, not %d", module->ops->name,
-             most, most == 1 ? "" : "s", count);
+    td_fail(TD_ERR_INVALID, "td_forward: a %s has %d input%s at most, not %d", module->ops->name,
+            most, most == 1 ? "" : "s", count);
     return false;
 }
 
@@ -229,6 +229,5 @@ td_status td__check_probability(const char *call, double p)
 {
     if (p >= 0 && p <= 1)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: the probability is %g; it must be within 0 and 1", call,
-                    p);
+    return td_fail(TD_ERR_INVALID, "%s: the probability is %g; it must be within 0 and 1", call, p);
 }

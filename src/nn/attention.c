@@ -130,11 +130,11 @@ static td_tensor *batch_first(const td_module *self, td_tensor *x)
     const struct multihead *multihead = self->data;
     if ((x->layout.ndim != 2 && x->layout.ndim != 3) ||
         x->layout.shape[x->layout.ndim - 1] != multihead->width) {
-        td__fail(TD_ERR_INVALID,
-                 "td_forward: attention of width %lld was given the shape %s; it takes %s",
-                 (long long)multihead->width, td__shape_of(x),
-                 !multihead->options.batch_first ? "[L, N, width] or [L, width]"
-                                                 : "[N, L, width] or [L, width]");
+        td_fail(TD_ERR_INVALID,
+                "td_forward: attention of width %lld was given the shape %s; it takes %s",
+                (long long)multihead->width, td__shape_of(x),
+                !multihead->options.batch_first ? "[L, N, width] or [L, width]"
+                                                : "[N, L, width] or [L, width]");
         return NULL;
     }
     if (x->layout.ndim == 2)
@@ -193,8 +193,8 @@ td_module *td_multihead_attention_with(int64_t width, int64_t heads,
         td__check_probability(call, multihead.options.dropout))
         return NULL;
     if (width % heads || width > INT64_MAX / 3) {
-        td__fail(TD_ERR_INVALID, "%s: a width of %lld cannot be parted among %lld heads", call,
-                 (long long)width, (long long)heads);
+        td_fail(TD_ERR_INVALID, "%s: a width of %lld cannot be parted among %lld heads", call,
+                (long long)width, (long long)heads);
         return NULL;
     }
     td_module *self = td_module_create(&multihead_ops);

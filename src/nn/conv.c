@@ -67,9 +67,9 @@ static td_status complete(const char *call, int64_t in_channels, int64_t out_cha
         TD_TRY(td__check_size(call, "a dilation", options->dilation[d], 1));
     }
     if (in_channels % options->groups || out_channels % options->groups)
-        return td__fail(
-            TD_ERR_INVALID, "%s: %lld channels in and %lld out cannot be parted into %lld groups",
-            call, (long long)in_channels, (long long)out_channels, (long long)options->groups);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %lld channels in and %lld out cannot be parted into %lld groups", call,
+                       (long long)in_channels, (long long)out_channels, (long long)options->groups);
     return TD_OK;
 }
 
@@ -203,9 +203,9 @@ static td_module *make_pool(const td_module_ops *ops, const char *call, int64_t 
             td__check_size(call, "a dilation", pool.options.dilation[d], 1))
             return NULL;
         if (pool.options.padding[d] > pool.kernel[d] / 2) {
-            td__fail(TD_ERR_INVALID,
-                     "%s: the padding is %lld and the window %lld; at most half of it", call,
-                     (long long)pool.options.padding[d], (long long)pool.kernel[d]);
+            td_fail(TD_ERR_INVALID,
+                    "%s: the padding is %lld and the window %lld; at most half of it", call,
+                    (long long)pool.options.padding[d], (long long)pool.kernel[d]);
             return NULL;
         }
     }

@@ -39,9 +39,9 @@ static td_status find_fans(const char *call, const td_tensor *tensor, struct fan
     if (!tensor)
         return TD_ERR_INVALID;
     if (tensor->layout.ndim < 2)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the tensor has the shape %s; it must have two dimensions or more",
-                        call, td__shape_of(tensor));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the tensor has the shape %s; it must have two dimensions or more", call,
+                       td__shape_of(tensor));
     double field = 1; /* in f64, since a tensor without elements may have sizes of any product */
     for (int d = 2; d < tensor->layout.ndim; d++)
         field *= (double)tensor->layout.shape[d];
@@ -157,7 +157,7 @@ td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, doubl
     if (!tensor)
         return TD_ERR_INVALID;
     if (!(std > 0) || !(low < high))
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "td_init_trunc_normal: the standard deviation is %g and the limits are %g and "
             "%g; the first must be above 0, and the limits in order",

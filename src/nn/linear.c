@@ -112,8 +112,8 @@ td_module *td_embedding_with(int64_t count, int64_t width, const td_embedding_op
     if (options && options->padding && padding < 0)
         padding += count;
     if (options && options->padding && (padding < 0 || padding >= count)) {
-        td__fail(TD_ERR_INVALID, "%s: padding_idx is %lld, and there are %lld rows", call,
-                 (long long)options->padding_idx, (long long)count);
+        td_fail(TD_ERR_INVALID, "%s: padding_idx is %lld, and there are %lld rows", call,
+                (long long)options->padding_idx, (long long)count);
         return NULL;
     }
     td_module *self = td_module_create(&embedding_ops);

@@ -14,8 +14,8 @@
 td_module *td_module_create(const td_module_ops *ops)
 {
     if (!ops || !ops->name) {
-        td__fail(TD_ERR_INVALID, "td_module_create: the %s is NULL",
-                 ops ? "name of the kind" : "table of functions");
+        td_fail(TD_ERR_INVALID, "td_module_create: the %s is NULL",
+                ops ? "name of the kind" : "table of functions");
         return NULL;
     }
     td_module *module = calloc(1, sizeof *module);
@@ -94,7 +94,7 @@ td_module *td_module_finish(td_module *module)
 {
     if (!module || !module->failure)
         return module;
-    td__fail(module->failure, "%s", module->reason ? module->reason : "out of memory");
+    td_fail(module->failure, "%s", module->reason ? module->reason : "out of memory");
     td_module_destroy(module);
     return NULL;
 }
@@ -118,15 +118,14 @@ static bool has_child(const td_module *module, const char *name)
 static td_status check_name(const td_module *module, const char *call, const char *name)
 {
     if (!name || !name[0] || strchr(name, '.'))
-        return td__fail(
-            TD_ERR_INVALID,
-            "%s: \"%s\" is no name for a part of a %s; it must not be empty, nor have a "
-            "dot",
-            call, name ? name : "(NULL)", module->ops->name);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: \"%s\" is no name for a part of a %s; it must not be empty, nor have a "
+                       "dot",
+                       call, name ? name : "(NULL)", module->ops->name);
     if (has_slot(&module->parameters, name) || has_slot(&module->buffers, name) ||
         has_child(module, name))
-        return td__fail(TD_ERR_INVALID, "%s: the %s has a part of the name \"%s\" already", call,
-                        module->ops->name, name);
+        return td_fail(TD_ERR_INVALID, "%s: the %s has a part of the name \"%s\" already", call,
+                       module->ops->name, name);
     return TD_OK;
 }
 
@@ -228,9 +227,9 @@ static td_status add_child(td_module *module, const char *name, td_module *child
     const char *call = "td_module_add_child";
     TD_TRY(check_name(module, call, name));
     if (child->parent || is_inside(child, module))
-        return td__fail(TD_ERR_INVALID, "%s: \"%s\", a %s, is part of a %s already; clone it", call,
-                        name, child->ops->name,
-                        child->parent ? child->parent->ops->name : module->ops->name);
+        return td_fail(TD_ERR_INVALID, "%s: \"%s\", a %s, is part of a %s already; clone it", call,
+                       name, child->ops->name,
+                       child->parent ? child->parent->ops->name : module->ops->name);
     if (module->child_count == module->child_capacity) {
         int capacity = module->child_capacity ? module->child_capacity * 2 : 4;
         struct td__child *children = realloc(module->children,
@@ -269,10 +268,10 @@ td_status td_module_replace_child(td_module *module, int index, td_module *child
         return TD_ERR_INVALID;
     td_status status = TD_OK;
     if (!module || index < 0 || index >= module->child_count)
-        status = td__fail(TD_ERR_INVALID, "%s: there is no child %d", call, index);
+        status = td_fail(TD_ERR_INVALID, "%s: there is no child %d", call, index);
     else if (child->parent || is_inside(child, module))
-        status = td__fail(TD_ERR_INVALID, "%s: a %s is part of a module already; clone it", call,
-                          child->ops->name);
+        status = td_fail(TD_ERR_INVALID, "%s: a %s is part of a module already; clone it", call,
+                         child->ops->name);
     if (status) {
         if (!is_inside(child, module))
             td__modules_destroy(&child, 1);
@@ -335,11 +334,11 @@ td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int coun
         if (!inputs[i])
             return NULL;
     if (count < 1 || !module->ops->forward || module->failure) {
-        td__fail(TD_ERR_INVALID, "td_forward: a %s %s%s", module->ops->name,
-                 count < 1              ? "needs at least one input"
-                 : module->ops->forward ? "could not be made: "
-                                        : "has no forward of its own",
-                 module->failure && module->reason ? module->reason : "");
+        td_fail(TD_ERR_INVALID, "td_forward: a %s %s%s", module->ops->name,
+                count < 1              ? "needs at least one input"
+                : module->ops->forward ? "could not be made: "
+                                       : "has no forward of its own",
+                module->failure && module->reason ? module->reason : "");
         return NULL;
     }
     td_tensor *result = NULL;
@@ -359,6 +358,6 @@ td_status td__check_size(const char *call, const char *what, int64_t value, int6
 {
     if (value >= least)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: %s is %lld; it must be at least %lld", call, what,
-                    (long long)value, (long long)least);
+    return td_fail(TD_ERR_INVALID, "%s: %s is %lld; it must be at least %lld", call, what,
+                   (long long)value, (long long)least);
 }

@@ -91,9 +91,9 @@ static td_status clone_slots(td_module *clone, const struct td__slots *slots,
 static td_module *clone(const td_module *module, const struct pairs *pairs)
 {
     if (module->ops->free_data && !module->ops->clone_data) {
-        td__fail(TD_ERR_UNSUPPORTED,
-                 "td_module_clone: a %s owns data and does not say how to clone them",
-                 module->ops->name);
+        td_fail(TD_ERR_UNSUPPORTED,
+                "td_module_clone: a %s owns data and does not say how to clone them",
+                module->ops->name);
         return NULL;
     }
     td_module *copy = td_module_create(module->ops);
@@ -125,7 +125,7 @@ td_module *td_module_clone_with(const td_module *module, td_tensor_map map, void
     if (!module)
         return NULL;
     if (!map) {
-        td__fail(TD_ERR_INVALID, "td_module_clone_with: the function is NULL");
+        td_fail(TD_ERR_INVALID, "td_module_clone_with: the function is NULL");
         return NULL;
     }
     struct pairs pairs = {.map = map, .arg = arg};
@@ -223,8 +223,8 @@ td_status td_module_to(td_module *module, const char *device)
     if (!module)
         return TD_ERR_INVALID;
     if (!device || !td_device_exists(device))
-        return td__fail(TD_ERR_INVALID, "td_module_to: there is no device \"%s\"",
-                        device ? device : "(NULL)");
+        return td_fail(TD_ERR_INVALID, "td_module_to: there is no device \"%s\"",
+                       device ? device : "(NULL)");
     return move(module, &(struct place){.device = device});
 }
 
@@ -233,7 +233,7 @@ td_status td_module_to_dtype(td_module *module, td_dtype dtype)
     if (!module)
         return TD_ERR_INVALID;
     if (dtype != TD_F32 && dtype != TD_F64 && dtype != TD_F16 && dtype != TD_BF16)
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "td_module_to_dtype: %s is no floating-point dtype; parameters must be of one",
             td_dtype_name(dtype));

@@ -82,5 +82,5 @@ td_status td_module_print(const td_module *module, FILE *file)
     bool written = file && fprintf(file, "%s\n", text.data) >= 0;
     td_bytes_free(&text);
     return written ? TD_OK
-                   : td__fail(TD_ERR_SYSTEM, "td_module_print: the file cannot be written to");
+                   : td_fail(TD_ERR_SYSTEM, "td_module_print: the file cannot be written to");
 }

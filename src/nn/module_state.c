@@ -107,9 +107,9 @@ static td_status judge(struct loading *loading, const td_module *module, bool st
     td__buffer_put_u8(&text, 0);
     td_status status = text.failed
                            ? td__fail_nomem("td_module_load_state")
-                           : td__fail(TD_ERR_INVALID,
-                                      "td_module_load_state: the state does not fit the %s; %s",
-                                      module->ops->name, (const char *)text.data);
+                           : td_fail(TD_ERR_INVALID,
+                                     "td_module_load_state: the state does not fit the %s; %s",
+                                     module->ops->name, (const char *)text.data);
     td__buffer_free(&text);
     return status;
 }
@@ -136,8 +136,8 @@ static td_status load_slot(const char *name, struct td__module_slot *slot, void 
 td_status td_module_load_state(td_module *module, const td_state *state, bool strict)
 {
     if (!module || !state)
-        return td__fail(TD_ERR_INVALID, "td_module_load_state: the %s is NULL",
-                        module ? "state" : "module");
+        return td_fail(TD_ERR_INVALID, "td_module_load_state: the %s is NULL",
+                       module ? "state" : "module");
     struct loading loading = {.state = state, .names = td_state_create()};
     td_status status = loading.names ? td__module_visit(module, compare_slot, &loading)
                                      : TD_ERR_NOMEM;

@@ -87,8 +87,8 @@ td_module *td_module_find(td_module *module, const char *name)
         return NULL;
     td_module *found = name ? descend(module, name, strlen(name)) : NULL;
     if (!found)
-        td__fail(TD_ERR_INVALID, "td_module_find: the %s has no module \"%s\"", module->ops->name,
-                 name ? name : "(NULL)");
+        td_fail(TD_ERR_INVALID, "td_module_find: the %s has no module \"%s\"", module->ops->name,
+                name ? name : "(NULL)");
     return found;
 }
 
@@ -112,9 +112,9 @@ static struct td__module_slot *find_slot(td_module *module, const char *call, co
     if (owner && !slot && buffers)
         slot = slot_in(&owner->buffers, last ? last + 1 : name);
     if (!slot)
-        td__fail(TD_ERR_INVALID, "%s: the %s has no %s \"%s\"", call, module->ops->name,
-                 parameters ? (buffers ? "parameter or buffer" : "parameter") : "buffer",
-                 name ? name : "(NULL)");
+        td_fail(TD_ERR_INVALID, "%s: the %s has no %s \"%s\"", call, module->ops->name,
+                parameters ? (buffers ? "parameter or buffer" : "parameter") : "buffer",
+                name ? name : "(NULL)");
     return slot;
 }
 

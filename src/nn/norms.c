@@ -15,7 +15,7 @@ static td_status check_eps(const char *call, double eps)
 {
     if (eps > 0)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: eps is %g; it must be above 0", call, eps);
+    return td_fail(TD_ERR_INVALID, "%s: eps is %g; it must be above 0", call, eps);
 }
 
 /* ---- Batch norm --------------------------------------------------------------------------------- */
@@ -52,12 +52,12 @@ static td_tensor *batch_norm_forward(td_module *self, td_tensor *const *inputs, 
         return NULL;
     if (x->layout.ndim < norm->least_dims || x->layout.ndim > norm->most_dims ||
         x->layout.shape[1] != norm->features) {
-        td__fail(TD_ERR_INVALID,
-                 "td_forward: a %s of %lld features was given the shape %s; it takes %s, with "
-                 "these features as the second size",
-                 self->ops->name, (long long)norm->features, td__shape_of(x),
-                 norm->least_dims == norm->most_dims ? "four dimensions"
-                                                     : "two or three dimensions");
+        td_fail(TD_ERR_INVALID,
+                "td_forward: a %s of %lld features was given the shape %s; it takes %s, with "
+                "these features as the second size",
+                self->ops->name, (long long)norm->features, td__shape_of(x),
+                norm->least_dims == norm->most_dims ? "four dimensions"
+                                                    : "two or three dimensions");
         return NULL;
     }
     double momentum = 0;
@@ -187,8 +187,8 @@ td_module *td_layer_norm_with(const int64_t *shape, int ndim, const td_layer_nor
         norm.options = *options;
     norm.options.eps = norm.options.eps != 0 ? norm.options.eps : 1e-5;
     if (!shape || ndim < 1 || ndim > TD_MAX_DIMS) {
-        td__fail(TD_ERR_INVALID, "%s: it was given %d sizes; there must be 1 to %d", call, ndim,
-                 TD_MAX_DIMS);
+        td_fail(TD_ERR_INVALID, "%s: it was given %d sizes; there must be 1 to %d", call, ndim,
+                TD_MAX_DIMS);
         return NULL;
     }
     for (int d = 0; d < ndim; d++) {

@@ -11,8 +11,8 @@ static td_module *gather(const td_module_ops *ops, const char *call, td_module *
 {
     for (int i = 0; i < count; i++)
         if (!modules[i]) {
-            td__fail(TD_ERR_INVALID, "%s: module %d of %d is NULL; the last failure was: %s", call,
-                     i, count, td_last_error());
+            td_fail(TD_ERR_INVALID, "%s: module %d of %d is NULL; the last failure was: %s", call,
+                    i, count, td_last_error());
             td__modules_destroy(modules, count);
             return NULL;
         }
@@ -32,7 +32,7 @@ static td_module *gather(const td_module_ops *ops, const char *call, td_module *
 static td_tensor *sequential_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     if (count != 1) {
-        td__fail(TD_ERR_INVALID, "td_forward: a Sequential has one input, not %d", count);
+        td_fail(TD_ERR_INVALID, "td_forward: a Sequential has one input, not %d", count);
         return NULL;
     }
     /* What a child made is let go as soon as the next one has run; what backward needs is kept by
@@ -71,7 +71,7 @@ static td_module *gather_ended(const td_module_ops *ops, const char *call,
 {
     if (count > 0 && !modules[count - 1])
         return gather(ops, call, modules, count - 1);
-    td__fail(TD_ERR_INVALID, "%s: the last argument must be NULL, which ends the list", call);
+    td_fail(TD_ERR_INVALID, "%s: the last argument must be NULL, which ends the list", call);
     td__modules_destroy(modules, count);
     return NULL;
 }

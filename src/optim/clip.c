@@ -84,15 +84,15 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
     const char *call = "td_clip_grad_norm_";
     double type = options && options->norm_type != 0 ? options->norm_type : 2;
     if (count < 0 || (count > 0 && !parameters))
-        return td__fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+        return td_fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
     if (!(max_norm >= 0) || !(type > 0))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: the limit is %g and the type of the norm %g; neither may be negative",
-                        call, max_norm, type);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the limit is %g and the type of the norm %g; neither may be negative",
+                       call, max_norm, type);
     double total = 0;
     TD_TRY(find_norm(parameters, count, type, &total));
     if (options && options->error_if_nonfinite && !isfinite(total))
-        return td__fail(TD_ERR_INVALID, "%s: the norm of the gradients is %g", call, total);
+        return td_fail(TD_ERR_INVALID, "%s: the norm of the gradients is %g", call, total);
     double factor = max_norm / (total + 1e-6);
     for (int i = 0; i < count && !(factor >= 1); i++) {
         td_tensor *grad = td_tensor_grad(parameters[i]);
@@ -110,9 +110,9 @@ td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double
 {
     const char *call = "td_clip_grad_value_";
     if (count < 0 || (count > 0 && !parameters))
-        return td__fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+        return td_fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
     if (!(limit >= 0))
-        return td__fail(TD_ERR_INVALID, "%s: the limit is %g; it may not be negative", call, limit);
+        return td_fail(TD_ERR_INVALID, "%s: the limit is %g; it may not be negative", call, limit);
     for (int i = 0; i < count; i++) {
         td_tensor *grad = td_tensor_grad(parameters[i]);
         if (!grad)

@@ -10,9 +10,9 @@ td_status td__lane_open(struct td__lane *lane, td_tensor *tensor, bool wide)
     if (!tensor)
         return TD_OK;
     if (!tensor->storage->device->kind->is_host_memory)
-        return td__fail(TD_ERR_UNSUPPORTED,
-                        "td_optimizer_step: a parameter is on %s, whose memory the host cannot use",
-                        tensor->storage->device->name);
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "td_optimizer_step: a parameter is on %s, whose memory the host cannot use",
+                       tensor->storage->device->name);
     td_dtype dtype = wide ? TD_F64 : TD_F32;
     if (tensor->layout.dtype == dtype && td__layout_is_contiguous(&tensor->layout)) {
         lane->data = td_tensor_data(tensor);

@@ -167,13 +167,13 @@ static td_schedule *create(td_schedule form, const char *call, td_optimizer *opt
                            const int64_t *milestones)
 {
     if (!optimizer) {
-        td__fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
+        td_fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
         return NULL;
     }
     for (int i = 0; i < form.milestone_count; i++)
         if (milestones[i] < (i ? milestones[i - 1] : 0)) {
-            td__fail(TD_ERR_INVALID, "%s: milestone %d is %lld; they must increase, from 0 on",
-                     call, i, (long long)milestones[i]);
+            td_fail(TD_ERR_INVALID, "%s: milestone %d is %lld; they must increase, from 0 on", call,
+                    i, (long long)milestones[i]);
             return NULL;
         }
     td_schedule *schedule = malloc(sizeof *schedule);
@@ -205,8 +205,8 @@ static td_schedule *begin(td_schedule *schedule, const char *call)
 static bool check(const char *call, int64_t steps, double factor)
 {
     if (steps < 1)
-        td__fail(TD_ERR_INVALID, "%s: the number of steps is %lld; it must be at least 1", call,
-                 (long long)steps);
+        td_fail(TD_ERR_INVALID, "%s: the number of steps is %lld; it must be at least 1", call,
+                (long long)steps);
     return steps >= 1 && !td__check_number(call, "the factor", factor, 0, INFINITY);
 }
 
@@ -228,7 +228,7 @@ td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *mile
     if (!check(call, 1, gamma))
         return NULL;
     if (count < 0 || (count > 0 && !milestones)) {
-        td__fail(TD_ERR_INVALID, "%s: the list of %d milestones is no list", call, count);
+        td_fail(TD_ERR_INVALID, "%s: the list of %d milestones is no list", call, count);
         return NULL;
     }
     td_schedule form = {.next = multi_step_next,
@@ -276,7 +276,7 @@ td_schedule *td_lambda_schedule(td_optimizer *optimizer, td_schedule_factor fact
 {
     const char *call = "td_lambda_schedule";
     if (!factor) {
-        td__fail(TD_ERR_INVALID, "%s: the function is NULL", call);
+        td_fail(TD_ERR_INVALID, "%s: the function is NULL", call);
         return NULL;
     }
     return begin(
@@ -292,14 +292,14 @@ static td_status check_parts(const char *call, const td_optimizer *optimizer,
                              td_schedule *const *schedules, int count, const int64_t *milestones)
 {
     if (count < 1 || !schedules || (count > 1 && !milestones))
-        return td__fail(TD_ERR_INVALID, "%s: %d schedules and their milestones are no sequence",
-                        call, count);
+        return td_fail(TD_ERR_INVALID, "%s: %d schedules and their milestones are no sequence",
+                       call, count);
     for (int i = 0; i < count; i++) {
         if (!schedules[i])
-            return td__fail(TD_ERR_INVALID, "%s: schedule %d is NULL; the last failure was: %s",
-                            call, i, td_last_error());
+            return td_fail(TD_ERR_INVALID, "%s: schedule %d is NULL; the last failure was: %s",
+                           call, i, td_last_error());
         if (schedules[i]->optimizer != optimizer)
-            return td__fail(TD_ERR_INVALID, "%s: schedule %d is one of another optimizer", call, i);
+            return td_fail(TD_ERR_INVALID, "%s: schedule %d is one of another optimizer", call, i);
     }
     return TD_OK;
 }
@@ -344,7 +344,7 @@ td_schedule *td_warmup_schedule(td_optimizer *optimizer, double start, int64_t s
 td_status td_schedule_step(td_schedule *schedule)
 {
     if (!schedule)
-        return td__fail(TD_ERR_INVALID, "td_schedule_step: the schedule is NULL");
+        return td_fail(TD_ERR_INVALID, "td_schedule_step: the schedule is NULL");
     schedule->steps++;
     td_status status = apply(schedule, "td_schedule_step");
     schedule->steps -= status != TD_OK;
@@ -392,13 +392,12 @@ td_status td_schedule_load_state(td_schedule *schedule, const td_state *state)
 {
     const char *call = "td_schedule_load_state";
     if (!schedule || !state)
-        return td__fail(TD_ERR_INVALID, "%s: the %s is NULL", call,
-                        schedule ? "state" : "schedule");
+        return td_fail(TD_ERR_INVALID, "%s: the %s is NULL", call, schedule ? "state" : "schedule");
     td_optimizer *optimizer = schedule->optimizer;
     int64_t steps = 0;
     TD_TRY(td_state_get_integer(state, "steps", &steps));
     if (steps < 0)
-        return td__fail(TD_ERR_INVALID, "%s: the number of steps is %lld", call, (long long)steps);
+        return td_fail(TD_ERR_INVALID, "%s: the number of steps is %lld", call, (long long)steps);
     double *rates = malloc(((size_t)optimizer->group_count + 1) * sizeof rates[0]);
     if (!rates)
         return td__fail_nomem(call);

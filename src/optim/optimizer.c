@@ -29,26 +29,26 @@ static td_status check_parameter(const td_optimizer *optimizer, const char *call
                                  int index)
 {
     if (!tensor)
-        return td__fail(TD_ERR_INVALID, "%s: parameter %d is NULL", call, index);
+        return td_fail(TD_ERR_INVALID, "%s: parameter %d is NULL", call, index);
     td_dtype dtype = tensor->layout.dtype;
     if (dtype != TD_F32 && dtype != TD_F64 && dtype != TD_F16 && dtype != TD_BF16)
-        return td__fail(TD_ERR_INVALID, "%s: parameter %d is %s; it must be of floating point",
-                        call, index, td_dtype_name(dtype));
+        return td_fail(TD_ERR_INVALID, "%s: parameter %d is %s; it must be of floating point", call,
+                       index, td_dtype_name(dtype));
     if (!td_tensor_is_leaf(tensor))
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "%s: parameter %d, of the shape %s, is a result of others; only leaves can be "
             "changed",
             call, index, td__shape_of(tensor));
     if (td__layout_repeats(&tensor->layout))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: elements of parameter %d, of the shape %s, share memory", call, index,
-                        td__shape_of(tensor));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: elements of parameter %d, of the shape %s, share memory", call, index,
+                       td__shape_of(tensor));
     for (int i = 0; i < optimizer->count; i++)
         if (optimizer->parameters[i].tensor == tensor)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: parameter %d, of the shape %s, is in the optimizer already", call,
-                            index, td__shape_of(tensor));
+            return td_fail(TD_ERR_INVALID,
+                           "%s: parameter %d, of the shape %s, is in the optimizer already", call,
+                           index, td__shape_of(tensor));
     return TD_OK;
 }
 
@@ -79,7 +79,7 @@ static td_status add_group(td_optimizer *optimizer, const char *call, td_tensor 
                            int count, double lr, double weight_decay)
 {
     if (count < 0 || (count > 0 && !parameters))
-        return td__fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+        return td_fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
     TD_TRY(td__check_number(call, "the learning rate", lr, 0, INFINITY));
     TD_TRY(td__check_number(call, "the weight decay", weight_decay, 0, INFINITY));
     TD_TRY(reserve(optimizer, call, count));
@@ -105,7 +105,7 @@ td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *para
 {
     const char *call = "td_optimizer_add_group";
     if (!optimizer)
-        return td__fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
     td_parameter_group given = options ? *options : (td_parameter_group){0};
     double lr = given.lr != 0 ? given.lr : optimizer->numbers.lr;
     double decay = given.no_weight_decay     ? 0
@@ -134,7 +134,7 @@ td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const 
 td_status td__parameter_list(const char *call, td_module *module, td_tensor ***list, int *count)
 {
     if (!module)
-        return td__fail(TD_ERR_INVALID, "%s: the module is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the module is NULL", call);
     td_state *parameters = td_module_parameters(module);
     size_t found = td_state_count(parameters);
     td_tensor **tensors = parameters ? malloc((found + 1) * sizeof tensors[0]) : NULL;
@@ -168,10 +168,10 @@ td_status td__check_number(const char *call, const char *what, double value, dou
     if (value >= low && value < high)
         return TD_OK;
     if (isinf(high))
-        return td__fail(TD_ERR_INVALID, "%s: %s is %g; it must be finite, and at least %g", call,
-                        what, value, low);
-    return td__fail(TD_ERR_INVALID, "%s: %s is %g; it must be at least %g, and below %g", call,
-                    what, value, low, high);
+        return td_fail(TD_ERR_INVALID, "%s: %s is %g; it must be finite, and at least %g", call,
+                       what, value, low);
+    return td_fail(TD_ERR_INVALID, "%s: %s is %g; it must be at least %g, and below %g", call, what,
+                   value, low, high);
 }
 
 /* ---- Learning rates ----------------------------------------------------------------------------- */
@@ -196,7 +196,7 @@ td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, double l
 {
     const char *call = "td_optimizer_set_lr";
     if (group < 0 || group >= td_optimizer_group_count(optimizer))
-        return td__fail(TD_ERR_INVALID, "%s: there is no group %d of parameters", call, group);
+        return td_fail(TD_ERR_INVALID, "%s: there is no group %d of parameters", call, group);
     TD_TRY(td__check_number(call, "the learning rate", lr, 0, INFINITY));
     optimizer->groups[group].lr = lr;
     return TD_OK;
@@ -205,7 +205,7 @@ td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, double l
 td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
 {
     if (!optimizer)
-        return td__fail(TD_ERR_INVALID, "td_optimizer_set_lr: the optimizer is NULL");
+        return td_fail(TD_ERR_INVALID, "td_optimizer_set_lr: the optimizer is NULL");
     for (int group = 0; group < optimizer->group_count; group++)
         TD_TRY(td_optimizer_set_group_lr(optimizer, group, lr));
     return TD_OK;
@@ -216,7 +216,7 @@ td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
 td_status td_optimizer_zero_grad(td_optimizer *optimizer)
 {
     if (!optimizer)
-        return td__fail(TD_ERR_INVALID, "td_optimizer_zero_grad: the optimizer is NULL");
+        return td_fail(TD_ERR_INVALID, "td_optimizer_zero_grad: the optimizer is NULL");
     for (int i = 0; i < optimizer->count; i++)
         TD_TRY(td_tensor_zero_grad(optimizer->parameters[i].tensor));
     return TD_OK;
@@ -253,8 +253,9 @@ static void change_range(void *arg, int64_t begin, int64_t end)
     part.grad = (const char *)part.grad + offset;
     for (int b = 0; b < TD__BUFFERS_MOST && part.buffers[b]; b++)
         part.buffers[b] = (char *)part.buffers[b] + offset;
-    optimizer->kind->update(&part, &optimizer->numbers, &optimizer->groups[change->parameter->group],
-                            change->parameter->steps, change->first);
+    optimizer->kind->update(&part, &optimizer->numbers,
+                            &optimizer->groups[change->parameter->group], change->parameter->steps,
+                            change->first);
 }
 
 static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, td_tensor *grad)
@@ -294,7 +295,7 @@ static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, 
 td_status td_optimizer_step(td_optimizer *optimizer)
 {
     if (!optimizer)
-        return td__fail(TD_ERR_INVALID, "td_optimizer_step: the optimizer is NULL");
+        return td_fail(TD_ERR_INVALID, "td_optimizer_step: the optimizer is NULL");
     for (int i = 0; i < optimizer->count; i++) {
         struct td__parameter *parameter = &optimizer->parameters[i];
         td_tensor *grad = td_tensor_grad(parameter->tensor);
@@ -302,8 +303,8 @@ td_status td_optimizer_step(td_optimizer *optimizer)
             continue;
         td_status status = step(optimizer, parameter, grad);
         if (status)
-            return td__fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
-                            i, td__shape_of(parameter->tensor), td_last_error());
+            return td_fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
+                           i, td__shape_of(parameter->tensor), td_last_error());
     }
     return TD_OK;
 }

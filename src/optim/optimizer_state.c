@@ -104,8 +104,8 @@ static td_status read_groups(struct loading *loading, const td_optimizer *optimi
         *group = optimizer->groups[g];
         TD_TRY(read_number(loading, name_of(name, "group", g, "size"), &size));
         if (size != group->count)
-            return td__fail(TD_ERR_INVALID, "group %d has %g parameters in the state, and %d here",
-                            g, size, group->count);
+            return td_fail(TD_ERR_INVALID, "group %d has %g parameters in the state, and %d here",
+                           g, size, group->count);
         TD_TRY(read_number(loading, name_of(name, "group", g, "lr"), &group->lr));
         TD_TRY(
             read_number(loading, name_of(name, "group", g, "weight_decay"), &group->weight_decay));
@@ -126,11 +126,11 @@ static td_status read_numbers(struct loading *loading, const td_optimizer *optim
         double *value = number_at(&loading->numbers, number);
         TD_TRY(read_number(loading, name_of(name, "options", -1, number->name), value));
         if (!isfinite(*value))
-            return td__fail(TD_ERR_INVALID, "\"%s\" is %g in the state", name, *value);
+            return td_fail(TD_ERR_INVALID, "\"%s\" is %g in the state", name, *value);
     }
     if (loading->numbers.decoupled != optimizer->numbers.decoupled)
-        return td__fail(TD_ERR_INVALID, "the state is that of %s",
-                        loading->numbers.decoupled != 0 ? "td_adamw()" : "td_adam()");
+        return td_fail(TD_ERR_INVALID, "the state is that of %s",
+                       loading->numbers.decoupled != 0 ? "td_adamw()" : "td_adam()");
     return TD_OK;
 }
 
@@ -140,10 +140,10 @@ static td_status read_buffer(struct loading *loading, const char *name,
 {
     td_tensor *from = td_state_get(loading->state, name);
     if (!from)
-        return td__fail(TD_ERR_INVALID, "\"%s\" is missing in the state", name);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is missing in the state", name);
     if (!td__same_shape(from, parameter->tensor))
-        return td__fail(TD_ERR_INVALID, "\"%s\" has the shape %s in the state, the parameter %s",
-                        name, td__shape_of(from), td__shape_of(parameter->tensor));
+        return td_fail(TD_ERR_INVALID, "\"%s\" has the shape %s in the state, the parameter %s",
+                       name, td__shape_of(from), td__shape_of(parameter->tensor));
     TD_TRY(td_state_add(loading->seen, name, from));
     parameter->buffers[buffer] = td__empty_like(parameter->tensor);
     if (!parameter->buffers[buffer])
@@ -171,8 +171,8 @@ static td_status read_parameter(struct loading *loading, const td_optimizer *opt
                                 &parameter->steps));
     TD_TRY(td_state_add(loading->seen, name, td_state_get(loading->state, name)));
     if (parameter->steps < 1)
-        return td__fail(TD_ERR_INVALID, "\"%s\" is %lld in the state", name,
-                        (long long)parameter->steps);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is %lld in the state", name,
+                       (long long)parameter->steps);
     return TD_OK;
 }
 
@@ -181,9 +181,9 @@ static td_status check_unexpected(const struct loading *loading)
 {
     for (size_t i = 0; i < td_state_count(loading->state); i++)
         if (!td_state_get(loading->seen, td_state_name(loading->state, i)))
-            return td__fail(TD_ERR_INVALID,
-                            "\"%s\" is in the state, and in no part of this optimizer",
-                            td_state_name(loading->state, i));
+            return td_fail(TD_ERR_INVALID,
+                           "\"%s\" is in the state, and in no part of this optimizer",
+                           td_state_name(loading->state, i));
     return TD_OK;
 }
 
@@ -212,8 +212,8 @@ static void take_over(td_optimizer *optimizer, struct loading *loading)
 td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state)
 {
     if (!optimizer || !state)
-        return td__fail(TD_ERR_INVALID, "td_optimizer_load_state: the %s is NULL",
-                        optimizer ? "state" : "optimizer");
+        return td_fail(TD_ERR_INVALID, "td_optimizer_load_state: the %s is NULL",
+                       optimizer ? "state" : "optimizer");
     struct loading loading = {
         .state = state,
         .seen = td_state_create(),
@@ -224,8 +224,8 @@ td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state
     if (!loading.seen || !loading.parameters || !loading.groups)
         td__fail_nomem("td_optimizer_load_state");
     else if ((status = read_all(&loading, optimizer)))
-        td__fail(status, "td_optimizer_load_state: the state does not fit this %s: %s",
-                 optimizer->kind->name, td_last_error());
+        td_fail(status, "td_optimizer_load_state: the state does not fit this %s: %s",
+                optimizer->kind->name, td_last_error());
     else
         take_over(optimizer, &loading);
     for (int i = 0; loading.parameters && i < optimizer->count; i++)

@@ -51,17 +51,16 @@ static td_status check(const td_sgd_options *options, struct td__optim_numbers *
 {
     const char *call = "td_sgd";
     if (!options || options->lr == 0)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: no learning rate was given; set lr in the options, such as 0.01",
-                        call);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: no learning rate was given; set lr in the options, such as 0.01", call);
     TD_TRY(td__check_number(call, "lr", options->lr, 0, INFINITY));
     TD_TRY(td__check_number(call, "momentum", options->momentum, 0, INFINITY));
     TD_TRY(td__check_number(call, "dampening", options->dampening, -INFINITY, INFINITY));
     TD_TRY(td__check_number(call, "weight_decay", options->weight_decay, 0, INFINITY));
     if (options->nesterov && (options->momentum == 0 || options->dampening != 0))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: nesterov needs a momentum and no dampening; these are %g and %g", call,
-                        options->momentum, options->dampening);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: nesterov needs a momentum and no dampening; these are %g and %g", call,
+                       options->momentum, options->dampening);
     *numbers = (struct td__optim_numbers){.lr = options->lr,
                                           .weight_decay = options->weight_decay,
                                           .momentum = options->momentum,

@@ -102,28 +102,28 @@ static td_status resolve_name(const char *host, int port, td__deadline deadline,
     if (error) {
         question->holders--;
         release(question);
-        return td__fail(TD_ERR_SYSTEM, "name look-up of \"%s\": no thread (%s)", host,
-                        td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "name look-up of \"%s\": no thread (%s)", host,
+                       td__errno_text(error));
     }
     pthread_detach(thread);
     while (!question->done && td__cond_wait(&question->answered, &question->lock, deadline))
         ;
     td_status status = TD_OK;
     if (!question->done) {
-        status = td__fail(TD_ERR_TIMEOUT,
-                          "host \"%s\" cannot be resolved: the name server did not answer in time",
-                          host);
+        status = td_fail(TD_ERR_TIMEOUT,
+                         "host \"%s\" cannot be resolved: the name server did not answer in time",
+                         host);
     } else if (question->error == EAI_SYSTEM) {
-        status = td__fail(TD_ERR_SYSTEM, "host \"%s\" cannot be resolved: %s", host,
-                          td__errno_text(question->system_error));
+        status = td_fail(TD_ERR_SYSTEM, "host \"%s\" cannot be resolved: %s", host,
+                         td__errno_text(question->system_error));
     } else if (question->error) {
         *retry = true;
-        status = td__fail(TD_ERR_INVALID, "host \"%s\" cannot be resolved: %s", host,
-                          gai_strerror(question->error));
+        status = td_fail(TD_ERR_INVALID, "host \"%s\" cannot be resolved: %s", host,
+                         gai_strerror(question->error));
     } else {
         take_answers(question->answers, port, list);
         if (!list->count)
-            status = td__fail(TD_ERR_INVALID, "host \"%s\" has no IPv4 or IPv6 address", host);
+            status = td_fail(TD_ERR_INVALID, "host \"%s\" has no IPv4 or IPv6 address", host);
     }
     release(question);
     return status;
@@ -189,9 +189,8 @@ static td_status local_socket(const char *name, struct td__address *address)
     size_t length = strlen(name);
     memset(address, 0, sizeof *address);
     if (!length || length >= sizeof address->local.sun_path)
-        return td__fail(TD_ERR_INVALID,
-                        "unix socket \"unix:%s\": its name must have 1 to %zu bytes", name,
-                        sizeof address->local.sun_path - 1);
+        return td_fail(TD_ERR_INVALID, "unix socket \"unix:%s\": its name must have 1 to %zu bytes",
+                       name, sizeof address->local.sun_path - 1);
     address->local.sun_family = AF_UNIX;
     memcpy(address->local.sun_path, name, length);
     if (name[0] == '@')
@@ -212,9 +211,9 @@ td_status td__resolve(const char *host, int port, td__deadline deadline,
         return TD_OK;
     }
     if (port < 0 || port > 65535)
-        return td__fail(TD_ERR_INVALID, "port %d is outside 0 to 65535", port);
+        return td_fail(TD_ERR_INVALID, "port %d is outside 0 to 65535", port);
     if (!*host || strlen(host) >= 256)
-        return td__fail(TD_ERR_INVALID, "host \"%.64s\": a name has 1 to 255 characters", host);
+        return td_fail(TD_ERR_INVALID, "host \"%.64s\": a name has 1 to 255 characters", host);
     if (numeric(host, port, &list->at[0])) {
         list->count = 1;
         return TD_OK;

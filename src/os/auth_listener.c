@@ -527,8 +527,8 @@ static void close_handle(struct td__auth_listener *listener, uv_handle_t *handle
 
 static td_status fail_to_listen(const struct td__auth_listener_options *options, int error)
 {
-    return td__fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
-                    td__errno_text(-error));
+    return td_fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
+                   td__errno_text(-error));
 }
 
 td_status td__auth_listener_open(struct td__loop *loop, int tcp_fd, int local_fd,

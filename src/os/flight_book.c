@@ -82,8 +82,8 @@ td_status td__flight_book_open(const struct td__flight_job *job, struct td__flig
 close_fd:
     close(made.fd);
 fail:
-    return td__fail(TD_ERR_SYSTEM, "flight recorder for %d workers: %s: %s", job->slots, step,
-                    td__errno_text(errno));
+    return td_fail(TD_ERR_SYSTEM, "flight recorder for %d workers: %s: %s", job->slots, step,
+                   td__errno_text(errno));
 }
 
 void td__flight_book_close(struct td__flight_book *book)

@@ -73,16 +73,16 @@ td_status td__flight_read_head(const void *bytes, size_t size, struct td__flight
 {
     struct td__flight_head head;
     if (size < TD__FLIGHT_HEAD)
-        return td__fail(TD_ERR_INVALID, "these are %zu bytes, too few for a flight recorder's page",
-                        size);
+        return td_fail(TD_ERR_INVALID, "these are %zu bytes, too few for a flight recorder's page",
+                       size);
     memcpy(&head, bytes, sizeof head);
     if (head.magic != TD__FLIGHT_MAGIC)
-        return td__fail(TD_ERR_INVALID, "this is no page of a flight recorder");
+        return td_fail(TD_ERR_INVALID, "this is no page of a flight recorder");
     if (head.version != TD__FLIGHT_VERSION || head.log_size != sizeof(struct td__flight_bytes))
-        return td__fail(TD_ERR_INVALID,
-                        "the flight recorder's page is of version %u, and this program reads "
-                        "version %d",
-                        (unsigned)head.version, TD__FLIGHT_VERSION);
+        return td_fail(TD_ERR_INVALID,
+                       "the flight recorder's page is of version %u, and this program reads "
+                       "version %d",
+                       (unsigned)head.version, TD__FLIGHT_VERSION);
     size_t whole = (size - TD__FLIGHT_HEAD) / sizeof(struct td__flight_bytes);
     size_t slots = head.slots < whole ? head.slots : whole;
     *info = (struct td__flight_book_info){

@@ -16,9 +16,9 @@ td_status td__heartbeat_read(void)
     const char *text = getenv("TANDEM_HEARTBEAT");
     int seconds = DEFAULT_S;
     if (text && *text && !td__parse_int(text, LEAST_S, MOST_S, &seconds))
-        return td__fail(TD_ERR_INVALID,
-                        "TANDEM_HEARTBEAT is \"%s\"; it is a number of seconds, %d to %d", text,
-                        LEAST_S, MOST_S);
+        return td_fail(TD_ERR_INVALID,
+                       "TANDEM_HEARTBEAT is \"%s\"; it is a number of seconds, %d to %d", text,
+                       LEAST_S, MOST_S);
     atomic_store(&limit_s, seconds);
     return TD_OK;
 }

@@ -63,11 +63,11 @@ td_status td__loop_start(struct td__loop *loop, const char *name)
     loop->calls = NULL;
     int error = td__uv_loop_init(&loop->uv);
     if (error)
-        return td__fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
+        return td_fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
     error = uv_async_init(&loop->uv, &loop->wake, run_calls);
     if (error) {
         uv_loop_close(&loop->uv);
-        return td__fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
+        return td_fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
     }
     loop->wake.data = loop;
     pthread_mutex_init(&loop->lock, NULL);
@@ -77,7 +77,7 @@ td_status td__loop_start(struct td__loop *loop, const char *name)
         uv_run(&loop->uv, UV_RUN_DEFAULT);
         uv_loop_close(&loop->uv);
         pthread_mutex_destroy(&loop->lock);
-        return td__fail(TD_ERR_SYSTEM, "event loop: no thread (%s)", td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "event loop: no thread (%s)", td__errno_text(error));
     }
     return TD_OK;
 }

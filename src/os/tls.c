@@ -209,7 +209,7 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
     }
     int error = td__socket_pair(ends);
     if (error) {
-        td_status status = td__fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(error));
+        td_status status = td_fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(error));
         SSL_free(ssl);
         free(link);
         close(fd);
@@ -231,9 +231,9 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
 
     td_status status = td__tls_pump_add(link);
     if (!status && (wait.failure.error || *wait.failure.reason))
-        status = td__fail(TD_ERR_AUTH, "the TLS handshake failed: %s",
-                          wait.failure.error ? td__errno_text(wait.failure.error)
-                                             : wait.failure.reason);
+        status = td_fail(TD_ERR_AUTH, "the TLS handshake failed: %s",
+                         wait.failure.error ? td__errno_text(wait.failure.error)
+                                            : wait.failure.reason);
     if (status) {
         if (failure)
             *failure = wait.failure;

@@ -316,7 +316,7 @@ static td_status start_pump(void)
         close(pump.epoll);
     if (pump.wake >= 0)
         close(pump.wake);
-    return td__fail(TD_ERR_SYSTEM, "TLS: no thread or no descriptors: %s", td__errno_text(error));
+    return td_fail(TD_ERR_SYSTEM, "TLS: no thread or no descriptors: %s", td__errno_text(error));
 }
 
 td_status td__tls_pump_add(struct td__tls_link *link)
@@ -325,7 +325,7 @@ td_status td__tls_pump_add(struct td__tls_link *link)
     struct td__tls_wait *wait = link->wait;
     pthread_once(&once, prepare_once);
     pthread_mutex_lock(&pump.lock);
-    td_status status = pump.exit_end  ? td__fail(TD_ERR_STATE, "TLS: the process is exiting")
+    td_status status = pump.exit_end  ? td_fail(TD_ERR_STATE, "TLS: the process is exiting")
                        : pump.running ? TD_OK
                                       : start_pump();
     if (status) {

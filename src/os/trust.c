@@ -20,11 +20,11 @@ enum {
 
 static td_status refuse_without_secret(const char *what, const char *purpose, const char *host)
 {
-    return td__fail(TD_ERR_AUTH,
-                    "%s the %s at %s needs the job's secret, since it is not on this host: set "
-                    "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host, or "
-                    "TANDEM_INSECURE=1 on a network where nobody else is",
-                    what, purpose, host);
+    return td_fail(TD_ERR_AUTH,
+                   "%s the %s at %s needs the job's secret, since it is not on this host: set "
+                   "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host, or "
+                   "TANDEM_INSECURE=1 on a network where nobody else is",
+                   what, purpose, host);
 }
 
 /* What must hold before anything is tried. Unix sockets never leave the host, and need no TLS. */
@@ -32,7 +32,7 @@ static td_status check_settings(const char *what, const char *purpose, const cha
                                 const struct td__secret *secret)
 {
     if (secret->tls && !secret->given && strncmp(host, "unix:", 5) != 0)
-        return td__fail(
+        return td_fail(
             TD_ERR_AUTH,
             "%s the %s at %s: TANDEM_TLS=1 needs the job's secret, which is the key: set "
             "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host",
@@ -70,7 +70,7 @@ struct way {
 
 static td_status fail_other_tls(const char *where, bool here)
 {
-    return td__fail(
+    return td_fail(
         TD_ERR_AUTH,
         "the server at %s %s: TANDEM_TLS is %s here, but %s there; set it to the same value "
         "on every host",
@@ -82,12 +82,12 @@ static td_status fail_other_tls(const char *where, bool here)
 static td_status fail_refused(const struct td__auth *auth, const char *where, bool one_of_many)
 {
     if (one_of_many)
-        return td__fail(
+        return td_fail(
             TD_ERR_AUTH,
             "the server at %s is not the one that is meant: something on the network leads "
             "connections elsewhere, or TANDEM_SECRET differs there",
             where);
-    return td__fail(
+    return td_fail(
         TD_ERR_AUTH,
         "the server at %s refused the job's secret: TANDEM_SECRET is %s (or it is no %s of "
         "Tandem)",
@@ -135,10 +135,10 @@ static td_status prove(int fd, struct td__auth *auth, const char *where, const s
     if (!error && !right && auth->other_tls)
         return fail_other_tls(where, auth->tls);
     if (answered && !right && !td__deadline_passed(deadline))
-        return td__fail(TD_ERR_AUTH,
-                        "the server at %s does not prove the job's secret: TANDEM_SECRET differs, "
-                        "or it is no %s of Tandem",
-                        where, auth->purpose);
+        return td_fail(TD_ERR_AUTH,
+                       "the server at %s does not prove the job's secret: TANDEM_SECRET differs, "
+                       "or it is no %s of Tandem",
+                       where, auth->purpose);
     td__auth_proof(auth, proof);
     if (!error)
         error = td__send_all(fd, proof, sizeof proof, deadline);
@@ -157,7 +157,7 @@ static td_status encrypt(int fd, const struct td__auth *auth, const char *where,
     td_status status = td__tls_wrap(fd, false, key, deadline, &failure, out);
     *passing = failure.error;
     if (status == TD_ERR_AUTH && !failure.error)
-        return td__fail(
+        return td_fail(
             status,
             "the server at %s has proven the job's secret, but not in TLS (%s): somebody "
             "may be changing what goes over the wire",
@@ -277,8 +277,8 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         bool beside = i && address->any.sa_family == AF_UNIX; /* mostly, nobody is there */
         attempts->refused &= fd == -ECONNREFUSED || fd == -ENOENT;
         if (fd == -EMFILE || fd == -ENFILE) /* waiting for others would not help */
-            return td__fail(TD_ERR_SYSTEM, "cannot connect to the %s at %s: %s", way->purpose, host,
-                            td__errno_text(-fd));
+            return td_fail(TD_ERR_SYSTEM, "cannot connect to the %s at %s: %s", way->purpose, host,
+                           td__errno_text(-fd));
         if (fd < 0) {
             if (!beside)
                 note_attempt(attempts, address, td__errno_text(-fd));
@@ -291,7 +291,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         if (local && !td__peer_is_us(fd)) {
             close(fd);
             if (list->count == 1)
-                return td__fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
+                return td_fail(TD_ERR_AUTH, "the server at %s runs as another user", where);
             note_attempt(attempts, address, "another user listens there");
             continue;
         }
@@ -336,7 +336,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         if (!unresolved && !nobody)
             return status;
         if (nobody && identity && attempts.refused)
-            return td__fail(TD_ERR_PEER, "nothing listens at its address any more");
+            return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
 
         /* An attempt that has no time left says only that, and not what those before it have seen. */
         int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
@@ -346,9 +346,9 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         if (last && unresolved)
             return status;
         if (last)
-            return td__fail(TD_ERR_TIMEOUT,
-                            "cannot reach the %s at %s, port %d, within %.3g s: tried %s", purpose,
-                            host, port, (double)(td__now_ns() - start) / 1e9, attempts.text);
+            return td_fail(TD_ERR_TIMEOUT,
+                           "cannot reach the %s at %s, port %d, within %.3g s: tried %s", purpose,
+                           host, port, (double)(td__now_ns() - start) / 1e9, attempts.text);
         if (!warned && td__now_ns() - start > WARN_AFTER_MS * MS) {
             td_log(TD_LOG_WARN, "still waiting for the %s at %s, port %d: %s", purpose, host, port,
                    unresolved ? td_last_error() : attempts.text);
@@ -432,16 +432,15 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
     char where[TD__ADDRESS_TEXT];
     td__address_text(&address, where);
     if (fd == -EADDRINUSE && address.any.sa_family == AF_UNIX)
-        return td__fail(TD_ERR_SYSTEM, "cannot listen at %s: it is in use already", where);
+        return td_fail(TD_ERR_SYSTEM, "cannot listen at %s: it is in use already", where);
     if (fd == -EADDRINUSE)
-        return td__fail(
-            TD_ERR_SYSTEM,
-            "port %d is in use already (listening for the %s at %s): choose another one "
-            "with MASTER_PORT or --master-port, or end the program that has it",
-            port, purpose, where);
+        return td_fail(TD_ERR_SYSTEM,
+                       "port %d is in use already (listening for the %s at %s): choose another one "
+                       "with MASTER_PORT or --master-port, or end the program that has it",
+                       port, purpose, where);
     if (fd < 0)
-        return td__fail(TD_ERR_SYSTEM, "cannot listen for the %s at %s: %s", purpose, where,
-                        td__errno_text(-fd));
+        return td_fail(TD_ERR_SYSTEM, "cannot listen for the %s at %s: %s", purpose, where,
+                       td__errno_text(-fd));
     td__local_address(fd, &address);
     td_status status = td__secret_place(secret, td__address_text(&address, where));
     if (status) {

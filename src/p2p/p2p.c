@@ -115,7 +115,7 @@ static td_status start_send(struct td__p2p *p2p, struct td__post *post)
     const char *exit_reason = td__endpoint_exit_reason(p2p->options.endpoint,
                                                        p2p->world_ranks[post->peer]);
     if (exit_reason) /* though what it has sent may still be received */
-        return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post), exit_reason);
+        return td_fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post), exit_reason);
     bool first = !peer->queue.first;
     td__post_append(&peer->queue, post);
     if (first)
@@ -202,14 +202,14 @@ static td_status check(const struct td__p2p *p2p, const td_call *call)
     bool send = call->kind == TD_OP_SEND;
     const char *name = send ? "send" : "recv";
     if (!send && call->kind != TD_OP_RECV)
-        return td__fail(TD_ERR_INVALID, "messages: neither a send nor a recv");
+        return td_fail(TD_ERR_INVALID, "messages: neither a send nor a recv");
     if (call->peer == p2p->options.rank)
-        return td__fail(TD_ERR_INVALID, "%s: a rank cannot exchange messages with itself", name);
+        return td_fail(TD_ERR_INVALID, "%s: a rank cannot exchange messages with itself", name);
     if (call->peer < (send ? 0 : TD_ANY_SOURCE) || call->peer >= p2p->options.size)
-        return td__fail(TD_ERR_INVALID, "%s: group \"%s\" has %d ranks, and no rank %d", name,
-                        p2p->name, p2p->options.size, call->peer);
+        return td_fail(TD_ERR_INVALID, "%s: group \"%s\" has %d ranks, and no rank %d", name,
+                       p2p->name, p2p->options.size, call->peer);
     if (send && call->tag == TD_ANY_TAG)
-        return td__fail(TD_ERR_INVALID, "send: a message needs a tag of its own, not TD_ANY_TAG");
+        return td_fail(TD_ERR_INVALID, "send: a message needs a tag of its own, not TD_ANY_TAG");
     return TD_OK;
 }
 
@@ -275,7 +275,7 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
     }
     td__p2p_wait(p2p, &complete, call->peer);
     if (post.status) {
-        status = td__fail(post.status, "%s", post.why ? post.why : "out of memory");
+        status = td_fail(post.status, "%s", post.why ? post.why : "out of memory");
         free(post.why);
         return status;
     }
@@ -289,15 +289,15 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
 /* Who waits, or our own thread, tells the works: this may be any thread. */
 void td__p2p_abort(struct td__p2p *p2p, td_status status)
 {
-    char why[512];
-    snprintf(why, sizeof why, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     pthread_mutex_lock(&p2p->lock);
     if (!p2p->aborted) {
-        p2p->aborted = strdup(why);
+        p2p->aborted = strdup(error.text);
         p2p->aborted_with = status;
         for (int r = 0; r < p2p->options.size; r++)
             if (r != p2p->options.rank)
-                td__peer_gone(p2p, r, why);
+                td__peer_gone(p2p, r, error.text);
         td__p2p_wake(p2p);
         pthread_cond_broadcast(&p2p->changed);
         pthread_cond_signal(&p2p->thread_wake);
@@ -315,8 +315,8 @@ static void end_post(struct td__p2p *p2p, struct td__post *post, enum td__insist
 {
     if (post->descriptor && !td__large_cancel(p2p, post, how))
         return;
-    td_status status = td__fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
-                                td__post_describe(p2p, post));
+    td_status status = td_fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
+                               td__post_describe(p2p, post));
     if (post->kind != TD__MESSAGE_NONE && post->work && !p2p->aborted)
         td_log(TD_LOG_WARN, "%s", td_last_error());
     td__post_finish(p2p, post, status);

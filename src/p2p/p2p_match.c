@@ -126,12 +126,12 @@ bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envel
     if (envelope->size <= post->size)
         return true;
     td__post_finish(p2p, post,
-                    td__fail(TD_ERR_MISMATCH,
-                             "%s%s: the message has %llu bytes; it is lost, and a recv must have "
-                             "room for the whole message",
-                             td__post_describe(p2p, post),
-                             asked == TD_ANY_TAG ? " (asked for any)" : "",
-                             (unsigned long long)envelope->size));
+                    td_fail(TD_ERR_MISMATCH,
+                            "%s%s: the message has %llu bytes; it is lost, and a recv must have "
+                            "room for the whole message",
+                            td__post_describe(p2p, post),
+                            asked == TD_ANY_TAG ? " (asked for any)" : "",
+                            (unsigned long long)envelope->size));
     return false;
 }
 

@@ -127,9 +127,9 @@ const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
 td_status td__peer_refuse(struct td__p2p *p2p, int peer, const struct td__post *post)
 {
     if (p2p->aborted)
-        return td__fail(p2p->aborted_with, "%s: %s", td__post_describe(p2p, post), p2p->aborted);
-    return td__fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post),
-                    p2p->peers[peer].exit_reason);
+        return td_fail(p2p->aborted_with, "%s: %s", td__post_describe(p2p, post), p2p->aborted);
+    return td_fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post),
+                   p2p->peers[peer].exit_reason);
 }
 
 void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
@@ -176,10 +176,10 @@ td_status td__any_is_hopeless(struct td__p2p *p2p, const struct td__post *post)
         return td__peer_refuse(p2p, p2p->options.rank ? 0 : 1, post);
     if (!died && p2p->remaining)
         return TD_OK;
-    return td__fail(TD_ERR_PEER, "%s: %s%s%s %s", td__post_describe(p2p, post),
-                    died ? "" : "no other rank is left; the last one, ",
-                    td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[named]),
-                    died ? "" : ",", p2p->peers[named].exit_reason);
+    return td_fail(TD_ERR_PEER, "%s: %s%s%s %s", td__post_describe(p2p, post),
+                   died ? "" : "no other rank is left; the last one, ",
+                   td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[named]),
+                   died ? "" : ",", p2p->peers[named].exit_reason);
 }
 
 /* What had come from it before can still be received. */
@@ -296,11 +296,11 @@ static void cancel_send(struct td__p2p *p2p, struct td__post *post)
     }
     int rank = post->peer;
     uint64_t id = post->id;
-    td_status status = td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
-                                td__post_describe(p2p, post), (long long)post->timeout_ms,
-                                post->list == &p2p->peers[rank].queue
-                                    ? "it could not be handed over"
-                                    : "no recv for it was posted, or that rank makes no progress");
+    td_status status = td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                               td__post_describe(p2p, post), (long long)post->timeout_ms,
+                               post->list == &p2p->peers[rank].queue
+                                   ? "it could not be handed over"
+                                   : "no recv for it was posted, or that rank makes no progress");
     td__post_finish(p2p, post, status);
     if (known && td__post_control(p2p, &peer->queue, TD__MESSAGE_CANCEL, rank, id))
         td__peer_flush(p2p, rank);
@@ -326,7 +326,7 @@ td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *po
                                        td__endpoint_exit_reason(endpoint, rank));
             length = length < sizeof gone ? length : sizeof gone - 1;
         }
-    return td__fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(p2p, post), post->suspect, gone);
+    return td_fail(TD_ERR_PEER, "%s: %s%s", td__post_describe(p2p, post), post->suspect, gone);
 }
 
 void td__expire(struct td__p2p *p2p, int64_t now)
@@ -357,10 +357,10 @@ again:
             td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
         else if (post->kind == TD__MESSAGE_NONE)
             td__post_finish(p2p, post,
-                            td__fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
-                                     td__post_describe(p2p, post), (long long)post->timeout_ms,
-                                     post->message_size || post->id ? "the message is not complete"
-                                                                    : "no such message has come"));
+                            td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
+                                    td__post_describe(p2p, post), (long long)post->timeout_ms,
+                                    post->message_size || post->id ? "the message is not complete"
+                                                                   : "no such message has come"));
         else
             cancel_send(p2p, post);
         goto again;

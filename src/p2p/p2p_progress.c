@@ -104,7 +104,7 @@ static void tell(struct td__post *list)
         }
         bool received = post->kind == TD__MESSAGE_NONE && !post->status;
         if (post->status)
-            td__fail(post->status, "%s", post->why ? post->why : "out of memory");
+            td_fail(post->status, "%s", post->why ? post->why : "out of memory");
         if (post->work)
             td_work_complete(post->work, post->status, received ? post->peer : -1,
                              received ? post->message_size : 0);

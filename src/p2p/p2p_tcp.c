@@ -41,8 +41,8 @@ td_status td__p2p_tcp_begin(struct td__p2p *p2p)
     int event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     struct epoll_event interest = {.events = EPOLLIN, .data.ptr = NULL};
     if (epoll < 0 || event < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, event, &interest)) {
-        td_status status = td__fail(TD_ERR_SYSTEM, "group \"%s\": cannot wait for links: %s",
-                                    p2p->name, td__errno_text(errno));
+        td_status status = td_fail(TD_ERR_SYSTEM, "group \"%s\": cannot wait for links: %s",
+                                   p2p->name, td__errno_text(errno));
         if (epoll >= 0)
             close(epoll);
         if (event >= 0)

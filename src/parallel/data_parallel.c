@@ -174,13 +174,13 @@ static const td_module_ops data_parallel_ops = {
 static td_status check_devices(const td_data_parallel_options *options)
 {
     if (options->device_count < 0 || (options->device_ids && options->device_count == 0))
-        return td__fail(TD_ERR_INVALID,
-                        "td_data_parallel: device_count is %d; it says how many device_ids there "
-                        "are",
-                        options->device_count);
+        return td_fail(TD_ERR_INVALID,
+                       "td_data_parallel: device_count is %d; it says how many device_ids there "
+                       "are",
+                       options->device_count);
     if (options->device_count > td_device_count("cpu"))
-        return td__fail(TD_ERR_INVALID, "td_data_parallel: %d devices are too many; there are %d",
-                        options->device_count, td_device_count("cpu"));
+        return td_fail(TD_ERR_INVALID, "td_data_parallel: %d devices are too many; there are %d",
+                       options->device_count, td_device_count("cpu"));
     for (int i = 0; i < options->device_count && options->device_ids; i++)
         if (!td__find_device("td_data_parallel", options->device_ids[i]))
             return TD_ERR_INVALID;

@@ -59,7 +59,7 @@ static td_status on_accumulated(td_tensor *tensor, void *arg)
     if (!atomic_exchange(&ddp->ending, true))
         TD_TRY(td__at_end_of_backward(end_pass, ddp));
     if (ddp->buckets.gradients[parameter->number].ready)
-        return td__fail(
+        return td_fail(
             TD_ERR_STATE,
             "td_ddp: parameter \"%s\" got a second gradient after its first was reduced; "
             "the graph of a static_graph model has changed, or one forward had two "
@@ -123,11 +123,11 @@ static td_status check_parameters(const struct td__ddp *ddp, const td_module *mo
     int known = count_known(ddp, module, 0);
     if (known == ddp->count)
         return TD_OK;
-    return td__fail(TD_ERR_STATE,
-                    "td_ddp: the parameter \"%s\" is another tensor than when the module was "
-                    "wrapped, and its gradient would not be averaged; move and convert a module "
-                    "(td_module_to()) before td_ddp()",
-                    ddp->parameters[known].name);
+    return td_fail(TD_ERR_STATE,
+                   "td_ddp: the parameter \"%s\" is another tensor than when the module was "
+                   "wrapped, and its gradient would not be averaged; move and convert a module "
+                   "(td_module_to()) before td_ddp()",
+                   ddp->parameters[known].name);
 }
 
 static td_tensor *run_on_device(const struct td__ddp *ddp, td_module *module,
@@ -195,9 +195,9 @@ static void free_data(void *data)
 static td_status refuse_clone(void *data, const void *from)
 {
     (void)data, (void)from;
-    return td__fail(TD_ERR_UNSUPPORTED,
-                    "td_module_clone: a DistributedDataParallel module cannot be cloned; clone the "
-                    "module inside, td_module_find(ddp, \"module\")");
+    return td_fail(TD_ERR_UNSUPPORTED,
+                   "td_module_clone: a DistributedDataParallel module cannot be cloned; clone the "
+                   "module inside, td_module_find(ddp, \"module\")");
 }
 
 static const td_module_ops ddp_ops = {
@@ -212,8 +212,8 @@ struct td__ddp *td__ddp_of(const td_module *module, const char *call)
 {
     if (module && td_module_ops_of(module) == &ddp_ops)
         return *(struct td__ddp **)td_module_data(module);
-    td__fail(TD_ERR_INVALID, "%s: the module is %s", call,
-             module ? "not one that td_ddp() made" : "NULL");
+    td_fail(TD_ERR_INVALID, "%s: the module is %s", call,
+            module ? "not one that td_ddp() made" : "NULL");
     return NULL;
 }
 
@@ -319,9 +319,9 @@ td_status td__ddp_synchronise(struct td__ddp *ddp)
 static td_status fill(struct td__ddp *ddp, td_module *module)
 {
     if (td_get_world_size(ddp->group) < 1)
-        return td__fail(TD_ERR_STATE,
-                        "td_ddp: there is no process group, or this rank is not in it; "
-                        "td_init_process_group() comes first");
+        return td_fail(TD_ERR_STATE,
+                       "td_ddp: there is no process group, or this rank is not in it; "
+                       "td_init_process_group() comes first");
     if (ddp->options.device) {
         if (!td__find_device("td_ddp", ddp->options.device))
             return TD_ERR_INVALID;
@@ -405,7 +405,7 @@ td_status td_ddp_set_hook(td_module *module, td_comm_hook hook)
     if (!ddp)
         return TD_ERR_INVALID;
     if (ddp->buckets.stats.passes || ddp->expecting)
-        return td__fail(TD_ERR_STATE, "td_ddp_set_hook: the first pass has begun already");
+        return td_fail(TD_ERR_STATE, "td_ddp_set_hook: the first pass has begun already");
     ddp->options.hook = ddp->buckets.hook = hook;
     return TD_OK;
 }

@@ -67,26 +67,26 @@ static td_status check_agreement(struct td__ddp *ddp, int first_active)
     struct td__ddp_join *join = ddp->join;
     int other = find_different(join, 0, DIVIDE | THROW, false);
     if (other >= 0)
-        return td__fail(TD_ERR_MISMATCH,
-                        "td_ddp_join_begin: rank %d and rank %d passed different options",
-                        global_rank(ddp, 0), global_rank(ddp, other));
+        return td_fail(TD_ERR_MISMATCH,
+                       "td_ddp_join_begin: rank %d and rank %d passed different options",
+                       global_rank(ddp, 0), global_rank(ddp, other));
     if (first_active < 0)
         return TD_OK;
     other = find_different(join, first_active, SYNC | RECORDS, true);
     if (other >= 0)
-        return td__fail(TD_ERR_MISMATCH,
-                        "td_ddp: rank %d and rank %d do not do the same in this forward: one "
-                        "synchronises or records, the other does not",
-                        global_rank(ddp, first_active), global_rank(ddp, other));
+        return td_fail(TD_ERR_MISMATCH,
+                       "td_ddp: rank %d and rank %d do not do the same in this forward: one "
+                       "synchronises or records, the other does not",
+                       global_rank(ddp, first_active), global_rank(ddp, other));
     if (!join->options.throw_on_early_termination)
         return TD_OK;
     for (int r = 0; r < join->size; r++)
         if (!(join->said[r] & ACTIVE))
-            return td__fail(TD_ERR_STATE,
-                            "td_ddp: rank %d ran out of input after %lld forwards, while rank %d "
-                            "has more; the options of td_ddp_join_begin() ask to stop then",
-                            global_rank(ddp, r), (long long)join->turns,
-                            global_rank(ddp, first_active));
+            return td_fail(TD_ERR_STATE,
+                           "td_ddp: rank %d ran out of input after %lld forwards, while rank %d "
+                           "has more; the options of td_ddp_join_begin() ask to stop then",
+                           global_rank(ddp, r), (long long)join->turns,
+                           global_rank(ddp, first_active));
     return TD_OK;
 }
 
@@ -95,7 +95,7 @@ static td_status take_turn(struct td__ddp *ddp, int32_t mine)
 {
     struct td__ddp_join *join = ddp->join;
     if (join->failure)
-        return td__fail(join->failure, "%s", join->reason);
+        return td_fail(join->failure, "%s", join->reason);
     mine |= join->options.divide_by_active ? DIVIDE : 0;
     mine |= join->options.throw_on_early_termination ? THROW : 0;
     td_status status = td_group_all_gather(ddp->group, &mine, join->said, 1, TD_I32, NULL);
@@ -169,11 +169,11 @@ td_status td_ddp_join_begin(td_module *module, const td_ddp_join_options *option
     if (!ddp)
         return TD_ERR_INVALID;
     if (ddp->join)
-        return td__fail(TD_ERR_STATE,
-                        "td_ddp_join_begin: it was called before; td_ddp_join_end() comes first");
+        return td_fail(TD_ERR_STATE,
+                       "td_ddp_join_begin: it was called before; td_ddp_join_end() comes first");
     int size = td_get_world_size(ddp->group);
     if (size < 1)
-        return td__fail(TD_ERR_STATE, "td_ddp_join_begin: there is no process group any more");
+        return td_fail(TD_ERR_STATE, "td_ddp_join_begin: there is no process group any more");
     ddp->join = calloc(1, sizeof *ddp->join + (size_t)size * sizeof ddp->join->said[0]);
     if (!ddp->join)
         return td__fail_nomem("td_ddp_join_begin");
@@ -189,7 +189,7 @@ td_status td_ddp_join_end(td_module *module)
         return TD_ERR_INVALID;
     struct td__ddp_join *join = ddp->join;
     if (!join)
-        return td__fail(TD_ERR_STATE, "td_ddp_join_end: td_ddp_join_begin() comes first");
+        return td_fail(TD_ERR_STATE, "td_ddp_join_end: td_ddp_join_begin() comes first");
     ddp->expecting = false;
     td_status status = take_turn(ddp, 0);
     while (!status && join->flags) {

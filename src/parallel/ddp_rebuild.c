@@ -25,8 +25,8 @@ static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
     }
     free(seen);
     return good ? TD_OK
-                : td__fail(TD_ERR_PEER, "td_ddp: the order of gradients of rank %d makes no sense",
-                           td_get_global_rank(ddp->group, ddp->source));
+                : td_fail(TD_ERR_PEER, "td_ddp: the order of gradients of rank %d makes no sense",
+                          td_get_global_rank(ddp->group, ddp->source));
 }
 
 /* Gradients that are views of the former buckets become views of the new ones. */

@@ -90,8 +90,8 @@ td_status td__ddp_fail_missing(const struct td__ddp *ddp)
             length += (size_t)snprintf(names + length, sizeof names - length, "%s\"%.60s\"",
                                        length ? ", " : "", ddp->parameters[i].name);
     }
-    return td__fail(TD_ERR_STATE,
-                    "td_ddp: %d parameters took no part in the loss, so their gradients cannot be "
-                    "averaged: %s%s; use all of them, or set find_unused_parameters",
-                    missing, names, missing > 8 ? ", …" : "");
+    return td_fail(TD_ERR_STATE,
+                   "td_ddp: %d parameters took no part in the loss, so their gradients cannot be "
+                   "averaged: %s%s; use all of them, or set find_unused_parameters",
+                   missing, names, missing > 8 ? ", …" : "");
 }

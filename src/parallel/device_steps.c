@@ -40,7 +40,7 @@ td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, i
     if (!tensor)
         return TD_ERR_INVALID;
     if (count < 1)
-        return td__fail(TD_ERR_INVALID, "td_scatter_to_devices: %d devices are too few", count);
+        return td_fail(TD_ERR_INVALID, "td_scatter_to_devices: %d devices are too few", count);
     dim = td__find_dim(tensor, "td_scatter_to_devices", dim);
     if (dim < 0)
         return TD_ERR_INVALID;
@@ -107,7 +107,7 @@ static td_status collect(struct share *shares, int count, td_tensor **results)
     td_status status = TD_OK;
     for (int i = 0; i < count && !status; i++)
         if (!shares[i].result)
-            status = td__fail(shares[i].status, "%s", shares[i].message);
+            status = td_fail(shares[i].status, "%s", shares[i].message);
     for (int i = 0; i < count; i++) {
         results[i] = status ? NULL : td__adopt(shares[i].result);
         if (status)
@@ -120,8 +120,8 @@ td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *in
                                  int input_count, int count, td_tensor **results)
 {
     if (input_count < 1)
-        return td__fail(TD_ERR_INVALID, "td_parallel_apply_with: %d inputs are too few",
-                        input_count);
+        return td_fail(TD_ERR_INVALID, "td_parallel_apply_with: %d inputs are too few",
+                       input_count);
     struct share *shares = calloc(count > 0 ? (size_t)count : 1, sizeof *shares);
     if (!shares)
         return td__fail_nomem("td_parallel_apply");

@@ -97,11 +97,10 @@ td_periodic_averager *td_periodic_averager_create(td_module *module,
 {
     td_periodic_averager_options with = options ? *options : (td_periodic_averager_options){0};
     if (!module || with.period < 1 || with.warmup_steps < 0) {
-        td__fail(
-            TD_ERR_INVALID,
-            "td_periodic_averager_create: the module is %s, the period %lld, the warm-up %lld; "
-            "a period is at least 1, a warm-up at least 0",
-            module ? "there" : "NULL", (long long)with.period, (long long)with.warmup_steps);
+        td_fail(TD_ERR_INVALID,
+                "td_periodic_averager_create: the module is %s, the period %lld, the warm-up %lld; "
+                "a period is at least 1, a warm-up at least 0",
+                module ? "there" : "NULL", (long long)with.period, (long long)with.warmup_steps);
         return NULL;
     }
     td_state *parameters = td_module_parameters(module);
@@ -125,7 +124,7 @@ td_periodic_averager *td_periodic_averager_create(td_module *module,
 td_status td_periodic_averager_step(td_periodic_averager *averager)
 {
     if (!averager)
-        return td__fail(TD_ERR_INVALID, "td_periodic_averager_step: the averager is NULL");
+        return td_fail(TD_ERR_INVALID, "td_periodic_averager_step: the averager is NULL");
     int64_t past = averager->step++ - averager->options.warmup_steps;
     if (past < 0 || past % averager->options.period || !averager->count)
         return TD_OK;

@@ -353,10 +353,10 @@ td_powersgd *td_powersgd_create(const td_powersgd_options *options)
     with.start_step = with.start_step ? with.start_step : 1000;
     with.min_compression_rate = with.min_compression_rate != 0 ? with.min_compression_rate : 2;
     if (with.rank < 1 || !(with.min_compression_rate > 0)) {
-        td__fail(TD_ERR_INVALID,
-                 "td_powersgd_create: the rank is %d, min_compression_rate is %g; both must be "
-                 "above 0",
-                 with.rank, with.min_compression_rate);
+        td_fail(TD_ERR_INVALID,
+                "td_powersgd_create: the rank is %d, min_compression_rate is %g; both must be "
+                "above 0",
+                with.rank, with.min_compression_rate);
         return NULL;
     }
     td_powersgd *p = calloc(1, sizeof *p);

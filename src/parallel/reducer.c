@@ -21,8 +21,8 @@ static td_status describe(const td_reducer_buffer *buffers, int count,
 {
     for (int i = 0; i < count; i++) {
         if (!td_dtype_size(buffers[i].dtype) || buffers[i].count > INT64_MAX / 16)
-            return td__fail(TD_ERR_INVALID, "td_reducer_create: buffer %d has %zu elements of %s",
-                            i, buffers[i].count, td_dtype_name(buffers[i].dtype));
+            return td_fail(TD_ERR_INVALID, "td_reducer_create: buffer %d has %zu elements of %s", i,
+                           buffers[i].count, td_dtype_name(buffers[i].dtype));
         gradients[i] = (struct td__gradient){.dtype = buffers[i].dtype,
                                              .ndim = 1,
                                              .shape = {(int64_t)buffers[i].count},
@@ -60,8 +60,8 @@ td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
                               const td_reducer_options *options)
 {
     if (count < 0 || (count > 0 && !buffers)) {
-        td__fail(TD_ERR_INVALID, "td_reducer_create: the list of %d buffers is %s", count,
-                 buffers ? "shorter than nothing" : "NULL");
+        td_fail(TD_ERR_INVALID, "td_reducer_create: the list of %d buffers is %s", count,
+                buffers ? "shorter than nothing" : "NULL");
         return NULL;
     }
     td_reducer *reducer = calloc(1, sizeof *reducer);
@@ -81,8 +81,8 @@ static td_status check_index(const td_reducer *reducer, const char *call, int in
 {
     if (index >= 0 && index < reducer->count)
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: there is no gradient %d; they are 0 to %d", call, index,
-                    reducer->count - 1);
+    return td_fail(TD_ERR_INVALID, "%s: there is no gradient %d; they are 0 to %d", call, index,
+                   reducer->count - 1);
 }
 
 void *td_reducer_data(td_reducer *reducer, int index)
@@ -96,7 +96,7 @@ void *td_reducer_data(td_reducer *reducer, int index)
 td_status td_reducer_ready(td_reducer *reducer, int index)
 {
     if (!reducer)
-        return td__fail(TD_ERR_INVALID, "td_reducer_ready: the reducer is NULL");
+        return td_fail(TD_ERR_INVALID, "td_reducer_ready: the reducer is NULL");
     TD_TRY(check_index(reducer, "td_reducer_ready", index));
     if (!reducer->begun) {
         td__buckets_begin(&reducer->buckets);
@@ -104,10 +104,10 @@ td_status td_reducer_ready(td_reducer *reducer, int index)
     }
     td_tensor *view = reducer->buckets.gradients[index].view;
     if (reducer->buckets.gradients[index].ready)
-        return td__fail(TD_ERR_STATE,
-                        "td_reducer_ready: gradient %d was ready before in this step; "
-                        "td_reducer_wait() ends a step",
-                        index);
+        return td_fail(TD_ERR_STATE,
+                       "td_reducer_ready: gradient %d was ready before in this step; "
+                       "td_reducer_wait() ends a step",
+                       index);
     if (reducer->data[index] && td_tensor_nbytes(view))
         memcpy(td_tensor_data(view), reducer->data[index], td_tensor_nbytes(view));
     return td__buckets_ready(&reducer->buckets, index);
@@ -122,16 +122,16 @@ static td_status fail_missing(const td_reducer *reducer)
         if ((!reducer->begun || !reducer->buckets.gradients[i].ready) && missing++ < 16)
             length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
                                        length ? ", " : "", i);
-    return td__fail(TD_ERR_STATE,
-                    "td_reducer_wait: %d of %d gradients are not ready: %s%s; say "
-                    "td_reducer_ready() for each",
-                    missing, reducer->count, list, missing > 16 ? ", …" : "");
+    return td_fail(TD_ERR_STATE,
+                   "td_reducer_wait: %d of %d gradients are not ready: %s%s; say "
+                   "td_reducer_ready() for each",
+                   missing, reducer->count, list, missing > 16 ? ", …" : "");
 }
 
 td_status td_reducer_wait(td_reducer *reducer)
 {
     if (!reducer)
-        return td__fail(TD_ERR_INVALID, "td_reducer_wait: the reducer is NULL");
+        return td_fail(TD_ERR_INVALID, "td_reducer_wait: the reducer is NULL");
     if (reducer->count == 0)
         return TD_OK;
     if (!reducer->begun || !td__buckets_complete(&reducer->buckets))

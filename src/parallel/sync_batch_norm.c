@@ -110,10 +110,10 @@ static td_status gather_statistics(td_group *group, td_tensor *x, td_tensor *scr
         *total = combine(parts, size, channels, mean, var);
     free(parts);
     if (!status && *total < 2)
-        return td__fail(TD_ERR_INVALID,
-                        "td_sync_batch_norm: all ranks together have %g values a channel; training "
-                        "needs more than one",
-                        *total);
+        return td_fail(TD_ERR_INVALID,
+                       "td_sync_batch_norm: all ranks together have %g values a channel; training "
+                       "needs more than one",
+                       *total);
     return status;
 }
 
@@ -136,16 +136,16 @@ static td_status check(td_module *self, const td_tensor *x)
 {
     const struct sync_batch_norm *norm = self->data;
     if (x->layout.ndim < 2 || x->layout.shape[1] != norm->features)
-        return td__fail(TD_ERR_INVALID,
-                        "td_forward: a SyncBatchNorm of %lld features was given the shape %s; it "
-                        "takes two dimensions or more, with these features as the second size",
-                        (long long)norm->features, td__shape_of(x));
+        return td_fail(TD_ERR_INVALID,
+                       "td_forward: a SyncBatchNorm of %lld features was given the shape %s; it "
+                       "takes two dimensions or more, with these features as the second size",
+                       (long long)norm->features, td__shape_of(x));
     if ((x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64) ||
         !x->storage->device->kind->is_host_memory)
-        return td__fail(TD_ERR_UNSUPPORTED,
-                        "td_forward: a SyncBatchNorm was given %s on %s; it takes f32 and f64 in "
-                        "the host's memory",
-                        td_dtype_name(x->layout.dtype), x->storage->device->name);
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "td_forward: a SyncBatchNorm was given %s on %s; it takes f32 and f64 in "
+                       "the host's memory",
+                       td_dtype_name(x->layout.dtype), x->storage->device->name);
     const char *names[] = {"weight", "bias", "running_mean", "running_var"};
     td_tensor *tensors[] = {td_param(self, 0), td_param(self, 1), td_buffer(self, RUNNING_MEAN),
                             td_buffer(self, RUNNING_VAR)};

@@ -86,8 +86,8 @@ static td_status report(const char *call, const char *mine, int count, td_group 
         if (all[r].size)
             found = all[r].data;
     if (!status)
-        status = td__fail(TD_ERR_MISMATCH, "%s: %s; every rank must have the same model", call,
-                          found);
+        status = td_fail(TD_ERR_MISMATCH, "%s: %s; every rank must have the same model", call,
+                         found);
     for (int r = 0; r < size; r++)
         td_bytes_free(&all[r]);
     free(all);

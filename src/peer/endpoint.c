@@ -140,7 +140,7 @@ static td_status listen_locally(char name[TD__CARD_TEXT], int *fd)
     TD_TRY(td__resolve(name, 0, TD__NEVER, &list, &retry));
     *fd = td__listen_on(&list.at[0]);
     if (*fd < 0)
-        return td__fail(TD_ERR_SYSTEM, "cannot listen at %s: %s", name, td__errno_text(-*fd));
+        return td_fail(TD_ERR_SYSTEM, "cannot listen at %s: %s", name, td__errno_text(-*fd));
     return TD_OK;
 }
 
@@ -274,10 +274,10 @@ static td_status connect_peer(struct td__endpoint *endpoint, int rank, bool loca
                               td__deadline deadline, int *fd)
 {
     const struct td__card *peer = &endpoint->peers[rank];
-    char why[512];
+    struct td__error error;
     int refusals = 0;
     if (td__endpoint_presence(endpoint, rank) == TD__ENDED)
-        return td__fail(TD_ERR_PEER, "it %s", td__endpoint_exit_reason(endpoint, rank));
+        return td_fail(TD_ERR_PEER, "it %s", td__endpoint_exit_reason(endpoint, rank));
     for (;;) {
         td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(KNOCK_MS));
         td_status status = td__connect_trusted(locally ? peer->local : peer->address,
@@ -287,15 +287,15 @@ static td_status connect_peer(struct td__endpoint *endpoint, int rank, bool loca
          * listener may stand open a moment longer. */
         if (status != TD_ERR_TIMEOUT && status != TD_ERR_AUTH)
             return status;
-        snprintf(why, sizeof why, "%s", td_last_error());
+        td__error_save(&error);
         td__endpoint_watch(endpoint, rank);
         const char *exit_reason = td__endpoint_exit_reason(endpoint, rank);
         if (exit_reason)
-            return td__fail(TD_ERR_PEER, "it %s", exit_reason);
+            return td_fail(TD_ERR_PEER, "it %s", exit_reason);
         if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end + KNOCK_MS * 1000000)))
-            return td__fail(TD_ERR_PEER, "nothing listens at its address any more");
+            return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
         if ((status == TD_ERR_AUTH && ++refusals == REFUSALS) || td__deadline_passed(deadline))
-            return td__fail(status, "%s", why);
+            return td__error_restore(&error);
         if (status == TD_ERR_AUTH)
             td__sleep_ns(REFUSED_NS);
     }
@@ -308,16 +308,16 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
     int fd;
     td_status status = connect_peer(endpoint, rank, locally, deadline, &fd);
     if (status)
-        return td__fail(status, "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
-                        status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td_last_error());
+        return td_fail(status, "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
+                       status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td_last_error());
     tune(fd);
     put_request(request, bytes);
     int error = td__send_all(fd, bytes, sizeof bytes, deadline);
     if (error) {
         close(fd);
-        return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
-                        "%s closed the connection: %s", td__endpoint_describe(endpoint, rank),
-                        td__errno_text(error));
+        return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
+                       "%s closed the connection: %s", td__endpoint_describe(endpoint, rank),
+                       td__errno_text(error));
     }
     *fd_out = fd;
     return TD_OK;
@@ -326,14 +326,14 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
 td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_status status,
                                td__deadline deadline)
 {
-    char why[512];
+    struct td__error error;
     if (status != TD_ERR_PEER)
         return status;
-    snprintf(why, sizeof why, "%s", td_last_error());
+    td__error_save(&error);
     const char *exit_reason = td__endpoint_find_out(endpoint, rank, deadline);
     return exit_reason
-               ? td__fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), exit_reason)
-               : td__fail(TD_ERR_PEER, "%s", why);
+               ? td_fail(TD_ERR_PEER, "%s %s", td__endpoint_describe(endpoint, rank), exit_reason)
+               : td__error_restore(&error);
 }
 
 bool td__endpoint_is_near(const struct td__endpoint *endpoint, int rank)
@@ -387,8 +387,8 @@ td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t 
         in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
     pthread_mutex_unlock(&endpoint->lock);
     if (fd < 0)
-        return td__fail(TD_ERR_TIMEOUT, "%s has not connected in time",
-                        td__endpoint_describe(endpoint, rank));
+        return td_fail(TD_ERR_TIMEOUT, "%s has not connected in time",
+                       td__endpoint_describe(endpoint, rank));
     tune(fd);
     *fd_out = fd;
     return TD_OK;

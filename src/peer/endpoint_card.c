@@ -107,17 +107,16 @@ td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes
 {
     for (int r = 0; r < endpoint->size; r++)
         if (!read_card(&cards[r], &endpoint->peers[r]))
-            return td__fail(
-                TD_ERR_MISMATCH,
-                "rank %d describes itself in a way that rank %d does not understand: do "
-                "all ranks use the same version of Tandem?",
-                r, endpoint->rank);
+            return td_fail(TD_ERR_MISMATCH,
+                           "rank %d describes itself in a way that rank %d does not understand: do "
+                           "all ranks use the same version of Tandem?",
+                           r, endpoint->rank);
     for (int r = 0; r < endpoint->size; r++)
         if (endpoint->peers[r].tls != endpoint->secret.tls)
-            return td__fail(TD_ERR_MISMATCH,
-                            "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
-                            "all ranks",
-                            endpoint->peers[r].tls, r, endpoint->secret.tls, endpoint->rank);
+            return td_fail(TD_ERR_MISMATCH,
+                           "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
+                           "all ranks",
+                           endpoint->peers[r].tls, r, endpoint->secret.tls, endpoint->rank);
     return number_hosts(endpoint);
 }
 

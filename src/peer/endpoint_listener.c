@@ -65,7 +65,7 @@ td_status td__endpoint_listener_open(int tcp_fd, int local_fd, const struct td__
     if (start.status) {
         td__loop_stop(&listener->loop);
         free(listener);
-        return td__fail(start.status, "%s", start.error);
+        return td_fail(start.status, "%s", start.error);
     }
     *listener_out = listener;
     return TD_OK;

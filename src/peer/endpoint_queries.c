@@ -44,10 +44,10 @@ static td_status ask(struct td__endpoint *endpoint, int rank, uint32_t topic, ui
     }
     close(fd);
     if (error || !sound)
-        return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "%s does not answer: %s",
-                        td__endpoint_describe(endpoint, rank),
-                        sound ? td__errno_text(error)
-                              : "its answer is not one of this version of Tandem");
+        return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER, "%s does not answer: %s",
+                       td__endpoint_describe(endpoint, rank),
+                       sound ? td__errno_text(error)
+                             : "its answer is not one of this version of Tandem");
     return answer->failed ? td__fail_nomem("answer") : TD_OK;
 }
 

@@ -467,8 +467,8 @@ td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__l
     detector->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     endpoint->detector = detector;
     if (detector->epoll < 0 || detector->wake < 0)
-        return td__fail(TD_ERR_SYSTEM, "no descriptor to look after the other ranks: %s",
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "no descriptor to look after the other ranks: %s",
+                       td__errno_text(errno));
     follow(detector, detector->wake, WAKE, 0);
     for (int r = 0; r < endpoint->size; r++) {
         struct td__card *peer = &endpoint->peers[r];
@@ -486,8 +486,8 @@ td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__l
     int error = td__thread_start(&detector->thread, "td-detector", look_out, endpoint);
     if (error) {
         atomic_store(&detector->stopping, true);
-        return td__fail(TD_ERR_SYSTEM, "no thread to look after the other ranks: %s",
-                        td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "no thread to look after the other ranks: %s",
+                       td__errno_text(error));
     }
     return TD_OK;
 }

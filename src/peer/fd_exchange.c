@@ -113,9 +113,9 @@ td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64
     if (!error)
         error = td__recv_all(connection, &byte, 1, deadline);
     close(connection);
-    return error ? td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
-                            "%s did not take the memory of a group: %s",
-                            td__endpoint_describe(endpoint, rank), td__errno_text(error))
+    return error ? td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
+                           "%s did not take the memory of a group: %s",
+                           td__endpoint_describe(endpoint, rank), td__errno_text(error))
                  : TD_OK;
 }
 
@@ -173,12 +173,12 @@ static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct t
         error = td__recv_fd(connection, &fd, &byte, 1, deadline);
     close(connection);
     if (error == ECANCELED)
-        return td__fail(TD_ERR_ABORTED, "waiting for %s was given up",
-                        td__endpoint_describe(endpoint, rank));
+        return td_fail(TD_ERR_ABORTED, "waiting for %s was given up",
+                       td__endpoint_describe(endpoint, rank));
     if (error)
-        return td__fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
-                        "%s did not share its memory: %s", td__endpoint_describe(endpoint, rank),
-                        error == ENODATA ? "it has left" : td__errno_text(error));
+        return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
+                       "%s did not share its memory: %s", td__endpoint_describe(endpoint, rank),
+                       error == ENODATA ? "it has left" : td__errno_text(error));
     *fd_out = fd;
     return TD_OK;
 }
@@ -232,12 +232,12 @@ td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offse
     bool short_of_memory = !found && errno == ENOMEM;
     pthread_mutex_unlock(&endpoint->map_lock);
     if (short_of_memory)
-        return td__fail(TD_ERR_NOMEM,
-                        "no address space to map the memory of %s; is it limited (ulimit -v)?",
-                        td__endpoint_describe(endpoint, rank));
+        return td_fail(TD_ERR_NOMEM,
+                       "no address space to map the memory of %s; is it limited (ulimit -v)?",
+                       td__endpoint_describe(endpoint, rank));
     if (!found)
-        return td__fail(TD_ERR_PEER, "%s speaks of memory that it does not have",
-                        td__endpoint_describe(endpoint, rank));
+        return td_fail(TD_ERR_PEER, "%s speaks of memory that it does not have",
+                       td__endpoint_describe(endpoint, rank));
     *address = found;
     return TD_OK;
 }

@@ -38,10 +38,10 @@ td_status td__reduce_methods_read(void)
     const char *value = getenv("TANDEM_SHM_REDUCE");
     bool set = value && *value, fused = set && !strcmp(value, "fused");
     if (set && !fused && strcmp(value, "staged") != 0)
-        return td__fail(TD_ERR_INVALID,
-                        "TANDEM_SHM_REDUCE is \"%s\"; it can be fused or staged, and is measured "
-                        "where it is not set",
-                        value);
+        return td_fail(TD_ERR_INVALID,
+                       "TANDEM_SHM_REDUCE is \"%s\"; it can be fused or staged, and is measured "
+                       "where it is not set",
+                       value);
     atomic_store(&forced, fused ? TD__WAYS_FUSED : set ? TD__WAYS_STAGED : 0);
     return TD_OK;
 }

@@ -38,12 +38,12 @@ td_status td__reduction_check(const struct td__reduction *reduction)
     td_dtype dtype = reduction->dtype;
     td_reduce_op op = reduction->op;
     if ((unsigned)dtype >= TD__DTYPES)
-        return td__fail(TD_ERR_INVALID, "reduction: %d is no dtype", (int)dtype);
+        return td_fail(TD_ERR_INVALID, "reduction: %d is no dtype", (int)dtype);
     if (reduction->user)
         return TD_OK;
     if ((unsigned)op >= TD__REDUCE_OPS)
-        return td__fail(TD_ERR_INVALID, "reduction of %s: %d is no operation", td_dtype_name(dtype),
-                        (int)op);
+        return td_fail(TD_ERR_INVALID, "reduction of %s: %d is no operation", td_dtype_name(dtype),
+                       (int)op);
 
     const char *takes = NULL;
     switch (op) {
@@ -70,8 +70,8 @@ td_status td__reduction_check(const struct td__reduction *reduction)
         break;
     }
     if (takes)
-        return td__fail(TD_ERR_INVALID, "reduction: there is no %s of %s: %s",
-                        td_reduce_op_name(op), td_dtype_name(dtype), takes);
+        return td_fail(TD_ERR_INVALID, "reduction: there is no %s of %s: %s", td_reduce_op_name(op),
+                       td_dtype_name(dtype), takes);
     return TD_OK;
 }
 

@@ -40,7 +40,7 @@ td_status td__shm_fail(struct td__shm_comm *comm, td_status status, const char *
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return break_comm(comm, td__fail(status, "%s", text));
+    return break_comm(comm, td_fail(status, "%s", text));
 }
 
 void td__shm_break(struct td__shm_comm *comm, td_status status)
@@ -55,15 +55,15 @@ static td_status broken(struct td__shm_comm *comm)
     td__deadline end = td__deadline_in_ms(REASON_MS);
     while (atomic_load(&comm->head->broken) != 2)
         if (td__deadline_passed(end))
-            return td__fail(TD_ERR_PEER,
-                            "a rank of this host ended while it told why a call failed");
+            return td_fail(TD_ERR_PEER,
+                           "a rank of this host ended while it told why a call failed");
         else
             td__sleep_ns(QUIET_PAUSE_NS);
     memcpy(reason, comm->head->reason, sizeof reason);
     reason[sizeof reason - 1] = 0;
     uint32_t status = comm->head->status;
-    return td__fail(status > TD_OK && status <= TD_ERR_ABORTED ? (td_status)status : TD_ERR_PEER,
-                    "%s", reason);
+    return td_fail(status > TD_OK && status <= TD_ERR_ABORTED ? (td_status)status : TD_ERR_PEER,
+                   "%s", reason);
 }
 
 /* Either the writer sees that the call has failed, or the one who failed sees that it writes: also where
@@ -125,12 +125,12 @@ static td_status too_late(struct td__shm_comm *comm, const struct td__operation 
     bool called = stage > first && !list_missing(comm, first, missing, sizeof missing);
     int count = list_missing(comm, called || !stage ? stage : first, missing, sizeof missing);
     if (!count)
-        td__fail(TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
-                 td__operation_describe(operation));
+        td_fail(TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
+                td__operation_describe(operation));
     else
-        td__fail(TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
-                 td__operation_describe(operation), count > 1 ? "s" : "", missing,
-                 count > 1 ? "have" : "has", called ? "finished its part" : "called it");
+        td_fail(TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
+                td__operation_describe(operation), count > 1 ? "s" : "", missing,
+                count > 1 ? "have" : "has", called ? "finished its part" : "called it");
     /* Before the others are told: they shall learn where everybody was now. */
     if (comm->explain)
         comm->explain(comm->outside_arg, operation);

@@ -226,7 +226,7 @@ int td__shm_claim(struct td__shm_comm *comm, int owner);
 td_status td__shm_complete(struct td__shm_comm *comm, const struct td__operation *operation,
                            uint32_t done, uint32_t total);
 
-/** As td__fail(), for everybody: the others fail in the same way. */
+/** As td_fail(), for everybody: the others fail in the same way. */
 td_status td__shm_fail(struct td__shm_comm *comm, td_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

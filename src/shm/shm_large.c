@@ -329,8 +329,8 @@ static td_status tell_counts(struct td__shm_comm *comm, const struct td__operati
 {
     uint64_t *counts = td__shm_counts(comm, comm->index);
     if ((size_t)comm->size * 2 * sizeof *counts > TD__SLOT_BYTES)
-        return td__fail(TD_ERR_UNSUPPORTED, "%s: uneven parts work for up to %zu ranks on a host",
-                        td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: uneven parts work for up to %zu ranks on a host",
+                       td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
     for (int i = 0; i < comm->size; i++) {
         counts[i] = operation->input_counts[i];
         counts[comm->size + i] = operation->output_counts[i];

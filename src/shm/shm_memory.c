@@ -44,8 +44,8 @@ static td_status map_memory(struct td__shm_comm *comm, int fd)
     struct layout layout = layout_for(comm->size, comm->extra_bytes);
     char *base = mmap(NULL, layout.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED)
-        return td__fail(TD_ERR_NOMEM, "cannot map the control memory of a group: %s",
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_NOMEM, "cannot map the control memory of a group: %s",
+                       td__errno_text(errno));
     comm->bytes = layout.end;
     comm->head = (struct td__shm_head *)base;
     comm->cells = (struct td__shm_cell *)(base + layout.cells);
@@ -75,8 +75,8 @@ static td_status make_memory(struct td__shm_comm *comm)
     comm->fd = memfd_create("tandem-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (comm->fd < 0 || td__file_truncate(comm->fd, (off_t)layout.end) ||
         fcntl(comm->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
-        return td__fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
+                       td__errno_text(errno));
     TD_TRY(map_memory(comm, comm->fd));
     comm->head->size = (uint32_t)comm->size;
     comm->head->oversubscribed = td__crowd(td__shm_neighbours(comm->endpoint));
@@ -94,8 +94,8 @@ static td_status find_memory(struct td__shm_comm *comm, td__deadline deadline, i
                                           &comm->given_up, fd);
     if (status != TD_ERR_PEER)
         return status;
-    char why[512];
-    snprintf(why, sizeof why, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     for (int i = 1; i < comm->size; i++)
         if (i != comm->index &&
             td__endpoint_presence(comm->endpoint, comm->world_ranks[i]) == TD__PRESENT &&
@@ -103,7 +103,7 @@ static td_status find_memory(struct td__shm_comm *comm, td__deadline deadline, i
                                     td__deadline_earlier(deadline, td__deadline_in_ms(OTHERS_MS)),
                                     fd))
             return TD_OK;
-    return td__fail(TD_ERR_PEER, "%s", why);
+    return td__error_restore(&error);
 }
 
 static td_status fetch_memory(struct td__shm_comm *comm, td__deadline deadline)
@@ -114,11 +114,11 @@ static td_status fetch_memory(struct td__shm_comm *comm, td__deadline deadline)
     if (fstat(fd, &status) ||
         (size_t)status.st_size != layout_for(comm->size, comm->extra_bytes).end) {
         close(fd);
-        return td__fail(TD_ERR_MISMATCH,
-                        "%s made this group with other members than rank %d, or runs another "
-                        "version of Tandem",
-                        td__endpoint_describe(comm->endpoint, comm->world_ranks[0]),
-                        td__endpoint_rank(comm->endpoint));
+        return td_fail(TD_ERR_MISMATCH,
+                       "%s made this group with other members than rank %d, or runs another "
+                       "version of Tandem",
+                       td__endpoint_describe(comm->endpoint, comm->world_ranks[0]),
+                       td__endpoint_rank(comm->endpoint));
     }
     td_status mapped = map_memory(comm, fd);
     if (mapped) {

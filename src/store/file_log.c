@@ -47,10 +47,10 @@ static uint32_t checksum(uint64_t seed, const uint8_t *data, size_t size)
 
 static td_status fail_damaged(const struct td__file_log *log, uint64_t offset, const char *what)
 {
-    return td__fail(TD_ERR_SYSTEM,
-                    "file store \"%s\": the file is damaged at byte %" PRIu64
-                    ": %s; end the job, remove the file and start again",
-                    log->path, offset, what);
+    return td_fail(TD_ERR_SYSTEM,
+                   "file store \"%s\": the file is damaged at byte %" PRIu64
+                   ": %s; end the job, remove the file and start again",
+                   log->path, offset, what);
 }
 
 /* 0, or an errno: what could be read of `size` bytes is *got. */
@@ -102,8 +102,8 @@ static td_status read_header(const struct td__file_log *log, struct td__file_lay
     size_t got;
     int error = read_at(log->fd, bytes, sizeof bytes, 0, &got);
     if (error)
-        return td__fail(TD_ERR_SYSTEM, "file store \"%s\": cannot read its header: %s", log->path,
-                        td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "file store \"%s\": cannot read its header: %s", log->path,
+                       td__errno_text(error));
     if (got < sizeof bytes || memcmp(bytes, magic, MAGIC_SIZE))
         return fail_damaged(log, 0, "it has no header of a file store of this version");
     if (checksum(0, bytes, HEADER_FIELDS) != td__load_u32(bytes + HEADER_FIELDS))
@@ -192,9 +192,9 @@ static td_status load(struct td__file_log *log, uint64_t end)
         }
         int error = read_at(log->fd, input.data, size, log->seen.end, &got);
         if (error)
-            status = td__fail(TD_ERR_SYSTEM,
-                              "file store \"%s\": cannot read at byte %" PRIu64 ": %s", log->path,
-                              log->seen.end, td__errno_text(error));
+            status = td_fail(TD_ERR_SYSTEM,
+                             "file store \"%s\": cannot read at byte %" PRIu64 ": %s", log->path,
+                             log->seen.end, td__errno_text(error));
         else if (got < size)
             status = fail_damaged(log, log->seen.end + got, "it ends before its log does");
         else
@@ -209,11 +209,11 @@ td_status td__file_log_refresh(struct td__file_log *log)
     struct td__file_layout now;
     td_status status = read_header(log, &now);
     if (!status && log->seen.nonce && now.nonce != log->seen.nonce)
-        status = td__fail(TD_ERR_STATE,
-                          "file store \"%s\": another job has emptied the file while it was open "
-                          "here; each job needs a file of its own, on a file system with working "
-                          "locks",
-                          log->path);
+        status = td_fail(TD_ERR_STATE,
+                         "file store \"%s\": another job has emptied the file while it was open "
+                         "here; each job needs a file of its own, on a file system with working "
+                         "locks",
+                         log->path);
     if (!status && (now.generation != log->seen.generation || now.end < log->seen.end)) {
         td__file_log_forget(log);
         log->seen = now;
@@ -334,8 +334,8 @@ static td_status fail_write(const struct td__file_log *log, int error)
 {
     if (error == ENOMEM)
         return td__fail_nomem("file store");
-    return td__fail(TD_ERR_SYSTEM, "file store \"%s\": cannot write: %s; nothing was changed",
-                    log->path, td__errno_text(error));
+    return td_fail(TD_ERR_SYSTEM, "file store \"%s\": cannot write: %s; nothing was changed",
+                   log->path, td__errno_text(error));
 }
 
 td_status td__file_log_commit(struct td__file_log *log, struct td__buffer *records)
@@ -361,10 +361,10 @@ td_status td__file_log_reset(struct td__file_log *log)
     size_t got;
     int error = read_at(log->fd, start, sizeof start, 0, &got);
     if (!error && got && (got < sizeof start || memcmp(start, magic, MAGIC_SIZE)))
-        return td__fail(TD_ERR_INVALID,
-                        "file store: \"%s\" is not a store of this version of Tandem, and was left "
-                        "as it is; give another path, or remove it yourself",
-                        log->path);
+        return td_fail(TD_ERR_INVALID,
+                       "file store: \"%s\" is not a store of this version of Tandem, and was left "
+                       "as it is; give another path, or remove it yourself",
+                       log->path);
     struct td__file_layout fresh = {.generation = 1, .start = HEADER_SIZE, .end = HEADER_SIZE};
     TD_TRY(td__random(&fresh.nonce, sizeof fresh.nonce));
     fresh.nonce |= 1; /* 0 stands for none */
@@ -373,8 +373,8 @@ td_status td__file_log_reset(struct td__file_log *log)
     if (!error)
         error = write_header(log->fd, &fresh);
     if (error)
-        return td__fail(TD_ERR_SYSTEM, "file store: cannot begin a store in \"%s\": %s", log->path,
-                        td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "file store: cannot begin a store in \"%s\": %s", log->path,
+                       td__errno_text(error));
     td__file_log_forget(log);
     log->seen = fresh;
     log->compact_at = COMPACT_MIN;

@@ -57,15 +57,15 @@ static td_status enter(td_store *store, td__deadline deadline, struct file_store
     struct file_store *file = (struct file_store *)store;
     /* First of all: a thread that a fork does not have may hold the lock for ever. */
     if (td__shared_file_inherited(&file->shared))
-        return td__fail(TD_ERR_STATE,
-                        "file store \"%s\": it was opened before fork() and belongs to the parent; "
-                        "open it again in the child",
-                        file->shared.path);
+        return td_fail(TD_ERR_STATE,
+                       "file store \"%s\": it was opened before fork() and belongs to the parent; "
+                       "open it again in the child",
+                       file->shared.path);
     if (!take_turn(file, deadline))
-        return td__fail(TD_ERR_TIMEOUT,
-                        "file store \"%s\": another thread waited for the file until the time was "
-                        "over; is a process that uses it stopped (state T in ps)?",
-                        file->shared.path);
+        return td_fail(TD_ERR_TIMEOUT,
+                       "file store \"%s\": another thread waited for the file until the time was "
+                       "over; is a process that uses it stopped (state T in ps)?",
+                       file->shared.path);
     td_status status = td__shared_file_lock(&file->shared, deadline);
     if (status)
         goto end_turn;
@@ -203,8 +203,8 @@ static td_status fail_missing_key(const struct file_store *file, struct td__span
     td_status status = td__fail_missing_key("file", key);
     if (td__shared_file_in_place(&file->shared))
         return status;
-    return td__fail(status, "%s; its file \"%s\" was removed or replaced while it was open",
-                    td_last_error(), file->shared.path);
+    return td_fail(status, "%s; its file \"%s\" was removed or replaced while it was open",
+                   td_last_error(), file->shared.path);
 }
 
 static td_status file_get(td_store *store, const struct td__span *keys, size_t count,
@@ -255,8 +255,8 @@ static const struct td__store_ops file_store_ops = {
 td_status td_file_store_open(const char *path, td_store **store)
 {
     if (!path || !*path || !store)
-        return td__fail(TD_ERR_INVALID, "td_file_store_open: %s",
-                        store ? "the path is NULL or empty" : "the output is NULL");
+        return td_fail(TD_ERR_INVALID, "td_file_store_open: %s",
+                       store ? "the path is NULL or empty" : "the output is NULL");
     struct file_store *file = calloc(1, sizeof *file);
     if (!file)
         return td__fail_nomem("file store");

@@ -140,7 +140,7 @@ static const struct td__store_ops hash_store_ops = {
 td_status td_hash_store_open(td_store **store)
 {
     if (!store)
-        return td__fail(TD_ERR_INVALID, "td_hash_store_open: the output is NULL");
+        return td_fail(TD_ERR_INVALID, "td_hash_store_open: the output is NULL");
     struct hash_store *hash = calloc(1, sizeof *hash);
     if (!hash)
         return td__fail_nomem("hash store");

@@ -23,8 +23,8 @@ struct parser {
 
 static td_status malformed(const struct parser *parser, const char *why)
 {
-    return td__fail(TD_ERR_INVALID, "host list \"%.200s\": character %d: %s", parser->list,
-                    (int)(parser->at - parser->list) + 1, why);
+    return td_fail(TD_ERR_INVALID, "host list \"%.200s\": character %d: %s", parser->list,
+                   (int)(parser->at - parser->list) + 1, why);
 }
 
 static td_status put(struct parser *parser, const char *text, size_t size)

@@ -97,9 +97,9 @@ td_status td__kv_append(struct td__kv *kv, struct td__span key, struct td__span 
     if (!old)
         return td__kv_set(kv, key, value);
     if (value.size > TD_STORE_MAX_VALUE - old->size)
-        return td__fail(TD_ERR_INVALID,
-                        "append to \"%.*s\": %zu bytes and %zu more exceed the %zu of a value",
-                        (int)key.size, key.data, old->size, value.size, TD_STORE_MAX_VALUE);
+        return td_fail(TD_ERR_INVALID,
+                       "append to \"%.*s\": %zu bytes and %zu more exceed the %zu of a value",
+                       (int)key.size, key.data, old->size, value.size, TD_STORE_MAX_VALUE);
     size_t size = old->size + value.size;
     if (old->references > 1 || size > old->capacity) {
         struct td__blob *larger = blob_create((struct td__span){old->data, old->size}, size * 2);
@@ -116,12 +116,12 @@ td_status td__kv_add(struct td__kv *kv, struct td__span key, int64_t amount, int
     int64_t sum = 0;
     struct td__blob *old = td__kv_find(kv, key);
     if (old && !td__parse_i64(old->data, old->size, &sum))
-        return td__fail(TD_ERR_INVALID, "add to \"%.*s\": its value \"%.*s\" is not a number",
-                        (int)key.size, key.data, (int)(old->size < 40 ? old->size : 40), old->data);
+        return td_fail(TD_ERR_INVALID, "add to \"%.*s\": its value \"%.*s\" is not a number",
+                       (int)key.size, key.data, (int)(old->size < 40 ? old->size : 40), old->data);
     if (__builtin_add_overflow(sum, amount, &sum))
-        return td__fail(TD_ERR_INVALID,
-                        "add of %" PRId64 " to \"%.*s\": the sum does not fit 64 bits", amount,
-                        (int)key.size, key.data);
+        return td_fail(TD_ERR_INVALID,
+                       "add of %" PRId64 " to \"%.*s\": the sum does not fit 64 bits", amount,
+                       (int)key.size, key.data);
     char text[24];
     int length = snprintf(text, sizeof text, "%" PRId64, sum);
     TD_TRY(td__kv_set(kv, key, (struct td__span){text, (size_t)length}));

@@ -20,11 +20,11 @@ static td_status prefixed(const struct prefix_store *store, const struct td__spa
     for (size_t i = 0; i < count; i++) {
         bytes += store->prefix_size + keys[i].size;
         if (store->prefix_size + keys[i].size > TD_STORE_MAX_KEY)
-            return td__fail(TD_ERR_INVALID,
-                            "prefix store \"%.32s…\": with its prefix the key \"%.*s…\" is longer "
-                            "than %d bytes",
-                            store->prefix, (int)(keys[i].size < 32 ? keys[i].size : 32),
-                            keys[i].data, TD_STORE_MAX_KEY);
+            return td_fail(TD_ERR_INVALID,
+                           "prefix store \"%.32s…\": with its prefix the key \"%.*s…\" is longer "
+                           "than %d bytes",
+                           store->prefix, (int)(keys[i].size < 32 ? keys[i].size : 32),
+                           keys[i].data, TD_STORE_MAX_KEY);
     }
     struct td__span *longer = malloc(count * sizeof *longer + bytes);
     if (!longer)
@@ -140,16 +140,16 @@ const char *td__prefix_store_base(td_store **store)
 td_status td_prefix_store_open(const char *prefix, td_store *base, td_store **store)
 {
     if (!prefix || !base || !store)
-        return td__fail(TD_ERR_INVALID, "td_prefix_store_open: the %s is NULL",
-                        !prefix ? "prefix"
-                        : !base ? "base store"
-                                : "output");
+        return td_fail(TD_ERR_INVALID, "td_prefix_store_open: the %s is NULL",
+                       !prefix ? "prefix"
+                       : !base ? "base store"
+                               : "output");
     size_t size = strlen(prefix);
     if (size >= TD_STORE_MAX_KEY)
-        return td__fail(TD_ERR_INVALID,
-                        "td_prefix_store_open: a prefix of %zu bytes leaves no room "
-                        "for keys of at most %d",
-                        size, TD_STORE_MAX_KEY);
+        return td_fail(TD_ERR_INVALID,
+                       "td_prefix_store_open: a prefix of %zu bytes leaves no room "
+                       "for keys of at most %d",
+                       size, TD_STORE_MAX_KEY);
     struct prefix_store *self = calloc(1, sizeof *self + size + 2);
     if (!self)
         return td__fail_nomem("prefix store");

@@ -61,15 +61,15 @@ td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *
 {
     char url[48], name[32];
     if (!scheme)
-        return td__fail(TD_ERR_INVALID, "td_register_rendezvous: the scheme is NULL");
+        return td_fail(TD_ERR_INVALID, "td_register_rendezvous: the scheme is NULL");
     snprintf(url, sizeof url, "%.40s://", scheme);
     if (td__url_scheme(url, name) || strlen(name) != strlen(scheme))
-        return td__fail(TD_ERR_INVALID,
-                        "td_register_rendezvous: \"%.40s\" is no scheme: a letter, then letters, "
-                        "digits, '+', '-' or '.', at most 31 in all",
-                        scheme);
+        return td_fail(TD_ERR_INVALID,
+                       "td_register_rendezvous: \"%.40s\" is no scheme: a letter, then letters, "
+                       "digits, '+', '-' or '.', at most 31 in all",
+                       scheme);
     if (find_built_in(name))
-        return td__fail(TD_ERR_INVALID, "td_register_rendezvous: %s:// is built in", name);
+        return td_fail(TD_ERR_INVALID, "td_register_rendezvous: %s:// is built in", name);
 
     struct registered *added = fn ? calloc(1, sizeof *added) : NULL;
     if (fn && !added)
@@ -78,8 +78,7 @@ td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *
     pthread_mutex_lock(&lock);
     struct registered **link = find_registered(name), *present = *link;
     if (fn && present) {
-        status = td__fail(TD_ERR_STATE, "td_register_rendezvous: %s:// is registered already",
-                          name);
+        status = td_fail(TD_ERR_STATE, "td_register_rendezvous: %s:// is registered already", name);
         free(added);
     } else if (fn) {
         *added = (struct registered){.fn = fn, .arg = arg};
@@ -93,16 +92,6 @@ td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *
     return status;
 }
 
-td_status td_rendezvous_fail(td_status status, const char *format, ...)
-{
-    char message[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
-    va_end(args);
-    return td__fail(status, "%s", message);
-}
-
 static td_status fail_unknown(const char *url, const char *name)
 {
     char known[256] = "";
@@ -114,9 +103,9 @@ static td_status fail_unknown(const char *url, const char *name)
     for (struct registered *at = schemes; at && length < sizeof known - 40; at = at->next)
         length += (size_t)snprintf(known + length, sizeof known - length, ", %s://", at->name);
     pthread_mutex_unlock(&lock);
-    return td__fail(TD_ERR_INVALID,
-                    "rendezvous URL \"%.200s\": there is no scheme %s://; known are %s", url, name,
-                    known);
+    return td_fail(TD_ERR_INVALID,
+                   "rendezvous URL \"%.200s\": there is no scheme %s://; known are %s", url, name,
+                   known);
 }
 
 static td_status open_registered(const char *url, const char *name,
@@ -133,7 +122,7 @@ static td_status open_registered(const char *url, const char *name,
     snprintf(meeting->place, sizeof meeting->place, "%.500s", url);
     TD_TRY(fn(url, options, arg, &meeting->world));
     if (!meeting->world.store)
-        return td__fail(TD_ERR_INVALID, "rendezvous %s://: its function gave no store", name);
+        return td_fail(TD_ERR_INVALID, "rendezvous %s://: its function gave no store", name);
     char what[64];
     snprintf(what, sizeof what, "rendezvous %s://", name);
     td_status status = td__rendezvous_check(what, meeting->world.rank, meeting->world.world_size);
@@ -147,11 +136,11 @@ static td_status world_of_one(const td_rendezvous_options *options,
                               struct td__rendezvous_state *meeting)
 {
     if (options->world_size > 1 || options->rank > 0)
-        return td__fail(TD_ERR_INVALID,
-                        "rendezvous: rank %d of %d was asked for, but neither a URL nor the "
-                        "environment says where to meet; set MASTER_ADDR and MASTER_PORT, or start "
-                        "with tdrun",
-                        options->rank, options->world_size);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous: rank %d of %d was asked for, but neither a URL nor the "
+                       "environment says where to meet; set MASTER_ADDR and MASTER_PORT, or start "
+                       "with tdrun",
+                       options->rank, options->world_size);
     TD_TRY(td_hash_store_open(&meeting->world.store));
     if (options->timeout_ms)
         td_store_set_timeout(meeting->world.store, options->timeout_ms);
@@ -208,12 +197,12 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
     if (!options)
         options = &defaults;
     if (!world)
-        return td__fail(TD_ERR_INVALID, "td_rendezvous: the output is NULL");
+        return td_fail(TD_ERR_INVALID, "td_rendezvous: the output is NULL");
     if (options->timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID,
-                        "td_rendezvous: the timeout is %lld ms; it must not be "
-                        "negative",
-                        (long long)options->timeout_ms);
+        return td_fail(TD_ERR_INVALID,
+                       "td_rendezvous: the timeout is %lld ms; it must not be "
+                       "negative",
+                       (long long)options->timeout_ms);
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : TD_STORE_DEFAULT_TIMEOUT_MS);
 
@@ -222,11 +211,11 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
     if (meeting.place[0])
         status = meet(&meeting, deadline);
     if (status) {
-        char message[1024]; /* closing may fail in turn: the first failure is the one to tell */
-        snprintf(message, sizeof message, "%s", td_last_error());
+        struct td__error error; /* closing may fail in turn: the first failure is the one to tell */
+        td__error_save(&error);
         td__tcp_store_set_linger(meeting.world.store, LINGER_AFTER_FAILURE_MS);
         td_store_close(meeting.world.store);
-        return td__fail(status, "%s", message);
+        return td__error_restore(&error);
     }
     td__log_set_rank(meeting.world.rank);
     *world = meeting.world;
@@ -236,7 +225,7 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
 td_status td_world_close(td_world *world)
 {
     if (!world)
-        return td__fail(TD_ERR_INVALID, "td_world_close: the world is NULL");
+        return td_fail(TD_ERR_INVALID, "td_world_close: the world is NULL");
     td_status status = td_store_close(world->store);
     *world = (td_world){.rank = -1, .world_size = -1, .local_rank = -1, .local_world_size = -1};
     return status;

@@ -62,9 +62,9 @@ static td_status read_outcome(const td_bytes *outcome)
     char *message;
     long status = strtol(outcome->data, &message, 10);
     if (status <= TD_OK || status > TD_ERR_ABORTED || *message != ' ')
-        return td__fail(TD_ERR_PEER, "rendezvous: the outcome \"%.100s\" makes no sense",
-                        outcome->data);
-    return td__fail((td_status)status, "%s", message + 1);
+        return td_fail(TD_ERR_PEER, "rendezvous: the outcome \"%.100s\" makes no sense",
+                       outcome->data);
+    return td_fail((td_status)status, "%s", message + 1);
 }
 
 /* Offers an outcome; the first one stands, and is returned. */
@@ -81,11 +81,12 @@ static td_status settle(struct meeting *meeting, const char *offer)
  * succeeded without this process, the failure is its own alone. */
 static td_status settle_failure(struct meeting *meeting, td_status failure)
 {
-    char message[1024], offer[1100];
-    snprintf(message, sizeof message, "%s", td_last_error());
-    snprintf(offer, sizeof offer, "%d %s", (int)failure, message);
+    struct td__error error;
+    char offer[sizeof error.text + 16];
+    td__error_save(&error);
+    snprintf(offer, sizeof offer, "%d %s", (int)failure, error.text);
     settle(meeting, offer);
-    return td__fail(failure, "%s", message);
+    return td__error_restore(&error);
 }
 
 /* Puts `mine` at `key` unless somebody was there before: then *theirs is what they put. */
@@ -107,12 +108,12 @@ static td_status agree_on_size(struct meeting *meeting)
     td_status status = TD_OK;
     if (size != meeting->world->world_size) {
         const char *who = strchr(theirs.data, ' ');
-        status = td__fail(TD_ERR_MISMATCH,
-                          "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "
-                          "all must have the same",
-                          meeting->place, (int)strcspn(who ? who : "", "#"), who ? who : "", size,
-                          (int)meeting->shown, meeting->me, meeting->world->rank,
-                          meeting->world->world_size);
+        status = td_fail(TD_ERR_MISMATCH,
+                         "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "
+                         "all must have the same",
+                         meeting->place, (int)strcspn(who ? who : "", "#"), who ? who : "", size,
+                         (int)meeting->shown, meeting->me, meeting->world->rank,
+                         meeting->world->world_size);
         status = settle_failure(meeting, status);
     }
     td_bytes_free(&theirs);
@@ -185,13 +186,13 @@ static td_status claim_rank(struct meeting *meeting, bool *again)
         return taking;
     }
     if (is_seen_to_have_ended(theirs.data)) { /* as those who wait would have found out, too */
-        td_status ended = td__fail(
+        td_status ended = td_fail(
             TD_ERR_PEER, "rendezvous at %s: rank %d (%.*s) has ended before all ranks had come",
             meeting->place, rank, (int)strcspn(theirs.data, "#"), theirs.data);
         td_bytes_free(&theirs);
         return settle_failure(meeting, ended);
     }
-    td_status status = td__fail(
+    td_status status = td_fail(
         TD_ERR_MISMATCH,
         "rendezvous at %s: %.*s and %.*s both are rank %d; each process needs a rank of its "
         "own, and each job a place of its own",
@@ -243,15 +244,15 @@ static td_status fail_incomplete(struct meeting *meeting)
     }
     if (!named)
         named = name_ended(meeting, missing, sizeof missing);
-    td_status status = td__fail(TD_ERR_TIMEOUT,
-                                "rendezvous at %s: the time is over and %" PRId64
-                                " of %d ranks have come; missing: "
-                                "%s%s%s",
-                                meeting->place, arrived, size,
-                                named > 1 ? "ranks "
-                                : named   ? "rank "
-                                          : "one that had claimed its rank, and may have ended",
-                                missing, rank < size ? ", …" : "");
+    td_status status = td_fail(TD_ERR_TIMEOUT,
+                               "rendezvous at %s: the time is over and %" PRId64
+                               " of %d ranks have come; missing: "
+                               "%s%s%s",
+                               meeting->place, arrived, size,
+                               named > 1 ? "ranks "
+                               : named   ? "rank "
+                                         : "one that had claimed its rank, and may have ended",
+                               missing, rank < size ? ", …" : "");
     char offer[1100];
     snprintf(offer, sizeof offer, "%d %s", (int)status, td_last_error());
     return settle(meeting, offer); /* unless the last one came this very moment */
@@ -346,8 +347,8 @@ static td_status open_attempt(struct meeting *meeting, td_store *round)
         bool known = td__parse_i64(value.data, value.size, &attempt); /* another may be ahead */
         td_bytes_free(&value);
         if (!known)
-            return td__fail(TD_ERR_PEER, "rendezvous at %s: its number makes no sense",
-                            meeting->place);
+            return td_fail(TD_ERR_PEER, "rendezvous at %s: its number makes no sense",
+                           meeting->place);
         snprintf(now, sizeof now, "%" PRId64, attempt);
         TD_TRY(td_prefix_store_open(now, round, &meeting->store));
         td_status status = ended_incomplete(meeting, &over);

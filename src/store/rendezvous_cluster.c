@@ -96,20 +96,20 @@ static td_status read_numbers(const struct dialect *dialect, const struct td__ur
         if (!found && td__rendezvous_rank_0(options))
             world->rank = 0;
         if (world->rank < 0)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: the variable %s is not set; is this process "
-                            "started by the cluster's launcher?",
-                            dialect->scheme, dialect->rank);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: the variable %s is not set; is this process "
+                           "started by the cluster's launcher?",
+                           dialect->scheme, dialect->rank);
     }
     if (world->world_size < 0 && dialect->size_of_step)
         TD_TRY(td__env_number(dialect->size_of_step, 1, &world->world_size, &found));
     if (world->world_size < 0) {
         TD_TRY(td__env_number(dialect->size, 1, &world->world_size, &found));
         if (!found)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: the variable %s is not set; it says how many "
-                            "processes there are",
-                            dialect->scheme, dialect->size);
+            return td_fail(TD_ERR_INVALID,
+                           "%s: the variable %s is not set; it says how many "
+                           "processes there are",
+                           dialect->scheme, dialect->size);
     }
     TD_TRY(td__env_number(dialect->local_rank, 0, &world->local_rank, &found));
     if (dialect->local_size)
@@ -133,7 +133,7 @@ static td_status master_port(int otherwise, int *port)
     *port = otherwise;
     TD_TRY(td__env_number("MASTER_PORT", 0, port, &found));
     if (*port > 65535)
-        return td__fail(TD_ERR_INVALID, "MASTER_PORT is %d, which is outside 0 to 65535", *port);
+        return td_fail(TD_ERR_INVALID, "MASTER_PORT is %d, which is outside 0 to 65535", *port);
     return TD_OK;
 }
 
@@ -177,8 +177,8 @@ static td_status slurm_place(char host[256], int *port)
         return TD_OK;
     }
     if (!nodes)
-        return td__fail(TD_ERR_INVALID, "slurm://: the variable SLURM_JOB_NODELIST is not set; it "
-                                        "says on which hosts the job runs (or set MASTER_ADDR)");
+        return td_fail(TD_ERR_INVALID, "slurm://: the variable SLURM_JOB_NODELIST is not set; it "
+                                       "says on which hosts the job runs (or set MASTER_ADDR)");
     snprintf(host, 256, "%s", first);
     return TD_OK;
 }
@@ -209,10 +209,10 @@ td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_opti
     TD_TRY(master_port(DEFAULT_PORT, &port));
     if (!chosen_place(one_host, host)) {
         if (!one_host)
-            return td__fail(TD_ERR_INVALID,
-                            "mpi://: the job spans several hosts; set MASTER_ADDR to "
-                            "the host of rank 0 (and MASTER_PORT, where %d is taken)",
-                            DEFAULT_PORT);
+            return td_fail(TD_ERR_INVALID,
+                           "mpi://: the job spans several hosts; set MASTER_ADDR to "
+                           "the host of rank 0 (and MASTER_PORT, where %d is taken)",
+                           DEFAULT_PORT);
         /* The ranks of one host have the job's number, or at least their parent, in common. */
         const char *job = td__env("PMIX_NAMESPACE");
         if (!job)

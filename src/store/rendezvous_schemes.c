@@ -27,22 +27,21 @@ td_status td__env_number(const char *name, int low, int *number, bool *found)
     const char *text = td__env(name);
     *found = text != NULL;
     if (text && !td__parse_int(text, low, INT_MAX, number))
-        return td__fail(TD_ERR_INVALID,
-                        "the variable %s is \"%.100s\"; it must be a number of at "
-                        "least %d",
-                        name, text, low);
+        return td_fail(TD_ERR_INVALID,
+                       "the variable %s is \"%.100s\"; it must be a number of at "
+                       "least %d",
+                       name, text, low);
     return TD_OK;
 }
 
 td_status td__rendezvous_check(const char *what, int rank, int world_size)
 {
     if (world_size < 1)
-        return td__fail(TD_ERR_INVALID, "%s: the world size is %d; it must be at least 1", what,
-                        world_size);
+        return td_fail(TD_ERR_INVALID, "%s: the world size is %d; it must be at least 1", what,
+                       world_size);
     if (rank < 0 || rank >= world_size)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: rank %d is outside 0 to %d, the ranks of a world of %d", what, rank,
-                        world_size - 1, world_size);
+        return td_fail(TD_ERR_INVALID, "%s: rank %d is outside 0 to %d, the ranks of a world of %d",
+                       what, rank, world_size - 1, world_size);
     return TD_OK;
 }
 
@@ -50,15 +49,15 @@ td_status td__rendezvous_given(const struct td__url *url, const td_rendezvous_op
                                int *rank, int *world_size)
 {
     if (options->world_size < -1)
-        return td__fail(TD_ERR_INVALID,
-                        "rendezvous: the world size is %d; it must be at least 1 (0 and -1 take it "
-                        "from the URL or the environment)",
-                        options->world_size);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous: the world size is %d; it must be at least 1 (0 and -1 take it "
+                       "from the URL or the environment)",
+                       options->world_size);
     if (options->rank < -1)
-        return td__fail(TD_ERR_INVALID,
-                        "rendezvous: the rank is %d; ranks begin at 0 (-1 takes it from the URL or "
-                        "the environment)",
-                        options->rank);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous: the rank is %d; ranks begin at 0 (-1 takes it from the URL or "
+                       "the environment)",
+                       options->rank);
     *world_size = options->world_size > 0 ? options->world_size : url->world_size;
     *rank = options->rank > 0 ? options->rank : url->rank;
     if (options->world_size == 1 && options->rank == 0)
@@ -74,14 +73,14 @@ bool td__rendezvous_rank_0(const td_rendezvous_options *options)
 /* Rank 0 found the port taken. If a store of this job answers there, somebody else is rank 0: goes
  * on as a client, and the meeting tells both. Otherwise the first failure stands. */
 static td_status open_beside_another(const char *host, int port, td_tcp_store_options *options,
-                                     td_status failure, td_store **store)
+                                     td_store **store)
 {
-    char message[1024];
-    snprintf(message, sizeof message, "%s", td_last_error());
+    struct td__error error;
+    td__error_save(&error);
     options->host_server = false;
     options->timeout_ms = NEIGHBOUR_MS;
     if (td_tcp_store_open(host, port, options, store))
-        return td__fail(failure, "%s", message);
+        return td__error_restore(&error);
     return TD_OK;
 }
 
@@ -110,15 +109,15 @@ static td_status open_of_epoch(const char *host, int port, td_tcp_store_options 
             td_bytes_free(&value);
         if (same)
             return TD_OK;
-        char message[1024];
-        snprintf(message, sizeof message, "%s", td_last_error());
+        struct td__error error;
+        td__error_save(&error);
         td_store_close(*store);
         if (status && status != TD_ERR_PEER) /* a server that ended meanwhile has a successor */
-            return td__fail(status, "%s", message);
+            return td__error_restore(&error);
         if (td__deadline_passed(deadline))
-            return td__fail(TD_ERR_TIMEOUT,
-                            "rendezvous at %s, port %d: rank 0 has not left its last meeting there",
-                            host, port);
+            return td_fail(TD_ERR_TIMEOUT,
+                           "rendezvous at %s, port %d: rank 0 has not left its last meeting there",
+                           host, port);
         td__sleep_ns(BACK_EARLY_NS);
         int left = td__deadline_poll_ms(deadline);
         options->timeout_ms = left > 0 ? left : 1;
@@ -132,16 +131,16 @@ static td_status check_launcher(void)
     char host[256];
     int port = 0;
     if (rejoin && strcmp(rejoin, "0") != 0 && strcmp(rejoin, "1") != 0)
-        return td__fail(TD_ERR_INVALID,
-                        "the variable TANDEM_REJOIN is \"%.100s\"; it is 1 where a process comes "
-                        "back into its job, otherwise 0 or not set (tdrun sets it)",
-                        rejoin);
+        return td_fail(TD_ERR_INVALID,
+                       "the variable TANDEM_REJOIN is \"%.100s\"; it is 1 where a process comes "
+                       "back into its job, otherwise 0 or not set (tdrun sets it)",
+                       rejoin);
     if (agent && strncmp(agent, "unix:", 5) != 0 &&
         (!td__split_host_port(agent, host, sizeof host, &port) || !port))
-        return td__fail(TD_ERR_INVALID,
-                        "the variable TANDEM_AGENT_STORE is \"%.100s\"; it is written host:port, "
-                        "where the launcher hosts the store (tdrun sets it)",
-                        agent);
+        return td_fail(TD_ERR_INVALID,
+                       "the variable TANDEM_AGENT_STORE is \"%.100s\"; it is written host:port, "
+                       "where the launcher hosts the store (tdrun sets it)",
+                       agent);
     return TD_OK;
 }
 
@@ -167,10 +166,10 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
     bool hosted = agent && td__place_is(meeting->place, agent);
     bool first = rank == 0 && !hosted;
     if (port == 0 && strncmp(host, "unix:", 5) != 0 && world_size > 1)
-        return td__fail(TD_ERR_INVALID,
-                        "rendezvous at %s: port 0 means any free port, and the other "
-                        "ranks could not know which; give a port",
-                        meeting->place);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous at %s: port 0 means any free port, and the other "
+                       "ranks could not know which; give a port",
+                       meeting->place);
 
     int64_t timeout = options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
     td_tcp_store_options store_options = {.host_server = first, .timeout_ms = timeout};
@@ -188,7 +187,7 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
         if (status)
             td_store_close(*store);
     } else if (status == TD_ERR_SYSTEM && first) {
-        status = open_beside_another(host, port, &store_options, status, store);
+        status = open_beside_another(host, port, &store_options, store);
     }
     TD_TRY(status);
     td_store_set_timeout(meeting->world.store, timeout);
@@ -201,10 +200,9 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
 
 static td_status missing(const char *name, const char *meaning)
 {
-    return td__fail(
-        TD_ERR_INVALID,
-        "env://: the variable %s is not set; it says %s (tdrun sets it for its workers)", name,
-        meaning);
+    return td_fail(TD_ERR_INVALID,
+                   "env://: the variable %s is not set; it says %s (tdrun sets it for its workers)",
+                   name, meaning);
 }
 
 static td_status rank_from_env(const td_rendezvous_options *options, int *rank)
@@ -232,8 +230,8 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
     int rank, world_size, port;
     bool found;
     if (url->host[0] || url->port >= 0 || url->path[0])
-        return td__fail(TD_ERR_INVALID, "env://: it takes no host, port or path; MASTER_ADDR and "
-                                        "MASTER_PORT say where to meet");
+        return td_fail(TD_ERR_INVALID, "env://: it takes no host, port or path; MASTER_ADDR and "
+                                       "MASTER_PORT say where to meet");
     TD_TRY(td__rendezvous_given(url, options, &rank, &world_size));
     TD_TRY(rank_from_env(options, &rank));
     TD_TRY(number_from_env("WORLD_SIZE", "how many processes there are", 1, &world_size));
@@ -244,12 +242,12 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
     if (!port_text)
         return missing("MASTER_PORT", "at which port of MASTER_ADDR the processes meet");
     if (!td__parse_int(port_text, INT_MIN, INT_MAX, &port))
-        return td__fail(TD_ERR_INVALID,
-                        "env://: MASTER_PORT is \"%.100s\"; it must be a number from 0 to 65535",
-                        port_text);
+        return td_fail(TD_ERR_INVALID,
+                       "env://: MASTER_PORT is \"%.100s\"; it must be a number from 0 to 65535",
+                       port_text);
     if (port < 0 || port > 65535)
-        return td__fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
-                        port);
+        return td_fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
+                       port);
     TD_TRY(td__rendezvous_check("env://", rank, world_size));
     TD_TRY(td__env_number("LOCAL_RANK", 0, &meeting->world.local_rank, &found));
     TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &meeting->world.local_world_size, &found));
@@ -268,7 +266,7 @@ static td_status given_or_fail(const struct td__url *url, const td_rendezvous_op
     if (*rank < 0 && td__rendezvous_rank_0(options))
         *rank = 0;
     if (*rank < 0 || *world_size < 0)
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "%s://: the %s is missing; give it in the options or as ?rank=…&world_size=…",
             url->scheme, *rank < 0 ? "rank" : "world size");
@@ -282,11 +280,11 @@ td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_opti
 {
     int rank = -1, world_size = -1;
     if (!url->host[0] || url->port < 0)
-        return td__fail(TD_ERR_INVALID, "tcp://: the %s is missing; it is written tcp://host:port",
-                        url->host[0] ? "port" : "host");
+        return td_fail(TD_ERR_INVALID, "tcp://: the %s is missing; it is written tcp://host:port",
+                       url->host[0] ? "port" : "host");
     if (url->path[0] && strcmp(url->path, "/") != 0)
-        return td__fail(TD_ERR_INVALID, "tcp://%s:%d: it takes no path, but \"%.100s\" follows",
-                        url->host, url->port, url->path);
+        return td_fail(TD_ERR_INVALID, "tcp://%s:%d: it takes no path, but \"%.100s\" follows",
+                       url->host, url->port, url->path);
     TD_TRY(given_or_fail(url, options, &rank, &world_size));
     return td__rendezvous_open(url->host, url->port, rank, world_size, options, meeting);
 }
@@ -296,12 +294,12 @@ td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_opt
 {
     td_world *world = &meeting->world;
     if (url->host[0] || url->port >= 0)
-        return td__fail(TD_ERR_INVALID,
-                        "file://: the path must begin with a slash, as in "
-                        "file:///tmp/job; \"%s\" stands where a host would",
-                        url->host);
+        return td_fail(TD_ERR_INVALID,
+                       "file://: the path must begin with a slash, as in "
+                       "file:///tmp/job; \"%s\" stands where a host would",
+                       url->host);
     if (!url->path[0])
-        return td__fail(TD_ERR_INVALID, "file://: the path is missing; it is written file:///path");
+        return td_fail(TD_ERR_INVALID, "file://: the path is missing; it is written file:///path");
     TD_TRY(given_or_fail(url, options, &world->rank, &world->world_size));
     snprintf(meeting->place, sizeof meeting->place, "file %.500s", url->path);
     TD_TRY(td_file_store_open(url->path, &world->store));

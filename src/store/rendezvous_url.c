@@ -13,7 +13,7 @@
 
 static td_status wrong(const char *text, const char *what)
 {
-    return td__fail(TD_ERR_INVALID, "rendezvous URL \"%.*s\": %s", SHOWN, text, what);
+    return td_fail(TD_ERR_INVALID, "rendezvous URL \"%.*s\": %s", SHOWN, text, what);
 }
 
 td_status td__url_scheme(const char *text, char scheme[32])
@@ -38,24 +38,23 @@ static td_status parse_parameter(const char *text, const char *name, size_t name
     bool is_rank = name_size == 4 && !memcmp(name, "rank", 4);
     bool is_size = name_size == 10 && !memcmp(name, "world_size", 10);
     if (!is_rank && !is_size)
-        return td__fail(
-            TD_ERR_INVALID,
-            "rendezvous URL \"%.*s\": there is no parameter \"%.*s\"; it takes rank and "
-            "world_size",
-            SHOWN, text, (int)(name_size < SHOWN ? name_size : SHOWN), name);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous URL \"%.*s\": there is no parameter \"%.*s\"; it takes rank and "
+                       "world_size",
+                       SHOWN, text, (int)(name_size < SHOWN ? name_size : SHOWN), name);
     int64_t number;
     if (!td__parse_i64(value, value_size, &number) || number < INT_MIN || number > INT_MAX)
-        return td__fail(TD_ERR_INVALID,
-                        "rendezvous URL \"%.*s\": %s is \"%.*s\"; it must be a number", SHOWN, text,
-                        is_rank ? "rank" : "world_size",
-                        (int)(value_size < SHOWN ? value_size : SHOWN), value);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous URL \"%.*s\": %s is \"%.*s\"; it must be a number", SHOWN, text,
+                       is_rank ? "rank" : "world_size",
+                       (int)(value_size < SHOWN ? value_size : SHOWN), value);
     if (is_rank && number < 0)
-        return td__fail(TD_ERR_INVALID, "rendezvous URL \"%.*s\": the rank is %d; ranks begin at 0",
-                        SHOWN, text, (int)number);
+        return td_fail(TD_ERR_INVALID, "rendezvous URL \"%.*s\": the rank is %d; ranks begin at 0",
+                       SHOWN, text, (int)number);
     if (is_size && number < 1)
-        return td__fail(TD_ERR_INVALID,
-                        "rendezvous URL \"%.*s\": the world size is %d; it must be at least 1",
-                        SHOWN, text, (int)number);
+        return td_fail(TD_ERR_INVALID,
+                       "rendezvous URL \"%.*s\": the world size is %d; it must be at least 1",
+                       SHOWN, text, (int)number);
     *(is_rank ? &url->rank : &url->world_size) = (int)number;
     return TD_OK;
 }
@@ -104,8 +103,8 @@ static td_status parse_authority(const char *text, const char *from, size_t size
     if (!td__parse_i64(port, (size_t)(end - port), &number))
         return wrong(text, "its port must be a number from 0 to 65535");
     if (number < 0 || number > 65535)
-        return td__fail(TD_ERR_INVALID, "rendezvous URL \"%.*s\": port %lld is outside 0 to 65535",
-                        SHOWN, text, (long long)number);
+        return td_fail(TD_ERR_INVALID, "rendezvous URL \"%.*s\": port %lld is outside 0 to 65535",
+                       SHOWN, text, (long long)number);
     url->port = (int)number;
     return TD_OK;
 }

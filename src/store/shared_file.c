@@ -64,7 +64,7 @@ static int try_lock(const struct td__shared_file *file, short type, int byte, in
 
 static td_status fail_lock(const struct td__shared_file *file, int error)
 {
-    return td__fail(
+    return td_fail(
         TD_ERR_UNSUPPORTED,
         "file store: cannot lock \"%s\": %s; give a path on a file system that has fcntl locks, or "
         "use a tcp store",
@@ -77,7 +77,7 @@ td_status td__shared_file_lock(const struct td__shared_file *file, td__deadline 
     int64_t pause = FIRST_PAUSE_NS;
     while ((error = try_lock(file, F_WRLCK, WORK_BYTE, 1)) == EAGAIN)
         if (!td__pause_longer(&pause, LONGEST_PAUSE_NS, deadline))
-            return td__fail(
+            return td_fail(
                 TD_ERR_TIMEOUT,
                 "file store: other processes kept \"%s\" locked until the time was over; is one of "
                 "them stopped (state T in ps)?",
@@ -113,11 +113,11 @@ static char *absolute_path(const char *path)
 static td_status fail_open(const char *path, int error)
 {
     if (error == EISDIR)
-        return td__fail(TD_ERR_INVALID,
-                        "file store: \"%s\" is a directory; give the path of a file in it", path);
-    return td__fail(TD_ERR_SYSTEM, "file store: cannot open \"%s\": %s%s", path,
-                    td__errno_text(error),
-                    error == ENOENT ? "; the directory of the file must exist" : "");
+        return td_fail(TD_ERR_INVALID,
+                       "file store: \"%s\" is a directory; give the path of a file in it", path);
+    return td_fail(TD_ERR_SYSTEM, "file store: cannot open \"%s\": %s%s", path,
+                   td__errno_text(error),
+                   error == ENOENT ? "; the directory of the file must exist" : "");
 }
 
 static td_status lock_regular(const struct td__shared_file *file, td__deadline deadline)
@@ -126,7 +126,7 @@ static td_status lock_regular(const struct td__shared_file *file, td__deadline d
     if (fstat(file->fd, &info))
         return fail_open(file->path, errno);
     if (!S_ISREG(info.st_mode))
-        return td__fail(TD_ERR_INVALID, "file store: \"%s\" is not a regular file", file->path);
+        return td_fail(TD_ERR_INVALID, "file store: \"%s\" is not a regular file", file->path);
     return td__shared_file_lock(file, deadline);
 }
 
@@ -144,9 +144,9 @@ static td_status open_locked(struct td__shared_file *file, td__deadline deadline
         if (status)
             return status;
     }
-    return td__fail(TD_ERR_STATE,
-                    "file store: cannot open \"%s\": it was replaced each time, %d times",
-                    file->path, OPEN_ATTEMPTS);
+    return td_fail(TD_ERR_STATE,
+                   "file store: cannot open \"%s\": it was replaced each time, %d times",
+                   file->path, OPEN_ATTEMPTS);
 }
 
 td_status td__shared_file_open(struct td__shared_file *file, const char *path,
@@ -180,8 +180,8 @@ static td_status remove_if_last(const struct td__shared_file *file, td__deadline
     if (try_lock(file, F_WRLCK, OPEN_BYTE, 1) || !td__shared_file_in_place(file))
         return TD_OK;
     if (unlink(file->path))
-        return td__fail(TD_ERR_SYSTEM, "file store: cannot remove \"%s\": %s", file->path,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "file store: cannot remove \"%s\": %s", file->path,
+                       td__errno_text(errno));
     return TD_OK;
 }
 

@@ -29,23 +29,23 @@ td_status td__bytes_copy(const void *data, size_t size, td_bytes *bytes)
 
 td_status td__fail_missing_key(const char *kind, struct td__span key)
 {
-    return td__fail(TD_ERR_TIMEOUT, "%s store: key \"%.*s\" was not set in time", kind,
-                    (int)(key.size < 256 ? key.size : 256), key.data);
+    return td_fail(TD_ERR_TIMEOUT, "%s store: key \"%.*s\" was not set in time", kind,
+                   (int)(key.size < 256 ? key.size : 256), key.data);
 }
 
 static td_status check_store(const td_store *store, const char *call)
 {
-    return store ? TD_OK : td__fail(TD_ERR_INVALID, "%s: the store is NULL", call);
+    return store ? TD_OK : td_fail(TD_ERR_INVALID, "%s: the store is NULL", call);
 }
 
 static td_status check_key(const char *call, const char *key, struct td__span *span)
 {
     if (!key)
-        return td__fail(TD_ERR_INVALID, "%s: the key is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the key is NULL", call);
     size_t size = strnlen(key, TD_STORE_MAX_KEY + 1);
     if (size > TD_STORE_MAX_KEY)
-        return td__fail(TD_ERR_INVALID, "%s: the key \"%.32s…\" is longer than %d bytes", call, key,
-                        TD_STORE_MAX_KEY);
+        return td_fail(TD_ERR_INVALID, "%s: the key \"%.32s…\" is longer than %d bytes", call, key,
+                       TD_STORE_MAX_KEY);
     *span = (struct td__span){key, size};
     return TD_OK;
 }
@@ -54,11 +54,11 @@ static td_status check_value(const char *call, const char *key, const void *valu
                              struct td__span *span)
 {
     if (!value && size)
-        return td__fail(TD_ERR_INVALID, "%s of \"%s\": the value is NULL, its size %zu", call, key,
-                        size);
+        return td_fail(TD_ERR_INVALID, "%s of \"%s\": the value is NULL, its size %zu", call, key,
+                       size);
     if (size > TD_STORE_MAX_VALUE)
-        return td__fail(TD_ERR_INVALID, "%s of \"%s\": %zu bytes are more than the %zu of a value",
-                        call, key, size, TD_STORE_MAX_VALUE);
+        return td_fail(TD_ERR_INVALID, "%s of \"%s\": %zu bytes are more than the %zu of a value",
+                       call, key, size, TD_STORE_MAX_VALUE);
     *span = (struct td__span){value ? value : "", size};
     return TD_OK;
 }
@@ -68,8 +68,8 @@ static td_status deadline_of(const td_store *store, const char *call, int64_t ti
                              td__deadline *deadline)
 {
     if (timeout_ms < 0)
-        return td__fail(TD_ERR_INVALID, "%s: the timeout is %lld ms; it must not be negative", call,
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID, "%s: the timeout is %lld ms; it must not be negative", call,
+                       (long long)timeout_ms);
     *deadline = td__deadline_in_ms(timeout_ms ? timeout_ms : td_store_timeout(store));
     return TD_OK;
 }
@@ -96,10 +96,10 @@ static td_status check_keys(const td_store *store, const char *call, const char 
 {
     TD_TRY(check_store(store, call));
     if (!keys && count)
-        return td__fail(TD_ERR_INVALID, "%s: the list of keys is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the list of keys is NULL", call);
     if (count > TD_STORE_MAX_KEYS)
-        return td__fail(TD_ERR_INVALID, "%s: %zu keys are more than the %d of one call", call,
-                        count, TD_STORE_MAX_KEYS);
+        return td_fail(TD_ERR_INVALID, "%s: %zu keys are more than the %d of one call", call, count,
+                       TD_STORE_MAX_KEYS);
     list->spans = count <= FEW_KEYS ? list->few : malloc(count * sizeof *list->spans);
     if (!list->spans)
         return td__fail_nomem(call);
@@ -124,8 +124,8 @@ td_status td_store_set_timeout(td_store *store, int64_t timeout_ms)
 {
     TD_TRY(check_store(store, "td_store_set_timeout"));
     if (timeout_ms < 1)
-        return td__fail(TD_ERR_INVALID, "td_store_set_timeout: %lld ms; it must be at least 1",
-                        (long long)timeout_ms);
+        return td_fail(TD_ERR_INVALID, "td_store_set_timeout: %lld ms; it must be at least 1",
+                       (long long)timeout_ms);
     atomic_store(&store->timeout_ms, timeout_ms);
     return TD_OK;
 }
@@ -161,7 +161,7 @@ td_status td_store_get(td_store *store, const char *key, int64_t timeout_ms, td_
     TD_TRY(check_key("td_store_get", key, &k));
     TD_TRY(deadline_of(store, "td_store_get", timeout_ms, &deadline));
     if (!value)
-        return td__fail(TD_ERR_INVALID, "td_store_get of \"%s\": the output is NULL", key);
+        return td_fail(TD_ERR_INVALID, "td_store_get of \"%s\": the output is NULL", key);
     return store->ops->get(store, &k, 1, deadline, value);
 }
 
@@ -184,7 +184,7 @@ td_status td_store_compare_set(td_store *store, const char *key, const void *exp
     TD_TRY(check_value("td_store_compare_set", key, expected, expected_size, &e));
     TD_TRY(check_value("td_store_compare_set", key, desired, desired_size, &d));
     if (!value)
-        return td__fail(TD_ERR_INVALID, "td_store_compare_set of \"%s\": the output is NULL", key);
+        return td_fail(TD_ERR_INVALID, "td_store_compare_set of \"%s\": the output is NULL", key);
     return store->ops->compare_set(store, k, e, d, own_deadline(store), value);
 }
 
@@ -215,7 +215,7 @@ td_status td_store_check(td_store *store, const char *const *keys, size_t count,
     TD_TRY(check_keys(store, "td_store_check", keys, count, &list));
     td_status status = TD_OK;
     if (!all_exist)
-        status = td__fail(TD_ERR_INVALID, "td_store_check: the output is NULL");
+        status = td_fail(TD_ERR_INVALID, "td_store_check: the output is NULL");
     else if (!count)
         *all_exist = true;
     else
@@ -232,7 +232,7 @@ td_status td_store_multi_get(td_store *store, const char *const *keys, size_t co
     TD_TRY(check_keys(store, "td_store_multi_get", keys, count, &list));
     td_status status = deadline_of(store, "td_store_multi_get", timeout_ms, &deadline);
     if (!status && count && !values)
-        status = td__fail(TD_ERR_INVALID, "td_store_multi_get: the output is NULL");
+        status = td_fail(TD_ERR_INVALID, "td_store_multi_get: the output is NULL");
     else if (!status && count)
         status = store->ops->get(store, list.spans, count, deadline, values);
     free_keys(&list);
@@ -247,7 +247,7 @@ td_status td_store_multi_set(td_store *store, const char *const *keys, const td_
     td_status status = TD_OK;
     struct td__span *spans = count ? malloc(count * sizeof *spans) : NULL;
     if (count && !values)
-        status = td__fail(TD_ERR_INVALID, "td_store_multi_set: the list of values is NULL");
+        status = td_fail(TD_ERR_INVALID, "td_store_multi_set: the list of values is NULL");
     else if (count && !spans)
         status = td__fail_nomem("td_store_multi_set");
     for (size_t i = 0; !status && i < count; i++)
@@ -264,7 +264,7 @@ td_status td_store_num_keys(td_store *store, int64_t *count)
 {
     TD_TRY(check_store(store, "td_store_num_keys"));
     if (!count)
-        return td__fail(TD_ERR_INVALID, "td_store_num_keys: the output is NULL");
+        return td_fail(TD_ERR_INVALID, "td_store_num_keys: the output is NULL");
     return store->ops->num_keys(store, (struct td__span){"", 0}, own_deadline(store), count);
 }
 

@@ -78,8 +78,8 @@ static void answer_values(struct td__session *session, uint32_t id, const struct
         td__buffer_put_string(&session->out, blob->data, blob->size);
         if (session->out.size - start > TD__WIRE_MAX_BODY) {
             session->out.size = start;
-            td__fail(TD_ERR_INVALID, "the values asked for at once are more than %zu bytes",
-                     TD__WIRE_MAX_BODY);
+            td_fail(TD_ERR_INVALID, "the values asked for at once are more than %zu bytes",
+                    TD__WIRE_MAX_BODY);
             answer_failure(session, id, TD_ERR_INVALID);
             return;
         }

@@ -34,7 +34,7 @@ static td_status make_room(struct td__wire_request *request, const struct td__re
                            size_t count, bool pairs)
 {
     if (!count || count > TD_STORE_MAX_KEYS || count > (size_t)(reader->end - reader->at) / 4)
-        return td__fail(TD_ERR_INVALID, "store protocol: %zu keys in a request", count);
+        return td_fail(TD_ERR_INVALID, "store protocol: %zu keys in a request", count);
     size_t spans = count * (pairs ? 2 : 1);
     request->keys = spans <= TD__WIRE_FEW ? request->few : malloc(spans * sizeof *request->keys);
     if (!request->keys)
@@ -88,7 +88,7 @@ static td_status parse_body(struct td__wire_request *request, struct td__reader 
     case TD__WIRE_BYE:
         return TD_OK;
     }
-    return td__fail(TD_ERR_INVALID, "store protocol: there is no request %d", request->op);
+    return td_fail(TD_ERR_INVALID, "store protocol: there is no request %d", request->op);
 }
 
 td_status td__wire_parse(const struct td__wire_header *header, const uint8_t *body,
@@ -98,8 +98,8 @@ td_status td__wire_parse(const struct td__wire_header *header, const uint8_t *bo
     *request = (struct td__wire_request){.op = header->code, .id = header->id};
     td_status status = parse_body(request, &reader);
     if (!status && !td__reader_done(&reader))
-        status = td__fail(TD_ERR_INVALID, "store protocol: the body of request %d is malformed",
-                          request->op);
+        status = td_fail(TD_ERR_INVALID, "store protocol: the body of request %d is malformed",
+                         request->op);
     if (status)
         td__wire_request_free(request);
     return status;

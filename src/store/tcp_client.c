@@ -62,7 +62,7 @@ static void mark_broken(struct td__tcp_client *client, const char *reason)
 static td_status fail_broken(struct td__tcp_client *client)
 {
     client->unconfirmed = 0; /* reported */
-    return td__fail(client->broken, "%s", client->broken_text);
+    return td_fail(client->broken, "%s", client->broken_text);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static void look_for_news(struct td__tcp_client *client)
 
 static td_status fail_silent(const struct td__tcp_client *client)
 {
-    return td__fail(TD_ERR_TIMEOUT, "tcp store: the server at %s does not answer", client->where);
+    return td_fail(TD_ERR_TIMEOUT, "tcp store: the server at %s does not answer", client->where);
 }
 
 /* Sends a frame, whose id is filled in here; a request without an answer has id 0 and is put down as
@@ -231,9 +231,9 @@ static td_status transmit(struct td__tcp_client *client, struct td__buffer *fram
     if (frame->failed)
         return td__fail_nomem("tcp store");
     if (frame->size - TD__WIRE_HEADER > TD__WIRE_MAX_BODY)
-        return td__fail(TD_ERR_INVALID,
-                        "tcp store: one call cannot carry %zu bytes; the most is %zu", frame->size,
-                        TD__WIRE_MAX_BODY);
+        return td_fail(TD_ERR_INVALID,
+                       "tcp store: one call cannot carry %zu bytes; the most is %zu", frame->size,
+                       TD__WIRE_MAX_BODY);
     td__store_u32(frame->data, (uint32_t)(frame->size - TD__WIRE_HEADER));
     td__store_u32(frame->data + 4, id);
 
@@ -275,9 +275,9 @@ static td_status transmit(struct td__tcp_client *client, struct td__buffer *fram
 static td_status enter(struct td__tcp_client *client, bool look)
 {
     if (client->fork_generation != td__fork_generation())
-        return td__fail(TD_ERR_STATE,
-                        "tcp store at %s was opened before fork(); the child opens its own",
-                        client->where);
+        return td_fail(TD_ERR_STATE,
+                       "tcp store at %s was opened before fork(); the child opens its own",
+                       client->where);
     td_status status = TD_OK;
     pthread_mutex_lock(&client->lock);
     if (look)
@@ -285,7 +285,7 @@ static td_status enter(struct td__tcp_client *client, bool look)
     if (client->broken)
         status = fail_broken(client);
     else if (client->late)
-        status = td__fail(client->late, "an earlier call failed: %s", client->late_text);
+        status = td_fail(client->late, "an earlier call failed: %s", client->late_text);
     client->late = TD_OK;
     pthread_mutex_unlock(&client->lock);
     return status;
@@ -345,7 +345,7 @@ static td_status reported(struct td__tcp_call *call)
         return td__fail_nomem("tcp store");
     if (call->status == TD_ERR_TIMEOUT)
         return td__fail_missing_key("tcp", text);
-    return td__fail(call->status, "%.*s", (int)text.size, text.data);
+    return td_fail(call->status, "%.*s", (int)text.size, text.data);
 }
 
 td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *frame,
@@ -404,7 +404,7 @@ static td_status say_goodbye(struct td__tcp_client *client, td__deadline deadlin
         td__buffer_free(&body);
     }
     if (!status && client->late)
-        status = td__fail(client->late, "an earlier call failed: %s", client->late_text);
+        status = td_fail(client->late, "an earlier call failed: %s", client->late_text);
     struct td__buffer bye = td__tcp_frame(TD__WIRE_BYE);
     if (!client->broken)
         transmit(client, &bye, 0, NULL, deadline, NULL);

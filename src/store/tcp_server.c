@@ -499,7 +499,7 @@ td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *se
     td__loop_run(&server->loop, start_on_loop, &start);
     if (start.status) {
         td__tcp_server_stop(server, 0);
-        return td__fail(start.status, "%s", start.error);
+        return td_fail(start.status, "%s", start.error);
     }
     *server_out = server;
     return TD_OK;

@@ -34,8 +34,7 @@ static struct td__tcp_client *client_of(td_store *store)
 
 static td_status malformed(const struct td__tcp_client *client)
 {
-    return td__fail(TD_ERR_PEER, "tcp store at %s: the server's answer is malformed",
-                    client->where);
+    return td_fail(TD_ERR_PEER, "tcp store at %s: the server's answer is malformed", client->where);
 }
 
 /* Asks for one number: an i64, or a u8 when `byte` is true. */
@@ -217,15 +216,15 @@ static td_status check_arguments(const char *host, int port, const td_tcp_store_
                                  td_store **out)
 {
     if (!host || !out)
-        return td__fail(TD_ERR_INVALID, "td_tcp_store_open: the %s is NULL",
-                        host ? "output" : "host");
+        return td_fail(TD_ERR_INVALID, "td_tcp_store_open: the %s is NULL",
+                       host ? "output" : "host");
     bool local = !strncmp(host, "unix:", 5);
     bool any_port = local || options->host_server;
     if (port < 0 || port > 65535 || (port == 0 && !any_port))
-        return td__fail(TD_ERR_INVALID, "tcp store at %s: port %d is outside %d to 65535", host,
-                        port, !any_port);
+        return td_fail(TD_ERR_INVALID, "tcp store at %s: port %d is outside %d to 65535", host,
+                       port, !any_port);
     if (options->timeout_ms < 0 || options->linger_ms < 0)
-        return td__fail(TD_ERR_INVALID, "tcp store at %s: a timeout must not be negative", host);
+        return td_fail(TD_ERR_INVALID, "tcp store at %s: a timeout must not be negative", host);
     return TD_OK;
 }
 
@@ -245,8 +244,8 @@ static td_status check_room(const char *host)
 {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
-        return td__fail(TD_ERR_SYSTEM, "tcp store at %s: cannot connect to its server: %s", host,
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "tcp store at %s: cannot connect to its server: %s", host,
+                       td__errno_text(errno));
     close(ends[0]);
     close(ends[1]);
     return TD_OK;
@@ -302,7 +301,7 @@ int td_tcp_store_port(const td_store *base)
 td_status td__tcp_store_set_will(td_store *base, const char *key, const void *value, size_t size)
 {
     if (base->ops != &tcp_store_ops)
-        return td__fail(TD_ERR_UNSUPPORTED, "a %s store carries out no will", base->ops->kind);
+        return td_fail(TD_ERR_UNSUPPORTED, "a %s store carries out no will", base->ops->kind);
     struct td__buffer frame = td__tcp_frame(TD__WIRE_WILL);
     struct td__span k = {key, strlen(key)};
     put_key(&frame, k);

@@ -101,8 +101,8 @@ static td_status poll_ios(struct round *round, int timeout_ms)
     }
     int ready = poll(polled, count, timeout_ms);
     if (ready < 0 && errno != EINTR)
-        return td__fail(TD_ERR_SYSTEM, "%s: poll: %s", td__operation_describe(run->operation),
-                        td__errno_text(errno));
+        return td_fail(TD_ERR_SYSTEM, "%s: poll: %s", td__operation_describe(run->operation),
+                       td__errno_text(errno));
     if (ready <= 0)
         return TD_OK;
     struct pollfd *at = polled;
@@ -298,7 +298,7 @@ static void fail_run(struct round *round, uint32_t rounds_done, td_status status
             td__links_reach(run->links, compiled->messages[m].peer, deadline);
     for (int i = 0; i < run->links->size && run->links->size <= REACHED && !run->links->heard; i++)
         td__links_reach(run->links, i, deadline);
-    td__fail(status, "%s", reason);
+    td_fail(status, "%s", reason);
 }
 
 td_status td__executor_run(struct td__executor *executor, struct td__run *run)

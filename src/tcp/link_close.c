@@ -104,9 +104,9 @@ static td_status take_goodbye(struct td__links *links, int peer, int fd,
     td_status status = (td_status)header->op;
     if (all && (status == TD_ERR_MISMATCH || status == TD_ERR_PEER || status == TD_ERR_TIMEOUT ||
                 status == TD_ERR_ABORTED))
-        return td__fail(status, "%s", reason);
-    return td__fail(TD_ERR_PEER, "%s: %s has failed: %s", td__operation_describe(operation),
-                    links->source->describe(links->arg, peer), reason);
+        return td_fail(status, "%s", reason);
+    return td_fail(TD_ERR_PEER, "%s: %s has failed: %s", td__operation_describe(operation),
+                   links->source->describe(links->arg, peer), reason);
 }
 
 td_status td__links_judge(struct td__links *links, int peer, int fd,
@@ -132,10 +132,10 @@ td_status td__links_judge(struct td__links *links, int peer, int fd,
 td_status td__links_fail_noise(struct td__links *links, int peer,
                                const struct td__operation *operation)
 {
-    return td__fail(TD_ERR_MISMATCH,
-                    "%s: what %s sent is no message of a collective; all ranks must run the same "
-                    "version of Tandem",
-                    td__operation_describe(operation), links->source->describe(links->arg, peer));
+    return td_fail(TD_ERR_MISMATCH,
+                   "%s: what %s sent is no message of a collective; all ranks must run the same "
+                   "version of Tandem",
+                   td__operation_describe(operation), links->source->describe(links->arg, peer));
 }
 
 /* What TLS found is known for certain, while the other rank may only seem to have gone because of it. */
@@ -161,8 +161,8 @@ td_status td__links_fail_end(struct td__links *links, int peer,
         TD_TRY(td__links_look_around(links, operation, mine));
     }
     if (exit_reason)
-        return td__fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
-                        links->source->describe(links->arg, peer), exit_reason);
+        return td_fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
+                       links->source->describe(links->arg, peer), exit_reason);
     const char *what = "closed its connection: ", *reason = "it has ended, or left the group";
     if (error == ETIMEDOUT || error == EHOSTUNREACH) {
         what = "does not answer any more: ";
@@ -171,6 +171,6 @@ td_status td__links_fail_end(struct td__links *links, int peer,
         what = "cannot be reached any more: ";
         reason = td__errno_text(error);
     }
-    return td__fail(TD_ERR_PEER, "%s: %s %s%s", td__operation_describe(operation),
-                    links->source->describe(links->arg, peer), what, reason);
+    return td_fail(TD_ERR_PEER, "%s: %s %s%s", td__operation_describe(operation),
+                   links->source->describe(links->arg, peer), what, reason);
 }

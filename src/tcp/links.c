@@ -157,7 +157,7 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
     td_status status = links->source->connect(links->arg, peer, operation->deadline,
                                               &links->at[peer].fd);
     if (status)
-        td__fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+        td_fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
     if (status == TD_ERR_TIMEOUT && links->explain)
         links->explain(links->outside_arg, operation);
     if (status)
@@ -174,8 +174,8 @@ td_status td__links_fail_timeout(struct td__links *links, const struct td__opera
 {
     char me[256];
     snprintf(me, sizeof me, "%s", links->source->describe(links->arg, links->index));
-    td__fail(TD_ERR_TIMEOUT, "%s: %s timed out waiting for %s", td__operation_describe(operation),
-             me, whom);
+    td_fail(TD_ERR_TIMEOUT, "%s: %s timed out waiting for %s", td__operation_describe(operation),
+            me, whom);
     if (links->explain)
         links->explain(links->outside_arg, operation);
     return TD_ERR_TIMEOUT;

@@ -232,7 +232,7 @@ td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__opera
 static td_status check_usable(const struct td__tcp_comm *comm)
 {
     if (comm->broken)
-        return td__fail(comm->broken, "%s", comm->reason ? comm->reason : "the group has failed");
+        return td_fail(comm->broken, "%s", comm->reason ? comm->reason : "the group has failed");
     return TD_OK;
 }
 
@@ -273,15 +273,15 @@ td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__opera
 void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,
                            td_status status)
 {
-    char reason[TD__REASON_TEXT];
+    struct td__error error;
     if (comm->broken)
         return;
-    snprintf(reason, sizeof reason, "%s", td_last_error());
+    td__error_save(&error);
     end_call(comm, operation, status);
     td__deadline deadline = td__deadline_in_ms(REACH_MS);
     for (int i = 0; i < comm->links.size && comm->links.size <= REACHED; i++)
         td__links_reach(&comm->links, i, deadline);
-    td__fail(status, "%s", reason);
+    td__error_restore(&error);
 }
 
 void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *outside)

@@ -226,8 +226,8 @@ td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int
 {
     td_dtype dtype = x->layout.dtype;
     if (dtype >= TD_COMPLEX64)
-        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", least ? "argmin" : "argmax",
-                        td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", least ? "argmin" : "argmax",
+                       td_dtype_name(dtype));
     if (out->layout.numel == 0)
         return TD_OK;
     struct search search = {.least = least, .dtype = dtype, .loop = loop_dtype(dtype)};

@@ -123,9 +123,9 @@ td_status td__cpu_clamp(td_tensor *out, const td_tensor *x, double low, double h
 {
     td_dtype dtype = x->layout.dtype;
     if (dtype >= TD_BOOL)
-        return td__fail(TD_ERR_UNSUPPORTED, "clamp: there is none for %s", td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "clamp: there is none for %s", td_dtype_name(dtype));
     if (isnan(low) || isnan(high))
-        return td__fail(TD_ERR_INVALID, "clamp: a bound is NaN");
+        return td_fail(TD_ERR_INVALID, "clamp: a bound is NaN");
     struct bounds bounds = {td__compute_dtype(dtype), low, high};
     td__each_tensors(out, x, NULL, NULL, run_clamp, &bounds);
     return TD_OK;

@@ -34,17 +34,17 @@ struct class_loss {
 #include "tensor/real_f64.h"
 #include "tensor/cpu_class_loss_loops.h"
 
-static td_status check_targets(const struct class_loss *k, const td_tensor *target, const char *call)
+static td_status check_targets(const struct class_loss *k, const td_tensor *target,
+                               const char *call)
 {
     for (int64_t i = 0; i < k->n * k->s; i++) {
         int64_t t = k->target[i];
         if ((t < 0 || t >= k->c) && t != k->ignore_index)
-            return td__fail(TD_ERR_INVALID,
-                            "%s: the target at %s is %" PRId64 ", but there are %" PRId64
-                            " classes: targets go from 0 to %" PRId64
-                            ", or are ignore_index, %" PRId64,
-                            call, td__place_text(&target->layout, i), t, k->c, k->c - 1,
-                            k->ignore_index);
+            return td_fail(
+                TD_ERR_INVALID,
+                "%s: the target at %s is %" PRId64 ", but there are %" PRId64
+                " classes: targets go from 0 to %" PRId64 ", or are ignore_index, %" PRId64,
+                call, td__place_text(&target->layout, i), t, k->c, k->c - 1, k->ignore_index);
     }
     return TD_OK;
 }

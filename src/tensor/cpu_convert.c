@@ -338,8 +338,8 @@ td_status td__cpu_fill(td_tensor *out, double value)
     _Alignas(16) char element[16] = {0};
     td_dtype dtype = out->layout.dtype;
     if (!td__element_of(element, dtype, value))
-        return td__fail(TD_ERR_INVALID, "fill: %g is not in the range of %s", value,
-                        td_dtype_name(dtype));
+        return td_fail(TD_ERR_INVALID, "fill: %g is not in the range of %s", value,
+                       td_dtype_name(dtype));
     struct td__each_array arrays[] = {td__each_array(out), td__each_scalar(element, dtype)};
     int64_t size = (int64_t)td_dtype_size(dtype);
     td__each_run(&out->layout, arrays, 2, true, fill_row, &size);

@@ -19,7 +19,7 @@ static bool is_float(td_dtype dtype)
 
 static td_status refuse(const char *kernel, td_dtype dtype)
 {
-    return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", kernel, td_dtype_name(dtype));
+    return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", kernel, td_dtype_name(dtype));
 }
 
 /* ---- Binary ------------------------------------------------------------------------------------ */
@@ -125,8 +125,8 @@ static td_status scalar_of(void *element, td_dtype dtype, double value, const ch
 {
     if (td__element_of(element, dtype, value))
         return TD_OK;
-    return td__fail(TD_ERR_INVALID, "%s: the number %g is not in the range of %s", kernel, value,
-                    td_dtype_name(dtype));
+    return td_fail(TD_ERR_INVALID, "%s: the number %g is not in the range of %s", kernel, value,
+                   td_dtype_name(dtype));
 }
 
 /* ---- Powers with a number for an exponent --------------------------------------------------------

@@ -128,10 +128,10 @@ static void walk_lines(const struct walk *walk, int64_t begin, int64_t end,
 static td_status refuse(const char *call, const struct td__layout *index, int64_t number,
                         int64_t value, int dim, int64_t size)
 {
-    return td__fail(TD_ERR_INVALID,
-                    "%s: the index at %s is %" PRId64 ", but dimension %d has %" PRId64
-                    " elements: indices go from 0 to %" PRId64,
-                    call, td__place_text(index, number), value, dim, size, size - 1);
+    return td_fail(TD_ERR_INVALID,
+                   "%s: the index at %s is %" PRId64 ", but dimension %d has %" PRId64
+                   " elements: indices go from 0 to %" PRId64,
+                   call, td__place_text(index, number), value, dim, size, size - 1);
 }
 
 /* Each index is below the size of the table's dimension. */

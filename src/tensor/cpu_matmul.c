@@ -165,9 +165,8 @@ static td_status multiply_wide(td_tensor *out, const td_tensor *a, const td_tens
 
 static td_status refuse(const char *what, td_dtype dtype)
 {
-    return td__fail(TD_ERR_UNSUPPORTED,
-                    "%s: no product of %s; of floats (f32, f64, f16, bf16) only", what,
-                    td_dtype_name(dtype));
+    return td_fail(TD_ERR_UNSUPPORTED, "%s: no product of %s; of floats (f32, f64, f16, bf16) only",
+                   what, td_dtype_name(dtype));
 }
 
 td_status td__cpu_matmul(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,

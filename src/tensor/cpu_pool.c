@@ -173,9 +173,9 @@ static td_status max_pool(td_tensor *out, td_tensor *indices, const td_tensor *x
 {
     struct pool_job job = job_of(x, out, window);
     if (job.in > INT32_MAX)
-        return td__fail(TD_ERR_UNSUPPORTED,
-                        "max_pool2d: a picture of %lld pixels; the greatest one's index is i32",
-                        (long long)job.in);
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "max_pool2d: a picture of %lld pixels; the greatest one's index is i32",
+                       (long long)job.in);
     struct td__wide wide = {0};
     job.from = td__widen(&wide, x);
     job.to = td__widen_out(&wide, out, false);

@@ -272,8 +272,8 @@ static void finish(const struct reduction *r, char *totals, char *out, int64_t c
 /* ---- The two ways ------------------------------------------------------------------------------ */
 
 /* One result: the items `from` to `to` - 1 of its rows, which begin at x. */
-static void reduce_row(const struct reduction *r, struct scratch *scratch, const char *x, char *total,
-                       int64_t from, int64_t to)
+static void reduce_row(const struct reduction *r, struct scratch *scratch, const char *x,
+                       char *total, int64_t from, int64_t to)
 {
     struct place place = {.x = x};
     seek(&r->reduced, &place, from / r->stretches);
@@ -457,8 +457,8 @@ td_status td__cpu_reduce(enum td__reduce_kind kind, td_tensor *out, const td_ten
 {
     td_dtype dtype = x->layout.dtype;
     if (!has_reduction(kind, dtype))
-        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", names[kind],
-                        td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", names[kind],
+                       td_dtype_name(dtype));
     if (out->layout.numel == 0)
         return TD_OK;
     struct reduction r = {

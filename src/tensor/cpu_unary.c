@@ -215,8 +215,8 @@ td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x
 {
     td_dtype dtype = x->layout.dtype;
     if (!has_unary(op, dtype))
-        return td__fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", td__unary_names[op],
-                        td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", td__unary_names[op],
+                       td_dtype_name(dtype));
     struct unary unary = {.op = op};
     switch (td__compute_dtype(dtype)) {
     case TD_F64:

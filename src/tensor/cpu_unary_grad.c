@@ -125,8 +125,8 @@ td_status td__cpu_unary_grad(enum td__unary_op op, td_tensor *grad_x, const td_t
 {
     td_dtype dtype = grad_x->layout.dtype;
     if (!has_gradient(op) || dtype > TD_BF16)
-        return td__fail(TD_ERR_UNSUPPORTED, "%s: it has no gradient for %s", td__unary_names[op],
-                        td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: it has no gradient for %s", td__unary_names[op],
+                       td_dtype_name(dtype));
     struct gradient gradient = {op, dtype == TD_F64};
     td__each_tensors(grad_x, grad_y, op == TD__NEG ? NULL : saved, NULL, run_gradient, &gradient);
     return TD_OK;

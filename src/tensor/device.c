@@ -97,8 +97,8 @@ struct td__device *td__find_device(const char *call, const char *name)
         return &host;
     if (!strncmp(name, "cpu:", 4) && td__parse_int(name + 4, 0, MOST_DEVICES - 1, &index))
         return find_numbered(call, &cpu_kind, index);
-    td__fail(TD_ERR_INVALID, "%s: there is no device \"%.40s\"; there are cpu, and cpu:0 to cpu:%d",
-             call, name, MOST_DEVICES - 1);
+    td_fail(TD_ERR_INVALID, "%s: there is no device \"%.40s\"; there are cpu, and cpu:0 to cpu:%d",
+            call, name, MOST_DEVICES - 1);
     return NULL;
 }
 
@@ -172,8 +172,8 @@ static td_status start_worker(struct td__device *device)
     int error = td__thread_start(&thread, name, work, worker);
     if (error) {
         free(worker);
-        return td__fail(TD_ERR_SYSTEM, "device %s: its worker thread does not start: %s",
-                        device->name, td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "device %s: its worker thread does not start: %s",
+                       device->name, td__errno_text(error));
     }
     pthread_detach(thread);
     device->worker = worker;
@@ -219,7 +219,7 @@ td_status td_device_submit(const char *name, void (*fn)(void *), void *arg)
     if (!device)
         return TD_ERR_INVALID;
     if (!fn)
-        return td__fail(TD_ERR_INVALID, "td_device_submit: the function is NULL");
+        return td_fail(TD_ERR_INVALID, "td_device_submit: the function is NULL");
     if (device->index >= 0)
         return td__device_submit(device, fn, arg);
     fn(arg);
@@ -236,8 +236,8 @@ td_status td_device_synchronize(const char *name)
         return TD_OK;
     TD_TRY(find_worker(device, &worker));
     if (worker == this_worker)
-        return td__fail(TD_ERR_STATE,
-                        "td_device_synchronize: the worker of %s would wait for itself", name);
+        return td_fail(TD_ERR_STATE,
+                       "td_device_synchronize: the worker of %s would wait for itself", name);
     pthread_mutex_lock(&worker->lock);
     while (worker->first || worker->busy)
         pthread_cond_wait(&worker->changed, &worker->lock);

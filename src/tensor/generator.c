@@ -135,18 +135,18 @@ void td_generator_get_state(td_generator *generator, void *state)
 td_status td_generator_set_state(td_generator *generator, const void *state, size_t size)
 {
     if (!state || size != TD_GENERATOR_STATE_SIZE)
-        return td__fail(TD_ERR_INVALID,
-                        "td_generator_set_state: the state of a generator has %d bytes, not %zu",
-                        TD_GENERATOR_STATE_SIZE, state ? size : 0);
+        return td_fail(TD_ERR_INVALID,
+                       "td_generator_set_state: the state of a generator has %d bytes, not %zu",
+                       TD_GENERATOR_STATE_SIZE, state ? size : 0);
     uint64_t left = take(state, AT_LEFT, 4), next = take(state, AT_NEXT, 8);
     /* The words from `next` on must be there for all the calls that are left. A fresh one has its
      * next word at 0 and one call left. */
     if (take(state, AT_SEEDED, 4) != 1 || left < 1 || left > TD__MT19937_WORDS ||
         next > TD__MT19937_WORDS || left - 1 + next > TD__MT19937_WORDS)
-        return td__fail(TD_ERR_INVALID,
-                        "td_generator_set_state: these bytes are no state of a generator: word "
-                        "%" PRIu64 " is next and %" PRIu64 " calls are left of %d",
-                        next, left, TD__MT19937_WORDS);
+        return td_fail(TD_ERR_INVALID,
+                       "td_generator_set_state: these bytes are no state of a generator: word "
+                       "%" PRIu64 " is next and %" PRIu64 " calls are left of %d",
+                       next, left, TD__MT19937_WORDS);
     uint64_t bits = take(state, AT_NORMAL, 8);
     generator = td__generator_lock(generator);
     struct td__mt19937 *engine = &generator->engine;

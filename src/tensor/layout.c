@@ -71,19 +71,19 @@ static td_status check_numbers(const char *call, const int64_t *shape, int ndim,
                                const int64_t *strides, td_dtype dtype)
 {
     if (td_dtype_size(dtype) == 0)
-        return td__fail(TD_ERR_INVALID, "%s: %d is no dtype", call, (int)dtype);
+        return td_fail(TD_ERR_INVALID, "%s: %d is no dtype", call, (int)dtype);
     if (ndim < 0 || ndim > TD_MAX_DIMS)
-        return td__fail(TD_ERR_INVALID, "%s: a tensor has 0 to %d dimensions, not %d", call,
-                        TD_MAX_DIMS, ndim);
+        return td_fail(TD_ERR_INVALID, "%s: a tensor has 0 to %d dimensions, not %d", call,
+                       TD_MAX_DIMS, ndim);
     if (ndim > 0 && !shape)
-        return td__fail(TD_ERR_INVALID, "%s: shape is NULL for %d dimensions", call, ndim);
+        return td_fail(TD_ERR_INVALID, "%s: shape is NULL for %d dimensions", call, ndim);
     for (int d = 0; d < ndim; d++) {
         if (shape[d] < 0)
-            return td__fail(TD_ERR_INVALID, "%s: the size of dimension %d is negative in %s", call,
-                            d, td__shape_text(shape, ndim));
+            return td_fail(TD_ERR_INVALID, "%s: the size of dimension %d is negative in %s", call,
+                           d, td__shape_text(shape, ndim));
         if (strides && strides[d] < 0)
-            return td__fail(TD_ERR_INVALID, "%s: the stride of dimension %d is negative in %s",
-                            call, d, td__shape_text(strides, ndim));
+            return td_fail(TD_ERR_INVALID, "%s: the stride of dimension %d is negative in %s", call,
+                           d, td__shape_text(strides, ndim));
     }
     return TD_OK;
 }
@@ -100,8 +100,8 @@ td_status td__layout_init(struct td__layout *layout, const char *call, const int
     }
     int64_t bytes;
     if (!count_elements(&made, &bytes) || !extent_fits(&made))
-        return td__fail(TD_ERR_INVALID, "%s: a tensor of shape %s and dtype %s is too large", call,
-                        td__shape_text(shape, ndim), td_dtype_name(dtype));
+        return td_fail(TD_ERR_INVALID, "%s: a tensor of shape %s and dtype %s is too large", call,
+                       td__shape_text(shape, ndim), td_dtype_name(dtype));
     for (int d = 0; d < ndim; d++)
         made.numel *= shape[d];
     if (!strides)

@@ -73,7 +73,7 @@ int td_get_num_threads(void)
 td_status td_set_num_threads(int number)
 {
     if (number < 1)
-        return td__fail(TD_ERR_INVALID, "td_set_num_threads: %d threads; at least 1", number);
+        return td_fail(TD_ERR_INVALID, "td_set_num_threads: %d threads; at least 1", number);
     atomic_store(&num_threads, number);
     return TD_OK;
 }

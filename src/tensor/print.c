@@ -405,6 +405,6 @@ td_status td_tensor_print(const td_tensor *tensor, FILE *stream)
     int written = fprintf(stream, "%s\n", text);
     free(text);
     if (written < 0)
-        return td__fail(TD_ERR_SYSTEM, "td_tensor_print: writing to the stream failed");
+        return td_fail(TD_ERR_SYSTEM, "td_tensor_print: writing to the stream failed");
     return TD_OK;
 }

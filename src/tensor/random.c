@@ -160,30 +160,30 @@ static td_status check_dtype(const char *call, td_dtype dtype, bool floats_only)
     if (is_float(dtype) || td_dtype_size(dtype) == 0) /* what is no dtype td_empty() refuses */
         return TD_OK;
     if (floats_only)
-        return td__fail(
+        return td_fail(
             TD_ERR_INVALID,
             "%s: the dtype is %s; it must be a floating-point one: f32, f64, f16 or bf16", call,
             td_dtype_name(dtype));
     if (dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128)
-        return td__fail(TD_ERR_INVALID, "%s: there are no random numbers of dtype %s", call,
-                        td_dtype_name(dtype));
+        return td_fail(TD_ERR_INVALID, "%s: there are no random numbers of dtype %s", call,
+                       td_dtype_name(dtype));
     return TD_OK;
 }
 
 static td_status check_tensor(const char *call, const td_tensor *tensor, bool floats_only)
 {
     if (!tensor)
-        return td__fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
+        return td_fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
     TD_TRY(check_dtype(call, tensor->layout.dtype, floats_only));
     if (!tensor->storage->device->kind->is_host_memory)
-        return td__fail(TD_ERR_UNSUPPORTED,
-                        "%s: the tensor is on %s; fill one on cpu and move it with td_tensor_to()",
-                        call, tensor->storage->device->name);
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "%s: the tensor is on %s; fill one on cpu and move it with td_tensor_to()",
+                       call, tensor->storage->device->name);
     if (td__layout_repeats(&tensor->layout))
-        return td__fail(TD_ERR_INVALID,
-                        "%s: elements of the tensor share memory, its strides are %s; fill a "
-                        "td_clone() of it",
-                        call, td__shape_text(tensor->layout.strides, tensor->layout.ndim));
+        return td_fail(TD_ERR_INVALID,
+                       "%s: elements of the tensor share memory, its strides are %s; fill a "
+                       "td_clone() of it",
+                       call, td__shape_text(tensor->layout.strides, tensor->layout.ndim));
     return TD_OK;
 }
 
@@ -212,15 +212,15 @@ static td_status check_range(const char *call, td_dtype dtype, int64_t from, int
     int64_t least, most;
     bounds_of(dtype, &least, &most);
     if (from >= to)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: from %" PRId64 " to %" PRId64 " there is no integer: the first number "
-                        "must be below the second one",
-                        call, from, to);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: from %" PRId64 " to %" PRId64 " there is no integer: the first number "
+                       "must be below the second one",
+                       call, from, to);
     if (from < least || to - 1 > most)
-        return td__fail(TD_ERR_INVALID,
-                        "%s: %s holds the integers from %" PRId64 " to %" PRId64
-                        ", which do not include %" PRId64 " to %" PRId64,
-                        call, td_dtype_name(dtype), least, most, from, to - 1);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %s holds the integers from %" PRId64 " to %" PRId64
+                       ", which do not include %" PRId64 " to %" PRId64,
+                       call, td_dtype_name(dtype), least, most, from, to - 1);
     return TD_OK;
 }
 
@@ -244,10 +244,10 @@ td_status td_uniform_(td_tensor *tensor, double from, double to, td_generator *g
     double low = as_dtype(dtype, from);
     double range = as_dtype(dtype, as_dtype(dtype, to) - low);
     if (!(from <= to) || !isfinite(low) || !isfinite(range))
-        return td__fail(TD_ERR_INVALID,
-                        "td_uniform_: from %g to %g is no range of %s: both must be finite, the "
-                        "first one not above the second one, and their difference finite",
-                        from, to, td_dtype_name(dtype));
+        return td_fail(TD_ERR_INVALID,
+                       "td_uniform_: from %g to %g is no range of %s: both must be finite, the "
+                       "first one not above the second one, and their difference finite",
+                       from, to, td_dtype_name(dtype));
     struct td__maker maker = {
         .make = td__make_uniform, .dtype = dtype, .from = low, .range = range};
     fill(tensor, &maker, generator);
@@ -258,8 +258,8 @@ td_status td_normal_(td_tensor *tensor, double mean, double std, td_generator *g
 {
     TD_TRY(check_tensor("td_normal_", tensor, true));
     if (!(std >= 0))
-        return td__fail(TD_ERR_INVALID,
-                        "td_normal_: the standard deviation is %g; it must be 0 or above", std);
+        return td_fail(TD_ERR_INVALID,
+                       "td_normal_: the standard deviation is %g; it must be 0 or above", std);
     struct td__maker maker = {
         .make = td__make_normal, .dtype = tensor->layout.dtype, .from = mean, .range = std};
     if (tensor->layout.numel >= TD__NORMAL_GROUP && td__layout_is_contiguous(&tensor->layout))
@@ -273,8 +273,8 @@ td_status td_bernoulli_(td_tensor *tensor, double p, td_generator *generator)
 {
     TD_TRY(check_tensor("td_bernoulli_", tensor, false));
     if (!(p >= 0 && p <= 1))
-        return td__fail(TD_ERR_INVALID,
-                        "td_bernoulli_: the probability is %g; it must be from 0 to 1", p);
+        return td_fail(TD_ERR_INVALID,
+                       "td_bernoulli_: the probability is %g; it must be from 0 to 1", p);
     struct td__maker maker = {.make = td__make_bernoulli, .dtype = tensor->layout.dtype, .p = p};
     fill(tensor, &maker, generator);
     return TD_OK;
@@ -344,7 +344,7 @@ td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_generator *generator)
     if (check_dtype("td_randperm", dtype, false))
         return NULL;
     if (n < 0) {
-        td__fail(TD_ERR_INVALID, "td_randperm: %" PRId64 " numbers were asked for", n);
+        td_fail(TD_ERR_INVALID, "td_randperm: %" PRId64 " numbers were asked for", n);
         return NULL;
     }
     if (n > 0 && td_dtype_size(dtype) && check_range("td_randperm", dtype, 0, n))

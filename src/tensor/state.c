@@ -72,7 +72,7 @@ static td_status add(td_state *state, const char *prefix, const char *name, td_t
 {
     size_t prefix_size = strlen(prefix), size = prefix_size + strlen(name);
     if (size == 0)
-        return td__fail(TD_ERR_INVALID, "td_state_add: the name is empty");
+        return td_fail(TD_ERR_INVALID, "td_state_add: the name is empty");
     TD_TRY(reserve(state));
     struct entry *entry = malloc(sizeof *entry + size + 1);
     if (!entry)
@@ -83,9 +83,8 @@ static td_status add(td_state *state, const char *prefix, const char *name, td_t
     entry->node.key_size = size;
     td_status status = TD_OK;
     if (td__map_find(&state->map, entry->name, size))
-        status = td__fail(TD_ERR_INVALID,
-                          "td_state_add: there is a tensor of the name \"%s\" already",
-                          entry->name);
+        status = td_fail(TD_ERR_INVALID,
+                         "td_state_add: there is a tensor of the name \"%s\" already", entry->name);
     else if (!td__map_insert(&state->map, &entry->node))
         status = td__fail_nomem("td_state_add");
     if (status) {
@@ -102,7 +101,7 @@ td_status td_state_add(td_state *state, const char *name, td_tensor *tensor)
     if (!tensor)
         return TD_ERR_INVALID;
     if (!state || !name)
-        return td__fail(TD_ERR_INVALID, "td_state_add: the %s is NULL", state ? "name" : "state");
+        return td_fail(TD_ERR_INVALID, "td_state_add: the %s is NULL", state ? "name" : "state");
     return add(state, "", name, tensor);
 }
 
@@ -130,8 +129,8 @@ td_status td_state_add_integer(td_state *state, const char *name, int64_t value)
 td_status td_state_add_all(td_state *state, const char *prefix, const td_state *from)
 {
     if (!state || !from)
-        return td__fail(TD_ERR_INVALID, "td_state_add_all: the state %s is NULL",
-                        state ? "to take from" : "to add to");
+        return td_fail(TD_ERR_INVALID, "td_state_add_all: the state %s is NULL",
+                       state ? "to take from" : "to add to");
     size_t before = state->count, count = from->count;
     for (size_t i = 0; i < count; i++) {
         td_status status = add(state, prefix ? prefix : "", from->entries[i]->name,
@@ -174,12 +173,12 @@ static td_status get_scalar(const td_state *state, const char *name, td_dtype dt
 {
     td_tensor *tensor = td_state_get(state, name);
     if (!tensor)
-        return td__fail(TD_ERR_INVALID, "the state has no number \"%s\"", name ? name : "(NULL)");
+        return td_fail(TD_ERR_INVALID, "the state has no number \"%s\"", name ? name : "(NULL)");
     td_dtype from = tensor->layout.dtype;
     if (tensor->layout.numel != 1 || from == TD_COMPLEX64 || from == TD_COMPLEX128)
-        return td__fail(TD_ERR_INVALID,
-                        "\"%s\" is a tensor of %s %s in the state; it must be one number", name,
-                        td_dtype_name(from), td__shape_of(tensor));
+        return td_fail(TD_ERR_INVALID,
+                       "\"%s\" is a tensor of %s %s in the state; it must be one number", name,
+                       td_dtype_name(from), td__shape_of(tensor));
     td_tensor *one = td__empty("td_state_get_number", NULL, 0, dtype, td__host_device());
     td_tensor *flat = one ? td__reshape(tensor, NULL, 0, NULL) : NULL;
     td_status status = flat ? td__kernels_of(flat)->copy(one, flat) : TD_ERR_NOMEM;
@@ -202,8 +201,8 @@ td_status td_state_get_integer(const td_state *state, const char *name, int64_t 
     td_dtype dtype = td_state_get(state, name)->layout.dtype;
     bool is_float = dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16;
     if (is_float && (number != trunc(number) || fabs(number) > 0x1p53))
-        return td__fail(TD_ERR_INVALID, "\"%s\" is %g in the state; it must be a whole number",
-                        name, number);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is %g in the state; it must be a whole number", name,
+                       number);
     if (!is_float)
         return get_scalar(state, name, TD_I64, value);
     *value = (int64_t)number;

@@ -34,8 +34,8 @@ struct td__storage *td__storage_create(struct td__device *device, size_t bytes)
     storage->data = device->kind->alloc(device, bytes, &storage->free_fn);
     if (!storage->data) {
         free(storage);
-        td__fail(TD_ERR_NOMEM, "tensor: no memory for %zu bytes on %s: %s", bytes, device->name,
-                 td_last_error());
+        td_fail(TD_ERR_NOMEM, "tensor: no memory for %zu bytes on %s: %s", bytes, device->name,
+                td_last_error());
         return NULL;
     }
     return storage;

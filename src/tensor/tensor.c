@@ -152,8 +152,8 @@ td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype)
 {
     _Alignas(16) char element[16] = {0};
     if (td_dtype_size(dtype) && !put_element(element, dtype, value)) {
-        td__fail(TD_ERR_INVALID, "td_full: %g is not in the range of %s", value,
-                 td_dtype_name(dtype));
+        td_fail(TD_ERR_INVALID, "td_full: %g is not in the range of %s", value,
+                td_dtype_name(dtype));
         return NULL;
     }
     td_tensor *tensor = td__empty("td_full", shape, ndim, dtype, td__host_device());
@@ -171,8 +171,8 @@ td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_
     if (td__layout_init(&layout, "td_from_blob", shape, ndim, strides, dtype))
         return NULL;
     if (!data && layout.numel) {
-        td__fail(TD_ERR_INVALID, "td_from_blob: data is NULL for a tensor of shape %s",
-                 td__shape_text(shape, ndim));
+        td_fail(TD_ERR_INVALID, "td_from_blob: data is NULL for a tensor of shape %s",
+                td__shape_text(shape, ndim));
         return NULL;
     }
     struct td__storage *storage = td__storage_of(data, td__layout_extent(&layout), free_fn, arg);
@@ -229,8 +229,8 @@ int td__find_dim(const td_tensor *tensor, const char *call, int dim)
     int ndim = tensor->layout.ndim;
     if (dim >= -ndim && dim < ndim)
         return dim < 0 ? dim + ndim : dim;
-    td__fail(TD_ERR_INVALID, "%s: there is no dimension %d in a tensor of shape %s", call, dim,
-             td__shape_of(tensor));
+    td_fail(TD_ERR_INVALID, "%s: there is no dimension %d in a tensor of shape %s", call, dim,
+            td__shape_of(tensor));
     return -1;
 }
 
@@ -244,7 +244,7 @@ int td__wrap_dim(const td_tensor *tensor, const char *call, int dim)
 static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int dim, const char *call)
 {
     if (!tensor) {
-        td__fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
+        td_fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
         return -1;
     }
     dim = td__find_dim(tensor, call, dim);
@@ -305,21 +305,21 @@ td_tensor *td__alias(td_tensor *tensor)
 static td_status check_copy(const td_tensor *dst, const td_tensor *src)
 {
     if (!dst || !src)
-        return td__fail(TD_ERR_INVALID, "td_tensor_copy: %s is NULL", dst ? "src" : "dst");
+        return td_fail(TD_ERR_INVALID, "td_tensor_copy: %s is NULL", dst ? "src" : "dst");
     const struct td__layout *to = &dst->layout, *from = &src->layout;
     if (to->dtype != from->dtype)
-        return td__fail(TD_ERR_INVALID, "td_tensor_copy: dst has dtype %s, src has %s",
-                        td_dtype_name(to->dtype), td_dtype_name(from->dtype));
+        return td_fail(TD_ERR_INVALID, "td_tensor_copy: dst has dtype %s, src has %s",
+                       td_dtype_name(to->dtype), td_dtype_name(from->dtype));
     if (to->ndim != from->ndim ||
         memcmp(to->shape, from->shape, (size_t)to->ndim * sizeof to->shape[0]))
-        return td__fail(TD_ERR_INVALID, "td_tensor_copy: dst has the shape %s, src has %s",
-                        td__shape_text(to->shape, to->ndim),
-                        td__shape_text(from->shape, from->ndim));
+        return td_fail(TD_ERR_INVALID, "td_tensor_copy: dst has the shape %s, src has %s",
+                       td__shape_text(to->shape, to->ndim),
+                       td__shape_text(from->shape, from->ndim));
     if (td__layout_repeats(to))
-        return td__fail(TD_ERR_INVALID,
-                        "td_tensor_copy: elements of dst share memory, its strides are %s; copy to "
-                        "a td_clone() of it",
-                        td__shape_text(to->strides, to->ndim));
+        return td_fail(TD_ERR_INVALID,
+                       "td_tensor_copy: elements of dst share memory, its strides are %s; copy to "
+                       "a td_clone() of it",
+                       td__shape_text(to->strides, to->ndim));
     return TD_OK;
 }
 

@@ -54,10 +54,10 @@ td_tensor *td__narrow(td_tensor *tensor, int dim, int64_t start, int64_t length)
     int64_t size = tensor->layout.shape[dim];
     int64_t from = start < 0 ? start + size : start;
     if (from < 0 || from > size || length < 0 || length > size - from) {
-        td__fail(TD_ERR_INVALID,
-                 "td_narrow: %" PRId64 " indices from %" PRId64
-                 " on are not inside dimension %d of a tensor of shape %s",
-                 length, start, dim, td__shape_text(tensor->layout.shape, tensor->layout.ndim));
+        td_fail(TD_ERR_INVALID,
+                "td_narrow: %" PRId64 " indices from %" PRId64
+                " on are not inside dimension %d of a tensor of shape %s",
+                length, start, dim, td__shape_text(tensor->layout.shape, tensor->layout.ndim));
         return NULL;
     }
     return part_of(tensor, dim, from, length, 1);
@@ -74,9 +74,9 @@ td_tensor *td__select_index(td_tensor *tensor, int dim, int64_t index)
     int64_t size = layout.shape[dim];
     int64_t at = index < 0 ? index + size : index;
     if (at < 0 || at >= size) {
-        td__fail(TD_ERR_INVALID,
-                 "td_select: there is no index %" PRId64 " in dimension %d of a tensor of shape %s",
-                 index, dim, td__shape_text(layout.shape, layout.ndim));
+        td_fail(TD_ERR_INVALID,
+                "td_select: there is no index %" PRId64 " in dimension %d of a tensor of shape %s",
+                index, dim, td__shape_text(layout.shape, layout.ndim));
         return NULL;
     }
     int64_t offset = tensor->offset + (layout.numel ? at * layout.strides[dim] : 0);
@@ -108,7 +108,7 @@ td_tensor *td__slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int
     if (dim < 0)
         return NULL;
     if (step < 1) {
-        td__fail(TD_ERR_INVALID, "td_slice: the step is %" PRId64 "; it must be above 0", step);
+        td_fail(TD_ERR_INVALID, "td_slice: the step is %" PRId64 "; it must be above 0", step);
         return NULL;
     }
     int64_t size = tensor->layout.shape[dim];
@@ -127,16 +127,16 @@ static td_status fill_in_shape(const td_tensor *tensor, const int64_t *shape, in
     int open = -1;
     int64_t known = 1;
     if (ndim < 0 || ndim > TD_MAX_DIMS || (ndim > 0 && !shape))
-        return td__fail(TD_ERR_INVALID, "td_reshape: a shape has 0 to %d sizes, not %d%s",
-                        TD_MAX_DIMS, ndim, shape ? "" : ", and is not NULL");
+        return td_fail(TD_ERR_INVALID, "td_reshape: a shape has 0 to %d sizes, not %d%s",
+                       TD_MAX_DIMS, ndim, shape ? "" : ", and is not NULL");
     for (int d = 0; d < ndim; d++) {
         full[d] = shape[d];
         if (shape[d] == -1 && open < 0)
             open = d;
         else if (shape[d] < 0)
-            return td__fail(TD_ERR_INVALID,
-                            "td_reshape: only one size of %s may be -1, others not negative",
-                            td__shape_text(shape, ndim));
+            return td_fail(TD_ERR_INVALID,
+                           "td_reshape: only one size of %s may be -1, others not negative",
+                           td__shape_text(shape, ndim));
         else if (__builtin_mul_overflow(known, shape[d], &known))
             known = INT64_MAX; /* more than any tensor has, unless a 0 follows */
     }
@@ -144,11 +144,11 @@ static td_status fill_in_shape(const td_tensor *tensor, const int64_t *shape, in
     if (open >= 0 && known > 0 && numel % known == 0)
         full[open] = numel / known;
     else if (open >= 0 || known != numel)
-        return td__fail(TD_ERR_INVALID,
-                        "td_reshape: a tensor of shape %s has %" PRId64
-                        " elements, which do not fit the shape %s",
-                        td__shape_text(tensor->layout.shape, tensor->layout.ndim), numel,
-                        td__shape_text(shape, ndim));
+        return td_fail(TD_ERR_INVALID,
+                       "td_reshape: a tensor of shape %s has %" PRId64
+                       " elements, which do not fit the shape %s",
+                       td__shape_text(tensor->layout.shape, tensor->layout.ndim), numel,
+                       td__shape_text(shape, ndim));
     return TD_OK;
 }
 
@@ -221,9 +221,9 @@ td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim)
     struct td__layout layout = tensor->layout;
     unsigned seen = 0;
     if (ndim != layout.ndim || (ndim > 0 && !dims)) {
-        td__fail(TD_ERR_INVALID,
-                 "td_permute: %d dimensions are named for a tensor of shape %s; each must be, once",
-                 ndim, td__shape_of(tensor));
+        td_fail(TD_ERR_INVALID,
+                "td_permute: %d dimensions are named for a tensor of shape %s; each must be, once",
+                ndim, td__shape_of(tensor));
         return NULL;
     }
     for (int d = 0; d < ndim; d++) {
@@ -231,7 +231,7 @@ td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim)
         if (from < 0)
             return NULL;
         if (seen & 1u << from) {
-            td__fail(TD_ERR_INVALID, "td_permute: dimension %d is named twice", from);
+            td_fail(TD_ERR_INVALID, "td_permute: dimension %d is named twice", from);
             return NULL;
         }
         seen |= 1u << from;
@@ -255,9 +255,9 @@ td_tensor *td__expand(const char *call, td_tensor *tensor, const int64_t *shape,
         fits = full[d] == old || (old == 1 && full[d] >= 0);
     }
     if (!fits) {
-        td__fail(TD_ERR_INVALID, "%s: a tensor of shape %s does not expand to the shape %s", call,
-                 td__shape_of(tensor),
-                 shape && ndim <= TD_MAX_DIMS ? td__shape_text(shape, ndim) : "that was given");
+        td_fail(TD_ERR_INVALID, "%s: a tensor of shape %s does not expand to the shape %s", call,
+                td__shape_of(tensor),
+                shape && ndim <= TD_MAX_DIMS ? td__shape_text(shape, ndim) : "that was given");
         return NULL;
     }
     if (td__layout_init(&layout, call, full, ndim, NULL, tensor->layout.dtype))
@@ -277,8 +277,8 @@ td_tensor *td__unsqueeze(td_tensor *tensor, int dim)
     int ndim = layout.ndim;
     int at = dim < 0 ? dim + ndim + 1 : dim;
     if (at < 0 || at > ndim || ndim == TD_MAX_DIMS) {
-        td__fail(TD_ERR_INVALID, "td_unsqueeze: a tensor of shape %s gets no dimension at %d",
-                 td__shape_of(tensor), dim);
+        td_fail(TD_ERR_INVALID, "td_unsqueeze: a tensor of shape %s gets no dimension at %d",
+                td__shape_of(tensor), dim);
         return NULL;
     }
     for (int d = ndim; d > at; d--) {

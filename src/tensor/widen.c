@@ -76,8 +76,8 @@ static void *add_copy(struct td__wide *wide, const td_tensor *tensor, td_tensor 
     size_t bytes = (size_t)tensor->layout.numel * sizeof(float);
     struct td__aligned copy = td__aligned_alloc(bytes);
     if (!copy.data) {
-        wide->status = td__fail(TD_ERR_NOMEM, "no memory for %zu bytes of %s as f32", bytes,
-                                td_dtype_name(tensor->layout.dtype));
+        wide->status = td_fail(TD_ERR_NOMEM, "no memory for %zu bytes of %s as f32", bytes,
+                               td_dtype_name(tensor->layout.dtype));
         return NULL;
     }
     wide->parts[wide->count].copy = copy;
@@ -90,7 +90,7 @@ static bool is_float(struct td__wide *wide, const td_tensor *tensor)
 {
     td_dtype dtype = tensor->layout.dtype;
     if (wide->status == TD_OK && dtype != TD_F32 && dtype != TD_F64 && !is_half(dtype))
-        wide->status = td__fail(
+        wide->status = td_fail(
             TD_ERR_UNSUPPORTED,
             "there is no such kernel for %s, for floats (f32, f64, f16, bf16) only",
             td_dtype_name(dtype));
