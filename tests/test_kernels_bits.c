@@ -5,6 +5,7 @@
 #include "base/simd.h"
 #include "tensor/conv.h"
 #include "tensor/conv_direct.h"
+#include "tensor/conv_plain.h"
 #include "tensor/conv_planes.h"
 
 enum { MOST_RESULTS = 3 };
@@ -103,6 +104,7 @@ TEST(bits_of_products, .deadline_s = 100)
     static const int64_t sizes[][4] = {
         {1, 150, 131, 170}, {1, 65, 300, 200}, {1, 300, 513, 33}, {1, 200, 600, 7},
         {1, 3, 700, 512},   {6, 70, 33, 65},   {3, 130, 770, 90}, {1, 600, 64, 300},
+        {1, 64, 1024, 10},  {1, 64, 10, 1024}, {1, 700, 1, 600},  {1, 64, 50, 320},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int kind = 0; kind < 16; kind++) {
@@ -190,6 +192,8 @@ TEST(bits_of_convolutions, .deadline_s = 200)
         {9, 3, 20, 20, 40, 3, 1, 1, 1, 1},   {5, 10, 18, 18, 6, 5, 1, 0, 1, 1},
         {6, 24, 17, 19, 24, 3, 1, 1, 1, 24}, {4, 10, 16, 16, 20, 3, 2, 1, 1, 10},
         {3, 24, 13, 33, 16, 5, 1, 2, 1, 4},  {2, 160, 6, 6, 176, 3, 1, 1, 1, 1},
+        {6, 30, 14, 14, 30, 5, 1, 2, 1, 30}, {1, 40, 12, 12, 90, 1, 1, 0, 1, 1},
+        {9, 1, 28, 28, 10, 5, 1, 0, 1, 1},   {8, 36, 10, 10, 50, 1, 1, 0, 1, 2},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int kind = 0; kind < 6; kind++)
@@ -246,4 +250,10 @@ TEST(sizes_choose_the_loops)
     CHECK(td__conv_fits_direct(31, 180));
     CHECK(!td__conv_fits_direct(6, 250));
     CHECK(!td__conv_fits_direct(40, 27));
+    struct td__conv plain = {.groups = 1, .pixels = 64, .window = {{1, 1}, {1, 1}}};
+    CHECK(td__conv_fits_plain(&plain));
+    plain.pixels = 4;
+    CHECK(!td__conv_fits_plain(&plain));
+    plain = (struct td__conv){.groups = 1, .pixels = 64, .window = {{1, 1}, {2, 2}}};
+    CHECK(!td__conv_fits_plain(&plain));
 }

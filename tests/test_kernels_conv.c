@@ -232,6 +232,32 @@ TEST(conv2d_depthwise, .deadline_s = 100)
         {1, 2, 6, 6, 2, {.kernel = {1, 1}, .stride = {2, 2}, .groups = 2}},
         {2, 16, 7, 7, 16, {.kernel = {7, 7}, .padding = {3, 3}, .groups = 2}},
         {1, 2, 5, 5, 2, {.kernel = {2, 2}, .stride = {5, 4}, .groups = 2}},
+        /* Kernels of 3 and 5 rows, with more and fewer rows and columns than are made at a time. */
+        {2, 6, 14, 14, 6, {.kernel = {5, 5}, .padding = {2, 2}, .groups = 6}},
+        {1, 4, 9, 37, 4, {.kernel = {5, 3}, .padding = {2, 1}, .groups = 4}},
+        {1, 4, 3, 70, 4, {.kernel = {3, 5}, .padding = {1, 2}, .groups = 4}},
+        {2, 6, 6, 20, 4, {.kernel = {3, 3}, .padding = {1, 1}, .groups = 2}},
+        {1, 4, 11, 19, 4, {.kernel = {5, 5}, .padding = {4, 4}, .dilation = {2, 2}, .groups = 4}},
+        {2, 4, 15, 31, 4, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}, .groups = 4}},
+        {1, 2, 16, 34, 4, {.kernel = {5, 5}, .stride = {1, 2}, .padding = {2, 1}, .groups = 2}},
+        {1, 3, 13, 29, 3, {.kernel = {3, 3}, .stride = {2, 3}, .padding = {2, 2}, .groups = 3}},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int d = 0; d < 4; d++)
+            check_shape(&shapes[i], floats[d]);
+}
+
+/* Kernels of one place are plain products; few channels of the output, gradients of weights that are not. */
+TEST(conv2d_of_one_place_or_few_channels, .deadline_s = 100)
+{
+    static const struct shape shapes[] = {
+        {3, 20, 7, 9, 30, {.kernel = {1, 1}}},
+        {1, 5, 16, 16, 70, {.kernel = {1, 1}}},
+        {5, 12, 8, 10, 20, {.kernel = {1, 1}, .groups = 2}},
+        {2, 9, 1, 5, 11, {.kernel = {1, 1}}},
+        {6, 1, 20, 20, 10, {.kernel = {5, 5}}},
+        {3, 10, 12, 12, 20, {.kernel = {5, 5}, .padding = {1, 1}}},
+        {2, 3, 11, 15, 8, {.kernel = {3, 3}, .stride = {2, 1}, .padding = {1, 1}}},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int d = 0; d < 4; d++)

@@ -45,25 +45,29 @@ def linear(n, inputs, outputs):
     yield "grad_weight", lambda: grad_w.addmm_(y.t(), x)
 
 
-def batch(count, m, k, n):
-    a, b, c = torch.rand(count, m, k), torch.rand(count, k, n), torch.rand(count, m, n)
+def batch(count, m, k, n, dtype=torch.float32):
+    a, b, c = (torch.rand(count, *of).to(dtype) for of in ((m, k), (k, n), (m, n)))
     yield "forward", lambda: torch.bmm(a, b, out=c)
     yield "grad_a", lambda: torch.bmm(c, b.transpose(1, 2), out=a)
     yield "grad_b", lambda: torch.bmm(a.transpose(1, 2), c, out=b)
 
 
-def conv(shape, outputs, kernel, stride, padding, dilation=1):
-    x, w, b = torch.rand(shape), torch.rand(outputs, shape[1], kernel, kernel), torch.rand(outputs)
-    y = F.conv2d(x, w, b, stride, padding, dilation)
+def conv(shape, outputs, kernel, stride, padding, dilation=1, groups=1):
+    x, w, b = (torch.rand(of) for of in (shape, (outputs, shape[1] // groups, kernel, kernel), outputs))
+    y = F.conv2d(x, w, b, stride, padding, dilation, groups)
 
     def gradient(*mask):
         return torch.ops.aten.convolution_backward(
-            y, x, w, [outputs], [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1, mask
+            y, x, w, [outputs], [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups, mask
         )
 
-    yield "forward", lambda: F.conv2d(x, w, b, stride, padding, dilation)
+    yield "forward", lambda: F.conv2d(x, w, b, stride, padding, dilation, groups)
     yield "grad_input", lambda: gradient(True, False, False)
     yield "grad_weight", lambda: gradient(False, True, True)
+
+
+def depthwise(channels, kernel, stride, size):
+    return conv((8, channels, size, size), channels, kernel, stride, kernel // 2, groups=channels)
 
 
 def pool(n, channels, size):
@@ -103,6 +107,7 @@ LINEAR += [(1, 1024, 1024), (1024, 256, 768), (1024, 256, 256), (1024, 256, 1024
 ROWS = {f"linear_{n}_{i}_{o}": (linear, n, i, o) for n, i, o in LINEAR}
 ROWS |= {
     "batch_32_128_64_128": (batch, 32, 128, 64, 128),
+    "batch_bf16": (batch, 32, 128, 64, 128, {"dtype": torch.bfloat16}),
     "square_512": (batch, 1, 512, 512, 512),
     "conv_1_10_k5": (conv, (64, 1, 28, 28), 10, 5, 1, 0),
     "conv_10_20_k5": (conv, (64, 10, 12, 12), 20, 5, 1, 0),
@@ -110,6 +115,10 @@ ROWS |= {
     "conv_64_64_k3_d2": (conv, (8, 64, 32, 32), 64, 3, 1, 2, 2),
     "conv_64_128_k3_s2": (conv, (8, 64, 32, 32), 128, 3, 2, 1),
     "conv_64_256_k1": (conv, (8, 64, 32, 32), 256, 1, 1, 0),
+    "depthwise_64_k3": (depthwise, 64, 3, 1, 32),
+    "depthwise_64_k3_s2": (depthwise, 64, 3, 2, 32),
+    "depthwise_64_k5": (depthwise, 64, 5, 1, 32),
+    "depthwise_96_k5": (depthwise, 96, 5, 1, 14),
     "max_pool_24": (pool, 64, 10, 24),
     "max_pool_56": (pool, 16, 64, 56),
     "max_pool_8": (pool, 64, 20, 8),

@@ -47,14 +47,36 @@
         break;                                                                                     \
     }
 
-/* Both steps are 1: with an exponent that is constant in the loop, compilers make loops of their own for
- * the exceptions, and no vector code. */
+/* Each row by a function whose steps are constants. Where both are 0, a row is one element over and over. */
+#define EACH_ROW(loop, size)                                                                       \
+    do {                                                                                           \
+        char *out = pairs->out;                                                                    \
+        const char *a = pairs->a, *b = pairs->b;                                                   \
+        int64_t count = pairs->count;                                                              \
+        for (int64_t r = 0; r < pairs->rows; r++) {                                                \
+            if (pairs->a_step && pairs->b_step)                                                    \
+                loop(op, out, a, true, b, true, count);                                            \
+            else if (pairs->a_step)                                                                \
+                loop(op, out, a, true, b, false, count);                                           \
+            else if (pairs->b_step)                                                                \
+                loop(op, out, a, false, b, true, count);                                           \
+            else                                                                                   \
+                for (int64_t i = 0; i < count; i++)                                                \
+                    loop(op, out + i * (size), a, false, b, false, 1);                             \
+            out += pairs->out_row;                                                                 \
+            a += pairs->a_row;                                                                     \
+            b += pairs->b_row;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+/* With an exponent that is constant in the loop, compilers make loops of their own for the exceptions, and
+ * no vector code. */
 #define POWERS(T, power)                                                                           \
     do {                                                                                           \
-        T *o = out;                                                                                \
-        const T *p = x->a, *q = x->b;                                                              \
+        T *o = (T *)(void *)pairs->out;                                                            \
+        const T *p = (const T *)(const void *)pairs->a, *q = (const T *)(const void *)pairs->b;    \
         TD__INDEPENDENT                                                                            \
-        for (int64_t i = 0; i < count; i++)                                                        \
+        for (int64_t i = 0; i < pairs->count; i++)                                                 \
             o[i] = power(p[i], q[i]);                                                              \
     } while (0)
 
@@ -81,21 +103,22 @@
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    TD__VECTOR void td__binary_##name(enum td__binary_op op, void *out,                            \
-                                      const struct td__operands *x, int64_t count)                 \
+    TD__VECTOR static void powers_##name(const struct td__pairs *pairs)                            \
+    {                                                                                              \
+        POWERS(T, power);                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    TD__VECTOR_256 static void rows_##name(enum td__binary_op op, const struct td__pairs *pairs)   \
+    {                                                                                              \
+        EACH_ROW(loop_##name, size_of_result(op, sizeof(T)));                                      \
+    }                                                                                              \
+                                                                                                   \
+    void td__binary_##name(enum td__binary_op op, const struct td__pairs *pairs)                   \
     {                                                                                              \
         if (op == TD__POW)                                                                         \
-            POWERS(T, power);                                                                      \
-        else if (x->a_step && x->b_step)                                                           \
-            loop_##name(op, out, x->a, true, x->b, true, count);                                   \
-        else if (x->a_step)                                                                        \
-            loop_##name(op, out, x->a, true, x->b, false, count);                                  \
-        else if (x->b_step)                                                                        \
-            loop_##name(op, out, x->a, false, x->b, true, count);                                  \
+            powers_##name(pairs);                                                                  \
         else                                                                                       \
-            for (int64_t i = 0; i < count; i++)                                                    \
-                loop_##name(op, (char *)out + i * size_of_result(op, sizeof(T)), x->a, false,      \
-                            x->b, false, 1);                                                       \
+            rows_##name(op, pairs);                                                                \
     }
 
 /* Comparisons give bytes. */
@@ -111,37 +134,31 @@ FLOATS(f64, double, pow)
     case op:                                                                                       \
         TD__INDEPENDENT                                                                            \
         for (int64_t i = 0; i < count; i++) {                                                      \
-            float p = a_step ? td__bf16_to_f32(a[i]) : a0, q = b_step ? td__bf16_to_f32(b[i]) : b0; \
+            float p = a_step ? td__bf16_to_f32(a[i]) : a0,                                         \
+                  q = b_step ? td__bf16_to_f32(b[i]) : b0;                                         \
             out[i] = td__f32_to_bf16(expression);                                                  \
         }                                                                                          \
         break;
 
-TD__INLINE void loop_bf16(enum td__binary_op op, uint16_t *out, const uint16_t *a, bool a_step,
-                          const uint16_t *b, bool b_step, int64_t count)
+TD__INLINE void loop_bf16(enum td__binary_op op, void *to, const void *from_a, bool a_step,
+                          const void *from_b, bool b_step, int64_t count)
 {
+    uint16_t *out = to;
+    const uint16_t *a = from_a, *b = from_b;
     float a0 = td__bf16_to_f32(*a), b0 = td__bf16_to_f32(*b);
     switch (op) {
         BF16_CASE(TD__ADD, p + q)
         BF16_CASE(TD__SUB, p - q)
-        BF16_CASE(TD__MUL, p *q)
+        BF16_CASE(TD__MUL, p * q)
         BF16_CASE(TD__DIV, p / q)
     default:
         break;
     }
 }
 
-TD__VECTOR void td__binary_bf16(enum td__binary_op op, void *out, const struct td__operands *x,
-                                int64_t count)
+TD__VECTOR void td__binary_bf16(enum td__binary_op op, const struct td__pairs *pairs)
 {
-    if (x->a_step && x->b_step)
-        loop_bf16(op, out, x->a, true, x->b, true, count);
-    else if (x->a_step)
-        loop_bf16(op, out, x->a, true, x->b, false, count);
-    else if (x->b_step)
-        loop_bf16(op, out, x->a, false, x->b, true, count);
-    else
-        for (int64_t i = 0; i < count; i++)
-            loop_bf16(op, (uint16_t *)out + i, x->a, false, x->b, false, 1);
+    EACH_ROW(loop_bf16, 2);
 }
 
 /* ---- Complex numbers ---------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 /* Convolutions: the sizes, the kernels of kernels.h, and the gradient of the bias.
  *
  * Which loops are used depends on the sizes alone, never on the processor or the number of threads:
- * products that read the pictures in place where there are enough channels (conv_direct.h), planes where
- * groups have few (conv_planes.h), otherwise products of columns (conv_gemm.h). */
+ * planes where groups have few channels (conv_planes.h), plain products for kernels of one place
+ * (conv_plain.h), products that read the pictures in place where there are enough channels (conv_direct.h),
+ * otherwise products of columns (conv_gemm.h). */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/conv_direct.h"
 #include "tensor/conv_gemm.h"
+#include "tensor/conv_plain.h"
 #include "tensor/conv_planes.h"
 #include "tensor/cpu_products.h"
 #include "tensor/parallel_for.h"
@@ -50,6 +52,7 @@ td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
     if (wide.status || out->layout.numel == 0)
         return td__widen_end(&wide);
     wide.status = (td__conv_fits_planes(&conv)                          ? td__conv_planes
+                   : td__conv_fits_plain(&conv)                         ? td__conv_plain
                    : td__conv_fits_direct(conv.out_channels, conv.taps) ? td__conv_direct
                                                                         : td__conv_gemm)(
         &conv, td__wide_dtype(out), pictures, weights, biases, results);
@@ -68,6 +71,7 @@ td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, 
     const int64_t steps = conv.out_channels * window->kernel[0] * window->kernel[1];
     wide.status = (conv.pixels == 0                             ? td__conv_gemm_grad_input
                    : td__conv_fits_planes(&conv)                ? td__conv_planes_grad_input
+                   : td__conv_fits_plain(&conv)                 ? td__conv_plain_grad_input
                    : td__conv_fits_direct(conv.channels, steps) ? td__conv_direct_grad_input
                                                                 : td__conv_gemm_grad_input)(
         &conv, td__wide_dtype(grad_x), gradients, weights, pictures);
@@ -133,6 +137,14 @@ static void add_bias(const struct td__conv *conv, td_dtype dtype, const void *gr
                      dtype == TD_F32 ? add_bias_f32 : add_bias_f64, &job);
 }
 
+/* Pictures as columns would have to be turned, except where the kernel has one place: so even half full
+ * vectors of channels are better. */
+static bool weight_fits_direct(const struct td__conv *conv)
+{
+    return !td__conv_fits_plain(conv) && conv->pixels >= 48 &&
+           conv->out_channels * 2 >= (conv->out_channels + 15) / 16 * 16;
+}
+
 td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
                                      const td_tensor *grad_y, const td_tensor *x,
                                      const struct td__window *window, bool accumulate)
@@ -156,7 +168,7 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
     if (grad_y->layout.numel == 0 || grad_w->layout.numel == 0)
         return td__widen_end(&wide);
     wide.status = (td__conv_fits_planes(&conv) ? td__conv_planes_grad_weight
-                   : td__conv_fits_direct(conv.out_channels, conv.pixels)
+                   : weight_fits_direct(&conv)
                        ? td__conv_direct_grad_weight
                        : td__conv_gemm_grad_weight)(&conv, dtype, gradients, pictures, weights);
     return td__widen_end(&wide);

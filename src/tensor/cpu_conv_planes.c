@@ -19,9 +19,9 @@
 #include <string.h>
 
 enum {
-    FEW = 8,                 /* channels of a group */
-    BEYOND = 64,             /* elements that may be read after a frame */
-    PLANE_WORK = 256 * 1024, /* multiplications that a thread should have */
+    FEW = 8,                /* channels of a group */
+    BEYOND = 64,            /* elements that may be read after a frame */
+    PLANE_WORK = 64 * 1024, /* multiplications that a thread should have */
 };
 
 /* What one plane is made of. */
@@ -31,6 +31,23 @@ struct plane {
     int64_t row;          /* elements of the frame from one row of the plane to the next */
     int64_t taps;
     const int64_t *offsets; /* [taps] in the frame */
+
+    /* A kernel of 3 or 5 rows, whose rows meet rows of the frame that follow each other, is taken column
+     * by column; otherwise kernel_height is 0. */
+    int kernel_height;
+    int64_t columns;         /* of the kernel, in all channels */
+    int64_t *column_offsets; /* [columns] of the first row that it meets */
+    int64_t *column_weights; /* [columns] where the weight of that is */
+    int64_t weight_row;      /* from there to the next row's */
+};
+
+/* How a frame is made of the channels of a group. */
+struct plane_frame {
+    int64_t channels, height, width; /* of the source */
+    int64_t rows, row;               /* of the frame of a channel; elements of a row */
+    int64_t top, left;               /* where the first pixel goes */
+    int64_t down, right;             /* from one pixel to the next */
+    int64_t phases, part;            /* parts of a row, and their elements */
 };
 
 #define REAL float
@@ -44,15 +61,6 @@ struct plane {
 #define LANES 8
 #define NAMED(name) name##_f64
 #include "tensor/conv_planes_loops.h"
-
-/* How a frame is made of the channels of a group. */
-struct plane_frame {
-    int64_t channels, height, width; /* of the source */
-    int64_t rows, row;               /* of the frame of a channel; elements of a row */
-    int64_t top, left;               /* where the first pixel goes */
-    int64_t down, right;             /* from one pixel to the next */
-    int64_t phases, part;            /* parts of a row, and their elements */
-};
 
 struct planes_job {
     const struct td__conv *conv;
@@ -81,29 +89,44 @@ static size_t frame_bytes(const struct planes_job *job)
     return (size_t)(f->channels * f->rows * f->row + BEYOND) * td_dtype_size(job->dtype);
 }
 
-/* The channels of a group; what is not covered was 0 before and stays so. */
 static void fill_frame(const struct planes_job *job, const void *source, void *frame)
 {
-    const struct plane_frame *f = &job->frame;
-    for (int64_t c = 0; c < f->channels; c++)
-        for (int64_t y = 0; y < f->height; y++) {
-            const int64_t row = f->top + y * f->down;
-            if (row < 0 || row >= f->rows)
-                continue;
-            (job->dtype == TD_F32 ? fill_row_f32 : fill_row_f64)(
-                after(job->dtype, source, (c * f->height + y) * f->width), f->width, f->left,
-                f->right, f->phases, f->part,
-                after(job->dtype, frame, (c * f->rows + row) * f->row));
-        }
+    (job->dtype == TD_F32 ? fill_frame_f32 : fill_frame_f64)(&job->frame, source, frame);
 }
 
-static td_status run_planes(struct planes_job *job, int64_t count, td__range_fn *fn)
+/* `count` indices, of `pictures` pictures of a group each. */
+static td_status run_planes(struct planes_job *job, int64_t count, int64_t pictures,
+                            td__range_fn *fn)
 {
     const double each = (double)job->plane.taps * (double)job->plane.width *
-                        (double)job->plane.height * (double)job->result_planes;
+                        (double)job->plane.height * (double)job->result_planes * (double)pictures;
     td__parallel_for(count, each >= PLANE_WORK ? 1 : (int64_t)(PLANE_WORK / (each + 1)) + 1, fn,
                      job);
     return job->failed ? td__fail_nomem("conv2d") : TD_OK;
+}
+
+/* Whether taps are taken column by column, and their tables: `columns` has room for two of them. */
+static void set_columns(struct planes_job *job, int64_t *columns)
+{
+    struct plane *plane = &job->plane;
+    const struct td__window *window = &job->conv->window;
+    const int64_t height = window->kernel[0], width = window->kernel[1];
+    if (height != 3 && height != 5)
+        return;
+    const int64_t down = plane->offsets[width] - plane->offsets[0];
+    if (down != plane->row && down != -plane->row)
+        return;
+    const int64_t first = down > 0 ? 0 : height - 1;
+    plane->kernel_height = (int)height;
+    plane->columns = plane->taps / height;
+    plane->column_offsets = columns;
+    plane->column_weights = columns + plane->columns;
+    plane->weight_row = down > 0 ? width : -width;
+    for (int64_t t = 0; t < plane->columns; t++) {
+        const int64_t tap = (t / width * height + first) * width + t % width;
+        plane->column_offsets[t] = plane->offsets[tap];
+        plane->column_weights[t] = tap;
+    }
 }
 
 /* ---- Forward, and the gradient of the input --------------------------------------------------- */
@@ -169,11 +192,12 @@ static struct planes_job input_job(const struct td__conv *conv, td_dtype dtype, 
     };
 }
 
+/* With room for the tables of set_columns() after them. */
 static int64_t *input_offsets(const struct planes_job *job)
 {
     const struct td__conv *conv = job->conv;
     const struct td__window *window = &conv->window;
-    int64_t *offsets = malloc((size_t)conv->taps * sizeof *offsets);
+    int64_t *offsets = malloc((size_t)(3 * conv->taps) * sizeof *offsets);
     for (int64_t t = 0; t < conv->taps && offsets; t++) {
         const int64_t x = t % window->kernel[1] * window->dilation[1], rest = t / window->kernel[1];
         const int64_t y = rest % window->kernel[0] * window->dilation[0];
@@ -194,7 +218,8 @@ td_status td__conv_planes(const struct td__conv *conv, td_dtype dtype, const voi
     if (!offsets)
         return td__fail_nomem("conv2d");
     job.plane.offsets = offsets;
-    td_status status = run_planes(&job, conv->pictures * conv->groups, make_planes);
+    set_columns(&job, offsets + conv->taps);
+    td_status status = run_planes(&job, conv->pictures * conv->groups, 1, make_planes);
     free(offsets);
     return status;
 }
@@ -244,7 +269,7 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
         .result_planes = conv->channels,
         .result = grad_x,
     };
-    int64_t *offsets = malloc((size_t)job.plane.taps * sizeof *offsets);
+    int64_t *offsets = malloc((size_t)(3 * job.plane.taps) * sizeof *offsets);
     void *weights = malloc((size_t)(conv->groups * conv->channels * job.plane.taps) *
                            td_dtype_size(dtype));
     td_status status = offsets && weights ? TD_OK : td__fail_nomem("conv2d");
@@ -260,7 +285,8 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
         swap_weights(conv, dtype, w, weights);
         job.w = weights;
         job.plane.offsets = offsets;
-        status = run_planes(&job, conv->pictures * conv->groups, make_planes);
+        set_columns(&job, offsets + job.plane.taps);
+        status = run_planes(&job, conv->pictures * conv->groups, 1, make_planes);
     }
     free(offsets);
     free(weights);
@@ -269,13 +295,16 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
 
 /* ---- The gradient of the weights -------------------------------------------------------------- */
 
-/* A plane with zeros after its rows. */
-static void copy_plane(const struct planes_job *job, const void *from, void *to)
+/* A plane whose rows may be read beyond their end: a copy with zeros there, where they do not fill vectors. */
+static const void *padded_plane(const struct planes_job *job, const void *from, void *copy)
 {
+    if (job->plane.padded_width == job->plane.width)
+        return from;
     const size_t size = td_dtype_size(job->dtype), bytes = (size_t)job->plane.width * size;
     for (int64_t y = 0; y < job->plane.height; y++)
-        memcpy((char *)to + (size_t)(y * job->plane.padded_width) * size,
+        memcpy((char *)copy + (size_t)(y * job->plane.padded_width) * size,
                (const char *)from + (size_t)y * bytes, bytes);
+    return copy;
 }
 
 /* Some groups, over all pictures. */
@@ -299,12 +328,12 @@ static void dot_planes(void *arg, int64_t begin, int64_t end)
             const int64_t item = i * conv->groups + group;
             fill_frame(job, after(job->dtype, job->source, item * job->source_group), frame.data);
             for (int64_t o = 0; o < conv->out_channels; o++) {
-                copy_plane(
+                const void *grad_y = padded_plane(
                     job,
                     after(job->dtype, job->grad_y, (item * conv->out_channels + o) * conv->pixels),
                     plane.data);
                 (job->dtype == TD_F32 ? dot_plane_f32 : dot_plane_f64)(
-                    &job->plane, frame.data, plane.data,
+                    &job->plane, frame.data, grad_y,
                     after(job->dtype, job->result, (group * conv->out_channels + o) * conv->taps));
             }
         }
@@ -323,7 +352,7 @@ td_status td__conv_planes_grad_weight(const struct td__conv *conv, td_dtype dtyp
     if (!offsets)
         return td__fail_nomem("conv2d");
     job.plane.offsets = offsets;
-    td_status status = run_planes(&job, conv->groups, dot_planes);
+    td_status status = run_planes(&job, conv->groups, conv->pictures, dot_planes);
     free(offsets);
     return status;
 }

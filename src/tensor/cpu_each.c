@@ -283,14 +283,24 @@ struct call {
 
 /* ---- The loop ---------------------------------------------------------------------------------- */
 
-static void run_kernel(const struct loop *loop, void *const arrays[], int64_t count,
-                       const struct call *call)
+/* `rows` of them along axis `outer`. */
+static void run_pairs(const struct loop *loop, void *const arrays[], int64_t count, int64_t rows,
+                      int outer, const struct call *call)
 {
-    if (call->pair_fn)
-        call->pair_fn(arrays[0], arrays[1], !loop->arrays[1].single, arrays[2],
-                      !loop->arrays[2].single, count, call->arg);
-    else
-        call->fn(arrays, count, call->arg);
+    const struct array *all = loop->arrays;
+    struct td__pairs pairs = {.out = arrays[0],
+                              .a = arrays[1],
+                              .b = arrays[2],
+                              .a_step = !all[1].single,
+                              .b_step = !all[2].single,
+                              .count = count,
+                              .rows = rows};
+    if (rows > 1) {
+        pairs.out_row = all[0].strides[outer];
+        pairs.a_row = all[1].strides[outer];
+        pairs.b_row = all[2].strides[outer];
+    }
+    call->pair_fn(&pairs, call->arg);
 }
 
 static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
@@ -298,7 +308,10 @@ static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
     void *arrays[TD__EACH_ARRAYS] = {place(loop)};
     for (int k = 1; k < loop->count; k++)
         arrays[k] = fetch(loop, k, count);
-    run_kernel(loop, arrays, count, call);
+    if (call->pair_fn)
+        run_pairs(loop, arrays, count, 1, 0, call);
+    else
+        call->fn(arrays, count, call->arg);
     put_back(loop, count);
 }
 
@@ -361,8 +374,10 @@ static int64_t run_plane(struct loop *loop, int64_t total, const struct call *ca
     void *arrays[TD__EACH_ARRAYS];
     for (int k = 0; k < loop->count; k++)
         arrays[k] = loop->arrays[k].data;
-    for (int64_t r = 0; r < rows; r++) {
-        run_kernel(loop, arrays, row, call);
+    if (call->pair_fn)
+        run_pairs(loop, arrays, row, rows, outer, call);
+    for (int64_t r = 0; r < rows && !call->pair_fn; r++) {
+        call->fn(arrays, row, call->arg);
         for (int k = 0; k < loop->count; k++)
             arrays[k] = (char *)arrays[k] + loop->arrays[k].strides[outer];
     }

@@ -47,10 +47,18 @@ static inline td_dtype td__compute_dtype(td_dtype dtype)
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg);
 
-/** Computes `count` elements of `out` from those of `a` and `b`. A step is 1, or 0 for one element that
- *  is the same for all. `out` may be an operand with a step of 1. */
-typedef void (*td__each_pair_fn)(void *out, const void *a, int64_t a_step, const void *b,
-                                 int64_t b_step, int64_t count, const void *arg);
+/** Rows of a result and of two operands. A step is 1, or 0 for an operand that is one element for a whole
+ *  row; `out` may be an operand with a step of 1. */
+struct td__pairs {
+    char *out;
+    const char *a, *b;
+    int64_t a_step, b_step;
+    int64_t count; /* of elements in a row */
+    int64_t rows;
+    int64_t out_row, a_row, b_row; /* from one row to the next, in bytes */
+};
+
+typedef void (*td__each_pair_fn)(const struct td__pairs *pairs, const void *arg);
 
 /** td__each_run() for two operands that are often broadcast. */
 void td__each_pair(const struct td__layout *shape, const struct td__each_array arrays[3], bool raw,

@@ -59,16 +59,22 @@ struct binary {
     bool swapped;   /* b op a */
 };
 
-static void run_floats(void *out, const void *a, int64_t a_step, const void *b, int64_t b_step,
-                       int64_t count, const void *arg)
+static void run_floats(const struct td__pairs *given, const void *arg)
 {
     const struct binary *binary = arg;
-    struct td__operands x = binary->swapped ? (struct td__operands){b, a, b_step, a_step}
-                                            : (struct td__operands){a, b, a_step, b_step};
+    struct td__pairs pairs = *given;
+    if (binary->swapped) {
+        pairs.a = given->b;
+        pairs.b = given->a;
+        pairs.a_step = given->b_step;
+        pairs.b_step = given->a_step;
+        pairs.a_row = given->b_row;
+        pairs.b_row = given->a_row;
+    }
     if (binary->dtype == TD_BF16)
-        td__binary_bf16(binary->op, out, &x, count);
+        td__binary_bf16(binary->op, &pairs);
     else
-        (binary->dtype == TD_F32 ? td__binary_f32 : td__binary_f64)(binary->op, out, &x, count);
+        (binary->dtype == TD_F32 ? td__binary_f32 : td__binary_f64)(binary->op, &pairs);
 }
 
 static void run_binary(void *const arrays[], int64_t count, const void *arg)
@@ -78,7 +84,14 @@ static void run_binary(void *const arrays[], int64_t count, const void *arg)
     switch (binary->dtype) {
     case TD_F32:
     case TD_F64:
-        run_floats(arrays[0], arrays[1], 1, arrays[2], 1, count, arg);
+        run_floats(&(struct td__pairs){.out = arrays[0],
+                                       .a = arrays[1],
+                                       .b = arrays[2],
+                                       .a_step = 1,
+                                       .b_step = 1,
+                                       .count = count,
+                                       .rows = 1},
+                   arg);
         break;
     case TD_COMPLEX64:
     case TD_COMPLEX128:
@@ -126,7 +139,7 @@ static td_status scalar_of(void *element, td_dtype dtype, double value, const ch
     if (td__element_of(element, dtype, value))
         return TD_OK;
     return td_fail(TD_ERR_INVALID, "%s: the number %g is not in the range of %s", kernel, value,
-                   td_dtype_name(dtype));
+                    td_dtype_name(dtype));
 }
 
 /* ---- Powers with a number for an exponent --------------------------------------------------------

@@ -2,6 +2,7 @@
 #ifndef TD_TENSOR_CPU_ELEMENTWISE_H
 #define TD_TENSOR_CPU_ELEMENTWISE_H
 
+#include "tensor/cpu_each.h"
 #include "tensor/kernels.h"
 
 /* Loops over arrays of `count` elements without gaps, for td__each_run(). `dtype` is that of the
@@ -13,18 +14,12 @@ void td__binary_integer(enum td__binary_op op, td_dtype dtype, void *out, const 
                         const void *b, int64_t count);
 void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void *b, int64_t count);
 
-/** Two operands for td__each_pair(): a step is 1, or, but for POW, 0 for one element that is the same for
- *  all. */
-struct td__operands {
-    const void *a, *b;
-    int64_t a_step, b_step;
-};
-
-void td__binary_f32(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
-void td__binary_f64(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
+/** For td__each_pair(); the steps of POW are 1. */
+void td__binary_f32(enum td__binary_op op, const struct td__pairs *pairs);
+void td__binary_f64(enum td__binary_op op, const struct td__pairs *pairs);
 
 /** ADD, SUB, MUL and DIV of bf16 without a detour over buffers of f32. */
-void td__binary_bf16(enum td__binary_op op, void *out, const struct td__operands *x, int64_t count);
+void td__binary_bf16(enum td__binary_op op, const struct td__pairs *pairs);
 
 /** The sine (quarters 0) or cosine (1) of f32. */
 void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters);

@@ -14,8 +14,10 @@
 #include <xmmintrin.h>
 #endif
 
-/* So many multiplications are worth a thread. */
-#define ENOUGH (1 << 20)
+/* So many multiplications are worth a thread; twice as many where there are so few steps that most of the
+ * time goes to C. */
+#define ENOUGH (1 << 18)
+#define SHALLOW 32
 
 /* What a thread takes of a shared product: columns that fill the strips of every instruction set, and
  * panels to pack. */
@@ -221,8 +223,8 @@ static td_status run_shared(struct gemm_job *job)
     return job->failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
-/* Where A is too large for that, or B has too few strips, each thread packs its own part of the larger
- * side, and all of the smaller one. */
+/* Where A is too large for that, or B has too few strips, or there are few steps, each thread packs its own
+ * part of the larger side, and all of the smaller one. */
 static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
     struct gemm_job job = {.dtype = dtype,
@@ -231,11 +233,13 @@ static td_status run(td_dtype dtype, const struct td__gemm *gemm)
                            .by_rows = gemm->m >= gemm->n,
                            .parts = td_get_num_threads()};
     const double work = (double)gemm->m * (double)gemm->n * (double)gemm->k;
-    if (job.parts > work / ENOUGH)
-        job.parts = (int64_t)(work / ENOUGH);
+    const double enough = gemm->k < SHALLOW ? 2 * ENOUGH : ENOUGH;
+    if (job.parts > work / enough)
+        job.parts = (int64_t)(work / enough);
     if (job.parts < 2 || gemm->batch > 1 || gemm->pack_b || gemm->item_done)
         job.failed = !run_part(&job, gemm);
-    else if (td__gemm_keeps_a(gemm->m, gemm->k) && gemm->n >= 4 * STRIP_COLUMNS * job.parts)
+    else if (td__gemm_keeps_a(gemm->m, gemm->k) && gemm->n >= 4 * STRIP_COLUMNS * job.parts &&
+             !job.loops->is_flat(gemm))
         return run_shared(&job);
     else
         td__parallel_for(job.parts, 1, run_parts, &job);
@@ -248,6 +252,22 @@ static bool is_narrow(const struct td__gemm *gemm)
 {
     return gemm->n <= NARROW && gemm->m >= 2 * gemm->n && gemm->m <= TALL && gemm->batch == 1 &&
            !gemm->pack_b && !gemm->item_done && !gemm->row_bias;
+}
+
+/* C of `gemm` from C^T, rows of m elements of what is computed in, or the other way round. */
+static void turn_c(td_dtype dtype, const struct td__gemm *gemm, void *turned, bool back)
+{
+    const struct td__gemm aside = {.c = turned};
+    for (int64_t i = 0; i < gemm->m; i++)
+        for (int64_t j = 0; j < gemm->n; j++) {
+            const int64_t at = i * gemm->c_row + j, there = j * gemm->m + i;
+            if (!back)
+                set_c(dtype, &aside, there, get_c(dtype, gemm, at));
+            else if (dtype == TD_F32)
+                ((float *)gemm->c)[at] = ((const float *)turned)[there];
+            else
+                set_c(dtype, gemm, at, wide_at(dtype, turned, there));
+        }
 }
 
 static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
@@ -267,14 +287,10 @@ static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
     other.row_bias = gemm->column_bias;
     other.column_bias = NULL;
     other.c_half = false;
-    const struct td__gemm aside = {.c = turned};
-    for (int64_t i = 0; i < gemm->m * gemm->n && gemm->accumulate; i++)
-        set_c(dtype, &aside, i % gemm->n * gemm->m + i / gemm->n,
-              get_c(dtype, gemm, i / gemm->n * gemm->c_row + i % gemm->n));
+    if (gemm->accumulate)
+        turn_c(dtype, gemm, turned, false);
     TD_TRY(run(dtype, &other));
-    for (int64_t i = 0; i < gemm->m * gemm->n; i++)
-        set_c(dtype, gemm, i / gemm->n * gemm->c_row + i % gemm->n,
-              wide_at(dtype, turned, i % gemm->n * gemm->m + i / gemm->n));
+    turn_c(dtype, gemm, turned, true);
     return TD_OK;
 }
 

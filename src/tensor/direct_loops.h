@@ -13,16 +13,22 @@ struct NAMED(turned_target) {
     const REAL *bias;
     int columns;
     bool add;
+    bool
+        more; /* LANES elements of a column belong to the result, the first of which are the tile's */
 };
 
-/* Stores columns of `rows` elements; `rows` is a constant. */
-static inline __attribute__((always_inline)) void NAMED(store_turned)(const int rows,
-                                                                      const REAL *turned,
-                                                                      int columns, REAL *c,
-                                                                      int64_t c_column, bool add)
+/* Stores columns of `rows` elements; `rows` is a constant. Where the next tile's elements follow (`more`),
+ * whole vectors are stored: those after the last row are overwritten by that tile, or have -0 added. */
+static inline __attribute__((always_inline)) void
+NAMED(store_turned)(const int rows, const REAL *turned, const struct NAMED(turned_target) * to,
+                    int columns, REAL *c)
 {
-    for (int j = 0; j < columns; j++, turned += LANES, c += c_column) {
-        if (add)
+    for (int j = 0; j < columns; j++, turned += LANES, c += to->c_column) {
+        if (to->more && to->add)
+            *(UNALIGNED *)c += *(const UNALIGNED *)turned;
+        else if (to->more)
+            *(UNALIGNED *)c = *(const UNALIGNED *)turned;
+        else if (to->add)
             for (int i = 0; i < rows; i++)
                 c[i] += turned[i];
         else
@@ -72,7 +78,7 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
                 sums[i][1] += element * b1;
         }
     }
-    /* Squares of LANES rows are turned; those after the last row are 0. */
+    /* Squares of LANES rows are turned; those after the last row are -0. */
     UNROLLED
     for (int v = 0; v < vectors; v++) {
         const int left = to->columns - v * LANES;
@@ -82,7 +88,7 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
             REAL turned[LANES_ARE * LANES_ARE];
             UNROLLED
             for (int i = 0; i < LANES_ARE; i++) {
-                square[i] = (VECTOR){0};
+                square[i] = -(VECTOR){0}; /* what added changes nothing */
                 if (i0 + i < rows)
                     square[i] = sums[(i0 + i) % MAX_ROWS][v];
             }
@@ -91,8 +97,8 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
             for (int i = 0; i < LANES_ARE; i++)
                 *(UNALIGNED *)(turned + i * LANES) = square[i];
             NAMED(store_turned)
-            (rows - i0 < LANES ? rows - i0 : LANES, turned, left < LANES ? left : LANES,
-             to->c + v * LANES * to->c_column + i0, to->c_column, to->add);
+            (rows - i0 < LANES ? rows - i0 : LANES, turned, to, left < LANES ? left : LANES,
+             to->c + v * LANES * to->c_column + i0);
         }
     }
 }
@@ -130,6 +136,7 @@ static void NAMED(run_direct)(const struct td__direct *direct)
                 .bias = direct->bias ? (const REAL *)direct->bias + j : NULL,
                 .columns = left < STRIP ? (int)left : STRIP,
                 .add = direct->add,
+                .more = direct->m - i >= (height + LANES - 1) / LANES * LANES,
             };
             const int64_t rows = direct->m - i < height ? direct->m - i : height;
             NAMED(direct_tiles)

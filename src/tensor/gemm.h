@@ -79,6 +79,8 @@ struct td__gemm_loops {
     /** How many bytes of memory, aligned to 64, `run` needs for this product. */
     size_t (*work_bytes)(const struct td__gemm *gemm);
     void (*run)(const struct td__gemm *gemm, void *work);
+    /** Whether a product has so few steps that `run` writes C row by row. */
+    bool (*is_flat)(const struct td__gemm *gemm);
 
     /** Where td__gemm_keeps_a(), A can be packed beforehand, panel by panel, to be shared by products
      *  with the same A: how many panels there are, the bytes of all of them, and packing some. */

@@ -23,11 +23,13 @@
 
 #include <string.h>
 
-/* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own. */
+/* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own, and a NARROW_STRIP, which rounds a row of
+ * a strip. */
 #ifndef MULTIPLY_ADD
 #define PAIRS 0
 #define ALIGNED_TO sizeof(REAL)
 #define MULTIPLY_ADD(sum, a, b) ((sum) += (a) * (b))
+#define NARROW_STRIP(half, from, to) NAMED(narrow_row)(half, from, STRIP, to)
 #else
 #define PAIRS 1
 #define ALIGNED_TO 2 /* a pair begins at any element */
@@ -52,6 +54,10 @@ typedef REAL NAMED(unaligned)
 #define DEPTH 256                     /* along k */
 #define BLOCK (TD__GEMM_KEPT / DEPTH) /* along m, where A is not kept as a whole */
 #define FLAT_MOST (128 * 1024)        /* elements of B that stay in the second cache */
+/* With so few steps, tiles of few rows are better: rows of C that are a power of two apart fall into the
+ * same set of the first cache, which has room for 8 of them. */
+#define SHALLOW 64
+#define FEW_ROWS 6
 
 /* Calls a macro for each number of rows that a tile may have. */
 #if MAX_ROWS == 14
@@ -212,19 +218,28 @@ static void NAMED(load_halves)(const struct td__gemm *gemm, const struct td__gem
     }
 }
 
+static inline __attribute__((always_inline)) void NAMED(narrow_row)(td_dtype half,
+                                                                    const REAL *restrict from,
+                                                                    const int64_t count,
+                                                                    uint16_t *restrict to)
+{
+    if (half == TD_BF16)
+        for (int64_t j = 0; j < count; j++)
+            to[j] = td__f32_to_bf16(from[j]);
+    else
+        for (int64_t j = 0; j < count; j++)
+            to[j] = td__f32_to_f16(from[j]);
+}
+
 static void NAMED(store_halves)(const struct td__gemm *gemm, const struct td__gemm_part *part,
                                 const REAL *sums)
 {
-    for (int64_t i = 0; i < gemm->m; i++) {
-        const REAL *restrict from = sums + i * STRIP;
-        uint16_t *restrict c = (uint16_t *)gemm->c + part->item * gemm->c_item + i * gemm->c_row +
-                               part->n0;
-        if (gemm->half == TD_BF16)
-            for (int64_t j = 0; j < part->columns; j++)
-                c[j] = td__f32_to_bf16(from[j]);
+    uint16_t *c = (uint16_t *)gemm->c + part->item * gemm->c_item + part->n0;
+    for (int64_t i = 0; i < gemm->m; i++, c += gemm->c_row, sums += STRIP) {
+        if (part->columns == STRIP)
+            NARROW_STRIP(gemm->half, sums, c);
         else
-            for (int64_t j = 0; j < part->columns; j++)
-                c[j] = td__f32_to_f16(from[j]);
+            NAMED(narrow_row)(gemm->half, sums, part->columns, c);
     }
 }
 #endif
@@ -302,7 +317,7 @@ static bool NAMED(is_flat)(const struct td__gemm *gemm)
 
 static void NAMED(run_flat)(const struct td__gemm *gemm, REAL *panel, REAL *strips)
 {
-    int64_t rows = NAMED(piece)(gemm->m, MAX_ROWS);
+    int64_t rows = NAMED(piece)(gemm->m, gemm->k <= SHALLOW ? FEW_ROWS : MAX_ROWS);
     for (int64_t n0 = 0; n0 < gemm->n; n0 += STRIP) {
         struct td__gemm_part part = NAMED(part_at)(gemm, 0, 0, gemm->k, n0);
         NAMED(pack_b)(gemm, &part, strips + n0 * gemm->k);
@@ -352,6 +367,7 @@ static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
 
 const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
                                      .run = NAMED(run),
+                                     .is_flat = NAMED(is_flat),
                                      .a_panels = NAMED(count_panels),
                                      .a_bytes = NAMED(panel_bytes),
                                      .pack_a = NAMED(pack_panels)};
@@ -364,6 +380,7 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
 #undef PAIRS
 #undef ALIGNED_TO
 #undef MULTIPLY_ADD
+#undef NARROW_STRIP
 #undef VECTOR
 #undef UNALIGNED
 #undef LANES
@@ -379,6 +396,8 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
 #undef DEPTH
 #undef BLOCK
 #undef FLAT_MOST
+#undef SHALLOW
+#undef FEW_ROWS
 #undef REAL
 #undef LOOPS
 #undef DIRECT

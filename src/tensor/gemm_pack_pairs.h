@@ -10,13 +10,18 @@ static inline uint32_t NAMED(pair_at)(const struct td__gemm *gemm, const uint16_
 }
 
 /* Pairs of two rows of elements that are side by side. */
-static inline __attribute__((always_inline)) void NAMED(join)(const uint16_t *restrict first,
-                                                              const uint16_t *restrict second,
-                                                              const int64_t count,
-                                                              uint32_t *restrict to)
+static inline void NAMED(join)(const uint16_t *first, const uint16_t *second, int64_t count,
+                               uint32_t *to)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = first[i] | (uint32_t)second[i] << 16;
+}
+
+static inline void NAMED(join_vector)(const uint16_t *first, const uint16_t *second, uint32_t *to)
+{
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)first));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)second));
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
 }
 
 /* `many` rows of A or columns of B, `next` apart: pair p of row i goes to to[p * width + i]. Vectors are
@@ -39,7 +44,7 @@ static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from,
             const uint16_t *first = from + 2 * (k0 + p) * step;
             for (int64_t i = 0; i < many; i += LANES) {
                 if (i + LANES <= readable)
-                    NAMED(join)(first + i, first + step + i, LANES, to + p * width + i);
+                    NAMED(join_vector)(first + i, first + step + i, to + p * width + i);
                 else
                     NAMED(join)(first + i, first + step + i, many - i, to + p * width + i);
             }

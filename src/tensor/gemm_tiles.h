@@ -11,27 +11,48 @@ struct NAMED(target) {
     bool add;
 };
 
-/* What a tile at the right edge of C begins with, and where its sums go: one element at a time. */
+/* `count` elements, at most 2 LANES. The last piece overlaps the one before: a call of memcpy() would take
+ * longer. */
+static inline void NAMED(copy_few)(REAL *to, const REAL *from, int count)
+{
+    if (count >= LANES) {
+        const VECTOR first = *(const UNALIGNED *)from;
+        const VECTOR last = *(const UNALIGNED *)(from + count - LANES);
+        *(UNALIGNED *)to = first;
+        *(UNALIGNED *)(to + count - LANES) = last;
+        return;
+    }
+    int i = 0;
+    for (; i + 4 <= count; i += 4)
+        memcpy(to + i, from + i, 4 * sizeof *to);
+    for (; i < count; i++)
+        to[i] = from[i];
+}
+
+/* What a tile at the right edge of C begins with, and where its sums go. */
 static __attribute__((noinline)) void NAMED(begin_part)(const struct NAMED(target) * to, int rows,
                                                         REAL *sums)
 {
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < STRIP; j++) {
-            REAL sum = to->add && j < to->columns ? to->c[i * to->c_row + j] : 0;
-            if (to->row_bias)
-                sum += to->row_bias[i];
-            if (to->column_bias && j < to->columns)
-                sum += to->column_bias[j];
-            sums[i * STRIP + j] = sum;
-        }
+    REAL bias[STRIP] = {0};
+    if (to->column_bias)
+        NAMED(copy_few)(bias, to->column_bias, to->columns);
+    for (int i = 0; i < rows; i++, sums += STRIP) {
+        for (int j = 0; j < STRIP; j++)
+            sums[j] = 0;
+        if (to->add)
+            NAMED(copy_few)(sums, to->c + i * to->c_row, to->columns);
+        for (int j = 0; j < STRIP && to->row_bias; j++)
+            sums[j] += to->row_bias[i];
+        for (int j = 0; j < STRIP && to->column_bias; j++)
+            sums[j] += bias[j];
+    }
 }
 
 static __attribute__((noinline)) void NAMED(store_part)(const struct NAMED(target) * to, int rows,
                                                         const REAL *sums)
 {
     for (int i = 0; i < rows; i++)
-        for (int j = 0; j < to->columns; j++)
-            to->c[i * to->c_row + j] = sums[i * STRIP + j];
+        NAMED(copy_few)(to->c + i * to->c_row, sums + i * STRIP, to->columns);
 }
 
 /* What a whole tile begins with: what is added to the product. */
@@ -81,7 +102,7 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
         sums[i][0] = sums[i][1] = (VECTOR){0};
     if (whole) {
         NAMED(begin)(rows, vectors, to, sums);
-    } else {
+    } else if (to->add || to->row_bias || to->column_bias) {
         NAMED(begin_part)(to, rows, spread);
         UNROLLED
         for (int i = 0; i < rows; i++) {

@@ -1,13 +1,7 @@
 /* Turning squares of elements, which packing and direct products need. A part of gemm_loops.h, which has
  * the names. */
 
-#if LANES_ARE == 16
-#define SHUFFLE(a, b, from, s)                                                                     \
-    __builtin_shufflevector(a, b, from(0, s), from(1, s), from(2, s), from(3, s), from(4, s),      \
-                            from(5, s), from(6, s), from(7, s), from(8, s), from(9, s),            \
-                            from(10, s), from(11, s), from(12, s), from(13, s), from(14, s),       \
-                            from(15, s))
-#elif LANES_ARE == 8
+#if LANES_ARE == 8
 #define SHUFFLE(a, b, from, s)                                                                     \
     __builtin_shufflevector(a, b, from(0, s), from(1, s), from(2, s), from(3, s), from(4, s),      \
                             from(5, s), from(6, s), from(7, s))
@@ -30,6 +24,44 @@
             v[(i + (s)) % LANES_ARE] = SHUFFLE(upper, lower, SECOND, (s) % LANES_ARE);             \
         }
 
+#if LANES_ARE == 16
+/* The same in steps that are single instructions: those within 16 bytes first, then whole 16 bytes. */
+#define QUADS(a, b, i, j, k, l)                                                                    \
+    __builtin_shufflevector(a, b, i, j, k, l, (i) + 4, (j) + 4, (k) + 4, (l) + 4, (i) + 8,         \
+                            (j) + 8, (k) + 8, (l) + 8, (i) + 12, (j) + 12, (k) + 12, (l) + 12)
+#define EVEN_QUADS(a, b)                                                                           \
+    __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define ODD_QUADS(a, b)                                                                            \
+    __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+
+static inline __attribute__((always_inline)) void NAMED(exchange_all)(VECTOR v[LANES_ARE])
+{
+    UNROLLED
+    for (int i = 0; i < 16; i += 4) {
+        const VECTOR low0 = QUADS(v[i], v[i + 1], 0, 16, 1, 17);
+        const VECTOR high0 = QUADS(v[i], v[i + 1], 2, 18, 3, 19);
+        const VECTOR low1 = QUADS(v[i + 2], v[i + 3], 0, 16, 1, 17);
+        const VECTOR high1 = QUADS(v[i + 2], v[i + 3], 2, 18, 3, 19);
+        v[i] = QUADS(low0, low1, 0, 1, 16, 17);
+        v[i + 1] = QUADS(low0, low1, 2, 3, 18, 19);
+        v[i + 2] = QUADS(high0, high1, 0, 1, 16, 17);
+        v[i + 3] = QUADS(high0, high1, 2, 3, 18, 19);
+    }
+    UNROLLED
+    for (int i = 0; i < 4; i++) {
+        const VECTOR even0 = EVEN_QUADS(v[i], v[i + 4]), odd0 = ODD_QUADS(v[i], v[i + 4]);
+        const VECTOR even1 = EVEN_QUADS(v[i + 8], v[i + 12]), odd1 = ODD_QUADS(v[i + 8], v[i + 12]);
+        v[i] = EVEN_QUADS(even0, even1);
+        v[i + 4] = EVEN_QUADS(odd0, odd1);
+        v[i + 8] = ODD_QUADS(even0, even1);
+        v[i + 12] = ODD_QUADS(odd0, odd1);
+    }
+}
+
+#undef QUADS
+#undef EVEN_QUADS
+#undef ODD_QUADS
+#else
 static inline __attribute__((always_inline)) void NAMED(exchange_all)(VECTOR v[LANES_ARE])
 {
     UNROLLED
@@ -38,9 +70,8 @@ static inline __attribute__((always_inline)) void NAMED(exchange_all)(VECTOR v[L
     EXCHANGE(2)
     UNROLLED
     EXCHANGE(4)
-    UNROLLED
-    EXCHANGE(8)
 }
+#endif
 
 #if PAIRS
 #define SOURCE uint16_t /* two of which are a REAL */

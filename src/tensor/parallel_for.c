@@ -29,8 +29,8 @@
 
 enum {
     MOST_THREADS = 256, /* more are asked for in vain */
-    PIECES = 4,         /* for each thread */
-    SPIN_NS = 50000,    /* awake before going to sleep */
+    PIECES = 8,         /* for each thread */
+    SPIN_NS = 200000,   /* awake before going to sleep */
 };
 
 #define HELPERS UINT64_C(0xffff)
