@@ -23,7 +23,7 @@ configure_package_config_file(
     NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(
     ${PROJECT_BINARY_DIR}/cmake/tandemConfigVersion.cmake
-    COMPATIBILITY SameMinorVersion)
+    COMPATIBILITY ${package_compatibility})
 install(FILES
     ${PROJECT_BINARY_DIR}/cmake/tandemConfig.cmake
     ${PROJECT_BINARY_DIR}/cmake/tandemConfigVersion.cmake

@@ -8,6 +8,7 @@
 #include "base/map.h"
 #include "base/number.h"
 #include "base/thread.h"
+#include "base/version.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -58,11 +59,40 @@ TEST(status_names)
     for (size_t i = 0; i < COUNT_OF(names); i++)
         CHECK_STR(td_status_name(names[i].status), names[i].name);
     CHECK_EQ(TD_OK, 0);
+}
 
+TEST(versions_fit)
+{
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", TD_VERSION_MAJOR, TD_VERSION_MINOR,
              TD_VERSION_PATCH);
     CHECK_STR(td_version(), version);
+    CHECK_EQ(TD_VERSION, TD_VERSION_MAJOR * 10000 + TD_VERSION_MINOR * 100 + TD_VERSION_PATCH);
+    CHECK_EQ(TD_CHECK_VERSION(), TD_OK);
+
+    static const struct {
+        struct td__version library, headers;
+        td_status status;
+    } pairs[] = {
+        {{0, 3, 1}, {0, 3, 1}, TD_OK},
+        {{0, 3, 1}, {0, 3, 0}, TD_OK},
+        {{0, 3, 1}, {0, 3, 2}, TD_ERR_UNSUPPORTED}, /* older than the headers */
+        {{0, 3, 1}, {0, 2, 0}, TD_ERR_UNSUPPORTED}, /* another 0.MINOR: newer, … */
+        {{0, 3, 1}, {0, 4, 0}, TD_ERR_UNSUPPORTED}, /* … and older */
+        {{1, 0, 0}, {0, 3, 1}, TD_ERR_UNSUPPORTED},
+        {{1, 2, 1}, {1, 2, 0}, TD_OK},
+        {{1, 2, 1}, {1, 1, 9}, TD_OK}, /* from 1.0 on a newer minor version fits */
+        {{1, 2, 1}, {1, 3, 0}, TD_ERR_UNSUPPORTED},
+        {{1, 2, 1}, {2, 0, 0}, TD_ERR_UNSUPPORTED},
+        {{0, 3, 1}, {0, 3, -1}, TD_ERR_INVALID},
+    };
+    for (size_t i = 0; i < COUNT_OF(pairs); i++)
+        CHECK_EQ(td__check_version(pairs[i].library, pairs[i].headers), pairs[i].status);
+
+    CHECK_EQ(td_check_version(TD_VERSION_MAJOR, TD_VERSION_MINOR + 1, 7), TD_ERR_UNSUPPORTED);
+    CHECK_CONTAINS(td_last_error(), td_version());
+    snprintf(version, sizeof version, "%d.%d.%d", TD_VERSION_MAJOR, TD_VERSION_MINOR + 1, 7);
+    CHECK_CONTAINS(td_last_error(), version);
 }
 
 static void *fail_elsewhere(void *arg)

@@ -1,4 +1,4 @@
-/* Status codes, the last error, the log, and memory that other processes can map. */
+/* The version, status codes, the last error, the log, and memory that other processes can map. */
 #ifndef TANDEM_BASE_H
 #define TANDEM_BASE_H
 
@@ -14,6 +14,9 @@ extern "C" {
 #define TD_VERSION_MINOR 1
 #define TD_VERSION_PATCH 0
 
+/** The version of these headers as one number, for #if: 0.1.0 is 100, 1.2.3 is 10203. */
+#define TD_VERSION (TD_VERSION_MAJOR * 10000 + TD_VERSION_MINOR * 100 + TD_VERSION_PATCH)
+
 #if defined(__GNUC__)
 #define TD_API __attribute__((visibility("default")))
 #else
@@ -24,9 +27,6 @@ extern "C" {
 #define TD_UNIQUE(name) TD_UNIQUE_WITH(name, __COUNTER__)
 #define TD_UNIQUE_WITH(name, number) TD_UNIQUE_JOIN(name, number)
 #define TD_UNIQUE_JOIN(name, number) name##number
-
-/** The version of the library that is linked, such as "0.1.0". */
-TD_API const char *td_version(void);
 
 /* ---- Errors ---------------------------------------------------------------------------------
  *
@@ -68,6 +68,28 @@ TD_API td_status td_fail(td_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)))
 #endif
     ;
+
+/* ---- Version --------------------------------------------------------------------------------
+ *
+ * A program is compiled with the headers of one version and may be loaded with the library of another
+ * one. docs/versioning.md says which versions fit together. */
+
+/** The version of the library that is loaded, such as "0.1.0". */
+TD_API const char *td_version(void);
+
+/**
+ * Checks that the library that is loaded fits a program that was compiled with the headers of version
+ * major.minor.patch; TD_CHECK_VERSION() passes those of the caller. It fits when it is not older and
+ * has the same major number; before 1.0, when every minor version has an ABI of its own, it must have
+ * the same minor number, too. May be called before everything else, by any thread.
+ *
+ * Errors: TD_ERR_UNSUPPORTED when it does not fit, with a sentence that names both versions;
+ * TD_ERR_INVALID for a negative number.
+ */
+TD_API td_status td_check_version(int major, int minor, int patch);
+
+/** td_check_version() with the version of the headers that the caller was compiled with. */
+#define TD_CHECK_VERSION() td_check_version(TD_VERSION_MAJOR, TD_VERSION_MINOR, TD_VERSION_PATCH)
 
 /* ---- Log ------------------------------------------------------------------------------------
  *

@@ -11,14 +11,6 @@
 static _Thread_local char last_error[TD__ERROR_TEXT];
 static _Thread_local td_status last_status;
 
-#define STRING(x) #x
-#define VERSION(major, minor, patch) STRING(major) "." STRING(minor) "." STRING(patch)
-
-const char *td_version(void)
-{
-    return VERSION(TD_VERSION_MAJOR, TD_VERSION_MINOR, TD_VERSION_PATCH);
-}
-
 const char *td_status_name(td_status status)
 {
     switch (status) {

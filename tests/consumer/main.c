@@ -15,6 +15,8 @@ int main(void)
     td_store *store;
     td_bytes value = {0};
 
+    if (TD_CHECK_VERSION())
+        return fail("TD_CHECK_VERSION");
     printf("consumer: tandem %s\n", td_version());
     if (td_hash_store_open(&store))
         return fail("td_hash_store_open");
