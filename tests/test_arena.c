@@ -2,6 +2,7 @@
 #include "runner.h"
 
 #include "base/arena.h"
+#include "base/page.h"
 #include "base/clock.h"
 #include "os/socket.h"
 
@@ -131,7 +132,7 @@ TEST(arena_fills_up_to_its_reserve)
     CHECK_CONTAINS(td_last_error(), "no room for 1000 more bytes");
     CHECK(count > 2500);
     CHECK(td__arena_alloc(arena, 4 * MIB) == NULL);
-    CHECK_EQ(td__arena_size(arena), 3 * MIB + 4096);
+    CHECK_EQ(td__arena_size(arena), 3 * MIB + td__page_size());
     for (int i = 0; i < count; i += 2) /* first every other one, so that nothing can merge */
         CHECK(td__arena_free(arena, blocks[i]));
     CHECK(td__arena_alloc(arena, 2000) == NULL);
@@ -140,7 +141,7 @@ TEST(arena_fills_up_to_its_reserve)
     CHECK(td__arena_free(arena, again));
     for (int i = 1; i < count; i += 2)
         CHECK(td__arena_free(arena, blocks[i]));
-    void *whole = td__arena_alloc(arena, 3 * MIB + 4096);
+    void *whole = td__arena_alloc(arena, 3 * MIB + td__page_size());
     CHECK(whole != NULL);
     CHECK(td__arena_alloc(arena, 1) == NULL);
     td__arena_destroy(arena);

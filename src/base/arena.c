@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "base/file_limit.h"
 #include "base/map.h"
+#include "base/page.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +20,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-enum { GRANULE = 512, BINS = 48, PAGE = 4096, COLOURS = 256 };
+enum { GRANULE = 512, BINS = 48, COLOURS = 256 };
 
 #define KEEP_FREE ((size_t)256 << 20)
 #define GROWTH ((size_t)16 << 20)
@@ -138,7 +139,7 @@ static int lengthen(struct td__arena *arena, size_t least, size_t *more)
 static struct block *grow(struct td__arena *arena, size_t size, int *error)
 {
     struct block *last = arena->last && arena->last->free ? arena->last : NULL;
-    size_t missing = round_up(size - (last ? last->size : 0), PAGE);
+    size_t missing = td__whole_pages(size - (last ? last->size : 0));
     size_t more = missing > GROWTH ? missing : GROWTH;
     struct block *block = last ? last : calloc(1, sizeof *block);
     *error = block ? lengthen(arena, missing, &more) : ENOMEM;
@@ -255,8 +256,8 @@ bool td__arena_free(struct td__arena *arena, void *memory)
         arena->resident += block->size;
         block = merge_with_free_neighbours(arena, block);
         if (arena->resident > KEEP_FREE && arena->resident > arena->in_use) {
-            size_t first = round_up(block->offset, PAGE);
-            size_t end = (block->offset + block->size) / PAGE * PAGE;
+            size_t first = td__whole_pages(block->offset);
+            size_t end = (block->offset + block->size) & ~(td__page_size() - 1);
             if (end > first && !fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                                           (off_t)first, (off_t)(end - first)))
                 arena->resident -= arena->resident < block->size ? arena->resident : block->size;
@@ -273,7 +274,7 @@ td_status td__arena_create(size_t reserve, struct td__arena **arena_out)
     if (!arena)
         return td__fail_nomem("shareable memory");
     td_status status = TD_OK;
-    arena->reserve = round_up(reserve, PAGE);
+    arena->reserve = td__whole_pages(reserve);
     arena->fd = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (arena->fd < 0 || fcntl(arena->fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
         status = td_fail(TD_ERR_SYSTEM, "shareable memory: memfd_create: %s",
@@ -465,13 +466,13 @@ struct td__arena_mapping {
  * distances. The first cache of some processors (AMD's, which predict the way from a hash of the address
  * bits 12 to 27) then takes such lines for the same one, and a loop that writes to several ranks' buffers
  * in turns takes up to seven times as long. So view n begins n pages after where the process's own arena
- * does, modulo SPAN: their bits 12 to 19 differ for every offset.
+ * does, modulo SPAN: their bits 12 to 19 (with pages of 4 KiB) differ for every offset.
  *
  * MAP_FAILED where there is not so much address space. */
 static void *map_apart(const struct td__arena_view *view, size_t size)
 {
     const struct td__arena *own = td__arena_default();
-    uintptr_t wanted = (own ? (uintptr_t)own->base : 0) + (view->number % COLOURS) * (size_t)PAGE;
+    uintptr_t wanted = (own ? (uintptr_t)own->base : 0) + view->number % COLOURS * td__page_size();
     char *room = mmap(NULL, size + SPAN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                       0);
     if (room == MAP_FAILED)
@@ -500,7 +501,7 @@ static bool map_view(struct td__arena_view *view, size_t size)
         ahead *= 2;
     void *base = map_apart(view, ahead);
     if (base == MAP_FAILED) { /* where address space is limited */
-        ahead = round_up(size, PAGE);
+        ahead = td__whole_pages(size);
         base = mmap(NULL, ahead, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, view->fd, 0);
     }
     if (base == MAP_FAILED) {

@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "base/file_limit.h"
+#include "base/page.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,11 +18,6 @@
 enum { OTHERS_MS = 300 };    /* for one that may have the memory, too */
 enum { FIRST_LOOK_NS = 54 }; /* after a call was announced: see shm_comm.c */
 
-static size_t up_to_page(size_t size)
-{
-    return (size + 4095) & ~(size_t)4095;
-}
-
 /* Where the parts of the memory begin. */
 struct layout {
     size_t cells, slots, stages, extra, end;
@@ -31,11 +27,11 @@ static struct layout layout_for(int size, size_t extra)
 {
     struct layout layout;
     size_t n = (size_t)size;
-    layout.cells = up_to_page(sizeof(struct td__shm_head));
-    layout.slots = up_to_page(layout.cells + n * sizeof(struct td__shm_cell));
-    layout.stages = up_to_page(layout.slots + n * TD__SHM_DEPTH * sizeof(struct td__shm_slot));
+    layout.cells = td__whole_pages(sizeof(struct td__shm_head));
+    layout.slots = td__whole_pages(layout.cells + n * sizeof(struct td__shm_cell));
+    layout.stages = td__whole_pages(layout.slots + n * TD__SHM_DEPTH * sizeof(struct td__shm_slot));
     layout.extra = layout.stages + n * TD__PIECES * TD__PIECE_BYTES;
-    layout.end = up_to_page(layout.extra + extra);
+    layout.end = td__whole_pages(layout.extra + extra);
     return layout;
 }
 
