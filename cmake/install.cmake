@@ -11,6 +11,8 @@ install(TARGETS tdbench tdrun RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tandem
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING PATTERN "*.h")
+install(FILES ${PROJECT_SOURCE_DIR}/man/tdrun.1 ${PROJECT_SOURCE_DIR}/man/tdbench.1
+    DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(EXPORT tandem-targets
     NAMESPACE tandem::
     FILE tandemTargets.cmake
