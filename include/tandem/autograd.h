@@ -69,6 +69,7 @@ typedef struct td_no_grad {
     bool before;
     bool open;
 } td_no_grad;
+/** What TD_NO_GRAD calls at its beginning and at its end. A second end is fine. */
 TD_API td_no_grad td_no_grad_begin(void);
 TD_API void td_no_grad_end(td_no_grad *no_grad);
 

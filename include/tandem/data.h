@@ -197,6 +197,7 @@ typedef struct td_sampler_position {
     bool begun;    /* whether the epoch has an order yet */
 } td_sampler_position;
 
+/** Where the sampler is now, in *position. */
 TD_API void td_sampler_get_position(const td_sampler *sampler, td_sampler_position *position);
 
 /**

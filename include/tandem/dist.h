@@ -94,12 +94,15 @@ TD_API td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool 
  * A message that has fewer elements than the tensor of the one who receives it fills the first
  * ones. */
 
+/** Sends the elements of `tensor` to rank `dst` of the group, with a `tag` of 0 or above. Returns when `tensor`
+ *  may be written again. */
 TD_API td_status td_send(td_tensor *tensor, int dst, int tag, td_group *group);
 
 /** `src` may be TD_ANY_SOURCE, `tag` TD_ANY_TAG. *source, where not NULL, is the rank that sent it.
  */
 TD_API td_status td_recv(td_tensor *tensor, int src, int tag, td_group *group, int *source);
 
+/** The same without waiting: `tensor` is borrowed until td_work_wait() returns, and the caller releases *work. */
 TD_API td_status td_isend(td_tensor *tensor, int dst, int tag, td_group *group, td_work **work);
 TD_API td_status td_irecv(td_tensor *tensor, int src, int tag, td_group *group, td_work **work);
 
@@ -123,9 +126,11 @@ TD_API td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work *
  * The tensors may have different shapes and dtypes, the same on all ranks. They are packed into one
  * buffer for each dtype, and each buffer is one operation. An empty list is TD_ERR_INVALID. */
 
+/** Every rank gets the tensors of rank `src`. */
 TD_API td_status td_broadcast_coalesced(td_tensor *const *tensors, int count, int src,
                                         td_group *group, td_work **work);
 
+/** Every rank gets the reductions over all ranks, in place. */
 TD_API td_status td_all_reduce_coalesced(td_tensor *const *tensors, int count, td_reduce_op op,
                                          td_group *group, td_work **work);
 

@@ -83,6 +83,7 @@ typedef void (*td_reduce_fn)(void *acc, const void *other, size_t count, td_dtyp
  * Rounded to the nearest, and half way to the even one; what is too large becomes infinite.
  * Infinity and NaN stay what they are; a NaN keeps its sign and the upper bits of its payload. */
 
+/** One number, between f32 and the bits of an IEEE half (f16) or of a brain float (bf16). */
 TD_API float td_f16_to_f32(uint16_t half);
 TD_API uint16_t td_f32_to_f16(float value);
 TD_API float td_bf16_to_f32(uint16_t half);

@@ -90,6 +90,7 @@ TD_API td_status td_init_process_group(const td_init_options *options);
  */
 TD_API td_status td_destroy_process_group(void);
 
+/** Whether there is a world: after td_init_process_group(), and before td_destroy_process_group(). */
 TD_API bool td_is_initialized(void);
 
 /** This rank in `group`; -1 where it is not in the group, or there is no world. */
@@ -267,6 +268,7 @@ TD_API void td_work_release(td_work *work);
 #define TD_ANY_SOURCE (-1)
 #define TD_ANY_TAG (-1)
 
+/** Sends `count` elements to rank `dst` of the group, or receives up to `count` from rank `src`; see above. */
 TD_API td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype,
                                int dst, int tag, td_work **work);
 TD_API td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,

@@ -84,6 +84,7 @@ TD_API td_module *td_conv2d(int64_t in_channels, int64_t out_channels, int64_t k
 TD_API td_module *td_conv2d_with(int64_t in_channels, int64_t out_channels, int64_t kernel_height,
                                  int64_t kernel_width, const td_conv2d_options *options);
 
+/** Pooling as td_f_max_pool2d() and td_f_avg_pool2d() do it; square kernels without _with. */
 TD_API td_module *td_max_pool2d(int64_t kernel_size);
 TD_API td_module *td_max_pool2d_with(int64_t kernel_height, int64_t kernel_width,
                                      const td_pool2d_options *options);
@@ -119,6 +120,7 @@ TD_API td_module *td_layer_norm(int64_t features);
 TD_API td_module *td_layer_norm_with(const int64_t *shape, int ndim,
                                      const td_layer_norm_options *options);
 
+/** Activations, each as the operator td_f_x() of its name. */
 TD_API td_module *td_relu(void);
 TD_API td_module *td_gelu(void);
 TD_API td_module *td_gelu_tanh(void); /* the approximation by tanh */
@@ -353,6 +355,7 @@ TD_API td_status td_module_replace_child(td_module *module, int index, td_module
  * Each writes all elements, with numbers from the default generator, under no gradient. The same
  * numbers as in PyTorch. TD_ERR_INVALID for a tensor that does not fit. */
 
+/** Even between `from` and `to`; and normal. */
 TD_API td_status td_init_uniform(td_tensor *tensor, double from, double to);
 TD_API td_status td_init_normal(td_tensor *tensor, double mean, double std);
 /** Normal numbers, none of them outside of low to high. They are PyTorch's bit for bit where that has
@@ -360,6 +363,7 @@ TD_API td_status td_init_normal(td_tensor *tensor, double mean, double std);
  *  last bits. */
 TD_API td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low,
                                       double high);
+/** The same value everywhere. */
 TD_API td_status td_init_constant(td_tensor *tensor, double value);
 
 typedef enum td_nonlinearity {
@@ -383,6 +387,7 @@ typedef struct td_kaiming_options {
     td_nonlinearity nonlinearity;
 } td_kaiming_options;
 
+/** He initialisation: even or normal numbers whose size follows from that of the layer. `options` may be NULL. */
 TD_API td_status td_init_kaiming_uniform(td_tensor *tensor, const td_kaiming_options *options);
 TD_API td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *options);
 

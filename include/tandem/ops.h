@@ -103,6 +103,7 @@ TD_API td_tensor *td_stack(td_tensor *const *tensors, int count, int dim);
 
 /* ---- Arithmetic --------------------------------------------------------------------------------- */
 
+/** Element by element. */
 TD_API td_tensor *td_add(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_sub(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_mul(td_tensor *a, td_tensor *b);
@@ -129,12 +130,14 @@ TD_API td_tensor *td_pow_scalar(td_tensor *a, double b);
 TD_API td_tensor *td_rsub_scalar(td_tensor *a, double b);
 TD_API td_tensor *td_rdiv_scalar(td_tensor *a, double b);
 
+/** Functions of each element. */
 TD_API td_tensor *td_neg(td_tensor *x);
 TD_API td_tensor *td_abs(td_tensor *x);
 TD_API td_tensor *td_square(td_tensor *x);
 TD_API td_tensor *td_exp(td_tensor *x);
 /** The natural logarithm (td_log() writes to the log). */
 TD_API td_tensor *td_ln(td_tensor *x);
+/** ln(1 + x); roots and their reciprocals; trigonometric functions; the error function. */
 TD_API td_tensor *td_log1p(td_tensor *x);
 TD_API td_tensor *td_sqrt(td_tensor *x);
 TD_API td_tensor *td_rsqrt(td_tensor *x);
@@ -152,6 +155,7 @@ TD_API td_tensor *td_round(td_tensor *x);
 
 /* ---- Comparison (results are bool; not differentiable) -------------------------------------------- */
 
+/** Element by element, with a tensor or a number. NaN is equal to nothing. */
 TD_API td_tensor *td_eq(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_ne(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_lt(td_tensor *a, td_tensor *b);
@@ -187,6 +191,7 @@ TD_API td_tensor *td_masked_fill(td_tensor *x, td_tensor *mask, double value);
  * counts as one of one: 0 and -1 name it. Sums and products of
  * bool and integers are i64, but for u64, as in PyTorch: td_sum(td_eq(a, b)) counts. */
 
+/** Of all elements. */
 TD_API td_tensor *td_sum(td_tensor *x);
 TD_API td_tensor *td_mean(td_tensor *x);
 TD_API td_tensor *td_prod(td_tensor *x);
@@ -194,6 +199,7 @@ TD_API td_tensor *td_prod(td_tensor *x);
  *  an error. */
 TD_API td_tensor *td_max(td_tensor *x);
 TD_API td_tensor *td_min(td_tensor *x);
+/** Over the named dimensions. */
 TD_API td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim);
 TD_API td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim);
 /** The variance, divided by n - correction. */
@@ -242,22 +248,27 @@ typedef struct td_pool2d_options {
     bool exclude_padding; /* avg only: padding does not count in the mean */
 } td_pool2d_options;
 
+/** The greatest, or the mean, of each window. */
 TD_API td_tensor *td_f_max_pool2d(td_tensor *x, int64_t kernel_height, int64_t kernel_width,
                                   const td_pool2d_options *options);
 TD_API td_tensor *td_f_avg_pool2d(td_tensor *x, int64_t kernel_height, int64_t kernel_width,
                                   const td_pool2d_options *options);
+/** Windows such that the result has this size, whatever comes in. */
 TD_API td_tensor *td_f_adaptive_avg_pool2d(td_tensor *x, int64_t height, int64_t width);
 TD_API td_tensor *td_f_adaptive_max_pool2d(td_tensor *x, int64_t height, int64_t width);
 
 /* ---- Activations ----------------------------------------------------------------------------------- */
 
+/** x where it is above 0, and else 0. */
 TD_API td_tensor *td_f_relu(td_tensor *x);
 /** x times the normal distribution function of x, by erf; or its approximation by tanh. */
 TD_API td_tensor *td_f_gelu(td_tensor *x);
 TD_API td_tensor *td_f_gelu_tanh(td_tensor *x);
+/** x sigmoid(x); the hyperbolic tangent; 1 / (1 + exp(-x)). */
 TD_API td_tensor *td_f_silu(td_tensor *x);
 TD_API td_tensor *td_f_tanh(td_tensor *x);
 TD_API td_tensor *td_f_sigmoid(td_tensor *x);
+/** exp(x) divided by its sum along `dim`; and the logarithm of that. */
 TD_API td_tensor *td_f_softmax(td_tensor *x, int dim);
 TD_API td_tensor *td_f_log_softmax(td_tensor *x, int dim);
 
@@ -308,6 +319,7 @@ TD_API td_tensor *td_one_hot(td_tensor *indices, int64_t classes);
  *  AVX2, and with one thread). Integers are made of start, end and step without their fractions. */
 TD_API td_tensor *td_arange(double start, double end, double step, td_dtype dtype);
 TD_API td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype);
+/** Filled with 1; and tensors with the shape and dtype of another one, filled with 0, with 1, or with nothing. */
 TD_API td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype);
 TD_API td_tensor *td_zeros_like(td_tensor *tensor);
 TD_API td_tensor *td_ones_like(td_tensor *tensor);
@@ -355,6 +367,7 @@ TD_API td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target,
  * are then results of the change. What has only the memory in common with x does not follow, and using
  * it is an error: td_detach(), and views that were made under TD_NO_GRAD. */
 
+/** Each writes to x what the function without the _ returns; a value, and 0. TD_ERR_INVALID where x does not fit. */
 TD_API td_status td_fill_(td_tensor *x, double value);
 TD_API td_status td_zero_(td_tensor *x);
 TD_API td_status td_add_(td_tensor *x, td_tensor *b);

@@ -40,6 +40,7 @@ typedef struct td_sgd_options {
     bool maximize;
 } td_sgd_options;
 
+/** Stochastic gradient descent, over all parameters of a module or over those of a list. */
 TD_API td_optimizer *td_sgd(td_module *module, const td_sgd_options *options);
 TD_API td_optimizer *td_sgd_of(td_tensor *const *parameters, int count,
                                const td_sgd_options *options);
@@ -55,6 +56,8 @@ typedef struct td_adam_options {
     bool maximize;
 } td_adam_options;
 
+/** Adam, and AdamW, whose weight decay is apart from the gradient; of a module or of a list. `options` may be
+ *  NULL. */
 TD_API td_optimizer *td_adam(td_module *module, const td_adam_options *options);
 TD_API td_optimizer *td_adam_of(td_tensor *const *parameters, int count,
                                 const td_adam_options *options);
@@ -78,6 +81,7 @@ typedef struct td_parameter_group {
 TD_API td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters,
                                         int count, const td_parameter_group *options);
 
+/** The number of groups of parameters. */
 TD_API int td_optimizer_group_count(const td_optimizer *optimizer);
 
 /** The learning rate of group 0 (of another group); NaN where there is none. */

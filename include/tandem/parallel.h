@@ -157,6 +157,7 @@ TD_API td_status td_reducer_ready(td_reducer *reducer, int index);
  *  ready. */
 TD_API td_status td_reducer_wait(td_reducer *reducer);
 
+/** Frees it. NULL is fine. */
 TD_API void td_reducer_destroy(td_reducer *reducer);
 
 /* ---- DistributedDataParallel ----------------------------------------------------------------------- */
@@ -207,6 +208,7 @@ typedef struct td_no_sync {
     bool before;
     bool open;
 } td_no_sync;
+/** What TD_NO_SYNC calls at its beginning and at its end. A second end is fine. */
 TD_API td_no_sync td_no_sync_begin(td_module *ddp);
 TD_API void td_no_sync_end(td_no_sync *no_sync);
 

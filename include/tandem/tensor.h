@@ -89,6 +89,7 @@ typedef struct td_scope {
     bool open;
 } td_scope;
 
+/** What TD_SCOPE calls at its beginning and at its end. A second end is fine. */
 TD_API td_scope td_scope_begin(void);
 TD_API void td_scope_end(td_scope *scope);
 
@@ -114,6 +115,7 @@ TD_API td_tensor *td_scope_return(td_tensor *tensor);
 /** The first element. NULL for NULL; for a tensor without elements it may be NULL too. */
 TD_API void *td_tensor_data(const td_tensor *tensor);
 
+/** The dtype of its elements; (td_dtype)-1 for NULL. */
 TD_API td_dtype td_tensor_dtype(const td_tensor *tensor);
 
 /** The number of dimensions; -1 for NULL. */
