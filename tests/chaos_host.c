@@ -21,17 +21,7 @@ volatile int host_ended_by;
 
 int slowness(void)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return 5;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-    return 5;
-#else
-    return 1;
-#endif
-#else
-    return 1;
-#endif
+    return TD_TEST_SLOWNESS;
 }
 
 /* ---- Striking -------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -71,14 +72,7 @@ int td_test_count_files(const char *directory)
 
 int td_test_slowness(void)
 {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return 5;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-    return 5;
-#endif
-#endif
-    return 1;
+    return TD_TEST_SLOWNESS;
 }
 
 void td_test_kill(int victim, int signal)
@@ -224,6 +218,13 @@ static char *read_all(int fd)
     }
     text[used] = '\0';
     return text;
+}
+
+const char *td_test_program(void)
+{
+    static char program[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    return length > 0 ? program : "/proc/self/exe";
 }
 
 static struct td_test_child run_child(void (*fn)(void *), void *arg, const char *const *argv)

@@ -246,7 +246,7 @@ static void become_rank(pid_t host, int output, char *const *argv)
     close(nothing);
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &first_mask, NULL);
-    execv("/proc/self/exe", argv);
+    execv(td_test_program(), argv);
     _exit(TD_TEST_EXIT_FAILED);
 }
 

@@ -95,6 +95,10 @@ struct td_test_child {
 /** Runs fn(arg) in a fork of this process, until it returns (then its exit code is 0), or exits. */
 struct td_test_child td_test_fork(void (*fn)(void *), void *arg);
 
+/** The file of this program, to start it again. Async-signal-safe. (QEMU shows the right file behind
+ *  /proc/self/exe, but cannot execute it by that name.) */
+const char *td_test_program(void);
+
 /** Runs a program, found as execvp() does; `argv` ends with a NULL. */
 struct td_test_child td_test_exec(const char *const *argv);
 

@@ -190,7 +190,7 @@ RANKS(victim_wrong_rank_dies, .ranks = 2, .may_die = 1 << 0, .hidden = true)
 static struct td_test_child run_victim(const char *name)
 {
     setenv(NOTES, td_test_temp_dir(), 1);
-    const char *const argv[] = {"/proc/self/exe", name, NULL};
+    const char *const argv[] = {td_test_program(), name, NULL};
     return td_test_exec(argv);
 }
 
@@ -344,7 +344,7 @@ static int interrupt_runner(const char *victim, int signal_number)
     fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
-        execl("/proc/self/exe", "test_runner", victim, (char *)NULL);
+        execl(td_test_program(), "test_runner", victim, (char *)NULL);
         _exit(127);
     }
     CHECK_SOON(has_note("hangs"));
@@ -380,23 +380,23 @@ TEST(no_rank_outlives_a_killed_runner)
 TEST(names_and_patterns_choose)
 {
     struct td_test_child child = td_test_exec(
-        (const char *const[]){"/proc/self/exe", "--list", NULL});
+        (const char *const[]){td_test_program(), "--list", NULL});
     CHECK_EQ(child.status, 0);
     CHECK_CONTAINS(child.output, "names_and_patterns_choose\n");
     CHECK(!strstr(child.output, "victim"));
     free(child.output);
 
     setenv(NOTES, td_test_temp_dir(), 1);
-    child = td_test_exec((const char *const[]){"/proc/self/exe", "a_pass*", "victim_skips", NULL});
+    child = td_test_exec((const char *const[]){td_test_program(), "a_pass*", "victim_skips", NULL});
     CHECK_EQ(child.status, 0);
     CHECK_CONTAINS(child.output, "ok   a_pass_is_one_line");
     CHECK_CONTAINS(child.output, "\n2 tests, 0 failed, 1 skipped\n");
     free(child.output);
 
-    child = td_test_exec((const char *const[]){"/proc/self/exe", "victim_*", NULL});
+    child = td_test_exec((const char *const[]){td_test_program(), "victim_*", NULL});
     CHECK_EQ(WEXITSTATUS(child.status), 2); /* a pattern does not choose hidden ones */
     free(child.output);
-    child = td_test_exec((const char *const[]){"/proc/self/exe", "--wrong", NULL});
+    child = td_test_exec((const char *const[]){td_test_program(), "--wrong", NULL});
     CHECK_EQ(WEXITSTATUS(child.status), 2);
     CHECK_CONTAINS(child.output, "usage: ");
     free(child.output);

@@ -186,8 +186,10 @@ int poll(struct pollfd *fds, nfds_t count, int timeout)
     bool ours = false;
     for (nfds_t i = 0; i < count; i++)
         ours |= number_of(fds[i].fd) >= 0;
-    if (!ours)
-        return (int)syscall(SYS_poll, fds, count, timeout);
+    if (!ours) { /* ppoll(), since not every processor's Linux has poll() */
+        struct timespec limit = {timeout / 1000, timeout % 1000 * 1000000L};
+        return (int)syscall(SYS_ppoll, fds, count, timeout < 0 ? NULL : &limit, NULL, 0);
+    }
     for (nfds_t i = 0; i < count; i++) {
         int number = number_of(fds[i].fd);
         fds[i].revents = 0;
