@@ -218,7 +218,7 @@ static void print_costs(const struct run *run, double accuracy)
 static int read_settings(int argc, char **argv, struct settings *settings)
 {
     *settings = (struct settings){.epochs = 5, .batch = 64, .lr = 0.002};
-    for (int i = 1; i < argc; i++) {
+    for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (value && !strcmp(argv[i], "--epochs") && atoi(value) > 0)
             settings->epochs = atoi(value);
@@ -237,7 +237,6 @@ static int read_settings(int argc, char **argv, struct settings *settings)
                             "[--hook fp16|bf16|powersgd|none] [--out DIR]\n");
             return 2;
         }
-        i++;
     }
     return 0;
 }

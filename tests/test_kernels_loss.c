@@ -102,8 +102,8 @@ TEST(bad_targets_are_named)
     td_tensor *one = td_full(NULL, 0, 1, TD_F32);
     static const int64_t bad[] = {10, -1, INT64_MAX, INT64_MIN};
     static const char *const text[] = {
-        "at [2, 1] is 10, but there are 10 classes: targets go from 0 "
-        "to 9, or are ignore_index, -100",
+        ("at [2, 1] is 10, but there are 10 classes: targets go from 0 "
+         "to 9, or are ignore_index, -100"),
         "at [2, 1] is -1,", "at [2, 1] is 9223372036854775807",
         "at [2, 1] is -9223372036854775808"};
     for (int i = 0; i < 4; i++) {

@@ -318,9 +318,9 @@ TD__MATH float td__pow_f32(float x, float y)
     power = a == 1 ? 1.0f : power;
     bool whole = rintf(y) == y, odd = whole & (2 * rintf(0.5f * y) != y);
     power = odd ? copysignf(power, x) : power;
-    power = (x < 0) & !whole & (a < INFINITY) ? NAN : power;
-    power = (x != x) | (y != y) ? x + y : power;
-    return (y == 0) | (x == 1) ? 1.0f : power;
+    power = ((x < 0) & !whole & (a < INFINITY)) ? NAN : power;
+    power = ((x != x) | (y != y)) ? x + y : power;
+    return ((y == 0) | (x == 1)) ? 1.0f : power;
 }
 
 /* ---- f64 --------------------------------------------------------------------------------------- */
