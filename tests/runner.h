@@ -21,7 +21,8 @@
  * TANDEM_SECRET and TANDEM_AGENT_STORE in their environment, as a launcher would set them, and find
  * a fresh TCP store at the address that these name. Other variables of Tandem are removed, HOME is an empty
  * directory of the test's own; what
- * TD_TEST_SET says, as in TD_TEST_SET="TANDEM_TLS=1 TANDEM_TRANSPORT=tcp", is set for all tests. */
+ * TD_TEST_SET says, as in TD_TEST_SET="TANDEM_TLS=1 TANDEM_TRANSPORT=tcp", is set for all tests. TD_TEST_SKIP="name
+ * name" leaves tests out. */
 #ifndef TANDEM_TESTS_RUNNER_H
 #define TANDEM_TESTS_RUNNER_H
 

@@ -239,7 +239,7 @@ TEST(init_functions_are_those_of_pytorch)
 
 TEST(trunc_normal_has_the_bits_of_pytorch)
 {
-#ifdef __GLIBC__
+#if defined(__GLIBC__) && defined(__x86_64__)
     if (strcmp(gnu_get_libc_version(), recorded_libc) != 0)
         td_test_skip("the numbers were recorded with the C library %s", recorded_libc);
     for (size_t i = 0; i < sizeof recorded_trunc_normals / sizeof recorded_trunc_normals[0]; i++) {
@@ -253,7 +253,7 @@ TEST(trunc_normal_has_the_bits_of_pytorch)
         td_tensor_release(tensor);
     }
 #else
-    td_test_skip("the numbers were recorded with another C library");
+    td_test_skip("the numbers were recorded with another C library, or on another processor");
 #endif
 }
 
