@@ -38,7 +38,8 @@ static bool find_start(int pid, uint64_t *started)
 {
     char path[64], line[1024];
     unsigned long long value;
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    /* Not /proc/PID/stat: QEMU makes that file up for the process itself, with a start of its own. */
+    snprintf(path, sizeof path, "/proc/./%d/stat", pid);
     char *at = read_line(path, line, sizeof line) ? strrchr(line, ')') : NULL;
     for (int field = 2; at && field < START_FIELD; field++)
         at = strchr(at + 1, ' ');
