@@ -18,7 +18,7 @@ OPERATIONS = [
     "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
 ]  # fmt: skip
 QUICK = ["--iters", "3", "--warmup", "1"]
-DEADLINE = 60
+DEADLINE = 60 * int(os.environ.get("TD_TEST_SLOWNESS", "1"))
 PAGE = 4096
 PROGRAMS = {}  # tdbench and tdrun, set by the command line
 

@@ -18,7 +18,7 @@ import termios
 import time
 import unittest
 
-DEADLINE = 60  # seconds for anything that is bound to happen
+DEADLINE = 60 * int(os.environ.get("TD_TEST_SLOWNESS", "1"))  # seconds for anything that is bound to happen
 
 TDRUN = None  # set by main()
 
