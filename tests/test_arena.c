@@ -410,10 +410,10 @@ TEST(arena_empty_view)
     td__arena_destroy(arena);
 }
 
-/* Bits 12 to 19 are what the first cache of any processor looks at beyond the place in a page. */
+/* Bits 12 to 19 are what the first cache of any processor looks at beyond the place in a page of 4 KiB. */
 static unsigned place_of(const void *address)
 {
-    return (unsigned)((uintptr_t)address >> 12 & 255);
+    return (unsigned)((uintptr_t)address / td__page_size() & 255);
 }
 
 /* Buffers at the same offset in all arenas stand at places that differ from each other. */
@@ -427,7 +427,7 @@ TEST(arena_views_stand_apart)
     CHECK(td__arena_resolve(memory, &arena, &offset));
     for (unsigned i = 0; i < VIEWS; i++)
         CHECK_OK(td__arena_view_open(dup(td__arena_fd(arena)), i + 1, &views[i]));
-    for (size_t at = 0; at < 3 * MIB; at += 4096) {
+    for (size_t at = 0; at < 3 * MIB; at += td__page_size()) {
         bool taken[256] = {false};
         taken[place_of(memory + at)] = true;
         for (int i = 0; i < VIEWS; i++) {
