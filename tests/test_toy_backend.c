@@ -7,6 +7,7 @@
 #include <tandem/dist.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 static td_status init_toy(const char *backend, const char *options)
@@ -60,6 +61,100 @@ TEST(names)
     CHECK_OK(toy_backend_register());
     CHECK_OK(td_init_process_group(&(td_init_options){.backend = "toy"}));
     CHECK_OK(td_destroy_process_group());
+}
+
+/* A backend with the optional slots, which does nothing but count how often each is used. */
+struct slots {
+    atomic_int messages, asked_who_left, asked_for_host;
+    td_op_kind message;
+    int64_t verify_ms;
+};
+
+static td_status slots_create(const td_backend_context *context, void *arg, void **self)
+{
+    (void)context;
+    *self = arg;
+    return TD_OK;
+}
+
+static void slots_destroy(void *self)
+{
+    (void)self;
+}
+
+static td_status slots_barrier(void *self, const td_call *call)
+{
+    (void)self;
+    (void)call;
+    return TD_OK;
+}
+
+static td_status slots_post(void *self, const td_call *call, td_work *work)
+{
+    (void)self;
+    (void)call;
+    (void)work;
+    return td_fail(TD_ERR_UNSUPPORTED, "slots: post");
+}
+
+static td_status slots_run_message(void *self, const td_call *call)
+{
+    struct slots *slots = self;
+    slots->messages++;
+    slots->message = call->kind;
+    return call->timeout_ms > 0 ? TD_OK : TD_ERR_INVALID;
+}
+
+static td_status slots_verify(void *self, int64_t timeout_ms)
+{
+    ((struct slots *)self)->verify_ms = timeout_ms;
+    return td_fail(TD_ERR_MISMATCH, "slots: the ranks differ");
+}
+
+static int slots_has_left(void *self, int rank)
+{
+    ((struct slots *)self)->asked_who_left++;
+    return rank < 2 ? 0 : -1;
+}
+
+static bool slots_fills_host(void *self)
+{
+    ((struct slots *)self)->asked_for_host++;
+    return true;
+}
+
+RANKS(optional_slots, .ranks = 2)
+{
+    static const td_backend_ops ops = {
+        .create = slots_create,
+        .destroy = slots_destroy,
+        .barrier = slots_barrier,
+        .post = slots_post,
+        .run_message = slots_run_message,
+        .verify = slots_verify,
+        .has_left = slots_has_left,
+        .fills_host = slots_fills_host,
+    };
+    struct slots slots = {0};
+    CHECK_OK(td_register_backend("slots", &ops, &slots));
+    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "slots"}));
+    CHECK(slots.asked_who_left > 0);
+
+    int32_t data = 0;
+    int other = 1 - td_get_rank(NULL);
+    CHECK_OK(td_group_send(NULL, &data, 1, TD_I32, other, 0, NULL));
+    CHECK(slots.messages == 1 && slots.message == TD_OP_SEND);
+    td_work *work = NULL;
+    CHECK_FAILS(td_group_send(NULL, &data, 1, TD_I32, other, 0, &work), TD_ERR_UNSUPPORTED,
+                "slots: post");
+
+    CHECK_OK(td_group_barrier(NULL, &work));
+    CHECK_OK(td_work_wait(work, 0));
+    td_work_release(work);
+    CHECK(slots.asked_for_host == 1);
+
+    CHECK_FAILS(td_destroy_process_group(), TD_ERR_MISMATCH, "slots: the ranks differ");
+    CHECK(slots.verify_ms > 0);
 }
 
 RANKS(ranks_that_disagree, .ranks = 2)

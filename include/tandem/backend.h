@@ -99,6 +99,30 @@ typedef struct td_backend_ops {
      *  td_last_error() of this thread. From any thread, also during other calls, and it must not
      *  block. NULL: what is under way goes on until its end. */
     void (*abort)(void *self);
+
+    /* What follows makes a backend quicker, or its failures clearer. All of it may be left out. */
+
+    /** Carries out a send or a recv and returns when it is done: a post() that is waited for at once, without
+     *  a work. Calls come like those of post(). */
+    td_status (*run_message)(void *self, const td_call *call);
+
+    /** This rank is about to leave the group, which has not failed; nothing is under way. Compares the calls
+     *  of this rank with those of the others, where the collectives themselves have not done so, and waits up
+     *  to `timeout_ms` for ranks that have made fewer. Returns TD_OK or TD_ERR_MISMATCH. */
+    td_status (*verify)(void *self, int64_t timeout_ms);
+
+    /** 1 where `rank` of the group has left it in order, so that the end of its process is no failure; 0 where
+     *  it has not; negative where this backend cannot know that of this rank. Must not block. Called for the
+     *  world's group, from the thread that watches the other ranks. */
+    int (*has_left)(void *self, int rank);
+
+    /** Whether the ranks of this group keep all processors of this host busy. Queued collectives are then
+     *  left to a thread that waits for them, for some milliseconds, before the group's own thread begins. */
+    bool (*fills_host)(void *self);
+
+    /** The TD_ERR_TIMEOUT of a collective says already which ranks were late. Else the group asks them, and
+     *  adds what they are doing. */
+    bool explains_timeouts;
 } td_backend_ops;
 
 /** Makes a backend known under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is

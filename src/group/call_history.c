@@ -136,7 +136,7 @@ void td__call_history_answer(struct td__root *root, uint64_t key, uint64_t seque
 {
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
-    struct td__call_history *history = group ? td__native_call_history(group)
+    struct td__call_history *history = group ? group->history
                                              : find_retired(root, key);
     if (history) {
         uint32_t broken = group ? (uint32_t)atomic_load(&group->broken) : history->broken;

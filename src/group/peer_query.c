@@ -12,7 +12,6 @@
 #include "group/recorder.h"
 #include "group/root.h"
 #include "group/shrink.h"
-#include "shm/shm_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -322,15 +321,19 @@ static void on_tick(void *arg)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* What a rank of this host wrote into the memory of the first group before it went. */
+/* The first group has all ranks of the root, in order. */
 static bool has_left(void *arg, int rank)
 {
-    struct td__root *root = arg;
-    struct td__shm_comm *comm = td__native_shm_comm(root->first);
-    for (int i = 0; comm && i < comm->size; i++)
-        if (comm->world_ranks[i] == rank)
-            return atomic_load(&comm->cells[i].leaving);
-    return false;
+    const td_group *first = ((struct td__root *)arg)->first;
+    return first->ops->has_left(first->self, rank) > 0;
+}
+
+static bool knows_who_left(const td_group *group)
+{
+    bool knows = false;
+    for (int i = 0; group->ops->has_left && i < group->size && !knows; i++)
+        knows = i != group->rank && group->ops->has_left(group->self, i) >= 0;
+    return knows;
 }
 
 td_status td__peer_query_begin(struct td__root *root)
@@ -339,8 +342,7 @@ td_status td__peer_query_begin(struct td__root *root)
     td__endpoint_answer(root->endpoint, answer, root);
     if (root->size == 1)
         return TD_OK;
-    bool shared = td__native_shm_comm(root->first);
-    td__look_fns fns = {.has_left = shared ? has_left : NULL, .tick = on_tick};
+    td__look_fns fns = {.has_left = knows_who_left(root->first) ? has_left : NULL, .tick = on_tick};
     return td__endpoint_start_detector(root->endpoint, &fns, root);
 }
 

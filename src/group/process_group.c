@@ -206,10 +206,12 @@ void td__group_free(td_group *group)
 
 td_status td__group_verify(td_group *group, td__deadline deadline)
 {
-    if (group->rank < 0 || group->ops != &td__native_ops)
+    if (group->rank < 0 || !group->ops->verify)
         return TD_OK;
     td__group_drain(group);
-    return atomic_load(&group->broken) ? TD_OK : td__native_verify(group, deadline);
+    if (atomic_load(&group->broken))
+        return TD_OK;
+    return group->ops->verify(group->self, td__deadline_poll_ms(deadline));
 }
 
 void td__group_end(td_group *group)

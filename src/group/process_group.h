@@ -16,10 +16,25 @@
 #include <tandem/backend.h>
 #include <tandem/rendezvous.h>
 
-struct td__shm_comm;
 struct td__call_history;
 struct td__given_up;
 struct td__agreement;
+
+/* What a component keeps with a root beyond the life of a group; the first member of its own struct. The
+ * root's lock guards the list. */
+struct td__attachment {
+    struct td__attachment *next;
+    const struct td__attachment_ops *ops; /* tells whose it is */
+};
+
+struct td__attachment_ops {
+    /** This rank leaves: all groups but the first are destroyed, and others can still reach this rank. May be
+     *  NULL. */
+    void (*leave)(struct td__attachment *attachment, struct td__root *root);
+
+    /** The first group is destroyed, too; nobody asks this rank any more. */
+    void (*free)(struct td__attachment *attachment);
+};
 
 /* What was last seen to take long, and when to say so (again); the failure detector's. */
 struct td__stall {
@@ -49,8 +64,7 @@ struct td__root {
     struct td__stall stall;
     struct td__map names; /* how often a list of ranks was made a group */
     struct td__flight_log *flight;
-    struct td__shm_comm
-        *left; /* communicators of destroyed groups whose memory others may still ask for */
+    struct td__attachment *attachments;
     struct td__call_history *histories; /* of destroyed groups; see call_history.h */
 };
 
@@ -88,11 +102,19 @@ struct td_group {
     _Atomic uint64_t monitored_over;      /* … and have ended, on the rank that asks … */
     _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank came to in time */
     struct td__trace trace;
+    struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
     uint32_t shrunk;   /* how often */
     atomic_int broken; /* a td_status: the first failure that made the group useless; see abort.h */
     char *reason;      /* its message */
     atomic_bool given_up; /* on purpose: who did so has told the others */
 };
+
+/** The attachment with these ops, or NULL. The root's lock is held. */
+struct td__attachment *td__root_attachment(struct td__root *root,
+                                           const struct td__attachment_ops *ops);
+
+/** Takes the attachment over; false where there is one with these ops already. */
+bool td__root_attach(struct td__root *root, struct td__attachment *attachment);
 
 /** The group that NULL stands for; NULL (and the last error set) where there is none, where a fork
  *  has inherited it, or where this rank is not in it. `what` begins the message. */
@@ -163,31 +185,18 @@ const char *td__backend_with(td_op_kind kind, const char *name);
 /** The slot of a collective. */
 td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind);
 
+/** The backends that are always there, the default first; ends with a name of NULL. A component above this
+ *  one defines it. */
+struct td__builtin_backend {
+    const char *name;
+    const char *shown; /* what td_get_backend() says */
+    const td_backend_ops *ops;
+};
+extern const struct td__builtin_backend td__builtin_backends[];
+
 /** The reduction of a td_reduce_op on `dtype`, checked; TD_ERR_INVALID where there is no such one. */
 struct td__reduction;
 td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction *reduction);
-
-/* native.c */
-extern const td_backend_ops td__native_ops;
-
-/** A blocking send or recv on a group with the native backend, which needs no work. */
-td_status td__native_message(td_group *group, const td_call *call);
-
-/** The ranks of this host in a group with the native backend; NULL where this is the only one. */
-struct td__shm_comm *td__native_shm_comm(const td_group *group);
-
-/** What this rank called last on it; NULL where the group is on one host, or has another backend. */
-struct td__call_history *td__native_call_history(const td_group *group);
-
-/**
- * Before this rank leaves `group`, which has the native backend: compares its calls with those of the others
- * where that was not done yet, waiting until `deadline` at most for ranks that have not made them. Only
- * TD_ERR_MISMATCH is a failure; the others have been told then.
- */
-td_status td__native_verify(td_group *group, td__deadline deadline);
-
-/** Whether a group with the native backend is on one host, whose processors all have a rank. */
-bool td__native_fills_host(const td_group *group);
 
 /** The world, or NULL. */
 td_group *td__world(void);

@@ -52,7 +52,7 @@ static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
     if (!status) {
         td_collective_fn slot = td__backend_slot(group->ops, call->kind);
         status = slot(group->self, call);
-        if (group->ops != &td__native_ops) /* which has told all ranks already */
+        if (!group->ops->explains_timeouts)
             td__explain_delay(group, call->sequence, -1, status);
         if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)
             td__group_break(group, status);
@@ -226,7 +226,7 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
                            group->name, td__errno_text(error));
         }
         group->working = true;
-        group->patient = group->ops == &td__native_ops && td__native_fills_host(group);
+        group->patient = group->ops->fills_host && group->ops->fills_host(group->self);
     }
     if (!group->queue)
         group->patient_until = group->patient ? td__deadline_in_ms(PATIENCE_MS) : 0;
@@ -293,12 +293,12 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
     if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED ||
         (!group->ops->abort && atomic_load(&group->given_up)))
         return td__group_state(group);
-    if (!work_out && group->ops == &td__native_ops) {
+    if (!work_out && group->ops->run_message) {
         td_call timed = *call;
         timed.timeout_ms = call->timeout_ms ? call->timeout_ms : td__call_timeout(group);
         uint64_t entry = td__record_message(group, call, false);
-        td_status status = td__explain_delay(group, 0, call->peer,
-                                             td__native_message(group, &timed));
+        td_status status = group->ops->run_message(group->self, &timed);
+        td__explain_delay(group, 0, call->peer, status);
         td__record_message_end(group, entry, status);
         return status;
     }

@@ -6,8 +6,8 @@
 
 #include "base/fail.h"
 #include "group/process_group.h"
-#include "shm/shm_comm.h"
 #include "os/flight_read.h"
+#include "peer/wait_event.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -78,8 +78,6 @@ void td__recorder_add_group(td_group *group)
     trace->root = group->root;
     trace->key = group->key;
     trace->slot = td__flight_name_group(log, group->key, group->name);
-    const struct td__shm_comm *comm = td__native_shm_comm(group);
-    trace->quick = group->size == 1 || (comm && comm->size == group->size);
     trace->log = log;
     pthread_mutex_lock(&log->lock);
     trace->next = log->traces;

@@ -9,25 +9,16 @@
 #include "group/peer_query.h"
 #include "group/call_history.h"
 #include "reduce/reduce_method.h"
-#include "shm/shm_comm.h"
 #include "os/address.h"
 #include "os/heartbeat.h"
 #include "os/socket.h"
 #include "store/store_ops.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum {
-    PAUSE_NS = 500000,
-    BEQUEST_MS = 500,
-    LEAVE_MS = 5000, /* for members that do not take what is left to them */
-};
 
 /* The address of the interface with the default route; nothing is sent. */
 static bool route_address(char *text, size_t room)
@@ -92,9 +83,35 @@ void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY])
     snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
 }
 
+struct td__attachment *td__root_attachment(struct td__root *root,
+                                           const struct td__attachment_ops *ops)
+{
+    struct td__attachment *attachment = root->attachments;
+    while (attachment && attachment->ops != ops)
+        attachment = attachment->next;
+    return attachment;
+}
+
+bool td__root_attach(struct td__root *root, struct td__attachment *attachment)
+{
+    pthread_mutex_lock(&root->lock);
+    bool fresh = !td__root_attachment(root, attachment->ops);
+    if (fresh) {
+        attachment->next = root->attachments;
+        root->attachments = attachment;
+    }
+    pthread_mutex_unlock(&root->lock);
+    return fresh;
+}
+
 void td__root_free(struct td__root *root, td_status status)
 {
     td__recorder_left(root, status);
+    while (root->attachments) {
+        struct td__attachment *attachment = root->attachments;
+        root->attachments = attachment->next;
+        attachment->ops->free(attachment);
+    }
     if (root->endpoint)
         td__endpoint_close(root->endpoint);
     td__recorder_close(root); /* which nobody asks any more */
@@ -211,47 +228,12 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
     return td__root_begin(root, group_out);
 }
 
-/* Whether a member of a comm that has not mapped its memory may still want to. */
-static bool may_still_come(struct td__root *root, const struct td__shm_comm *everyone,
-                           int world_rank)
+/* Each may take a while, and take the lock. */
+static void leave(struct td__root *root)
 {
-    for (int i = 0; everyone && i < everyone->size; i++)
-        if (everyone->world_ranks[i] == world_rank && atomic_load(&everyone->cells[i].leaving))
-            return false;
-    return kill(td__endpoint_pid(root->endpoint, world_rank), 0) == 0 || errno != ESRCH;
-}
-
-/* A rank that gave its part to a group and left may have been faster than others are to look at it. The
- * one who has the memory gives it to them. Only who does not take it (a process that is stopped) is
- * waited for. */
-static void hand_over(struct td__root *root, const struct td__shm_comm *everyone,
-                      const struct td__shm_comm *comm, td__deadline end)
-{
-    for (int i = 0; i < comm->size; i++) {
-        int rank = comm->world_ranks[i];
-        if (atomic_load(&comm->cells[i].attached) || !may_still_come(root, everyone, rank) ||
-            !td__endpoint_hand_over(root->endpoint, rank, comm->key, comm->fd,
-                                    td__deadline_in_ms(BEQUEST_MS)))
-            continue;
-        while (!atomic_load(&comm->cells[i].attached) && may_still_come(root, everyone, rank) &&
-               !td__deadline_passed(end))
-            td__sleep_ns(PAUSE_NS);
-    }
-}
-
-static void see_off(struct td__root *root, struct td__shm_comm *everyone)
-{
-    td__deadline end = td__deadline_in_ms(LEAVE_MS);
-    if (everyone)
-        atomic_store(&everyone->cells[everyone->index].leaving, 1);
-    if (everyone && everyone->index == 0)
-        hand_over(root, everyone, everyone, end);
-    while (root->left) {
-        struct td__shm_comm *comm = root->left;
-        hand_over(root, everyone, comm, end);
-        root->left = comm->next;
-        td__shm_comm_destroy(comm);
-    }
+    for (struct td__attachment *at = root->attachments; at; at = at->next)
+        if (at->ops->leave)
+            at->ops->leave(at, root);
 }
 
 static td_group *any_group(struct td__root *root)
@@ -288,15 +270,10 @@ td_status td__root_close(td_group *first)
     td__error_save(&error);
     while ((group = any_group(root)))
         td__group_end(group);
-    see_off(root, td__native_shm_comm(first));
+    leave(root);
     td__peer_query_end(root);
     root->first = NULL;
     td__group_free(first);
-    while (root->left) { /* the first group's own, where somebody never came */
-        struct td__shm_comm *comm = root->left;
-        root->left = comm->next;
-        td__shm_comm_destroy(comm);
-    }
     td__root_free(root, TD_OK);
     return status ? td__error_restore(&error) : TD_OK;
 }

@@ -9,13 +9,12 @@
  * when the world was made. */
 #include "base/fail.h"
 #include "group/abort.h"
-#include "tcp/hierarchy.h"
-#include "group/peer_query.h"
 #include "group/call_history.h"
+#include "group/peer_query.h"
+#include "native/leave.h"
 #include "p2p/p2p.h"
-#include "group/process_group.h"
+#include "tcp/hierarchy.h"
 #include "tcp/tcp_comm.h"
-#include "shm/shm_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +25,7 @@ struct native {
     struct td__shm_comm *comm;        /* NULL: alone on this host */
     struct td__tcp_comm *sockets;     /* NULL: all on one host */
     struct td__hierarchy *hierarchy;  /* NULL: one level is enough */
-    struct td__call_history *history; /* NULL: all on one host */
+    struct td__call_history *history; /* the group's; NULL: all on one host */
     struct td__p2p *p2p;              /* NULL: alone */
     unsigned losses;                  /* of the endpoint, as last looked at */
     char algorithm[32];
@@ -92,7 +91,6 @@ static bool has_memory(void *arg, int world_rank)
 static void destroy(void *self)
 {
     struct native *native = self;
-    struct td__root *root = native->group->root;
     if (native->history) /* first of all, since there is always somebody who may ask for it */
         td__call_history_retire(native->history, native->group);
     if (native->p2p)
@@ -102,32 +100,25 @@ static void destroy(void *self)
     if (native->sockets)
         td__tcp_comm_destroy(native->sockets);
     if (native->comm)
-        td__shm_comm_leave(native->comm);
-    if (native->comm && !td__shm_all_attached(native->comm) && native->comm->index == 0) {
-        pthread_mutex_lock(&root->lock);
-        native->comm->next = root->left;
-        root->left = native->comm;
-        pthread_mutex_unlock(&root->lock);
-    } else if (native->comm) {
-        td__shm_comm_destroy(native->comm);
-    }
+        td__leave_comm(native->group->root, native->comm);
     free(native);
 }
 
-struct td__shm_comm *td__native_shm_comm(const td_group *group)
+/* A rank of this host writes into the memory of the group that it leaves. */
+static int has_left(void *self, int rank)
 {
-    return group->ops == &td__native_ops ? ((const struct native *)group->self)->comm : NULL;
+    const struct native *native = self;
+    const struct td__shm_comm *comm = native->comm;
+    for (int i = 0; comm && i < comm->size; i++)
+        if (comm->world_ranks[i] == native->group->ranks[rank])
+            return atomic_load(&comm->cells[i].leaving) != 0;
+    return -1;
 }
 
-struct td__call_history *td__native_call_history(const td_group *group)
+static bool fills_host(void *self)
 {
-    return group->ops == &td__native_ops ? ((const struct native *)group->self)->history : NULL;
-}
-
-bool td__native_fills_host(const td_group *group)
-{
-    const struct native *native = group->self;
-    struct td__endpoint *endpoint = group->root->endpoint;
+    const struct native *native = self;
+    struct td__endpoint *endpoint = native->group->root->endpoint;
     return !native->sockets && td__shm_neighbours(endpoint) >= td__processors();
 }
 
@@ -255,8 +246,8 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
     const char *algorithm = native->algorithm[0] ? native->algorithm : NULL;
     struct places places;
     TD_TRY(find_places(native, endpoint, &places));
-    td_status status = TD_OK;
-    if (places.here > 1)
+    td_status status = td__leave_prepare(group->root);
+    if (!status && places.here > 1)
         status = td__shm_comm_create(endpoint, group->key, places.local, places.here, places.index,
                                      td__p2p_shared_size(places.here), &native->comm);
     free(places.local);
@@ -270,6 +261,8 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
         status = td__fail_nomem("group");
     if (status)
         return status;
+    group->history = native->history;
+    group->trace.quick = !places.elsewhere;
     if (native->comm) {
         native->comm->outside = look_from_team;
         native->comm->outside_arg = native;
@@ -304,6 +297,7 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
     if (!native)
         return td__fail_nomem("group");
     native->group = group;
+    group->trace.quick = group->size == 1;
     native->sockets_only = !strcmp(group->backend, "tcp");
     td_status status = read_options(context->options, native);
     if (!status && group->size > 1)
@@ -467,9 +461,11 @@ static td_status hear(struct native *native, const struct td__operation *operati
     return native->comm ? td__shm_state(native->comm) : TD_OK;
 }
 
-td_status td__native_verify(td_group *group, td__deadline deadline)
+static td_status verify(void *self, int64_t timeout_ms)
 {
-    struct native *native = group->self;
+    struct native *native = self;
+    td_group *group = native->group;
+    td__deadline deadline = td__deadline_in_ms(timeout_ms);
     struct td__operation last = {.kind = TD__BARRIER,
                                  .root = -1,
                                  .called_root = -1,
@@ -491,23 +487,26 @@ td_status td__native_verify(td_group *group, td__deadline deadline)
     return status == TD_ERR_MISMATCH ? status : TD_OK;
 }
 
+static td_status fail_alone(const struct native *native, const td_call *call)
+{
+    return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
+                   td_op_kind_name(call->kind), native->group->name);
+}
+
 static td_status post(void *self, const td_call *call, td_work *work)
 {
     struct native *native = self;
-    if (!native->p2p)
-        return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
-                       td_op_kind_name(call->kind), native->group->name);
-    return td__p2p_post(native->p2p, call, work, &work->complete);
+    return native->p2p ? td__p2p_post(native->p2p, call, work, &work->complete)
+                       : fail_alone(native, call);
 }
 
-td_status td__native_message(td_group *group, const td_call *call)
+static td_status run_message(void *self, const td_call *call)
 {
-    struct native *native = group->self;
+    struct native *native = self;
     int source;
     size_t received;
     if (!native->p2p)
-        return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
-                       td_op_kind_name(call->kind), group->name);
+        return fail_alone(native, call);
     return td__p2p_run(native->p2p, call, &source, &received);
 }
 
@@ -517,7 +516,7 @@ static void progress(void *self, td_work *work, int64_t timeout_ms)
     td__p2p_progress(native->p2p, &work->complete, work->call.peer, timeout_ms);
 }
 
-const td_backend_ops td__native_ops = {
+static const td_backend_ops native_ops = {
     .create = create,
     .destroy = destroy,
     .broadcast = run,
@@ -532,4 +531,21 @@ const td_backend_ops td__native_ops = {
     .post = post,
     .progress = progress,
     .abort = give_up,
+    .run_message = run_message,
+    .verify = verify,
+    .has_left = has_left,
+    .fills_host = fills_host,
+    .explains_timeouts = true,
+};
+
+struct td__shm_comm *td__native_comm(const td_group *group)
+{
+    return group->ops == &native_ops ? ((const struct native *)group->self)->comm : NULL;
+}
+
+const struct td__builtin_backend td__builtin_backends[] = {
+    {"native", "native", &native_ops},
+    {"gloo", "native", &native_ops},
+    {"tcp", "tcp", &native_ops},
+    {0},
 };

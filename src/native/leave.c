@@ -1,0 +1,107 @@
+/* The memory of a group that this rank has left; see leave.h.
+ *
+ * The first member of a communicator has the memory, and the others ask it for that. One that is done with a
+ * group, or with the world, may have been faster than others are to look at it. So the memory outlives the
+ * group, and when the rank leaves it hands the memory over to members that have not mapped it yet. */
+#include "native/leave.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+
+enum {
+    PAUSE_NS = 500000,
+    HAND_OVER_MS = 500,
+    LEAVE_MS = 5000, /* for members that do not take what is handed to them */
+};
+
+struct left {
+    struct td__attachment attachment;
+    struct td__shm_comm *comms; /* of destroyed groups; some members have not mapped their memory */
+};
+
+/* Whether a member that has not mapped the memory may still want to. */
+static bool may_still_come(struct td__root *root, const struct td__shm_comm *everyone,
+                           int world_rank)
+{
+    for (int i = 0; everyone && i < everyone->size; i++)
+        if (everyone->world_ranks[i] == world_rank && atomic_load(&everyone->cells[i].leaving))
+            return false;
+    return kill(td__endpoint_pid(root->endpoint, world_rank), 0) == 0 || errno != ESRCH;
+}
+
+/* Waits only for a process that does not take it (one that is stopped). */
+static void hand_over(struct td__root *root, const struct td__shm_comm *everyone,
+                      const struct td__shm_comm *comm, td__deadline end)
+{
+    for (int i = 0; i < comm->size; i++) {
+        int rank = comm->world_ranks[i];
+        if (atomic_load(&comm->cells[i].attached) || !may_still_come(root, everyone, rank) ||
+            !td__endpoint_hand_over(root->endpoint, rank, comm->key, comm->fd,
+                                    td__deadline_in_ms(HAND_OVER_MS)))
+            continue;
+        while (!atomic_load(&comm->cells[i].attached) && may_still_come(root, everyone, rank) &&
+               !td__deadline_passed(end))
+            td__sleep_ns(PAUSE_NS);
+    }
+}
+
+static void destroy_next(struct left *left)
+{
+    struct td__shm_comm *comm = left->comms;
+    left->comms = comm->next;
+    td__shm_comm_destroy(comm);
+}
+
+static void leave(struct td__attachment *attachment, struct td__root *root)
+{
+    struct left *left = TD__CONTAINER(attachment, struct left, attachment);
+    struct td__shm_comm *everyone = td__native_comm(root->first);
+    td__deadline end = td__deadline_in_ms(LEAVE_MS);
+    if (everyone)
+        atomic_store(&everyone->cells[everyone->index].leaving, 1);
+    if (everyone && everyone->index == 0)
+        hand_over(root, everyone, everyone, end);
+    while (left->comms) {
+        hand_over(root, everyone, left->comms, end);
+        destroy_next(left);
+    }
+}
+
+/* What is left now is the first group's own, where somebody never came. */
+static void free_left(struct td__attachment *attachment)
+{
+    struct left *left = TD__CONTAINER(attachment, struct left, attachment);
+    while (left->comms)
+        destroy_next(left);
+    free(left);
+}
+
+static const struct td__attachment_ops left_ops = {.leave = leave, .free = free_left};
+
+td_status td__leave_prepare(struct td__root *root)
+{
+    struct left *left = calloc(1, sizeof *left);
+    if (!left)
+        return td__fail_nomem("group");
+    left->attachment.ops = &left_ops;
+    if (!td__root_attach(root, &left->attachment))
+        free(left);
+    return TD_OK;
+}
+
+void td__leave_comm(struct td__root *root, struct td__shm_comm *comm)
+{
+    td__shm_comm_leave(comm);
+    if (td__shm_all_attached(comm) || comm->index) {
+        td__shm_comm_destroy(comm);
+        return;
+    }
+    pthread_mutex_lock(&root->lock);
+    struct left *left = TD__CONTAINER(td__root_attachment(root, &left_ops), struct left, attachment);
+    comm->next = left->comms;
+    left->comms = comm;
+    pthread_mutex_unlock(&root->lock);
+}
