@@ -10,7 +10,7 @@
  *     card/NAME/MEETING/RANK     the cards
  *     came/NAME/MEETING          the list of those who have come, where there was no rendezvous
  *     ended/NAME/MEETING         what somebody saw of one that has ended, for those on other machines */
-#include "group/address_exchange.h"
+#include "group/root.h"
 
 #include "base/fail.h"
 #include "store/peer_watch.h"

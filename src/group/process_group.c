@@ -8,7 +8,6 @@
 #include "base/buffer.h"
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/abort.h"
 #include "call/operation.h"
 #include "group/root.h"
 
@@ -133,16 +132,6 @@ static td_status serve(td_group *group, const char *key, const td_group_options 
     return group->ops->create(&group->context, arg, &group->self);
 }
 
-td_group *td__root_find(struct td__root *root, uint64_t key)
-{
-    if (root->first && root->first->key == key)
-        return root->first;
-    td_group *group = root->groups;
-    while (group && (group->key != key || group->rank < 0))
-        group = group->next;
-    return group;
-}
-
 td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *given,
                          const td_group_options *options, td_group **group_out)
 {
@@ -226,6 +215,17 @@ void td__group_end(td_group *group)
         }
     pthread_mutex_unlock(&root->lock);
     td__group_free(group);
+}
+
+td_status td_group_abort(td_group *group)
+{
+    group = td__group_enter(group, "td_group_abort");
+    if (!group)
+        return TD_ERR_STATE;
+    td__group_use(group);
+    td__abort_own(group, TD__GIVEN_UP_ABORT, true);
+    td__group_unuse(group);
+    return TD_OK;
 }
 
 td_status td_group_destroy(td_group *group)

@@ -13,8 +13,8 @@
  * and every later call fails with the same sentence. */
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/abort.h"
-#include "group/peer_query.h"
+#include "fault/peer_query.h"
+#include "group/process_group.h"
 
 #include <stdlib.h>
 #include <string.h>

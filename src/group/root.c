@@ -4,14 +4,12 @@
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/abort.h"
-#include "group/address_exchange.h"
-#include "group/peer_query.h"
-#include "group/call_history.h"
-#include "reduce/reduce_method.h"
+#include "fault/call_history.h"
+#include "fault/peer_query.h"
 #include "os/address.h"
 #include "os/heartbeat.h"
 #include "os/socket.h"
+#include "reduce/reduce_method.h"
 #include "store/store_ops.h"
 
 #include <arpa/inet.h>
@@ -83,42 +81,16 @@ void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY])
     snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
 }
 
-struct td__attachment *td__root_attachment(struct td__root *root,
-                                           const struct td__attachment_ops *ops)
-{
-    struct td__attachment *attachment = root->attachments;
-    while (attachment && attachment->ops != ops)
-        attachment = attachment->next;
-    return attachment;
-}
-
-bool td__root_attach(struct td__root *root, struct td__attachment *attachment)
-{
-    pthread_mutex_lock(&root->lock);
-    bool fresh = !td__root_attachment(root, attachment->ops);
-    if (fresh) {
-        attachment->next = root->attachments;
-        root->attachments = attachment;
-    }
-    pthread_mutex_unlock(&root->lock);
-    return fresh;
-}
-
 void td__root_free(struct td__root *root, td_status status)
 {
     td__recorder_left(root, status);
-    while (root->attachments) {
-        struct td__attachment *attachment = root->attachments;
-        root->attachments = attachment->next;
-        attachment->ops->free(attachment);
-    }
+    td__root_detach(root);
     if (root->endpoint)
         td__endpoint_close(root->endpoint);
     td__recorder_close(root); /* which nobody asks any more */
     td_store_close(root->store);
     td__root_forget_names(root);
     td__abort_forget(root);
-    td__shrink_forget(root);
     td__call_history_forget(root);
     pthread_mutex_destroy(&root->lock);
     for (int r = 0; root->cards && r < root->size; r++)
@@ -228,14 +200,6 @@ td_status td_group_open(td_store *store, int rank, int size, const td_group_opti
     return td__root_begin(root, group_out);
 }
 
-/* Each may take a while, and take the lock. */
-static void leave(struct td__root *root)
-{
-    for (struct td__attachment *at = root->attachments; at; at = at->next)
-        if (at->ops->leave)
-            at->ops->leave(at, root);
-}
-
 static td_group *any_group(struct td__root *root)
 {
     pthread_mutex_lock(&root->lock);
@@ -270,7 +234,7 @@ td_status td__root_close(td_group *first)
     td__error_save(&error);
     while ((group = any_group(root)))
         td__group_end(group);
-    leave(root);
+    td__root_leave(root);
     td__peer_query_end(root);
     root->first = NULL;
     td__group_free(first);

@@ -18,6 +18,10 @@ void td__world_outgrow(struct td__root *root, td_group *grown);
 td_status td__root_make(td_store *store, int rank, int size, const td_group_options *options,
                         struct td__root **root);
 
+/** Puts this rank's card into the root's store, waits for those of all others, and gives them to the
+ *  endpoint. TD_ERR_PEER where one that had come has ended, TD_ERR_TIMEOUT where one does not come. */
+td_status td__attend(struct td__root *root);
+
 /** Its endpoint knows all cards: makes the first group, and begins to look after the others. The root is
  *  freed where that fails. */
 td_status td__root_begin(struct td__root *root, td_group **first);
@@ -53,12 +57,5 @@ void td__group_free(td_group *group);
 void td__group_end(td_group *group);
 
 void td__root_forget_names(struct td__root *root);
-
-/** The group with this key, or NULL. The root's lock is held. */
-td_group *td__root_find(struct td__root *root, uint64_t key);
-
-/** Frees what abort.c and shrink.c remember. */
-void td__abort_forget(struct td__root *root);
-void td__shrink_forget(struct td__root *root);
 
 #endif

@@ -3,7 +3,8 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "group/peer_query.h"
+#include "fault/peer_query.h"
+#include "group/process_group.h"
 
 #include <stdlib.h>
 #include <string.h>

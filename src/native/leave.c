@@ -83,13 +83,15 @@ static const struct td__attachment_ops left_ops = {.leave = leave, .free = free_
 
 td_status td__leave_prepare(struct td__root *root)
 {
-    struct left *left = calloc(1, sizeof *left);
-    if (!left)
-        return td__fail_nomem("group");
-    left->attachment.ops = &left_ops;
-    if (!td__root_attach(root, &left->attachment))
-        free(left);
-    return TD_OK;
+    pthread_mutex_lock(&root->lock);
+    bool there = td__root_attachment(root, &left_ops);
+    struct left *left = there ? NULL : calloc(1, sizeof *left);
+    if (left) {
+        left->attachment.ops = &left_ops;
+        td__root_attach(root, &left->attachment);
+    }
+    pthread_mutex_unlock(&root->lock);
+    return there || left ? TD_OK : td__fail_nomem("group");
 }
 
 void td__leave_comm(struct td__root *root, struct td__shm_comm *comm)

@@ -8,9 +8,8 @@
  * The store is not used: everything that a group needs to know about its members, their cards told
  * when the world was made. */
 #include "base/fail.h"
-#include "group/abort.h"
-#include "group/call_history.h"
-#include "group/peer_query.h"
+#include "fault/call_history.h"
+#include "fault/peer_query.h"
 #include "native/leave.h"
 #include "p2p/p2p.h"
 #include "tcp/hierarchy.h"

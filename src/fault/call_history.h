@@ -12,11 +12,11 @@
  * for those who ask later.
  *
  * A call that goes well pays for an entry. */
-#ifndef TD_GROUP_CALL_HISTORY_H
-#define TD_GROUP_CALL_HISTORY_H
+#ifndef TD_FAULT_CALL_HISTORY_H
+#define TD_FAULT_CALL_HISTORY_H
 
 #include "call/call_header.h"
-#include "group/process_group.h"
+#include "fault/group_state.h"
 
 enum { TD__CALL_HISTORY_CALLS = 256 };
 
@@ -67,9 +67,9 @@ void td__call_history_end(struct td__call_history *history, const struct td__ope
 td_status td__call_history_verify(struct td__call_history *history, td_group *group,
                                   const struct td__operation *operation);
 
-/** Answers one who waits in call `sequence`: the last calls up to that one, and how the group failed. On the
- *  endpoint's thread. */
-void td__call_history_answer(struct td__root *root, uint64_t key, uint64_t sequence,
+/** Answers TD__TOPIC_CALLS, of one that waits in call `sequence`: the last calls up to that one, and how the
+ *  group failed. */
+void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint64_t sequence,
                              struct td__buffer *answer);
 
 /** Asks `rank`, a member. TD_ERR_MISMATCH where it made another call than this rank, with both of them;

@@ -1,17 +1,25 @@
 /* What ranks ask each other behind the program's back: where are you, and which news is there. */
-#ifndef TD_GROUP_PEER_QUERY_H
-#define TD_GROUP_PEER_QUERY_H
+#ifndef TD_FAULT_PEER_QUERY_H
+#define TD_FAULT_PEER_QUERY_H
 
-#include "group/process_group.h"
+#include "fault/group_state.h"
 
 /* Topics of td__endpoint_ask(). */
 enum {
     TD__TOPIC_WHERE = 1, /* what do you do on this group? */
-    TD__TOPIC_ABORT,     /* this group is given up, see abort.h */
-    TD__TOPIC_SHRINK,    /* see shrink.c */
-    TD__TOPIC_BARRIER,   /* see monitored_barrier.c */
+    TD__TOPIC_ABORT,     /* this group is given up, see group_state.h */
+    TD__TOPIC_SHRINK,    /* see recovery/shrink.c */
+    TD__TOPIC_BARRIER,   /* see recovery/monitored_barrier.c */
     TD__TOPIC_CALLS,     /* which calls did you make on this group? See call_history.h. */
+    TD__TOPICS,
 };
+
+/** Answers `rank`, which asks about the group with this key. On the endpoint's thread. */
+typedef void td__topic_fn(struct td__root *root, int rank, uint64_t key, uint64_t value,
+                          struct td__buffer *answer);
+
+/** Who answers the topics of the components above this one; NULL for the others. recovery/topics.c */
+extern td__topic_fn *const td__topics[TD__TOPICS];
 
 /** TD_ERR_INVALID where TANDEM_STALL_WARN makes no sense. */
 td_status td__stall_check(void);

@@ -11,7 +11,6 @@
  *                    other members
  */
 #include "base/fail.h"
-#include "group/abort.h"
 #include "group/root.h"
 
 #include <stdio.h>

@@ -1,14 +1,11 @@
-/* Giving a group up; see abort.h and td_group_abort().
+/* Giving a group up; see group_state.h and td_group_abort().
  *
  * The alarm is a status that is set once, under the group's lock, and read without it. Whoever waits sees
  * it: ranks of this host at once, since the memory they share is marked as well, and those on links and
  * in messages at their next look, 50 ms later at most. Other ranks are told one by one; one that has not
  * made the group yet remembers its number. */
-#include "group/abort.h"
-
 #include "base/fail.h"
-#include "group/peer_query.h"
-#include "group/root.h"
+#include "fault/peer_query.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,25 +19,6 @@ struct td__given_up { /* a group that is not made here yet */
     int rank;
     uint64_t why;
 };
-
-void td__group_break(td_group *group, td_status status)
-{
-    char *reason = strdup(td_last_error());
-    pthread_mutex_lock(&group->lock);
-    if (!atomic_load(&group->broken)) {
-        group->reason = reason;
-        reason = NULL;
-        atomic_store(&group->broken, (int)status);
-    }
-    pthread_mutex_unlock(&group->lock);
-    free(reason);
-}
-
-td_status td__group_state(const td_group *group)
-{
-    int status = atomic_load_explicit(&group->broken, memory_order_acquire);
-    return status ? td_fail((td_status)status, "%s", group->reason ? group->reason : "") : TD_OK;
-}
 
 /* ---- Why -------------------------------------------------------------------------------------- */
 
@@ -113,8 +91,10 @@ void td__abort_here(td_group *group, int rank, uint64_t why)
         group->ops->abort(group->self);
 }
 
-void td__abort_hear(struct td__root *root, uint64_t key, int rank, uint64_t why)
+void td__abort_hear(struct td__root *root, int rank, uint64_t key, uint64_t why,
+                    struct td__buffer *answer)
 {
+    (void)answer;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
     if (group) {
@@ -158,15 +138,4 @@ void td__abort_own(td_group *group, uint64_t why, bool tell)
             td__endpoint_tell(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
                               td__deadline_in_ms(TELL_MS));
     td__error_restore(&error);
-}
-
-td_status td_group_abort(td_group *group)
-{
-    group = td__group_enter(group, "td_group_abort");
-    if (!group)
-        return TD_ERR_STATE;
-    td__group_use(group);
-    td__abort_own(group, TD__GIVEN_UP_ABORT, true);
-    td__group_unuse(group);
-    return TD_OK;
 }

@@ -3,8 +3,8 @@
  * Each collective and each message is an entry of the root's log from the moment it is called or
  * queued. Others read it: the launcher when something went wrong, `tdrun status` meanwhile, and this
  * process itself when another rank asks what keeps it. Recording never fails and never waits. */
-#ifndef TD_GROUP_RECORDER_H
-#define TD_GROUP_RECORDER_H
+#ifndef TD_FAULT_RECORDER_H
+#define TD_FAULT_RECORDER_H
 
 #include "os/flight.h"
 

@@ -16,12 +16,9 @@
  * Being asked also gives the group up, so that who still waits in it wakes, and comes.
  *
  * What a rank knows of one agreement stays until the root ends; the root's lock guards it. */
-#include "group/shrink.h"
-
 #include "base/fail.h"
-#include "group/abort.h"
-#include "group/peer_query.h"
 #include "group/root.h"
+#include "recovery/topics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,8 +33,8 @@ enum {
 
 enum { ABSENT, ENTERED, DECIDED };
 
-struct td__agreement {
-    struct td__agreement *next;
+struct agreement {
+    struct agreement *next;
     uint64_t key; /* of the group */
     uint32_t attempt;
     int size;
@@ -48,33 +45,58 @@ struct td__agreement {
     bool *left; /* the outcome: who is left */
 };
 
-static void free_agreement(struct td__agreement *agreement)
+static void free_agreement(struct agreement *agreement)
 {
     free(agreement->came);
     free(agreement->left);
     free(agreement);
 }
 
-void td__shrink_forget(struct td__root *root)
+/* Of one root. */
+struct agreements {
+    struct td__attachment attachment;
+    struct agreement *first;
+};
+
+static void free_all(struct td__attachment *attachment)
 {
-    while (root->agreements) {
-        struct td__agreement *next = root->agreements->next;
-        free_agreement(root->agreements);
-        root->agreements = next;
+    struct agreements *all = TD__CONTAINER(attachment, struct agreements, attachment);
+    while (all->first) {
+        struct agreement *next = all->first->next;
+        free_agreement(all->first);
+        all->first = next;
     }
+    free(all);
+}
+
+static const struct td__attachment_ops agreements_ops = {.free = free_all};
+
+/* With the lock held. NULL without memory. */
+static struct agreements *agreements_of(struct td__root *root)
+{
+    struct td__attachment *found = td__root_attachment(root, &agreements_ops);
+    if (found)
+        return TD__CONTAINER(found, struct agreements, attachment);
+    struct agreements *all = calloc(1, sizeof *all);
+    if (all) {
+        all->attachment.ops = &agreements_ops;
+        td__root_attach(root, &all->attachment);
+    }
+    return all;
 }
 
 /* With the lock held. Made where it is not there, and the group is; NULL otherwise. */
-static struct td__agreement *find(struct td__root *root, uint64_t key, uint32_t attempt)
+static struct agreement *find(struct td__root *root, uint64_t key, uint32_t attempt)
 {
-    struct td__agreement *agreement = root->agreements;
+    struct agreements *all = agreements_of(root);
+    struct agreement *agreement = all ? all->first : NULL;
     while (agreement && (agreement->key != key || agreement->attempt != attempt))
         agreement = agreement->next;
     td_group *group = agreement ? NULL : td__root_find(root, key);
-    if (!group || !(agreement = calloc(1, sizeof *agreement)))
+    if (!all || !group || !(agreement = calloc(1, sizeof *agreement)))
         return agreement;
-    *agreement = (struct td__agreement){
-        .next = root->agreements,
+    *agreement = (struct agreement){
+        .next = all->first,
         .key = key,
         .attempt = attempt,
         .size = group->size,
@@ -86,7 +108,7 @@ static struct td__agreement *find(struct td__root *root, uint64_t key, uint32_t 
         free_agreement(agreement);
         return NULL;
     }
-    root->agreements = agreement;
+    all->first = agreement;
     return agreement;
 }
 
@@ -100,7 +122,7 @@ static int rank_in(const td_group *group, int world_rank)
 
 /* ---- Answering ------------------------------------------------------------------------------- */
 
-static void put_state(const struct td__agreement *agreement, struct td__buffer *answer)
+static void put_state(const struct agreement *agreement, struct td__buffer *answer)
 {
     if (!agreement || !agreement->decided) {
         td__buffer_put_u8(answer, agreement && agreement->entered ? ENTERED : ABSENT);
@@ -115,7 +137,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
                        struct td__buffer *answer)
 {
     pthread_mutex_lock(&root->lock);
-    struct td__agreement *agreement = find(root, key, (uint32_t)(value >> 32));
+    struct agreement *agreement = find(root, key, (uint32_t)(value >> 32));
     td_group *group = td__root_find(root, key);
     int index = group ? rank_in(group, rank) : -1;
     if (index >= 0)
@@ -135,7 +157,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
 struct attempt {
     td_group *group;
     struct td__root *root;
-    struct td__agreement *agreement;
+    struct agreement *agreement;
     bool leads; /* all who are present follow */
 };
 
@@ -156,7 +178,7 @@ static int find_leader(const struct attempt *attempt)
 /* Takes an outcome, where this rank does not follow a later leader than the one who tells it. */
 static void take_outcome(struct attempt *attempt, int leader, struct td__reader *reader)
 {
-    struct td__agreement *agreement = attempt->agreement;
+    struct agreement *agreement = attempt->agreement;
     pthread_mutex_lock(&attempt->root->lock);
     if (!agreement->decided && leader >= agreement->follows) {
         for (int i = 0; i < agreement->size; i++)
@@ -200,7 +222,7 @@ static void become_leader(struct attempt *attempt)
 /* Where the others took this rank for dead and follow a later one, that one has the outcome. */
 static void lead(struct attempt *attempt)
 {
-    struct td__agreement *agreement = attempt->agreement;
+    struct agreement *agreement = attempt->agreement;
     int own = attempt->group->rank;
     bool all = true;
     pthread_mutex_lock(&attempt->root->lock);

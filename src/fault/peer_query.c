@@ -2,16 +2,11 @@
  *
  * A rank that is late is asked itself: its endpoint answers out of its recorder, whatever its program is
  * doing. So nobody has to keep books about others, and a group that runs well pays nothing. */
-#include "group/peer_query.h"
+#include "fault/peer_query.h"
 
 #include "base/fail.h"
 #include "base/number.h"
-#include "group/abort.h"
-#include "group/call_history.h"
-#include "group/monitored_barrier.h"
-#include "group/recorder.h"
-#include "group/root.h"
-#include "group/shrink.h"
+#include "fault/call_history.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,8 +26,11 @@ static void put_text(struct td__buffer *answer, const char *text)
     td__buffer_put_string(answer, text, strlen(text));
 }
 
-static void say_where(struct td__root *root, uint64_t key, struct td__buffer *answer)
+static void say_where(struct td__root *root, int rank, uint64_t key, uint64_t value,
+                      struct td__buffer *answer)
 {
+    (void)rank;
+    (void)value;
     struct td__flight_last last;
     td__recorder_last(root, key, &last);
     td__buffer_put_u64(answer, last.started);
@@ -46,24 +44,16 @@ static void say_where(struct td__root *root, uint64_t key, struct td__buffer *an
 static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
                    struct td__buffer *text)
 {
-    struct td__root *root = arg;
-    switch (topic) {
-    case TD__TOPIC_WHERE:
-        say_where(root, group, text);
-        break;
-    case TD__TOPIC_ABORT:
-        td__abort_hear(root, group, rank, value);
-        break;
-    case TD__TOPIC_BARRIER:
-        td__barrier_answer(root, group, rank, text);
-        break;
-    case TD__TOPIC_SHRINK:
-        td__shrink_answer(root, rank, group, value, text);
-        break;
-    case TD__TOPIC_CALLS:
-        td__call_history_answer(root, group, value, text);
-        break;
-    }
+    static td__topic_fn *const own[TD__TOPICS] = {
+        [TD__TOPIC_WHERE] = say_where,
+        [TD__TOPIC_ABORT] = td__abort_hear,
+        [TD__TOPIC_CALLS] = td__call_history_answer,
+    };
+    if (topic >= TD__TOPICS)
+        return;
+    td__topic_fn *fn = own[topic] ? own[topic] : td__topics[topic];
+    if (fn)
+        fn(arg, rank, group, value, text);
 }
 
 /* ---- Asking ---------------------------------------------------------------------------------- */

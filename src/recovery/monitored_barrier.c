@@ -13,12 +13,9 @@
  *                                      the calls differ: the group is given up, everywhere
  *     rank 0 has ended this barrier without having heard of this rank
  *                                      this rank is too late, and no verdict will come */
-#include "group/monitored_barrier.h"
-
 #include "base/fail.h"
-#include "group/abort.h"
-#include "group/peer_query.h"
-#include "group/root.h"
+#include "group/process_group.h"
+#include "recovery/topics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,8 +92,10 @@ struct progress {
     uint64_t heard;    /* … the last one that it has seen this rank come to */
 };
 
-void td__barrier_answer(struct td__root *root, uint64_t key, int rank, struct td__buffer *answer)
+void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t value,
+                        struct td__buffer *answer)
 {
+    (void)value;
     struct progress own = {0};
     /* First of all: who stands there without having come to a barrier had not come to it then. */
     if (!td__recorder_stands_in(root, key, &own.sequence, &own.kind))

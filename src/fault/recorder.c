@@ -2,10 +2,10 @@
  *
  * The counts that other ranks ask for (how far is this rank on that group?) are kept beside the log, in
  * the group, since an entry lasts only until 256 others have come. */
-#include "group/recorder.h"
+#include "fault/recorder.h"
 
 #include "base/fail.h"
-#include "group/process_group.h"
+#include "fault/group_state.h"
 #include "os/flight_read.h"
 #include "peer/wait_event.h"
 

@@ -3,11 +3,10 @@
  * Each begins with the rank after it, so that whoever stands beside one that differs finds it at once; then
  * the others in turn, less and less often. Who finds a difference fails, and tells the others as
  * of any failure. */
-#include "group/call_history.h"
+#include "fault/call_history.h"
 
 #include "base/fail.h"
-#include "group/peer_query.h"
-#include "group/root.h"
+#include "fault/peer_query.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,9 +130,10 @@ static struct td__call_history *find_retired(struct td__root *root, uint64_t key
     return history;
 }
 
-void td__call_history_answer(struct td__root *root, uint64_t key, uint64_t sequence,
+void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint64_t sequence,
                              struct td__buffer *answer)
 {
+    (void)rank;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
     struct td__call_history *history = group ? group->history

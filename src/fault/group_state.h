@@ -1,0 +1,167 @@
+/* What a group is made of, and the state that all components above share.
+ *
+ *     root      what a world and all groups of its ranks have in common: the endpoint, the store
+ *     group     members, backend, the order of its calls, and how it has failed
+ *
+ * Locks: root->lock guards the list of groups and the count of names; group->lock guards the queue. None
+ * is held while an operation runs, and never two of them at once. */
+#ifndef TD_FAULT_GROUP_STATE_H
+#define TD_FAULT_GROUP_STATE_H
+
+#include "base/map.h"
+#include "fault/recorder.h"
+#include "peer/endpoint.h"
+
+#include <tandem/backend.h>
+#include <tandem/group.h>
+
+#include <pthread.h>
+
+struct td__call_history;
+struct td__given_up;
+
+/* What a component keeps with a root beyond the life of a group; the first member of its own struct. The
+ * root's lock guards the list. */
+struct td__attachment {
+    struct td__attachment *next;
+    const struct td__attachment_ops *ops; /* tells whose it is */
+};
+
+struct td__attachment_ops {
+    /** This rank leaves: all groups but the first are destroyed, and others can still reach this rank. May be
+     *  NULL. */
+    void (*leave)(struct td__attachment *attachment, struct td__root *root);
+
+    /** The first group is destroyed, too; nobody asks this rank any more. */
+    void (*free)(struct td__attachment *attachment);
+};
+
+/* What was last seen to take long, and when to say so (again); the failure detector's. */
+struct td__stall {
+    int64_t limit_ms; /* 0: never */
+    int64_t next_ms, age_ms;
+    uint64_t key, sequence;
+};
+
+struct td__root {
+    struct td__endpoint *endpoint;
+    td_store *given; /* the user's store */
+    td_store *store; /* a prefix of it */
+    td_bytes *cards; /* those of all ranks, as they met */
+    int rank, size;
+    bool opening;        /* its first group is being made, by all ranks at once */
+    unsigned generation; /* of forks: what a child inherited is of no use to it */
+    char *name;          /* the first group's */
+    char *backend;       /* the first group's, and its options */
+    char *backend_options;
+    int64_t timeout_ms;
+    pthread_mutex_t lock;
+    struct td__root *outgrown;        /* in the list of former worlds */
+    td_group *first;                  /* NULL before it is made, and when it is to end */
+    td_group *groups;                 /* all others */
+    struct td__given_up *given_up;    /* groups that others gave up before they were made here */
+    struct td__stall stall;
+    struct td__map names; /* how often a list of ranks was made a group */
+    struct td__flight_log *flight;
+    struct td__attachment *attachments;
+    struct td__call_history *histories; /* of destroyed groups; see call_history.h */
+};
+
+struct td_group {
+    struct td__root *root;
+    td_group *next; /* in root->groups */
+    bool first;     /* the root is its own */
+    char *name;
+    uint64_t key; /* the same on all ranks, and no other group's */
+    int rank;     /* -1: not a member */
+    int size;
+    int *ranks; /* of the root, in order */
+    td_backend_context context;
+    const td_backend_ops *ops;
+    const char *backend;
+    void *self;
+    _Atomic int64_t timeout_ms;
+
+    atomic_uint pending; /* collectives that run or are queued */
+    atomic_uint users;   /* other calls that are under way; see td__group_use() */
+    atomic_bool closing; /* it is being destroyed: no call begins any more */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    td_work *queue, **queue_end;
+    unsigned queued;
+    unsigned
+        helpers; /* threads that wait, and work through the queue meanwhile; the group stays for them */
+    bool working, stopping;
+    bool patient;               /* the worker is; see queue.c */
+    td__deadline patient_until; /* and lets the queue be until then; 0: no longer */
+    td__deadline alarm;         /* when the worker wakes by itself; 0: it is awake */
+    pthread_t worker;
+    uint64_t sequence;
+    _Atomic uint64_t monitored;           /* barriers of that kind that were begun … */
+    _Atomic uint64_t monitored_over;      /* … and have ended, on the rank that asks … */
+    _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank came to in time */
+    struct td__trace trace;
+    struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
+    uint32_t shrunk;   /* how often */
+    atomic_int broken; /* a td_status: the first failure that made the group useless; see group_state.h */
+    char *reason;      /* its message */
+    atomic_bool given_up; /* on purpose: who did so has told the others */
+};
+
+/** The attachment with these ops, or NULL. The root's lock is held. */
+struct td__attachment *td__root_attachment(struct td__root *root,
+                                           const struct td__attachment_ops *ops);
+
+/** Takes the attachment over, the only one with its ops. The root's lock is held. */
+void td__root_attach(struct td__root *root, struct td__attachment *attachment);
+
+/** Calls the leave() of all attachments; their free(). */
+void td__root_leave(struct td__root *root);
+void td__root_detach(struct td__root *root);
+
+/** The group with this key, or NULL. The root's lock is held. */
+td_group *td__root_find(struct td__root *root, uint64_t key);
+
+/** Tags of the library's own messages, which TD_ANY_TAG does not match. */
+enum { TD__TAG_HERE = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
+
+/* ---- The first failure that makes a group useless, and giving a group up on purpose --------------- */
+
+/* Why a group is given up, as the ranks tell each other: one number, in which this stands lowest. */
+enum {
+    TD__GIVEN_UP_ABORT,  /* td_group_abort() */
+    TD__GIVEN_UP_MIXED,  /* a monitored barrier met another call */
+    TD__GIVEN_UP_SHRINK, /* td_group_shrink() */
+};
+
+/** For a rank in a monitored barrier: `rank` of the root is in its collective `sequence` of this kind
+ *  instead. */
+uint64_t td__given_up_mixed(int rank, td_op_kind kind, uint64_t sequence);
+
+/** For a rank that shrinks the group, because of those that it knows to be lost. */
+uint64_t td__given_up_shrink(const td_group *group);
+
+/** Marks the group as useless with the last error, unless it is already. */
+void td__group_break(td_group *group, td_status status);
+
+/** TD_OK, or how the group became useless. Cheap. */
+td_status td__group_state(const td_group *group);
+
+/** The group was given up by `rank` of the root, as far as this rank is concerned. */
+void td__abort_here(td_group *group, int rank, uint64_t why);
+
+/** It is given up by this rank, which tells the others where they do not know yet. The last error stays as
+ *  it was. */
+void td__abort_own(td_group *group, uint64_t why, bool tell);
+
+/** Another rank (of the root) has given up the group with this key: TD__TOPIC_ABORT, without an answer. */
+void td__abort_hear(struct td__root *root, int rank, uint64_t key, uint64_t why,
+                    struct td__buffer *answer);
+
+/** Whether another rank gave this group up before it was made here; then it is useless from the start. */
+void td__abort_recall(td_group *group);
+
+/** Frees what the root remembers of groups that were never made here. */
+void td__abort_forget(struct td__root *root);
+
+#endif
