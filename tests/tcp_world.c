@@ -155,8 +155,7 @@ void socket_world_run(int size, const char *algorithm, seat_fn body, const void 
     pthread_cond_destroy(&world.changed);
 }
 
-struct td__operation seat_call(struct seat *seat, enum td__collective kind, size_t count,
-                               td_dtype dtype)
+struct td__operation seat_call(struct seat *seat, td_op_kind kind, size_t count, td_dtype dtype)
 {
     return (struct td__operation){
         .kind = kind,

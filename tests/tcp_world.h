@@ -22,8 +22,7 @@ typedef void (*seat_fn)(struct seat *seat);
 void socket_world_run(int size, const char *algorithm, seat_fn body, const void *arg);
 
 /** The next call of the seat: a deadline of 20 s, group "test". */
-struct td__operation seat_call(struct seat *seat, enum td__collective kind, size_t count,
-                               td_dtype dtype);
+struct td__operation seat_call(struct seat *seat, td_op_kind kind, size_t count, td_dtype dtype);
 
 /** How many links there have been in this world. */
 int socket_world_links(struct seat *seat);

@@ -11,12 +11,12 @@
 
 enum { LARGEST = 64 };
 
-static bool has_root(enum td__collective op)
+static bool has_root(td_op_kind op)
 {
-    return op == TD__BROADCAST || op == TD__REDUCE || op == TD__SCATTER || op == TD__GATHER;
+    return op == TD_OP_BROADCAST || op == TD_OP_REDUCE || op == TD_OP_SCATTER || op == TD_OP_GATHER;
 }
 
-static void prove(enum td__collective op)
+static void prove(td_op_kind op)
 {
     char why[300];
     int algorithms = 0;
@@ -34,39 +34,39 @@ static void prove(enum td__collective op)
 
 TEST(broadcast_is_right)
 {
-    prove(TD__BROADCAST);
+    prove(TD_OP_BROADCAST);
 }
 TEST(reduce_is_right)
 {
-    prove(TD__REDUCE);
+    prove(TD_OP_REDUCE);
 }
 TEST(all_reduce_is_right)
 {
-    prove(TD__ALL_REDUCE);
+    prove(TD_OP_ALL_REDUCE);
 }
 TEST(scatter_is_right)
 {
-    prove(TD__SCATTER);
+    prove(TD_OP_SCATTER);
 }
 TEST(gather_is_right)
 {
-    prove(TD__GATHER);
+    prove(TD_OP_GATHER);
 }
 TEST(all_gather_is_right)
 {
-    prove(TD__ALL_GATHER);
+    prove(TD_OP_ALL_GATHER);
 }
 TEST(reduce_scatter_is_right)
 {
-    prove(TD__REDUCE_SCATTER);
+    prove(TD_OP_REDUCE_SCATTER);
 }
 TEST(all_to_all_is_right)
 {
-    prove(TD__ALL_TO_ALL);
+    prove(TD_OP_ALL_TO_ALL);
 }
 TEST(barrier_is_right)
 {
-    prove(TD__BARRIER);
+    prove(TD_OP_BARRIER);
 }
 
 /* ---- Spoilt schedules ------------------------------------------------------------------------ */
@@ -87,7 +87,7 @@ static int64_t no_bound(int32_t size, int32_t blocks)
     return INT64_MAX;
 }
 
-static void expect_found(enum td__collective op, const char *name, int32_t size, const char *says,
+static void expect_found(td_op_kind op, const char *name, int32_t size, const char *says,
                          void (*how)(const struct td__plan *plan, struct td__schedule *schedule))
 {
     char why[300] = "nothing";
@@ -159,19 +159,19 @@ static void write_twice(const struct td__plan *plan, struct td__schedule *schedu
 
 TEST(the_prover_finds_mistakes)
 {
-    expect_found(TD__ALL_REDUCE, "ring", 4, "stuck", drop_last_step);
-    expect_found(TD__ALL_REDUCE, "ring", 4, "stuck", receive_again);
-    expect_found(TD__ALL_REDUCE, "doubling", 4, "a second time", reduce_own_again);
-    expect_found(TD__BROADCAST, "tree", 4, "never written", read_too_early);
-    expect_found(TD__ALL_GATHER, "ring", 4, "out of range", leave_the_range);
-    expect_found(TD__ALL_TO_ALL, "direct", 4, "wrong block", confuse_two_blocks);
-    expect_found(TD__GATHER, "direct", 4, "overlap", write_twice);
+    expect_found(TD_OP_ALL_REDUCE, "ring", 4, "stuck", drop_last_step);
+    expect_found(TD_OP_ALL_REDUCE, "ring", 4, "stuck", receive_again);
+    expect_found(TD_OP_ALL_REDUCE, "doubling", 4, "a second time", reduce_own_again);
+    expect_found(TD_OP_BROADCAST, "tree", 4, "never written", read_too_early);
+    expect_found(TD_OP_ALL_GATHER, "ring", 4, "out of range", leave_the_range);
+    expect_found(TD_OP_ALL_TO_ALL, "direct", 4, "wrong block", confuse_two_blocks);
+    expect_found(TD_OP_GATHER, "direct", 4, "overlap", write_twice);
 }
 
 TEST(the_prover_knows_the_order)
 {
     char why[300];
-    struct td__algorithm ring = *td__algorithm_find(TD__ALL_REDUCE, "ring");
+    struct td__algorithm ring = *td__algorithm_find(TD_OP_ALL_REDUCE, "ring");
     ring.ordered = true; /* which it is not */
     CHECK(!td__schedule_check(&ring, 4, 0, why, sizeof why));
     CHECK_CONTAINS(why, "another order");
@@ -185,7 +185,7 @@ static int64_t too_little(int32_t size, int32_t blocks)
 TEST(the_prover_counts_bytes)
 {
     char why[300];
-    struct td__algorithm ring = *td__algorithm_find(TD__ALL_REDUCE, "ring");
+    struct td__algorithm ring = *td__algorithm_find(TD_OP_ALL_REDUCE, "ring");
     ring.sent_bound = too_little;
     CHECK(!td__schedule_check(&ring, 8, 0, why, sizeof why));
     CHECK_CONTAINS(why, "sends 14 blocks");
@@ -216,8 +216,7 @@ TEST(tree_of_six)
 static const struct td__network network = {
     .latency = 1e-5, .message = 1e-6, .byte = 1e-10, .reduce_byte = 5e-11, .copy_byte = 2e-11};
 
-static struct td__price price_of(enum td__collective op, const char *name, int32_t size,
-                                 double bytes)
+static struct td__price price_of(td_op_kind op, const char *name, int32_t size, double bytes)
 {
     struct td__price price;
     const struct td__algorithm *algorithm = td__algorithm_find(op, name);
@@ -227,7 +226,7 @@ static struct td__price price_of(enum td__collective op, const char *name, int32
 
 TEST(ring_costs_what_it_should)
 {
-    struct td__price price = price_of(TD__ALL_REDUCE, "ring", 8, 8e6);
+    struct td__price price = price_of(TD_OP_ALL_REDUCE, "ring", 8, 8e6);
     CHECK_EQ(price.rounds, 14);
     CHECK_EQ((int64_t)(price.sent + 0.5), 14000000); /* 2B(n-1)/n */
     CHECK_EQ((int64_t)price.messages, 14);
@@ -238,11 +237,11 @@ TEST(ring_costs_what_it_should)
 TEST(short_messages_want_few_rounds_long_ones_few_bytes)
 {
     for (int32_t size = 4; size <= 256; size *= 2) {
-        double doubling = price_of(TD__ALL_REDUCE, "doubling", size, 8).seconds;
-        CHECK(doubling < price_of(TD__ALL_REDUCE, "ring", size, 8).seconds);
-        CHECK(doubling < price_of(TD__ALL_REDUCE, "halving", size, 8).seconds);
-        CHECK(price_of(TD__ALL_REDUCE, "halving", size, 1e9).seconds <
-              price_of(TD__ALL_REDUCE, "doubling", size, 1e9).seconds);
+        double doubling = price_of(TD_OP_ALL_REDUCE, "doubling", size, 8).seconds;
+        CHECK(doubling < price_of(TD_OP_ALL_REDUCE, "ring", size, 8).seconds);
+        CHECK(doubling < price_of(TD_OP_ALL_REDUCE, "halving", size, 8).seconds);
+        CHECK(price_of(TD_OP_ALL_REDUCE, "halving", size, 1e9).seconds <
+              price_of(TD_OP_ALL_REDUCE, "doubling", size, 1e9).seconds);
     }
 }
 
@@ -253,12 +252,12 @@ TEST(a_hundred_thousand_ranks_are_priced)
         CHECK(td__simulate(at, 100000, 1e6, &network, &price));
         CHECK(price.seconds > 0 && price.rounds > 0);
     }
-    CHECK_EQ(price_of(TD__BARRIER, "dissemination", 100000, 0).rounds, 17);
+    CHECK_EQ(price_of(TD_OP_BARRIER, "dissemination", 100000, 0).rounds, 17);
 }
 
 TEST(names)
 {
     for (int op = 0; op < TD__COLLECTIVES; op++)
-        CHECK(strlen(td__collective_name((enum td__collective)op)) > 3);
-    CHECK(td__algorithm_find(TD__BARRIER, "ring") == NULL);
+        CHECK(strlen(td_op_kind_name((td_op_kind)op)) > 3);
+    CHECK(td__algorithm_find(TD_OP_BARRIER, "ring") == NULL);
 }

@@ -84,14 +84,14 @@ struct buffers {
     size_t input_count, output_count; /* elements */
 };
 
-static bool has_parts_in(enum td__collective kind)
+static bool has_parts_in(td_op_kind kind)
 {
-    return kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    return kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER || kind == TD_OP_ALL_TO_ALL;
 }
 
-static bool has_parts_out(enum td__collective kind)
+static bool has_parts_out(td_op_kind kind)
 {
-    return kind == TD__GATHER || kind == TD__ALL_GATHER || kind == TD__ALL_TO_ALL;
+    return kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
 }
 
 static void expect_reduced(const struct td__operation *call, struct buffers *b, int size,
@@ -108,25 +108,25 @@ static void expect(const struct td__operation *call, struct buffers *b, const st
 {
     size_t part = call->count * td__operation_element(call), own = (size_t)seat->rank * part;
     switch (call->kind) {
-    case TD__BROADCAST:
+    case TD_OP_BROADCAST:
         memcpy(b->expected, b->inputs[call->root], part);
         break;
-    case TD__REDUCE:
-    case TD__ALL_REDUCE:
+    case TD_OP_REDUCE:
+    case TD_OP_ALL_REDUCE:
         expect_reduced(call, b, seat->size, 0);
         break;
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         expect_reduced(call, b, seat->size, (size_t)seat->rank * call->count);
         break;
-    case TD__SCATTER:
+    case TD_OP_SCATTER:
         memcpy(b->expected, (char *)b->inputs[call->root] + own, part);
         break;
-    case TD__GATHER:
-    case TD__ALL_GATHER:
+    case TD_OP_GATHER:
+    case TD_OP_ALL_GATHER:
         for (int i = 0; i < seat->size; i++)
             memcpy(b->expected + (size_t)i * part, b->inputs[i], part);
         break;
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         for (int i = 0; i < seat->size; i++)
             memcpy(b->expected + (size_t)i * part, (char *)b->inputs[i] + own, part);
         break;
@@ -154,7 +154,7 @@ static void prepare(struct td__operation *call, struct buffers *b, const struct 
     call->input = b->mine;
     call->output = b->output;
     expect(call, b, seat);
-    if (call->kind == TD__BROADCAST) {
+    if (call->kind == TD_OP_BROADCAST) {
         if (seat->rank == call->root)
             memcpy(b->output, b->mine, in);
         call->input = b->output;
@@ -172,7 +172,7 @@ static void check_outcome(const struct td__operation *call, const struct buffers
                           const struct seat *seat, const struct variant *variant)
 {
     size_t element = td__operation_element(call), in = b->input_count * element;
-    bool rooted = call->kind == TD__REDUCE || call->kind == TD__GATHER;
+    bool rooted = call->kind == TD_OP_REDUCE || call->kind == TD_OP_GATHER;
     if (memcmp(b->mine, b->inputs[seat->rank], in) != 0)
         FAIL("%s changed its input", td__operation_describe(call));
     if (rooted && seat->rank != call->root)
@@ -221,7 +221,8 @@ static void all_kinds(struct seat *seat, size_t count, td_dtype dtype, bool any_
             struct variant variant = {.in_place = in_place,
                                       .any_order = any_order,
                                       .root = (int)(seat->sequence * 7 % (unsigned)seat->size)};
-            try_call(seat, seat_call(seat, kind, kind == TD__BARRIER ? 0 : count, dtype), variant);
+            try_call(seat, seat_call(seat, kind, kind == TD_OP_BARRIER ? 0 : count, dtype),
+                     variant);
         }
 }
 
@@ -243,12 +244,12 @@ static void large_counts(struct seat *seat)
 {
     all_kinds(seat, 100003, TD_F32, false);
     all_kinds(seat, 100003, TD_BF16, false);
-    try_call(seat, seat_call(seat, TD__ALL_REDUCE, 1500007, TD_F16), (struct variant){0});
-    try_call(seat, seat_call(seat, TD__REDUCE, 1500007, TD_F64), (struct variant){0});
-    try_call(seat, seat_call(seat, TD__REDUCE_SCATTER, 300007, TD_F64),
+    try_call(seat, seat_call(seat, TD_OP_ALL_REDUCE, 1500007, TD_F16), (struct variant){0});
+    try_call(seat, seat_call(seat, TD_OP_REDUCE, 1500007, TD_F64), (struct variant){0});
+    try_call(seat, seat_call(seat, TD_OP_REDUCE_SCATTER, 300007, TD_F64),
              (struct variant){.in_place = true});
     if (seat->size == 3) /* so long that it goes in several turns */
-        try_call(seat, seat_call(seat, TD__BROADCAST, ((size_t)16 << 20) + 7, TD_U8),
+        try_call(seat, seat_call(seat, TD_OP_BROADCAST, ((size_t)16 << 20) + 7, TD_U8),
                  (struct variant){0});
 }
 
@@ -269,7 +270,7 @@ static void larger(void *acc, const void *other, size_t count, td_dtype dtype, v
 
 static void every_reduction(struct seat *seat)
 {
-    static const enum td__collective kinds[] = {TD__ALL_REDUCE, TD__REDUCE, TD__REDUCE_SCATTER};
+    static const td_op_kind kinds[] = {TD_OP_ALL_REDUCE, TD_OP_REDUCE, TD_OP_REDUCE_SCATTER};
     static const size_t counts[] = {1, 17, 20011};
     for (size_t i = 0; i < LENGTH(counts); i++)
         for (size_t k = 0; k < LENGTH(kinds); k++) {
@@ -325,7 +326,7 @@ static size_t uneven_count(int from, int to, int scale)
 
 static void uneven_once(struct seat *seat, int scale)
 {
-    struct td__operation call = seat_call(seat, TD__ALL_TO_ALL, 0, TD_I32);
+    struct td__operation call = seat_call(seat, TD_OP_ALL_TO_ALL, 0, TD_I32);
     size_t in[LARGEST], out[LARGEST], all_in = 0, all_out = 0;
     for (int i = 0; i < seat->size; i++) {
         all_in += in[i] = uneven_count(seat->rank, i, scale);
@@ -371,7 +372,7 @@ TEST(uneven_parts)
 static void combine(struct seat *seat)
 {
     enum { COUNT = 5003 };
-    for (int kind = TD__REDUCE; kind <= TD__ALL_REDUCE; kind++) {
+    for (int kind = TD_OP_REDUCE; kind <= TD_OP_ALL_REDUCE; kind++) {
         struct td__operation call = seat_call(seat, kind, 77, TD_BF16);
         const void *sources[LARGEST];
         float *inputs[LARGEST], *data = make_input(call.sequence, seat->rank, TD_F32, COUNT);
@@ -384,7 +385,7 @@ static void combine(struct seat *seat)
         CHECK_OK(td__tcp_comm_combine(seat->comm, &call, data, COUNT));
         struct td__reduction sum = {.dtype = TD_F32, .op = TD_SUM};
         td__reduce_many(&sum, &target, 1, sources, seat->size, COUNT);
-        if (kind == TD__ALL_REDUCE || seat->rank == call.root)
+        if (kind == TD_OP_ALL_REDUCE || seat->rank == call.root)
             CHECK_MEM(data, expected, sizeof expected);
         for (int i = 0; i < seat->size; i++)
             free(inputs[i]);
@@ -408,9 +409,10 @@ TEST(choices_exist_and_keep_the_order)
                 const char *name = td__select(kind, size, bytes);
                 const struct td__algorithm *algorithm = td__algorithm_find(kind, name);
                 CHECK(algorithm);
-                if (kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER)
+                if (kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE ||
+                    kind == TD_OP_REDUCE_SCATTER)
                     CHECK(algorithm->ordered);
-                if (kind == TD__ALL_TO_ALL)
+                if (kind == TD_OP_ALL_TO_ALL)
                     CHECK(td__algorithm_find(kind, td__select_uneven(size)));
             }
 }
@@ -420,9 +422,9 @@ TEST(choices_exist_and_keep_the_order)
 static void few_links(struct seat *seat)
 {
     for (int i = 0; i < 10; i++)
-        try_call(seat, seat_call(seat, TD__ALL_GATHER, 5000, TD_F32), (struct variant){0});
-    try_call(seat, seat_call(seat, TD__BARRIER, 0, TD_F32), (struct variant){0});
-    try_call(seat, seat_call(seat, TD__BARRIER, 0, TD_F32), (struct variant){0});
+        try_call(seat, seat_call(seat, TD_OP_ALL_GATHER, 5000, TD_F32), (struct variant){0});
+    try_call(seat, seat_call(seat, TD_OP_BARRIER, 0, TD_F32), (struct variant){0});
+    try_call(seat, seat_call(seat, TD_OP_BARRIER, 0, TD_F32), (struct variant){0});
     int links = socket_world_links(seat);
     CHECK(links >= seat->size && links <= 3 * seat->size);
 }
@@ -437,8 +439,9 @@ static void many_roots(struct seat *seat)
 {
     for (int i = 0; i < 100; i++) {
         struct variant variant = {.root = i % seat->size};
-        try_call(seat, seat_call(seat, i % 4 ? TD__BROADCAST : TD__SCATTER, 3, TD_I64), variant);
-        try_call(seat, seat_call(seat, i % 4 ? TD__REDUCE : TD__GATHER, 3, TD_I64), variant);
+        try_call(seat, seat_call(seat, i % 4 ? TD_OP_BROADCAST : TD_OP_SCATTER, 3, TD_I64),
+                 variant);
+        try_call(seat, seat_call(seat, i % 4 ? TD_OP_REDUCE : TD_OP_GATHER, 3, TD_I64), variant);
     }
 }
 

@@ -16,7 +16,7 @@ static td_status call(struct seat *seat, struct td__operation operation)
 {
     size_t bytes = (operation.count * (size_t)seat->size + 1) * td__operation_element(&operation);
     void *input = calloc(1, bytes), *output = calloc(1, bytes);
-    operation.input = operation.kind == TD__BROADCAST ? output : input;
+    operation.input = operation.kind == TD_OP_BROADCAST ? output : input;
     operation.output = output;
     td_status status = td__tcp_comm_run(seat->comm, &operation);
     free(input);
@@ -26,7 +26,7 @@ static td_status call(struct seat *seat, struct td__operation operation)
 
 static td_status barrier(struct seat *seat)
 {
-    return call(seat, seat_call(seat, TD__BARRIER, 0, TD_F32));
+    return call(seat, seat_call(seat, TD_OP_BARRIER, 0, TD_F32));
 }
 
 static void leave(struct seat *seat)
@@ -38,7 +38,7 @@ static void leave(struct seat *seat)
 /* Opens all links. */
 static void meet_all(struct seat *seat)
 {
-    CHECK_OK(call(seat, seat_call(seat, TD__ALL_TO_ALL, 4096, TD_F32)));
+    CHECK_OK(call(seat, seat_call(seat, TD_OP_ALL_TO_ALL, 4096, TD_F32)));
 }
 
 /* ---- Different calls ------------------------------------------------------------------------- */
@@ -72,16 +72,16 @@ static void differ(struct seat *seat)
     CHECK_FAILS(barrier(seat), TD_ERR_MISMATCH, difference->says);
 }
 
-static struct td__operation plain(enum td__collective kind, size_t count)
+static struct td__operation plain(td_op_kind kind, size_t count)
 {
     return (struct td__operation){.kind = kind, .count = count};
 }
 
 TEST(different_arguments_are_named)
 {
-    struct difference count = {plain(TD__ALL_REDUCE, 1024), plain(TD__ALL_REDUCE, 1000),
+    struct difference count = {plain(TD_OP_ALL_REDUCE, 1024), plain(TD_OP_ALL_REDUCE, 1000),
                                "every rank must pass the same"};
-    struct difference many = {plain(TD__ALL_REDUCE, MANY), plain(TD__ALL_REDUCE, MANY + 1),
+    struct difference many = {plain(TD_OP_ALL_REDUCE, MANY), plain(TD_OP_ALL_REDUCE, MANY + 1),
                               "every rank must pass the same"};
     struct difference dtype = count, op = count, root = count;
     dtype.odd.count = 1024;
@@ -90,7 +90,7 @@ TEST(different_arguments_are_named)
     op.odd.count = 1024;
     op.odd.reduction.op = TD_MAX;
     op.says = "1024 f32 (max)";
-    root.usual = root.odd = plain(TD__BROADCAST, 8);
+    root.usual = root.odd = plain(TD_OP_BROADCAST, 8);
     root.odd.root = 1;
     root.says = "8 f32 and root 1";
     socket_world_run(RANKS_HERE, NULL, differ, &count);
@@ -104,8 +104,8 @@ static void different_kinds(size_t count)
 {
     for (int usual = 0; usual < TD__COLLECTIVES; usual++)
         for (int odd = 0; odd < TD__COLLECTIVES; odd++) {
-            struct difference difference = {plain(usual, usual == TD__BARRIER ? 0 : count),
-                                            plain(odd, odd == TD__BARRIER ? 0 : count),
+            struct difference difference = {plain(usual, usual == TD_OP_BARRIER ? 0 : count),
+                                            plain(odd, odd == TD_OP_BARRIER ? 0 : count),
                                             "every rank must make the same calls"};
             if (usual != odd)
                 socket_world_run(RANKS_HERE, NULL, differ, &difference);
@@ -124,8 +124,8 @@ TEST(different_large_operations_are_named, .deadline_s = 90)
 
 static void another_algorithm(struct seat *seat)
 {
-    seat->comm->forced[TD__ALL_REDUCE] = seat->rank == 1 ? "ring" : "halving";
-    CHECK_FAILS(call(seat, seat_call(seat, TD__ALL_REDUCE, 1000, TD_F32)), TD_ERR_MISMATCH,
+    seat->comm->forced[TD_OP_ALL_REDUCE] = seat->rank == 1 ? "ring" : "halving";
+    CHECK_FAILS(call(seat, seat_call(seat, TD_OP_ALL_REDUCE, 1000, TD_F32)), TD_ERR_MISMATCH,
                 "by ring");
 }
 
@@ -137,7 +137,7 @@ TEST(different_algorithms_are_named)
 /* Rank 0 expects more than rank 1 sends. */
 static void wrong_counts(struct seat *seat)
 {
-    struct td__operation operation = seat_call(seat, TD__ALL_TO_ALL, 0, TD_I32);
+    struct td__operation operation = seat_call(seat, TD_OP_ALL_TO_ALL, 0, TD_I32);
     size_t two[] = {2, 2, 2}, wrong[] = {2, 3, 2};
     int32_t data[2][8] = {0};
     operation.input = data[0];
@@ -181,23 +181,23 @@ TEST(a_rank_that_leaves_is_named, .deadline_s = 60)
     static const size_t counts[] = {3, MANY};
     for (size_t i = 0; i < LENGTH(counts); i++)
         for (int kind = 0; kind < TD__COLLECTIVES; kind++) {
-            struct td__operation operation = plain(kind, kind == TD__BARRIER ? 0 : counts[i]);
+            struct td__operation operation = plain(kind, kind == TD_OP_BARRIER ? 0 : counts[i]);
             operation.root = 1;
             socket_world_run(RANKS_HERE, NULL, one_leaves, &operation);
         }
-    struct td__operation ring = plain(TD__ALL_REDUCE, MANY);
+    struct td__operation ring = plain(TD_OP_ALL_REDUCE, MANY);
     socket_world_run(RANKS_HERE, "ring", one_leaves, &ring);
 }
 
 /* Sends the beginning of its message and leaves. */
 static void half_a_message(struct seat *seat)
 {
-    struct td__operation operation = seat_call(seat, TD__ALL_REDUCE, MANY, TD_F32);
+    struct td__operation operation = seat_call(seat, TD_OP_ALL_REDUCE, MANY, TD_F32);
     meet_all(seat);
     operation.sequence = ++seat->sequence;
     if (seat->rank == 1) {
         static char bytes[100000];
-        const struct td__algorithm *algorithm = td__algorithm_find(TD__ALL_REDUCE, "halving");
+        const struct td__algorithm *algorithm = td__algorithm_find(TD_OP_ALL_REDUCE, "halving");
         struct td__call_header header = td__header_of(&operation, MANY,
                                                       (int)(algorithm - td__algorithms), 2);
         header.payload = MANY / 2 * sizeof(float);
@@ -220,7 +220,7 @@ static atomic_int timed_out;
 static void one_is_late(struct seat *seat)
 {
     struct td__operation operation = plain(*(const int *)seat->arg, 50);
-    bool linked = operation.kind != TD__BARRIER;
+    bool linked = operation.kind != TD_OP_BARRIER;
     if (linked)
         meet_all(seat);
     operation = numbered(seat, operation);
@@ -242,7 +242,7 @@ static void one_is_late(struct seat *seat)
 
 TEST(a_rank_that_is_late_is_named)
 {
-    static const int kinds[] = {TD__ALL_REDUCE, TD__ALL_GATHER, TD__BARRIER};
+    static const int kinds[] = {TD_OP_ALL_REDUCE, TD_OP_ALL_GATHER, TD_OP_BARRIER};
     for (size_t i = 0; i < LENGTH(kinds); i++) {
         atomic_store(&timed_out, 0);
         socket_world_run(4, NULL, one_is_late, &kinds[i]);
@@ -255,9 +255,9 @@ static void one_is_slow(struct seat *seat)
     for (int i = 0; i < 3; i++) {
         if (seat->rank == i)
             td__sleep_ns(700000000);
-        CHECK_OK(call(seat, seat_call(seat, TD__GATHER, 50, TD_F32)));
-        CHECK_OK(call(seat, seat_call(seat, TD__ALL_REDUCE, MANY, TD_F32)));
-        CHECK_OK(call(seat, seat_call(seat, TD__SCATTER, 50, TD_F32)));
+        CHECK_OK(call(seat, seat_call(seat, TD_OP_GATHER, 50, TD_F32)));
+        CHECK_OK(call(seat, seat_call(seat, TD_OP_ALL_REDUCE, MANY, TD_F32)));
+        CHECK_OK(call(seat, seat_call(seat, TD_OP_SCATTER, 50, TD_F32)));
         CHECK_OK(barrier(seat));
     }
 }
@@ -279,7 +279,7 @@ static void noise(struct seat *seat)
         td__sleep_ns(200000000);
         return;
     }
-    CHECK_FAILS(call(seat, seat_call(seat, TD__BROADCAST, 8 * MANY, TD_F32)), TD_ERR_MISMATCH,
+    CHECK_FAILS(call(seat, seat_call(seat, TD_OP_BROADCAST, 8 * MANY, TD_F32)), TD_ERR_MISMATCH,
                 "is no message of a collective");
 }
 
@@ -293,7 +293,7 @@ static void noise_instead(struct seat *seat)
         td__sleep_ns(200000000);
         return;
     }
-    CHECK_FAILS(call(seat, seat_call(seat, TD__ALL_REDUCE, 8, TD_F32)), TD_ERR_MISMATCH,
+    CHECK_FAILS(call(seat, seat_call(seat, TD_OP_ALL_REDUCE, 8, TD_F32)), TD_ERR_MISMATCH,
                 "is no message of a collective");
 }
 

@@ -15,7 +15,7 @@ static const double tie = 1.005;
 
 /* The algorithms of one operation. */
 struct choice {
-    enum td__collective op;
+    td_op_kind op;
     const struct td__algorithm *algorithms[MAX_ALGORITHMS];
     int count;
 };
@@ -28,7 +28,7 @@ struct line {
     int cheapest, chosen; /* -1 where the library's is not among them */
 };
 
-static void find_algorithms(enum td__collective op, struct choice *choice)
+static void find_algorithms(td_op_kind op, struct choice *choice)
 {
     *choice = (struct choice){.op = op};
     for (const struct td__algorithm *at = td__algorithms; at->name; at++)
@@ -62,7 +62,7 @@ static double times_cheapest(const struct line *line, int i)
 
 static void print_header(const struct choice *choice)
 {
-    printf("\n%-15s %7s %7s", td__collective_name(choice->op), "ranks", "bytes");
+    printf("\n%-15s %7s %7s", td_op_kind_name(choice->op), "ranks", "bytes");
     for (int i = 0; i < choice->count; i++)
         printf(" %*s ", CELL, choice->algorithms[i]->name);
     printf("  taken\n");
@@ -86,23 +86,23 @@ static void print_json(const struct choice *choice, const struct line *line)
     for (int i = 0; i < choice->count; i++)
         printf("{\"op\":\"%s\",\"ranks\":%d,\"bytes\":%lld,\"algorithm\":\"%s\","
                "\"seconds\":%.9f,\"rounds\":%d,\"sent_bytes\":%.0f,\"cheapest\":%s,\"taken\":%s}\n",
-               td__collective_name(choice->op), line->ranks, (long long)line->bytes,
+               td_op_kind_name(choice->op), line->ranks, (long long)line->bytes,
                choice->algorithms[i]->name, line->prices[i].seconds, line->prices[i].rounds,
                line->prices[i].sent, i == line->cheapest ? "true" : "false",
                i == line->chosen ? "true" : "false");
 }
 
-static bool simulate_operation(const struct bench_options *options, enum td__collective op)
+static bool simulate_operation(const struct bench_options *options, td_op_kind op)
 {
     struct choice choice;
-    int sizes = op == TD__BARRIER ? 1 : options->sizes.count;
+    int sizes = op == TD_OP_BARRIER ? 1 : options->sizes.count;
     find_algorithms(op, &choice);
     if (!options->json)
         print_header(&choice);
     for (int r = 0; r < options->ranks.count; r++) {
         for (int s = 0; s < sizes; s++) {
             struct line line = {.ranks = (int32_t)options->ranks.at[r],
-                                .bytes = op == TD__BARRIER ? 0 : options->sizes.at[s]};
+                                .bytes = op == TD_OP_BARRIER ? 0 : options->sizes.at[s]};
             if (!price_line(&choice, &options->network, &line)) {
                 fprintf(stderr, "tdbench: out of memory for the schedule of %d ranks\n",
                         line.ranks);
@@ -119,10 +119,10 @@ static bool simulate_operation(const struct bench_options *options, enum td__col
 }
 
 /* Whether an operation was asked for; without a name, all are. */
-static bool is_wanted(const struct bench_options *options, enum td__collective op)
+static bool is_wanted(const struct bench_options *options, td_op_kind op)
 {
     for (int i = 0; i < options->operation_count; i++)
-        if (!strcmp(options->operations[i]->name, td__collective_name(op)))
+        if (!strcmp(options->operations[i]->name, td_op_kind_name(op)))
             return true;
     return options->operation_count == 0;
 }
@@ -143,7 +143,7 @@ int bench_simulate(const struct bench_options *options)
 {
     bool any = false;
     for (int op = 0; op < TD__COLLECTIVES; op++)
-        any |= is_wanted(options, (enum td__collective)op);
+        any |= is_wanted(options, (td_op_kind)op);
     if (!any) {
         fprintf(stderr, "tdbench: sendrecv is a single message and has no algorithms to compare\n");
         return EXIT_USAGE;
@@ -151,8 +151,7 @@ int bench_simulate(const struct bench_options *options)
     if (!options->json)
         print_network(&options->network);
     for (int op = 0; op < TD__COLLECTIVES; op++)
-        if (is_wanted(options, (enum td__collective)op) &&
-            !simulate_operation(options, (enum td__collective)op))
+        if (is_wanted(options, (td_op_kind)op) && !simulate_operation(options, (td_op_kind)op))
             return EXIT_TROUBLE;
     return 0;
 }

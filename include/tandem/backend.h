@@ -7,29 +7,12 @@
 #ifndef TANDEM_BACKEND_H
 #define TANDEM_BACKEND_H
 
+#include <tandem/collective.h>
 #include <tandem/group.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum td_op_kind {
-    TD_OP_BROADCAST,
-    TD_OP_REDUCE,
-    TD_OP_ALL_REDUCE,
-    TD_OP_SCATTER,
-    TD_OP_GATHER,
-    TD_OP_ALL_GATHER,
-    TD_OP_REDUCE_SCATTER,
-    TD_OP_ALL_TO_ALL,
-    TD_OP_BARRIER,
-    TD_OP_SEND,
-    TD_OP_RECV,
-    TD_OP_KINDS,
-} td_op_kind;
-
-/** "all_reduce". */
-TD_API const char *td_op_kind_name(td_op_kind kind);
 
 /** One call, checked: ranks are ranks in the group, pointers are there where data are. */
 typedef struct td_call {

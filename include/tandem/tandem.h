@@ -6,6 +6,7 @@
 #include <tandem/backend.h>
 #include <tandem/base.h>
 #include <tandem/checkpoint.h>
+#include <tandem/collective.h>
 #include <tandem/data.h>
 #include <tandem/device.h>
 #include <tandem/dist.h>

@@ -11,18 +11,19 @@ enum { MAGIC = 'T' };
 
 static bool has_root(int kind)
 {
-    return kind == TD__BROADCAST || kind == TD__REDUCE || kind == TD__SCATTER || kind == TD__GATHER;
+    return kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
+           kind == TD_OP_GATHER;
 }
 
 static bool reduces(int kind)
 {
-    return kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER;
+    return kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
 }
 
 struct td__call_header td__header_of(const struct td__operation *operation, size_t count,
                                      int algorithm, uint64_t turn)
 {
-    enum td__collective kind = operation->kind;
+    td_op_kind kind = operation->kind;
     struct td__call_header header = {
         .type = TD__HEADER_DATA,
         .kind = (uint8_t)kind,
@@ -32,7 +33,7 @@ struct td__call_header td__header_of(const struct td__operation *operation, size
         .past = operation->past,
         .detail = operation->detail,
     };
-    if (kind != TD__BARRIER) {
+    if (kind != TD_OP_BARRIER) {
         header.dtype = (uint8_t)operation->reduction.dtype;
         header.count = operation->input_counts ? TD__HEADER_UNEVEN : count;
     }
@@ -136,8 +137,8 @@ void td__header_describe(const struct td__call_header *header, char *text, size_
 {
     char arguments[192];
     describe_arguments(header, arguments, sizeof arguments);
-    bool bare = header->kind == TD__BARRIER;
-    snprintf(text, room, "%s #%" PRIu32 "%s%s", td__collective_name(header->kind), header->sequence,
+    bool bare = header->kind == TD_OP_BARRIER;
+    snprintf(text, room, "%s #%" PRIu32 "%s%s", td_op_kind_name(header->kind), header->sequence,
              bare ? "" : " with ", bare ? "" : arguments);
 }
 

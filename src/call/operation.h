@@ -7,7 +7,7 @@
 #include "reduce/reduction.h"
 
 struct td__operation {
-    enum td__collective kind;
+    td_op_kind kind;
     const void *input;              /* broadcast: the same as output */
     void *output;                   /* NULL where this rank gets nothing */
     size_t count;                   /* elements, of one rank's part where there are parts */

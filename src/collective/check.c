@@ -45,7 +45,7 @@ static bool fail(struct trial *trial, const char *format, ...)
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     snprintf(trial->why, trial->room, "%s %s, %d ranks, root %d: %s",
-             td__collective_name(trial->algorithm->op), trial->algorithm->name, (int)trial->size,
+             td_op_kind_name(trial->algorithm->op), trial->algorithm->name, (int)trial->size,
              (int)trial->root, text);
     return false;
 }
@@ -95,13 +95,13 @@ static bool same(struct cell a, struct cell b)
 /* ---- Setting up ------------------------------------------------------------------------------ */
 
 /* How many blocks DATA and INPUT have; schedule.h has the table. */
-static void place_sizes(enum td__collective op, const struct td__schedule *schedule, int32_t size,
+static void place_sizes(td_op_kind op, const struct td__schedule *schedule, int32_t size,
                         int32_t sizes[3])
 {
-    bool takes_input = op == TD__REDUCE_SCATTER || op == TD__ALL_TO_ALL;
-    bool by_rank = op == TD__SCATTER || op == TD__GATHER || op == TD__ALL_GATHER ||
-                   op == TD__ALL_TO_ALL;
-    sizes[TD__DATA] = op == TD__REDUCE_SCATTER ? 1 : by_rank ? size : schedule->blocks;
+    bool takes_input = op == TD_OP_REDUCE_SCATTER || op == TD_OP_ALL_TO_ALL;
+    bool by_rank = op == TD_OP_SCATTER || op == TD_OP_GATHER || op == TD_OP_ALL_GATHER ||
+                   op == TD_OP_ALL_TO_ALL;
+    sizes[TD__DATA] = op == TD_OP_REDUCE_SCATTER ? 1 : by_rank ? size : schedule->blocks;
     sizes[TD__INPUT] = takes_input ? size : 0;
     sizes[TD__SCRATCH] = schedule->scratch_blocks;
 }
@@ -113,18 +113,18 @@ static void fill(struct trial *trial, int32_t rank)
     for (int32_t block = 0; block < member->sizes[TD__INPUT]; block++)
         member->places[TD__INPUT][block] = leaf(rank, block);
     switch (trial->algorithm->op) {
-    case TD__REDUCE:
-    case TD__ALL_REDUCE:
+    case TD_OP_REDUCE:
+    case TD_OP_ALL_REDUCE:
         for (int32_t block = 0; block < member->sizes[TD__DATA]; block++)
             data[block] = leaf(rank, block);
         break;
-    case TD__BROADCAST:
-    case TD__SCATTER:
+    case TD_OP_BROADCAST:
+    case TD_OP_SCATTER:
         for (int32_t block = 0; rank == trial->root && block < member->sizes[TD__DATA]; block++)
             data[block] = leaf(rank, block);
         break;
-    case TD__GATHER:
-    case TD__ALL_GATHER:
+    case TD_OP_GATHER:
+    case TD_OP_ALL_GATHER:
         data[rank] = leaf(rank, rank);
         break;
     default:
@@ -338,21 +338,21 @@ static struct cell expected(const struct trial *trial, int32_t rank, int32_t ind
 {
     int levels = td__tree_levels(trial->size);
     switch (trial->algorithm->op) {
-    case TD__BROADCAST:
+    case TD_OP_BROADCAST:
         return leaf(trial->root, index);
-    case TD__REDUCE:
+    case TD_OP_REDUCE:
         return rank == trial->root ? tree_value(0, levels, trial->size, index) : (struct cell){0};
-    case TD__ALL_REDUCE:
+    case TD_OP_ALL_REDUCE:
         return tree_value(0, levels, trial->size, index);
-    case TD__SCATTER:
+    case TD_OP_SCATTER:
         return index == rank ? leaf(trial->root, rank) : (struct cell){0};
-    case TD__GATHER:
+    case TD_OP_GATHER:
         return rank == trial->root ? leaf(index, index) : (struct cell){0};
-    case TD__ALL_GATHER:
+    case TD_OP_ALL_GATHER:
         return leaf(index, index);
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         return tree_value(0, levels, trial->size, rank);
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         return leaf(index, rank);
     default:
         return (struct cell){0};
@@ -371,7 +371,7 @@ static bool judge(struct trial *trial, int32_t rank)
         bool reduced = wanted.ranks & (wanted.ranks - 1);
         if ((!reduced || trial->algorithm->ordered) && !same(got, wanted))
             return fail(trial, "rank %d reduced block %d in another order", (int)rank, (int)index);
-        if (trial->algorithm->op == TD__ALL_REDUCE && !same(got, first->places[TD__DATA][index]))
+        if (trial->algorithm->op == TD_OP_ALL_REDUCE && !same(got, first->places[TD__DATA][index]))
             return fail(trial, "ranks 0 and %d differ in block %d", (int)rank, (int)index);
     }
     for (int32_t index = 0; index < member->sizes[TD__INPUT]; index++)

@@ -92,15 +92,16 @@ void td__schedule_free(struct td__schedule *schedule)
     *schedule = (struct td__schedule){0};
 }
 
-const char *td__collective_name(enum td__collective op)
+const char *td_op_kind_name(td_op_kind kind)
 {
-    static const char *const names[] = {"broadcast",      "reduce",     "all_reduce",
-                                        "scatter",        "gather",     "all_gather",
-                                        "reduce_scatter", "all_to_all", "barrier"};
-    return names[op];
+    static const char *const names[TD_OP_KINDS] = {
+        "broadcast",      "reduce",     "all_reduce", "scatter", "gather", "all_gather",
+        "reduce_scatter", "all_to_all", "barrier",    "send",    "recv",
+    };
+    return (unsigned)kind < TD_OP_KINDS ? names[kind] : "unknown";
 }
 
-const struct td__algorithm *td__algorithm_find(enum td__collective op, const char *name)
+const struct td__algorithm *td__algorithm_find(td_op_kind op, const char *name)
 {
     for (const struct td__algorithm *at = td__algorithms; at->name; at++)
         if (at->op == op && !strcmp(at->name, name))

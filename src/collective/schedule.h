@@ -29,22 +29,14 @@
 #ifndef TD_COLLECTIVE_SCHEDULE_H
 #define TD_COLLECTIVE_SCHEDULE_H
 
+#include <tandem/collective.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum td__collective {
-    TD__BROADCAST,
-    TD__REDUCE,
-    TD__ALL_REDUCE,
-    TD__SCATTER,
-    TD__GATHER,
-    TD__ALL_GATHER,
-    TD__REDUCE_SCATTER,
-    TD__ALL_TO_ALL,
-    TD__BARRIER,
-    TD__COLLECTIVES,
-};
+/* A schedule is for one of the first operations of td_op_kind, the collectives. */
+enum { TD__COLLECTIVES = TD_OP_BARRIER + 1 };
 
 enum td__place { TD__DATA, TD__INPUT, TD__SCRATCH };
 
@@ -88,7 +80,7 @@ struct td__plan {
 /* One way to carry out an operation. */
 struct td__algorithm {
     const char *name; /* "ring" */
-    enum td__collective op;
+    td_op_kind op;
     void (*build)(const struct td__plan *plan, struct td__schedule *schedule);
     bool symmetric; /* every rank has the same number of steps of the same sizes in each round */
     bool ordered;   /* reduces in the order of tree.h: the same bits as every other ordered one */
@@ -101,10 +93,7 @@ struct td__algorithm {
 extern const struct td__algorithm td__algorithms[];
 
 /** The algorithm of that name for `op`, or NULL. */
-const struct td__algorithm *td__algorithm_find(enum td__collective op, const char *name);
-
-/** "all_reduce". */
-const char *td__collective_name(enum td__collective op);
+const struct td__algorithm *td__algorithm_find(td_op_kind op, const char *name);
 
 /** Makes the schedule of `plan`; false without memory. The caller frees it. */
 bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__plan *plan,

@@ -107,23 +107,23 @@ const char *td__select_uneven(int32_t size)
     return size <= DIRECT_MOST ? "direct" : "pairwise";
 }
 
-const char *td__select(enum td__collective op, int32_t size, size_t bytes)
+const char *td__select(td_op_kind op, int32_t size, size_t bytes)
 {
     switch (op) {
-    case TD__BROADCAST:
+    case TD_OP_BROADCAST:
         return broadcast(size, bytes);
-    case TD__REDUCE:
+    case TD_OP_REDUCE:
         return is_long_for_the_root(size, bytes) ? "halving" : "tree";
-    case TD__ALL_REDUCE:
+    case TD_OP_ALL_REDUCE:
         return bytes < ALL_REDUCE_LONG ? "doubling" : "halving";
-    case TD__SCATTER:
-    case TD__GATHER:
+    case TD_OP_SCATTER:
+    case TD_OP_GATHER:
         return gather_or_scatter(size, bytes);
-    case TD__ALL_GATHER:
+    case TD_OP_ALL_GATHER:
         return all_gather(size, bytes);
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         return reduce_scatter(size, bytes);
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         return all_to_all(size, bytes);
     default:
         return "dissemination";

@@ -9,7 +9,7 @@
  * ranks' parts together where each has its own. All ranks must ask with the same numbers. Reductions
  * get only what is ordered along the tree, so that their bits do not depend on `bytes`.
  */
-const char *td__select(enum td__collective op, int32_t size, size_t bytes);
+const char *td__select(td_op_kind op, int32_t size, size_t bytes);
 
 /** The same for all_to_all with uneven parts, of which no rank knows the sum. */
 const char *td__select_uneven(int32_t size);

@@ -136,8 +136,7 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
     (void)rank;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
-    struct td__call_history *history = group ? group->history
-                                             : find_retired(root, key);
+    struct td__call_history *history = group ? group->history : find_retired(root, key);
     if (history) {
         uint32_t broken = group ? (uint32_t)atomic_load(&group->broken) : history->broken;
         /* It stands from when the status is set. */
@@ -181,7 +180,7 @@ static td_status compare(struct td__call_history *history, td_group *group, int 
         return TD_OK;
     struct td__endpoint *endpoint = group->root->endpoint;
     struct td__operation called = *operation;
-    called.kind = (enum td__collective)mine.kind;
+    called.kind = (td_op_kind)mine.kind;
     called.sequence = mine.sequence;
     snprintf(me, sizeof me, "%s", td__endpoint_describe(endpoint, group->root->rank));
     return td__header_mismatch(&called, &mine, me, theirs, td__endpoint_describe(endpoint, rank));

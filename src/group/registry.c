@@ -158,12 +158,3 @@ const char *td__backend_with(td_op_kind kind, const char *name)
     pthread_mutex_unlock(&lock);
     return found;
 }
-
-const char *td_op_kind_name(td_op_kind kind)
-{
-    static const char *const names[TD_OP_KINDS] = {
-        "broadcast",      "reduce",     "all_reduce", "scatter", "gather", "all_gather",
-        "reduce_scatter", "all_to_all", "barrier",    "send",    "recv",
-    };
-    return (unsigned)kind < TD_OP_KINDS ? names[kind] : "unknown";
-}

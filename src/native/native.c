@@ -321,8 +321,8 @@ static td_status alone(const struct td__operation *operation)
     size_t count = operation->output_counts ? operation->output_counts[0] : operation->count;
     if (!count)
         return TD_OK;
-    if (operation->kind == TD__ALL_REDUCE || operation->kind == TD__REDUCE ||
-        operation->kind == TD__REDUCE_SCATTER)
+    if (operation->kind == TD_OP_ALL_REDUCE || operation->kind == TD_OP_REDUCE ||
+        operation->kind == TD_OP_REDUCE_SCATTER)
         td__reduce_many(&operation->reduction, &output, 1, &input, 1, count);
     else if (output != input)
         memcpy(output, input, count * td__operation_element(operation));
@@ -389,13 +389,13 @@ static td_status in_place_all_to_all(struct native *native, struct td__operation
 static bool meets_all(const td_group *group, const struct td__operation *operation)
 {
     switch (operation->kind) {
-    case TD__BARRIER:
+    case TD_OP_BARRIER:
         return true;
-    case TD__REDUCE:
-    case TD__GATHER:
+    case TD_OP_REDUCE:
+    case TD_OP_GATHER:
         return operation->count && operation->called_root == group->rank;
-    case TD__BROADCAST:
-    case TD__SCATTER:
+    case TD_OP_BROADCAST:
+    case TD_OP_SCATTER:
         return false;
     default:
         return operation->count && !operation->input_counts;
@@ -404,20 +404,9 @@ static bool meets_all(const td_group *group, const struct td__operation *operati
 
 static td_status run(void *self, const td_call *call)
 {
-    static const enum td__collective kinds[] = {
-        [TD_OP_BROADCAST] = TD__BROADCAST,
-        [TD_OP_REDUCE] = TD__REDUCE,
-        [TD_OP_ALL_REDUCE] = TD__ALL_REDUCE,
-        [TD_OP_SCATTER] = TD__SCATTER,
-        [TD_OP_GATHER] = TD__GATHER,
-        [TD_OP_ALL_GATHER] = TD__ALL_GATHER,
-        [TD_OP_REDUCE_SCATTER] = TD__REDUCE_SCATTER,
-        [TD_OP_ALL_TO_ALL] = TD__ALL_TO_ALL,
-        [TD_OP_BARRIER] = TD__BARRIER,
-    };
     struct native *native = self;
     struct td__operation operation; /* all of it is set: clearing it first would take longer */
-    operation.kind = kinds[call->kind];
+    operation.kind = call->kind;
     operation.input = call->input;
     operation.output = call->output;
     operation.count = call->count;
@@ -465,7 +454,7 @@ static td_status verify(void *self, int64_t timeout_ms)
     struct native *native = self;
     td_group *group = native->group;
     td__deadline deadline = td__deadline_in_ms(timeout_ms);
-    struct td__operation last = {.kind = TD__BARRIER,
+    struct td__operation last = {.kind = TD_OP_BARRIER,
                                  .root = -1,
                                  .called_root = -1,
                                  .sequence = group->sequence,

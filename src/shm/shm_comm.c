@@ -404,9 +404,9 @@ static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__opera
 {
     size_t one = operation->count * td__operation_element(operation), all;
     switch (operation->kind) {
-    case TD__SCATTER:
-    case TD__REDUCE_SCATTER:
-    case TD__ALL_TO_ALL:
+    case TD_OP_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
+    case TD_OP_ALL_TO_ALL:
         return __builtin_mul_overflow(one, (size_t)comm->size, &all) ? SIZE_MAX : all;
     default:
         return one;

@@ -41,14 +41,14 @@ static void describe_fingerprint(uint64_t fingerprint, uint64_t details, char *t
     unsigned root = fingerprint >> 12 & 4095;
     char detail[64];
     const char *name = kind == UNEVEN           ? "all_to_all with uneven parts"
-                       : kind < TD__COLLECTIVES ? td__collective_name((enum td__collective)kind)
+                       : kind < TD__COLLECTIVES ? td_op_kind_name((td_op_kind)kind)
                                                 : "something else";
     int length = snprintf(text, room, "%s", name);
-    if (kind != UNEVEN && kind != TD__BARRIER)
+    if (kind != UNEVEN && kind != TD_OP_BARRIER)
         length += snprintf(text + length, room - (size_t)length, " of %llu %s",
                            (unsigned long long)((fingerprint & ~DETAILED) >> 24),
                            td_dtype_name((td_dtype)dtype));
-    bool reduces = kind == TD__REDUCE || kind == TD__ALL_REDUCE || kind == TD__REDUCE_SCATTER;
+    bool reduces = kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
     if (reduces && op == OWN_OPERATION)
         length += snprintf(text + length, room - (size_t)length, ", its own operation no. %u",
                            (unsigned)(details >> 32));
@@ -133,7 +133,7 @@ td_status td__shm_verify(struct td__shm_comm *comm, const char *group, td__deadl
     if (!atomic_load(&comm->attached) || comm->floor == comm->call)
         return td__shm_state(comm);
     struct td__operation operation = {
-        .kind = TD__BARRIER, .sequence = comm->sequence, .group = group};
+        .kind = TD_OP_BARRIER, .sequence = comm->sequence, .group = group};
     struct td__waiting waiting;
     td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
                       deadline);

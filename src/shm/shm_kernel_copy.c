@@ -113,7 +113,7 @@ static td_status fetch_from_all(const struct transfer *transfer)
     size_t element = td__operation_element(operation), done = 0;
     for (int i = 0; i < comm->size; i++) {
         size_t from = 0, size = transfer->bytes;
-        if (operation->kind == TD__ALL_TO_ALL)
+        if (operation->kind == TD_OP_ALL_TO_ALL)
             from = transfer->bytes * (size_t)comm->index;
         if (operation->input_counts) {
             from = 0;
@@ -135,7 +135,7 @@ static td_status move_rooted(const struct transfer *transfer)
     const struct td__operation *operation = transfer->operation;
     struct td__shm_comm *comm = transfer->comm;
     const struct td__shm_notice *root = notice_of(transfer, operation->root);
-    bool gather = operation->kind == TD__GATHER, parts = operation->kind != TD__BROADCAST;
+    bool gather = operation->kind == TD_OP_GATHER, parts = operation->kind != TD_OP_BROADCAST;
     size_t bytes = transfer->bytes, own = parts ? bytes * (size_t)operation->root : 0;
     uint64_t whole = gather ? root->output_address : root->input_address;
     uint64_t part = gather ? root->input_address : root->output_address;
@@ -164,7 +164,7 @@ td_status td__shm_copied(struct td__shm_comm *comm, const struct td__operation *
         .operation = operation,
         .bytes = operation->count * td__operation_element(operation),
     };
-    bool from_all = operation->kind == TD__ALL_GATHER || operation->kind == TD__ALL_TO_ALL;
+    bool from_all = operation->kind == TD_OP_ALL_GATHER || operation->kind == TD_OP_ALL_TO_ALL;
     TD_TRY(td__shm_write_begin(comm));
     td_status status = from_all ? fetch_from_all(&transfer) : move_rooted(&transfer);
     td__shm_write_end(comm);

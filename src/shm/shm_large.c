@@ -53,12 +53,12 @@ static uint64_t place_of(const void *memory, bool needed)
 
 static bool gives(const struct td__operation *operation, bool is_root)
 {
-    return is_root || (operation->kind != TD__BROADCAST && operation->kind != TD__SCATTER);
+    return is_root || (operation->kind != TD_OP_BROADCAST && operation->kind != TD_OP_SCATTER);
 }
 
 static bool takes(const struct td__operation *operation, bool is_root)
 {
-    return is_root || (operation->kind != TD__REDUCE && operation->kind != TD__GATHER);
+    return is_root || (operation->kind != TD_OP_REDUCE && operation->kind != TD_OP_GATHER);
 }
 
 static uint64_t sum(const uint64_t *counts, int size)
@@ -74,9 +74,10 @@ static void extents(struct td__shm_comm *comm, const struct td__operation *opera
                     size_t *input, size_t *output)
 {
     size_t one = operation->count, all = one * (size_t)comm->size;
-    enum td__collective kind = operation->kind;
-    bool whole_in = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
-    bool whole_out = kind == TD__GATHER || kind == TD__ALL_GATHER || kind == TD__ALL_TO_ALL;
+    td_op_kind kind = operation->kind;
+    bool whole_in = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
+                    kind == TD_OP_ALL_TO_ALL;
+    bool whole_out = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
     *input = whole_in ? all : one;
     *output = whole_out ? all : one;
     if (operation->input_counts) {
@@ -168,7 +169,7 @@ static void reduce_task(struct td__shm_comm *comm, const struct td__operation *o
         return;
     for (int i = 0; i < comm->size; i++) {
         comm->inputs[i] = (const char *)comm->sources[i] + first * element;
-        if (operation->kind == TD__ALL_REDUCE || i == operation->root)
+        if (operation->kind == TD_OP_ALL_REDUCE || i == operation->root)
             comm->outputs[targets++] = (char *)comm->targets[i] + first * element;
     }
     struct td__reduction reduction = td__shm_reduction(comm, operation);
@@ -234,7 +235,7 @@ static void rooted_part(struct td__shm_comm *comm, const struct td__operation *o
 {
     size_t bytes = operation->count * td__operation_element(operation);
     size_t whole = bytes * (size_t)part + first;
-    if (operation->kind == TD__GATHER)
+    if (operation->kind == TD_OP_GATHER)
         td__copy_bytes((char *)comm->targets[operation->root] + whole,
                        (const char *)comm->sources[part] + first, size, comm->past_caches);
     else
@@ -250,8 +251,8 @@ static void rooted_task(struct td__shm_comm *comm, const struct td__operation *o
     const char *root_part = (const char *)comm->sources[operation->root];
     char *root_target = comm->targets[operation->root];
     size_t own = bytes * (size_t)operation->root;
-    bool in_place = operation->kind == TD__GATHER ? root_target + own == root_part
-                                                  : root_part + own == root_target;
+    bool in_place = operation->kind == TD_OP_GATHER ? root_target + own == root_part
+                                                    : root_part + own == root_target;
     size_t most = in_place ? td__part(bytes, comm->size, comm->size - 1) : bytes;
     if (task.owner != operation->root) {
         size_t size = cut(task, most, &first);
@@ -269,20 +270,20 @@ static void do_task(struct td__shm_comm *comm, const struct td__operation *opera
                     struct task task)
 {
     switch (operation->kind) {
-    case TD__ALL_REDUCE:
-    case TD__REDUCE:
+    case TD_OP_ALL_REDUCE:
+    case TD_OP_REDUCE:
         reduce_task(comm, operation, task);
         break;
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         reduce_scatter_task(comm, operation, task);
         break;
-    case TD__BROADCAST:
+    case TD_OP_BROADCAST:
         broadcast_task(comm, operation, task);
         break;
-    case TD__ALL_GATHER:
+    case TD_OP_ALL_GATHER:
         all_gather_task(comm, operation, task);
         break;
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         all_to_all_task(comm, operation, task);
         break;
     default:
@@ -297,8 +298,8 @@ static void do_task(struct td__shm_comm *comm, const struct td__operation *opera
 static size_t share_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     size_t bytes = operation->count * td__operation_element(operation);
-    bool slices = operation->kind == TD__ALL_REDUCE || operation->kind == TD__REDUCE ||
-                  operation->kind == TD__BROADCAST;
+    bool slices = operation->kind == TD_OP_ALL_REDUCE || operation->kind == TD_OP_REDUCE ||
+                  operation->kind == TD_OP_BROADCAST;
     return slices ? bytes / (size_t)comm->size : bytes;
 }
 
@@ -386,12 +387,12 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
 static bool suits_the_kernel(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     switch (operation->kind) {
-    case TD__BROADCAST:
-    case TD__ALL_GATHER:
+    case TD_OP_BROADCAST:
+    case TD_OP_ALL_GATHER:
         return !comm->oversubscribed;
-    case TD__SCATTER:
-    case TD__GATHER:
-    case TD__ALL_TO_ALL:
+    case TD_OP_SCATTER:
+    case TD_OP_GATHER:
+    case TD_OP_ALL_TO_ALL:
         return true;
     default:
         return false;
@@ -411,9 +412,9 @@ static bool all_copy(struct td__shm_comm *comm)
 static bool goes_past_caches(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     size_t bytes = operation->count * td__operation_element(operation), n = (size_t)comm->size;
-    if (operation->kind == TD__ALL_TO_ALL)
+    if (operation->kind == TD_OP_ALL_TO_ALL)
         return 2 * n * bytes > td__cache_bytes(2) / 2 * 3;
-    size_t written = operation->kind == TD__ALL_GATHER ? bytes * n * n : bytes * n;
+    size_t written = operation->kind == TD_OP_ALL_GATHER ? bytes * n * n : bytes * n;
     return written > td__cache_bytes(3) / 4 * 5;
 }
 
@@ -428,7 +429,7 @@ td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *o
 {
     bool shared;
     size_t largest;
-    bool in_place = operation->kind == TD__ALL_REDUCE && operation->input == operation->output;
+    bool in_place = operation->kind == TD_OP_ALL_REDUCE && operation->input == operation->output;
     comm->ways = in_place && comm->index == 0 ? td__reduce_methods() : 0;
     TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
     take_methods(comm);

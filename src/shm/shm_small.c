@@ -58,11 +58,12 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
     size_t bytes = operation->count * td__operation_element(operation);
     size_t all = bytes * (size_t)comm->size, part = bytes * (size_t)comm->index;
     bool is_root = operation->root == comm->index;
-    enum td__collective kind = operation->kind;
+    td_op_kind kind = operation->kind;
 
-    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    bool by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
+                    kind == TD_OP_ALL_TO_ALL;
     size_t given = by_parts ? all : bytes;
-    bool gives = kind == TD__BROADCAST || kind == TD__SCATTER ? is_root : kind != TD__BARRIER;
+    bool gives = kind == TD_OP_BROADCAST || kind == TD_OP_SCATTER ? is_root : kind != TD_OP_BARRIER;
     bool tiny = given <= TD__TINY_BYTES && operation->reduction.op != TD_PREMUL_SUM;
     TD_TRY(tiny ? td__shm_begin_tiny(comm, operation) : td__shm_begin(comm, operation));
     if (gives)
@@ -70,22 +71,22 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
     td__shm_reach(comm, 1);
 
     switch (kind) {
-    case TD__BROADCAST:
-    case TD__SCATTER:
+    case TD_OP_BROADCAST:
+    case TD_OP_SCATTER:
         if (!is_root) {
             TD_TRY(td__shm_await(comm, operation, operation->root, 1));
             copy(operation->output,
-                 data_of(comm, operation->root, given) + (kind == TD__SCATTER ? part : 0), bytes);
-        } else if (kind == TD__SCATTER && bytes) {
+                 data_of(comm, operation->root, given) + (kind == TD_OP_SCATTER ? part : 0), bytes);
+        } else if (kind == TD_OP_SCATTER && bytes) {
             copy(operation->output, (const char *)operation->input + part, bytes);
         }
         return TD_OK;
-    case TD__REDUCE:
-    case TD__GATHER:
+    case TD_OP_REDUCE:
+    case TD_OP_GATHER:
         if (!is_root)
             return TD_OK;
         TD_TRY(td__shm_await_all(comm, operation, 1));
-        if (kind == TD__REDUCE)
+        if (kind == TD_OP_REDUCE)
             return reduce_slots(comm, operation, given, 0);
         collect(comm, operation, given, 0, bytes);
         return TD_OK;
@@ -93,18 +94,18 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
         break;
     }
 
-    if (kind == TD__BARRIER && comm->oversubscribed)
+    if (kind == TD_OP_BARRIER && comm->oversubscribed)
         return td__shm_await_release(comm, operation);
     TD_TRY(td__shm_await_all(comm, operation, 1));
     switch (kind) {
-    case TD__ALL_REDUCE:
+    case TD_OP_ALL_REDUCE:
         return reduce_slots(comm, operation, given, 0);
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         return reduce_slots(comm, operation, given, part);
-    case TD__ALL_GATHER:
+    case TD_OP_ALL_GATHER:
         collect(comm, operation, given, 0, bytes);
         return TD_OK;
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         collect(comm, operation, given, part, bytes);
         return TD_OK;
     default: /* a barrier */

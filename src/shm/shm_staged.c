@@ -89,7 +89,7 @@ static void put_parts(const struct staging *staging, uint64_t c)
 static void slice_of(const struct staging *staging, size_t now, int i, size_t *first, size_t *end)
 {
     const struct td__shm_comm *comm = staging->comm;
-    bool to_root = staging->operation->kind == TD__REDUCE && comm->size == 2;
+    bool to_root = staging->operation->kind == TD_OP_REDUCE && comm->size == 2;
     *first = to_root ? 0 : td__part(now, comm->size, i);
     *end = to_root ? (i == staging->operation->root ? now : 0) : td__part(now, comm->size, i + 1);
 }
@@ -111,24 +111,24 @@ static void put(const struct staging *staging, uint64_t c)
     const struct td__operation *operation = staging->operation;
     size_t now = in_piece(staging, c, operation->count);
     switch (operation->kind) {
-    case TD__SCATTER:
+    case TD_OP_SCATTER:
         if (staging->is_root)
             put_parts(staging, c);
         return;
-    case TD__REDUCE_SCATTER:
-    case TD__ALL_TO_ALL:
+    case TD_OP_REDUCE_SCATTER:
+    case TD_OP_ALL_TO_ALL:
         put_parts(staging, c);
         return;
-    case TD__ALL_REDUCE:
-    case TD__REDUCE:
+    case TD_OP_ALL_REDUCE:
+    case TD_OP_REDUCE:
         if (staging->sliced)
             put_parts(staging, c);
         else
             put_slices(staging, c);
         return;
     default: /* broadcast, gather, all_gather */
-        if (operation->kind != TD__ALL_GATHER &&
-            staging->is_root != (operation->kind == TD__BROADCAST))
+        if (operation->kind != TD_OP_ALL_GATHER &&
+            staging->is_root != (operation->kind == TD_OP_BROADCAST))
             return;
         memcpy(td__shm_piece(staging->comm, staging->comm->index, c),
                (const char *)operation->input + offset_of(staging, c, 0), now * staging->element);
@@ -153,7 +153,7 @@ static void reduce_slice(const struct staging *staging, uint64_t c)
     int count = 0;
     if (operation->output)
         targets[count++] = (char *)operation->output + offset + skip;
-    if (operation->kind == TD__ALL_REDUCE || !staging->is_root)
+    if (operation->kind == TD_OP_ALL_REDUCE || !staging->is_root)
         targets[count++] = td__shm_piece(comm, comm->index, c) + skip;
     td__reduce_many(&staging->reduction, targets, count, comm->sources, comm->size, end - first);
 }
@@ -220,26 +220,26 @@ static void take(const struct staging *staging, uint64_t c)
     char *to = (char *)operation->output + offset_of(staging, c, 0);
     const char *from = td__shm_piece(comm, operation->root < 0 ? 0 : operation->root, c);
     switch (operation->kind) {
-    case TD__ALL_GATHER:
+    case TD_OP_ALL_GATHER:
         take_parts(staging, c, 0, 0);
         return;
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         for (int i = 0; i < comm->index; i++)
             own += operation->input_counts ? operation->input_counts[i] : operation->count;
         take_parts(staging, c, mine, own);
         return;
-    case TD__GATHER:
+    case TD_OP_GATHER:
         if (staging->is_root)
             take_parts(staging, c, 0, 0);
         return;
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         reduce_parts(staging, c);
         return;
-    case TD__BROADCAST:
+    case TD_OP_BROADCAST:
         if (!staging->is_root)
             memcpy(to, from, bytes);
         return;
-    case TD__SCATTER:
+    case TD_OP_SCATTER:
         from += mine * staging->step * staging->element;
         if (staging->is_root)
             from = (const char *)operation->input + offset_of(staging, c, mine * operation->count);
@@ -249,7 +249,7 @@ static void take(const struct staging *staging, uint64_t c)
     default: /* all_reduce and reduce */
         if (staging->sliced)
             reduce_parts(staging, c);
-        else if (operation->kind == TD__ALL_REDUCE || staging->is_root)
+        else if (operation->kind == TD_OP_ALL_REDUCE || staging->is_root)
             take_reduced(staging, c);
         return;
     }
@@ -258,7 +258,7 @@ static void take(const struct staging *staging, uint64_t c)
 static struct staging staging_of(struct td__shm_comm *comm, const struct td__operation *operation,
                                  size_t largest, bool copies)
 {
-    enum td__collective kind = operation->kind;
+    td_op_kind kind = operation->kind;
     struct staging staging = {
         .comm = comm,
         .operation = operation,
@@ -268,15 +268,16 @@ static struct staging staging_of(struct td__shm_comm *comm, const struct td__ope
         .is_root = operation->root == comm->index,
     };
     size_t bytes = operation->count * staging.element;
-    staging.sliced = kind == TD__ALL_REDUCE && copies && !comm->oversubscribed &&
+    staging.sliced = kind == TD_OP_ALL_REDUCE && copies && !comm->oversubscribed &&
                      bytes >= KERNEL_LEAST &&
                      bytes / (size_t)comm->size <= CACHES_A_SLICE * td__cache_bytes(2);
-    staging.reduces = (kind == TD__ALL_REDUCE && !staging.sliced) || kind == TD__REDUCE;
+    staging.reduces = (kind == TD_OP_ALL_REDUCE && !staging.sliced) || kind == TD_OP_REDUCE;
     for (int i = 0; staging.sliced && i < comm->size; i++) {
         size_t count = part_count(&staging, i);
         staging.count = i && staging.count > count ? staging.count : count;
     }
-    bool by_parts = kind == TD__SCATTER || kind == TD__REDUCE_SCATTER || kind == TD__ALL_TO_ALL;
+    bool by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
+                    kind == TD_OP_ALL_TO_ALL;
     staging.step = (comm->oversubscribed ? TD__PIECE_BYTES : DEDICATED_PIECE) / staging.element /
                    (by_parts || staging.sliced ? (size_t)comm->size : 1);
     /* Whole cache lines, where there is room. */

@@ -128,10 +128,10 @@ void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__op
         td__tcp_comm_fall_out(hierarchy->lane, operation, status);
 }
 
-bool td__hierarchy_has(enum td__collective kind)
+bool td__hierarchy_has(td_op_kind kind)
 {
-    return kind == TD__ALL_REDUCE || kind == TD__REDUCE || kind == TD__BROADCAST ||
-           kind == TD__BARRIER;
+    return kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE || kind == TD_OP_BROADCAST ||
+           kind == TD_OP_BARRIER;
 }
 
 /* ---- Inside a host --------------------------------------------------------------------------- */
@@ -211,7 +211,7 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
     struct slice slice = own_slice(hierarchy, operation->count);
     const struct td__reduction *reduction = &operation->reduction;
     size_t element = td__operation_element(operation);
-    bool to_all = operation->kind == TD__ALL_REDUCE;
+    bool to_all = operation->kind == TD_OP_ALL_REDUCE;
     int root_host = to_all ? 0 : hierarchy->host_of[operation->root];
     struct td__operation between = between_hosts(operation);
     between.root = to_all ? -1 : root_host;
@@ -311,13 +311,13 @@ static td_status barrier(struct td__hierarchy *hierarchy, const struct td__opera
 static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
     struct local local = {.operation = *operation};
-    bool rooted = operation->kind != TD__ALL_REDUCE;
+    bool rooted = operation->kind != TD_OP_ALL_REDUCE;
     if (rooted)
         local.operation.root = hierarchy->host_of[operation->root] == hierarchy->host
                                    ? hierarchy->index_of[operation->root]
                                    : -1;
     TD_TRY(meet(hierarchy, &local));
-    if (hierarchy->lane && operation->kind == TD__BROADCAST)
+    if (hierarchy->lane && operation->kind == TD_OP_BROADCAST)
         TD_TRY(broadcast_slice(hierarchy, &local, operation));
     else if (hierarchy->lane)
         TD_TRY(reduce_slice(hierarchy, &local, operation));
@@ -326,7 +326,7 @@ static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__op
 
 td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
-    if (operation->kind == TD__BARRIER)
+    if (operation->kind == TD_OP_BARRIER)
         return barrier(hierarchy, operation);
     size_t bytes = operation->count * td__operation_element(operation);
     bool reads = operation->input != NULL, writes = operation->output != NULL;

@@ -33,7 +33,7 @@ td_status td__hierarchy_hear(struct td__hierarchy *hierarchy,
                              const struct td__operation *operation);
 
 /** Whether it knows how to carry out `kind`: all_reduce, reduce, broadcast and barrier. */
-bool td__hierarchy_has(enum td__collective kind);
+bool td__hierarchy_has(td_op_kind kind);
 
 td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation);
 

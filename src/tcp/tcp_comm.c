@@ -155,7 +155,7 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm)
 
 /* The program of a call: one that is there, or a new one in the place of that which has not been used
  * for the longest time. NULL without memory. */
-static struct td__cached_schedule *find_program(struct td__tcp_comm *comm, enum td__collective kind,
+static struct td__cached_schedule *find_program(struct td__tcp_comm *comm, td_op_kind kind,
                                                 const char *algorithm, int root)
 {
     struct td__cached_schedule *oldest = comm->schedules;
@@ -182,7 +182,7 @@ static struct td__cached_schedule *find_program(struct td__tcp_comm *comm, enum 
 
 /* The name as it stands in td__algorithms, so that names can be compared by their addresses. */
 static const char *choose(const struct td__tcp_comm *comm, const struct td__operation *operation,
-                          enum td__collective kind, size_t bytes)
+                          td_op_kind kind, size_t bytes)
 {
     const char *forced = comm->forced[kind];
     if (operation->input_counts)
@@ -191,11 +191,10 @@ static const char *choose(const struct td__tcp_comm *comm, const struct td__oper
 }
 
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
-                             enum td__collective kind, size_t count, size_t bytes,
-                             struct td__run *run)
+                             td_op_kind kind, size_t count, size_t bytes, struct td__run *run)
 {
-    bool rooted = kind == TD__BROADCAST || kind == TD__REDUCE || kind == TD__SCATTER ||
-                  kind == TD__GATHER;
+    bool rooted = kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
+                  kind == TD_OP_GATHER;
     const char *algorithm = choose(comm, operation, kind, bytes);
     struct td__cached_schedule *cached = find_program(comm, kind, algorithm,
                                                       rooted ? operation->root : 0);

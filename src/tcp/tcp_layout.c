@@ -82,8 +82,8 @@ static void copy(void *to, const void *from, size_t bytes)
 }
 
 static td_status begin(struct task *task, struct td__tcp_comm *comm,
-                       const struct td__operation *operation, enum td__collective kind,
-                       size_t element, size_t count, size_t parts)
+                       const struct td__operation *operation, td_op_kind kind, size_t element,
+                       size_t count, size_t parts)
 {
     *task = (struct task){.comm = comm, .operation = operation, .element = element};
     return td__tcp_comm_begin(comm, operation, kind, count, count * parts * element, &task->run);
@@ -117,7 +117,7 @@ static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__opera
     struct task task;
     size_t count = operation->count;
     TD_TRY(
-        begin(&task, comm, operation, TD__BROADCAST, td__operation_element(operation), count, 1));
+        begin(&task, comm, operation, TD_OP_BROADCAST, td__operation_element(operation), count, 1));
     size_t chunk = min_size(count, BROADCAST_BYTES / task.element), at = 0;
     TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
     do {
@@ -132,7 +132,7 @@ static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__opera
 static td_status run_barrier(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    TD_TRY(begin(&task, comm, operation, TD__BARRIER, 1, 0, 0));
+    TD_TRY(begin(&task, comm, operation, TD_OP_BARRIER, 1, 0, 0));
     return execute(&task);
 }
 
@@ -148,7 +148,7 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
 {
     const struct td__reduction *reduction = &operation->reduction;
     td_dtype accumulator = td__reduction_accumulator(reduction);
-    bool same = accumulator == reduction->dtype, all = operation->kind == TD__ALL_REDUCE;
+    bool same = accumulator == reduction->dtype, all = operation->kind == TD_OP_ALL_REDUCE;
     bool gets = all || comm->index == operation->root;
     size_t count = operation->count, size = td__operation_element(operation);
     struct task task;
@@ -177,7 +177,7 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
 td_status td__socket_layout_combine(struct td__tcp_comm *comm,
                                     const struct td__operation *operation, void *data, size_t count)
 {
-    enum td__collective kind = operation->kind == TD__REDUCE ? TD__REDUCE : TD__ALL_REDUCE;
+    td_op_kind kind = operation->kind == TD_OP_REDUCE ? TD_OP_REDUCE : TD_OP_ALL_REDUCE;
     size_t element = td_dtype_size(td__reduction_accumulator(&operation->reduction));
     struct task task;
     TD_TRY(begin(&task, comm, operation, kind, element, count, 1));
@@ -192,7 +192,7 @@ static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__oper
     struct task task;
     size_t count = operation->count, element = td__operation_element(operation);
     char *output = operation->output;
-    TD_TRY(begin(&task, comm, operation, TD__ALL_GATHER, element, count, (size_t)comm->size));
+    TD_TRY(begin(&task, comm, operation, TD_OP_ALL_GATHER, element, count, (size_t)comm->size));
     bool in_pieces = task.run.compiled->one_by_one;
     size_t chunk = in_pieces ? min_size(count, GATHER_BYTES / element) : count, at = 0;
     TD_TRY(take_scratch(&task, scratch_bytes(&task, chunk)));
@@ -215,7 +215,7 @@ static td_status run_gather(struct td__tcp_comm *comm, const struct td__operatio
     struct task task;
     size_t count = operation->count, element = td__operation_element(operation);
     size_t part = count * element, own = (size_t)comm->index * part;
-    TD_TRY(begin(&task, comm, operation, TD__GATHER, element, count, (size_t)comm->size));
+    TD_TRY(begin(&task, comm, operation, TD_OP_GATHER, element, count, (size_t)comm->size));
     if (comm->index != operation->root && !task.run.compiled->writes_data) {
         task.run.places[TD__DATA] = own_part(&task, operation->input, count);
         return execute(&task);
@@ -235,7 +235,7 @@ static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operati
     struct task task;
     size_t count = operation->count, element = td__operation_element(operation);
     size_t part = count * element, own = (size_t)comm->index * part;
-    TD_TRY(begin(&task, comm, operation, TD__SCATTER, element, count, (size_t)comm->size));
+    TD_TRY(begin(&task, comm, operation, TD_OP_SCATTER, element, count, (size_t)comm->size));
     if (comm->index != operation->root && !task.run.compiled->sends) {
         task.run.places[TD__DATA] = own_part(&task, operation->output, count);
         return execute(&task);
@@ -260,7 +260,7 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
     size_t parts = (size_t)comm->size, count = operation->count;
     size_t size = td__operation_element(operation);
     struct task task;
-    TD_TRY(begin(&task, comm, operation, TD__REDUCE_SCATTER, td_dtype_size(accumulator), count,
+    TD_TRY(begin(&task, comm, operation, TD_OP_REDUCE_SCATTER, td_dtype_size(accumulator), count,
                  parts));
 
     size_t bytes = CHUNK_BYTES / parts < CHUNK_LEAST_BYTES ? CHUNK_LEAST_BYTES
@@ -309,7 +309,7 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
     struct task task;
     size_t parts = (size_t)comm->size, count = operation->count;
     bool uneven = operation->input_counts;
-    TD_TRY(begin(&task, comm, operation, TD__ALL_TO_ALL, td__operation_element(operation), count,
+    TD_TRY(begin(&task, comm, operation, TD_OP_ALL_TO_ALL, td__operation_element(operation), count,
                  uneven ? 0 : parts * parts));
     struct td__blocks input = parts_of(&task, operation->input, count, count);
     struct td__blocks output = parts_of(&task, operation->output, count, count);
@@ -336,20 +336,20 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
 td_status td__socket_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     switch (operation->kind) {
-    case TD__BROADCAST:
+    case TD_OP_BROADCAST:
         return run_broadcast(comm, operation);
-    case TD__REDUCE:
-    case TD__ALL_REDUCE:
+    case TD_OP_REDUCE:
+    case TD_OP_ALL_REDUCE:
         return run_reduction(comm, operation);
-    case TD__SCATTER:
+    case TD_OP_SCATTER:
         return run_scatter(comm, operation);
-    case TD__GATHER:
+    case TD_OP_GATHER:
         return run_gather(comm, operation);
-    case TD__ALL_GATHER:
+    case TD_OP_ALL_GATHER:
         return run_all_gather(comm, operation);
-    case TD__REDUCE_SCATTER:
+    case TD_OP_REDUCE_SCATTER:
         return run_reduce_scatter(comm, operation);
-    case TD__ALL_TO_ALL:
+    case TD_OP_ALL_TO_ALL:
         return run_all_to_all(comm, operation);
     default:
         return run_barrier(comm, operation);

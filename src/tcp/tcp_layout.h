@@ -9,7 +9,7 @@ enum { TD__SHM_PROGRAMS = 32 };
 
 /* A program that was made, for the next call of its kind. */
 struct td__cached_schedule {
-    enum td__collective kind;
+    td_op_kind kind;
     const char *algorithm;
     int root;
     int number;    /* of the algorithm in td__algorithms */
@@ -44,8 +44,7 @@ td_status td__tcp_comm_create_over(const struct td__link_source *source, void *a
 /** Begins a turn: chooses the algorithm of `kind` for a vector of `bytes` bytes, and fills in the
  *  program and the header of `run`. `count` is the one of the call. */
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
-                             enum td__collective kind, size_t count, size_t bytes,
-                             struct td__run *run);
+                             td_op_kind kind, size_t count, size_t bytes, struct td__run *run);
 
 /** Memory of the comm's own, at least `size` bytes, aligned to 64; the same until the next call. */
 td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__operation *operation,

@@ -25,7 +25,7 @@ static void check(bool condition)
 
 static void check_header(const uint8_t *bytes)
 {
-    struct td__call_header header, mine = {.type = TD__HEADER_DATA, .kind = TD__BARRIER};
+    struct td__call_header header, mine = {.type = TD__HEADER_DATA, .kind = TD_OP_BARRIER};
     uint8_t again[TD__HEADER_BYTES];
     char text[256];
     if (!td__header_read(bytes, &header))
@@ -35,7 +35,7 @@ static void check_header(const uint8_t *bytes)
     check(!memcmp(again, bytes, TD__HEADER_BYTES));
     td__header_describe(&header, text, sizeof text);
     check(strlen(text) < sizeof text - 1);
-    struct td__operation operation = {.kind = TD__BARRIER, .group = "fuzz"};
+    struct td__operation operation = {.kind = TD_OP_BARRIER, .group = "fuzz"};
     check(td__header_mismatch(&operation, &mine, "rank 0", &header, "rank 1") == TD_ERR_MISMATCH);
 }
 
