@@ -82,6 +82,14 @@ struct td__shm_head {
     char reason[TD__REASON_TEXT];
 };
 
+/* Where the buffers of another rank were in its last large call: places as in its notice, and the addresses here,
+ * which are good as long as the endpoint. */
+struct td__shm_views {
+    uint64_t input, output; /* 0: none yet */
+    size_t input_bytes, output_bytes;
+    void *source, *target;
+};
+
 struct td__shm_comm {
     struct td__endpoint *endpoint;
     uint64_t key;
@@ -112,7 +120,8 @@ struct td__shm_comm {
     uint64_t floor;        /* all have begun this call, and the same up to here */
     const void **sources;  /* the buffers of all, for the call at hand */
     void **targets;
-    const void **inputs; /* parts of them, for the piece of work at hand */
+    struct td__shm_views *views; /* of each member */
+    const void **inputs;         /* parts of them, for the piece of work at hand */
     void **outputs;
     double *factors;
     uint64_t nonce;

@@ -87,6 +87,32 @@ static void extents(struct td__shm_comm *comm, const struct td__operation *opera
     }
 }
 
+/* The buffers of another rank. Programs use the same ones again and again: those of the last call are kept, and
+ * asking the endpoint, under its lock, is left to calls with other ones. Always both together: after its view
+ * has grown an old address and a new one of the same memory differ, and what is in place would not be seen. */
+static td_status find_views(struct td__shm_comm *comm, const struct td__operation *operation,
+                            int index, size_t input_bytes, size_t output_bytes)
+{
+    const struct td__shm_notice *notice = &td__shm_slot(comm, index)->notice;
+    struct td__shm_views *views = &comm->views[index];
+    int rank = comm->world_ranks[index];
+    if (views->input == notice->input && views->output == notice->output &&
+        views->input_bytes >= input_bytes && views->output_bytes >= output_bytes)
+        return TD_OK;
+    *views = (struct td__shm_views){0};
+    if (notice->input != NOT_NEEDED)
+        TD_TRY(td__endpoint_map(comm->endpoint, rank, notice->input - 1, input_bytes,
+                                td__operation_deadline(operation), &views->source));
+    if (notice->output != NOT_NEEDED)
+        TD_TRY(td__endpoint_map(comm->endpoint, rank, notice->output - 1, output_bytes,
+                                td__operation_deadline(operation), &views->target));
+    views->input = notice->input;
+    views->output = notice->output;
+    views->input_bytes = input_bytes;
+    views->output_bytes = output_bytes;
+    return TD_OK;
+}
+
 /* Finds the addresses of all buffers. False, without a failure, where one cannot be shared. */
 static td_status find_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
                               bool *shared, size_t *largest)
@@ -101,23 +127,13 @@ static td_status find_buffers(struct td__shm_comm *comm, const struct td__operat
             *largest = notice->largest;
     }
     for (int i = 0; i < comm->size && *shared; i++) {
-        const struct td__shm_notice *notice = &td__shm_slot(comm, i)->notice;
         size_t input, output;
-        void *address = NULL;
-        extents(comm, operation, i, &input, &output);
-        comm->sources[i] = operation->input;
-        comm->targets[i] = operation->output;
-        if (i == comm->index)
-            continue;
-        if (notice->input != NOT_NEEDED)
-            TD_TRY(td__endpoint_map(comm->endpoint, comm->world_ranks[i], notice->input - 1,
-                                    input * element, td__operation_deadline(operation), &address));
-        comm->sources[i] = address;
-        address = NULL;
-        if (notice->output != NOT_NEEDED)
-            TD_TRY(td__endpoint_map(comm->endpoint, comm->world_ranks[i], notice->output - 1,
-                                    output * element, td__operation_deadline(operation), &address));
-        comm->targets[i] = address;
+        if (i != comm->index) {
+            extents(comm, operation, i, &input, &output);
+            TD_TRY(find_views(comm, operation, i, input * element, output * element));
+        }
+        comm->sources[i] = i == comm->index ? operation->input : comm->views[i].source;
+        comm->targets[i] = i == comm->index ? operation->output : comm->views[i].target;
     }
     return TD_OK;
 }

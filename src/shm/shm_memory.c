@@ -173,9 +173,10 @@ td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const
     comm->inputs = calloc((size_t)size, sizeof *comm->inputs);
     comm->outputs = calloc((size_t)size, sizeof *comm->outputs);
     comm->factors = calloc((size_t)size, sizeof *comm->factors);
+    comm->views = calloc((size_t)size, sizeof *comm->views);
     td_status status = TD_OK;
     if (!comm->world_ranks || !comm->sources || !comm->targets || !comm->inputs || !comm->outputs ||
-        !comm->factors)
+        !comm->factors || !comm->views)
         status = td__fail_nomem("group");
     else
         memcpy(comm->world_ranks, world_ranks, sizeof *world_ranks * (size_t)size);
@@ -212,5 +213,6 @@ void td__shm_comm_destroy(struct td__shm_comm *comm)
     free(comm->inputs);
     free(comm->outputs);
     free(comm->factors);
+    free(comm->views);
     free(comm);
 }
