@@ -9,37 +9,37 @@
 
 static td_status run_in_place(struct td__tensor_call *x, td_tensor *tensor, int use, td_work **work)
 {
-    TD_TRY(td__check_tensor(x->call, "tensor", tensor, use));
+    TD_TRY(td__check_tensor(x->name, "tensor", tensor, use));
     x->output = (struct td__side){.name = "tensor", .tensors = &tensor, .count = 1, .use = use};
-    x->dtype = td_tensor_dtype(tensor);
-    x->count = (size_t)td_tensor_numel(tensor);
+    x->call.dtype = td_tensor_dtype(tensor);
+    x->call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(x, work);
 }
 
 td_status td_broadcast(td_tensor *tensor, int src, td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "broadcast", .group = group, .start = td__start_broadcast, .peer = src};
+        .name = "broadcast", .group = group, .call.kind = TD_OP_BROADCAST, .peer = src};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_member(x.name, &x.group, &member));
     return run_in_place(&x, tensor, member.global == src ? TD__READ : TD__WRITE, work);
 }
 
 td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "all_reduce", .group = group, .start = td__start_all_reduce, .op = op};
+        .name = "all_reduce", .group = group, .call.kind = TD_OP_ALL_REDUCE, .call.op = op};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_member(x.name, &x.group, &member));
     return run_in_place(&x, tensor, TD__READ | TD__WRITE, work);
 }
 
 td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "reduce", .group = group, .start = td__start_reduce, .op = op, .peer = dst};
+        .name = "reduce", .group = group, .call.kind = TD_OP_REDUCE, .call.op = op, .peer = dst};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
+    TD_TRY(td__check_member(x.name, &x.group, &member));
     return run_in_place(&x, tensor, TD__READ | (member.global == dst ? TD__WRITE : 0), work);
 }
 
@@ -50,13 +50,13 @@ td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group
 static td_status set_sides(struct td__tensor_call *x, td_tensor *const *output,
                            td_tensor *const *input, struct td__member *member)
 {
-    TD_TRY(td__check_member(x->call, x->group, member));
-    TD_TRY(td__check_tensor(x->call, "output", *output, TD__WRITE));
-    TD_TRY(td__check_tensor(x->call, "input", *input, TD__READ));
+    TD_TRY(td__check_member(x->name, &x->group, member));
+    TD_TRY(td__check_tensor(x->name, "output", *output, TD__WRITE));
+    TD_TRY(td__check_tensor(x->name, "input", *input, TD__READ));
     x->output = (struct td__side){
         .name = "output", .tensors = output, .count = 1, .use = TD__WRITE};
     x->input = (struct td__side){.name = "input", .tensors = input, .count = 1, .use = TD__READ};
-    x->dtype = td_tensor_dtype(*input);
+    x->call.dtype = td_tensor_dtype(*input);
     return TD_OK;
 }
 
@@ -64,25 +64,25 @@ td_status td_all_gather_into_tensor(td_tensor *output, td_tensor *input, td_grou
                                     td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "all_gather_into_tensor", .group = group, .start = td__start_all_gather};
+        .name = "all_gather_into_tensor", .group = group, .call.kind = TD_OP_ALL_GATHER};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
-    TD_TRY(td__check_parts(x.call, "output", output, "input", input, member.size));
-    x.count = (size_t)td_tensor_numel(input);
+    TD_TRY(td__check_parts(x.name, "output", output, "input", input, member.size));
+    x.call.count = (size_t)td_tensor_numel(input);
     return td__tensor_call_run(&x, work);
 }
 
 td_status td_reduce_scatter_tensor(td_tensor *output, td_tensor *input, td_reduce_op op,
                                    td_group *group, td_work **work)
 {
-    struct td__tensor_call x = {.call = "reduce_scatter_tensor",
+    struct td__tensor_call x = {.name = "reduce_scatter_tensor",
                                 .group = group,
-                                .start = td__start_reduce_scatter,
-                                .op = op};
+                                .call.kind = TD_OP_REDUCE_SCATTER,
+                                .call.op = op};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
-    TD_TRY(td__check_parts(x.call, "input", input, "output", output, member.size));
-    x.count = (size_t)td_tensor_numel(output);
+    TD_TRY(td__check_parts(x.name, "input", input, "output", output, member.size));
+    x.call.count = (size_t)td_tensor_numel(output);
     return td__tensor_call_run(&x, work);
 }
 
@@ -124,22 +124,21 @@ static td_status count_parts(const char *call, const char *name, const td_tensor
 static td_status run_splits(struct td__tensor_call *x, const int64_t *output_splits,
                             const int64_t *input_splits, int size, td_work **work)
 {
-    x->input_counts = calloc((size_t)size, sizeof *x->input_counts);
-    x->output_counts = calloc((size_t)size, sizeof *x->output_counts);
-    td_status status = TD_OK;
-    if (!x->input_counts || !x->output_counts)
-        status = td__fail_nomem(x->call);
+    size_t *inputs = calloc((size_t)size, sizeof *inputs);
+    size_t *outputs = calloc((size_t)size, sizeof *outputs);
+    td_status status = inputs && outputs ? TD_OK : td__fail_nomem(x->name);
     if (!status)
-        status = count_parts(x->call, "input", x->input.tensors[0], input_splits, size,
-                             x->input_counts);
+        status = count_parts(x->name, "input", x->input.tensors[0], input_splits, size, inputs);
     if (!status)
-        status = count_parts(x->call, "output", x->output.tensors[0], output_splits, size,
-                             x->output_counts);
-    if (!status)
-        return td__tensor_call_run(x, work);
-    free(x->input_counts);
-    free(x->output_counts);
-    return status;
+        status = count_parts(x->name, "output", x->output.tensors[0], output_splits, size, outputs);
+    if (status) {
+        free(inputs);
+        free(outputs);
+        return status;
+    }
+    x->call.input_counts = inputs;
+    x->call.output_counts = outputs;
+    return td__tensor_call_run(x, work);
 }
 
 td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
@@ -147,24 +146,24 @@ td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
                                td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "all_to_all_single", .group = group, .start = td__start_all_to_all};
+        .name = "all_to_all_single", .group = group, .call.kind = TD_OP_ALL_TO_ALL};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     if (td_tensor_dtype(output) != td_tensor_dtype(input))
-        return td_fail(TD_ERR_INVALID, "%s: output has dtype %s, but input has %s", x.call,
+        return td_fail(TD_ERR_INVALID, "%s: output has dtype %s, but input has %s", x.name,
                        td_dtype_name(td_tensor_dtype(output)),
                        td_dtype_name(td_tensor_dtype(input)));
     if (output_split_sizes || input_split_sizes)
         return run_splits(&x, output_split_sizes, input_split_sizes, member.size, work);
 
-    TD_TRY(td__check_parts(x.call, "output", output, "input", input, 1));
+    TD_TRY(td__check_parts(x.name, "output", output, "input", input, 1));
     int64_t rows = td_tensor_ndim(input) > 0 ? td_tensor_size(input, 0) : 1;
     if (rows % member.size)
         return td_fail(TD_ERR_INVALID,
                        "%s: dimension 0 of input has size %" PRId64
                        ", which is no multiple of the %d ranks; give split sizes",
-                       x.call, rows, member.size);
-    x.count = (size_t)(td_tensor_numel(input) / member.size);
+                       x.name, rows, member.size);
+    x.call.count = (size_t)(td_tensor_numel(input) / member.size);
     return td__tensor_call_run(&x, work);
 }
 

@@ -7,11 +7,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-td_status td__check_member(const char *call, td_group *group, struct td__member *member)
+td_status td__check_member(const char *call, td_group **group, struct td__member *member)
 {
-    const td_group *entered = td__group_enter(group, call);
+    td_group *entered = td__group_enter(*group, call);
     if (!entered)
         return TD_ERR_STATE;
+    *group = entered;
     *member = (struct td__member){
         .rank = entered->rank, .size = entered->size, .global = entered->ranks[entered->rank]};
     return TD_OK;

@@ -39,13 +39,13 @@ static td_status check_op(const struct request *request, td_dtype dtype)
     struct td__reduction reduction;
     if (!request->reduces)
         return TD_OK;
-    td_status status = td__reduction_of(request->x.op, dtype, &reduction);
-    return status ? td_fail(status, "%s: %s", request->x.call, td_last_error()) : TD_OK;
+    td_status status = td__reduction_of(request->x.call.op, dtype, &reduction);
+    return status ? td_fail(status, "%s: %s", request->x.name, td_last_error()) : TD_OK;
 }
 
 static td_status check_whole(const struct request *request, int whole_count)
 {
-    const char *call = request->x.call;
+    const char *call = request->x.name;
     int64_t expected = (int64_t)request->count * request->member.size;
     if (whole_count != expected)
         return td_fail(TD_ERR_INVALID,
@@ -68,8 +68,8 @@ static td_status check_whole(const struct request *request, int whole_count)
 
 static td_status check(struct request *request, int whole_count)
 {
-    const char *call = request->x.call;
-    TD_TRY(td__check_member(call, request->x.group, &request->member));
+    const char *call = request->x.name;
+    TD_TRY(td__check_member(call, &request->x.group, &request->member));
     if (request->count < 1)
         return td_fail(TD_ERR_INVALID, "%s: %s is empty", call, request->own_name);
     TD_TRY(td__check_list(call, request->own_name, request->own, request->count, request->count,
@@ -112,12 +112,12 @@ static td_status hold_dtype(const struct request *request, td_dtype dtype, td_te
                             struct td__tensor_call **held)
 {
     struct td__tensor_call x = request->x;
-    x.dtype = dtype;
+    x.call.dtype = dtype;
     struct td__side own = {.name = request->own_name, .use = request->own_use, .tensors = lists};
     own.count = choose(request, request->own, 1, dtype, lists);
     for (int i = 0; i < own.count; i++)
-        x.count += (size_t)td_tensor_numel(lists[i]);
-    x.detail = detail_of(lists, own.count);
+        x.call.count += (size_t)td_tensor_numel(lists[i]);
+    x.call.detail = detail_of(lists, own.count);
 
     struct td__side whole = {.name = request->whole_name, .use = request->whole_use};
     if (request->whole) {
@@ -137,7 +137,7 @@ static td_status run(struct request *request, int whole_count, td_work **work)
     size_t most = (size_t)request->count * (1 + (size_t)request->member.size);
     td_tensor **lists = malloc(most * sizeof *lists);
     if (!lists)
-        return td__fail_nomem(request->x.call);
+        return td__fail_nomem(request->x.name);
 
     struct td__tensor_call *first = NULL, **end = &first;
     td_status status = TD_OK;
@@ -164,15 +164,15 @@ td_status td_broadcast_coalesced(td_tensor *const *tensors, int count, int src, 
                                  td_work **work)
 {
     struct request request = {
-        .x = {.call = "broadcast_coalesced",
+        .x = {.name = "broadcast_coalesced",
               .group = group,
-              .start = td__start_broadcast,
+              .call.kind = TD_OP_BROADCAST,
               .peer = src},
         .own = tensors,
         .count = count,
         .own_name = "tensors",
     };
-    TD_TRY(td__check_member(request.x.call, group, &request.member));
+    TD_TRY(td__check_member(request.x.name, &request.x.group, &request.member));
     request.own_use = request.member.global == src ? TD__READ : TD__WRITE;
     return run(&request, 0, work);
 }
@@ -181,10 +181,10 @@ td_status td_all_reduce_coalesced(td_tensor *const *tensors, int count, td_reduc
                                   td_group *group, td_work **work)
 {
     struct request request = {
-        .x = {.call = "all_reduce_coalesced",
+        .x = {.name = "all_reduce_coalesced",
               .group = group,
-              .start = td__start_all_reduce,
-              .op = op},
+              .call.kind = TD_OP_ALL_REDUCE,
+              .call.op = op},
         .own = tensors,
         .count = count,
         .own_name = "tensors",
@@ -199,7 +199,7 @@ td_status td_all_gather_coalesced(td_tensor *const *outputs, int output_count,
                                   td_work **work)
 {
     struct request request = {
-        .x = {.call = "all_gather_coalesced", .group = group, .start = td__start_all_gather},
+        .x = {.name = "all_gather_coalesced", .group = group, .call.kind = TD_OP_ALL_GATHER},
         .own = inputs,
         .count = input_count,
         .own_name = "inputs",
@@ -216,10 +216,10 @@ td_status td_reduce_scatter_coalesced(td_tensor *const *outputs, int output_coun
                                       td_group *group, td_work **work)
 {
     struct request request = {
-        .x = {.call = "reduce_scatter_coalesced",
+        .x = {.name = "reduce_scatter_coalesced",
               .group = group,
-              .start = td__start_reduce_scatter,
-              .op = op},
+              .call.kind = TD_OP_REDUCE_SCATTER,
+              .call.op = op},
         .own = outputs,
         .count = output_count,
         .own_name = "outputs",

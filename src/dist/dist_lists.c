@@ -15,16 +15,16 @@ td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
                         td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "all_gather", .group = group, .start = td__start_all_gather};
+        .name = "all_gather", .group = group, .call.kind = TD_OP_ALL_GATHER};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
-    TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__READ));
-    TD_TRY(td__check_list(x.call, "tensors", tensors, count, member.size, TD__WRITE, "tensor",
+    TD_TRY(td__check_member(x.name, &x.group, &member));
+    TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__READ));
+    TD_TRY(td__check_list(x.name, "tensors", tensors, count, member.size, TD__WRITE, "tensor",
                           tensor));
     x.input = list_side("tensor", &tensor, 1, TD__READ);
     x.output = list_side("tensors", tensors, count, TD__WRITE);
-    x.dtype = td_tensor_dtype(tensor);
-    x.count = (size_t)td_tensor_numel(tensor);
+    x.call.dtype = td_tensor_dtype(tensor);
+    x.call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(&x, work);
 }
 
@@ -32,16 +32,16 @@ td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int
                             td_reduce_op op, td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "reduce_scatter", .group = group, .start = td__start_reduce_scatter, .op = op};
+        .name = "reduce_scatter", .group = group, .call.kind = TD_OP_REDUCE_SCATTER, .call.op = op};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
-    TD_TRY(td__check_tensor(x.call, "output", output, TD__WRITE));
-    TD_TRY(td__check_list(x.call, "input_list", input_list, count, member.size, TD__READ, "output",
+    TD_TRY(td__check_member(x.name, &x.group, &member));
+    TD_TRY(td__check_tensor(x.name, "output", output, TD__WRITE));
+    TD_TRY(td__check_list(x.name, "input_list", input_list, count, member.size, TD__READ, "output",
                           output));
     x.input = list_side("input_list", input_list, count, TD__READ);
     x.output = list_side("output", &output, 1, TD__WRITE);
-    x.dtype = td_tensor_dtype(output);
-    x.count = (size_t)td_tensor_numel(output);
+    x.call.dtype = td_tensor_dtype(output);
+    x.call.count = (size_t)td_tensor_numel(output);
     return td__tensor_call_run(&x, work);
 }
 
@@ -65,16 +65,16 @@ td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int count,
                     td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "gather", .group = group, .start = td__start_gather, .peer = dst};
+        .name = "gather", .group = group, .call.kind = TD_OP_GATHER, .peer = dst};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
-    TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__READ));
-    TD_TRY(check_root_list(x.call, "gather_list", gather_list, count, &member, dst, TD__WRITE,
+    TD_TRY(td__check_member(x.name, &x.group, &member));
+    TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__READ));
+    TD_TRY(check_root_list(x.name, "gather_list", gather_list, count, &member, dst, TD__WRITE,
                            tensor));
     x.input = list_side("tensor", &tensor, 1, TD__READ);
     x.output = list_side("gather_list", gather_list, gather_list ? count : 0, TD__WRITE);
-    x.dtype = td_tensor_dtype(tensor);
-    x.count = (size_t)td_tensor_numel(tensor);
+    x.call.dtype = td_tensor_dtype(tensor);
+    x.call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(&x, work);
 }
 
@@ -82,16 +82,16 @@ td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int coun
                      td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "scatter", .group = group, .start = td__start_scatter, .peer = src};
+        .name = "scatter", .group = group, .call.kind = TD_OP_SCATTER, .peer = src};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
-    TD_TRY(td__check_tensor(x.call, "tensor", tensor, TD__WRITE));
-    TD_TRY(check_root_list(x.call, "scatter_list", scatter_list, count, &member, src, TD__READ,
+    TD_TRY(td__check_member(x.name, &x.group, &member));
+    TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__WRITE));
+    TD_TRY(check_root_list(x.name, "scatter_list", scatter_list, count, &member, src, TD__READ,
                            tensor));
     x.input = list_side("scatter_list", scatter_list, scatter_list ? count : 0, TD__READ);
     x.output = list_side("tensor", &tensor, 1, TD__WRITE);
-    x.dtype = td_tensor_dtype(tensor);
-    x.count = (size_t)td_tensor_numel(tensor);
+    x.call.dtype = td_tensor_dtype(tensor);
+    x.call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(&x, work);
 }
 
@@ -101,14 +101,14 @@ td_status td_scatter_send(td_tensor *const *scatter_list, int count, td_tensor *
                           td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member("scatter_send", group, &member));
+    TD_TRY(td__check_member("scatter_send", &group, &member));
     return td_scatter(tensor, scatter_list, count, member.global, group, NULL);
 }
 
 td_status td_scatter_recv(td_tensor *tensor, int src, td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member("scatter_recv", group, &member));
+    TD_TRY(td__check_member("scatter_recv", &group, &member));
     if (member.global == src)
         return td_fail(TD_ERR_INVALID,
                        "scatter_recv: rank %d is the source itself; it calls td_scatter_send()",
@@ -120,14 +120,14 @@ td_status td_gather_recv(td_tensor *const *gather_list, int count, td_tensor *te
                          td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member("gather_recv", group, &member));
+    TD_TRY(td__check_member("gather_recv", &group, &member));
     return td_gather(tensor, gather_list, count, member.global, group, NULL);
 }
 
 td_status td_gather_send(td_tensor *tensor, int dst, td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member("gather_send", group, &member));
+    TD_TRY(td__check_member("gather_send", &group, &member));
     if (member.global == dst)
         return td_fail(TD_ERR_INVALID,
                        "gather_send: rank %d is the destination itself; it calls td_gather_recv()",
@@ -142,10 +142,10 @@ td_status td_gather_send(td_tensor *tensor, int dst, td_group *group)
 static td_status check_dtypes(const struct td__tensor_call *x, const struct td__side *side)
 {
     for (int i = 0; i < side->count; i++)
-        if (td_tensor_dtype(side->tensors[i]) != x->dtype)
+        if (td_tensor_dtype(side->tensors[i]) != x->call.dtype)
             return td_fail(TD_ERR_INVALID, "%s: %s[%d] has dtype %s, but input_list[0] has %s",
-                           x->call, side->name, i, td_dtype_name(td_tensor_dtype(side->tensors[i])),
-                           td_dtype_name(x->dtype));
+                           x->name, side->name, i, td_dtype_name(td_tensor_dtype(side->tensors[i])),
+                           td_dtype_name(x->call.dtype));
     return TD_OK;
 }
 
@@ -162,24 +162,24 @@ td_status td_all_to_all(td_tensor *const *output_list, int output_count,
                         td_work **work)
 {
     struct td__tensor_call x = {
-        .call = "all_to_all", .group = group, .start = td__start_all_to_all};
+        .name = "all_to_all", .group = group, .call.kind = TD_OP_ALL_TO_ALL};
     struct td__member member;
-    TD_TRY(td__check_member(x.call, group, &member));
-    TD_TRY(td__check_list(x.call, "output_list", output_list, output_count, member.size, TD__WRITE,
+    TD_TRY(td__check_member(x.name, &x.group, &member));
+    TD_TRY(td__check_list(x.name, "output_list", output_list, output_count, member.size, TD__WRITE,
                           NULL, NULL));
-    TD_TRY(td__check_list(x.call, "input_list", input_list, input_count, member.size, TD__READ,
+    TD_TRY(td__check_list(x.name, "input_list", input_list, input_count, member.size, TD__READ,
                           NULL, NULL));
     x.input = list_side("input_list", input_list, input_count, TD__READ);
     x.output = list_side("output_list", output_list, output_count, TD__WRITE);
-    x.dtype = td_tensor_dtype(input_list[0]);
+    x.call.dtype = td_tensor_dtype(input_list[0]);
     TD_TRY(check_dtypes(&x, &x.input));
     TD_TRY(check_dtypes(&x, &x.output));
 
-    x.input_counts = counts_of(&x.input);
-    x.output_counts = counts_of(&x.output);
-    if (x.input_counts && x.output_counts)
+    x.call.input_counts = counts_of(&x.input);
+    x.call.output_counts = counts_of(&x.output);
+    if (x.call.input_counts && x.call.output_counts)
         return td__tensor_call_run(&x, work);
-    free(x.input_counts);
-    free(x.output_counts);
-    return td__fail_nomem(x.call);
+    free((void *)x.call.input_counts);
+    free((void *)x.call.output_counts);
+    return td__fail_nomem(x.name);
 }

@@ -1,6 +1,7 @@
 /* Messages: one tensor from one rank to another. */
 #include "base/fail.h"
 #include "dist/tensor_call.h"
+#include "group/process_group.h"
 
 /* A message may be shorter than the tensor; so what is to be overwritten is packed as well. */
 static int use_of(td_p2p_kind kind)
@@ -8,47 +9,37 @@ static int use_of(td_p2p_kind kind)
     return kind == TD_P2P_ISEND ? TD__READ : TD__READ | TD__WRITE;
 }
 
-static td_status check_message(const td_p2p_op *op)
+/* Fills in all but the tensor. */
+static td_status check_message(const td_p2p_op *op, struct td__tensor_call *x)
 {
     if (op->kind != TD_P2P_ISEND && op->kind != TD_P2P_IRECV)
         return td_fail(TD_ERR_INVALID,
                        "batch_isend_irecv: %d is neither TD_P2P_ISEND nor TD_P2P_IRECV",
                        (int)op->kind);
-    bool sends = op->kind == TD_P2P_ISEND;
-    const char *call = sends ? "send" : "recv";
+    td_op_kind kind = op->kind == TD_P2P_ISEND ? TD_OP_SEND : TD_OP_RECV;
+    *x = (struct td__tensor_call){.name = td_op_kind_name(kind),
+                                  .group = op->group,
+                                  .call.kind = kind,
+                                  .call.tag = op->tag,
+                                  .peer = op->peer};
     struct td__member member;
-    TD_TRY(td__check_member(call, op->group, &member));
-    TD_TRY(td__check_tensor(call, "tensor", op->tensor, use_of(op->kind)));
-    if (op->tag < 0 && (sends || op->tag != TD_ANY_TAG))
-        return td_fail(TD_ERR_INVALID, "%s: tag %d is negative", call, op->tag);
-    if (op->peer == member.global)
-        return td_fail(TD_ERR_INVALID, "%s: rank %d cannot %s itself", call, op->peer,
-                       sends ? "send to" : "receive from");
-    if (!(!sends && op->peer == TD_ANY_SOURCE) && td_get_group_rank(op->group, op->peer) < 0)
-        return td_fail(TD_ERR_INVALID, "%s on group \"%s\": rank %d of the world is not in it",
-                       call, td_group_name(op->group), op->peer);
-    return TD_OK;
+    TD_TRY(td__check_member(x->name, &x->group, &member));
+    TD_TRY(td__check_tensor(x->name, "tensor", op->tensor, use_of(op->kind)));
+    return td__check_tag(&x->call);
 }
 
 static td_status run_message(td_p2p_op op, td_work **work)
 {
-    TD_TRY(check_message(&op));
-    struct td__tensor_call x = {.group = op.group,
-                                .dtype = td_tensor_dtype(op.tensor),
-                                .count = (size_t)td_tensor_numel(op.tensor),
-                                .peer = op.peer,
-                                .tag = op.tag};
+    struct td__tensor_call x;
+    TD_TRY(check_message(&op, &x));
     struct td__side side = {
         .name = "tensor", .tensors = &op.tensor, .count = 1, .use = use_of(op.kind)};
-    if (op.kind == TD_P2P_ISEND) {
-        x.call = "send";
-        x.start = td__start_send;
+    x.call.dtype = td_tensor_dtype(op.tensor);
+    x.call.count = (size_t)td_tensor_numel(op.tensor);
+    if (op.kind == TD_P2P_ISEND)
         x.input = side;
-    } else {
-        x.call = "recv";
-        x.start = td__start_recv;
+    else
         x.output = side;
-    }
     return td__tensor_call_run(&x, work);
 }
 
@@ -99,7 +90,10 @@ td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works)
                        : !ops    ? "ops is NULL"
                                  : "works is NULL");
     for (int i = 0; i < count; i++) {
-        td_status status = check_message(&ops[i]);
+        struct td__tensor_call x;
+        td_status status = check_message(&ops[i], &x);
+        if (!status)
+            status = td__check_message(x.group, &x.call, x.peer);
         if (status)
             return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
     }

@@ -22,10 +22,22 @@ struct announcement {
 static td_status check_call(const char *call, td_group *group, const td_bytes *objects, int count)
 {
     struct td__member member;
-    TD_TRY(td__check_member(call, group, &member));
+    TD_TRY(td__check_member(call, &group, &member));
     if (count < 1 || !objects)
         return td_fail(TD_ERR_INVALID, "%s: objects is %s", call, count < 1 ? "empty" : "NULL");
     return TD_OK;
+}
+
+static td_status message(td_group *group, td_op_kind kind, void *data, size_t count, td_dtype dtype,
+                         int rank, td_work **work)
+{
+    td_call call = {.kind = kind,
+                    .input = kind == TD_OP_SEND ? data : NULL,
+                    .output = kind == TD_OP_RECV ? data : NULL,
+                    .count = count,
+                    .dtype = dtype,
+                    .tag = TD__TAG_OBJECT};
+    return td__group_call(group, &call, rank, work);
 }
 
 static td_status send_objects(const char *call, const td_bytes *objects, int count, int dst,
@@ -43,9 +55,9 @@ static td_status send_objects(const char *call, const td_bytes *objects, int cou
     for (int i = 0; i < count; i++)
         ((uint64_t *)(void *)body)[i] = objects[i].size;
     td__objects_pack(body + front, objects, count);
-    td_status status = td__group_send(group, &announced, 2, TD_U64, dst, TD__TAG_OBJECT, NULL);
+    td_status status = message(group, TD_OP_SEND, &announced, 2, TD_U64, dst, NULL);
     if (!status)
-        status = td__group_send(group, body, announced.bytes, TD_U8, dst, TD__TAG_OBJECT, NULL);
+        status = message(group, TD_OP_SEND, body, announced.bytes, TD_U8, dst, NULL);
     td_free(body);
     return status;
 }
@@ -66,7 +78,7 @@ static td_status receive_announcement(td_group *group, int src, struct announcem
                                       int *source)
 {
     td_work *work;
-    TD_TRY(td__group_recv(group, announced, 2, TD_U64, src, TD__TAG_OBJECT, &work));
+    TD_TRY(message(group, TD_OP_RECV, announced, 2, TD_U64, src, &work));
     td__work_finish(work); /* `announced` is in use until then */
     td_status status = td_work_status(work);
     if (!status)
@@ -105,7 +117,7 @@ static td_status receive_objects(const char *call, td_bytes *objects, int count,
     if (!body)
         return td_fail(TD_ERR_NOMEM, "%s: no memory for %" PRIu64 " bytes from rank %d", call,
                        bytes, from);
-    td_status status = td__group_recv(group, body, bytes, TD_U8, from, TD__TAG_OBJECT, NULL);
+    td_status status = message(group, TD_OP_RECV, body, bytes, TD_U8, from, NULL);
     if (!status && number != (uint64_t)count)
         status = td_fail(TD_ERR_MISMATCH,
                          "%s: rank %d sent %" PRIu64 " objects, but the list here has %d", call,

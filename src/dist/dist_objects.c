@@ -105,7 +105,7 @@ static uint64_t *make_sizes(const td_bytes *objects, int count)
 static td_status broadcast(const char *call, td_bytes *objects, int count, int src, td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member(call, group, &member));
+    TD_TRY(td__check_member(call, &group, &member));
     bool is_root = member.global == src;
     if (is_root)
         TD_TRY(td__objects_check(call, "objects", objects, count));
@@ -174,7 +174,7 @@ static td_status all_gather(const char *call, td_bytes *objects, int count, td_b
                             td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member(call, group, &member));
+    TD_TRY(td__check_member(call, &group, &member));
     TD_TRY(check_length(call, count, member.size));
     TD_TRY(td__objects_check(call, "object", &object, 1));
     if (!objects)
@@ -248,7 +248,7 @@ static td_status gather(const char *call, td_bytes object, td_bytes *objects, in
                         td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member(call, group, &member));
+    TD_TRY(td__check_member(call, &group, &member));
     TD_TRY(check_root_objects(call, objects, count, dst, &member));
     TD_TRY(td__objects_check(call, "object", &object, 1));
     bool is_root = member.global == dst;
@@ -288,7 +288,7 @@ static td_status scatter(const char *call, td_bytes *object, const td_bytes *obj
                          int src, td_group *group)
 {
     struct td__member member;
-    TD_TRY(td__check_member(call, group, &member));
+    TD_TRY(td__check_member(call, &group, &member));
     TD_TRY(check_root_objects(call, objects, count, src, &member));
     bool is_root = member.global == src;
     if (is_root)

@@ -1,6 +1,6 @@
-/* How an call runs.
+/* How a tensor call runs.
  *
- * A blocking call keeps its call on the stack and counts no references: the caller has them.
+ * A blocking one stays on the stack and counts no references: the caller has them.
  * One with a work moves to the heap first, so that nothing can fail between starting the operation
  * and handing its work out but making the outer work:
  *
@@ -10,7 +10,7 @@
  * failure all that follow fail with the same; so the last work speaks for all of them. */
 #include "base/fail.h"
 #include "dist/tensor_call.h"
-#include "group/work.h"
+#include "group/process_group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ static td_status use_scratch(const struct td__tensor_call *x, struct td__side *s
 {
     side->scratch = td_alloc(side->bytes);
     if (!side->scratch)
-        return td_fail(TD_ERR_NOMEM, "%s: no memory to pack %zu bytes of %s", x->call, side->bytes,
+        return td_fail(TD_ERR_NOMEM, "%s: no memory to pack %zu bytes of %s", x->name, side->bytes,
                        side->name);
     side->data = side->scratch;
     if (side->use & TD__READ)
@@ -95,7 +95,7 @@ static bool is_in_the_way(const struct td__tensor_call *x)
     const char *from = in->data, *to = out->data;
     if (!from || !to || from + in->bytes <= to || to + out->bytes <= from)
         return false;
-    if (x->input_counts)
+    if (x->call.input_counts)
         return true;
     size_t rank = (size_t)td_get_rank(x->group);
     if (in->bytes <= out->bytes)
@@ -130,8 +130,8 @@ static void finish(struct td__tensor_call *x, bool well)
         copy_all(&x->output, false);
     drop_side(&x->input, x->held);
     drop_side(&x->output, x->held);
-    free(x->input_counts);
-    free(x->output_counts);
+    free((void *)x->call.input_counts);
+    free((void *)x->call.output_counts);
     td_work_release(x->inner);
     if (x->held)
         free(x);
@@ -193,7 +193,7 @@ free_held:
     free(held);
 drop:
     if (status == TD_ERR_NOMEM)
-        td_fail(status, "%s on group \"%s\": out of memory", x->call, td_group_name(x->group));
+        td_fail(status, "%s on group \"%s\": out of memory", x->name, td_group_name(x->group));
     finish(x, false);
     return status;
 }
@@ -226,11 +226,21 @@ static td_status give_up(struct td__tensor_call *first, const struct td__tensor_
     return td__error_restore(&error);
 }
 
+/* Those in place have their buffer on both sides; the group drops what a rank has no use for. */
+static td_status start(struct td__tensor_call *x, td_work **work)
+{
+    bool in_place = x->call.kind == TD_OP_BROADCAST || x->call.kind == TD_OP_REDUCE ||
+                    x->call.kind == TD_OP_ALL_REDUCE;
+    x->call.input = in_place ? x->output.data : x->input.data;
+    x->call.output = x->output.data;
+    return td__group_call(x->group, &x->call, x->peer, work);
+}
+
 static td_status start_chain(struct td__tensor_call *first, td_work **work)
 {
     struct td__tensor_call *last = first;
     for (struct td__tensor_call *x = first; x; x = x->next) {
-        td_status status = x->start(x, &x->inner);
+        td_status status = start(x, &x->inner);
         if (status)
             return give_up(first, x);
         last = x;
@@ -243,22 +253,17 @@ static td_status run_chain(struct td__tensor_call *first)
 {
     td_status status = TD_OK;
     for (struct td__tensor_call *x = first; x && !status; x = x->next)
-        status = x->start(x, NULL);
+        status = start(x, NULL);
     finish_chain(first, !status);
     return status;
 }
 
 td_status td__tensor_call_run_chain(struct td__tensor_call *first, td_work **work)
 {
-    td_group *group = td__hold_group(first->call, first->group);
-    if (!group) {
-        finish_chain(first, false);
-        return TD_ERR_STATE;
-    }
-    for (struct td__tensor_call *x = first; x; x = x->next)
-        x->group = group; /* NULL may stand for no world any more by then */
+    td_group *group = first->group;
+    td__group_use(group);
     td_status status = work ? start_chain(first, work) : run_chain(first);
-    td__release_group(group);
+    td__group_unuse(group);
     return status;
 }
 
@@ -271,7 +276,7 @@ td_status td__tensor_call_run(struct td__tensor_call *x, td_work **work)
     }
     td_status status = prepare(x);
     if (!status)
-        status = x->start(x, NULL);
+        status = start(x, NULL);
     finish(x, !status);
     return status;
 }

@@ -1,8 +1,8 @@
-/* An call: one call of group.h with the tensors that it is made for.
+/* A tensor call: one td_call with the tensors that it is made for.
  *
- *     input tensors --pack--> buffer --start()--> buffer --unpack--> output tensors
+ *     input tensors --pack--> buffer --td_call--> buffer --unpack--> output tensors
  *
- * A call fills in an call and hands it to td__tensor_call_run(), which does the rest, for a
+ * A function of dist.h fills one in and hands it to td__tensor_call_run(), which does the rest, for a
  * blocking call and for one with a work. Each side is one buffer: the memory of the tensors
  * themselves where they are contiguous and follow each other, memory of td_alloc() otherwise. */
 #ifndef TD_DIST_TENSOR_CALL_H
@@ -10,6 +10,7 @@
 
 #include "tensor/tensor_internal.h"
 
+#include <tandem/backend.h>
 #include <tandem/dist.h>
 
 enum td__side_use {
@@ -30,20 +31,13 @@ struct td__side {
 };
 
 struct td__tensor_call {
-    /* What the call fills in. */
-    const char *call; /* "all_gather" */
-    td_group *group;
-    td_status (*start)(struct td__tensor_call *x, td_work **work);
-    struct td__side input;
-    struct td__side output; /* also the only one of an operation in place */
-    td_dtype dtype;
-    size_t count; /* elements, as group.h takes it */
-    td_reduce_op op;
-    uint32_t detail; /* of the call: see call/operation.h */
-    int peer;        /* root, source or destination: a rank of the world */
-    int tag;
-    size_t *input_counts; /* all_to_all_v; from malloc(), taken over */
-    size_t *output_counts;
+    /* What the caller fills in. */
+    const char *name;      /* "all_gather_into_tensor", for messages */
+    td_group *group;       /* as td__check_member() has left it */
+    td_call call;          /* without the buffers; counts are from malloc(), and taken over */
+    int peer;              /* root, source or destination: a rank of the world */
+    struct td__side input; /* none in an operation in place */
+    struct td__side output;
 
     /* Used while it is under way. */
     bool held; /* on the heap, with lists and references of its own */
@@ -64,21 +58,6 @@ td_status td__tensor_call_run_chain(struct td__tensor_call *first, td_work **wor
 /** Frees a chain of held calls that was not started. */
 void td__tensor_call_discard(struct td__tensor_call *first);
 
-/* ---- Which call (tensor_call_start.c) -----------------------------------------------------------
- *
- * For `start`. Those in place use the output side only. */
-
-td_status td__start_broadcast(struct td__tensor_call *x, td_work **work);
-td_status td__start_all_reduce(struct td__tensor_call *x, td_work **work);
-td_status td__start_reduce(struct td__tensor_call *x, td_work **work);
-td_status td__start_all_gather(struct td__tensor_call *x, td_work **work);
-td_status td__start_gather(struct td__tensor_call *x, td_work **work);
-td_status td__start_scatter(struct td__tensor_call *x, td_work **work);
-td_status td__start_reduce_scatter(struct td__tensor_call *x, td_work **work);
-td_status td__start_all_to_all(struct td__tensor_call *x, td_work **work);
-td_status td__start_send(struct td__tensor_call *x, td_work **work);
-td_status td__start_recv(struct td__tensor_call *x, td_work **work);
-
 /* ---- Checks (dist_checks.c) ------------------------------------------------------------------
  *
  * `call` is the name of the operation, `name` that of the argument. */
@@ -89,8 +68,9 @@ struct td__member {
     int global; /* this process as a rank of the world */
 };
 
-/** TD_ERR_STATE where this process is not in the group, or there is no world. */
-td_status td__check_member(const char *call, td_group *group, struct td__member *member);
+/** TD_ERR_STATE where this process is not in the group, or there is no world. The world takes the place of
+ *  NULL in *group. */
+td_status td__check_member(const char *call, td_group **group, struct td__member *member);
 
 /** The group of a call that is made of several operations, the world for NULL: between these it is not
  *  destroyed by another thread, until td__release_group(). NULL (and the last error set) as td__check_member().

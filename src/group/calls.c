@@ -1,49 +1,31 @@
-/* The calls on buffers: each checks its arguments, before anything is started, and hands a td_call on. */
+/* The calls on buffers: each becomes a td_call, which is checked here once, before anything is started. */
 #include "base/fail.h"
 #include "group/process_group.h"
 #include "reduce/reduction.h"
 
-/* What one call was given, and what is known about it so far. */
-struct checked {
-    td_group *group;
-    td_call call;
-    size_t element;
-};
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
-static td_status begin(struct checked *checked, td_group *group, td_op_kind kind, td_dtype dtype,
-                       size_t count, const void *input, void *output)
+static td_status check_count(const td_group *group, const td_call *call)
 {
-    checked->group = td__group_enter(group, td_op_kind_name(kind));
-    if (!checked->group)
-        return TD_ERR_STATE;
-    checked->element = td_dtype_size(dtype);
-    if (!checked->element)
-        return td_fail(TD_ERR_INVALID, "%s: %d is no dtype", td_op_kind_name(kind), (int)dtype);
-    size_t bytes;
-    if (__builtin_mul_overflow(count, checked->element, &bytes) ||
-        __builtin_mul_overflow(bytes, (size_t)checked->group->size, &bytes) || bytes > SIZE_MAX / 4)
+    size_t element = td_dtype_size(call->dtype), bytes;
+    if (!element)
+        return td_fail(TD_ERR_INVALID, "%s: %d is no dtype", td_op_kind_name(call->kind),
+                       (int)call->dtype);
+    if (__builtin_mul_overflow(call->count, element, &bytes) ||
+        __builtin_mul_overflow(bytes, (size_t)group->size, &bytes) || bytes > SIZE_MAX / 4)
         return td_fail(TD_ERR_INVALID, "%s: %zu elements are more than memory can hold",
-                       td_op_kind_name(kind), count);
-    checked->call = (td_call){
-        .kind = kind,
-        .input = input,
-        .output = output,
-        .count = count,
-        .dtype = dtype,
-        .root = -1,
-        .peer = -1,
-    };
+                       td_op_kind_name(call->kind), call->count);
     return TD_OK;
 }
 
 /* A root or another rank, given as a rank of the world. */
-static td_status check_rank(const struct checked *checked, const char *role, int global, int *rank)
+static td_status check_rank(const td_group *group, const td_call *call, const char *role,
+                            int global, int *rank)
 {
-    const td_group *group = checked->group;
     *rank = td_get_group_rank(group, global);
     if (*rank >= 0)
         return TD_OK;
-    const char *name = td_op_kind_name(checked->call.kind);
+    const char *name = td_op_kind_name(call->kind);
     if (global < 0 || global >= group->root->size)
         return td_fail(TD_ERR_INVALID, "%s: %s %d is out of range; ranks are 0 to %d", name, role,
                        global, group->root->size - 1);
@@ -51,284 +33,265 @@ static td_status check_rank(const struct checked *checked, const char *role, int
                    group->name);
 }
 
-static td_status check_op(const struct checked *checked)
+static td_status check_op(const td_call *call)
 {
     struct td__reduction reduction;
-    td_status status = td__reduction_of(checked->call.op, checked->call.dtype, &reduction);
-    return status ? td_fail(status, "%s: %s", td_op_kind_name(checked->call.kind), td_last_error())
-                  : TD_OK;
+    td_status status = td__reduction_of(call->op, call->dtype, &reduction);
+    return status ? td_fail(status, "%s: %s", td_op_kind_name(call->kind), td_last_error()) : TD_OK;
 }
 
-static td_status check_pointer(const struct checked *checked, const char *role, const void *memory,
+static td_status check_pointer(const td_call *call, const char *role, const void *memory,
                                size_t elements)
 {
-    const char *name = td_op_kind_name(checked->call.kind);
-    if (elements && !memory)
-        return td_fail(TD_ERR_INVALID, "%s: the %s is NULL, and should have %zu elements", name,
-                       role, elements);
-    size_t align = checked->element > 8 ? checked->element / 2 : checked->element;
-    if (checked->call.dtype == TD_COMPLEX64)
+    size_t element = td_dtype_size(call->dtype);
+    size_t align = element > 8 ? element / 2 : element;
+    if (call->dtype == TD_COMPLEX64)
         align = 4;
-    if (elements && (uintptr_t)memory % align)
-        return td_fail(TD_ERR_INVALID, "%s: the %s at %p is not aligned to its %s elements", name,
-                       role, memory, td_dtype_name(checked->call.dtype));
+    if (!elements || (memory && (uintptr_t)memory % align == 0))
+        return TD_OK;
+    if (!memory)
+        return td_fail(TD_ERR_INVALID, "%s: the %s is NULL, and should have %zu elements",
+                       td_op_kind_name(call->kind), role, elements);
+    return td_fail(TD_ERR_INVALID, "%s: the %s at %p is not aligned to its %s elements",
+                   td_op_kind_name(call->kind), role, memory, td_dtype_name(call->dtype));
+}
+
+/* How many elements this rank has on each side. */
+struct sides {
+    size_t inputs, outputs;
+};
+
+/* In place are the same buffer on both sides, or the rank's own part of the side that has all parts. */
+static td_status check_overlap(const td_group *group, const td_call *call, struct sides sides)
+{
+    size_t element = td_dtype_size(call->dtype);
+    uintptr_t in = (uintptr_t)call->input, out = (uintptr_t)call->output;
+    size_t own = sides.inputs == sides.outputs ? 0 : call->count * (size_t)group->rank * element;
+    if (!sides.inputs || !sides.outputs || in >= out + sides.outputs * element ||
+        out >= in + sides.inputs * element)
+        return TD_OK;
+    bool in_place = sides.inputs <= sides.outputs ? in == out + own : out == in + own;
+    if (in_place && !call->input_counts)
+        return TD_OK;
+    return td_fail(
+        TD_ERR_INVALID,
+        "%s: input and output overlap; for in-place pass the same pointer or this rank's "
+        "own slice",
+        td_op_kind_name(call->kind));
+}
+
+static td_status total(const td_group *group, const td_call *call, const char *role,
+                       const size_t *counts, size_t *sum)
+{
+    *sum = 0;
+    for (int i = 0; i < group->size; i++)
+        if (__builtin_add_overflow(*sum, counts[i], sum) ||
+            *sum > SIZE_MAX / 4 / td_dtype_size(call->dtype))
+            return td_fail(TD_ERR_INVALID,
+                           "all_to_all: the %s counts are more than memory can hold", role);
     return TD_OK;
 }
 
-/* Input and output of these numbers of elements may only meet where `offset` elements lie between
- * their starts; a negative one: nowhere. */
-static td_status check_overlap(const struct checked *checked, size_t inputs, size_t outputs,
-                               int64_t input_offset, int64_t output_offset)
+static td_status count_uneven(const td_group *group, const td_call *call, struct sides *sides)
 {
-    const char *input = checked->call.input, *output = checked->call.output;
-    size_t e = checked->element;
-    if (!inputs || !outputs || !input || !output)
-        return TD_OK;
-    uintptr_t in = (uintptr_t)input, out = (uintptr_t)output;
-    if (in >= out + outputs * e || out >= in + inputs * e)
-        return TD_OK;
-    if (input_offset >= 0 && in == out + (uintptr_t)input_offset * e)
-        return TD_OK;
-    if (output_offset >= 0 && out == in + (uintptr_t)output_offset * e)
-        return TD_OK;
-    return td_fail(TD_ERR_INVALID,
-                   "%s: input and output overlap, and not in the way that stands for «in place»",
-                   td_op_kind_name(checked->call.kind));
+    TD_TRY(total(group, call, "input", call->input_counts, &sides->inputs));
+    TD_TRY(total(group, call, "output", call->output_counts, &sides->outputs));
+    size_t sends = call->input_counts[group->rank], expects = call->output_counts[group->rank];
+    if (sends != expects)
+        return td_fail(TD_ERR_INVALID,
+                       "all_to_all: rank %d sends %zu elements to itself and expects %zu",
+                       group->ranks[group->rank], sends, expects);
+    return TD_OK;
 }
 
-static td_status check_buffers(const struct checked *checked, size_t inputs, size_t outputs,
-                               int64_t input_offset, int64_t output_offset)
+/* Scatter and gather: the root has the parts of all on one side, every rank one part on the other. What
+ * this rank has no use for becomes NULL. */
+static td_status check_collective(const td_group *group, td_call *call, int root)
 {
-    TD_TRY(check_pointer(checked, "input", checked->call.input, inputs));
-    TD_TRY(check_pointer(checked, "output", checked->call.output, outputs));
-    return check_overlap(checked, inputs, outputs, input_offset, output_offset);
+    size_t one = call->count, all = one * (size_t)group->size;
+    struct sides sides = {one, one};
+    bool rooted = call->kind == TD_OP_BROADCAST || call->kind == TD_OP_REDUCE ||
+                  call->kind == TD_OP_SCATTER || call->kind == TD_OP_GATHER;
+    if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
+        call->kind == TD_OP_REDUCE_SCATTER)
+        TD_TRY(check_op(call));
+    if (rooted)
+        TD_TRY(check_rank(group, call, "root", root, &call->root));
+    if (call->kind == TD_OP_SCATTER || call->kind == TD_OP_REDUCE_SCATTER ||
+        call->kind == TD_OP_ALL_TO_ALL)
+        sides.inputs = all;
+    if (call->kind == TD_OP_GATHER || call->kind == TD_OP_ALL_GATHER ||
+        call->kind == TD_OP_ALL_TO_ALL)
+        sides.outputs = all;
+    if (rooted && call->root != group->rank && call->kind == TD_OP_SCATTER) {
+        call->input = NULL;
+        sides.inputs = 0;
+    } else if (rooted && call->root != group->rank && call->kind != TD_OP_BROADCAST) {
+        call->output = NULL;
+        sides.outputs = 0;
+    }
+    if (call->input_counts)
+        TD_TRY(count_uneven(group, call, &sides));
+    TD_TRY(check_pointer(call, "input", call->input, sides.inputs));
+    TD_TRY(check_pointer(call, "output", call->output, sides.outputs));
+    return check_overlap(group, call, sides);
 }
 
-/* ---- Collectives ----------------------------------------------------------------------------- */
-
-td_status td__group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
-                              uint32_t detail, td_work **work)
+td_status td__check_message(const td_group *group, td_call *call, int other)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_BROADCAST, dtype, count, data, data));
-    c.call.detail = detail;
-    TD_TRY(check_rank(&c, "root", root, &c.call.root));
-    TD_TRY(check_buffers(&c, count, count, 0, 0));
-    return td__group_run(c.group, &c.call, work);
+    bool sends = call->kind == TD_OP_SEND;
+    const char *name = td_op_kind_name(call->kind),
+               *role = sends ? "destination rank" : "source rank";
+    if (!sends && other == TD_ANY_SOURCE)
+        call->peer = TD_ANY_SOURCE;
+    else
+        TD_TRY(check_rank(group, call, role, other, &call->peer));
+    if (call->peer == group->rank)
+        return td_fail(TD_ERR_INVALID, "%s: %s %d is this rank itself; a rank cannot %s itself",
+                       name, role, other, sends ? "send to" : "receive from");
+    return TD_OK;
+}
+
+td_status td__check_tag(const td_call *call)
+{
+    if (call->tag >= 0 || (call->kind == TD_OP_RECV && call->tag == TD_ANY_TAG))
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID, "%s: tag %d is negative; tags are 0 and above",
+                   td_op_kind_name(call->kind), call->tag);
+}
+
+td_status td__group_call(td_group *group, td_call *call, int rank, td_work **work)
+{
+    call->root = call->peer = -1;
+    TD_TRY(check_count(group, call));
+    if (call->kind >= TD_OP_SEND) {
+        TD_TRY(
+            check_pointer(call, "buffer", call->input ? call->input : call->output, call->count));
+        TD_TRY(td__check_message(group, call, rank));
+        return td__group_post(group, call, work);
+    }
+    TD_TRY(check_collective(group, call, rank));
+    return td__group_run(group, call, work);
+}
+
+/* ---- The calls ------------------------------------------------------------------------------- */
+
+static td_status enter_and_call(td_group *group, td_call *call, int rank, td_work **work)
+{
+    group = td__group_enter(group, td_op_kind_name(call->kind));
+    return group ? td__group_call(group, call, rank, work) : TD_ERR_STATE;
 }
 
 td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
                              td_work **work)
 {
-    return td__group_broadcast(group, data, count, dtype, root, 0, work);
-}
-
-td_status td__group_all_reduce(td_group *group, const void *input, void *output, size_t count,
-                               td_dtype dtype, td_reduce_op op, uint32_t detail, td_work **work)
-{
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_ALL_REDUCE, dtype, count, input, output));
-    c.call.detail = detail;
-    c.call.op = op;
-    TD_TRY(check_op(&c));
-    TD_TRY(check_buffers(&c, count, count, 0, 0));
-    return td__group_run(c.group, &c.call, work);
+    td_call call = {
+        .kind = TD_OP_BROADCAST, .input = data, .output = data, .count = count, .dtype = dtype};
+    return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_all_reduce(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_reduce_op op, td_work **work)
 {
-    return td__group_all_reduce(group, input, output, count, dtype, op, 0, work);
+    td_call call = {.kind = TD_OP_ALL_REDUCE,
+                    .input = input,
+                    .output = output,
+                    .count = count,
+                    .dtype = dtype,
+                    .op = op};
+    return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_reduce(td_group *group, const void *input, void *output, size_t count,
                           td_dtype dtype, td_reduce_op op, int root, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_REDUCE, dtype, count, input, output));
-    c.call.op = op;
-    TD_TRY(check_op(&c));
-    TD_TRY(check_rank(&c, "root", root, &c.call.root));
-    bool is_root = c.call.root == c.group->rank;
-    if (!is_root)
-        c.call.output = NULL;
-    TD_TRY(check_buffers(&c, count, is_root ? count : 0, 0, 0));
-    return td__group_run(c.group, &c.call, work);
-}
-
-/* Scatter and gather: the root has the parts of all on one side, every rank one part on the other. */
-static td_status run_parts(td_group *group, td_op_kind kind, const void *input, void *output,
-                           size_t count, td_dtype dtype, int root, td_work **work)
-{
-    struct checked c;
-    TD_TRY(begin(&c, group, kind, dtype, count, input, output));
-    TD_TRY(check_rank(&c, "root", root, &c.call.root));
-    bool is_root = c.call.root == c.group->rank, scatter = kind == TD_OP_SCATTER;
-    if (!is_root && scatter)
-        c.call.input = NULL;
-    else if (!is_root)
-        c.call.output = NULL;
-    size_t all = is_root ? count * (size_t)c.group->size : 0;
-    int64_t own = (int64_t)(count * (size_t)c.group->rank);
-    TD_TRY(scatter ? check_buffers(&c, all, count, -1, own)
-                   : check_buffers(&c, count, all, own, -1));
-    return td__group_run(c.group, &c.call, work);
+    td_call call = {.kind = TD_OP_REDUCE,
+                    .input = input,
+                    .output = output,
+                    .count = count,
+                    .dtype = dtype,
+                    .op = op};
+    return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_scatter(td_group *group, const void *input, void *output, size_t count,
                            td_dtype dtype, int root, td_work **work)
 {
-    return run_parts(group, TD_OP_SCATTER, input, output, count, dtype, root, work);
+    td_call call = {
+        .kind = TD_OP_SCATTER, .input = input, .output = output, .count = count, .dtype = dtype};
+    return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_gather(td_group *group, const void *input, void *output, size_t count,
                           td_dtype dtype, int root, td_work **work)
 {
-    return run_parts(group, TD_OP_GATHER, input, output, count, dtype, root, work);
-}
-
-td_status td__group_all_gather(td_group *group, const void *input, void *output, size_t count,
-                               td_dtype dtype, uint32_t detail, td_work **work)
-{
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_ALL_GATHER, dtype, count, input, output));
-    c.call.detail = detail;
-    TD_TRY(check_buffers(&c, count, count * (size_t)c.group->size,
-                         (int64_t)(count * (size_t)c.group->rank), -1));
-    return td__group_run(c.group, &c.call, work);
+    td_call call = {
+        .kind = TD_OP_GATHER, .input = input, .output = output, .count = count, .dtype = dtype};
+    return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_work **work)
 {
-    return td__group_all_gather(group, input, output, count, dtype, 0, work);
-}
-
-td_status td__group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
-                                   td_dtype dtype, td_reduce_op op, uint32_t detail, td_work **work)
-{
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_REDUCE_SCATTER, dtype, count, input, output));
-    c.call.detail = detail;
-    c.call.op = op;
-    TD_TRY(check_op(&c));
-    TD_TRY(check_buffers(&c, count * (size_t)c.group->size, count, -1,
-                         (int64_t)(count * (size_t)c.group->rank)));
-    return td__group_run(c.group, &c.call, work);
+    td_call call = {
+        .kind = TD_OP_ALL_GATHER, .input = input, .output = output, .count = count, .dtype = dtype};
+    return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
                                   td_dtype dtype, td_reduce_op op, td_work **work)
 {
-    return td__group_reduce_scatter(group, input, output, count, dtype, op, 0, work);
+    td_call call = {.kind = TD_OP_REDUCE_SCATTER,
+                    .input = input,
+                    .output = output,
+                    .count = count,
+                    .dtype = dtype,
+                    .op = op};
+    return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_all_to_all(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_ALL_TO_ALL, dtype, count, input, output));
-    size_t all = count * (size_t)c.group->size;
-    TD_TRY(check_buffers(&c, all, all, 0, 0));
-    return td__group_run(c.group, &c.call, work);
-}
-
-static td_status total(const struct checked *c, const char *role, const size_t *counts, size_t *sum)
-{
-    *sum = 0;
-    for (int i = 0; i < c->group->size; i++)
-        if (__builtin_add_overflow(*sum, counts[i], sum) || *sum > SIZE_MAX / 4 / c->element)
-            return td_fail(TD_ERR_INVALID,
-                           "all_to_all: the %s counts are more than memory can hold", role);
-    return TD_OK;
+    td_call call = {
+        .kind = TD_OP_ALL_TO_ALL, .input = input, .output = output, .count = count, .dtype = dtype};
+    return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_all_to_all_v(td_group *group, const void *input, const size_t *input_counts,
                                 void *output, const size_t *output_counts, td_dtype dtype,
                                 td_work **work)
 {
-    struct checked c;
-    size_t inputs, outputs;
-    TD_TRY(begin(&c, group, TD_OP_ALL_TO_ALL, dtype, 0, input, output));
     if (!input_counts || !output_counts)
         return td_fail(TD_ERR_INVALID, "all_to_all: the list of %s counts is NULL",
                        input_counts ? "output" : "input");
-    TD_TRY(total(&c, "input", input_counts, &inputs));
-    TD_TRY(total(&c, "output", output_counts, &outputs));
-    TD_TRY(check_buffers(&c, inputs, outputs, -1, -1));
-    if (input_counts[c.group->rank] != output_counts[c.group->rank])
-        return td_fail(TD_ERR_INVALID,
-                       "all_to_all: rank %d sends %zu elements to itself and expects %zu",
-                       c.group->ranks[c.group->rank], input_counts[c.group->rank],
-                       output_counts[c.group->rank]);
-    c.call.input_counts = input_counts;
-    c.call.output_counts = output_counts;
-    return td__group_run(c.group, &c.call, work);
+    td_call call = {.kind = TD_OP_ALL_TO_ALL,
+                    .input = input,
+                    .output = output,
+                    .input_counts = input_counts,
+                    .output_counts = output_counts,
+                    .dtype = dtype};
+    return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_barrier(td_group *group, td_work **work)
 {
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_BARRIER, TD_U8, 0, NULL, NULL));
-    return td__group_run(c.group, &c.call, work);
-}
-
-/* ---- Messages -------------------------------------------------------------------------------- */
-
-static td_status check_message(struct checked *c, const void *data, int other, int tag,
-                               const char *role)
-{
-    TD_TRY(check_pointer(c, "buffer", data, c->call.count));
-    if (c->call.kind == TD_OP_RECV && other == TD_ANY_SOURCE)
-        c->call.peer = TD_ANY_SOURCE;
-    else
-        TD_TRY(check_rank(c, role, other, &c->call.peer));
-    if (c->call.peer == c->group->rank)
-        return td_fail(TD_ERR_INVALID, "%s: %s %d is this rank itself",
-                       td_op_kind_name(c->call.kind), role, other);
-    if (tag == TD_ANY_TAG && c->call.kind == TD_OP_SEND)
-        return td_fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above",
-                       td_op_kind_name(c->call.kind), tag);
-    c->call.tag = tag;
-    return TD_OK;
-}
-
-td_status td__group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
-                         int tag, td_work **work)
-{
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_SEND, dtype, count, data, NULL));
-    TD_TRY(check_message(&c, data, dst, tag, "destination"));
-    return td__group_post(c.group, &c.call, work);
-}
-
-td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
-                         int tag, td_work **work)
-{
-    struct checked c;
-    TD_TRY(begin(&c, group, TD_OP_RECV, dtype, count, NULL, data));
-    TD_TRY(check_message(&c, data, src, tag, "source"));
-    return td__group_post(c.group, &c.call, work);
-}
-
-/* Tags below TD_ANY_TAG are the library's own. */
-static td_status check_tag(const char *call, int tag)
-{
-    return tag < TD_ANY_TAG
-               ? td_fail(TD_ERR_INVALID, "%s: the tag is %d; tags are 0 and above", call, tag)
-               : TD_OK;
+    td_call call = {.kind = TD_OP_BARRIER, .dtype = TD_U8};
+    return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
                         int tag, td_work **work)
 {
-    TD_TRY(check_tag("send", tag));
-    return td__group_send(group, data, count, dtype, dst, tag, work);
+    td_call call = {.kind = TD_OP_SEND, .input = data, .count = count, .dtype = dtype, .tag = tag};
+    TD_TRY(td__check_tag(&call));
+    return enter_and_call(group, &call, dst, work);
 }
 
 td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
                         td_work **work)
 {
-    TD_TRY(check_tag("recv", tag));
-    return td__group_recv(group, data, count, dtype, src, tag, work);
+    td_call call = {.kind = TD_OP_RECV, .output = data, .count = count, .dtype = dtype, .tag = tag};
+    TD_TRY(td__check_tag(&call));
+    return enter_and_call(group, &call, src, work);
 }

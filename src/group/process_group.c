@@ -371,7 +371,14 @@ static td_status split(td_group *parent, int color, int key, const td_group_opti
     int *ranks = malloc(size * sizeof *ranks), count = 0;
     td_status status = wishes && order && ranks ? TD_OK : td__fail_nomem("td_group_split");
     if (!status)
-        status = td__group_all_gather(parent, &own, wishes, 2, TD_I32, TD__DETAIL_SPLIT, NULL);
+        status = td__group_call(parent,
+                                &(td_call){.kind = TD_OP_ALL_GATHER,
+                                           .input = &own,
+                                           .output = wishes,
+                                           .count = 2,
+                                           .dtype = TD_I32,
+                                           .detail = TD__DETAIL_SPLIT},
+                                -1, NULL);
     for (int i = 0; i < parent->size && !status; i++)
         if (wishes[i].color == color)
             order[count++] = ((int64_t)wishes[i].key + INT32_MAX + 1) << 31 | i;

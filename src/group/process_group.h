@@ -28,22 +28,13 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work);
  *  where it has one. */
 td_status td__group_post(td_group *group, const td_call *call, td_work **work);
 
-/** td_group_send() and td_group_recv(), also with such a tag. */
-td_status td__group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
-                         int tag, td_work **work);
-td_status td__group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
-                         int tag, td_work **work);
+/** Checks `call` and carries it out, or starts it where `work` is not NULL. `group` is one that td__group_enter()
+ *  has returned, `rank` the root, source or destination, a rank of the world; the call gets the rank in the group. */
+td_status td__group_call(td_group *group, td_call *call, int rank, td_work **work);
 
-/** The collectives of group.h with a detail (operation.h), for calls that are made of them. */
-td_status td__group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
-                              uint32_t detail, td_work **work);
-td_status td__group_all_reduce(td_group *group, const void *input, void *output, size_t count,
-                               td_dtype dtype, td_reduce_op op, uint32_t detail, td_work **work);
-td_status td__group_all_gather(td_group *group, const void *input, void *output, size_t count,
-                               td_dtype dtype, uint32_t detail, td_work **work);
-td_status td__group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
-                                   td_dtype dtype, td_reduce_op op, uint32_t detail,
-                                   td_work **work);
+/** The checks of it that need no buffer: the other rank of a message; its tag, unless it is the library's own. */
+td_status td__check_message(const td_group *group, td_call *call, int other);
+td_status td__check_tag(const td_call *call);
 
 /** Carries out what is queued up to `work`, in this thread. Returns at once where somebody else is at it;
  *  `work` will be complete later then. */
