@@ -158,10 +158,10 @@ void socket_world_run(int size, const char *algorithm, seat_fn body, const void 
 struct td__operation seat_call(struct seat *seat, td_op_kind kind, size_t count, td_dtype dtype)
 {
     return (struct td__operation){
-        .kind = kind,
-        .count = count,
+        .call.kind = kind,
+        .call.count = count,
         .reduction = {.dtype = dtype, .op = TD_SUM},
-        .sequence = ++seat->sequence,
+        .call.sequence = ++seat->sequence,
         .deadline = td__deadline_in_ms(20000 * td_test_slowness()),
         .group = "test",
     };

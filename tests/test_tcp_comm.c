@@ -101,25 +101,25 @@ static void expect_reduced(const struct td__operation *call, struct buffers *b, 
     void *target = b->expected;
     for (int i = 0; i < size; i++)
         sources[i] = (char *)b->inputs[i] + first * td__operation_element(call);
-    td__reduce_many(&call->reduction, &target, 1, sources, size, call->count);
+    td__reduce_many(&call->reduction, &target, 1, sources, size, call->call.count);
 }
 
 static void expect(const struct td__operation *call, struct buffers *b, const struct seat *seat)
 {
-    size_t part = call->count * td__operation_element(call), own = (size_t)seat->rank * part;
-    switch (call->kind) {
+    size_t part = call->call.count * td__operation_element(call), own = (size_t)seat->rank * part;
+    switch (call->call.kind) {
     case TD_OP_BROADCAST:
-        memcpy(b->expected, b->inputs[call->root], part);
+        memcpy(b->expected, b->inputs[call->call.root], part);
         break;
     case TD_OP_REDUCE:
     case TD_OP_ALL_REDUCE:
         expect_reduced(call, b, seat->size, 0);
         break;
     case TD_OP_REDUCE_SCATTER:
-        expect_reduced(call, b, seat->size, (size_t)seat->rank * call->count);
+        expect_reduced(call, b, seat->size, (size_t)seat->rank * call->call.count);
         break;
     case TD_OP_SCATTER:
-        memcpy(b->expected, (char *)b->inputs[call->root] + own, part);
+        memcpy(b->expected, (char *)b->inputs[call->call.root] + own, part);
         break;
     case TD_OP_GATHER:
     case TD_OP_ALL_GATHER:
@@ -139,32 +139,32 @@ static void prepare(struct td__operation *call, struct buffers *b, const struct 
                     const struct variant *variant)
 {
     size_t size = (size_t)seat->size, element = td__operation_element(call);
-    b->input_count = call->count * (has_parts_in(call->kind) ? size : 1);
-    b->output_count = call->count * (has_parts_out(call->kind) ? size : 1);
+    b->input_count = call->call.count * (has_parts_in(call->call.kind) ? size : 1);
+    b->output_count = call->call.count * (has_parts_out(call->call.kind) ? size : 1);
     size_t in = b->input_count * element, out = b->output_count * element;
-    size_t own = (size_t)seat->rank * call->count * element;
+    size_t own = (size_t)seat->rank * call->call.count * element;
     for (int i = 0; i < seat->size; i++)
-        b->inputs[i] = make_input(call->sequence, i, call->reduction.dtype, b->input_count);
+        b->inputs[i] = make_input(call->call.sequence, i, call->reduction.dtype, b->input_count);
     b->mine = malloc(in + out + 1);
     b->output = malloc(in + out + 1);
     b->expected = malloc(out + 1);
     memset(b->output, 0xee, in + out);
     memcpy(b->mine, b->inputs[seat->rank], in);
-    call->root = call->called_root = variant->root;
-    call->input = b->mine;
-    call->output = b->output;
+    call->call.root = call->called_root = variant->root;
+    call->call.input = b->mine;
+    call->call.output = b->output;
     expect(call, b, seat);
-    if (call->kind == TD_OP_BROADCAST) {
-        if (seat->rank == call->root)
+    if (call->call.kind == TD_OP_BROADCAST) {
+        if (seat->rank == call->call.root)
             memcpy(b->output, b->mine, in);
-        call->input = b->output;
+        call->call.input = b->output;
     } else if (variant->in_place && in <= out) {
         memcpy(b->output + (in < out ? own : 0), b->mine, in);
-        call->input = b->output + (in < out ? own : 0);
+        call->call.input = b->output + (in < out ? own : 0);
     } else if (variant->in_place) {
         memcpy(b->output, b->mine, in);
-        call->input = b->output;
-        call->output = b->output + own;
+        call->call.input = b->output;
+        call->call.output = b->output + own;
     }
 }
 
@@ -172,17 +172,17 @@ static void check_outcome(const struct td__operation *call, const struct buffers
                           const struct seat *seat, const struct variant *variant)
 {
     size_t element = td__operation_element(call), in = b->input_count * element;
-    bool rooted = call->kind == TD_OP_REDUCE || call->kind == TD_OP_GATHER;
+    bool rooted = call->call.kind == TD_OP_REDUCE || call->call.kind == TD_OP_GATHER;
     if (memcmp(b->mine, b->inputs[seat->rank], in) != 0)
         FAIL("%s changed its input", td__operation_describe(call));
-    if (rooted && seat->rank != call->root)
+    if (rooted && seat->rank != call->call.root)
         return;
     if (variant->any_order && call->reduction.dtype < TD_I8)
         return;
-    if (memcmp(call->output, b->expected, b->output_count * element) != 0)
+    if (memcmp(call->call.output, b->expected, b->output_count * element) != 0)
         FAIL("%s: wrong on rank %d of %d: %zu %s, %s, root %d, %s", td__operation_describe(call),
-             seat->rank, seat->size, call->count, td_dtype_name(call->reduction.dtype),
-             td_reduce_op_name(call->reduction.op), call->root,
+             seat->rank, seat->size, call->call.count, td_dtype_name(call->reduction.dtype),
+             td_reduce_op_name(call->reduction.op), call->call.root,
              variant->in_place ? "in place" : "out of place");
 }
 
@@ -192,9 +192,9 @@ static bool is_left_out(const struct seat *seat, const struct td__operation *cal
 {
     const char *name = seat->arg ? seat->arg : "";
     uint64_t world = (uint64_t)seat->size << 8 | (unsigned char)*name;
-    uint64_t state = (world << 32 | call->sequence) * 0x9e3779b97f4a7c15u + 1;
+    uint64_t state = (world << 32 | call->call.sequence) * 0x9e3779b97f4a7c15u + 1;
     next_random(&state);
-    return UNDER_TSAN && next_random(&state) % (call->count > 20000 ? 15 : 5);
+    return UNDER_TSAN && next_random(&state) % (call->call.count > 20000 ? 15 : 5);
 }
 
 static void try_call(struct seat *seat, struct td__operation call, struct variant variant)
@@ -338,10 +338,10 @@ static void uneven_once(struct seat *seat, int scale)
     for (int i = 0; i < seat->size; i++)
         for (size_t k = 0; k < in[i]; k++)
             input[at++] = seat->rank * 1000000 + i * 100000 + (int)k;
-    call.input = input;
-    call.output = output;
-    call.input_counts = in;
-    call.output_counts = out;
+    call.call.input = input;
+    call.call.output = output;
+    call.call.input_counts = in;
+    call.call.output_counts = out;
     CHECK_OK(td__tcp_comm_run(seat->comm, &call));
     at = 0;
     for (int i = 0; i < seat->size; i++)
@@ -375,17 +375,17 @@ static void combine(struct seat *seat)
     for (int kind = TD_OP_REDUCE; kind <= TD_OP_ALL_REDUCE; kind++) {
         struct td__operation call = seat_call(seat, kind, 77, TD_BF16);
         const void *sources[LARGEST];
-        float *inputs[LARGEST], *data = make_input(call.sequence, seat->rank, TD_F32, COUNT);
+        float *inputs[LARGEST], *data = make_input(call.call.sequence, seat->rank, TD_F32, COUNT);
         float expected[COUNT];
         void *target = expected;
         for (int i = 0; i < seat->size; i++)
-            sources[i] = inputs[i] = make_input(call.sequence, i, TD_F32, COUNT);
+            sources[i] = inputs[i] = make_input(call.call.sequence, i, TD_F32, COUNT);
         call.reduction.op = TD_AVG;
-        call.root = seat->size - 1;
+        call.call.root = seat->size - 1;
         CHECK_OK(td__tcp_comm_combine(seat->comm, &call, data, COUNT));
         struct td__reduction sum = {.dtype = TD_F32, .op = TD_SUM};
         td__reduce_many(&sum, &target, 1, sources, seat->size, COUNT);
-        if (kind == TD_OP_ALL_REDUCE || seat->rank == call.root)
+        if (kind == TD_OP_ALL_REDUCE || seat->rank == call.call.root)
             CHECK_MEM(data, expected, sizeof expected);
         for (int i = 0; i < seat->size; i++)
             free(inputs[i]);

@@ -14,10 +14,11 @@ enum { RANKS_HERE = 5, MANY = 300000 };
 
 static td_status call(struct seat *seat, struct td__operation operation)
 {
-    size_t bytes = (operation.count * (size_t)seat->size + 1) * td__operation_element(&operation);
+    size_t bytes = (operation.call.count * (size_t)seat->size + 1) *
+                   td__operation_element(&operation);
     void *input = calloc(1, bytes), *output = calloc(1, bytes);
-    operation.input = operation.kind == TD_OP_BROADCAST ? output : input;
-    operation.output = output;
+    operation.call.input = operation.call.kind == TD_OP_BROADCAST ? output : input;
+    operation.call.output = output;
     td_status status = td__tcp_comm_run(seat->comm, &operation);
     free(input);
     free(output);
@@ -50,10 +51,10 @@ struct difference {
 
 static struct td__operation numbered(struct seat *seat, struct td__operation operation)
 {
-    struct td__operation fresh = seat_call(seat, operation.kind, operation.count,
+    struct td__operation fresh = seat_call(seat, operation.call.kind, operation.call.count,
                                            operation.reduction.dtype);
     fresh.reduction = operation.reduction;
-    fresh.root = fresh.called_root = operation.root;
+    fresh.call.root = fresh.called_root = operation.call.root;
     return fresh;
 }
 
@@ -74,7 +75,7 @@ static void differ(struct seat *seat)
 
 static struct td__operation plain(td_op_kind kind, size_t count)
 {
-    return (struct td__operation){.kind = kind, .count = count};
+    return (struct td__operation){.call.kind = kind, .call.count = count};
 }
 
 TEST(different_arguments_are_named)
@@ -84,14 +85,14 @@ TEST(different_arguments_are_named)
     struct difference many = {plain(TD_OP_ALL_REDUCE, MANY), plain(TD_OP_ALL_REDUCE, MANY + 1),
                               "every rank must pass the same"};
     struct difference dtype = count, op = count, root = count;
-    dtype.odd.count = 1024;
+    dtype.odd.call.count = 1024;
     dtype.odd.reduction.dtype = TD_I32;
     dtype.says = "1024 i32 (sum)";
-    op.odd.count = 1024;
+    op.odd.call.count = 1024;
     op.odd.reduction.op = TD_MAX;
     op.says = "1024 f32 (max)";
     root.usual = root.odd = plain(TD_OP_BROADCAST, 8);
-    root.odd.root = 1;
+    root.odd.call.root = 1;
     root.says = "8 f32 and root 1";
     socket_world_run(RANKS_HERE, NULL, differ, &count);
     socket_world_run(RANKS_HERE, NULL, differ, &many);
@@ -140,10 +141,10 @@ static void wrong_counts(struct seat *seat)
     struct td__operation operation = seat_call(seat, TD_OP_ALL_TO_ALL, 0, TD_I32);
     size_t two[] = {2, 2, 2}, wrong[] = {2, 3, 2};
     int32_t data[2][8] = {0};
-    operation.input = data[0];
-    operation.output = data[1];
-    operation.input_counts = two;
-    operation.output_counts = seat->rank == 0 ? wrong : two;
+    operation.call.input = data[0];
+    operation.call.output = data[1];
+    operation.call.input_counts = two;
+    operation.call.output_counts = seat->rank == 0 ? wrong : two;
     td_status status = td__tcp_comm_run(seat->comm, &operation);
     if (seat->rank == 0)
         CHECK_CONTAINS(td_last_error(), "rank 1 (thread) sends 8 bytes, but rank 0 (thread) "
@@ -182,7 +183,7 @@ TEST(a_rank_that_leaves_is_named, .deadline_s = 60)
     for (size_t i = 0; i < LENGTH(counts); i++)
         for (int kind = 0; kind < TD__COLLECTIVES; kind++) {
             struct td__operation operation = plain(kind, kind == TD_OP_BARRIER ? 0 : counts[i]);
-            operation.root = 1;
+            operation.call.root = 1;
             socket_world_run(RANKS_HERE, NULL, one_leaves, &operation);
         }
     struct td__operation ring = plain(TD_OP_ALL_REDUCE, MANY);
@@ -194,7 +195,7 @@ static void half_a_message(struct seat *seat)
 {
     struct td__operation operation = seat_call(seat, TD_OP_ALL_REDUCE, MANY, TD_F32);
     meet_all(seat);
-    operation.sequence = ++seat->sequence;
+    operation.call.sequence = ++seat->sequence;
     if (seat->rank == 1) {
         static char bytes[100000];
         const struct td__algorithm *algorithm = td__algorithm_find(TD_OP_ALL_REDUCE, "halving");
@@ -220,7 +221,7 @@ static atomic_int timed_out;
 static void one_is_late(struct seat *seat)
 {
     struct td__operation operation = plain(*(const int *)seat->arg, 50);
-    bool linked = operation.kind != TD_OP_BARRIER;
+    bool linked = operation.call.kind != TD_OP_BARRIER;
     if (linked)
         meet_all(seat);
     operation = numbered(seat, operation);

@@ -23,19 +23,19 @@ static bool reduces(int kind)
 struct td__call_header td__header_of(const struct td__operation *operation, size_t count,
                                      int algorithm, uint64_t turn)
 {
-    td_op_kind kind = operation->kind;
+    td_op_kind kind = operation->call.kind;
     struct td__call_header header = {
         .type = TD__HEADER_DATA,
         .kind = (uint8_t)kind,
         .algorithm = (uint16_t)algorithm,
-        .sequence = (uint32_t)operation->sequence,
+        .sequence = (uint32_t)operation->call.sequence,
         .turn = turn,
         .past = operation->past,
-        .detail = operation->detail,
+        .detail = operation->call.detail,
     };
     if (kind != TD_OP_BARRIER) {
         header.dtype = (uint8_t)operation->reduction.dtype;
-        header.count = operation->input_counts ? TD__HEADER_UNEVEN : count;
+        header.count = operation->call.input_counts ? TD__HEADER_UNEVEN : count;
     }
     if (has_root(kind))
         header.root = (uint32_t)operation->called_root;

@@ -19,7 +19,7 @@ const char *td__operation_describe(const struct td__operation *operation)
 {
     static _Thread_local char text[256];
     snprintf(text, sizeof text, "%s #%" PRIu64 " on group \"%.180s\"",
-             td_op_kind_name(operation->kind), operation->sequence,
+             td_op_kind_name(operation->call.kind), operation->call.sequence,
              operation->group ? operation->group : "");
     return text;
 }

@@ -6,23 +6,19 @@
 #include "collective/schedule.h"
 #include "reduce/reduction.h"
 
+#include <tandem/backend.h>
+
+/* A call with what the native backend knows of it. */
 struct td__operation {
-    td_op_kind kind;
-    const void *input;              /* broadcast: the same as output */
-    void *output;                   /* NULL where this rank gets nothing */
-    size_t count;                   /* elements, of one rank's part where there are parts */
-    const size_t *input_counts;     /* all_to_all with uneven parts, else NULL */
-    const size_t *output_counts;    /* likewise */
-    struct td__reduction reduction; /* its dtype is the dtype of every operation */
-    uint32_t detail;                /* of td_call; see td__detail_text() */
-    int root;                       /* the rank, or the index in the comm that carries it out */
+    td_call
+        call; /* its root is the index in the comm that carries it out; a broadcast has its buffer on both
+                        sides, and what a rank does not get has no output */
     int called_root;                /* the rank in the group, as it was called */
-    uint64_t sequence;              /* of the collectives of the group, from 1 */
+    struct td__reduction reduction; /* its dtype is the dtype of every operation */
     uint32_t past;                  /* all calls before it, in one word; see call_history.h */
     td__deadline
-        deadline; /* 0: `timeout_ms` after somebody has to wait; a call that need not wait does
+        deadline; /* 0: call.timeout_ms after somebody has to wait; a call that need not wait does
                               not look at the clock */
-    int64_t timeout_ms;
     const char *group; /* its name, for messages */
 };
 
@@ -42,7 +38,8 @@ const char *td__detail_text(uint32_t detail, char text[64]);
 
 static inline td__deadline td__operation_deadline(const struct td__operation *operation)
 {
-    return operation->deadline ? operation->deadline : td__deadline_in_ms(operation->timeout_ms);
+    return operation->deadline ? operation->deadline
+                               : td__deadline_in_ms(operation->call.timeout_ms);
 }
 
 static inline size_t td__operation_element(const struct td__operation *operation)

@@ -81,13 +81,13 @@ static uint64_t mix(uint64_t past, uint64_t more)
 void td__call_history_note(struct td__call_history *history, struct td__operation *operation)
 {
     operation->past = history->past;
-    struct td__call_header call = td__header_of(operation, operation->count, 0, 0);
+    struct td__call_header call = td__header_of(operation, operation->call.count, 0, 0);
     uint64_t what = call.kind | (uint64_t)call.dtype << 8 | (uint64_t)call.op << 16 |
                     (uint64_t)call.root << 32;
     history->past = (uint32_t)mix(mix(mix(history->past, what), call.count), call.detail);
     pthread_mutex_lock(&history->lock);
-    *entry_of(history, operation->sequence) = call;
-    history->last = operation->sequence;
+    *entry_of(history, operation->call.sequence) = call;
+    history->last = operation->call.sequence;
     pthread_mutex_unlock(&history->lock);
 }
 
@@ -95,11 +95,11 @@ void td__call_history_end(struct td__call_history *history, const struct td__ope
                           bool met)
 {
     pthread_mutex_lock(&history->lock);
-    history->done = operation->sequence;
+    history->done = operation->call.sequence;
     if (met)
-        history->verified = operation->sequence;
-    if (operation->input_counts)
-        history->uneven = operation->sequence;
+        history->verified = operation->call.sequence;
+    if (operation->call.input_counts)
+        history->uneven = operation->call.sequence;
     pthread_mutex_unlock(&history->lock);
 }
 
@@ -180,8 +180,8 @@ static td_status compare(struct td__call_history *history, td_group *group, int 
         return TD_OK;
     struct td__endpoint *endpoint = group->root->endpoint;
     struct td__operation called = *operation;
-    called.kind = (td_op_kind)mine.kind;
-    called.sequence = mine.sequence;
+    called.call.kind = (td_op_kind)mine.kind;
+    called.call.sequence = mine.sequence;
     snprintf(me, sizeof me, "%s", td__endpoint_describe(endpoint, group->root->rank));
     return td__header_mismatch(&called, &mine, me, theirs, td__endpoint_describe(endpoint, rank));
 }
@@ -202,7 +202,7 @@ static td_status ask(struct td__call_history *history, td_group *group, int rank
     struct td__call_header theirs;
     td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(ASK_MS));
     td_status status = td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
-                                        operation->sequence, end, &answer);
+                                        operation->call.sequence, end, &answer);
     *told = (struct told){.unreachable = status == TD_ERR_PEER, .answered = !status && answer.size};
     status = TD_OK;
     if (told->answered) {
@@ -272,8 +272,8 @@ td_status td__call_history_look(struct td__call_history *history, td_group *grou
                                 const struct td__operation *operation)
 {
     int64_t now = td__now_ns();
-    if (history->sequence != operation->sequence) {
-        history->sequence = operation->sequence;
+    if (history->sequence != operation->call.sequence) {
+        history->sequence = operation->call.sequence;
         history->since = now;
         history->next = now + PATIENCE_NS;
         history->asked = 0;

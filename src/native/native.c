@@ -179,7 +179,7 @@ static td_status look_from_links(void *arg, const struct td__operation *operatio
 static void explain(void *arg, const struct td__operation *operation)
 {
     struct native *native = arg;
-    td__explain_delay(native->group, operation->sequence, -1, TD_ERR_TIMEOUT);
+    td__explain_delay(native->group, operation->call.sequence, -1, TD_ERR_TIMEOUT);
 }
 
 static td_status recall(void *arg, int world_rank, const struct td__operation *operation)
@@ -316,13 +316,14 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
 
 static td_status alone(const struct td__operation *operation)
 {
-    const void *input = operation->input;
-    void *output = operation->output;
-    size_t count = operation->output_counts ? operation->output_counts[0] : operation->count;
+    const void *input = operation->call.input;
+    void *output = operation->call.output;
+    size_t count = operation->call.output_counts ? operation->call.output_counts[0]
+                                                 : operation->call.count;
     if (!count)
         return TD_OK;
-    if (operation->kind == TD_OP_ALL_REDUCE || operation->kind == TD_OP_REDUCE ||
-        operation->kind == TD_OP_REDUCE_SCATTER)
+    if (operation->call.kind == TD_OP_ALL_REDUCE || operation->call.kind == TD_OP_REDUCE ||
+        operation->call.kind == TD_OP_REDUCE_SCATTER)
         td__reduce_many(&operation->reduction, &output, 1, &input, 1, count);
     else if (output != input)
         memcpy(output, input, count * td__operation_element(operation));
@@ -333,7 +334,7 @@ static td_status alone(const struct td__operation *operation)
 static td_status attach(struct native *native, const struct td__operation *operation)
 {
     td_status status = td__shm_comm_attach(native->comm, td__operation_deadline(operation));
-    return td__explain_delay(native->group, operation->sequence, -1, status);
+    return td__explain_delay(native->group, operation->call.sequence, -1, status);
 }
 
 static td_status together(struct native *native, const struct td__operation *operation)
@@ -345,7 +346,7 @@ static td_status together(struct native *native, const struct td__operation *ope
         TD_TRY(attach(native, operation));
     if (!native->sockets)
         return td__shm_run(native->comm, operation);
-    if (native->hierarchy && td__hierarchy_has(operation->kind))
+    if (native->hierarchy && td__hierarchy_has(operation->call.kind))
         return td__hierarchy_run(native->hierarchy, operation);
     if (native->comm)
         TD_TRY(td__shm_publish(native->comm, operation));
@@ -372,13 +373,13 @@ static void fall_out(struct native *native, const struct td__operation *operatio
 /* An exchange in place needs a second buffer for one side. */
 static td_status in_place_all_to_all(struct native *native, struct td__operation *operation)
 {
-    size_t bytes = operation->count * td__operation_element(operation) *
+    size_t bytes = operation->call.count * td__operation_element(operation) *
                    (size_t)native->group->size;
     void *copy = td_alloc(bytes);
     if (!copy)
         return TD_ERR_NOMEM;
-    memcpy(copy, operation->input, bytes);
-    operation->input = copy;
+    memcpy(copy, operation->call.input, bytes);
+    operation->call.input = copy;
     td_status status = together(native, operation);
     td_free(copy);
     return status;
@@ -388,17 +389,17 @@ static td_status in_place_all_to_all(struct native *native, struct td__operation
  * at what the messages of the others say. */
 static bool meets_all(const td_group *group, const struct td__operation *operation)
 {
-    switch (operation->kind) {
+    switch (operation->call.kind) {
     case TD_OP_BARRIER:
         return true;
     case TD_OP_REDUCE:
     case TD_OP_GATHER:
-        return operation->count && operation->called_root == group->rank;
+        return operation->call.count && operation->called_root == group->rank;
     case TD_OP_BROADCAST:
     case TD_OP_SCATTER:
         return false;
     default:
-        return operation->count && !operation->input_counts;
+        return operation->call.count && !operation->call.input_counts;
     }
 }
 
@@ -406,20 +407,11 @@ static td_status run(void *self, const td_call *call)
 {
     struct native *native = self;
     struct td__operation operation; /* all of it is set: clearing it first would take longer */
-    operation.kind = call->kind;
-    operation.input = call->input;
-    operation.output = call->output;
-    operation.count = call->count;
-    operation.input_counts = call->input_counts;
-    operation.output_counts = call->output_counts;
-    operation.reduction = (struct td__reduction){.dtype = call->dtype, .op = TD_SUM, .factor = 1};
-    operation.root = call->root;
+    operation.call = *call;
     operation.called_root = call->root;
-    operation.sequence = call->sequence;
+    operation.reduction = (struct td__reduction){.dtype = call->dtype, .op = TD_SUM, .factor = 1};
     operation.past = 0;
-    operation.detail = call->detail;
     operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
-    operation.timeout_ms = call->timeout_ms;
     operation.group = native->group->name;
     td_status status;
     if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
@@ -454,10 +446,10 @@ static td_status verify(void *self, int64_t timeout_ms)
     struct native *native = self;
     td_group *group = native->group;
     td__deadline deadline = td__deadline_in_ms(timeout_ms);
-    struct td__operation last = {.kind = TD_OP_BARRIER,
-                                 .root = -1,
+    struct td__operation last = {.call.kind = TD_OP_BARRIER,
+                                 .call.root = -1,
                                  .called_root = -1,
-                                 .sequence = group->sequence,
+                                 .call.sequence = group->sequence,
                                  .deadline = deadline,
                                  .group = group->name};
     if (group->size == 1 || !group->sequence)

@@ -402,8 +402,8 @@ size_t td__part(size_t count, int parts, int index)
 /* The bytes that a rank puts into its slot for a small call: the most that any rank has to. */
 static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    size_t one = operation->count * td__operation_element(operation), all;
-    switch (operation->kind) {
+    size_t one = operation->call.count * td__operation_element(operation), all;
+    switch (operation->call.kind) {
     case TD_OP_SCATTER:
     case TD_OP_REDUCE_SCATTER:
     case TD_OP_ALL_TO_ALL:
@@ -417,7 +417,7 @@ td_status td__shm_run(struct td__shm_comm *comm, const struct td__operation *ope
 {
     if (td__shm_is_broken(comm))
         return broken(comm);
-    if (!operation->input_counts && slot_bytes(comm, operation) <= td__shm_small_limit(comm))
+    if (!operation->call.input_counts && slot_bytes(comm, operation) <= td__shm_small_limit(comm))
         return td__shm_small(comm, operation);
     return td__shm_large(comm, operation);
 }

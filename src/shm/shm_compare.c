@@ -21,18 +21,18 @@ enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
 /* The number of a user's operation, and what the call is made for. */
 static uint64_t details_of(const struct td__operation *operation)
 {
-    return (uint64_t)operation->reduction.number << 32 | operation->detail;
+    return (uint64_t)operation->reduction.number << 32 | operation->call.detail;
 }
 
 static uint64_t fingerprint_of(const struct td__operation *operation)
 {
     const struct td__reduction *reduction = &operation->reduction;
-    uint64_t kind = operation->input_counts ? UNEVEN : operation->kind;
+    uint64_t kind = operation->call.input_counts ? UNEVEN : operation->call.kind;
     uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
     uint64_t root = operation->called_root < 0 ? NO_ROOT
                                                : (uint64_t)operation->called_root % NO_ROOT;
     return kind | (uint64_t)reduction->dtype << 4 | op << 8 | root << 12 |
-           (uint64_t)operation->count << 25 >> 1 | (details_of(operation) ? DETAILED : 0);
+           (uint64_t)operation->call.count << 25 >> 1 | (details_of(operation) ? DETAILED : 0);
 }
 
 static void describe_fingerprint(uint64_t fingerprint, uint64_t details, char *text, size_t room)
@@ -70,7 +70,7 @@ static uint64_t *detail_of(const struct td__shm_comm *comm, int index, uint64_t 
 void td__shm_note(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     uint64_t fingerprint = fingerprint_of(operation);
-    comm->sequence = operation->sequence;
+    comm->sequence = operation->call.sequence;
     td__shm_announcement(comm, comm->index)->fingerprint = fingerprint;
     if (fingerprint & DETAILED)
         *detail_of(comm, comm->index, comm->call) = details_of(operation);
@@ -88,7 +88,7 @@ static td_status differ(struct td__shm_comm *comm, const struct td__operation *o
         comm, TD_ERR_MISMATCH,
         "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
         "same calls in the same order",
-        (unsigned long long)(operation->sequence - (comm->call - call)), operation->group,
+        (unsigned long long)(operation->call.sequence - (comm->call - call)), operation->group,
         comm->world_ranks[comm->index], ours, comm->world_ranks[index], theirs);
 }
 
@@ -133,7 +133,7 @@ td_status td__shm_verify(struct td__shm_comm *comm, const char *group, td__deadl
     if (!atomic_load(&comm->attached) || comm->floor == comm->call)
         return td__shm_state(comm);
     struct td__operation operation = {
-        .kind = TD_OP_BARRIER, .sequence = comm->sequence, .group = group};
+        .call.kind = TD_OP_BARRIER, .call.sequence = comm->sequence, .group = group};
     struct td__waiting waiting;
     td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
                       deadline);

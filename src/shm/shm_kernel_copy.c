@@ -113,15 +113,15 @@ static td_status fetch_from_all(const struct transfer *transfer)
     size_t element = td__operation_element(operation), done = 0;
     for (int i = 0; i < comm->size; i++) {
         size_t from = 0, size = transfer->bytes;
-        if (operation->kind == TD_OP_ALL_TO_ALL)
+        if (operation->call.kind == TD_OP_ALL_TO_ALL)
             from = transfer->bytes * (size_t)comm->index;
-        if (operation->input_counts) {
+        if (operation->call.input_counts) {
             from = 0;
             for (int k = 0; k < comm->index; k++)
                 from += td__shm_counts(comm, i)[k] * element;
-            size = operation->output_counts[i] * element;
+            size = operation->call.output_counts[i] * element;
         }
-        TD_TRY(fetch(transfer, i, (char *)operation->output + done,
+        TD_TRY(fetch(transfer, i, (char *)operation->call.output + done,
                      notice_of(transfer, i)->input_address + from, size));
         done += size;
     }
@@ -134,16 +134,19 @@ static td_status move_rooted(const struct transfer *transfer)
 {
     const struct td__operation *operation = transfer->operation;
     struct td__shm_comm *comm = transfer->comm;
-    const struct td__shm_notice *root = notice_of(transfer, operation->root);
-    bool gather = operation->kind == TD_OP_GATHER, parts = operation->kind != TD_OP_BROADCAST;
-    size_t bytes = transfer->bytes, own = parts ? bytes * (size_t)operation->root : 0;
+    const struct td__shm_notice *root = notice_of(transfer, operation->call.root);
+    bool gather = operation->call.kind == TD_OP_GATHER,
+         parts = operation->call.kind != TD_OP_BROADCAST;
+    size_t bytes = transfer->bytes, own = parts ? bytes * (size_t)operation->call.root : 0;
     uint64_t whole = gather ? root->output_address : root->input_address;
     uint64_t part = gather ? root->input_address : root->output_address;
     size_t most = whole + own == part ? td__part(bytes, comm->size, comm->size - 1) : bytes;
     size_t place = parts ? bytes * (size_t)comm->index : 0;
-    if (comm->index != operation->root)
-        return gather ? bring(transfer, operation->root, operation->input, whole + place, most)
-                      : fetch(transfer, operation->root, operation->output, whole + place, most);
+    if (comm->index != operation->call.root)
+        return gather ? bring(transfer, operation->call.root, operation->call.input, whole + place,
+                              most)
+                      : fetch(transfer, operation->call.root, operation->call.output, whole + place,
+                              most);
     for (int i = 0; i < comm->size; i++) {
         size_t first = i == comm->index ? 0 : most, at = (parts ? bytes * (size_t)i : 0) + first;
         char *here = (char *)(uintptr_t)whole + at;
@@ -162,9 +165,10 @@ td_status td__shm_copied(struct td__shm_comm *comm, const struct td__operation *
     struct transfer transfer = {
         .comm = comm,
         .operation = operation,
-        .bytes = operation->count * td__operation_element(operation),
+        .bytes = operation->call.count * td__operation_element(operation),
     };
-    bool from_all = operation->kind == TD_OP_ALL_GATHER || operation->kind == TD_OP_ALL_TO_ALL;
+    bool from_all = operation->call.kind == TD_OP_ALL_GATHER ||
+                    operation->call.kind == TD_OP_ALL_TO_ALL;
     TD_TRY(td__shm_write_begin(comm));
     td_status status = from_all ? fetch_from_all(&transfer) : move_rooted(&transfer);
     td__shm_write_end(comm);
@@ -182,9 +186,9 @@ td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__opera
         return status;
     for (int k = 1; k < comm->size && !status; k++) {
         int i = (comm->index + k) % comm->size;
-        size_t first = td__part(operation->count, comm->size, i) * element;
-        size_t end = td__part(operation->count, comm->size, i + 1) * element;
-        status = fetch(&transfer, i, (char *)operation->output + first,
+        size_t first = td__part(operation->call.count, comm->size, i) * element;
+        size_t end = td__part(operation->call.count, comm->size, i + 1) * element;
+        status = fetch(&transfer, i, (char *)operation->call.output + first,
                        notice_of(&transfer, i)->output_address + first, end - first);
     }
     td__shm_write_end(comm);

@@ -53,12 +53,14 @@ static uint64_t place_of(const void *memory, bool needed)
 
 static bool gives(const struct td__operation *operation, bool is_root)
 {
-    return is_root || (operation->kind != TD_OP_BROADCAST && operation->kind != TD_OP_SCATTER);
+    return is_root ||
+           (operation->call.kind != TD_OP_BROADCAST && operation->call.kind != TD_OP_SCATTER);
 }
 
 static bool takes(const struct td__operation *operation, bool is_root)
 {
-    return is_root || (operation->kind != TD_OP_REDUCE && operation->kind != TD_OP_GATHER);
+    return is_root ||
+           (operation->call.kind != TD_OP_REDUCE && operation->call.kind != TD_OP_GATHER);
 }
 
 static uint64_t sum(const uint64_t *counts, int size)
@@ -73,14 +75,14 @@ static uint64_t sum(const uint64_t *counts, int size)
 static void extents(struct td__shm_comm *comm, const struct td__operation *operation, int index,
                     size_t *input, size_t *output)
 {
-    size_t one = operation->count, all = one * (size_t)comm->size;
-    td_op_kind kind = operation->kind;
+    size_t one = operation->call.count, all = one * (size_t)comm->size;
+    td_op_kind kind = operation->call.kind;
     bool whole_in = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
                     kind == TD_OP_ALL_TO_ALL;
     bool whole_out = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
     *input = whole_in ? all : one;
     *output = whole_out ? all : one;
-    if (operation->input_counts) {
+    if (operation->call.input_counts) {
         const uint64_t *counts = td__shm_counts(comm, index);
         *input = sum(counts, comm->size);
         *output = sum(counts + comm->size, comm->size);
@@ -132,8 +134,8 @@ static td_status find_buffers(struct td__shm_comm *comm, const struct td__operat
             extents(comm, operation, i, &input, &output);
             TD_TRY(find_views(comm, operation, i, input * element, output * element));
         }
-        comm->sources[i] = i == comm->index ? operation->input : comm->views[i].source;
-        comm->targets[i] = i == comm->index ? operation->output : comm->views[i].target;
+        comm->sources[i] = i == comm->index ? operation->call.input : comm->views[i].source;
+        comm->targets[i] = i == comm->index ? operation->call.output : comm->views[i].target;
     }
     return TD_OK;
 }
@@ -179,13 +181,13 @@ static void reduce_task(struct td__shm_comm *comm, const struct td__operation *o
                         struct task task)
 {
     size_t element = td__operation_element(operation), first;
-    size_t count = cut_slice(task, comm, operation->count, &first);
+    size_t count = cut_slice(task, comm, operation->call.count, &first);
     int targets = 0;
     if (!count)
         return;
     for (int i = 0; i < comm->size; i++) {
         comm->inputs[i] = (const char *)comm->sources[i] + first * element;
-        if (operation->kind == TD_OP_ALL_REDUCE || i == operation->root)
+        if (operation->call.kind == TD_OP_ALL_REDUCE || i == operation->call.root)
             comm->outputs[targets++] = (char *)comm->targets[i] + first * element;
     }
     struct td__reduction reduction = td__shm_reduction(comm, operation);
@@ -197,11 +199,11 @@ static void reduce_scatter_task(struct td__shm_comm *comm, const struct td__oper
                                 struct task task)
 {
     size_t element = td__operation_element(operation), first;
-    size_t count = cut(task, operation->count, &first);
+    size_t count = cut(task, operation->call.count, &first);
     void *output = (char *)comm->targets[task.owner] + first * element;
     if (!count)
         return;
-    first += operation->count * (size_t)task.owner;
+    first += operation->call.count * (size_t)task.owner;
     for (int i = 0; i < comm->size; i++)
         comm->inputs[i] = (const char *)comm->sources[i] + first * element;
     struct td__reduction reduction = td__shm_reduction(comm, operation);
@@ -212,16 +214,16 @@ static void broadcast_task(struct td__shm_comm *comm, const struct td__operation
                            struct task task)
 {
     size_t first;
-    size_t size = cut_slice(task, comm, operation->count * td__operation_element(operation),
+    size_t size = cut_slice(task, comm, operation->call.count * td__operation_element(operation),
                             &first);
-    spread(comm, first, operation->root, (const char *)comm->sources[operation->root] + first,
-           size);
+    spread(comm, first, operation->call.root,
+           (const char *)comm->sources[operation->call.root] + first, size);
 }
 
 static void all_gather_task(struct td__shm_comm *comm, const struct td__operation *operation,
                             struct task task)
 {
-    size_t bytes = operation->count * td__operation_element(operation), first;
+    size_t bytes = operation->call.count * td__operation_element(operation), first;
     size_t size = cut(task, bytes, &first);
     spread(comm, bytes * (size_t)task.owner + first, task.owner,
            (const char *)comm->sources[task.owner] + first, size);
@@ -230,11 +232,11 @@ static void all_gather_task(struct td__shm_comm *comm, const struct td__operatio
 static void all_to_all_task(struct td__shm_comm *comm, const struct td__operation *operation,
                             struct task task)
 {
-    size_t element = td__operation_element(operation), bytes = operation->count * element;
+    size_t element = td__operation_element(operation), bytes = operation->call.count * element;
     char *output = comm->targets[task.owner];
     for (int i = 0; i < comm->size; i++) {
         size_t from = bytes * (size_t)task.owner, size = bytes, first;
-        if (operation->input_counts) {
+        if (operation->call.input_counts) {
             from = sum(td__shm_counts(comm, i), task.owner) * element;
             size = td__shm_counts(comm, i)[task.owner] * element;
         }
@@ -249,34 +251,34 @@ static void all_to_all_task(struct td__shm_comm *comm, const struct td__operatio
 static void rooted_part(struct td__shm_comm *comm, const struct td__operation *operation, int part,
                         size_t first, size_t size)
 {
-    size_t bytes = operation->count * td__operation_element(operation);
+    size_t bytes = operation->call.count * td__operation_element(operation);
     size_t whole = bytes * (size_t)part + first;
-    if (operation->kind == TD_OP_GATHER)
-        td__copy_bytes((char *)comm->targets[operation->root] + whole,
+    if (operation->call.kind == TD_OP_GATHER)
+        td__copy_bytes((char *)comm->targets[operation->call.root] + whole,
                        (const char *)comm->sources[part] + first, size, comm->past_caches);
     else
         td__copy_bytes((char *)comm->targets[part] + first,
-                       (const char *)comm->sources[operation->root] + whole, size,
+                       (const char *)comm->sources[operation->call.root] + whole, size,
                        comm->past_caches);
 }
 
 static void rooted_task(struct td__shm_comm *comm, const struct td__operation *operation,
                         struct task task)
 {
-    size_t bytes = operation->count * td__operation_element(operation), first;
-    const char *root_part = (const char *)comm->sources[operation->root];
-    char *root_target = comm->targets[operation->root];
-    size_t own = bytes * (size_t)operation->root;
-    bool in_place = operation->kind == TD_OP_GATHER ? root_target + own == root_part
-                                                    : root_part + own == root_target;
+    size_t bytes = operation->call.count * td__operation_element(operation), first;
+    const char *root_part = (const char *)comm->sources[operation->call.root];
+    char *root_target = comm->targets[operation->call.root];
+    size_t own = bytes * (size_t)operation->call.root;
+    bool in_place = operation->call.kind == TD_OP_GATHER ? root_target + own == root_part
+                                                         : root_part + own == root_target;
     size_t most = in_place ? td__part(bytes, comm->size, comm->size - 1) : bytes;
-    if (task.owner != operation->root) {
+    if (task.owner != operation->call.root) {
         size_t size = cut(task, most, &first);
         rooted_part(comm, operation, task.owner, first, size);
         return;
     }
     for (int i = 0; i < comm->size; i++) {
-        size_t start = i == operation->root ? 0 : most;
+        size_t start = i == operation->call.root ? 0 : most;
         size_t size = cut(task, bytes - start, &first);
         rooted_part(comm, operation, i, start + first, size);
     }
@@ -285,7 +287,7 @@ static void rooted_task(struct td__shm_comm *comm, const struct td__operation *o
 static void do_task(struct td__shm_comm *comm, const struct td__operation *operation,
                     struct task task)
 {
-    switch (operation->kind) {
+    switch (operation->call.kind) {
     case TD_OP_ALL_REDUCE:
     case TD_OP_REDUCE:
         reduce_task(comm, operation, task);
@@ -313,17 +315,17 @@ static void do_task(struct td__shm_comm *comm, const struct td__operation *opera
 /* How many bytes a share moves, about. */
 static size_t share_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    size_t bytes = operation->count * td__operation_element(operation);
-    bool slices = operation->kind == TD_OP_ALL_REDUCE || operation->kind == TD_OP_REDUCE ||
-                  operation->kind == TD_OP_BROADCAST;
+    size_t bytes = operation->call.count * td__operation_element(operation);
+    bool slices = operation->call.kind == TD_OP_ALL_REDUCE ||
+                  operation->call.kind == TD_OP_REDUCE || operation->call.kind == TD_OP_BROADCAST;
     return slices ? bytes / (size_t)comm->size : bytes;
 }
 
 static td_status take_turns(struct td__shm_comm *comm, const struct td__operation *operation,
                             size_t largest)
 {
-    size_t bytes = operation->input_counts ? largest * td__operation_element(operation)
-                                           : share_bytes(comm, operation);
+    size_t bytes = operation->call.input_counts ? largest * td__operation_element(operation)
+                                                : share_bytes(comm, operation);
     size_t pieces = bytes / TURN_BYTES;
     struct task task = {.pieces = pieces < 1             ? 1
                                   : pieces > MOST_PIECES ? MOST_PIECES
@@ -349,8 +351,8 @@ static td_status tell_counts(struct td__shm_comm *comm, const struct td__operati
         return td_fail(TD_ERR_UNSUPPORTED, "%s: uneven parts work for up to %zu ranks on a host",
                        td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
     for (int i = 0; i < comm->size; i++) {
-        counts[i] = operation->input_counts[i];
-        counts[comm->size + i] = operation->output_counts[i];
+        counts[i] = operation->call.input_counts[i];
+        counts[comm->size + i] = operation->call.output_counts[i];
         if (counts[i] > slot->notice.largest)
             slot->notice.largest = counts[i];
     }
@@ -378,22 +380,22 @@ static td_status check_counts(struct td__shm_comm *comm, const struct td__operat
 td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
                                    bool *shared, size_t *largest)
 {
-    bool is_root = operation->root == comm->index;
+    bool is_root = operation->call.root == comm->index;
     TD_TRY(td__shm_begin(comm, operation));
     struct td__shm_slot *slot = td__shm_slot(comm, comm->index);
     slot->notice.largest = 0;
-    slot->notice.input_address = (uintptr_t)operation->input;
-    slot->notice.output_address = (uintptr_t)operation->output;
+    slot->notice.input_address = (uintptr_t)operation->call.input;
+    slot->notice.output_address = (uintptr_t)operation->call.output;
     slot->notice.copies = td__shm_can_copy(comm);
     slot->notice.ways = comm->ways;
-    bool any = operation->count || operation->input_counts;
-    slot->notice.input = place_of(operation->input, any && gives(operation, is_root));
-    slot->notice.output = place_of(operation->output, any && takes(operation, is_root));
-    if (operation->input_counts)
+    bool any = operation->call.count || operation->call.input_counts;
+    slot->notice.input = place_of(operation->call.input, any && gives(operation, is_root));
+    slot->notice.output = place_of(operation->call.output, any && takes(operation, is_root));
+    if (operation->call.input_counts)
         TD_TRY(tell_counts(comm, operation, slot));
     td__shm_reach(comm, 1);
     TD_TRY(td__shm_await_all(comm, operation, 1));
-    if (operation->input_counts)
+    if (operation->call.input_counts)
         TD_TRY(check_counts(comm, operation));
     return find_buffers(comm, operation, shared, largest);
 }
@@ -402,7 +404,7 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
  * what everybody gets is better taken out of a stage, where it is in the cache. */
 static bool suits_the_kernel(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    switch (operation->kind) {
+    switch (operation->call.kind) {
     case TD_OP_BROADCAST:
     case TD_OP_ALL_GATHER:
         return !comm->oversubscribed;
@@ -427,10 +429,10 @@ static bool all_copy(struct td__shm_comm *comm)
  * share, or for an exchange, where every byte is read once and written once, each rank's own. */
 static bool goes_past_caches(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    size_t bytes = operation->count * td__operation_element(operation), n = (size_t)comm->size;
-    if (operation->kind == TD_OP_ALL_TO_ALL)
+    size_t bytes = operation->call.count * td__operation_element(operation), n = (size_t)comm->size;
+    if (operation->call.kind == TD_OP_ALL_TO_ALL)
         return 2 * n * bytes > td__cache_bytes(2) / 2 * 3;
-    size_t written = operation->kind == TD_OP_ALL_GATHER ? bytes * n * n : bytes * n;
+    size_t written = operation->call.kind == TD_OP_ALL_GATHER ? bytes * n * n : bytes * n;
     return written > td__cache_bytes(3) / 4 * 5;
 }
 
@@ -445,7 +447,8 @@ td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *o
 {
     bool shared;
     size_t largest;
-    bool in_place = operation->kind == TD_OP_ALL_REDUCE && operation->input == operation->output;
+    bool in_place = operation->call.kind == TD_OP_ALL_REDUCE &&
+                    operation->call.input == operation->call.output;
     comm->ways = in_place && comm->index == 0 ? td__reduce_methods() : 0;
     TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
     take_methods(comm);

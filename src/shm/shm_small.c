@@ -35,12 +35,12 @@ static char *data_of(struct td__shm_comm *comm, int index, size_t bytes)
 static td_status reduce_slots(struct td__shm_comm *comm, const struct td__operation *operation,
                               size_t given, size_t offset)
 {
-    void *output = operation->output;
+    void *output = operation->call.output;
     for (int i = 0; i < comm->size; i++)
         comm->sources[i] = data_of(comm, i, given) + offset;
     struct td__reduction reduction = td__shm_reduction(comm, operation);
-    if (operation->count)
-        td__reduce_many(&reduction, &output, 1, comm->sources, comm->size, operation->count);
+    if (operation->call.count)
+        td__reduce_many(&reduction, &output, 1, comm->sources, comm->size, operation->call.count);
     return TD_OK;
 }
 
@@ -48,17 +48,17 @@ static td_status reduce_slots(struct td__shm_comm *comm, const struct td__operat
 static void collect(struct td__shm_comm *comm, const struct td__operation *operation, size_t given,
                     size_t part, size_t bytes)
 {
-    char *output = operation->output;
+    char *output = operation->call.output;
     for (int i = 0; i < comm->size; i++)
         copy(output + (size_t)i * bytes, data_of(comm, i, given) + part, bytes);
 }
 
 td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    size_t bytes = operation->count * td__operation_element(operation);
+    size_t bytes = operation->call.count * td__operation_element(operation);
     size_t all = bytes * (size_t)comm->size, part = bytes * (size_t)comm->index;
-    bool is_root = operation->root == comm->index;
-    td_op_kind kind = operation->kind;
+    bool is_root = operation->call.root == comm->index;
+    td_op_kind kind = operation->call.kind;
 
     bool by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
                     kind == TD_OP_ALL_TO_ALL;
@@ -67,18 +67,19 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
     bool tiny = given <= TD__TINY_BYTES && operation->reduction.op != TD_PREMUL_SUM;
     TD_TRY(tiny ? td__shm_begin_tiny(comm, operation) : td__shm_begin(comm, operation));
     if (gives)
-        copy(data_of(comm, comm->index, given), operation->input, given);
+        copy(data_of(comm, comm->index, given), operation->call.input, given);
     td__shm_reach(comm, 1);
 
     switch (kind) {
     case TD_OP_BROADCAST:
     case TD_OP_SCATTER:
         if (!is_root) {
-            TD_TRY(td__shm_await(comm, operation, operation->root, 1));
-            copy(operation->output,
-                 data_of(comm, operation->root, given) + (kind == TD_OP_SCATTER ? part : 0), bytes);
+            TD_TRY(td__shm_await(comm, operation, operation->call.root, 1));
+            copy(operation->call.output,
+                 data_of(comm, operation->call.root, given) + (kind == TD_OP_SCATTER ? part : 0),
+                 bytes);
         } else if (kind == TD_OP_SCATTER && bytes) {
-            copy(operation->output, (const char *)operation->input + part, bytes);
+            copy(operation->call.output, (const char *)operation->call.input + part, bytes);
         }
         return TD_OK;
     case TD_OP_REDUCE:

@@ -61,8 +61,8 @@ static size_t part_count(const struct staging *staging, int i)
     const struct td__operation *operation = staging->operation;
     int n = staging->comm->size;
     if (staging->sliced)
-        return td__part(operation->count, n, i + 1) - td__part(operation->count, n, i);
-    return operation->input_counts ? operation->input_counts[i] : operation->count;
+        return td__part(operation->call.count, n, i + 1) - td__part(operation->call.count, n, i);
+    return operation->call.input_counts ? operation->call.input_counts[i] : operation->call.count;
 }
 
 /* Copies piece c of each part of the input but our own, part i to place i of the stage. */
@@ -76,7 +76,7 @@ static void put_parts(const struct staging *staging, uint64_t c)
         size_t now = in_piece(staging, c, count);
         if (now && i != staging->comm->index)
             memcpy(piece + (size_t)i * staging->step * staging->element,
-                   (const char *)operation->input + offset_of(staging, c, start),
+                   (const char *)operation->call.input + offset_of(staging, c, start),
                    now * staging->element);
         start += count;
     }
@@ -89,17 +89,18 @@ static void put_parts(const struct staging *staging, uint64_t c)
 static void slice_of(const struct staging *staging, size_t now, int i, size_t *first, size_t *end)
 {
     const struct td__shm_comm *comm = staging->comm;
-    bool to_root = staging->operation->kind == TD_OP_REDUCE && comm->size == 2;
+    bool to_root = staging->operation->call.kind == TD_OP_REDUCE && comm->size == 2;
     *first = to_root ? 0 : td__part(now, comm->size, i);
-    *end = to_root ? (i == staging->operation->root ? now : 0) : td__part(now, comm->size, i + 1);
+    *end = to_root ? (i == staging->operation->call.root ? now : 0)
+                   : td__part(now, comm->size, i + 1);
 }
 
 /* What others reduce: all of piece c but our own slice. */
 static void put_slices(const struct staging *staging, uint64_t c)
 {
-    const char *from = (const char *)staging->operation->input + offset_of(staging, c, 0);
+    const char *from = (const char *)staging->operation->call.input + offset_of(staging, c, 0);
     char *to = td__shm_piece(staging->comm, staging->comm->index, c);
-    size_t now = in_piece(staging, c, staging->operation->count), first, end;
+    size_t now = in_piece(staging, c, staging->operation->call.count), first, end;
     slice_of(staging, now, staging->comm->index, &first, &end);
     memcpy(to, from, first * staging->element);
     memcpy(to + end * staging->element, from + end * staging->element,
@@ -109,8 +110,8 @@ static void put_slices(const struct staging *staging, uint64_t c)
 static void put(const struct staging *staging, uint64_t c)
 {
     const struct td__operation *operation = staging->operation;
-    size_t now = in_piece(staging, c, operation->count);
-    switch (operation->kind) {
+    size_t now = in_piece(staging, c, operation->call.count);
+    switch (operation->call.kind) {
     case TD_OP_SCATTER:
         if (staging->is_root)
             put_parts(staging, c);
@@ -127,11 +128,12 @@ static void put(const struct staging *staging, uint64_t c)
             put_slices(staging, c);
         return;
     default: /* broadcast, gather, all_gather */
-        if (operation->kind != TD_OP_ALL_GATHER &&
-            staging->is_root != (operation->kind == TD_OP_BROADCAST))
+        if (operation->call.kind != TD_OP_ALL_GATHER &&
+            staging->is_root != (operation->call.kind == TD_OP_BROADCAST))
             return;
         memcpy(td__shm_piece(staging->comm, staging->comm->index, c),
-               (const char *)operation->input + offset_of(staging, c, 0), now * staging->element);
+               (const char *)operation->call.input + offset_of(staging, c, 0),
+               now * staging->element);
         return;
     }
 }
@@ -142,18 +144,18 @@ static void reduce_slice(const struct staging *staging, uint64_t c)
     struct td__shm_comm *comm = staging->comm;
     const struct td__operation *operation = staging->operation;
     size_t first, end, offset = offset_of(staging, c, 0);
-    slice_of(staging, in_piece(staging, c, operation->count), comm->index, &first, &end);
+    slice_of(staging, in_piece(staging, c, operation->call.count), comm->index, &first, &end);
     if (first == end)
         return;
     size_t skip = first * staging->element;
     for (int i = 0; i < comm->size; i++)
         comm->sources[i] = td__shm_piece(comm, i, c) + skip;
-    comm->sources[comm->index] = (const char *)operation->input + offset + skip;
+    comm->sources[comm->index] = (const char *)operation->call.input + offset + skip;
     void *targets[2];
     int count = 0;
-    if (operation->output)
-        targets[count++] = (char *)operation->output + offset + skip;
-    if (operation->kind == TD_OP_ALL_REDUCE || !staging->is_root)
+    if (operation->call.output)
+        targets[count++] = (char *)operation->call.output + offset + skip;
+    if (operation->call.kind == TD_OP_ALL_REDUCE || !staging->is_root)
         targets[count++] = td__shm_piece(comm, comm->index, c) + skip;
     td__reduce_many(&staging->reduction, targets, count, comm->sources, comm->size, end - first);
 }
@@ -162,8 +164,8 @@ static void reduce_slice(const struct staging *staging, uint64_t c)
 static void take_reduced(const struct staging *staging, uint64_t c)
 {
     struct td__shm_comm *comm = staging->comm;
-    size_t now = in_piece(staging, c, staging->operation->count);
-    char *output = (char *)staging->operation->output + offset_of(staging, c, 0);
+    size_t now = in_piece(staging, c, staging->operation->call.count);
+    char *output = (char *)staging->operation->call.output + offset_of(staging, c, 0);
     for (int k = 1; k < comm->size; k++) {
         int i = (comm->index + k) % comm->size;
         size_t first, end;
@@ -182,11 +184,12 @@ static void take_parts(const struct staging *staging, uint64_t c, size_t part, s
     struct td__shm_comm *comm = staging->comm;
     size_t start = 0;
     for (int i = 0; i < comm->size; i++) {
-        size_t count = operation->output_counts ? operation->output_counts[i] : operation->count;
+        size_t count = operation->call.output_counts ? operation->call.output_counts[i]
+                                                     : operation->call.count;
         size_t now = in_piece(staging, c, count);
-        char *to = (char *)operation->output + offset_of(staging, c, start);
+        char *to = (char *)operation->call.output + offset_of(staging, c, start);
         const char *from = i == comm->index
-                               ? (const char *)operation->input + offset_of(staging, c, own)
+                               ? (const char *)operation->call.input + offset_of(staging, c, own)
                                : td__shm_piece(comm, i, c) +
                                      part * staging->step * staging->element;
         if (now && to != from)
@@ -201,12 +204,13 @@ static void reduce_parts(const struct staging *staging, uint64_t c)
     const struct td__operation *operation = staging->operation;
     struct td__shm_comm *comm = staging->comm;
     size_t mine = (size_t)comm->index, now = in_piece(staging, c, part_count(staging, comm->index));
-    size_t start = staging->sliced ? td__part(operation->count, comm->size, comm->index)
-                                   : mine * operation->count;
-    void *target = (char *)operation->output + offset_of(staging, c, staging->sliced ? start : 0);
+    size_t start = staging->sliced ? td__part(operation->call.count, comm->size, comm->index)
+                                   : mine * operation->call.count;
+    void *target = (char *)operation->call.output +
+                   offset_of(staging, c, staging->sliced ? start : 0);
     for (int i = 0; i < comm->size; i++)
         comm->sources[i] = td__shm_piece(comm, i, c) + mine * staging->step * staging->element;
-    comm->sources[mine] = (const char *)operation->input + offset_of(staging, c, start);
+    comm->sources[mine] = (const char *)operation->call.input + offset_of(staging, c, start);
     if (now)
         td__reduce_many(&staging->reduction, &target, 1, comm->sources, comm->size, now);
 }
@@ -216,16 +220,17 @@ static void take(const struct staging *staging, uint64_t c)
     const struct td__operation *operation = staging->operation;
     struct td__shm_comm *comm = staging->comm;
     size_t mine = (size_t)comm->index, own = 0;
-    size_t bytes = in_piece(staging, c, operation->count) * staging->element;
-    char *to = (char *)operation->output + offset_of(staging, c, 0);
-    const char *from = td__shm_piece(comm, operation->root < 0 ? 0 : operation->root, c);
-    switch (operation->kind) {
+    size_t bytes = in_piece(staging, c, operation->call.count) * staging->element;
+    char *to = (char *)operation->call.output + offset_of(staging, c, 0);
+    const char *from = td__shm_piece(comm, operation->call.root < 0 ? 0 : operation->call.root, c);
+    switch (operation->call.kind) {
     case TD_OP_ALL_GATHER:
         take_parts(staging, c, 0, 0);
         return;
     case TD_OP_ALL_TO_ALL:
         for (int i = 0; i < comm->index; i++)
-            own += operation->input_counts ? operation->input_counts[i] : operation->count;
+            own += operation->call.input_counts ? operation->call.input_counts[i]
+                                                : operation->call.count;
         take_parts(staging, c, mine, own);
         return;
     case TD_OP_GATHER:
@@ -242,14 +247,15 @@ static void take(const struct staging *staging, uint64_t c)
     case TD_OP_SCATTER:
         from += mine * staging->step * staging->element;
         if (staging->is_root)
-            from = (const char *)operation->input + offset_of(staging, c, mine * operation->count);
+            from = (const char *)operation->call.input +
+                   offset_of(staging, c, mine * operation->call.count);
         if (to != from)
             memcpy(to, from, bytes);
         return;
     default: /* all_reduce and reduce */
         if (staging->sliced)
             reduce_parts(staging, c);
-        else if (operation->kind == TD_OP_ALL_REDUCE || staging->is_root)
+        else if (operation->call.kind == TD_OP_ALL_REDUCE || staging->is_root)
             take_reduced(staging, c);
         return;
     }
@@ -258,16 +264,16 @@ static void take(const struct staging *staging, uint64_t c)
 static struct staging staging_of(struct td__shm_comm *comm, const struct td__operation *operation,
                                  size_t largest, bool copies)
 {
-    td_op_kind kind = operation->kind;
+    td_op_kind kind = operation->call.kind;
     struct staging staging = {
         .comm = comm,
         .operation = operation,
         .reduction = td__shm_reduction(comm, operation),
         .element = td__operation_element(operation),
-        .count = operation->input_counts ? largest : operation->count,
-        .is_root = operation->root == comm->index,
+        .count = operation->call.input_counts ? largest : operation->call.count,
+        .is_root = operation->call.root == comm->index,
     };
-    size_t bytes = operation->count * staging.element;
+    size_t bytes = operation->call.count * staging.element;
     staging.sliced = kind == TD_OP_ALL_REDUCE && copies && !comm->oversubscribed &&
                      bytes >= KERNEL_LEAST &&
                      bytes / (size_t)comm->size <= CACHES_A_SLICE * td__cache_bytes(2);

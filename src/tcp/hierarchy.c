@@ -151,8 +151,8 @@ static td_status meet(struct td__hierarchy *hierarchy, struct local *local)
     bool shared;
     size_t largest;
     if (!hierarchy->comm) {
-        local->own_source = local->operation.input;
-        local->own_target = local->operation.output;
+        local->own_source = local->operation.call.input;
+        local->own_target = local->operation.call.output;
         local->sources = &local->own_source;
         local->targets = &local->own_target;
         local->size = 1;
@@ -208,13 +208,13 @@ static struct slice own_slice(const struct td__hierarchy *hierarchy, size_t coun
 static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *local,
                               const struct td__operation *operation)
 {
-    struct slice slice = own_slice(hierarchy, operation->count);
+    struct slice slice = own_slice(hierarchy, operation->call.count);
     const struct td__reduction *reduction = &operation->reduction;
     size_t element = td__operation_element(operation);
-    bool to_all = operation->kind == TD_OP_ALL_REDUCE;
-    int root_host = to_all ? 0 : hierarchy->host_of[operation->root];
+    bool to_all = operation->call.kind == TD_OP_ALL_REDUCE;
+    int root_host = to_all ? 0 : hierarchy->host_of[operation->call.root];
     struct td__operation between = between_hosts(operation);
-    between.root = to_all ? -1 : root_host;
+    between.call.root = to_all ? -1 : root_host;
     if (!slice.count)
         return TD_OK;
 
@@ -240,7 +240,7 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
     if (writes && !status) {
         char *first = NULL;
         for (int i = 0; i < local->size; i++) {
-            if (!to_all && i != hierarchy->index_of[operation->root])
+            if (!to_all && i != hierarchy->index_of[operation->call.root])
                 continue;
             char *target = (char *)local->targets[i] + slice.first * element;
             if (first)
@@ -260,11 +260,11 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
 static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *local,
                                  const struct td__operation *operation)
 {
-    struct slice slice = own_slice(hierarchy, operation->count);
+    struct slice slice = own_slice(hierarchy, operation->call.count);
     size_t offset = slice.first * td__operation_element(operation);
     size_t bytes = slice.count * td__operation_element(operation);
-    int root_host = hierarchy->host_of[operation->root];
-    int holder = hierarchy->host == root_host ? hierarchy->index_of[operation->root]
+    int root_host = hierarchy->host_of[operation->call.root];
+    int holder = hierarchy->host == root_host ? hierarchy->index_of[operation->call.root]
                                               : hierarchy->index;
     struct td__operation between = between_hosts(operation);
     char *data = (char *)local->targets[hierarchy->index] + offset;
@@ -277,9 +277,9 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
         memcpy(data, (const char *)local->sources[holder] + offset, bytes);
         td__shm_write_end(hierarchy->comm);
     }
-    between.root = root_host;
-    between.count = slice.count;
-    between.input = between.output = data;
+    between.call.root = root_host;
+    between.call.count = slice.count;
+    between.call.input = between.call.output = data;
     TD_TRY(td__tcp_comm_run(hierarchy->lane, &between));
     if (local->size == 1)
         return TD_OK;
@@ -311,13 +311,13 @@ static td_status barrier(struct td__hierarchy *hierarchy, const struct td__opera
 static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
     struct local local = {.operation = *operation};
-    bool rooted = operation->kind != TD_OP_ALL_REDUCE;
+    bool rooted = operation->call.kind != TD_OP_ALL_REDUCE;
     if (rooted)
-        local.operation.root = hierarchy->host_of[operation->root] == hierarchy->host
-                                   ? hierarchy->index_of[operation->root]
-                                   : -1;
+        local.operation.call.root = hierarchy->host_of[operation->call.root] == hierarchy->host
+                                        ? hierarchy->index_of[operation->call.root]
+                                        : -1;
     TD_TRY(meet(hierarchy, &local));
-    if (hierarchy->lane && operation->kind == TD_OP_BROADCAST)
+    if (hierarchy->lane && operation->call.kind == TD_OP_BROADCAST)
         TD_TRY(broadcast_slice(hierarchy, &local, operation));
     else if (hierarchy->lane)
         TD_TRY(reduce_slice(hierarchy, &local, operation));
@@ -326,12 +326,12 @@ static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__op
 
 td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation)
 {
-    if (operation->kind == TD_OP_BARRIER)
+    if (operation->call.kind == TD_OP_BARRIER)
         return barrier(hierarchy, operation);
-    size_t bytes = operation->count * td__operation_element(operation);
-    bool reads = operation->input != NULL, writes = operation->output != NULL;
-    bool shareable = (!reads || is_shareable(operation->input)) &&
-                     (!writes || is_shareable(operation->output));
+    size_t bytes = operation->call.count * td__operation_element(operation);
+    bool reads = operation->call.input != NULL, writes = operation->call.output != NULL;
+    bool shareable = (!reads || is_shareable(operation->call.input)) &&
+                     (!writes || is_shareable(operation->call.output));
     if (!bytes || !hierarchy->comm || shareable)
         return run_shared(hierarchy, operation);
 
@@ -339,12 +339,12 @@ td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__op
     struct td__operation copied = *operation;
     if (!copy)
         return TD_ERR_NOMEM;
-    memcpy(copy, operation->input, bytes);
-    copied.input = copy;
-    copied.output = writes ? copy : NULL;
+    memcpy(copy, operation->call.input, bytes);
+    copied.call.input = copy;
+    copied.call.output = writes ? copy : NULL;
     td_status status = run_shared(hierarchy, &copied);
     if (!status && writes)
-        memcpy(operation->output, copy, bytes);
+        memcpy(operation->call.output, copy, bytes);
     td_free(copy);
     return status;
 }

@@ -48,7 +48,7 @@ void td__links_say_goodbye(struct td__links *links, const struct td__operation *
         return;
     links->goodbye = malloc(TD__HEADER_BYTES + size);
     if (links->goodbye) {
-        struct td__call_header header = td__header_of(operation, operation->count, 0, 0);
+        struct td__call_header header = td__header_of(operation, operation->call.count, 0, 0);
         header.type = TD__HEADER_GOODBYE;
         header.op = (uint16_t)status;
         header.payload = size;

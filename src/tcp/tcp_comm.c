@@ -185,7 +185,7 @@ static const char *choose(const struct td__tcp_comm *comm, const struct td__oper
                           td_op_kind kind, size_t bytes)
 {
     const char *forced = comm->forced[kind];
-    if (operation->input_counts)
+    if (operation->call.input_counts)
         return forced && strcmp(forced, "bruck") ? forced : td__select_uneven(comm->size);
     return forced ? forced : td__select(kind, comm->size, bytes);
 }
@@ -197,7 +197,7 @@ td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operati
                   kind == TD_OP_GATHER;
     const char *algorithm = choose(comm, operation, kind, bytes);
     struct td__cached_schedule *cached = find_program(comm, kind, algorithm,
-                                                      rooted ? operation->root : 0);
+                                                      rooted ? operation->call.root : 0);
     if (!cached)
         return td__fail_nomem(td__operation_describe(operation));
     cached->used = ++comm->turn;

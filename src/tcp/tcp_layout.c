@@ -115,14 +115,14 @@ static td_status run_vector(struct task *task, void *data, size_t count, char *s
 static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t count = operation->count;
+    size_t count = operation->call.count;
     TD_TRY(
         begin(&task, comm, operation, TD_OP_BROADCAST, td__operation_element(operation), count, 1));
     size_t chunk = min_size(count, BROADCAST_BYTES / task.element), at = 0;
     TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
     do {
         size_t part = min_size(chunk, count - at);
-        char *data = td__behind(operation->output, at * task.element);
+        char *data = td__behind(operation->call.output, at * task.element);
         TD_TRY(run_vector(&task, data, part, task.scratch));
         at += part;
     } while (at < count);
@@ -148,11 +148,12 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
 {
     const struct td__reduction *reduction = &operation->reduction;
     td_dtype accumulator = td__reduction_accumulator(reduction);
-    bool same = accumulator == reduction->dtype, all = operation->kind == TD_OP_ALL_REDUCE;
-    bool gets = all || comm->index == operation->root;
-    size_t count = operation->count, size = td__operation_element(operation);
+    bool same = accumulator == reduction->dtype, all = operation->call.kind == TD_OP_ALL_REDUCE;
+    bool gets = all || comm->index == operation->call.root;
+    size_t count = operation->call.count, size = td__operation_element(operation);
     struct task task;
-    TD_TRY(begin(&task, comm, operation, operation->kind, td_dtype_size(accumulator), count, 1));
+    TD_TRY(
+        begin(&task, comm, operation, operation->call.kind, td_dtype_size(accumulator), count, 1));
 
     size_t chunk = all && same ? count : min_size(count, CHUNK_BYTES / task.element);
     bool borrows = !gets && is_plain(reduction) && !task.run.compiled->writes_data;
@@ -161,8 +162,8 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     size_t at = 0;
     do {
         size_t part = min_size(chunk, count - at);
-        const char *input = td__behind(operation->input, at * size);
-        char *output = gets ? td__behind(operation->output, at * size) : NULL;
+        const char *input = td__behind(operation->call.input, at * size);
+        char *output = gets ? td__behind(operation->call.output, at * size) : NULL;
         char *data = staged ? task.scratch : borrows ? (char *)input : output;
         if (!borrows)
             td__reduce_load(reduction, data, input, part);
@@ -177,7 +178,7 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
 td_status td__socket_layout_combine(struct td__tcp_comm *comm,
                                     const struct td__operation *operation, void *data, size_t count)
 {
-    td_op_kind kind = operation->kind == TD_OP_REDUCE ? TD_OP_REDUCE : TD_OP_ALL_REDUCE;
+    td_op_kind kind = operation->call.kind == TD_OP_REDUCE ? TD_OP_REDUCE : TD_OP_ALL_REDUCE;
     size_t element = td_dtype_size(td__reduction_accumulator(&operation->reduction));
     struct task task;
     TD_TRY(begin(&task, comm, operation, kind, element, count, 1));
@@ -190,8 +191,8 @@ td_status td__socket_layout_combine(struct td__tcp_comm *comm,
 static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t count = operation->count, element = td__operation_element(operation);
-    char *output = operation->output;
+    size_t count = operation->call.count, element = td__operation_element(operation);
+    char *output = operation->call.output;
     TD_TRY(begin(&task, comm, operation, TD_OP_ALL_GATHER, element, count, (size_t)comm->size));
     bool in_pieces = task.run.compiled->one_by_one;
     size_t chunk = in_pieces ? min_size(count, GATHER_BYTES / element) : count, at = 0;
@@ -200,7 +201,7 @@ static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__oper
         size_t part = min_size(chunk, count - at);
         char *data = td__behind(output, at * element);
         copy(td__behind(data, (size_t)comm->index * count * element),
-             td__behind(operation->input, at * element), part * element);
+             td__behind(operation->call.input, at * element), part * element);
         task.run.places[TD__DATA] = parts_of(&task, data, part, count);
         task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch, part, part);
         TD_TRY(execute(&task));
@@ -213,19 +214,19 @@ static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__oper
 static td_status run_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t count = operation->count, element = td__operation_element(operation);
+    size_t count = operation->call.count, element = td__operation_element(operation);
     size_t part = count * element, own = (size_t)comm->index * part;
     TD_TRY(begin(&task, comm, operation, TD_OP_GATHER, element, count, (size_t)comm->size));
-    if (comm->index != operation->root && !task.run.compiled->writes_data) {
-        task.run.places[TD__DATA] = own_part(&task, operation->input, count);
+    if (comm->index != operation->call.root && !task.run.compiled->writes_data) {
+        task.run.places[TD__DATA] = own_part(&task, operation->call.input, count);
         return execute(&task);
     }
-    char *data = operation->output;
-    if (comm->index != operation->root) {
+    char *data = operation->call.output;
+    if (comm->index != operation->call.root) {
         TD_TRY(take_scratch(&task, (size_t)comm->size * part));
         data = task.scratch;
     }
-    copy(td__behind(data, own), operation->input, part);
+    copy(td__behind(data, own), operation->call.input, part);
     task.run.places[TD__DATA] = parts_of(&task, data, count, count);
     return execute(&task);
 }
@@ -233,21 +234,21 @@ static td_status run_gather(struct td__tcp_comm *comm, const struct td__operatio
 static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t count = operation->count, element = td__operation_element(operation);
+    size_t count = operation->call.count, element = td__operation_element(operation);
     size_t part = count * element, own = (size_t)comm->index * part;
     TD_TRY(begin(&task, comm, operation, TD_OP_SCATTER, element, count, (size_t)comm->size));
-    if (comm->index != operation->root && !task.run.compiled->sends) {
-        task.run.places[TD__DATA] = own_part(&task, operation->output, count);
+    if (comm->index != operation->call.root && !task.run.compiled->sends) {
+        task.run.places[TD__DATA] = own_part(&task, operation->call.output, count);
         return execute(&task);
     }
-    const char *data = operation->input;
-    if (comm->index != operation->root) {
+    const char *data = operation->call.input;
+    if (comm->index != operation->call.root) {
         TD_TRY(take_scratch(&task, (size_t)comm->size * part));
         data = task.scratch;
     }
     task.run.places[TD__DATA] = parts_of(&task, data, count, count);
     TD_TRY(execute(&task));
-    copy(operation->output, td__behind(data, own), part);
+    copy(operation->call.output, td__behind(data, own), part);
     return TD_OK;
 }
 
@@ -257,7 +258,7 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
     const struct td__reduction *reduction = &operation->reduction;
     td_dtype accumulator = td__reduction_accumulator(reduction);
     bool same = accumulator == reduction->dtype, plain = is_plain(reduction);
-    size_t parts = (size_t)comm->size, count = operation->count;
+    size_t parts = (size_t)comm->size, count = operation->call.count;
     size_t size = td__operation_element(operation);
     struct task task;
     TD_TRY(begin(&task, comm, operation, TD_OP_REDUCE_SCATTER, td_dtype_size(accumulator), count,
@@ -273,8 +274,8 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
     size_t at = 0;
     do {
         size_t part = min_size(chunk, count - at);
-        const char *input = td__behind(operation->input, at * size);
-        char *output = td__behind(operation->output, at * size);
+        const char *input = td__behind(operation->call.input, at * size);
+        char *output = td__behind(operation->call.output, at * size);
         char *data = same ? output : data_scratch;
         task.run.places[TD__INPUT] = parts_of(&task, input, part, count);
         if (!plain) {
@@ -307,24 +308,24 @@ static size_t add_up(const size_t *counts, int parts, size_t *starts)
 static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t parts = (size_t)comm->size, count = operation->count;
-    bool uneven = operation->input_counts;
+    size_t parts = (size_t)comm->size, count = operation->call.count;
+    bool uneven = operation->call.input_counts;
     TD_TRY(begin(&task, comm, operation, TD_OP_ALL_TO_ALL, td__operation_element(operation), count,
                  uneven ? 0 : parts * parts));
-    struct td__blocks input = parts_of(&task, operation->input, count, count);
-    struct td__blocks output = parts_of(&task, operation->output, count, count);
+    struct td__blocks input = parts_of(&task, operation->call.input, count, count);
+    struct td__blocks output = parts_of(&task, operation->call.output, count, count);
     if (uneven) {
         input.starts = comm->starts;
         output.starts = comm->starts + parts + 1;
-        add_up(operation->input_counts, comm->size, comm->starts);
-        add_up(operation->output_counts, comm->size, comm->starts + parts + 1);
+        add_up(operation->call.input_counts, comm->size, comm->starts);
+        add_up(operation->call.output_counts, comm->size, comm->starts + parts + 1);
     }
     /* In place everything is sent from a copy, since what comes takes the place of what goes. */
-    bool in_place = operation->input == operation->output && !uneven;
+    bool in_place = operation->call.input == operation->call.output && !uneven;
     size_t kept = in_place ? aligned(parts * count * task.element) : 0;
     TD_TRY(take_scratch(&task, kept + (uneven ? 0 : scratch_bytes(&task, count))));
     if (in_place) {
-        copy(task.scratch, operation->input, parts * count * task.element);
+        copy(task.scratch, operation->call.input, parts * count * task.element);
         input.base = task.scratch;
     }
     task.run.places[TD__INPUT] = input;
@@ -335,7 +336,7 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
 
 td_status td__socket_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
-    switch (operation->kind) {
+    switch (operation->call.kind) {
     case TD_OP_BROADCAST:
         return run_broadcast(comm, operation);
     case TD_OP_REDUCE:

@@ -35,7 +35,7 @@ static void check_header(const uint8_t *bytes)
     check(!memcmp(again, bytes, TD__HEADER_BYTES));
     td__header_describe(&header, text, sizeof text);
     check(strlen(text) < sizeof text - 1);
-    struct td__operation operation = {.kind = TD_OP_BARRIER, .group = "fuzz"};
+    struct td__operation operation = {.call.kind = TD_OP_BARRIER, .group = "fuzz"};
     check(td__header_mismatch(&operation, &mine, "rank 0", &header, "rank 1") == TD_ERR_MISMATCH);
 }
 
@@ -75,11 +75,11 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
     uint8_t right[TD__HEADER_BYTES];
     check(!td__tcp_comm_create_over(&source, &link_fd, 2, 0, NULL, &comm));
     struct td__operation operation = {
-        .kind = what % TD__COLLECTIVES,
-        .input = input,
-        .output = output,
-        .count = what / TD__COLLECTIVES,
-        .sequence = 1,
+        .call.kind = what % TD__COLLECTIVES,
+        .call.input = input,
+        .call.output = output,
+        .call.count = what / TD__COLLECTIVES,
+        .call.sequence = 1,
         .deadline = td__now_ns(),
         .group = "fuzz",
     };
@@ -87,8 +87,8 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
     int link = link_fd;
     if (how & 1) {
         struct td__run run;
-        size_t elements = operation.count;
-        check(!td__tcp_comm_begin(comm, &operation, operation.kind, operation.count,
+        size_t elements = operation.call.count;
+        check(!td__tcp_comm_begin(comm, &operation, operation.call.kind, operation.call.count,
                                   elements * sizeof(float), &run));
         run.header.turn = comm->turn + 1;
         run.header.payload = elements * sizeof(float);
