@@ -25,7 +25,7 @@ static bool older(struct td__version a, struct td__version b)
 td_status td__check_version(struct td__version library, struct td__version headers)
 {
     if (headers.major < 0 || headers.minor < 0 || headers.patch < 0)
-        return td__fail(TD_ERR_INVALID,
+        return td_fail(TD_ERR_INVALID,
                         "td_check_version(%d, %d, %d): the parts of a version must not be negative",
                         headers.major, headers.minor, headers.patch);
     const char *why = !same_abi(library, headers)
@@ -34,7 +34,7 @@ td_status td__check_version(struct td__version library, struct td__version heade
                                                 : NULL;
     if (!why)
         return TD_OK;
-    return td__fail(
+    return td_fail(
         TD_ERR_UNSUPPORTED,
         "the program was compiled with the headers of Tandem %d.%d.%d, but libtandem.so %d.%d.%d "
         "is loaded: %s, or let the program find the library that it was compiled for",
