@@ -2,7 +2,7 @@
 #include "runner.h"
 
 #include "base/clock.h"
-#include "os/process_mark.h"
+#include "os/process.h"
 #include "store/roster.h"
 
 #include <tandem/group.h>
@@ -134,31 +134,31 @@ RANKS(dead_before_all_have_met_at_a_store, .ranks = 3, .may_die = 1 << 2)
     CHECK_OK(td_store_close(store));
 }
 
-/* ---- Marks and signatures -------------------------------------------------------------------- */
+/* ---- Processes and the roster ---------------------------------------------------------------- */
 
 TEST(processes_that_are_found_again)
 {
-    struct td__process_mark own, child;
+    struct td__process_id own, child;
     bool ended;
-    CHECK(td__process_mark((int)getpid(), &own));
+    CHECK(td__process_identify((int)getpid(), &own));
     pid_t pid = fork();
     if (!pid) {
         pause();
         _exit(0);
     }
-    CHECK(td__process_mark((int)pid, &child));
-    CHECK(own.space == child.space && !td__process_mark_equal(&own, &child));
-    int fd = td__process_mark_open(&child, &ended);
+    CHECK(td__process_identify((int)pid, &child));
+    CHECK(own.space == child.space && !td__process_id_equal(&own, &child));
+    int fd = td__process_watch_id(&child, &ended);
     struct pollfd end = {.fd = fd, .events = POLLIN};
     CHECK(fd >= 0 && poll(&end, 1, 0) == 0);
     kill(pid, SIGKILL);
     CHECK_EQ(poll(&end, 1, 10000), 1);
     close(fd);
     waitpid(pid, NULL, 0);
-    CHECK_EQ(td__process_mark_open(&child, &ended), -1);
+    CHECK_EQ(td__process_watch_id(&child, &ended), -1);
     CHECK(ended);
     own.started++; /* another one that had the same number */
-    CHECK_EQ(td__process_mark_open(&own, &ended), -1);
+    CHECK_EQ(td__process_watch_id(&own, &ended), -1);
     CHECK(ended);
 }
 
@@ -166,23 +166,23 @@ TEST(lists_of_those_who_have_come)
 {
     td_store *store;
     td_bytes list;
-    struct td__process_mark own;
-    struct td__roster_entry signature;
+    struct td__process_id own;
+    struct td__roster_entry entry;
     CHECK_OK(td_hash_store_open(&store));
     CHECK_OK(td__roster_add(store, "list", 3, false));
     CHECK_OK(td_store_append(store, "list", "nonsense\n\n1 0 5 -7 8\n", 21));
     CHECK_OK(td__roster_add(store, "list", 4, true));
     CHECK_OK(td_store_append(store, "list", "5 0 7", 5));
     CHECK_OK(td_store_get(store, "list", 0, &list));
-    CHECK(td__process_mark((int)getpid(), &own));
+    CHECK(td__process_identify((int)getpid(), &own));
     const char *at = list.data;
-    CHECK(td__roster_next(&at, &signature));
-    CHECK_EQ(signature.rank, 3);
-    CHECK(!signature.again && td__process_mark_equal(&signature.mark, &own));
-    CHECK(td__roster_next(&at, &signature));
-    CHECK_EQ(signature.rank, 4);
-    CHECK(signature.again && td__process_mark_equal(&signature.mark, &own));
-    CHECK(!td__roster_next(&at, &signature));
+    CHECK(td__roster_next(&at, &entry));
+    CHECK_EQ(entry.rank, 3);
+    CHECK(!entry.again && td__process_id_equal(&entry.process, &own));
+    CHECK(td__roster_next(&at, &entry));
+    CHECK_EQ(entry.rank, 4);
+    CHECK(entry.again && td__process_id_equal(&entry.process, &own));
+    CHECK(!td__roster_next(&at, &entry));
     td_bytes_free(&list);
     CHECK_OK(td_store_close(store));
 }

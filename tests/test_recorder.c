@@ -313,6 +313,6 @@ static td_status die_in_a_call(int rank, void *arg)
 TEST(a_spawned_rank_that_dies)
 {
     CHECK_FAILS(td_spawn(die_in_a_call, NULL, 2, NULL), TD_ERR_PEER,
-                "was ended by SIGKILL during recv of up to 1 i32 from rank 0, tag 5 on \"world\" "
+                "was killed by SIGKILL during recv of up to 1 i32 from rank 0, tag 5 on \"world\" "
                 "(halo), ");
 }

@@ -276,7 +276,7 @@ TEST(the_first_failure_is_reported)
     expect_failure(fail_with_message, 1, TD_ERR_INVALID,
                    "failed: td_store_set_timeout: the store is NULL");
     expect_failure(fail_by_exit, 0, TD_ERR_PEER, "exited with code 42");
-    expect_failure(fail_by_signal, 2, TD_ERR_PEER, "was ended by SIGKILL");
+    expect_failure(fail_by_signal, 2, TD_ERR_PEER, "was killed by SIGKILL");
 }
 
 TEST(a_status_without_a_message_is_named)
@@ -287,7 +287,7 @@ TEST(a_status_without_a_message_is_named)
 TEST(a_crash_is_named)
 {
     CHECK_FAILS(td_spawn(fail_by_abort, make_notes(), 3, NULL), TD_ERR_PEER,
-                ") was ended by SIGABRT");
+                ") was killed by SIGABRT");
 }
 
 /* The parent's last error is from before; it is not the child's. */
@@ -536,7 +536,7 @@ TEST(a_job_ends_with_the_thread_that_started_it)
     void *context;
     CHECK_EQ(pthread_create(&thread, NULL, start_job, notes), 0);
     CHECK_EQ(pthread_join(thread, &context), 0);
-    CHECK_FAILS(td_spawn_join(context, 0), TD_ERR_PEER, "was ended by SIGKILL");
+    CHECK_FAILS(td_spawn_join(context, 0), TD_ERR_PEER, "was killed by SIGKILL");
 }
 
 /* ---- Nobody is left -------------------------------------------------------------------------- */

@@ -211,18 +211,3 @@ td_status td__job_read_file(const char *path, struct td__postmortem_book *book)
     book->size = got;
     return TD_OK;
 }
-
-char td__process_state(pid_t pid)
-{
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    if (size <= 0)
-        return 0;
-    text[size] = 0;
-    const char *name_end = strrchr(text, ')');
-    return name_end && name_end[1] == ' ' ? name_end[2] : 0;
-}

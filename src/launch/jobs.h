@@ -29,7 +29,4 @@ bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid);
 /** Reads a book that was kept as a file. */
 td_status td__job_read_file(const char *path, struct td__postmortem_book *book);
 
-/** The state of a process as ps shows it: 'R', 'S', 'T' (stopped), 'Z' …; 0 where there is none. */
-char td__process_state(pid_t pid);
-
 #endif

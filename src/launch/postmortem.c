@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "launch/jobs.h"
+#include "os/process.h"
 
 #include <stdlib.h>
 #include <string.h>

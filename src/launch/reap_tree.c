@@ -6,14 +6,13 @@
  * whom to kill. It may miss a process that is being born; then there is another round. */
 #include "launch/reap_tree.h"
 
+#include "os/process.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,28 +35,6 @@ bool td__reap_tree_prepare(void)
     return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
 }
 
-/* The parent of `pid`, from "pid (name) state parent …"; the name may have any characters. -1 when
- * the process is gone, or dead and not reaped yet. */
-static pid_t parent_of(int proc, const char *pid)
-{
-    char path[300], text[512];
-    snprintf(path, sizeof path, "%s/stat", pid);
-    int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    ssize_t size = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (size <= 0)
-        return -1;
-    text[size] = '\0';
-    const char *name_end = strrchr(text, ')');
-    char state;
-    int parent;
-    if (!name_end || sscanf(name_end + 1, " %c %d", &state, &parent) != 2 || state == 'Z')
-        return -1;
-    return parent;
-}
-
 static bool add_process(struct process_list *list, pid_t pid, pid_t parent)
 {
     if (list->count == list->room) {
@@ -74,15 +51,15 @@ static bool add_process(struct process_list *list, pid_t pid, pid_t parent)
 
 static void read_processes(struct process_list *list)
 {
-    int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *proc = fd < 0 ? NULL : fdopendir(fd);
+    DIR *proc = opendir("/proc");
     if (!proc)
         return;
     for (struct dirent *entry; (entry = readdir(proc));) {
-        if (!isdigit((unsigned char)entry->d_name[0]))
+        struct td__process_stat stat;
+        pid_t pid = isdigit((unsigned char)entry->d_name[0]) ? atoi(entry->d_name) : 0;
+        if (!pid || !td__process_stat(pid, &stat) || stat.state == 'Z')
             continue;
-        pid_t parent = parent_of(fd, entry->d_name);
-        if (parent > 0 && !add_process(list, atoi(entry->d_name), parent))
+        if (stat.parent > 0 && !add_process(list, pid, stat.parent))
             break; /* short of memory: whom we have; the rest in the next round */
     }
     closedir(proc);

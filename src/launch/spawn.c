@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/postmortem.h"
+#include "os/process.h"
 
 #include <tandem/launch.h>
 #include <tandem/store.h>
@@ -23,7 +24,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,7 +33,6 @@ enum {
     SHUTDOWN_MS = 30000,
     TIES_MS = 5000,
     MESSAGE_SIZE = 2000,
-    UNKNOWN = -1, /* instead of a wait status */
 };
 
 struct child {
@@ -140,21 +140,19 @@ static void add_place(td_spawn_context *context, int rank, int wait_status)
 static void describe_end(td_spawn_context *context, int rank, int wait_status)
 {
     long pid = (long)context->children[rank].pid;
+    char how[96];
     context->failure = TD_ERR_PEER;
-    if (wait_status == UNKNOWN)
+    if (wait_status == TD__STATUS_UNKNOWN)
         snprintf(
             context->message, sizeof context->message,
             "rank %d (process %ld) ended before its function returned; how is not known, since "
             "this program ignores SIGCHLD",
             rank, pid);
-    else if (WIFSIGNALED(wait_status))
-        snprintf(context->message, sizeof context->message,
-                 "rank %d (process %ld) was ended by %s%s", rank, pid,
-                 td__signal_name(WTERMSIG(wait_status)),
-                 WCOREDUMP(wait_status) ? " (core dumped)" : "");
-    else
-        snprintf(context->message, sizeof context->message,
-                 "rank %d (process %ld) exited with code %d", rank, pid, WEXITSTATUS(wait_status));
+    else {
+        td__wait_status_text(wait_status, how, sizeof how);
+        snprintf(context->message, sizeof context->message, "rank %d (process %ld) %s%s", rank, pid,
+                 how, WIFSIGNALED(wait_status) && WCOREDUMP(wait_status) ? " (core dumped)" : "");
+    }
     add_place(context, rank, wait_status);
 }
 
@@ -165,7 +163,8 @@ static void note_end(td_spawn_context *context, int rank, int wait_status)
     struct report report = {0};
     ssize_t got = recv(context->children[rank].report, &report, sizeof report, MSG_DONTWAIT);
     bool reported = got == (ssize_t)sizeof report;
-    bool fine = wait_status == 0 || (wait_status == UNKNOWN && reported && !report.status);
+    bool fine = wait_status == 0 ||
+                (wait_status == TD__STATUS_UNKNOWN && reported && !report.status);
     bool echo = reported && report.status == TD_ERR_PEER;
     if (fine || (context->failure && (!context->failure_is_echo || echo)))
         return;
@@ -203,7 +202,7 @@ static bool has_ended(const struct child *child, int *wait_status)
     pid_t pid = waitpid(child->pid, wait_status, WNOHANG);
     if (pid == child->pid)
         return true;
-    *wait_status = UNKNOWN;
+    *wait_status = TD__STATUS_UNKNOWN;
     return pid < 0 && errno == ECHILD && kill(child->pid, 0);
 }
 
@@ -316,7 +315,7 @@ static td_status start_child(td_spawn_context *context, int rank, td_spawn_fn fn
                        td__errno_text(errno));
     }
     *child = (struct child){.pid = pid, .running = true, .report = report[0]};
-    child->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    child->pidfd = td__process_watch(pid, NULL);
     if (context->book.map)
         td__flight_book_started(&context->book, rank, rank, pid);
     context->running++;

@@ -5,6 +5,7 @@
 #include "launch/commands.h"
 #include "launch/flags.h"
 #include "launch/jobs.h"
+#include "os/process.h"
 
 #include <limits.h>
 #include <stdarg.h>

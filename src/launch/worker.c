@@ -11,13 +11,13 @@
 #include "base/fail.h"
 #include "launch/numa.h"
 #include "os/child.h"
+#include "os/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -57,7 +57,7 @@ static int open_exit_pipe(struct td__worker *worker, uv_loop_t *loop)
 
 static void watch_end(struct td__worker *worker, uv_loop_t *loop)
 {
-    worker->pidfd = pidfd_open(worker->pid, 0);
+    worker->pidfd = td__process_watch(worker->pid, NULL);
     if (worker->pidfd < 0)
         return; /* an old kernel, or a container that forbids it: SIGCHLD has to do */
     if (uv_poll_init(loop, &worker->poll, worker->pidfd)) {
@@ -154,22 +154,8 @@ void td__worker_signal(struct td__worker *worker, int signal)
 
 bool td__worker_is_dying(const struct td__worker *worker)
 {
-    enum { EXITING = 0x4 }; /* PF_EXITING of the kernel */
-    char path[64], text[512];
-    unsigned flags;
-    char state;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)worker->pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    if (size <= 0)
-        return false;
-    text[size] = '\0';
-    const char *name_end = strrchr(text, ')');
-    if (!name_end || sscanf(name_end + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2)
-        return false;
-    return state == 'Z' || (flags & EXITING);
+    struct td__process_stat stat;
+    return td__process_stat(worker->pid, &stat) && (stat.state == 'Z' || stat.exiting);
 }
 
 bool td__worker_lingers(const struct td__worker *worker)

@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "os/flight.h"
 #include "os/flight_text.h"
+#include "os/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -70,7 +71,7 @@ static bool take_slot(struct td__flight_bytes *bytes)
     uint32_t owner = 0, self = (uint32_t)getpid();
     if (atomic_compare_exchange_strong(&bytes->owner, &owner, self))
         return true;
-    bool elsewhere = atomic_load(&bytes->boot) != td__flight_boot(); /* a file from another time */
+    bool elsewhere = atomic_load(&bytes->boot) != td__boot_number(); /* a file from another time */
     bool gone = owner != self && kill((pid_t)owner, 0) && errno == ESRCH;
     return (elsewhere || gone) && atomic_compare_exchange_strong(&bytes->owner, &owner, self);
 }
@@ -263,7 +264,7 @@ static void begin(struct td__flight_log *log)
     clock_gettime(CLOCK_REALTIME, &wall);
     int64_t offset = (int64_t)wall.tv_sec * 1000000000 + wall.tv_nsec - td__now_ns();
     atomic_store(&bytes->wall, (uint64_t)offset);
-    atomic_store(&bytes->boot, td__flight_boot());
+    atomic_store(&bytes->boot, td__boot_number());
     td__flight_put_text(bytes->host, TD__FLIGHT_HOST, td__host_name());
     td__flight_mark_time(log);
     atomic_store(&bytes->ticks[0], atomic_load(&bytes->ticks[1]));

@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "os/flight_text.h"
+#include "os/process.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -21,7 +22,7 @@ void td__flight_now(struct td__flight_now *now)
 {
     struct timespec wall;
     struct td__flight_log self = {.stamps = td__flight_has_stamps()};
-    *now = (struct td__flight_now){.ns = td__now_ns(), .boot = td__flight_boot()};
+    *now = (struct td__flight_now){.ns = td__now_ns(), .boot = td__boot_number()};
     if (self.stamps)
         now->ticks = td__flight_ticks(&self);
     clock_gettime(CLOCK_REALTIME, &wall);

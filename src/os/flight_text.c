@@ -1,9 +1,7 @@
 /* Texts in the pages of the flight recorder; see flight_text.h. */
 #include "os/flight_text.h"
 
-#include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 /* The bytes of the character of UTF-8 at `text`; 0 where there is none within `left` bytes. */
 static size_t character(const unsigned char *text, size_t left)
@@ -82,17 +80,4 @@ void td__flight_printable(const void *bytes, size_t size, char *out)
         i += step ? step : 1;
     }
     out[used] = 0;
-}
-
-uint64_t td__flight_boot(void)
-{
-    char text[64];
-    uint64_t value = 14695981039346656037u;
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text);
-    if (fd >= 0)
-        close(fd);
-    for (ssize_t i = 0; i < size; i++)
-        value = (value ^ (unsigned char)text[i]) * 1099511628211u;
-    return value;
 }

@@ -17,7 +17,4 @@ void td__flight_put_text(_Atomic uint64_t *words, size_t room, const char *text)
  *  '?'. `out` has room for size + 1 bytes. */
 void td__flight_printable(const void *bytes, size_t size, char *out);
 
-/** A number of this run of this machine. */
-uint64_t td__flight_boot(void);
-
 #endif

@@ -1,6 +1,7 @@
 /* Who is where: the cards of all ranks, their hosts and their processes; see endpoint.h. */
 #include "base/fail.h"
 #include "base/host.h"
+#include "os/process.h"
 #include "peer/endpoint_internal.h"
 
 #include <stdio.h>
@@ -11,28 +12,18 @@
 
 enum { MAGIC = 0x64740402 };
 
-static void read_line(const char *path, char *text, size_t room)
-{
-    FILE *file = fopen(path, "re");
-    if (!file || !fgets(text, (int)room, file))
-        text[0] = 0;
-    text[strcspn(text, "\n")] = 0;
-    if (file)
-        fclose(file);
-}
-
 /* What two ranks must have in common to share memory: the kernel, the network namespace (their unix
  * sockets are in it) and the user. */
 static void find_host_id(char text[TD__CARD_TEXT])
 {
     const char *given = getenv("TANDEM_HOST_ID");
-    char boot[64] = "";
+    char boot[64];
     struct stat space = {0};
     if (given && *given) {
         snprintf(text, TD__CARD_TEXT, "given:%.100s", given);
         return;
     }
-    read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    td__boot_name(boot);
     stat("/proc/self/ns/net", &space);
     snprintf(text, TD__CARD_TEXT, "%s:%s:%llu:%u", *boot ? boot : "?", *boot ? "" : td__host_name(),
              (unsigned long long)space.st_ino, (unsigned)getuid());

@@ -33,7 +33,7 @@ struct td__card {
 
     /* The detector's; see failure_detector.c. */
     atomic_int presence;  /* a td__presence: changes once */
-    int ending;           /* ENDED: a wait status, or TD__ENDING_UNKNOWN */
+    int wait_status;      /* ENDED: a wait status, or TD__STATUS_UNKNOWN */
     int process;          /* a pidfd, or -1 */
     bool process_watched; /* its process is enough to go by */
     atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
@@ -52,7 +52,7 @@ enum td__want {
     TD__WANT_ANSWER,   /* `channel` is the topic */
     TD__WANT_LIFELINE, /* the connection is kept until one of the two has gone */
     TD__WANT_NEWS, /* nothing: it tells of a loss. `channel` is the presence, `group` the rank, and
-                          `value` the ending */
+                          `value` the wait_status */
     TD__WANT_HAND_OVER, /* nothing: it gives a shared_fd that was its own */
 };
 
@@ -146,11 +146,12 @@ td_status td__endpoint_open_lifeline(struct td__endpoint *endpoint, int rank, td
 
 /** Tells `to` that `rank` is lost. */
 void td__endpoint_tell_loss(struct td__endpoint *endpoint, int to, int rank,
-                            enum td__presence presence, int ending, td__deadline deadline);
+                            enum td__presence presence, int wait_status, td__deadline deadline);
 
 /** Asks `whom` what is known there of `rank`; leaves both as they are where that is nothing. */
 void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank,
-                               td__deadline deadline, enum td__presence *presence, int *ending);
+                               td__deadline deadline, enum td__presence *presence,
+                               int *wait_status);
 
 /** Serves a question, a lifeline or news, and takes the connection over. On the endpoint's thread. */
 void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd);

@@ -6,7 +6,7 @@
 #include "peer/failure_detector.h"
 
 #include "base/fail.h"
-#include "os/ending.h"
+#include "os/process.h"
 #include "os/socket.h"
 
 #include <errno.h>
@@ -75,13 +75,13 @@ td_status td__endpoint_open_lifeline(struct td__endpoint *endpoint, int rank, td
 }
 
 void td__endpoint_tell_loss(struct td__endpoint *endpoint, int to, int rank,
-                            enum td__presence presence, int ending, td__deadline deadline)
+                            enum td__presence presence, int wait_status, td__deadline deadline)
 {
     struct td__request request = {.what = TD__WANT_NEWS,
                                   .rank = endpoint->rank,
                                   .group = (uint64_t)rank,
                                   .channel = presence,
-                                  .value = (uint32_t)ending};
+                                  .value = (uint32_t)wait_status};
     int fd;
     if (!td__endpoint_reach(endpoint, to, td__endpoint_is_near(endpoint, to), &request, deadline,
                             &fd))
@@ -89,7 +89,7 @@ void td__endpoint_tell_loss(struct td__endpoint *endpoint, int to, int rank,
 }
 
 void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank,
-                               td__deadline deadline, enum td__presence *presence, int *ending)
+                               td__deadline deadline, enum td__presence *presence, int *wait_status)
 {
     struct td__buffer answer = {0};
     if (!ask(endpoint, whom, TOPIC_PRESENCE, 0, (uint64_t)rank, deadline, &answer)) {
@@ -97,7 +97,7 @@ void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank
         uint32_t known = td__reader_u32(&reader), how = td__reader_u32(&reader);
         if (td__reader_done(&reader) && known > TD__PRESENT && known <= TD__CUT_OFF) {
             *presence = (enum td__presence)known;
-            *ending = (int)how;
+            *wait_status = (int)how;
         }
     }
     td__buffer_free(&answer);
@@ -120,9 +120,10 @@ static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
         return;
     enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
     /* How it ended stands from when it is not present any more. */
-    int ending = presence == TD__PRESENT ? TD__ENDING_UNKNOWN : endpoint->peers[rank].ending;
+    int wait_status = presence == TD__PRESENT ? TD__STATUS_UNKNOWN
+                                              : endpoint->peers[rank].wait_status;
     td__buffer_put_u32(answer, presence);
-    td__buffer_put_u32(answer, (uint32_t)ending);
+    td__buffer_put_u32(answer, (uint32_t)wait_status);
 }
 
 /* The lock is held while somebody answers, so that td__endpoint_answer() can take him away. */

@@ -18,19 +18,18 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "os/ending.h"
 #include "os/heartbeat.h"
+#include "os/process.h"
 #include "os/socket.h"
 #include "os/trust.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define LAST_PAUSE_NS ((int64_t)30000000000)
@@ -41,7 +40,7 @@ enum {
     TELL_MS = 200,         /* for telling one rank of a loss … */
     SPREAD_MS = 3000,      /* … and for telling all … */
     LAST_SPREAD_MS = 1000, /* … when leaving */
-    ENDING_MS = 100,
+    EXIT_MS = 100,
     FIND_OUT_MS = 1000,
     QUESTIONS = 5,
     LEAST_PROBES = 3,
@@ -92,18 +91,22 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
     case TD__ENDED:
         break;
     }
-    td__ending_text(endpoint->peers[rank].ending, text, sizeof text);
+    int wait_status = endpoint->peers[rank].wait_status;
+    td__wait_status_text(wait_status, text, sizeof text);
+    if (wait_status != TD__STATUS_UNKNOWN && WIFEXITED(wait_status))
+        strcat(text, " without leaving the group");
     return text;
 }
 
 /* True when this was news. */
-static bool settle(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
+static bool settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                   int wait_status)
 {
     struct td__card *peer = &endpoint->peers[rank];
     pthread_mutex_lock(&endpoint->lock);
     bool news = atomic_load(&peer->presence) == TD__PRESENT;
     if (news) {
-        peer->ending = ending;
+        peer->wait_status = wait_status;
         atomic_store(&peer->presence, presence);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
             atomic_fetch_add(&endpoint->losses, 1);
@@ -113,9 +116,9 @@ static bool settle(struct td__endpoint *endpoint, int rank, enum td__presence pr
 }
 
 void td__failure_detector_report(struct td__endpoint *endpoint, int rank,
-                                 enum td__presence presence, int ending)
+                                 enum td__presence presence, int wait_status)
 {
-    settle(endpoint, rank, presence, ending);
+    settle(endpoint, rank, presence, wait_status);
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -137,26 +140,28 @@ static int speaker_for(const struct td__endpoint *endpoint, int rank)
     return -1;
 }
 
-static void spread(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
+static void spread(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                   int wait_status)
 {
     bool leaves = atomic_load(&endpoint->detector->stopping);
     td__deadline end = td__deadline_in_ms(leaves ? LAST_SPREAD_MS : SPREAD_MS);
     for (int r = 0; r < endpoint->size && !td__deadline_passed(end); r++)
         if (r != endpoint->rank && !same_host(endpoint, r, rank) &&
             td__endpoint_presence(endpoint, r) == TD__PRESENT)
-            td__endpoint_tell_loss(endpoint, r, rank, presence, ending,
+            td__endpoint_tell_loss(endpoint, r, rank, presence, wait_status,
                                    td__deadline_in_ms(TELL_MS));
 }
 
 /* This rank has seen it itself. */
-static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence, int ending)
+static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                 int wait_status)
 {
-    if (!settle(endpoint, rank, presence, ending) ||
+    if (!settle(endpoint, rank, presence, wait_status) ||
         (presence != TD__ENDED && presence != TD__CUT_OFF))
         return;
     bool witness = !same_host(endpoint, rank, endpoint->rank);
     if (witness || speaker_for(endpoint, rank) == endpoint->rank)
-        spread(endpoint, rank, presence, ending);
+        spread(endpoint, rank, presence, wait_status);
 }
 
 /* ---- Watching -------------------------------------------------------------------------------- */
@@ -186,7 +191,7 @@ bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
     const struct td__card *peer = &endpoint->peers[rank];
     if (!is_neighbour(endpoint, peer))
         return false;
-    char state = td__ending_state(peer->pid);
+    char state = td__process_state(peer->pid);
     return state == 'T' || state == 't';
 }
 
@@ -197,8 +202,7 @@ static void lose_process(struct td__endpoint *endpoint, int rank)
     if (detector->fns.has_left && detector->fns.has_left(detector->arg, rank))
         lose(endpoint, rank, TD__LEFT, 0);
     else
-        lose(endpoint, rank, TD__ENDED,
-             peer->process < 0 ? TD__ENDING_UNKNOWN : td__ending_of(peer->pid, peer->process));
+        lose(endpoint, rank, TD__ENDED, td__process_wait_status(peer->pid, peer->process));
 }
 
 static void watch_process(struct td__endpoint *endpoint, int rank, bool follows)
@@ -206,10 +210,11 @@ static void watch_process(struct td__endpoint *endpoint, int rank, bool follows)
     struct td__card *peer = &endpoint->peers[rank];
     if (!is_neighbour(endpoint, peer) || peer->process >= 0)
         return;
-    peer->process = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+    bool ended;
+    peer->process = td__process_watch(peer->pid, &ended);
     if (peer->process >= 0 && follows)
         follow(endpoint->detector, peer->process, PROCESS, rank);
-    else if (peer->process < 0 && errno == ESRCH && follows)
+    else if (ended && follows)
         lose_process(endpoint, rank);
 }
 
@@ -220,12 +225,11 @@ static void on_process_end(struct td__endpoint *endpoint, int rank)
 }
 
 /* The sockets of a process that dies are closed a moment before it has ended. */
-static int await_ending(const struct td__card *peer)
+static int await_exit(const struct td__card *peer)
 {
-    struct pollfd ended = {.fd = peer->process, .events = POLLIN};
-    if (peer->process < 0 || poll(&ended, 1, ENDING_MS) != 1)
-        return TD__ENDING_UNKNOWN;
-    return td__ending_of(peer->pid, peer->process);
+    return td__process_has_ended(peer->process, EXIT_MS)
+               ? td__process_wait_status(peer->pid, peer->process)
+               : TD__STATUS_UNKNOWN;
 }
 
 static bool is_silence(int error)
@@ -242,11 +246,11 @@ static int probe(struct td__endpoint *endpoint, int rank)
 
 /* Nobody is at its address any more. The rank before it had a lifeline to it, and may know more. How its
  * process has ended tells enough only where it ended badly. */
-static void find_out(struct td__endpoint *endpoint, int rank, int ending)
+static void find_out(struct td__endpoint *endpoint, int rank, int wait_status)
 {
     int before = (rank + endpoint->size - 1) % endpoint->size;
     enum td__presence presence = TD__GONE;
-    if (ending != TD__ENDING_UNKNOWN && ending != 0)
+    if (wait_status != TD__STATUS_UNKNOWN && wait_status != 0)
         presence = TD__ENDED;
     for (int i = 0; i < QUESTIONS && presence == TD__GONE; i++) {
         if (i)
@@ -257,9 +261,9 @@ static void find_out(struct td__endpoint *endpoint, int rank, int ending)
             td__endpoint_presence(endpoint, before) != TD__PRESENT || probe(endpoint, before))
             break;
         td__endpoint_ask_presence(endpoint, before, rank, td__deadline_in_ms(CONNECT_MS), &presence,
-                                  &ending);
+                                  &wait_status);
     }
-    lose(endpoint, rank, presence, ending);
+    lose(endpoint, rank, presence, wait_status);
 }
 
 /* The lifeline was turned away, for the sake of others at the listener, or since the rank is about to leave. */
@@ -268,11 +272,11 @@ static void lose_hold(struct td__endpoint *endpoint, int rank)
     struct td__card *peer = &endpoint->peers[rank];
     if (atomic_load(&endpoint->detector->stopping))
         return; /* it would take time */
-    int ending = await_ending(peer);
+    int wait_status = await_exit(peer);
     close(peer->lifeline);
     peer->lifeline = -1;
-    if (ending != TD__ENDING_UNKNOWN || probe(endpoint, rank)) {
-        find_out(endpoint, rank, ending);
+    if (wait_status != TD__STATUS_UNKNOWN || probe(endpoint, rank)) {
+        find_out(endpoint, rank, wait_status);
         return;
     }
     peer->next_try = td__now_ns() + FIRST_PAUSE_NS;
@@ -296,11 +300,11 @@ static void on_lifeline(struct td__endpoint *endpoint, int rank)
     if (got == 1 && byte == TD__LEAVING)
         lose(endpoint, rank, TD__LEFT, 0);
     else if (is_silence(error))
-        lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+        lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
     else if (!peer->held)
         lose_hold(endpoint, rank);
     else
-        lose(endpoint, rank, TD__ENDED, await_ending(peer));
+        lose(endpoint, rank, TD__ENDED, await_exit(peer));
 }
 
 static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
@@ -326,7 +330,7 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
     if (!error && connect_lifeline(endpoint, rank))
         return;
     if (td__is_refused(error)) {
-        find_out(endpoint, rank, TD__ENDING_UNKNOWN);
+        find_out(endpoint, rank, TD__STATUS_UNKNOWN);
         return;
     }
     if (!error) {
@@ -339,7 +343,7 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
         peer->silent_since = now;
     } else if (++peer->silent_probes >= LEAST_PROBES &&
                now - peer->silent_since >= td__heartbeat_ms() * 1000000) {
-        lose(endpoint, rank, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+        lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
     }
 }
 
@@ -399,7 +403,7 @@ static void look_around(struct td__endpoint *endpoint)
         if (peer->process_watched && detector->fns.has_left(detector->arg, r))
             settle(endpoint, r, TD__LEFT, 0);
         else if (peer->lifeline >= 0 && td__cut_off(peer->lifeline))
-            lose(endpoint, r, TD__CUT_OFF, TD__ENDING_UNKNOWN);
+            lose(endpoint, r, TD__CUT_OFF, TD__STATUS_UNKNOWN);
     }
 }
 

@@ -7,7 +7,7 @@
 
 /** News from another rank: `rank` is lost, in which way. On any thread. */
 void td__failure_detector_report(struct td__endpoint *endpoint, int rank,
-                                 enum td__presence presence, int ending);
+                                 enum td__presence presence, int wait_status);
 
 /** Ends the thread, and closes what was watched. */
 void td__failure_detector_stop(struct td__endpoint *endpoint);

@@ -2,10 +2,9 @@
 #include "store/peer_watch.h"
 
 #include "base/host.h"
-#include "os/ending.h"
+#include "os/process.h"
 #include "store/roster.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,51 +27,43 @@ bool td__peer_watch_look_up(td_store *store, const char *key, td_bytes *value)
 
 bool td__peer_watch_has_self(const struct td__peer_watch *peers, const char *list)
 {
-    struct td__process_mark own;
-    struct td__roster_entry signature;
+    struct td__process_id own;
+    struct td__roster_entry entry;
     bool present = false;
-    if (!td__process_mark((int)getpid(), &own))
+    if (!td__process_identify((int)getpid(), &own))
         return false;
-    while (td__roster_next(&list, &signature))
-        if (signature.rank == peers->rank)
-            present = td__process_mark_equal(&signature.mark, &own) && !signature.again;
+    while (td__roster_next(&list, &entry))
+        if (entry.rank == peers->rank)
+            present = td__process_id_equal(&entry.process, &own) && !entry.again;
     return present;
 }
 
-static void watch(struct td__watched_peer *peer, const struct td__process_mark *mark)
+static void watch(struct td__watched_peer *peer, const struct td__process_id *process)
 {
-    if (peer->pid == mark->pid)
+    if (peer->pid == process->pid)
         return;
     if (peer->fd >= 0)
         close(peer->fd);
-    peer->pid = mark->pid;
-    peer->fd = td__process_mark_open(mark, &peer->ended);
+    peer->pid = process->pid;
+    peer->fd = td__process_watch_id(process, &peer->ended);
 }
 
 /* A later line about a rank is about its successor. */
 void td__peer_watch_watch(struct td__peer_watch *peers, const char *list)
 {
-    struct td__process_mark own;
-    struct td__roster_entry signature;
-    if (!td__process_mark((int)getpid(), &own))
+    struct td__process_id own;
+    struct td__roster_entry entry;
+    if (!td__process_identify((int)getpid(), &own))
         return;
     if (!peers->list) {
         peers->list = calloc((size_t)peers->size, sizeof *peers->list);
         for (int r = 0; peers->list && r < peers->size; r++)
             peers->list[r].fd = -1;
     }
-    while (peers->list && td__roster_next(&list, &signature))
-        if (signature.rank != peers->rank && signature.rank >= 0 && signature.rank < peers->size &&
-            signature.mark.space == own.space && signature.mark.pid != own.pid)
-            watch(&peers->list[signature.rank], &signature.mark);
-}
-
-static bool has_ended(struct td__watched_peer *peer)
-{
-    struct pollfd end = {.fd = peer->fd, .events = POLLIN};
-    if (peer->fd >= 0 && poll(&end, 1, 0) == 1)
-        peer->ended = true;
-    return peer->ended;
+    while (peers->list && td__roster_next(&list, &entry))
+        if (entry.rank != peers->rank && entry.rank >= 0 && entry.rank < peers->size &&
+            entry.process.space == own.space && entry.process.pid != own.pid)
+            watch(&peers->list[entry.rank], &entry.process);
 }
 
 int td__peer_watch_find_ended(struct td__peer_watch *peers, char text[TD__WATCHED_TEXT])
@@ -80,11 +71,9 @@ int td__peer_watch_find_ended(struct td__peer_watch *peers, char text[TD__WATCHE
     char how[96];
     for (int r = 0; peers->list && r < peers->size; r++) {
         struct td__watched_peer *peer = &peers->list[r];
-        if (!has_ended(peer))
+        if (!peer->ended && !td__process_has_ended(peer->fd, 0))
             continue;
-        /* One that had ended before it was looked for: its number may be another's by now. */
-        int ending = peer->fd >= 0 ? td__ending_of(peer->pid, peer->fd) : TD__ENDING_UNKNOWN;
-        td__ending_text(ending, how, sizeof how);
+        td__wait_status_text(td__process_wait_status(peer->pid, peer->fd), how, sizeof how);
         snprintf(text, TD__WATCHED_TEXT, "rank %d (on %.128s, pid %d) %s", r, td__host_name(),
                  peer->pid, how);
         return r;

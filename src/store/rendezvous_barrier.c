@@ -16,7 +16,7 @@
 #include "base/fail.h"
 #include "base/host.h"
 #include "base/number.h"
-#include "os/ending.h"
+#include "os/process.h"
 #include "store/peer_watch.h"
 #include "store/roster.h"
 #include "store/store_ops.h"
@@ -135,7 +135,7 @@ static bool is_seen_to_have_ended(const char *who)
     if (sscanf(who, "process %d on %127[^#]", &pid, host) != 2 ||
         strcmp(host, td__host_name()) != 0)
         return false;
-    char state = td__ending_state(pid);
+    char state = td__process_state(pid);
     return !state || state == 'Z' || state == 'X';
 }
 

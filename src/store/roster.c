@@ -19,17 +19,17 @@ void td__roster_key(const char *prefix, char key[TD__ROSTER_KEY])
 
 td_status td__roster_add(td_store *store, const char *key, int rank, bool again)
 {
-    struct td__process_mark mark;
+    struct td__process_id process;
     char line[LINE_ROOM];
-    if (!td__process_mark((int)getpid(), &mark))
+    if (!td__process_identify((int)getpid(), &process))
         return TD_OK;
     int length = snprintf(line, sizeof line, "%d %d %llx %d %llu\n", rank, again,
-                          (unsigned long long)mark.space, mark.pid,
-                          (unsigned long long)mark.started);
+                          (unsigned long long)process.space, process.pid,
+                          (unsigned long long)process.started);
     return td_store_append(store, key, line, (size_t)length);
 }
 
-bool td__roster_next(const char **at, struct td__roster_entry *signature)
+bool td__roster_next(const char **at, struct td__roster_entry *entry)
 {
     while (**at) {
         unsigned long long space = 0, started = 0;
@@ -39,12 +39,12 @@ bool td__roster_next(const char **at, struct td__roster_entry *signature)
         snprintf(line, sizeof line, "%.*s", (int)(length < LINE_ROOM ? length : 0), *at);
         *at += length;
         *at += **at == '\n';
-        bool sound = sscanf(line, "%d %d %llx %d %llu", &signature->rank, &again, &space,
-                            &signature->mark.pid, &started) == 5;
-        signature->again = again;
-        signature->mark.space = space;
-        signature->mark.started = started;
-        if (sound && signature->mark.pid > 0)
+        bool sound = sscanf(line, "%d %d %llx %d %llu", &entry->rank, &again, &space,
+                            &entry->process.pid, &started) == 5;
+        entry->again = again;
+        entry->process.space = space;
+        entry->process.started = started;
+        if (sound && entry->process.pid > 0)
             return true;
     }
     return false;

@@ -3,7 +3,7 @@
 #ifndef TD_STORE_ROSTER_H
 #define TD_STORE_ROSTER_H
 
-#include "os/process_mark.h"
+#include "os/process.h"
 
 #include <tandem/store.h>
 
@@ -12,7 +12,7 @@ enum { TD__ROSTER_KEY = 160 };
 struct td__roster_entry {
     int rank;
     bool again; /* it took the place of one that had its rank */
-    struct td__process_mark mark;
+    struct td__process_id process;
 };
 
 /** Where a store has the list of the rendezvous from which the part of it below `prefix` comes. */
@@ -23,6 +23,6 @@ td_status td__roster_add(td_store *store, const char *key, int rank, bool again)
 
 /** Takes the next line of a list, which `*at` points into; false at its end. What makes no sense is passed
  *  over. */
-bool td__roster_next(const char **at, struct td__roster_entry *signature);
+bool td__roster_next(const char **at, struct td__roster_entry *entry);
 
 #endif

@@ -1,4 +1,4 @@
-/* The list of those who have come, as it is read out of the store: each line is a signature, or is passed
+/* The list of those who have come, as it is read out of the store: each line is an entry, or is passed
  * over, and none is read twice. */
 #include "fuzz.h"
 
@@ -15,7 +15,7 @@ static void check(bool condition)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct td__roster_entry signature;
+    struct td__roster_entry entry;
     char *text = malloc(size + 1);
     size_t lines = 1, found = 0;
     memcpy(text, data, size);
@@ -23,9 +23,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (const char *c = text; *c; c++)
         lines += *c == '\n';
     const char *at = text, *before = at;
-    for (; td__roster_next(&at, &signature); found++, before = at) {
+    for (; td__roster_next(&at, &entry); found++, before = at) {
         check(at > before);
-        check(signature.mark.pid > 0);
+        check(entry.process.pid > 0);
     }
     check(!*at && found <= lines);
     free(text);
