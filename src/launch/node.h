@@ -6,6 +6,7 @@
 #ifndef TD_LAUNCH_NODE_H
 #define TD_LAUNCH_NODE_H
 
+#include "base/fail.h"
 #include "launch/job_store.h"
 
 enum td__node_event_kind {
@@ -19,8 +20,8 @@ enum td__node_event_kind {
 
 struct td__node_event {
     enum td__node_event_kind kind;
-    int code;        /* FAILED, OVER: the exit code that goes with it */
-    char text[1024]; /* FAILED, LOST, OVER: what happened, in a sentence */
+    int code;                  /* FAILED, OVER: the exit code that goes with it */
+    char text[TD__ERROR_TEXT]; /* FAILED, LOST, OVER: what happened, in a sentence */
 };
 
 /** Where this node's workers stand in the job. */

@@ -3,13 +3,14 @@
 #define TD_LAUNCH_NOTICE_H
 
 #include "base/buffer.h"
+#include "base/fail.h"
 #include "launch/options.h"
 
 /** Something went wrong on a node. */
 struct td__notice {
     int node;
-    int code;        /* the exit code that goes with it */
-    char text[1024]; /* a sentence */
+    int code;                  /* the exit code that goes with it */
+    char text[TD__ERROR_TEXT]; /* a sentence */
 };
 
 void td__notice_put(struct td__buffer *buffer, int node, int code, const char *text);

@@ -32,7 +32,6 @@ enum {
     MAX_PROCESSES = 65536,
     SHUTDOWN_MS = 30000,
     TIES_MS = 5000,
-    MESSAGE_SIZE = 2000,
 };
 
 struct child {
@@ -50,17 +49,10 @@ struct td_spawn_context {
     td_store *store;
     struct td__flight_book book; /* of the last operations; its `map` is NULL where there is none */
     int64_t shutdown_ms;
-    td_status failure; /* the first one */
-    bool failure_is_echo;
-    char message[MESSAGE_SIZE + 100];
+    struct td__error failure; /* the first one; TD_OK: none yet */
+    bool failure_is_echo;     /* it follows from the failure of another rank */
     bool stopping;
     td__deadline kill_at;
-};
-
-/* What a child says when it fails. Fits a pipe's atomic write. */
-struct report {
-    int status;
-    char message[MESSAGE_SIZE];
 };
 
 /* ---- The child ------------------------------------------------------------------------------- */
@@ -106,25 +98,27 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
         _exit(1); /* the parent could not start the job */
     set_environment(rank, count, port, secret, flight);
 
-    td_fail(TD_OK, "%s", ""); /* what the parent failed at is not this process's */
+    td_fail(TD_OK, "%s", ""); /* the last error of the parent */
     td_status status = fn(rank, arg);
-    struct report report = {.status = (int)status};
-    const char *message = td_last_error();
-    snprintf(report.message, sizeof report.message, "%s",
-             *message ? message : td_status_name(status));
+    struct td__error report;
+    td__error_save(&report);
+    report.status = status;
+    if (!*report.text)
+        snprintf(report.text, sizeof report.text, "%s", td_status_name(status));
     ssize_t ignored = send(report_fd, &report, sizeof report, MSG_NOSIGNAL);
-    (void)ignored; /* then the exit code alone tells */
+    (void)ignored; /* the exit code is left */
     fflush(NULL);
     _exit(status ? 1 : 0);
 }
 
 /* ---- The parent ------------------------------------------------------------------------------ */
 
-/* Adds to the message on how `rank` ended in which operation that was, where it is known. */
+/* Appends to the error on how `rank` ended in which operation that was, where it is known. */
 static void add_place(td_spawn_context *context, int rank, int wait_status)
 {
     struct td__postmortem postmortem;
-    size_t used = strlen(context->message);
+    char *text = context->failure.text;
+    size_t used = strlen(text);
     if (!context->book.map)
         return;
     td__flight_book_ended(&context->book, rank, wait_status, "");
@@ -132,26 +126,26 @@ static void add_place(td_spawn_context *context, int rank, int wait_status)
         return;
     for (int i = 0; i < postmortem.count; i++)
         if (postmortem.ranks[i].slot == rank && postmortem.ranks[i].phase != TD__FLIGHT_ABSENT)
-            td__postmortem_place(&postmortem, i, context->message + used,
-                                 sizeof context->message - used);
+            td__postmortem_place(&postmortem, i, text + used, sizeof context->failure.text - used);
     td__postmortem_free(&postmortem);
 }
 
 static void describe_end(td_spawn_context *context, int rank, int wait_status)
 {
     long pid = (long)context->children[rank].pid;
+    struct td__error *failure = &context->failure;
     char how[96];
-    context->failure = TD_ERR_PEER;
+    failure->status = TD_ERR_PEER;
     if (wait_status == TD__STATUS_UNKNOWN)
         snprintf(
-            context->message, sizeof context->message,
+            failure->text, sizeof failure->text,
             "rank %d (process %ld) ended before its function returned; how is not known, since "
             "this program ignores SIGCHLD",
             rank, pid);
     else {
         td__wait_status_text(wait_status, how, sizeof how);
-        snprintf(context->message, sizeof context->message, "rank %d (process %ld) %s%s", rank, pid,
-                 how, WIFSIGNALED(wait_status) && WCOREDUMP(wait_status) ? " (core dumped)" : "");
+        snprintf(failure->text, sizeof failure->text, "rank %d (process %ld) %s%s", rank, pid, how,
+                 WIFSIGNALED(wait_status) && WCOREDUMP(wait_status) ? " (core dumped)" : "");
     }
     add_place(context, rank, wait_status);
 }
@@ -160,23 +154,23 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
  * way for one that ended in the same moment by itself. */
 static void note_end(td_spawn_context *context, int rank, int wait_status)
 {
-    struct report report = {0};
+    struct td__error report;
     ssize_t got = recv(context->children[rank].report, &report, sizeof report, MSG_DONTWAIT);
     bool reported = got == (ssize_t)sizeof report;
     bool fine = wait_status == 0 ||
                 (wait_status == TD__STATUS_UNKNOWN && reported && !report.status);
     bool echo = reported && report.status == TD_ERR_PEER;
-    if (fine || (context->failure && (!context->failure_is_echo || echo)))
+    if (fine || (context->failure.status && (!context->failure_is_echo || echo)))
         return;
     context->failure_is_echo = echo;
     if (!reported || !report.status) {
         describe_end(context, rank, wait_status);
         return;
     }
-    report.message[MESSAGE_SIZE - 1] = '\0';
-    context->failure = (td_status)report.status;
-    snprintf(context->message, sizeof context->message, "rank %d (process %ld) failed: %s", rank,
-             (long)context->children[rank].pid, report.message);
+    report.text[sizeof report.text - 1] = '\0';
+    td_fail(report.status, "rank %d (process %ld) failed: %s", rank,
+            (long)context->children[rank].pid, report.text);
+    td__error_save(&context->failure);
 }
 
 static void signal_all(td_spawn_context *context, int number)
@@ -218,7 +212,7 @@ static void reap(td_spawn_context *context)
         if (!context->stopping)
             note_end(context, rank, status);
     }
-    if (context->failure)
+    if (context->failure.status)
         stop_others(context);
 }
 
@@ -273,7 +267,7 @@ td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
         wait_for_end(context, context->stopping ? td__deadline_earlier(deadline, context->kill_at)
                                                 : deadline);
     }
-    td_status status = context->failure ? td_fail(context->failure, "%s", context->message) : TD_OK;
+    td_status status = context->failure.status ? td__error_restore(&context->failure) : TD_OK;
     free_context(context);
     return status;
 }
@@ -417,8 +411,7 @@ td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options
 
     td_status status = start_all(context, fn, arg);
     if (status) {
-        context->failure = status;
-        snprintf(context->message, sizeof context->message, "%s", td_last_error());
+        td__error_save(&context->failure);
         context->stopping = true;
         context->kill_at = TD__NEVER;
         signal_all(context, SIGKILL);

@@ -13,8 +13,11 @@ enum { LOOP_FDS = 6 }; /* that a loop opens, some once in a process */
 struct td__loop_call {
     struct td__loop_call *next;
     void (*fn)(void *);
+    td_status (*try)(void *); /* instead of `fn` */
     void *arg;
     bool done;
+    td_status status;
+    struct td__error error; /* where `try` has failed: the last error is the thread's own */
     pthread_cond_t finished;
 };
 
@@ -26,7 +29,10 @@ static void run_calls(uv_async_t *wake)
         struct td__loop_call *call = loop->calls;
         loop->calls = call->next;
         pthread_mutex_unlock(&loop->lock);
-        call->fn(call->arg);
+        if (call->fn)
+            call->fn(call->arg);
+        else if ((call->status = call->try(call->arg)))
+            td__error_save(&call->error);
         pthread_mutex_lock(&loop->lock);
         call->done = true;
         pthread_cond_signal(&call->finished);
@@ -82,20 +88,32 @@ td_status td__loop_start(struct td__loop *loop, const char *name)
     return TD_OK;
 }
 
-void td__loop_run(struct td__loop *loop, void (*fn)(void *), void *arg)
+static void carry_out(struct td__loop *loop, struct td__loop_call *call)
 {
-    struct td__loop_call call = {.fn = fn, .arg = arg};
-    td__cond_init(&call.finished);
+    td__cond_init(&call->finished);
     pthread_mutex_lock(&loop->lock);
     struct td__loop_call **end = &loop->calls;
     while (*end)
         end = &(*end)->next;
-    *end = &call;
+    *end = call;
     uv_async_send(&loop->wake);
-    while (!call.done)
-        td__cond_wait(&call.finished, &loop->lock, TD__NEVER);
+    while (!call->done)
+        td__cond_wait(&call->finished, &loop->lock, TD__NEVER);
     pthread_mutex_unlock(&loop->lock);
-    pthread_cond_destroy(&call.finished);
+    pthread_cond_destroy(&call->finished);
+}
+
+void td__loop_run(struct td__loop *loop, void (*fn)(void *), void *arg)
+{
+    struct td__loop_call call = {.fn = fn, .arg = arg};
+    carry_out(loop, &call);
+}
+
+td_status td__loop_try(struct td__loop *loop, td_status (*fn)(void *), void *arg)
+{
+    struct td__loop_call call = {.try = fn, .arg = arg};
+    carry_out(loop, &call);
+    return call.status ? td__error_restore(&call.error) : TD_OK;
 }
 
 static void close_wake(void *arg)

@@ -1,9 +1,9 @@
-/* Questions, lifelines and news: what is served at the listener, whatever the program is doing; see
- * endpoint.h and failure_detector.c.
+/* Queries, lifelines and loss reports, which the endpoint's thread serves whatever the program is doing;
+ * see endpoint.h and failure_detector.c.
  *
  * An answer is its length and its bytes. It fits into the socket's buffer, so that the endpoint's thread
- * never waits for the one who asked. */
-#include "peer/failure_detector.h"
+ * never waits for the rank that asked. */
+#include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
 #include "os/process.h"
@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A topic of the endpoint's own; all others are those of whoever answers. `value` is a rank. */
+/* The endpoint's own topic; all others belong to the td__answer_fn. `value` is a rank. */
 #define TOPIC_PRESENCE UINT32_MAX
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
@@ -74,10 +74,10 @@ td_status td__endpoint_open_lifeline(struct td__endpoint *endpoint, int rank, td
                               deadline, fd);
 }
 
-void td__endpoint_tell_loss(struct td__endpoint *endpoint, int to, int rank,
-                            enum td__presence presence, int wait_status, td__deadline deadline)
+void td__endpoint_report_loss(struct td__endpoint *endpoint, int to, int rank,
+                              enum td__presence presence, int wait_status, td__deadline deadline)
 {
-    struct td__request request = {.what = TD__WANT_NEWS,
+    struct td__request request = {.what = TD__WANT_LOSS_REPORT,
                                   .rank = endpoint->rank,
                                   .group = (uint64_t)rank,
                                   .channel = presence,
@@ -119,14 +119,14 @@ static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
     if (rank >= (uint64_t)endpoint->size)
         return;
     enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
-    /* How it ended stands from when it is not present any more. */
+    /* wait_status is written before presence changes. */
     int wait_status = presence == TD__PRESENT ? TD__STATUS_UNKNOWN
                                               : endpoint->peers[rank].wait_status;
     td__buffer_put_u32(answer, presence);
     td__buffer_put_u32(answer, (uint32_t)wait_status);
 }
 
-/* The lock is held while somebody answers, so that td__endpoint_answer() can take him away. */
+/* The lock is held while the td__answer_fn runs, so that it is idle when td__endpoint_answer() returns. */
 static void answer(struct td__endpoint *endpoint, const struct td__request *request, int fd)
 {
     struct td__buffer text = {0};
@@ -153,7 +153,7 @@ static void answer(struct td__endpoint *endpoint, const struct td__request *requ
     close(fd);
 }
 
-/* Kept until this rank leaves: whoever holds it sees its end. */
+/* Kept until this rank leaves or ends: the other end sees that. */
 static void keep_watcher(struct td__endpoint *endpoint, int fd)
 {
     pthread_mutex_lock(&endpoint->lock);
@@ -192,7 +192,7 @@ void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request 
     }
 }
 
-void td__endpoint_part(struct td__endpoint *endpoint)
+void td__endpoint_leave(struct td__endpoint *endpoint)
 {
     char byte = TD__LEAVING;
     for (int i = 0; i < endpoint->watcher_count; i++) {

@@ -14,7 +14,7 @@
  *
  * What is known of a rank changes once, from PRESENT to something else, under the lock; it is read
  * without. */
-#include "peer/failure_detector.h"
+#include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
 #include "base/thread.h"
@@ -148,8 +148,8 @@ static void spread(struct td__endpoint *endpoint, int rank, enum td__presence pr
     for (int r = 0; r < endpoint->size && !td__deadline_passed(end); r++)
         if (r != endpoint->rank && !same_host(endpoint, r, rank) &&
             td__endpoint_presence(endpoint, r) == TD__PRESENT)
-            td__endpoint_tell_loss(endpoint, r, rank, presence, wait_status,
-                                   td__deadline_in_ms(TELL_MS));
+            td__endpoint_report_loss(endpoint, r, rank, presence, wait_status,
+                                     td__deadline_in_ms(TELL_MS));
 }
 
 /* This rank has seen it itself. */

@@ -12,7 +12,6 @@
  * most answers are there by then, and waking a sleeper costs more than the round trip. */
 #include "store/tcp_client.h"
 
-#include "base/fail.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "store/store_ops.h"
@@ -45,14 +44,15 @@ struct td__tcp_call {
 
 static void mark_broken(struct td__tcp_client *client, const char *reason)
 {
-    if (client->broken)
+    struct td__error *broken = &client->broken;
+    if (broken->status)
         return;
-    client->broken = TD_ERR_PEER;
-    int length = snprintf(client->broken_text, sizeof client->broken_text,
+    broken->status = TD_ERR_PEER;
+    int length = snprintf(broken->text, sizeof broken->text,
                           "tcp store at %s: the connection to the server is lost (%s)",
                           client->where, reason);
     if (client->unconfirmed)
-        snprintf(client->broken_text + length, sizeof client->broken_text - (size_t)length,
+        snprintf(broken->text + length, sizeof broken->text - (size_t)length,
                  "; what was set last may be lost with it: %zu call%s without an answer, the first "
                  "for key \"%s\"",
                  client->unconfirmed, client->unconfirmed == 1 ? "" : "s", client->unconfirmed_key);
@@ -62,7 +62,12 @@ static void mark_broken(struct td__tcp_client *client, const char *reason)
 static td_status fail_broken(struct td__tcp_client *client)
 {
     client->unconfirmed = 0; /* reported */
-    return td_fail(client->broken, "%s", client->broken_text);
+    return td__error_restore(&client->broken);
+}
+
+static td_status fail_late(const struct td__tcp_client *client)
+{
+    return td_fail(client->late.status, "an earlier call failed: %s", client->late.text);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -100,8 +105,8 @@ static void take_answer(struct td__tcp_client *client, const struct td__wire_hea
     if (header->id == 0) {
         struct td__reader reader = td__reader_of(body, header->body_size);
         struct td__span text = td__reader_string(&reader, header->body_size);
-        client->late = status;
-        snprintf(client->late_text, sizeof client->late_text, "%.*s", (int)text.size, text.data);
+        client->late.status = status;
+        snprintf(client->late.text, sizeof client->late.text, "%.*s", (int)text.size, text.data);
         return;
     }
     struct td__tcp_call **link = &client->calls;
@@ -163,10 +168,10 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
  * deadline came first. Holds the lock, except while it reads or sleeps. */
 static bool await(struct td__tcp_client *client, struct td__tcp_call *call, td__deadline deadline)
 {
-    while (!call->done && !client->broken) {
+    while (!call->done && !client->broken.status) {
         bool in_time = client->reading ? td__cond_wait(&client->answered, &client->lock, deadline)
                                        : read_for_all(client, deadline);
-        if (!in_time && !call->done && !client->broken)
+        if (!in_time && !call->done && !client->broken.status)
             return false;
     }
     return true;
@@ -254,7 +259,7 @@ static td_status transmit(struct td__tcp_client *client, struct td__buffer *fram
                  key->data);
     if (key)
         client->unconfirmed_last = client->sent;
-    bool broken = client->broken;
+    bool broken = client->broken.status;
     pthread_mutex_unlock(&client->lock);
     int error = broken ? EPIPE : send_bytes(client, frame->data, frame->size, deadline);
 
@@ -282,11 +287,11 @@ static td_status enter(struct td__tcp_client *client, bool look)
     pthread_mutex_lock(&client->lock);
     if (look)
         look_for_news(client);
-    if (client->broken)
+    if (client->broken.status)
         status = fail_broken(client);
-    else if (client->late)
-        status = td_fail(client->late, "an earlier call failed: %s", client->late_text);
-    client->late = TD_OK;
+    else if (client->late.status)
+        status = fail_late(client);
+    client->late.status = TD_OK;
     pthread_mutex_unlock(&client->lock);
     return status;
 }
@@ -396,17 +401,17 @@ void td__tcp_client_init(struct td__tcp_client *client, int fd, const char *host
 static td_status say_goodbye(struct td__tcp_client *client, td__deadline deadline)
 {
     td_status status = TD_OK;
-    if (client->broken)
+    if (client->broken.status)
         return client->unconfirmed ? fail_broken(client) : TD_OK;
     if (client->unconfirmed) {
         struct td__buffer frame = td__tcp_frame(TD__WIRE_SYNC), body = {0};
         status = td__tcp_client_ask(client, &frame, deadline, false, &body);
         td__buffer_free(&body);
     }
-    if (!status && client->late)
-        status = td_fail(client->late, "an earlier call failed: %s", client->late_text);
+    if (!status && client->late.status)
+        status = fail_late(client);
     struct td__buffer bye = td__tcp_frame(TD__WIRE_BYE);
-    if (!client->broken)
+    if (!client->broken.status)
         transmit(client, &bye, 0, NULL, deadline, NULL);
     td__buffer_free(&bye);
     return status;

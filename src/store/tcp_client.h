@@ -3,6 +3,7 @@
 #define TD_STORE_TCP_CLIENT_H
 
 #include "base/buffer.h"
+#include "base/fail.h"
 #include "base/spin.h"
 #include "base/thread.h"
 #include "os/address.h"
@@ -28,10 +29,8 @@ struct td__tcp_client {
     uint64_t unconfirmed_last; /* `sent` after the last one without an answer … */
     size_t unconfirmed;        /* … how many of them are not confirmed … */
     char unconfirmed_key[64];  /* … and the key of the first */
-    td_status broken;
-    char broken_text[512];
-    td_status late; /* a set or append that the server could not carry out, not reported yet */
-    char late_text[512];
+    struct td__error broken;   /* the connection is lost; TD_OK: it is not */
+    struct td__error late;     /* of a set or append that failed at the server, not reported yet */
 };
 
 /** Takes over a connection that is proven; host and port are for messages. */

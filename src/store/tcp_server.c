@@ -377,8 +377,6 @@ static void keep_awake(struct td__tcp_server *server)
 struct start {
     struct td__tcp_server *server;
     int fd, shortcut;
-    td_status status;
-    char error[256];
 };
 
 /* Somebody cannot come in, and those who wait most likely wait for him. */
@@ -393,8 +391,7 @@ static void on_full(void *arg, int error)
     flush_all(server);
 }
 
-/* The sentence about a failure is the thread's own, so it is handed over. */
-static void start_on_loop(void *arg)
+static td_status start_on_loop(void *arg)
 {
     struct start *start = arg;
     struct td__tcp_server *server = start->server;
@@ -407,10 +404,8 @@ static void start_on_loop(void *arg)
     server->rest.data = server;
     uv_idle_init(&server->loop.uv, &server->spin);
     server->spin.data = server;
-    start->status = td__auth_listener_open(&server->loop, start->fd, start->shortcut, &options,
-                                           &server->listener);
-    if (start->status)
-        snprintf(start->error, sizeof start->error, "%s", td_last_error());
+    return td__auth_listener_open(&server->loop, start->fd, start->shortcut, &options,
+                                  &server->listener);
 }
 
 static void stop_accepting(void *arg)
@@ -496,10 +491,12 @@ td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *se
         goto free_server;
 
     struct start start = {.server = server, .fd = fd, .shortcut = shortcut};
-    td__loop_run(&server->loop, start_on_loop, &start);
-    if (start.status) {
+    status = td__loop_try(&server->loop, start_on_loop, &start);
+    if (status) {
+        struct td__error error;
+        td__error_save(&error);
         td__tcp_server_stop(server, 0);
-        return td_fail(start.status, "%s", start.error);
+        return td__error_restore(&error);
     }
     *server_out = server;
     return TD_OK;

@@ -95,7 +95,7 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *bytes)
     if (td__request_read(exact, RANKS, &request)) {
         check(request.rank >= 0 && request.rank < RANKS);
         check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_HAND_OVER);
-        check(request.what != TD__WANT_NEWS || request.group < RANKS);
+        check(request.what != TD__WANT_LOSS_REPORT || request.group < RANKS);
     }
     free(exact);
     close(fd);

@@ -1,0 +1,266 @@
+/* The accepting side of an endpoint: its listening sockets, the thread that serves them, and the requests
+ * of other ranks; see endpoint.h.
+ *
+ * A request is one block of TD__REQUEST_SIZE bytes: what is asked for, by which rank, for which group and
+ * channel. One that cannot be served yet (a link of a group that this rank has not made yet, a shared
+ * descriptor that is not offered yet) is kept as an arrival until it can. The lists of arrivals and of
+ * link handlers are short, and searched from the front; endpoint->lock protects them. */
+#include "peer/endpoint_internal.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "os/socket.h"
+#include "os/trust.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LISTEN_MS = 10000 };
+
+struct td__endpoint_arrival { /* a connection whose request is not served yet */
+    struct td__endpoint_arrival *next;
+    struct td__request request;
+    int fd;
+};
+
+struct td__link_handler { /* takes the links of one channel of a group */
+    struct td__link_handler *next;
+    uint64_t group;
+    enum td__link_channel channel;
+    td__link_fn fn; /* NULL: they are closed */
+    void *arg;
+};
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request)
+{
+    uint32_t what = td__load_u32(bytes), rank = td__load_u32(bytes + 4);
+    if (what < TD__WANT_LINK || what > TD__WANT_HAND_OVER || rank >= (uint32_t)size)
+        return false;
+    *request = (struct td__request){
+        .what = (enum td__want)what,
+        .rank = (int)rank,
+        .group = td__load_u32(bytes + 8) | (uint64_t)td__load_u32(bytes + 12) << 32,
+        .channel = td__load_u32(bytes + 16),
+        .value = td__load_u32(bytes + 20) | (uint64_t)td__load_u32(bytes + 24) << 32,
+    };
+    return what != TD__WANT_LOSS_REPORT ||
+           (request->group < (uint64_t)size && request->channel > TD__PRESENT &&
+            request->channel <= TD__CUT_OFF);
+}
+
+static struct td__link_handler **find_handler(struct td__endpoint *endpoint, uint64_t group,
+                                              uint32_t channel)
+{
+    struct td__link_handler **at = &endpoint->link_handlers;
+    while (*at && ((*at)->group != group || (*at)->channel != channel))
+        at = &(*at)->next;
+    return at;
+}
+
+static void add_arrival(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+{
+    struct td__endpoint_arrival **end = &endpoint->arrivals;
+    struct td__endpoint_arrival *arrival = malloc(sizeof *arrival);
+    if (!arrival) {
+        close(fd);
+        return;
+    }
+    *arrival = (struct td__endpoint_arrival){.request = *request, .fd = fd};
+    while (*end)
+        end = &(*end)->next;
+    *end = arrival;
+    pthread_cond_broadcast(&endpoint->arrived);
+}
+
+static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__REQUEST_SIZE])
+{
+    struct td__endpoint *endpoint = arg;
+    struct td__request request;
+    if (!td__request_read(bytes, endpoint->size, &request) ||
+        ((request.what == TD__WANT_SHARED_FD || request.what == TD__WANT_HAND_OVER) && !local)) {
+        close(fd);
+        return;
+    }
+    if (request.what == TD__WANT_HAND_OVER) {
+        td__shared_fd_take_over(endpoint, &request, fd);
+        return;
+    }
+    if (request.what != TD__WANT_LINK && request.what != TD__WANT_SHARED_FD) {
+        td__endpoint_serve(endpoint, &request, fd);
+        return;
+    }
+    pthread_mutex_lock(&endpoint->lock);
+    struct td__link_handler *handler = *find_handler(endpoint, request.group, request.channel);
+    if (request.what == TD__WANT_LINK && handler && handler->fn)
+        handler->fn(handler->arg, request.rank, fd);
+    else if (request.what == TD__WANT_LINK && handler)
+        close(fd);
+    else if (request.what != TD__WANT_SHARED_FD || !td__shared_fd_hand_out(endpoint, &request, fd))
+        add_arrival(endpoint, &request, fd);
+    pthread_mutex_unlock(&endpoint->lock);
+}
+
+/* ---- Listening ------------------------------------------------------------------------------- */
+
+struct open_listener {
+    struct td__endpoint *endpoint;
+    int tcp_fd, local_fd;
+};
+
+static td_status open_on_loop(void *arg)
+{
+    struct open_listener *open = arg;
+    struct td__endpoint *endpoint = open->endpoint;
+    struct td__auth_listener_options options = {.secret = &endpoint->secret,
+                                                .purpose = "link",
+                                                .request_size = TD__REQUEST_SIZE,
+                                                .fn = on_accepted,
+                                                .arg = endpoint};
+    memcpy(options.identity, endpoint->own.identity, TD__IDENTITY_SIZE);
+    return td__auth_listener_open(&endpoint->loop, open->tcp_fd, open->local_fd, &options,
+                                  &endpoint->listener);
+}
+
+static void close_on_loop(void *arg)
+{
+    td__auth_listener_close(((struct td__endpoint *)arg)->listener);
+}
+
+/* A unix socket in the abstract namespace, under a name that nobody can guess. */
+static td_status listen_locally(char name[TD__CARD_TEXT], int *fd)
+{
+    struct td__address_list list;
+    uint8_t random[8];
+    bool retry;
+    TD_TRY(td__random(random, sizeof random));
+    int length = snprintf(name, TD__CARD_TEXT, "unix:@tandem-link-%d-", (int)getpid());
+    for (size_t i = 0; i < sizeof random; i++)
+        length += snprintf(name + length, TD__CARD_TEXT - (size_t)length, "%02x", random[i]);
+    TD_TRY(td__resolve(name, 0, TD__NEVER, &list, &retry));
+    *fd = td__listen_on(&list.at[0]);
+    if (*fd < 0)
+        return td_fail(TD_ERR_SYSTEM, "cannot listen at %s: %s", name, td__errno_text(-*fd));
+    return TD_OK;
+}
+
+td_status td__endpoint_open_listener(struct td__endpoint *endpoint, const char *host)
+{
+    struct td__card *own = &endpoint->own;
+    struct open_listener open = {.endpoint = endpoint, .tcp_fd = -1, .local_fd = -1};
+    TD_TRY(td__listen_trusted(host, 0, "link", &endpoint->secret, td__deadline_in_ms(LISTEN_MS),
+                              &open.tcp_fd, &own->port));
+    td_status status = listen_locally(own->local, &open.local_fd);
+    if (!status)
+        status = td__loop_start(&endpoint->loop, "td-endpoint");
+    if (status) {
+        close(open.tcp_fd);
+        if (open.local_fd >= 0)
+            close(open.local_fd);
+        return status;
+    }
+    status = td__loop_try(&endpoint->loop, open_on_loop, &open);
+    if (status)
+        td__loop_stop(&endpoint->loop);
+    return status;
+}
+
+void td__endpoint_close_listener(struct td__endpoint *endpoint)
+{
+    td__loop_run(&endpoint->loop, close_on_loop, endpoint);
+    td__loop_stop(&endpoint->loop);
+}
+
+/* ---- Links ----------------------------------------------------------------------------------- */
+
+int td__endpoint_take_arrival(struct td__endpoint *endpoint, enum td__want what, int rank,
+                              uint64_t group, uint32_t channel)
+{
+    struct td__endpoint_arrival **at = &endpoint->arrivals;
+    for (; *at; at = &(*at)->next) {
+        struct td__endpoint_arrival *arrival = *at;
+        const struct td__request *request = &arrival->request;
+        if (request->what == what && request->group == group && request->channel == channel &&
+            (rank < 0 || request->rank == rank)) {
+            int fd = arrival->fd;
+            *at = arrival->next;
+            free(arrival);
+            return fd;
+        }
+    }
+    return -1;
+}
+
+td_status td__endpoint_accept(struct td__endpoint *endpoint, int rank, uint64_t group,
+                              enum td__link_channel channel, td__deadline deadline, int *fd_out)
+{
+    int fd;
+    bool in_time = true;
+    pthread_mutex_lock(&endpoint->lock);
+    while ((fd = td__endpoint_take_arrival(endpoint, TD__WANT_LINK, rank, group, channel)) < 0 &&
+           in_time)
+        in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
+    pthread_mutex_unlock(&endpoint->lock);
+    if (fd < 0)
+        return td_fail(TD_ERR_TIMEOUT, "%s has not connected in time",
+                       td__endpoint_describe(endpoint, rank));
+    *fd_out = fd;
+    return TD_OK;
+}
+
+void td__endpoint_listen(struct td__endpoint *endpoint, uint64_t group,
+                         enum td__link_channel channel, td__link_fn fn, void *arg)
+{
+    struct td__link_handler *added = calloc(1, sizeof *added);
+    pthread_mutex_lock(&endpoint->lock);
+    struct td__link_handler **handler = find_handler(endpoint, group, channel);
+    if (*handler) {
+        (*handler)->fn = fn;
+        (*handler)->arg = arg;
+    } else if (added) {
+        *added = (struct td__link_handler){
+            .group = group, .channel = channel, .fn = fn, .arg = arg};
+        *handler = added;
+        added = NULL;
+    }
+    for (struct td__endpoint_arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
+        const struct td__request *request = &arrival->request;
+        if (request->what != TD__WANT_LINK || request->group != group ||
+            request->channel != channel) {
+            at = &arrival->next;
+            continue;
+        }
+        *at = arrival->next;
+        if (fn)
+            fn(arg, request->rank, arrival->fd);
+        else
+            close(arrival->fd);
+        free(arrival);
+    }
+    pthread_mutex_unlock(&endpoint->lock);
+    free(added);
+}
+
+void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all)
+{
+    for (struct td__endpoint_arrival **at = &endpoint->arrivals, *arrival; (arrival = *at);) {
+        if (arrival->request.group != group && !all) {
+            at = &arrival->next;
+            continue;
+        }
+        *at = arrival->next;
+        close(arrival->fd);
+        free(arrival);
+    }
+    for (struct td__link_handler **at = &endpoint->link_handlers, *handler; (handler = *at);) {
+        if (handler->group != group && !all) {
+            at = &handler->next;
+            continue;
+        }
+        *at = handler->next;
+        free(handler);
+    }
+}
