@@ -75,7 +75,7 @@ struct td__auth endpoint_guest(const struct td__endpoint *endpoint, const char *
 {
     struct td__auth auth = {.purpose = "link"};
     CHECK_OK(td__secret_load(secret, &auth.secret));
-    CHECK_OK(td__secret_place(&auth.secret, "links"));
+    CHECK_OK(td__secret_bind(&auth.secret, "links"));
     memcpy(auth.identity, endpoint->own.identity, sizeof auth.identity);
     return auth;
 }

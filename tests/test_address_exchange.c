@@ -54,7 +54,7 @@ RANKS(dead_before_all_have_come, .ranks = 3)
         if (rank == 1)
             td__sleep_ns(3 * (int64_t)MOMENT_NS);
         check_init_fails(NULL, ": rank 2 (on ");
-        CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had come");
+        CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had joined");
     }
     td_test_barrier();
     CHECK_OK(td_init_process_group(NULL));
@@ -178,10 +178,10 @@ TEST(lists_of_those_who_have_come)
     const char *at = list.data;
     CHECK(td__roster_next(&at, &entry));
     CHECK_EQ(entry.rank, 3);
-    CHECK(!entry.again && td__process_id_equal(&entry.process, &own));
+    CHECK(!entry.rejoined && td__process_id_equal(&entry.process, &own));
     CHECK(td__roster_next(&at, &entry));
     CHECK_EQ(entry.rank, 4);
-    CHECK(entry.again && td__process_id_equal(&entry.process, &own));
+    CHECK(entry.rejoined && td__process_id_equal(&entry.process, &own));
     CHECK(!td__roster_next(&at, &entry));
     td_bytes_free(&list);
     CHECK_OK(td_store_close(store));

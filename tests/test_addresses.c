@@ -44,15 +44,15 @@ TEST(one_place_has_one_text)
 
 TEST(a_place_is_known_in_each_spelling)
 {
-    CHECK(td__place_is("[::1]:29500", "[0:0:0:0:0:0:0:1]:29500"));
-    CHECK(td__place_is("127.0.0.1:29500", "[::ffff:127.0.0.1]:29500"));
-    CHECK(td__place_is("node:1", "NODE:1"));
-    CHECK(td__place_is("unix:@x", "unix:@x"));
-    CHECK(!td__place_is("[::1]:29500", "[::1]:29501"));
-    CHECK(!td__place_is("[::1]:29500", "[::2]:29500"));
-    CHECK(!td__place_is("[::1]:29500", "[::1]"));
-    CHECK(!td__place_is("[::1]:29500", "::1:29500")); /* an address with one group more */
-    CHECK(!td__place_is("unix:@x", "unix:@X"));
+    CHECK(td__endpoint_is("[::1]:29500", "[0:0:0:0:0:0:0:1]:29500"));
+    CHECK(td__endpoint_is("127.0.0.1:29500", "[::ffff:127.0.0.1]:29500"));
+    CHECK(td__endpoint_is("node:1", "NODE:1"));
+    CHECK(td__endpoint_is("unix:@x", "unix:@x"));
+    CHECK(!td__endpoint_is("[::1]:29500", "[::1]:29501"));
+    CHECK(!td__endpoint_is("[::1]:29500", "[::2]:29500"));
+    CHECK(!td__endpoint_is("[::1]:29500", "[::1]"));
+    CHECK(!td__endpoint_is("[::1]:29500", "::1:29500")); /* an address with one group more */
+    CHECK(!td__endpoint_is("unix:@x", "unix:@X"));
 }
 
 /* ---- Ranks ----------------------------------------------------------------------------------- */

@@ -70,7 +70,7 @@ static const struct {
     {"RANK", NOT_SET("RANK", "which of the processes this is, counted from 0")},
     {"WORLD_SIZE", NOT_SET("WORLD_SIZE", "how many processes there are")},
     {"MASTER_ADDR", NOT_SET("MASTER_ADDR", "on which host rank 0 is")},
-    {"MASTER_PORT", NOT_SET("MASTER_PORT", "at which port of MASTER_ADDR the processes meet")},
+    {"MASTER_PORT", NOT_SET("MASTER_PORT", "at which port of MASTER_ADDR the store is")},
 };
 
 TEST(env_names_a_missing_variable)
@@ -379,7 +379,7 @@ TEST(alone_without_any_set_up)
     expect_message(
         NULL, &(td_rendezvous_options){.world_size = 2},
         "rendezvous: rank 0 of 2 was asked for, but neither a URL nor the environment says "
-        "where to meet; set MASTER_ADDR and MASTER_PORT, or start with tdrun");
+        "where the store is; set MASTER_ADDR and MASTER_PORT, or start with tdrun");
     expect_part(NULL, &(td_rendezvous_options){.rank = 1}, "neither a URL nor the environment");
 }
 
@@ -604,8 +604,7 @@ TEST(what_an_own_scheme_returns_is_checked)
     /* A store that nobody else reaches: the meeting says who is missing. */
     own = (struct own){.world_size = 2, .rank = 1};
     CHECK_EQ(attempt("own://x", &(td_rendezvous_options){.timeout_ms = 100}), TD_ERR_TIMEOUT);
-    CHECK_STR(td_last_error(),
-              "rendezvous at own://x: the time is over and 1 of 2 ranks have come; "
-              "missing: rank 0");
+    CHECK_STR(td_last_error(), "rendezvous at own://x: timed out: 1 of 2 ranks have joined; "
+                               "missing: rank 0");
     CHECK_OK(td_register_rendezvous("own", NULL, NULL));
 }

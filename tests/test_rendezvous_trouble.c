@@ -70,10 +70,11 @@ static void claim(struct common *common, int index, int rank)
 static void expect_same_rank(const struct common *common, int count, int a, int b, int rank)
 {
     char text[200];
-    snprintf(text, sizeof text,
-             " both are rank %d; each process needs a rank of its own, and each job a place of its "
-             "own",
-             rank);
+    snprintf(
+        text, sizeof text,
+        " both are rank %d; each process needs a rank of its own, and each job an address of its "
+        "own",
+        rank);
     for (int i = 0; i < count; i++) {
         CHECK_STR(common->messages[i], common->messages[0]); /* all hear the same */
         CHECK_CONTAINS(common->messages[i], text);
@@ -206,7 +207,7 @@ static void wait_in_vain(int index, void *arg)
     int64_t took = td__now_ns() - start;
     bool file = !strncmp(common->place.url, "file://", 7);
     snprintf(message, sizeof message,
-             "rendezvous at %s%s: the time is over and 2 of 4 ranks have come; missing: ranks 1, 3",
+             "rendezvous at %s%s: timed out: 2 of 4 ranks have joined; missing: ranks 1, 3",
              file ? "file " : "", strstr(common->place.url, "://") + 3);
     CHECK_STR(td_last_error(), message);
     CHECK(took > SECOND / 2);
@@ -227,7 +228,7 @@ RANKS(those_who_are_missing_are_named_at_the_agent, .ranks = 2)
     set_number("RANK", td_test_rank() + 1);
     td_test_barrier();
     CHECK_FAILS(td_rendezvous(NULL, &options, &world), TD_ERR_TIMEOUT,
-                "2 of 3 ranks have come; missing: rank 0");
+                "2 of 3 ranks have joined; missing: rank 0");
 }
 
 /* The one with the least patience tells the others at once. */
@@ -238,7 +239,7 @@ static void wait_with_patience(int rank, void *arg)
     int64_t start = td__now_ns();
     int64_t timeout_ms = rank ? 500 * td_test_slowness() : PATIENCE_MS;
     CHECK_FAILS(meet_at(&common->place, rank, 3, timeout_ms, &world), TD_ERR_TIMEOUT,
-                "2 of 3 ranks have come; missing: rank 2");
+                "2 of 3 ranks have joined; missing: rank 2");
     CHECK_PROMPT(start);
 }
 
@@ -252,9 +253,8 @@ TEST(of_many_missing_the_first_are_named)
     struct place place = place_tcp();
     td_world world;
     CHECK_EQ(meet_at(&place, 0, 100, 500 * td_test_slowness(), &world), TD_ERR_TIMEOUT);
-    CHECK_CONTAINS(td_last_error(),
-                   ": the time is over and 1 of 100 ranks have come; missing: ranks "
-                   "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, …");
+    CHECK_CONTAINS(td_last_error(), ": timed out: 1 of 100 ranks have joined; missing: ranks "
+                                    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, …");
 }
 
 /* As the library looks it up. */
@@ -318,7 +318,7 @@ TEST(the_death_of_the_host_is_told_to_those_who_wait)
     int64_t come = 0;
     CHECK_OK(
         td_tcp_store_open("127.0.0.1", atoi(strrchr(common->place.url, ':') + 1), NULL, &store));
-    CHECK_SOON(!td_store_add(store, "\1meet/0.0/0/arrived", 0, &come) && come == 3);
+    CHECK_SOON(!td_store_add(store, "\1rendezvous/0.0/0/joined", 0, &come) && come == 3);
     fork_kill(host, SIGKILL);
     CHECK_SOON(atomic_load(&common->told) == 2);
     for (int i = 0; i < 2; i++)
@@ -405,7 +405,7 @@ TEST(a_second_job_at_the_same_port_is_told)
     fork_ranks(4, run_beside, common);
     CHECK_CONTAINS(common->messages[2],
                    " both are rank 0; each process needs a rank of its own, and "
-                   "each job a place of its own");
+                   "each job an address of its own");
     CHECK_CONTAINS(common->messages[3], " both are rank 1; ");
 }
 
@@ -482,7 +482,7 @@ static void meet_with_secrets(int rank, void *arg)
         setenv("TANDEM_SECRET", secrets->of_rank[rank], 1);
     if (rank == 0) {
         CHECK_FAILS(meet_at(&secrets->place, rank, 2, 700 * td_test_slowness(), &world),
-                    TD_ERR_TIMEOUT, "1 of 2 ranks have come; missing: rank 1");
+                    TD_ERR_TIMEOUT, "1 of 2 ranks have joined; missing: rank 1");
         return;
     }
     int64_t start = td__now_ns();

@@ -428,7 +428,7 @@ static void come_back_early(int rank, void *arg)
     if (rank == 0) {
         CHECK_SOON(atomic_load(&shared->may_go_on));
         /* Time for rank 1 to reach the store of the first world, should it do that. */
-        const char *sign = "\1meet/0.1/0/arrived";
+        const char *sign = "\1rendezvous/0.1/0/joined";
         td_store_wait(world.store, &sign, 1, 500);
     } else {
         CHECK_OK(td_world_close(&world));
@@ -458,7 +458,7 @@ static void come_late(int rank, void *arg)
     td_world world;
     if (rank == 0) {
         CHECK_FAILS(meet_at(&shared->place, rank, 2, 100, &world), TD_ERR_TIMEOUT,
-                    "1 of 2 ranks have come; missing: rank 1");
+                    "1 of 2 ranks have joined; missing: rank 1");
         atomic_store(&shared->may_go_on, true);
     } else {
         CHECK_SOON(atomic_load(&shared->may_go_on));

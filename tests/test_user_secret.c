@@ -37,9 +37,9 @@ static struct td__secret placed(const char *place)
 {
     struct td__secret secret;
     CHECK_OK(td__secret_load(NULL, &secret));
-    CHECK(!secret.given && !secret.placed);
-    CHECK_OK(td__secret_place(&secret, place));
-    CHECK(!secret.given && secret.placed);
+    CHECK(!secret.given && !secret.bound);
+    CHECK_OK(td__secret_bind(&secret, place));
+    CHECK(!secret.given && secret.bound);
     return secret;
 }
 
@@ -83,12 +83,12 @@ TEST(user_secret_is_not_used_where_one_is_given)
     struct td__secret secret;
     setenv("TANDEM_SECRET", "given", 1);
     CHECK_OK(td__secret_load(NULL, &secret));
-    CHECK(secret.given && secret.placed);
+    CHECK(secret.given && secret.bound);
     setenv("TANDEM_SECRET", "", 1);
     setenv("TANDEM_INSECURE", "1", 1);
     CHECK_OK(td__secret_load(NULL, &secret));
-    CHECK(!secret.given && secret.placed);
-    CHECK_OK(td__secret_place(&secret, "here"));
+    CHECK(!secret.given && secret.bound);
+    CHECK_OK(td__secret_bind(&secret, "here"));
     CHECK(access(secret_path(), F_OK));
 }
 
@@ -131,10 +131,10 @@ static void refused(const char *part)
 {
     struct td__secret secret;
     CHECK_OK(td__secret_load(NULL, &secret));
-    CHECK_FAILS(td__secret_place(&secret, "here"), TD_ERR_AUTH, part);
+    CHECK_FAILS(td__secret_bind(&secret, "here"), TD_ERR_AUTH, part);
     CHECK_CONTAINS(td_last_error(), "TANDEM_SECRET");
     CHECK(!strchr(td_last_error(), '\n'));
-    CHECK(!secret.placed);
+    CHECK(!secret.bound);
 }
 
 TEST(user_secret_needs_a_home)

@@ -1,5 +1,5 @@
 /* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it. */
-#include "launch/agent.h"
+#include "launch/supervisor.h"
 #include "launch/commands.h"
 
 #include <fcntl.h>

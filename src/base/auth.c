@@ -135,7 +135,7 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
     secret->tls = tls;
     secret->insecure = insecure;
     secret->given = text && *text;
-    secret->placed = secret->given || insecure;
+    secret->bound = secret->given || insecure;
     const char *used = secret->given ? text : "";
     static const char label[] = "tandem job secret";
     hmac(label, sizeof label, used, strlen(used), secret->key);
@@ -144,13 +144,13 @@ td_status td__secret_load(const char *text, struct td__secret *secret)
 }
 
 void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,
-                       const char *place)
+                       const char *context)
 {
     char text[512];
-    int length = snprintf(text, sizeof text, "tandem job at %s", place);
+    int length = snprintf(text, sizeof text, "tandem job at %s", context);
     hmac(bytes, size, text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1,
          secret->key);
-    secret->placed = true;
+    secret->bound = true;
 }
 
 td_status td__secret_make(char text[65])

@@ -41,7 +41,7 @@ struct td__secret {
     bool given;
     bool tls;                  /* what goes over TCP is to be encrypted */
     bool insecure;             /* none is needed beyond this host */
-    bool placed;               /* the key is the job's: nothing is to be derived any more */
+    bool bound;                /* the key is the job's: nothing is to be derived any more */
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
 };
 
@@ -55,14 +55,14 @@ td_status td__secret_load(const char *text, struct td__secret *secret);
  *  and `place`, a text that is the same for both sides: an address, or what the connections are for.
  *  TD_ERR_AUTH, which names TANDEM_SECRET as the way out: no HOME, a file that cannot be made, or one that
  *  others could know. */
-td_status td__secret_place(struct td__secret *secret, const char *place);
+td_status td__secret_bind(struct td__secret *secret, const char *context);
 
 /** Where a secret is not placed yet: a random key, for a job of one process, which needs no user's secret. */
 td_status td__secret_alone(struct td__secret *secret);
 
-/** The key for `place` out of the `size` bytes of a user's secret; for td__secret_place(). */
+/** The key for `place` out of the `size` bytes of a user's secret; for td__secret_bind(). */
 void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,
-                       const char *place);
+                       const char *context);
 
 /** A fresh secret as hexadecimal text for the environment of a job. */
 td_status td__secret_make(char text[65]);

@@ -143,22 +143,22 @@ static td_status load_user_secret(uint8_t bytes[USER_SECRET])
     return there ? TD_OK : cannot("read", path, ENOENT);
 }
 
-td_status td__secret_place(struct td__secret *secret, const char *place)
+td_status td__secret_bind(struct td__secret *secret, const char *context)
 {
     uint8_t bytes[USER_SECRET];
-    if (secret->placed)
+    if (secret->bound)
         return TD_OK;
     TD_TRY(load_user_secret(bytes));
-    td__secret_derive(secret, bytes, sizeof bytes, place);
+    td__secret_derive(secret, bytes, sizeof bytes, context);
     OPENSSL_cleanse(bytes, sizeof bytes);
     return TD_OK;
 }
 
 td_status td__secret_alone(struct td__secret *secret)
 {
-    if (secret->placed)
+    if (secret->bound)
         return TD_OK;
     TD_TRY(td__random(secret->key, sizeof secret->key));
-    secret->placed = true;
+    secret->bound = true;
     return TD_OK;
 }

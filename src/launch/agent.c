@@ -6,7 +6,7 @@
  *
  * Each step is a wait in run_until(): the event loop runs, and what it brings (agent_events.c) either
  * goes to the workers' output, or is a reason to end. */
-#include "launch/agent.h"
+#include "launch/supervisor.h"
 
 #include "base/fail.h"
 #include "launch/agent_state.h"

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/notice.h"
-#include "launch/report.h"
+#include "launch/worker.h"
 #include "launch/reap_tree.h"
 #include "os/loop.h"
 

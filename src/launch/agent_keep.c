@@ -11,7 +11,7 @@
  * ended well and nobody failed after that. */
 #include "base/fail.h"
 #include "launch/agent_state.h"
-#include "launch/report.h"
+#include "launch/worker.h"
 
 #include <signal.h>
 #include <stdio.h>

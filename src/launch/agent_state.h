@@ -3,7 +3,7 @@
 #ifndef TD_LAUNCH_AGENT_STATE_H
 #define TD_LAUNCH_AGENT_STATE_H
 
-#include "launch/agent.h"
+#include "launch/supervisor.h"
 #include "launch/attempt.h"
 
 enum { TD__AGENT_SIGNALS = 64 };

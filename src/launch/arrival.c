@@ -2,7 +2,6 @@
 #include "launch/arrival.h"
 
 #include "base/fail.h"
-#include "launch/gather.h"
 #include "launch/notice.h"
 #include "store/tcp_store.h"
 

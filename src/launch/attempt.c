@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "launch/report.h"
+#include "launch/worker.h"
 #include "launch/reap_tree.h"
 
 #include <errno.h>

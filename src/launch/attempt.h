@@ -2,7 +2,7 @@
 #ifndef TD_LAUNCH_ATTEMPT_H
 #define TD_LAUNCH_ATTEMPT_H
 
-#include "launch/environment.h"
+#include "launch/node.h"
 #include "launch/worker.h"
 #include "os/flight.h"
 
@@ -82,5 +82,21 @@ void td__attempt_resume_output(struct td__attempt *attempt);
 
 /** Kills whatever descends from this process, passes on the last output, and frees the round. */
 void td__attempt_finish(struct td__attempt *attempt);
+
+/* ---- The environment of a worker ------------------------------------------------------------- */
+
+/** One start of a worker. */
+struct td__environment_start {
+    int local_rank;
+    int round;          /* of all workers, from 0 */
+    int restarts;       /* of this one by itself, into the round that is there */
+    const char *flight; /* the place of its log (os/flight.h), or "" */
+};
+
+/** The environment of a worker, ended by NULL, in one piece of memory for free(); NULL without
+ *  memory. */
+char **td__environment_make(const struct td__run_options *options,
+                            const struct td__job_secret *secret, const struct td__node_world *world,
+                            const struct td__environment_start *start);
 
 #endif

@@ -1,5 +1,5 @@
 /* Channels; see channel.h. */
-#include "launch/channel.h"
+#include "launch/stream.h"
 
 #include "base/fail.h"
 

@@ -2,7 +2,43 @@
 #ifndef TD_LAUNCH_CONSOLE_H
 #define TD_LAUNCH_CONSOLE_H
 
-#include "launch/sink.h"
+#include "base/buffer.h"
+
+#include <tandem/base.h>
+
+#include <pthread.h>
+
+/* ---- A sink: a descriptor that is written to without blocking the caller --------------------- */
+
+struct td__sink {
+    int fd;
+    void (*notify)(
+        void *arg); /* called by the thread when something was written, or could not be */
+    void *arg;
+
+    pthread_mutex_t lock; /* guards all below; nothing is taken after it */
+    pthread_cond_t changed;
+    struct td__buffer queue; /* what the thread has not taken yet … */
+    size_t in_hand;          /* … and how much it has taken and not written yet */
+    int error;               /* of the first write that failed; nothing is written after that */
+    bool started, closing;
+    pthread_t thread;
+};
+
+/** `fd` stays the caller's. The thread is started by the first write. */
+void td__sink_init(struct td__sink *sink, int fd, void (*notify)(void *), void *arg);
+
+/** Queues bytes. What is queued by one call is not mixed with anything else. */
+void td__sink_write(struct td__sink *sink, const void *data, size_t size);
+
+/** How many bytes are not written yet. */
+size_t td__sink_backlog(struct td__sink *sink);
+
+/** The errno of the write that failed; 0 when all went well. Bytes are dropped from then on. */
+int td__sink_error(struct td__sink *sink);
+
+/** Waits until all is written, and ends the thread. */
+void td__sink_close(struct td__sink *sink);
 
 /* Output and error are numbered as their descriptors are, from 1. */
 enum { TD__OUT = 0, TD__ERR = 1 };

@@ -1,5 +1,5 @@
 /* A worker's environment; see environment.h. */
-#include "launch/environment.h"
+#include "launch/attempt.h"
 
 #include "os/address.h"
 #include "os/flight.h"

@@ -1,5 +1,5 @@
 /* One key for each node; see gather.h. */
-#include "launch/gather.h"
+#include "launch/arrival.h"
 
 #include "base/fail.h"
 

@@ -1,5 +1,5 @@
 /* Files for the workers' output; see logs.h. */
-#include "launch/logs.h"
+#include "launch/stream.h"
 
 #include "base/fail.h"
 #include "base/file_limit.h"

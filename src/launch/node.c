@@ -22,7 +22,6 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "launch/arrival.h"
-#include "launch/gather.h"
 #include "launch/notice.h"
 #include "store/tcp_store.h"
 

@@ -1,5 +1,5 @@
 /* Values of flags that are more than a number or a text; see option_values.h. */
-#include "launch/option_values.h"
+#include "launch/options.h"
 
 #include "base/fail.h"
 #include "base/number.h"

@@ -7,7 +7,6 @@
 #include "base/auth.h"
 #include "base/fail.h"
 #include "launch/flags.h"
-#include "launch/option_values.h"
 #include "os/address.h"
 
 #include <stdlib.h>

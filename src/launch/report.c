@@ -1,5 +1,5 @@
 /* The report on failures; see report.h. */
-#include "launch/report.h"
+#include "launch/worker.h"
 
 #include "base/fail.h"
 

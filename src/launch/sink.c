@@ -1,6 +1,6 @@
 /* A descriptor with a thread that writes; see sink.h. The thread takes the whole queue at once and
  * leaves an empty one, so that many lines are one write() when there are many. */
-#include "launch/sink.h"
+#include "launch/console.h"
 
 #include "base/file_limit.h"
 #include "base/thread.h"

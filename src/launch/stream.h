@@ -7,12 +7,77 @@
 #ifndef TD_LAUNCH_STREAM_H
 #define TD_LAUNCH_STREAM_H
 
-#include "launch/channel.h"
+#include "base/buffer.h"
 #include "launch/console.h"
-#include "launch/logs.h"
-#include "launch/tail.h"
 
+#include <tandem/base.h>
+
+#include <limits.h>
+#include <sys/types.h>
 #include <uv.h>
+
+/* ---- The last lines, for the report on how a worker ended ------------------------------------ */
+
+enum { TD__TAIL_SIZE = 8192, TD__TAIL_LINES = 20 };
+
+struct td__tail {
+    char *bytes; /* TD__TAIL_SIZE, from the first output on */
+    size_t size;
+};
+
+/** Takes note of more output. */
+void td__tail_add(struct td__tail *tail, const char *data, size_t size);
+
+/** Appends the last lines to `text`, each after `margin` and ended. Of a line that was overwritten
+ *  with carriage returns, what stands there last. False when there are none. */
+bool td__tail_print(const struct td__tail *tail, const char *margin, struct td__buffer *text);
+
+void td__tail_free(struct td__tail *tail);
+
+/* ---- Log files ------------------------------------------------------------------------------- */
+
+struct td__logs {
+    char directory[PATH_MAX]; /* down to the run id, or the node */
+    char fresh[PATH_MAX];     /* the directory that was made for want of one; "" otherwise */
+};
+
+/** Makes the directory of this run. `directory` NULL: a fresh one in $TMPDIR, or /tmp. `node` is -1
+ *  for a job of one node. */
+td_status td__logs_open(struct td__logs *logs, const char *directory, const char *run_id, int node);
+
+struct td__log_file {
+    int fd; /* -1: none */
+    char *path;
+    int error; /* of the first write that failed; nothing is written after that */
+};
+
+/** Makes the file for a worker's stream, empty. `name` is "stdout" or "stderr". */
+td_status td__log_file_open(struct td__log_file *file, const struct td__logs *logs, int attempt,
+                            int local_rank, const char *name);
+
+/** Writes; false when that fails for the first time. */
+bool td__log_file_write(struct td__log_file *file, const void *data, size_t size);
+
+/** Closes; false when the system reports only now that something could not be written. */
+bool td__log_file_close(struct td__log_file *file);
+
+/* ---- Channels: what a worker writes into ----------------------------------------------------- */
+
+struct td__channel {
+    int read_end;  /* non-blocking; -1 when there is none */
+    int write_end; /* for the worker */
+};
+
+/**
+ * Opens a channel. For one that ends at a terminal, `terminal` is a descriptor of it (-1 otherwise):
+ * the worker gets a pseudo-terminal of the same size then, so that it writes line by line and in
+ * colour as it would there. It passes bytes on unchanged. A pipe otherwise, and where there is no
+ * pseudo-terminal left.
+ */
+td_status td__channel_open(int terminal, struct td__channel *channel);
+
+/** Reads what is there now: the number of bytes, 0 when nothing is, -1 at the end. */
+ssize_t td__channel_read(const struct td__channel *channel, void *data, size_t room);
 
 /* How a stream appears on the console. */
 enum td__stream_style {

@@ -9,8 +9,12 @@
 #ifndef TD_LAUNCH_SUPERVISOR_H
 #define TD_LAUNCH_SUPERVISOR_H
 
-#include <signal.h>
+#include "launch/job_store.h"
+#include "launch/worker_program.h"
+
 #include <tandem/base.h>
+
+#include <signal.h>
 
 /** How the agent comes to life. The signals that the front handles, and SIGCHLD, are blocked; the
  *  agent unblocks them when it is ready for them. */
@@ -36,5 +40,17 @@ typedef int (*td__agent_fn)(const struct td__agent_start *start, void *arg);
  */
 td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td__agent_fn agent,
                              void *arg, int *exit_code);
+
+/* ---- The agent ------------------------------------------------------------------------------- */
+
+struct td__agent_job {
+    const struct td__run_options *options;
+    const struct td__job_secret *secret;
+    const struct td__worker_program *program;
+};
+
+/** Runs the job (a struct td__agent_job) and returns tdrun's exit code. Says on standard error what
+ *  the user should know. For td__supervisor_run(). */
+int td__agent_run(const struct td__agent_start *start, void *job);
 
 #endif

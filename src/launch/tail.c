@@ -1,5 +1,5 @@
 /* The last lines of output; see tail.h. */
-#include "launch/tail.h"
+#include "launch/stream.h"
 
 #include <stdlib.h>
 #include <string.h>

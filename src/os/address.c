@@ -302,16 +302,16 @@ void td__endpoint_text(const char *host, int port, char *text, size_t room)
     }
 }
 
-bool td__place_is(const char *place, const char *text)
+bool td__endpoint_is(const char *endpoint, const char *text)
 {
     char host[256], canonical[512];
     int port = 0;
     if (!strncmp(text, "unix:", 5))
-        return !strcmp(place, text);
+        return !strcmp(endpoint, text);
     if (!td__split_host_port(text, host, sizeof host, &port))
         return false;
     td__endpoint_text(host, port, canonical, sizeof canonical);
-    return !strcmp(place, canonical);
+    return !strcmp(endpoint, canonical);
 }
 
 int td__address_port(const struct td__address *address)

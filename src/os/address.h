@@ -44,12 +44,12 @@ void td__address_host(const struct td__address *address, char *host, size_t room
 /** Takes the brackets off "[::1]"; other names are copied. False when it is empty or has no room. */
 bool td__host_unbracket(const char *host, char *plain, size_t room);
 
-/** Host and port as one text, in one spelling for one place: "[::1]:29500" for "0:0:0:0:0:0:0:1", "[::1]"
+/** Host and port as one text, in one spelling: "[::1]:29500" for "0:0:0:0:0:0:0:1", "[::1]"
  *  and "::1", "127.0.0.1:29500" for "::ffff:127.0.0.1", a name in lower case, "unix:@name" as it is. */
 void td__endpoint_text(const char *host, int port, char *text, size_t room);
 
-/** True when `text`, "host:port" in any spelling, is the place that td__endpoint_text() has written. */
-bool td__place_is(const char *place, const char *text);
+/** True when `text`, "host:port" in any spelling, is the one that td__endpoint_text() has written. */
+bool td__endpoint_is(const char *endpoint, const char *text);
 
 /** True for 127.0.0.0/8, ::1, their mapped forms, and unix sockets: what never leaves the host. */
 bool td__address_is_local(const struct td__address *address);

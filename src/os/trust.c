@@ -39,7 +39,7 @@ static td_status check_settings(const char *what, const char *purpose, const cha
             what, purpose, host);
     /* A user's secret that cannot be had is told at once, not when the other side is there. */
     struct td__secret tried = *secret;
-    return td__host_is_loopback(host) ? td__secret_place(&tried, host) : TD_OK;
+    return td__host_is_loopback(host) ? td__secret_bind(&tried, host) : TD_OK;
 }
 
 /* What was tried and how it went, for the final message: "127.0.0.1:29500 (Connection refused)". */
@@ -175,7 +175,7 @@ static td_status introduce(int fd, bool local, const char *where, const struct w
         memcpy(auth.identity, way->identity, sizeof auth.identity);
     if (!local)
         td__tune_tcp(fd);
-    td_status status = td__secret_place(&auth.secret, where);
+    td_status status = td__secret_bind(&auth.secret, where);
     if (!status)
         status = prove(fd, &auth, where, way, passing);
     if (status)
@@ -442,7 +442,7 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
         return td_fail(TD_ERR_SYSTEM, "cannot listen for the %s at %s: %s", purpose, where,
                        td__errno_text(-fd));
     td__local_address(fd, &address);
-    td_status status = td__secret_place(secret, td__address_text(&address, where));
+    td_status status = td__secret_bind(secret, td__address_text(&address, where));
     if (status) {
         close(fd);
         return status;

@@ -65,7 +65,7 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
         status = td__secret_alone(&endpoint->secret);
     else if (!status &&
              td__host_is_loopback(host)) /* the identity tells the jobs of a user apart */
-        status = td__secret_place(&endpoint->secret, "links");
+        status = td__secret_bind(&endpoint->secret, "links");
     if (!status)
         status = td__random(own->identity, sizeof own->identity);
     if (!status)

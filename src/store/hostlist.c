@@ -1,4 +1,4 @@
-/* Compressed host lists; see hostlist.h.
+/* Compressed host lists; see rendezvous_schemes.h.
  *
  *     list   = host { "," host }
  *     host   = { text | "[" range { "," range } "]" }        at least one
@@ -7,7 +7,7 @@
  * The first host takes the low end of the first range of each bracket; the number of hosts is the
  * product of the bracket's sizes, summed over the list. Nothing is expanded, so a hostile list costs
  * no more than its length. */
-#include "store/hostlist.h"
+#include "store/rendezvous_schemes.h"
 
 #include "base/fail.h"
 

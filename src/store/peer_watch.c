@@ -1,4 +1,4 @@
-/* Looking after those who have come; see peer_watch.h. */
+/* Watching the ranks that have joined; see peer_watch.h. */
 #include "store/peer_watch.h"
 
 #include "base/host.h"
@@ -9,9 +9,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { ANSWER_MS = 2000 };
+enum {
+    ANSWER_MS = 2000,
+    PAUSE_MS = 50,         /* before the first check; then twice as long each time … */
+    LAST_PAUSE_MS = 400,   /* … up to this, … */
+    PAUSE_PER_RANK_MS = 4, /* … and longer, since the store serves all ranks */
+};
 
-/* The process of another rank, as far as it can be watched. */
+/* The process of another rank. */
 struct td__watched_peer {
     int pid; /* 0: not known, or not on this machine */
     int fd;  /* -1: not watched */
@@ -34,7 +39,7 @@ bool td__peer_watch_has_self(const struct td__peer_watch *peers, const char *lis
         return false;
     while (td__roster_next(&list, &entry))
         if (entry.rank == peers->rank)
-            present = td__process_id_equal(&entry.process, &own) && !entry.again;
+            present = td__process_id_equal(&entry.process, &own) && !entry.rejoined;
     return present;
 }
 
@@ -48,7 +53,7 @@ static void watch(struct td__watched_peer *peer, const struct td__process_id *pr
     peer->fd = td__process_watch_id(process, &peer->ended);
 }
 
-/* A later line about a rank is about its successor. */
+/* The last entry of a rank counts: it is that of a successor. */
 void td__peer_watch_watch(struct td__peer_watch *peers, const char *list)
 {
     struct td__process_id own;
@@ -79,6 +84,29 @@ int td__peer_watch_find_ended(struct td__peer_watch *peers, char text[TD__WATCHE
         return r;
     }
     return -1;
+}
+
+static int64_t bounded_ms(td__deadline deadline, int64_t most)
+{
+    int left = td__deadline_poll_ms(deadline);
+    return left < 0 ? most : left < 1 ? 1 : left < most ? left : most;
+}
+
+td_status td__peer_watch_get(td_store *store, const char *const *keys, size_t count,
+                             const struct td__watched_wait *wait, td_bytes *values, bool *over)
+{
+    int64_t more = (int64_t)PAUSE_PER_RANK_MS * wait->ranks, pause = PAUSE_MS + more;
+    *over = false;
+    for (;;) {
+        td_status status = td_store_multi_get(store, keys, count, bounded_ms(wait->deadline, pause),
+                                              values);
+        if (status != TD_ERR_TIMEOUT || td__deadline_passed(wait->deadline))
+            return status;
+        status = wait->check(wait->arg, over);
+        if (*over)
+            return status;
+        pause = pause * 2 < LAST_PAUSE_MS + more ? pause * 2 : LAST_PAUSE_MS + more;
+    }
 }
 
 void td__peer_watch_free(struct td__peer_watch *peers)

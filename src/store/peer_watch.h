@@ -1,7 +1,9 @@
-/* Those who have come to a meeting, as far as they are on this machine: they are looked after until all have
- * met, since one that ends before would be waited for in vain. */
+/* The processes of other ranks on this machine, watched while this rank waits for them: one that ends
+ * before all have joined would be waited for until the timeout. */
 #ifndef TD_STORE_PEER_WATCH_H
 #define TD_STORE_PEER_WATCH_H
+
+#include "base/clock.h"
 
 #include <tandem/store.h>
 
@@ -9,20 +11,20 @@
 
 struct td__watched_peer;
 
-/** All zero but for the first two: nobody is known yet. */
+/** All zero but for rank and size: no process is known yet. */
 struct td__peer_watch {
     int rank; /* this process's own */
     int size;
     struct td__watched_peer *list;
 };
 
-/** A value that may not be there; false where it is not. */
+/** Gets a value that may not exist; false where it does not. */
 bool td__peer_watch_look_up(td_store *store, const char *key, td_bytes *value);
 
-/** Whether this process is in a list of td__roster_add(), and did not come back to the meeting later. */
+/** Whether this process is in the roster `list` (roster.h), and has not rejoined later. */
 bool td__peer_watch_has_self(const struct td__peer_watch *peers, const char *list);
 
-/** Begins to watch those of the list; may be called again with a longer one. */
+/** Watches the processes of the roster `list`; may be called again with a longer one. */
 void td__peer_watch_watch(struct td__peer_watch *peers, const char *list);
 
 enum { TD__WATCHED_TEXT = 320 };
@@ -31,5 +33,21 @@ enum { TD__WATCHED_TEXT = 320 };
 int td__peer_watch_find_ended(struct td__peer_watch *peers, char text[TD__WATCHED_TEXT]);
 
 void td__peer_watch_free(struct td__peer_watch *peers);
+
+/** How td__peer_watch_get() waits. */
+struct td__watched_wait {
+    int ranks; /* that wait with this one */
+    td__deadline deadline;
+
+    /** Called between two looks at the store. *over ends the wait with the status that it returns. */
+    td_status (*check)(void *arg, bool *over);
+    void *arg;
+};
+
+/** Waits until all keys exist, as td_store_multi_get() does, and checks the other ranks meanwhile.
+ *  TD_ERR_TIMEOUT when the deadline has passed. With *over true the status is that of wait->check(), which
+ *  may be TD_OK, and `values` is not filled in. */
+td_status td__peer_watch_get(td_store *store, const char *const *keys, size_t count,
+                             const struct td__watched_wait *wait, td_bytes *values, bool *over);
 
 #endif

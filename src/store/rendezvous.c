@@ -1,14 +1,13 @@
 /* td_rendezvous(): from a URL to a store, a rank and a world that is complete.
  *
- *     URL -> scheme (built in, or registered) -> store, rank, world size -> meeting -> td_world
+ *     URL -> scheme (built in, or registered) -> store, rank, world size -> barrier -> td_world
  *
- * A launcher's store outlives a world: a restarted job, or a program that meets a second time, would
- * find the keys of the first. So each further meeting of this process at the same place has its own
- * number (rendezvous_epoch.h), and its keys are below a prefix of that number. */
+ * A launcher's store outlives a world: a restarted job, or a program that calls td_rendezvous() a second
+ * time, would find the keys of the first. So each rendezvous of this process at one address has an epoch,
+ * and the keys of a later one are below a prefix of its epoch. */
 #include "base/fail.h"
 #include "base/host.h"
 #include "store/rendezvous_barrier.h"
-#include "store/rendezvous_epoch.h"
 #include "store/rendezvous_schemes.h"
 #include "store/roster.h"
 #include "store/tcp_store.h"
@@ -37,7 +36,7 @@ struct registered {
     char name[32];
 };
 
-/* Guards the list; nothing is taken after it. */
+/* Protects the list; no other lock is taken under it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct registered *schemes;
 
@@ -110,7 +109,7 @@ static td_status fail_unknown(const char *url, const char *name)
 
 static td_status open_registered(const char *url, const char *name,
                                  const td_rendezvous_options *options,
-                                 struct td__rendezvous_state *meeting)
+                                 struct td__rendezvous_state *state)
 {
     pthread_mutex_lock(&lock);
     struct registered *found = *find_registered(name);
@@ -119,38 +118,39 @@ static td_status open_registered(const char *url, const char *name,
     pthread_mutex_unlock(&lock);
     if (!fn)
         return fail_unknown(url, name);
-    snprintf(meeting->place, sizeof meeting->place, "%.500s", url);
-    TD_TRY(fn(url, options, arg, &meeting->world));
-    if (!meeting->world.store)
+    snprintf(state->address, sizeof state->address, "%.500s", url);
+    TD_TRY(fn(url, options, arg, &state->world));
+    if (!state->world.store)
         return td_fail(TD_ERR_INVALID, "rendezvous %s://: its function gave no store", name);
     char what[64];
     snprintf(what, sizeof what, "rendezvous %s://", name);
-    td_status status = td__rendezvous_check(what, meeting->world.rank, meeting->world.world_size);
+    td_status status = td__rendezvous_check(what, state->world.rank, state->world.world_size);
     if (status)
-        td_store_close(meeting->world.store);
+        td_store_close(state->world.store);
     return status;
 }
 
 /* A process that belongs to no job. */
 static td_status world_of_one(const td_rendezvous_options *options,
-                              struct td__rendezvous_state *meeting)
+                              struct td__rendezvous_state *state)
 {
     if (options->world_size > 1 || options->rank > 0)
-        return td_fail(TD_ERR_INVALID,
-                       "rendezvous: rank %d of %d was asked for, but neither a URL nor the "
-                       "environment says where to meet; set MASTER_ADDR and MASTER_PORT, or start "
-                       "with tdrun",
-                       options->rank, options->world_size);
-    TD_TRY(td_hash_store_open(&meeting->world.store));
+        return td_fail(
+            TD_ERR_INVALID,
+            "rendezvous: rank %d of %d was asked for, but neither a URL nor the "
+            "environment says where the store is; set MASTER_ADDR and MASTER_PORT, or start "
+            "with tdrun",
+            options->rank, options->world_size);
+    TD_TRY(td_hash_store_open(&state->world.store));
     if (options->timeout_ms)
-        td_store_set_timeout(meeting->world.store, options->timeout_ms);
-    meeting->world.rank = meeting->world.local_rank = 0;
-    meeting->world.world_size = meeting->world.local_world_size = 1;
+        td_store_set_timeout(state->world.store, options->timeout_ms);
+    state->world.rank = state->world.local_rank = 0;
+    state->world.world_size = state->world.local_world_size = 1;
     return TD_OK;
 }
 
 static td_status open_store(const char *text, const td_rendezvous_options *options,
-                            struct td__rendezvous_state *meeting)
+                            struct td__rendezvous_state *state)
 {
     struct td__url url;
     char scheme[32];
@@ -158,41 +158,41 @@ static td_status open_store(const char *text, const td_rendezvous_options *optio
     url = (struct td__url){.rank = -1, .world_size = -1};
     TD_TRY(td__rendezvous_given(&url, options, &rank, &world_size)); /* checks the options */
     if (!text && !(text = td__rendezvous_detect()))
-        return world_of_one(options, meeting);
+        return world_of_one(options, state);
     TD_TRY(td__url_scheme(text, scheme));
     td__scheme_fn open = find_built_in(scheme);
     if (!open)
-        return open_registered(text, scheme, options, meeting);
+        return open_registered(text, scheme, options, state);
     TD_TRY(td__url_parse(text, &url));
-    return open(&url, options, meeting);
+    return open(&url, options, state);
 }
 
-/* Meets the others, and gives a later meeting its own part of the store. */
-static td_status meet(struct td__rendezvous_state *meeting, td__deadline deadline)
+/* Waits for the other ranks, and gives a later epoch its own part of the store. */
+static td_status join(struct td__rendezvous_state *state, td__deadline deadline)
 {
-    unsigned before = td__rendezvous_epoch(meeting->place);
-    bool later = meeting->restart_count || before, again = false;
-    char round[64], key[TD__ROSTER_KEY];
-    snprintf(round, sizeof round, "%d.%u", meeting->restart_count, before);
-    td__roster_key(later ? round : "", key);
-    /* Before anybody can count on this rank. */
-    TD_TRY(td__roster_add(meeting->world.store, key, meeting->world.rank, false));
-    TD_TRY(td__rendezvous_barrier(&meeting->world, meeting->place, round, deadline, &again));
-    if (again)
-        TD_TRY(td__roster_add(meeting->world.store, key, meeting->world.rank, true));
-    td__rendezvous_epoch_done(meeting->place);
+    unsigned epoch = td__rendezvous_epoch(state->address);
+    bool later = state->restart_count || epoch, rejoined = false;
+    char prefix[64], key[TD__ROSTER_KEY];
+    snprintf(prefix, sizeof prefix, "%d.%u", state->restart_count, epoch);
+    td__roster_key(later ? prefix : "", key);
+    /* Before another rank can rely on this one. */
+    TD_TRY(td__roster_add(state->world.store, key, state->world.rank, false));
+    TD_TRY(td__rendezvous_barrier(&state->world, state->address, prefix, deadline, &rejoined));
+    if (rejoined)
+        TD_TRY(td__roster_add(state->world.store, key, state->world.rank, true));
+    td__rendezvous_epoch_done(state->address);
     if (!later)
         return TD_OK;
-    td_store *whole = meeting->world.store, *part;
-    TD_TRY(td_prefix_store_open(round, whole, &part));
-    meeting->world.store = part;
-    return td_store_close(whole); /* kept open by its part */
+    td_store *whole = state->world.store, *part;
+    TD_TRY(td_prefix_store_open(prefix, whole, &part));
+    state->world.store = part;
+    return td_store_close(whole); /* the part keeps it open */
 }
 
 td_status td_rendezvous(const char *url, const td_rendezvous_options *options, td_world *world)
 {
     static const td_rendezvous_options defaults = {0};
-    struct td__rendezvous_state meeting = {
+    struct td__rendezvous_state state = {
         .world = {.rank = -1, .world_size = -1, .local_rank = -1, .local_world_size = -1}};
     if (!options)
         options = &defaults;
@@ -206,19 +206,19 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : TD_STORE_DEFAULT_TIMEOUT_MS);
 
-    TD_TRY(open_store(url, options, &meeting));
+    TD_TRY(open_store(url, options, &state));
     td_status status = TD_OK;
-    if (meeting.place[0])
-        status = meet(&meeting, deadline);
+    if (state.address[0])
+        status = join(&state, deadline);
     if (status) {
-        struct td__error error; /* closing may fail in turn: the first failure is the one to tell */
+        struct td__error error; /* the first failure is reported, not that of closing */
         td__error_save(&error);
-        td__tcp_store_set_linger(meeting.world.store, LINGER_AFTER_FAILURE_MS);
-        td_store_close(meeting.world.store);
+        td__tcp_store_set_linger(state.world.store, LINGER_AFTER_FAILURE_MS);
+        td_store_close(state.world.store);
         return td__error_restore(&error);
     }
-    td__log_set_rank(meeting.world.rank);
-    *world = meeting.world;
+    td__log_set_rank(state.world.rank);
+    *world = state.world;
     return TD_OK;
 }
 

@@ -1,6 +1,6 @@
 /* slurm:// and mpi://: rank and world size from the variables of the cluster's launcher.
  *
- * Where the job meets, for both:
+ * The address of the store, for both:
  *     MASTER_ADDR is set           there, at MASTER_PORT
  *     all ranks are on one host    a unix socket named after the job: no port to clash with another
  *     several hosts                Slurm: the first host of the node list, at MASTER_PORT or a port
@@ -9,7 +9,6 @@
 
 #include "base/fail.h"
 #include "base/number.h"
-#include "store/hostlist.h"
 
 #include <ctype.h>
 #include <limits.h>
@@ -137,9 +136,9 @@ static td_status master_port(int otherwise, int *port)
     return TD_OK;
 }
 
-/* The place that the user chose: MASTER_ADDR, or MASTER_PORT alone for a job on one host. False when
+/* The address that the user chose: MASTER_ADDR, or MASTER_PORT alone for a job on one host. False when
  * neither decides. */
-static bool chosen_place(bool one_host, char host[256])
+static bool chosen_address(bool one_host, char host[256])
 {
     const char *address = td__env("MASTER_ADDR");
     if (!address && !(one_host && td__env("MASTER_PORT")))
@@ -148,7 +147,7 @@ static bool chosen_place(bool one_host, char host[256])
     return true;
 }
 
-static td_status slurm_place(char host[256], int *port)
+static td_status slurm_address(char host[256], int *port)
 {
     const char *nodes = td__env("SLURM_STEP_NODELIST");
     if (!nodes)
@@ -167,7 +166,7 @@ static td_status slurm_place(char host[256], int *port)
                   (int)((strtoull(job, NULL, 10) * 31 + (step ? strtoull(step, NULL, 10) : 0)) %
                         PORT_RANGE);
     TD_TRY(master_port(derived, port));
-    if (chosen_place(hosts == 1, host))
+    if (chosen_address(hosts == 1, host))
         return TD_OK;
     if (hosts == 1) {
         char name[64];
@@ -184,21 +183,21 @@ static td_status slurm_place(char host[256], int *port)
 }
 
 td_status td__rendezvous_slurm(const struct td__url *url, const td_rendezvous_options *options,
-                               struct td__rendezvous_state *meeting)
+                               struct td__rendezvous_state *state)
 {
     char host[256];
     int port;
-    TD_TRY(read_numbers(&slurm, url, options, &meeting->world));
-    TD_TRY(slurm_place(host, &port));
-    return td__rendezvous_open(host, port, meeting->world.rank, meeting->world.world_size, options,
-                               meeting);
+    TD_TRY(read_numbers(&slurm, url, options, &state->world));
+    TD_TRY(slurm_address(host, &port));
+    return td__rendezvous_open(host, port, state->world.rank, state->world.world_size, options,
+                               state);
 }
 
 td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *meeting)
+                             struct td__rendezvous_state *state)
 {
     const struct dialect *dialect = mpi_in_use();
-    td_world *world = &meeting->world;
+    td_world *world = &state->world;
     if (!dialect)
         dialect = &mpi_dialects[0];
     TD_TRY(read_numbers(dialect, url, options, world));
@@ -207,7 +206,7 @@ td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_opti
     int port;
     bool one_host = world->local_world_size < 0 || world->local_world_size == world->world_size;
     TD_TRY(master_port(DEFAULT_PORT, &port));
-    if (!chosen_place(one_host, host)) {
+    if (!chosen_address(one_host, host)) {
         if (!one_host)
             return td_fail(TD_ERR_INVALID,
                            "mpi://: the job spans several hosts; set MASTER_ADDR to "
@@ -222,5 +221,5 @@ td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_opti
         name_socket("mpi", job ? job : parent, host);
         port = 0;
     }
-    return td__rendezvous_open(host, port, world->rank, world->world_size, options, meeting);
+    return td__rendezvous_open(host, port, world->rank, world->world_size, options, state);
 }

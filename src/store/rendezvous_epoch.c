@@ -1,49 +1,48 @@
-/* Meetings counted by place; see rendezvous_epoch.h. */
-#include "store/rendezvous_epoch.h"
-
+/* How often this process has completed a rendezvous, by address; see rendezvous_schemes.h. */
 #include "base/map.h"
+#include "store/rendezvous_schemes.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct place {
+struct counted {
     struct td__map_node node;
-    unsigned meetings;
-    char name[];
+    unsigned epoch;
+    char address[];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct td__map places;
+static struct td__map epochs;
 
-static struct place *find(const char *name) /* holds the lock */
+static struct counted *find(const char *address) /* holds the lock */
 {
-    struct td__map_node *node = td__map_find(&places, name, strlen(name));
-    return node ? TD__CONTAINER(node, struct place, node) : NULL;
+    struct td__map_node *node = td__map_find(&epochs, address, strlen(address));
+    return node ? TD__CONTAINER(node, struct counted, node) : NULL;
 }
 
-unsigned td__rendezvous_epoch(const char *name)
+unsigned td__rendezvous_epoch(const char *address)
 {
     pthread_mutex_lock(&lock);
-    struct place *place = find(name);
-    unsigned meetings = place ? place->meetings : 0;
+    struct counted *entry = find(address);
+    unsigned epoch = entry ? entry->epoch : 0;
     pthread_mutex_unlock(&lock);
-    return meetings;
+    return epoch;
 }
 
-void td__rendezvous_epoch_done(const char *name)
+void td__rendezvous_epoch_done(const char *address)
 {
     pthread_mutex_lock(&lock);
-    struct place *place = find(name);
-    if (!place && (place = calloc(1, sizeof *place + strlen(name) + 1))) {
-        strcpy(place->name, name);
-        place->node = (struct td__map_node){.key = place->name, .key_size = strlen(name)};
-        if (!td__map_insert(&places, &place->node)) {
-            free(place);
-            place = NULL;
+    struct counted *entry = find(address);
+    if (!entry && (entry = calloc(1, sizeof *entry + strlen(address) + 1))) {
+        strcpy(entry->address, address);
+        entry->node = (struct td__map_node){.key = entry->address, .key_size = strlen(address)};
+        if (!td__map_insert(&epochs, &entry->node)) {
+            free(entry);
+            entry = NULL;
         }
     }
-    if (place) /* without memory for this the next meeting here fails, which tells enough */
-        place->meetings++;
+    if (entry) /* without memory the next rendezvous at this address fails */
+        entry->epoch++;
     pthread_mutex_unlock(&lock);
 }

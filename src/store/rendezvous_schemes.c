@@ -6,7 +6,6 @@
 #include "base/number.h"
 #include "os/address.h"
 #include "store/rendezvous_barrier.h"
-#include "store/rendezvous_epoch.h"
 #include "store/store_ops.h"
 
 #include <limits.h>
@@ -70,8 +69,8 @@ bool td__rendezvous_rank_0(const td_rendezvous_options *options)
     return options->world_size > 0 && options->rank == 0;
 }
 
-/* Rank 0 found the port taken. If a store of this job answers there, somebody else is rank 0: goes
- * on as a client, and the meeting tells both. Otherwise the first failure stands. */
+/* Rank 0 found the port taken. If a store of this job answers there, another process is rank 0: this one
+ * goes on as a client, and the barrier fails on both. Otherwise the first failure stands. */
 static td_status open_beside_another(const char *host, int port, td_tcp_store_options *options,
                                      td_store **store)
 {
@@ -84,12 +83,12 @@ static td_status open_beside_another(const char *host, int port, td_tcp_store_op
     return TD_OK;
 }
 
-/* The number of the meeting that rank 0 hosts a store for stands in it. A rank that is back before
- * rank 0 has closed the store of the last meeting would otherwise wait in the wrong one: it leaves,
- * and tries again until rank 0 hosts the next. */
-static const char epoch_key[] = TD__INTERNAL_KEY "meet/epoch";
+/* The store that rank 0 hosts holds its epoch. Another rank may connect before rank 0 has closed the store
+ * of the last epoch, and would wait in the wrong one: it disconnects, and tries again until rank 0 hosts
+ * the next. */
+static const char epoch_key[] = TD__INTERNAL_KEY "rendezvous/epoch";
 
-static td_status mark_epoch(td_store *store, unsigned epoch)
+static td_status set_epoch(td_store *store, unsigned epoch)
 {
     char text[16];
     int length = snprintf(text, sizeof text, "%u", epoch);
@@ -112,11 +111,13 @@ static td_status open_of_epoch(const char *host, int port, td_tcp_store_options 
         struct td__error error;
         td__error_save(&error);
         td_store_close(*store);
-        if (status && status != TD_ERR_PEER) /* a server that ended meanwhile has a successor */
+        if (status &&
+            status !=
+                TD_ERR_PEER) /* the server of the last epoch has ended: the next one follows */
             return td__error_restore(&error);
         if (td__deadline_passed(deadline))
             return td_fail(TD_ERR_TIMEOUT,
-                           "rendezvous at %s, port %d: rank 0 has not left its last meeting there",
+                           "rendezvous at %s, port %d: rank 0 has not closed its last world there",
                            host, port);
         td__sleep_ns(BACK_EARLY_NS);
         int left = td__deadline_poll_ms(deadline);
@@ -124,7 +125,7 @@ static td_status open_of_epoch(const char *host, int port, td_tcp_store_options 
     }
 }
 
-/* What tdrun sets for its workers is either as it sets it, or a mistake. */
+/* Variables that tdrun sets for its workers. */
 static td_status check_launcher(void)
 {
     const char *rejoin = td__env("TANDEM_REJOIN"), *agent = td__env("TANDEM_AGENT_STORE");
@@ -144,12 +145,12 @@ static td_status check_launcher(void)
     return TD_OK;
 }
 
-/* A world of one process needs nothing that others could know. */
+/* A world of one process needs no secret that others know. */
 static td_status secret_of_one(char text[65], td_tcp_store_options *options)
 {
     struct td__secret secret;
     TD_TRY(td__secret_load(NULL, &secret));
-    if (secret.placed)
+    if (secret.bound)
         return TD_OK;
     TD_TRY(td__secret_make(text));
     options->secret = text;
@@ -158,18 +159,18 @@ static td_status secret_of_one(char text[65], td_tcp_store_options *options)
 
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
                               const td_rendezvous_options *options,
-                              struct td__rendezvous_state *meeting)
+                              struct td__rendezvous_state *state)
 {
     TD_TRY(check_launcher());
-    td__endpoint_text(host, port, meeting->place, sizeof meeting->place);
+    td__endpoint_text(host, port, state->address, sizeof state->address);
     const char *agent = td__env("TANDEM_AGENT_STORE");
-    bool hosted = agent && td__place_is(meeting->place, agent);
+    bool hosted = agent && td__endpoint_is(state->address, agent);
     bool first = rank == 0 && !hosted;
     if (port == 0 && strncmp(host, "unix:", 5) != 0 && world_size > 1)
         return td_fail(TD_ERR_INVALID,
                        "rendezvous at %s: port 0 means any free port, and the other "
                        "ranks could not know which; give a port",
-                       meeting->place);
+                       state->address);
 
     int64_t timeout = options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS;
     td_tcp_store_options store_options = {.host_server = first, .timeout_ms = timeout};
@@ -178,21 +179,21 @@ td_status td__rendezvous_open(const char *host, int port, int rank, int world_si
         store_options.linger_ms = timeout;
     if (first && world_size == 1)
         TD_TRY(secret_of_one(alone, &store_options));
-    td_store **store = &meeting->world.store;
-    unsigned epoch = td__rendezvous_epoch(meeting->place);
+    td_store **store = &state->world.store;
+    unsigned epoch = td__rendezvous_epoch(state->address);
     td_status status = hosted || first ? td_tcp_store_open(host, port, &store_options, store)
                                        : open_of_epoch(host, port, &store_options, epoch, store);
     if (!status && first) {
-        status = mark_epoch(*store, epoch);
+        status = set_epoch(*store, epoch);
         if (status)
             td_store_close(*store);
     } else if (status == TD_ERR_SYSTEM && first) {
         status = open_beside_another(host, port, &store_options, store);
     }
     TD_TRY(status);
-    td_store_set_timeout(meeting->world.store, timeout);
-    meeting->world.rank = rank;
-    meeting->world.world_size = world_size;
+    td_store_set_timeout(state->world.store, timeout);
+    state->world.rank = rank;
+    state->world.world_size = world_size;
     return TD_OK;
 }
 
@@ -225,13 +226,13 @@ static td_status number_from_env(const char *name, const char *meaning, int low,
 }
 
 td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *meeting)
+                             struct td__rendezvous_state *state)
 {
     int rank, world_size, port;
     bool found;
     if (url->host[0] || url->port >= 0 || url->path[0])
         return td_fail(TD_ERR_INVALID, "env://: it takes no host, port or path; MASTER_ADDR and "
-                                       "MASTER_PORT say where to meet");
+                                       "MASTER_PORT say where the store is");
     TD_TRY(td__rendezvous_given(url, options, &rank, &world_size));
     TD_TRY(rank_from_env(options, &rank));
     TD_TRY(number_from_env("WORLD_SIZE", "how many processes there are", 1, &world_size));
@@ -240,7 +241,7 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
         return missing("MASTER_ADDR", "on which host rank 0 is");
     const char *port_text = td__env("MASTER_PORT");
     if (!port_text)
-        return missing("MASTER_PORT", "at which port of MASTER_ADDR the processes meet");
+        return missing("MASTER_PORT", "at which port of MASTER_ADDR the store is");
     if (!td__parse_int(port_text, INT_MIN, INT_MAX, &port))
         return td_fail(TD_ERR_INVALID,
                        "env://: MASTER_PORT is \"%.100s\"; it must be a number from 0 to 65535",
@@ -249,12 +250,12 @@ td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_opti
         return td_fail(TD_ERR_INVALID, "env://: MASTER_PORT is %d, which is outside 0 to 65535",
                        port);
     TD_TRY(td__rendezvous_check("env://", rank, world_size));
-    TD_TRY(td__env_number("LOCAL_RANK", 0, &meeting->world.local_rank, &found));
-    TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &meeting->world.local_world_size, &found));
-    TD_TRY(td__env_number("TORCHELASTIC_RESTART_COUNT", 0, &meeting->restart_count, &found));
+    TD_TRY(td__env_number("LOCAL_RANK", 0, &state->world.local_rank, &found));
+    TD_TRY(td__env_number("LOCAL_WORLD_SIZE", 1, &state->world.local_world_size, &found));
+    TD_TRY(td__env_number("TORCHELASTIC_RESTART_COUNT", 0, &state->restart_count, &found));
     if (td__rejoins())
-        meeting->restart_count = 0; /* it comes back to the meeting that its predecessor was at */
-    return td__rendezvous_open(host, port, rank, world_size, options, meeting);
+        state->restart_count = 0; /* it rejoins the rendezvous of its predecessor */
+    return td__rendezvous_open(host, port, rank, world_size, options, state);
 }
 
 /* ---- tcp:// and file:// ---------------------------------------------------------------------- */
@@ -276,7 +277,7 @@ static td_status given_or_fail(const struct td__url *url, const td_rendezvous_op
 }
 
 td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *meeting)
+                             struct td__rendezvous_state *state)
 {
     int rank = -1, world_size = -1;
     if (!url->host[0] || url->port < 0)
@@ -286,13 +287,13 @@ td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_opti
         return td_fail(TD_ERR_INVALID, "tcp://%s:%d: it takes no path, but \"%.100s\" follows",
                        url->host, url->port, url->path);
     TD_TRY(given_or_fail(url, options, &rank, &world_size));
-    return td__rendezvous_open(url->host, url->port, rank, world_size, options, meeting);
+    return td__rendezvous_open(url->host, url->port, rank, world_size, options, state);
 }
 
 td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_options *options,
-                              struct td__rendezvous_state *meeting)
+                              struct td__rendezvous_state *state)
 {
-    td_world *world = &meeting->world;
+    td_world *world = &state->world;
     if (url->host[0] || url->port >= 0)
         return td_fail(TD_ERR_INVALID,
                        "file://: the path must begin with a slash, as in "
@@ -301,7 +302,7 @@ td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_opt
     if (!url->path[0])
         return td_fail(TD_ERR_INVALID, "file://: the path is missing; it is written file:///path");
     TD_TRY(given_or_fail(url, options, &world->rank, &world->world_size));
-    snprintf(meeting->place, sizeof meeting->place, "file %.500s", url->path);
+    snprintf(state->address, sizeof state->address, "file %.500s", url->path);
     TD_TRY(td_file_store_open(url->path, &world->store));
     td_store_set_timeout(world->store,
                          options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS);

@@ -1,40 +1,57 @@
-/* The built-in ways to a store, a rank and a world size. Each reads its URL and the environment, and
- * opens the store; meeting the others is rendezvous.c's. */
+/* The built-in rendezvous schemes. Each reads its URL and the environment, finds rank and world size, and
+ * opens the store; rendezvous.c then waits for the other ranks. */
 #ifndef TD_STORE_RENDEZVOUS_SCHEMES_H
 #define TD_STORE_RENDEZVOUS_SCHEMES_H
 
-#include "store/rendezvous_url.h"
-
 #include <tandem/rendezvous.h>
 
-/* What a scheme found out. */
+/* ---- URLs: scheme://host:port/path?rank=…&world_size=… ------------------------------------------ */
+
+struct td__url {
+    char scheme[32];
+    char host[256]; /* "" where there is none */
+    int port;       /* -1 where there is none */
+    char path[4096];
+    int rank;       /* -1 where there is none */
+    int world_size; /* likewise */
+};
+
+/** Reads the scheme alone: the text before "://", in lower case. */
+td_status td__url_scheme(const char *text, char scheme[32]);
+
+/** Parses a URL of a built-in scheme. TD_ERR_INVALID says what is wrong with it. */
+td_status td__url_parse(const char *text, struct td__url *url);
+
+/* ---- The schemes ----------------------------------------------------------------------------- */
+
+/* What a scheme finds. */
 struct td__rendezvous_state {
     td_world world;
-    char place[512];   /* where the job meets, for messages: "127.0.0.1:29500" */
-    int restart_count; /* how often the launcher has started the job anew */
+    char address[512]; /* of the store, for messages: "127.0.0.1:29500" */
+    int restart_count; /* how often the launcher has started all workers again */
 };
 
 typedef td_status (*td__scheme_fn)(const struct td__url *url, const td_rendezvous_options *options,
-                                   struct td__rendezvous_state *meeting);
+                                   struct td__rendezvous_state *state);
 
 td_status td__rendezvous_env(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *meeting);
+                             struct td__rendezvous_state *state);
 td_status td__rendezvous_tcp(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *meeting);
+                             struct td__rendezvous_state *state);
 td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_options *options,
-                              struct td__rendezvous_state *meeting);
+                              struct td__rendezvous_state *state);
 td_status td__rendezvous_slurm(const struct td__url *url, const td_rendezvous_options *options,
-                               struct td__rendezvous_state *meeting);
+                               struct td__rendezvous_state *state);
 td_status td__rendezvous_mpi(const struct td__url *url, const td_rendezvous_options *options,
-                             struct td__rendezvous_state *meeting);
+                             struct td__rendezvous_state *state);
 
-/** The URL that fits the environment; NULL when it speaks of no job at all. */
+/** The URL that fits the environment; NULL where the environment names no job. */
 const char *td__rendezvous_detect(void);
 
-/** Which rank this process is going to be, -1 where neither the options nor the environment tell. */
+/** The rank that this process will have, -1 where neither the options nor the environment say. */
 int td__rendezvous_expected_rank(const char *url, const td_rendezvous_options *options);
 
-/* Shared by the schemes: */
+/* ---- What the schemes share ------------------------------------------------------------------ */
 
 /** Rank and world size from the options, then the URL; what is still open is left at -1. Checks
  *  those that are given. A rank of 0 in the options is open as long as the URL or the environment may
@@ -49,10 +66,10 @@ bool td__rendezvous_rank_0(const td_rendezvous_options *options);
 td_status td__rendezvous_check(const char *what, int rank, int world_size);
 
 /** Opens the TCP store of the job at host:port: rank 0 hosts it, unless the launcher does. Sets
- *  world.store, rank, world_size and the place. */
+ *  world.store, rank, world_size and the address. */
 td_status td__rendezvous_open(const char *host, int port, int rank, int world_size,
                               const td_rendezvous_options *options,
-                              struct td__rendezvous_state *meeting);
+                              struct td__rendezvous_state *state);
 
 /** The number in an environment variable. *found says whether it is set (empty is not);
  *  TD_ERR_INVALID, which names it, when it is set to something else than a number >= low. */
@@ -60,5 +77,21 @@ td_status td__env_number(const char *name, int low, int *number, bool *found);
 
 /** The value of an environment variable, NULL when it is unset or empty. */
 const char *td__env(const char *name);
+
+/** Slurm's compressed host lists: "gpu[01-03,7],login" stands for gpu01 gpu02 gpu03 gpu7 login. Writes the
+ *  first host of `list` to `first` and counts all of them. TD_ERR_INVALID says at which character the list
+ *  is malformed. */
+td_status td__hostlist_first(const char *list, char first[256], int64_t *count);
+
+/* ---- Epochs ----------------------------------------------------------------------------------
+ *
+ * A process may pass another rendezvous at the same address when it has closed the first world. All ranks
+ * count the same number of them, so the number tells them apart. */
+
+/** How many times this process has completed a rendezvous at `address`. */
+unsigned td__rendezvous_epoch(const char *address);
+
+/** Counts one more. */
+void td__rendezvous_epoch_done(const char *address);
 
 #endif

@@ -1,5 +1,5 @@
-/* Rendezvous URLs; see rendezvous_url.h. */
-#include "store/rendezvous_url.h"
+/* Rendezvous URLs; see rendezvous_schemes.h. Pure functions of the text, so that they can be fuzzed. */
+#include "store/rendezvous_schemes.h"
 
 #include "base/fail.h"
 #include "base/number.h"

@@ -1,7 +1,7 @@
 /* Compressed host lists, compared with a plain expansion where the list is small enough for one. */
 #include "fuzz.h"
 
-#include "store/hostlist.h"
+#include "store/rendezvous_schemes.h"
 
 #include <stdio.h>
 #include <stdlib.h>

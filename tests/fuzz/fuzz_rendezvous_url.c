@@ -2,7 +2,7 @@
  * the same. */
 #include "fuzz.h"
 
-#include "store/rendezvous_url.h"
+#include "store/rendezvous_schemes.h"
 
 #include <ctype.h>
 #include <stdio.h>
