@@ -41,7 +41,7 @@ static td_status run_operation(struct bench_world *world, const struct bench_ope
     return TD_OK;
 }
 
-/* A wrong result is told at the end, in `wrong`: until then all ranks go on together. */
+/* A wrong result is reported at the end, in `wrong`: until then all ranks go on together. */
 static td_status run_operations(const struct bench_options *options, char *wrong, size_t room)
 {
     struct bench_world world;

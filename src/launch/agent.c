@@ -1,11 +1,11 @@
-/* The agent; see agent.h.
+/* The agent; see supervisor.h.
  *
- *     meet the other nodes --> round: start, watch, stop, sweep --> wait for the other nodes
+ *     join the other nodes --> attempt: start, watch, stop, reap --> wait for the other nodes
  *                                ^                                            |
  *                                +---- after a failure, while restarts are left
  *
- * Each step is a wait in run_until(): the event loop runs, and what it brings (agent_events.c) either
- * goes to the workers' output, or is a reason to end. */
+ * Each step is a wait in run_until(): the event loop runs, and each event (agent_events.c) is output of
+ * the workers, or a reason to end. */
 #include "launch/supervisor.h"
 
 #include "base/fail.h"
@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { FLUSH_MS = 2000 }; /* for output that nobody takes, after a signal; the least otherwise */
+enum { FLUSH_MS = 2000 }; /* for output that nobody reads, after a signal; otherwise the minimum */
 
-/* Once the place in the world is known. */
+/* Once the ranks of this node are known. */
 static td_status prepare_rounds(struct td__agent *agent)
 {
     agent->setup = (struct td__attempt_setup){
@@ -59,8 +59,8 @@ static bool met(struct td__agent *agent)
     return agent->ready || agent->reason;
 }
 
-/* Workers that were told to end may have left others of their group to finish something; those of
- * a worker that ended by itself get no time. */
+/* Processes in the group of a worker that was signalled to end get time to finish; those of a worker that
+ * ended by itself get none. */
 static bool workers_ended(struct td__agent *agent)
 {
     if (agent->reason && !agent->killed)
@@ -90,7 +90,7 @@ static void begin_round(struct td__agent *agent)
     agent->all_gone = agent->between_attempts = agent->killed = agent->postmortem_reported = false;
     uv_timer_stop(&agent->shutdown);
     uv_timer_stop(&agent->verdict);
-    td__agent_wake(agent); /* there may be news for this round already */
+    td__agent_wake(agent); /* there may be events of this attempt already */
 }
 
 static void run_attempt(struct td__agent *agent, int number)
@@ -128,7 +128,7 @@ static void on_flush_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
     if (agent->unread || unread(agent, TD__ERR)) {
-        agent->hurry = true; /* whom should we tell? */
+        agent->hurry = true; /* nobody reads this */
         return;
     }
     agent->unread = true;
@@ -138,8 +138,8 @@ static void on_flush_timeout(uv_timer_t *timer)
     uv_timer_start(timer, on_flush_timeout, FLUSH_MS, 0);
 }
 
-/* A job that has failed, or was told to end, does not wait for ever for a reader that has stopped. One
- * that went well does: its output is what it ran for. */
+/* A job that has failed, or was signalled to end, does not wait for ever for a reader that has stopped. One
+ * that succeeded does: its output is its result. */
 static void limit_writing(struct td__agent *agent)
 {
     uint64_t patience_ms = (uint64_t)(agent->options->shutdown_timeout_s * 1000);
@@ -156,14 +156,14 @@ static void close_handle(uv_handle_t *handle, void *arg)
         uv_close(handle, NULL);
 }
 
-/* Takes leave of everybody; returns the exit code. */
+/* Leaves the job and closes everything; returns the exit code. */
 static int finish(struct td__agent *agent)
 {
     bool left_well = !agent->node || td__node_close(agent->node);
     agent->node = NULL;
     agent->finishing = true;
     uv_timer_stop(&agent->shutdown);
-    uv_update_time(&agent->loop); /* taking leave may have taken some */
+    uv_update_time(&agent->loop); /* closing may have received some */
     limit_writing(agent);
     run_until(agent, all_written);
     td__agent_check_console(agent);

@@ -1,6 +1,6 @@
 /* What can happen while the agent waits: signals, the end of a worker, news from other nodes, output
- * that cannot be written. Every reason to end goes through td__agent_begin_stop(): the graver one
- * stays, the workers are told, and a timer makes sure that they go. */
+ * that cannot be written. Every reason to end goes through td__agent_begin_stop(): it keeps the graver
+ * reason, signals the workers, and starts a timer after which they are killed. */
 #include "launch/agent_state.h"
 
 #include "base/clock.h"
@@ -17,7 +17,7 @@
 enum {
     SWEEP_MS = 10000,  /* for killing all that descends from here */
     KILL_MS = 10000,   /* from SIGKILL until a worker counts as stuck */
-    VERDICT_MS = 1000, /* for the cause of a failure to come to light */
+    VERDICT_MS = 1000, /* for the cause of a failure to arrive */
 };
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
@@ -53,19 +53,19 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
     agent->code = code;
     td__attempt_signal(&agent->attempt, signal);
     uint64_t patience_ms = (uint64_t)(agent->options->shutdown_timeout_s * 1000);
-    uv_update_time(&agent->loop); /* timers count from the loop's idea of now, which may be old */
+    uv_update_time(&agent->loop); /* timers count from the loop's time, which may be old */
     if (!agent->killed && !uv_is_active((uv_handle_t *)&agent->shutdown))
         uv_timer_start(&agent->shutdown, on_shutdown_timeout, patience_ms, 0);
 }
 
-/* The front is gone, and the user with it: nothing may stay. */
+/* The supervisor has ended: no process may stay. */
 static _Noreturn void die_with_front(void)
 {
     td__reap_tree(td__deadline_in_ms(SWEEP_MS));
     _exit(128 + SIGKILL);
 }
 
-/* Tells the other nodes that this one does not go on, and why. */
+/* Reports to the other nodes that this one does not go on, and why. */
 static void tell_others(struct td__agent *agent, int code, const char *why)
 {
     char text[512];
@@ -86,7 +86,7 @@ static void on_signal(struct td__agent *agent, int signal, bool from_front)
         return;
     }
     if (agent->reason == TD__REASON_SIGNALLED) {
-        /* Ctrl-C again is impatience. Other signals may come twice for one reason: a terminal that
+        /* A second Ctrl-C kills at once. Other signals may come twice for one reason: a terminal that
          * is closed sends SIGHUP, and the shell in it does so too. */
         if (signal == SIGINT && from_front)
             kill_workers(agent);
@@ -104,13 +104,13 @@ static void on_own_signal(uv_signal_t *handle, int signal)
     on_signal(handle->data, signal, false);
 }
 
-static void on_lifeline(uv_poll_t *poll, int status, int events)
+static void on_signal_pipe(uv_poll_t *poll, int status, int events)
 {
     (void)status;
     (void)events;
     struct td__agent *agent = poll->data;
     uint8_t signal;
-    ssize_t got = read(agent->start->lifeline, &signal, 1);
+    ssize_t got = read(agent->start->signal_pipe, &signal, 1);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (got != 1)
@@ -123,7 +123,7 @@ static void on_lifeline(uv_poll_t *poll, int status, int events)
 
 /* ---- Workers --------------------------------------------------------------------------------- */
 
-/* `worker` was the first to fail in this round, on this node. */
+/* `worker` was the first to fail in this attempt, on this node. */
 static void on_failure(struct td__agent *agent, struct td__worker *worker)
 {
     char where[32] = "", sentence[512];
@@ -135,7 +135,8 @@ static void on_failure(struct td__agent *agent, struct td__worker *worker)
     td__node_failed(agent->node, attempt->number, td__exit_code(worker->status), sentence);
     td__report_failure(&agent->console, worker, sentence);
     for (int i = 0; i < attempt->count; i++)
-        td__worker_reap(&attempt->workers[i]); /* those that failed as well, before they are told */
+        td__worker_reap(
+            &attempt->workers[i]); /* those that have failed as well, before they are signalled */
     td__report_others(&agent->console, attempt->workers, attempt->count, worker);
     td__agent_report_postmortem(agent, worker);
     td__agent_begin_stop(agent, TD__REASON_FAILED, td__exit_code(worker->status), SIGTERM);
@@ -150,7 +151,7 @@ static void on_verdict_timeout(uv_timer_t *timer)
     td__attempt_reap(&agent->attempt);
 }
 
-/* A failure may be the consequence of another one that is still on its way: waits for that. */
+/* A failure may be the consequence of another one that has not been noticed yet: waits for that. */
 static void look_for_failure(struct td__agent *agent)
 {
     struct td__worker *first = td__attempt_first_failure(&agent->attempt, false);
@@ -192,7 +193,7 @@ void td__agent_on_log_error(struct td__stream *stream)
                     stream->log.path, td__errno_text(stream->log.error));
 }
 
-/* ---- News from other threads ----------------------------------------------------------------- */
+/* ---- Events of other threads ----------------------------------------------------------------- */
 
 static void on_node_event(struct td__agent *agent, const struct td__node_event *event)
 {
@@ -225,7 +226,7 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
     }
 }
 
-/* Somebody who does not want more output ends the job, as SIGPIPE would. Other errors are said. */
+/* A reader that closes the output ends the job, as SIGPIPE would. Other errors are reported. */
 void td__agent_check_console(struct td__agent *agent)
 {
     static const char *const names[] = {"output", "error"};
@@ -235,7 +236,7 @@ void td__agent_check_console(struct td__agent *agent)
             continue;
         agent->console_failed[i] = agent->output_lost = true;
         if (error == EPIPE) {
-            tell_others(agent, 128 + SIGPIPE, "has nobody any more who reads its output");
+            tell_others(agent, 128 + SIGPIPE, "has lost the reader of its output");
             td__agent_begin_stop(agent, TD__REASON_CLOSED, 128 + SIGPIPE, SIGTERM);
         } else {
             td__console_say(&agent->console,
@@ -270,7 +271,7 @@ static void open_signals(struct td__agent *agent)
     agent->child_ended.data = agent;
     uv_signal_start(&agent->child_ended, on_child_ended, SIGCHLD);
     sigaddset(&waited, SIGCHLD);
-    sigdelset(&waited, SIGTSTP); /* the front's business */
+    sigdelset(&waited, SIGTSTP); /* the supervisor handles it */
     for (int number = 1; number < NSIG && agent->signal_count < TD__AGENT_SIGNALS; number++) {
         uv_signal_t *handle = &agent->signals[agent->signal_count];
         if (number == SIGCHLD || sigismember(&waited, number) != 1)
@@ -289,14 +290,14 @@ td_status td__agent_open_loop(struct td__agent *agent)
     if (!error)
         error = uv_async_init(&agent->loop, &agent->wake, on_wake);
     if (!error)
-        error = uv_poll_init(&agent->loop, &agent->lifeline, agent->start->lifeline);
+        error = uv_poll_init(&agent->loop, &agent->signal_pipe, agent->start->signal_pipe);
     if (error)
         return td_fail(TD_ERR_SYSTEM, "cannot make an event loop: %s", td__errno_text(-error));
     uv_timer_init(&agent->loop, &agent->shutdown);
     uv_timer_init(&agent->loop, &agent->verdict);
-    agent->wake.data = agent->lifeline.data = agent;
+    agent->wake.data = agent->signal_pipe.data = agent;
     agent->shutdown.data = agent->verdict.data = agent;
-    uv_poll_start(&agent->lifeline, UV_READABLE | UV_DISCONNECT, on_lifeline);
+    uv_poll_start(&agent->signal_pipe, UV_READABLE | UV_DISCONNECT, on_signal_pipe);
     open_signals(agent);
     return TD_OK;
 }

@@ -6,9 +6,9 @@
  * A worker is started again between two turns of the event loop, since the handles of its predecessor
  * have to be closed first.
  *
- * The exit code. The end of a job begins with the first worker that ends with exit code 0: who has
- * failed before that was outlived, and who fails after it was not. So 0 is for a job in which somebody
- * ended well and nobody failed after that. */
+ * The exit code. The end of a job begins with the first worker that ends with exit code 0. The job has
+ * outlived the workers that failed before that, not those that fail after it. So 0 is for a job in which a
+ * worker ended with exit code 0 and none failed after that. */
 #include "base/fail.h"
 #include "launch/agent_state.h"
 #include "launch/worker.h"
@@ -17,11 +17,11 @@
 #include <stdio.h>
 #include <sys/wait.h>
 
-enum { NAMED = 8 }; /* failures that are told in full in the end */
+enum { NAMED = 8 }; /* failures that are reported in full at the end */
 
 static bool has_failed(const struct td__worker *worker)
 {
-    return worker->pid && !worker->running && !worker->told && worker->status != 0;
+    return worker->pid && !worker->running && !worker->signalled && worker->status != 0;
 }
 
 static void find_node(const struct td__agent *agent, char where[32])
@@ -36,7 +36,7 @@ static int count_left(const struct td__attempt *attempt)
 {
     int left = td__attempt_running(attempt);
     for (int i = 0; i < attempt->count; i++)
-        left += attempt->workers[i].again;
+        left += attempt->workers[i].restart_wanted;
     return left;
 }
 
@@ -47,9 +47,9 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
     td__attempt_note_ends(&agent->attempt);
     if (agent->reason || !has_failed(worker))
         return;
-    kill(-worker->pid, SIGKILL); /* what a wrapper leaves behind would still be this rank */
-    worker->again = worker->restarts < most;
-    if (worker->again)
+    kill(-worker->pid, SIGKILL); /* a process that a wrapper left behind would still be this rank */
+    worker->restart_wanted = worker->restarts < most;
+    if (worker->restart_wanted)
         snprintf(next, sizeof next, "starting it again (restart %d of %d)", worker->restarts + 1,
                  most);
     else if (left)
@@ -58,7 +58,7 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
         snprintf(next, sizeof next, "no worker is left");
     find_node(agent, where);
     td__describe_status(worker->status, how, sizeof how);
-    td__agent_tell_place(agent, worker, place, sizeof place);
+    td__agent_describe_place(agent, worker, place, sizeof place);
     td__console_say(
         &agent->console, "tdrun: rank %d (pid %d%s) %s %s%s; %s\n", worker->rank, (int)worker->pid,
         where, WIFSIGNALED(worker->status) ? "was killed by" : "failed with", how, place, next);
@@ -67,7 +67,7 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
 static struct td__worker *find_to_restart(struct td__agent *agent)
 {
     for (int i = 0; i < agent->attempt.count; i++)
-        if (agent->attempt.workers[i].again)
+        if (agent->attempt.workers[i].restart_wanted)
             return &agent->attempt.workers[i];
     return NULL;
 }
@@ -76,9 +76,9 @@ void td__agent_restart_workers(struct td__agent *agent)
 {
     struct td__worker *worker;
     while (!agent->reason && (worker = find_to_restart(agent))) {
-        worker->again = false;
+        worker->restart_wanted = false;
         td__attempt_retire(&agent->attempt, worker);
-        /* That ran the loop, which may have brought a reason to end, or more of them. */
+        /* That ran the loop, which may have found a reason to end, or more workers to start. */
         if (!agent->reason && td__attempt_restart(&agent->attempt, worker))
             td__console_say(&agent->console, "tdrun: %s; the others go on without it\n",
                             td_last_error());
@@ -94,9 +94,9 @@ static const struct td__worker *next_failure(const struct td__attempt *attempt,
     const struct td__worker *next = NULL;
     for (int i = 0; i < attempt->count; i++) {
         const struct td__worker *worker = &attempt->workers[i];
-        bool after = !last || worker->parted_ns > last->parted_ns ||
-                     (worker->parted_ns == last->parted_ns && worker > last);
-        if (has_failed(worker) && after && (!next || worker->parted_ns < next->parted_ns))
+        bool after = !last || worker->exiting_ns > last->exiting_ns ||
+                     (worker->exiting_ns == last->exiting_ns && worker > last);
+        if (has_failed(worker) && after && (!next || worker->exiting_ns < next->exiting_ns))
             next = worker;
     }
     return next;
@@ -113,7 +113,7 @@ static const struct td__worker *first_success(const struct td__attempt *attempt)
     const struct td__worker *first = NULL;
     for (int i = 0; i < attempt->count; i++) {
         const struct td__worker *worker = &attempt->workers[i];
-        if (ended_well(worker) && (!first || worker->parted_ns < first->parted_ns))
+        if (ended_well(worker) && (!first || worker->exiting_ns < first->exiting_ns))
             first = worker;
     }
     return first;
@@ -148,7 +148,7 @@ void td__agent_close_kept_attempt(struct td__agent *agent)
     report(agent, first);
     td__agent_show_postmortem(agent, first);
     for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker))
-        if (!end || worker->parted_ns >= end->parted_ns)
+        if (!end || worker->exiting_ns >= end->exiting_ns)
             agent->reason = TD__REASON_FAILED;
     agent->code = 1;
 }

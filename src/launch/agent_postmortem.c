@@ -1,6 +1,5 @@
-/* What tdrun tells about the last operations of its workers, once a round: after the first failure, or
- * when it is told to end, before the workers are. With --keep-going also at each failure, of the worker
- * that failed. */
+/* The postmortem that tdrun prints, once an attempt: after the first failure, or when tdrun is signalled to
+ * end, before it signals the workers. With --keep-going also at each failure, of the worker that failed. */
 #include "base/fail.h"
 #include "base/file_limit.h"
 #include "launch/agent_state.h"
@@ -25,7 +24,7 @@ static bool write_all(int fd, const uint8_t *data, size_t size)
     return true;
 }
 
-/* Half a postmortem is none: a program that reads it would fail on it. */
+/* Written to another name first: a program must not read half a postmortem. */
 static void remove_half(const char *path, int fd)
 {
     struct stat info;
@@ -53,7 +52,7 @@ static void keep(struct td__agent *agent, const struct td__postmortem *postmorte
     td__buffer_free(&text);
 }
 
-/* Takes the postmortem of the moment; false, and the user knows, where that does not work. */
+/* Takes a postmortem now; false, with a message to the user, where that fails. */
 static bool take(struct td__agent *agent, const struct td__worker *first,
                  struct td__postmortem *postmortem)
 {
@@ -94,8 +93,8 @@ void td__agent_show_postmortem(struct td__agent *agent, const struct td__worker 
     tell(agent, first, false);
 }
 
-void td__agent_tell_place(struct td__agent *agent, const struct td__worker *worker, char *text,
-                          size_t room)
+void td__agent_describe_place(struct td__agent *agent, const struct td__worker *worker, char *text,
+                              size_t room)
 {
     struct td__postmortem postmortem;
     text[0] = 0;
@@ -103,7 +102,7 @@ void td__agent_tell_place(struct td__agent *agent, const struct td__worker *work
         return;
     for (int i = 0; i < postmortem.count && td__postmortem_has_any(&postmortem); i++)
         if (postmortem.ranks[i].slot == worker->local_rank)
-            td__postmortem_place(&postmortem, i, text, room);
+            td__postmortem_where(&postmortem, i, text, room);
     if (agent->options->postmortem_file)
         keep(agent, &postmortem);
     td__postmortem_free(&postmortem);

@@ -11,8 +11,8 @@
 
 enum { TWIN_MS = 3000 }; /* for the name of a launcher that has the same rank */
 
-/* Another launcher has this node's rank. Both are told, unless the job has begun already: then the
- * one that came too late is the mistake. */
+/* Another launcher has this node's rank. Both fail, unless the job has begun already: then only the later
+ * one does. */
 static td_status refuse_twin(td_store *store, const struct td__run_options *options, int node_rank,
                              bool *tell_all)
 {
@@ -56,7 +56,7 @@ static td_status leave_will(td_store *store, const struct td__run_options *optio
 {
     char text[512];
     struct td__buffer will = {0};
-    /* The store sees only that the connection has ended. */
+    /* The store knows only that the connection has ended. */
     snprintf(text, sizeof text,
              "the launcher of node %d (process %d on %s) has ended, or cannot be reached any more",
              node_rank, (int)getpid(), td__this_host(options));

@@ -1,5 +1,5 @@
-/* How a node joins its job: it claims its rank, says what it brings along, and learns from what all
- * nodes bring along where it stands. node.c has the keys' meaning. */
+/* How a node joins its job: it claims its rank, publishes its introduction (notice.h), and works out the
+ * ranks of its workers from the introductions of all nodes. node.c describes the keys. */
 #ifndef TD_LAUNCH_ARRIVAL_H
 #define TD_LAUNCH_ARRIVAL_H
 
@@ -14,22 +14,22 @@
 enum { TD__KEY_ROOM = 64 };
 
 /** Claims the rank *node_rank, or where that is -1 the next one. TD_ERR_MISMATCH: it is taken, or the
- *  job has all of its nodes; with *tell_all the other nodes should learn of it too. */
+ *  job has all of its nodes; with *tell_all the other nodes fail as well. */
 td_status td__arrival_claim(td_store *store, const struct td__run_options *options, int *node_rank,
                             bool *tell_all);
 
-/** Leaves what this node brings along, and a will that speaks of its death. */
+/** Publishes this node's introduction, and a will: the store reports the launcher's end by it. */
 td_status td__arrival_introduce(td_store *store, const struct td__run_options *options,
                                 int node_rank);
 
-/** --keep-going, when the job has begun: the will says only that this node's workers are gone. */
+/** --keep-going, when the job has begun: the will says only that this node's workers have ended. */
 td_status td__arrival_change_will(td_store *store, const struct td__run_options *options,
                                   int node_rank);
 
-/** When the time to join is over: TD_ERR_TIMEOUT, which names the nodes that have not arrived. */
+/** The join timeout has passed: TD_ERR_TIMEOUT, which names the nodes that have not joined. */
 td_status td__arrival_missing(td_store *store, const struct td__run_options *options);
 
-/** Works out the world from what all nodes bring along; `world` has zeros but for the node's rank and
+/** Works out the world from the introductions of all nodes; `world` has zeros but for the node's rank and
  *  the port. TD_ERR_MISMATCH: they were not started alike. */
 td_status td__arrival_survey(const td_bytes *values, const struct td__run_options *options,
                              struct td__node_world *world);

@@ -1,4 +1,4 @@
-/* A round of workers; see attempt.h. */
+/* One start of all workers of this node; see attempt.h. */
 #include "launch/attempt.h"
 
 #include "base/clock.h"
@@ -16,7 +16,7 @@
 
 enum { SWEEP_MS = 10000 };
 
-/* How a stream of a worker is shown, by the user's wishes and by what the console is. */
+/* How a stream of a worker is shown: depends on the options, and on whether the console is a terminal. */
 static enum td__stream_style style_of(const struct td__attempt_setup *setup, int local_rank,
                                       int which)
 {
@@ -103,12 +103,12 @@ static td_status start_worker(struct td__attempt *attempt, struct td__worker *wo
     return status;
 }
 
-/* Without it the workers run just as well; only their postmortem cannot be told. */
+/* Without it the workers run as well; only the postmortem is missing. */
 static void open_book(struct td__attempt *attempt)
 {
     const struct td__run_options *options = attempt->setup->options;
     struct td__flight_job job = {
-        .pid = getppid(), /* the front */
+        .pid = getppid(), /* the supervisor */
         .slots = options->nproc,
         .nnodes = options->nnodes,
         .node_rank = attempt->setup->world->node_rank,
@@ -157,8 +157,7 @@ td_status td__attempt_start(struct td__attempt *attempt, const struct td__attemp
     return TD_OK;
 }
 
-/* Nobody writes to the page of a worker that has ended. Who looks at it meanwhile takes nothing in it
- * for granted. */
+/* No process writes to the page of a worker that has ended; a reader checks all that it reads. */
 static void clear_page(struct td__attempt *attempt, int slot)
 {
     size_t size = sizeof(struct td__flight_bytes);
@@ -193,7 +192,7 @@ td_status td__attempt_restart(struct td__attempt *attempt, struct td__worker *wo
         worker->status = before.status;
         worker->started_ns = before.started_ns;
         worker->ended_ns = before.ended_ns;
-        worker->parted_ns = before.parted_ns;
+        worker->exiting_ns = before.exiting_ns;
     }
     return status;
 }
@@ -233,7 +232,8 @@ struct td__worker *td__attempt_first_failure(struct td__attempt *attempt, bool o
     struct td__worker *first = NULL;
     for (int i = 0; i < attempt->count; i++) {
         struct td__worker *worker = &attempt->workers[i];
-        if (!worker->parted_ns || worker->told || (first && worker->parted_ns > first->parted_ns))
+        if (!worker->exiting_ns || worker->signalled ||
+            (first && worker->exiting_ns > first->exiting_ns))
             continue;
         if (worker->running ? or_dying && td__worker_is_dying(worker) : worker->status != 0)
             first = worker;

@@ -1,4 +1,4 @@
-/* A round: all workers of this node, from one start to the end of the last of them. */
+/* An attempt: all workers of this node, from one start to the end of the last of them. */
 #ifndef TD_LAUNCH_ATTEMPT_H
 #define TD_LAUNCH_ATTEMPT_H
 
@@ -8,7 +8,7 @@
 
 #include <sys/resource.h>
 
-/** What is the same in all rounds. */
+/** What is the same in all attempts. */
 struct td__attempt_setup {
     /* Set by the caller. */
     const struct td__run_options *options;
@@ -37,7 +37,7 @@ struct td__attempt {
     const struct td__attempt_setup *setup;
     int number; /* from 0: how many starts there were before */
     struct td__worker *workers;
-    int count; /* of workers; 0 when there is no round */
+    int count; /* of workers; 0 when there is no attempt */
     struct td__flight_book
         book; /* of their last operations; its `map` is NULL where there is none */
 };
@@ -47,23 +47,23 @@ struct td__attempt {
 td_status td__attempt_start(struct td__attempt *attempt, const struct td__attempt_setup *setup,
                             int number, int *exec_error);
 
-/** Closes all that a worker which has ended had open, before another one takes its place. Runs the
- *  event loop for a moment, so it must not be called from it. */
+/** Closes all that a worker which has ended had open, before it is started again. Runs the event loop for a
+ *  moment, so it must not be called from it. */
 void td__attempt_retire(struct td__attempt *attempt, struct td__worker *worker);
 
-/** Starts a worker that was retired again, by itself and in its place: a new attempt for the log files,
- *  an empty page in the book. When it fails, the worker has ended as before. */
+/** Starts a retired worker again, alone and with its rank: a new number for the log files, an empty page in
+ *  the book. When it fails, the worker has ended as before. */
 td_status td__attempt_restart(struct td__attempt *attempt, struct td__worker *worker);
 
 /** Sends a signal to all workers that are running. */
 void td__attempt_signal(struct td__attempt *attempt, int signal);
 
-/** Reaps processes that were adopted. A worker that has ended is left for its pidfd to tell, so that
- *  the order is right; where there is no pidfd its end is told here. */
+/** Reaps processes that were adopted. The end of a worker is noticed by its pidfd, so that
+ *  the order is right; where there is no pidfd it is noticed here. */
 void td__attempt_reap(struct td__attempt *attempt);
 
 /**
- * The worker that failed first: among those that have ended badly without being told to, and, with
+ * The worker that failed first: among those that have failed without being signalled, and, with
  * `or_dying`, those that are about to end, whose status is not known yet. NULL when there is none.
  */
 struct td__worker *td__attempt_first_failure(struct td__attempt *attempt, bool or_dying);
@@ -71,7 +71,7 @@ struct td__worker *td__attempt_first_failure(struct td__attempt *attempt, bool o
 /** How many workers are running. */
 int td__attempt_running(const struct td__attempt *attempt);
 
-/** True while a worker, or something that was told to end with it, is there. */
+/** True while a worker, or a process that was signalled with it, runs. */
 bool td__attempt_lingers(const struct td__attempt *attempt);
 
 /** Puts the ends of workers that were reaped into the book. */
@@ -80,7 +80,7 @@ void td__attempt_note_ends(struct td__attempt *attempt);
 /** Goes on with output that had to wait for the console. */
 void td__attempt_resume_output(struct td__attempt *attempt);
 
-/** Kills whatever descends from this process, passes on the last output, and frees the round. */
+/** Kills whatever descends from this process, passes on the last output, and frees the attempt. */
 void td__attempt_finish(struct td__attempt *attempt);
 
 /* ---- The environment of a worker ------------------------------------------------------------- */
@@ -88,9 +88,9 @@ void td__attempt_finish(struct td__attempt *attempt);
 /** One start of a worker. */
 struct td__environment_start {
     int local_rank;
-    int round;          /* of all workers, from 0 */
-    int restarts;       /* of this one by itself, into the round that is there */
-    const char *flight; /* the place of its log (os/flight.h), or "" */
+    int attempt;        /* of all workers, from 0 */
+    int restarts;       /* of this one alone, within the attempt */
+    const char *flight; /* TANDEM_FLIGHT for its log (os/flight.h), or "" */
 };
 
 /** The environment of a worker, ended by NULL, in one piece of memory for free(); NULL without

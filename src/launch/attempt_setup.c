@@ -1,4 +1,4 @@
-/* What all rounds of workers have in common; see attempt.h. */
+/* What all attempts have in common; see attempt.h. */
 #include "base/fail.h"
 #include "launch/attempt.h"
 

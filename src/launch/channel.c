@@ -1,4 +1,4 @@
-/* Channels; see channel.h. */
+/* Channels; see stream.h. */
 #include "launch/stream.h"
 
 #include "base/fail.h"

@@ -8,7 +8,11 @@
 
 #include <pthread.h>
 
-/* ---- A sink: a descriptor that is written to without blocking the caller --------------------- */
+/* ---- A sink: a descriptor that is written to without blocking the caller ---------------------
+ *
+ * Standard output may be a pipe that nobody reads, a terminal on hold, a slow disk. Setting it
+ * non-blocking would change it for every process that shares it, the user's shell too. So a thread
+ * of its own writes, from a queue; the caller looks at the queue's length, and stops producing. */
 
 struct td__sink {
     int fd;
@@ -16,7 +20,7 @@ struct td__sink {
         void *arg); /* called by the thread when something was written, or could not be */
     void *arg;
 
-    pthread_mutex_t lock; /* guards all below; nothing is taken after it */
+    pthread_mutex_t lock; /* protects all below; no other lock is taken under it */
     pthread_cond_t changed;
     struct td__buffer queue; /* what the thread has not taken yet … */
     size_t in_hand;          /* … and how much it has taken and not written yet */

@@ -1,4 +1,4 @@
-/* A worker's environment; see environment.h. */
+/* A worker's environment; see attempt.h. */
 #include "launch/attempt.h"
 
 #include "os/address.h"
@@ -41,8 +41,8 @@ static void describe(struct own *own, const struct td__run_options *options,
                      const struct td__environment_start *start)
 {
     int local_rank = start->local_rank;
-    char place[512];
-    td__endpoint_text(options->host, world->port, place, sizeof place);
+    char endpoint[512];
+    td__endpoint_text(options->host, world->port, endpoint, sizeof endpoint);
     add(own, "RANK=%d", world->rank + local_rank);
     add(own, "LOCAL_RANK=%d", local_rank);
     add(own, "WORLD_SIZE=%d", world->size);
@@ -54,10 +54,10 @@ static void describe(struct own *own, const struct td__run_options *options,
     add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
     add(own, "MASTER_ADDR=%s", options->host);
     add(own, "MASTER_PORT=%d", world->port);
-    add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->round + start->restarts);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->attempt + start->restarts);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
-    add(own, "TANDEM_AGENT_STORE=%s", place);
+    add(own, "TANDEM_AGENT_STORE=%s", endpoint);
     if (start->restarts)
         add(own, "TANDEM_REJOIN=1");
     if (*start->flight)

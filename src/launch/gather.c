@@ -1,4 +1,4 @@
-/* One key for each node; see gather.h. */
+/* One key for each node; see arrival.h. */
 #include "launch/arrival.h"
 
 #include "base/fail.h"

@@ -1,4 +1,4 @@
-/* Where a job meets; see job_store.h. */
+/* The secret and the store of a job; see job_store.h. */
 #include "launch/job_store.h"
 
 #include "base/auth.h"
@@ -47,7 +47,7 @@ static td_status open_at(const struct td__run_options *options, const struct td_
     return TD_OK;
 }
 
-/* Whether the address where the nodes meet is one of this host's: then a socket can be bound to it.
+/* Whether the endpoint of the store is an address of this host: then a socket can be bound to it.
  * --local-addr decides where that cannot be seen from here, behind address translation. */
 static bool owns_endpoint(const struct td__run_options *options)
 {

@@ -1,4 +1,4 @@
-/* The job's secret, and the store where its nodes and its workers meet. */
+/* The job's secret, and the store that its nodes and its workers use. */
 #ifndef TD_LAUNCH_JOB_STORE_H
 #define TD_LAUNCH_JOB_STORE_H
 
@@ -7,7 +7,7 @@
 #include <tandem/store.h>
 
 struct td__job_secret {
-    bool made; /* here, for this job: the workers must be told */
+    bool made; /* here, for this job: the workers get it in TANDEM_SECRET */
     char text[65];
 };
 

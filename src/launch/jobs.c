@@ -1,7 +1,7 @@
 /* Finding the pages of jobs; see jobs.h.
  *
  * A launcher keeps its book open, under a name that /proc shows. So nothing has to be registered or cleaned
- * up, no server answers, and who may look is what the kernel says: those who may look into the launcher. */
+ * up, no server answers, and the kernel decides who may read it: those who may read the launcher's /proc entry. */
 #include "launch/jobs.h"
 
 #include "base/fail.h"
@@ -33,7 +33,7 @@ static bool was_seen(const struct search *search, const struct stat *found)
     return false;
 }
 
-/* Opens a book that cannot shrink while we look at it; -1 where it is none, not ours to see, or gone. */
+/* Opens a book that cannot shrink while it is read; -1 where it is none, may not be read, or has gone. */
 static int open_book(const char *path, struct stat *found)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -47,8 +47,8 @@ static int open_book(const char *path, struct stat *found)
     return -1;
 }
 
-/* Its launcher writes into the log of each worker that it starts. Whoever names thousands of workers and
- * has no memory for them could have us take gigabytes for nothing. */
+/* A launcher writes into the log of each worker that it starts. A book that names thousands of workers and
+ * has no pages for them would make this process allocate gigabytes for nothing. */
 static bool is_hollow(const struct td__flight_book_info *info, const struct stat *found)
 {
     enum { FEW = 64, PAGE = 4096, BLOCK = 512 };

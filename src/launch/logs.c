@@ -1,4 +1,4 @@
-/* Files for the workers' output; see logs.h. */
+/* Files for the workers' output; see stream.h. */
 #include "launch/stream.h"
 
 #include "base/fail.h"

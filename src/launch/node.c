@@ -1,19 +1,19 @@
 /* Agreement among the launchers; see node.h.
  *
- * Keys in the store, all below "\1launch/", for the nodes r of the job and the rounds k (a round is
+ * Keys in the store, all below "\1launch/", for the nodes r of the job and the attempts k (an attempt is
  * one start of all workers, the first or after a failure):
  *
- *     node/<r>        what node r brings along; all of them there: the job can begin
- *     <k>/failures    what failed in round k, in the order of its arrival: the first one counts
- *     <k>/turn/<r>    node r has ended well, or somebody has failed (then all of them are set)
+ *     node/<r>        the introduction of node r; when all exist, the job can begin
+ *     <k>/failures    what failed in attempt k, in the order of arrival: the first one counts
+ *     <k>/done/<r>    node r has succeeded, or a worker has failed (then all of them are set)
  *     <k>/gone/<r>    node r has no worker left
  *     over            why the job cannot go on; each launcher's will sets it as well
  *
- * With --keep-going nobody is told of failures, there is only round 0, and the will sets gone/<r> once
- * the job has begun: a launcher that dies takes its own workers with it, and no others. Node 0 has the
- * store, and is the end of all.
+ * With --keep-going failures are not published, there is only attempt 0, and the will sets gone/<r> once
+ * the job has begun: a launcher that dies takes its own workers with it, and no others. The job ends with
+ * node 0, which has the store.
  *
- * The talker waits for all <r> of one kind after another: node, 0/turn, 0/gone, 1/turn, … The
+ * The talker waits for all <r> of one kind after another: node, 0/done, 0/gone, 1/done, … The
  * watcher waits for `over` only. The agent's thread never waits: it sets and appends, which the
  * store sends off without an answer. An empty value says nothing but "wake up": it ends a thread's
  * wait when this launcher leaves. */
@@ -46,7 +46,7 @@ struct td__node {
     struct td__node_world world; /* the talker's, until TD__NODE_READY */
     pthread_t talker, watcher;
 
-    pthread_mutex_t lock; /* guards all below; nothing is taken after it */
+    pthread_mutex_t lock; /* protects all below; no other lock is taken under it */
     pthread_cond_t thread_ended;
     struct event_entry *events;
     bool open;                    /* the store is */
@@ -62,7 +62,7 @@ static void post(struct td__node *node, enum td__node_event_kind kind, int code,
 {
     struct event_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
-        abort(); /* an event that got lost would be a hang; the front cleans up */
+        abort(); /* a lost event would be a hang; the supervisor cleans up */
     entry->event.kind = kind;
     entry->event.code = code;
     snprintf(entry->event.text, sizeof entry->event.text, "%s", text);
@@ -125,7 +125,7 @@ static td_status await_all(struct td__node *node, const char *prefix, int64_t ti
     return status;
 }
 
-/* ---- Arriving -------------------------------------------------------------------------------- */
+/* ---- Joining --------------------------------------------------------------------------------- */
 
 static void *watch(void *arg);
 
@@ -139,8 +139,8 @@ static td_status begin_watching(struct td__node *node)
                  : TD_OK;
 }
 
-/* Meets the other nodes. TD_OK with *begun false: the job is over, and the watcher says why. */
-static td_status meet(struct td__node *node, bool *begun)
+/* Joins the other nodes. TD_OK with *begun false: the job is over, and the watcher says why. */
+static td_status join_job(struct td__node *node, bool *begun)
 {
     int64_t join_ms = (int64_t)(node->options->join_timeout_s * 1000);
     bool tell_all = false;
@@ -175,7 +175,7 @@ static td_status arrive(struct td__node *node, bool *begun)
     node->open = true;
     pthread_mutex_unlock(&node->lock);
     if (node->options->nnodes > 1)
-        return meet(node, begun);
+        return join_job(node, begun);
     node->world.size = node->world.role_size = node->options->nproc;
     *begun = true;
     return TD_OK;
@@ -183,7 +183,7 @@ static td_status arrive(struct td__node *node, bool *begun)
 
 /* ---- The threads ------------------------------------------------------------------------------ */
 
-/* Looks for the round's first failure, and says so when it was on another node. */
+/* Looks for the first failure of the attempt, and posts it when it was on another node. */
 static td_status find_failure(struct td__node *node, int attempt, bool *failed)
 {
     char key[TD__KEY_ROOM];
@@ -201,7 +201,7 @@ static td_status find_failure(struct td__node *node, int attempt, bool *failed)
     return TD_OK;
 }
 
-/* Says which launchers have died. */
+/* Posts which launchers have died. */
 static void find_lost(struct td__node *node, const td_bytes *values)
 {
     struct td__notice notice;
@@ -222,14 +222,13 @@ static void follow_kept_attempt(struct td__node *node)
     post(node, TD__NODE_ALL_GONE, 0, "");
 }
 
-/* Follows one round; false when it was the last. A connection that is lost is the watcher's to
- * report. */
+/* Follows one attempt; false when it was the last. The watcher reports a connection that is lost. */
 static bool follow_attempt(struct td__node *node, int attempt)
 {
     char prefix[TD__KEY_ROOM];
     td_bytes *values;
     bool failed;
-    if (await_all(node, attempt_prefix(prefix, attempt, "turn"), INT64_MAX, &values) || !values)
+    if (await_all(node, attempt_prefix(prefix, attempt, "done"), INT64_MAX, &values) || !values)
         return false;
     td__gather_free(values, node->options->nnodes);
     if (find_failure(node, attempt, &failed))
@@ -328,7 +327,7 @@ void td__node_failed(struct td__node *node, int attempt, int code, const char *t
     snprintf(key, sizeof key, TD__KEY "%d/failures", attempt);
     td_store_append(node->store, key, notice.data, notice.size);
     td__buffer_free(&notice);
-    td__gather_set(node->store, attempt_prefix(key, attempt, "turn"), node->options->nnodes, "1");
+    td__gather_set(node->store, attempt_prefix(key, attempt, "done"), node->options->nnodes, "1");
 }
 
 void td__node_gone(struct td__node *node, int attempt)
@@ -338,7 +337,7 @@ void td__node_gone(struct td__node *node, int attempt)
         post(node, TD__NODE_ALL_GONE, 0, "");
         return;
     }
-    snprintf(turn, sizeof turn, TD__KEY "%d/turn/%d", attempt, node->world.node_rank);
+    snprintf(turn, sizeof turn, TD__KEY "%d/done/%d", attempt, node->world.node_rank);
     snprintf(gone, sizeof gone, TD__KEY "%d/gone/%d", attempt, node->world.node_rank);
     td_store_multi_set(node->store, (const char *const[]){turn, gone},
                        (td_bytes[]){{"1", 1}, {"1", 1}}, 2);
@@ -352,14 +351,14 @@ void td__node_end_job(struct td__node *node, int code, const char *text)
     pthread_mutex_unlock(&node->lock);
     if (!open || node->options->nnodes == 1)
         return;
-    td__notice_put(&notice, -1, code, text); /* which node it was does not matter any more */
+    td__notice_put(&notice, -1, code, text); /* the node does not matter any more */
     /* The will says the same from now on, so that leaving in a hurry does not look like a death. */
     td__tcp_store_set_will(node->store, TD__KEY_OVER, notice.data, notice.size);
     td_store_set(node->store, TD__KEY_OVER, notice.data, notice.size);
     td__buffer_free(&notice);
 }
 
-/* Only where nothing is there yet: why the job is over must reach those who look later, too. */
+/* Only where the key does not exist yet: the first reason must reach launchers that join later, too. */
 static void wake_watcher(struct td__node *node)
 {
     td_bytes value;

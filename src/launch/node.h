@@ -2,7 +2,7 @@
  *
  * The launchers talk through the job's store, which node 0 hosts. All of it is done by threads, so
  * that a slow network never holds up the supervision of the workers; the agent gets events. A job
- * of one node has the same events, without anybody to talk to. */
+ * of one node has the same events, and uses no network. */
 #ifndef TD_LAUNCH_NODE_H
 #define TD_LAUNCH_NODE_H
 
@@ -10,12 +10,12 @@
 #include "launch/job_store.h"
 
 enum td__node_event_kind {
-    TD__NODE_READY,    /* all nodes have arrived: td__node_world() is known, workers may start */
-    TD__NODE_FAILED,   /* a worker has failed on another node: the round ends */
-    TD__NODE_ALL_GONE, /* on all nodes the round's workers have ended; when there was a failure and
-                          restarts are left, the next round follows, otherwise the job has ended */
-    TD__NODE_LOST,     /* --keep-going: a launcher is gone, and its workers with it */
-    TD__NODE_OVER,     /* the job cannot go on: a launcher is gone, or was told to end, … */
+    TD__NODE_READY,    /* all nodes have joined: td__node_world() is known, workers may start */
+    TD__NODE_FAILED,   /* a worker has failed on another node: the attempt ends */
+    TD__NODE_ALL_GONE, /* the workers of the attempt have ended on all nodes; when there was a failure
+                          and restarts are left, the next attempt follows, otherwise the job has ended */
+    TD__NODE_LOST,     /* --keep-going: a launcher has ended, and its workers with it */
+    TD__NODE_OVER, /* the job cannot go on: a launcher has ended, or was signalled to end, … */
 };
 
 struct td__node_event {
@@ -24,7 +24,7 @@ struct td__node_event {
     char text[TD__ERROR_TEXT]; /* FAILED, LOST, OVER: what happened, in a sentence */
 };
 
-/** Where this node's workers stand in the job. */
+/** The ranks of this node's workers in the job. */
 struct td__node_world {
     int node_rank;
     int rank;      /* of the first worker here */
@@ -36,7 +36,7 @@ struct td__node_world {
 
 struct td__node;
 
-/** Begins to meet the other nodes. `notify` is called by another thread when there is an event. The
+/** Begins to join the other nodes. `notify` is called by another thread when there is an event. The
  *  options and the secret are borrowed until td__node_close(). */
 td_status td__node_start(const struct td__run_options *options, const struct td__job_secret *secret,
                          void (*notify)(void *), void *arg, struct td__node **node);
@@ -47,18 +47,18 @@ bool td__node_next(struct td__node *node, struct td__node_event *event);
 /** From TD__NODE_READY on. */
 const struct td__node_world *td__node_world(const struct td__node *node);
 
-/** A worker has failed here: tells the others, who will see `code` and `text` when it was the first
- *  failure of the round. */
+/** A worker has failed here: reports it to the other nodes, which get `code` and `text` when it was the
+ *  first failure of the attempt. */
 void td__node_failed(struct td__node *node, int attempt, int code, const char *text);
 
-/** All workers of the round have ended here. TD__NODE_ALL_GONE follows, or TD__NODE_OVER. */
+/** All workers of the attempt have ended here. TD__NODE_ALL_GONE follows, or TD__NODE_OVER. */
 void td__node_gone(struct td__node *node, int attempt);
 
 /** Ends the job on all nodes. */
 void td__node_end_job(struct td__node *node, int code, const char *text);
 
-/** Takes leave of the others. False when a thread still waits for the network: then the process
- *  should end without further ado, and `node` is not freed. */
+/** Leaves the job. False when a thread still waits for the network: then the process should end at once,
+ *  and `node` is not freed. */
 bool td__node_close(struct td__node *node);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the launchers tell each other; see notice.h. */
+/* The messages of launchers to each other; see notice.h. */
 #include "launch/notice.h"
 
 #include "base/fail.h"
@@ -13,7 +13,7 @@ enum { MOST_NODES = 1 << 16, MOST_WORKERS = 1 << 14 };
 
 enum { TEXT_LIMIT = 4096 };
 
-/* What follows an introduction where something is wished beyond the ordinary. */
+/* Flags that follow an introduction where one is set. */
 enum { KEEP_GOING = 1 };
 
 static void put_text(struct td__buffer *buffer, const char *text, size_t room)
@@ -72,11 +72,11 @@ bool td__introduction_read(const td_bytes *value, struct td__introduction *intro
     read_text(&reader, introduction->host, sizeof introduction->host);
     read_text(&reader, introduction->run_id, sizeof introduction->run_id);
     read_text(&reader, introduction->role, sizeof introduction->role);
-    uint32_t wishes = td__reader_done(&reader) ? 0 : td__reader_u32(&reader);
-    introduction->keep_going = wishes & KEEP_GOING;
+    uint32_t flags = td__reader_done(&reader) ? 0 : td__reader_u32(&reader);
+    introduction->keep_going = flags & KEEP_GOING;
     return td__reader_done(&reader) && introduction->nnodes > 0 &&
            introduction->nnodes <= MOST_NODES && introduction->nproc > 0 &&
-           introduction->nproc <= MOST_WORKERS && !(wishes & ~(uint32_t)KEEP_GOING);
+           introduction->nproc <= MOST_WORKERS && !(flags & ~(uint32_t)KEEP_GOING);
 }
 
 td_status td__introduction_check(const struct td__introduction *node, int node_rank,

@@ -1,4 +1,4 @@
-/* What the launchers tell each other, and how it is written. */
+/* The messages of launchers to each other, and their encoding. */
 #ifndef TD_LAUNCH_NOTICE_H
 #define TD_LAUNCH_NOTICE_H
 
@@ -18,7 +18,7 @@ void td__notice_put(struct td__buffer *buffer, int node, int code, const char *t
 /** Reads the first of the notices in `value`; false when there is none. */
 bool td__notice_read(const td_bytes *value, struct td__notice *notice);
 
-/** What a node says of itself when it arrives. */
+/** What a node publishes about itself when it joins. */
 struct td__introduction {
     int nnodes, nproc, max_restarts, pid;
     bool keep_going;
@@ -32,7 +32,7 @@ bool td__introduction_read(const td_bytes *value, struct td__introduction *intro
 td_status td__introduction_check(const struct td__introduction *node, int node_rank,
                                  const struct td__introduction *first);
 
-/** How this host is called in messages. */
+/** The name of this host in messages. */
 const char *td__this_host(const struct td__run_options *options);
 
 #endif

@@ -1,4 +1,4 @@
-/* Values of flags that are more than a number or a text; see option_values.h. */
+/* Values of flags that are more than a number or a text; see options.h. */
 #include "launch/options.h"
 
 #include "base/fail.h"

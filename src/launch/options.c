@@ -85,11 +85,11 @@ static const struct td__flag flags[] = {
      RAW(master_port), 0, 65535},
     {"local-addr", 0, "HOST", "address of this node; tells whether it owns the endpoint",
      set_option_text, OPTION(local_addr)},
-    {"standalone", 0, NULL, "one node, meeting at a free port that nobody else sees",
+    {"standalone", 0, NULL, "one node, with its store at a free port of this host",
      td__flag_set_bool, RAW(standalone)},
     {"rdzv-backend", 0, "static|c10d", "c10d: nodes are numbered as they arrive (static)",
      td__flag_set_text, RAW(backend)},
-    {"rdzv-endpoint", 0, "HOST[:PORT]", "where the nodes meet, instead of --master-addr and -port",
+    {"rdzv-endpoint", 0, "HOST[:PORT]", "of the store, instead of --master-addr and -port",
      td__flag_set_text, RAW(endpoint)},
     {"rdzv-id", 0, "ID", "name of the run (none)", set_option_text, OPTION(run_id)},
     {"rdzv-conf", 0, "KEY=VALUE,...", "join_timeout=SECONDS: how long to wait for the nodes (600)",
@@ -192,7 +192,7 @@ static td_status finish_standalone(const struct raw *raw, struct td__run_options
         return td_fail(TD_ERR_INVALID, "--standalone is for one node, but --nnodes is %d",
                        options->nnodes);
     if (raw->master_addr || raw->master_port >= 0 || raw->endpoint)
-        note(options, "--standalone meets at a free port of this host; the address and port that "
+        note(options, "--standalone takes a free port of this host; the address and port that "
                       "were given are not used");
     strcpy(options->host, "127.0.0.1");
     options->port = 0;

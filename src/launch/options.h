@@ -29,7 +29,7 @@ struct td__run_options {
     bool no_python;              /* … no Python script, whatever its name */
     const char *local_rank_name; /* "local_rank": workers get --local_rank=N; NULL: they do not */
 
-    /* Where the nodes meet. */
+    /* The endpoint of the store. */
     char host[256];
     int port;       /* 0: any */
     bool port_free; /* another port will do where this one is taken */

@@ -1,8 +1,8 @@
 /* The postmortem of a job; see postmortem.h.
  *
- * Who failed first? The launcher knows in which order its workers ended, and the pages know of failures
- * that the programs were told. A rank that was told TD_ERR_PEER suffered from another one: it is not the
- * cause as long as there is another candidate. */
+ * Which rank failed first? The launcher knows in which order its workers ended, and the pages hold the
+ * failures that calls returned. A rank that got TD_ERR_PEER suffered from another one: it is not the cause
+ * as long as there is another candidate. */
 #include "launch/postmortem.h"
 
 #include "base/fail.h"
@@ -101,7 +101,7 @@ static void summarise(const struct td__flight_page *page, int64_t moment_ns,
 
 /* ---- All of them ----------------------------------------------------------------------------- */
 
-/* When a rank came to grief. */
+/* When a rank failed. */
 static int64_t trouble_ns(const struct td__postmortem_rank *rank)
 {
     return rank->failure && rank->failure_ns && !rank->outlived ? rank->failure_ns : rank->ended_ns;
@@ -118,8 +118,8 @@ static int earliest(const struct td__postmortem *postmortem, enum td__postmortem
     return found;
 }
 
-/* Pages without a launcher do not tell how a process ended: what the program was told has to do, and
- * whether the process is there. */
+/* Pages without a launcher do not say how a process ended: the failure that the program got has to do, and
+ * whether the process still runs. */
 static void judge_by_pages(struct td__postmortem *postmortem)
 {
     for (int i = 0; i < postmortem->count; i++) {
@@ -131,9 +131,9 @@ static void judge_by_pages(struct td__postmortem *postmortem)
             strcpy(rank->ending, "ended without leaving");
             rank->state = state_of(rank);
         }
-        bool told = rank->failure && !rank->outlived && !rank->ended &&
-                    rank->state != TD__STORY_LEFT;
-        if (told)
+        bool failed = rank->failure && !rank->outlived && !rank->ended &&
+                      rank->state != TD__STORY_LEFT;
+        if (failed)
             rank->state = rank->failure == TD_ERR_PEER ? TD__STORY_SUFFERED : TD__STORY_FAILED;
     }
 }
@@ -244,7 +244,7 @@ bool td__postmortem_has_any(const struct td__postmortem *postmortem)
     return false;
 }
 
-/* ---- Who is missing -------------------------------------------------------------------------- */
+/* ---- Ranks that are missing -------------------------------------------------------------------------- */
 
 static bool waits_in_collective(const struct td__postmortem_rank *rank)
 {
@@ -259,7 +259,7 @@ static bool same_collective(const struct td__postmortem_rank *a,
            a->current.sequence == b->current.sequence;
 }
 
-/* Whether the rank of this page is a member of the group and has not come as far as that. */
+/* Whether the rank of this page is a member of the group and has not reached that call. */
 static bool is_behind(const struct td__flight_page *page, uint64_t key, uint64_t sequence)
 {
     int slot = 0;

@@ -1,7 +1,7 @@
 /* The postmortem of a job, out of the pages of its flight recorder: who was where, who failed first, why.
  *
- * It is taken at one moment, of a copy of the pages: when a worker has failed, before the others are told
- * to end, since afterwards all of them have failed. */
+ * It is taken at one moment, of a copy of the pages: when a worker has failed, before the others are
+ * signalled to end, since afterwards all of them have failed. */
 #ifndef TD_LAUNCH_POSTMORTEM_H
 #define TD_LAUNCH_POSTMORTEM_H
 
@@ -34,7 +34,7 @@ struct td__postmortem_rank {
     char ending[TD__FLIGHT_ENDING + 1];
     enum td__flight_phase phase;
     int64_t phase_ns;
-    td_status failure; /* the last one that the program was told */
+    td_status failure; /* the last one that a call returned */
     int64_t failure_ns;
     bool outlived; /* … and it has gone on with a group that is newer than that */
     char sentence[TD__FLIGHT_SENTENCE + 1];
@@ -78,7 +78,7 @@ void td__postmortem_free(struct td__postmortem *postmortem);
 td_status td__postmortem_of_book(const struct td__flight_book *book, int first_slot,
                                  struct td__postmortem *postmortem);
 
-/** True where somebody has joined, or tried to: otherwise there is nothing to tell. */
+/** True where a rank has joined, or tried to: otherwise there is nothing to report. */
 bool td__postmortem_has_any(const struct td__postmortem *postmortem);
 
 /** What one rank did: "in all_reduce #17 of 4 f32 on "world" (bucket 3) for 1.2 s", without its number.
@@ -94,7 +94,7 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
                          struct td__postmortem_line *line);
 
 /** Where a rank that has ended was then: " during all_reduce #17 of 4 f32 on "world", 0.8 s into it". */
-void td__postmortem_place(const struct td__postmortem *postmortem, int index, char *text,
+void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,
                           size_t room);
 
 /** "all_reduce #17 of 4 f32 on "world" (bucket 3)". */
@@ -108,11 +108,11 @@ void td__postmortem_print(const struct td__postmortem *postmortem, const char *m
 void td__postmortem_print_json(const struct td__postmortem *postmortem, bool whole,
                                struct td__buffer *text);
 
-/** Those who are in the collective that most wait in, and those of its group who have not come to it;
- *  or those who are in td_init_process_group(), and those who have not called it.
- *  False where nobody is missing, or nobody known. Both lists are for free(). */
+/** The ranks in the collective that most ranks wait in, and those of its group that have not reached it; or
+ *  the ranks in td_init_process_group(), and those that have not called it. False where no rank is missing,
+ *  or none is known. Both lists are for free(). */
 struct td__postmortem_gap {
-    int there; /* index of one who waits */
+    int there; /* index of a rank that waits */
     bool *waiting, *missing;
 };
 bool td__postmortem_find_gap(const struct td__postmortem *postmortem,

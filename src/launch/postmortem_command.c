@@ -9,14 +9,15 @@
 
 enum { EXIT_TROUBLE = 1, EXIT_USAGE = 2 };
 
-struct wishes {
+struct command_options {
     bool json, help;
 };
 
 static const struct td__flag flags[] = {
     {"json", 0, NULL, "as one JSON object, with all operations that the pages have",
-     td__flag_set_bool, offsetof(struct wishes, json), 0, 0},
-    {"help", 'h', NULL, "print this", td__flag_set_bool, offsetof(struct wishes, help), 0, 0},
+     td__flag_set_bool, offsetof(struct command_options, json), 0, 0},
+    {"help", 'h', NULL, "print this", td__flag_set_bool, offsetof(struct command_options, help), 0,
+     0},
 };
 static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags, "TDRUN_STORY_"};
 
@@ -65,11 +66,11 @@ static int tell(char **paths, int count, bool json)
 
 int td__postmortem_command(int argc, char **argv)
 {
-    struct wishes wishes = {0};
+    struct command_options options = {0};
     int rest;
-    if (td__flags_parse(&table, argc, argv, &wishes, &rest))
+    if (td__flags_parse(&table, argc, argv, &options, &rest))
         return fail(EXIT_USAGE);
-    if (wishes.help) {
+    if (options.help) {
         puts("usage: tdrun postmortem [--json] FILE...\n\n"
              "Tells where the ranks of a job were last, from the files that they left: with\n"
              "TANDEM_FLIGHT=/path/prefix in its environment, rank 3 keeps /path/prefix.3.\n");
@@ -80,5 +81,5 @@ int td__postmortem_command(int argc, char **argv)
         td_fail(TD_ERR_INVALID, "there is no file to read: tdrun postmortem [--json] FILE...");
         return fail(EXIT_USAGE);
     }
-    return tell(argv + rest, argc - rest, wishes.json);
+    return tell(argv + rest, argc - rest, options.json);
 }

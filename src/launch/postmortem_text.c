@@ -198,7 +198,7 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
     }
 }
 
-void td__postmortem_place(const struct td__postmortem *postmortem, int index, char *text,
+void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,
                           size_t room)
 {
     struct td__postmortem_line line = {.timed = false};
@@ -295,18 +295,18 @@ struct crowd {
 };
 
 static void gather(const struct td__postmortem *postmortem, int first,
-                   const struct td__postmortem_line *lines, bool *told, struct crowd *crowd)
+                   const struct td__postmortem_line *lines, bool *printed, struct crowd *crowd)
 {
     const struct td__postmortem_line *line = &lines[first];
     memset(crowd->marked, 0, (size_t)postmortem->count * sizeof *crowd->marked);
     crowd->shortest = crowd->longest = line->seconds;
-    crowd->marked[first] = told[first] = true;
+    crowd->marked[first] = printed[first] = true;
     for (int i = first + 1; postmortem->count > MANY && i < postmortem->count; i++) {
         double seconds = lines[i].seconds;
-        if (told[i] || postmortem->ranks[i].state != postmortem->ranks[first].state ||
+        if (printed[i] || postmortem->ranks[i].state != postmortem->ranks[first].state ||
             !same_but_for_the_time(line, &lines[i]))
             continue;
-        crowd->marked[i] = told[i] = true;
+        crowd->marked[i] = printed[i] = true;
         crowd->shortest = seconds < crowd->shortest ? seconds : crowd->shortest;
         crowd->longest = seconds > crowd->longest ? seconds : crowd->longest;
     }
@@ -356,14 +356,14 @@ static void print_gap(const struct td__postmortem *postmortem, const char *margi
 }
 
 static void print_ranks(const struct td__postmortem *postmortem,
-                        const struct td__postmortem_line *lines, bool *told, struct crowd *crowd,
+                        const struct td__postmortem_line *lines, bool *printed, struct crowd *crowd,
                         const char *margin, struct td__buffer *out)
 {
     for (int state = TD__STORY_CAUSE; state <= TD__STORY_ENDED; state++)
         for (int i = 0; i < postmortem->count; i++) {
-            if (told[i] || (int)postmortem->ranks[i].state != state)
+            if (printed[i] || (int)postmortem->ranks[i].state != state)
                 continue;
-            gather(postmortem, i, lines, told, crowd);
+            gather(postmortem, i, lines, printed, crowd);
             print_crowd(postmortem, i, &lines[i], crowd, margin, out);
         }
 }
@@ -372,16 +372,16 @@ void td__postmortem_print(const struct td__postmortem *postmortem, const char *m
                           struct td__buffer *out)
 {
     size_t count = (size_t)postmortem->count + 1;
-    bool *told = calloc(count, sizeof *told);
+    bool *printed = calloc(count, sizeof *printed);
     struct crowd crowd = {.marked = calloc(count, sizeof *crowd.marked)};
     struct td__postmortem_line *lines = malloc(count * sizeof *lines);
-    if (told && crowd.marked && lines) {
+    if (printed && crowd.marked && lines) {
         for (int i = 0; i < postmortem->count; i++)
             td__postmortem_line(postmortem, i, &lines[i]);
-        print_ranks(postmortem, lines, told, &crowd, margin, out);
+        print_ranks(postmortem, lines, printed, &crowd, margin, out);
         print_gap(postmortem, margin, out);
     }
-    free(told);
+    free(printed);
     free(crowd.marked);
     free(lines);
 }

@@ -3,7 +3,7 @@
  * A process that daemonises itself (setsid, double fork) leaves its process group and its parent,
  * but not its ancestors: as subreaper we become its parent. So "no child is left" is the same as "no
  * descendant is left", and waitpid() says so at no cost. The walk through /proc is only for finding
- * whom to kill. It may miss a process that is being born; then there is another round. */
+ * the processes to kill. It may miss a process that is being forked; then there is another pass. */
 #include "launch/reap_tree.h"
 
 #include "os/process.h"
@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAUSE_NS = 5000000 }; /* between two rounds, unless a child ends first */
+enum { PAUSE_NS = 5000000 }; /* between two passes, unless a child ends first */
 
 struct process {
     pid_t pid;
@@ -60,7 +60,7 @@ static void read_processes(struct process_list *list)
         if (!pid || !td__process_stat(pid, &stat) || stat.state == 'Z')
             continue;
         if (stat.parent > 0 && !add_process(list, pid, stat.parent))
-            break; /* short of memory: whom we have; the rest in the next round */
+            break; /* short of memory: the rest in the next pass */
     }
     closedir(proc);
 }

@@ -1,4 +1,4 @@
-/* The report on failures; see report.h. */
+/* The report on failures; see worker.h. */
 #include "launch/worker.h"
 
 #include "base/fail.h"
@@ -65,7 +65,7 @@ void td__report_others(struct td__console *console, const struct td__worker *wor
     int others = 0;
     for (int i = 0; i < count; i++) {
         const struct td__worker *worker = &workers[i];
-        bool failed = worker->pid && !worker->running && !worker->told && worker->status != 0;
+        bool failed = worker->pid && !worker->running && !worker->signalled && worker->status != 0;
         if (worker == first || !failed || others++ >= NAMED)
             continue;
         td__describe_status(worker->status, how, sizeof how);

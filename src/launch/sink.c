@@ -1,4 +1,4 @@
-/* A descriptor with a thread that writes; see sink.h. The thread takes the whole queue at once and
+/* A descriptor with a thread that writes; see console.h. The thread takes the whole queue at once and
  * leaves an empty one, so that many lines are one write() when there are many. */
 #include "launch/console.h"
 
@@ -19,7 +19,7 @@ static int write_all(int fd, const uint8_t *data, size_t size)
             data += written;
             size -= (size_t)written;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            /* Somebody who shares it has set it non-blocking. */
+            /* Another process that shares it has set it non-blocking. */
             struct pollfd writable = {.fd = fd, .events = POLLOUT};
             poll(&writable, 1, -1);
         } else if (errno != EINTR) {

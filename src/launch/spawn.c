@@ -1,11 +1,11 @@
 /* td_spawn(): processes of a job from inside a program.
  *
- *     parent: fork nprocs children, then host the store, tell the children its port, watch them
+ *     parent: fork nprocs children, then host the store, send the children its port, watch them
  *     child:  wait for the port, set the environment, run fn, report a failure, exit
  *
  * The children are forked before the store's thread exists, so that they inherit neither it nor its
- * sockets. Through `orders` they get the port, and its end is the parent's death; through `report`
- * each tells the status and message of its end. A child is killed with the thread that started it
+ * sockets. They get the port through `orders`, whose end means the parent's death; each sends the status
+ * and message of its end through `report`. A child is killed with the thread that started it
  * (PR_SET_PDEATHSIG), which does not return from td_spawn() before that is set. */
 #include "base/auth.h"
 #include "base/clock.h"
@@ -66,7 +66,7 @@ static void set_number(const char *name, int number)
 
 static void set_environment(int rank, int count, int port, const char *secret, const char *flight)
 {
-    char place[32];
+    char endpoint[32];
     setenv(TD__FLIGHT_VARIABLE, flight, 1);
     set_number("RANK", rank);
     set_number("LOCAL_RANK", rank);
@@ -75,8 +75,8 @@ static void set_environment(int rank, int count, int port, const char *secret, c
     set_number("LOCAL_WORLD_SIZE", count);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     set_number("MASTER_PORT", port);
-    snprintf(place, sizeof place, "127.0.0.1:%d", port);
-    setenv("TANDEM_AGENT_STORE", place, 1);
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port);
+    setenv("TANDEM_AGENT_STORE", endpoint, 1);
     if (*secret)
         setenv("TANDEM_SECRET", secret, 1);
     unsetenv("TORCHELASTIC_RESTART_COUNT");
@@ -114,7 +114,7 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
 /* ---- The parent ------------------------------------------------------------------------------ */
 
 /* Appends to the error on how `rank` ended in which operation that was, where it is known. */
-static void add_place(td_spawn_context *context, int rank, int wait_status)
+static void add_operation(td_spawn_context *context, int rank, int wait_status)
 {
     struct td__postmortem postmortem;
     char *text = context->failure.text;
@@ -126,7 +126,7 @@ static void add_place(td_spawn_context *context, int rank, int wait_status)
         return;
     for (int i = 0; i < postmortem.count; i++)
         if (postmortem.ranks[i].slot == rank && postmortem.ranks[i].phase != TD__FLIGHT_ABSENT)
-            td__postmortem_place(&postmortem, i, text + used, sizeof context->failure.text - used);
+            td__postmortem_where(&postmortem, i, text + used, sizeof context->failure.text - used);
     td__postmortem_free(&postmortem);
 }
 
@@ -147,11 +147,11 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
         snprintf(failure->text, sizeof failure->text, "rank %d (process %ld) %s%s", rank, pid, how,
                  WIFSIGNALED(wait_status) && WCOREDUMP(wait_status) ? " (core dumped)" : "");
     }
-    add_place(context, rank, wait_status);
+    add_operation(context, rank, wait_status);
 }
 
-/* The first failure counts; but a rank that reports TD_ERR_PEER suffered from another's, and makes
- * way for one that ended in the same moment by itself. */
+/* The first failure counts; but a rank that reports TD_ERR_PEER suffered from the failure of another, and a
+ * rank that ended by itself at the same moment replaces it. */
 static void note_end(td_spawn_context *context, int rank, int wait_status)
 {
     struct td__error report;
@@ -187,7 +187,7 @@ static void stop_others(td_spawn_context *context)
     context->stopping = true;
     context->kill_at = td__deadline_in_ms(context->shutdown_ms);
     signal_all(context, SIGTERM);
-    signal_all(context, SIGCONT); /* so that a stopped one hears it, too */
+    signal_all(context, SIGCONT); /* so that a stopped one gets it, too */
 }
 
 /* Whether a child has ended, and how. A program that ignores SIGCHLD never learns how. */
@@ -342,7 +342,7 @@ static td_status find_secret(char secret[65])
     return given.given ? TD_OK : td__secret_make(secret);
 }
 
-/* All children, then the store, then the word to go. */
+/* All children, then the store, then its port to the children. */
 static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
 {
     char secret[65];
@@ -367,8 +367,9 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
         await_ties(context, orders[1]);
     int port = status ? 0 : td_tcp_store_port(context->store);
     for (int rank = 0; !status && rank < context->count; rank++)
-        send(orders[1], &port, sizeof port, MSG_NOSIGNAL); /* who is gone already is noticed so */
-    close(orders[1]); /* without their orders the children end by themselves */
+        send(orders[1], &port, sizeof port,
+             MSG_NOSIGNAL); /* a child that has ended already is noticed so */
+    close(orders[1]);       /* without their orders the children end by themselves */
     return status;
 }
 

@@ -16,7 +16,7 @@
 
 enum { EXIT_TROUBLE = 1, EXIT_USAGE = 2, COLUMNS = 100 };
 
-struct wishes {
+struct command_options {
     bool json, all, help;
     double watch; /* 0: once */
     int pid;      /* 0: all jobs */
@@ -25,19 +25,20 @@ struct wishes {
 static td_status set_watch(const struct td__flag *flag, const char *value, void *target)
 {
     TD_TRY(td__flag_set_seconds(flag, value, target));
-    double *seconds = &((struct wishes *)target)->watch;
+    double *seconds = &((struct command_options *)target)->watch;
     *seconds = *seconds < 0.1 ? 0.1 : *seconds;
     return TD_OK;
 }
 
 static const struct td__flag flags[] = {
-    {"json", 0, NULL, "as JSON, an object a job", td__flag_set_bool, offsetof(struct wishes, json),
-     0, 0},
+    {"json", 0, NULL, "as JSON, an object a job", td__flag_set_bool,
+     offsetof(struct command_options, json), 0, 0},
     {"watch", 0, "[SECONDS]", "again and again (every 2 s)", set_watch,
-     offsetof(struct wishes, watch), 0, 0},
+     offsetof(struct command_options, watch), 0, 0},
     {"all", 0, NULL, "also jobs of other users, which only root may see", td__flag_set_bool,
-     offsetof(struct wishes, all), 0, 0},
-    {"help", 'h', NULL, "print this", td__flag_set_bool, offsetof(struct wishes, help), 0, 0},
+     offsetof(struct command_options, all), 0, 0},
+    {"help", 'h', NULL, "print this", td__flag_set_bool, offsetof(struct command_options, help), 0,
+     0},
 };
 static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags, "TDRUN_STATUS_"};
 
@@ -139,9 +140,9 @@ static void put_job(struct td__buffer *out, const struct td__postmortem *postmor
 
 /* ---- Looking --------------------------------------------------------------------------------- */
 
-static bool is_wanted(const struct wishes *wishes, const struct td__postmortem_book *book)
+static bool is_wanted(const struct command_options *options, const struct td__postmortem_book *book)
 {
-    return !wishes->pid || td__job_has_process(book, wishes->pid);
+    return !options->pid || td__job_has_process(book, options->pid);
 }
 
 static void put_hollow_job(struct td__buffer *out, const struct td__flight_book_info *info)
@@ -180,50 +181,50 @@ static td_status put_book(struct td__buffer *out, const struct td__job *job,
     return TD_OK;
 }
 
-static td_status look(const struct wishes *wishes, struct td__buffer *out, int *shown)
+static td_status look(const struct command_options *options, struct td__buffer *out, int *shown)
 {
     struct td__job *jobs;
     struct td__postmortem_book book; /* one at a time: nobody can have us hold many */
-    int count, columns = wishes->json ? 0 : width();
-    TD_TRY(td__jobs_find(wishes->all, &jobs, &count));
+    int count, columns = options->json ? 0 : width();
+    TD_TRY(td__jobs_find(options->all, &jobs, &count));
     td_status status = TD_OK;
     *shown = 0;
-    td__postmortem_put(out, "%s", wishes->json ? "[" : "");
+    td__postmortem_put(out, "%s", options->json ? "[" : "");
     for (int i = 0; i < count && !status; i++) {
         if (!td__job_copy(&jobs[i], &book))
             continue;
-        if (is_wanted(wishes, &book))
-            status = put_book(out, &jobs[i], &book, wishes->json, columns, !(*shown)++);
+        if (is_wanted(options, &book))
+            status = put_book(out, &jobs[i], &book, options->json, columns, !(*shown)++);
         else
             free(book.bytes);
     }
-    td__postmortem_put(out, "%s", wishes->json ? "]\n" : "");
+    td__postmortem_put(out, "%s", options->json ? "]\n" : "");
     free(jobs);
     return status;
 }
 
-static int show(const struct wishes *wishes, bool again)
+static int show(const struct command_options *options, bool again)
 {
     struct td__buffer text = {0};
     int shown;
-    if (look(wishes, &text, &shown)) {
+    if (look(options, &text, &shown)) {
         td__buffer_free(&text);
         return fail(EXIT_TROUBLE);
     }
-    if (again && !wishes->json)
+    if (again && !options->json)
         fputs(isatty(STDOUT_FILENO) ? "\033[H\033[J" : "\n", stdout);
-    if (shown || wishes->json)
+    if (shown || options->json)
         fwrite(text.data, 1, text.size, stdout);
     td__buffer_free(&text);
-    if (!shown && wishes->pid)
+    if (!shown && options->pid)
         fprintf(stderr,
                 "tdrun status: process %d is neither the launcher of a job nor a worker of "
                 "one that runs here\n",
-                wishes->pid);
+                options->pid);
     else if (!shown)
         fprintf(stderr, "tdrun status: no job of %s runs on this machine%s\n",
-                wishes->all && !geteuid() ? "anybody" : "this user",
-                wishes->all && geteuid() ? "; those of others only root may see" : "");
+                options->all && !geteuid() ? "anybody" : "this user",
+                options->all && geteuid() ? "; those of others only root may see" : "");
     return fflush(stdout) || !shown ? EXIT_TROUBLE : 0;
 }
 
@@ -240,16 +241,16 @@ static void complete_watch(int argc, char **argv)
             argv[i] = usual;
 }
 
-static td_status parse(int argc, char **argv, struct wishes *wishes)
+static td_status parse(int argc, char **argv, struct command_options *options)
 {
     complete_watch(argc, argv);
     for (int rest; argc > 0; argc -= rest, argv += rest) {
-        TD_TRY(td__flags_parse(&table, argc, argv, wishes, &rest));
-        if (rest < argc && (wishes->pid || !td__parse_int(argv[rest], 1, INT_MAX, &wishes->pid)))
+        TD_TRY(td__flags_parse(&table, argc, argv, options, &rest));
+        if (rest < argc && (options->pid || !td__parse_int(argv[rest], 1, INT_MAX, &options->pid)))
             return td_fail(TD_ERR_INVALID,
                            "\"%s\" is %s; to start a program of the name status: tdrun ./status",
                            argv[rest],
-                           wishes->pid ? "one too many" : "not the number of a process");
+                           options->pid ? "one too many" : "not the number of a process");
         if (rest >= argc)
             break;
     }
@@ -258,10 +259,10 @@ static td_status parse(int argc, char **argv, struct wishes *wishes)
 
 int td__status_command(int argc, char **argv)
 {
-    struct wishes wishes = {0};
-    if (parse(argc, argv, &wishes))
+    struct command_options options = {0};
+    if (parse(argc, argv, &options))
         return fail(EXIT_USAGE);
-    if (wishes.help) {
+    if (options.help) {
         puts(
             "usage: tdrun status [--json] [--watch [SECONDS]] [--all] [PID]\n\n"
             "Shows what the workers of jobs on this machine do: of all jobs of this user, or of the\n"
@@ -269,10 +270,10 @@ int td__status_command(int argc, char **argv)
         td__flags_print(&table, stdout);
         return 0;
     }
-    int code = show(&wishes, false);
-    while (wishes.watch > 0 && !code) {
-        td__sleep_ns((int64_t)(wishes.watch * 1e9));
-        code = show(&wishes, true);
+    int code = show(&options, false);
+    while (options.watch > 0 && !code) {
+        td__sleep_ns((int64_t)(options.watch * 1e9));
+        code = show(&options, true);
     }
     return code;
 }

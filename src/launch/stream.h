@@ -34,7 +34,9 @@ bool td__tail_print(const struct td__tail *tail, const char *margin, struct td__
 
 void td__tail_free(struct td__tail *tail);
 
-/* ---- Log files ------------------------------------------------------------------------------- */
+/* ---- Log files -------------------------------------------------------------------------------
+ *
+ *     DIR/<run id>/[node_<k>/ with several nodes]attempt_<n>/<local rank>/stdout.log, stderr.log */
 
 struct td__logs {
     char directory[PATH_MAX]; /* down to the run id, or the node */

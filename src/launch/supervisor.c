@@ -1,11 +1,11 @@
-/* The front and the agent; see supervisor.h.
+/* The supervisor and the agent; see supervisor.h.
  *
  * The agent is in a process group of its own. On a terminal Ctrl-C and Ctrl-Z go to the group in the
- * foreground, which is the front's: so exactly one process gets them, and hands them on as bytes on
- * the lifeline. (With both in one group, one Ctrl-C would arrive twice, and the second counts as
+ * foreground, which is the supervisor's: so exactly one process gets them, and forwards them as bytes on
+ * the signal pipe. (With both in one group, one Ctrl-C would arrive twice, and the second counts as
  * "now".) What the agent writes comes from a group in the background; it ignores SIGTTOU, so that
  * this is allowed also where `stty tostop` is set. It never stops itself: Ctrl-Z stops the workers
- * and the front, which is what the shell waits for.
+ * and the supervisor, which the shell waits for.
  *
  * A signal that is sent to the agent directly, as by a service manager that signals every process of
  * a service, reaches it as well; it takes a signal that it knows already as one and the same. */
@@ -27,7 +27,7 @@
 enum { SWEEP_MS = 10000 };
 
 /* The title is written over the arguments, which lie in memory one after another. */
-static void set_title(int argc, char **argv, pid_t front)
+static void set_title(int argc, char **argv, pid_t supervisor)
 {
     prctl(PR_SET_NAME, "tandem-agent");
     char *end = argv[0];
@@ -36,7 +36,7 @@ static void set_title(int argc, char **argv, pid_t front)
     size_t room = (size_t)(end - argv[0]);
     memset(argv[0], 0, room);
     if (room)
-        snprintf(argv[0], room, "tandem-agent of process %d", (int)front);
+        snprintf(argv[0], room, "tandem-agent of process %d", (int)supervisor);
 }
 
 static void ignore(int number, sigset_t *ignored)
@@ -58,19 +58,19 @@ static _Noreturn void be_agent(int argc, char **argv, struct td__agent_start *st
     exit(agent(start, arg));
 }
 
-static void forward(int lifeline, int signal)
+static void forward(int signal_pipe, int signal)
 {
     uint8_t byte = (uint8_t)signal;
-    ssize_t written = write(lifeline, &byte, 1);
-    (void)written; /* an agent that is gone is noticed by its end */
+    ssize_t written = write(signal_pipe, &byte, 1);
+    (void)written; /* the end of the agent is noticed by waitpid() */
 }
 
 /* Stops this process as the shell expects it, and returns when it goes on. */
-static void pause_with_workers(int lifeline)
+static void pause_with_workers(int signal_pipe)
 {
-    forward(lifeline, SIGTSTP);
+    forward(signal_pipe, SIGTSTP);
     kill(getpid(), SIGSTOP);
-    forward(lifeline, SIGCONT);
+    forward(signal_pipe, SIGCONT);
 }
 
 /* Reaps what has ended; true when the agent has, with its status. */
@@ -91,7 +91,7 @@ static bool agent_ended(pid_t agent, int *status)
 static int clean_up_after(pid_t agent, int status)
 {
     int left = td__reap_tree(
-        td__deadline_in_ms(SWEEP_MS)); /* an agent that ended well left nothing */
+        td__deadline_in_ms(SWEEP_MS)); /* an agent that ended in order left nothing */
     if (WIFSIGNALED(status))
         fprintf(stderr,
                 "tdrun: its agent (pid %d) was killed by %s; all workers on this node were ended "
@@ -102,15 +102,15 @@ static int clean_up_after(pid_t agent, int status)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static int be_front(pid_t agent, const sigset_t *waited, int lifeline)
+static int supervise(pid_t agent, const sigset_t *waited, int signal_pipe)
 {
     int status = 0;
     while (!agent_ended(agent, &status)) {
         int signal = sigwaitinfo(waited, NULL);
         if (signal == SIGTSTP)
-            pause_with_workers(lifeline);
+            pause_with_workers(signal_pipe);
         else if (signal > 0 && signal != SIGCHLD)
-            forward(lifeline, signal);
+            forward(signal_pipe, signal);
     }
     return clean_up_after(agent, status);
 }
@@ -133,10 +133,10 @@ td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td_
                              void *arg, int *exit_code)
 {
     struct td__agent_start start;
-    int lifeline[2];
+    int signal_pipe[2];
     td__reap_tree_prepare();
     choose_signals(handled, &start.signals);
-    if (pipe2(lifeline, O_CLOEXEC))
+    if (pipe2(signal_pipe, O_CLOEXEC))
         return td_fail(TD_ERR_SYSTEM, "cannot make a pipe: %s", td__errno_text(errno));
     sigset_t waited = start.signals;
     sigaddset(&waited, SIGCHLD);
@@ -144,19 +144,19 @@ td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td_
     pid_t pid = fork();
     if (pid < 0) {
         int error = errno;
-        close(lifeline[0]);
-        close(lifeline[1]);
+        close(signal_pipe[0]);
+        close(signal_pipe[1]);
         return td_fail(TD_ERR_SYSTEM, "cannot start the agent: %s", td__errno_text(error));
     }
     if (pid == 0) {
-        close(lifeline[1]);
-        start.lifeline = lifeline[0];
+        close(signal_pipe[1]);
+        start.signal_pipe = signal_pipe[0];
         be_agent(argc, argv, &start, agent, arg);
     }
-    close(lifeline[0]);
+    close(signal_pipe[0]);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    *exit_code = be_front(pid, &waited, lifeline[1]);
-    close(lifeline[1]);
+    *exit_code = supervise(pid, &waited, signal_pipe[1]);
+    close(signal_pipe[1]);
     return TD_OK;
 }

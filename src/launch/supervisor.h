@@ -1,11 +1,11 @@
 /* Two processes instead of one, so that each can clean up after the other.
  *
- *     shell ── front (the pid that the user sees) ── agent ── workers ── whatever they start
+ *     shell ── supervisor (the pid that the user sees) ── agent ── workers ── whatever they start
  *
- * The front forwards signals and waits. The agent does everything else. Both adopt what descends
- * from them. When the front is killed, the agent sees the end of its lifeline, kills all that
- * descends from it, and ends; when the agent is killed, the front does the same. The agent goes by
- * another name, so that `pkill -9 tdrun` leaves it time for that. */
+ * The supervisor forwards signals and waits. The agent does everything else: it starts the workers of this
+ * node, watches them, and ends them. Both adopt what descends from them. When the supervisor is killed, the
+ * agent sees the end of the signal pipe, kills all its descendants, and ends; when the agent is killed, the
+ * supervisor does the same. The agent has another name, so that `pkill -9 tdrun` leaves it time for that. */
 #ifndef TD_LAUNCH_SUPERVISOR_H
 #define TD_LAUNCH_SUPERVISOR_H
 
@@ -16,11 +16,11 @@
 
 #include <signal.h>
 
-/** How the agent comes to life. The signals that the front handles, and SIGCHLD, are blocked; the
- *  agent unblocks them when it is ready for them. */
+/** How the agent starts. The signals that the supervisor handles, and SIGCHLD, are blocked; the agent
+ *  unblocks them when it is ready for them. */
 struct td__agent_start {
-    int lifeline;     /* brings a byte for each signal that reached the front, its number, and ends
-                         when the front is gone */
+    int signal_pipe;  /* has a byte for each signal that reached the supervisor, its number, and
+                         ends with the supervisor */
     sigset_t signals; /* those to be ready for: what was ignored from the start is not among them */
     sigset_t mask;    /* the mask that this process was started with: the workers' too */
     sigset_t ignored; /* signals that the agent ignores, and the workers should not */

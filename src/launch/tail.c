@@ -1,4 +1,4 @@
-/* The last lines of output; see tail.h. */
+/* The last lines of output; see stream.h. */
 #include "launch/stream.h"
 
 #include <stdlib.h>

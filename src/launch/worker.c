@@ -1,9 +1,9 @@
 /* A worker process; see worker.h.
  *
- * Who ended first? The loop delivers what happens to descriptors in the order in which it happened,
- * so a pidfd for each worker tells in which order they ended, which waitpid() does not. That is not
- * enough: a worker that dies closes its connections some time before it is gone, and one that fails
- * because of this may be gone first (on a busy machine in every second case). So each worker also
+ * Which worker ended first? The loop delivers the events of descriptors in the order in which they
+ * happened, so a pidfd for each worker gives the order of their ends, which waitpid() does not. That is not
+ * enough: a worker that dies closes its connections some time before it has ended, and one that fails
+ * because of this may end first (on a busy machine in every second case). So each worker also
  * holds a pipe that is closed before its connections are: the order of those is the order of causes. */
 #include "launch/worker.h"
 
@@ -34,11 +34,11 @@ static void on_exit_pipe(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     struct td__worker *worker = poll->data;
-    worker->parted_ns = td__now_ns();
+    worker->exiting_ns = td__now_ns();
     uv_poll_stop(poll);
 }
 
-/* Makes the pipe; returns the worker's end of it, or -1: it is not vital. */
+/* Makes the exit pipe; returns the worker's end of it, or -1: the worker can do without. */
 static int open_exit_pipe(struct td__worker *worker, uv_loop_t *loop)
 {
     int ends[2];
@@ -134,8 +134,8 @@ bool td__worker_reap(struct td__worker *worker)
         return false;
     worker->running = false;
     worker->ended_ns = td__now_ns();
-    if (!worker->parted_ns)
-        worker->parted_ns = worker->ended_ns; /* a child of its own still holds the pipe */
+    if (!worker->exiting_ns)
+        worker->exiting_ns = worker->ended_ns; /* a child of its own still holds the pipe */
     if (worker->pidfd >= 0)
         uv_poll_stop(&worker->poll);
     return true;
@@ -148,8 +148,8 @@ void td__worker_signal(struct td__worker *worker, int signal)
     kill(-worker->pid, signal);
     if (signal == SIGTSTP || signal == SIGCONT)
         return;
-    worker->told = true;
-    kill(-worker->pid, SIGCONT); /* one that is stopped would not notice */
+    worker->signalled = true;
+    kill(-worker->pid, SIGCONT); /* a stopped one would not get it */
 }
 
 bool td__worker_is_dying(const struct td__worker *worker)
@@ -160,7 +160,7 @@ bool td__worker_is_dying(const struct td__worker *worker)
 
 bool td__worker_lingers(const struct td__worker *worker)
 {
-    return worker->running || (worker->told && !kill(-worker->pid, 0));
+    return worker->running || (worker->signalled && !kill(-worker->pid, 0));
 }
 
 void td__worker_close(struct td__worker *worker)

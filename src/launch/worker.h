@@ -15,15 +15,15 @@ struct td__worker {
     int local_rank;
     struct td__stream streams[2]; /* TD__OUT and TD__ERR */
 
-    pid_t pid;    /* also the number of its process group; 0 before it was started */
-    bool running; /* started, and not reaped yet */
-    bool told;    /* it was sent a signal to end, while it was running */
-    int status;   /* of waitpid(), once it has ended */
-    int restarts; /* how often it was started again by itself … */
-    bool again;   /* … and it is to be now */
+    pid_t pid;           /* also the number of its process group; 0 before it was started */
+    bool running;        /* started, and not reaped yet */
+    bool signalled;      /* it was sent a signal to end, while it was running */
+    int status;          /* of waitpid(), once it has ended */
+    int restarts;        /* how often it was started again by itself … */
+    bool restart_wanted; /* … and it is to be now */
     int64_t started_ns, ended_ns;
-    bool end_noted;    /* in the book of the flight recorder */
-    int64_t parted_ns; /* when it began to end; 0 as long as that is not known */
+    bool end_noted;     /* in the book of the flight recorder */
+    int64_t exiting_ns; /* when it began to end; 0 as long as that is not known */
 
     int exit_pipe; /* hangs up when the worker begins to end … */
     uv_poll_t exit_pipe_poll;
@@ -61,10 +61,10 @@ bool td__worker_reap(struct td__worker *worker);
 /** Sends a signal to a running worker and all of its process group. */
 void td__worker_signal(struct td__worker *worker, int signal);
 
-/** True when the worker, not reaped yet, is past the point of no return. */
+/** True when the worker, not reaped yet, has begun to end. */
 bool td__worker_is_dying(const struct td__worker *worker);
 
-/** True while the worker, or another process of its group that was told to end with it, is there. */
+/** True while the worker, or another process of its group that was signalled with it, runs. */
 bool td__worker_lingers(const struct td__worker *worker);
 
 /** Closes what it has open. The handles are closed once the loop has run again. */

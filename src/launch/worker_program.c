@@ -1,4 +1,4 @@
-/* What the workers run; see program.h. It is looked up before anything is started, so that a mistake
+/* What the workers run; see worker_program.h. It is looked up before anything is started, so that a mistake
  * in its name costs no worker, and so that the message can say more than an errno does. */
 #include "launch/worker_program.h"
 
