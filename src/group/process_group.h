@@ -62,14 +62,17 @@ const char *td__backend_with(td_op_kind kind, const char *name);
 /** The slot of a collective. */
 td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind);
 
-/** The backends that are always there, the default first; ends with a name of NULL. A component above this
- *  one defines it. */
-struct td__builtin_backend {
-    const char *name;
-    const char *shown; /* what td_get_backend() says */
-    const td_backend_ops *ops;
+/** A backend in the list of those that are known. */
+struct td__backend {
+    struct td__backend *next;
+    const td_backend_ops *ops; /* NULL: taken back; the name stays for groups that point to it */
+    void *arg;
+    const char *shown; /* of a built-in one: what td_get_backend() says */
+    char name[32];
 };
-extern const struct td__builtin_backend td__builtin_backends[];
+
+/** The list of the built-in ones, the default first. A component above this one defines it. */
+extern struct td__backend td__builtin_backends[];
 
 /** The reduction of a td_reduce_op on `dtype`, checked; TD_ERR_INVALID where there is no such one. */
 struct td__reduction;

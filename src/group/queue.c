@@ -249,14 +249,18 @@ static td_status finish_waiting(td_work *work)
     return status;
 }
 
+static td_status fail_unsupported(const td_group *group, const td_call *call)
+{
+    const char *other = td__backend_with(call->kind, group->backend);
+    return td_fail(
+        TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
+        group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
+}
+
 td_status td__group_run(td_group *group, td_call *call, td_work **work)
 {
-    if (!td__backend_slot(group->ops, call->kind)) {
-        const char *other = td__backend_with(call->kind, group->backend);
-        return td_fail(
-            TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
-            group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
-    }
+    if (!td__backend_slot(group->ops, call->kind))
+        return fail_unsupported(group, call);
     call->timeout_ms = td__call_timeout(group);
     unsigned none = 0;
     if (!work && atomic_compare_exchange_strong_explicit(
@@ -278,18 +282,13 @@ td_status td__group_run(td_group *group, td_call *call, td_work **work)
             *work = queued;
         return status;
     }
-    status = finish_waiting(queued);
-    return status;
+    return finish_waiting(queued);
 }
 
 static td_status post(td_group *group, const td_call *call, td_work **work_out)
 {
-    if (!group->ops->post) {
-        const char *other = td__backend_with(call->kind, group->backend);
-        return td_fail(
-            TD_ERR_UNSUPPORTED, "backend \"%s\" of group \"%s\" has no %s; backend \"%s\" has it",
-            group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
-    }
+    if (!group->ops->post)
+        return fail_unsupported(group, call);
     if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED ||
         (!group->ops->abort && atomic_load(&group->given_up)))
         return td__group_state(group);

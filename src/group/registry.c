@@ -3,57 +3,37 @@
 #include "group/process_group.h"
 
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_ROOM = 32 };
-
-struct entry {
-    struct entry *next;
-    const td_backend_ops *ops; /* NULL: taken back; the name stays for groups that point to it */
-    void *arg;
-    char name[NAME_ROOM];
-};
-
-/* Guards the list, which only grows; nothing is taken after it. */
+/* Guards the list, which only grows, at its front; nothing is taken after it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct entry *registered;
+static struct td__backend *backends = td__builtin_backends;
 
-static struct entry *find(const char *name) /* holds the lock */
+static struct td__backend *find(const char *name) /* holds the lock */
 {
-    struct entry *entry = registered;
-    while (entry && strcmp(entry->name, name) != 0)
-        entry = entry->next;
-    return entry;
-}
-
-static const struct td__builtin_backend *find_builtin(const char *name)
-{
-    const struct td__builtin_backend *builtin = td__builtin_backends;
-    while (builtin->name && strcmp(builtin->name, name) != 0)
-        builtin++;
-    return builtin->name ? builtin : NULL;
+    struct td__backend *backend = backends;
+    while (backend && strcmp(backend->name, name) != 0)
+        backend = backend->next;
+    return backend;
 }
 
 td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg)
 {
     size_t length = name ? strlen(name) : 0;
-    bool sound = length > 0 && length < NAME_ROOM;
+    bool sound = length > 0 && length < sizeof backends->name;
     for (size_t i = 0; i < length && sound; i++)
         sound = isalnum((unsigned char)name[i]) || name[i] == '_' || name[i] == '-';
     if (!sound)
         return td_fail(TD_ERR_INVALID,
                        "td_register_backend: \"%s\" is no name: letters, digits, '_' and '-', at "
-                       "most %d",
-                       name ? name : "NULL", NAME_ROOM - 1);
+                       "most %zu",
+                       name ? name : "NULL", sizeof backends->name - 1);
     if (ops && (!ops->create || !ops->destroy))
         return td_fail(TD_ERR_INVALID, "td_register_backend: backend \"%s\" has no %s", name,
                        ops->create ? "destroy" : "create");
-    if (find_builtin(name))
-        return td_fail(TD_ERR_STATE, "td_register_backend: \"%s\" is built in", name);
-    struct entry *added = calloc(1, sizeof *added);
+    struct td__backend *added = calloc(1, sizeof *added);
     if (!added)
         return td__fail_nomem("td_register_backend");
     memcpy(added->name, name, length);
@@ -62,15 +42,17 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
 
     td_status status = TD_OK;
     pthread_mutex_lock(&lock);
-    struct entry *present = find(name);
-    if (present && present->ops && ops) {
+    struct td__backend *present = find(name);
+    if (present && present->shown) {
+        status = td_fail(TD_ERR_STATE, "td_register_backend: \"%s\" is built in", name);
+    } else if (present && present->ops && ops) {
         status = td_fail(TD_ERR_STATE, "td_register_backend: \"%s\" is registered already", name);
     } else if (present) {
         present->ops = ops;
         present->arg = arg;
     } else if (ops) {
-        added->next = registered;
-        registered = added;
+        added->next = backends;
+        backends = added;
         added = NULL;
     }
     pthread_mutex_unlock(&lock);
@@ -78,37 +60,22 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
     return status;
 }
 
-/* Those that users registered, the newest first, and then the built-in ones; holds the lock. */
-static void fail_unknown(const char *name)
-{
-    char known[256] = "";
-    size_t length = 0;
-    for (const struct entry *entry = registered; entry; entry = entry->next)
-        if (entry->ops && length + NAME_ROOM + 2 < sizeof known)
-            length += (size_t)snprintf(known + length, sizeof known - length, "%s, ", entry->name);
-    for (const struct td__builtin_backend *at = td__builtin_backends; at->name; at++)
-        if (length + NAME_ROOM + 2 < sizeof known)
-            length += (size_t)snprintf(known + length, sizeof known - length, "%s%s",
-                                       at == td__builtin_backends ? "" : ", ", at->name);
-    td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
-}
-
 const td_backend_ops *td__backend_find(const char *name, void **arg, const char **kept_name)
 {
-    const struct td__builtin_backend *builtin = find_builtin(name);
-    if (builtin) {
-        *arg = NULL;
-        *kept_name = builtin->shown;
-        return builtin->ops;
-    }
     pthread_mutex_lock(&lock);
-    const struct entry *entry = find(name);
-    const td_backend_ops *ops = entry ? entry->ops : NULL;
+    struct td__backend *backend = find(name);
+    const td_backend_ops *ops = backend ? backend->ops : NULL;
     if (ops) {
-        *arg = entry->arg;
-        *kept_name = entry->name;
+        *arg = backend->arg;
+        *kept_name = backend->shown ? backend->shown : backend->name;
     } else {
-        fail_unknown(name);
+        char known[256] = "";
+        size_t length = 0;
+        for (backend = backends; backend; backend = backend->next)
+            if (backend->ops && length + sizeof backend->name + 2 < sizeof known)
+                length += (size_t)snprintf(known + length, sizeof known - length, "%s%s",
+                                           length ? ", " : "", backend->name);
+        td_fail(TD_ERR_INVALID, "there is no backend \"%s\": there are %s", name, known);
     }
     pthread_mutex_unlock(&lock);
     return ops;
@@ -140,21 +107,17 @@ td_collective_fn td__backend_slot(const td_backend_ops *ops, td_op_kind kind)
     }
 }
 
-static bool has(const td_backend_ops *ops, td_op_kind kind)
-{
-    return kind >= TD_OP_SEND ? ops->post != NULL : td__backend_slot(ops, kind) != NULL;
-}
-
 const char *td__backend_with(td_op_kind kind, const char *name)
 {
-    for (const struct td__builtin_backend *at = td__builtin_backends; at->name; at++)
-        if (has(at->ops, kind) && strcmp(at->name, name) != 0)
-            return at->name;
     const char *found = NULL;
     pthread_mutex_lock(&lock);
-    for (const struct entry *entry = registered; entry && !found; entry = entry->next)
-        if (entry->ops && has(entry->ops, kind) && strcmp(entry->name, name) != 0)
-            found = entry->name;
+    /* The built-in ones stand last, and are the ones to name, the first of them before others. */
+    for (struct td__backend *at = backends; at; at = at->next) {
+        bool has = at->ops && (kind >= TD_OP_SEND ? at->ops->post != NULL
+                                                  : td__backend_slot(at->ops, kind) != NULL);
+        if (has && strcmp(at->name, name) != 0 && (!found || at == td__builtin_backends))
+            found = at->name;
+    }
     pthread_mutex_unlock(&lock);
     return found;
 }

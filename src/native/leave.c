@@ -102,7 +102,8 @@ void td__leave_comm(struct td__root *root, struct td__shm_comm *comm)
         return;
     }
     pthread_mutex_lock(&root->lock);
-    struct left *left = TD__CONTAINER(td__root_attachment(root, &left_ops), struct left, attachment);
+    struct left *left = TD__CONTAINER(td__root_attachment(root, &left_ops), struct left,
+                                      attachment);
     comm->next = left->comms;
     left->comms = comm;
     pthread_mutex_unlock(&root->lock);

@@ -523,9 +523,8 @@ struct td__shm_comm *td__native_comm(const td_group *group)
     return group->ops == &native_ops ? ((const struct native *)group->self)->comm : NULL;
 }
 
-const struct td__builtin_backend td__builtin_backends[] = {
-    {"native", "native", &native_ops},
-    {"gloo", "native", &native_ops},
-    {"tcp", "tcp", &native_ops},
-    {0},
+struct td__backend td__builtin_backends[] = {
+    {&td__builtin_backends[1], &native_ops, NULL, "native", "native"},
+    {&td__builtin_backends[2], &native_ops, NULL, "native", "gloo"},
+    {NULL, &native_ops, NULL, "tcp", "tcp"},
 };
