@@ -8,11 +8,10 @@
 
 #include <tandem/backend.h>
 
-/* A call with what the native backend knows of it. */
+/* A call with what the native backend knows of it. The root of `call` is the index in the comm that carries it
+ * out; its dtype and its operation are in the reduction. A broadcast has its buffer on both sides. */
 struct td__operation {
-    td_call
-        call; /* its root is the index in the comm that carries it out; a broadcast has its buffer on both
-                        sides, and what a rank does not get has no output */
+    td_call call;
     int called_root;                /* the rank in the group, as it was called */
     struct td__reduction reduction; /* its dtype is the dtype of every operation */
     uint32_t past;                  /* all calls before it, in one word; see call_history.h */

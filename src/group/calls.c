@@ -163,6 +163,8 @@ td_status td__check_tag(const td_call *call)
 td_status td__group_call(td_group *group, td_call *call, int rank, td_work **work)
 {
     call->root = call->peer = -1;
+    if (call->kind == TD_OP_BARRIER)
+        return td__group_run(group, call, work);
     TD_TRY(check_count(group, call));
     if (call->kind >= TD_OP_SEND) {
         TD_TRY(
@@ -182,79 +184,79 @@ static td_status enter_and_call(td_group *group, td_call *call, int rank, td_wor
     return group ? td__group_call(group, call, rank, work) : TD_ERR_STATE;
 }
 
+/* All fields have a value here: what clears a struct as a whole takes longer than a small call may. */
+static td_call data_call(td_op_kind kind, const void *input, void *output, size_t count,
+                         td_dtype dtype, td_reduce_op op)
+{
+    td_call call;
+    call.kind = kind;
+    call.input = input;
+    call.output = output;
+    call.count = count;
+    call.input_counts = call.output_counts = NULL;
+    call.dtype = dtype;
+    call.op = op;
+    call.root = call.peer = -1;
+    call.tag = 0;
+    call.timeout_ms = 0;
+    call.sequence = 0;
+    call.detail = 0;
+    return call;
+}
+
 td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
                              td_work **work)
 {
-    td_call call = {
-        .kind = TD_OP_BROADCAST, .input = data, .output = data, .count = count, .dtype = dtype};
+    td_call call = data_call(TD_OP_BROADCAST, data, data, count, dtype, TD_SUM);
     return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_all_reduce(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_reduce_op op, td_work **work)
 {
-    td_call call = {.kind = TD_OP_ALL_REDUCE,
-                    .input = input,
-                    .output = output,
-                    .count = count,
-                    .dtype = dtype,
-                    .op = op};
+    td_call call = data_call(TD_OP_ALL_REDUCE, input, output, count, dtype, op);
     return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_reduce(td_group *group, const void *input, void *output, size_t count,
                           td_dtype dtype, td_reduce_op op, int root, td_work **work)
 {
-    td_call call = {.kind = TD_OP_REDUCE,
-                    .input = input,
-                    .output = output,
-                    .count = count,
-                    .dtype = dtype,
-                    .op = op};
+    td_call call = data_call(TD_OP_REDUCE, input, output, count, dtype, op);
     return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_scatter(td_group *group, const void *input, void *output, size_t count,
                            td_dtype dtype, int root, td_work **work)
 {
-    td_call call = {
-        .kind = TD_OP_SCATTER, .input = input, .output = output, .count = count, .dtype = dtype};
+    td_call call = data_call(TD_OP_SCATTER, input, output, count, dtype, TD_SUM);
     return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_gather(td_group *group, const void *input, void *output, size_t count,
                           td_dtype dtype, int root, td_work **work)
 {
-    td_call call = {
-        .kind = TD_OP_GATHER, .input = input, .output = output, .count = count, .dtype = dtype};
+    td_call call = data_call(TD_OP_GATHER, input, output, count, dtype, TD_SUM);
     return enter_and_call(group, &call, root, work);
 }
 
 td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_work **work)
 {
-    td_call call = {
-        .kind = TD_OP_ALL_GATHER, .input = input, .output = output, .count = count, .dtype = dtype};
+    td_call call = data_call(TD_OP_ALL_GATHER, input, output, count, dtype, TD_SUM);
     return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
                                   td_dtype dtype, td_reduce_op op, td_work **work)
 {
-    td_call call = {.kind = TD_OP_REDUCE_SCATTER,
-                    .input = input,
-                    .output = output,
-                    .count = count,
-                    .dtype = dtype,
-                    .op = op};
+    td_call call = data_call(TD_OP_REDUCE_SCATTER, input, output, count, dtype, op);
     return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_all_to_all(td_group *group, const void *input, void *output, size_t count,
                               td_dtype dtype, td_work **work)
 {
-    td_call call = {
-        .kind = TD_OP_ALL_TO_ALL, .input = input, .output = output, .count = count, .dtype = dtype};
+    td_call call = data_call(TD_OP_ALL_TO_ALL, input, output, count, dtype, TD_SUM);
     return enter_and_call(group, &call, -1, work);
 }
 
@@ -265,25 +267,23 @@ td_status td_group_all_to_all_v(td_group *group, const void *input, const size_t
     if (!input_counts || !output_counts)
         return td_fail(TD_ERR_INVALID, "all_to_all: the list of %s counts is NULL",
                        input_counts ? "output" : "input");
-    td_call call = {.kind = TD_OP_ALL_TO_ALL,
-                    .input = input,
-                    .output = output,
-                    .input_counts = input_counts,
-                    .output_counts = output_counts,
-                    .dtype = dtype};
+    td_call call = data_call(TD_OP_ALL_TO_ALL, input, output, 0, dtype, TD_SUM);
+    call.input_counts = input_counts;
+    call.output_counts = output_counts;
     return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_barrier(td_group *group, td_work **work)
 {
-    td_call call = {.kind = TD_OP_BARRIER, .dtype = TD_U8};
+    td_call call = data_call(TD_OP_BARRIER, NULL, NULL, 0, TD_U8, TD_SUM);
     return enter_and_call(group, &call, -1, work);
 }
 
 td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
                         int tag, td_work **work)
 {
-    td_call call = {.kind = TD_OP_SEND, .input = data, .count = count, .dtype = dtype, .tag = tag};
+    td_call call = data_call(TD_OP_SEND, data, NULL, count, dtype, TD_SUM);
+    call.tag = tag;
     TD_TRY(td__check_tag(&call));
     return enter_and_call(group, &call, dst, work);
 }
@@ -291,7 +291,8 @@ td_status td_group_send(td_group *group, const void *data, size_t count, td_dtyp
 td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
                         td_work **work)
 {
-    td_call call = {.kind = TD_OP_RECV, .output = data, .count = count, .dtype = dtype, .tag = tag};
+    td_call call = data_call(TD_OP_RECV, NULL, data, count, dtype, TD_SUM);
+    call.tag = tag;
     TD_TRY(td__check_tag(&call));
     return enter_and_call(group, &call, src, work);
 }

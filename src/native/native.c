@@ -406,9 +406,19 @@ static bool meets_all(const td_group *group, const struct td__operation *operati
 static td_status run(void *self, const td_call *call)
 {
     struct native *native = self;
-    struct td__operation operation; /* all of it is set: clearing it first would take longer */
-    operation.call = *call;
-    operation.called_root = call->root;
+    /* All of it is set, field by field: clearing it first would take longer, and copying the call as a block would
+     * wait until what the caller has just written to it has left the store buffer. */
+    struct td__operation operation;
+    operation.call.kind = call->kind;
+    operation.call.input = call->input;
+    operation.call.output = call->output;
+    operation.call.count = call->count;
+    operation.call.input_counts = call->input_counts;
+    operation.call.output_counts = call->output_counts;
+    operation.call.root = operation.called_root = call->root;
+    operation.call.timeout_ms = call->timeout_ms;
+    operation.call.sequence = call->sequence;
+    operation.call.detail = call->detail;
     operation.reduction = (struct td__reduction){.dtype = call->dtype, .op = TD_SUM, .factor = 1};
     operation.past = 0;
     operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
