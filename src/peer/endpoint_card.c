@@ -1,4 +1,4 @@
-/* Who is where: the cards of all ranks, their hosts and their processes; see endpoint.h. */
+/* The cards of all ranks: their hosts, addresses and processes; see endpoint.h. */
 #include "base/fail.h"
 #include "base/host.h"
 #include "os/process.h"

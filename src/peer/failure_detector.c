@@ -1,18 +1,18 @@
-/* The detector: a thread that knows at once who has died, who has left, and who is cut off.
+/* The failure detector: a thread that knows at once which ranks have ended, have left, or are cut off.
  *
- *     ranks of this host    their processes are watched (a pidfd each)
- *     the next rank, where it is on another host, and whoever is waited for
- *                           a lifeline: a connection that carries nothing but one byte, when the other
- *                           leaves in order; its end without that byte is a death, its silence (the
- *                           kernel asks, os/socket.h) a host that is cut off
- *     everybody else        somebody watches them, and tells
+ *     ranks of this host    a pidfd each
+ *     the next rank, where it is on another host, and every rank that td__endpoint_watch() names
+ *                           a lifeline: a connection that carries one byte, when the other rank leaves in
+ *                           order. Its end without that byte is a death, its silence (TCP keepalive,
+ *                           os/socket.h) a host that is cut off
+ *     all other ranks       another rank watches them, and reports a loss
  *
- * So each rank is watched by all of its host, or by the rank before it, and news of a loss goes to all
- * others: from the lowest rank that is left on the host of the lost one, and from those at lifelines.
- * Leaving is not news: it is orderly, and everybody does it. But who leaves takes a last look, and hands on
- * what it sees: others may rely on it, and may have been told less than the call that failed here.
+ * So each rank is watched by all ranks of its host, or by the rank before it. A loss is reported to all
+ * others: by the lowest rank left on the host of the lost one, and by the ranks with a lifeline to it.
+ * Leaving is not reported. But a rank that leaves handles the events that are there, and reports losses
+ * among them: other ranks may rely on that.
  *
- * What is known of a rank changes once, from PRESENT to something else, under the lock; it is read
+ * The presence of a rank changes once, from TD__PRESENT to something else, under the lock; it is read
  * without. */
 #include "peer/endpoint_internal.h"
 
@@ -36,13 +36,13 @@
 
 enum {
     TICK_MS = 200,
-    CONNECT_MS = 300,      /* for a lifeline; one that is late is tried again */
-    TELL_MS = 200,         /* for telling one rank of a loss … */
-    SPREAD_MS = 3000,      /* … and for telling all … */
-    LAST_SPREAD_MS = 1000, /* … when leaving */
+    CONNECT_MS = 300,          /* for a lifeline; one that is late is tried again */
+    REPORT_MS = 200,           /* for a loss report to one rank … */
+    REPORT_ALL_MS = 3000,      /* … and to all … */
+    LAST_REPORT_ALL_MS = 1000, /* … when leaving */
     EXIT_MS = 100,
     FIND_OUT_MS = 1000,
-    QUESTIONS = 5,
+    QUERIES = 5,
     LEAST_PROBES = 3,
     FIRST_PAUSE_NS = 500000000,
     PAUSE_NS = 50000000,
@@ -55,15 +55,15 @@ enum { WAKE, PROCESS, LIFELINE };
 struct td__failure_detector {
     pthread_t thread;
     int epoll, wake;
-    atomic_bool stopping; /* or it never began */
-    atomic_int wishes;    /* lifelines to be opened */
+    atomic_bool stopping;        /* or it never started */
+    atomic_int lifelines_wanted; /* lifelines to be opened */
     td__look_fns fns;
     void *arg;
 };
 
 static _Thread_local bool is_detector_thread; /* on the detector's thread */
 
-/* ---- What is known --------------------------------------------------------------------------- */
+/* ---- Presence -------------------------------------------------------------------------------- */
 
 enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank)
 {
@@ -98,21 +98,21 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
     return text;
 }
 
-/* True when this was news. */
+/* True when the presence has changed. */
 static bool settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                    int wait_status)
 {
     struct td__card *peer = &endpoint->peers[rank];
     pthread_mutex_lock(&endpoint->lock);
-    bool news = atomic_load(&peer->presence) == TD__PRESENT;
-    if (news) {
+    bool changed = atomic_load(&peer->presence) == TD__PRESENT;
+    if (changed) {
         peer->wait_status = wait_status;
         atomic_store(&peer->presence, presence);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
             atomic_fetch_add(&endpoint->losses, 1);
     }
     pthread_mutex_unlock(&endpoint->lock);
-    return news;
+    return changed;
 }
 
 void td__failure_detector_report(struct td__endpoint *endpoint, int rank,
@@ -121,16 +121,16 @@ void td__failure_detector_report(struct td__endpoint *endpoint, int rank,
     settle(endpoint, rank, presence, wait_status);
 }
 
-/* ---- Telling --------------------------------------------------------------------------------- */
+/* ---- Reporting ------------------------------------------------------------------------------- */
 
 static bool same_host(const struct td__endpoint *endpoint, int a, int b)
 {
     return endpoint->peers[a].host == endpoint->peers[b].host;
 }
 
-/* The lowest rank that is left on the host of `rank`. One that is about to leave says so before its last
- * look: whom we still take for present here will see what we have seen. */
-static int speaker_for(const struct td__endpoint *endpoint, int rank)
+/* The lowest rank that is left on the host of `rank`. A rank that leaves says so before it handles its last
+ * events, so one that is present here will see the same events. */
+static int reporter_for(const struct td__endpoint *endpoint, int rank)
 {
     const struct td__failure_detector *detector = endpoint->detector;
     for (int r = 0; r < endpoint->size; r++)
@@ -140,28 +140,28 @@ static int speaker_for(const struct td__endpoint *endpoint, int rank)
     return -1;
 }
 
-static void spread(struct td__endpoint *endpoint, int rank, enum td__presence presence,
-                   int wait_status)
+static void report_loss(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                        int wait_status)
 {
     bool leaves = atomic_load(&endpoint->detector->stopping);
-    td__deadline end = td__deadline_in_ms(leaves ? LAST_SPREAD_MS : SPREAD_MS);
+    td__deadline end = td__deadline_in_ms(leaves ? LAST_REPORT_ALL_MS : REPORT_ALL_MS);
     for (int r = 0; r < endpoint->size && !td__deadline_passed(end); r++)
         if (r != endpoint->rank && !same_host(endpoint, r, rank) &&
             td__endpoint_presence(endpoint, r) == TD__PRESENT)
             td__endpoint_report_loss(endpoint, r, rank, presence, wait_status,
-                                     td__deadline_in_ms(TELL_MS));
+                                     td__deadline_in_ms(REPORT_MS));
 }
 
-/* This rank has seen it itself. */
+/* This rank has found the loss itself. */
 static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence,
                  int wait_status)
 {
     if (!settle(endpoint, rank, presence, wait_status) ||
         (presence != TD__ENDED && presence != TD__CUT_OFF))
         return;
-    bool witness = !same_host(endpoint, rank, endpoint->rank);
-    if (witness || speaker_for(endpoint, rank) == endpoint->rank)
-        spread(endpoint, rank, presence, wait_status);
+    bool by_lifeline = !same_host(endpoint, rank, endpoint->rank);
+    if (by_lifeline || reporter_for(endpoint, rank) == endpoint->rank)
+        report_loss(endpoint, rank, presence, wait_status);
 }
 
 /* ---- Watching -------------------------------------------------------------------------------- */
@@ -178,7 +178,7 @@ static void unfollow(struct td__failure_detector *detector, int fd)
     epoll_ctl(detector->epoll, EPOLL_CTL_DEL, fd, NULL);
 }
 
-/* Where the pid means the same here as there. */
+/* True where the pid means the same process here. */
 static bool is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer)
 {
     const struct td__card *own = &endpoint->own;
@@ -224,7 +224,7 @@ static void on_process_end(struct td__endpoint *endpoint, int rank)
     lose_process(endpoint, rank);
 }
 
-/* The sockets of a process that dies are closed a moment before it has ended. */
+/* The kernel closes the sockets of a process a moment before the process has ended. */
 static int await_exit(const struct td__card *peer)
 {
     return td__process_has_ended(peer->process, EXIT_MS)
@@ -244,18 +244,18 @@ static int probe(struct td__endpoint *endpoint, int rank)
                               td__deadline_in_ms(CONNECT_MS));
 }
 
-/* Nobody is at its address any more. The rank before it had a lifeline to it, and may know more. How its
- * process has ended tells enough only where it ended badly. */
+/* Nothing listens at its address any more. The rank before it had a lifeline to it, and may know more. The
+ * wait status is enough only where it is not 0. */
 static void find_out(struct td__endpoint *endpoint, int rank, int wait_status)
 {
     int before = (rank + endpoint->size - 1) % endpoint->size;
     enum td__presence presence = TD__GONE;
     if (wait_status != TD__STATUS_UNKNOWN && wait_status != 0)
         presence = TD__ENDED;
-    for (int i = 0; i < QUESTIONS && presence == TD__GONE; i++) {
+    for (int i = 0; i < QUERIES && presence == TD__GONE; i++) {
         if (i)
             td__sleep_ns(
-                PAUSE_NS); /* it may not have noticed yet, and may tell by itself when it has */
+                PAUSE_NS); /* it may not have noticed yet, and may report the loss itself when it has */
         if (atomic_load(&endpoint->detector->stopping) || before == endpoint->rank ||
             td__endpoint_presence(endpoint, rank) != TD__PRESENT ||
             td__endpoint_presence(endpoint, before) != TD__PRESENT || probe(endpoint, before))
@@ -266,8 +266,8 @@ static void find_out(struct td__endpoint *endpoint, int rank, int wait_status)
     lose(endpoint, rank, presence, wait_status);
 }
 
-/* The lifeline was turned away, for the sake of others at the listener, or since the rank is about to leave. */
-static void lose_hold(struct td__endpoint *endpoint, int rank)
+/* The lifeline ended before it was confirmed: the listener evicted it, or the rank is about to leave. */
+static void lose_lifeline(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
     if (atomic_load(&endpoint->detector->stopping))
@@ -281,7 +281,7 @@ static void lose_hold(struct td__endpoint *endpoint, int rank)
     }
     peer->next_try = td__now_ns() + FIRST_PAUSE_NS;
     atomic_store(&peer->wanted, 1);
-    atomic_fetch_add(&endpoint->detector->wishes, 1);
+    atomic_fetch_add(&endpoint->detector->lifelines_wanted, 1);
 }
 
 static void on_lifeline(struct td__endpoint *endpoint, int rank)
@@ -302,7 +302,7 @@ static void on_lifeline(struct td__endpoint *endpoint, int rank)
     else if (is_silence(error))
         lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
     else if (!peer->held)
-        lose_hold(endpoint, rank);
+        lose_lifeline(endpoint, rank);
     else
         lose(endpoint, rank, TD__ENDED, await_exit(peer));
 }
@@ -320,8 +320,8 @@ static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
     return true;
 }
 
-/* A process that is stopped, or has no time, does not let us in, but its host still answers. Each try
- * leaves something at its listener, so they become rare. */
+/* A process that is stopped, or gets no CPU time, does not complete the handshake, but its host still
+ * answers. Each attempt leaves a pending connection at its listener, so the pauses grow. */
 static void open_lifeline(struct td__endpoint *endpoint, int rank)
 {
     struct td__card *peer = &endpoint->peers[rank];
@@ -350,7 +350,7 @@ static void open_lifeline(struct td__endpoint *endpoint, int rank)
 static void open_lifelines(struct td__endpoint *endpoint)
 {
     struct td__failure_detector *detector = endpoint->detector;
-    for (int r = 0; r < endpoint->size && atomic_load(&detector->wishes) > 0; r++) {
+    for (int r = 0; r < endpoint->size && atomic_load(&detector->lifelines_wanted) > 0; r++) {
         struct td__card *peer = &endpoint->peers[r];
         if (atomic_load(&peer->wanted) != 1 || td__now_ns() < peer->next_try)
             continue;
@@ -358,7 +358,7 @@ static void open_lifelines(struct td__endpoint *endpoint)
             open_lifeline(endpoint, r);
         if (peer->lifeline >= 0 || td__endpoint_presence(endpoint, r) != TD__PRESENT) {
             atomic_store(&peer->wanted, 2);
-            atomic_fetch_sub(&detector->wishes, 1);
+            atomic_fetch_sub(&detector->lifelines_wanted, 1);
         }
     }
 }
@@ -372,7 +372,7 @@ void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
         !atomic_compare_exchange_strong(&peer->wanted, &no, 1))
         return;
     uint64_t one = 1;
-    atomic_fetch_add(&detector->wishes, 1);
+    atomic_fetch_add(&detector->lifelines_wanted, 1);
     ssize_t written = write(detector->wake, &one, sizeof one);
     (void)written;
 }
@@ -391,9 +391,9 @@ const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__d
 
 /* ---- The thread ------------------------------------------------------------------------------ */
 
-/* What does not tell by itself: ranks of this host say that they leave before their processes end, which
- * may live on; and a lifeline that was cut before its request was through stays silent. */
-static void look_around(struct td__endpoint *endpoint)
+/* What makes no event: a rank of this host leaves before its process ends, which may live on; and a lifeline
+ * whose request did not arrive stays silent. */
+static void poll_ranks(struct td__endpoint *endpoint)
 {
     struct td__failure_detector *detector = endpoint->detector;
     for (int r = 0; r < endpoint->size; r++) {
@@ -425,8 +425,9 @@ static void handle(struct td__endpoint *endpoint, const struct epoll_event *even
     }
 }
 
-/* What has happened by now, and may be why the program leaves. Each event is one that does not come again. */
-static void take_last_look(struct td__endpoint *endpoint)
+/* Handles the events that are there: one may be the reason why the program leaves. An event does not come
+ * again, so this ends. */
+static void handle_last_events(struct td__endpoint *endpoint)
 {
     struct epoll_event events[BATCH];
     int count;
@@ -435,7 +436,7 @@ static void take_last_look(struct td__endpoint *endpoint)
             handle(endpoint, &events[i]);
 }
 
-static void *look_out(void *arg)
+static void *run_detector(void *arg)
 {
     struct td__endpoint *endpoint = arg;
     struct td__failure_detector *detector = endpoint->detector;
@@ -449,13 +450,13 @@ static void *look_out(void *arg)
         if (!atomic_load(&detector->stopping))
             open_lifelines(endpoint);
         if (td__deadline_passed(next_tick)) {
-            look_around(endpoint);
+            poll_ranks(endpoint);
             if (detector->fns.tick && !atomic_load(&detector->stopping))
                 detector->fns.tick(detector->arg);
             next_tick = td__deadline_in_ms(TICK_MS);
         }
     }
-    take_last_look(endpoint);
+    handle_last_events(endpoint);
     return NULL;
 }
 
@@ -471,7 +472,7 @@ td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__l
     detector->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     endpoint->detector = detector;
     if (detector->epoll < 0 || detector->wake < 0)
-        return td_fail(TD_ERR_SYSTEM, "no descriptor to look after the other ranks: %s",
+        return td_fail(TD_ERR_SYSTEM, "no descriptor to watch the other ranks: %s",
                        td__errno_text(errno));
     follow(detector, detector->wake, WAKE, 0);
     for (int r = 0; r < endpoint->size; r++) {
@@ -481,16 +482,16 @@ td_status td__endpoint_start_detector(struct td__endpoint *endpoint, const td__l
         if (peer->process_watched)
             watch_process(endpoint, r, true);
     }
-    /* At once, so that there is no moment at which nobody watches the next rank. */
+    /* At once, so that the next rank is watched from the start. */
     int next = (endpoint->rank + 1) % endpoint->size;
     if (!same_host(endpoint, next, endpoint->rank) && connect_lifeline(endpoint, next))
         atomic_store(&endpoint->peers[next].wanted, 2);
     else
         td__endpoint_watch(endpoint, next);
-    int error = td__thread_start(&detector->thread, "td-detector", look_out, endpoint);
+    int error = td__thread_start(&detector->thread, "td-detector", run_detector, endpoint);
     if (error) {
         atomic_store(&detector->stopping, true);
-        return td_fail(TD_ERR_SYSTEM, "no thread to look after the other ranks: %s",
+        return td_fail(TD_ERR_SYSTEM, "no thread to watch the other ranks: %s",
                        td__errno_text(error));
     }
     return TD_OK;

@@ -1,7 +1,7 @@
-/* Shared descriptors, which a rank offers for others of its host, its arena and the memory of groups.
+/* Shared descriptors: a rank offers its arena and the memory of groups to the other ranks of its host.
  *
- * A rank that leaves while others may still want a shared_fd of its gives each of them a copy, which their
- * endpoints keep: so nobody's leaving depends on when others come. */
+ * A rank that leaves while others may still fetch a descriptor of its hands a copy over to each of them, and
+ * their endpoints keep it: so no rank has to wait for others before it leaves. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -13,20 +13,19 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 50, HAND_OUT_MS = 1000, TAKE_MS = 200, VIEW_NUMBERS = 255 };
+enum { CHECK_MS = 50, HAND_OUT_MS = 1000, TAKE_MS = 200, VIEW_NUMBERS = 255 };
 
-#define ARENA_PAPER ((uint64_t)0)
-#define NOW_OR_NEVER                                                                               \
-    ((uint64_t)1) /* the value of a wish for a shared_fd that does not wait for it */
+#define ARENA_FD ((uint64_t)0)
+#define WITHOUT_WAITING ((uint64_t)1) /* the value of a request that does not wait for the offer */
 
 struct td__shared_fd {
     struct td__shared_fd *next;
     uint64_t group;
     int fd;
-    bool inherited; /* then the descriptor is the endpoint's */
+    bool handed_over; /* by a rank that left: the descriptor is the endpoint's */
 };
 
-/* ---- Laying out ------------------------------------------------------------------------------ */
+/* ---- Offering -------------------------------------------------------------------------------- */
 
 static struct td__shared_fd *find_shared_fd(struct td__endpoint *endpoint, uint64_t group)
 {
@@ -36,7 +35,7 @@ static struct td__shared_fd *find_shared_fd(struct td__endpoint *endpoint, uint6
     return shared_fd;
 }
 
-/* The descriptor goes, and the connection with it. */
+/* Sends the descriptor, and closes the connection. */
 static void hand_out(int connection, int fd)
 {
     td__send_fd(connection, fd, "p", 1, td__deadline_in_ms(HAND_OUT_MS));
@@ -46,7 +45,7 @@ static void hand_out(int connection, int fd)
 bool td__shared_fd_hand_out(struct td__endpoint *endpoint, const struct td__request *request,
                             int connection)
 {
-    if (request->group == ARENA_PAPER) {
+    if (request->group == ARENA_FD) {
         struct td__arena *arena = td__arena_default();
         if (arena)
             hand_out(connection, td__arena_fd(arena));
@@ -57,21 +56,21 @@ bool td__shared_fd_hand_out(struct td__endpoint *endpoint, const struct td__requ
     struct td__shared_fd *shared_fd = find_shared_fd(endpoint, request->group);
     if (shared_fd)
         hand_out(connection, shared_fd->fd);
-    else if (request->value == NOW_OR_NEVER)
+    else if (request->value == WITHOUT_WAITING)
         close(connection);
     else
         return false;
     return true;
 }
 
-static bool add_shared_fd(struct td__endpoint *endpoint, uint64_t group, int fd, bool inherited)
+static bool add_shared_fd(struct td__endpoint *endpoint, uint64_t group, int fd, bool handed_over)
 {
     struct td__shared_fd *shared_fd = malloc(sizeof *shared_fd);
     if (!shared_fd)
         return false;
     pthread_mutex_lock(&endpoint->lock);
     *shared_fd = (struct td__shared_fd){
-        .next = endpoint->shared_fds, .group = group, .fd = fd, .inherited = inherited};
+        .next = endpoint->shared_fds, .group = group, .fd = fd, .handed_over = handed_over};
     endpoint->shared_fds = shared_fd;
     int waiting;
     while ((waiting = td__endpoint_take_arrival(endpoint, TD__WANT_SHARED_FD, -1, group, 0)) >= 0)
@@ -93,13 +92,13 @@ void td__shared_fds_forget(struct td__endpoint *endpoint, uint64_t group, bool a
             continue;
         }
         *at = shared_fd->next;
-        if (shared_fd->inherited)
+        if (shared_fd->handed_over)
             close(shared_fd->fd);
         free(shared_fd);
     }
 }
 
-/* ---- Bequests -------------------------------------------------------------------------------- */
+/* ---- Handing over ---------------------------------------------------------------------------- */
 
 td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64_t group, int fd,
                                  td__deadline deadline)
@@ -119,13 +118,13 @@ td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64
                  : TD_OK;
 }
 
-/* The descriptor comes right behind the request. */
+/* The descriptor follows the request. */
 void td__shared_fd_take_over(struct td__endpoint *endpoint, const struct td__request *request,
                              int connection)
 {
     char byte;
     int fd;
-    if (request->group != ARENA_PAPER &&
+    if (request->group != ARENA_FD &&
         !td__recv_fd(connection, &fd, &byte, 1, td__deadline_in_ms(TAKE_MS))) {
         if (add_shared_fd(endpoint, request->group, fd, true))
             td__send_all(connection, "k", 1, td__deadline_in_ms(TAKE_MS));
@@ -135,19 +134,19 @@ void td__shared_fd_take_over(struct td__endpoint *endpoint, const struct td__req
     close(connection);
 }
 
-/* ---- Getting --------------------------------------------------------------------------------- */
+/* ---- Fetching -------------------------------------------------------------------------------- */
 
-static bool has_inherited(struct td__endpoint *endpoint, uint64_t group, int *fd)
+static bool has_handed_over(struct td__endpoint *endpoint, uint64_t group, int *fd)
 {
     pthread_mutex_lock(&endpoint->lock);
-    const struct td__shared_fd *shared_fd = group == ARENA_PAPER ? NULL
-                                                                 : find_shared_fd(endpoint, group);
+    const struct td__shared_fd *shared_fd = group == ARENA_FD ? NULL
+                                                              : find_shared_fd(endpoint, group);
     *fd = shared_fd ? fcntl(shared_fd->fd, F_DUPFD_CLOEXEC, 0) : -1;
     pthread_mutex_unlock(&endpoint->lock);
     return *fd >= 0;
 }
 
-/* Looks from time to time whether it still makes sense. */
+/* Checks *given_up every CHECK_MS. */
 static int wait_for_shared_fd(int connection, td__deadline deadline, const atomic_bool *given_up)
 {
     int error = ETIMEDOUT;
@@ -155,7 +154,7 @@ static int wait_for_shared_fd(int connection, td__deadline deadline, const atomi
         if (given_up && atomic_load(given_up))
             return ECANCELED;
         error = td__wait_fd(connection, POLLIN,
-                            td__deadline_earlier(deadline, td__deadline_in_ms(LOOK_MS)));
+                            td__deadline_earlier(deadline, td__deadline_in_ms(CHECK_MS)));
     }
     return error;
 }
@@ -183,14 +182,14 @@ static td_status ask_for(struct td__endpoint *endpoint, int rank, const struct t
     return TD_OK;
 }
 
-/* Who leaves while he is asked has given it to us by then. */
+/* A rank that leaves while it is asked has handed its descriptor over by then. */
 static td_status fetch(struct td__endpoint *endpoint, int rank, const struct td__request *request,
                        td__deadline deadline, const atomic_bool *given_up, int *fd)
 {
-    if (has_inherited(endpoint, request->group, fd))
+    if (has_handed_over(endpoint, request->group, fd))
         return TD_OK;
     td_status status = ask_for(endpoint, rank, request, deadline, given_up, fd);
-    return status == TD_ERR_PEER && has_inherited(endpoint, request->group, fd) ? TD_OK : status;
+    return status == TD_ERR_PEER && has_handed_over(endpoint, request->group, fd) ? TD_OK : status;
 }
 
 td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t group,
@@ -204,8 +203,10 @@ td_status td__endpoint_fetch(struct td__endpoint *endpoint, int rank, uint64_t g
 td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64_t group,
                                  td__deadline deadline, int *fd)
 {
-    struct td__request request = {
-        .what = TD__WANT_SHARED_FD, .rank = endpoint->rank, .group = group, .value = NOW_OR_NEVER};
+    struct td__request request = {.what = TD__WANT_SHARED_FD,
+                                  .rank = endpoint->rank,
+                                  .group = group,
+                                  .value = WITHOUT_WAITING};
     return fetch(endpoint, rank, &request, deadline, NULL, fd);
 }
 
@@ -217,7 +218,7 @@ td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offse
     if (!peer->viewed) {
         int fd;
         pthread_mutex_unlock(&endpoint->map_lock);
-        TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_PAPER, deadline, NULL, &fd));
+        TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_FD, deadline, NULL, &fd));
         pthread_mutex_lock(&endpoint->map_lock);
         if (peer->viewed) {
             close(fd); /* another thread was first */
@@ -236,7 +237,7 @@ td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offse
                        "no address space to map the memory of %s; is it limited (ulimit -v)?",
                        td__endpoint_describe(endpoint, rank));
     if (!found)
-        return td_fail(TD_ERR_PEER, "%s speaks of memory that it does not have",
+        return td_fail(TD_ERR_PEER, "%s named memory outside its arena",
                        td__endpoint_describe(endpoint, rank));
     *address = found;
     return TD_OK;

@@ -9,17 +9,17 @@
 #include <unistd.h>
 
 enum {
-    SPINS = 100,        /* about 5 µs: the other side may be at work just now */
-    TURN_SPINS = 60,    /* about as long as a context switch: the one who comes next had its turn */
-    YIELD_NS = 1000000, /* how long to yield before sleeping */
-    YIELD_LIMIT_NS = 500000, /* a yield that took longer was given to a third */
+    SPINS = 100,             /* about 5 µs: the other side may be about to signal */
+    TURN_SPINS = 60,         /* about as long as a context switch: the next process had its turn */
+    YIELD_NS = 1000000,      /* how long to yield before sleeping */
+    YIELD_LIMIT_NS = 500000, /* a longer yield went to an unrelated process */
 };
 
 bool td__wait_events_are_cheap;
 
-/* Every process that rings must be registered, or its stores could still be under way. All that use a
- * event run this code; where one of them is refused what another is granted (a seccomp filter), a ring may
- * be missed, and the sleeper wakes at the end of its slice. */
+/* Every process that signals must be registered, or its stores could still be under way. All that use an event
+ * run this code. Where the kernel refuses one of them what it grants another (a seccomp filter), a signal may
+ * be missed, and the waiter wakes at the end of its slice. */
 #if !defined(__SANITIZE_THREAD__)
 static void register_process(void)
 {
@@ -83,7 +83,7 @@ static void yield(struct td__wait_event *event)
     td__wait_event_set_processor(event);
 }
 
-/* After this a change is either seen by the waiter, or followed by a ring. */
+/* After this a change is either seen by the waiter, or followed by a signal. */
 static void announce(struct td__waiting *waiting)
 {
     atomic_store_explicit(&waiting->event->sleeping, 1, memory_order_seq_cst);

@@ -1,22 +1,22 @@
 /* Waiting for another process (or thread) that writes to shared memory, and waking it.
  *
- *     waiter                                      whoever changes the condition
+ *     waiter                                      the side that changes the condition
  *     struct td__waiting w;                       change it (an atomic store)
- *     td__waiting_begin(&w, event, …);             td__wait_event_signal(event);
+ *     td__waiting_begin(&w, event, …);            td__wait_event_signal(event);
  *     while (!condition)
  *         if (!td__waiting_step(&w)) … too late
  *     td__waiting_end(&w);
  *
- * A step spins, yields or sleeps. Sleeping is announced first, and the condition looked at once more
- * before it begins; ringing costs a load as long as nobody sleeps: not even a fence, since the one who
- * sleeps makes all processors pass one (membarrier). One waiter at a time has a event.
+ * A step spins, yields or sleeps. The waiter announces that it will sleep, and checks the condition once
+ * more before it does. A signal costs one load as long as no waiter sleeps, and not even a fence: the waiter
+ * makes all processors pass one (membarrier). An event has one waiter at a time.
  *
- * How long to do what: where there is a processor for everyone, the other side is at work and spinning
- * is the fastest; where there is not (`oversubscribed`), it may need this processor, and gets it by a yield. It
- * needs another one where it was last seen there: then a yield would only hand this processor to somebody
- * who waits as well, and come back two context switches later, so the waiter spins for a moment between
- * two yields. A yield that took long has met a third who computes: then only sleeping gives the processor
- * back at once when the event rings. */
+ * How long to do what: where each process has a processor, the other side is running and spinning is the
+ * fastest. Where it has not (`oversubscribed`), the other side may need this processor, and gets it by a
+ * yield. It needs another one where it was last seen there: then a yield would only hand this processor to
+ * another waiter, and return two context switches later, so the waiter spins for a moment between two
+ * yields. A yield that took long went to an unrelated process that computes: then only a waiter that sleeps
+ * gets the processor at once when the event is signalled. */
 #ifndef TD_PEER_WAIT_EVENT_H
 #define TD_PEER_WAIT_EVENT_H
 
@@ -41,15 +41,16 @@ struct td__waiting {
     int64_t now;    /* the time after the last yield; 0: not known */
     unsigned spins; /* left */
     unsigned turn;  /* spins between two yields, where `elsewhere` */
-    bool elsewhere; /* set by the caller: nobody whom it waits for needs this processor */
+    bool elsewhere; /* set by the caller: no process that it waits for needs this processor */
     bool spun;      /* since the last yield */
     bool slept;     /* the last step has slept a whole slice, or was woken */
     bool announced; /* the next step sleeps */
-    int64_t slice;  /* the longest sleep, so that the caller looks at other things in between */
-    _Atomic uint32_t *sleepers; /* NULL, or a count of those who sleep, for those who ring many */
+    int64_t slice;  /* the longest sleep, so that the caller can check other things in between */
+    _Atomic uint32_t
+        *sleepers; /* NULL, or a count of sleeping waiters, for a caller that signals many events */
 };
 
-/** `oversubscribed`: with how many others each has to share a processor; 0: there is one for everyone. Sleeps of at
+/** `oversubscribed`: with how many others each has to share a processor; 0: each has its own. Sleeps of at
  *  most `slice_ns` at a time. */
 void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event,
                        unsigned oversubscribed, int64_t slice_ns, td__deadline deadline);
@@ -61,7 +62,7 @@ extern _Thread_local unsigned td__waits;
 /** One step of waiting; false when the deadline has passed. */
 bool td__waiting_step(struct td__waiting *waiting);
 
-/** Whether the last step has yielded, to those who are waited for as far as can be seen. */
+/** Whether the last step has yielded to the processes that it waits for, as far as is known. */
 static inline bool td__waiting_yields(const struct td__waiting *waiting)
 {
     return waiting->now && waiting->until > 1;
@@ -71,11 +72,11 @@ void td__waiting_end(struct td__waiting *waiting);
 
 void td__wait_event_wake(struct td__wait_event *event);
 
-/** True where whoever is about to sleep can have all processors pass a barrier: then those who ring need
- *  none of their own. Set before the first ring. */
+/** True where a waiter can make all processors pass a barrier: then a signal needs no fence. Set before the
+ *  first signal. */
 extern bool td__wait_events_are_cheap;
 
-/** Between a change and the look at who sleeps: the change is seen by others before that look. */
+/** Between a change and the check for a sleeping waiter: others see the change before that check. */
 static inline void td__wait_event_fence(void)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -97,7 +98,7 @@ static inline void td__wait_event_signal(struct td__wait_event *event)
         td__wait_event_wake(event);
 }
 
-/** Between two looks: a moment in which the line that is looked at is left to whoever writes it. */
+/** Between two checks: leaves the cache line to its writer for a moment. */
 static inline void td__pause_processor(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -120,7 +121,7 @@ static inline void td__claim_line(const void *line)
 #endif
 }
 
-/** Notes on which processor the owner of the event is, for those who wait for it. */
+/** Notes on which processor the owner of the event runs, for the processes that wait for it. */
 static inline void td__wait_event_set_processor(struct td__wait_event *event)
 {
     int here = sched_getcpu() + 1;
@@ -128,14 +129,14 @@ static inline void td__wait_event_set_processor(struct td__wait_event *event)
         atomic_store_explicit(&event->processor, here, memory_order_relaxed);
 }
 
-/** Where the owner of a event was last seen, plus one. */
+/** The processor of the owner of an event when last seen, plus one. */
 static inline int td__wait_event_processor(const struct td__wait_event *event)
 {
     int at = atomic_load_explicit(&event->processor, memory_order_relaxed);
     return at < 0 ? -at : at;
 }
 
-/** Whether it has yielded, and has not come back yet. */
+/** Whether it has yielded, and has not returned yet. */
 static inline bool td__wait_event_is_idle(const struct td__wait_event *event)
 {
     return atomic_load_explicit(&event->processor, memory_order_relaxed) < 0;
