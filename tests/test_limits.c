@@ -238,7 +238,7 @@ TEST(a_store_without_descriptors_says_so, .deadline_s = 60)
     atomic_store(&late->go, true);
     CHECK_FAILS(td_store_get(store, "what the late one would set", PATIENCE_MS, &value),
                 TD_ERR_SYSTEM, "ulimit -n");
-    CHECK_CONTAINS(td_last_error(), "cannot take in more clients");
+    CHECK_CONTAINS(td_last_error(), "cannot accept more clients");
     fork_kill(other, SIGKILL);
     CHECK_OK(td_store_close(store));
     have_descriptors_again();

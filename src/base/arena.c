@@ -51,7 +51,7 @@ struct td__arena {
     pthread_mutex_t lock;
 };
 
-/* Guards the list of arenas and the default one. Taken before an arena's lock. */
+/* Protects the list of arenas and the default one. Taken before an arena's lock. */
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct td__arena *registry;
 static struct td__arena *default_arena;

@@ -50,7 +50,7 @@ struct td__arena_view {
     size_t mapped; /* may be more than the arena has by now, so that growing needs no new mapping */
     size_t size;   /* what it had when last looked at */
     struct td__arena_mapping
-        *former; /* smaller mappings, kept for those who have addresses there */
+        *former; /* smaller mappings, kept since their addresses may be in use */
 };
 
 /** Maps the memfd `fd` of another process's arena; takes the fd over on success. Where they have different

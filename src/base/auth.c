@@ -57,7 +57,7 @@ static void hmac(const void *key, size_t key_size, const void *data, size_t size
     }
 }
 
-/* A pipe would wait for a writer, for ever, and gives each byte to one of those who read it only. */
+/* Opening a pipe would block for a writer, and each byte reaches only one of its readers. */
 static td_status open_secret_file(const char *path, int *fd_out)
 {
     struct stat info;
@@ -97,7 +97,7 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
     if (size == room)
         return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
                        SECRET_LIMIT);
-    if (memchr(text, 0, size)) /* an end for some who read it, and not for others */
+    if (memchr(text, 0, size)) /* text functions would stop there */
         return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s holds a NUL byte; a secret is a text",
                        path);
     while (size && strchr(" \t\r\n", text[size - 1]))

@@ -6,21 +6,22 @@
  *     proof:     MAC(client, both nonces)             ->  wrong: closes
  *
  * Each MAC is HMAC-SHA-256 under the secret over a label, the purpose of the connection ("store",
- * …), the identity of the server that is meant, and the nonces. A stranger's hello costs the server one
- * HMAC and gets nothing back but the refusal, and so does one that is meant for another server; a replayed
- * hello gets a challenge that cannot be answered. The refusal says only that there is no use in trying again,
- * which a connection that is closed without a word does not: proxies close them as long as their server is not
- * there. It proves nothing, and need not: who can forge it can as well keep the two apart. The client may send its first request together with the proof.
- * Where the job was given no secret, it uses a key that is derived from its user's own (user_secret.c) and
- * the place where it meets; with TANDEM_INSECURE=1 the same messages are exchanged under an empty key, so
- * that a side that has a secret and a side that has none refuse each other.
+ * …), the identity of the server that is meant, and the nonces. A hello without the secret, or for another
+ * server, costs the server one HMAC and gets nothing but the refusal; a replayed hello gets a challenge that
+ * its sender cannot answer. The refusal tells the client not to try again. A connection that is closed without
+ * it does not: proxies close connections while their server has not started. The refusal proves nothing, and
+ * need not: an attacker that can forge it can as well cut the connection. The client may send its first
+ * request together with the proof.
  *
- * Where the job asks for TLS (TANDEM_TLS=1) it follows right behind the proof, under a key that only
- * these two sides of this one handshake can form. Whether it follows is part of what the hello and the
- * challenge prove: nobody on the way can talk the two out of it, and each notices that the other
- * has been told otherwise.
+ * A job without a secret uses a key that is derived from its user's own secret (user_secret.c) and the address
+ * of the server; with TANDEM_INSECURE=1 the same messages are exchanged under an empty key, so that a side
+ * with a secret and a side without refuse each other.
  *
- * These are pure functions; os/trust.h does the talking. */
+ * Where the job asks for TLS (TANDEM_TLS=1) it follows the proof, under a key that only the two sides of this
+ * handshake can form. Whether it follows is part of what the hello and the challenge prove: an attacker on the
+ * path cannot disable it, and each side notices that the other has another setting.
+ *
+ * These are pure functions; os/trust.h sends the messages. */
 #ifndef TD_BASE_AUTH_H
 #define TD_BASE_AUTH_H
 
@@ -41,26 +42,26 @@ struct td__secret {
     bool given;
     bool tls;                  /* what goes over TCP is to be encrypted */
     bool insecure;             /* none is needed beyond this host */
-    bool bound;                /* the key is the job's: nothing is to be derived any more */
+    bool bound;                /* the key is final: nothing is derived any more */
     uint8_t key[TD__MAC_SIZE]; /* derived from the text; of an empty text when there is none */
 };
 
 /** Takes the secret from `text`, or where that is NULL from TANDEM_SECRET, or where that is not set
  *  from the file that TANDEM_SECRET_FILE names; none of them: a secret that is not `given`. An empty
  *  text is none, too. TANDEM_TLS and TANDEM_INSECURE are 0 or 1; anything else is TD_ERR_INVALID. A secret
- *  that is neither given nor needless (TANDEM_INSECURE=1) is still to be placed. */
+ *  that is neither given nor needless (TANDEM_INSECURE=1) is not bound yet. */
 td_status td__secret_load(const char *text, struct td__secret *secret);
 
-/** Where a secret is not placed yet: derives its key from the user's own secret, which is made on first use,
- *  and `place`, a text that is the same for both sides: an address, or what the connections are for.
+/** Binds a secret that is not bound yet: derives its key from the user's own secret, which is made on first use,
+ *  and `context`, a text that is the same for both sides: an address, or what the connections are for.
  *  TD_ERR_AUTH, which names TANDEM_SECRET as the way out: no HOME, a file that cannot be made, or one that
  *  others could know. */
 td_status td__secret_bind(struct td__secret *secret, const char *context);
 
-/** Where a secret is not placed yet: a random key, for a job of one process, which needs no user's secret. */
+/** Binds a secret that is not bound yet to a random key, for a job of one process, which needs no user's secret. */
 td_status td__secret_alone(struct td__secret *secret);
 
-/** The key for `place` out of the `size` bytes of a user's secret; for td__secret_bind(). */
+/** The key for `context` out of the `size` bytes of a user's secret; for td__secret_bind(). */
 void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,
                        const char *context);
 
@@ -74,14 +75,14 @@ struct td__auth {
     /* Of the server that is meant; zeros where it is the only one of its purpose. */
     uint8_t identity[TD__IDENTITY_SIZE];
     bool tls;       /* it follows behind the proof */
-    bool other_tls; /* a check failed only because the other side thinks otherwise about that */
+    bool other_tls; /* a check failed only because the other side has another setting of it */
     uint8_t client_nonce[TD__NONCE_SIZE];
     uint8_t server_nonce[TD__NONCE_SIZE];
 };
 
 td_status td__auth_hello(struct td__auth *client, uint8_t hello[TD__HELLO_SIZE]);
 
-/** Whether a hello can begin with these bytes: most that is none is known by them, at no cost. */
+/** Whether a hello can begin with these bytes: they reject most other clients at no cost. */
 bool td__auth_may_be_hello(const uint8_t bytes[TD__MAGIC_SIZE]);
 
 bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE]);

@@ -1,6 +1,6 @@
 /* Files that grow.
  *
- * Who makes a file longer than RLIMIT_FSIZE (ulimit -f) allows gets SIGXFSZ, which ends the process, and only
+ * A process that makes a file longer than RLIMIT_FSIZE (ulimit -f) allows gets SIGXFSZ, which ends the process, and only
  * then EFBIG. Memory that processes share is such a file as well. These are the system's calls with the signal
  * held back, so that it is an error like any other; td__errno_text() names the limit. */
 #ifndef TD_BASE_FILE_LIMIT_H

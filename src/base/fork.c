@@ -51,7 +51,7 @@ static bool make_room(int fd)
     return true;
 }
 
-/* Without memory the child keeps its copy: what is noticed later then is still noticed. */
+/* Without memory the child keeps its copy: peers then notice the end of the parent later. */
 void td__fork_exclude(int fd)
 {
     struct stat file;
@@ -59,8 +59,8 @@ void td__fork_exclude(int fd)
         table[fd] = (struct excluded){.device = file.st_dev, .file = file.st_ino};
 }
 
-/* A dead socket takes the number, so that whoever closes it in the child closes nobody else's. Only where
- * there is no descriptor left for it, the number becomes free, and the next round has one. */
+/* A dead socket takes the number, so that a close() of it in the child closes no other descriptor. Only where
+ * there is no descriptor left for that socket, the number becomes free, and serves the next one. */
 static void give_up(int fd, int *dead)
 {
     if (*dead < 0)

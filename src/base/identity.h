@@ -1,4 +1,4 @@
-/* Which rank of how many this process is, for rooms that know nothing of groups. */
+/* Which rank of how many this process is, for components that do not use groups. */
 #ifndef TD_BASE_IDENTITY_H
 #define TD_BASE_IDENTITY_H
 

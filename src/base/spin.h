@@ -1,7 +1,7 @@
 /* Waiting a moment without sleeping, where others may need the processor.
  *
- * A yield returns within microseconds where only the two sides of a conversation run. Where somebody
- * computes on the same processor it costs a whole time slice (3 ms and more), while a sleeper that is
+ * A yield returns within microseconds where only the two sides of an exchange run. Where another
+ * process computes on the same processor it costs a whole time slice (3 ms and more), while a sleeper that is
  * woken takes the processor at once. So a yield that took YIELD_LIMIT ends spinning for REST. */
 #ifndef TD_BASE_SPIN_H
 #define TD_BASE_SPIN_H

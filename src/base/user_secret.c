@@ -5,8 +5,8 @@
  * the name is taken. So the file is whole from the moment that it is there, and of several processes that
  * begin at once all read the same one.
  *
- * No key of a job is the secret itself: each is derived for the place where the job meets, so that jobs of
- * one user do not take each other's connections for their own. */
+ * No job uses the secret itself as key: each key is derived for the address of the server, so that jobs of
+ * one user do not accept each other's connections. */
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/file_limit.h"

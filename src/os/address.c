@@ -1,7 +1,7 @@
 /* Socket addresses; see address.h.
  *
  * getaddrinfo() cannot be given a deadline, so a name is looked up by a thread that is left behind
- * when it takes too long; the question it works on is counted and goes with the last one to leave. */
+ * when it takes too long; the query has a reference count, and the last user frees it. */
 #include "os/address.h"
 
 #include "base/fail.h"

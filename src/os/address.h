@@ -29,8 +29,8 @@ struct td__address_list {
 
 /**
  * Finds the addresses of `host`: a numeric address ("127.0.0.1", "::1", "[::1]", "fe80::1%eth0")
- * without asking anyone, "unix:/path" or "unix:@name" (port 0), or a name, looked up until the
- * deadline. *retry says whether the same question may have another answer later.
+ * without a query, "unix:/path" or "unix:@name" (port 0), or a name, looked up until the
+ * deadline. *retry says whether the same query may succeed later.
  */
 td_status td__resolve(const char *host, int port, td__deadline deadline,
                       struct td__address_list *list, bool *retry);

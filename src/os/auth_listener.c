@@ -1,23 +1,22 @@
-/* The listener of a server; see auth_listener.h.
+/* The authenticating listener; see auth_listener.h.
  *
- *     accept -> HELLO (68 bytes) -> challenge -> PROOF (32 bytes) [-> TLS] -> REQUEST -> handed on
+ *     accept -> HELLO (68 bytes) -> challenge -> PROOF (32 bytes) [-> TLS] -> REQUEST -> admitted
  *
- * A whole hello that is wrong is answered by a refusal, four bytes, so that a client of the job with another
- * secret fails at once. All else that is wrong is not answered: the connection is closed. A pending is looked at as soon as it is
- * accepted, so that most go, or have shown a good hello, before they cost a watch. It has HANDSHAKE_MS
- * in all.
+ * A complete hello that is wrong gets a refusal, four bytes, so that a client of the job with another secret
+ * fails at once. All else that is wrong gets no answer: the connection is closed. A pending connection is
+ * read as soon as it is accepted, so that most are rejected, or have sent a good hello, before they are added
+ * to the epoll set. It has HANDSHAKE_MS in all.
  *
- * A flood: pending connections are held on two lists, those without and those with a good hello, each limited; the
- * oldest goes when one is full. One of the job says hello at once, so it is on the first list for a
- * moment only, and nobody without the secret gets to the second: a hello that was overheard is known
- * by its nonce, and not answered again. The limit depends on that of the process, most of whose
- * descriptors are for others, and when they run out the oldest pending makes room. Who had to go for
- * the sake of others sees a reset; a client of the job tries again after that, as after any end without a
- * refusal. While the first list is
- * more than half full, the listener is opened once in PAUSE_MS, for all who stand there by then.
+ * A flood of connections: pending ones are on two lists, without and with a good hello. Each list is limited,
+ * and evicts its oldest entry when it is full. A client of the job sends its hello at once, so it is on the
+ * first list for a moment only, and a client without the secret does not get to the second: a replayed hello
+ * is known by its nonce, and is not answered again. The limit is a part of the process's limit of
+ * descriptors; when those run out, the oldest pending connection is evicted. An evicted client sees a reset,
+ * and tries again if it is of the job, as after any end without a refusal. While the first list is more than
+ * half full, accepting is throttled: once in PAUSE_MS, for all connections in the backlog.
  *
- * Pending connections are watched in an epoll set of the listener's own, which the loop watches: libuv's handles ask
- * the system three times as often, and a pending shall cost us less than it costs himself. */
+ * Pending connections are in an epoll set of the listener, which the loop watches: libuv's handles make three
+ * times as many system calls, and a pending connection must cost the server less than its client. */
 #include "os/auth_listener.h"
 
 #include "base/clock.h"
@@ -41,8 +40,8 @@ enum {
     LEAST_PENDING = 16,
     SHARE = 4,      /* … and no more than the limit of descriptors divided by this */
     SPARE_FDS = 8,  /* left for the rest of the process */
-    FULL_MS = 2000, /* without a descriptor, before those who wait are told */
-    AT_ONCE = 64,   /* accepted, or listened to, before others have their turn */
+    FULL_MS = 2000, /* without a descriptor, before options.full is called */
+    AT_ONCE = 64,   /* accepted, or read, in one turn of the loop */
     PAUSE_MS = 1,
     NONCES = 1 << 10 /* remembered */
 };
@@ -82,22 +81,22 @@ struct td__auth_listener {
     uv_timer_t sweep, pause;
     int watch; /* epoll set of the pending connections */
     uv_poll_t watch_poll;
-    struct epoll_event heard[AT_ONCE]; /* what it told last, … */
-    int heard_count;                   /* … while that is looked through */
+    struct epoll_event heard[AT_ONCE]; /* the last events of `watch`, … */
+    int heard_count;                   /* … while they are handled */
     struct td__secret secret;
     struct td__auth_listener_options options;
-    int highest_fd; /* that a pending may have */
+    int highest_fd; /* at most pending */
     size_t limit;   /* of each list */
     struct list silent, known;
     bool warned;           /* of one that disagrees about TLS … */
     bool warned_of_secret; /* … or the secret */
     bool warned_of_room;
-    int64_t full_since; /* when the first was left outside, 0: nobody is */
+    int64_t full_since; /* since when connections wait for a descriptor; 0: none does */
     int closing;        /* handles that are not closed yet */
     uint8_t nonces[NONCES][TD__NONCE_SIZE];
 };
 
-/* ---- Coming and going ------------------------------------------------------------------------ */
+/* ---- The lists of pending ones --------------------------------------------------------------- */
 
 static struct list *list_of(const struct pending *pending)
 {
@@ -131,7 +130,7 @@ static void list_remove(struct pending *pending)
     list->count--;
 }
 
-/* Forgets the pending; its descriptor is the caller's from then on. */
+/* Frees the pending connection; its descriptor is the caller's. */
 static int dismiss(struct pending *pending)
 {
     struct td__auth_listener *listener = pending->listener;
@@ -146,22 +145,21 @@ static int dismiss(struct pending *pending)
     return fd;
 }
 
-/* Whether closing it resets the connection. Those that are accepted have this from the socket that
- * listens, since most pending connections end so. */
+/* Whether closing it resets the connection. Accepted sockets inherit this from the listening one, since most
+ * pending connections end so. */
 static void set_abrupt(int fd, bool abrupt)
 {
     struct linger linger = {.l_onoff = abrupt, .l_linger = 0};
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
 }
 
-/* It may be one of the job, and shall try again. */
+/* It may be of the job: a reset makes its client try again. */
 static void throttle(struct pending *pending)
 {
     close(dismiss(pending));
 }
 
-/* It is none of the job, or disagrees about something. What it was told arrives, as it would not before a
- * reset. */
+/* It is not of the job, or disagrees about TLS. An orderly end, so that what was sent to it arrives. */
 static void reject(struct pending *pending)
 {
     int fd = dismiss(pending);
@@ -174,8 +172,8 @@ static void reject(struct pending *pending)
 static void add_pending(struct td__auth_listener *listener, int fd, bool local, enum stage stage,
                         td__deadline end);
 
-/* Each client draws a nonce of its own, so one that comes again was overheard. The memory is short, and a
- * hello that has fallen out of it gets a challenge, which only the secret can answer. */
+/* Each client has a fresh nonce, so one that comes again is a replay. The table is small; a hello that has
+ * dropped out of it gets a challenge, which only a client with the secret can answer. */
 static bool is_replayed(struct td__auth_listener *listener, const uint8_t nonce[TD__NONCE_SIZE])
 {
     uint8_t *place = listener->nonces[(nonce[0] | nonce[1] << 8) % NONCES];
@@ -198,8 +196,8 @@ static void warn_of_tls(struct td__auth_listener *listener)
         listener->secret.tls ? "1" : "not set");
 }
 
-/* Once, so that pending connections cannot fill the log. Who of the job has another secret knows it from the
- * refusal, but those who wait for him do not. */
+/* Once, so that clients cannot fill the log. A client of the job with another secret knows it from the refusal,
+ * but the ranks that wait for it do not. */
 static void warn_of_secret(const struct pending *pending)
 {
     static const uint8_t none[TD__IDENTITY_SIZE];
@@ -220,8 +218,8 @@ static void warn_of_secret(const struct pending *pending)
            listener->secret.given ? "there" : "here, where it is not set");
 }
 
-/* It leaves together with the end, in one packet, and is shorter than what it answers. Where the socket does not
- * take it, the client tries again. */
+/* The refusal and the end of the stream go in one packet, shorter than the hello. Where the socket does not take it,
+ * the client tries again. */
 static void send_refusal(int fd)
 {
     uint8_t refusal[TD__REFUSAL_SIZE];
@@ -246,7 +244,7 @@ static bool answer_hello(struct pending *pending)
     if (send(pending->fd, challenge, sizeof challenge, MSG_NOSIGNAL | MSG_DONTWAIT) !=
         (ssize_t)sizeof challenge)
         return false;
-    if (!right) { /* the challenge tells it what is wrong */
+    if (!right) { /* the challenge shows the client what is wrong */
         warn_of_tls(pending->listener);
         return false;
     }
@@ -270,7 +268,7 @@ static void admit(struct pending *pending, const uint8_t *request)
     listener->options.fn(listener->options.arg, fd, local, copy);
 }
 
-/* From here on it talks by the plain end. */
+/* From here on the plain end stands for the connection. */
 static void begin_tls(struct pending *pending)
 {
     struct td__auth_listener *listener = pending->listener;
@@ -300,7 +298,7 @@ static size_t wanted(const struct pending *pending)
     }
 }
 
-/* All that was wanted has come; false when the pending is gone. */
+/* All bytes of a stage are there; false when the pending connection is freed. */
 static bool take_step(struct pending *pending)
 {
     switch (pending->stage) {
@@ -327,8 +325,8 @@ static bool take_step(struct pending *pending)
     }
 }
 
-/* Reads what is there; false when the pending is gone. */
-static bool listen_to(struct pending *pending, bool failed)
+/* Reads what is there; false when the pending connection is freed. */
+static bool read_pending(struct pending *pending, bool failed)
 {
     while (pending->got < wanted(pending) || take_step(pending)) {
         size_t room = wanted(pending) - pending->got;
@@ -359,13 +357,13 @@ static void on_bytes(uv_poll_t *poll, int status, int events)
     listener->heard_count = epoll_wait(listener->watch, listener->heard, AT_ONCE, 0);
     for (int i = 0; i < listener->heard_count; i++)
         if (listener->heard[i].data.ptr)
-            listen_to(listener->heard[i].data.ptr, listener->heard[i].events & EPOLLERR);
+            read_pending(listener->heard[i].data.ptr, listener->heard[i].events & EPOLLERR);
     listener->heard_count = 0;
 }
 
-/* ---- The entrances --------------------------------------------------------------------------- */
+/* ---- Accepting ------------------------------------------------------------------------------- */
 
-/* Takes a connection in; it is closed where that fails. */
+/* Adds an accepted connection; closes it where that fails. */
 static void add_pending(struct td__auth_listener *listener, int fd, bool local, enum stage stage,
                         td__deadline end)
 {
@@ -384,7 +382,7 @@ static void add_pending(struct td__auth_listener *listener, int fd, bool local, 
     memcpy(pending->auth.identity, listener->options.identity, TD__IDENTITY_SIZE);
     pending->end = end;
     list_add(pending);
-    if (!listen_to(pending, false))
+    if (!read_pending(pending, false))
         return;
     struct epoll_event bytes = {.events = EPOLLIN, .data.ptr = pending};
     if (epoll_ctl(listener->watch, EPOLL_CTL_ADD, fd, &bytes)) {
@@ -396,7 +394,7 @@ static void add_pending(struct td__auth_listener *listener, int fd, bool local, 
         throttle(listener->silent.oldest);
 }
 
-/* The oldest of those who have said nothing goes; false where there is none. */
+/* Evicts the oldest connection without a hello; false where there is none. */
 static bool make_room(struct td__auth_listener *listener)
 {
     if (!listener->silent.oldest)
@@ -405,7 +403,8 @@ static bool make_room(struct td__auth_listener *listener)
     return true;
 }
 
-/* There is no descriptor for who stands outside, nor a pending to take one from. That may pass. */
+/* There is no descriptor for the connections in the backlog, nor a pending connection to evict. Tries again
+ * later. */
 static void run_out(struct td__auth_listener *listener, int error)
 {
     int64_t now = td__now_ns();
@@ -414,7 +413,7 @@ static void run_out(struct td__auth_listener *listener, int error)
     if (now - listener->full_since < FULL_MS * (int64_t)1000000)
         return;
     if (!listener->warned_of_room)
-        td_log(TD_LOG_WARN, "the %s cannot take in those who come: %s", listener->options.purpose,
+        td_log(TD_LOG_WARN, "the %s cannot accept connections: %s", listener->options.purpose,
                td__errno_text(error));
     listener->warned_of_room = true;
     if (listener->options.full)
@@ -438,7 +437,7 @@ static bool take_in(struct entrance *entrance)
             return false;
         }
         listener->full_since = 0;
-        if (fd > listener->highest_fd) /* the last sign before there are none */
+        if (fd > listener->highest_fd) /* the last event before there are none */
             make_room(listener);
         if (entrance->local && !td__peer_is_us(fd)) {
             close(fd);
@@ -462,7 +461,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         return;
     uv_poll_stop(poll);
     entrance->watched = false;
-    if (room) /* else the next sweep tries again */
+    if (room) /* else the next run of the timer tries again */
         uv_timer_start(&listener->pause, on_pause, PAUSE_MS, 0);
 }
 
@@ -480,8 +479,8 @@ static void on_pause(uv_timer_t *timer)
     watch_entrances(timer->data);
 }
 
-/* Both lists are in the order in which their pending connections came to them, so that those behind one whose time
- * is not over may have to wait for it; none waits for longer than twice the time. */
+/* Both lists are in the order in which connections were added, so one behind another whose time is not over
+ * may have to wait for it, at most for twice the time. */
 static void on_sweep(uv_timer_t *timer)
 {
     struct td__auth_listener *listener = timer->data;
@@ -591,10 +590,9 @@ void td__auth_listener_close(struct td__auth_listener *listener)
 {
     while (listener->silent.oldest)
         throttle(listener->silent.oldest);
-    while (
-        listener->known.oldest) { /* one whose proof is there already takes itself for a client */
+    while (listener->known.oldest) { /* a client whose proof is there already counts as admitted */
         struct pending *pending = listener->known.oldest;
-        if (listen_to(pending, false))
+        if (read_pending(pending, false))
             throttle(pending);
     }
     for (int i = 0; i < 2; i++) {

@@ -42,8 +42,8 @@ int td__die_with_parent(pid_t parent, int signal)
     return getppid() == parent ? 0 : ESRCH;
 }
 
-/* The parent's handlers go before the first signal can come: they would tell the parent, through
- * descriptors that both have, of a signal that was the child's. */
+/* The parent's handlers are removed before the first signal can arrive: they would report the child's signal
+ * to the parent, through descriptors that both have. */
 static int restore_signals(const struct td__child_spec *spec, const sigset_t *mask)
 {
     const struct sigaction plain = {.sa_handler = SIG_DFL};
@@ -75,7 +75,7 @@ static int place_descriptors(const int standard[3])
     return 0;
 }
 
-/* Where it cannot be had, nobody hears of the end first: no reason not to start. */
+/* Without it only the order of ends is less exact: no reason not to start. */
 static void keep_exit_pipe(int exit_pipe)
 {
     struct rlimit limit;

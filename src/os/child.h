@@ -19,8 +19,8 @@ struct td__child_spec {
     const void *cpus;                /* the CPUs it may run on, as sched_setaffinity() takes them */
     size_t cpus_size;
     int exit_pipe; /* -1, or a descriptor that it keeps open, under a high number: the system closes
-                    high ones first, so its other end hears of the child's end before anyone who
-                    is connected to the child does */
+                    high ones first, so its other end notices the child's end before any process
+                    that is connected to the child */
 };
 
 /**

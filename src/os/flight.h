@@ -12,8 +12,8 @@
  *     not set                        private memory
  *
  * Writing costs one or two looks at the processor's time stamp counter and some stores to one cache
- * line, about 25 ns together; nothing waits, but for the first entry of a second thread. A reader takes
- * nothing for granted: the bytes are another process's, may change while they are read, and may be
+ * line, about 25 ns together; nothing waits, but for the first entry of a second thread. A reader checks
+ * everything: the bytes are another process's, may change while they are read, and may be
  * anything (flight_read.c).
  *
  * An entry may be overwritten by the 256th after it. One that is still under way is passed over, so

@@ -24,7 +24,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Guards the list of logs with a place, and their users. */
+/* Protects the list of logs with a place, and their users. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct td__flight_log *logs;
 static unsigned generation; /* of forks: a child's list is empty */

@@ -41,7 +41,8 @@ int td__accept(int listener)
 int td__socket_pair(int ends[2])
 {
     td__fork_hold();
-    int error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) ? errno : 0;
+    int error = socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) ? errno
+                                                                                         : 0;
     for (int i = 0; i < 2 && !error; i++)
         td__fork_exclude(ends[i]);
     td__fork_release();
@@ -75,7 +76,7 @@ int td__connect_to(const struct td__address *address, td__deadline deadline)
             error = errno;
     }
     if (!error && address->any.sa_family != AF_UNIX) {
-        /* A connection to a free port of one's own host can meet itself. */
+        /* A connection to a free port of one's own host can connect to itself. */
         struct td__address ours, theirs;
         td__local_address(fd, &ours);
         td__remote_address(fd, &theirs);
@@ -158,7 +159,7 @@ struct stand_in {
 
 static const char mark[] = "tandem=";
 
-static void look_behind(struct td__address *address)
+static void resolve_stand_in(struct td__address *address)
 {
     struct stand_in name;
     size_t start = offsetof(struct sockaddr_un, sun_path);
@@ -200,7 +201,7 @@ void td__local_address(int fd, struct td__address *address)
     address->size = sizeof address->local;
     if (getsockname(fd, &address->any, &address->size))
         address->size = 0;
-    look_behind(address);
+    resolve_stand_in(address);
 }
 
 void td__remote_address(int fd, struct td__address *address)
@@ -209,7 +210,7 @@ void td__remote_address(int fd, struct td__address *address)
     address->size = sizeof address->local;
     if (getpeername(fd, &address->any, &address->size))
         address->size = 0;
-    look_behind(address);
+    resolve_stand_in(address);
 }
 
 /* ---- Peers that are cut off ------------------------------------------------------------------ */
@@ -328,7 +329,7 @@ int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadl
     }
     int received = take_fd(&message);
     if (received < 0 && message.msg_flags & MSG_CTRUNC && !CMSG_FIRSTHDR(&message))
-        return EMFILE; /* it came along, but there was no place for it */
+        return EMFILE; /* it was sent, but this process may have no more */
     if (received < 0)
         return got == 0 ? ENODATA : EPROTO;
     int error = td__recv_all(fd, (char *)data + got, size - (size_t)got, deadline);

@@ -1,6 +1,6 @@
 /* TLS by OpenSSL; see tls.h. The thread that calls what is here is in tls_pump.c.
  *
- * The key is proven twice: by the handshake before, so that a stranger never gets here, and by TLS
+ * The key is proven twice: by the handshake before, so that a client without the secret never gets here, and by TLS
  * itself, since the key depends on that handshake. A client accepts no certificate: what does not
  * know the key has no other way. */
 #include "base/fail.h"
@@ -77,7 +77,7 @@ static SSL_CTX *make_context(bool server)
         SSL_CTX_set_psk_find_session_callback(context, find_key);
     } else {
         SSL_CTX_set_psk_use_session_callback(context, use_key);
-        SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL); /* and there is nobody to trust */
+        SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL); /* and no certificate is trusted */
     }
     return context;
 }

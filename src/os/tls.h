@@ -1,6 +1,6 @@
 /* TLS on a connection that has proven the job's secret.
  *
- *     who uses it ── plain end ══ socketpair ══ pump ── TLS ── wire (TCP) ── the other host
+ *     its user ── plain end ══ socketpair ══ pump ── TLS ── wire (TCP) ── the other host
  *
  * Everything above uses plain descriptors (poll, epoll, sendmsg, libuv), so it is given one: one end of a
  * socketpair. One thread of the process, "td-tls", moves bytes between the other ends and their
@@ -13,8 +13,8 @@
  * An end passes through: shutdown() of the plain end arrives as the end of the stream at the other
  * side, and close() does when all that was written before has arrived. A connection that breaks
  * ends the plain end; whether it broke or was closed does not show there, so a protocol that needs
- * to know says goodbye, as all of ours do. Bytes that were changed on the way end it, too: the log says so,
- * and whoever asks. */
+ * to know sends a last message, as all of ours do. Bytes that were changed on the way end it, too: the log says so,
+ * and td__tls_complaint(). */
 #ifndef TD_OS_TLS_H
 #define TD_OS_TLS_H
 

@@ -8,7 +8,7 @@
 
 #include <openssl/ssl.h>
 
-/* Who waits for a handshake; on its stack, and the pump's lock guards it. */
+/* A thread that waits for a handshake; on its stack, protected by the pump's lock. */
 struct td__tls_wait {
     bool done;
     struct td__tls_failure failure;
@@ -26,7 +26,7 @@ struct td__tls_link {
     int epoll;       /* that watches both */
     uint8_t key[TD__MAC_SIZE];
     struct td__tls_wait *wait; /* NULL: nobody waits for the handshake */
-    td__deadline end;          /* of the handshake, later of the parting; else TD__NEVER */
+    td__deadline end;          /* of the handshake, later of closing; else TD__NEVER */
 
     bool open;          /* the handshake is done */
     bool again;         /* it was stopped for the sake of others, with more to do */
@@ -38,9 +38,9 @@ struct td__tls_link {
     struct td__buffer up;   /* from the plain end, and not sent yet */
     struct td__buffer down; /* received, and not taken by the plain end yet */
     bool up_ended;          /* no more comes from the plain end … */
-    bool up_closed;         /* … and the other side has been told */
+    bool up_closed;         /* … and the end was sent to the other side */
     bool down_ended;        /* no more comes from the other side … */
-    bool down_closed;       /* … and the plain end has been told */
+    bool down_closed;       /* … and the plain end was shut down */
     bool wants_room;        /* epoll watches the plain end for room */
     uint64_t under_key;     /* bytes sent under the present key */
 };
@@ -88,7 +88,7 @@ td_status td__tls_pump_add(struct td__tls_link *link);
 /** Keeps in mind that the link's bytes were changed on the way, for td__tls_complaint(). */
 void td__tls_pump_complain(const struct td__tls_link *link);
 
-/** Tells who waits for the handshake how it went; false where nobody does. */
+/** Wakes the thread that waits for the handshake, with its result; false where none does. */
 bool td__tls_pump_answer(struct td__tls_link *link, const struct td__tls_failure *failure);
 
 #endif

@@ -1,7 +1,7 @@
 /* The thread that moves bytes between plain ends and their connections; see tls.h.
  *
- * The links belong to the thread. pump.lock guards the list's links to each other (a fork reads it), those
- * who wait, and the state of the thread itself; nothing slow happens under it.
+ * The links belong to the thread. pump.lock protects the list of links (a fork reads it), the
+ * threads that wait, and the state of the thread itself; nothing slow happens under it.
  *
  * A fork: the child has no such thread and no use for the connections. It closes its copies of the
  * descriptors, and the first wrap starts anew. */
@@ -20,8 +20,8 @@
 enum {
     EVENTS = 64,
     EXIT_MS = 2000,  /* for what was written to be sent, when the process exits */
-    TICK_MS = 2,     /* between looks at links that part or shake hands */
-    WATCH_MS = 1000, /* between looks for hosts that are cut off */
+    TICK_MS = 2,     /* between checks of links that close or are in the handshake */
+    WATCH_MS = 1000, /* between checks for hosts that are cut off */
     COMPLAINTS = 64, /* kept in mind */
 };
 
@@ -94,7 +94,7 @@ static void remove_link(struct td__tls_link *link)
         pump.links = link->after;
     if (link->after)
         link->after->before = link->before;
-    answer_waiter(link, &late); /* somebody waits where it ended before the handshake did */
+    answer_waiter(link, &late); /* a thread waits where it ended before the handshake was done */
     td__tls_link_free(link);    /* under the lock, so that a fork knows all descriptors */
     pthread_mutex_unlock(&pump.lock);
 }

@@ -37,7 +37,7 @@ static td_status check_settings(const char *what, const char *purpose, const cha
             "%s the %s at %s: TANDEM_TLS=1 needs the job's secret, which is the key: set "
             "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host",
             what, purpose, host);
-    /* A user's secret that cannot be had is told at once, not when the other side is there. */
+    /* A user's secret that cannot be read fails at once, not when the other side is there. */
     struct td__secret tried = *secret;
     return td__host_is_loopback(host) ? td__secret_bind(&tried, host) : TD_OK;
 }
@@ -46,7 +46,7 @@ static td_status check_settings(const char *what, const char *purpose, const cha
 struct attempts {
     char text[1024];
     size_t length;
-    bool refused; /* nobody listens at any of the addresses */
+    bool refused; /* nothing listens at any of the addresses */
 };
 
 static void note_attempt(struct attempts *attempts, const struct td__address *address,
@@ -97,8 +97,8 @@ static td_status fail_refused(const struct td__auth *auth, const char *where, bo
         auth->purpose);
 }
 
-/* Receives the challenge. *answered says that something has come, in the place of one where that fails, and
- * *refused that it was a refusal. */
+/* Receives the challenge. *answered: bytes have arrived, though perhaps no challenge; *refused: they are a
+ * refusal. */
 static int receive_challenge(int fd, uint8_t challenge[TD__CHALLENGE_SIZE], td__deadline deadline,
                              bool *answered, bool *refused)
 {
@@ -116,9 +116,9 @@ static int receive_challenge(int fd, uint8_t challenge[TD__CHALLENGE_SIZE], td__
     return error;
 }
 
-/* Both directions of the proof. A connection that ends without a word, in order or by a reset, belongs to a
- * server that is going away, that is not there yet behind a proxy, or that has too many clients at the moment,
- * and the next attempt may have better luck: *passing is then the errno. */
+/* Both directions of the proof. A connection that ends without an answer, in order or by a reset, belongs to a
+ * server that is ending, that has not started yet behind a proxy, or that has too many clients at the moment.
+ * The next attempt may succeed: *passing is then the errno. */
 static td_status prove(int fd, struct td__auth *auth, const char *where, const struct way *way,
                        int *passing)
 {
@@ -166,8 +166,8 @@ static td_status encrypt(int fd, const struct td__auth *auth, const char *where,
 }
 
 /* Makes a connection to the server at `where` a trusted one. `fd` is taken over, also on failure. */
-static td_status introduce(int fd, bool local, const char *where, const struct way *way,
-                           int *passing, int *out)
+static td_status authenticate(int fd, bool local, const char *where, const struct way *way,
+                              int *passing, int *out)
 {
     struct td__auth auth = {
         .secret = *way->secret, .purpose = way->purpose, .tls = way->secret->tls && !local};
@@ -201,7 +201,7 @@ static bool shortcut_of(const struct td__address *tcp, const char *purpose,
     return true;
 }
 
-/* Whatever goes wrong here, the way over TCP is left to be tried, and tells why. */
+/* Whatever fails here, TCP is tried next, and says why. */
 static bool connect_shortcut(const struct td__address *tcp, const struct way *way, int *out)
 {
     struct td__address local;
@@ -216,7 +216,7 @@ static bool connect_shortcut(const struct td__address *tcp, const struct way *wa
         close(fd);
         return false;
     }
-    return !introduce(fd, true, td__address_text(tcp, where), way, &passing, out);
+    return !authenticate(fd, true, td__address_text(tcp, where), way, &passing, out);
 }
 
 int td__listen_shortcut(int tcp_fd, const char *purpose)
@@ -259,7 +259,7 @@ static void add_names(struct td__address_list *list)
         list->count++;
 }
 
-/* One round over all addresses. When nobody was there, *nobody is true and `attempts` says why. */
+/* Tries all addresses once. When nothing listens at any, *nobody is true and `attempts` says why. */
 static td_status try_each(const struct td__address_list *list, const char *host,
                           const struct way *way, struct attempts *attempts, bool *nobody, int *out)
 {
@@ -274,9 +274,9 @@ static td_status try_each(const struct td__address_list *list, const char *host,
         td__deadline limit = td__deadline_earlier(way->deadline,
                                                   td__deadline_in_ms(ATTEMPT_LIMIT_MS));
         int fd = td__connect_to(address, limit);
-        bool beside = i && address->any.sa_family == AF_UNIX; /* mostly, nobody is there */
+        bool beside = i && address->any.sa_family == AF_UNIX; /* mostly, nothing listens there */
         attempts->refused &= fd == -ECONNREFUSED || fd == -ENOENT;
-        if (fd == -EMFILE || fd == -ENFILE) /* waiting for others would not help */
+        if (fd == -EMFILE || fd == -ENFILE) /* trying again would not help */
             return td_fail(TD_ERR_SYSTEM, "cannot connect to the %s at %s: %s", way->purpose, host,
                            td__errno_text(-fd));
         if (fd < 0) {
@@ -295,7 +295,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
             note_attempt(attempts, address, "another user listens there");
             continue;
         }
-        td_status status = introduce(fd, local, where, way, &passing, out);
+        td_status status = authenticate(fd, local, where, way, &passing, out);
         if (!status || !passing)
             return status;
         note_attempt(attempts, address,
@@ -338,7 +338,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
         if (nobody && identity && attempts.refused)
             return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
 
-        /* An attempt that has no time left says only that, and not what those before it have seen. */
+        /* An attempt without time left says only that; the messages of earlier ones are kept. */
         int64_t left = (unresolved ? resolve_limit : deadline) - td__now_ns();
         bool last = left <= pause;
         if (last && left > 0)
@@ -367,7 +367,7 @@ static const struct td__address *first_of_family(const struct td__address_list *
     return &list->at[0];
 }
 
-/* A socket's file stays when its server is killed; nobody answers there then. */
+/* The file of a unix socket stays when its server is killed; nothing listens there then. */
 static bool remove_dead_socket(const struct td__address *address)
 {
     if (address->any.sa_family != AF_UNIX || !address->local.sun_path[0])

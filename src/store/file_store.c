@@ -23,7 +23,7 @@ enum {
 
 struct file_store {
     td_store head;
-    pthread_mutex_t lock; /* guards busy, and is held no longer than that takes */
+    pthread_mutex_t lock; /* protects busy, and is held no longer than that takes */
     pthread_cond_t idle;
     bool busy; /* a thread is inside a call: the rest is its own, and the file's lock, too */
     struct td__shared_file shared;

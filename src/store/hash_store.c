@@ -1,4 +1,4 @@
-/* The store inside one process: the map under a lock, and one condition for all who wait. */
+/* The store inside one process: the map under a lock, and one condition variable for all waits. */
 #include "base/fail.h"
 #include "base/thread.h"
 #include "store/kv.h"

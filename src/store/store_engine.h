@@ -1,5 +1,5 @@
-/* The server's side of the store without its sockets: requests in, answers out, and who waits for
- * what. tcp_server.c connects it to the network; the fuzzer feeds it bytes.
+/* The server's side of the store without its sockets: requests in, answers out, and the waits of
+ * clients. tcp_server.c connects it to the network; the fuzzer feeds it bytes.
  *
  * All calls come from one thread. */
 #ifndef TD_STORE_ENGINE_H

@@ -25,7 +25,7 @@
 
 enum {
     SPIN_NS = 60000,
-    GRACE_MS = 5000, /* for the server's word on a call whose time is over */
+    GRACE_MS = 5000, /* for the server's answer to a call that has timed out */
     READ_SIZE = 64 << 10,
     FULL_MS = 20, /* how long a sender waits for room before it reads what has come */
 };
@@ -114,7 +114,7 @@ static void take_answer(struct td__tcp_client *client, const struct td__wire_hea
         link = &(*link)->next;
     struct td__tcp_call *call = *link;
     if (!call)
-        return; /* its time was over, and it has gone */
+        return; /* it has timed out */
     *link = call->next;
     if (call->sequence > client->unconfirmed_last)
         client->unconfirmed = 0;
@@ -212,8 +212,8 @@ static int send_bytes(struct td__tcp_client *client, const uint8_t *data, size_t
     return 0;
 }
 
-/* The other side has closed, or has reported a failure: seen before more is sent into the void. */
-static void look_for_news(struct td__tcp_client *client)
+/* The other side has closed, or has reported a failure: noticed before more is sent. */
+static void check_connection(struct td__tcp_client *client)
 {
     char byte;
     if (client->reading)
@@ -229,7 +229,7 @@ static td_status fail_silent(const struct td__tcp_client *client)
 }
 
 /* Sends a frame, whose id is filled in here; a request without an answer has id 0 and is put down as
- * unconfirmed under `key`. *sequence, where not NULL, is its place among all. */
+ * unconfirmed under `key`. *sequence, where not NULL, is its number among all. */
 static td_status transmit(struct td__tcp_client *client, struct td__buffer *frame, uint32_t id,
                           const struct td__span *key, td__deadline deadline, uint64_t *sequence)
 {
@@ -286,7 +286,7 @@ static td_status enter(struct td__tcp_client *client, bool look)
     td_status status = TD_OK;
     pthread_mutex_lock(&client->lock);
     if (look)
-        look_for_news(client);
+        check_connection(client);
     if (client->broken.status)
         status = fail_broken(client);
     else if (client->late.status)
@@ -397,8 +397,8 @@ void td__tcp_client_init(struct td__tcp_client *client, int fd, const char *host
     td__endpoint_text(host, port, client->where, sizeof client->where);
 }
 
-/* Makes sure that all that was set has arrived, and takes leave. */
-static td_status say_goodbye(struct td__tcp_client *client, td__deadline deadline)
+/* Makes sure that all that was set has arrived, and sends BYE. */
+static td_status say_bye(struct td__tcp_client *client, td__deadline deadline)
 {
     td_status status = TD_OK;
     if (client->broken.status)
@@ -421,7 +421,7 @@ td_status td__tcp_client_close(struct td__tcp_client *client, td__deadline deadl
 {
     td_status status = TD_OK;
     if (client->fork_generation == td__fork_generation())
-        status = say_goodbye(client, deadline);
+        status = say_bye(client, deadline);
     close(client->fd);
     td__buffer_free(&client->in);
     pthread_cond_destroy(&client->answered);

@@ -13,10 +13,10 @@ struct td__tcp_call;
 
 struct td__tcp_client {
     int fd;
-    char where[TD__ADDRESS_TEXT]; /* the server's place, for messages */
+    char where[TD__ADDRESS_TEXT]; /* the server's address, for messages */
     unsigned fork_generation;
 
-    pthread_mutex_t lock; /* guards all below; never held while sending or waiting */
+    pthread_mutex_t lock; /* protects all below; never held while sending or waiting */
     pthread_cond_t answered;
     pthread_cond_t sendable;
     bool sending;               /* a thread's request is going out: one at a time */
@@ -48,7 +48,7 @@ td_status td__tcp_client_tell(struct td__tcp_client *client, struct td__buffer *
 td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *frame,
                              td__deadline deadline, bool waits_for_key, struct td__buffer *body);
 
-/** Makes sure that all that was sent has arrived, says goodbye and closes the connection; in a
+/** Makes sure that all that was sent has arrived, sends BYE and closes the connection; in a
  *  forked child it only closes the descriptor. */
 td_status td__tcp_client_close(struct td__tcp_client *client, td__deadline deadline);
 

@@ -1,7 +1,7 @@
 /* The store's server; see tcp_server.h.
  *
- * A connection comes from the listener (os/auth_listener.h) when it has proven the job's secret. It has a session of the
- * engine from then on, and its bytes are cut into frames.
+ * The listener (os/auth_listener.h) passes on a connection that has proven the job's secret. It has a session
+ * of the engine from then on, and its bytes are cut into frames.
  *
  *     socket -> read_buffer (shared) -> [in: the part of a frame that is not whole yet] -> engine
  *     engine -> session.out -> socket -> [what did not fit: a write request of libuv]
@@ -72,7 +72,7 @@ struct td__tcp_server {
     struct connection *dirty;
     char read_buffer[READ_SIZE];
 
-    pthread_mutex_t lock; /* guards `empty` and `stopping`; nothing is taken after it */
+    pthread_mutex_t lock; /* protects `empty` and `stopping`; no other lock is taken under it */
     pthread_cond_t left;
     bool stopping;
     bool empty; /* no client is left */
@@ -175,7 +175,7 @@ static void flush(struct connection *connection)
         return;
     }
     /* Much is left to libuv also where the socket would take it: that the rest of it, and what it makes
-     * room for, waits for the next turn of the loop is what keeps a glutton from starving others. */
+     * room for, waits for the next turn of the loop keeps one client from starving others. */
     if (!connection->session.in_flight && out->size <= SEND_AT_ONCE) {
         uv_buf_t buffer = uv_buf_init((char *)out->data, (unsigned)out->size);
         int sent = uv_try_write(&connection->stream, &buffer, 1);
@@ -379,12 +379,12 @@ struct start {
     int fd, shortcut;
 };
 
-/* Somebody cannot come in, and those who wait most likely wait for him. */
+/* A client cannot be accepted, and the waits of others are most likely for it. */
 static void on_full(void *arg, int error)
 {
     struct td__tcp_server *server = arg;
     char text[256];
-    snprintf(text, sizeof text, "the store's server (process %d) cannot take in more clients: %s",
+    snprintf(text, sizeof text, "the store's server (process %d) cannot accept more clients: %s",
              (int)getpid(), td__errno_text(error));
     for (struct connection *at = server->clients.first; at; at = at->after)
         td__session_fail_waits(&at->session, TD_ERR_SYSTEM, text);

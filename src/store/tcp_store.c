@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DRAIN_MS = 2000 }; /* for the last words to reach the server */
+enum { DRAIN_MS = 2000 }; /* for the last requests to reach the server */
 
 struct tcp_store {
     td_store head;
