@@ -51,8 +51,8 @@ static void make(struct training *training, const char *network, bool ddp)
 
 static void step(struct training *training, td_tensor *input, td_tensor *target)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         bench_check(td_optimizer_zero_grad(training->optimizer));
         bench_check(td_backward(td_cross_entropy(td_forward(training->model, input), target)));
         bench_check(td_optimizer_step(training->optimizer));
@@ -72,8 +72,8 @@ static void turn(struct training *training, td_tensor *input, td_tensor *target)
 /* Turns of both, until the first rank says that the time is over. */
 static void train_in_turns(struct training *both, double seconds)
 {
-    td_tensor *input = td_randn((int64_t[]){64, 1, 28, 28}, 4, TD_F32);
-    td_tensor *target = td_randint(0, 10, (int64_t[]){64}, 1, TD_I64);
+    td_tensor *input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
+    td_tensor *target = td_randint(0, 10, TD_SHAPE(64), TD_I64);
     for (int i = 0; i < 2; i++)
         for (int s = 0; s < WARM_UP; s++)
             step(&both[i], input, target);

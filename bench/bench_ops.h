@@ -8,7 +8,7 @@
 
 #include <tandem/ops.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 /* One row: its tensors, and what is timed with them. */
 struct ops_row {

@@ -25,8 +25,8 @@ static void call_accumulate(const struct ops_row *row)
 
 static void bench_linear(const char *what, int64_t n, int64_t in, int64_t out)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = bench_filled(SHAPE(n, in)), *w = bench_filled(SHAPE(out, in)),
                   *y = bench_filled(SHAPE(n, out));
         td_tensor *bias = bench_filled(SHAPE(out)), *grad_w = bench_filled(SHAPE(out, in));
@@ -40,8 +40,8 @@ static void bench_linear(const char *what, int64_t n, int64_t in, int64_t out)
 static void bench_batch(const char *what, td_dtype dtype, int64_t batch, int64_t m, int64_t k,
                         int64_t n)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = bench_made(td_to_dtype(bench_filled(SHAPE(batch, m, k)), dtype));
         td_tensor *b = bench_made(td_to_dtype(bench_filled(SHAPE(batch, k, n)), dtype));
         td_tensor *c = bench_made(td_to_dtype(bench_filled(SHAPE(batch, m, n)), dtype));
@@ -74,8 +74,8 @@ static void call_conv_weight(const struct ops_row *row)
 static void bench_conv(const char *what, const int64_t x_shape[4], int64_t groups, int64_t out,
                        int64_t kernel, int64_t stride, int64_t padding, int64_t dilation)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct td__window w = {{kernel, kernel},
                                {stride, stride},
                                {padding, padding},
@@ -108,8 +108,8 @@ static void call_pool_grad(const struct ops_row *row)
 
 static void bench_pool(const char *what, int64_t n, int64_t c, int64_t size)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct td__window w = {{2, 2}, {2, 2}, {0, 0}, {1, 1}, .groups = 1};
         td_tensor *x = bench_filled(SHAPE(n, c, size, size)),
                   *y = bench_filled(SHAPE(n, c, size / 2, size / 2));

@@ -87,12 +87,12 @@ static td_tensor *sum(td_tensor *const *x)
 
 static td_tensor *sum_rows(td_tensor *const *x)
 {
-    return td_sum_dims(x[0], (const int[]){1}, 1, false);
+    return td_sum_dims(x[0], TD_DIMS(1), false);
 }
 
 static td_tensor *sum_columns(td_tensor *const *x)
 {
-    return td_sum_dims(x[0], (const int[]){0}, 1, false);
+    return td_sum_dims(x[0], TD_DIMS(0), false);
 }
 
 static td_tensor *greatest(td_tensor *const *x)
@@ -181,18 +181,23 @@ struct pass {
 static void call_forward(const struct ops_row *row)
 {
     const struct pass *pass = row->arg;
-    TD_SCOPE
-    TD_NO_GRAD
-    bench_made(pass->of->forward(pass->x));
+    {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        bench_made(pass->of->forward(pass->x));
+    }
 }
 
 static void call_backward(const struct ops_row *row)
 {
     const struct pass *pass = row->arg;
     td_tensor *results[MOST_INPUTS];
-    TD_SCOPE
-    bench_check(td_gradients(&pass->y, &pass->grad_y, 1, pass->x, pass->count - pass->of->constants,
-                             results, &(td_backward_options){.retain_graph = true}));
+    {
+        TD_SCOPE;
+        bench_check(td_gradients(&pass->y, &pass->grad_y, 1, pass->x,
+                                 pass->count - pass->of->constants, results,
+                                 &(td_backward_options){.retain_graph = true}));
+    }
 }
 
 static td_tensor *input_of(const struct operation *of, const int64_t shape[4])
@@ -208,8 +213,8 @@ static td_tensor *input_of(const struct operation *of, const int64_t shape[4])
 
 static void bench_operation(const struct operation *of)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct pass pass = {.of = of};
         for (; pass.count < MOST_INPUTS && of->shapes[pass.count][0]; pass.count++)
             pass.x[pass.count] = td_clone(input_of(of, of->shapes[pass.count]));
@@ -217,8 +222,10 @@ static void bench_operation(const struct operation *of)
             bench_check(td_tensor_set_requires_grad(pass.x[i], true));
         ops_row(&(struct ops_row){of->what, "forward", .call = call_forward, .arg = &pass});
         pass.y = bench_made(of->forward(pass.x));
-        TD_NO_GRAD
-        pass.grad_y = bench_made(td_ones_like(pass.y));
+        {
+            TD_NO_GRAD;
+            pass.grad_y = bench_made(td_ones_like(pass.y));
+        }
         ops_row(&(struct ops_row){of->what, "backward", .call = call_backward, .arg = &pass});
     }
 }
@@ -243,8 +250,8 @@ static td_optimizer *optimizer_of(const char *what, td_tensor *const *parameters
 
 static void bench_optimizer(const char *what)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *parameters[PARAMETERS];
         for (int i = 0; i < PARAMETERS; i++) {
             parameters[i] = i % 2 ? bench_filled(SHAPE(512)) : bench_filled(SHAPE(512, 512));

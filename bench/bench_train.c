@@ -74,15 +74,15 @@ static td_module *transformer(void)
 
 static void make_pictures(struct training *training)
 {
-    training->input = td_randn((int64_t[]){64, 1, 28, 28}, 4, TD_F32);
-    training->target = td_randint(0, 10, (int64_t[]){64}, 1, TD_I64);
+    training->input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
+    training->target = td_randint(0, 10, TD_SHAPE(64), TD_I64);
 }
 
 static void make_text(struct training *training)
 {
-    td_tensor *text = td_randint(0, VOCABULARY, (int64_t[]){8, SEQUENCE + 1}, 2, TD_I64);
-    TD_SCOPE
+    td_tensor *text = td_randint(0, VOCABULARY, TD_SHAPE(8, SEQUENCE + 1), TD_I64);
     {
+        TD_SCOPE;
         training->input = td_tensor_retain(td_clone(td_narrow(text, 1, 0, SEQUENCE)));
         td_tensor *next = td_clone(td_narrow(text, 1, 1, SEQUENCE));
         training->target = td_tensor_retain(td_flatten(next, 0, 1));
@@ -112,8 +112,8 @@ static void make(struct training *training)
 
 static void step(struct training *training)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         bench_check(td_optimizer_zero_grad(training->optimizer));
         td_tensor *loss = td_cross_entropy(td_forward(training->network, training->input),
                                            training->target);

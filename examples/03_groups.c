@@ -23,9 +23,9 @@ static void check(td_status status)
 static double count_ranks(td_group *group)
 {
     double count = 0;
-    TD_SCOPE
     {
-        td_tensor *tensor = td_ones((int64_t[]){1}, 1, TD_F32);
+        TD_SCOPE;
+        td_tensor *tensor = td_ones(TD_SHAPE(1), TD_F32);
         check(td_all_reduce(tensor, TD_SUM, group, NULL));
         count = td_item(tensor);
     }
@@ -38,7 +38,7 @@ int main(void)
     int rank = td_get_rank(NULL);
 
     td_group *pair;
-    check(td_new_group((int[]){0, 1}, 2, NULL, &pair));
+    check(td_new_group(TD_DIMS(0, 1), NULL, &pair));
     bool member = td_get_rank(pair) >= 0;
     double in_pair = member ? count_ranks(pair) : 0;
     double in_world = count_ranks(NULL); /* NULL is the world */

@@ -26,7 +26,7 @@ static void check(td_status status)
 
 static td_tensor *scalar(double value)
 {
-    return td_full((int64_t[]){1}, 1, value, TD_F32);
+    return td_full(TD_SHAPE(1), value, TD_F32);
 }
 
 static void show(const char *call, td_tensor *const *tensors, int count)
@@ -46,8 +46,8 @@ int main(void)
         fprintf(stderr, "04_collectives: it is for at most %d ranks, not %d\n", MOST, size);
         return 1;
     }
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *in[MOST], *out[MOST], *t, *own = scalar(rank + 1);
         for (int i = 0; i < size; i++)
             in[i] = scalar(10 * (rank + 1) + i), out[i] = scalar(0);

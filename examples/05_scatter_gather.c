@@ -65,21 +65,20 @@ int main(void)
         fprintf(stderr, "05_scatter_gather: it is for at most %d ranks, not %d\n", MOST, size);
         return 1;
     }
-    for (int halves = 0; halves < 2; halves++)
-        TD_SCOPE
-        {
-            /* A list of views: each tensor of it is one element of `numbers`. */
-            td_tensor *list[MOST], *numbers = td_arange(0, size, 1, TD_F32);
-            td_tensor *own = td_zeros(NULL, 0, TD_F32);
-            for (int i = 0; i < size; i++)
-                list[i] = td_select(numbers, 0, i);
-            scatter(own, list, halves);
-            printf("rank %d got %g by %s\n", rank, td_item(own), halves ? "halves" : "messages");
-            gather(td_square(own), list, halves);
-            for (int i = 0; i < size && rank == ROOT; i++)
-                printf("rank 0 gathered %g of rank %d by %s\n", td_item(list[i]), i,
-                       halves ? "halves" : "messages");
-        }
+    for (int halves = 0; halves < 2; halves++) {
+        TD_SCOPE;
+        /* A list of views: each tensor of it is one element of `numbers`. */
+        td_tensor *list[MOST], *numbers = td_arange(0, size, 1, TD_F32);
+        td_tensor *own = td_zeros(NULL, 0, TD_F32);
+        for (int i = 0; i < size; i++)
+            list[i] = td_select(numbers, 0, i);
+        scatter(own, list, halves);
+        printf("rank %d got %g by %s\n", rank, td_item(own), halves ? "halves" : "messages");
+        gather(td_square(own), list, halves);
+        for (int i = 0; i < size && rank == ROOT; i++)
+            printf("rank 0 gathered %g of rank %d by %s\n", td_item(list[i]), i,
+                   halves ? "halves" : "messages");
+    }
     check(td_destroy_process_group());
     return 0;
 }

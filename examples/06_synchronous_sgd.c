@@ -25,11 +25,11 @@ static void check(bool good)
 static td_dataset *make_up_pictures(void)
 {
     td_dataset *dataset = NULL;
-    TD_SCOPE
     {
-        td_tensor *target = td_randint(0, CLASSES, (int64_t[]){SAMPLES}, 1, TD_I64);
-        td_tensor *classes = td_randn((int64_t[]){CLASSES, 1, 28, 28}, 4, TD_F32);
-        td_tensor *noise = td_randn((int64_t[]){SAMPLES, 1, 28, 28}, 4, TD_F32);
+        TD_SCOPE;
+        td_tensor *target = td_randint(0, CLASSES, TD_SHAPE(SAMPLES), TD_I64);
+        td_tensor *classes = td_randn(TD_SHAPE(CLASSES, 1, 28, 28), TD_F32);
+        td_tensor *noise = td_randn(TD_SHAPE(SAMPLES, 1, 28, 28), TD_F32);
         td_tensor *input = td_add_scaled(td_index_select(classes, 0, target), noise, 0.3);
         dataset = td_tensor_dataset(input, target); /* it keeps both */
     }
@@ -73,22 +73,24 @@ int main(int argc, char **argv)
 
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         double sum = 0;
-        for (td_batch b; td_loader_next(loader, &b);)
-            TD_SCOPE
-            {
-                td_optimizer_zero_grad(sgd);
-                td_tensor *loss = td_nll_loss(td_forward(net, b.input), b.target);
-                check(!td_backward(loss));
-                sum += td_item(loss);
-                average_gradients(parameters);
-                check(!td_optimizer_step(sgd));
-            }
+        for (td_batch b; td_loader_next(loader, &b);) {
+            TD_SCOPE;
+            td_optimizer_zero_grad(sgd);
+            td_tensor *loss = td_nll_loss(td_forward(net, b.input), b.target);
+            check(!td_backward(loss));
+            sum += td_item(loss);
+            average_gradients(parameters);
+            check(!td_optimizer_step(sgd));
+        }
         check(!td_loader_status(loader));
         printf("rank %d, epoch %d: loss %.4f\n", td_get_rank(NULL), epoch,
                sum / (double)td_loader_batches(loader));
     }
-    TD_SCOPE printf("rank %d: the first weights have the norm %.9g\n", td_get_rank(NULL),
-                    td_item(td_norm(td_module_parameter(net, "0.weight"))));
+    {
+        TD_SCOPE;
+        printf("rank %d: the first weights have the norm %.9g\n", td_get_rank(NULL),
+               td_item(td_norm(td_module_parameter(net, "0.weight"))));
+    }
 
     td_optimizer_destroy(sgd);
     td_state_destroy(parameters);

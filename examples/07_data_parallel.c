@@ -49,9 +49,9 @@ static td_module *make_model(void)
 static td_dataset *make_data(void)
 {
     td_dataset *data = NULL;
-    TD_SCOPE
     {
-        td_tensor *x = td_randn((int64_t[]){SAMPLES, INPUTS}, 2, TD_F32);
+        TD_SCOPE;
+        td_tensor *x = td_randn(TD_SHAPE(SAMPLES, INPUTS), TD_F32);
         data = td_tensor_dataset(x, td_contiguous(td_narrow(x, 1, 0, OUTPUTS)));
     }
     return data;
@@ -73,20 +73,19 @@ int main(void)
 
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         double sum = 0;
-        for (td_batch b; td_loader_next(loader, &b);)
-            TD_SCOPE
-            {
-                td_tensor *x = td_tensor_to(b.input, device), *y = td_tensor_to(b.target, device);
-                td_optimizer_zero_grad(sgd);
-                td_tensor *output = td_forward(model, x);
-                td_tensor *loss = td_mse_loss(output, y); /* of the whole batch, on one device */
-                check(!td_backward(loss) && !td_optimizer_step(sgd));
-                sum += td_item(loss);
-                if (!silent)
-                    printf("outside: %d results on %s\n", (int)td_tensor_size(output, 0),
-                           td_tensor_device(output));
-                silent = true;
-            }
+        for (td_batch b; td_loader_next(loader, &b);) {
+            TD_SCOPE;
+            td_tensor *x = td_tensor_to(b.input, device), *y = td_tensor_to(b.target, device);
+            td_optimizer_zero_grad(sgd);
+            td_tensor *output = td_forward(model, x);
+            td_tensor *loss = td_mse_loss(output, y); /* of the whole batch, on one device */
+            check(!td_backward(loss) && !td_optimizer_step(sgd));
+            sum += td_item(loss);
+            if (!silent)
+                printf("outside: %d results on %s\n", (int)td_tensor_size(output, 0),
+                       td_tensor_device(output));
+            silent = true;
+        }
         check(!td_loader_status(loader));
         printf("epoch %d: loss %.4f\n", epoch, sum / (double)td_loader_batches(loader));
     }

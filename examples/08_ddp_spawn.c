@@ -17,10 +17,10 @@ static td_dataset *make_data(void)
 {
     td_dataset *data = NULL;
     td_manual_seed(1); /* the same on all ranks */
-    TD_SCOPE
     {
-        td_tensor *x = td_randn((int64_t[]){SAMPLES, WIDTH}, 2, TD_F32);
-        td_tensor *w = td_randn((int64_t[]){WIDTH, WIDTH}, 2, TD_F32);
+        TD_SCOPE;
+        td_tensor *x = td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32);
+        td_tensor *w = td_randn(TD_SHAPE(WIDTH, WIDTH), TD_F32);
         data = td_tensor_dataset(x, td_mul_scalar(td_matmul(x, w), 0.3));
     }
     return data;
@@ -30,16 +30,15 @@ static td_status train(td_module *model, td_optimizer *sgd, td_loader *loader, d
 {
     td_status status = TD_OK;
     *mean = 0;
-    for (td_batch b; !status && td_loader_next(loader, &b);)
-        TD_SCOPE
-        {
-            td_optimizer_zero_grad(sgd);
-            td_tensor *loss = td_mse_loss(td_forward(model, b.input), b.target);
-            status = td_backward(loss);
-            if (!status)
-                status = td_optimizer_step(sgd);
-            *mean += status ? 0 : td_item(loss) / (double)td_loader_batches(loader);
-        }
+    for (td_batch b; !status && td_loader_next(loader, &b);) {
+        TD_SCOPE;
+        td_optimizer_zero_grad(sgd);
+        td_tensor *loss = td_mse_loss(td_forward(model, b.input), b.target);
+        status = td_backward(loss);
+        if (!status)
+            status = td_optimizer_step(sgd);
+        *mean += status ? 0 : td_item(loss) / (double)td_loader_batches(loader);
+    }
     return status ? status : td_loader_status(loader);
 }
 

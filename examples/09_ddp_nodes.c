@@ -31,9 +31,9 @@ static td_status set_up(const struct job *job, int global_rank)
 static td_status train_step(td_module *model, td_optimizer *sgd, const char *device, double *value)
 {
     td_status status = TD_OK;
-    TD_SCOPE
     {
-        td_tensor *x = td_tensor_to(td_randn((int64_t[]){SAMPLES, WIDTH}, 2, TD_F32), device);
+        TD_SCOPE;
+        td_tensor *x = td_tensor_to(td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32), device);
         td_optimizer_zero_grad(sgd);
         td_tensor *loss = td_mse_loss(td_forward(model, x), x); /* learn to do nothing */
         status = td_backward(loss);
@@ -62,11 +62,13 @@ static td_status process(int local_rank, void *arg)
     status = sgd ? train_step(model, sgd, device, &first) : TD_ERR_INVALID;
     for (int step = 1; step < STEPS && !status; step++)
         status = train_step(model, sgd, device, &last);
-    if (!status)
-        TD_SCOPE printf("node %d, local rank %d on %s, global rank %d of %d: loss %.4f to %.4f, "
-                        "weights %.9g\n",
-                        job->node_rank, local_rank, device, global_rank, td_get_world_size(NULL),
-                        first, last, td_item(td_norm(td_module_parameter(model, "module.weight"))));
+    if (!status) {
+        TD_SCOPE;
+        printf("node %d, local rank %d on %s, global rank %d of %d: loss %.4f to %.4f, "
+               "weights %.9g\n",
+               job->node_rank, local_rank, device, global_rank, td_get_world_size(NULL), first,
+               last, td_item(td_norm(td_module_parameter(model, "module.weight"))));
+    }
     td_optimizer_destroy(sgd);
     td_module_destroy(model);
     return status ? status : td_destroy_process_group();

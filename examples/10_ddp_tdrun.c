@@ -26,7 +26,7 @@ static void check(bool good)
 /* The loss for random inputs, whose first elements are to be found in the output. */
 static td_tensor *forward(td_module *model)
 {
-    td_tensor *x = td_randn((int64_t[]){BATCH, INPUTS}, 2, TD_F32);
+    td_tensor *x = td_randn(TD_SHAPE(BATCH, INPUTS), TD_F32);
     return td_mse_loss(td_forward(model, x), td_narrow(x, 1, 0, OUTPUTS));
 }
 
@@ -44,17 +44,19 @@ int main(void)
     check(adam);
 
     double first = 0, last = 0;
-    for (int step = 0; step < STEPS; step++)
-        TD_SCOPE
+    for (int step = 0; step < STEPS; step++) {
+        TD_SCOPE;
+        td_optimizer_zero_grad(adam);
         {
-            td_optimizer_zero_grad(adam);
-            TD_NO_SYNC(model) check(!td_backward(forward(model))); /* is only added up here */
-            td_tensor *loss = forward(model);
-            check(!td_backward(loss)); /* averages the sum of both over all ranks */
-            check(!td_optimizer_step(adam));
-            last = td_item(loss);
-            first = step == 0 ? last : first;
-        }
+            TD_NO_SYNC(model);
+            check(!td_backward(forward(model)));
+        } /* is only added up here */
+        td_tensor *loss = forward(model);
+        check(!td_backward(loss)); /* averages the sum of both over all ranks */
+        check(!td_optimizer_step(adam));
+        last = td_item(loss);
+        first = step == 0 ? last : first;
+    }
     td_ddp_stats stats;
     check(!td_ddp_get_stats(model, &stats));
     printf("rank %d: loss %.4f to %.4f, %d synchronised passes, %d bytes each\n", rank, first, last,

@@ -55,22 +55,23 @@ int main(void)
     check(sgd);
 
     double first = 0, last = 0;
-    for (int step = 0; step < STEPS; step++)
-        TD_SCOPE
-        {
-            td_tensor *x = td_randn((int64_t[]){BATCH, 10}, 2, TD_F32);
-            td_tensor *labels = td_tensor_to(td_narrow(x, 1, 0, 5),
-                                             "cpu:1"); /* where the output is */
-            td_optimizer_zero_grad(sgd);
-            td_tensor *loss = td_mse_loss(td_forward(model, x), labels);
-            check(!td_backward(loss) && !td_optimizer_step(sgd));
-            last = td_item(loss);
-            first = step == 0 ? last : first;
-        }
-    TD_SCOPE printf("rank %d: net1 on %s, net2 on %s, loss %.4f to %.4f, weights %.9g\n", rank,
-                    td_tensor_device(td_module_parameter(model, "module.net1.weight")),
-                    td_tensor_device(td_module_parameter(model, "module.net2.weight")), first, last,
-                    td_item(td_norm(td_module_parameter(model, "module.net1.weight"))));
+    for (int step = 0; step < STEPS; step++) {
+        TD_SCOPE;
+        td_tensor *x = td_randn(TD_SHAPE(BATCH, 10), TD_F32);
+        td_tensor *labels = td_tensor_to(td_narrow(x, 1, 0, 5), "cpu:1"); /* where the output is */
+        td_optimizer_zero_grad(sgd);
+        td_tensor *loss = td_mse_loss(td_forward(model, x), labels);
+        check(!td_backward(loss) && !td_optimizer_step(sgd));
+        last = td_item(loss);
+        first = step == 0 ? last : first;
+    }
+    {
+        TD_SCOPE;
+        printf("rank %d: net1 on %s, net2 on %s, loss %.4f to %.4f, weights %.9g\n", rank,
+               td_tensor_device(td_module_parameter(model, "module.net1.weight")),
+               td_tensor_device(td_module_parameter(model, "module.net2.weight")), first, last,
+               td_item(td_norm(td_module_parameter(model, "module.net1.weight"))));
+    }
 
     td_optimizer_destroy(sgd);
     td_module_destroy(model);

@@ -32,10 +32,10 @@ static td_module *make_model(const char *device)
 static double step(td_module *model, td_optimizer *optimizer, const char *device)
 {
     double value = 0;
-    TD_SCOPE
     {
-        td_tensor *x = td_randn((int64_t[]){20, 10}, 2, TD_F32);
-        td_tensor *labels = td_tensor_to(td_randn((int64_t[]){20, 5}, 2, TD_F32), device);
+        TD_SCOPE;
+        td_tensor *x = td_randn(TD_SHAPE(20, 10), TD_F32);
+        td_tensor *labels = td_tensor_to(td_randn(TD_SHAPE(20, 5), TD_F32), device);
         check(td_optimizer_zero_grad(optimizer));
         td_tensor *loss = td_mse_loss(td_forward(model, x), labels);
         check(td_backward(loss));

@@ -57,25 +57,25 @@ static void exchange(struct ring *ring, td_tensor *going, td_tensor *coming)
 /* tensor = the sum of everybody's. */
 static void ring_all_reduce(struct ring *ring, td_tensor *tensor)
 {
-    for (int step = 0; step < ring->size - 1; step++)
-        TD_SCOPE
-        {
-            td_tensor *sum = chunk(ring, tensor, ring->rank - step - 1);
-            td_tensor *coming = td_empty_like(sum);
-            exchange(ring, chunk(ring, tensor, ring->rank - step), coming);
-            check(td_add_(sum, coming));
-        }
-    for (int step = 0; step < ring->size - 1; step++)
-        TD_SCOPE
-    exchange(ring, chunk(ring, tensor, ring->rank + 1 - step),
-             chunk(ring, tensor, ring->rank - step));
+    for (int step = 0; step < ring->size - 1; step++) {
+        TD_SCOPE;
+        td_tensor *sum = chunk(ring, tensor, ring->rank - step - 1);
+        td_tensor *coming = td_empty_like(sum);
+        exchange(ring, chunk(ring, tensor, ring->rank - step), coming);
+        check(td_add_(sum, coming));
+    }
+    for (int step = 0; step < ring->size - 1; step++) {
+        TD_SCOPE;
+        exchange(ring, chunk(ring, tensor, ring->rank + 1 - step),
+                 chunk(ring, tensor, ring->rank - step));
+    }
 }
 
 static bool compare(struct ring ring, int64_t count)
 {
     bool agree = false;
-    TD_SCOPE
     {
+        TD_SCOPE;
         /* Small integers, so that the sums are the same bits in whatever order they are made. */
         td_manual_seed((uint64_t)ring.rank);
         td_tensor *by_ring = td_randint(-100, 100, &count, 1, TD_F32);

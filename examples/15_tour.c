@@ -11,9 +11,6 @@
 
 #include <stdio.h>
 
-#define SHAPE(...)                                                                                 \
-    (int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
-
 /* print(tensor). A NULL is the result of an expression that has failed. */
 static void show(td_tensor *tensor)
 {
@@ -23,16 +20,16 @@ static void show(td_tensor *tensor)
 
 static void tensors(void)
 {
-    td_tensor *six = td_arange(0, 6, 1, TD_F32); /* arange(6.) */
-    td_tensor *a = td_reshape(six, SHAPE(2, 3)); /* six.reshape(2, 3) */
-    td_tensor *row = td_select(a, 0, 1);         /* a[1]: a view */
-    td_tensor *column = td_narrow(a, 1, 0, 1);   /* a[:, 0:1] */
+    td_tensor *six = td_arange(0, 6, 1, TD_F32);    /* arange(6.) */
+    td_tensor *a = td_reshape(six, TD_SHAPE(2, 3)); /* six.reshape(2, 3) */
+    td_tensor *row = td_select(a, 0, 1);            /* a[1]: a view */
+    td_tensor *column = td_narrow(a, 1, 0, 1);      /* a[:, 0:1] */
     show(a);
-    show(td_matmul(a, td_transpose(a, 0, 1)));  /* a @ a.T */
-    show(td_mul(a, column));                    /* a * a[:, 0:1] */
-    show(td_sum_dims(a, (int[]){0}, 1, false)); /* a.sum(0) */
-    td_fill_(row, 7);                           /* a[1].fill_(7) */
-    float *data = td_tensor_data(a);            /* a.data_ptr() */
+    show(td_matmul(a, td_transpose(a, 0, 1))); /* a @ a.T */
+    show(td_mul(a, column));                   /* a * a[:, 0:1] */
+    show(td_sum_dims(a, TD_DIMS(0), false));   /* a.sum(0) */
+    td_fill_(row, 7);                          /* a[1].fill_(7) */
+    float *data = td_tensor_data(a);           /* a.data_ptr() */
     if (data)
         data[0] = -1; /* a[0, 0] = -1 */
     printf("%g elements above 0, the mean is %g\n",
@@ -43,14 +40,17 @@ static void tensors(void)
 
 static td_status gradients(void)
 {
-    td_tensor *w = td_full(SHAPE(3), 2, TD_F64);       /* full((3,), 2.) */
+    td_tensor *w = td_full(TD_SHAPE(3), 2, TD_F64);    /* full((3,), 2.) */
     td_tensor_set_requires_grad(w, true);              /* w.requires_grad_() */
     td_tensor *loss = td_sum(td_mul(w, td_square(w))); /* (w * w**2).sum() */
     td_status status = td_backward(loss);              /* loss.backward() */
     if (status)
         return status;
-    show(td_tensor_grad(w));                               /* w.grad: 3 * w**2 */
-    TD_NO_GRAD td_add_scaled_(w, td_tensor_grad(w), -0.1); /* w -= 0.1 * w.grad */
+    show(td_tensor_grad(w)); /* w.grad: 3 * w**2 */
+    {
+        TD_NO_GRAD;
+        td_add_scaled_(w, td_tensor_grad(w), -0.1);
+    } /* w -= 0.1 * w.grad */
     show(w);
     return TD_OK;
 }
@@ -58,7 +58,7 @@ static td_status gradients(void)
 /* What is wrong is said once, at the end of an expression. */
 static void failures(void)
 {
-    td_tensor *a = td_ones(SHAPE(2, 3), TD_F32), *b = td_ones(SHAPE(4), TD_F32);
+    td_tensor *a = td_ones(TD_SHAPE(2, 3), TD_F32), *b = td_ones(TD_SHAPE(4), TD_F32);
     td_tensor *result = td_mean(td_f_relu(td_add(a, b))); /* raises RuntimeError */
     if (!result)
         printf("as expected: %s\n", td_last_error());
@@ -69,7 +69,7 @@ static td_status modules(void)
     td_manual_seed(0); /* the same numbers */
     td_module *net = td_sequential(td_linear(4, 3), td_relu(), td_linear(3, 1), NULL);
     td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = 0.1}); /* SGD(net.parameters(), …) */
-    td_tensor *loss = td_square(td_mean(td_forward(net, td_ones(SHAPE(1, 4), TD_F32))));
+    td_tensor *loss = td_square(td_mean(td_forward(net, td_ones(TD_SHAPE(1, 4), TD_F32))));
     td_status status = td_backward(loss);
     if (!status)
         status = td_optimizer_step(sgd);
@@ -83,8 +83,8 @@ static td_status modules(void)
 int main(void)
 {
     td_status status = TD_OK;
-    TD_SCOPE
     {
+        TD_SCOPE;
         tensors();
         failures();
         status = gradients();

@@ -67,8 +67,8 @@ static td_module *make_net(void)
 static td_status train_step(struct run *run, const td_batch *batch, double *loss_value)
 {
     td_status status = TD_OK;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_optimizer_zero_grad(run->optimizer);
         td_tensor *loss = td_cross_entropy(td_forward(run->model, batch->input), batch->target);
         status = td_backward(loss);
@@ -106,10 +106,9 @@ static td_status test(struct run *run, double *accuracy)
 {
     double counts[2] = {0, 0}; /* right, all */
     td_module_eval(run->model);
-    for (td_batch batch; td_loader_next(run->test, &batch);)
-        TD_SCOPE
-    TD_NO_GRAD
-    {
+    for (td_batch batch; td_loader_next(run->test, &batch);) {
+        TD_SCOPE;
+        TD_NO_GRAD;
         td_tensor *guess = td_argmax(td_forward(run->model, batch.input), 1, false);
         td_tensor *right = td_sum(td_to_dtype(td_eq(guess, batch.target), TD_F64));
         counts[0] += td_item(right);

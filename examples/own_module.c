@@ -28,8 +28,8 @@ static const td_function relu_squared_function = {.name = "relu_squared",
 static td_tensor *relu_squared(td_tensor *x)
 {
     td_tensor *y = NULL;
-    TD_NO_GRAD
     {
+        TD_NO_GRAD;
         y = td_square(td_f_relu(x));
     }
     return td_record(&relu_squared_function, y,
@@ -57,7 +57,7 @@ static td_tensor *net_forward(td_module *net, td_tensor *const *inputs, int coun
     x = td_f_relu(td_f_max_pool2d(x, 2, 2, NULL));
     x = td_forward(td_child(net, DROP), td_forward(td_child(net, CONV2), x));
     x = td_f_relu(td_f_max_pool2d(x, 2, 2, NULL));
-    x = td_reshape(x, (const int64_t[]){-1, data->flat}, 2);
+    x = td_reshape(x, TD_SHAPE(-1, data->flat));
     x = relu_squared(td_forward(td_child(net, FC1), x));
     return td_f_log_softmax(td_forward(td_child(net, FC2), x), 1);
 }
@@ -86,19 +86,18 @@ static td_module *net_create(void)
 
 static td_status train(td_module *net, td_optimizer *adam, td_tensor *pictures, td_tensor *classes)
 {
-    for (int step = 0; step <= 45; step++)
-        TD_SCOPE
-        {
-            td_optimizer_zero_grad(adam);
-            td_tensor *loss = td_nll_loss(td_forward(net, pictures), classes);
-            td_status status = td_backward(loss);
-            if (!status)
-                status = td_optimizer_step(adam);
-            if (status)
-                return status;
-            if (step % 5 == 0)
-                printf("step %3d  loss %.4f\n", step, td_item(loss));
-        }
+    for (int step = 0; step <= 45; step++) {
+        TD_SCOPE;
+        td_optimizer_zero_grad(adam);
+        td_tensor *loss = td_nll_loss(td_forward(net, pictures), classes);
+        td_status status = td_backward(loss);
+        if (!status)
+            status = td_optimizer_step(adam);
+        if (status)
+            return status;
+        if (step % 5 == 0)
+            printf("step %3d  loss %.4f\n", step, td_item(loss));
+    }
     return TD_OK;
 }
 
@@ -107,8 +106,8 @@ int main(void)
     td_manual_seed(1234);
     td_module *net = net_create();
     td_optimizer *adam = td_adam(net, &(td_adam_options){.lr = 0.003});
-    td_tensor *pictures = td_randn((const int64_t[]){64, 1, 28, 28}, 4, TD_F32);
-    td_tensor *classes = td_randint(0, 10, (const int64_t[]){64}, 1, TD_I64);
+    td_tensor *pictures = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
+    td_tensor *classes = td_randint(0, 10, TD_SHAPE(64), TD_I64);
     td_status status = adam ? train(net, adam, pictures, classes) : TD_ERR_INVALID;
     if (status)
         fprintf(stderr, "%s\n", td_last_error());

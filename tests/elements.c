@@ -128,7 +128,8 @@ void set_element(td_tensor *tensor, int64_t number, double value)
     if (td_tensor_numel(tensor) == 0)
         return;
     td_dtype dtype = td_tensor_dtype(tensor);
-    TD_SCOPE {
+    {
+        TD_SCOPE;
         td_tensor *one = td_full(NULL, 0, value, dtype);
         CHECK(one);
         memcpy(place(tensor, number), td_tensor_data(one), td_dtype_size(dtype));

@@ -152,8 +152,8 @@ static td_tensor *run(const struct check *check)
 static double weighed(const struct check *check, const td_tensor *weights)
 {
     double sum = 0;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *result = run(check);
         for (int64_t i = 0; i < td_tensor_numel(result); i++)
             sum += *element_at(result, i) * *element_at(weights, i);
@@ -258,8 +258,10 @@ static void check_ways(struct check *check)
     td_tensor *grads[GRADCHECK_MOST], *others[GRADCHECK_MOST], *weights = NULL;
     for (int i = 0; i < check->count; i++)
         make_leaf(check, i);
-    TD_NO_GRAD
-    weights = random_like(run(check), check->ways[0] == TRANSPOSED);
+    {
+        TD_NO_GRAD;
+        weights = random_like(run(check), check->ways[0] == TRANSPOSED);
+    }
     go_back(check, ~0u, weights, false, grads);
     for (int i = 0; i < check->count; i++)
         if (td_tensor_dtype(check->leaves[i]) == TD_F64)
@@ -285,8 +287,10 @@ static void check_all(const char *name, gradcheck_fn fn, const void *arg, td_ten
         /* First all inputs in the same way, then in different ones. */
         for (int i = 0; i < count; i++)
             check.ways[i] = turn < ways ? (enum way)turn : (enum way)((turn + i) % ways);
-        TD_SCOPE
-        check_ways(&check);
+        {
+            TD_SCOPE;
+            check_ways(&check);
+        }
         if (count == 1 && turn + 1 == ways)
             break;
     }

@@ -36,6 +36,6 @@ void gradcheck_distinct(const char *name, gradcheck_fn fn, const void *arg,
 td_tensor *gradcheck_random(const int64_t *shape, int ndim, double low, double high);
 
 /** The shape and its length, as arguments. */
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "tensor/kernels.h"
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 /** The floats, for loops over them. */
 static const td_dtype float_dtypes[] = {TD_F32, TD_F64, TD_F16, TD_BF16};

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 #define KERNELS (&td__cpu_kernels)
 
 __attribute__((unused)) static const td_dtype floats[] = {TD_F32, TD_F64, TD_F16, TD_BF16};

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 static td_tensor *leaf(double value, int64_t size)
 {
@@ -40,8 +40,10 @@ static const td_function cube_function = {.name = "cube", .backward = cube_backw
 static td_tensor *cube(td_tensor *x, double factor)
 {
     td_tensor *y = NULL;
-    TD_NO_GRAD
-    y = td_mul_scalar(td_mul(td_mul(x, x), x), factor);
+    {
+        TD_NO_GRAD;
+        y = td_mul_scalar(td_mul(td_mul(x, x), x), factor);
+    }
     return td_record(&cube_function, y,
                      &(td_node_spec){.inputs = {x},
                                      .input_count = 1,
@@ -53,8 +55,8 @@ static td_tensor *cube(td_tensor *x, double factor)
 
 TEST(an_operator_of_ones_own_has_a_gradient)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(2, 3);
         td_tensor *y = cube(x, 2);
         CHECK(td_tensor_requires_grad(y));
@@ -67,13 +69,13 @@ TEST(an_operator_of_ones_own_has_a_gradient)
 
 TEST(nothing_is_recorded_without_need)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *plain = td_full(SHAPE(2), 1, TD_F64);
         CHECK(!td_tensor_requires_grad(cube(plain, 1)));
         td_tensor *x = leaf(2, 3);
-        TD_NO_GRAD
         {
+            TD_NO_GRAD;
             CHECK(!td_grad_enabled());
             CHECK(!td_tensor_requires_grad(cube(x, 1)));
         }
@@ -87,8 +89,8 @@ TEST(nothing_is_recorded_without_need)
 
 TEST(gradients_add_up)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2);
         CHECK(td_tensor_grad(x) == NULL);
         for (int pass = 1; pass <= 3; pass++) {
@@ -107,8 +109,8 @@ TEST(gradients_add_up)
 
 TEST(a_gradient_that_is_held_stays_the_gradient)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2);
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
         td_tensor *held = td_tensor_retain(td_tensor_grad(x));
@@ -127,8 +129,8 @@ TEST(a_gradient_that_is_held_stays_the_gradient)
 
 TEST(a_given_gradient_is_added_to_in_place)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *bucket = td_full(SHAPE(10), 1, TD_F64);
         CHECK_OK(td_tensor_set_grad(x, td_narrow(bucket, 0, 4, 2)));
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
@@ -151,8 +153,8 @@ TEST(a_given_gradient_is_added_to_in_place)
 /* A gradient does not depend on whether another one is asked for, as in PyTorch. */
 TEST(a_gradient_outlives_the_wish_for_it)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *loss = td_sum(td_mul(x, x));
         CHECK_OK(td_backward_from(&loss, NULL, 1, &(td_backward_options){.retain_graph = true}));
         CHECK_OK(td_tensor_set_requires_grad(x, false));
@@ -178,8 +180,8 @@ TEST(a_gradient_outlives_the_wish_for_it)
 
 TEST(only_floats_can_ask)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *whole = td_zeros(SHAPE(2), TD_I64), *x = leaf(1, 2);
         CHECK_FAILS(td_tensor_set_requires_grad(whole, true), TD_ERR_INVALID, "i64");
         CHECK_FAILS(td_tensor_set_requires_grad(td_mul(x, x), false), TD_ERR_INVALID, "td_detach");
@@ -192,8 +194,8 @@ TEST(only_floats_can_ask)
 
 TEST(gradients_of_results_can_be_kept)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *y = td_mul(x, x), *z = td_mul(y, y);
         CHECK_OK(td_tensor_retain_grad(y));
         CHECK_OK(td_backward(td_sum(z)));
@@ -205,8 +207,8 @@ TEST(gradients_of_results_can_be_kept)
 
 TEST(gradients_for_chosen_inputs_leave_the_leaves_alone)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *w = leaf(5, 2), *other = leaf(1, 2), *results[4];
         td_tensor *y = td_mul(x, w), *loss = td_sum(td_mul(y, y));
         td_tensor *inputs[] = {w, y, other, w};
@@ -224,8 +226,8 @@ TEST(gradients_for_chosen_inputs_leave_the_leaves_alone)
 
 TEST(several_outputs_with_their_gradients)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2);
         td_tensor *outputs[] = {td_mul(x, x), td_sum(x)};
         td_tensor *gradients[] = {td_full(SHAPE(2), 10, TD_F64), NULL};
@@ -243,8 +245,8 @@ TEST(several_outputs_with_their_gradients)
 
 TEST(a_second_pass_needs_the_record)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *loss = td_sum(td_mul(x, x));
         CHECK_OK(td_backward_from(&loss, NULL, 1, &(td_backward_options){.retain_graph = true}));
         CHECK_OK(td_backward(loss));
@@ -256,24 +258,28 @@ TEST(a_second_pass_needs_the_record)
 
 TEST(what_backward_needs_must_not_change)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *y = td_mul_scalar(x, 2), *loss = td_sum(td_mul(y, y));
-        TD_NO_GRAD
-        CHECK_OK(td_add_scalar_(y, 1));
+        {
+            TD_NO_GRAD;
+            CHECK_OK(td_add_scalar_(y, 1));
+        }
         CHECK_FAILS(td_backward(loss), TD_ERR_STATE, "changed in place");
         CHECK_CONTAINS(td_last_error(), "td_mul");
         CHECK_FAILS(td_add_scalar_(x, 1), TD_ERR_STATE, "TD_NO_GRAD");
-        TD_NO_GRAD
-        CHECK_OK(td_add_scalar_(x, 1));
+        {
+            TD_NO_GRAD;
+            CHECK_OK(td_add_scalar_(x, 1));
+        }
     }
 }
 
 /* The gradient of a part has the shape of the whole, which here is no memory at all before. */
 TEST(memory_that_is_short_is_told_as_such)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 1), *whole = td_expand(x, SHAPE(1LL << 45));
         td_tensor *loss = td_sum(td_narrow(whole, 0, 5, 2));
         CHECK_EQ(first(loss), 6);
@@ -284,8 +290,8 @@ TEST(memory_that_is_short_is_told_as_such)
 
 TEST(a_change_in_place_is_followed)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(3, 2), *y = td_mul_scalar(x, 2);
         CHECK_OK(td_mul_scalar_(y, 5));
         CHECK_OK(td_backward(td_sum(y)));
@@ -331,8 +337,8 @@ static td_status note(td_tensor *tensor, void *arg)
 
 TEST(hooks_see_the_whole_gradient_once)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         int calls = 0;
         uint64_t id, kept;
         td_tensor *x = leaf(3, 2), *y = td_mul_scalar(x, 2);
@@ -358,8 +364,8 @@ TEST(hooks_see_the_whole_gradient_once)
 /* Later parameters are final first, each as soon as it can be. */
 TEST(leaves_are_final_in_the_reverse_order_of_use)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct seen seen = {.count = 0};
         td_tensor *w[4], *x = td_full(SHAPE(2), 1, TD_F64);
         for (int i = 0; i < 4; i++) {
@@ -389,8 +395,8 @@ static td_status ask_for_the_end(td_tensor *tensor, void *arg)
 
 TEST(the_end_of_a_pass_can_be_waited_for)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         int ended = 0;
         td_tensor *x = leaf(3, 2), *w = leaf(3, 2);
         CHECK_OK(td_tensor_add_accumulated_hook(x, ask_for_the_end, &ended, NULL));
@@ -422,9 +428,10 @@ TEST(a_record_of_100000_nodes_needs_no_deep_stack)
 static void *pass_repeatedly(void *arg)
 {
     td_tensor *x = arg;
-    for (int i = 0; i < 200; i++)
-        TD_SCOPE
-    CHECK_OK(td_backward(td_sum(td_mul_scalar(td_mul(x, x), 0.5))));
+    for (int i = 0; i < 200; i++) {
+        TD_SCOPE;
+        CHECK_OK(td_backward(td_sum(td_mul_scalar(td_mul(x, x), 0.5))));
+    }
     return NULL;
 }
 
@@ -455,8 +462,8 @@ static td_tensor *note_thread(td_tensor *grad, void *arg, td_status *status)
 
 TEST(each_device_computes_its_own_gradients)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct where on_0, on_1, on_host;
         td_tensor *x = leaf(3, 2);
         td_tensor *a = td_mul(td_tensor_to(x, "cpu:0"), td_tensor_to(x, "cpu:0"));
@@ -489,8 +496,8 @@ static td_status count_call(td_tensor *tensor, void *arg)
 TEST(on_a_worker_each_node_runs_once_a_pass)
 {
     enum { LEAVES = 40, PASSES = 300 };
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *leaves[LEAVES], *x = td_tensor_to(td_full(SHAPE(1, 1), 1, TD_F64), "cpu:1");
         int calls = 0;
         for (int i = 0; i < LEAVES; i++) {
@@ -498,15 +505,14 @@ TEST(on_a_worker_each_node_runs_once_a_pass)
             CHECK_OK(td_tensor_set_requires_grad(leaves[i], true));
             CHECK_OK(td_tensor_add_accumulated_hook(leaves[i], count_call, &calls, NULL));
         }
-        for (int pass = 1; pass <= PASSES; pass++)
-            TD_SCOPE
-            {
-                td_tensor *sums[LEAVES];
-                for (int i = 0; i < LEAVES; i++)
-                    sums[i] = td_f_linear(x, leaves[i], NULL);
-                CHECK_OK(td_backward_from(sums, NULL, LEAVES, NULL));
-                CHECK_EQ(calls, pass * LEAVES);
-            }
+        for (int pass = 1; pass <= PASSES; pass++) {
+            TD_SCOPE;
+            td_tensor *sums[LEAVES];
+            for (int i = 0; i < LEAVES; i++)
+                sums[i] = td_f_linear(x, leaves[i], NULL);
+            CHECK_OK(td_backward_from(sums, NULL, LEAVES, NULL));
+            CHECK_EQ(calls, pass * LEAVES);
+        }
         for (int i = 0; i < LEAVES; i++)
             CHECK_EQ(first(td_tensor_grad(leaves[i])), PASSES);
     }
@@ -551,30 +557,29 @@ static td_tensor *run_segment(td_tensor *const *inputs, int count, void *arg)
 TEST(a_checkpoint_runs_twice_and_gives_the_same_gradients)
 {
     double expected_w = 0, expected_x = 0;
-    for (int turn = 0; turn < 2; turn++)
-        TD_SCOPE
-        {
-            td_manual_seed(7);
-            struct segment segment = {.w = leaf(5, 64)};
-            td_tensor *x = leaf(3, 64), *y = td_mul_scalar(x, 1);
-            td_tensor *z = turn ? td_checkpoint(run_segment, &segment, &y, 1)
-                                : run_segment(&y, 1, &segment);
-            double next = td_item(td_rand(NULL, 0, TD_F64));
-            CHECK_OK(td_backward(td_sum(z)));
-            CHECK_EQ(segment.runs, turn + 1);
-            double w = td_item(td_sum(td_tensor_grad(segment.w)));
-            double gx = td_item(td_sum(td_tensor_grad(x)));
-            CHECK(turn == 0 || (w == expected_w && gx == expected_x));
-            CHECK(w > 0 && gx > 0 && next >= 0);
-            expected_w = w;
-            expected_x = gx;
-        }
+    for (int turn = 0; turn < 2; turn++) {
+        TD_SCOPE;
+        td_manual_seed(7);
+        struct segment segment = {.w = leaf(5, 64)};
+        td_tensor *x = leaf(3, 64), *y = td_mul_scalar(x, 1);
+        td_tensor *z = turn ? td_checkpoint(run_segment, &segment, &y, 1)
+                            : run_segment(&y, 1, &segment);
+        double next = td_item(td_rand(NULL, 0, TD_F64));
+        CHECK_OK(td_backward(td_sum(z)));
+        CHECK_EQ(segment.runs, turn + 1);
+        double w = td_item(td_sum(td_tensor_grad(segment.w)));
+        double gx = td_item(td_sum(td_tensor_grad(x)));
+        CHECK(turn == 0 || (w == expected_w && gx == expected_x));
+        CHECK(w > 0 && gx > 0 && next >= 0);
+        expected_w = w;
+        expected_x = gx;
+    }
 }
 
 TEST(a_checkpoint_reaches_parameters_behind_inputs_that_do_not_ask)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct segment segment = {.w = leaf(5, 8)};
         td_tensor *x = td_full(SHAPE(8), 3, TD_F64);
         td_tensor *z = td_checkpoint(run_segment, &segment, &x, 1);
@@ -593,22 +598,26 @@ TEST(a_checkpoint_reaches_parameters_behind_inputs_that_do_not_ask)
 static td_tensor *inner_result(td_tensor *x)
 {
     td_tensor *result = NULL;
-    TD_SCOPE
-    result = td_scope_return(td_add(td_mul(x, x), x));
+    {
+        TD_SCOPE;
+        result = td_scope_return(td_add(td_mul(x, x), x));
+    }
     return result;
 }
 
 TEST(scopes_can_be_nested)
 {
     td_tensor *x = td_full(SHAPE(2), 3, TD_F64);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *outer = td_mul(x, x);
-        TD_SCOPE
         {
-            TD_NO_GRAD
-            TD_NO_GRAD
-            CHECK(!td_grad_enabled());
+            TD_SCOPE;
+            {
+                TD_NO_GRAD;
+                TD_NO_GRAD;
+                CHECK(!td_grad_enabled());
+            }
             td_tensor *inner = td_scope_return(td_mul(outer, x));
             CHECK_EQ(atomic_load(&inner->owners), 2);
             outer = inner;
@@ -626,25 +635,63 @@ TEST(scopes_release_what_was_made_in_them)
     CHECK_EQ(first(outside), 12);
     CHECK_EQ(atomic_load(&outside->owners), 1);
     td_tensor_release(outside);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *returned = inner_result(x);
         CHECK_EQ(atomic_load(&returned->owners), 1);
         kept = td_tensor_retain(td_mul(returned, x));
         CHECK_EQ(atomic_load(&kept->owners), 2);
-        if (first(kept) > 0)
-            break;
-        CHECK(false);
     }
     CHECK_EQ(atomic_load(&kept->owners), 1);
     CHECK_EQ(first(kept), 36);
-    for (int i = 0; i < 3; i++)
-        TD_SCOPE
-        {
-            if (i == 1)
-                continue;
-            td_mul(kept, kept);
-        }
     td_tensor_release(kept);
+    td_tensor_release(x);
+}
+
+static td_tensor *leave_by_return(td_tensor *x)
+{
+    TD_SCOPE;
+    td_tensor *y = td_mul(x, x);
+    if (first(y) > 0)
+        return td_scope_return(td_add(y, x));
+    return NULL;
+}
+
+TEST(a_scope_ends_with_its_block_and_break_reaches_the_loop_around_it)
+{
+    td_tensor *x = td_full(SHAPE(2), 3, TD_F64), *seen[5];
+    int turns = 0, skipped = 0;
+    for (int i = 0; i < 5; i++) {
+        TD_SCOPE;
+        seen[i] = td_tensor_retain(td_mul(x, x));
+        turns++;
+        if (i == 1) {
+            skipped++;
+            continue;
+        }
+        if (i == 3)
+            break;
+    }
+    CHECK_EQ(turns, 4); /* break has left the loop, not only the scope */
+    CHECK_EQ(skipped, 1);
+    for (int i = 0; i < turns; i++) {
+        CHECK_EQ(atomic_load(&seen[i]->owners), 1);
+        td_tensor_release(seen[i]);
+    }
+    td_tensor *returned = leave_by_return(x);
+    CHECK_EQ(atomic_load(&returned->owners), 1);
+    CHECK_EQ(first(returned), 12);
+    td_tensor_release(returned);
+
+    CHECK(td_grad_enabled());
+    for (int i = 0; i < 5; i++) {
+        TD_NO_GRAD;
+        CHECK(!td_grad_enabled());
+        if (i == 2)
+            break;
+        turns++;
+    }
+    CHECK_EQ(turns, 6);
+    CHECK(td_grad_enabled());
     td_tensor_release(x);
 }

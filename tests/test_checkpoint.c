@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 enum { SAMPLES = 70, WIDTH = 8, CLASSES = 3, BATCH = 8, STEPS = 100, HALF = 50 };
 
@@ -96,8 +96,8 @@ static void train_until(struct run *run, int64_t step)
             td_sampler_set_epoch(training->sampler, ++training->epoch);
             continue;
         }
-        TD_SCOPE
         {
+            TD_SCOPE;
             CHECK_OK(td_optimizer_zero_grad(training->optimizer));
             td_tensor *loss = td_cross_entropy(td_forward(training->model, batch.input),
                                                batch.target);

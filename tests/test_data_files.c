@@ -331,17 +331,16 @@ RANKS(the_loop_of_a_program, .ranks = 2)
     for (int epoch = 0; epoch < 2; epoch++) {
         int64_t count = 0;
         td_sampler_set_epoch(sampler, epoch);
-        for (td_batch b; td_loader_next(loader, &b);)
-            TD_SCOPE
-            {
-                td_tensor *shown = td_clone(b.input);
-                CHECK(td_tensor_ndim(shown) == 4 && td_tensor_size(shown, 1) == 1);
-                for (int64_t i = 0; i < b.size; i++, count++) {
-                    orders[epoch][count] = ((int64_t *)td_tensor_data(b.target))[i];
-                    float pixel = 255 * ((float *)td_tensor_data(shown))[4 * i];
-                    CHECK(fabsf(pixel - (float)orders[epoch][count]) < 1e-3f);
-                }
+        for (td_batch b; td_loader_next(loader, &b);) {
+            TD_SCOPE;
+            td_tensor *shown = td_clone(b.input);
+            CHECK(td_tensor_ndim(shown) == 4 && td_tensor_size(shown, 1) == 1);
+            for (int64_t i = 0; i < b.size; i++, count++) {
+                orders[epoch][count] = ((int64_t *)td_tensor_data(b.target))[i];
+                float pixel = 255 * ((float *)td_tensor_data(shown))[4 * i];
+                CHECK(fabsf(pixel - (float)orders[epoch][count]) < 1e-3f);
             }
+        }
         CHECK_OK(td_loader_status(loader));
         CHECK_EQ(count, 11);
     }

@@ -44,8 +44,8 @@ static void check_same(td_module *model, int64_t rows, const char *output, const
     td_module *alone = make_net();
     td_manual_seed(6);
     CHECK_OK(td_module_zero_grad(model));
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = numbers(rows, 4), *expected = td_forward(alone, x);
         td_tensor *result = td_forward(model, x);
         CHECK(result != NULL);
@@ -139,29 +139,31 @@ TEST(every_input_is_divided)
     td_module *model = td_data_parallel(make_blend(),
                                         &(td_data_parallel_options){.device_count = 3});
     CHECK(model != NULL);
-    for (int64_t rows = 1; rows < 9; rows++)
-        TD_SCOPE
-        {
-            td_tensor *inputs[] = {numbers(rows, 5), numbers(rows, 5), td_full(NULL, 0, 3, TD_F32),
-                                   td_randn((int64_t[]){1, 5}, 2, TD_F32)};
-            if (rows % 2)
-                inputs[1] = td_tensor_to(inputs[1], "cpu:5");
-            td_tensor_set_requires_grad(inputs[0], true);
-            calls = rows_seen = 0;
-            td_tensor *result = td_forward_with(model, inputs, 4);
-            CHECK(result != NULL);
-            CHECK_EQ(calls, rows < 3 ? rows : (rows + (rows + 2) / 3 - 1) / ((rows + 2) / 3));
-            CHECK_EQ(rows_seen, rows);
-            CHECK_OK(td_backward(td_sum(result)));
-            td_tensor *grad = td_clone(td_tensor_grad(inputs[0]));
-            CHECK_OK(td_tensor_set_grad(inputs[0], NULL));
-            inputs[1] = at_home(inputs[1]);
-            td_tensor *expected = td_forward_with(alone, inputs, 4);
-            CHECK(td_allclose(result, expected, 1e-6, 1e-6));
-            CHECK_OK(td_backward(td_sum(expected)));
-            CHECK(td_allclose(grad, td_tensor_grad(inputs[0]), 1e-6, 1e-6));
-        }
-    TD_SCOPE check_gradients(alone, model, "cpu");
+    for (int64_t rows = 1; rows < 9; rows++) {
+        TD_SCOPE;
+        td_tensor *inputs[] = {numbers(rows, 5), numbers(rows, 5), td_full(NULL, 0, 3, TD_F32),
+                               td_randn((int64_t[]){1, 5}, 2, TD_F32)};
+        if (rows % 2)
+            inputs[1] = td_tensor_to(inputs[1], "cpu:5");
+        td_tensor_set_requires_grad(inputs[0], true);
+        calls = rows_seen = 0;
+        td_tensor *result = td_forward_with(model, inputs, 4);
+        CHECK(result != NULL);
+        CHECK_EQ(calls, rows < 3 ? rows : (rows + (rows + 2) / 3 - 1) / ((rows + 2) / 3));
+        CHECK_EQ(rows_seen, rows);
+        CHECK_OK(td_backward(td_sum(result)));
+        td_tensor *grad = td_clone(td_tensor_grad(inputs[0]));
+        CHECK_OK(td_tensor_set_grad(inputs[0], NULL));
+        inputs[1] = at_home(inputs[1]);
+        td_tensor *expected = td_forward_with(alone, inputs, 4);
+        CHECK(td_allclose(result, expected, 1e-6, 1e-6));
+        CHECK_OK(td_backward(td_sum(expected)));
+        CHECK(td_allclose(grad, td_tensor_grad(inputs[0]), 1e-6, 1e-6));
+    }
+    {
+        TD_SCOPE;
+        check_gradients(alone, model, "cpu");
+    }
     td_module_destroy(model);
     td_module_destroy(alone);
 }
@@ -170,8 +172,8 @@ TEST(inputs_without_a_batch_go_whole)
 {
     td_module *model = td_data_parallel(make_blend(),
                                         &(td_data_parallel_options){.device_count = 2});
-    TD_SCOPE
     {
+        TD_SCOPE;
         /* The weight [5] has a first dimension, but another size than the batch. */
         td_tensor *inputs[] = {numbers(6, 5), numbers(6, 5), td_full(NULL, 0, 3, TD_F32),
                                td_randn((int64_t[]){5}, 1, TD_F32)};
@@ -200,8 +202,8 @@ TEST(along_another_dimension)
         td_module *model = td_data_parallel(
             td_module_finish(td_module_create(&transposed_ops)),
             &(td_data_parallel_options){.device_count = 2, .dim = dim});
-        TD_SCOPE
         {
+            TD_SCOPE;
             td_tensor *x = numbers(4, 6);
             calls = 0;
             CHECK(td_equal(td_forward(model, x), td_square(x)));
@@ -229,8 +231,8 @@ TEST(losses_become_a_vector)
                                             &(td_data_parallel_options){.device_ids = DEVICES,
                                                                         .device_count = devices,
                                                                         .output_device = "cpu:2"});
-        TD_SCOPE
         {
+            TD_SCOPE;
             td_tensor *inputs[] = {numbers(6, 3), numbers(6, 3)};
             td_tensor *result = td_forward_with(model, inputs, 2);
             CHECK(result != NULL);
@@ -252,8 +254,8 @@ TEST(running_statistics_move)
                                             &(td_data_parallel_options){.device_count = 2});
         td_module *alone = td_batch_norm1d(3);
         CHECK_OK(td_module_to(model, places[i]));
-        TD_SCOPE
         {
+            TD_SCOPE;
             td_tensor *x = numbers(8, 3);
             CHECK(td_forward(model, x) != NULL);
             CHECK(td_forward(alone, td_narrow(x, 0, 0, 4)) != NULL);
@@ -291,8 +293,8 @@ TEST(refused)
 TEST(a_failure_inside_is_told)
 {
     td_module *model = td_data_parallel(make_net(), NULL);
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK(td_forward(model, numbers(4, 3)) == NULL);
         CHECK_EQ(td_last_status(), TD_ERR_INVALID);
         CHECK_CONTAINS(td_last_error(), "3");

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 enum { BATCH = 24, WIDTH = 12, CLASSES = 5 };
 
@@ -36,8 +36,8 @@ static void make_batch(int step, int rank, int size, td_tensor **x, td_tensor **
 static double train(td_module *model, td_optimizer *sgd, int step, int rank, int size)
 {
     double loss_value = 0;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x, *y;
         make_batch(step, rank, size, &x, &y);
         CHECK_OK(td_optimizer_zero_grad(sgd));
@@ -193,8 +193,10 @@ static td_module *make_fork(bool use)
 
 static void pass(td_module *model, double x)
 {
-    TD_SCOPE
-    CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), x, TD_F32)))));
+    {
+        TD_SCOPE;
+        CHECK_OK(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), x, TD_F32)))));
+    }
 }
 
 static float grad_of(td_module *model, const char *name)
@@ -208,8 +210,10 @@ RANKS(sums_without_synchronisation_are_averaged_later, .ranks = 2)
     CHECK_OK(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);
     td_module *model = td_ddp(make_fork(true), NULL);
-    TD_NO_SYNC(model)
-    pass(model, rank + 1);
+    {
+        TD_NO_SYNC(model);
+        pass(model, rank + 1);
+    }
     CHECK_EQ(grad_of(model, "module.w"), rank + 1);
     pass(model, 10 * (rank + 1));
     CHECK_EQ(grad_of(model, "module.w") * 10, 165); /* the mean of 11 and 22 */
@@ -224,9 +228,11 @@ RANKS(an_unused_parameter_is_named, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));
     td_module *model = td_ddp(make_fork(false), NULL);
-    TD_SCOPE
-    CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), 1, TD_F32)))), TD_ERR_STATE,
-                "\"v\"");
+    {
+        TD_SCOPE;
+        CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(3), 1, TD_F32)))),
+                    TD_ERR_STATE, "\"v\"");
+    }
     CHECK_CONTAINS(td_last_error(), "find_unused_parameters");
     td_module_destroy(model);
     CHECK_OK(td_destroy_process_group());
@@ -251,9 +257,11 @@ RANKS(unused_parameters_are_found, .ranks = 2)
     model = td_ddp(make_fork(false), &options);
     pass(model, 8);
     CHECK_EQ(grad_of(model, "module.v"), -1);
-    TD_SCOPE
-    CHECK_OK(
-        td_tensor_set_grad(td_module_parameter(model, "module.v"), td_full(SHAPE(3), 5, TD_F32)));
+    {
+        TD_SCOPE;
+        CHECK_OK(td_tensor_set_grad(td_module_parameter(model, "module.v"),
+                                    td_full(SHAPE(3), 5, TD_F32)));
+    }
     pass(model, 8);
     CHECK_EQ(grad_of(model, "module.v"), 5);
     CHECK_EQ(grad_of(model, "module.w"), 16);
@@ -280,16 +288,17 @@ RANKS(buffers_follow_the_first_rank, .ranks = 2)
     int rank = td_get_rank(NULL);
     td_module *model = td_ddp(td_sequential(td_batch_norm1d(3), NULL), NULL);
     float means[2];
-    for (int step = 0; step < 3; step++)
-        TD_SCOPE
-        {
-            td_tensor *x = td_full(SHAPE(4, 3), rank + 1, TD_F32);
-            CHECK_OK(td_backward(td_sum(td_forward(model, x))));
-        }
+    for (int step = 0; step < 3; step++) {
+        TD_SCOPE;
+        td_tensor *x = td_full(SHAPE(4, 3), rank + 1, TD_F32);
+        CHECK_OK(td_backward(td_sum(td_forward(model, x))));
+    }
     td_module_eval(model);
-    TD_SCOPE
-    TD_NO_GRAD
-    CHECK(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32)) != NULL);
+    {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        CHECK(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32)) != NULL);
+    }
     float mean = *(float *)td_tensor_data(td_module_buffer(model, "module.0.running_mean"));
     CHECK_OK(td_group_all_gather(NULL, &mean, means, 1, TD_F32, NULL));
     CHECK(means[0] == means[1]);
@@ -306,8 +315,8 @@ RANKS(a_module_that_was_moved_is_refused, .ranks = 2)
     CHECK_OK(td_init_process_group(NULL));
     td_module *model = td_ddp(make_net(1), NULL);
     CHECK(model != NULL);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x, *y;
         make_batch(0, 0, 1, &x, &y);
         CHECK_OK(td_module_to(model, "cpu")); /* it is there already */
@@ -335,8 +344,8 @@ RANKS(inputs_are_moved_to_the_device, .ranks = 2)
     td_module *model = td_ddp(net, &(td_ddp_options){.device = device});
     CHECK(model != NULL);
     strcpy(device, "gone");
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x, *y;
         make_batch(0, 0, 1, &x, &y);
         td_tensor *output = td_forward(model, x);

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 enum { BATCH = 24, WIDTH = 32, CLASSES = 5 };
 
@@ -22,8 +22,8 @@ static td_module *make_net(int seed)
 static double train(td_module *model, td_optimizer *sgd, int step, int rank, int size)
 {
     double value = 0;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_generator *generator = td_generator_create((uint64_t)(1000 + step));
         td_tensor *x = td_empty(SHAPE(BATCH, WIDTH), TD_F32);
         CHECK_OK(td_normal_(x, 0, 1, generator));
@@ -209,8 +209,10 @@ static double worst_error(const td_powersgd_options *options, int passes, bool t
         ((double *)td_tensor_data(x))[i] = element(rank, i / COLUMNS, i % COLUMNS);
     for (int pass = 0; pass < passes; pass++) {
         CHECK_OK(td_module_zero_grad(model));
-        TD_SCOPE
-        CHECK_OK(td_backward(td_forward(model, x)));
+        {
+            TD_SCOPE;
+            CHECK_OK(td_backward(td_forward(model, x)));
+        }
         grad = td_tensor_data(td_tensor_grad(td_module_parameter(model, "module.w")));
         for (int i = 0; i < ROWS * COLUMNS; i++)
             sums[i] += grad[i] / passes;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 enum { WIDTH = 6 };
 
@@ -66,10 +66,11 @@ static void train_alone(td_module *alone, td_optimizer *sgd, int size, bool by_a
             return;
         CHECK_OK(td_optimizer_zero_grad(sgd));
         for (int r = 0; r < size; r++)
-            if (step < batches(r, size))
-                TD_SCOPE
-        CHECK_OK(
-            td_backward(td_mul_scalar(loss_of(alone, step, r), 1.0 / (by_active ? active : size))));
+            if (step < batches(r, size)) {
+                TD_SCOPE;
+                CHECK_OK(td_backward(
+                    td_mul_scalar(loss_of(alone, step, r), 1.0 / (by_active ? active : size))));
+            }
         CHECK_OK(td_optimizer_step(sgd));
     }
 }
@@ -87,8 +88,10 @@ static void follow(const td_ddp_options *options, bool by_active, double toleran
     CHECK_FAILS(td_ddp_join_begin(model, NULL), TD_ERR_STATE, "before");
     for (int step = 0; step < batches(rank, size); step++) {
         CHECK_OK(td_optimizer_zero_grad(sgd));
-        TD_SCOPE
-        CHECK_OK(td_backward(loss_of(model, step, rank)));
+        {
+            TD_SCOPE;
+            CHECK_OK(td_backward(loss_of(model, step, rank)));
+        }
         CHECK_OK(td_optimizer_step(sgd));
     }
     CHECK_OK(td_ddp_join_end(model));
@@ -107,8 +110,10 @@ static void follow(const td_ddp_options *options, bool by_active, double toleran
     CHECK(stats.rebuilt || options);
 
     /* Afterwards it is an ordinary model. */
-    TD_SCOPE
-    CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    {
+        TD_SCOPE;
+        CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    }
     td_optimizer_destroy(sgd);
     td_optimizer_destroy(alone_sgd);
     td_module_destroy(model);
@@ -168,9 +173,10 @@ RANKS(buffers_follow_the_active_ranks, .ranks = 3)
     int rank = td_get_rank(NULL);
     td_module *model = td_ddp(make_net(true), NULL);
     CHECK_OK(td_ddp_join_begin(model, NULL));
-    for (int step = 0; step < 2 * rank + 1; step++)
-        TD_SCOPE
-    CHECK_OK(td_backward(loss_of(model, step, rank)));
+    for (int step = 0; step < 2 * rank + 1; step++) {
+        TD_SCOPE;
+        CHECK_OK(td_backward(loss_of(model, step, rank)));
+    }
     CHECK_OK(td_ddp_join_end(model));
     CHECK(same_bits(model));
     CHECK_EQ(td_item(td_module_buffer(model, "module.1.num_batches_tracked")), 5);
@@ -186,15 +192,18 @@ RANKS(one_pass_of_one_rank, .ranks = 2)
     td_module *model = td_ddp(make_net(true), NULL);
     for (int turn = 0; turn < 3; turn++) {
         CHECK_OK(td_ddp_join_begin(model, NULL));
-        if (rank == 1 && turn < 2)
-            TD_SCOPE
-        CHECK_OK(td_backward(loss_of(model, turn, rank)));
+        if (rank == 1 && turn < 2) {
+            TD_SCOPE;
+            CHECK_OK(td_backward(loss_of(model, turn, rank)));
+        }
         CHECK_OK(td_ddp_join_end(model));
         CHECK(same_bits(model));
         if (turn != 1)
             continue;
-        TD_SCOPE
-        CHECK_OK(td_backward(loss_of(model, turn, rank)));
+        {
+            TD_SCOPE;
+            CHECK_OK(td_backward(loss_of(model, turn, rank)));
+        }
     }
     td_ddp_stats stats;
     CHECK_OK(td_ddp_get_stats(model, &stats));
@@ -204,12 +213,15 @@ RANKS(one_pass_of_one_rank, .ranks = 2)
 
     model = td_ddp(make_net(false), NULL);
     CHECK_OK(td_ddp_join_begin(model, NULL));
-    if (rank == 1)
-        TD_SCOPE
-    CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    if (rank == 1) {
+        TD_SCOPE;
+        CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    }
     CHECK_OK(td_ddp_join_end(model));
-    TD_SCOPE
-    CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    {
+        TD_SCOPE;
+        CHECK_OK(td_backward(loss_of(model, 0, rank)));
+    }
     td_module_destroy(model);
     CHECK_OK(td_destroy_process_group());
 }
@@ -222,14 +234,20 @@ RANKS(other_kinds_of_forward_are_shadowed, .ranks = 2)
     td_module *model = td_ddp(make_net(true), NULL);
     CHECK_OK(td_ddp_join_begin(model, NULL));
     for (int step = 0; step < 1 + 3 * rank; step++) {
-        TD_NO_SYNC(model)
-        TD_SCOPE
-        CHECK_OK(td_backward(loss_of(model, step, rank)));
-        TD_SCOPE
-        TD_NO_GRAD
-        CHECK(loss_of(model, step, rank) != NULL);
-        TD_SCOPE
-        CHECK_OK(td_backward(loss_of(model, step, rank)));
+        {
+            TD_NO_SYNC(model);
+            TD_SCOPE;
+            CHECK_OK(td_backward(loss_of(model, step, rank)));
+        }
+        {
+            TD_SCOPE;
+            TD_NO_GRAD;
+            CHECK(loss_of(model, step, rank) != NULL);
+        }
+        {
+            TD_SCOPE;
+            CHECK_OK(td_backward(loss_of(model, step, rank)));
+        }
     }
     CHECK_OK(td_ddp_join_end(model));
     CHECK(same_bits(model));
@@ -247,19 +265,23 @@ RANKS(the_first_to_run_out_is_told_to_all, .ranks = 3)
     td_module *model = td_ddp(make_net(false), NULL);
     td_ddp_join_options options = {.throw_on_early_termination = true};
     CHECK_OK(td_ddp_join_begin(model, &options));
-    for (int step = 0; step < 2; step++)
-        TD_SCOPE
-    CHECK_OK(td_backward(loss_of(model, step, rank)));
-    if (rank != 1)
-        TD_SCOPE
-    CHECK(loss_of(model, 2, rank) == NULL);
+    for (int step = 0; step < 2; step++) {
+        TD_SCOPE;
+        CHECK_OK(td_backward(loss_of(model, step, rank)));
+    }
+    if (rank != 1) {
+        TD_SCOPE;
+        CHECK(loss_of(model, 2, rank) == NULL);
+    }
     CHECK_FAILS(td_ddp_join_end(model), TD_ERR_STATE, "rank 1 ran out of input after 2 forwards");
     CHECK_FAILS(td_ddp_join_end(model), TD_ERR_STATE, "comes first");
 
     /* Together to the end: nothing to complain of. */
     CHECK_OK(td_ddp_join_begin(model, &options));
-    TD_SCOPE
-    CHECK_OK(td_backward(loss_of(model, 3, rank)));
+    {
+        TD_SCOPE;
+        CHECK_OK(td_backward(loss_of(model, 3, rank)));
+    }
     CHECK_OK(td_ddp_join_end(model));
     CHECK(same_bits(model));
 
@@ -277,8 +299,10 @@ RANKS(different_forwards_are_told, .ranks = 2)
     td_module *model = td_ddp(make_net(false), NULL);
     CHECK_OK(td_ddp_join_begin(model, NULL));
     td_ddp_set_sync(model, rank == 0);
-    TD_SCOPE
-    CHECK(loss_of(model, 0, rank) == NULL);
+    {
+        TD_SCOPE;
+        CHECK(loss_of(model, 0, rank) == NULL);
+    }
     CHECK_CONTAINS(td_last_error(), "rank 0 and rank 1");
     CHECK_FAILS(td_ddp_join_end(model), TD_ERR_MISMATCH, "rank 0 and rank 1");
     CHECK_FAILS(td_ddp_join_begin(NULL, NULL), TD_ERR_INVALID, "NULL");

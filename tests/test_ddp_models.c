@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 static void add_parameter(td_module *module, const char *name, double value, td_dtype dtype,
                           const char *device)
@@ -28,15 +28,17 @@ static double grad_of(td_module *model, const char *name)
     td_tensor *grad = td_tensor_grad(td_module_parameter(model, name));
     CHECK(grad != NULL);
     double value = 0;
-    TD_SCOPE
-    value = td_item(td_select(td_to_dtype(td_tensor_to(grad, "cpu"), TD_F64), 0, 2));
+    {
+        TD_SCOPE;
+        value = td_item(td_select(td_to_dtype(td_tensor_to(grad, "cpu"), TD_F64), 0, 2));
+    }
     return value;
 }
 
 static void pass(td_module *model, double x)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *y = td_forward(model, td_full(SHAPE(4), x, TD_F32));
         CHECK(y != NULL);
         CHECK_OK(td_backward(td_sum(y)));
@@ -193,9 +195,11 @@ RANKS(a_graph_that_changes_is_told, .ranks = 2)
     pass(model, 1);
     pass(model, 1);
     ((struct shared_data *)td_module_data(inside))->use = false;
-    TD_SCOPE
-    CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(4), 1, TD_F32)))), TD_ERR_STATE,
-                "\"b\"");
+    {
+        TD_SCOPE;
+        CHECK_FAILS(td_backward(td_sum(td_forward(model, td_full(SHAPE(4), 1, TD_F32)))),
+                    TD_ERR_STATE, "\"b\"");
+    }
     /* Used again, it goes on. */
     ((struct shared_data *)td_module_data(inside))->use = true;
     CHECK_OK(td_module_zero_grad(model));
@@ -229,8 +233,8 @@ RANKS(two_models_on_two_groups, .ranks = 4)
         CHECK_OK(td_module_zero_grad(world));
         CHECK_OK(td_module_zero_grad(half));
         /* One loss of both: the passes are one. */
-        TD_SCOPE
         {
+            TD_SCOPE;
             td_tensor *x = td_full(SHAPE(4), rank, TD_F32);
             td_tensor *a = td_forward(world, x), *b = td_forward(half, x);
             CHECK_OK(td_backward(td_sum(td_add(a, b))));

@@ -24,8 +24,10 @@ static const td_function cube_function = {.name = "cube", .backward = cube_backw
 static td_tensor *cube(td_tensor *const *inputs, const void *factor)
 {
     td_tensor *y = NULL;
-    TD_NO_GRAD
-    y = td_clone(inputs[0]);
+    {
+        TD_NO_GRAD;
+        y = td_clone(inputs[0]);
+    }
     double *data = td_tensor_data(y);
     for (int64_t i = 0; i < td_tensor_numel(y); i++)
         data[i] = data[i] * data[i] * data[i];
@@ -41,8 +43,8 @@ static td_tensor *cube(td_tensor *const *inputs, const void *factor)
 TEST(what_is_right_passes)
 {
     double factor = 3;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(2, 3, 4), -2, 2);
         gradcheck("cube", cube, &factor, &x, 1);
         x = gradcheck_random(NULL, 0, -2, 2);
@@ -56,8 +58,8 @@ TEST(what_is_right_passes)
 TEST(a_wrong_one, .hidden = true)
 {
     double factor = 3.001;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(2, 3), 1, 2);
         gradcheck("cube", cube, &factor, &x, 1);
     }

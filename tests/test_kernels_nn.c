@@ -424,8 +424,10 @@ static void check_dropout(td_dtype dtype, int64_t blocks, int64_t block, double 
     double *expected = numbers_of(x);
     /* In halves 1 - p and 1 / (1 - p) are rounded too. */
     double factor = 0;
-    TD_SCOPE
-    factor = td_item(td_div(td_full(NULL, 0, 1, dtype), td_full(NULL, 0, 1 - p, dtype)));
+    {
+        TD_SCOPE;
+        factor = td_item(td_div(td_full(NULL, 0, 1, dtype), td_full(NULL, 0, 1 - p, dtype)));
+    }
     for (int64_t i = 0; i < blocks * block; i++) {
         CHECK(kept[i / block] <= 1);
         count += kept[i / block];

@@ -246,7 +246,8 @@ TEST(trunc_normal_has_the_bits_of_pytorch)
         const struct recorded_trunc_normal *normal = &recorded_trunc_normals[i];
         td_manual_seed(1);
         td_tensor *tensor = td_empty((const int64_t[]){normal->count}, 1, normal->dtype);
-        CHECK_OK(td_init_trunc_normal(tensor, normal->mean, normal->std, normal->low, normal->high));
+        CHECK_OK(
+            td_init_trunc_normal(tensor, normal->mean, normal->std, normal->low, normal->high));
         if (checksum(tensor) != normal->checksum)
             FAIL("case %zu, %d numbers of %s, has other bits", i, normal->count,
                  td_dtype_name(normal->dtype));
@@ -331,8 +332,8 @@ TEST(results_are_those_of_pytorch)
         const struct recorded_result *recorded = &recorded_results[i];
         td_manual_seed(1);
         td_module *module = make(recorded->name);
-        TD_SCOPE
         {
+            TD_SCOPE;
             td_tensor *y = run(recorded->name, module);
             CHECK(y);
             CHECK_EQ(td_tensor_numel(y), recorded->count);
@@ -360,8 +361,8 @@ TEST(masks_of_attention_agree)
         WIDTH, HEADS, &(td_multihead_attention_options){.batch_first = true, .causal = true});
     td_state *state = td_module_state(plain);
     CHECK_OK(td_module_load_state(causal, state, true));
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = RANDN(2, 6, WIDTH);
         td_tensor *ones = td_ones((const int64_t[]){6, 6}, 2, TD_F32);
         td_tensor *seen = td_gt_scalar(td_tril(ones, 0), 0);
@@ -389,8 +390,8 @@ TEST(attention_of_a_constant_key_gets_its_gradient)
 {
     /* Only the value's part of the weight, and the output's, matter where all scores are equal. */
     td_module *module = attention();
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones((const int64_t[]){1, 3, WIDTH}, 3, TD_F32);
         CHECK_OK(td_backward(td_sum(td_forward(module, x))));
         td_tensor *grad = td_tensor_grad(td_param(module, 0));
@@ -403,8 +404,8 @@ TEST(attention_of_a_constant_key_gets_its_gradient)
 TEST(batch_norm_counts_and_evaluates)
 {
     td_module *norm = td_batch_norm1d(2);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = RANDN(8, 2);
         td_forward(norm, x);
         td_forward(norm, x);

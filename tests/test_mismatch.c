@@ -153,8 +153,8 @@ static td_status call_operation(td_group *group, bool odd)
 static td_status call_list(td_group *group, bool odd, bool of_all)
 {
     td_status status = TD_OK;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *own[2], *all[2 * MOST];
         int size = td_get_world_size(group);
         for (int i = 0; i < 2 * (size + 1); i++) {

@@ -204,8 +204,8 @@ static void run_lists(const struct way *way)
     td_group *group;
     open_world(way, 0);
     CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 30000}, &group));
-    TD_SCOPE
     {
+        TD_SCOPE;
         int64_t two = 2, four = 4;
         bool odd = td_test_rank() == 1;
         td_tensor *list[2] = {td_zeros(odd ? &two : &four, 1, TD_F32),

@@ -91,8 +91,8 @@ TEST(a_part_that_failed_fails_the_whole)
     CHECK_CONTAINS(td_last_error(), "already");
     td_module *empty = td_sequential(NULL);
     CHECK(empty);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones((const int64_t[]){2}, 1, TD_F32);
         CHECK(td_equal(td_forward(empty, x), x));
     }
@@ -139,8 +139,8 @@ TEST(layers_without_parameters)
     td_module *modules[] = {td_relu(),     td_gelu(),     td_gelu_tanh(),    td_silu(),
                             td_tanh(),     td_sigmoid(),  td_softmax(1),     td_log_softmax(-1),
                             td_dropout(0), td_identity(), td_flatten_layer()};
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_randn((const int64_t[]){3, 4}, 2, TD_F64);
         td_tensor *want[] = {td_f_relu(x),
                              td_f_gelu(x),
@@ -203,8 +203,8 @@ TEST(modes_gradients_and_apply)
     td_module_train(NULL, true);
     CHECK(!td_module_is_training(NULL));
 
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones((const int64_t[]){5, 3}, 2, TD_F32);
         CHECK_OK(td_backward(td_sum(td_forward(net, x))));
         td_tensor *grad = td_tensor_grad(td_module_parameter(net, "4.0.bias"));
@@ -252,8 +252,8 @@ TEST(states_save_and_load)
     CHECK(!td_tensor_requires_grad(td_state_get(state, "0.weight")));
     CHECK(td_tensor_data(td_state_get(state, "0.weight")) == (void *)data_of(a, "0.weight"));
     CHECK(memcmp(data_of(a, "0.weight"), data_of(b, "0.weight"), 48) != 0);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_forward(a, td_randn((const int64_t[]){5, 3}, 2, TD_F32));
     }
     CHECK_OK(td_module_load_state(b, state, true));
@@ -271,8 +271,8 @@ TEST(states_that_do_not_fit)
 {
     td_module *net = small();
     td_state *own = td_module_state(net), *state = td_state_create(), *before = td_state_clone(own);
-    TD_SCOPE
     {
+        TD_SCOPE;
         for (size_t i = 0; i < td_state_count(own); i++) {
             const char *name = td_state_name(own, i);
             if (!strcmp(name, "0.bias") || !strcmp(name, "1.running_var"))
@@ -308,8 +308,8 @@ TEST(states_of_another_dtype_are_converted)
 {
     td_module *net = td_linear(2, 1);
     td_state *state = td_state_create();
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK_OK(td_state_add(state, "weight", td_full((const int64_t[]){1, 2}, 2, 0.5, TD_F64)));
         CHECK_OK(td_state_add(state, "bias", td_full((const int64_t[]){1}, 1, 3, TD_BF16)));
     }
@@ -334,8 +334,8 @@ TEST(clones_are_deep)
     CHECK(td_tensor_requires_grad(td_module_parameter(clone, "4.0.weight")));
     CHECK(td_tensor_is_leaf(td_module_parameter(clone, "4.0.weight")));
     CHECK(!td_module_is_training(clone));
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_randn((const int64_t[]){2, 3}, 2, TD_F32);
         td_tensor *y = td_forward(net, x);
         CHECK(td_equal(td_forward(clone, x), y));
@@ -390,8 +390,8 @@ TEST(clones_with_results_of_the_tensors)
     CHECK_EQ(calls, 7);
     CHECK(!td_tensor_is_leaf(td_module_parameter(replica, "0.weight")));
     CHECK(data_of(replica, "0.bias")[0] == 2 * data_of(net, "0.bias")[0]);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones((const int64_t[]){4, 2}, 2, TD_F32);
         CHECK_OK(td_backward(td_sum(td_forward(replica, x))));
         CHECK(td_tensor_grad(td_module_parameter(net, "0.weight")));
@@ -405,8 +405,8 @@ TEST(clones_with_results_of_the_tensors)
 TEST(modules_move)
 {
     td_module *net = td_sequential(td_linear(2, 2), td_batch_norm1d(2), NULL);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_randn((const int64_t[]){4, 2}, 2, TD_F32);
         CHECK_OK(td_backward(td_sum(td_forward(net, x))));
         float before = data_of(net, "0.weight")[3];
@@ -536,8 +536,8 @@ static td_module *scale_create(double factor, int *alive)
     td_module *self = td_module_create(&scale_ops);
     *(struct scale *)td_module_data(self) = (struct scale){.factor = factor, .alive = alive};
     ++*alive;
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK_OK(td_module_add_parameter(self, "weight", td_full(NULL, 0, 3, TD_F32)));
         CHECK_OK(td_module_add_buffer(self, "shift", td_full(NULL, 0, 1, TD_F32), false));
     }
@@ -548,8 +548,8 @@ TEST(own_modules)
 {
     int alive = 0;
     td_module *self = scale_create(2, &alive);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones((const int64_t[]){2}, 1, TD_F32);
         CHECK(td_item(td_sum(td_forward_with(self, (td_tensor *[]){x, x, x}, 3))) == 40);
         CHECK(!td_forward_with(self, (td_tensor *[]){x, NULL, x}, 3));

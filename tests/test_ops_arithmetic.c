@@ -8,8 +8,8 @@
 
 TEST(two_tensors)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_F32, SHAPE(2, 3), 1, -2, 3, 4, 0.5, -6);
         td_tensor *b = MAKE(TD_F32, SHAPE(2, 3), 2, 2, -1, 0.5, 0.25, 3);
         CHECK_TENSOR(td_add(a, b), TD_F32, SHAPE(2, 3), 3, 0, 2, 4.5, 0.75, -3);
@@ -25,8 +25,8 @@ TEST(two_tensors)
 
 TEST(shapes_broadcast)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *column = MAKE(TD_F64, SHAPE(2, 1), 10, 20);
         td_tensor *row = MAKE(TD_F64, SHAPE(3), 1, 2, 3);
         td_tensor *number = MAKE(TD_F64, NO_DIMS, 0.5);
@@ -43,8 +43,8 @@ TEST(shapes_broadcast)
 
 TEST(with_numbers)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_F32, SHAPE(3), 1, -2, 4);
         CHECK_TENSOR(td_add_scalar(a, 2.5), TD_F32, SHAPE(3), 3.5, 0.5, 6.5);
         CHECK_TENSOR(td_sub_scalar(a, 2.5), TD_F32, SHAPE(3), -1.5, -4.5, 1.5);
@@ -60,8 +60,8 @@ TEST(with_numbers)
 
 TEST(whole_numbers)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_I32, SHAPE(4), 7, -7, 5, 0);
         td_tensor *b = MAKE(TD_I32, SHAPE(4), 2, 2, 0, 3);
         CHECK_TENSOR(td_div(a, b), TD_I32, SHAPE(4), 3, -3, 0, 0);
@@ -77,8 +77,8 @@ TEST(whole_numbers)
 
 TEST(functions)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         double v[] = {0.25, 1, 2.5};
         td_tensor *x = make_tensor(TD_F64, SHAPE(3), v);
         struct {
@@ -104,8 +104,8 @@ TEST(functions)
 
 TEST(what_does_not_fit_is_named)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32), *b = td_zeros(SHAPE(4), TD_F32);
         CHECK_NULL(td_add(a, b), "td_add: the shapes [2, 3] and [4] do not fit together");
         CHECK_NULL(td_add_scaled(a, b, 2), "td_add_scaled: the shapes [2, 3] and [4]");
@@ -129,8 +129,8 @@ TEST(what_does_not_fit_is_named)
 
 TEST(null_is_handed_on)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = td_zeros(SHAPE(2), TD_F32);
         CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32)));
         char before[400];
@@ -174,8 +174,8 @@ static td_tensor *run_binary(td_tensor *const *x, const void *fn)
 
 static void check_binary(const char *name, binary_fn fn, double low, double high)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = gradcheck_random(SHAPE(2, 3), low, high);
         td_tensor *shapes[] = {
             gradcheck_random(SHAPE(2, 3), low, high), gradcheck_random(SHAPE(3), low, high),
@@ -222,8 +222,8 @@ TEST(gradients_with_numbers)
                             {td_div_scalar, 4},   {td_pow_scalar, 3},    {td_pow_scalar, 0},
                             {td_pow_scalar, 1},   {td_pow_scalar, -2.5}, {td_rsub_scalar, 2},
                             {td_rdiv_scalar, 1.5}};
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(3, 2), 0.5, 2),
                   *b = gradcheck_random(SHAPE(2), -1, 1);
         for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
@@ -240,8 +240,8 @@ static td_tensor *leaf(td_tensor *x)
 
 TEST(gradients_at_the_edges)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, NAN)),
                   *b = leaf(MAKE(TD_F64, SHAPE(3), 1, 3, 1));
         CHECK_OK(td_backward(td_sum(td_maximum(a, b))));
@@ -261,8 +261,10 @@ TEST(gradients_at_the_edges)
         td_tensor *n = leaf(MAKE(TD_F64, SHAPE(2), 1.5, -1.5));
         CHECK(!td_tensor_requires_grad(td_round(n)) && !td_tensor_requires_grad(td_sign(n)));
         CHECK(!td_tensor_requires_grad(td_gt_scalar(n, 0)));
-        TD_NO_GRAD
-        CHECK(!td_tensor_requires_grad(td_mul(n, n)));
+        {
+            TD_NO_GRAD;
+            CHECK(!td_tensor_requires_grad(td_mul(n, n)));
+        }
         CHECK_OK(td_backward(td_sum(td_mul(n, n))));
         CHECK_TENSOR(td_tensor_grad(n), TD_F64, SHAPE(2), 3, -3);
     }
@@ -271,8 +273,8 @@ TEST(gradients_at_the_edges)
 /* As PyTorch computes them: wrapping around, and with a negative exponent 0, 1 or -1. */
 TEST(powers_of_integers)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_I64, SHAPE(10), 2, -2, 3, 0, 1, -1, -1, 0, 7, 10);
         td_tensor *b = MAKE(TD_I64, SHAPE(10), 10, 3, -1, -1, -5, -4, -3, 0, 30, -2);
         td_tensor *y = td_pow(a, b);

@@ -72,25 +72,24 @@ static const struct attention attentions[] = {
 
 TEST(attention)
 {
-    for (size_t i = 0; i < sizeof attentions / sizeof attentions[0]; i++)
-        TD_SCOPE
-        {
-            const struct attention *attention = &attentions[i];
-            td_tensor *x[] = {random_of(SHAPE(2, 2, 3, 4)), random_of(SHAPE(2, 2, 5, 4)),
-                              random_of(SHAPE(2, 2, 5, 3))};
-            check_near(attend(x, attention), slow_attention(x, attention), 1e-10);
-            gradcheck("attention", attend, attention, x, 3);
-            struct attention dropping = *attention;
-            dropping.dropout = true;
-            gradcheck("attention with dropout", attend, &dropping, x, 3);
-        }
+    for (size_t i = 0; i < sizeof attentions / sizeof attentions[0]; i++) {
+        TD_SCOPE;
+        const struct attention *attention = &attentions[i];
+        td_tensor *x[] = {random_of(SHAPE(2, 2, 3, 4)), random_of(SHAPE(2, 2, 5, 4)),
+                          random_of(SHAPE(2, 2, 5, 3))};
+        check_near(attend(x, attention), slow_attention(x, attention), 1e-10);
+        gradcheck("attention", attend, attention, x, 3);
+        struct attention dropping = *attention;
+        dropping.dropout = true;
+        gradcheck("attention with dropout", attend, &dropping, x, 3);
+    }
 }
 
 TEST(attention_of_other_shapes)
 {
     static const struct attention plain = {.mask = {0}}, causal = {.causal = true};
-    TD_SCOPE
     {
+        TD_SCOPE;
         /* Matrices; one batch; k and v that all of the batch share; sizes of 1. */
         td_tensor *x[] = {random_of(SHAPE(3, 4)), random_of(SHAPE(5, 4)), random_of(SHAPE(5, 2))};
         check_near(attend(x, &causal), slow_attention(x, &causal), 1e-10);
@@ -112,8 +111,8 @@ TEST(attention_of_other_shapes)
 /* Heads that were cut out of [N, L, heads, E]: the result is laid out likewise. */
 TEST(attention_puts_heads_where_they_were)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *packed = random_of(SHAPE(2, 5, 3, 4));
         td_tensor *heads = td_transpose(packed, 1, 2), *x[] = {heads, heads, heads};
         td_tensor *y = td_scaled_dot_product_attention(heads, heads, heads, NULL);
@@ -126,25 +125,22 @@ TEST(attention_puts_heads_where_they_were)
 /* A row that sees nothing is 0, in both ways of computing it, and so are its gradients. */
 TEST(attention_of_a_row_that_sees_nothing)
 {
-    for (int way = 0; way < 2; way++)
-        TD_SCOPE
-        {
-            td_tensor *x[] = {random_of(SHAPE(2, 3)), random_of(SHAPE(4, 3)),
-                              random_of(SHAPE(4, 3))};
-            for (int i = 0; i < 3; i++)
-                td_tensor_set_requires_grad(x[i], true);
-            td_tensor *mask = td_zeros(SHAPE(2, 4), TD_BOOL);
-            memset((char *)td_tensor_data(mask) + 4, 1, 4);
-            td_tensor *y = td_scaled_dot_product_attention(
-                x[0], x[1], x[2], &(td_attention_options){.mask = mask, .dropout = way ? 1e-9 : 0});
-            check_near(td_select(y, 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
-            CHECK(!td_equal(td_select(y, 0, 1), td_zeros((int64_t[]){3}, 1, TD_F64)));
-            CHECK_OK(td_backward(td_sum(y)));
-            check_near(td_select(td_tensor_grad(x[0]), 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64),
-                       0);
-            for (int i = 0; i < 3; i++)
-                CHECK(td_item(td_any(td_isnan(td_tensor_grad(x[i])))) == 0);
-        }
+    for (int way = 0; way < 2; way++) {
+        TD_SCOPE;
+        td_tensor *x[] = {random_of(SHAPE(2, 3)), random_of(SHAPE(4, 3)), random_of(SHAPE(4, 3))};
+        for (int i = 0; i < 3; i++)
+            td_tensor_set_requires_grad(x[i], true);
+        td_tensor *mask = td_zeros(SHAPE(2, 4), TD_BOOL);
+        memset((char *)td_tensor_data(mask) + 4, 1, 4);
+        td_tensor *y = td_scaled_dot_product_attention(
+            x[0], x[1], x[2], &(td_attention_options){.mask = mask, .dropout = way ? 1e-9 : 0});
+        check_near(td_select(y, 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
+        CHECK(!td_equal(td_select(y, 0, 1), td_zeros((int64_t[]){3}, 1, TD_F64)));
+        CHECK_OK(td_backward(td_sum(y)));
+        check_near(td_select(td_tensor_grad(x[0]), 0, 0), td_zeros((int64_t[]){3}, 1, TD_F64), 0);
+        for (int i = 0; i < 3; i++)
+            CHECK(td_item(td_any(td_isnan(td_tensor_grad(x[i])))) == 0);
+    }
 }
 
 static td_tensor *attend_with_mask(td_tensor *const *x, const void *arg)
@@ -156,8 +152,8 @@ static td_tensor *attend_with_mask(td_tensor *const *x, const void *arg)
 
 TEST(attention_with_a_mask_that_is_learned)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x[] = {random_of(SHAPE(2, 3, 4)), random_of(SHAPE(2, 3, 4)),
                           random_of(SHAPE(2, 3, 4)), random_of(SHAPE(3, 3))};
         gradcheck("attention with a mask", attend_with_mask, NULL, x, 4);
@@ -166,8 +162,8 @@ TEST(attention_with_a_mask_that_is_learned)
 
 TEST(attention_refuses)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *q = td_zeros(SHAPE(2, 3, 4), TD_F32), *k = td_zeros(SHAPE(2, 5, 4), TD_F32);
         CHECK_NULL(td_scaled_dot_product_attention(q, td_zeros(SHAPE(2, 5, 3), TD_F32), k, NULL),
                    "q has the shape [2, 3, 4], k [2, 5, 3], v [2, 5, 4]");
@@ -205,8 +201,8 @@ static td_tensor *indices_of(const int64_t *shape, int ndim, const int64_t *valu
 
 TEST(embedding)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *weight = random_of(SHAPE(5, 3));
         td_tensor *indices = indices_of(SHAPE(2, 3), (int64_t[]){4, 0, 4, 1, 2, 4});
         td_tensor *inputs[] = {indices, weight};
@@ -226,8 +222,8 @@ TEST(embedding)
 /* The row of the padding keeps its gradient, whether others are added to or overwritten. */
 TEST(embedding_with_padding)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *weight = random_of(SHAPE(4, 2));
         td_tensor *indices = indices_of(SHAPE(3), (int64_t[]){1, 2, 1});
         td_tensor_set_requires_grad(weight, true);
@@ -244,8 +240,8 @@ TEST(embedding_with_padding)
 
 TEST(embedding_refuses)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *weight = td_zeros(SHAPE(4, 2), TD_F32);
         CHECK_NULL(td_f_embedding(td_zeros(SHAPE(3), TD_I32), weight, -1), "the indices are i32");
         CHECK_NULL(td_f_embedding(td_full((int64_t[]){3}, 1, 4, TD_I64), weight, -1), "4");

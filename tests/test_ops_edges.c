@@ -168,20 +168,19 @@ TEST(halves_and_f32_agree_with_f64)
 {
     static const td_dtype dtypes[] = {TD_F32, TD_F16, TD_BF16};
     for (size_t i = 0; i < OPS; i++)
-        for (int k = 0; k < 3; k++)
-            TD_SCOPE
-            {
-                const struct op *op = &ops[i];
-                td_tensor *x[MOST_INPUTS], *grads[MOST_INPUTS], *exact[MOST_INPUTS];
-                for (int n = 0; n < op->inputs; n++) /* what all dtypes hold exactly */
-                    x[n] = td_div_scalar(
-                        td_round(gradcheck_random(op->shapes[n], op->ndims[n], 1, 64)), 64);
-                td_tensor *expected = run(op, x, TD_F64, exact);
-                td_tensor *y = run(op, x, dtypes[k], grads);
-                compare(op, dtypes[k], y, expected);
-                for (int n = 0; n < op->inputs; n++)
-                    compare(op, dtypes[k], grads[n], exact[n]);
-            }
+        for (int k = 0; k < 3; k++) {
+            TD_SCOPE;
+            const struct op *op = &ops[i];
+            td_tensor *x[MOST_INPUTS], *grads[MOST_INPUTS], *exact[MOST_INPUTS];
+            for (int n = 0; n < op->inputs; n++) /* what all dtypes hold exactly */
+                x[n] = td_div_scalar(td_round(gradcheck_random(op->shapes[n], op->ndims[n], 1, 64)),
+                                     64);
+            td_tensor *expected = run(op, x, TD_F64, exact);
+            td_tensor *y = run(op, x, dtypes[k], grads);
+            compare(op, dtypes[k], y, expected);
+            for (int n = 0; n < op->inputs; n++)
+                compare(op, dtypes[k], grads[n], exact[n]);
+        }
 }
 
 /* The same with the size of any one dimension 0: it works, or it is refused in a sentence. */
@@ -189,33 +188,32 @@ TEST(sizes_of_zero)
 {
     for (size_t i = 0; i < OPS; i++)
         for (int input = 0; input < ops[i].inputs; input++)
-            for (int d = 0; d < ops[i].ndims[input]; d++)
-                TD_SCOPE
-                {
-                    td_tensor *x[MOST_INPUTS];
-                    for (int n = 0; n < ops[i].inputs; n++) {
-                        int64_t shape[4];
-                        for (int e = 0; e < 4; e++) {
-                            shape[e] = ops[i].shapes[n][e];
-                            /* The same dimension of inputs that have the same shape. */
-                            if (e == d && ops[i].ndims[n] == ops[i].ndims[input])
-                                shape[e] = 0;
-                        }
-                        x[n] = gradcheck_random(shape, ops[i].ndims[n], -1, 1);
-                        CHECK_OK(td_tensor_set_requires_grad(x[n], true));
+            for (int d = 0; d < ops[i].ndims[input]; d++) {
+                TD_SCOPE;
+                td_tensor *x[MOST_INPUTS];
+                for (int n = 0; n < ops[i].inputs; n++) {
+                    int64_t shape[4];
+                    for (int e = 0; e < 4; e++) {
+                        shape[e] = ops[i].shapes[n][e];
+                        /* The same dimension of inputs that have the same shape. */
+                        if (e == d && ops[i].ndims[n] == ops[i].ndims[input])
+                            shape[e] = 0;
                     }
-                    td_tensor *y = ops[i].call(x);
-                    if (y)
-                        CHECK_OK(td_backward(td_sum(y)));
-                    else
-                        CHECK(td_last_error()[0]);
+                    x[n] = gradcheck_random(shape, ops[i].ndims[n], -1, 1);
+                    CHECK_OK(td_tensor_set_requires_grad(x[n], true));
                 }
+                td_tensor *y = ops[i].call(x);
+                if (y)
+                    CHECK_OK(td_backward(td_sum(y)));
+                else
+                    CHECK(td_last_error()[0]);
+            }
 }
 
 TEST(products_over_nothing)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros((int64_t[]){3, 0}, 2, TD_F32);
         td_tensor *w = td_zeros((int64_t[]){2, 0}, 2, TD_F32);
         td_tensor *b = td_full((int64_t[]){2}, 1, 1.5, TD_F32), *leaves[] = {x, w, b};

@@ -20,8 +20,8 @@ TEST(gradients_of_functions)
 {
     unary_fn anywhere[] = {td_neg, td_abs, td_square, td_exp, td_sin, td_cos, td_erf};
     unary_fn positive[] = {td_ln, td_log1p, td_sqrt, td_rsqrt, td_reciprocal};
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(2, 5), -2, 2),
                   *p = gradcheck_random(SHAPE(2, 5), 0.3, 2);
         td_tensor *number = gradcheck_random(NULL, 0, 0.3, 2);
@@ -43,8 +43,8 @@ static td_tensor *leaf(td_tensor *x)
 
 TEST(gradients_of_halves)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(MAKE(TD_F16, SHAPE(2), 1, 2)), *y = leaf(MAKE(TD_BF16, SHAPE(2), 1, 2));
         CHECK_OK(td_backward(td_sum(td_mul(td_exp(x), x))));
         CHECK_TENSOR(td_tensor_grad(x), TD_F16, SHAPE(2), 2 * exp(1), 3 * exp(2));

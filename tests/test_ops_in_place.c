@@ -15,8 +15,8 @@ static td_tensor *leaf(td_tensor *x)
 
 TEST(values)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F32, SHAPE(2, 2), 1, 2, 3, 4), *row = MAKE(TD_F32, SHAPE(2), 10, 20);
         CHECK_OK(td_add_(x, row));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 11, 22, 13, 24);
@@ -47,8 +47,8 @@ TEST(values)
 
 TEST(operands_in_the_same_memory)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F32, SHAPE(2, 2), 1, 2, 3, 4);
         CHECK_OK(td_add_(x, td_transpose(x, 0, 1)));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 2, 5, 5, 8);
@@ -66,8 +66,8 @@ TEST(operands_in_the_same_memory)
 
 TEST(what_cannot_be_changed_is_named)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones(SHAPE(2), TD_F32), *wide = td_ones(SHAPE(3, 2), TD_F32);
         td_tensor *expanded = td_expand(x, SHAPE(3, 2));
         CHECK_FAILS(td_add_(x, wide), TD_ERR_INVALID,
@@ -101,8 +101,8 @@ TEST(what_cannot_be_changed_is_named)
 
 TEST(leaves_do_not_change_while_recording)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F32, SHAPE(2), 1, 2)), *b = td_ones(SHAPE(2), TD_F32);
         CHECK_FAILS(td_add_(w, b), TD_ERR_STATE, "td_add_: a leaf of shape [2]");
         CHECK_FAILS(td_mul_(w, b), TD_ERR_STATE, "td_mul_: a leaf");
@@ -117,8 +117,10 @@ TEST(leaves_do_not_change_while_recording)
         CHECK_FAILS(td_tensor_copy(part, td_narrow(b, 0, 0, 1)), TD_ERR_STATE,
                     "is a view of a leaf");
         CHECK_TENSOR(w, TD_F32, SHAPE(2), 1, 2);
-        TD_NO_GRAD
-        CHECK_OK(td_add_scaled_(w, b, -0.5));
+        {
+            TD_NO_GRAD;
+            CHECK_OK(td_add_scaled_(w, b, -0.5));
+        }
         CHECK_TENSOR(w, TD_F32, SHAPE(2), 0.5, 1.5);
         CHECK(td_tensor_is_leaf(w) && td_tensor_requires_grad(w));
         CHECK_OK(td_backward(td_sum(td_square(w))));
@@ -128,8 +130,8 @@ TEST(leaves_do_not_change_while_recording)
 
 TEST(what_backward_needs_must_not_change)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *c = td_ones(SHAPE(2), TD_F64);
         td_tensor *y = td_mul(w, c);
         CHECK_OK(td_add_scalar_(c, 1));
@@ -148,8 +150,10 @@ TEST(what_backward_needs_must_not_change)
         /* Also through a view, and under TD_NO_GRAD. */
         y = td_square(td_mul_scalar(w, 1));
         td_tensor *z = td_mul_scalar(w, 1), *s = td_square(z);
-        TD_NO_GRAD
-        CHECK_OK(td_zero_(td_narrow(z, 0, 0, 1)));
+        {
+            TD_NO_GRAD;
+            CHECK_OK(td_zero_(td_narrow(z, 0, 0, 1)));
+        }
         CHECK_FAILS(td_backward(td_sum(td_add(y, s))), TD_ERR_STATE, "td_square needs");
     }
 }
@@ -195,8 +199,8 @@ static td_tensor *changed(td_tensor *const *x, const void *which)
 
 TEST(gradients_with_another)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(2, 3), 0.5, 2);
         td_tensor *b[] = {gradcheck_random(SHAPE(2, 3), 0.5, 2), gradcheck_random(SHAPE(3), 0.5, 2),
                           gradcheck_random(SHAPE(2, 1), 0.5, 2), gradcheck_random(NULL, 0, 0.5, 2)};
@@ -243,8 +247,8 @@ static td_tensor *changed_alone(td_tensor *const *x, const void *which)
 
 TEST(gradients_alone)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(2, 3), -1, 1);
         for (int which = 0; which < 8; which++)
             gradcheck("in place", changed_alone, &which, &x, 1);
@@ -254,8 +258,8 @@ TEST(gradients_alone)
 /* A tensor without a gradient becomes a result by what is put into it. */
 TEST(constants_become_results)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *y = td_full(SHAPE(3, 2), 10, TD_F64);
         CHECK_OK(td_mul_(y, w));
         CHECK(td_tensor_requires_grad(y) && !td_tensor_is_leaf(y));

@@ -13,8 +13,8 @@ static td_tensor *leaf(td_tensor *x)
 
 TEST(parts_by_index)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_reshape(td_arange(0, 6, 1, TD_F32), SHAPE(2, 3));
         td_tensor *at = MAKE(TD_I64, SHAPE(4), 2, 0, 2, 1);
         CHECK_TENSOR(td_index_select(x, 1, at), TD_F32, SHAPE(2, 4), 2, 0, 2, 1, 5, 3, 5, 4);
@@ -33,8 +33,8 @@ TEST(parts_by_index)
 
 TEST(wrong_indices_are_named)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(2, 3), TD_F32), *i32 = td_zeros(SHAPE(2), TD_I32);
         td_tensor *at = MAKE(TD_I64, SHAPE(2), 0, 3), *below = MAKE(TD_I64, SHAPE(1), -1);
         CHECK_NULL(td_index_select(x, 1, at), "td_index_select: ");
@@ -71,8 +71,8 @@ static td_tensor *run_pick(td_tensor *const *x, const void *arg)
 
 TEST(gradients_of_indices)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(2, 3, 2), -1, 1);
         td_tensor *at = MAKE(TD_I64, SHAPE(4), 1, 0, 1, 1);
         td_tensor *along = MAKE(TD_I64, SHAPE(2, 1, 2), 2, 0, 2, 1);
@@ -96,8 +96,8 @@ TEST(gradients_of_indices)
 
 TEST(comparison)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_F32, SHAPE(4), 1, 2, 3, NAN),
                   *b = MAKE(TD_F32, SHAPE(4), 2, 2, 1, NAN);
         CHECK_TENSOR(td_eq(a, b), TD_BOOL, SHAPE(4), 0, 1, 0, 0);
@@ -129,8 +129,8 @@ TEST(comparison)
 
 TEST(comparison_as_a_whole)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_F32, SHAPE(3), 1, 2, INFINITY),
                   *b = MAKE(TD_F32, SHAPE(3), 1, 2.001, INFINITY);
         CHECK(td_equal(a, a) && td_equal(a, td_clone(a)) && !td_equal(a, b));
@@ -162,8 +162,8 @@ static td_tensor *run_masked_fill(td_tensor *const *x, const void *arg)
 
 TEST(choosing)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *c = MAKE(TD_BOOL, SHAPE(2, 1), 1, 0), *row = MAKE(TD_I32, SHAPE(3), 1, 2, 3);
         td_tensor *number = MAKE(TD_I32, NO_DIMS, 9);
         CHECK_TENSOR(td_where(c, row, number), TD_I32, SHAPE(2, 3), 1, 2, 3, 9, 9, 9);
@@ -194,8 +194,8 @@ TEST(choosing)
 /* Places are those of the tensor that was given, and the name is that of the function that was called. */
 TEST(indices_out_of_range_are_named_where_they_are)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *table = td_zeros(SHAPE(4, 2), TD_F32);
         td_tensor *list = MAKE(TD_I64, SHAPE(3), 0, 4, 1),
                   *pairs = MAKE(TD_I64, SHAPE(2, 2), 0, 1, 7, 2);

@@ -13,8 +13,8 @@ static td_tensor *leaf(td_tensor *x)
 
 TEST(joining)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = MAKE(TD_F32, SHAPE(1, 2), 1, 2), *b = MAKE(TD_F32, SHAPE(2, 2), 3, 4, 5, 6);
         td_tensor *both[] = {a, b}, *same[] = {a, a};
         CHECK_TENSOR(td_cat(both, 2, 0), TD_F32, SHAPE(3, 2), 1, 2, 3, 4, 5, 6);
@@ -54,8 +54,8 @@ static td_tensor *run_join(td_tensor *const *x, const void *arg)
 
 TEST(gradients_of_joining)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x[] = {
             gradcheck_random(SHAPE(2, 1, 3), -1, 1), gradcheck_random(SHAPE(2, 4, 3), -1, 1),
             gradcheck_random(SHAPE(2, 0, 3), -1, 1), gradcheck_random(SHAPE(2, 1, 3), -1, 1)};
@@ -90,8 +90,8 @@ TEST(splitting)
 {
     td_tensor **parts = NULL;
     int count = -1;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_reshape(td_arange(0, 10, 1, TD_F64), SHAPE(2, 5));
         CHECK_OK(td_split(x, 2, 1, &parts, &count));
         CHECK_EQ(count, 3);
@@ -127,8 +127,8 @@ static td_tensor *run_casts(td_tensor *const *x, const void *arg)
 
 TEST(dtypes_and_devices)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F64, SHAPE(2, 2), 1.5, -2.5, 0, 300);
         CHECK(td_to_dtype(x, TD_F64) == x && td_tensor_to(x, "cpu") == x &&
               td_tensor_to(x, NULL) == x);
@@ -155,8 +155,8 @@ TEST(dtypes_and_devices)
 
 TEST(items)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK(td_item(MAKE(TD_F32, NO_DIMS, 0.5)) == 0.5);
         CHECK(td_item(MAKE(TD_F64, SHAPE(1, 1), 0.1)) == 0.1);
         CHECK(td_item(MAKE(TD_I64, SHAPE(1), -5)) == -5);
@@ -177,8 +177,8 @@ TEST(items)
 
 TEST(ranges)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK_TENSOR(td_arange(0, 5, 1, TD_I64), TD_I64, SHAPE(5), 0, 1, 2, 3, 4);
         CHECK_TENSOR(td_arange(1, 2, 0.25, TD_F32), TD_F32, SHAPE(4), 1, 1.25, 1.5, 1.75);
         CHECK_TENSOR(td_arange(3, 0, -1.5, TD_F64), TD_F64, SHAPE(2), 3, 1.5);
@@ -211,8 +211,8 @@ static td_tensor *run_triangle(td_tensor *const *x, const void *arg)
 
 TEST(triangles)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F32, SHAPE(2, 3), 1, 2, 3, 4, 5, 6);
         CHECK_TENSOR(td_tril(x, 0), TD_F32, SHAPE(2, 3), 1, 0, 0, 4, 5, 0);
         CHECK_TENSOR(td_tril(x, -1), TD_F32, SHAPE(2, 3), 0, 0, 0, 4, 0, 0);
@@ -273,8 +273,8 @@ TEST(results_without_a_scope)
 /* An empty tensor of one dimension fits everywhere, as in PyTorch. */
 TEST(cat_leaves_empty_lists_out)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *e = td_zeros(SHAPE(0), TD_F64), *w = td_ones(SHAPE(2, 3), TD_F64);
         CHECK_OK(td_tensor_set_requires_grad(e, true));
         CHECK_OK(td_tensor_set_requires_grad(w, true));

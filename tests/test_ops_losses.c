@@ -114,22 +114,20 @@ TEST(losses_of_classes)
     for (int loss = 0; loss < 2; loss++)
         for (int reduction = 0; reduction < 3; reduction++)
             for (int options = 0; options < 8; options++)
-                for (int shape = 0; shape < 5; shape++)
-                    TD_SCOPE
-                    {
-                        struct classes classes = {losses[loss], (td_reduction)reduction,
-                                                  options & 1, options & 2 ? 2 : -100,
-                                                  options & 4 ? 0.1 : 0};
-                        if (classes.smoothing > 0 && loss == 0)
-                            continue;
-                        check_class_loss(&classes, shapes[shape], ndims[shape]);
-                    }
+                for (int shape = 0; shape < 5; shape++) {
+                    TD_SCOPE;
+                    struct classes classes = {losses[loss], (td_reduction)reduction, options & 1,
+                                              options & 2 ? 2 : -100, options & 4 ? 0.1 : 0};
+                    if (classes.smoothing > 0 && loss == 0)
+                        continue;
+                    check_class_loss(&classes, shapes[shape], ndims[shape]);
+                }
 }
 
 TEST(class_losses_without_options)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(4, 3), -1, 1);
         td_tensor *target = targets_of(SHAPE(4), 3);
         CHECK(td_item(td_cross_entropy(x, target)) ==
@@ -145,8 +143,8 @@ TEST(class_losses_without_options)
 
 TEST(class_losses_refuse)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32), *target = td_zeros(SHAPE(4), TD_I64);
         CHECK_NULL(td_nll_loss(x, td_zeros(SHAPE(5), TD_I64)),
                    "td_nll_loss: x has the shape [4, 3], target [5]");
@@ -175,8 +173,8 @@ TEST(class_losses_refuse)
 /* The weights are needed for the gradient, so they may not change before it. */
 TEST(class_losses_notice_a_change_in_place)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(4, 3), -1, 1);
         td_tensor *target = targets_of(SHAPE(4), 3), *weight = weights_of(3);
         td_tensor_set_requires_grad(x, true);
@@ -217,23 +215,22 @@ TEST(losses_of_pairs)
 {
     static const loss_fn losses[] = {td_mse_loss_with, td_l1_loss_with, td_bce_with_logits_with};
     for (int loss = 0; loss < 3; loss++)
-        for (int reduction = 0; reduction < 3; reduction++)
-            TD_SCOPE
-            {
-                struct pair pair = {losses[loss], (td_reduction)reduction};
-                td_tensor *x = gradcheck_random(SHAPE(2, 3, 2), -3, -0.1);
-                td_tensor *inputs[] = {x, gradcheck_random(SHAPE(2, 3, 2), 0.1, 0.9)};
-                td_tensor *each = slow_pair(losses[loss], x, inputs[1]);
-                td_tensor *expected = reduction == TD_REDUCE_MEAN  ? td_mean(each)
-                                      : reduction == TD_REDUCE_SUM ? td_sum(each)
-                                                                   : each;
-                td_tensor *y = pair_loss(inputs, &pair);
-                CHECK_EQ(td_tensor_ndim(y), td_tensor_ndim(expected));
-                CHECK(td_allclose(y, expected, 0, 1e-12));
-                gradcheck("a loss of pairs", pair_loss, &pair, inputs, 2);
-            }
-    TD_SCOPE
+        for (int reduction = 0; reduction < 3; reduction++) {
+            TD_SCOPE;
+            struct pair pair = {losses[loss], (td_reduction)reduction};
+            td_tensor *x = gradcheck_random(SHAPE(2, 3, 2), -3, -0.1);
+            td_tensor *inputs[] = {x, gradcheck_random(SHAPE(2, 3, 2), 0.1, 0.9)};
+            td_tensor *each = slow_pair(losses[loss], x, inputs[1]);
+            td_tensor *expected = reduction == TD_REDUCE_MEAN  ? td_mean(each)
+                                  : reduction == TD_REDUCE_SUM ? td_sum(each)
+                                                               : each;
+            td_tensor *y = pair_loss(inputs, &pair);
+            CHECK_EQ(td_tensor_ndim(y), td_tensor_ndim(expected));
+            CHECK(td_allclose(y, expected, 0, 1e-12));
+            gradcheck("a loss of pairs", pair_loss, &pair, inputs, 2);
+        }
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(3), -1, 1), *y = gradcheck_random(SHAPE(3), 0, 1);
         CHECK(td_item(td_mse_loss(x, y)) == td_item(td_mse_loss_with(x, y, NULL)));
         CHECK(td_item(td_l1_loss(x, y)) == td_item(td_l1_loss_with(x, y, NULL)));
@@ -245,8 +242,8 @@ TEST(losses_of_pairs)
 
 TEST(pair_losses_refuse)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32);
         CHECK_NULL(td_mse_loss(x, td_zeros(SHAPE(3), TD_F32)),
                    "td_mse_loss: x has the shape [4, 3], target [3]");

@@ -41,29 +41,28 @@ static const struct {
 
 TEST(activations)
 {
-    for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++)
-        TD_SCOPE
-        {
-            activation f = activations[i].function;
-            td_tensor *x = td_sub_scalar(td_mul_scalar(td_arange(0, 12, 1, TD_F64), 0.7), 4);
-            const double *in = td_tensor_data(x), *out = td_tensor_data(f(x));
-            for (int k = 0; k < 12; k++)
-                CHECK(fabs(out[k] - value_of(f, in[k])) < 1e-12);
-            td_tensor *matrix = td_reshape(x, (int64_t[]){3, 4}, 2);
-            gradcheck(activations[i].name, activate, &f, &matrix, 1);
-            CHECK(!f(NULL));
-            CHECK_EQ(td_tensor_numel(f(td_zeros(SHAPE(0, 3), TD_F32))), 0);
-            CHECK_EQ(td_tensor_ndim(f(td_zeros(NULL, 0, TD_F32))), 0);
-            if (f != td_f_relu)
-                CHECK_NULL(f(td_zeros(SHAPE(2), TD_I64)), activations[i].name);
-        }
+    for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++) {
+        TD_SCOPE;
+        activation f = activations[i].function;
+        td_tensor *x = td_sub_scalar(td_mul_scalar(td_arange(0, 12, 1, TD_F64), 0.7), 4);
+        const double *in = td_tensor_data(x), *out = td_tensor_data(f(x));
+        for (int k = 0; k < 12; k++)
+            CHECK(fabs(out[k] - value_of(f, in[k])) < 1e-12);
+        td_tensor *matrix = td_reshape(x, (int64_t[]){3, 4}, 2);
+        gradcheck(activations[i].name, activate, &f, &matrix, 1);
+        CHECK(!f(NULL));
+        CHECK_EQ(td_tensor_numel(f(td_zeros(SHAPE(0, 3), TD_F32))), 0);
+        CHECK_EQ(td_tensor_ndim(f(td_zeros(NULL, 0, TD_F32))), 0);
+        if (f != td_f_relu)
+            CHECK_NULL(f(td_zeros(SHAPE(2), TD_I64)), activations[i].name);
+    }
 }
 
 /* The gradient is written over that of the result only where nobody else has that. */
 TEST(activations_leave_gradients_of_others_alone)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_of(SHAPE(4)), *grad = td_ones((int64_t[]){4}, 1, TD_F64);
         td_tensor_set_requires_grad(x, true);
         td_tensor *middle = td_mul_scalar(x, 2), *y = td_f_tanh(middle);
@@ -91,18 +90,17 @@ static td_tensor *log_softmax(td_tensor *const *x, const void *arg)
 
 TEST(softmax_of_every_dimension)
 {
-    for (int dim = -3; dim < 3; dim++)
-        TD_SCOPE
-        {
-            td_tensor *x = random_of(SHAPE(2, 3, 4));
-            td_tensor *e = td_exp(x), *y = td_f_softmax(x, dim);
-            check_near(y, td_div(e, td_sum_dims(e, &dim, 1, true)), 1e-12);
-            check_near(td_f_log_softmax(x, dim), td_ln(y), 1e-12);
-            gradcheck("td_f_softmax", softmax, &dim, &x, 1);
-            gradcheck("td_f_log_softmax", log_softmax, &dim, &x, 1);
-        }
-    TD_SCOPE
+    for (int dim = -3; dim < 3; dim++) {
+        TD_SCOPE;
+        td_tensor *x = random_of(SHAPE(2, 3, 4));
+        td_tensor *e = td_exp(x), *y = td_f_softmax(x, dim);
+        check_near(y, td_div(e, td_sum_dims(e, &dim, 1, true)), 1e-12);
+        check_near(td_f_log_softmax(x, dim), td_ln(y), 1e-12);
+        gradcheck("td_f_softmax", softmax, &dim, &x, 1);
+        gradcheck("td_f_log_softmax", log_softmax, &dim, &x, 1);
+    }
     {
+        TD_SCOPE;
         td_tensor *one = td_full(NULL, 0, 3, TD_F32);
         CHECK(td_item(td_f_softmax(one, 0)) == 1 && td_item(td_f_log_softmax(one, -1)) == 0);
         CHECK_NULL(td_f_softmax(one, 1), "td_f_softmax: there is no dimension 1");
@@ -124,8 +122,8 @@ static td_tensor *dropout(td_tensor *const *x, const void *arg)
 
 TEST(dropout_keeps_or_scales)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones((int64_t[]){4, 5, 3, 2}, 4, TD_F64);
         td_tensor *y = dropout(&x, NULL), *channels = dropout(&x, "2d");
         const double *each = td_tensor_data(y), *block = td_tensor_data(channels);
@@ -144,8 +142,8 @@ TEST(dropout_keeps_or_scales)
 
 TEST(dropout_that_does_nothing)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_of(SHAPE(3, 4));
         CHECK(td_f_dropout(x, 0.5, false) == x && td_f_dropout(x, 0, true) == x);
         CHECK(td_f_dropout2d(x, 0.5, false) == x);
@@ -186,31 +184,30 @@ TEST(batch_norm_of_all_shapes)
                                               {true, true, true},
                                               {false, true, true}};
     for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 5; k++)
-            TD_SCOPE
-            {
-                td_tensor *x = random_of(shapes[i], i + 2);
-                td_tensor *w = random_of(&shapes[i][1], 1), *b = random_of(&shapes[i][1], 1);
-                td_tensor *inputs[] = {x, w, b};
-                gradcheck("td_f_batch_norm", batch_norm, &norms[k], inputs,
-                          norms[k].without_weight ? 1 : 3);
-                if (!norms[k].training || norms[k].without_weight)
-                    continue;
-                int dims[] = {0, 2, 3, 4};
-                int64_t shape[] = {1, shapes[i][1], 1, 1, 1};
-                td_tensor *mean = td_mean_dims(x, dims, i + 1, true);
-                td_tensor *var = td_var_dims(x, dims, i + 1, 0, true);
-                td_tensor *z = td_mul(td_sub(x, mean), td_rsqrt(td_add_scalar(var, 1e-3)));
-                td_tensor *y = td_add(td_mul(z, td_reshape(w, shape, i + 2)),
-                                      td_reshape(b, shape, i + 2));
-                check_near(batch_norm(inputs, &norms[k]), y, 1e-10);
-            }
+        for (int k = 0; k < 5; k++) {
+            TD_SCOPE;
+            td_tensor *x = random_of(shapes[i], i + 2);
+            td_tensor *w = random_of(&shapes[i][1], 1), *b = random_of(&shapes[i][1], 1);
+            td_tensor *inputs[] = {x, w, b};
+            gradcheck("td_f_batch_norm", batch_norm, &norms[k], inputs,
+                      norms[k].without_weight ? 1 : 3);
+            if (!norms[k].training || norms[k].without_weight)
+                continue;
+            int dims[] = {0, 2, 3, 4};
+            int64_t shape[] = {1, shapes[i][1], 1, 1, 1};
+            td_tensor *mean = td_mean_dims(x, dims, i + 1, true);
+            td_tensor *var = td_var_dims(x, dims, i + 1, 0, true);
+            td_tensor *z = td_mul(td_sub(x, mean), td_rsqrt(td_add_scalar(var, 1e-3)));
+            td_tensor *y = td_add(td_mul(z, td_reshape(w, shape, i + 2)),
+                                  td_reshape(b, shape, i + 2));
+            check_near(batch_norm(inputs, &norms[k]), y, 1e-10);
+        }
 }
 
 TEST(batch_norm_moves_running_statistics)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_of(SHAPE(5, 2, 3));
         td_tensor *mean = td_full((int64_t[]){2}, 1, 0.5, TD_F64);
         /* Every second one of a larger tensor: the statistics need not be contiguous. */
@@ -230,8 +227,8 @@ TEST(batch_norm_moves_running_statistics)
 
 TEST(batch_norm_refuses)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32), *three = td_zeros(SHAPE(3), TD_F32);
         td_tensor *two = td_zeros(SHAPE(2), TD_F32);
         CHECK_NULL(td_f_batch_norm(x, NULL, NULL, two, NULL, true, 0.1, 1e-5),
@@ -252,8 +249,8 @@ TEST(batch_norm_refuses)
 /* Without training the gradient must not see statistics that have moved on since. */
 TEST(batch_norm_keeps_what_it_used)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_of(SHAPE(3, 2)), *w = random_of(SHAPE(2));
         td_tensor *mean = random_of(SHAPE(2)), *var = td_ones((int64_t[]){2}, 1, TD_F64);
         td_tensor_set_requires_grad(x, true);
@@ -275,27 +272,26 @@ static td_tensor *layer_norm(td_tensor *const *x, const void *arg)
 
 TEST(layer_norm_over_the_last_dimensions)
 {
-    for (int dims = -3; dims <= 3; dims++)
-        TD_SCOPE
-        {
-            static const int64_t shape[] = {2, 3, 4};
-            int count = abs(dims);
-            if (count == 0)
-                continue;
-            td_tensor *x = random_of(shape, 3);
-            td_tensor *inputs[] = {x, random_of(shape + 3 - count, count),
-                                   random_of(shape + 3 - count, count)};
-            gradcheck("td_f_layer_norm", layer_norm, &dims, inputs, dims < 0 ? 1 : 3);
-            int last[] = {-1, -2, -3};
-            td_tensor *mean = td_mean_dims(x, last, count, true);
-            td_tensor *var = td_var_dims(x, last, count, 0, true);
-            td_tensor *y = td_div(td_sub(x, mean), td_sqrt(td_add_scalar(var, 1e-3)));
-            if (dims > 0)
-                y = td_add(td_mul(y, inputs[1]), inputs[2]);
-            check_near(layer_norm(inputs, &dims), y, 1e-10);
-        }
-    TD_SCOPE
+    for (int dims = -3; dims <= 3; dims++) {
+        TD_SCOPE;
+        static const int64_t shape[] = {2, 3, 4};
+        int count = abs(dims);
+        if (count == 0)
+            continue;
+        td_tensor *x = random_of(shape, 3);
+        td_tensor *inputs[] = {x, random_of(shape + 3 - count, count),
+                               random_of(shape + 3 - count, count)};
+        gradcheck("td_f_layer_norm", layer_norm, &dims, inputs, dims < 0 ? 1 : 3);
+        int last[] = {-1, -2, -3};
+        td_tensor *mean = td_mean_dims(x, last, count, true);
+        td_tensor *var = td_var_dims(x, last, count, 0, true);
+        td_tensor *y = td_div(td_sub(x, mean), td_sqrt(td_add_scalar(var, 1e-3)));
+        if (dims > 0)
+            y = td_add(td_mul(y, inputs[1]), inputs[2]);
+        check_near(layer_norm(inputs, &dims), y, 1e-10);
+    }
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(2, 3), TD_F32);
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){4}, 1, NULL, NULL, 1e-5),
                    "td_f_layer_norm: x has the shape [2, 3]; its last sizes must be [4]");

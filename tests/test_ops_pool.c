@@ -72,21 +72,20 @@ static td_tensor *slow_pool(td_tensor *x, const struct pool *pool, bool greatest
 
 TEST(pooling)
 {
-    for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++)
-        TD_SCOPE
-        {
-            const struct pool *pool = &pools[i];
-            td_tensor *x = distinct(pool->x, 4);
-            check_near(max_pool(&x, pool), slow_pool(x, pool, true), 0);
-            check_near(avg_pool(&x, pool), slow_pool(x, pool, false), 1e-12);
-            gradcheck_distinct("td_f_max_pool2d", max_pool, pool, &x, 1);
-            gradcheck("td_f_avg_pool2d", avg_pool, pool, &x, 1);
-            td_tensor *single = td_select(x, 0, 0);
-            check_near(max_pool(&single, pool), td_select(max_pool(&x, pool), 0, 0), 0);
-            gradcheck_distinct("td_f_max_pool2d", max_pool, pool, &single, 1);
-        }
-    TD_SCOPE
+    for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++) {
+        TD_SCOPE;
+        const struct pool *pool = &pools[i];
+        td_tensor *x = distinct(pool->x, 4);
+        check_near(max_pool(&x, pool), slow_pool(x, pool, true), 0);
+        check_near(avg_pool(&x, pool), slow_pool(x, pool, false), 1e-12);
+        gradcheck_distinct("td_f_max_pool2d", max_pool, pool, &x, 1);
+        gradcheck("td_f_avg_pool2d", avg_pool, pool, &x, 1);
+        td_tensor *single = td_select(x, 0, 0);
+        check_near(max_pool(&single, pool), td_select(max_pool(&x, pool), 0, 0), 0);
+        gradcheck_distinct("td_f_max_pool2d", max_pool, pool, &single, 1);
+    }
     {
+        TD_SCOPE;
         const struct pool dilated = {{1, 2, 7, 7}, {2, 3}, {.dilation = {2, 3}, .stride = {1, 1}}};
         td_tensor *x = distinct(dilated.x, 4);
         CHECK_EQ(td_tensor_size(max_pool(&x, &dilated), 3), 1);
@@ -109,35 +108,34 @@ static td_tensor *adaptive_max(td_tensor *const *x, const void *arg)
 TEST(adaptive_pooling)
 {
     static const int64_t sizes[][2] = {{1, 1}, {2, 3}, {5, 7}, {7, 4}};
-    for (int i = 0; i < 4; i++)
-        TD_SCOPE
-        {
-            td_tensor *x = distinct(SHAPE(2, 2, 5, 7));
-            td_tensor *mean = adaptive_avg(&x, sizes[i]), *most = adaptive_max(&x, sizes[i]);
-            for (int64_t h = 0; h < sizes[i][0]; h++)
-                for (int64_t w = 0; w < sizes[i][1]; w++) {
-                    int64_t top = h * 5 / sizes[i][0], left = w * 7 / sizes[i][1];
-                    int64_t end = ((h + 1) * 5 + sizes[i][0] - 1) / sizes[i][0];
-                    int64_t right = ((w + 1) * 7 + sizes[i][1] - 1) / sizes[i][1];
-                    td_tensor *part = td_narrow(
-                        td_narrow(td_select(td_select(x, 0, 1), 0, 1), 0, top, end - top), 1, left,
-                        right - left);
-                    td_tensor *m = td_select(
-                        td_select(td_select(td_select(mean, 0, 1), 0, 1), 0, h), 0, w);
-                    td_tensor *g = td_select(
-                        td_select(td_select(td_select(most, 0, 1), 0, 1), 0, h), 0, w);
-                    CHECK(fabs(td_item(m) - td_item(td_mean(part))) < 1e-12);
-                    CHECK(td_item(g) == td_item(td_max(part)));
-                }
-            gradcheck("td_f_adaptive_avg_pool2d", adaptive_avg, sizes[i], &x, 1);
-            gradcheck_distinct("td_f_adaptive_max_pool2d", adaptive_max, sizes[i], &x, 1);
-        }
+    for (int i = 0; i < 4; i++) {
+        TD_SCOPE;
+        td_tensor *x = distinct(SHAPE(2, 2, 5, 7));
+        td_tensor *mean = adaptive_avg(&x, sizes[i]), *most = adaptive_max(&x, sizes[i]);
+        for (int64_t h = 0; h < sizes[i][0]; h++)
+            for (int64_t w = 0; w < sizes[i][1]; w++) {
+                int64_t top = h * 5 / sizes[i][0], left = w * 7 / sizes[i][1];
+                int64_t end = ((h + 1) * 5 + sizes[i][0] - 1) / sizes[i][0];
+                int64_t right = ((w + 1) * 7 + sizes[i][1] - 1) / sizes[i][1];
+                td_tensor *part = td_narrow(
+                    td_narrow(td_select(td_select(x, 0, 1), 0, 1), 0, top, end - top), 1, left,
+                    right - left);
+                td_tensor *m = td_select(td_select(td_select(td_select(mean, 0, 1), 0, 1), 0, h), 0,
+                                         w);
+                td_tensor *g = td_select(td_select(td_select(td_select(most, 0, 1), 0, 1), 0, h), 0,
+                                         w);
+                CHECK(fabs(td_item(m) - td_item(td_mean(part))) < 1e-12);
+                CHECK(td_item(g) == td_item(td_max(part)));
+            }
+        gradcheck("td_f_adaptive_avg_pool2d", adaptive_avg, sizes[i], &x, 1);
+        gradcheck_distinct("td_f_adaptive_max_pool2d", adaptive_max, sizes[i], &x, 1);
+    }
 }
 
 TEST(pooling_refuses)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(1, 2, 4, 4), TD_F32);
         CHECK_NULL(td_f_max_pool2d(x, 5, 1, NULL), "td_f_max_pool2d: a kernel of height 5");
         CHECK_NULL(td_f_max_pool2d(x, 0, 2, NULL), "kernel 0");

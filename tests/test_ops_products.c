@@ -58,22 +58,21 @@ static td_tensor *slow_matmul(td_tensor *a, td_tensor *b)
 
 TEST(matmul_of_all_kinds)
 {
-    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++)
-        TD_SCOPE
-        {
-            const struct product *p = &products[i];
-            td_tensor *a = random_of(p->a, length_of(p->a)), *b = random_of(p->b, length_of(p->b));
-            td_tensor *y = td_matmul(a, b);
-            check_shape(y, p->y);
-            check_near(y, td_reshape(slow_matmul(a, b), p->y, length_of(p->y)), 1e-12);
-            gradcheck("td_matmul", matmul, NULL, (td_tensor *[]){a, b}, 2);
-        }
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+        TD_SCOPE;
+        const struct product *p = &products[i];
+        td_tensor *a = random_of(p->a, length_of(p->a)), *b = random_of(p->b, length_of(p->b));
+        td_tensor *y = td_matmul(a, b);
+        check_shape(y, p->y);
+        check_near(y, td_reshape(slow_matmul(a, b), p->y, length_of(p->y)), 1e-12);
+        gradcheck("td_matmul", matmul, NULL, (td_tensor *[]){a, b}, 2);
+    }
 }
 
 TEST(matmul_of_nothing)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *y = td_matmul(td_zeros(SHAPE(2, 0), TD_F32), td_zeros(SHAPE(0, 3), TD_F32));
         CHECK_EQ(td_tensor_numel(y), 6);
         for (int i = 0; i < 6; i++)
@@ -101,8 +100,8 @@ static td_tensor *bmm(td_tensor *const *x, const void *arg)
 
 TEST(bmm_is_matmul_of_batches)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = random_of(SHAPE(3, 2, 4)), *b = random_of(SHAPE(3, 4, 5));
         check_near(td_bmm(a, b), slow_matmul(a, b), 1e-12);
         gradcheck("td_bmm", bmm, NULL, (td_tensor *[]){a, b}, 2);
@@ -114,8 +113,8 @@ TEST(bmm_is_matmul_of_batches)
 
 TEST(products_refuse)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32);
         CHECK_NULL(td_matmul(a, td_zeros(SHAPE(4, 2), TD_F32)),
                    "td_matmul: the shapes [2, 3] and [4, 2] do not fit together");
@@ -133,8 +132,8 @@ TEST(products_refuse)
 /* A leaf on both sides, and one that is used twice: its gradient is a sum. */
 TEST(leaves_that_are_used_twice)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = random_of(SHAPE(3, 3)), *x = random_of(SHAPE(4, 3));
         td_tensor *other = td_clone(w);
         td_tensor_set_requires_grad(w, true);
@@ -160,24 +159,23 @@ static td_tensor *linear(td_tensor *const *x, const void *arg)
 TEST(linear_layers)
 {
     static const int64_t shapes[][4] = {{4, -1}, {3, 4, -1}, {2, 3, 4, -1}, {1, 4, -1}};
-    for (int i = 0; i < 4; i++)
-        TD_SCOPE
-        {
-            td_tensor *x = random_of(shapes[i], length_of(shapes[i]));
-            td_tensor *w = random_of(SHAPE(5, 4)), *b = random_of(SHAPE(5));
-            td_tensor *expected = td_matmul(x, td_transpose(w, 0, 1));
-            check_near(td_f_linear(x, w, NULL), expected, 1e-12);
-            check_near(td_f_linear(x, w, b), td_add(expected, b), 1e-12);
-            gradcheck("td_f_linear", linear, NULL, (td_tensor *[]){x, w, b}, 3);
-            gradcheck("td_f_linear", linear, "without bias", (td_tensor *[]){x, w}, 2);
-        }
+    for (int i = 0; i < 4; i++) {
+        TD_SCOPE;
+        td_tensor *x = random_of(shapes[i], length_of(shapes[i]));
+        td_tensor *w = random_of(SHAPE(5, 4)), *b = random_of(SHAPE(5));
+        td_tensor *expected = td_matmul(x, td_transpose(w, 0, 1));
+        check_near(td_f_linear(x, w, NULL), expected, 1e-12);
+        check_near(td_f_linear(x, w, b), td_add(expected, b), 1e-12);
+        gradcheck("td_f_linear", linear, NULL, (td_tensor *[]){x, w, b}, 3);
+        gradcheck("td_f_linear", linear, "without bias", (td_tensor *[]){x, w}, 2);
+    }
 }
 
 /* The gradients of two passes add up where the leaf keeps them, and a zeroed one starts afresh. */
 TEST(linear_writes_to_the_gradient_of_a_leaf)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_of(SHAPE(6, 4)), *w = random_of(SHAPE(5, 4)),
                   *b = random_of(SHAPE(5));
         td_tensor_set_requires_grad(w, true);
@@ -199,8 +197,8 @@ TEST(linear_writes_to_the_gradient_of_a_leaf)
 
 TEST(linear_refuses)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(64, 100), TD_F32), *w = td_zeros(SHAPE(10, 784), TD_F32);
         CHECK_NULL(td_f_linear(x, w, NULL), "td_f_linear: x has the shape [64, 100], weight "
                                             "[10, 784]; the last size of x must be 784");
@@ -217,8 +215,8 @@ TEST(linear_refuses)
 /* What was saved may not change before backward. */
 TEST(linear_notices_a_change_in_place)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_of(SHAPE(2, 4)), *w = random_of(SHAPE(3, 4));
         td_tensor_set_requires_grad(w, true);
         td_tensor *y = td_sum(td_f_linear(x, w, NULL));
@@ -286,57 +284,55 @@ static double conv_at(const struct conv *conv, const double *x, const double *w,
 
 TEST(convolutions)
 {
-    for (size_t i = 0; i < sizeof convs / sizeof convs[0]; i++)
-        TD_SCOPE
-        {
-            const struct conv *conv = &convs[i];
-            td_tensor *x = random_of(conv->x, 4), *w = random_of(conv->w, 4);
-            td_tensor *b = random_of(conv->w, 1);
-            td_tensor *y = td_f_conv2d(x, w, b, &conv->options);
-            CHECK(y);
-            const int64_t *shape = y->layout.shape;
-            const double *in = td_tensor_data(x), *weight = td_tensor_data(w);
-            const double *out = td_tensor_data(y), *bias = td_tensor_data(b);
-            for (int64_t n = 0; n < shape[0]; n++)
-                for (int64_t o = 0; o < shape[1]; o++)
-                    for (int64_t h = 0; h < shape[2]; h++)
-                        for (int64_t k = 0; k < shape[3]; k++)
-                            CHECK(fabs(at4(out, shape, n, o, h, k) - bias[o] -
-                                       conv_at(conv, in, weight, n, o, h, k)) < 1e-12);
-            gradcheck("td_f_conv2d", conv2d, &conv->options, (td_tensor *[]){x, w, b}, 3);
-            gradcheck("td_f_conv2d", conv2d_without_bias, &conv->options, (td_tensor *[]){x, w}, 2);
-            td_tensor *single = td_select(x, 0, 0);
-            check_near(td_f_conv2d(single, w, b, &conv->options), td_select(y, 0, 0), 1e-12);
-            gradcheck("td_f_conv2d", conv2d, &conv->options, (td_tensor *[]){single, w, b}, 3);
-        }
+    for (size_t i = 0; i < sizeof convs / sizeof convs[0]; i++) {
+        TD_SCOPE;
+        const struct conv *conv = &convs[i];
+        td_tensor *x = random_of(conv->x, 4), *w = random_of(conv->w, 4);
+        td_tensor *b = random_of(conv->w, 1);
+        td_tensor *y = td_f_conv2d(x, w, b, &conv->options);
+        CHECK(y);
+        const int64_t *shape = y->layout.shape;
+        const double *in = td_tensor_data(x), *weight = td_tensor_data(w);
+        const double *out = td_tensor_data(y), *bias = td_tensor_data(b);
+        for (int64_t n = 0; n < shape[0]; n++)
+            for (int64_t o = 0; o < shape[1]; o++)
+                for (int64_t h = 0; h < shape[2]; h++)
+                    for (int64_t k = 0; k < shape[3]; k++)
+                        CHECK(fabs(at4(out, shape, n, o, h, k) - bias[o] -
+                                   conv_at(conv, in, weight, n, o, h, k)) < 1e-12);
+        gradcheck("td_f_conv2d", conv2d, &conv->options, (td_tensor *[]){x, w, b}, 3);
+        gradcheck("td_f_conv2d", conv2d_without_bias, &conv->options, (td_tensor *[]){x, w}, 2);
+        td_tensor *single = td_select(x, 0, 0);
+        check_near(td_f_conv2d(single, w, b, &conv->options), td_select(y, 0, 0), 1e-12);
+        gradcheck("td_f_conv2d", conv2d, &conv->options, (td_tensor *[]){single, w, b}, 3);
+    }
 }
 
 /* The kernel treats both alike; the leaves may not be: one has a gradient already, the other none. */
 TEST(convolution_adds_to_one_gradient_and_sets_the_other)
 {
-    for (int which = 0; which < 3; which++)
-        TD_SCOPE
-        {
-            td_tensor *x = random_of(SHAPE(2, 1, 4, 4)), *w = random_of(SHAPE(2, 1, 2, 2));
-            td_tensor *b = random_of(SHAPE(2));
-            td_tensor_set_requires_grad(w, true);
-            td_tensor_set_requires_grad(b, true);
-            CHECK_OK(td_backward(td_sum(td_f_conv2d(x, w, b, NULL))));
-            td_tensor *once_w = td_clone(td_tensor_grad(w)), *once_b = td_clone(td_tensor_grad(b));
-            if (which == 0)
-                td_tensor_zero_grad(w);
-            if (which == 1)
-                td_tensor_zero_grad(b);
-            CHECK_OK(td_backward(td_sum(td_f_conv2d(x, w, b, NULL))));
-            check_near(td_tensor_grad(w), td_mul_scalar(once_w, which == 0 ? 1 : 2), 1e-12);
-            check_near(td_tensor_grad(b), td_mul_scalar(once_b, which == 1 ? 1 : 2), 1e-12);
-        }
+    for (int which = 0; which < 3; which++) {
+        TD_SCOPE;
+        td_tensor *x = random_of(SHAPE(2, 1, 4, 4)), *w = random_of(SHAPE(2, 1, 2, 2));
+        td_tensor *b = random_of(SHAPE(2));
+        td_tensor_set_requires_grad(w, true);
+        td_tensor_set_requires_grad(b, true);
+        CHECK_OK(td_backward(td_sum(td_f_conv2d(x, w, b, NULL))));
+        td_tensor *once_w = td_clone(td_tensor_grad(w)), *once_b = td_clone(td_tensor_grad(b));
+        if (which == 0)
+            td_tensor_zero_grad(w);
+        if (which == 1)
+            td_tensor_zero_grad(b);
+        CHECK_OK(td_backward(td_sum(td_f_conv2d(x, w, b, NULL))));
+        check_near(td_tensor_grad(w), td_mul_scalar(once_w, which == 0 ? 1 : 2), 1e-12);
+        check_near(td_tensor_grad(b), td_mul_scalar(once_b, which == 1 ? 1 : 2), 1e-12);
+    }
 }
 
 TEST(convolution_refuses)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(2, 3, 8, 8), TD_F32);
         td_tensor *w = td_zeros(SHAPE(4, 3, 3, 3), TD_F32);
         CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 2, 3, 3), TD_F32), NULL, NULL),

@@ -13,8 +13,8 @@ static td_tensor *leaf(td_tensor *x)
 
 TEST(of_all_elements)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F32, SHAPE(2, 3), 1, -2, 3, 4, 0.5, -6);
         CHECK_TENSOR(td_sum(x), TD_F32, NO_DIMS, 0.5);
         CHECK_TENSOR(td_mean(x), TD_F32, NO_DIMS, 0.5 / 6);
@@ -33,8 +33,8 @@ TEST(of_all_elements)
 
 TEST(of_nothing)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *none = td_zeros(SHAPE(2, 0), TD_F64);
         CHECK_TENSOR(td_sum(none), TD_F64, NO_DIMS, 0);
         CHECK_TENSOR(td_prod(none), TD_F64, NO_DIMS, 1);
@@ -56,8 +56,8 @@ TEST(of_nothing)
 
 TEST(along_dimensions)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_reshape(td_arange(0, 12, 1, TD_F64), SHAPE(2, 3, 2));
         CHECK_TENSOR(td_sum_dims(x, (int[]){0}, 1, false), TD_F64, SHAPE(3, 2), 6, 8, 10, 12, 14,
                      16);
@@ -82,8 +82,8 @@ TEST(along_dimensions)
 
 TEST(extremes_and_places)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F32, SHAPE(2, 3), 3, 7, 7, -1, NAN, 9), *at = NULL;
         CHECK_TENSOR(td_max_dim(x, 1, false, &at), TD_F32, SHAPE(2), 7, NAN);
         CHECK_TENSOR(at, TD_I64, SHAPE(2), 1, 1);
@@ -99,8 +99,8 @@ TEST(extremes_and_places)
 
 TEST(whole_numbers_add_up_in_i64)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *bytes = td_full(SHAPE(300), 200, TD_U8), *flags = td_ones(SHAPE(1000), TD_BOOL);
         CHECK_TENSOR(td_sum(bytes), TD_I64, NO_DIMS, 60000);
         CHECK_TENSOR(td_sum(flags), TD_I64, NO_DIMS, 1000);
@@ -122,8 +122,8 @@ TEST(whole_numbers_add_up_in_i64)
 
 TEST(halves_do_not_run_over)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_full(SHAPE(64), 300, TD_F16);
         CHECK_TENSOR(td_norm(x), TD_F16, NO_DIMS, 2400);
         CHECK_TENSOR(td_mean(x), TD_F16, NO_DIMS, 300);
@@ -147,8 +147,8 @@ static td_tensor *run_unary(td_tensor *const *x, const void *fn)
 TEST(gradients_of_all)
 {
     unary_fn smooth[] = {td_sum, td_mean, td_prod, td_norm}, distinct[] = {td_max, td_min};
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *inputs[] = {gradcheck_random(SHAPE(2, 3, 2), 0.5, 2),
                                gradcheck_random(NULL, 0, 0.5, 2),
                                gradcheck_random(SHAPE(1), 0.5, 2)};
@@ -198,8 +198,8 @@ TEST(gradients_along_dimensions)
                            {0, {2, 0, 1}, 3, false},
                            {0, {0}, 0, false},
                            {0, {1}, 1, true}};
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(3, 2, 4), -2, 2);
         for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
             for (int which = 0; which < 6; which++) {
@@ -217,8 +217,8 @@ TEST(gradients_along_dimensions)
 
 TEST(gradients_of_special_elements)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(MAKE(TD_F64, SHAPE(4), 1, 3, 3, 0));
         CHECK_OK(td_backward(td_max(x)));
         CHECK_TENSOR(td_tensor_grad(x), TD_F64, SHAPE(4), 0, 0.5, 0.5, 0);
@@ -244,8 +244,8 @@ TEST(gradients_of_special_elements)
 
 TEST(indices_belong_to_the_record)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = leaf(MAKE(TD_F64, SHAPE(2, 2), 1, 3, 5, 2)), *at = NULL;
         td_tensor *y = td_max_dim(x, 1, false, &at);
         CHECK_OK(td_zero_(at));
@@ -286,8 +286,8 @@ static td_tensor *of_a_number(td_tensor *const *x, const void *arg)
 
 TEST(numbers_count_as_one_dimension)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = MAKE(TD_F64, NO_DIMS, 3), *index = NULL;
         for (int dim = -1; dim <= 0; dim++) {
             CHECK_TENSOR(of_a_number(&x, &dim), TD_F64, SHAPE(15), 3, 3, 3, 0, 3, 3, 1, 0, 3, 3, 3,

@@ -230,9 +230,8 @@ static void check_op(const struct recorded_op *op)
 
 TEST(operators_agree_with_pytorch)
 {
-    for (size_t i = 0; i < sizeof recorded_ops / sizeof recorded_ops[0]; i++)
-        TD_SCOPE
-        {
-            check_op(&recorded_ops[i]);
-        }
+    for (size_t i = 0; i < sizeof recorded_ops / sizeof recorded_ops[0]; i++) {
+        TD_SCOPE;
+        check_op(&recorded_ops[i]);
+    }
 }

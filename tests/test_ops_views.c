@@ -18,8 +18,8 @@ static td_tensor *run_program(td_tensor *const *x, const void *name)
 
 TEST(gradients_through_changed_views)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *a = gradcheck_random(SHAPE(3, 4), 0.5, 2);
         td_tensor *b = gradcheck_random(SHAPE(4), 0.5, 2);
         for (int i = 0; i < VIEW_PROGRAMS; i++)
@@ -42,8 +42,8 @@ static td_tensor *with_gaps(td_tensor *const *x, const void *memory)
 TEST(gradients_of_a_base_with_gaps)
 {
     double memory[15] = {0};
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = gradcheck_random(SHAPE(3), 0.5, 2);
         gradcheck("base with gaps", with_gaps, memory, &x, 1);
     }
@@ -52,8 +52,8 @@ TEST(gradients_of_a_base_with_gaps)
 
 TEST(a_record_can_be_used_twice)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, 3)), *y = td_mul_scalar(w, 2);
         CHECK_OK(td_mul_(td_narrow(y, 0, 1, 2), td_narrow(w, 0, 0, 2)));
         td_tensor *loss = td_sum(y); /* 2 w0 + 2 w1 w0 + 2 w2 w1 */
@@ -79,8 +79,8 @@ static td_tensor *count_and_double(td_tensor *grad, void *arg, td_status *status
 /* A hook belongs to the value that the tensor had when it was added, as in PyTorch. */
 TEST(hooks_before_and_after_a_change)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         int base_before = 0, view_before = 0, base_after = 0, view_after = 0;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *y = td_mul_scalar(w, 3);
         td_tensor *v = td_select(y, 0, 0);
@@ -103,8 +103,8 @@ TEST(hooks_before_and_after_a_change)
 
 TEST(gradients_for_a_changed_view)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, 3)), *y = td_mul_scalar(w, 2);
         td_tensor *v = td_narrow(y, 0, 0, 2), *grads[2];
         CHECK_OK(td_mul_(v, v));
@@ -120,8 +120,8 @@ TEST(gradients_for_a_changed_view)
 
 TEST(what_was_saved_must_not_change)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, 3)), *y = td_mul_scalar(w, 1);
         td_tensor *saved = td_square(y), *other = td_narrow(y, 0, 2, 1);
         CHECK_OK(td_mul_scalar_(other, 2));
@@ -135,8 +135,8 @@ TEST(what_was_saved_must_not_change)
 
 TEST(views_of_leaves_do_not_change_while_recording)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = td_ones(SHAPE(2, 2), TD_F64), *early = td_select(w, 0, 0);
         leaf(w);
         td_tensor *view = td_transpose(td_narrow(w, 0, 0, 1), 0, 1);
@@ -145,8 +145,10 @@ TEST(views_of_leaves_do_not_change_while_recording)
         CHECK_FAILS(td_zero_(early), TD_ERR_STATE, "is a view of a leaf");
         CHECK_FAILS(td_mul_(td_expand(td_narrow(w, 0, 0, 1), SHAPE(3, 2)), w), TD_ERR_STATE,
                     "is a view of a leaf");
-        TD_NO_GRAD
-        CHECK_OK(td_mul_scalar_(view, 3));
+        {
+            TD_NO_GRAD;
+            CHECK_OK(td_mul_scalar_(view, 3));
+        }
         CHECK_OK(td_backward(td_sum(td_square(w))));
         CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(2, 2), 6, 6, 2, 2);
         CHECK_OK(td_tensor_set_requires_grad(w, false));
@@ -158,8 +160,8 @@ TEST(views_of_leaves_do_not_change_while_recording)
 /* A view may be a leaf of its own; then its base is none of its concern. */
 TEST(a_view_as_a_leaf)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_ones(SHAPE(3), TD_F64), *v = leaf(td_narrow(x, 0, 0, 2));
         CHECK_FAILS(td_mul_scalar_(v, 2), TD_ERR_STATE, "a leaf of shape [2]");
         CHECK_FAILS(td_mul_scalar_(td_select(v, 0, 0), 2), TD_ERR_STATE, "is a view of a leaf");
@@ -171,8 +173,8 @@ TEST(a_view_as_a_leaf)
 
 TEST(what_is_expanded_is_refused)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *y = td_mul_scalar(leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), 2);
         td_tensor *wide = td_expand(y, SHAPE(3, 2));
         CHECK_FAILS(td_mul_scalar_(wide, 2), TD_ERR_INVALID, "share memory");
@@ -186,8 +188,8 @@ TEST(what_is_expanded_is_refused)
 /* What is not a view for gradients cannot take its base along: an error, never a wrong number. */
 TEST(detached_tensors_go_their_own_way)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, 3)), *y = td_mul_scalar(w, 1);
         td_tensor *apart = td_detach(y), *silent = NULL;
         CHECK_OK(td_mul_scalar_(apart, 2)); /* not recorded */
@@ -202,12 +204,16 @@ TEST(detached_tensors_go_their_own_way)
         CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64), y), TD_ERR_STATE, "td_mul_: the memory");
 
         y = td_mul_scalar(w, 1);
-        TD_NO_GRAD
-        silent = td_narrow(y, 0, 0, 2);
+        {
+            TD_NO_GRAD;
+            silent = td_narrow(y, 0, 0, 2);
+        }
         CHECK_OK(td_mul_(silent, td_narrow(w, 0, 0, 2)));
         CHECK_NULL(td_sum(y), "or a view under TD_NO_GRAD");
-        TD_NO_GRAD
-        CHECK_TENSOR(td_sum(y), TD_F64, NO_DIMS, 8);
+        {
+            TD_NO_GRAD;
+            CHECK_TENSOR(td_sum(y), TD_F64, NO_DIMS, 8);
+        }
     }
 }
 
@@ -215,8 +221,10 @@ TEST(detached_tensors_go_their_own_way)
 
 static void *use(void *tensor)
 {
-    TD_SCOPE
-    CHECK_OK(td_backward(td_sum(td_square(tensor))));
+    {
+        TD_SCOPE;
+        CHECK_OK(td_backward(td_sum(td_square(tensor))));
+    }
     return NULL;
 }
 
@@ -224,17 +232,16 @@ static void *use(void *tensor)
 TEST(threads_use_a_changed_base)
 {
     enum { THREADS = 4, ROUNDS = 20 };
-    for (int round = 0; round < ROUNDS; round++)
-        TD_SCOPE
-        {
-            td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2));
-            pthread_t threads[THREADS];
-            td_tensor *y = td_mul_scalar(w, 1), *v = td_select(y, 0, 0);
-            CHECK_OK(td_mul_scalar_(td_select(y, 0, 1), 3));
-            for (int i = 0; i < THREADS; i++)
-                CHECK_EQ(pthread_create(&threads[i], NULL, use, i % 2 ? y : v), 0);
-            for (int i = 0; i < THREADS; i++)
-                pthread_join(threads[i], NULL);
-            CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(2), 8, 72);
-        }
+    for (int round = 0; round < ROUNDS; round++) {
+        TD_SCOPE;
+        td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2));
+        pthread_t threads[THREADS];
+        td_tensor *y = td_mul_scalar(w, 1), *v = td_select(y, 0, 0);
+        CHECK_OK(td_mul_scalar_(td_select(y, 0, 1), 3));
+        for (int i = 0; i < THREADS; i++)
+            CHECK_EQ(pthread_create(&threads[i], NULL, use, i % 2 ? y : v), 0);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+        CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(2), 8, 72);
+    }
 }

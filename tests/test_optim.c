@@ -32,8 +32,8 @@ static td_tensor *leaf_of(td_tensor *tensor)
 /* Draws a gradient. */
 static void set_grad(td_tensor *parameter)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *grad = td_empty_like(td_detach(parameter));
         CHECK_OK(td_normal_(grad, 0, 1, NULL));
         CHECK_OK(td_tensor_set_grad(parameter, grad));
@@ -110,13 +110,13 @@ TEST(other_layouts_and_dtypes)
         td_manual_seed(5);
         td_tensor *plain = leaf_of(td_randn((const int64_t[]){6, 5}, 2, TD_F32));
         td_tensor *base = td_empty((const int64_t[]){5, 12}, 2, TD_F32), *turned = NULL;
-        TD_SCOPE
         {
+            TD_SCOPE;
             turned = td_tensor_retain(td_slice(td_transpose(base, 0, 1), 0, 0, 12, 2));
         }
         td_tensor *half = NULL;
-        TD_NO_GRAD
         {
+            TD_NO_GRAD;
             CHECK_OK(td_tensor_copy(turned, plain));
             half = td_to_dtype(plain, TD_BF16);
         }
@@ -126,8 +126,8 @@ TEST(other_layouts_and_dtypes)
         td_optimizer *optimizer = make(names[n], all, 3);
         for (int step = 0; step < 3; step++) {
             set_grad(plain);
-            TD_SCOPE
             {
+                TD_SCOPE;
                 td_tensor *grad = td_tensor_grad(plain);
                 CHECK_OK(td_tensor_set_grad(turned, grad));
                 CHECK_OK(td_tensor_set_grad(half, td_to_dtype(grad, TD_BF16)));
@@ -135,10 +135,10 @@ TEST(other_layouts_and_dtypes)
             CHECK_OK(td_optimizer_step(optimizer));
         }
         CHECK(td_equal(plain, turned));
-        TD_NO_GRAD
         {
-            TD_SCOPE
+            TD_NO_GRAD;
             {
+                TD_SCOPE;
                 CHECK(td_allclose(td_to_dtype(half, TD_F32), plain, 0.05, 0.05));
             }
         }
@@ -181,8 +181,8 @@ TEST(parameters_without_gradient_are_passed_over)
 /* As in PyTorch, what counts is that there is a gradient. */
 TEST(parameters_that_do_not_ask_are_stepped)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *p[] = {leaf_of(td_ones((int64_t[]){2}, 1, TD_F32)),
                           td_ones((int64_t[]){2}, 1, TD_F32)};
         td_optimizer *sgd = td_sgd_of(p, 2, &(td_sgd_options){.lr = 0.5});
@@ -204,8 +204,8 @@ TEST(a_step_counts_as_a_change)
     td_tensor *w = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
     td_tensor *x = leaf_of(td_ones((const int64_t[]){2}, 1, TD_F32));
     td_optimizer *sgd = td_sgd_of(&w, 1, &(td_sgd_options){.lr = 1});
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *loss = td_sum(td_mul(w, x));
         set_grad(w);
         CHECK_OK(td_optimizer_step(sgd));
@@ -229,8 +229,8 @@ TEST(groups_have_numbers_of_their_own)
     CHECK_EQ(td_optimizer_group_count(sgd), 3);
     CHECK(td_optimizer_lr(sgd) == 0.1 && td_optimizer_group_lr(sgd, 1) == 0.2);
     CHECK(isnan(td_optimizer_group_lr(sgd, 3)) && isnan(td_optimizer_lr(NULL)));
-    TD_SCOPE
     {
+        TD_SCOPE;
         for (int i = 0; i < 3; i++)
             CHECK_OK(td_tensor_set_grad(p[i], td_zeros((const int64_t[]){1}, 1, TD_F64)));
     }
@@ -277,8 +277,8 @@ TEST(optimizers_refuse)
     CHECK_NO(td_sgd_of((td_tensor *[]){p, p}, 2, &(td_sgd_options){.lr = 1}), "already");
     CHECK_NO(td_adam_of((td_tensor *[]){p, NULL}, 2, NULL), "parameter 1 is NULL");
     CHECK_NO(td_adam_of(NULL, 2, NULL), "2 parameters");
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *repeated = td_expand(td_detach(p), (const int64_t[]){3, 2}, 2);
         CHECK_NO(td_adam_of(&repeated, 1, NULL), "share memory");
     }
@@ -299,17 +299,16 @@ TEST(optimizers_refuse)
 /* Trains a network on random data for some steps; the data follow from the step's number. */
 static void train(td_module *net, td_optimizer *optimizer, td_schedule *schedule, int from, int to)
 {
-    for (int step = from; step < to; step++)
-        TD_SCOPE
-        {
-            td_manual_seed((uint64_t)step);
-            td_tensor *x = td_randn((const int64_t[]){8, 4}, 2, TD_F32);
-            td_tensor *target = td_randint(0, 3, (const int64_t[]){8}, 1, TD_I64);
-            CHECK_OK(td_optimizer_zero_grad(optimizer));
-            CHECK_OK(td_backward(td_cross_entropy(td_forward(net, x), target)));
-            CHECK_OK(td_optimizer_step(optimizer));
-            CHECK_OK(td_schedule_step(schedule));
-        }
+    for (int step = from; step < to; step++) {
+        TD_SCOPE;
+        td_manual_seed((uint64_t)step);
+        td_tensor *x = td_randn((const int64_t[]){8, 4}, 2, TD_F32);
+        td_tensor *target = td_randint(0, 3, (const int64_t[]){8}, 1, TD_I64);
+        CHECK_OK(td_optimizer_zero_grad(optimizer));
+        CHECK_OK(td_backward(td_cross_entropy(td_forward(net, x), target)));
+        CHECK_OK(td_optimizer_step(optimizer));
+        CHECK_OK(td_schedule_step(schedule));
+    }
 }
 
 static td_module *network(void)
@@ -434,8 +433,8 @@ TEST(states_that_do_not_fit)
     td_schedule *schedule = td_step_schedule(adam, 3, 0.5);
     train(net, adam, schedule, 0, 2);
     td_state *good = td_optimizer_state(adam);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *wrong = td_zeros((const int64_t[]){7}, 1, TD_F32);
         td_tensor *many = td_zeros(NULL, 0, TD_I64), *negative = td_full(NULL, 0, -1, TD_F64);
         const struct {

@@ -373,8 +373,8 @@ TEST(refusals)
 /* What was saved for a gradient before is known to have changed. */
 TEST(filling_counts_as_a_change)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = td_rand((int64_t[]){4, 8}, 2, TD_F32), *view = td_transpose(x, 0, 1);
         unsigned before = x->storage->version;
         CHECK_OK(td_uniform_(x, 0, 1, NULL));

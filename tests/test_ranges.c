@@ -26,10 +26,12 @@ TEST(linspace_has_the_bits_of_pytorch)
 {
     for (size_t i = 0; i < sizeof recorded_linspaces / sizeof recorded_linspaces[0]; i++) {
         const struct recorded_range *recorded = &recorded_linspaces[i];
-        TD_SCOPE
-        check("td_linspace",
-              td_linspace(recorded->start, recorded->other, recorded->count, recorded->dtype),
-              recorded);
+        {
+            TD_SCOPE;
+            check("td_linspace",
+                  td_linspace(recorded->start, recorded->other, recorded->count, recorded->dtype),
+                  recorded);
+        }
     }
 }
 
@@ -40,19 +42,21 @@ TEST(arange_has_the_bits_of_pytorch)
         bool is_float = recorded->dtype == TD_F32 || recorded->dtype == TD_F64 ||
                         recorded->dtype == TD_F16 || recorded->dtype == TD_BF16;
         double steps = is_float ? (double)recorded->count - 0.5 : (double)recorded->count;
-        TD_SCOPE
-        check("td_arange",
-              td_arange(recorded->start, recorded->start + recorded->other * steps, recorded->other,
-                        recorded->dtype),
-              recorded);
+        {
+            TD_SCOPE;
+            check("td_arange",
+                  td_arange(recorded->start, recorded->start + recorded->other * steps,
+                            recorded->other, recorded->dtype),
+                  recorded);
+        }
     }
 }
 
 /* Fractions in ranges of integers, as PyTorch counts them. */
 TEST(integers_are_made_of_whole_numbers)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK_TENSOR(td_arange(0.5, 3.9, 1, TD_I64), TD_I64, SHAPE(3), 0, 1, 2);
         CHECK_TENSOR(td_arange(0.5, 3.9, 1, TD_I32), TD_I32, SHAPE(4), 0, 1, 2, 3);
         CHECK_TENSOR(td_arange(0.5, 4.2, 1.5, TD_I64), TD_I64, SHAPE(4), 0, 1, 2, 3);

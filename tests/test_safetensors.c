@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 static const char *temp_path(const char *name)
 {
@@ -154,16 +154,15 @@ static td_state *make_state(void)
     static const td_dtype dtypes[] = {TD_BOOL, TD_F32, TD_I8,  TD_F64, TD_U8,        TD_F16, TD_I64,
                                       TD_BF16, TD_I16, TD_I32, TD_U32, TD_COMPLEX64, TD_U64};
     td_state *state = td_state_create();
-    for (int i = 0; i < 13; i++)
-        TD_SCOPE
-        {
-            char name[32];
-            snprintf(name, sizeof name, "größe \"%s\"", td_dtype_name(dtypes[i]));
-            td_tensor *x = td_full(SHAPE(3, 5), i % 3, dtypes[i]);
-            CHECK_OK(td_state_add(state, name, i % 2 ? td_transpose(x, 0, 1) : x));
-        }
-    TD_SCOPE
+    for (int i = 0; i < 13; i++) {
+        TD_SCOPE;
+        char name[32];
+        snprintf(name, sizeof name, "größe \"%s\"", td_dtype_name(dtypes[i]));
+        td_tensor *x = td_full(SHAPE(3, 5), i % 3, dtypes[i]);
+        CHECK_OK(td_state_add(state, name, i % 2 ? td_transpose(x, 0, 1) : x));
+    }
     {
+        TD_SCOPE;
         td_tensor *x = td_arange(0, 12, 1, TD_F32);
         CHECK_OK(td_state_add(state, "strided", td_transpose(td_reshape(x, SHAPE(3, 4)), 0, 1)));
         CHECK_OK(td_state_add(state, "elsewhere", td_tensor_to(x, "cpu:1")));
@@ -176,18 +175,17 @@ static td_state *make_state(void)
 static void check_equal(const td_state *a, const td_state *b)
 {
     CHECK_EQ(td_state_count(a), td_state_count(b));
-    for (size_t i = 0; i < td_state_count(a); i++)
-        TD_SCOPE
-        {
-            td_tensor *x = td_contiguous(td_state_tensor(a, i)),
-                      *y = td_contiguous(td_state_tensor(b, i));
-            CHECK_STR(td_state_name(a, i), td_state_name(b, i));
-            CHECK_EQ(td_tensor_dtype(x), td_tensor_dtype(y));
-            CHECK_EQ(td_tensor_ndim(x), td_tensor_ndim(y));
-            for (int d = 0; d < td_tensor_ndim(x); d++)
-                CHECK_EQ(td_tensor_size(x, d), td_tensor_size(y, d));
-            CHECK_MEM(td_tensor_data(x), td_tensor_data(y), td_tensor_nbytes(x));
-        }
+    for (size_t i = 0; i < td_state_count(a); i++) {
+        TD_SCOPE;
+        td_tensor *x = td_contiguous(td_state_tensor(a, i)),
+                  *y = td_contiguous(td_state_tensor(b, i));
+        CHECK_STR(td_state_name(a, i), td_state_name(b, i));
+        CHECK_EQ(td_tensor_dtype(x), td_tensor_dtype(y));
+        CHECK_EQ(td_tensor_ndim(x), td_tensor_ndim(y));
+        for (int d = 0; d < td_tensor_ndim(x); d++)
+            CHECK_EQ(td_tensor_size(x, d), td_tensor_size(y, d));
+        CHECK_MEM(td_tensor_data(x), td_tensor_data(y), td_tensor_nbytes(x));
+    }
 }
 
 TEST(writes_what_it_reads)

@@ -18,8 +18,8 @@ static td_state *three(void)
 {
     td_state *state = td_state_create();
     CHECK(state);
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK_OK(td_state_add(state, "b.weight", filled(1, TD_F32)));
         CHECK_OK(td_state_add(state, "a", filled(2, TD_I64)));
         CHECK_OK(td_state_add(state, "b.bias", filled(3, TD_F64)));
@@ -94,8 +94,8 @@ TEST(numbers)
     CHECK_FAILS(td_state_get_number(state, "none", &number), TD_ERR_INVALID, "\"none\"");
     CHECK_FAILS(td_state_get_number(state, NULL, &number), TD_ERR_INVALID, "NULL");
     CHECK(number == 0.1 && integer == INT64_MAX);
-    TD_SCOPE
     {
+        TD_SCOPE;
         /* As PyTorch saves the count of steps: an f32, perhaps with a dimension of size 1. */
         CHECK_OK(td_state_add(state, "f32", td_full((const int64_t[]){1, 1}, 2, 7, TD_F32)));
         CHECK_OK(td_state_add(state, "u8", td_full(NULL, 0, 200, TD_U8)));

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 enum { CHANNELS = 3, PLANE = 5 };
 
@@ -46,37 +46,36 @@ static void compare(const td_batch_norm_options *options)
     td_module *whole = td_batch_norm2d_with(CHANNELS, options);
     td_module *part = td_convert_sync_batch_norm(td_batch_norm2d_with(CHANNELS, options), NULL);
     CHECK(part != NULL);
-    for (int step = 0; step < 3; step++)
-        TD_SCOPE
-        {
-            td_tensor *x = random_tensor(step, total, 10), *g = random_tensor(50 + step, total, 1);
-            td_tensor *x_mine = td_clone(td_narrow(x, 0, start, mine));
-            td_tensor *g_mine = td_clone(td_narrow(g, 0, start, mine));
-            CHECK_OK(td_tensor_set_requires_grad(x, true));
-            CHECK_OK(td_tensor_set_requires_grad(x_mine, true));
-            CHECK_OK(td_module_zero_grad(whole));
-            CHECK_OK(td_module_zero_grad(part));
-            td_tensor *y = td_forward(whole, x), *y_mine = td_forward(part, x_mine);
-            CHECK(close_to(td_narrow(y, 0, start, mine), y_mine, "the result"));
-            CHECK_OK(td_backward(td_sum(td_mul(y, g))));
-            CHECK_OK(td_backward(td_sum(td_mul(y_mine, g_mine))));
-            CHECK(close_to(td_narrow(td_tensor_grad(x), 0, start, mine), td_tensor_grad(x_mine),
-                           "the gradient of x"));
-            for (int i = 0; i < 2 && td_param(part, i); i++) {
-                td_tensor *sum = td_clone(td_tensor_grad(td_param(part, i)));
-                CHECK_OK(td_all_reduce(sum, TD_SUM, NULL, NULL));
-                td_tensor *expected = td_tensor_grad(td_param(whole, i));
-                CHECK(td_allclose(sum, expected, 1e-5, 1e-4));
-            }
+    for (int step = 0; step < 3; step++) {
+        TD_SCOPE;
+        td_tensor *x = random_tensor(step, total, 10), *g = random_tensor(50 + step, total, 1);
+        td_tensor *x_mine = td_clone(td_narrow(x, 0, start, mine));
+        td_tensor *g_mine = td_clone(td_narrow(g, 0, start, mine));
+        CHECK_OK(td_tensor_set_requires_grad(x, true));
+        CHECK_OK(td_tensor_set_requires_grad(x_mine, true));
+        CHECK_OK(td_module_zero_grad(whole));
+        CHECK_OK(td_module_zero_grad(part));
+        td_tensor *y = td_forward(whole, x), *y_mine = td_forward(part, x_mine);
+        CHECK(close_to(td_narrow(y, 0, start, mine), y_mine, "the result"));
+        CHECK_OK(td_backward(td_sum(td_mul(y, g))));
+        CHECK_OK(td_backward(td_sum(td_mul(y_mine, g_mine))));
+        CHECK(close_to(td_narrow(td_tensor_grad(x), 0, start, mine), td_tensor_grad(x_mine),
+                       "the gradient of x"));
+        for (int i = 0; i < 2 && td_param(part, i); i++) {
+            td_tensor *sum = td_clone(td_tensor_grad(td_param(part, i)));
+            CHECK_OK(td_all_reduce(sum, TD_SUM, NULL, NULL));
+            td_tensor *expected = td_tensor_grad(td_param(whole, i));
+            CHECK(td_allclose(sum, expected, 1e-5, 1e-4));
         }
+    }
     for (int i = 0; i < 2 && td_buffer(part, i); i++)
         CHECK(close_to(td_buffer(part, i), td_buffer(whole, i), "a running statistic"));
     if (td_buffer(part, 2))
         CHECK_EQ(td_item(td_buffer(part, 2)), 3);
     td_module_eval(whole);
     td_module_eval(part);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_tensor(9, 4, 10);
         CHECK(close_to(td_forward(whole, x), td_forward(part, x), "the result in eval mode"));
     }
@@ -119,8 +118,8 @@ RANKS(without_running_statistics, .ranks = 2)
     td_module *part = td_sync_batch_norm(CHANNELS, &options, NULL);
     td_module_eval(alone);
     td_module_eval(part);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_tensor(9, 4, 10);
         CHECK(close_to(td_forward(alone, x), td_forward(part, x), "the result"));
     }
@@ -161,8 +160,8 @@ TEST(conversion_keeps_tensors_and_names)
 TEST(what_does_not_fit_is_named)
 {
     td_module *norm = td_sync_batch_norm(CHANNELS, NULL, NULL);
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK(td_forward(norm, td_zeros(SHAPE(4, 2), TD_F32)) == NULL);
         CHECK_CONTAINS(td_last_error(), "[4, 2]");
         CHECK(td_forward(norm, td_zeros(SHAPE(4, CHANNELS), TD_F16)) == NULL);
@@ -186,8 +185,8 @@ static td_module *make_net(void)
 
 static void step_of(td_module *model, td_optimizer *sgd, int step, int rank, int size)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *x = random_tensor(step, 12, 0);
         x = td_narrow(x, 0, rank * 12 / size, 12 / size);
         CHECK_OK(td_optimizer_zero_grad(sgd));

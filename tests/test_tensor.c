@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 /* The call yields no tensor, and the message contains `part`. */
 #define CHECK_NULL(call, part)                                                                     \
@@ -395,6 +395,27 @@ TEST(copies_may_overlap)
         CHECK_EQ(at(line, i), i ? i - 1 : 0);
     for (int i = 0; i < 6; i++)
         td_tensor_release((td_tensor *[]){t, turned, before, line, low, high}[i]);
+}
+
+TEST(lists_have_their_length_and_arrays_are_copied)
+{
+    TD_SCOPE;
+    float numbers[] = {1, 2, 3, 4, 5, 6};
+    td_tensor *x = td_from_array(numbers, TD_SHAPE(2, 3), TD_F32);
+    numbers[5] = 0; /* it has a copy */
+    CHECK_EQ(td_tensor_ndim(x), 2);
+    CHECK_EQ(td_tensor_shape(x)[0], 2);
+    CHECK_EQ(td_tensor_shape(x)[1], 3);
+    CHECK_EQ(((float *)td_tensor_data(x))[5], 6);
+    CHECK_EQ(td_tensor_numel(td_zeros(td_tensor_shape(x), td_tensor_ndim(x), TD_I32)), 6);
+    CHECK_EQ(td_tensor_ndim(td_from_array(numbers, TD_SHAPE(), TD_F32)), 0);
+    CHECK_EQ(td_tensor_numel(td_from_array(NULL, TD_SHAPE(0, 3), TD_F32)), 0);
+    CHECK(td_tensor_shape(NULL) == NULL);
+    CHECK(td_from_array(NULL, TD_SHAPE(2), TD_F32) == NULL);
+    CHECK(strstr(td_last_error(), "td_from_array: the array is NULL for a tensor of shape [2]"));
+    CHECK(td_from_array(numbers, TD_SHAPE(-1), TD_F32) == NULL);
+    CHECK_EQ(td_last_status(), TD_ERR_INVALID);
+    CHECK(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32) == NULL); /* more than TD_MAX_DIMS */
 }
 
 TEST(unfit_copies_are_refused)

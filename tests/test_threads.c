@@ -12,7 +12,7 @@
 
 enum { ROWS = 301, COLUMNS = 701, MOST_RESULTS = 64 };
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 static const int thread_counts[] = {1, 2, 3, 5};
 
@@ -84,8 +84,8 @@ typedef void case_fn(struct results *results);
 
 static void check_case(case_fn *run)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         struct results first = {0};
         for (size_t i = 0; i < sizeof thread_counts / sizeof *thread_counts; i++) {
             struct results results = {0};

@@ -45,8 +45,8 @@ static void check_grads(struct recording *recording, const td_state *parameters)
 static void step(struct training *training, struct recording *recording, td_batch batch, int number,
                  const td_state *parameters)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         CHECK_OK(td_optimizer_zero_grad(training->optimizer));
         td_tensor *loss = training->loss(td_forward(training->network, batch.input), batch.target);
         CHECK_OK(td_backward(loss));
@@ -99,8 +99,8 @@ static void train(const char *name, struct training training)
 static td_dataset *pictures(int64_t count)
 {
     td_dataset *data = NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *input = td_randn((int64_t[]){count, 1, 28, 28}, 4, TD_F32);
         td_tensor *target = td_randint(0, 10, (int64_t[]){count}, 1, TD_I64);
         data = td_tensor_dataset(input, target);
@@ -203,8 +203,8 @@ static void train_transformer(const char *name, double dropout)
     td_module_add_child(network, "layers", td_sequential(first, second, NULL));
     td_module_add_child(network, "head", td_linear(WIDTH, BYTES));
     training.network = td_module_finish(network);
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *text = td_randint(0, BYTES, (int64_t[]){40, SEQUENCE + 1}, 2, TD_I64);
         training.data = td_tensor_dataset(td_narrow(text, 1, 0, SEQUENCE),
                                           td_narrow(text, 1, 1, SEQUENCE));

@@ -199,8 +199,8 @@ void recording_check_final(struct recording *recording, const char *name, td_ten
 void recording_check_next(struct recording *recording)
 {
     next_line(recording, "next");
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *number = td_empty(NULL, 0, TD_I64);
         CHECK(number);
         CHECK_OK(td_random_(number, NULL));

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define SHAPE(...) (const int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
+#define SHAPE(...) TD_SHAPE(__VA_ARGS__)
 
 /* x = a * 1.5, a result that may be changed. */
 static td_tensor *start(td_tensor *a)
@@ -128,8 +128,10 @@ static td_tensor *own_operand(td_tensor *a, td_tensor *b)
 static td_tensor *base_gone(td_tensor *a, td_tensor *b)
 {
     td_tensor *kept = NULL;
-    TD_SCOPE
-    kept = td_tensor_retain(td_permute(start(a), (int[]){1, 0}, 2));
+    {
+        TD_SCOPE;
+        kept = td_tensor_retain(td_permute(start(a), (int[]){1, 0}, 2));
+    }
     CHECK_OK(td_mul_(td_narrow(kept, 1, 0, 2), td_unsqueeze(b, 1)));
     td_tensor *y = td_sin(kept);
     td_tensor_release(kept);

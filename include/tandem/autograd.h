@@ -1,10 +1,9 @@
 /* Gradients: what was computed is recorded while it runs, and td_backward() walks the record back.
  *
  *     td_tensor_set_requires_grad(w, true);
- *     TD_SCOPE {
- *         td_tensor *loss = td_mse_loss(td_matmul(x, w), y);
- *         td_backward(loss);                               adds to td_tensor_grad(w)
- *     }
+ *     TD_SCOPE;
+ *     td_tensor *loss = td_mse_loss(td_matmul(x, w), y);
+ *     td_backward(loss);                                   adds to td_tensor_grad(w)
  *
  * A tensor of floating-point elements that asks for its gradient is a leaf of the record. A result
  * of leaves, or of their results, asks for it too, and remembers the operator and what that needs
@@ -59,12 +58,18 @@ TD_API td_tensor *td_detach(td_tensor *tensor);
 TD_API bool td_set_grad_enabled(bool enabled);
 TD_API bool td_grad_enabled(void);
 
-/** Nothing is recorded in the block that follows. As for TD_SCOPE, `break` only leaves the block. */
+/** Turns recording off from here to the end of the block, a declaration as TD_SCOPE is:
+ *
+ *     {
+ *         TD_NO_GRAD;
+ *         accuracy = td_item(td_mean(td_to_dtype(td_eq(td_argmax(y, 1, false), target), TD_F32)));
+ *     }
+ */
 #define TD_NO_GRAD TD_NO_GRAD_NAMED(TD_UNIQUE(td_no_grad_))
 #define TD_NO_GRAD_NAMED(name)                                                                     \
-    for (td_no_grad name __attribute__((cleanup(td_no_grad_end))) = td_no_grad_begin(); name.open; \
-         td_no_grad_end(&name))
+    td_no_grad name __attribute__((cleanup(td_no_grad_end), unused)) = td_no_grad_begin()
 
+/** One begun block; its members are the library's. */
 typedef struct td_no_grad {
     bool before;
     bool open;
@@ -131,9 +136,9 @@ TD_API td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id);
  *
  *     td_tensor *twice(td_tensor *x)
  *     {
- *         td_tensor *y = NULL;
- *         TD_NO_GRAD
- *             y = td_mul_scalar(x, 2);
+ *         bool before = td_set_grad_enabled(false);
+ *         td_tensor *y = td_mul_scalar(x, 2);
+ *         td_set_grad_enabled(before);
  *         return td_record(&double_function, y, &(td_node_spec){.inputs = {x}, .input_count = 1});
  *     } */
 

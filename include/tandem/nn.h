@@ -50,20 +50,21 @@ TD_API void td_module_destroy(td_module *module);
 
 /** One after another: each takes what the one before gave. The children have the names "0", "1", … ;
  *  the list ends with NULL, and a NULL before that is a module that could not be made. */
-#define td_sequential(...)                                                                         \
-    td_sequential_ended((td_module *[]){__VA_ARGS__},                                              \
-                        (int)(sizeof((td_module *[]){__VA_ARGS__}) / sizeof(td_module *)))
+#define td_sequential(...) td_sequential_ended(TD_MODULE_LIST(__VA_ARGS__))
 
 /** The same of a list that need not end with NULL. */
 TD_API td_module *td_sequential_of(td_module *const *modules, int count);
 
 /** A list of modules, for modules that run them as they like; it has no forward of its own. */
-#define td_module_list(...)                                                                        \
-    td_module_list_ended((td_module *[]){__VA_ARGS__},                                             \
-                         (int)(sizeof((td_module *[]){__VA_ARGS__}) / sizeof(td_module *)))
+#define td_module_list(...) td_module_list_ended(TD_MODULE_LIST(__VA_ARGS__))
 TD_API td_module *td_module_list_of(td_module *const *modules, int count);
 
-/** What the macros call: the last of `count` is the NULL. */
+/** What the macros call: the last of `count` is the NULL. C++ has its own form at the end of this header. */
+#ifdef __cplusplus
+#define TD_MODULE_LIST(...) {__VA_ARGS__}
+#else
+#define TD_MODULE_LIST(...) TD_LIST(td_module *, __VA_ARGS__)
+#endif
 TD_API td_module *td_sequential_ended(td_module *const *modules, int count);
 TD_API td_module *td_module_list_ended(td_module *const *modules, int count);
 
@@ -392,6 +393,18 @@ TD_API td_status td_init_kaiming_uniform(td_tensor *tensor, const td_kaiming_opt
 TD_API td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *options);
 
 #ifdef __cplusplus
+}
+
+#include <initializer_list>
+
+inline td_module *td_sequential_ended(std::initializer_list<td_module *> modules)
+{
+    return td_sequential_ended(modules.begin(), (int)modules.size());
+}
+
+inline td_module *td_module_list_ended(std::initializer_list<td_module *> modules)
+{
+    return td_module_list_ended(modules.begin(), (int)modules.size());
 }
 #endif
 

@@ -197,11 +197,10 @@ TD_API td_module *td_ddp(td_module *module, const td_ddp_options *options);
  *  synchronised pass averages the sums. Returns what it was. */
 TD_API bool td_ddp_set_sync(td_module *ddp, bool sync);
 
-/** A block without synchronisation; `break` only leaves the block. */
+/** Turns synchronisation off from here to the end of the block, a declaration as TD_SCOPE is. */
 #define TD_NO_SYNC(ddp) TD_NO_SYNC_NAMED(TD_UNIQUE(td_no_sync_), ddp)
 #define TD_NO_SYNC_NAMED(name, ddp)                                                                \
-    for (td_no_sync name __attribute__((cleanup(td_no_sync_end))) = td_no_sync_begin(ddp);         \
-         name.open; td_no_sync_end(&name))
+    td_no_sync name __attribute__((cleanup(td_no_sync_end), unused)) = td_no_sync_begin(ddp)
 
 typedef struct td_no_sync {
     td_module *ddp;

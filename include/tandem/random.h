@@ -1,7 +1,7 @@
 /* Random numbers: the same ones as PyTorch draws on a CPU from the same seed.
  *
  *     td_manual_seed(1234);
- *     td_tensor *w = td_empty((int64_t[]){10, 784}, 2, TD_F32);
+ *     td_tensor *w = td_empty(TD_SHAPE(10, 784), TD_F32);
  *     td_uniform_(w, -0.05, 0.05, NULL);
  *
  * A generator is a Mersenne Twister (mt19937) and, now and then, half of a pair of normal numbers

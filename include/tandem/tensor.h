@@ -1,6 +1,6 @@
 /* Tensors: memory that is seen as an array of up to TD_MAX_DIMS dimensions.
  *
- *     td_tensor *x = td_zeros((int64_t[]){2, 3}, 2, TD_F32);
+ *     td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32);
  *     float *data = td_tensor_data(x);
  *     td_tensor_release(x);
  *
@@ -41,6 +41,26 @@ typedef struct td_tensor td_tensor;
 
 #define TD_MAX_DIMS 8
 
+/* ---- Lists -----------------------------------------------------------------------------------
+ *
+ * A list is always two arguments: a pointer and, right behind it, the number of its elements. These
+ * macros write both, so that the number cannot be wrong. The list lives until the end of the
+ * statement; one without elements is fine.
+ *
+ *     td_zeros(TD_SHAPE(2, 3), TD_F32)                 sizes        const int64_t *, int
+ *     td_permute(x, TD_DIMS(1, 0))                     dimensions   const int *, int
+ *     td_cat(TD_TENSORS(a, b), 0)                      tensors      td_tensor *const *, int
+ */
+#define TD_SHAPE(...) TD_LIST(int64_t, __VA_ARGS__)
+#define TD_DIMS(...) TD_LIST(int, __VA_ARGS__)
+#define TD_TENSORS(...) TD_LIST(td_tensor *, __VA_ARGS__)
+
+#ifndef __cplusplus /* C++ has its own at the end of this header */
+#define TD_LIST(type, ...)                                                                         \
+    ((type const[]){0, __VA_ARGS__} + 1),                                                          \
+        (int)(sizeof((type const[]){0, __VA_ARGS__}) / sizeof(type) - 1)
+#endif
+
 /* ---- Making one ------------------------------------------------------------------------------
  *
  * `shape` holds `ndim` sizes, and may be NULL where that is 0. Memory of more than a few KiB comes
@@ -56,6 +76,13 @@ TD_API td_tensor *td_zeros(const int64_t *shape, int ndim, td_dtype dtype);
  * its fraction for an integer (out of its range is an error), not 0 for bool, the real part of a
  * complex number. */
 TD_API td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype);
+
+/** A contiguous tensor with a copy of the elements of a C array, in the order of their indices:
+ *
+ *     td_from_array((float[]){1, 2, 3, 4, 5, 6}, TD_SHAPE(2, 3), TD_F32)
+ *
+ *  The array has as many elements as the shape, each of the C type of the dtype. */
+TD_API td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype);
 
 /** Frees memory that was lent to a tensor. Called once, by the thread that releases it last. */
 typedef void (*td_blob_free_fn)(void *data, void *arg);
@@ -75,18 +102,19 @@ TD_API void td_tensor_release(td_tensor *tensor);
 
 /* ---- Scopes -----------------------------------------------------------------------------------
  *
- *     TD_SCOPE {
+ *     for (int i = 0; i < 10; i++) {
+ *         TD_SCOPE;
  *         td_tensor *loss = td_mse_loss(td_matmul(x, w), y);
  *         printf("%g\n", td_item(loss));
- *     }                                       all three results are released here
+ *     }                                       both results are released here, in each turn
  *
- * Scopes belong to a thread and may be nested. `return` and `goto` out of one end it; `break` and
- * `continue` end it too, and go on behind it, not behind a loop around it. */
+ * TD_SCOPE is a declaration, and its scope ends with the block that it stands in, however that is
+ * left: at its end, by `break`, `continue`, `return` or `goto`, or by an exception in C++. Scopes
+ * belong to a thread and may be nested. */
 
-/** One begun scope; its insides are the library's. */
+/** One begun scope; its members are the library's. */
 typedef struct td_scope {
     size_t depth;
-    bool open;
 } td_scope;
 
 /** What TD_SCOPE calls at its beginning and at its end. A second end is fine. */
@@ -95,16 +123,13 @@ TD_API void td_scope_end(td_scope *scope);
 
 #define TD_SCOPE TD_SCOPE_NAMED(TD_UNIQUE(td_scope_))
 #define TD_SCOPE_NAMED(name)                                                                       \
-    for (td_scope name __attribute__((cleanup(td_scope_end))) = td_scope_begin(); name.open;       \
-         td_scope_end(&name))
+    td_scope name __attribute__((cleanup(td_scope_end), unused)) = td_scope_begin()
 
 /** Lets a tensor outlive the innermost scope: from then on it belongs to the scope around that one,
  *  or to the caller where there is none. For a function that works in a scope of its own:
  *
- *     td_tensor *result = NULL;
- *     TD_SCOPE
- *         result = td_scope_return(td_add(td_mul(a, b), c));
- *     return result;
+ *     TD_SCOPE;
+ *     return td_scope_return(td_add(td_mul(a, b), c));
  */
 TD_API td_tensor *td_scope_return(td_tensor *tensor);
 
@@ -124,6 +149,9 @@ TD_API int td_tensor_ndim(const td_tensor *tensor);
 /** The size and the stride of a dimension; -1 for NULL, or where there is no such dimension. */
 TD_API int64_t td_tensor_size(const td_tensor *tensor, int dim);
 TD_API int64_t td_tensor_stride(const td_tensor *tensor, int dim);
+
+/** All sizes, td_tensor_ndim() of them, which belong to the tensor; NULL for NULL. */
+TD_API const int64_t *td_tensor_shape(const td_tensor *tensor);
 
 /** The number of elements, and the bytes that they would take one after another; 0 for NULL. */
 TD_API int64_t td_tensor_numel(const td_tensor *tensor);
@@ -168,6 +196,25 @@ TD_API td_status td_tensor_print(const td_tensor *tensor, FILE *stream);
 
 #ifdef __cplusplus
 }
+
+/* A list is a temporary object here, since C++ has no temporary arrays. */
+template <typename type, int number> struct td_list {
+    static constexpr int count = number;
+    type elements[number + 1];
+    const type *data() const
+    {
+        return elements;
+    }
+};
+
+template <typename type, typename... arguments>
+td_list<type, (int)sizeof...(arguments)> td_list_of(arguments... elements)
+{
+    return {{static_cast<type>(elements)..., type()}};
+}
+
+#define TD_LIST(type, ...)                                                                         \
+    td_list_of<type>(__VA_ARGS__).data(), decltype(td_list_of<type>(__VA_ARGS__))::count
 #endif
 
 #endif

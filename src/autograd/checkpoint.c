@@ -162,9 +162,11 @@ td_tensor *td_checkpoint(td_segment segment, void *arg, td_tensor *const *inputs
     struct checkpoint checkpoint = {.segment = segment, .arg = arg, .count = count};
     td_tensor *result = NULL;
     if (!remember(&checkpoint, inputs)) {
-        TD_SCOPE
-        TD_NO_GRAD
-        result = td__alias(segment(inputs, count, arg));
+        {
+            TD_SCOPE;
+            TD_NO_GRAD;
+            result = td__alias(segment(inputs, count, arg));
+        }
     }
     td_tensor *recorded = result ? record(&checkpoint, result, inputs) : NULL;
     if (!recorded)

@@ -294,8 +294,10 @@ static td_status run_function(struct pass *pass, struct td__walk_entry *entry)
         written = (bool *)(grads + node->input_count);
     }
     td_status status = TD_OK;
-    TD_SCOPE
-    status = call_function(entry, grads, written);
+    {
+        TD_SCOPE;
+        status = call_function(entry, grads, written);
+    }
     for (int i = 0; i < running->claim_count; i++)
         td__leaf_unclaim(running->claimed[i]);
     if (!pass->retain_graph)

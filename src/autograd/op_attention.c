@@ -317,8 +317,8 @@ static td_status find_blind_rows(td_tensor *mask, td_tensor **blind)
     int64_t shape[TD_MAX_DIMS];
     int ndim = mask->layout.ndim;
     *blind = NULL;
-    TD_NO_GRAD
     {
+        TD_NO_GRAD;
         td_tensor *hidden = td_eq_scalar(mask, -INFINITY);
         if (!hidden)
             return TD_ERR_NOMEM;
@@ -380,8 +380,8 @@ td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td_tensor
     td_tensor *y = NULL;
     if (!q || !k || !v)
         return NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(attention_of(q, k, v, options));
     }
     return y;

@@ -98,8 +98,11 @@ bool td_equal(td_tensor *a, td_tensor *b)
     if (!a || !b || !td__same_shape(a, b) || a->layout.dtype != b->layout.dtype)
         return false;
     bool equal = false;
-    TD_SCOPE TD_NO_GRAD equal = td_item(td_all(
-                                    td__adopt(td__apply_binary("td_equal", TD__EQ, a, b)))) == 1;
+    {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        equal = td_item(td_all(td__adopt(td__apply_binary("td_equal", TD__EQ, a, b)))) == 1;
+    }
     return equal;
 }
 
@@ -124,7 +127,11 @@ bool td_allclose(td_tensor *a, td_tensor *b, double rtol, double atol)
         return false;
     }
     bool close = false;
-    TD_SCOPE TD_NO_GRAD close = all_close(a, b, rtol, atol);
+    {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        close = all_close(a, b, rtol, atol);
+    }
     return close;
 }
 

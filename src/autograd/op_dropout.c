@@ -60,8 +60,8 @@ static td_tensor *maybe_dropped(const td_function *function, td_tensor *x, doubl
     for (int d = dims; dims >= 0 && d < x->layout.ndim; d++)
         dropout.block *= x->layout.shape[d];
     td_tensor *y = NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(dropped(function, x, dropout));
     }
     return y;

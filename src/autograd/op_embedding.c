@@ -94,8 +94,8 @@ td_tensor *td_f_embedding(td_tensor *indices, td_tensor *weight, int64_t padding
     td_tensor *y = NULL;
     if (!indices || !weight)
         return NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(embedding(indices, weight, padding_idx));
     }
     return y;

@@ -291,8 +291,10 @@ td_status td_clamp_(td_tensor *x, double low, double high)
     TD_TRY(check_target(function.name, x));
     td_tensor *keeps = NULL;
     if (td_would_record(&x, 1)) {
-        TD_SCOPE
-        keeps = td_tensor_retain(td__clamp_keeps(x, bounds));
+        {
+            TD_SCOPE;
+            keeps = td_tensor_retain(td__clamp_keeps(x, bounds));
+        }
         TD_TRY(td__done(keeps));
     }
     td_status status = td__kernels_of(x)->clamp(x, x, low, high);

@@ -194,8 +194,10 @@ static td_status split(td_tensor *tensor, int64_t size, int dim, td_tensor **par
     int64_t whole = tensor->layout.shape[dim];
     for (int i = 0; i < count; i++) {
         int64_t start = i * size, length = whole - start < size ? whole - start : size;
-        TD_SCOPE
-        parts[i] = td_tensor_retain(td_narrow(tensor, dim, start, length));
+        {
+            TD_SCOPE;
+            parts[i] = td_tensor_retain(td_narrow(tensor, dim, start, length));
+        }
         if (parts[i])
             continue;
         while (i-- > 0)

@@ -160,8 +160,11 @@ static td_tensor *triangle_of(const td_tensor *x, const struct triangle *triangl
 static td_tensor *cut(const char *call, td_tensor *x, const struct triangle *triangle)
 {
     td_tensor *y = NULL;
-    TD_SCOPE TD_NO_GRAD y = td__apply_where(call, triangle_of(x, triangle), x,
-                                            td__adopt(td__number(call, 0, x)));
+    {
+        TD_SCOPE;
+        TD_NO_GRAD;
+        y = td__apply_where(call, triangle_of(x, triangle), x, td__adopt(td__number(call, 0, x)));
+    }
     return y;
 }
 

@@ -261,8 +261,8 @@ td_tensor *td_matmul(td_tensor *a, td_tensor *b)
     td_tensor *y = NULL;
     if (!a || !b)
         return NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(product(&matmul_function, a, b));
     }
     return y;
@@ -277,8 +277,8 @@ td_tensor *td_bmm(td_tensor *a, td_tensor *b)
         refuse("td_bmm", a, b, "it needs [B, M, K] and [B, K, N]");
         return NULL;
     }
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(product(&bmm_function, a, b));
     }
     return y;

@@ -205,8 +205,8 @@ td_tensor *td_f_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *run
         return NULL;
     const struct batch_norm call = {x,    running_mean, running_var, weight,
                                     bias, training,     momentum,    eps};
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(batch_norm(&call));
     }
     return y;
@@ -277,8 +277,8 @@ td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_tens
     td_tensor *y = NULL;
     if (!x)
         return NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(layer_norm(x, shape, ndim, weight, bias, eps));
     }
     return y;

@@ -105,8 +105,8 @@ static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *tar
     td_tensor *y = NULL;
     if (!x || !target)
         return NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(pair_loss(loss, x, target, options));
     }
     return y;

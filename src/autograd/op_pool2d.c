@@ -118,8 +118,8 @@ static td_tensor *pooled_in_scope(const td_function *function, td_tensor *x,
                                   const struct pool *pool)
 {
     td_tensor *y = NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         y = td_scope_return(pooled(function, x, pool));
     }
     return y;

@@ -213,8 +213,9 @@ static td_status var_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 static td_tensor *var(td_tensor *x, const struct variance *variance, bool keepdim)
 {
     td_tensor *y = NULL;
-    TD_SCOPE TD_NO_GRAD
     {
+        TD_SCOPE;
+        TD_NO_GRAD;
         td_tensor *apart = deviations(x, variance->mask);
         td_tensor *squares = apart ? td__adopt(td__apply_reduce("td_var_dims", TD__REDUCE_SQUARES,
                                                                 apart, variance->mask,
@@ -260,8 +261,9 @@ td_tensor *td_norm(td_tensor *x)
     if (!x || td__check_float(function.name, x))
         return NULL;
     td_tensor *y = NULL;
-    TD_SCOPE TD_NO_GRAD
     {
+        TD_SCOPE;
+        TD_NO_GRAD;
         td_tensor *squares = td__adopt(td__apply_reduce(
             function.name, TD__REDUCE_SQUARES, x, td__all_dims(x), wide_dtype(x->layout.dtype)));
         y = td_tensor_retain(td_to_dtype(td_sqrt(squares), x->layout.dtype));

@@ -20,8 +20,8 @@ td_status td_init_normal(td_tensor *tensor, double mean, double std)
 td_status td_init_constant(td_tensor *tensor, double value)
 {
     td_status status = TD_OK;
-    TD_NO_GRAD
     {
+        TD_NO_GRAD;
         status = td_fill_(tensor, value);
     }
     return status;
@@ -166,9 +166,9 @@ td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, doubl
     double to = (1 + erf((high - mean) / std / sqrt(2))) / 2;
     TD_TRY(td_init_uniform(tensor, 2 * from - 1, 2 * to - 1));
     td_status status = TD_ERR_NOMEM;
-    TD_NO_GRAD
-    TD_SCOPE
     {
+        TD_NO_GRAD;
+        TD_SCOPE;
         td_dtype dtype = td_tensor_dtype(tensor);
         td_tensor *wide = td_to_dtype(td_detach(tensor), dtype == TD_F64 ? TD_F64 : TD_F32);
         wide = td_clone(wide);

@@ -342,8 +342,8 @@ td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int coun
         return NULL;
     }
     td_tensor *result = NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         result = td_scope_return(module->ops->forward(module, inputs, count));
     }
     return result;

@@ -53,8 +53,8 @@ static td_status pair_slot(const char *name, struct td__module_slot *slot, void 
         pairs->capacity = capacity;
     }
     td_tensor *to = NULL;
-    TD_SCOPE
     {
+        TD_SCOPE;
         to = td_tensor_retain(pairs->map(slot->tensor, pairs->arg));
     }
     if (!to)
@@ -140,8 +140,8 @@ static td_tensor *copy_tensor(td_tensor *tensor, void *arg)
 {
     (void)arg;
     td_tensor *copy = NULL;
-    TD_NO_GRAD
     {
+        TD_NO_GRAD;
         copy = td_clone(tensor);
     }
     if (copy && td_tensor_set_requires_grad(copy, td_tensor_requires_grad(tensor)))
@@ -173,16 +173,16 @@ static td_tensor *moved(td_tensor *tensor, const struct place *place)
 static td_tensor *move_tensor(td_tensor *tensor, void *arg)
 {
     td_tensor *to = NULL;
-    TD_NO_GRAD
     {
+        TD_NO_GRAD;
         to = moved(td_detach(tensor), arg);
     }
     if (!to || !td_tensor_requires_grad(tensor))
         return to;
     td_tensor *grad = td_tensor_is_leaf(tensor) ? td_tensor_grad(tensor) : NULL;
     td_tensor *grad_there = NULL;
-    TD_NO_GRAD
     {
+        TD_NO_GRAD;
         grad_there = moved(grad, arg);
     }
     if ((grad && !grad_there) || td_tensor_set_requires_grad(to, true) ||

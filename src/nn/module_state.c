@@ -122,9 +122,9 @@ static td_status load_slot(const char *name, struct td__module_slot *slot, void 
     if (!from)
         return TD_OK;
     td_status status = TD_ERR_NOMEM;
-    TD_NO_GRAD
-    TD_SCOPE
     {
+        TD_NO_GRAD;
+        TD_SCOPE;
         from = td_to_dtype(td_tensor_to(td_detach(from), td_tensor_device(slot->tensor)),
                            td_tensor_dtype(slot->tensor));
         if (from)

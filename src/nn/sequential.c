@@ -40,8 +40,8 @@ static td_tensor *sequential_forward(td_module *module, td_tensor *const *inputs
     td_tensor *x = td_tensor_retain(inputs[0]);
     for (int i = 0; i < module->child_count && x; i++) {
         td_tensor *y = NULL;
-        TD_SCOPE
         {
+            TD_SCOPE;
             y = td_tensor_retain(td_forward(module->children[i].module, x));
         }
         td_tensor_release(x);

@@ -23,8 +23,10 @@ td_status td_replicate(td_module *module, const char *const *devices, int count,
     if (!module)
         return TD_ERR_INVALID;
     for (int i = 0; i < count; i++) {
-        TD_SCOPE
-        replicas[i] = td_module_clone_with(module, put_on, (void *)devices[i]);
+        {
+            TD_SCOPE;
+            replicas[i] = td_module_clone_with(module, put_on, (void *)devices[i]);
+        }
         if (!replicas[i]) {
             while (i-- > 0)
                 td_module_destroy(replicas[i]);
@@ -80,9 +82,11 @@ static void run_share(void *arg)
     struct share *share = arg;
     struct apply *apply = share->apply;
     bool before = td_set_grad_enabled(apply->grad_mode);
-    TD_SCOPE
-    share->result = td_tensor_retain(
-        td_forward_with(share->module, share->inputs, share->input_count));
+    {
+        TD_SCOPE;
+        share->result = td_tensor_retain(
+            td_forward_with(share->module, share->inputs, share->input_count));
+    }
     if (!share->result) {
         share->status = td_last_status() ? td_last_status() : TD_ERR_INVALID;
         snprintf(share->message, sizeof share->message, "%s", td_last_error());
@@ -157,8 +161,8 @@ td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const ch
         td__fail_nomem("td_gather_from_devices");
         return NULL;
     }
-    TD_SCOPE
     {
+        TD_SCOPE;
         bool well = true;
         for (int i = 0; i < count && well; i++) {
             moved[i] = td_tensor_to(tensors[i], device);

@@ -32,18 +32,17 @@ static bool grow(void **list, size_t *capacity, size_t element)
 
 td_scope td_scope_begin(void)
 {
-    td_scope scope = {.depth = scopes.depth + 1, .open = true};
+    td_scope scope = {.depth = scopes.depth + 1};
     if (scopes.depth == scopes.mark_capacity &&
         !grow((void **)&scopes.marks, &scopes.mark_capacity, sizeof scopes.marks[0]))
-        return (td_scope){.depth = 0, .open = true}; /* what is made belongs to the scope outside */
+        return (td_scope){0}; /* what is made belongs to the scope around this one */
     scopes.marks[scopes.depth++] = scopes.count;
     return scope;
 }
 
 void td_scope_end(td_scope *scope)
 {
-    scope->open = false;
-    if (scope->depth == 0)
+    if (scope->depth == 0) /* ended, or never begun */
         return;
     while (scopes.depth >= scope->depth) {
         size_t mark = scopes.marks[scopes.depth - 1];

@@ -164,6 +164,22 @@ td_tensor *td_full(const int64_t *shape, int ndim, double value, td_dtype dtype)
     return td__adopt(tensor);
 }
 
+td_tensor *td_from_array(const void *array, const int64_t *shape, int ndim, td_dtype dtype)
+{
+    td_tensor *tensor = td__empty("td_from_array", shape, ndim, dtype, td__host_device());
+    if (!tensor)
+        return NULL;
+    if (!array && tensor->layout.numel) {
+        td_fail(TD_ERR_INVALID, "td_from_array: the array is NULL for a tensor of shape %s",
+                td__shape_text(shape, ndim));
+        td_tensor_release(tensor);
+        return NULL;
+    }
+    if (tensor->layout.numel)
+        memcpy(tensor->storage->data, array, td_tensor_nbytes(tensor));
+    return td__adopt(tensor);
+}
+
 td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_t *strides,
                         td_dtype dtype, td_blob_free_fn free_fn, void *arg)
 {
@@ -254,6 +270,11 @@ static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int di
 int64_t td_tensor_size(const td_tensor *tensor, int dim)
 {
     return number_of(tensor, tensor ? tensor->layout.shape : NULL, dim, "td_tensor_size");
+}
+
+const int64_t *td_tensor_shape(const td_tensor *tensor)
+{
+    return tensor ? tensor->layout.shape : NULL;
 }
 
 int64_t td_tensor_stride(const td_tensor *tensor, int dim)
