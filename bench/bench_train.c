@@ -54,7 +54,7 @@ static td_tensor *transformer_forward(td_module *module, td_tensor *const *input
     td_tensor *x = td_add(td_forward(td_child(module, TOKENS), inputs[0]),
                           td_forward(td_child(module, PLACES), places));
     x = td_forward(td_child(module, BLOCKS), x);
-    return td_flatten(td_forward(td_child(module, HEAD), x), 0, 1);
+    return td_f_flatten(td_forward(td_child(module, HEAD), x), 0, 1);
 }
 
 static const td_module_ops transformer_ops = {.name = "Transformer",
@@ -85,7 +85,7 @@ static void make_text(struct training *training)
         TD_SCOPE;
         training->input = td_tensor_retain(td_clone(td_narrow(text, 1, 0, SEQUENCE)));
         td_tensor *next = td_clone(td_narrow(text, 1, 1, SEQUENCE));
-        training->target = td_tensor_retain(td_flatten(next, 0, 1));
+        training->target = td_tensor_retain(td_f_flatten(next, 0, 1));
     }
     td_tensor_release(text);
 }

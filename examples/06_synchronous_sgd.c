@@ -39,7 +39,7 @@ static td_dataset *make_up_pictures(void)
 static td_module *make_net(void)
 {
     return td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(), td_conv2d(10, 20, 5),
-                         td_dropout2d(0.2), td_max_pool2d(2), td_relu(), td_flatten_layer(),
+                         td_dropout2d(0.2), td_max_pool2d(2), td_relu(), td_flatten(),
                          td_linear(320, 50), td_relu(), td_linear(50, CLASSES), td_log_softmax(1),
                          NULL);
 }

@@ -58,7 +58,7 @@ static td_module *make_net(void)
     td_conv2d_options same = {.padding = {1, 1}};
     return td_sequential(td_conv2d_with(1, 16, 3, 3, &same), td_relu(), td_max_pool2d(2),
                          td_conv2d_with(16, 32, 3, 3, &same), td_relu(), td_max_pool2d(2),
-                         td_flatten_layer(), td_linear(32 * 7 * 7, 128), td_relu(), td_dropout(0.2),
+                         td_flatten(), td_linear(32 * 7 * 7, 128), td_relu(), td_dropout(0.2),
                          td_linear(128, 10), NULL);
 }
 

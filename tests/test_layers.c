@@ -90,14 +90,14 @@ static td_module *lenet(void)
 {
     return td_sequential(td_conv2d_with(1, 6, 5, 5, &(td_conv2d_options){.padding = {2, 2}}),
                          td_batch_norm2d(6), td_relu(), td_max_pool2d(2), td_conv2d(6, 16, 5),
-                         td_batch_norm2d(16), td_relu(), td_avg_pool2d(2), td_flatten_layer(),
+                         td_batch_norm2d(16), td_relu(), td_avg_pool2d(2), td_flatten(),
                          td_linear(400, 120), td_tanh(), td_dropout(0.25), td_linear(120, 10),
                          td_log_softmax(1), NULL);
 }
 
 static td_module *mlp(void)
 {
-    return td_sequential(td_flatten_layer(), td_linear(784, 1024), td_relu(), td_linear(1024, 1024),
+    return td_sequential(td_flatten(), td_linear(784, 1024), td_relu(), td_linear(1024, 1024),
                          td_relu(), td_linear(1024, 10), NULL);
 }
 

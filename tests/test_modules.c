@@ -136,9 +136,9 @@ TEST(sizes_are_checked)
 
 TEST(layers_without_parameters)
 {
-    td_module *modules[] = {td_relu(),     td_gelu(),     td_gelu_tanh(),    td_silu(),
-                            td_tanh(),     td_sigmoid(),  td_softmax(1),     td_log_softmax(-1),
-                            td_dropout(0), td_identity(), td_flatten_layer()};
+    td_module *modules[] = {td_relu(),     td_gelu(),     td_gelu_tanh(), td_silu(),
+                            td_tanh(),     td_sigmoid(),  td_softmax(1),  td_log_softmax(-1),
+                            td_dropout(0), td_identity(), td_flatten()};
     {
         TD_SCOPE;
         td_tensor *x = td_randn((const int64_t[]){3, 4}, 2, TD_F64);
@@ -478,7 +478,7 @@ TEST(text_is_that_of_pytorch)
     check_text(td_embedding_with(5, 2, &(td_embedding_options){.padding = true}),
                "Embedding(5, 2, padding_idx=0)");
     check_text(td_log_softmax(-1), "LogSoftmax(dim=-1)");
-    check_text(td_flatten_layer(), "Flatten(start_dim=1, end_dim=-1)");
+    check_text(td_flatten(), "Flatten(start_dim=1, end_dim=-1)");
     check_text(td_sequential(NULL), "Sequential()");
     check_text(NULL, "NULL");
     td_module *relu = td_relu();

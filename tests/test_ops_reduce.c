@@ -272,7 +272,7 @@ static td_tensor *of_a_number(td_tensor *const *x, const void *arg)
         td_squeeze(x[0], dim),
         td_transpose(x[0], dim, 0),
         td_select(td_unsqueeze(x[0], dim), 0, 0),
-        td_select(td_flatten(x[0], 0, dim), 0, 0),
+        td_select(td_f_flatten(x[0], 0, dim), 0, 0),
         td_index_select(x[0], dim, index),
         td_index_select(x[0], dim, td_zeros((int64_t[]){1}, 1, TD_I64)),
         td_take_along_dim(x[0], dim, index),
@@ -303,7 +303,7 @@ TEST(numbers_count_as_one_dimension)
         CHECK_NULL(td_max_dim(x, -2, false, NULL), "td_max_dim: there is no dimension -2");
         CHECK_NULL(td_argmax(x, 1, false), "td_argmax: there is no dimension 1");
         CHECK_NULL(td_f_softmax(x, 1), "td_f_softmax: there is no dimension 1");
-        CHECK_NULL(td_flatten(x, 0, 1), "td_flatten: there is no dimension 1");
+        CHECK_NULL(td_f_flatten(x, 0, 1), "td_f_flatten: there is no dimension 1");
         CHECK_NULL(td_squeeze(x, 1), "td_squeeze: there is no dimension 1");
         CHECK_NULL(td_transpose(x, 0, 1), "td_transpose: there is no dimension 1");
         CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(2), TD_I64)), "one index is selected");

@@ -178,9 +178,8 @@ TEST(what_does_not_fit_is_named)
 static td_module *make_net(void)
 {
     td_manual_seed(4);
-    return td_sequential(td_conv2d(CHANNELS, 4, 2), td_batch_norm2d(4), td_relu(),
-                         td_flatten_layer(), td_linear(16, 6), td_batch_norm1d(6), td_linear(6, 2),
-                         NULL);
+    return td_sequential(td_conv2d(CHANNELS, 4, 2), td_batch_norm2d(4), td_relu(), td_flatten(),
+                         td_linear(16, 6), td_batch_norm1d(6), td_linear(6, 2), NULL);
 }
 
 static void step_of(td_module *model, td_optimizer *sgd, int step, int rank, int size)

@@ -114,8 +114,8 @@ TEST(mlp, .deadline_s = 60)
 {
     td_manual_seed(SEED);
     struct training training = {.loss = td_cross_entropy};
-    training.network = td_sequential(td_flatten_layer(), td_linear(784, 64), td_relu(),
-                                     td_linear(64, 64), td_tanh(), td_linear(64, 10), NULL);
+    training.network = td_sequential(td_flatten(), td_linear(784, 64), td_relu(), td_linear(64, 64),
+                                     td_tanh(), td_linear(64, 10), NULL);
     training.data = pictures(403);
     training.sampler = td_distributed_sampler(
         training.data, &(td_sampler_options){.num_replicas = 2, .rank = 1, .seed = 5});
@@ -130,7 +130,7 @@ static td_module *lenet(void)
 {
     return td_sequential(td_conv2d_with(1, 6, 5, 5, &(td_conv2d_options){.padding = {2, 2}}),
                          td_batch_norm2d(6), td_relu(), td_max_pool2d(2), td_conv2d(6, 16, 5),
-                         td_batch_norm2d(16), td_relu(), td_avg_pool2d(2), td_flatten_layer(),
+                         td_batch_norm2d(16), td_relu(), td_avg_pool2d(2), td_flatten(),
                          td_linear(400, 120), td_batch_norm1d(120), td_relu(), td_linear(120, 84),
                          td_relu(), td_linear(84, 10), NULL);
 }
@@ -155,7 +155,7 @@ TEST(seeds, .deadline_s = 60)
     struct training training = {.loss = td_nll_loss};
     training.network = td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(),
                                      td_conv2d(10, 20, 5), td_dropout2d(0.5), td_max_pool2d(2),
-                                     td_relu(), td_flatten_layer(), td_linear(320, 50), td_relu(),
+                                     td_relu(), td_flatten(), td_linear(320, 50), td_relu(),
                                      td_dropout(0.5), td_linear(50, 10), td_log_softmax(1), NULL);
     training.data = pictures(128);
     training.loader = td_loader_create(training.data, &(td_loader_options){.batch_size = 16});

@@ -1,7 +1,7 @@
 /* Modules: the parts that a network is made of, each with its parameters.
  *
  *     td_module *net = td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(),
- *                                    td_flatten_layer(), td_linear(1440, 10), NULL);
+ *                                    td_flatten(), td_linear(1440, 10), NULL);
  *     td_tensor *y = td_forward(net, x);
  *     td_module_destroy(net);
  *
@@ -39,8 +39,38 @@ typedef struct td_module td_module;
  *  nothing else that is made on the way is left. NULL for a NULL module or a NULL input. */
 TD_API td_tensor *td_forward(td_module *module, td_tensor *x);
 
-/** The same for a module of several inputs; NULL where one of them is. */
+/** The same for a module of several inputs, td_forward_with(net, TD_TENSORS(x, mask)); NULL where one
+ *  of them is. */
 TD_API td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int count);
+
+enum { TD_TENSOR_LIST_MOST = 32 };
+
+/**
+ * Inputs or results of a module: tensors in order, each perhaps with a name.
+ *
+ *     td_tensor_list inputs = {2, {x, mask}, {NULL, "mask"}}, results;
+ *     if (td_forward_list(net, &inputs, &results) == TD_OK)
+ *         … results.at[0], td_tensor_list_get(&results, "weights") …
+ *
+ * It owns nothing: tensors belong to whom they did, and names stay as long as the list is used. All
+ * zero is an empty list.
+ */
+typedef struct td_tensor_list {
+    int count;
+    td_tensor *at[TD_TENSOR_LIST_MOST];
+    const char *names[TD_TENSOR_LIST_MOST]; /* NULL: without one */
+} td_tensor_list;
+
+/** The tensor of a name; NULL where there is none, which is no error. */
+TD_API td_tensor *td_tensor_list_get(const td_tensor_list *list, const char *name);
+
+/** Adds a tensor behind the others. TD_ERR_INVALID for NULL, a name that is there, and a full list. */
+TD_API td_status td_tensor_list_add(td_tensor_list *list, const char *name, td_tensor *tensor);
+
+/** Several inputs, by order or by name as the module takes them, and all results. They belong to the
+ *  innermost TD_SCOPE or to the caller. Where it fails, `results` is empty. It may be `inputs`. */
+TD_API td_status td_forward_list(td_module *module, const td_tensor_list *inputs,
+                                 td_tensor_list *results);
 
 /** Frees a module and its children. NULL is fine. A module that is part of another is refused (with
  *  a line in the log), since that one destroys it. */
@@ -48,7 +78,7 @@ TD_API void td_module_destroy(td_module *module);
 
 /* ---- Composition -------------------------------------------------------------------------------- */
 
-/** One after another: each takes what the one before gave. The children have the names "0", "1", … ;
+/** One after another: each takes what the one before gave, all of its results. The children have the names "0", "1", … ;
  *  the list ends with NULL, and a NULL before that is a module that could not be made. */
 #define td_sequential(...) td_sequential_ended(TD_MODULE_LIST(__VA_ARGS__))
 
@@ -61,7 +91,10 @@ TD_API td_module *td_module_list_of(td_module *const *modules, int count);
 
 /** What the macros call: the last of `count` is the NULL. C++ has its own form at the end of this header. */
 #ifdef __cplusplus
-#define TD_MODULE_LIST(...) {__VA_ARGS__}
+#define TD_MODULE_LIST(...)                                                                        \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
 #else
 #define TD_MODULE_LIST(...) TD_LIST(td_module *, __VA_ARGS__)
 #endif
@@ -145,9 +178,9 @@ TD_API td_module *td_embedding(int64_t count, int64_t width);
 TD_API td_module *td_embedding_with(int64_t count, int64_t width,
                                     const td_embedding_options *options);
 
-/** Dimensions 1 to the last as one (td_flatten() of ops.h is the function); `first` to `last`. */
-TD_API td_module *td_flatten_layer(void);
-TD_API td_module *td_flatten_layer_with(int first, int last);
+/** Dimensions 1 to the last as one (td_f_flatten() of ops.h is the function); `first` to `last`. */
+TD_API td_module *td_flatten(void);
+TD_API td_module *td_flatten_with(int first, int last);
 
 /** What comes in goes out. */
 TD_API td_module *td_identity(void);
@@ -166,7 +199,8 @@ typedef struct td_multihead_attention_options {
  * other), in_proj_bias [3 E], out_proj.weight [E, E], out_proj.bias [E].
  *
  * Inputs: x [L, N, E] (or [L, E]) alone, which attends to itself; x and a mask; query [L, N, E], key and
- * value [S, N, E]; or these three and a mask. A mask broadcasts to [N, heads, L, S], and is as in
+ * value [S, N, E]; or these three and a mask. td_forward_list() also takes the mask by its name, "mask",
+ * wherever it stands. A mask broadcasts to [N, heads, L, S], and is as in
  * td_attention_options: bool (true may be seen, as in scaled_dot_product_attention), or numbers that
  * are added to the scores.
  */
@@ -277,7 +311,7 @@ TD_API td_bytes td_module_text(const td_module *module);
  *     static td_tensor *net_forward(td_module *net, td_tensor *const *inputs, int count)
  *     {
  *         td_tensor *x = td_f_relu(td_forward(td_child(net, CONV), inputs[0]));
- *         return td_forward(td_child(net, FC), td_flatten(x, 1, -1));
+ *         return td_forward(td_child(net, FC), td_f_flatten(x, 1, -1));
  *     }
  *     static const td_module_ops net_ops = {.name = "Net", .forward = net_forward};
  *
@@ -300,6 +334,10 @@ typedef struct td_module_ops {
      *  td_param() and td_buffer() each time, never kept elsewhere: a clone runs the same code with
      *  other tensors. On failure NULL, with the last error set. */
     td_tensor *(*forward)(td_module *module, td_tensor *const *inputs, int count);
+    /** Instead of forward, for a module of several results, or one that takes inputs by name: adds the
+     *  results to the list, which is empty. The rest is as for forward. */
+    td_status (*forward_list)(td_module *module, const td_tensor_list *inputs,
+                              td_tensor_list *results);
     /** Frees what the data own, not the data themselves. NULL: nothing. */
     void (*free_data)(void *data);
     /** Called for a clone whose data are a copy of the bytes of `from`: replaces what only one may

@@ -77,7 +77,7 @@ TD_API td_tensor *td_slice(td_tensor *tensor, int dim, int64_t start, int64_t en
 TD_API td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim);
 
 /** Dimensions `first` to `last` as one. */
-TD_API td_tensor *td_flatten(td_tensor *tensor, int first, int last);
+TD_API td_tensor *td_f_flatten(td_tensor *tensor, int first, int last);
 
 /** Sizes of 1 repeated to those of `shape`, without a copy; -1 leaves a size as it is. New
  *  dimensions may stand in front. */

@@ -287,13 +287,13 @@ TD_API td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
  * same time, each on the worker of its device, and puts the results together. Gradients find their way
  * back to the module itself, and what the first copy has made of its buffers does, too.
  *
- * Inputs. Of those of td_forward_with(), the first one that has dimension `dim` says how large the batch
- * is. Inputs of that size along `dim` are divided: equal parts, the last one smaller, and fewer parts
+ * Inputs. The first one that has dimension `dim` says how large the batch is. Inputs of that size along `dim` are divided: equal parts, the last one smaller, and fewer parts
  * than devices where the batch is small. All others (numbers without dimensions, [1, …] that broadcast,
  * a mask of another size) are given whole to each device. Inputs may be on any device.
  *
- * Results that have no dimension, a loss for instance, become a vector of one for each part, unless
- * there is one device only. */
+ * Results. A module may give several (td_forward_list()): each is put together by itself. Those that have
+ * no dimension, a loss for instance, become a vector of one for each part, unless there is one device
+ * only. */
 
 typedef struct td_data_parallel_options {
     const char *const *device_ids; /* NULL: cpu:0, cpu:1, … */
@@ -318,15 +318,10 @@ TD_API td_status td_replicate(td_module *module, const char *const *devices, int
 TD_API td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, int count,
                                        int dim, td_tensor **parts, int *parts_count);
 
-/** results[i] = modules[i](inputs[i]), all at the same time, each on the worker of the device where its
- *  input is. The first failure is reported, and all results are then NULL. */
-TD_API td_status td_parallel_apply(td_module *const *modules, td_tensor *const *inputs, int count,
-                                   td_tensor **results);
-
-/** The same for modules of `input_count` inputs: those of modules[i] are inputs[i * input_count] and
- *  the ones behind it, all on one device. */
-TD_API td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *inputs,
-                                        int input_count, int count, td_tensor **results);
+/** results[i] = modules[i](inputs[i]) as by td_forward_list(), all at the same time, each on the worker of
+ *  the device where its first input is. The first failure is reported, and all results are then empty. */
+TD_API td_status td_parallel_apply(td_module *const *modules, const td_tensor_list *inputs,
+                                   int count, td_tensor_list *results);
 
 /** Tensors of several devices one after another along `dim`, on one device; those without dimensions
  *  as a vector. */

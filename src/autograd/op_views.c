@@ -63,18 +63,19 @@ td_tensor *td_squeeze(td_tensor *tensor, int dim)
     return reshaped("td_squeeze", tensor, td__squeeze(tensor, dim), true);
 }
 
-td_tensor *td_flatten(td_tensor *tensor, int first, int last)
+td_tensor *td_f_flatten(td_tensor *tensor, int first, int last)
 {
     if (!tensor)
         return NULL;
-    first = td__wrap_dim(tensor, "td_flatten", first);
-    last = first < 0 ? -1 : td__wrap_dim(tensor, "td_flatten", last);
+    first = td__wrap_dim(tensor, "td_f_flatten", first);
+    last = first < 0 ? -1 : td__wrap_dim(tensor, "td_f_flatten", last);
     if (last < 0)
         return NULL;
     if (tensor->layout.ndim == 0)
         return td_reshape(tensor, (int64_t[]){1}, 1);
     if (last < first) {
-        td_fail(TD_ERR_INVALID, "td_flatten: dimension %d stands behind dimension %d", first, last);
+        td_fail(TD_ERR_INVALID, "td_f_flatten: dimension %d stands behind dimension %d", first,
+                last);
         return NULL;
     }
     int64_t shape[TD_MAX_DIMS];

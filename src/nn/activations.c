@@ -175,7 +175,8 @@ struct flatten {
 static td_tensor *flatten_forward(td_module *self, td_tensor *const *inputs, int count)
 {
     const struct flatten *flatten = self->data;
-    return td__takes(self, count, 1) ? td_flatten(inputs[0], flatten->first, flatten->last) : NULL;
+    return td__takes(self, count, 1) ? td_f_flatten(inputs[0], flatten->first, flatten->last)
+                                     : NULL;
 }
 
 static int flatten_describe(const td_module *self, char *text, size_t size)
@@ -189,7 +190,7 @@ static const td_module_ops flatten_ops = {.name = "Flatten",
                                           .forward = flatten_forward,
                                           .describe = flatten_describe};
 
-td_module *td_flatten_layer_with(int first, int last)
+td_module *td_flatten_with(int first, int last)
 {
     td_module *module = td_module_create(&flatten_ops);
     if (module)
@@ -197,9 +198,9 @@ td_module *td_flatten_layer_with(int first, int last)
     return module;
 }
 
-td_module *td_flatten_layer(void)
+td_module *td_flatten(void)
 {
-    return td_flatten_layer_with(1, -1);
+    return td_flatten_with(1, -1);
 }
 
 static td_tensor *identity_forward(td_module *self, td_tensor *const *inputs, int count)

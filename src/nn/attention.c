@@ -14,6 +14,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 /* ---- Heads -------------------------------------------------------------------------------------- */
 
@@ -91,6 +92,28 @@ static td_tensor *merge_heads(td_tensor *x)
     return td_reshape(td_transpose(x, 1, 2), merged, 3);
 }
 
+int td__mask_last(const td_module *module, const td_tensor_list *inputs, td_tensor **ordered,
+                  int most)
+{
+    td_tensor *mask = td_tensor_list_get(inputs, "mask");
+    if (!td__takes(module, inputs->count, most))
+        return 0;
+    int count = 0;
+    for (int i = 0; i < inputs->count; i++)
+        if (!mask || !inputs->names[i] || strcmp(inputs->names[i], "mask") != 0)
+            ordered[count++] = inputs->at[i];
+    if (mask && count != 1 && count != 3) {
+        td_fail(TD_ERR_INVALID,
+                "td_forward: a %s was given a mask and %d inputs; it takes x, or query, "
+                "key and value",
+                module->ops->name, count);
+        return 0;
+    }
+    if (mask)
+        ordered[count++] = mask;
+    return count;
+}
+
 /* ---- The module --------------------------------------------------------------------------------- */
 
 enum { IN_WEIGHT, IN_BIAS };
@@ -142,11 +165,9 @@ static td_tensor *batch_first(const td_module *self, td_tensor *x)
     return !multihead->options.batch_first ? td_transpose(x, 0, 1) : x;
 }
 
-static td_tensor *multihead_forward(td_module *self, td_tensor *const *inputs, int count)
+static td_tensor *attend(td_module *self, td_tensor *const *inputs, int count)
 {
     const struct multihead *multihead = self->data;
-    if (!td__takes(self, count, 4))
-        return NULL;
     bool to_itself = count < 3;
     td_tensor *mask = count == 2 ? inputs[1] : count == 4 ? inputs[3] : NULL;
     td_tensor *given[3], *parts[PARTS_MOST] = {0};
@@ -168,9 +189,17 @@ static td_tensor *multihead_forward(td_module *self, td_tensor *const *inputs, i
     return !multihead->options.batch_first ? td_transpose(y, 0, 1) : y;
 }
 
+static td_status multihead_forward(td_module *self, const td_tensor_list *inputs,
+                                   td_tensor_list *results)
+{
+    td_tensor *ordered[4];
+    int count = td__mask_last(self, inputs, ordered, 4);
+    return count ? td_tensor_list_add(results, NULL, attend(self, ordered, count)) : TD_ERR_INVALID;
+}
+
 static const td_module_ops multihead_ops = {.name = "MultiheadAttention",
                                             .data_size = sizeof(struct multihead),
-                                            .forward = multihead_forward};
+                                            .forward_list = multihead_forward};
 
 /* In PyTorch's order: the numbers of out_proj come first, and its bias is then set to 0. */
 static td_status init_multihead(td_module *self)

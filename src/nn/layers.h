@@ -17,4 +17,10 @@ td_status td__init_affine(td_tensor *weight, td_tensor *bias);
 /** What a batch norm was made with, defaults filled in, and its features; NULL for another module. */
 const td_batch_norm_options *td__batch_norm_options_of(const td_module *module, int64_t *features);
 
+/** The inputs of a module with attention: those without the name "mask" in order, and behind them the
+ *  one that has it. Returns their number; 0 with the last error for more than `most`, and for a mask
+ *  beside anything but x, or query, key and value. */
+int td__mask_last(const td_module *module, const td_tensor_list *inputs, td_tensor **ordered,
+                  int most);
+
 #endif

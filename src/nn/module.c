@@ -324,36 +324,6 @@ const char *td_child_name(const td_module *module, int index)
     return td_child(module, index) ? module->children[index].name : NULL;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------ */
-
-td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int count)
-{
-    if (!module)
-        return NULL;
-    for (int i = 0; i < count; i++)
-        if (!inputs[i])
-            return NULL;
-    if (count < 1 || !module->ops->forward || module->failure) {
-        td_fail(TD_ERR_INVALID, "td_forward: a %s %s%s", module->ops->name,
-                count < 1              ? "needs at least one input"
-                : module->ops->forward ? "could not be made: "
-                                       : "has no forward of its own",
-                module->failure && module->reason ? module->reason : "");
-        return NULL;
-    }
-    td_tensor *result = NULL;
-    {
-        TD_SCOPE;
-        result = td_scope_return(module->ops->forward(module, inputs, count));
-    }
-    return result;
-}
-
-td_tensor *td_forward(td_module *module, td_tensor *x)
-{
-    return td_forward_with(module, &x, 1);
-}
-
 td_status td__check_size(const char *call, const char *what, int64_t value, int64_t least)
 {
     if (value >= least)

@@ -29,28 +29,42 @@ static td_module *gather(const td_module_ops *ops, const char *call, td_module *
     return td_module_finish(module);
 }
 
-static td_tensor *sequential_forward(td_module *module, td_tensor *const *inputs, int count)
+static void retain(const td_tensor_list *list)
 {
-    if (count != 1) {
-        td_fail(TD_ERR_INVALID, "td_forward: a Sequential has one input, not %d", count);
-        return NULL;
-    }
-    /* What a child made is let go as soon as the next one has run; what backward needs is kept by
-     * the record. */
-    td_tensor *x = td_tensor_retain(inputs[0]);
-    for (int i = 0; i < module->child_count && x; i++) {
-        td_tensor *y = NULL;
-        {
-            TD_SCOPE;
-            y = td_tensor_retain(td_forward(module->children[i].module, x));
-        }
-        td_tensor_release(x);
-        x = y;
-    }
-    return td__adopt(x);
+    for (int i = 0; i < list->count; i++)
+        td_tensor_retain(list->at[i]);
 }
 
-static const td_module_ops sequential_ops = {.name = "Sequential", .forward = sequential_forward};
+static void release(const td_tensor_list *list)
+{
+    for (int i = 0; i < list->count; i++)
+        td_tensor_release(list->at[i]);
+}
+
+static td_status sequential_forward(td_module *module, const td_tensor_list *inputs,
+                                    td_tensor_list *results)
+{
+    /* What a child made is released as soon as the next one has run; what backward needs is kept by
+     * the record. */
+    td_tensor_list x = *inputs;
+    td_status status = TD_OK;
+    retain(&x);
+    for (int i = 0; i < module->child_count && !status; i++) {
+        TD_SCOPE;
+        td_tensor_list y;
+        status = td_forward_list(module->children[i].module, &x, &y);
+        retain(&y);
+        release(&x);
+        x = y;
+    }
+    for (int i = 0; i < x.count; i++)
+        x.at[i] = td__adopt(x.at[i]);
+    *results = x;
+    return status;
+}
+
+static const td_module_ops sequential_ops = {.name = "Sequential",
+                                             .forward_list = sequential_forward};
 
 td_module *td_sequential_of(td_module *const *modules, int count)
 {

@@ -40,12 +40,9 @@ static td_tensor *feed_forward(td_module *self, td_tensor *x)
     return td_forward(td_child(self, DROPOUT2), td_forward(td_child(self, LINEAR2), y));
 }
 
-static td_tensor *block_forward(td_module *self, td_tensor *const *inputs, int count)
+static td_tensor *run_block(td_module *self, td_tensor *x, td_tensor *mask)
 {
     const struct block *block = self->data;
-    if (!td__takes(self, count, 2))
-        return NULL;
-    td_tensor *x = inputs[0], *mask = count == 2 ? inputs[1] : NULL;
     td_module *norm1 = td_child(self, NORM1), *norm2 = td_child(self, NORM2);
     if (block->norm_first) {
         x = td_add(x, attend(self, td_forward(norm1, x), mask));
@@ -55,8 +52,18 @@ static td_tensor *block_forward(td_module *self, td_tensor *const *inputs, int c
     return td_forward(norm2, td_add(x, feed_forward(self, x)));
 }
 
-static const td_module_ops block_ops = {
-    .name = "TransformerEncoderLayer", .data_size = sizeof(struct block), .forward = block_forward};
+static td_status block_forward(td_module *self, const td_tensor_list *inputs,
+                               td_tensor_list *results)
+{
+    td_tensor *ordered[2] = {0};
+    if (!td__mask_last(self, inputs, ordered, 2))
+        return TD_ERR_INVALID;
+    return td_tensor_list_add(results, NULL, run_block(self, ordered[0], ordered[1]));
+}
+
+static const td_module_ops block_ops = {.name = "TransformerEncoderLayer",
+                                        .data_size = sizeof(struct block),
+                                        .forward_list = block_forward};
 
 td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
                                              const td_transformer_options *options)
@@ -70,12 +77,12 @@ td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
         return NULL;
     *(struct block *)self->data = (struct block){.gelu = given.gelu,
                                                  .norm_first = given.norm_first};
-    td_module_add_child(
-        self, "self_attn",
-        td_multihead_attention_with(
-            width, heads,
-            &(td_multihead_attention_options){
-                .dropout = p, .causal = given.causal, .batch_first = given.batch_first}));
+    td_module_add_child(self, "self_attn",
+                        td_multihead_attention_with(
+                            width, heads,
+                            &(td_multihead_attention_options){.dropout = p,
+                                                              .causal = given.causal,
+                                                              .batch_first = given.batch_first}));
     if (!self->failure) { /* the sizes are right, then */
         td_module_add_child(self, "linear1", td_linear(width, inner));
         td_module_add_child(self, "dropout", td_dropout(p));
@@ -97,19 +104,21 @@ td_module *td_transformer_encoder_layer(int64_t width, int64_t heads)
 
 enum { LAYERS, NORM };
 
-static td_tensor *encoder_forward(td_module *self, td_tensor *const *inputs, int count)
+static td_status encoder_forward(td_module *self, const td_tensor_list *inputs,
+                                 td_tensor_list *results)
 {
-    if (!td__takes(self, count, 2))
-        return NULL;
+    td_tensor *x[2];
+    int count = td__mask_last(self, inputs, x, 2);
+    if (!count)
+        return TD_ERR_INVALID;
     td_module *layers = td_child(self, LAYERS), *norm = td_child(self, NORM);
-    td_tensor *x = inputs[0];
-    for (int i = 0; i < td_child_count(layers) && x; i++)
-        x = td_forward_with(td_child(layers, i), (td_tensor *[]){x, count == 2 ? inputs[1] : NULL},
-                            count);
-    return norm ? td_forward(norm, x) : x;
+    for (int i = 0; i < td_child_count(layers) && x[0]; i++)
+        x[0] = td_forward_with(td_child(layers, i), x, count);
+    return td_tensor_list_add(results, NULL, norm ? td_forward(norm, x[0]) : x[0]);
 }
 
-static const td_module_ops encoder_ops = {.name = "TransformerEncoder", .forward = encoder_forward};
+static const td_module_ops encoder_ops = {.name = "TransformerEncoder",
+                                          .forward_list = encoder_forward};
 
 td_module *td_transformer_encoder(td_module *layer, int count, td_module *norm)
 {

@@ -13,6 +13,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct data_parallel {
@@ -31,35 +32,58 @@ static int64_t size_along(const td_tensor *input, int dim)
     return dim >= -ndim && dim < ndim ? td_tensor_size(input, dim < 0 ? dim + ndim : dim) : -1;
 }
 
-static int64_t find_batch(td_tensor *const *inputs, int input_count, int dim)
+static int64_t find_batch(const td_tensor_list *inputs, int dim)
 {
     int64_t batch = -1;
-    for (int k = 0; k < input_count && batch < 0; k++)
-        batch = size_along(inputs[k], dim);
+    for (int k = 0; k < inputs->count && batch < 0; k++)
+        batch = size_along(inputs->at[k], dim);
     return batch;
 }
 
-/* Input k of replica i goes to parts[i * input_count + k]; *count tells how many replicas are needed.
- * `list` has room for a part on each device. */
-static td_status scatter(const struct data_parallel *parallel, td_tensor *const *inputs,
-                         int input_count, td_tensor **list, td_tensor **parts, int *count)
+/* The inputs of replica i go to parts[i], which is empty; *count tells how many replicas are needed.
+ * `list` has space for a part on each device. */
+static td_status scatter(const struct data_parallel *parallel, const td_tensor_list *inputs,
+                         td_tensor **list, td_tensor_list *parts, int *count)
 {
-    int64_t batch = find_batch(inputs, input_count, parallel->dim);
+    int64_t batch = find_batch(inputs, parallel->dim);
     *count = 1;
-    for (int k = 0; k < input_count; k++) {
-        if (batch < 0 || size_along(inputs[k], parallel->dim) != batch)
+    for (int k = 0; k < inputs->count; k++) {
+        if (batch < 0 || size_along(inputs->at[k], parallel->dim) != batch)
             continue;
-        TD_TRY(td_scatter_to_devices(inputs[k], parallel->names, parallel->count, parallel->dim,
+        TD_TRY(td_scatter_to_devices(inputs->at[k], parallel->names, parallel->count, parallel->dim,
                                      list, count));
         for (int i = 0; i < *count; i++)
-            parts[i * input_count + k] = list[i];
+            parts[i].at[k] = list[i];
     }
-    for (int at = 0; at < *count * input_count; at++) {
-        if (parts[at])
-            continue;
-        parts[at] = td_tensor_to(inputs[at % input_count], parallel->names[at / input_count]);
-        if (!parts[at])
-            return td_last_status();
+    for (int i = 0; i < *count; i++) {
+        parts[i].count = inputs->count;
+        for (int k = 0; k < inputs->count; k++) {
+            parts[i].names[k] = inputs->names[k];
+            if (!parts[i].at[k])
+                parts[i].at[k] = td_tensor_to(inputs->at[k], parallel->names[i]);
+            if (!parts[i].at[k])
+                return td_last_status();
+        }
+    }
+    return TD_OK;
+}
+
+/* Result k of all replicas as one, for each k. `list` is as for scatter(). */
+static td_status gather(const struct data_parallel *parallel, const td_tensor_list *parts,
+                        int count, const char *output, td_tensor **list, td_tensor_list *results)
+{
+    for (int i = 1; i < count; i++)
+        if (parts[i].count != parts[0].count)
+            return td_fail(TD_ERR_INVALID,
+                           "td_data_parallel: the module gave %d results on %s, and %d on %s",
+                           parts[0].count, parallel->names[0], parts[i].count, parallel->names[i]);
+    for (int k = 0; k < parts[0].count; k++) {
+        for (int i = 0; i < count; i++)
+            list[i] = parts[i].at[k];
+        td_tensor *whole = parallel->count == 1
+                               ? td_tensor_to(list[0], output)
+                               : td_gather_from_devices(list, count, output, parallel->dim);
+        TD_TRY(td_tensor_list_add(results, parts[0].names[k], whole));
     }
     return TD_OK;
 }
@@ -81,54 +105,58 @@ static td_status copy_buffers(td_module *module, td_module *replica)
 }
 
 /* Where the module's parameters are, or its buffers, or without any the input. */
-static const char *place_of(td_module *module, const td_tensor *input)
+static const char *device_of(td_module *module, const td_tensor *input)
 {
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
     const td_state *any = parameters && td_state_count(parameters) ? parameters : buffers;
-    const char *place = td_tensor_device(any && td_state_count(any) ? td_state_tensor(any, 0)
-                                                                    : input);
+    const char *device = td_tensor_device(any && td_state_count(any) ? td_state_tensor(any, 0)
+                                                                     : input);
     td_state_destroy(parameters);
     td_state_destroy(buffers);
-    return place;
+    return device;
 }
 
-static td_tensor *run(td_module *module, const struct data_parallel *parallel,
-                      td_tensor *const *parts, int input_count, int count, const char *output)
+/* Runs `count` replicas; parts[i] are the inputs of the one on device i, and then its results. */
+static td_status run(td_module *module, const struct data_parallel *parallel, td_tensor_list *parts,
+                     int count)
 {
     td_module **replicas = calloc((size_t)count, sizeof *replicas);
-    td_tensor **results = calloc((size_t)count, sizeof *results), *result = NULL;
-    if (!replicas || !results) {
-        td__fail_nomem("td_data_parallel");
-    } else if (!td_replicate(module, parallel->names, count, replicas)) {
-        if (!td_parallel_apply_with(replicas, parts, input_count, count, results) &&
-            !copy_buffers(module, replicas[0]))
-            result = parallel->count == 1
-                         ? td_tensor_to(results[0], output)
-                         : td_gather_from_devices(results, count, output, parallel->dim);
+    td_tensor_list *results = calloc((size_t)count, sizeof *results);
+    td_status status = replicas && results ? TD_OK : td__fail_nomem("td_data_parallel");
+    if (!status)
+        status = td_replicate(module, parallel->names, count, replicas);
+    if (!status) {
+        status = td_parallel_apply(replicas, parts, count, results);
+        if (!status)
+            status = copy_buffers(module, replicas[0]);
+        memcpy(parts, results, (size_t)count * sizeof *parts);
         for (int i = 0; i < count; i++)
             td_module_destroy(replicas[i]);
     }
     free(replicas);
     free(results);
-    return result;
+    return status;
 }
 
-static td_tensor *data_parallel_forward(td_module *module, td_tensor *const *inputs,
-                                        int input_count)
+static td_status data_parallel_forward(td_module *module, const td_tensor_list *inputs,
+                                       td_tensor_list *results)
 {
     const struct data_parallel *parallel = td_module_data(module);
     td_module *inner = td_child(module, 0);
-    const char *output = *parallel->output ? parallel->output : place_of(inner, inputs[0]);
-    td_tensor **parts = calloc((size_t)parallel->count * (size_t)input_count, sizeof *parts);
-    td_tensor **list = calloc((size_t)parallel->count, sizeof *list), *result = NULL;
-    int count;
-    if (!parts || !list)
-        td__fail_nomem("td_data_parallel");
-    else if (!scatter(parallel, inputs, input_count, list, parts, &count))
-        result = run(inner, parallel, parts, input_count, count, output);
+    const char *output = *parallel->output ? parallel->output : device_of(inner, inputs->at[0]);
+    td_tensor_list *parts = calloc((size_t)parallel->count, sizeof *parts);
+    td_tensor **list = calloc((size_t)parallel->count, sizeof *list);
+    int count = 0;
+    td_status status = parts && list ? TD_OK : td__fail_nomem("td_data_parallel");
+    if (!status)
+        status = scatter(parallel, inputs, list, parts, &count);
+    if (!status)
+        status = run(inner, parallel, parts, count);
+    if (!status)
+        status = gather(parallel, parts, count, output, list, results);
     free(parts);
     free(list);
-    return result;
+    return status;
 }
 
 /* ---- Making one ------------------------------------------------------------------------------------- */
@@ -168,7 +196,7 @@ static td_status copy_devices(void *data, const void *from)
 static const td_module_ops data_parallel_ops = {
     .name = "DataParallel",
     .data_size = sizeof(struct data_parallel),
-    .forward = data_parallel_forward,
+    .forward_list = data_parallel_forward,
     .free_data = free_devices,
     .clone_data = copy_devices,
 };

@@ -130,35 +130,23 @@ static td_status check_parameters(const struct td__ddp *ddp, const td_module *mo
                    ddp->parameters[known].name);
 }
 
-static td_tensor *run_on_device(const struct td__ddp *ddp, td_module *module,
-                                td_tensor *const *inputs, int count)
-{
-    td_tensor **moved = calloc((size_t)count, sizeof *moved), *output = NULL;
-    if (!moved) {
-        td__fail_nomem("td_ddp");
-        return NULL;
-    }
-    for (int i = 0; i < count; i++)
-        moved[i] = td_tensor_to(inputs[i], ddp->device);
-    output = td_forward_with(module, moved, count); /* NULL where one could not be moved */
-    free(moved);
-    return output;
-}
-
-static td_tensor *ddp_forward(td_module *module, td_tensor *const *inputs, int count)
+static td_status ddp_forward(td_module *module, const td_tensor_list *inputs,
+                             td_tensor_list *results)
 {
     struct td__ddp *ddp = *(struct td__ddp **)td_module_data(module);
     td_module *inner = td_child(module, 0);
     bool records = td_grad_enabled();
-    if (check_parameters(ddp, inner) || before_forward(ddp, records))
-        return NULL;
+    TD_TRY(check_parameters(ddp, inner));
+    TD_TRY(before_forward(ddp, records));
     if (td_module_is_training(module))
         ddp->buffers_are_old = true;
-    td_tensor *output = *ddp->device ? run_on_device(ddp, inner, inputs, count)
-                                     : td_forward_with(inner, inputs, count);
-    if (output && records && ddp->sync && ddp->used && td__ddp_mark_unused(ddp, output))
-        return NULL;
-    return output;
+    td_tensor_list moved = *inputs;
+    for (int i = 0; *ddp->device && i < moved.count; i++)
+        moved.at[i] = td_tensor_to(moved.at[i], ddp->device);
+    TD_TRY(td_forward_list(inner, &moved, results));
+    if (records && ddp->sync && ddp->used)
+        TD_TRY(td__ddp_mark_unused(ddp, results));
+    return TD_OK;
 }
 
 /* ---- Making one ------------------------------------------------------------------------------------- */
@@ -203,7 +191,7 @@ static td_status refuse_clone(void *data, const void *from)
 static const td_module_ops ddp_ops = {
     .name = "DistributedDataParallel",
     .data_size = sizeof(struct td__ddp *),
-    .forward = ddp_forward,
+    .forward_list = ddp_forward,
     .free_data = free_data,
     .clone_data = refuse_clone,
 };

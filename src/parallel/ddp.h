@@ -54,9 +54,9 @@ td_status td__ddp_join_turn(struct td__ddp *ddp, bool records);
 
 /* Unused parameters (ddp_unused.c). */
 
-/** After forward: walks the record from the output, and says that those parameters are ready that
- *  are not behind it. */
-td_status td__ddp_mark_unused(struct td__ddp *ddp, td_tensor *output);
+/** After forward: walks the record from the outputs, and says that those parameters are ready that
+ *  are not behind them. */
+td_status td__ddp_mark_unused(struct td__ddp *ddp, const td_tensor_list *outputs);
 /** At the end of a pass, before waiting: the ranks agree on what was used. */
 td_status td__ddp_agree_on_used(struct td__ddp *ddp);
 /** Behind the reduction: what was used nowhere gets back the gradient that it had. */

@@ -1,6 +1,6 @@
 /* Parameters that take no part in a loss.
  *
- * With find_unused_parameters the record is walked from the output; what is not behind it counts as
+ * With find_unused_parameters the record is walked from the outputs; what is not behind it counts as
  * ready at once, with a gradient of 0, so that its bucket need not wait. At the end the ranks agree
  * on which parameters any of them has used: one that nobody has used gets back the gradient that it
  * had before. With static_graph the walk is done for the first pass only. */
@@ -36,13 +36,13 @@ static td_status set_aside(struct td__ddp *ddp, struct td__ddp_parameter *parame
     return td__buckets_ready(&ddp->buckets, parameter->number);
 }
 
-td_status td__ddp_mark_unused(struct td__ddp *ddp, td_tensor *output)
+td_status td__ddp_mark_unused(struct td__ddp *ddp, const td_tensor_list *outputs)
 {
     bool walk = !ddp->options.static_graph || !ddp->first_static_pass_done;
     for (int i = 0; i < ddp->count; i++)
         ddp->parameters[i].unused = walk || ddp->static_unused[i];
     if (walk)
-        TD_TRY(td__visit_leaves(&output, 1, note_used, ddp));
+        TD_TRY(td__visit_leaves(outputs->at, outputs->count, note_used, ddp));
     for (int i = 0; i < ddp->count; i++) {
         struct td__ddp_parameter *parameter = &ddp->parameters[i];
         ddp->static_unused[i] = parameter->unused;

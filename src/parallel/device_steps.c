@@ -63,11 +63,10 @@ td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, i
 struct share {
     struct apply *apply;
     td_module *module;
-    td_tensor *const *inputs;
-    int input_count;
-    td_tensor *result; /* one reference */
+    const td_tensor_list *inputs;
+    td_tensor_list results; /* one reference of each */
     td_status status;
-    char message[1024];
+    struct td__error error;
 };
 
 struct apply {
@@ -84,13 +83,12 @@ static void run_share(void *arg)
     bool before = td_set_grad_enabled(apply->grad_mode);
     {
         TD_SCOPE;
-        share->result = td_tensor_retain(
-            td_forward_with(share->module, share->inputs, share->input_count));
+        share->status = td_forward_list(share->module, share->inputs, &share->results);
+        for (int i = 0; i < share->results.count; i++)
+            td_tensor_retain(share->results.at[i]);
     }
-    if (!share->result) {
-        share->status = td_last_status() ? td_last_status() : TD_ERR_INVALID;
-        snprintf(share->message, sizeof share->message, "%s", td_last_error());
-    }
+    if (share->status)
+        td__error_save(&share->error);
     td_set_grad_enabled(before);
     pthread_mutex_lock(&apply->lock);
     if (--apply->unfinished == 0)
@@ -106,26 +104,28 @@ static void wait_for_shares(struct apply *apply)
     pthread_mutex_unlock(&apply->lock);
 }
 
-static td_status collect(struct share *shares, int count, td_tensor **results)
+/* The results of all shares, owned by the caller's scope; none where one of them failed. */
+static td_status collect(struct share *shares, int count, td_tensor_list *results)
 {
     td_status status = TD_OK;
     for (int i = 0; i < count && !status; i++)
-        if (!shares[i].result)
-            status = td_fail(shares[i].status, "%s", shares[i].message);
+        if (shares[i].status)
+            status = td__error_restore(&shares[i].error);
     for (int i = 0; i < count; i++) {
-        results[i] = status ? NULL : td__adopt(shares[i].result);
-        if (status)
-            td_tensor_release(shares[i].result);
+        td_tensor_list *list = &shares[i].results;
+        for (int k = 0; k < list->count; k++)
+            if (status)
+                td_tensor_release(list->at[k]);
+            else
+                list->at[k] = td__adopt(list->at[k]);
+        results[i] = status ? (td_tensor_list){0} : *list;
     }
     return status;
 }
 
-td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *inputs,
-                                 int input_count, int count, td_tensor **results)
+td_status td_parallel_apply(td_module *const *modules, const td_tensor_list *inputs, int count,
+                            td_tensor_list *results)
 {
-    if (input_count < 1)
-        return td_fail(TD_ERR_INVALID, "td_parallel_apply_with: %d inputs are too few",
-                       input_count);
     struct share *shares = calloc(count > 0 ? (size_t)count : 1, sizeof *shares);
     if (!shares)
         return td__fail_nomem("td_parallel_apply");
@@ -133,11 +133,11 @@ td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *in
     pthread_mutex_init(&apply.lock, NULL);
     td__cond_init(&apply.changed);
     for (int i = 0; i < count; i++) {
-        td_tensor *const *own = inputs + (size_t)i * (size_t)input_count;
-        shares[i] = (struct share){
-            .apply = &apply, .module = modules[i], .inputs = own, .input_count = input_count};
-        /* A device that cannot start its worker: then here. */
-        if (td_device_submit(td_tensor_device(own[0]), run_share, &shares[i]))
+        shares[i].apply = &apply;
+        shares[i].module = modules[i];
+        shares[i].inputs = &inputs[i];
+        const char *device = inputs[i].count > 0 ? td_tensor_device(inputs[i].at[0]) : NULL;
+        if (td_device_submit(device, run_share, &shares[i])) /* its worker cannot be started */
             run_share(&shares[i]);
     }
     wait_for_shares(&apply);
@@ -146,12 +146,6 @@ td_status td_parallel_apply_with(td_module *const *modules, td_tensor *const *in
     pthread_cond_destroy(&apply.changed);
     free(shares);
     return status;
-}
-
-td_status td_parallel_apply(td_module *const *modules, td_tensor *const *inputs, int count,
-                            td_tensor **results)
-{
-    return td_parallel_apply_with(modules, inputs, 1, count, results);
 }
 
 td_tensor *td_gather_from_devices(td_tensor *const *tensors, int count, const char *device, int dim)

@@ -1,0 +1,109 @@
+/* Running modules: of one result (ops->forward) and of several (ops->forward_list), each by either call. */
+#include "nn/module.h"
+
+#include "base/fail.h"
+
+#include <string.h>
+
+/* ---- Lists ------------------------------------------------------------------------------------------- */
+
+td_tensor *td_tensor_list_get(const td_tensor_list *list, const char *name)
+{
+    for (int i = 0; list && name && i < list->count; i++)
+        if (list->names[i] && strcmp(list->names[i], name) == 0)
+            return list->at[i];
+    return NULL;
+}
+
+td_status td_tensor_list_add(td_tensor_list *list, const char *name, td_tensor *tensor)
+{
+    if (!list || !tensor)
+        return TD_ERR_INVALID;
+    if (td_tensor_list_get(list, name))
+        return td_fail(TD_ERR_INVALID, "td_tensor_list_add: there is a tensor \"%s\" already",
+                       name);
+    if (list->count < 0 || list->count >= TD_TENSOR_LIST_MOST)
+        return td_fail(TD_ERR_INVALID, "td_tensor_list_add: a list has %d tensors at most",
+                       TD_TENSOR_LIST_MOST);
+    list->at[list->count] = tensor;
+    list->names[list->count++] = name;
+    return TD_OK;
+}
+
+/* ---- Running ----------------------------------------------------------------------------------------- */
+
+static td_status check(const td_module *module, td_tensor *const *inputs, int count)
+{
+    if (!module)
+        return TD_ERR_INVALID;
+    const td_module_ops *ops = module->ops;
+    for (int i = 0; i < count; i++)
+        if (!inputs[i])
+            return TD_ERR_INVALID;
+    if (count < 1)
+        return td_fail(TD_ERR_INVALID, "td_forward: a %s needs at least one input", ops->name);
+    if (module->failure)
+        return td_fail(TD_ERR_INVALID, "td_forward: a %s could not be made: %s", ops->name,
+                       module->reason ? module->reason : "out of memory");
+    if (!ops->forward && !ops->forward_list)
+        return td_fail(TD_ERR_INVALID, "td_forward: a %s has no forward of its own", ops->name);
+    if (ops->forward_list && count > TD_TENSOR_LIST_MOST)
+        return td_fail(TD_ERR_INVALID, "td_forward: a %s takes %d inputs at most, not %d",
+                       ops->name, TD_TENSOR_LIST_MOST, count);
+    return TD_OK;
+}
+
+/* The results of a module with forward_list, which the scope around this call holds. */
+static td_status run_list(td_module *module, const td_tensor_list *inputs, td_tensor_list *results)
+{
+    TD_SCOPE;
+    td_status status = module->ops->forward_list(module, inputs, results);
+    if (!status && (results->count < 1 || results->count > TD_TENSOR_LIST_MOST))
+        status = td_fail(TD_ERR_INVALID, "td_forward: a %s gave %d results; 1 to %d are possible",
+                         module->ops->name, results->count, TD_TENSOR_LIST_MOST);
+    for (int i = 0; !status && i < results->count; i++)
+        if (!td_scope_return(results->at[i]))
+            status = results->at[i] ? TD_ERR_NOMEM : TD_ERR_INVALID;
+    if (status)
+        *results = (td_tensor_list){0};
+    return status;
+}
+
+td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int count)
+{
+    if (check(module, inputs, count))
+        return NULL;
+    if (module->ops->forward) {
+        TD_SCOPE;
+        return td_scope_return(module->ops->forward(module, inputs, count));
+    }
+    td_tensor_list list = {.count = count}, results = {0};
+    memcpy(list.at, inputs, (size_t)count * sizeof inputs[0]);
+    if (run_list(module, &list, &results))
+        return NULL;
+    if (results.count == 1)
+        return results.at[0];
+    td_fail(TD_ERR_INVALID, "td_forward: a %s gave %d results; td_forward_list() returns them all",
+            module->ops->name, results.count);
+    return NULL;
+}
+
+td_tensor *td_forward(td_module *module, td_tensor *x)
+{
+    return td_forward_with(module, &x, 1);
+}
+
+td_status td_forward_list(td_module *module, const td_tensor_list *inputs, td_tensor_list *results)
+{
+    td_tensor_list given = inputs ? *inputs : (td_tensor_list){0};
+    *results = (td_tensor_list){0};
+    if (given.count > TD_TENSOR_LIST_MOST)
+        return td_fail(TD_ERR_INVALID, "td_forward_list: a list has %d tensors at most, not %d",
+                       TD_TENSOR_LIST_MOST, given.count);
+    TD_TRY(check(module, given.at, given.count));
+    if (module->ops->forward_list)
+        return run_list(module, &given, results);
+    results->at[0] = td_forward_with(module, given.at, given.count);
+    results->count = results->at[0] ? 1 : 0;
+    return results->count ? TD_OK : td_last_status();
+}
