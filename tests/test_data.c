@@ -64,7 +64,7 @@ TEST(tensors_that_do_not_fit)
                 "no sample 4 in a dataset of 4");
     CHECK_FAILS(td_dataset_read(dataset, -1, row, NULL), TD_ERR_INVALID, "no sample -1");
     CHECK_FAILS(td_dataset_read(dataset, 0, NULL, NULL), TD_ERR_INVALID, "input is NULL");
-    CHECK_FAILS(td_dataset_read(NULL, 0, row, NULL), TD_ERR_INVALID, "dataset is NULL");
+    CHECK_FAILS(td_dataset_read(NULL, 0, row, NULL), TD_ERR_INVALID, "td_dataset_read: an argument is NULL");
     CHECK_EQ(td_dataset_size(NULL), -1);
     td_dataset_release(dataset);
     td_dataset_release(NULL);

@@ -173,7 +173,7 @@ TEST(schedules_refuse)
     CHECK_NO(td_warmup_schedule(sgd, 0.1, 0, td_step_schedule(sgd, 1, 1)), "steps is 0");
     CHECK_NO(td_sequential_schedule(sgd, NULL, 0, NULL), "0 schedules");
     td_schedule *parts[] = {td_step_schedule(sgd, 1, 1), NULL};
-    CHECK_NO(td_sequential_schedule(sgd, parts, 2, (const int64_t[]){1}), "schedule 1 is NULL");
+    CHECK_NO(td_sequential_schedule(sgd, parts, 2, (const int64_t[]){1}), "td_sequential_schedule: an argument is NULL");
     parts[0] = td_step_schedule(other, 1, 1);
     CHECK_NO(td_sequential_schedule(sgd, parts, 1, NULL), "another optimizer");
     CHECK_FAILS(td_schedule_step(NULL), TD_ERR_INVALID, "NULL");

@@ -332,7 +332,7 @@ TEST(refusals)
     uint64_t first = td__generator_seed(NULL);
     td_manual_seed(1);
 
-    CHECK_FAILS(td_uniform_(NULL, 0, 1, NULL), TD_ERR_INVALID, "td_uniform_: the tensor is NULL");
+    CHECK_FAILS(td_uniform_(NULL, 0, 1, NULL), TD_ERR_INVALID, "td_uniform_: an argument is NULL");
     CHECK_FAILS(td_uniform_(i32, 0, 1, NULL), TD_ERR_INVALID, "the dtype is i32");
     CHECK_FAILS(td_normal_(c64, 0, 1, NULL), TD_ERR_INVALID, "the dtype is complex64");
     CHECK_FAILS(td_bernoulli_(c64, 0.5, NULL), TD_ERR_INVALID, "dtype complex64");

@@ -418,6 +418,31 @@ TEST(lists_have_their_length_and_arrays_are_copied)
     CHECK(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32) == NULL); /* more than TD_MAX_DIMS */
 }
 
+TEST(a_null_passes_a_failure_on_and_is_one_by_itself)
+{
+    TD_SCOPE;
+    td_tensor *x = td_zeros(TD_SHAPE(2, 3), TD_F32), *y = td_zeros(TD_SHAPE(4), TD_F32);
+    CHECK(td_add(NULL, x) == NULL); /* nothing has failed before */
+    CHECK_EQ(td_last_status(), TD_ERR_INVALID);
+    CHECK(strstr(td_last_error(), "td_add: an argument is NULL"));
+
+    CHECK(td_neg(td_add(td_matmul(x, y), x)) == NULL); /* the failure inside is the one to tell */
+    CHECK(strstr(td_last_error(), "td_matmul: "));
+    CHECK(td_sub(x, NULL) == NULL); /* that one was read: it is not told again */
+    CHECK(strstr(td_last_error(), "td_sub: an argument is NULL"));
+
+    CHECK(td_backward(td_mean(td_matmul(x, y))) == TD_ERR_INVALID);
+    CHECK(strstr(td_last_error(), "td_matmul: "));
+    CHECK(td_backward(NULL) == TD_ERR_INVALID);
+    CHECK(strstr(td_last_error(), "td_backward: an argument is NULL"));
+    CHECK(td_cat(TD_TENSORS(x, NULL), 0) == NULL);
+    CHECK(strstr(td_last_error(), "td_cat: an argument is NULL"));
+    CHECK(td_transpose(NULL, 0, 1) == NULL);
+    CHECK(strstr(td_last_error(), "td_transpose: an argument is NULL"));
+    CHECK(td_add_(x, NULL) == TD_ERR_INVALID);
+    CHECK(strstr(td_last_error(), "td_add_: an argument is NULL"));
+}
+
 TEST(unfit_copies_are_refused)
 {
     int32_t one = 3;

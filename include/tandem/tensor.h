@@ -15,8 +15,10 @@
  * Functions never take over a reference of the tensors that they are given.
  *
  * Errors. A function that returns a tensor returns NULL where it fails; td_last_error() says why, and
- * td_last_status() of which kind it is. It hands a NULL input on as a NULL result and leaves both alone
- * then, so that an expression of several calls needs one check at its end.
+ * td_last_status() of which kind it is. A NULL input gives a NULL result. Where it is the result of a call
+ * that failed, that failure stays the last error, so that an expression of several calls needs one check
+ * at its end; where this thread has had no failure, or the program has read it by one of these two
+ * functions, the NULL itself is TD_ERR_INVALID.
  *
  * A tensor of no dimensions has one element; one with a size of 0 has none, and is no error
  * anywhere. Where a function takes a dimension, a negative one counts from the end: -1 is the last.

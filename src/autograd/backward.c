@@ -74,7 +74,7 @@ static td_status run(const char *call, td_tensor *const *outputs, td_tensor *con
 {
     for (int i = 0; i < count; i++) {
         if (!outputs[i])
-            return TD_ERR_INVALID; /* the expression that failed has left its message */
+            return td__fail_null(call);
         TD_TRY(check_output(call, outputs[i], gradients ? gradients[i] : NULL));
     }
     td_tensor **given = calloc(count > 0 ? (size_t)count : 1, sizeof *given);

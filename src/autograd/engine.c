@@ -125,7 +125,7 @@ static void fail(struct pass *pass, td_status status)
     if (pass->status)
         return;
     pass->status = status;
-    snprintf(pass->message, sizeof pass->message, "%s", td_last_error());
+    snprintf(pass->message, sizeof pass->message, "%s", td__error_text());
 }
 
 static void make_ready(struct pass *pass, struct td__walk_entry *entry)
@@ -193,7 +193,7 @@ static td_status fit(const struct td_node *node, int input, const struct td__out
                        "td_backward: %s returned a gradient of shape %s for its input %d, of shape "
                        "%s (%s)",
                        node->function->name, td__shape_of(given), input,
-                       td__shape_text(target->layout.shape, target->layout.ndim), td_last_error());
+                       td__shape_text(target->layout.shape, target->layout.ndim), td__error_text());
     *grad = fitting;
     return TD_OK;
 }

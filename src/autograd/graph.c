@@ -260,7 +260,9 @@ td_status td_record_all(const td_function *function, td_tensor *const *outputs, 
 
 td_tensor *td_record(const td_function *function, td_tensor *output, const td_node_spec *spec)
 {
-    if (!output || td_record_all(function, &output, 1, spec))
+    if (!output)
+        return td__null(__func__);
+    if (td_record_all(function, &output, 1, spec))
         return NULL;
     return output;
 }
@@ -268,7 +270,7 @@ td_tensor *td_record(const td_function *function, td_tensor *output, const td_no
 td_tensor *td__result(const td_function *function, td_tensor *output, const td_node_spec *spec)
 {
     if (!output)
-        return NULL;
+        return td__null(function->name);
     if (td_record_all(function, &output, 1, spec)) {
         td_tensor_release(output);
         return NULL;

@@ -53,7 +53,7 @@ static bool is_float(td_dtype dtype)
 td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     td__try_refresh_node(tensor);
     if (tensor->node && !td__node_is_leaf(tensor->node))
         return td_fail(TD_ERR_INVALID,
@@ -107,7 +107,7 @@ td_tensor *td_detach(td_tensor *tensor)
 td_status td_tensor_retain_grad(td_tensor *tensor)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     td__try_refresh_node(tensor);
     if (!tensor->node)
         return td_fail(TD_ERR_INVALID,
@@ -173,7 +173,7 @@ td_tensor *td_tensor_grad(const td_tensor *tensor)
 td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     int slot;
     struct td_node *node = holder_of(tensor, &slot);
     if (!is_float(tensor->layout.dtype) || (node && !td__node_is_leaf(node)))
@@ -219,7 +219,7 @@ static bool is_nobody_elses(const td_tensor *tensor)
 td_status td_tensor_zero_grad(td_tensor *tensor)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     int slot;
     struct td_node *node = holder_of(tensor, &slot);
     if (!node)
@@ -328,7 +328,7 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
 {
     static _Atomic uint64_t last_id;
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(call);
     td__try_refresh_node(tensor);
     if (!tensor->node || (hook.accumulated_hook && !td__node_is_leaf(tensor->node)))
         return td_fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),

@@ -9,7 +9,7 @@ td_status td__done(const td_tensor *tensor)
 {
     if (tensor)
         return TD_OK;
-    td_status status = td_last_status();
+    td_status status = td__error_status();
     return status ? status : TD_ERR_STATE;
 }
 
@@ -111,7 +111,7 @@ td_status td__kernel_status(const char *call, const td_tensor *x, td_status stat
         return td_fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
                        td_dtype_name(x->layout.dtype));
     if (status == TD_ERR_INVALID) {
-        const char *sentence = strstr(td_last_error(), ": "); /* behind the name of the kernel */
+        const char *sentence = strstr(td__error_text(), ": "); /* behind the name of the kernel */
         return td_fail(status, "%s%s", call, sentence ? sentence : "");
     }
     return status;
@@ -120,7 +120,7 @@ td_status td__kernel_status(const char *call, const td_tensor *x, td_status stat
 td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
 {
     if (!x)
-        return NULL;
+        return td__null(call);
     td_tensor *out = op == TD__NOT || op == TD__ISNAN ? td__empty_like_as(x, TD_BOOL)
                                                       : td__empty_like(x);
     if (!out)
@@ -132,7 +132,9 @@ td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x)
 td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b)
 {
     struct td__pair pair;
-    if (!a || !b || td__pair_init(&pair, call, a, b))
+    if (!a || !b)
+        return td__null(call);
+    if (td__pair_init(&pair, call, a, b))
         return NULL;
     td_tensor *out = td__empty(call, pair.shape, pair.ndim,
                                op >= TD__EQ ? TD_BOOL : a->layout.dtype, a->storage->device);
@@ -148,7 +150,7 @@ td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *
                             bool reversed)
 {
     if (!a)
-        return NULL;
+        return td__null(call);
     td_tensor *out = td__empty_like_as(a, op >= TD__EQ ? TD_BOOL : a->layout.dtype);
     if (!out)
         return NULL;

@@ -116,7 +116,9 @@ static const td_function log_softmax_function = {.name = "td_f_log_softmax",
 
 static td_tensor *softmax(const td_function *function, td_tensor *x, int dim)
 {
-    if (!x || td__check_float(function->name, x))
+    if (!x)
+        return td__null(function->name);
+    if (td__check_float(function->name, x))
         return NULL;
     dim = td__wrap_dim(x, function->name, dim);
     if (dim < 0)

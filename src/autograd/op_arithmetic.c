@@ -61,7 +61,9 @@ td_tensor *td_add_scaled(td_tensor *a, td_tensor *b, double alpha)
 {
     static const td_function function = {.name = "td_add_scaled", .backward = add_scaled_backward};
     struct td__pair pair;
-    if (!a || !b || td__pair_init(&pair, function.name, a, b))
+    if (!a || !b)
+        return td__null(__func__);
+    if (td__pair_init(&pair, function.name, a, b))
         return NULL;
     td_tensor *y = td__empty(function.name, pair.shape, pair.ndim, a->layout.dtype,
                              a->storage->device);

@@ -379,7 +379,7 @@ td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td_tensor
 {
     td_tensor *y = NULL;
     if (!q || !k || !v)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(attention_of(q, k, v, options));

@@ -270,7 +270,7 @@ td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_optio
 {
     td_tensor *y = NULL;
     if (!x || !target)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(nll_loss(x, target, options));
@@ -287,7 +287,7 @@ td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target, const td_loss_
 {
     td_tensor *y = NULL;
     if (!x || !target)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(cross_entropy(x, target, options));

@@ -156,8 +156,9 @@ td_tensor *td__apply_where(const char *call, td_tensor *condition, td_tensor *a,
     struct td__pair pair;
     int64_t shape[TD_MAX_DIMS];
     td_tensor *views[3] = {0}, *out = NULL;
-    if (!condition || !a || !b || check_condition(call, "condition", condition, a) ||
-        td__pair_init(&pair, call, a, b))
+    if (!condition || !a || !b)
+        return td__null(call);
+    if (check_condition(call, "condition", condition, a) || td__pair_init(&pair, call, a, b))
         return NULL;
     int ndim = td__broadcast(call, condition, pair.a, shape);
     if (ndim < 0)
@@ -211,7 +212,9 @@ td_tensor *td_masked_fill(td_tensor *x, td_tensor *mask, double value)
 {
     static const td_function function = {.name = "td_masked_fill",
                                          .backward = masked_fill_backward};
-    if (!x || !mask || check_condition(function.name, "mask", mask, x))
+    if (!x || !mask)
+        return td__null(__func__);
+    if (check_condition(function.name, "mask", mask, x))
         return NULL;
     td_tensor *wide = td__expand(function.name, mask, x->layout.shape, x->layout.ndim);
     td_tensor *number = wide ? td__number(function.name, value, x) : NULL;

@@ -156,7 +156,7 @@ td_tensor *td_f_conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
 {
     td_tensor *y = NULL;
     if (!x || !weight)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(conv2d(x, weight, bias, options));

@@ -24,7 +24,7 @@ td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype)
 {
     static const td_function function = {.name = "td_to_dtype", .backward = to_dtype_backward};
     if (!tensor)
-        return NULL;
+        return td__null(__func__);
     td_dtype before = tensor->layout.dtype;
     if (before == dtype)
         return td__adopt(td_tensor_retain(tensor));
@@ -99,7 +99,7 @@ td_tensor *td_tensor_to(td_tensor *tensor, const char *device)
 {
     static const td_function function = {.name = "td_tensor_to", .backward = to_backward};
     if (!tensor)
-        return NULL;
+        return td__null(__func__);
     struct td__device *target = td__find_device(function.name, device);
     struct td__device *source = tensor->storage->device;
     if (!target)
@@ -117,8 +117,10 @@ td_tensor *td_tensor_to(td_tensor *tensor, const char *device)
 double td_item(td_tensor *tensor)
 {
     double value = NAN;
-    if (!tensor)
+    if (!tensor) {
+        td__fail_null(__func__);
         return value;
+    }
     if (tensor->layout.numel != 1) {
         td_fail(TD_ERR_INVALID, "td_item: a tensor of shape %s has %" PRId64 " elements, not one",
                 td__shape_of(tensor), tensor->layout.numel);

@@ -46,7 +46,9 @@ static td_tensor *dropped(const td_function *function, td_tensor *x, struct drop
 static td_tensor *maybe_dropped(const td_function *function, td_tensor *x, double p, bool training,
                                 int dims)
 {
-    if (!x || td__check_float(function->name, x))
+    if (!x)
+        return td__null(function->name);
+    if (td__check_float(function->name, x))
         return NULL;
     if (!(p >= 0 && p <= 1)) {
         td_fail(TD_ERR_INVALID, "%s: %g is no probability; it goes from 0 to 1", function->name, p);

@@ -93,7 +93,7 @@ td_tensor *td_f_embedding(td_tensor *indices, td_tensor *weight, int64_t padding
 {
     td_tensor *y = NULL;
     if (!indices || !weight)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(embedding(indices, weight, padding_idx));

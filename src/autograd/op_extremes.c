@@ -17,7 +17,7 @@ static td_status extreme_backward(td_node *node, td_tensor *const *grad_y, td_te
 static td_tensor *extreme(const td_function *function, enum td__reduce_kind kind, td_tensor *x)
 {
     if (!x)
-        return NULL;
+        return td__null(function->name);
     if (x->layout.numel == 0) {
         td_fail(TD_ERR_INVALID, "%s: a tensor of shape %s has no elements", function->name,
                 td__shape_of(x));
@@ -49,7 +49,7 @@ td_tensor *td_min(td_tensor *x)
 static td_tensor *places(const char *call, bool least, td_tensor *x, int *dim)
 {
     if (!x)
-        return NULL;
+        return td__null(call);
     *dim = td__wrap_dim(x, call, *dim);
     if (*dim < 0)
         return NULL;
@@ -151,7 +151,7 @@ td_tensor *td_min_dim(td_tensor *x, int dim, bool keepdim, td_tensor **indices)
 static td_tensor *truth(const char *call, enum td__reduce_kind kind, td_tensor *x)
 {
     if (!x)
-        return NULL;
+        return td__null(call);
     return td__adopt(
         td__drop_dims(td__apply_reduce(call, kind, x, td__all_dims(x), TD_BOOL), td__all_dims(x)));
 }

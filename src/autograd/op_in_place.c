@@ -38,7 +38,7 @@ static void free_operand(struct operand *operand)
 static td_status prepare(const char *call, td_tensor *x, td_tensor *b, struct operand *operand)
 {
     if (!x || !b)
-        return TD_ERR_INVALID; /* the expression that failed has left its message */
+        return td__fail_null(call);
     TD_TRY(check_target(call, x));
     TD_TRY(td__check_same(call, x, b));
     if (td_grad_enabled())
@@ -82,7 +82,7 @@ static td_status fill_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 static td_status fill(const td_function *function, td_tensor *x, double value)
 {
     if (!x)
-        return TD_ERR_INVALID;
+        return td__fail_null(function->name);
     TD_TRY(check_target(function->name, x));
     TD_TRY(td__kernel_status(function->name, x, td__kernels_of(x)->fill(x, value)));
     return td__record_in_place(function, x, &(td_node_spec){.inputs = {x}, .input_count = 1});
@@ -217,7 +217,7 @@ static td_status change_by(const td_function *function, enum td__binary_op op, t
                            double b)
 {
     if (!x)
-        return TD_ERR_INVALID;
+        return td__fail_null(function->name);
     TD_TRY(check_target(function->name, x));
     td_status status = td__kernels_of(x)->binary_scalar(op, x, x, b, false);
     TD_TRY(td__kernel_status(function->name, x, status));
@@ -268,7 +268,7 @@ td_status td_relu_(td_tensor *x)
 {
     static const td_function function = {.name = "td_relu_", .backward = relu_backward};
     if (!x)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     TD_TRY(check_target(function.name, x));
     TD_TRY(td__kernel_status(function.name, x, td__kernels_of(x)->unary(TD__RELU, x, x)));
     return td__record_in_place(
@@ -287,7 +287,7 @@ td_status td_clamp_(td_tensor *x, double low, double high)
     static const td_function function = {.name = "td_clamp_", .backward = clamp_backward};
     double bounds[] = {low, high};
     if (!x)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     TD_TRY(check_target(function.name, x));
     td_tensor *keeps = NULL;
     if (td_would_record(&x, 1)) {

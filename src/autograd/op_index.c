@@ -75,7 +75,9 @@ td_tensor *td_index_select(td_tensor *x, int dim, td_tensor *indices)
 {
     static const td_function function = {.name = "td_index_select",
                                          .backward = index_select_backward};
-    if (!x || !indices || check_index(function.name, x, indices) ||
+    if (!x || !indices)
+        return td__null(__func__);
+    if (check_index(function.name, x, indices) ||
         td__check_dims(function.name, "the list of indices", indices, 0, 1))
         return NULL;
     dim = td__wrap_dim(x, function.name, dim);
@@ -131,7 +133,9 @@ static td_status check_take(const char *call, const td_tensor *x, const td_tenso
 td_tensor *td_take_along_dim(td_tensor *x, int dim, td_tensor *index)
 {
     static const td_function function = {.name = "td_take_along_dim", .backward = take_backward};
-    if (!x || !index || check_index(function.name, x, index))
+    if (!x || !index)
+        return td__null(__func__);
+    if (check_index(function.name, x, index))
         return NULL;
     dim = td__wrap_dim(x, function.name, dim);
     if (dim < 0 || check_take(function.name, x, index, dim))
@@ -164,7 +168,9 @@ td_tensor *td_one_hot(td_tensor *indices, int64_t classes)
 {
     const char *call = "td_one_hot";
     int64_t shape[TD_MAX_DIMS];
-    if (!indices || check_index(call, indices, indices) ||
+    if (!indices)
+        return td__null(__func__);
+    if (check_index(call, indices, indices) ||
         td__check_dims(call, "the tensor of classes", indices, 0, TD_MAX_DIMS - 1))
         return NULL;
     if (classes < 1) {

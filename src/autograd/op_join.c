@@ -90,18 +90,16 @@ static td_status check_shapes(const char *call, td_tensor *const *tensors, int c
     return TD_OK;
 }
 
-/* False where there is nothing to join, with a message unless a tensor is NULL. */
-static bool is_there(const char *call, td_tensor *const *tensors, int count)
+/* Fails where there is nothing to join. */
+static td_status check_list(const char *call, td_tensor *const *tensors, int count)
 {
-    if (!tensors || count < 1) {
-        td_fail(TD_ERR_INVALID, "%s: there must be at least one tensor, not %d%s", call, count,
-                tensors ? "" : ", and their list is not NULL");
-        return false;
-    }
+    if (!tensors || count < 1)
+        return td_fail(TD_ERR_INVALID, "%s: there must be at least one tensor, not %d%s", call,
+                       count, tensors ? "" : ", and their list is not NULL");
     for (int i = 0; i < count; i++)
         if (!tensors[i])
-            return false;
-    return true;
+            return td__fail_null(call);
+    return TD_OK;
 }
 
 static td_tensor *join(const td_function *function, td_tensor *const *tensors, int count,
@@ -134,7 +132,7 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
 {
     const char *call = cat_function.name;
     int64_t shape[TD_MAX_DIMS];
-    if (!is_there(call, tensors, count))
+    if (check_list(call, tensors, count))
         return NULL;
     int model = 0; /* the first that counts; where none does, they are all alike */
     while (model < count - 1 && is_left_out(&tensors[model]->layout))
@@ -158,7 +156,7 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
 td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
 {
     const char *call = stack_function.name;
-    if (!is_there(call, tensors, count) || check_shapes(call, tensors, count, 0, -1))
+    if (check_list(call, tensors, count) || check_shapes(call, tensors, count, 0, -1))
         return NULL;
     const struct td__layout *layout = &tensors[0]->layout;
     int at = dim < 0 ? dim + layout->ndim + 1 : dim;
@@ -210,7 +208,7 @@ static td_status split(td_tensor *tensor, int64_t size, int dim, td_tensor **par
 td_status td_split(td_tensor *tensor, int64_t size, int dim, td_tensor ***parts_out, int *count_out)
 {
     if (!tensor)
-        return TD_ERR_INVALID; /* the expression that failed has left its message */
+        return td__fail_null(__func__);
     if (!parts_out || !count_out)
         return td_fail(TD_ERR_INVALID, "td_split: there is no place for the parts");
     dim = td__find_dim(tensor, "td_split", dim);

@@ -103,7 +103,7 @@ td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
 {
     td_tensor *y = NULL;
     if (!x || !weight)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(linear(x, weight, bias));

@@ -176,7 +176,9 @@ static td_status triangle_backward(td_node *node, td_tensor *const *grad_y, td_t
 
 static td_tensor *triangular(const td_function *function, td_tensor *x, struct triangle triangle)
 {
-    if (!x || td__check_dims(function->name, "x", x, 2, TD_MAX_DIMS))
+    if (!x)
+        return td__null(function->name);
+    if (td__check_dims(function->name, "x", x, 2, TD_MAX_DIMS))
         return NULL;
     return td__result(
         function, cut(function->name, x, &triangle),

@@ -260,7 +260,7 @@ td_tensor *td_matmul(td_tensor *a, td_tensor *b)
 {
     td_tensor *y = NULL;
     if (!a || !b)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(product(&matmul_function, a, b));
@@ -272,7 +272,7 @@ td_tensor *td_bmm(td_tensor *a, td_tensor *b)
 {
     td_tensor *y = NULL;
     if (!a || !b)
-        return NULL;
+        return td__null(__func__);
     if (a->layout.ndim != 3 || b->layout.ndim != 3 || a->layout.shape[0] != b->layout.shape[0]) {
         refuse("td_bmm", a, b, "it needs [B, M, K] and [B, K, N]");
         return NULL;

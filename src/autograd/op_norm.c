@@ -202,7 +202,7 @@ td_tensor *td_f_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *run
 {
     td_tensor *y = NULL;
     if (!x)
-        return NULL;
+        return td__null(__func__);
     const struct batch_norm call = {x,    running_mean, running_var, weight,
                                     bias, training,     momentum,    eps};
     {
@@ -276,7 +276,7 @@ td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_tens
 {
     td_tensor *y = NULL;
     if (!x)
-        return NULL;
+        return td__null(__func__);
     {
         TD_SCOPE;
         y = td_scope_return(layer_norm(x, shape, ndim, weight, bias, eps));

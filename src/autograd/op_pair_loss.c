@@ -104,7 +104,7 @@ static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *tar
 {
     td_tensor *y = NULL;
     if (!x || !target)
-        return NULL;
+        return td__null(functions[loss].name);
     {
         TD_SCOPE;
         y = td_scope_return(pair_loss(loss, x, target, options));

@@ -142,7 +142,9 @@ static td_tensor *with_window(const td_function *function, td_tensor *x, int64_t
     const char *call = function->name;
     struct pool pool = {.window = {.kernel = {height, width}, .groups = 1}};
     options = options ? options : &defaults;
-    if (!x || td__picture_of(call, x, &pool.picture) || check_size(call, &pool))
+    if (!x)
+        return td__null(function->name);
+    if (td__picture_of(call, x, &pool.picture) || check_size(call, &pool))
         return NULL;
     pool.window.count_include_pad = !options->exclude_padding;
     bool is_max = function == &max_function;
@@ -173,7 +175,9 @@ static td_tensor *adaptive(const td_function *function, td_tensor *x, int64_t he
 {
     const char *call = function->name;
     struct pool pool = {.sizes = {height, width}};
-    if (!x || td__picture_of(call, x, &pool.picture) || check_size(call, &pool))
+    if (!x)
+        return td__null(function->name);
+    if (td__picture_of(call, x, &pool.picture) || check_size(call, &pool))
         return NULL;
     for (int i = 0; i < 2; i++)
         if (pool.sizes[i] < 0 || (pool.sizes[i] > 0 && pool.picture.shape[2 + i] == 0)) {

@@ -121,7 +121,9 @@ td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim)
 {
     static const td_function function = {.name = "td_sum_dims", .backward = sum_backward};
     unsigned mask;
-    if (!x || td__find_dims(function.name, x, dims, count, &mask))
+    if (!x)
+        return td__null(__func__);
+    if (td__find_dims(function.name, x, dims, count, &mask))
         return NULL;
     return reduced(&function, TD__REDUCE_SUM, x, mask, keepdim);
 }
@@ -130,7 +132,9 @@ td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim)
 {
     static const td_function function = {.name = "td_mean_dims", .backward = mean_backward};
     unsigned mask;
-    if (!x || td__find_dims(function.name, x, dims, count, &mask))
+    if (!x)
+        return td__null(__func__);
+    if (td__find_dims(function.name, x, dims, count, &mask))
         return NULL;
     return reduced(&function, TD__REDUCE_MEAN, x, mask, keepdim);
 }
@@ -162,7 +166,7 @@ td_tensor *td_prod(td_tensor *x)
 {
     static const td_function function = {.name = "td_prod", .backward = prod_backward};
     if (!x)
-        return NULL;
+        return td__null(__func__);
     td_tensor *y = td__drop_dims(td__apply_reduce(function.name, TD__REDUCE_PROD, x,
                                                   td__all_dims(x), dtype_of_sum(x->layout.dtype)),
                                  td__all_dims(x));
@@ -232,7 +236,9 @@ td_tensor *td_var_dims(td_tensor *x, const int *dims, int count, int correction,
     static const td_function function = {.name = "td_var_dims", .backward = var_backward};
     struct variance variance;
     memset(&variance, 0, sizeof variance);
-    if (!x || td__check_float(function.name, x) ||
+    if (!x)
+        return td__null(__func__);
+    if (td__check_float(function.name, x) ||
         td__find_dims(function.name, x, dims, count, &variance.mask))
         return NULL;
     variance.reduction = td__reduced_of(x, variance.mask);
@@ -258,7 +264,9 @@ static td_status norm_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 td_tensor *td_norm(td_tensor *x)
 {
     static const td_function function = {.name = "td_norm", .backward = norm_backward};
-    if (!x || td__check_float(function.name, x))
+    if (!x)
+        return td__null(__func__);
+    if (td__check_float(function.name, x))
         return NULL;
     td_tensor *y = NULL;
     {

@@ -66,7 +66,7 @@ td_tensor *td_squeeze(td_tensor *tensor, int dim)
 td_tensor *td_f_flatten(td_tensor *tensor, int first, int last)
 {
     if (!tensor)
-        return NULL;
+        return td__null(__func__);
     first = td__wrap_dim(tensor, "td_f_flatten", first);
     last = first < 0 ? -1 : td__wrap_dim(tensor, "td_f_flatten", last);
     if (last < 0)
@@ -185,7 +185,7 @@ static td_status part_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 static td_tensor *part_of(const td_function *function, td_tensor *x, td_tensor *y, struct part part)
 {
     if (!y)
-        return NULL;
+        return td__null(function->name);
     part.whole = shape_of(x);
     part.dim = part.dim < 0 ? part.dim + part.whole.ndim : part.dim;
     int64_t size = part.whole.sizes[part.dim];

@@ -123,7 +123,7 @@ td_tensor *td__view_result(const td_function *function, td_tensor *view, td_tens
                            const td_node_spec *spec)
 {
     if (!view)
-        return NULL;
+        return td__null(function->name);
     td__try_refresh_node(of);
     atomic_store(&view->history, atomic_load(&of->history));
     if (td_record_all(function, &view, 1, spec)) {

@@ -18,6 +18,23 @@ void td__error_save(struct td__error *error);
 /** Makes it the last error again; returns its status. */
 td_status td__error_restore(const struct td__error *error);
 
+/** The last error as td_last_error() and td_last_status() return it, for use inside the library: a program
+ *  that calls those has seen the failure, and td__fail_null() does not pass it on any more. */
+const char *td__error_text(void);
+td_status td__error_status(void);
+
+/** For a function that got NULL where it needs an object: the result of a call that failed, usually. A
+ *  failure of this thread that the program has not looked at yet stays the last error; otherwise it is
+ *  "<call>: an argument is NULL …". Returns TD_ERR_INVALID. */
+td_status td__fail_null(const char *call);
+
+/** The same for functions that return a pointer. */
+static inline void *td__null(const char *call)
+{
+    td__fail_null(call);
+    return NULL;
+}
+
 /** TD_ERR_NOMEM with the sentence "<what>: out of memory". */
 td_status td__fail_nomem(const char *what);
 

@@ -10,6 +10,7 @@
 
 static _Thread_local char last_error[TD__ERROR_TEXT];
 static _Thread_local td_status last_status;
+static _Thread_local bool was_read; /* by the program, since it was set */
 
 const char *td_status_name(td_status status)
 {
@@ -42,10 +43,22 @@ const char *td_status_name(td_status status)
 
 const char *td_last_error(void)
 {
+    was_read = true;
     return last_error;
 }
 
 td_status td_last_status(void)
+{
+    was_read = true;
+    return last_status;
+}
+
+const char *td__error_text(void)
+{
+    return last_error;
+}
+
+td_status td__error_status(void)
 {
     return last_status;
 }
@@ -61,6 +74,7 @@ td_status td_fail(td_status status, const char *format, ...)
         memcpy(message + sizeof message - 4, "...", 4);
     memcpy(last_error, message, sizeof message);
     last_status = status;
+    was_read = false;
     return status;
 }
 
@@ -73,7 +87,17 @@ void td__error_save(struct td__error *error)
 td_status td__error_restore(const struct td__error *error)
 {
     memcpy(last_error, error->text, sizeof last_error);
+    was_read = false;
     return last_status = error->status;
+}
+
+td_status td__fail_null(const char *call)
+{
+    if (!last_status || was_read)
+        td_fail(TD_ERR_INVALID,
+                "%s: an argument is NULL, and not as the result of a call that has just failed",
+                call);
+    return TD_ERR_INVALID;
 }
 
 td_status td__fail_nomem(const char *what)

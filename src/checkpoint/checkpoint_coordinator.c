@@ -28,7 +28,7 @@ td_status td__coordinator_of(const char *call, td_group *group, struct td__coord
 
 static td_status pack_verdict(td_status status, struct td__buffer *packed)
 {
-    const char *message = status ? td_last_error() : "";
+    const char *message = status ? td__error_text() : "";
     td__buffer_put_u8(packed, (uint8_t)status);
     td__buffer_put_string(packed, message, strlen(message));
     return packed->failed ? td__fail_nomem("a checkpoint") : TD_OK;

@@ -85,7 +85,7 @@ td_status td_load_module(const char *path, td_module *module)
     td_state *fitted = td__fit_names(state, module);
     td_status status = TD_ERR_NOMEM;
     if (fitted && (status = td_module_load_state(module, fitted, true)))
-        td_fail(status, "td_load_module: %s: %s", path, td_last_error());
+        td_fail(status, "td_load_module: %s: %s", path, td__error_text());
     td_state_destroy(fitted);
     td_state_destroy(state);
     return status;

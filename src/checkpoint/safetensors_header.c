@@ -283,7 +283,7 @@ static td_status check_tensor(const char *path, struct td__file_tensor *tensor, 
     struct td__layout layout; /* which has limits for sizes beside a 0, too */
     if (td__layout_init(&layout, "its shape", tensor->shape, tensor->ndim, NULL, tensor->dtype))
         return td_fail(TD_ERR_INVALID, "%s: \"%.200s\", at byte %zu: %s", path, tensor->name,
-                       tensor->at, td_last_error());
+                       tensor->at, td__error_text());
     return TD_OK;
 }
 

@@ -85,7 +85,7 @@ td_status td__training_receive(const char *call, const struct td__coordinator *c
     status = td__coordinator_agree(coordinator, status);
     if (status && undo) {
         /* This rank could, another could not. */
-        char *message = strdup(td_last_error());
+        char *message = strdup(td__error_text());
         td__training_undo(training, undo);
         if (message)
             td_fail(status, "%s", message);

@@ -177,10 +177,10 @@ static td_status read_newest(const char *call, const char *directory, const int6
             free(message);
             return status;
         }
-        td_log(TD_LOG_WARN, "a checkpoint is passed over: %s", td_last_error());
+        td_log(TD_LOG_WARN, "a checkpoint is passed over: %s", td__error_text());
         if (!first) {
             first = status;
-            message = strdup(td_last_error());
+            message = strdup(td__error_text());
         }
     }
     if (message)

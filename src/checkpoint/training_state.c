@@ -30,7 +30,7 @@ static int parts_of(const td_training *training)
 td_status td__training_pack(const char *call, const td_training *training, struct td__buffer *own)
 {
     td_status status = training ? TD_OK : td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
-    const char *message = status ? td_last_error() : "";
+    const char *message = status ? td__error_text() : "";
     unsigned char random[TD_GENERATOR_STATE_SIZE];
     td_sampler_position position = {0};
     td__buffer_put_u8(own, (uint8_t)status);
@@ -336,8 +336,8 @@ td_status td__training_apply(const char *call, td_training *training, const td_s
         return td__fail_nomem(call);
     td_status status = apply(training, state, coordinator, undo);
     if (status) {
-        td_fail(status, "%s: %s", call, td_last_error());
-        char *message = strdup(td_last_error());
+        td_fail(status, "%s: %s", call, td__error_text());
+        char *message = strdup(td__error_text());
         if (undo->changed)
             td__training_undo(training, undo);
         if (message)

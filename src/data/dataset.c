@@ -22,7 +22,7 @@ static td_status check_spec(const char *call, const char *half, const td_sample_
                        call, half, TD_MAX_DIMS - 1, spec->ndim);
     struct td__layout layout;
     if (td__layout_init(&layout, call, spec->shape, spec->ndim, NULL, spec->dtype))
-        return td_fail(TD_ERR_INVALID, "%s, for the %s of a sample", td_last_error(), half);
+        return td_fail(TD_ERR_INVALID, "%s, for the %s of a sample", td__error_text(), half);
     *bytes = (size_t)layout.numel * td_dtype_size(spec->dtype);
     return TD_OK;
 }
@@ -95,7 +95,7 @@ void td_dataset_describe(const td_dataset *dataset, td_sample_spec *input, td_sa
 td_status td_dataset_read(td_dataset *dataset, int64_t index, void *input, void *target)
 {
     if (!dataset)
-        return td_fail(TD_ERR_INVALID, "td_dataset_read: the dataset is NULL");
+        return td__fail_null("td_dataset_read");
     if (index < 0 || index >= dataset->size)
         return td_fail(TD_ERR_INVALID,
                        "td_dataset_read: there is no sample %" PRId64 " in a dataset of %" PRId64,

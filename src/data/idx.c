@@ -62,7 +62,7 @@ static td_status read_sizes(struct td__unpack *unpack, struct td__idx *idx)
     struct td__layout layout;
     if (td__layout_init(&layout, "the sizes before it", idx->shape, idx->ndim, NULL, idx->dtype)) {
         char reason[512];
-        strncpy(reason, td_last_error(), sizeof reason - 1);
+        strncpy(reason, td__error_text(), sizeof reason - 1);
         reason[sizeof reason - 1] = '\0';
         return td_fail(TD_ERR_INVALID, "%s: %s", td__unpack_place(unpack), reason);
     }

@@ -169,7 +169,7 @@ td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
     td_dataset *dataset = NULL;
     td_status status = read_files(self, images_path, labels_path);
     if (status)
-        td_fail(status, "td_idx_dataset: %s", td_last_error());
+        td_fail(status, "td_idx_dataset: %s", td__error_text());
     else
         dataset = td_dataset_create(&idx_dataset_ops, self);
     if (!dataset)

@@ -154,7 +154,7 @@ static td_status complete(td_loader *loader, struct td__loader_slot *slot)
         struct td__piece all = {.slot = slot, .from = from, .to = from + slot->left};
         slot->status = td__loader_read(loader, &all, &slot->failed);
         if (slot->status)
-            snprintf(slot->message, sizeof slot->message, "%s", td_last_error());
+            snprintf(slot->message, sizeof slot->message, "%s", td__error_text());
     }
     if (slot->status)
         return td_fail(slot->status,
@@ -272,7 +272,9 @@ td_loader *td_loader_create(td_dataset *dataset, const td_loader_options *option
     td_loader_options chosen = options ? *options : (td_loader_options){0};
     if (chosen.batch_size == 0)
         chosen.batch_size = 1;
-    if (!dataset || check_options(dataset, &chosen))
+    if (!dataset)
+        return td__null(__func__);
+    if (check_options(dataset, &chosen))
         return NULL;
     if (chosen.prefetch == 0)
         chosen.prefetch = 2 * chosen.workers;

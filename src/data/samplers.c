@@ -141,7 +141,9 @@ static td_status find_replica(td_sampler_options *options)
 td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options *options)
 {
     td_sampler_options chosen = options ? *options : (td_sampler_options){0};
-    if (!dataset || find_replica(&chosen))
+    if (!dataset)
+        return td__null(__func__);
+    if (find_replica(&chosen))
         return NULL;
     struct share *share = malloc(sizeof *share);
     if (!share) {

@@ -55,7 +55,9 @@ static td_status check_indices(td_dataset *dataset, const int64_t *indices, int6
 
 td_dataset *td_subset(td_dataset *dataset, const int64_t *indices, int64_t count)
 {
-    if (!dataset || check_indices(dataset, indices, count))
+    if (!dataset)
+        return td__null(__func__);
+    if (check_indices(dataset, indices, count))
         return NULL;
     struct subset *self = NULL;
     if ((uint64_t)count < (SIZE_MAX - sizeof *self) / sizeof(int64_t))
@@ -141,7 +143,7 @@ td_dataset *td_partition_dataset(td_dataset *dataset, const td_partition_options
     td_partition_options none = {0};
     options = options ? options : &none;
     if (!dataset)
-        return NULL;
+        return td__null(__func__);
     int count = options->count, which = options->which;
     if (count == 0 && (which != 0 || options->fractions)) {
         td_fail(TD_ERR_INVALID, "td_partition_dataset: %s without a count of the parts",

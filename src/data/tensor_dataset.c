@@ -104,7 +104,7 @@ static td_status look_at(struct rows *rows, td_tensor *tensor)
 td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target)
 {
     if (!input)
-        return NULL;
+        return td__null(__func__);
     const struct td__layout *in = &input->layout, *out = target ? &target->layout : NULL;
     if (in->ndim == 0 || (out && (out->ndim == 0 || out->shape[0] != in->shape[0]))) {
         td_fail(TD_ERR_INVALID,

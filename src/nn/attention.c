@@ -130,7 +130,9 @@ static td_tensor *project(td_module *self, td_tensor *x, int64_t index)
     const struct multihead *multihead = self->data;
     int64_t width = multihead->width;
     td_tensor *weight = td_narrow(td_param(self, IN_WEIGHT), 0, index * width, width);
-    td_tensor *bias = td_narrow(td_param(self, IN_BIAS), 0, index * width, width);
+    td_tensor *bias = td_param(self, IN_BIAS); /* NULL: without one */
+    if (bias)
+        bias = td_narrow(bias, 0, index * width, width);
     return weight ? td_f_linear(x, weight, bias) : NULL;
 }
 

@@ -37,7 +37,7 @@ struct fans {
 static td_status find_fans(const char *call, const td_tensor *tensor, struct fans *fans)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(call);
     if (tensor->layout.ndim < 2)
         return td_fail(TD_ERR_INVALID,
                        "%s: the tensor has the shape %s; it must have two dimensions or more", call,
@@ -155,7 +155,7 @@ static void shape_f32(float *data, int64_t count, const struct trunc_normal *nor
 td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low, double high)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     if (!(std > 0) || !(low < high))
         return td_fail(
             TD_ERR_INVALID,

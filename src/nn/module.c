@@ -85,7 +85,7 @@ td_status td__module_spoil(td_module *module, td_status status)
 {
     if (module && status && !module->failure) {
         module->failure = status;
-        module->reason = strdup(td_last_error());
+        module->reason = strdup(td__error_text());
     }
     return status;
 }
@@ -157,17 +157,16 @@ static td_status add_slot(td_module *module, const char *call, const char *name,
     return TD_OK;
 }
 
-/* NULL where the module, or what it shall get, is NULL: whoever failed has written why. */
-static td_status check_given(td_module *module, const void *part)
+static td_status check_given(const char *call, td_module *module, const void *part)
 {
     if (module && part)
         return TD_OK;
-    return td__module_spoil(module, TD_ERR_INVALID);
+    return td__module_spoil(module, td__fail_null(call));
 }
 
 td_status td_module_add_parameter(td_module *module, const char *name, td_tensor *tensor)
 {
-    TD_TRY(check_given(module, tensor));
+    TD_TRY(check_given(__func__, module, tensor));
     return td__module_spoil(module,
                             add_slot(module, "td_module_add_parameter", name, tensor, false, true));
 }
@@ -176,7 +175,7 @@ td_tensor *td_module_new_parameter(td_module *module, const char *name, const in
                                    int ndim, td_dtype dtype)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     td_tensor *tensor = td__empty("td_module_new_parameter", shape, ndim, dtype, td__host_device());
     td_status status = td_module_add_parameter(module, name, tensor);
     td_tensor_release(tensor);
@@ -185,7 +184,7 @@ td_tensor *td_module_new_parameter(td_module *module, const char *name, const in
 
 td_status td_module_add_buffer(td_module *module, const char *name, td_tensor *tensor, bool saved)
 {
-    TD_TRY(check_given(module, tensor));
+    TD_TRY(check_given(__func__, module, tensor));
     return td__module_spoil(module,
                             add_slot(module, "td_module_add_buffer", name, tensor, true, saved));
 }
@@ -249,7 +248,7 @@ static td_status add_child(td_module *module, const char *name, td_module *child
 
 td_status td_module_add_child(td_module *module, const char *name, td_module *child)
 {
-    td_status status = check_given(module, child);
+    td_status status = check_given(__func__, module, child);
     if (!status && child->failure) {
         td_module_finish(child); /* destroys it, and says why */
         return td__module_spoil(module, TD_ERR_INVALID);
@@ -265,7 +264,7 @@ td_status td_module_replace_child(td_module *module, int index, td_module *child
 {
     const char *call = "td_module_replace_child";
     if (!child)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     td_status status = TD_OK;
     if (!module || index < 0 || index >= module->child_count)
         status = td_fail(TD_ERR_INVALID, "%s: there is no child %d", call, index);

@@ -123,7 +123,7 @@ static td_module *clone(const td_module *module, const struct pairs *pairs)
 td_module *td_module_clone_with(const td_module *module, td_tensor_map map, void *arg)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     if (!map) {
         td_fail(TD_ERR_INVALID, "td_module_clone_with: the function is NULL");
         return NULL;
@@ -221,7 +221,7 @@ static td_status move(td_module *module, struct place *place)
 td_status td_module_to(td_module *module, const char *device)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     if (!device || !td_device_exists(device))
         return td_fail(TD_ERR_INVALID, "td_module_to: there is no device \"%s\"",
                        device ? device : "(NULL)");
@@ -231,7 +231,7 @@ td_status td_module_to(td_module *module, const char *device)
 td_status td_module_to_dtype(td_module *module, td_dtype dtype)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     if (dtype != TD_F32 && dtype != TD_F64 && dtype != TD_F16 && dtype != TD_BF16)
         return td_fail(
             TD_ERR_INVALID,

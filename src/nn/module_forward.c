@@ -18,7 +18,7 @@ td_tensor *td_tensor_list_get(const td_tensor_list *list, const char *name)
 td_status td_tensor_list_add(td_tensor_list *list, const char *name, td_tensor *tensor)
 {
     if (!list || !tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     if (td_tensor_list_get(list, name))
         return td_fail(TD_ERR_INVALID, "td_tensor_list_add: there is a tensor \"%s\" already",
                        name);
@@ -35,11 +35,11 @@ td_status td_tensor_list_add(td_tensor_list *list, const char *name, td_tensor *
 static td_status check(const td_module *module, td_tensor *const *inputs, int count)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null("td_forward");
     const td_module_ops *ops = module->ops;
     for (int i = 0; i < count; i++)
         if (!inputs[i])
-            return TD_ERR_INVALID;
+            return td__fail_null("td_forward");
     if (count < 1)
         return td_fail(TD_ERR_INVALID, "td_forward: a %s needs at least one input", ops->name);
     if (module->failure)
@@ -105,5 +105,5 @@ td_status td_forward_list(td_module *module, const td_tensor_list *inputs, td_te
         return run_list(module, &given, results);
     results->at[0] = td_forward_with(module, given.at, given.count);
     results->count = results->at[0] ? 1 : 0;
-    return results->count ? TD_OK : td_last_status();
+    return results->count ? TD_OK : td__error_status();
 }

@@ -84,7 +84,7 @@ static td_module *descend(td_module *module, const char *name, size_t size)
 td_module *td_module_find(td_module *module, const char *name)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     td_module *found = name ? descend(module, name, strlen(name)) : NULL;
     if (!found)
         td_fail(TD_ERR_INVALID, "td_module_find: the %s has no module \"%s\"", module->ops->name,
@@ -121,7 +121,7 @@ static struct td__module_slot *find_slot(td_module *module, const char *call, co
 td_tensor *td_module_parameter(td_module *module, const char *name)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     struct td__module_slot *slot = find_slot(module, "td_module_parameter", name, true, false);
     return slot ? slot->tensor : NULL;
 }
@@ -129,7 +129,7 @@ td_tensor *td_module_parameter(td_module *module, const char *name)
 td_tensor *td_module_buffer(td_module *module, const char *name)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     struct td__module_slot *slot = find_slot(module, "td_module_buffer", name, false, true);
     return slot ? slot->tensor : NULL;
 }
@@ -137,7 +137,7 @@ td_tensor *td_module_buffer(td_module *module, const char *name)
 td_status td_module_set_tensor(td_module *module, const char *name, td_tensor *tensor)
 {
     if (!module || !tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     struct td__module_slot *slot = find_slot(module, "td_module_set_tensor", name, true, true);
     if (!slot)
         return TD_ERR_INVALID;
@@ -200,7 +200,7 @@ int64_t td_module_parameter_count(td_module *module)
 td_status td_module_zero_grad(td_module *module)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     for (int i = 0; i < module->parameters.count; i++)
         TD_TRY(td_tensor_zero_grad(module->parameters.at[i].tensor));
     for (int i = 0; i < module->child_count; i++)
@@ -211,7 +211,7 @@ td_status td_module_zero_grad(td_module *module)
 td_status td_module_requires_grad_(td_module *module, bool requires_grad)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     for (int i = 0; i < module->parameters.count; i++)
         TD_TRY(td_tensor_set_requires_grad(module->parameters.at[i].tensor, requires_grad));
     for (int i = 0; i < module->child_count; i++)
@@ -241,7 +241,7 @@ bool td_module_is_training(const td_module *module)
 td_status td_module_apply(td_module *module, td_module_fn fn, void *arg)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     for (int i = 0; i < module->child_count; i++)
         TD_TRY(td_module_apply(module->children[i].module, fn, arg));
     return fn(module, arg);

@@ -11,8 +11,7 @@ static td_module *gather(const td_module_ops *ops, const char *call, td_module *
 {
     for (int i = 0; i < count; i++)
         if (!modules[i]) {
-            td_fail(TD_ERR_INVALID, "%s: module %d of %d is NULL; the last failure was: %s", call,
-                    i, count, td_last_error());
+            td__fail_null(call); /* its own failure, which says more than its number */
             td__modules_destroy(modules, count);
             return NULL;
         }

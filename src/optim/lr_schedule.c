@@ -167,7 +167,7 @@ static td_schedule *create(td_schedule form, const char *call, td_optimizer *opt
                            const int64_t *milestones)
 {
     if (!optimizer) {
-        td_fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
+        td__fail_null(call);
         return NULL;
     }
     for (int i = 0; i < form.milestone_count; i++)
@@ -296,8 +296,7 @@ static td_status check_parts(const char *call, const td_optimizer *optimizer,
                        call, count);
     for (int i = 0; i < count; i++) {
         if (!schedules[i])
-            return td_fail(TD_ERR_INVALID, "%s: schedule %d is NULL; the last failure was: %s",
-                           call, i, td_last_error());
+            return td__fail_null(call);
         if (schedules[i]->optimizer != optimizer)
             return td_fail(TD_ERR_INVALID, "%s: schedule %d is one of another optimizer", call, i);
     }
@@ -344,7 +343,7 @@ td_schedule *td_warmup_schedule(td_optimizer *optimizer, double start, int64_t s
 td_status td_schedule_step(td_schedule *schedule)
 {
     if (!schedule)
-        return td_fail(TD_ERR_INVALID, "td_schedule_step: the schedule is NULL");
+        return td__fail_null("td_schedule_step");
     schedule->steps++;
     td_status status = apply(schedule, "td_schedule_step");
     schedule->steps -= status != TD_OK;

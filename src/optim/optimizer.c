@@ -105,7 +105,7 @@ td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *para
 {
     const char *call = "td_optimizer_add_group";
     if (!optimizer)
-        return td_fail(TD_ERR_INVALID, "%s: the optimizer is NULL", call);
+        return td__fail_null(call);
     td_parameter_group given = options ? *options : (td_parameter_group){0};
     double lr = given.lr != 0 ? given.lr : optimizer->numbers.lr;
     double decay = given.no_weight_decay     ? 0
@@ -134,7 +134,7 @@ td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const 
 td_status td__parameter_list(const char *call, td_module *module, td_tensor ***list, int *count)
 {
     if (!module)
-        return td_fail(TD_ERR_INVALID, "%s: the module is NULL", call);
+        return td__fail_null(call);
     td_state *parameters = td_module_parameters(module);
     size_t found = td_state_count(parameters);
     td_tensor **tensors = parameters ? malloc((found + 1) * sizeof tensors[0]) : NULL;
@@ -205,7 +205,7 @@ td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, double l
 td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
 {
     if (!optimizer)
-        return td_fail(TD_ERR_INVALID, "td_optimizer_set_lr: the optimizer is NULL");
+        return td__fail_null("td_optimizer_set_lr");
     for (int group = 0; group < optimizer->group_count; group++)
         TD_TRY(td_optimizer_set_group_lr(optimizer, group, lr));
     return TD_OK;
@@ -216,7 +216,7 @@ td_status td_optimizer_set_lr(td_optimizer *optimizer, double lr)
 td_status td_optimizer_zero_grad(td_optimizer *optimizer)
 {
     if (!optimizer)
-        return td_fail(TD_ERR_INVALID, "td_optimizer_zero_grad: the optimizer is NULL");
+        return td__fail_null("td_optimizer_zero_grad");
     for (int i = 0; i < optimizer->count; i++)
         TD_TRY(td_tensor_zero_grad(optimizer->parameters[i].tensor));
     return TD_OK;
@@ -295,7 +295,7 @@ static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, 
 td_status td_optimizer_step(td_optimizer *optimizer)
 {
     if (!optimizer)
-        return td_fail(TD_ERR_INVALID, "td_optimizer_step: the optimizer is NULL");
+        return td__fail_null("td_optimizer_step");
     for (int i = 0; i < optimizer->count; i++) {
         struct td__parameter *parameter = &optimizer->parameters[i];
         td_tensor *grad = td_tensor_grad(parameter->tensor);
@@ -304,7 +304,7 @@ td_status td_optimizer_step(td_optimizer *optimizer)
         td_status status = step(optimizer, parameter, grad);
         if (status)
             return td_fail(status, "%s: parameter %d, of the shape %s: %s", optimizer->kind->name,
-                           i, td__shape_of(parameter->tensor), td_last_error());
+                           i, td__shape_of(parameter->tensor), td__error_text());
     }
     return TD_OK;
 }

@@ -225,7 +225,7 @@ td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state
         td__fail_nomem("td_optimizer_load_state");
     else if ((status = read_all(&loading, optimizer)))
         td_fail(status, "td_optimizer_load_state: the state does not fit this %s: %s",
-                optimizer->kind->name, td_last_error());
+                optimizer->kind->name, td__error_text());
     else
         take_over(optimizer, &loading);
     for (int i = 0; loading.parameters && i < optimizer->count; i++)

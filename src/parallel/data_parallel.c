@@ -62,7 +62,7 @@ static td_status scatter(const struct data_parallel *parallel, const td_tensor_l
             if (!parts[i].at[k])
                 parts[i].at[k] = td_tensor_to(inputs->at[k], parallel->names[i]);
             if (!parts[i].at[k])
-                return td_last_status();
+                return td__error_status();
         }
     }
     return TD_OK;
@@ -246,7 +246,7 @@ static td_module *make(const td_data_parallel_options *options)
 td_module *td_data_parallel(td_module *module, const td_data_parallel_options *options)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     td_module *wrapped = make(options ? options : &(td_data_parallel_options){0});
     if (!wrapped) {
         td_module_destroy(module);

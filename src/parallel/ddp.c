@@ -338,7 +338,7 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
 td_module *td_ddp(td_module *module, const td_ddp_options *options)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     struct td__ddp *ddp = calloc(1, sizeof *ddp);
     td_module *wrapped = ddp ? td_module_create(&ddp_ops) : NULL;
     if (!wrapped) {

@@ -42,7 +42,7 @@ static td_status stop(struct td__ddp *ddp, td_status status)
 {
     struct td__ddp_join *join = ddp->join;
     join->failure = status;
-    strncpy(join->reason, td_last_error(), sizeof join->reason - 1);
+    strncpy(join->reason, td__error_text(), sizeof join->reason - 1);
     return status;
 }
 

@@ -21,7 +21,7 @@ td_status td_replicate(td_module *module, const char *const *devices, int count,
                        td_module **replicas)
 {
     if (!module)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     for (int i = 0; i < count; i++) {
         {
             TD_SCOPE;
@@ -30,7 +30,7 @@ td_status td_replicate(td_module *module, const char *const *devices, int count,
         if (!replicas[i]) {
             while (i-- > 0)
                 td_module_destroy(replicas[i]);
-            return td_last_status();
+            return td__error_status();
         }
     }
     return TD_OK;
@@ -40,7 +40,7 @@ td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, i
                                 td_tensor **parts, int *parts_count)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     if (count < 1)
         return td_fail(TD_ERR_INVALID, "td_scatter_to_devices: %d devices are too few", count);
     dim = td__find_dim(tensor, "td_scatter_to_devices", dim);
@@ -52,7 +52,7 @@ td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, i
         int64_t length = size - from < each ? size - from : each;
         parts[made] = td_tensor_to(td_narrow(tensor, dim, from, length), devices[made]);
         if (!parts[made])
-            return td_last_status();
+            return td__error_status();
         made++;
     }
     *parts_count = made;

@@ -124,7 +124,7 @@ td_periodic_averager *td_periodic_averager_create(td_module *module,
 td_status td_periodic_averager_step(td_periodic_averager *averager)
 {
     if (!averager)
-        return td_fail(TD_ERR_INVALID, "td_periodic_averager_step: the averager is NULL");
+        return td__fail_null("td_periodic_averager_step");
     int64_t past = averager->step++ - averager->options.warmup_steps;
     if (past < 0 || past % averager->options.period || !averager->count)
         return TD_OK;

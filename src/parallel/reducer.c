@@ -87,7 +87,9 @@ static td_status check_index(const td_reducer *reducer, const char *call, int in
 
 void *td_reducer_data(td_reducer *reducer, int index)
 {
-    if (!reducer || check_index(reducer, "td_reducer_data", index))
+    if (!reducer)
+        return td__null(__func__);
+    if (check_index(reducer, "td_reducer_data", index))
         return NULL;
     return reducer->data[index] ? reducer->data[index]
                                 : td_tensor_data(reducer->buckets.gradients[index].view);
@@ -96,7 +98,7 @@ void *td_reducer_data(td_reducer *reducer, int index)
 td_status td_reducer_ready(td_reducer *reducer, int index)
 {
     if (!reducer)
-        return td_fail(TD_ERR_INVALID, "td_reducer_ready: the reducer is NULL");
+        return td__fail_null("td_reducer_ready");
     TD_TRY(check_index(reducer, "td_reducer_ready", index));
     if (!reducer->begun) {
         td__buckets_begin(&reducer->buckets);
@@ -131,7 +133,7 @@ static td_status fail_missing(const td_reducer *reducer)
 td_status td_reducer_wait(td_reducer *reducer)
 {
     if (!reducer)
-        return td_fail(TD_ERR_INVALID, "td_reducer_wait: the reducer is NULL");
+        return td__fail_null("td_reducer_wait");
     if (reducer->count == 0)
         return TD_OK;
     if (!reducer->begun || !td__buckets_complete(&reducer->buckets))

@@ -367,7 +367,7 @@ static td_status convert_children(td_module *module, td_group *group)
 td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
 {
     if (!module)
-        return NULL;
+        return td__null(__func__);
     int64_t features;
     const td_batch_norm_options *options = td__batch_norm_options_of(module, &features);
     td_module *result = options ? twin_of(module, options, features, group)

@@ -398,7 +398,7 @@ release:
 td_status td_tensor_print(const td_tensor *tensor, FILE *stream)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     char *text = td_tensor_text(tensor);
     if (!text)
         return TD_ERR_NOMEM;

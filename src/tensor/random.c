@@ -173,7 +173,7 @@ static td_status check_dtype(const char *call, td_dtype dtype, bool floats_only)
 static td_status check_tensor(const char *call, const td_tensor *tensor, bool floats_only)
 {
     if (!tensor)
-        return td_fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
+        return td__fail_null(call);
     TD_TRY(check_dtype(call, tensor->layout.dtype, floats_only));
     if (!tensor->storage->device->kind->is_host_memory)
         return td_fail(TD_ERR_UNSUPPORTED,

@@ -99,7 +99,7 @@ static td_status add(td_state *state, const char *prefix, const char *name, td_t
 td_status td_state_add(td_state *state, const char *name, td_tensor *tensor)
 {
     if (!tensor)
-        return TD_ERR_INVALID;
+        return td__fail_null(__func__);
     if (!state || !name)
         return td_fail(TD_ERR_INVALID, "td_state_add: the %s is NULL", state ? "name" : "state");
     return add(state, "", name, tensor);

@@ -44,7 +44,7 @@ td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype 
 td_tensor *td__empty_like_as(const td_tensor *tensor, td_dtype dtype)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_empty_like");
     return td__empty("tensor", tensor->layout.shape, tensor->layout.ndim, dtype,
                      tensor->storage->device);
 }
@@ -260,7 +260,7 @@ int td__wrap_dim(const td_tensor *tensor, const char *call, int dim)
 static int64_t number_of(const td_tensor *tensor, const int64_t *numbers, int dim, const char *call)
 {
     if (!tensor) {
-        td_fail(TD_ERR_INVALID, "%s: the tensor is NULL", call);
+        td__fail_null(call);
         return -1;
     }
     dim = td__find_dim(tensor, call, dim);

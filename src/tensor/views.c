@@ -31,7 +31,7 @@ static td_tensor *part_of(td_tensor *tensor, int dim, int64_t start, int64_t siz
 td_tensor *td__transpose(td_tensor *tensor, int a, int b)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_transpose");
     a = td__wrap_dim(tensor, "td_transpose", a);
     b = a < 0 ? -1 : td__wrap_dim(tensor, "td_transpose", b);
     if (b < 0)
@@ -47,7 +47,7 @@ td_tensor *td__transpose(td_tensor *tensor, int a, int b)
 td_tensor *td__narrow(td_tensor *tensor, int dim, int64_t start, int64_t length)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_narrow");
     dim = td__find_dim(tensor, "td_narrow", dim);
     if (dim < 0)
         return NULL;
@@ -66,7 +66,7 @@ td_tensor *td__narrow(td_tensor *tensor, int dim, int64_t start, int64_t length)
 td_tensor *td__select_index(td_tensor *tensor, int dim, int64_t index)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_select");
     dim = td__find_dim(tensor, "td_select", dim);
     if (dim < 0)
         return NULL;
@@ -103,7 +103,7 @@ static int64_t clamp_index(int64_t index, int64_t size)
 td_tensor *td__slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_slice");
     dim = td__find_dim(tensor, "td_slice", dim);
     if (dim < 0)
         return NULL;
@@ -192,7 +192,7 @@ static bool strides_for(const struct td__layout *old, struct td__layout *new)
 td_tensor *td__reshape(td_tensor *tensor, const int64_t *shape, int ndim, bool *viewed)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_reshape");
     int64_t full[TD_MAX_DIMS];
     struct td__layout layout;
     if (fill_in_shape(tensor, shape, ndim, full) ||
@@ -217,7 +217,7 @@ td_tensor *td__reshape(td_tensor *tensor, const int64_t *shape, int ndim, bool *
 td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_permute");
     struct td__layout layout = tensor->layout;
     unsigned seen = 0;
     if (ndim != layout.ndim || (ndim > 0 && !dims)) {
@@ -244,7 +244,7 @@ td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim)
 td_tensor *td__expand(const char *call, td_tensor *tensor, const int64_t *shape, int ndim)
 {
     if (!tensor)
-        return NULL;
+        return td__null(call);
     struct td__layout layout;
     int64_t full[TD_MAX_DIMS];
     int more = ndim - tensor->layout.ndim;
@@ -272,7 +272,7 @@ td_tensor *td__expand(const char *call, td_tensor *tensor, const int64_t *shape,
 td_tensor *td__unsqueeze(td_tensor *tensor, int dim)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_unsqueeze");
     struct td__layout layout = tensor->layout;
     int ndim = layout.ndim;
     int at = dim < 0 ? dim + ndim + 1 : dim;
@@ -294,7 +294,7 @@ td_tensor *td__unsqueeze(td_tensor *tensor, int dim)
 td_tensor *td__squeeze(td_tensor *tensor, int dim)
 {
     if (!tensor)
-        return NULL;
+        return td__null("td_squeeze");
     dim = td__wrap_dim(tensor, "td_squeeze", dim);
     if (dim < 0)
         return NULL;
