@@ -1,4 +1,7 @@
-/* The version, status codes, the last error, the log, and memory that other processes can map. */
+/* The version, status codes, the last error, the log, and memory that other processes can map.
+ *
+ * Threads: every function here may be called from any thread at any time. The last error is each thread's own.
+ * A sink of td_log_set_sink() is called by one thread at a time, which may be a thread of the library. */
 #ifndef TANDEM_BASE_H
 #define TANDEM_BASE_H
 
@@ -61,7 +64,7 @@ TD_API const char *td_last_error(void);
  *  none. */
 TD_API td_status td_last_status(void);
 
-/** Sets td_last_error() of this thread, and returns `status`: for those who write backends, stores, datasets
+/** Sets td_last_error() of this thread, and returns `status`: for authors of backends, stores, datasets
  *  and other parts that the library calls. The last error itself may be an argument. */
 TD_API td_status td_fail(td_status status, const char *format, ...)
 #if defined(__GNUC__)

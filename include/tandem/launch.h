@@ -1,4 +1,7 @@
-/* Starting the processes of a job from inside a program. From a shell: tdrun. */
+/* Starting the processes of a job from inside a program. From a shell: tdrun.
+ *
+ * Threads: td_spawn() may be called from any thread, by one at a time. The processes end with the thread that
+ * started them. One context is used by one thread at a time. */
 #ifndef TANDEM_LAUNCH_H
 #define TANDEM_LAUNCH_H
 

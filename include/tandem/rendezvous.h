@@ -15,9 +15,14 @@
  *     mpi://              the variables that Open MPI, MPICH and other PMI launchers set
  *     NULL                whichever of these the environment speaks of; a world of one when none
  *
- * and td_register_rendezvous() adds schemes. slurm:// and mpi:// meet at MASTER_ADDR and MASTER_PORT
- * where those are set; otherwise, on one host, at a unix socket named after the job, and on several,
- * for Slurm, at the first host of the node list. */
+ * and td_register_rendezvous() adds schemes. With slurm:// and mpi:// the store is at MASTER_ADDR and
+ * MASTER_PORT where those are set; otherwise, on one host, at a unix socket named after the job, and on
+ * several, for Slurm, at the first host of the node list.
+ *
+ * Threads: td_register_rendezvous() and td_rendezvous() may be called from any thread, also at once for
+ * different addresses. Several calls for one address take their epochs in the order in which they complete, so
+ * all ranks must make them one after the other. No thread may change the environment meanwhile.
+ * td_world_close() must be the last call on its world. */
 #ifndef TANDEM_RENDEZVOUS_H
 #define TANDEM_RENDEZVOUS_H
 
@@ -44,7 +49,7 @@ typedef struct td_world {
 } td_world;
 
 /**
- * Meets the other processes of the job: returns when all `world_size` of them have arrived.
+ * Joins the other processes of the job: returns when all `world_size` of them have joined.
  *
  * Errors, on every rank that is still waiting: TD_ERR_INVALID (the URL, an option or a variable is
  * wrong, and is named), TD_ERR_TIMEOUT (names the ranks that are missing), TD_ERR_MISMATCH (two

@@ -9,8 +9,11 @@
  *     prefix  a view of another store in which every key begins with a prefix
  *
  * Keys are C strings of at most TD_STORE_MAX_KEY bytes; values are bytes, at most
- * TD_STORE_MAX_VALUE. Every store may be used from several threads at once, and a thread that waits
- * for a key does not keep the others from using the store.
+ * TD_STORE_MAX_VALUE.
+ *
+ * Threads: every function may be called from any thread, also on one store at once; a thread that waits for a
+ * key does not keep the others from using the store. Only td_store_close() must not run while
+ * another call uses the same store.
  *
  * Timeouts are in milliseconds: 0 means the store's own (td_store_set_timeout(), 300 s by default),
  * a negative one is TD_ERR_INVALID. A call without a timeout argument does not wait for a key; over

@@ -54,7 +54,7 @@ static void give_up(struct td__agent *agent, int code)
     td__agent_begin_stop(agent, TD__REASON_OVER, code, SIGTERM);
 }
 
-static bool met(struct td__agent *agent)
+static bool joined(struct td__agent *agent)
 {
     return agent->ready || agent->reason;
 }
@@ -197,7 +197,7 @@ int td__agent_run(const struct td__agent_start *start, void *arg)
         give_up(agent, 1);
         return finish(agent);
     }
-    run_until(agent, met);
+    run_until(agent, joined);
     if (!agent->reason && prepare_rounds(agent))
         give_up(agent, 1);
     if (!agent->reason)

@@ -35,7 +35,7 @@
 
 enum {
     HANDSHAKE_MS = 10000,
-    SWEEP_MS = 500,
+    EXPIRY_MS = 500,
     MOST_PENDING = 4096, /* on each list, … */
     LEAST_PENDING = 16,
     SHARE = 4,      /* … and no more than the limit of descriptors divided by this */
@@ -78,7 +78,7 @@ struct entrance {
 
 struct td__auth_listener {
     struct entrance entrances[2];
-    uv_timer_t sweep, pause;
+    uv_timer_t expiry, pause;
     int watch; /* epoll set of the pending connections */
     uv_poll_t watch_poll;
     struct epoll_event heard[AT_ONCE]; /* the last events of `watch`, … */
@@ -481,7 +481,7 @@ static void on_pause(uv_timer_t *timer)
 
 /* Both lists are in the order in which connections were added, so one behind another whose time is not over
  * may have to wait for it, at most for twice the time. */
-static void on_sweep(uv_timer_t *timer)
+static void on_expiry(uv_timer_t *timer)
 {
     struct td__auth_listener *listener = timer->data;
     while (listener->silent.oldest && td__deadline_passed(listener->silent.oldest->end))
@@ -553,9 +553,9 @@ td_status td__auth_listener_open(struct td__loop *loop, int tcp_fd, int local_fd
     set_limits(listener);
     for (int i = 0; i < 2; i++)
         listener->entrances[i] = (struct entrance){.listener = listener, .fd = -1};
-    uv_timer_init(&loop->uv, &listener->sweep);
+    uv_timer_init(&loop->uv, &listener->expiry);
     uv_timer_init(&loop->uv, &listener->pause);
-    listener->sweep.data = listener->pause.data = listener->watch_poll.data = listener;
+    listener->expiry.data = listener->pause.data = listener->watch_poll.data = listener;
     for (int i = 0; i < 2; i++) {
         struct entrance *entrance = &listener->entrances[i];
         error = fds[i] < 0 ? 0 : uv_poll_init_socket(&loop->uv, &entrance->poll, fds[i]);
@@ -575,7 +575,7 @@ td_status td__auth_listener_open(struct td__loop *loop, int tcp_fd, int local_fd
     }
     uv_poll_start(&listener->watch_poll, UV_READABLE, on_bytes);
     watch_entrances(listener);
-    uv_timer_start(&listener->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    uv_timer_start(&listener->expiry, on_expiry, EXPIRY_MS, EXPIRY_MS);
     *listener_out = listener;
     return TD_OK;
 
@@ -605,7 +605,7 @@ void td__auth_listener_close(struct td__auth_listener *listener)
     uv_poll_stop(&listener->watch_poll);
     close_handle(listener, (uv_handle_t *)&listener->watch_poll);
     close(listener->watch);
-    close_handle(listener, (uv_handle_t *)&listener->sweep);
+    close_handle(listener, (uv_handle_t *)&listener->expiry);
     close_handle(listener, (uv_handle_t *)&listener->pause);
 }
 
