@@ -534,9 +534,9 @@ RANKS(memory_that_grows, .ranks = 2)
         CHECK_FAILS(td__endpoint_map(endpoint, 1, (size_t)1 << 45, 1, soon(), &address),
                     TD_ERR_PEER, "rank 1");
         CHECK_FAILS(td__endpoint_map(endpoint, 1, 0, (size_t)1 << 45, soon(), &address),
-                    TD_ERR_PEER, "memory that it does not have");
+                    TD_ERR_PEER, "named memory outside its arena");
         CHECK_FAILS(td__endpoint_map(endpoint, 1, SIZE_MAX, 2, soon(), &address), TD_ERR_PEER,
-                    "memory that it does not have");
+                    "named memory outside its arena");
     }
     td_test_barrier();
     td__endpoint_close(endpoint);
