@@ -42,7 +42,7 @@ static td_module *transformer_layer(void)
     return td_transformer_encoder_layer_with(
         WIDTH, HEADS,
         &(td_transformer_options){
-            .batch_first = true, .feedforward = FEED_FORWARD, .no_dropout = true, .causal = true});
+            .batch_first = true, .feedforward = FEED_FORWARD, .dropout = TD_ZERO, .causal = true});
 }
 
 enum { TOKENS, PLACES, BLOCKS, HEAD }; /* the children of the transformer */

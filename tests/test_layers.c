@@ -54,7 +54,7 @@ static td_module *encoder_layer(void)
 {
     return td_transformer_encoder_layer_with(
         WIDTH, HEADS,
-        &(td_transformer_options){.batch_first = true, .feedforward = 24, .no_dropout = true});
+        &(td_transformer_options){.batch_first = true, .feedforward = 24, .dropout = TD_ZERO});
 }
 
 static td_module *encoder_layer_norm_first(void)
@@ -62,7 +62,7 @@ static td_module *encoder_layer_norm_first(void)
     return td_transformer_encoder_layer_with(WIDTH, HEADS,
                                              &(td_transformer_options){.batch_first = true,
                                                                        .feedforward = 24,
-                                                                       .no_dropout = true,
+                                                                       .dropout = TD_ZERO,
                                                                        .norm_first = true,
                                                                        .gelu = true,
                                                                        .causal = true});

@@ -62,13 +62,13 @@ static td_optimizer *make(const char *name, td_tensor **p, int count)
     else if (!strcmp(name, "adam_amsgrad"))
         adam = (td_adam_options){.lr = 0.02, .amsgrad = true, .weight_decay = 0.1};
     else if (!strcmp(name, "adam_no_beta1"))
-        adam = (td_adam_options){.lr = 0.02, .no_beta1 = true};
+        adam = (td_adam_options){.lr = 0.02, .beta1 = TD_ZERO};
     else if (!strcmp(name, "adam_maximize"))
         adam = (td_adam_options){.lr = 0.02, .maximize = true};
     else if (!strcmp(name, "adamw_options"))
         adam = (td_adam_options){.lr = 0.02, .weight_decay = 0.3, .amsgrad = true};
     else if (!strcmp(name, "adamw_no_decay"))
-        adam = (td_adam_options){.lr = 0.02, .no_weight_decay = true};
+        adam = (td_adam_options){.lr = 0.02, .weight_decay = TD_ZERO};
     if (!strncmp(name, "sgd", 3))
         return td_sgd_of(p, count, &sgd);
     return strncmp(name, "adamw", 5) ? td_adam_of(p, count, &adam) : td_adamw_of(p, count, &adam);
@@ -225,7 +225,7 @@ TEST(groups_have_numbers_of_their_own)
         p[i] = leaf_of(td_ones((const int64_t[]){1}, 1, TD_F64));
     td_optimizer *sgd = td_sgd_of(p, 1, &(td_sgd_options){.lr = 0.1, .weight_decay = 0.5});
     CHECK_OK(td_optimizer_add_group(sgd, p + 1, 1, &(td_parameter_group){.lr = 0.2}));
-    CHECK_OK(td_optimizer_add_group(sgd, p + 2, 1, &(td_parameter_group){.no_weight_decay = true}));
+    CHECK_OK(td_optimizer_add_group(sgd, p + 2, 1, &(td_parameter_group){.weight_decay = TD_ZERO}));
     CHECK_EQ(td_optimizer_group_count(sgd), 3);
     CHECK(td_optimizer_lr(sgd) == 0.1 && td_optimizer_group_lr(sgd, 1) == 0.2);
     CHECK(isnan(td_optimizer_group_lr(sgd, 3)) && isnan(td_optimizer_lr(NULL)));
@@ -524,6 +524,18 @@ TEST(clipping_of_what_is_not_finite)
     CHECK_FAILS(td_clip_grad_value_of_(&p, 1, NAN), TD_ERR_INVALID, "nan");
     CHECK_FAILS(td_clip_grad_value_of_(&p, -1, 1), TD_ERR_INVALID, "-1 parameters");
     td_tensor_release(p);
+}
+
+TEST(reserved_members_must_be_zero)
+{
+    td_module *net = td_linear(2, 2);
+    CHECK(!td_sgd(net, &(td_sgd_options){.lr = 0.1, .reserved = {NULL, net}}));
+    CHECK_CONTAINS(td_last_error(), "td_sgd: reserved[1] of the options is set");
+    CHECK(!td_sgd(net, &(td_sgd_options){0}));                         /* lr must be given, */
+    td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = TD_ZERO}); /* and may be 0 */
+    CHECK(sgd && td_optimizer_lr(sgd) == 0);
+    td_optimizer_destroy(sgd);
+    td_module_destroy(net);
 }
 
 TEST(clipping_a_module)

@@ -183,13 +183,13 @@ static const td_module_ops transformer_ops = {.name = "Transformer",
 
 static td_module *transformer_layer(double dropout)
 {
-    return td_transformer_encoder_layer_with(WIDTH, HEADS,
-                                             &(td_transformer_options){.batch_first = true,
-                                                                       .feedforward = 4 * WIDTH,
-                                                                       .dropout = dropout,
-                                                                       .no_dropout = dropout == 0,
-                                                                       .gelu = true,
-                                                                       .causal = true});
+    return td_transformer_encoder_layer_with(
+        WIDTH, HEADS,
+        &(td_transformer_options){.batch_first = true,
+                                  .feedforward = 4 * WIDTH,
+                                  .dropout = dropout == 0 ? TD_ZERO : dropout,
+                                  .gelu = true,
+                                  .causal = true});
 }
 
 static void train_transformer(const char *name, double dropout)

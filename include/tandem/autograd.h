@@ -92,6 +92,7 @@ TD_API td_status td_backward(td_tensor *loss);
 
 typedef struct td_backward_options {
     bool retain_graph; /* keep what was saved, for another pass */
+    void *reserved[4];
 } td_backward_options;
 
 /** The same from `count` results at once; gradients[i] has the shape of outputs[i], and may be NULL

@@ -16,7 +16,10 @@
  *
  * Errors of files. TD_ERR_SYSTEM: the system refused; TD_ERR_INVALID: the file is no safetensors file,
  * or is damaged; the message has the file, the entry and the byte; TD_ERR_UNSUPPORTED: it is of a later
- * version, or has a dtype that this library lacks; TD_ERR_NOMEM. */
+ * version, or has a dtype that this library lacks; TD_ERR_NOMEM.
+ *
+ * Threads. Any thread may call these, several at once with different modules and files. What is saved must not
+ * be changed meanwhile, and what is loaded must not be used. */
 #ifndef TANDEM_CHECKPOINT_H
 #define TANDEM_CHECKPOINT_H
 

@@ -18,7 +18,10 @@
  *
  * Datasets and samplers are counted: what uses one keeps it. A function that returns one gives the
  * caller one reference, returns NULL where it fails (td_last_error() says why), and hands a NULL
- * dataset on as NULL with td_last_error() as it was. */
+ * dataset on as NULL with td_last_error() as it was.
+ *
+ * Threads. Datasets may be read by several threads at once. A sampler, a loader and a progress bar are used
+ * by one thread at a time; different ones by different threads. */
 #ifndef TANDEM_DATA_H
 #define TANDEM_DATA_H
 
@@ -49,6 +52,7 @@ typedef struct td_idx_options {
     double mean, std; /* for TD_PIXELS_NORMALIZED; std 0: the dataset's known ones, where there are,
                               otherwise 0 and 1 */
     const char *directory; /* td_fashion_mnist(): where the files are */
+    void *reserved[4];
 } td_idx_options;
 
 /**
@@ -88,6 +92,7 @@ typedef struct td_partition_options {
     int which;               /* which one is wanted; with a count of 0, that of this rank */
     const double *fractions; /* `count` of them; NULL: equal ones */
     uint64_t seed;           /* of the shuffle; 0: 1234 */
+    void *reserved[4];
 } td_partition_options;
 
 /**
@@ -162,6 +167,7 @@ typedef struct td_sampler_options {
     int num_replicas; /* how many ranks there are; 0 (or -1): as many as in the world */
     int rank;         /* which one this is; 0: that of the world, where there is a world of
                             num_replicas, otherwise 0; -1: that of the world */
+    void *reserved[4];
 } td_sampler_options;
 
 /**
@@ -241,6 +247,7 @@ typedef struct td_loader_options {
     bool drop_last;      /* no last batch that is smaller than the others */
     int workers;         /* threads that read ahead; 0: the caller reads, when it asks */
     int prefetch;        /* how many batches they read ahead; 0: two for each worker */
+    void *reserved[4];
 } td_loader_options;
 
 /** Samples, one behind the other: [size, …]. */
@@ -304,6 +311,7 @@ typedef struct td_progress_options {
     const char *label; /* NULL: none */
     const char *unit;  /* of a step; NULL: "batch" */
     bool lines;        /* where standard error is no terminal: one line at the end of each bar */
+    void *reserved[4];
 } td_progress_options;
 
 /** Begins a bar. NULL without memory, which the other two take as well. */

@@ -7,7 +7,9 @@
  *
  * An operator runs on the thread that calls it, on tensors of any device. A backward pass computes
  * the gradients that belong to a numbered device on its worker, so those of several devices run at
- * the same time; td_device_submit() does the same for whatever the program wants. */
+ * the same time; td_device_submit() does the same for whatever the program wants.
+ *
+ * Threads. All functions may be called from any thread at any time. */
 #ifndef TANDEM_DEVICE_H
 #define TANDEM_DEVICE_H
 

@@ -1,4 +1,6 @@
-/* The types of elements, and the operations that reduce them. */
+/* The types of elements, and the operations that reduce them.
+ *
+ * Threads. All functions may be called from any thread at any time. */
 #ifndef TANDEM_DTYPE_H
 #define TANDEM_DTYPE_H
 

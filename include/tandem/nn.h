@@ -105,6 +105,7 @@ TD_API td_module *td_module_list_ended(td_module *const *modules, int count);
 
 typedef struct td_linear_options {
     bool no_bias;
+    void *reserved[4];
 } td_linear_options;
 
 /** weight [out, in], bias [out]. */
@@ -135,6 +136,7 @@ typedef struct td_batch_norm_options {
     bool cumulative; /* instead of the momentum: running statistics are means of all batches */
     bool no_affine;  /* without weight and bias */
     bool no_running_stats; /* statistics of the batch in eval mode too */
+    void *reserved[4];
 } td_batch_norm_options;
 
 /** x [N, C] or [N, C, L]; and x [N, C, H, W]. weight, bias [C]; the buffers running_mean and
@@ -147,6 +149,7 @@ TD_API td_module *td_batch_norm2d_with(int64_t features, const td_batch_norm_opt
 typedef struct td_layer_norm_options {
     double eps; /* 0: 1e-5 */
     bool no_affine;
+    void *reserved[4];
 } td_layer_norm_options;
 
 /** Over the last dimension; over the last `ndim` of these sizes. */
@@ -171,6 +174,7 @@ TD_API td_module *td_dropout2d(double p);
 typedef struct td_embedding_options {
     bool padding;        /* the row padding_idx is 0, and stays so */
     int64_t padding_idx; /* a negative one counts from the end */
+    void *reserved[4];
 } td_embedding_options;
 
 /** Rows of weight [count, width] for i64 indices of any shape. */
@@ -192,6 +196,7 @@ typedef struct td_multihead_attention_options {
     bool no_bias;
     bool causal;      /* place i sees the places 0 to i */
     bool batch_first; /* tensors are [N, L, E] instead of [L, N, E] */
+    void *reserved[4];
 } td_multihead_attention_options;
 
 /**
@@ -210,13 +215,13 @@ TD_API td_module *td_multihead_attention_with(int64_t width, int64_t heads,
 
 typedef struct td_transformer_options {
     int64_t feedforward; /* width inside the feed-forward part; 0: 2048 */
-    double dropout;      /* 0: 0.1 */
-    bool no_dropout;     /* none */
+    double dropout;      /* 0: 0.1; TD_ZERO: none */
     bool gelu;           /* instead of relu */
     bool norm_first;     /* normalise what goes into the parts, not what comes out of their sums */
     double eps;          /* of the norms; 0: 1e-5 */
     bool causal;
     bool batch_first; /* as for td_multihead_attention() */
+    void *reserved[4];
 } td_transformer_options;
 
 /** A transformer block, nn.TransformerEncoderLayer: attention to itself, and a feed-forward part,
@@ -424,6 +429,7 @@ typedef struct td_kaiming_options {
     double a;     /* the negative slope behind this layer, for TD_LEAKY_RELU */
     bool fan_out; /* count what goes out, so that gradients keep their size, not activations */
     td_nonlinearity nonlinearity;
+    void *reserved[4];
 } td_kaiming_options;
 
 /** He initialisation: even or normal numbers whose size follows from that of the layer. `options` may be NULL. */

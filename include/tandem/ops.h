@@ -12,7 +12,10 @@
  * names the function and both.
  *
  * Ownership and errors are those of tensor.h: a result belongs to the innermost TD_SCOPE, or to the
- * caller; NULL in, NULL out. */
+ * caller; NULL in, NULL out.
+ *
+ * Threads. All functions may be called from several threads at once, also on the same tensors, as long as
+ * none of them writes (in place, td_tensor_copy()) what another one reads or writes. */
 #ifndef TANDEM_OPS_H
 #define TANDEM_OPS_H
 
@@ -233,6 +236,7 @@ typedef struct td_conv2d_options {
     int64_t dilation[2]; /* 0: 1 */
     int64_t groups;      /* 0: 1 */
     bool no_bias;        /* for the module */
+    void *reserved[4];
 } td_conv2d_options;
 
 /** x [N, C, H, W] (or [C, H, W]), weight [O, C / groups, kh, kw], bias [O] or NULL. */
@@ -246,6 +250,7 @@ typedef struct td_pool2d_options {
     int64_t padding[2];
     int64_t dilation[2];  /* max only; 0: 1 */
     bool exclude_padding; /* avg only: padding does not count in the mean */
+    void *reserved[4];
 } td_pool2d_options;
 
 /** The greatest, or the mean, of each window. */
@@ -296,6 +301,7 @@ typedef struct td_attention_options {
     bool causal;     /* row i sees columns 0 to i */
     double dropout;  /* of the weights */
     double scale;    /* 0: 1 / sqrt(E) */
+    void *reserved[4];
 } td_attention_options;
 
 /** softmax(q k^T scale + mask) v; q [..., L, E], k [..., S, E], v [..., S, F]. */
@@ -340,6 +346,7 @@ typedef struct td_loss_options {
     bool ignore;       /* leave out targets that are ignore_index; -100 always is */
     int64_t ignore_index;
     double label_smoothing; /* cross_entropy only */
+    void *reserved[4];
 } td_loss_options;
 
 /** x [N, C, …] logarithms of probabilities, target [N, …] i64 classes. */

@@ -32,12 +32,13 @@ typedef struct td_optimizer td_optimizer;
  * floating point or stands in the list twice. */
 
 typedef struct td_sgd_options {
-    double lr; /* must be given */
+    double lr; /* must be given; TD_ZERO is possible */
     double momentum;
     double dampening;
     double weight_decay;
     bool nesterov; /* needs a momentum, and no dampening */
     bool maximize;
+    void *reserved[4];
 } td_sgd_options;
 
 /** Stochastic gradient descent, over all parameters of a module or over those of a list. */
@@ -50,10 +51,9 @@ typedef struct td_adam_options {
     double beta1, beta2; /* 0: 0.9 and 0.999 */
     double eps;          /* 0: 1e-8 */
     double weight_decay; /* td_adam(): added to the gradient; td_adamw(): 0 is 0.01 */
-    bool no_weight_decay;
-    bool no_beta1; /* beta1 is 0: no average of gradients */
     bool amsgrad;
     bool maximize;
+    void *reserved[4];
 } td_adam_options;
 
 /** Adam, and AdamW, whose weight decay is apart from the gradient; of a module or of a list. `options` may be
@@ -73,7 +73,7 @@ TD_API void td_optimizer_destroy(td_optimizer *optimizer);
 typedef struct td_parameter_group {
     double lr;           /* 0: that of the optimizer's options */
     double weight_decay; /* 0: that of the optimizer's options */
-    bool no_weight_decay;
+    void *reserved[4];
 } td_parameter_group;
 
 /** Adds parameters, with a learning rate and a weight decay of their own. None may be in a group
@@ -116,6 +116,7 @@ typedef struct td_clip_options {
     double norm_type; /* 0: 2; INFINITY: the greatest absolute value */
     bool
         error_if_nonfinite; /* TD_ERR_INVALID, and nothing changed, for a norm of NaN or infinity */
+    void *reserved[4];
 } td_clip_options;
 
 /** Scales all gradients so that their norm, taken over all of them as one vector, is at most

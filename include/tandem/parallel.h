@@ -7,7 +7,10 @@
  *
  * Data-parallel training: each process has the whole model and its part of the data. Gradients are
  * collected in buckets, and each bucket is averaged over all ranks while the backward pass still
- * computes those of the next one. */
+ * computes those of the next one.
+ *
+ * Threads. A wrapped model, a reducer, an averager and the state of a hook are used by one thread at a time, and
+ * on all ranks in the same order. Hooks run on the threads of the backward pass. */
 #ifndef TANDEM_PARALLEL_H
 #define TANDEM_PARALLEL_H
 
@@ -73,6 +76,7 @@ typedef struct td_powersgd_options {
     bool no_error_feedback;      /* what is lost is lost */
     bool no_warm_start;          /* begin each pass at random, not where the last one ended */
     uint64_t seed;               /* of the random numbers; the same on all ranks */
+    void *reserved[4];
 } td_powersgd_options;
 
 /** The state of PowerSGD for one model; every rank passes the same options. f32 and f64 are compressed.
@@ -90,6 +94,7 @@ typedef struct td_post_local_options {
     td_group *subgroup;       /* for the passes after the first ones; NULL: the ranks of one host */
     bool no_local_all_reduce; /* each rank by itself then */
     int64_t start_step;       /* so many passes are averaged over the whole group */
+    void *reserved[4];
 } td_post_local_options;
 
 /** The state for one model; every rank passes the same start_step. The subgroups of hosts are made when
@@ -105,6 +110,7 @@ typedef struct td_periodic_averager_options {
     td_group *group;      /* NULL: the world */
     int64_t period;       /* at least 1 */
     int64_t warmup_steps; /* so many steps at first without an average */
+    void *reserved[4];
 } td_periodic_averager_options;
 
 /** Averages the parameters of a module, those that it has now, over the ranks of the group every
@@ -138,6 +144,7 @@ typedef struct td_reducer_options {
     size_t bucket_bytes;       /* 0: 25 MiB */
     size_t first_bucket_bytes; /* 0: 1 MiB */
     td_comm_hook hook;         /* all zero: the average */
+    void *reserved[4];
 } td_reducer_options;
 
 /** A reducer for these buffers, listed in the order of the layers; the last are expected to be ready
@@ -172,6 +179,7 @@ typedef struct td_ddp_options {
     int ignore_count;
     td_comm_hook hook;  /* all zero: the average */
     const char *device; /* inputs of forward are moved there; NULL: they stay where they are */
+    void *reserved[4];
 } td_ddp_options;
 
 /**
@@ -217,6 +225,7 @@ typedef struct td_ddp_join_options {
                               they are sums divided by the size of the group, where those that have
                               joined count as 0 */
     bool throw_on_early_termination; /* fail on all ranks as soon as one has run out of input */
+    void *reserved[4];
 } td_ddp_join_options;
 
 /**
@@ -300,6 +309,7 @@ typedef struct td_data_parallel_options {
     int device_count;              /* of device_ids; without these, 0 is one for each processor */
     const char *output_device;     /* NULL: device_ids[0]; without these, that of the module */
     int dim;                       /* along which inputs are divided and outputs put together */
+    void *reserved[4];
 } td_data_parallel_options;
 
 /** `module` as one that runs on all of the devices; it is taken over, under the name "module". It may be

@@ -43,6 +43,11 @@ typedef struct td_tensor td_tensor;
 
 #define TD_MAX_DIMS 8
 
+/** Options that are 0 have PyTorch's defaults, in all option structures. This is a real 0 for a number
+ *  whose default is another one: {.weight_decay = TD_ZERO}. (It is a negative 0, and counts as 0 in
+ *  every computation.) For integers with another default than 0, a negative number does that. */
+#define TD_ZERO (-0.0)
+
 /* ---- Lists -----------------------------------------------------------------------------------
  *
  * A list is always two arguments: a pointer and, right behind it, the number of its elements. These
@@ -188,12 +193,11 @@ TD_API int td_get_num_threads(void);
  *     tensor([[1.0000, 2.5000],
  *             [   nan,   -inf]], dtype=f64)
  *
- * For free(). NULL for NULL, and without memory.
+ * For td_bytes_free(). Empty for NULL, and without memory.
  */
-TD_API char *td_tensor_text(const td_tensor *tensor);
+TD_API td_bytes td_tensor_text(const td_tensor *tensor);
 
-/** Writes this text and the end of a line. A NULL tensor is TD_ERR_INVALID, and td_last_error() stays
- *  what it was. Errors: also TD_ERR_SYSTEM where the stream fails, and TD_ERR_NOMEM. */
+/** Writes this text and the end of a line. Errors: TD_ERR_INVALID for NULL, TD_ERR_SYSTEM where the stream fails, and TD_ERR_NOMEM. */
 TD_API td_status td_tensor_print(const td_tensor *tensor, FILE *stream);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* The public side of backward passes: what is checked before one starts. */
 #include "autograd/engine.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdlib.h>
 
@@ -103,6 +104,8 @@ td_status td_backward(td_tensor *loss)
 td_status td_backward_from(td_tensor *const *outputs, td_tensor *const *gradients, int count,
                            const td_backward_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     return run("td_backward", outputs, gradients, count, NULL, 0, options);
 }
 
@@ -110,6 +113,8 @@ td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, i
                        td_tensor *const *inputs, int input_count, td_tensor **results,
                        const td_backward_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     struct td__capture *captures = calloc(input_count > 0 ? (size_t)input_count : 1,
                                           sizeof *captures);
     if (!captures)

@@ -48,7 +48,7 @@ struct pass {
     int lane_count;
     int unfinished; /* ready or running entries */
     td_status status;
-    char message[1024];
+    struct td__error error; /* of the first failure */
     struct at_end *first_at_end, **last_at_end;
 };
 
@@ -125,7 +125,8 @@ static void fail(struct pass *pass, td_status status)
     if (pass->status)
         return;
     pass->status = status;
-    snprintf(pass->message, sizeof pass->message, "%s", td__error_text());
+    td__error_save(&pass->error);
+    pass->error.status = status;
 }
 
 static void make_ready(struct pass *pass, struct td__walk_entry *entry)
@@ -499,7 +500,7 @@ td_status td__run_backward(td_tensor *const *outputs, td_tensor *const *gradient
         start(pass, outputs, gradients, count);
     run_all(pass);
     finish(pass);
-    status = pass->status ? td_fail(pass->status, "%s", pass->message) : TD_OK;
+    status = pass->status ? td__error_restore(&pass->error) : TD_OK;
     free(pass);
     return status;
 }

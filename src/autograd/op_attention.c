@@ -12,6 +12,7 @@
  * dropout of the weights [..., L, S]. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <math.h>
 #include <string.h>
@@ -364,8 +365,8 @@ static td_tensor *attention_of(td_tensor *q, td_tensor *k, td_tensor *v,
         td_fail(TD_ERR_INVALID, "%s: a dropout of %g; it goes from 0 to 1", call, options->dropout);
         return NULL;
     }
-    if (attention.scale == 0)
-        attention.scale = 1 / sqrt((double)q->layout.shape[q->layout.ndim - 1]);
+    attention.scale = td__option(attention.scale,
+                                 1 / sqrt((double)q->layout.shape[q->layout.ndim - 1]));
     if (options->dropout > 0 || td__asks(options->mask)) {
         td_tensor *mask = options->mask ? added_mask(options->mask, q) : NULL;
         return options->mask && !mask ? NULL
@@ -377,6 +378,8 @@ static td_tensor *attention_of(td_tensor *q, td_tensor *k, td_tensor *v,
 td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td_tensor *v,
                                            const td_attention_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_tensor *y = NULL;
     if (!q || !k || !v)
         return td__null(__func__);

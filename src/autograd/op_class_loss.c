@@ -9,6 +9,7 @@
  * other operators. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <string.h>
 
@@ -268,6 +269,8 @@ static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_o
 
 td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_tensor *y = NULL;
     if (!x || !target)
         return td__null(__func__);
@@ -285,6 +288,8 @@ td_tensor *td_nll_loss(td_tensor *x, td_tensor *target)
 
 td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_tensor *y = NULL;
     if (!x || !target)
         return td__null(__func__);

@@ -4,6 +4,7 @@
  * written where the leaves keep them. */
 #include "autograd/op_window.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 static const char call[] = "td_f_conv2d";
 
@@ -154,6 +155,8 @@ static td_tensor *conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
 td_tensor *td_f_conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
                        const td_conv2d_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_tensor *y = NULL;
     if (!x || !weight)
         return td__null(__func__);

@@ -2,6 +2,7 @@
  * scores. A mean or sum is formed while the losses are computed; they never stand in memory. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 struct past {
     enum td__pair_loss loss;
@@ -114,6 +115,8 @@ static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *tar
 
 td_tensor *td_mse_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return in_scope(TD__LOSS_MSE, x, target, options);
 }
 
@@ -124,6 +127,8 @@ td_tensor *td_mse_loss(td_tensor *x, td_tensor *target)
 
 td_tensor *td_l1_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return in_scope(TD__LOSS_L1, x, target, options);
 }
 
@@ -134,6 +139,8 @@ td_tensor *td_l1_loss(td_tensor *x, td_tensor *target)
 
 td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target, const td_loss_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return in_scope(TD__LOSS_BCE_LOGITS, x, target, options);
 }
 

@@ -4,6 +4,7 @@
  * gradient of x is the one large tensor of backward. */
 #include "autograd/op_window.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 struct pool {
     struct td__window window;
@@ -191,12 +192,16 @@ static td_tensor *adaptive(const td_function *function, td_tensor *x, int64_t he
 td_tensor *td_f_max_pool2d(td_tensor *x, int64_t kernel_height, int64_t kernel_width,
                            const td_pool2d_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return with_window(&max_function, x, kernel_height, kernel_width, options);
 }
 
 td_tensor *td_f_avg_pool2d(td_tensor *x, int64_t kernel_height, int64_t kernel_width,
                            const td_pool2d_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return with_window(&avg_function, x, kernel_height, kernel_width, options);
 }
 

@@ -1,6 +1,7 @@
 /* Datasets of IDX files. The arrays stay in memory as they were in the files; a sample is made as it is
  * read, bytes by a table of the 256 numbers that they become. */
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "data/dataset.h"
 #include "data/idx.h"
 
@@ -151,6 +152,8 @@ static td_status check_options(const char *call, const td_idx_options *options)
 td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
                            const td_idx_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_idx_options none = {0};
     options = options ? options : &none;
     if (check_options("td_idx_dataset", options))
@@ -218,6 +221,8 @@ static td_status find_fashion(char *path, size_t room, const char *directory, co
 
 td_dataset *td_fashion_mnist(td_dataset_part part, const td_idx_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_idx_options chosen = options ? *options : (td_idx_options){0};
     if (check_options("td_fashion_mnist", &chosen))
         return NULL;

@@ -5,6 +5,7 @@
  * they stay with that one and the slot gets new ones. */
 #include "data/loader.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/random_internal.h"
 
 #include <inttypes.h>
@@ -154,12 +155,12 @@ static td_status complete(td_loader *loader, struct td__loader_slot *slot)
         struct td__piece all = {.slot = slot, .from = from, .to = from + slot->left};
         slot->status = td__loader_read(loader, &all, &slot->failed);
         if (slot->status)
-            snprintf(slot->message, sizeof slot->message, "%s", td__error_text());
+            td__error_save(&slot->error);
     }
     if (slot->status)
         return td_fail(slot->status,
                        "loader: sample %" PRId64 ", number %" PRId64 " of the epoch: %s",
-                       loader->order[slot->failed], slot->failed, slot->message);
+                       loader->order[slot->failed], slot->failed, slot->error.text);
     return TD_OK;
 }
 
@@ -269,6 +270,8 @@ static td_sampler *sampler_for(td_dataset *dataset, const td_loader_options *opt
 
 td_loader *td_loader_create(td_dataset *dataset, const td_loader_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_loader_options chosen = options ? *options : (td_loader_options){0};
     if (chosen.batch_size == 0)
         chosen.batch_size = 1;

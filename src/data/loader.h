@@ -13,6 +13,8 @@
 
 #include "base/thread.h"
 #include "data/dataset.h"
+#include "base/fail.h"
+
 #include "data/sampler.h"
 #include "tensor/tensor_internal.h"
 
@@ -21,7 +23,7 @@ struct td__loader_slot {
     int64_t left;                       /* rows that are still to be read */
     td_status status;                   /* of the first sample that failed */
     int64_t failed;                     /* its place in the order */
-    char message[512];
+    struct td__error error;             /* of the sample that failed */
 };
 
 /* A few rows of a batch. */

@@ -61,7 +61,7 @@ static void *work(void *arg)
         if (status && (!slot->status || failed < slot->failed)) {
             slot->status = status;
             slot->failed = failed;
-            snprintf(slot->message, sizeof slot->message, "%s", td__error_text());
+            td__error_save(&slot->error);
         }
         slot->left -= piece.to - piece.from;
         if (slot->left == 0 || loader->reading == 0)

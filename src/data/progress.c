@@ -3,6 +3,7 @@
 #include "data/progress.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "base/file_limit.h"
 #include "base/identity.h"
 #include "base/number.h"
@@ -89,6 +90,8 @@ static void redraw(td_progress *progress, int64_t now, const char *behind)
 
 td_progress *td_progress_begin(const td_progress_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_progress_options none = {0};
     options = options ? options : &none;
     td_progress *progress = calloc(1, sizeof *progress);

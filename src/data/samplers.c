@@ -1,5 +1,6 @@
 /* The samplers that there are: sequential, random, distributed. */
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "base/identity.h"
 #include "data/sampler.h"
 #include "tensor/random_internal.h"
@@ -140,6 +141,8 @@ static td_status find_replica(td_sampler_options *options)
 
 td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_sampler_options chosen = options ? *options : (td_sampler_options){0};
     if (!dataset)
         return td__null(__func__);

@@ -1,5 +1,6 @@
 /* Parts of a dataset: a list of indices into it; and the parts of a shuffled one. */
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "base/identity.h"
 #include "data/dataset.h"
 #include "tensor/random_internal.h"
@@ -140,6 +141,8 @@ static td_status find_part(int64_t size, const td_partition_options *options, in
 
 td_dataset *td_partition_dataset(td_dataset *dataset, const td_partition_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_partition_options none = {0};
     options = options ? options : &none;
     if (!dataset)

@@ -10,6 +10,7 @@
 #include "nn/layers.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/kernels.h"
 
 #include <math.h>
@@ -216,6 +217,8 @@ static td_status init_multihead(td_module *self)
 td_module *td_multihead_attention_with(int64_t width, int64_t heads,
                                        const td_multihead_attention_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     const char *call = "td_multihead_attention";
     struct multihead multihead = {.width = width, .heads = heads};
     if (options)

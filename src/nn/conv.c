@@ -2,6 +2,7 @@
 #include "nn/layers.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdio.h>
 
@@ -76,6 +77,8 @@ static td_status complete(const char *call, int64_t in_channels, int64_t out_cha
 td_module *td_conv2d_with(int64_t in_channels, int64_t out_channels, int64_t kernel_height,
                           int64_t kernel_width, const td_conv2d_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_conv2d_options given = options ? *options : (td_conv2d_options){0};
     const int64_t kernel[] = {kernel_height, kernel_width};
     if (complete("td_conv2d", in_channels, out_channels, kernel, &given))
@@ -218,6 +221,8 @@ static td_module *make_pool(const td_module_ops *ops, const char *call, int64_t 
 td_module *td_max_pool2d_with(int64_t kernel_height, int64_t kernel_width,
                               const td_pool2d_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return make_pool(&max_pool2d_ops, "td_max_pool2d", kernel_height, kernel_width, options);
 }
 
@@ -229,6 +234,8 @@ td_module *td_max_pool2d(int64_t kernel_size)
 td_module *td_avg_pool2d_with(int64_t kernel_height, int64_t kernel_width,
                               const td_pool2d_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return make_pool(&avg_pool2d_ops, "td_avg_pool2d", kernel_height, kernel_width, options);
 }
 

@@ -3,6 +3,7 @@
 #include "nn/module.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/erfinv.h"
 
 #include <math.h>
@@ -102,6 +103,8 @@ static td_status kaiming_std(const char *call, const td_tensor *tensor,
 
 td_status td_init_kaiming_uniform(td_tensor *tensor, const td_kaiming_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     double std = 0;
     TD_TRY(kaiming_std("td_init_kaiming_uniform", tensor, options, &std));
     if (tensor->layout.numel == 0)
@@ -112,6 +115,8 @@ td_status td_init_kaiming_uniform(td_tensor *tensor, const td_kaiming_options *o
 
 td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     double std = 0;
     TD_TRY(kaiming_std("td_init_kaiming_normal", tensor, options, &std));
     return tensor->layout.numel == 0 ? TD_OK : td_init_normal(tensor, 0, std);

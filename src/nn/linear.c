@@ -2,6 +2,7 @@
 #include "nn/layers.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -40,6 +41,8 @@ static const td_module_ops linear_ops = {
 td_module *td_linear_with(int64_t in_features, int64_t out_features,
                           const td_linear_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     const char *call = "td_linear";
     bool bias = !options || !options->no_bias;
     if (td__check_size(call, "in_features", in_features, 0) ||
@@ -104,6 +107,8 @@ static td_status init_embedding(td_tensor *weight, int64_t padding_idx)
 
 td_module *td_embedding_with(int64_t count, int64_t width, const td_embedding_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     const char *call = "td_embedding";
     int64_t padding = options && options->padding ? options->padding_idx : -1;
     if (td__check_size(call, "the number of rows", count, 0) ||

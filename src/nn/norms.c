@@ -2,6 +2,7 @@
 #include "nn/layers.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,9 +14,9 @@ static const char *truth(bool value)
 
 static td_status check_eps(const char *call, double eps)
 {
-    if (eps > 0)
+    if (eps >= 0)
         return TD_OK;
-    return td_fail(TD_ERR_INVALID, "%s: eps is %g; it must be above 0", call, eps);
+    return td_fail(TD_ERR_INVALID, "%s: eps is %g; it must not be negative", call, eps);
 }
 
 /* ---- Batch norm --------------------------------------------------------------------------------- */
@@ -97,8 +98,8 @@ static td_module *make_batch_norm(const td_module_ops *ops, const char *call, in
         .features = features, .least_dims = flat ? 2 : 4, .most_dims = flat ? 3 : 4};
     if (options)
         norm.options = *options;
-    norm.options.eps = norm.options.eps != 0 ? norm.options.eps : 1e-5;
-    norm.options.momentum = norm.options.momentum != 0 ? norm.options.momentum : 0.1;
+    norm.options.eps = td__option(norm.options.eps, 1e-5);
+    norm.options.momentum = td__option(norm.options.momentum, 0.1);
     if (td__check_size(call, "the number of features", features, 0) ||
         check_eps(call, norm.options.eps))
         return NULL;
@@ -120,6 +121,8 @@ static td_module *make_batch_norm(const td_module_ops *ops, const char *call, in
 
 td_module *td_batch_norm1d_with(int64_t features, const td_batch_norm_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return make_batch_norm(&batch_norm1d_ops, "td_batch_norm1d", features, options);
 }
 
@@ -130,6 +133,8 @@ td_module *td_batch_norm1d(int64_t features)
 
 td_module *td_batch_norm2d_with(int64_t features, const td_batch_norm_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return make_batch_norm(&batch_norm2d_ops, "td_batch_norm2d", features, options);
 }
 
@@ -181,11 +186,13 @@ static const td_module_ops layer_norm_ops = {.name = "LayerNorm",
 
 td_module *td_layer_norm_with(const int64_t *shape, int ndim, const td_layer_norm_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     const char *call = "td_layer_norm";
     struct layer_norm norm = {.ndim = ndim};
     if (options)
         norm.options = *options;
-    norm.options.eps = norm.options.eps != 0 ? norm.options.eps : 1e-5;
+    norm.options.eps = td__option(norm.options.eps, 1e-5);
     if (!shape || ndim < 1 || ndim > TD_MAX_DIMS) {
         td_fail(TD_ERR_INVALID, "%s: it was given %d sizes; there must be 1 to %d", call, ndim,
                 TD_MAX_DIMS);

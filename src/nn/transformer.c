@@ -7,6 +7,7 @@
 #include "nn/layers.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdio.h>
 
@@ -68,8 +69,10 @@ static const td_module_ops block_ops = {.name = "TransformerEncoderLayer",
 td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
                                              const td_transformer_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_transformer_options given = options ? *options : (td_transformer_options){0};
-    double p = given.no_dropout ? 0 : given.dropout != 0 ? given.dropout : 0.1;
+    double p = td__option(given.dropout, 0.1);
     int64_t inner = given.feedforward ? given.feedforward : 2048;
     td_layer_norm_options norm = {.eps = given.eps};
     td_module *self = td_module_create(&block_ops);

@@ -9,6 +9,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -68,22 +69,17 @@ static const struct td__optimizer_kind adamw = {.name = "td_adamw",
                                                 .number_count = 6,
                                                 .update = update_adam};
 
-static double given(double value, double usual)
-{
-    return value != 0 ? value : usual;
-}
-
 static td_status check(const struct td__optimizer_kind *kind, const td_adam_options *options,
                        struct td__optim_numbers *numbers)
 {
     td_adam_options all = options ? *options : (td_adam_options){0};
     bool decoupled = kind == &adamw;
     *numbers = (struct td__optim_numbers){
-        .lr = given(all.lr, 1e-3),
-        .weight_decay = all.no_weight_decay ? 0 : given(all.weight_decay, decoupled ? 0.01 : 0),
-        .beta1 = all.no_beta1 ? 0 : given(all.beta1, 0.9),
-        .beta2 = given(all.beta2, 0.999),
-        .eps = given(all.eps, 1e-8),
+        .lr = td__option(all.lr, 1e-3),
+        .weight_decay = td__option(all.weight_decay, decoupled ? 0.01 : 0),
+        .beta1 = td__option(all.beta1, 0.9),
+        .beta2 = td__option(all.beta2, 0.999),
+        .eps = td__option(all.eps, 1e-8),
         .amsgrad = all.amsgrad,
         .decoupled = decoupled,
         .maximize = all.maximize,
@@ -97,6 +93,8 @@ static td_status check(const struct td__optimizer_kind *kind, const td_adam_opti
 
 td_optimizer *td_adam(td_module *module, const td_adam_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     struct td__optim_numbers numbers;
     return check(&adam, options, &numbers)
                ? NULL
@@ -105,6 +103,8 @@ td_optimizer *td_adam(td_module *module, const td_adam_options *options)
 
 td_optimizer *td_adam_of(td_tensor *const *parameters, int count, const td_adam_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     struct td__optim_numbers numbers;
     return check(&adam, options, &numbers)
                ? NULL
@@ -113,6 +113,8 @@ td_optimizer *td_adam_of(td_tensor *const *parameters, int count, const td_adam_
 
 td_optimizer *td_adamw(td_module *module, const td_adam_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     struct td__optim_numbers numbers;
     return check(&adamw, options, &numbers)
                ? NULL
@@ -121,6 +123,8 @@ td_optimizer *td_adamw(td_module *module, const td_adam_options *options)
 
 td_optimizer *td_adamw_of(td_tensor *const *parameters, int count, const td_adam_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     struct td__optim_numbers numbers;
     return check(&adamw, options, &numbers)
                ? NULL

@@ -3,6 +3,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/parallel_for.h"
 
 #include <math.h>
@@ -81,8 +82,10 @@ static td_status find_norm(td_tensor *const *parameters, int count, double type,
 td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double max_norm,
                                 const td_clip_options *options, double *norm)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     const char *call = "td_clip_grad_norm_";
-    double type = options && options->norm_type != 0 ? options->norm_type : 2;
+    double type = td__option(options ? options->norm_type : 0, 2);
     if (count < 0 || (count > 0 && !parameters))
         return td_fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
     if (!(max_norm >= 0) || !(type > 0))
@@ -126,6 +129,8 @@ td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double
 td_status td_clip_grad_norm_(td_module *module, double max_norm, const td_clip_options *options,
                              double *norm)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     td_tensor **list = NULL;
     int count = 0;
     TD_TRY(td__parameter_list("td_clip_grad_norm_", module, &list, &count));

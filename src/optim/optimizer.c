@@ -3,6 +3,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/parallel_for.h"
 
 #include <math.h>
@@ -103,14 +104,14 @@ static td_status add_group(td_optimizer *optimizer, const char *call, td_tensor 
 td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters, int count,
                                  const td_parameter_group *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     const char *call = "td_optimizer_add_group";
     if (!optimizer)
         return td__fail_null(call);
     td_parameter_group given = options ? *options : (td_parameter_group){0};
-    double lr = given.lr != 0 ? given.lr : optimizer->numbers.lr;
-    double decay = given.no_weight_decay     ? 0
-                   : given.weight_decay != 0 ? given.weight_decay
-                                             : optimizer->numbers.weight_decay;
+    double lr = td__option(given.lr, optimizer->numbers.lr);
+    double decay = td__option(given.weight_decay, optimizer->numbers.weight_decay);
     return add_group(optimizer, call, parameters, count, lr, decay);
 }
 

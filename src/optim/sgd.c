@@ -7,6 +7,7 @@
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -50,7 +51,7 @@ static const struct td__optimizer_kind sgd = {.name = "td_sgd",
 static td_status check(const td_sgd_options *options, struct td__optim_numbers *numbers)
 {
     const char *call = "td_sgd";
-    if (!options || options->lr == 0)
+    if (!options || (options->lr == 0 && !signbit(options->lr)))
         return td_fail(TD_ERR_INVALID,
                        "%s: no learning rate was given; set lr in the options, such as 0.01", call);
     TD_TRY(td__check_number(call, "lr", options->lr, 0, INFINITY));
@@ -72,6 +73,8 @@ static td_status check(const td_sgd_options *options, struct td__optim_numbers *
 
 td_optimizer *td_sgd(td_module *module, const td_sgd_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     struct td__optim_numbers numbers;
     return check(options, &numbers) ? NULL
                                     : td__optimizer_of_module(&sgd, "td_sgd", &numbers, module);
@@ -79,6 +82,8 @@ td_optimizer *td_sgd(td_module *module, const td_sgd_options *options)
 
 td_optimizer *td_sgd_of(td_tensor *const *parameters, int count, const td_sgd_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     struct td__optim_numbers numbers;
     return check(options, &numbers)
                ? NULL

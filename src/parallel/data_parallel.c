@@ -8,6 +8,7 @@
  * buffers are copied back after each forward, so that running statistics move. */
 #include "autograd/graph.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <tandem/parallel.h>
 
@@ -223,7 +224,7 @@ static td_module *make(const td_data_parallel_options *options)
 {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     int most = td_device_count("cpu"), all = processors < most ? (int)processors : most;
-    if (check_devices(options))
+    if (td__check_reserved("td_data_parallel", options->reserved) || check_devices(options))
         return NULL;
     td_module *wrapped = td_module_create(&data_parallel_ops);
     if (!wrapped)

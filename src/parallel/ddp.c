@@ -12,6 +12,7 @@
 
 #include "autograd/graph.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "parallel/verify.h"
 
 #include <stdio.h>
@@ -339,6 +340,10 @@ td_module *td_ddp(td_module *module, const td_ddp_options *options)
 {
     if (!module)
         return td__null(__func__);
+    if (options && td__check_reserved("td_ddp", options->reserved)) {
+        td_module_destroy(module);
+        return NULL;
+    }
     struct td__ddp *ddp = calloc(1, sizeof *ddp);
     td_module *wrapped = ddp ? td_module_create(&ddp_ops) : NULL;
     if (!wrapped) {

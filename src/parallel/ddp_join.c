@@ -12,6 +12,7 @@
 #include "parallel/ddp.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/kernels.h"
 
 #include <stdlib.h>
@@ -165,6 +166,8 @@ static td_status shadow(struct td__ddp *ddp)
 
 td_status td_ddp_join_begin(td_module *module, const td_ddp_join_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return TD_ERR_INVALID;
     struct td__ddp *ddp = td__ddp_of(module, "td_ddp_join_begin");
     if (!ddp)
         return TD_ERR_INVALID;

@@ -1,6 +1,7 @@
 /* Post-local SGD: gradients are averaged over the whole group at first, later only inside a subgroup (or
  * not at all); an averager brings the parameters of all ranks together every so many steps. */
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "group/process_group.h"
 #include "group/root.h"
 #include "parallel/buckets.h"
@@ -63,6 +64,8 @@ static td_status finish(td_bucket *bucket, void *arg)
 
 td_post_local *td_post_local_create(const td_post_local_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_post_local *post = calloc(1, sizeof *post);
     if (!post) {
         td__fail_nomem("td_post_local_create");
@@ -95,6 +98,8 @@ struct td_periodic_averager {
 td_periodic_averager *td_periodic_averager_create(td_module *module,
                                                   const td_periodic_averager_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_periodic_averager_options with = options ? *options : (td_periodic_averager_options){0};
     if (!module || with.period < 1 || with.warmup_steps < 0) {
         td_fail(TD_ERR_INVALID,

@@ -14,6 +14,7 @@
  * All ranks have the same bits of P and Q behind each sum, so that they come to the same decisions
  * and draw the same random numbers. */
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "parallel/buckets.h"
 #include "parallel/flat_elements.h"
 #include "tensor/kernels.h"
@@ -348,10 +349,12 @@ static td_status finish(td_bucket *bucket, void *arg)
 
 td_powersgd *td_powersgd_create(const td_powersgd_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     td_powersgd_options with = options ? *options : (td_powersgd_options){0};
     with.rank = with.rank ? with.rank : 1;
     with.start_step = with.start_step ? with.start_step : 1000;
-    with.min_compression_rate = with.min_compression_rate != 0 ? with.min_compression_rate : 2;
+    with.min_compression_rate = td__option(with.min_compression_rate, 2);
     if (with.rank < 1 || !(with.min_compression_rate > 0)) {
         td_fail(TD_ERR_INVALID,
                 "td_powersgd_create: the rank is %d, min_compression_rate is %g; both must be "

@@ -4,6 +4,7 @@
 #include "parallel/verify.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,8 @@ static td_status fill(td_reducer *reducer, const td_reducer_buffer *buffers, int
 td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
                               const td_reducer_options *options)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     if (count < 0 || (count > 0 && !buffers)) {
         td_fail(TD_ERR_INVALID, "td_reducer_create: the list of %d buffers is %s", count,
                 buffers ? "shorter than nothing" : "NULL");

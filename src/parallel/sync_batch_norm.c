@@ -10,6 +10,7 @@
  * kernels for batch norm without training, whose statistics are given. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "nn/layers.h"
 #include "parallel/flat_elements.h"
 
@@ -381,5 +382,7 @@ td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
 td_module *td_sync_batch_norm(int64_t features, const td_batch_norm_options *options,
                               td_group *group)
 {
+    if (options && td__check_reserved(__func__, options->reserved))
+        return NULL;
     return td_convert_sync_batch_norm(td_batch_norm1d_with(features, options), group);
 }

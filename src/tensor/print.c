@@ -357,13 +357,15 @@ static td_status fetch(const td_tensor *tensor, td_tensor **dense, void **copy)
     return device->kind->to_host(device, *copy, td_tensor_data(*dense), bytes);
 }
 
-char *td_tensor_text(const td_tensor *tensor)
+td_bytes td_tensor_text(const td_tensor *tensor)
 {
-    if (!tensor)
-        return NULL;
+    td_bytes result = {0};
+    if (!tensor) {
+        td__fail_null(__func__);
+        return result;
+    }
     td_tensor *dense;
     void *copy;
-    char *result = NULL;
     struct printer printer = {.dtype = tensor->layout.dtype, .ndim = tensor->layout.ndim};
     if (fetch(tensor, &dense, &copy))
         goto release;
@@ -385,7 +387,7 @@ char *td_tensor_text(const td_tensor *tensor)
         td__fail_nomem("td_tensor_text");
         goto release;
     }
-    result = (char *)printer.text.data;
+    result = (td_bytes){.data = (char *)printer.text.data, .size = printer.text.size - 1};
     printer.text = (struct td__buffer){0};
 
 release:
@@ -399,11 +401,11 @@ td_status td_tensor_print(const td_tensor *tensor, FILE *stream)
 {
     if (!tensor)
         return td__fail_null(__func__);
-    char *text = td_tensor_text(tensor);
-    if (!text)
+    td_bytes text = td_tensor_text(tensor);
+    if (!text.data)
         return TD_ERR_NOMEM;
-    int written = fprintf(stream, "%s\n", text);
-    free(text);
+    int written = fprintf(stream, "%s\n", text.data);
+    td_bytes_free(&text);
     if (written < 0)
         return td_fail(TD_ERR_SYSTEM, "td_tensor_print: writing to the stream failed");
     return TD_OK;
