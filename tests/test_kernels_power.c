@@ -20,8 +20,8 @@ static bool is_same(float a, float b)
 
 static void check_powers(const float *x, const float *y, int64_t count, double units)
 {
-    TD_SCOPE
     {
+        TD_SCOPE;
         td_tensor *base = td_from_blob((void *)x, SHAPE(count), NULL, TD_F32, NULL, NULL);
         td_tensor *exponent = td_from_blob((void *)y, SHAPE(count), NULL, TD_F32, NULL, NULL);
         td_tensor *result = td_pow(base, exponent);
@@ -90,8 +90,8 @@ TEST(simple_exponents_are_products_and_roots)
                                     1e-30f, 1e30f, INFINITY, -INFINITY, NAN};
     enum { NUMBERS = sizeof numbers / sizeof *numbers };
     for (int e = 0; e < 8; e++)
-        TD_SCOPE
         {
+            TD_SCOPE;
             td_tensor *x = td_from_blob((void *)numbers, SHAPE(NUMBERS), NULL, TD_F32, NULL, NULL);
             const float *power = td_tensor_data(td_pow_scalar(x, exponents[e]));
             for (int i = 0; i < NUMBERS; i++) {

@@ -5,8 +5,8 @@
  *     td_tensor *loss = td_mse_loss(td_matmul(x, w), y);
  *     td_backward(loss);                                   adds to td_tensor_grad(w)
  *
- * A tensor of floating-point elements that asks for its gradient is a leaf of the record. A result
- * of leaves, or of their results, asks for it too, and remembers the operator and what that needs
+ * A tensor of floating-point elements that requires grad is a leaf of the record. A result
+ * of leaves, or of their results, requires grad, too, and remembers the operator and what that needs
  * to go back. The record lives as long as a result that came of it.
  *
  * Threads. Grad mode belongs to the thread. Several threads may run backward passes at the same
@@ -22,12 +22,12 @@ extern "C" {
 
 /* ---- Leaves and their gradients --------------------------------------------------------------- */
 
-/** Makes a tensor a leaf that asks for its gradient, or (false) one that does not; a gradient that it has
+/** Makes a tensor a leaf that requires grad, or (false) one that does not; a gradient that it has
  *  stays. TD_ERR_INVALID for elements that are not floating-point, and for a result of others
  *  (td_detach() it). */
 TD_API td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad);
 
-/** Whether it asks for its gradient, as a leaf or as a result; false for NULL. */
+/** Whether it requires grad, as a leaf or as a result; false for NULL. */
 TD_API bool td_tensor_requires_grad(const td_tensor *tensor);
 
 /** Whether it is no recorded result of others. */
@@ -38,7 +38,7 @@ TD_API bool td_tensor_is_leaf(const td_tensor *tensor);
 TD_API td_tensor *td_tensor_grad(const td_tensor *tensor);
 
 /** Replaces the gradient of a leaf by `grad` (same shape, dtype and device), which is retained, not
- * copied: later passes add to its elements in place. NULL removes it. A leaf that does not ask for its
+ * copied: later passes add to its elements in place. NULL removes it. A leaf that does not require its
  * gradient may be given one too: optimizers use it. */
 TD_API td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad);
 
@@ -115,7 +115,7 @@ typedef td_tensor *(*td_grad_hook)(td_tensor *grad, void *arg, td_status *status
 /** Called after a pass has added its gradient to that of the leaf `tensor`, once a pass. */
 typedef td_status (*td_accumulated_hook)(td_tensor *tensor, void *arg);
 
-/** Adds a hook to a tensor that asks for its gradient; *id, where not NULL, is for removing it. They
+/** Adds a hook to a tensor that requires grad; *id, where not NULL, is for removing it. They
  *  run in the order in which they were added, on the thread that computes the gradient. */
 TD_API td_status td_tensor_add_grad_hook(td_tensor *tensor, td_grad_hook hook, void *arg,
                                          uint64_t *id);
@@ -173,7 +173,7 @@ typedef struct td_node_spec {
     td_tensor *const *more_inputs; /* where there are more than TD_RECIPE_MOST: instead of inputs */
 } td_node_spec;
 
-/** Makes `output` the recorded result of the inputs, if one of them asks for its gradient and grad
+/** Makes `output` the recorded result of the inputs, if one of them requires grad and grad
  *  mode is on. `output` must be fresh: no leaf, and no result of something recorded. Returns it, or
  *  NULL where that fails; it belongs to whom it did before. A NULL output gives NULL. */
 TD_API td_tensor *td_record(const td_function *function, td_tensor *output,
@@ -183,7 +183,7 @@ TD_API td_tensor *td_record(const td_function *function, td_tensor *output,
 TD_API td_status td_record_all(const td_function *function, td_tensor *const *outputs,
                                int output_count, const td_node_spec *spec);
 
-/** Whether any of the inputs asks for its gradient while grad mode is on, so that td_record() would
+/** Whether any of the inputs requires grad while grad mode is on, so that td_record() would
  *  record. */
 TD_API bool td_would_record(td_tensor *const *inputs, int count);
 
@@ -207,7 +207,7 @@ typedef td_tensor *(*td_segment)(td_tensor *const *inputs, int count, void *arg)
 /**
  * Runs segment(inputs, count, arg) and keeps nothing of it but its result: backward runs it a second
  * time to have what it needs, with the same random numbers. `arg` must stay until then. At least one
- * input or tensor that the segment uses should ask for a gradient.
+ * input or tensor that the segment uses should require grad.
  */
 TD_API td_tensor *td_checkpoint(td_segment segment, void *arg, td_tensor *const *inputs, int count);
 

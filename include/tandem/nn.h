@@ -5,7 +5,7 @@
  *     td_tensor *y = td_forward(net, x);
  *     td_module_destroy(net);
  *
- * A module has parameters (tensors that ask for their gradient), buffers (tensors that do not, such
+ * A module has parameters (tensors that require grad), buffers (tensors that do not, such
  * as running statistics), and children, each with a name. A tensor inside is named by the way to it:
  * "0.weight", "layers.1.self_attn.in_proj_weight". Names, shapes and order are those of PyTorch, and
  * so are the initial values: with the same seed and the same order of construction they are the same
@@ -261,7 +261,7 @@ TD_API int64_t td_module_parameter_count(td_module *module);
 /** Removes the gradients' values: they count as 0 from now on, at no cost. */
 TD_API td_status td_module_zero_grad(td_module *module);
 
-/** Whether the parameters ask for their gradient; they do at first. */
+/** Whether the parameters require grad; they do at first. */
 TD_API td_status td_module_requires_grad_(td_module *module, bool requires_grad);
 
 /** Moves all parameters and buffers to a device, or converts those of floating point to a dtype. The
@@ -278,7 +278,7 @@ TD_API void td_module_eval(td_module *module);
 TD_API bool td_module_is_training(const td_module *module);
 
 /** Parameters and buffers that are to be saved, in PyTorch's order. The tensors have the memory of
- *  the module's own, and ask for no gradient; td_state_clone() makes a copy that stays as it is. */
+ *  the module's own, and do not require grad; td_state_clone() makes a copy that stays as it is. */
 TD_API td_state *td_module_state(td_module *module);
 
 /**
@@ -294,7 +294,7 @@ TD_API td_status td_module_load_state(td_module *module, const td_state *state, 
 typedef td_status (*td_module_fn)(td_module *module, void *arg);
 TD_API td_status td_module_apply(td_module *module, td_module_fn fn, void *arg);
 
-/** A module of the same kind with copies of all parameters and buffers, which ask for a gradient
+/** A module of the same kind with copies of all parameters and buffers, which require grad
  *  where these do. What is shared inside is shared inside the clone. */
 TD_API td_module *td_module_clone(const td_module *module);
 
@@ -364,7 +364,7 @@ TD_API const td_module_ops *td_module_ops_of(const td_module *module);
  * has a dot. A failure sticks to the module: td_module_finish() tells, so that only its result need be
  * checked. */
 
-/** Adds a tensor as a parameter, retains it, and makes it ask for its gradient (unless it does so as
+/** Adds a tensor as a parameter, retains it, and makes it require grad (unless it does so as
  *  a result of others). */
 TD_API td_status td_module_add_parameter(td_module *module, const char *name, td_tensor *tensor);
 

@@ -356,7 +356,7 @@ TD_API td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_los
 TD_API td_tensor *td_cross_entropy(td_tensor *x, td_tensor *target);
 TD_API td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target,
                                         const td_loss_options *options);
-/** x and target of one shape (the target asks for no gradient). */
+/** x and target of one shape (the target does not require grad). */
 TD_API td_tensor *td_mse_loss(td_tensor *x, td_tensor *target);
 TD_API td_tensor *td_mse_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options);
 TD_API td_tensor *td_l1_loss(td_tensor *x, td_tensor *target);
@@ -367,7 +367,7 @@ TD_API td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target,
 
 /* ---- In place --------------------------------------------------------------------------------------------
  *
- * They change `x` itself; b broadcasts to it. A leaf that asks for its gradient, and a view of one, can
+ * They change `x` itself; b broadcasts to it. A leaf that requires grad, and a view of one, can
  * only be changed under TD_NO_GRAD. Where backward needs what was changed, it fails and says so.
  *
  * Gradients follow a change through a view: the tensor that x is a view of, and all other views of it,
