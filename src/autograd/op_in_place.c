@@ -115,7 +115,7 @@ static td_status add_backward(td_node *node, td_tensor *const *grad_y, td_tensor
 
 static td_status add(const td_function *function, enum td__binary_op op, td_tensor *x, td_tensor *b)
 {
-    struct operand operand;
+    struct operand operand = {0};
     double alpha = op == TD__ADD ? 1 : -1;
     TD_TRY(prepare(function->name, x, b, &operand));
     td_status status = change(function, op, x, &operand,
@@ -139,7 +139,7 @@ td_status td_sub_(td_tensor *x, td_tensor *b)
 td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
 {
     static const td_function function = {.name = "td_add_scaled_", .backward = add_backward};
-    struct operand operand;
+    struct operand operand = {0};
     TD_TRY(prepare(function.name, x, b, &operand));
     td_status status = td__kernel_status(function.name, x,
                                          td__kernels_of(x)->add_scaled(x, x, operand.view, alpha));
@@ -157,7 +157,7 @@ td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
 static td_status change_and_save(const td_function *function, enum td__binary_op op, td_tensor *x,
                                  td_tensor *b)
 {
-    struct operand operand;
+    struct operand operand = {0};
     TD_TRY(prepare(function->name, x, b, &operand));
     td_tensor *before = NULL;
     td_status status = TD_OK;
