@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-struct socket_world {
+struct tcp_world {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int links;
@@ -51,7 +51,7 @@ static void make_pair(int fds[2])
 static td_status seat_connect(void *arg, int peer, td__deadline deadline, int *fd)
 {
     struct seat *seat = arg;
-    struct socket_world *world = seat->world;
+    struct tcp_world *world = seat->world;
     int fds[2];
     (void)deadline;
     make_pair(fds);
@@ -75,7 +75,7 @@ static td_status seat_connect(void *arg, int peer, td__deadline deadline, int *f
 static td_status seat_accept(void *arg, int peer, td__deadline deadline, int *fd)
 {
     struct seat *seat = arg;
-    struct socket_world *world = seat->world;
+    struct tcp_world *world = seat->world;
     int *pending = &world->pending[seat->rank][peer];
     bool in_time = true;
     pthread_mutex_lock(&world->lock);
@@ -101,7 +101,7 @@ static const char *seat_describe(void *arg, int peer)
 static void seat_listen(void *arg, td__link_fn fn, void *fn_arg)
 {
     struct seat *seat = arg;
-    struct socket_world *world = seat->world;
+    struct tcp_world *world = seat->world;
     pthread_mutex_lock(&world->lock);
     world->listeners[seat->rank].there = true;
     world->listeners[seat->rank].fn = fn;
@@ -134,9 +134,9 @@ static void *run_seat(void *arg)
     return NULL;
 }
 
-void socket_world_run(int size, const char *algorithm, seat_fn body, const void *arg)
+void tcp_world_run(int size, const char *algorithm, seat_fn body, const void *arg)
 {
-    struct socket_world world = {.lock = PTHREAD_MUTEX_INITIALIZER, .body = body};
+    struct tcp_world world = {.lock = PTHREAD_MUTEX_INITIALIZER, .body = body};
     struct seat seats[MOST_RANKS];
     pthread_t threads[MOST_RANKS];
     CHECK(size <= MOST_RANKS);
@@ -167,7 +167,7 @@ struct td__operation seat_call(struct seat *seat, td_op_kind kind, size_t count,
     };
 }
 
-int socket_world_links(struct seat *seat)
+int tcp_world_links(struct seat *seat)
 {
     pthread_mutex_lock(&seat->world->lock);
     int links = seat->world->links;

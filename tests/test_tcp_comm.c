@@ -237,7 +237,7 @@ static void many_counts(struct seat *seat)
 TEST(every_count, .deadline_s = 60)
 {
     for (int size = 1; size <= LARGEST; size++)
-        socket_world_run(size, NULL, many_counts, NULL);
+        tcp_world_run(size, NULL, many_counts, NULL);
 }
 
 static void large_counts(struct seat *seat)
@@ -256,7 +256,7 @@ static void large_counts(struct seat *seat)
 TEST(large_counts, .deadline_s = 60)
 {
     for (int size = 2; size <= LARGEST; size += 1 + (size > 4))
-        socket_world_run(size, NULL, large_counts, NULL);
+        tcp_world_run(size, NULL, large_counts, NULL);
 }
 
 static void larger(void *acc, const void *other, size_t count, td_dtype dtype, void *arg)
@@ -293,7 +293,7 @@ TEST(every_reduction, .deadline_s = 60)
 {
     static const int sizes[] = {1, 2, 3, 4, 7};
     for (size_t i = 0; i < LENGTH(sizes); i++)
-        socket_world_run(sizes[i], NULL, every_reduction, NULL);
+        tcp_world_run(sizes[i], NULL, every_reduction, NULL);
 }
 
 static void by_name(struct seat *seat)
@@ -313,7 +313,7 @@ TEST(every_algorithm_by_its_name, .deadline_s = 60)
     static const int sizes[] = {2, 4, 5, 7};
     for (size_t i = 0; i < LENGTH(names); i++)
         for (size_t k = 0; k < LENGTH(sizes); k++)
-            socket_world_run(sizes[k], names[i], by_name, names[i]);
+            tcp_world_run(sizes[k], names[i], by_name, names[i]);
 }
 
 /* ---- Uneven parts ---------------------------------------------------------------------------- */
@@ -361,9 +361,9 @@ static void uneven(struct seat *seat)
 TEST(uneven_parts)
 {
     for (int size = 1; size <= LARGEST; size++) {
-        socket_world_run(size, NULL, uneven, NULL);
-        socket_world_run(size, "pairwise", uneven, NULL);
-        socket_world_run(size, "bruck", uneven, NULL);
+        tcp_world_run(size, NULL, uneven, NULL);
+        tcp_world_run(size, "pairwise", uneven, NULL);
+        tcp_world_run(size, "bruck", uneven, NULL);
     }
 }
 
@@ -396,7 +396,7 @@ static void combine(struct seat *seat)
 TEST(combine_leaves_accumulators)
 {
     for (int size = 1; size <= LARGEST; size++)
-        socket_world_run(size, NULL, combine, NULL);
+        tcp_world_run(size, NULL, combine, NULL);
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */
@@ -425,13 +425,13 @@ static void few_links(struct seat *seat)
         try_call(seat, seat_call(seat, TD_OP_ALL_GATHER, 5000, TD_F32), (struct variant){0});
     try_call(seat, seat_call(seat, TD_OP_BARRIER, 0, TD_F32), (struct variant){0});
     try_call(seat, seat_call(seat, TD_OP_BARRIER, 0, TD_F32), (struct variant){0});
-    int links = socket_world_links(seat);
+    int links = tcp_world_links(seat);
     CHECK(links >= seat->size && links <= 3 * seat->size);
 }
 
 TEST(links_are_opened_when_needed)
 {
-    socket_world_run(9, "ring", few_links, NULL);
+    tcp_world_run(9, "ring", few_links, NULL);
 }
 
 /* More roots than programs are kept. */
@@ -447,5 +447,5 @@ static void many_roots(struct seat *seat)
 
 TEST(many_programs)
 {
-    socket_world_run(9, NULL, many_roots, NULL);
+    tcp_world_run(9, NULL, many_roots, NULL);
 }

@@ -94,11 +94,11 @@ TEST(different_arguments_are_named)
     root.usual = root.odd = plain(TD_OP_BROADCAST, 8);
     root.odd.call.root = 1;
     root.says = "8 f32 and root 1";
-    socket_world_run(RANKS_HERE, NULL, differ, &count);
-    socket_world_run(RANKS_HERE, NULL, differ, &many);
-    socket_world_run(RANKS_HERE, NULL, differ, &dtype);
-    socket_world_run(RANKS_HERE, NULL, differ, &op);
-    socket_world_run(RANKS_HERE, NULL, differ, &root);
+    tcp_world_run(RANKS_HERE, NULL, differ, &count);
+    tcp_world_run(RANKS_HERE, NULL, differ, &many);
+    tcp_world_run(RANKS_HERE, NULL, differ, &dtype);
+    tcp_world_run(RANKS_HERE, NULL, differ, &op);
+    tcp_world_run(RANKS_HERE, NULL, differ, &root);
 }
 
 static void different_kinds(size_t count)
@@ -109,7 +109,7 @@ static void different_kinds(size_t count)
                                             plain(odd, odd == TD_OP_BARRIER ? 0 : count),
                                             "every rank must make the same calls"};
             if (usual != odd)
-                socket_world_run(RANKS_HERE, NULL, differ, &difference);
+                tcp_world_run(RANKS_HERE, NULL, differ, &difference);
         }
 }
 
@@ -132,7 +132,7 @@ static void another_algorithm(struct seat *seat)
 
 TEST(different_algorithms_are_named)
 {
-    socket_world_run(4, NULL, another_algorithm, NULL);
+    tcp_world_run(4, NULL, another_algorithm, NULL);
 }
 
 /* Rank 0 expects more than rank 1 sends. */
@@ -155,7 +155,7 @@ static void wrong_counts(struct seat *seat)
 
 TEST(wrong_uneven_counts_are_named)
 {
-    socket_world_run(3, NULL, wrong_counts, NULL);
+    tcp_world_run(3, NULL, wrong_counts, NULL);
 }
 
 /* ---- Ranks that leave or are late ------------------------------------------------------------ */
@@ -184,10 +184,10 @@ TEST(a_rank_that_leaves_is_named, .deadline_s = 60)
         for (int kind = 0; kind < TD__COLLECTIVES; kind++) {
             struct td__operation operation = plain(kind, kind == TD_OP_BARRIER ? 0 : counts[i]);
             operation.call.root = 1;
-            socket_world_run(RANKS_HERE, NULL, one_leaves, &operation);
+            tcp_world_run(RANKS_HERE, NULL, one_leaves, &operation);
         }
     struct td__operation ring = plain(TD_OP_ALL_REDUCE, MANY);
-    socket_world_run(RANKS_HERE, "ring", one_leaves, &ring);
+    tcp_world_run(RANKS_HERE, "ring", one_leaves, &ring);
 }
 
 /* Sends the beginning of its message and leaves. */
@@ -212,7 +212,7 @@ static void half_a_message(struct seat *seat)
 
 TEST(a_rank_that_leaves_in_the_middle_is_named)
 {
-    socket_world_run(2, NULL, half_a_message, NULL);
+    tcp_world_run(2, NULL, half_a_message, NULL);
 }
 
 /* Rank 1 comes to nothing in time, linked or not. */
@@ -246,7 +246,7 @@ TEST(a_rank_that_is_late_is_named)
     static const int kinds[] = {TD_OP_ALL_REDUCE, TD_OP_ALL_GATHER, TD_OP_BARRIER};
     for (size_t i = 0; i < LENGTH(kinds); i++) {
         atomic_store(&timed_out, 0);
-        socket_world_run(4, NULL, one_is_late, &kinds[i]);
+        tcp_world_run(4, NULL, one_is_late, &kinds[i]);
     }
 }
 
@@ -265,35 +265,36 @@ static void one_is_slow(struct seat *seat)
 
 TEST(a_slow_rank_is_waited_for)
 {
-    socket_world_run(4, NULL, one_is_slow, NULL);
+    tcp_world_run(4, NULL, one_is_slow, NULL);
 }
 
 /* ---- Noise ----------------------------------------------------------------------------------- */
 
+/* Rank 1 sends bytes that mean nothing: true there. */
+static bool makes_noise(struct seat *seat)
+{
+    char bytes[200];
+    meet_all(seat);
+    if (seat->rank != 1)
+        return false;
+    memset(bytes, *(const int *)seat->arg, sizeof bytes);
+    CHECK(send(seat->comm->links.at[0].fd, bytes, sizeof bytes, 0) > 0);
+    td__sleep_ns(200000000);
+    return true;
+}
+
 static void noise(struct seat *seat)
 {
-    meet_all(seat);
-    if (seat->rank == 1) {
-        char bytes[200];
-        memset(bytes, *(const int *)seat->arg, sizeof bytes);
-        CHECK(send(seat->comm->links.at[0].fd, bytes, sizeof bytes, 0) > 0);
-        td__sleep_ns(200000000);
+    if (makes_noise(seat))
         return;
-    }
     CHECK_FAILS(call(seat, seat_call(seat, TD_OP_BROADCAST, 8 * MANY, TD_F32)), TD_ERR_MISMATCH,
                 "is no message of a collective");
 }
 
 static void noise_instead(struct seat *seat)
 {
-    meet_all(seat);
-    if (seat->rank == 1) {
-        char bytes[200];
-        memset(bytes, *(const int *)seat->arg, sizeof bytes);
-        CHECK(send(seat->comm->links.at[0].fd, bytes, sizeof bytes, 0) > 0);
-        td__sleep_ns(200000000);
+    if (makes_noise(seat))
         return;
-    }
     CHECK_FAILS(call(seat, seat_call(seat, TD_OP_ALL_REDUCE, 8, TD_F32)), TD_ERR_MISMATCH,
                 "is no message of a collective");
 }
@@ -302,8 +303,8 @@ TEST(noise_is_noticed)
 {
     static const int bytes[] = {0, 'T', 255};
     for (size_t i = 0; i < LENGTH(bytes); i++) {
-        socket_world_run(2, NULL, noise, &bytes[i]);
-        socket_world_run(2, NULL, noise_instead, &bytes[i]);
+        tcp_world_run(2, NULL, noise, &bytes[i]);
+        tcp_world_run(2, NULL, noise_instead, &bytes[i]);
     }
 }
 

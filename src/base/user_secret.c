@@ -102,11 +102,11 @@ static td_status make_directory(char *directory)
 static int write_secret(const char *directory, const char *path)
 {
     uint8_t bytes[USER_SECRET];
-    char aside[PATH_ROOM];
-    snprintf(aside, sizeof aside, "%.*s/secret.XXXXXX", PATH_ROOM - 32, directory);
+    char temporary[PATH_ROOM];
+    snprintf(temporary, sizeof temporary, "%.*s/secret.XXXXXX", PATH_ROOM - 32, directory);
     if (td__random(bytes, sizeof bytes))
         return EIO;
-    int fd = mkostemp(aside, O_CLOEXEC); /* mode 0600 */
+    int fd = mkostemp(temporary, O_CLOEXEC); /* mode 0600 */
     if (fd < 0)
         return errno;
     ssize_t put = td__file_write(fd, bytes, sizeof bytes);
@@ -115,13 +115,13 @@ static int write_secret(const char *directory, const char *path)
         error = errno;
     if (close(fd) && !error)
         error = errno;
-    if (!error && link(aside, path) && errno != EEXIST) {
+    if (!error && link(temporary, path) && errno != EEXIST) {
         error = errno; /* a file system without links has this instead */
         if ((error == EPERM || error == EOPNOTSUPP || error == ENOSYS) &&
-            (!renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_NOREPLACE) || errno == EEXIST))
+            (!renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE) || errno == EEXIST))
             error = 0;
     }
-    unlink(aside);
+    unlink(temporary);
     OPENSSL_cleanse(bytes, sizeof bytes);
     return error;
 }

@@ -1,7 +1,7 @@
 /* Goodbyes; see links.h.
  *
  * A member that fails says goodbye on every link: a header and one sentence, which the others hand
- * on. So all members tell the same story, whoever noticed it first. A goodbye stands between two
+ * on. So all members give the same reason, whoever noticed it first. A goodbye stands between two
  * messages; a link in the middle of one is shut instead.
  *
  * Whoever cannot be told on its link is told on the side; whoever links up later finds a goodbye. */

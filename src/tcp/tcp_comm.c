@@ -257,7 +257,7 @@ td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation
     struct td__operation timed = *operation;
     TD_TRY(check_usable(comm));
     timed.deadline = td__operation_deadline(operation);
-    return end_call(comm, &timed, td__socket_layout_run(comm, &timed));
+    return end_call(comm, &timed, td__tcp_layout_run(comm, &timed));
 }
 
 td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
@@ -266,7 +266,7 @@ td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__opera
     struct td__operation timed = *operation;
     TD_TRY(check_usable(comm));
     timed.deadline = td__operation_deadline(operation);
-    return end_call(comm, &timed, td__socket_layout_combine(comm, &timed, data, count));
+    return end_call(comm, &timed, td__tcp_layout_combine(comm, &timed, data, count));
 }
 
 void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,

@@ -175,8 +175,8 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     return TD_OK;
 }
 
-td_status td__socket_layout_combine(struct td__tcp_comm *comm,
-                                    const struct td__operation *operation, void *data, size_t count)
+td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
+                                 void *data, size_t count)
 {
     td_op_kind kind = operation->call.kind == TD_OP_REDUCE ? TD_OP_REDUCE : TD_OP_ALL_REDUCE;
     size_t element = td_dtype_size(td__reduction_accumulator(&operation->reduction));
@@ -334,7 +334,7 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
     return execute(&task);
 }
 
-td_status td__socket_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
+td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     switch (operation->call.kind) {
     case TD_OP_BROADCAST:

@@ -51,11 +51,10 @@ td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__opera
                                size_t size, char **memory);
 
 /** Carries out an operation whose arguments have been checked. */
-td_status td__socket_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation);
+td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 /** td__tcp_comm_combine() without its checks. */
-td_status td__socket_layout_combine(struct td__tcp_comm *comm,
-                                    const struct td__operation *operation, void *data,
-                                    size_t count);
+td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
+                                 void *data, size_t count);
 
 #endif
