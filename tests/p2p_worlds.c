@@ -52,3 +52,15 @@ void check_filled(const unsigned char *data, size_t size, unsigned seed)
         if (data[i] != byte_at(i, seed))
             FAIL("byte %zu of %zu is %u, not %u", i, size, data[i], byte_at(i, seed));
 }
+
+void send_int(int value, int to, int tag)
+{
+    CHECK_OK(td_group_send(NULL, &value, 1, TD_I32, to, tag, NULL));
+}
+
+int recv_int(int from, int tag)
+{
+    int value = -1;
+    CHECK_OK(td_group_recv(NULL, &value, 1, TD_I32, from, tag, NULL));
+    return value;
+}

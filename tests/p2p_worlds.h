@@ -1,6 +1,6 @@
 /* A world for the tests of messages: in shared memory, or over sockets. */
-#ifndef TANDEM_TESTS_MESSAGES_WORLDS_H
-#define TANDEM_TESTS_MESSAGES_WORLDS_H
+#ifndef TANDEM_TESTS_P2P_WORLDS_H
+#define TANDEM_TESTS_P2P_WORLDS_H
 
 #include "runner.h"
 
@@ -37,5 +37,9 @@ void world_free(void *memory, bool arena);
 /** Bytes that tell their place and `seed`; and a check that they are there. */
 void fill(unsigned char *data, size_t size, unsigned seed);
 void check_filled(const unsigned char *data, size_t size, unsigned seed);
+
+/** One int as a message of the world. */
+void send_int(int value, int to, int tag);
+int recv_int(int from, int tag);
 
 #endif

@@ -49,18 +49,6 @@ BOTH_WAYS(sizes, .ranks = 2, .deadline_s = 60)
 
 /* ---- Matching -------------------------------------------------------------------------------- */
 
-static void send_int(int value, int to, int tag)
-{
-    CHECK_OK(td_group_send(NULL, &value, 1, TD_I32, to, tag, NULL));
-}
-
-static int recv_int(int from, int tag)
-{
-    int value = -1;
-    CHECK_OK(td_group_recv(NULL, &value, 1, TD_I32, from, tag, NULL));
-    return value;
-}
-
 BOTH_WAYS(tags_out_of_order, .ranks = 2)
 {
     world_begin();

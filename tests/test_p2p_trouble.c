@@ -9,18 +9,6 @@
 
 enum { LARGE = 2 << 20 };
 
-static void send_int(int value, int to, int tag)
-{
-    CHECK_OK(td_group_send(NULL, &value, 1, TD_I32, to, tag, NULL));
-}
-
-static int recv_int(int from, int tag)
-{
-    int value = -1;
-    CHECK_OK(td_group_recv(NULL, &value, 1, TD_I32, from, tag, NULL));
-    return value;
-}
-
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
 BOTH_WAYS(refusals, .ranks = 2)
