@@ -82,7 +82,7 @@ static void train_in_turns(struct training *both, double seconds)
         for (int i = 0; i < 2; i++)
             turn(&both[i], input, target);
         more = now_ns() < end && both[0].count < MOST_TURNS;
-        bench_check(td_group_broadcast(NULL, &more, 1, TD_I32, 0, NULL));
+        bench_check(td_group_broadcast(&more, 1, TD_I32, 0, NULL, NULL));
     }
     td_tensor_release(input);
     td_tensor_release(target);

@@ -60,7 +60,7 @@ static td_status process(int rank, void *arg)
         td_sampler_set_epoch(sampler, epoch);
         status = train(model, sgd, loader, &loss);
         if (!status)
-            status = td_group_all_reduce(NULL, &loss, &loss, 1, TD_F64, TD_AVG, NULL);
+            status = td_group_all_reduce(&loss, &loss, 1, TD_F64, TD_AVG, NULL, NULL);
         if (!status && rank == 0)
             printf("epoch %d: loss %.4f\n", epoch, loss);
     }

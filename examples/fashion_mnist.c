@@ -116,7 +116,7 @@ static td_status test(struct run *run, double *accuracy)
     }
     td_status status = td_loader_status(run->test);
     if (!status)
-        status = td_group_all_reduce(NULL, counts, counts, 2, TD_F64, TD_SUM, NULL);
+        status = td_group_all_reduce(counts, counts, 2, TD_F64, TD_SUM, NULL, NULL);
     *accuracy = 100 * counts[0] / counts[1];
     return status;
 }

@@ -36,10 +36,10 @@ static void check(td_status status)
 static td_status catch_up(td_group *group, struct state *state)
 {
     int64_t farthest = state->step * whole + own;
-    td_status status = td_group_all_reduce(group, &farthest, &farthest, 1, TD_I64, TD_MAX, NULL);
+    td_status status = td_group_all_reduce(&farthest, &farthest, 1, TD_I64, TD_MAX, group, NULL);
     if (status)
         return status;
-    return td_group_broadcast(group, state, sizeof *state, TD_U8, (int)(farthest % whole), NULL);
+    return td_group_broadcast(state, sizeof *state, TD_U8, (int)(farthest % whole), group, NULL);
 }
 
 static td_status work(td_group *group, struct state *state)
@@ -49,7 +49,7 @@ static td_status work(td_group *group, struct state *state)
         if (own == die_rank && state->step == die_step)
             raise(SIGKILL);
         double part = 1, sum = 0;
-        status = td_group_all_reduce(group, &part, &sum, 1, TD_F64, TD_SUM, NULL);
+        status = td_group_all_reduce(&sum, &part, 1, TD_F64, TD_SUM, group, NULL);
         if (status)
             break;
         state->model += sum / td_get_world_size(group);

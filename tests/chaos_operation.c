@@ -32,7 +32,7 @@ static td_status call_uneven(struct job *job, td_group *group, td_work **work)
         in[m] = uneven_count(&job->operation, job->self, m);
         out[m] = uneven_count(&job->operation, m, job->self);
     }
-    return td_group_all_to_all_v(group, job->input, in, job->output, out, job->operation.dtype,
+    return td_group_all_to_all_v(job->output, job->input, out, in, job->operation.dtype, group,
                                  work);
 }
 
@@ -42,23 +42,23 @@ static td_status call(struct job *job, td_group *group, td_work **work)
     int root = job->members->ranks[o->root];
     switch (o->kind) {
     case KIND_BROADCAST:
-        return td_group_broadcast(group, job->output, o->count, o->dtype, root, work);
+        return td_group_broadcast(job->output, o->count, o->dtype, root, group, work);
     case KIND_REDUCE:
-        return td_group_reduce(group, job->input, job->output, o->count, o->dtype, o->op, root,
+        return td_group_reduce(job->output, job->input, o->count, o->dtype, root, o->op, group,
                                work);
     case KIND_ALL_REDUCE:
-        return td_group_all_reduce(group, job->input, job->output, o->count, o->dtype, o->op, work);
+        return td_group_all_reduce(job->output, job->input, o->count, o->dtype, o->op, group, work);
     case KIND_SCATTER:
-        return td_group_scatter(group, job->input, job->output, o->count, o->dtype, root, work);
+        return td_group_scatter(job->output, job->input, o->count, o->dtype, root, group, work);
     case KIND_GATHER:
-        return td_group_gather(group, job->input, job->output, o->count, o->dtype, root, work);
+        return td_group_gather(job->output, job->input, o->count, o->dtype, root, group, work);
     case KIND_ALL_GATHER:
-        return td_group_all_gather(group, job->input, job->output, o->count, o->dtype, work);
+        return td_group_all_gather(job->output, job->input, o->count, o->dtype, group, work);
     case KIND_REDUCE_SCATTER:
-        return td_group_reduce_scatter(group, job->input, job->output, o->count, o->dtype, o->op,
+        return td_group_reduce_scatter(job->output, job->input, o->count, o->dtype, o->op, group,
                                        work);
     case KIND_ALL_TO_ALL:
-        return td_group_all_to_all(group, job->input, job->output, o->count, o->dtype, work);
+        return td_group_all_to_all(job->output, job->input, o->count, o->dtype, group, work);
     case KIND_UNEVEN:
         return call_uneven(job, group, work);
     default:
@@ -74,9 +74,9 @@ static td_status post(struct job *job, td_group *group, bool receives, char *dat
     int at = job->work_count, tag = o->index + 1;
     job->partners[at] = partner;
     job->receives[at] = receives;
-    td_status status = receives ? td_group_recv(group, data, o->count, o->dtype, partner, tag,
+    td_status status = receives ? td_group_recv(data, o->count, o->dtype, partner, tag, group,
                                                 &job->works[at])
-                                : td_group_send(group, data, o->count, o->dtype, partner, tag,
+                                : td_group_send(data, o->count, o->dtype, partner, tag, group,
                                                 &job->works[at]);
     if (!status)
         job->work_count++;

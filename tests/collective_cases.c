@@ -196,21 +196,21 @@ static td_status call(struct flight *flight, td_work **work)
                                             : w->op;
     switch (w->kind) {
     case TD_OP_BROADCAST:
-        return td_group_broadcast(g, out, w->count, w->dtype, root, work);
+        return td_group_broadcast(out, w->count, w->dtype, root, g, work);
     case TD_OP_REDUCE:
-        return td_group_reduce(g, in, out, w->count, w->dtype, op, root, work);
+        return td_group_reduce(out, in, w->count, w->dtype, root, op, g, work);
     case TD_OP_ALL_REDUCE:
-        return td_group_all_reduce(g, in, out, w->count, w->dtype, op, work);
+        return td_group_all_reduce(out, in, w->count, w->dtype, op, g, work);
     case TD_OP_SCATTER:
-        return td_group_scatter(g, in, out, w->count, w->dtype, root, work);
+        return td_group_scatter(out, in, w->count, w->dtype, root, g, work);
     case TD_OP_GATHER:
-        return td_group_gather(g, in, out, w->count, w->dtype, root, work);
+        return td_group_gather(out, in, w->count, w->dtype, root, g, work);
     case TD_OP_ALL_GATHER:
-        return td_group_all_gather(g, in, out, w->count, w->dtype, work);
+        return td_group_all_gather(out, in, w->count, w->dtype, g, work);
     case TD_OP_REDUCE_SCATTER:
-        return td_group_reduce_scatter(g, in, out, w->count, w->dtype, op, work);
+        return td_group_reduce_scatter(out, in, w->count, w->dtype, op, g, work);
     case TD_OP_ALL_TO_ALL:
-        return td_group_all_to_all(g, in, out, w->count, w->dtype, work);
+        return td_group_all_to_all(out, in, w->count, w->dtype, g, work);
     default:
         return td_group_barrier(g, work);
     }
@@ -247,7 +247,7 @@ static void check_same(const struct flight *flight)
 {
     const struct scene *scene = flight->scene;
     uint64_t own = hash_bytes(flight->output, flight->output_size), all[64];
-    CHECK_OK(td_group_all_gather(scene->group, &own, all, 1, TD_U64, NULL));
+    CHECK_OK(td_group_all_gather(all, &own, 1, TD_U64, scene->group, NULL));
     for (int i = 0; i < scene->size; i++)
         if (all[i] != own)
             FAIL("%s: other bits than on rank %d", flight->text, i);
@@ -395,7 +395,7 @@ void run_uneven(struct scene *scene, td_dtype dtype, size_t most, enum memory me
     struct guarded out = guarded_make(outputs * element, 0, out_in_arena);
     td_work *work = NULL;
     fill_input(dtype, number, scene->rank, 0, inputs * element, in.data);
-    CHECK_OK(td_group_all_to_all_v(scene->group, in.data, in_counts, out.data, out_counts, dtype,
+    CHECK_OK(td_group_all_to_all_v(out.data, in.data, out_counts, in_counts, dtype, scene->group,
                                    async ? &work : NULL));
     memset(in_counts, 0xff, sizeof in_counts); /* the lists need not outlive the call */
     if (work)

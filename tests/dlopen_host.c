@@ -79,7 +79,7 @@ static void use_world(void *library)
     MUST(numbers);
     for (int i = 0; i < 4; i++)
         numbers[i] = (float)i;
-    MUST(!td_group_all_reduce_(NULL, numbers, numbers, 4, TD_F32, TD_SUM, NULL));
+    MUST(!td_group_all_reduce_(numbers, numbers, 4, TD_F32, TD_SUM, NULL, NULL));
     MUST(numbers[3] == 3);
     td_free_(numbers);
     MUST(!td_destroy_process_group_());

@@ -55,12 +55,12 @@ void check_filled(const unsigned char *data, size_t size, unsigned seed)
 
 void send_int(int value, int to, int tag)
 {
-    CHECK_OK(td_group_send(NULL, &value, 1, TD_I32, to, tag, NULL));
+    CHECK_OK(td_group_send(&value, 1, TD_I32, to, tag, NULL, NULL));
 }
 
 int recv_int(int from, int tag)
 {
     int value = -1;
-    CHECK_OK(td_group_recv(NULL, &value, 1, TD_I32, from, tag, NULL));
+    CHECK_OK(td_group_recv(&value, 1, TD_I32, from, tag, NULL, NULL));
     return value;
 }

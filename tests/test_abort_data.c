@@ -47,7 +47,7 @@ static void call_on(td_group *group, float *in, float *out, int round)
     td_status status = TD_OK;
     for (int call = 0; call < CALLS && !status; call++) {
         fill(in, (float)(call + 1));
-        status = td_group_all_reduce(group, in, out, COUNT, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(out, in, COUNT, TD_F32, TD_SUM, group, NULL);
         if (!status)
             check(out, (float)((call + 1) * size), round, call, "returned TD_OK");
         last = call;

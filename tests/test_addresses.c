@@ -93,7 +93,7 @@ static void meet_and_reduce(int rank, void *arg)
         options.init_method = "env://";
     }
     CHECK_OK(td_init_process_group(&options));
-    CHECK_OK(td_group_all_reduce(NULL, &sum, &sum, 1, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, NULL));
     CHECK(sum == 3);
     CHECK_OK(td_destroy_process_group());
 }

@@ -257,11 +257,11 @@ RANKS(root_runs_ahead, .ranks = 3)
     struct scene scene = scene_open(&here);
     if (scene.rank == 0)
         for (int i = 0; i < AHEAD; i++)
-            CHECK_OK(td_group_broadcast(scene.group, &i, 1, TD_I32, 0, NULL));
+            CHECK_OK(td_group_broadcast(&i, 1, TD_I32, 0, scene.group, NULL));
     td_test_barrier();
     for (int i = 0; i < AHEAD && scene.rank; i++) {
         int value = -1;
-        CHECK_OK(td_group_broadcast(scene.group, &value, 1, TD_I32, 0, NULL));
+        CHECK_OK(td_group_broadcast(&value, 1, TD_I32, 0, scene.group, NULL));
         CHECK_EQ(value, i);
     }
     scene_close(&scene);

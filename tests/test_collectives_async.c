@@ -90,7 +90,7 @@ RANKS(works_are_released_without_waiting, .ranks = 3)
         values[i] = (float)(scene.rank + 1);
     for (int i = 0; i < 50; i++) {
         td_work *work;
-        CHECK_OK(td_group_all_reduce(NULL, values, results + 100 * i, 100, TD_F32, TD_SUM, &work));
+        CHECK_OK(td_group_all_reduce(results + 100 * i, values, 100, TD_F32, TD_SUM, NULL, &work));
         td_work_release(work);
     }
     /* A blocking call comes after all of them. */
@@ -100,7 +100,7 @@ RANKS(works_are_released_without_waiting, .ranks = 3)
     /* Destroying waits for what was started. */
     for (int i = 0; i < 20; i++) {
         td_work *work;
-        CHECK_OK(td_group_all_reduce(NULL, values, results + 100 * i, 100, TD_F32, TD_MAX, &work));
+        CHECK_OK(td_group_all_reduce(results + 100 * i, values, 100, TD_F32, TD_MAX, NULL, &work));
         td_work_release(work);
     }
     scene_close(&scene);
@@ -172,7 +172,7 @@ RANKS(works_can_be_waited_for_together, .ranks = 3)
     int64_t own[10], sums[10];
     for (int i = 0; i < 10; i++) {
         own[i] = i * (scene.rank + 1);
-        CHECK_OK(td_group_all_reduce(NULL, &own[i], &sums[i], 1, TD_I64, TD_SUM, &works[i]));
+        CHECK_OK(td_group_all_reduce(&sums[i], &own[i], 1, TD_I64, TD_SUM, NULL, &works[i]));
     }
     CHECK_OK(td_work_wait_all(works, 11, 0)); /* the last one is NULL */
     for (int i = 0; i < 10; i++) {
@@ -209,7 +209,7 @@ static void start_next(td_work *work, td_status status, void *arg)
     }
     td_work *next;
     CHECK_OK(
-        td_group_all_reduce(chain->group, &chain->value, &chain->value, 1, TD_I64, TD_SUM, &next));
+        td_group_all_reduce(&chain->value, &chain->value, 1, TD_I64, TD_SUM, chain->group, &next));
     CHECK_OK(td_work_on_complete(next, start_next, chain));
     td_work_release(next);
 }
@@ -252,7 +252,7 @@ RANKS(nobody_need_wait, .ranks = 2)
     for (int i = 0; i < 5; i++) {
         int64_t value = 1;
         td_work *work;
-        CHECK_OK(td_group_all_reduce(NULL, &value, &value, 1, TD_I64, TD_SUM, &work));
+        CHECK_OK(td_group_all_reduce(&value, &value, 1, TD_I64, TD_SUM, NULL, &work));
         if (scene.rank == i % 2)
             CHECK_OK(td_work_wait(work, 0));
         td_test_barrier(); /* passed by the other rank only once this one's wait is over */
@@ -271,7 +271,7 @@ RANKS(the_last_one_waited_for_brings_all, .ranks = 2)
     int64_t value = 1;
     td_work *works[CALLS];
     for (int i = 0; i < CALLS; i++)
-        CHECK_OK(td_group_all_reduce(NULL, &value, &value, 1, TD_I64, TD_SUM, &works[i]));
+        CHECK_OK(td_group_all_reduce(&value, &value, 1, TD_I64, TD_SUM, NULL, &works[i]));
     CHECK_OK(td_work_wait(works[CALLS - 1], 0));
     for (int i = 0; i < CALLS; i++) {
         CHECK(td_work_test(works[i]));
@@ -352,8 +352,8 @@ RANKS(threads_wait_for_works_of_one_group, .ranks = 2)
         CHECK_OK(td_new_group(NULL, 0, NULL, &group));
         for (int i = 0; i < WAITERS; i++) {
             values[i] = i;
-            CHECK_OK(td_group_all_reduce(group, &values[i], &values[i], 1, TD_I64, TD_SUM,
-                                         &works[i]));
+            CHECK_OK(
+                td_group_all_reduce(&values[i], &values[i], 1, TD_I64, TD_SUM, group, &works[i]));
             td_work_retain(works[i]);
         }
         for (int i = 0; i < WAITERS; i++)

@@ -348,7 +348,7 @@ RANKS(the_loop_of_a_program, .ranks = 2)
 
     /* Both shares together are all images, one of them twice. */
     int64_t both[2][11], seen[IMAGES] = {0};
-    CHECK_OK(td_group_all_gather(NULL, orders[0], both, 11, TD_I64, NULL));
+    CHECK_OK(td_group_all_gather(both, orders[0], 11, TD_I64, NULL, NULL));
     for (int i = 0; i < 22; i++)
         seen[both[i / 11][i % 11]]++;
     for (int i = 0; i < IMAGES; i++)

@@ -75,7 +75,7 @@ static void follow_one_process(const td_ddp_options *options, double tolerance)
     for (int step = 0; step < 200; step++) {
         double expected = train(alone, alone_sgd, step, 0, 1);
         double loss = train(model, sgd, step, rank, size);
-        CHECK_OK(td_group_all_reduce(NULL, &loss, &loss, 1, TD_F64, TD_AVG, NULL));
+        CHECK_OK(td_group_all_reduce(&loss, &loss, 1, TD_F64, TD_AVG, NULL, NULL));
         if (fabs(loss - expected) > tolerance * fabs(expected)) {
             printf("step %d: %.9g instead of %.9g\n", step, loss, expected);
             CHECK(false);
@@ -300,7 +300,7 @@ RANKS(buffers_follow_the_first_rank, .ranks = 2)
         CHECK(td_forward(model, td_full(SHAPE(4, 3), 1, TD_F32)) != NULL);
     }
     float mean = *(float *)td_tensor_data(td_module_buffer(model, "module.0.running_mean"));
-    CHECK_OK(td_group_all_gather(NULL, &mean, means, 1, TD_F32, NULL));
+    CHECK_OK(td_group_all_gather(means, &mean, 1, TD_F32, NULL, NULL));
     CHECK(means[0] == means[1]);
     CHECK(fabs(means[0] - 0.271) < 1e-5); /* of ones: 1 - 0.9^3 */
     td_module_destroy(model);

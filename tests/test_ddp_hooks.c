@@ -71,7 +71,7 @@ static double learn(const td_powersgd_options *options, int steps, int64_t *byte
     double sum = 0;
     for (int step = 0; step < steps; step++) {
         double loss = train(model, sgd, step, rank, size);
-        CHECK_OK(td_group_all_reduce(NULL, &loss, &loss, 1, TD_F64, TD_AVG, NULL));
+        CHECK_OK(td_group_all_reduce(&loss, &loss, 1, TD_F64, TD_AVG, NULL, NULL));
         if (step >= steps - 20)
             sum += loss / 20;
     }
@@ -296,7 +296,7 @@ static void post_local(enum local local)
         bool averages = step >= 4 && (step - 4) % 3 == 0;
         bool together = same_bits(model, NULL);
         int all = together;
-        CHECK_OK(td_group_all_reduce(NULL, &all, &all, 1, TD_I32, TD_MIN, NULL));
+        CHECK_OK(td_group_all_reduce(&all, &all, 1, TD_I32, TD_MIN, NULL, NULL));
         CHECK_EQ(all, step < 4 || size == 1 || (grouped && size == 2));
         if (grouped)
             CHECK(same_bits(model, pair));

@@ -46,13 +46,13 @@ static void use_all(const struct way *way)
     td_group *group;
     open_world(way, 0);
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(td_group_all_reduce(NULL, x, x, 4, TD_F32, TD_SUM, &work));
+        CHECK_OK(td_group_all_reduce(x, x, 4, TD_F32, TD_SUM, NULL, &work));
         CHECK_OK(td_work_wait(work, 0));
         td_work_release(work);
     }
     CHECK_OK(td_new_group(NULL, 0, NULL, &group));
-    CHECK_OK(td_group_send(group, x, 4, TD_F32, (rank + 1) % size, 0, &work));
-    CHECK_OK(td_group_recv(group, x, 4, TD_F32, (rank + size - 1) % size, 0, NULL));
+    CHECK_OK(td_group_send(x, 4, TD_F32, (rank + 1) % size, 0, group, &work));
+    CHECK_OK(td_group_recv(x, 4, TD_F32, (rank + size - 1) % size, 0, group, NULL));
     CHECK_OK(td_work_wait(work, 0));
     td_work_release(work);
     CHECK_OK(td_group_barrier(group, NULL));

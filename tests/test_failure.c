@@ -17,7 +17,7 @@
 static float sum_on(td_group *group)
 {
     float value = 1;
-    CHECK_OK(td_group_all_reduce(group, &value, &value, 1, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, group, NULL));
     return value;
 }
 
@@ -39,19 +39,19 @@ static void die(const struct way *way, void (*end)(void), const char *how)
     td_status status;
     switch (rank) {
     case 0:
-        status = td_group_recv(NULL, x, 4, TD_F32, 2, 7, NULL);
+        status = td_group_recv(x, 4, TD_F32, 2, 7, NULL, NULL);
         break;
     case 1:
-        status = td_group_recv(NULL, x, 4, TD_F32, TD_ANY_SOURCE, 7, NULL);
+        status = td_group_recv(x, 4, TD_F32, TD_ANY_SOURCE, 7, NULL, NULL);
         break;
     default:
-        status = td_group_all_gather(NULL, x, all, 4, TD_F32, NULL);
+        status = td_group_all_gather(all, x, 4, TD_F32, NULL, NULL);
     }
     CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
     CHECK_CONTAINS(td_last_error(), how);
     /* Later calls too, and whether they need the dead one or not. */
-    CHECK_FAILS(td_group_broadcast(NULL, x, 4, TD_F32, rank, NULL), TD_ERR_PEER, "rank 2");
-    CHECK_SOON(td_group_send(NULL, x, 4, TD_F32, 2, 0, NULL) == TD_ERR_PEER);
+    CHECK_FAILS(td_group_broadcast(x, 4, TD_F32, rank, NULL, NULL), TD_ERR_PEER, "rank 2");
+    CHECK_SOON(td_group_send(x, 4, TD_F32, 2, 0, NULL, NULL) == TD_ERR_PEER);
     CHECK_CONTAINS(td_last_error(), "rank 2");
     CHECK_PROMPT(before);
     CHECK_EQ((int)sum_on(others), 3);
@@ -123,7 +123,7 @@ static void be_late(const struct way *way)
     /* A message: what the other one does instead. */
     if (rank == 0) {
         CHECK_OK(td_set_call_timeout(300));
-        CHECK_FAILS(td_group_recv(NULL, &x, 1, TD_F32, 1, 9, NULL), TD_ERR_TIMEOUT,
+        CHECK_FAILS(td_group_recv(&x, 1, TD_F32, 1, 9, NULL, NULL), TD_ERR_TIMEOUT,
                     "rank 1 is in ");
         CHECK_OK(td_set_call_timeout(0));
     }
@@ -131,14 +131,14 @@ static void be_late(const struct way *way)
     /* A collective. */
     if (rank != 1) {
         CHECK_OK(td_set_call_timeout(300));
-        CHECK_FAILS(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL), TD_ERR_TIMEOUT,
+        CHECK_FAILS(td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL), TD_ERR_TIMEOUT,
                     "ranks 0, 2 have come; rank 1 finished barrier #4");
     }
     td_test_barrier();
     /* The late one may still find all it needs; then it is told how it was when the others gave up. */
     td_status status = TD_OK;
     for (int i = 0; i < 3 && !status; i++)
-        status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK_FAILS(status, TD_ERR_TIMEOUT, "ranks 0, 2 have come; rank 1 finished barrier #4");
     td_test_barrier();
     CHECK_OK(td_destroy_process_group());
@@ -247,10 +247,10 @@ static void abort_all(const struct way *way)
         status = td_group_barrier(group, NULL);
         break;
     case 1:
-        status = td_group_recv(group, &x, 1, TD_F32, 3, 1, NULL);
+        status = td_group_recv(&x, 1, TD_F32, 3, 1, group, NULL);
         break;
     case 2:
-        CHECK_OK(td_group_recv(group, &x, 1, TD_F32, TD_ANY_SOURCE, 1, &work));
+        CHECK_OK(td_group_recv(&x, 1, TD_F32, TD_ANY_SOURCE, 1, group, &work));
         status = td_work_wait(work, 0);
         td_work_release(work);
         break;
@@ -261,7 +261,7 @@ static void abort_all(const struct way *way)
     }
     CHECK_FAILS(status, TD_ERR_ABORTED, "was aborted by rank 3");
     CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_ABORTED, "was aborted by rank 3");
-    CHECK_FAILS(td_group_send(group, &x, 1, TD_F32, (rank + 1) % 4, 1, NULL), TD_ERR_ABORTED,
+    CHECK_FAILS(td_group_send(&x, 1, TD_F32, (rank + 1) % 4, 1, group, NULL), TD_ERR_ABORTED,
                 "was aborted by rank 3");
     CHECK_EQ((int)sum_on(NULL), 4); /* others are as good as before */
     td_group_destroy(group);
@@ -321,10 +321,10 @@ static void abort_messages(const struct way *way, bool shareable)
         td_status status = TD_OK;
         switch (rank) {
         case 0:
-            status = td_group_send(group, data, SIZE, TD_U8, 1, 1, NULL);
+            status = td_group_send(data, SIZE, TD_U8, 1, 1, group, NULL);
             break;
         case 1:
-            status = td_group_recv(group, data, SIZE, TD_U8, 0, 1, NULL);
+            status = td_group_recv(data, SIZE, TD_U8, 0, 1, group, NULL);
             break;
         default:
             td__sleep_ns(i * 100000);
@@ -376,7 +376,7 @@ static td_group *shrink_after(int dying)
     float value = 1;
     td_status status = TD_OK;
     for (int i = 0; i < 2 && !status; i++)
-        status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK_EQ(status, TD_ERR_PEER);
     CHECK_OK(td_group_shrink(NULL, NULL, &rest));
     CHECK_EQ(td_get_world_size(rest), size - 1);
@@ -395,7 +395,7 @@ static void shrink(const struct way *way, int dying)
         x[i] = 1;
     for (int i = 0; i < 3; i++) {
         CHECK_EQ((int)sum_on(rest), n);
-        CHECK_OK(td_group_all_reduce(rest, x, x, 1 << 18, TD_F32, TD_AVG, NULL));
+        CHECK_OK(td_group_all_reduce(x, x, 1 << 18, TD_F32, TD_AVG, rest, NULL));
     }
     for (int i = 0; i < 1 << 18; i++)
         CHECK(x[i] == 1);
@@ -449,7 +449,7 @@ static void shrink_meanwhile(const struct way *way, int dying)
         raise(SIGKILL);
     td_status status = TD_OK;
     if (rank == 0)
-        status = td_group_recv(group, &x, 1, TD_F32, 2, 7, NULL);
+        status = td_group_recv(&x, 1, TD_F32, 2, 7, group, NULL);
     else if (rank > 1)
         status = td_group_barrier(group, NULL);
     else
@@ -462,7 +462,7 @@ static void shrink_meanwhile(const struct way *way, int dying)
         CHECK_CONTAINS(td_last_error(), "was killed by SIGKILL; rank ");
     CHECK_OK(td_group_shrink(group, NULL, &rest));
     CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_PEER, "rank");
-    CHECK_FAILS(td_group_send(group, &x, 1, TD_F32, rank ? 0 : 1, 1, NULL), TD_ERR_PEER, "shrink");
+    CHECK_FAILS(td_group_send(&x, 1, TD_F32, rank ? 0 : 1, 1, group, NULL), TD_ERR_PEER, "shrink");
     CHECK_EQ((int)sum_on(rest), size - (dying >= 0));
     CHECK_OK(td_destroy_process_group());
 }
@@ -510,7 +510,7 @@ static void shrink_with_more_deaths(const struct way *way, int second, int64_t a
     float value = 1;
     td_status status = TD_OK;
     for (int i = 0; i < 2 && !status; i++)
-        status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK(status);
     if (rank == second) {
         pid_t parent = getpid();
@@ -524,7 +524,7 @@ static void shrink_with_more_deaths(const struct way *way, int second, int64_t a
     status = TD_OK;
     for (int i = 0; i < 200 && !status; i++) {
         value = 1;
-        status = td_group_all_reduce(rest, &value, &value, 1, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, rest, NULL);
         CHECK(status || (int)value == td_get_world_size(rest));
         td__sleep_ns(1000000);
     }
@@ -608,14 +608,14 @@ static void live_through(const struct way *way, int dying, int times, int *turn)
         float value = 1;
         for (int r = 0; r < n && rank == victim; r++) /* not before all are through */
             if (r != rank)
-                CHECK_OK(td_group_recv(NULL, &value, 1, TD_F32, r, 0, NULL));
+                CHECK_OK(td_group_recv(&value, 1, TD_F32, r, 0, NULL, NULL));
         if (rank == victim)
             raise(SIGKILL);
-        CHECK_OK(td_group_send(NULL, &value, 1, TD_F32, victim, 0, NULL));
+        CHECK_OK(td_group_send(&value, 1, TD_F32, victim, 0, NULL, NULL));
         td_group *rest, *grown;
         td_status status = TD_OK;
         for (int k = 0; k < 2 && !status; k++)
-            status = td_group_all_reduce(NULL, &value, &value, 1, TD_F32, TD_SUM, NULL);
+            status = td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, NULL, NULL);
         CHECK(status);
         CHECK_OK(td_group_shrink(NULL, NULL, &rest));
         CHECK_EQ(td_get_world_size(rest), n - 1);

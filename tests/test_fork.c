@@ -63,13 +63,13 @@ static void lose_a_parent(const struct way *way, const char *how)
     td_test_barrier();
     hold_fifo();
     open_world(way, TIMEOUT_MS);
-    CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL));
     td_test_barrier();
     if (td_test_rank() == 1)
         die_as_a_parent();
     int64_t before = td__now_ns();
-    td_status status = td_test_rank() ? td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL)
-                                      : td_group_recv(NULL, &x, 1, TD_F32, 1, 7, NULL);
+    td_status status = td_test_rank() ? td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL)
+                                      : td_group_recv(&x, 1, TD_F32, 1, 7, NULL, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 1");
     CHECK_CONTAINS(td_last_error(), how);
     CHECK(td__now_ns() - before < SOON_S * 1000000000ll * td_test_slowness());

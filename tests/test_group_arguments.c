@@ -14,84 +14,84 @@ static float in[64], out[64];
 static void refuse_pointers(void)
 {
     size_t counts[2] = {1, 1};
-    REFUSES(td_group_broadcast(NULL, NULL, 4, TD_F32, 0, NULL), "NULL");
-    REFUSES(td_group_all_reduce(NULL, NULL, out, 4, TD_F32, TD_SUM, NULL),
+    REFUSES(td_group_broadcast(NULL, 4, TD_F32, 0, NULL, NULL), "NULL");
+    REFUSES(td_group_all_reduce(out, NULL, 4, TD_F32, TD_SUM, NULL, NULL),
             "all_reduce: the input is NULL, and should have 4 elements");
-    REFUSES(td_group_all_reduce(NULL, in, NULL, 4, TD_F32, TD_SUM, NULL), "the output is NULL");
-    REFUSES(td_group_reduce(NULL, NULL, out, 4, TD_F32, TD_SUM, 0, NULL), "the input is NULL");
-    REFUSES(td_group_reduce(NULL, in, NULL, 4, TD_F32, TD_SUM, 0, NULL), "the output is NULL");
-    REFUSES(td_group_scatter(NULL, NULL, out, 4, TD_F32, 0, NULL), "should have 8 elements");
-    REFUSES(td_group_scatter(NULL, in, NULL, 4, TD_F32, 0, NULL), "the output is NULL");
-    REFUSES(td_group_gather(NULL, NULL, out, 4, TD_F32, 0, NULL), "the input is NULL");
-    REFUSES(td_group_gather(NULL, in, NULL, 4, TD_F32, 0, NULL), "should have 8 elements");
-    REFUSES(td_group_all_gather(NULL, NULL, out, 4, TD_F32, NULL), "the input is NULL");
-    REFUSES(td_group_all_gather(NULL, in, NULL, 4, TD_F32, NULL), "the output is NULL");
-    REFUSES(td_group_reduce_scatter(NULL, NULL, out, 4, TD_F32, TD_SUM, NULL), "NULL");
-    REFUSES(td_group_reduce_scatter(NULL, in, NULL, 4, TD_F32, TD_SUM, NULL), "NULL");
-    REFUSES(td_group_all_to_all(NULL, NULL, out, 4, TD_F32, NULL), "the input is NULL");
-    REFUSES(td_group_all_to_all(NULL, in, NULL, 4, TD_F32, NULL), "the output is NULL");
-    REFUSES(td_group_all_to_all_v(NULL, NULL, counts, out, counts, TD_F32, NULL), "NULL");
-    REFUSES(td_group_all_to_all_v(NULL, in, counts, NULL, counts, TD_F32, NULL), "NULL");
-    REFUSES(td_group_all_to_all_v(NULL, in, NULL, out, counts, TD_F32, NULL), "input counts");
-    REFUSES(td_group_all_to_all_v(NULL, in, counts, out, NULL, TD_F32, NULL), "output counts");
-    REFUSES(td_group_send(NULL, NULL, 4, TD_F32, 1, 0, NULL), "NULL");
-    REFUSES(td_group_recv(NULL, NULL, 4, TD_F32, 1, 0, NULL), "NULL");
+    REFUSES(td_group_all_reduce(NULL, in, 4, TD_F32, TD_SUM, NULL, NULL), "the output is NULL");
+    REFUSES(td_group_reduce(out, NULL, 4, TD_F32, 0, TD_SUM, NULL, NULL), "the input is NULL");
+    REFUSES(td_group_reduce(NULL, in, 4, TD_F32, 0, TD_SUM, NULL, NULL), "the output is NULL");
+    REFUSES(td_group_scatter(out, NULL, 4, TD_F32, 0, NULL, NULL), "should have 8 elements");
+    REFUSES(td_group_scatter(NULL, in, 4, TD_F32, 0, NULL, NULL), "the output is NULL");
+    REFUSES(td_group_gather(out, NULL, 4, TD_F32, 0, NULL, NULL), "the input is NULL");
+    REFUSES(td_group_gather(NULL, in, 4, TD_F32, 0, NULL, NULL), "should have 8 elements");
+    REFUSES(td_group_all_gather(out, NULL, 4, TD_F32, NULL, NULL), "the input is NULL");
+    REFUSES(td_group_all_gather(NULL, in, 4, TD_F32, NULL, NULL), "the output is NULL");
+    REFUSES(td_group_reduce_scatter(out, NULL, 4, TD_F32, TD_SUM, NULL, NULL), "NULL");
+    REFUSES(td_group_reduce_scatter(NULL, in, 4, TD_F32, TD_SUM, NULL, NULL), "NULL");
+    REFUSES(td_group_all_to_all(out, NULL, 4, TD_F32, NULL, NULL), "the input is NULL");
+    REFUSES(td_group_all_to_all(NULL, in, 4, TD_F32, NULL, NULL), "the output is NULL");
+    REFUSES(td_group_all_to_all_v(out, NULL, counts, counts, TD_F32, NULL, NULL), "NULL");
+    REFUSES(td_group_all_to_all_v(NULL, in, counts, counts, TD_F32, NULL, NULL), "NULL");
+    REFUSES(td_group_all_to_all_v(out, in, counts, NULL, TD_F32, NULL, NULL), "input counts");
+    REFUSES(td_group_all_to_all_v(out, in, NULL, counts, TD_F32, NULL, NULL), "output counts");
+    REFUSES(td_group_send(NULL, 4, TD_F32, 1, 0, NULL, NULL), "NULL");
+    REFUSES(td_group_recv(NULL, 4, TD_F32, 1, 0, NULL, NULL), "NULL");
 
     char *odd = (char *)in + 1;
-    REFUSES(td_group_broadcast(NULL, odd, 4, TD_F32, 0, NULL), "is not aligned to its f32");
-    REFUSES(td_group_all_reduce(NULL, odd, out, 4, TD_F32, TD_SUM, NULL), "the input");
-    REFUSES(td_group_all_reduce(NULL, in, odd + 64, 4, TD_I16, TD_SUM, NULL), "is not aligned");
-    REFUSES(td_group_all_gather(NULL, (char *)in + 4, out, 2, TD_F64, NULL), "is not aligned");
-    REFUSES(td_group_all_to_all(NULL, in, (char *)out + 4, 2, TD_COMPLEX128, NULL), "aligned");
+    REFUSES(td_group_broadcast(odd, 4, TD_F32, 0, NULL, NULL), "is not aligned to its f32");
+    REFUSES(td_group_all_reduce(out, odd, 4, TD_F32, TD_SUM, NULL, NULL), "the input");
+    REFUSES(td_group_all_reduce(odd + 64, in, 4, TD_I16, TD_SUM, NULL, NULL), "is not aligned");
+    REFUSES(td_group_all_gather(out, (char *)in + 4, 2, TD_F64, NULL, NULL), "is not aligned");
+    REFUSES(td_group_all_to_all((char *)out + 4, in, 2, TD_COMPLEX128, NULL, NULL), "aligned");
 }
 
 static void refuse_overlaps(void)
 {
     size_t counts[2] = {2, 2};
-    REFUSES(td_group_all_reduce(NULL, in, in + 1, 4, TD_F32, TD_SUM, NULL), "overlap");
-    REFUSES(td_group_all_reduce(NULL, in + 3, in, 4, TD_F32, TD_SUM, NULL), "overlap");
-    REFUSES(td_group_reduce(NULL, in + 3, in, 4, TD_F32, TD_SUM, 0, NULL), "overlap");
-    REFUSES(td_group_all_gather(NULL, in + 4, in, 4, TD_F32, NULL), "overlap"); /* rank 1's part */
-    REFUSES(td_group_all_gather(NULL, in + 1, in, 4, TD_F32, NULL), "overlap");
-    REFUSES(td_group_gather(NULL, in + 4, in, 4, TD_F32, 0, NULL), "overlap");
-    REFUSES(td_group_scatter(NULL, in, in + 4, 4, TD_F32, 0, NULL), "overlap");
-    REFUSES(td_group_reduce_scatter(NULL, in, in + 4, 4, TD_F32, TD_SUM, NULL), "overlap");
-    REFUSES(td_group_all_to_all(NULL, in, in + 4, 4, TD_F32, NULL), "overlap");
-    REFUSES(td_group_all_to_all_v(NULL, in, counts, in, counts, TD_F32, NULL), "overlap");
+    REFUSES(td_group_all_reduce(in + 1, in, 4, TD_F32, TD_SUM, NULL, NULL), "overlap");
+    REFUSES(td_group_all_reduce(in, in + 3, 4, TD_F32, TD_SUM, NULL, NULL), "overlap");
+    REFUSES(td_group_reduce(in, in + 3, 4, TD_F32, 0, TD_SUM, NULL, NULL), "overlap");
+    REFUSES(td_group_all_gather(in, in + 4, 4, TD_F32, NULL, NULL), "overlap"); /* rank 1's part */
+    REFUSES(td_group_all_gather(in, in + 1, 4, TD_F32, NULL, NULL), "overlap");
+    REFUSES(td_group_gather(in, in + 4, 4, TD_F32, 0, NULL, NULL), "overlap");
+    REFUSES(td_group_scatter(in + 4, in, 4, TD_F32, 0, NULL, NULL), "overlap");
+    REFUSES(td_group_reduce_scatter(in + 4, in, 4, TD_F32, TD_SUM, NULL, NULL), "overlap");
+    REFUSES(td_group_all_to_all(in + 4, in, 4, TD_F32, NULL, NULL), "overlap");
+    REFUSES(td_group_all_to_all_v(in, in, counts, counts, TD_F32, NULL, NULL), "overlap");
 }
 
 static void refuse_numbers(void)
 {
     size_t counts[2] = {1, 1}, huge[2] = {1, SIZE_MAX / 2}, two[2] = {2, 1};
     td_reduce_op op = (td_reduce_op)12345;
-    REFUSES(td_group_broadcast(NULL, in, 4, (td_dtype)99, 0, NULL), "99 is no dtype");
-    REFUSES(td_group_all_gather(NULL, in, out, 4, (td_dtype)-1, NULL), "-1 is no dtype");
-    REFUSES(td_group_broadcast(NULL, in, SIZE_MAX / 2, TD_F32, 0, NULL), "than memory can hold");
-    REFUSES(td_group_all_gather(NULL, in, out, SIZE_MAX / 8, TD_F32, NULL), "than memory");
-    REFUSES(td_group_all_to_all_v(NULL, in, huge, out, counts, TD_F32, NULL), "than memory");
-    REFUSES(td_group_all_to_all_v(NULL, in, two, out, counts, TD_F32, NULL), "to itself");
-    REFUSES(td_group_broadcast(NULL, in, 4, TD_F32, 2, NULL),
+    REFUSES(td_group_broadcast(in, 4, (td_dtype)99, 0, NULL, NULL), "99 is no dtype");
+    REFUSES(td_group_all_gather(out, in, 4, (td_dtype)-1, NULL, NULL), "-1 is no dtype");
+    REFUSES(td_group_broadcast(in, SIZE_MAX / 2, TD_F32, 0, NULL, NULL), "than memory can hold");
+    REFUSES(td_group_all_gather(out, in, SIZE_MAX / 8, TD_F32, NULL, NULL), "than memory");
+    REFUSES(td_group_all_to_all_v(out, in, counts, huge, TD_F32, NULL, NULL), "than memory");
+    REFUSES(td_group_all_to_all_v(out, in, counts, two, TD_F32, NULL, NULL), "to itself");
+    REFUSES(td_group_broadcast(in, 4, TD_F32, 2, NULL, NULL),
             "broadcast: root 2 is out of range; ranks are 0 to 1");
-    REFUSES(td_group_broadcast(NULL, in, 4, TD_F32, -1, NULL), "root -1");
-    REFUSES(td_group_reduce(NULL, in, out, 4, TD_F32, TD_SUM, 2, NULL), "reduce: root 2");
-    REFUSES(td_group_scatter(NULL, in, out, 4, TD_F32, 2, NULL), "scatter: root 2");
-    REFUSES(td_group_gather(NULL, in, out, 4, TD_F32, 77, NULL), "gather: root 77");
-    REFUSES(td_group_all_reduce(NULL, in, out, 4, TD_F32, TD_BXOR, NULL), "f32");
-    REFUSES(td_group_all_reduce(NULL, in, out, 4, TD_I32, TD_AVG, NULL), "i32");
-    REFUSES(td_group_all_reduce(NULL, in, out, 4, TD_COMPLEX64, TD_MAX, NULL), "complex64");
-    REFUSES(td_group_reduce(NULL, in, out, 4, TD_BOOL, TD_PREMUL_SUM, 0, NULL), "bool");
-    REFUSES(td_group_all_reduce(NULL, in, out, 4, TD_F32, op, NULL), "12345");
-    REFUSES(td_group_reduce_scatter(NULL, in, out, 4, TD_F32, (td_reduce_op)-7, NULL), "-7");
-    REFUSES(td_group_send(NULL, in, 4, TD_F32, 0, 0, NULL), "this rank itself");
-    REFUSES(td_group_send(NULL, in, 4, TD_F32, 5, 0, NULL), "5 is out of range");
-    REFUSES(td_group_send(NULL, in, 4, TD_F32, 1, -1, NULL), "tag");
-    REFUSES(td_group_recv(NULL, in, 4, TD_F32, 1, -2, NULL), "tag");
+    REFUSES(td_group_broadcast(in, 4, TD_F32, -1, NULL, NULL), "root -1");
+    REFUSES(td_group_reduce(out, in, 4, TD_F32, 2, TD_SUM, NULL, NULL), "reduce: root 2");
+    REFUSES(td_group_scatter(out, in, 4, TD_F32, 2, NULL, NULL), "scatter: root 2");
+    REFUSES(td_group_gather(out, in, 4, TD_F32, 77, NULL, NULL), "gather: root 77");
+    REFUSES(td_group_all_reduce(out, in, 4, TD_F32, TD_BXOR, NULL, NULL), "f32");
+    REFUSES(td_group_all_reduce(out, in, 4, TD_I32, TD_AVG, NULL, NULL), "i32");
+    REFUSES(td_group_all_reduce(out, in, 4, TD_COMPLEX64, TD_MAX, NULL, NULL), "complex64");
+    REFUSES(td_group_reduce(out, in, 4, TD_BOOL, 0, TD_PREMUL_SUM, NULL, NULL), "bool");
+    REFUSES(td_group_all_reduce(out, in, 4, TD_F32, op, NULL, NULL), "12345");
+    REFUSES(td_group_reduce_scatter(out, in, 4, TD_F32, (td_reduce_op)-7, NULL, NULL), "-7");
+    REFUSES(td_group_send(in, 4, TD_F32, 0, 0, NULL, NULL), "this rank itself");
+    REFUSES(td_group_send(in, 4, TD_F32, 5, 0, NULL, NULL), "5 is out of range");
+    REFUSES(td_group_send(in, 4, TD_F32, 1, -1, NULL, NULL), "tag");
+    REFUSES(td_group_recv(in, 4, TD_F32, 1, -2, NULL, NULL), "tag");
 
     CHECK_OK(td_reduce_op_create_premul_sum(2, &op));
     td_reduce_op_destroy(op);
     td_reduce_op_destroy(op);     /* again does nothing */
     td_reduce_op_destroy(TD_SUM); /* nor to those that are not one's own */
-    REFUSES(td_group_all_reduce(NULL, in, out, 4, TD_F32, op, NULL), "is no reduction");
+    REFUSES(td_group_all_reduce(out, in, 4, TD_F32, op, NULL, NULL), "is no reduction");
     REFUSES(td_reduce_op_create(NULL, NULL, &op), "NULL");
     REFUSES(td_reduce_op_create_premul_sum(2, NULL), "NULL");
 }
@@ -107,10 +107,10 @@ RANKS(wrong_arguments, .ranks = 2)
             refuse_pointers();
             refuse_overlaps();
             refuse_numbers();
-            REFUSES(td_group_all_reduce(NULL, in, NULL, 4, TD_F32, TD_SUM, &work), "NULL");
+            REFUSES(td_group_all_reduce(NULL, in, 4, TD_F32, TD_SUM, NULL, &work), "NULL");
             CHECK(work == unchanged);
         }
-        CHECK_OK(td_group_all_reduce(NULL, &one, &sum, 1, TD_F32, TD_SUM, NULL));
+        CHECK_OK(td_group_all_reduce(&sum, &one, 1, TD_F32, TD_SUM, NULL, NULL));
         CHECK_EQ(sum, 2);
     }
     CHECK_OK(td_destroy_process_group());
@@ -122,17 +122,17 @@ RANKS(roots_outside_of_the_group, .ranks = 3)
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_new_group((int[]){2, 0}, 2, NULL, &group));
     if (td_test_rank() != 1) {
-        REFUSES(td_group_broadcast(group, in, 1, TD_F32, 1, NULL),
+        REFUSES(td_group_broadcast(in, 1, TD_F32, 1, group, NULL),
                 "broadcast: root 1 is not in group \"2,0\"");
-        REFUSES(td_group_send(group, in, 1, TD_F32, 1, 0, NULL), "1 is not in group");
-        CHECK_OK(td_group_broadcast(group, in, 1, TD_F32, 2, NULL));
+        REFUSES(td_group_send(in, 1, TD_F32, 1, 0, group, NULL), "1 is not in group");
+        CHECK_OK(td_group_broadcast(in, 1, TD_F32, 2, group, NULL));
     } else {
         td_work *work = NULL;
-        CHECK_FAILS(td_group_broadcast(group, in, 1, TD_F32, 0, &work), TD_ERR_STATE,
+        CHECK_FAILS(td_group_broadcast(in, 1, TD_F32, 0, group, &work), TD_ERR_STATE,
                     "broadcast: rank 1 is not in group \"2,0\"");
-        CHECK_FAILS(td_group_all_reduce(group, in, out, 1, TD_F32, TD_SUM, NULL), TD_ERR_STATE,
+        CHECK_FAILS(td_group_all_reduce(out, in, 1, TD_F32, TD_SUM, group, NULL), TD_ERR_STATE,
                     "not in group");
-        CHECK_FAILS(td_group_send(group, in, 1, TD_F32, 0, 0, NULL), TD_ERR_STATE, "not in group");
+        CHECK_FAILS(td_group_send(in, 1, TD_F32, 0, 0, group, NULL), TD_ERR_STATE, "not in group");
         CHECK_FAILS(td_group_split(group, 0, 0, NULL, &group), TD_ERR_STATE, "not in group");
         CHECK(!work);
     }
@@ -142,10 +142,10 @@ RANKS(roots_outside_of_the_group, .ranks = 3)
 TEST(without_a_world)
 {
     td_group *group;
-    CHECK_FAILS(td_group_broadcast(NULL, in, 1, TD_F32, 0, NULL), TD_ERR_STATE,
+    CHECK_FAILS(td_group_broadcast(in, 1, TD_F32, 0, NULL, NULL), TD_ERR_STATE,
                 "broadcast: there is no world yet; call td_init_process_group() first");
     CHECK_FAILS(td_group_barrier(NULL, NULL), TD_ERR_STATE, "no world");
-    CHECK_FAILS(td_group_send(NULL, in, 1, TD_F32, 0, 0, NULL), TD_ERR_STATE, "no world");
+    CHECK_FAILS(td_group_send(in, 1, TD_F32, 0, 0, NULL, NULL), TD_ERR_STATE, "no world");
     CHECK_FAILS(td_new_group(NULL, 0, NULL, &group), TD_ERR_STATE, "no world");
     CHECK_FAILS(td_new_subgroups(1, NULL, &group), TD_ERR_STATE, "no world");
     CHECK_FAILS(td_group_split(NULL, 0, 0, NULL, &group), TD_ERR_STATE, "no world");
@@ -162,7 +162,7 @@ static void use_inherited(void *arg)
     td_group *group = arg;
     CHECK_FAILS(td_group_barrier(NULL, NULL), TD_ERR_STATE, "fork()");
     CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_STATE, "fork()");
-    CHECK_FAILS(td_group_send(group, in, 1, TD_F32, 1, 0, NULL), TD_ERR_STATE, "fork()");
+    CHECK_FAILS(td_group_send(in, 1, TD_F32, 1, 0, group, NULL), TD_ERR_STATE, "fork()");
     CHECK_FAILS(td_new_group(NULL, 0, NULL, &group), TD_ERR_STATE, "fork()");
     td_group_destroy(arg);
 #ifdef __SANITIZE_THREAD__

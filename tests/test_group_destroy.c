@@ -33,13 +33,13 @@ static int other(void)
 static td_status send_one(struct call *call)
 {
     float x = 3;
-    return td_group_send(call->group, &x, 1, TD_F32, other(), 5, NULL);
+    return td_group_send(&x, 1, TD_F32, other(), 5, call->group, NULL);
 }
 
 static td_status receive_one(struct call *call)
 {
     float x = 0;
-    td_status status = td_group_recv(call->group, &x, 1, TD_F32, other(), 5, NULL);
+    td_status status = td_group_recv(&x, 1, TD_F32, other(), 5, call->group, NULL);
     CHECK_EQ((int)x, status ? 0 : 3);
     return status;
 }
@@ -47,7 +47,7 @@ static td_status receive_one(struct call *call)
 static td_status receive_any(struct call *call)
 {
     float x = 0;
-    return td_group_recv(call->group, &x, 1, TD_F32, TD_ANY_SOURCE, 5, NULL);
+    return td_group_recv(&x, 1, TD_F32, TD_ANY_SOURCE, 5, call->group, NULL);
 }
 
 static td_status wait_for_message(struct call *call)
@@ -61,7 +61,7 @@ static td_status wait_for_message(struct call *call)
 static td_status send_much(struct call *call)
 {
     char *bytes = calloc(LARGE, 1);
-    td_status status = td_group_send(call->group, bytes, LARGE, TD_U8, other(), 6, NULL);
+    td_status status = td_group_send(bytes, LARGE, TD_U8, other(), 6, call->group, NULL);
     free(bytes);
     return status;
 }
@@ -69,7 +69,7 @@ static td_status send_much(struct call *call)
 static td_status receive_much(struct call *call)
 {
     char *bytes = malloc(LARGE);
-    td_status status = td_group_recv(call->group, bytes, LARGE, TD_U8, other(), 6, NULL);
+    td_status status = td_group_recv(bytes, LARGE, TD_U8, other(), 6, call->group, NULL);
     free(bytes);
     return status;
 }
@@ -77,7 +77,7 @@ static td_status receive_much(struct call *call)
 static td_status sum_up(struct call *call)
 {
     float x = 1;
-    td_status status = td_group_all_reduce(call->group, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    td_status status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, call->group, NULL);
     CHECK_EQ((int)x, status ? 1 : 2);
     return status;
 }
@@ -85,7 +85,7 @@ static td_status sum_up(struct call *call)
 static td_status sum_up_much(struct call *call)
 {
     float *x = calloc(LARGE / sizeof *x, sizeof *x);
-    td_status status = td_group_all_reduce(call->group, x, x, LARGE / sizeof *x, TD_F32, TD_SUM,
+    td_status status = td_group_all_reduce(x, x, LARGE / sizeof *x, TD_F32, TD_SUM, call->group,
                                            NULL);
     free(x);
     return status;
@@ -96,8 +96,8 @@ static td_status sum_up_later(struct call *call)
 {
     float x = 1, y = 1;
     td_work *work;
-    CHECK_OK(td_group_all_reduce(call->group, &x, &x, 1, TD_F32, TD_SUM, &work));
-    td_status status = td_group_all_reduce(call->group, &y, &y, 1, TD_F32, TD_SUM, NULL);
+    CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, call->group, &work));
+    td_status status = td_group_all_reduce(&y, &y, 1, TD_F32, TD_SUM, call->group, NULL);
     td_status first = td_work_wait(work, 0);
     td_work_release(work);
     return status ? status : first;
@@ -270,7 +270,7 @@ static void destroy_in(const struct call *made, bool whole_world, const struct w
     td_group *group = whole_world ? td__world() : call.group;
     if (td_test_rank() == 0) {
         if (call.prepares)
-            CHECK_OK(td_group_recv(call.group, &call.received, 1, TD_F32, 1, 5, &call.posted));
+            CHECK_OK(td_group_recv(&call.received, 1, TD_F32, 1, 5, call.group, &call.posted));
         CHECK_EQ(pthread_create(&caller, NULL, make_call, &call), 0);
         CHECK_SOON(call.collectives ? atomic_load(&group->pending) == call.collectives
                                     : atomic_load(&group->users) > 0);
@@ -326,7 +326,7 @@ static void *receive_in_vain(void *arg)
 {
     struct call *call = arg;
     float x;
-    CHECK_FAILS(td_group_recv(call->group, &x, 1, TD_F32, 1, 5, NULL), TD_ERR_ABORTED, "aborted");
+    CHECK_FAILS(td_group_recv(&x, 1, TD_F32, 1, 5, call->group, NULL), TD_ERR_ABORTED, "aborted");
     atomic_store(&call->done, true);
     return NULL;
 }
@@ -381,7 +381,7 @@ RANKS(waiting_for_a_work_of_a_group_that_ends, .ranks = 2)
         if (i == 0)
             open_world(&shm, TIMEOUT_MS);
         CHECK_OK(td_new_group(NULL, 0, NULL, &group));
-        CHECK_OK(td_group_recv(group, &x, 1, TD_F32, 1 - td_test_rank(), 5, &work));
+        CHECK_OK(td_group_recv(&x, 1, TD_F32, 1 - td_test_rank(), 5, group, &work));
         td__group_use(group); /* the waiter begins while the group is being destroyed */
         atomic_store(&group->closing, true);
         CHECK_EQ(pthread_create(&waiter, NULL, wait_late, work), 0);

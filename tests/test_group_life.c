@@ -26,10 +26,10 @@ static void leave_early(const char *transport, const char *hosts)
     CHECK_OK(td_new_group(NULL, 0, NULL, &unused)); /* which nobody ever uses */
     if (rank)
         td__sleep_ns(300000000);
-    CHECK_OK(td_group_broadcast(given, &value, 1, TD_I64, 0, NULL));
+    CHECK_OK(td_group_broadcast(&value, 1, TD_I64, 0, given, NULL));
     if (rank == 0)
         td_group_destroy(given);
-    CHECK_OK(td_group_reduce(taken, &one, &sum, 1, TD_I64, TD_SUM, last, NULL));
+    CHECK_OK(td_group_reduce(&sum, &one, 1, TD_I64, last, TD_SUM, taken, NULL));
     CHECK_EQ(value, 42);
     if (rank == last)
         CHECK_EQ(sum, last * (last + 1) / 2);
@@ -62,7 +62,7 @@ static void leave_after(size_t count, const char *transport)
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 0)
         td__sleep_ns(700000000); /* the others are asleep, and say so */
-    CHECK_OK(td_group_broadcast(NULL, data, count, TD_U8, 0, NULL));
+    CHECK_OK(td_group_broadcast(data, count, TD_U8, 0, NULL, NULL));
     for (size_t i = 0; i < count; i++)
         CHECK_EQ(data[i], 7);
     free(data);
@@ -89,7 +89,7 @@ RANKS(leaving_after_a_large_broadcast_tcp, .ranks = 2)
 static void check_sum(td_group *group, int ranks)
 {
     int64_t one = 1, sum = 0;
-    CHECK_OK(td_group_all_reduce(group, &one, &sum, 1, TD_I64, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&sum, &one, 1, TD_I64, TD_SUM, group, NULL));
     CHECK_EQ(sum, ranks);
 }
 
@@ -141,7 +141,7 @@ static void work_for_long(const char *transport, int times)
     for (int i = 0; i < times; i++) {
         td_work *work = NULL;
         size_t count = i % 1000 ? 1 + (size_t)i % 16 : 8192;
-        CHECK_OK(td_group_all_reduce(NULL, x, x, count, TD_F32, TD_MAX, i % 4 ? NULL : &work));
+        CHECK_OK(td_group_all_reduce(x, x, count, TD_F32, TD_MAX, NULL, i % 4 ? NULL : &work));
         if (work && i % 8)
             CHECK_OK(td_work_wait(work, 0));
         td_work_release(work);
@@ -198,7 +198,7 @@ static void *take_seat(void *arg)
         td_work *work = NULL;
         for (size_t k = 0; k < count; k++)
             x[k] = (float)seat->rank;
-        CHECK_OK(td_group_all_reduce(used, x, x, count, TD_F32, TD_SUM, i % 3 ? NULL : &work));
+        CHECK_OK(td_group_all_reduce(x, x, count, TD_F32, TD_SUM, used, i % 3 ? NULL : &work));
         if (work)
             CHECK_OK(td_work_wait(work, 0));
         td_work_release(work);
@@ -249,13 +249,13 @@ RANKS(leaving_what_nobody_has_looked_at, .ranks = 2, .deadline_s = 30)
     CHECK_OK(td_new_group(NULL, 0, NULL, &unused));
     if (td_test_rank() == 0) {
         value = 42;
-        CHECK_OK(td_group_send(used, &value, 1, TD_I32, 1, 7, NULL));
+        CHECK_OK(td_group_send(&value, 1, TD_I32, 1, 7, used, NULL));
     } else {
-        CHECK_FAILS(td_group_recv(NULL, &value, 1, TD_I32, 0, 7, NULL), TD_ERR_PEER, "left");
-        CHECK_OK(td_group_recv(used, &value, 1, TD_I32, 0, 7, NULL));
+        CHECK_FAILS(td_group_recv(&value, 1, TD_I32, 0, 7, NULL, NULL), TD_ERR_PEER, "left");
+        CHECK_OK(td_group_recv(&value, 1, TD_I32, 0, 7, used, NULL));
         CHECK_EQ(value, 42);
-        CHECK_FAILS(td_group_recv(used, &value, 1, TD_I32, 0, 7, NULL), TD_ERR_PEER, "left");
-        CHECK_FAILS(td_group_send(used, &value, 1, TD_I32, 0, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_recv(&value, 1, TD_I32, 0, 7, used, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_send(&value, 1, TD_I32, 0, 7, used, NULL), TD_ERR_PEER, "left");
         CHECK_FAILS(td_group_barrier(unused, NULL), TD_ERR_PEER, "left");
     }
     CHECK_OK(td_destroy_process_group());

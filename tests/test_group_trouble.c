@@ -21,9 +21,9 @@ static void check_broken(td_group *group, td_status status)
     snprintf(message, sizeof message, "%s", td_last_error());
     int64_t before = td__now_ns();
     CHECK_FAILS(td_group_barrier(group, NULL), status, message);
-    CHECK_FAILS(td_group_all_reduce(group, x, x, 2, TD_F32, TD_SUM, NULL), status, message);
+    CHECK_FAILS(td_group_all_reduce(x, x, 2, TD_F32, TD_SUM, group, NULL), status, message);
     td_work *work;
-    td_status later = td_group_broadcast(group, x, 2, TD_F32, td_get_global_rank(group, 0), &work);
+    td_status later = td_group_broadcast(x, 2, TD_F32, td_get_global_rank(group, 0), group, &work);
     if (!later) {
         later = td_work_wait(work, 0);
         td_work_release(work);
@@ -39,17 +39,17 @@ static void miss_rank_2(size_t count, const char *transport, const char *hosts)
     open_world(&(struct way){transport, hosts}, 0);
     float *data = td_alloc(count * sizeof *data);
     memset(data, 0, count * sizeof *data);
-    CHECK_OK(td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(data, data, count, TD_F32, TD_SUM, NULL, NULL));
     CHECK_OK(td_group_set_timeout(NULL, 300));
     if (td_test_rank() != 2) {
-        td_status status = td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL);
+        td_status status = td_group_all_reduce(data, data, count, TD_F32, TD_SUM, NULL, NULL);
         CHECK_FAILS(status, TD_ERR_TIMEOUT, "all_reduce #2 on group \"world\"");
         CHECK_CONTAINS(td_last_error(), "rank 2");
         check_broken(NULL, TD_ERR_TIMEOUT);
         td_test_barrier();
     } else {
         td_test_barrier();
-        td_status status = td_group_all_reduce(NULL, data, data, count, TD_F32, TD_SUM, NULL);
+        td_status status = td_group_all_reduce(data, data, count, TD_F32, TD_SUM, NULL, NULL);
         /* Perhaps all that it needs had been sent before the others gave up. */
         for (int i = 0; i < 2 && !status; i++)
             status = td_group_barrier(NULL, NULL);
@@ -130,7 +130,7 @@ RANKS(a_rank_that_dies, .ranks = 3, .may_die = 1 << 2)
         raise(SIGKILL);
     CHECK_OK(td_group_set_timeout(NULL, 2000));
     float x = 1;
-    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    td_status status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK(status == TD_ERR_PEER || status == TD_ERR_TIMEOUT);
     CHECK_CONTAINS(td_last_error(), "rank 2");
     check_broken(NULL, status);
@@ -146,7 +146,7 @@ RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
         raise(SIGKILL);
     float x = 1;
     int64_t before = td__now_ns();
-    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    td_status status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
     CHECK_PROMPT(before);
     check_broken(NULL, status);
@@ -162,7 +162,7 @@ RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
         raise(SIGKILL);
     float x = 1;
     int64_t before = td__now_ns();
-    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    td_status status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 3");
     CHECK_PROMPT(before);
     check_broken(NULL, status);
@@ -182,7 +182,7 @@ static void leave_and_stay(const char *transport, const char *hosts)
     float x = 1;
     int64_t before = td__now_ns();
     CHECK_OK(td_group_set_timeout(NULL, 60000));
-    td_status status = td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    td_status status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK_FAILS(status, TD_ERR_PEER, "rank 2");
     CHECK_PROMPT(before);
     td_test_barrier();
@@ -215,7 +215,7 @@ RANKS(different_transports, .ranks = 3)
         return;
     }
     int64_t one = 1, sum = 0;
-    CHECK_OK(td_group_all_reduce(NULL, &one, &sum, 1, TD_I64, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&sum, &one, 1, TD_I64, TD_SUM, NULL, NULL));
     CHECK_EQ(sum, 3);
     CHECK_OK(td_destroy_process_group());
 }
@@ -232,32 +232,32 @@ static td_status make_call(td_group *group, enum wrong wrong, bool odd)
     size_t count = 100;
     switch (wrong) {
     case COUNT:
-        return td_group_all_reduce(group, data, other, odd ? 101 : count, TD_F32, TD_SUM, NULL);
+        return td_group_all_reduce(other, data, odd ? 101 : count, TD_F32, TD_SUM, group, NULL);
     case SIZE:
-        return td_group_all_gather(group, data, other, odd ? 20000 : count, TD_F32, NULL);
+        return td_group_all_gather(other, data, odd ? 20000 : count, TD_F32, group, NULL);
     case DTYPE:
-        return td_group_all_reduce(group, data, other, count, odd ? TD_I32 : TD_F32, TD_SUM, NULL);
+        return td_group_all_reduce(other, data, count, odd ? TD_I32 : TD_F32, TD_SUM, group, NULL);
     case OP:
-        return td_group_all_reduce(group, data, other, count, TD_F32, odd ? TD_MAX : TD_SUM, NULL);
+        return td_group_all_reduce(other, data, count, TD_F32, odd ? TD_MAX : TD_SUM, group, NULL);
     case KIND:
-        return odd ? td_group_all_gather(group, data, other, count, TD_F32, NULL)
-                   : td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM, NULL);
+        return odd ? td_group_all_gather(other, data, count, TD_F32, group, NULL)
+                   : td_group_all_reduce(other, data, count, TD_F32, TD_SUM, group, NULL);
     case ROOT:
-        return td_group_broadcast(group, data, count, TD_F32, odd ? 1 : 0, NULL);
+        return td_group_broadcast(data, count, TD_F32, odd ? 1 : 0, group, NULL);
     case ORDER: {
-        td_status status = odd ? td_group_broadcast(group, data, count, TD_F32, 0, NULL)
-                               : td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM,
+        td_status status = odd ? td_group_broadcast(data, count, TD_F32, 0, group, NULL)
+                               : td_group_all_reduce(other, data, count, TD_F32, TD_SUM, group,
                                                      NULL);
         if (status)
             return status;
-        return odd ? td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM, NULL)
-                   : td_group_broadcast(group, data, count, TD_F32, 0, NULL);
+        return odd ? td_group_all_reduce(other, data, count, TD_F32, TD_SUM, group, NULL)
+                   : td_group_broadcast(data, count, TD_F32, 0, group, NULL);
     }
     case BARRIER:
         return odd ? td_group_barrier(group, NULL)
-                   : td_group_reduce(group, data, other, count, TD_F32, TD_SUM, 0, NULL);
+                   : td_group_reduce(other, data, count, TD_F32, 0, TD_SUM, group, NULL);
     default: /* both only give: neither has to wait for the other */
-        return td_group_broadcast(group, data, 8, TD_F32, td_get_rank(NULL), NULL);
+        return td_group_broadcast(data, 8, TD_F32, td_get_rank(NULL), group, NULL);
     }
 }
 
@@ -333,10 +333,10 @@ RANKS(uneven_counts_that_do_not_fit, .ranks = 3)
     open_world(&shm, 0);
     for (int i = 0; i < 3; i++)
         out[i] = (size_t)rank + 1;
-    CHECK_OK(td_group_all_to_all_v(NULL, data, in, other, out, TD_F32, NULL));
+    CHECK_OK(td_group_all_to_all_v(other, data, out, in, TD_F32, NULL, NULL));
     if (rank == 2)
         out[0] = 5;
-    td_status status = td_group_all_to_all_v(NULL, data, in, other, out, TD_F32, NULL);
+    td_status status = td_group_all_to_all_v(other, data, out, in, TD_F32, NULL, NULL);
     status = status ? status : td_group_barrier(NULL, NULL);
     CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 0 sends 3 elements to rank 2, which expects 5");
     CHECK_OK(td_destroy_process_group());
@@ -358,7 +358,7 @@ RANKS(uneven_counts_that_are_too_large, .ranks = 4)
         out[1] = FEW;
     size_t room = rank == 3 ? 3 * MANY + FEW : 4 * MANY;
     struct guarded output = guarded_make(room * sizeof(float), 0, true);
-    td_status status = td_group_all_to_all_v(NULL, input, in, output.data, out, TD_F32, NULL);
+    td_status status = td_group_all_to_all_v(output.data, input, out, in, TD_F32, NULL, NULL);
     td__sleep_ns(50000000); /* for others who may still be at it */
     CHECK(guarded_is_whole(&output));
     status = status ? status : td_group_barrier(NULL, NULL);

@@ -19,7 +19,7 @@ static void use_group(td_group *group)
     CHECK_OK(td_get_process_group_ranks(group, ranks));
     for (int i = 0; i < size; i++)
         expected += ranks[i] + 1;
-    CHECK_OK(td_group_all_reduce(group, &own, &sum, 1, TD_I64, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&sum, &own, 1, TD_I64, TD_SUM, group, NULL));
     CHECK_EQ(sum, expected);
 }
 
@@ -210,11 +210,11 @@ RANKS(groups_of_some_ranks, .ranks = 5)
     if (inside) {
         int order[3], first = rank, gathered[3];
         CHECK_OK(td_get_process_group_ranks(backwards, order));
-        CHECK_OK(td_group_all_gather(backwards, &rank, gathered, 1, TD_I32, NULL));
+        CHECK_OK(td_group_all_gather(gathered, &rank, 1, TD_I32, backwards, NULL));
         CHECK_MEM(order, gathered, sizeof order);
         CHECK_EQ(order[0], 4);
         /* Roots are ranks of the world. */
-        CHECK_OK(td_group_broadcast(backwards, &first, 1, TD_I32, 3, NULL));
+        CHECK_OK(td_group_broadcast(&first, 1, TD_I32, 3, backwards, NULL));
         CHECK_EQ(first, 3);
         /* The three groups do not know of each other's calls. */
         td_work *works[2];

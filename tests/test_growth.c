@@ -76,7 +76,7 @@ static td_status join(const struct round *round)
 static td_status sum(td_group *group)
 {
     float x = 1;
-    return td_group_all_reduce(group, &x, &x, 1, TD_F32, TD_SUM, NULL);
+    return td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, group, NULL);
 }
 
 /* Another member is killed somewhere in it. Where this one has a new group all the same, it is of no use: the
@@ -93,7 +93,7 @@ static void grow_and_fail(const struct round *round)
     int64_t before = td__now_ns();
     td_status status = td_group_grow(rest, NULL, &grown);
     if (!status)
-        status = td_group_recv(grown, &x, 1, TD_F32, LOST, 0, NULL);
+        status = td_group_recv(&x, 1, TD_F32, LOST, 0, grown, NULL);
     CHECK_EQ(status, TD_ERR_PEER);
     CHECK(strstr(td_last_error(), "rank "));
     CHECK(td__now_ns() - before < SOON_S * 1000000000ll * td_test_slowness());

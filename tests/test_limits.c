@@ -71,7 +71,7 @@ static void reduce_with_small_files(int rank, void *arg)
     td_status status = td_init_process_group(&options);
     float sum = 1;
     if (!status)
-        status = td_group_all_reduce(NULL, &sum, &sum, 1, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, NULL);
     CHECK(status);
     if (rank == 0)
         CHECK_CONTAINS(td_last_error(), "ulimit -f");
@@ -171,7 +171,7 @@ static void open_with_few(void *arg)
     leave_descriptors(attempt->descriptors);
     attempt->status = td_init_process_group(&options);
     if (!attempt->status)
-        attempt->status = td_group_all_reduce(NULL, &sum, &sum, 1, TD_F32, TD_SUM, NULL);
+        attempt->status = td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, NULL);
     snprintf(attempt->message, sizeof attempt->message, "%s", td_last_error());
     if (td_is_initialized())
         td_destroy_process_group();

@@ -25,25 +25,25 @@ static td_status start(td_group *group, int kind, float *data, float *other, siz
         parts[i] = count;
     switch (kind) {
     case TD_OP_BROADCAST:
-        return td_group_broadcast(group, data, count, TD_F32, 0, work);
+        return td_group_broadcast(data, count, TD_F32, 0, group, work);
     case TD_OP_REDUCE:
-        return td_group_reduce(group, data, other, count, TD_F32, TD_SUM, 0, work);
+        return td_group_reduce(other, data, count, TD_F32, 0, TD_SUM, group, work);
     case TD_OP_ALL_REDUCE:
-        return td_group_all_reduce(group, data, other, count, TD_F32, TD_SUM, work);
+        return td_group_all_reduce(other, data, count, TD_F32, TD_SUM, group, work);
     case TD_OP_SCATTER:
-        return td_group_scatter(group, data, other, count, TD_F32, 0, work);
+        return td_group_scatter(other, data, count, TD_F32, 0, group, work);
     case TD_OP_GATHER:
-        return td_group_gather(group, data, other, count, TD_F32, 0, work);
+        return td_group_gather(other, data, count, TD_F32, 0, group, work);
     case TD_OP_ALL_GATHER:
-        return td_group_all_gather(group, data, other, count, TD_F32, work);
+        return td_group_all_gather(other, data, count, TD_F32, group, work);
     case TD_OP_REDUCE_SCATTER:
-        return td_group_reduce_scatter(group, data, other, count, TD_F32, TD_SUM, work);
+        return td_group_reduce_scatter(other, data, count, TD_F32, TD_SUM, group, work);
     case TD_OP_ALL_TO_ALL:
-        return td_group_all_to_all(group, data, other, count, TD_F32, work);
+        return td_group_all_to_all(other, data, count, TD_F32, group, work);
     case TD_OP_BARRIER:
         return td_group_barrier(group, work);
     default:
-        return td_group_all_to_all_v(group, data, parts, other, parts, TD_F32, work);
+        return td_group_all_to_all_v(other, data, parts, parts, TD_F32, group, work);
     }
 }
 
@@ -146,8 +146,8 @@ static td_status call_operation(td_group *group, bool odd)
             CHECK_OK(td_reduce_op_create_premul_sum(2, &scaled));
         CHECK_OK(td_reduce_op_create(multiply, NULL, &product));
     }
-    CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, product, NULL));
-    return td_group_all_reduce(group, &x, &x, 1, TD_F32, odd ? product : sum, NULL);
+    CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_F32, product, NULL, NULL));
+    return td_group_all_reduce(&x, &x, 1, TD_F32, odd ? product : sum, group, NULL);
 }
 
 static td_status call_list(td_group *group, bool odd, bool of_all)
@@ -179,7 +179,7 @@ static td_status call_alike(td_group *group, enum alike alike, bool odd)
     case LISTS_OF_ALL:
         return call_list(group, odd, alike == LISTS_OF_ALL);
     default:
-        return odd ? td_group_all_gather(group, own, all, 2, TD_I32, NULL)
+        return odd ? td_group_all_gather(all, own, 2, TD_I32, group, NULL)
                    : td_group_split(group, 0, 0, NULL, &part);
     }
 }

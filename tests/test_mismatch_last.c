@@ -48,13 +48,13 @@ static td_status make_call(td_group *group, const struct last_call *call, char *
     count += call->more;
     switch (call->kind) {
     case TD_OP_BROADCAST:
-        return td_group_broadcast(group, data, count, call->dtype, call->root, work);
+        return td_group_broadcast(data, count, call->dtype, call->root, group, work);
     case TD_OP_REDUCE:
-        return td_group_reduce(group, data, other, count, call->dtype, call->op, call->root, work);
+        return td_group_reduce(other, data, count, call->dtype, call->root, call->op, group, work);
     case TD_OP_SCATTER:
-        return td_group_scatter(group, data, other, count, call->dtype, call->root, work);
+        return td_group_scatter(other, data, count, call->dtype, call->root, group, work);
     default:
-        return td_group_gather(group, data, other, count, call->dtype, call->root, work);
+        return td_group_gather(other, data, count, call->dtype, call->root, group, work);
     }
 }
 
@@ -126,7 +126,7 @@ static void destroy_after_roots(const struct way *way, bool in_subgroup)
         CHECK_OK(td_group_split(NULL, 0, 0, NULL, &group));
     td_status status = TD_OK;
     for (int i = 0; i < 6 && !status; i++)
-        status = td_group_broadcast(group, &value, 1, TD_I32, i == 5 && td_test_rank() == 1, NULL);
+        status = td_group_broadcast(&value, 1, TD_I32, i == 5 && td_test_rank() == 1, group, NULL);
     CHECK_FAILS(status ? status : td_destroy_process_group(), TD_ERR_MISMATCH, "root 1");
     CHECK_CONTAINS(td_last_error(), "root 0");
     if (status)
@@ -174,7 +174,7 @@ static void run_uneven(const struct way *way)
     if (rank == 0)
         inputs[1]++;
     CHECK_OK(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 30000}, &group));
-    td_status status = td_group_all_to_all_v(group, data, inputs, other, outputs, TD_F32, NULL);
+    td_status status = td_group_all_to_all_v(other, data, outputs, inputs, TD_F32, group, NULL);
     if (!status)
         status = td_group_destroy(group);
     CHECK_FAILS(status, TD_ERR_MISMATCH, "expects");
@@ -249,7 +249,7 @@ static void leave_early(const struct way *way, bool called)
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() && !called)
         td__sleep_ns(LATE_MS * (int64_t)1000000);
-    CHECK_OK(td_group_broadcast(NULL, &value, 1, TD_I32, 0, NULL));
+    CHECK_OK(td_group_broadcast(&value, 1, TD_I32, 0, NULL, NULL));
     CHECK_EQ(value, 7);
     if (td_test_rank() && called)
         td__sleep_ns(LATE_MS * (int64_t)1000000);

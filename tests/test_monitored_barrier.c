@@ -131,7 +131,7 @@ RANKS(dead_and_late_at_a_monitored_barrier, .ranks = 4, .may_die = 1 << 1)
     if (td_test_rank() == 1)
         raise(SIGKILL);
     if (td_test_rank() == 3) {
-        CHECK_FAILS(td_group_recv(NULL, &(float){0}, 1, TD_F32, 1, 9, NULL), TD_ERR_PEER, "rank 1");
+        CHECK_FAILS(td_group_recv(&(float){0}, 1, TD_F32, 1, 9, NULL, NULL), TD_ERR_PEER, "rank 1");
         td__sleep_ns(2000000000);
     } else {
         CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_PEER,
@@ -174,7 +174,7 @@ static void call_another(int odd, bool barrier)
     else if (barrier)
         status = td_group_barrier(group, NULL);
     else
-        status = td_group_all_reduce(group, x, x, 4, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(x, x, 4, TD_F32, TD_SUM, group, NULL);
     CHECK_FAILS(status, TD_ERR_MISMATCH, "call #2 on group \"odd ");
     CHECK_CONTAINS(td_last_error(), "called monitored_barrier, rank ");
     CHECK_CONTAINS(td_last_error(), barrier ? "called barrier" : "called all_reduce");
@@ -219,7 +219,7 @@ RANKS(a_monitored_barrier_and_another_first_call, .ranks = 4)
     if (td_test_rank() != 1) {
         group = new_group("fresh");
         td_status status = td_test_rank() == 3
-                               ? td_group_all_reduce(group, &x, &x, 1, TD_F32, TD_SUM, NULL)
+                               ? td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, group, NULL)
                                : td_group_monitored_barrier(group, 0, true);
         CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 0 called monitored_barrier, rank 3 called all");
     }
@@ -237,7 +237,7 @@ RANKS(a_collective_before_a_monitored_barrier, .ranks = 3)
     td_work *work;
     open_world(&shm, 0);
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_F32, TD_SUM, &work));
+        CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, &work));
         if (td_test_rank() == 2)
             td__sleep_ns(400000000);
         CHECK_OK(td_group_monitored_barrier(NULL, 0, true));

@@ -102,24 +102,24 @@ static void use_world(const struct net *net, int rank)
     for (size_t count = 1; count <= COUNT; count *= 10) {
         for (size_t i = 0; i < count; i++)
             x[i] = (float)(rank + 1);
-        CHECK_OK(td_group_all_reduce(NULL, x, y, count, TD_F32, TD_SUM, NULL));
+        CHECK_OK(td_group_all_reduce(y, x, count, TD_F32, TD_SUM, NULL, NULL));
         for (size_t i = 0; i < count; i++)
             CHECK_EQ(y[i], 10);
-        CHECK_OK(td_group_all_gather(NULL, x, y, count, TD_F32, NULL));
+        CHECK_OK(td_group_all_gather(y, x, count, TD_F32, NULL, NULL));
         for (size_t i = 0; i < 4 * count; i++)
             CHECK_EQ(y[i], i / count + 1);
         for (int root = 0; root < 4; root++) {
             for (size_t i = 0; i < count; i++)
                 x[i] = (float)(rank == root ? root + 7 : 0);
-            CHECK_OK(td_group_broadcast(NULL, x, count, TD_F32, root, NULL));
+            CHECK_OK(td_group_broadcast(x, count, TD_F32, root, NULL, NULL));
             for (size_t i = 0; i < count; i++)
                 CHECK_EQ(x[i], root + 7);
         }
     }
     int peer = (rank + 2) % 4;
     td_work *work;
-    CHECK_OK(td_group_recv(NULL, y, 10, TD_F32, peer, 3, &work));
-    CHECK_OK(td_group_send(NULL, x, 10, TD_F32, peer, 3, NULL));
+    CHECK_OK(td_group_recv(y, 10, TD_F32, peer, 3, NULL, &work));
+    CHECK_OK(td_group_send(x, 10, TD_F32, peer, 3, NULL, NULL));
     CHECK_OK(td_work_wait(work, 0));
     td_work_release(work);
     CHECK(count_links(rank < 2 ? net->other : net->master) >= 1);

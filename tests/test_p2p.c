@@ -24,11 +24,11 @@ static void exchange(size_t size, bool arena_out, bool arena_in)
     fill(out, size, (unsigned)rank);
     memset(in, 0xee, size + 1);
     if (rank == 0) {
-        CHECK_OK(td_group_send(NULL, out, size, TD_U8, other, 3, NULL));
-        CHECK_OK(td_group_recv(NULL, in, size, TD_U8, other, 3, NULL));
+        CHECK_OK(td_group_send(out, size, TD_U8, other, 3, NULL, NULL));
+        CHECK_OK(td_group_recv(in, size, TD_U8, other, 3, NULL, NULL));
     } else {
-        CHECK_OK(td_group_recv(NULL, in, size, TD_U8, other, 3, NULL));
-        CHECK_OK(td_group_send(NULL, out, size, TD_U8, other, 3, NULL));
+        CHECK_OK(td_group_recv(in, size, TD_U8, other, 3, NULL, NULL));
+        CHECK_OK(td_group_send(out, size, TD_U8, other, 3, NULL, NULL));
     }
     check_filled(in, size, (unsigned)other);
     CHECK_EQ(in[size], 0xee);
@@ -81,7 +81,7 @@ BOTH_WAYS(any_source_and_tag, .ranks = 4)
         for (int i = 0; i < 3 * EACH; i++) {
             int value = -1;
             td_work *work;
-            CHECK_OK(td_group_recv(NULL, &value, 1, TD_I32, TD_ANY_SOURCE, TD_ANY_TAG, &work));
+            CHECK_OK(td_group_recv(&value, 1, TD_I32, TD_ANY_SOURCE, TD_ANY_TAG, NULL, &work));
             CHECK_OK(td_work_wait(work, 0));
             int source = td_work_source(work);
             CHECK(source >= 1 && source <= 3);
@@ -110,7 +110,7 @@ BOTH_WAYS(posted_in_order, .ranks = 2)
         int sources[4] = {0, TD_ANY_SOURCE, 0, TD_ANY_SOURCE};
         int tags[4] = {TD_ANY_TAG, 3, TD_ANY_TAG, TD_ANY_TAG};
         for (int i = 0; i < 4; i++)
-            CHECK_OK(td_group_recv(NULL, &got[i], 1, TD_I32, sources[i], tags[i], &works[i]));
+            CHECK_OK(td_group_recv(&got[i], 1, TD_I32, sources[i], tags[i], NULL, &works[i]));
         td_test_barrier();
         CHECK_OK(td_work_wait_all(works, 4, 0));
         CHECK_EQ(got[0], 0);
@@ -134,7 +134,7 @@ BOTH_WAYS(large_and_small_in_order, .ranks = 2)
         for (int i = 0; i < COUNT; i++) {
             size_t size = i % 3 ? 10 : LARGE;
             fill(data + i * LARGE, size, (unsigned)i);
-            CHECK_OK(td_group_send(NULL, data + i * LARGE, size, TD_U8, 1, 0, &works[i]));
+            CHECK_OK(td_group_send(data + i * LARGE, size, TD_U8, 1, 0, NULL, &works[i]));
         }
         CHECK_OK(td_work_wait_all(works, COUNT, 0));
         for (int i = 0; i < COUNT; i++)
@@ -143,7 +143,7 @@ BOTH_WAYS(large_and_small_in_order, .ranks = 2)
         usleep(20000); /* the first half comes before its recv */
         for (int i = 0; i < COUNT; i++) {
             td_work *work;
-            CHECK_OK(td_group_recv(NULL, data, LARGE, TD_U8, 0, 0, &work));
+            CHECK_OK(td_group_recv(data, LARGE, TD_U8, 0, 0, NULL, &work));
             CHECK_OK(td_work_wait(work, 0));
             size_t size = i % 3 ? 10 : LARGE;
             CHECK_EQ(td_work_received(work), size);
@@ -166,10 +166,10 @@ BOTH_WAYS(many_large_backwards, .ranks = 2)
     for (int i = 0; i < COUNT; i++)
         if (rank == 0) {
             fill(data + (size_t)i * SIZE, SIZE, (unsigned)i);
-            CHECK_OK(td_group_send(NULL, data + (size_t)i * SIZE, SIZE, TD_U8, 1, i, &works[i]));
+            CHECK_OK(td_group_send(data + (size_t)i * SIZE, SIZE, TD_U8, 1, i, NULL, &works[i]));
         }
     for (int i = COUNT - 1; i >= 0 && rank == 1; i--) {
-        CHECK_OK(td_group_recv(NULL, data, SIZE, TD_U8, 0, i, NULL));
+        CHECK_OK(td_group_recv(data, SIZE, TD_U8, 0, i, NULL, NULL));
         check_filled(data, SIZE, (unsigned)i);
     }
     if (rank == 0)
@@ -213,9 +213,9 @@ static void batch(size_t size, int count, bool arena)
         for (int i = 0; i < count && peer != rank; i++) {
             unsigned char *out = memory[made] = world_memory(size, arena);
             fill(out, size, (unsigned)(rank * 100 + i));
-            CHECK_OK(td_group_send(NULL, out, size, TD_U8, peer, i, &works[made++]));
+            CHECK_OK(td_group_send(out, size, TD_U8, peer, i, NULL, &works[made++]));
             unsigned char *in = memory[made] = world_memory(size, arena);
-            CHECK_OK(td_group_recv(NULL, in, size, TD_U8, peer, i, &works[made++]));
+            CHECK_OK(td_group_recv(in, size, TD_U8, peer, i, NULL, &works[made++]));
         }
     CHECK_OK(td_work_wait_all(works, total, 0));
     made = 0;
@@ -287,13 +287,13 @@ BOTH_WAYS(callbacks, .ranks = 2)
     unsigned char *out = td_alloc(LARGE), *in = td_alloc(LARGE);
     td_work *works[4];
     fill(out, LARGE, (unsigned)rank);
-    CHECK_OK(td_group_recv(NULL, in, LARGE, TD_U8, 1 - rank, 1, &works[0]));
-    CHECK_OK(td_group_recv(NULL, &got, 1, TD_I32, 1 - rank, 2, &works[1]));
+    CHECK_OK(td_group_recv(in, LARGE, TD_U8, 1 - rank, 1, NULL, &works[0]));
+    CHECK_OK(td_group_recv(&got, 1, TD_I32, 1 - rank, 2, NULL, &works[1]));
     CHECK_OK(td_work_on_complete(works[0], count_call, &hundred));
     CHECK_OK(td_work_on_complete(works[1], count_call, &one));
-    CHECK_OK(td_group_send(NULL, out, LARGE, TD_U8, 1 - rank, 1, &works[2]));
+    CHECK_OK(td_group_send(out, LARGE, TD_U8, 1 - rank, 1, NULL, &works[2]));
     CHECK_OK(td_work_on_complete(works[2], count_call, &hundred));
-    CHECK_OK(td_group_send(NULL, &small, 1, TD_I32, 1 - rank, 2, &works[3]));
+    CHECK_OK(td_group_send(&small, 1, TD_I32, 1 - rank, 2, NULL, &works[3]));
     CHECK_OK(td_work_on_complete(works[3], count_call, &one));
     CHECK_SOON(atomic_load(&called) == 202);
     check_filled(in, LARGE, (unsigned)(1 - rank));
@@ -317,7 +317,7 @@ static void bounce_back(td_work *work, td_status status, void *arg);
 static void bounce_on(struct bounce *bounce)
 {
     td_work *work;
-    CHECK_OK(td_group_recv(NULL, &bounce->value, 1, TD_I32, bounce->peer, 5, &work));
+    CHECK_OK(td_group_recv(&bounce->value, 1, TD_I32, bounce->peer, 5, NULL, &work));
     CHECK_OK(td_work_on_complete(work, bounce_back, bounce));
     td_work_release(work);
 }
@@ -332,7 +332,7 @@ static void bounce_back(td_work *work, td_status status, void *arg)
         return;
     }
     td_work *send;
-    CHECK_OK(td_group_send(NULL, &bounce->value, 1, TD_I32, bounce->peer, 5, &send));
+    CHECK_OK(td_group_send(&bounce->value, 1, TD_I32, bounce->peer, 5, NULL, &send));
     td_work_release(send);
     bounce_on(bounce);
 }
@@ -359,7 +359,7 @@ BOTH_WAYS(test_moves_things, .ranks = 2)
     int rank = td_get_rank(NULL), got = 0;
     td_work *work;
     for (int i = 0; i < 200; i++) {
-        CHECK_OK(td_group_recv(NULL, &got, 1, TD_I32, 1 - rank, 0, &work));
+        CHECK_OK(td_group_recv(&got, 1, TD_I32, 1 - rank, 0, NULL, &work));
         send_int(i, 1 - rank, 0);
         while (!td_work_test(work))
             usleep(10);
@@ -381,12 +381,12 @@ static void *talk(void *arg)
         size_t size = i % 5 ? 100 : 40000;
         fill(data, size, (unsigned)(tag + i));
         if (td_get_rank(NULL) == 0)
-            CHECK_OK(td_group_send(NULL, data, size, TD_U8, peer, tag, NULL));
+            CHECK_OK(td_group_send(data, size, TD_U8, peer, tag, NULL, NULL));
         memset(data, 0, size);
-        CHECK_OK(td_group_recv(NULL, data, size, TD_U8, peer, tag, NULL));
+        CHECK_OK(td_group_recv(data, size, TD_U8, peer, tag, NULL, NULL));
         check_filled(data, size, (unsigned)(tag + i));
         if (td_get_rank(NULL) == 1)
-            CHECK_OK(td_group_send(NULL, data, size, TD_U8, peer, tag, NULL));
+            CHECK_OK(td_group_send(data, size, TD_U8, peer, tag, NULL, NULL));
     }
     td_free(data);
     return NULL;

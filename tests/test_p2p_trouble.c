@@ -15,10 +15,10 @@ BOTH_WAYS(refusals, .ranks = 2)
 {
     world_begin();
     int rank = td_get_rank(NULL), value = 0;
-    CHECK_FAILS(td_group_send(NULL, &value, 1, TD_I32, rank, 0, NULL), TD_ERR_INVALID, "itself");
-    CHECK_FAILS(td_group_recv(NULL, &value, 1, TD_I32, rank, 0, NULL), TD_ERR_INVALID, "itself");
-    CHECK_FAILS(td_group_send(NULL, &value, 1, TD_I32, 2, 0, NULL), TD_ERR_INVALID, "2");
-    CHECK_FAILS(td_group_send(NULL, &value, 1, TD_I32, 1 - rank, TD_ANY_TAG, NULL), TD_ERR_INVALID,
+    CHECK_FAILS(td_group_send(&value, 1, TD_I32, rank, 0, NULL, NULL), TD_ERR_INVALID, "itself");
+    CHECK_FAILS(td_group_recv(&value, 1, TD_I32, rank, 0, NULL, NULL), TD_ERR_INVALID, "itself");
+    CHECK_FAILS(td_group_send(&value, 1, TD_I32, 2, 0, NULL, NULL), TD_ERR_INVALID, "2");
+    CHECK_FAILS(td_group_send(&value, 1, TD_I32, 1 - rank, TD_ANY_TAG, NULL, NULL), TD_ERR_INVALID,
                 "tag");
     world_end();
 }
@@ -38,14 +38,14 @@ BOTH_WAYS(too_long, .ranks = 2)
             if (td_get_rank(NULL) == 0) {
                 if (posted_first)
                     usleep(10000);
-                CHECK_OK(td_group_send(NULL, data, size, TD_U8, 1, 4, NULL));
+                CHECK_OK(td_group_send(data, size, TD_U8, 1, 4, NULL, NULL));
                 send_int(9, 1, 4);
             } else {
                 if (!posted_first)
                     usleep(10000);
                 char part[64];
                 memset(part, 1, sizeof part);
-                CHECK_FAILS(td_group_recv(NULL, part, 50, TD_U8, 0, 4, NULL), TD_ERR_MISMATCH,
+                CHECK_FAILS(td_group_recv(part, 50, TD_U8, 0, 4, NULL, NULL), TD_ERR_MISMATCH,
                             "up to 50 bytes from rank 0");
                 CHECK_CONTAINS(td_last_error(), "tag 4");
                 CHECK_CONTAINS(td_last_error(), "the message has ");
@@ -65,12 +65,12 @@ BOTH_WAYS(shorter, .ranks = 2)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         if (td_get_rank(NULL) == 0) {
             fill(data, lengths[i], 3);
-            CHECK_OK(td_group_send(NULL, data, lengths[i], TD_U8, 1, 0, NULL));
+            CHECK_OK(td_group_send(data, lengths[i], TD_U8, 1, 0, NULL, NULL));
             continue;
         }
         td_work *work;
         data[lengths[i]] = 77;
-        CHECK_OK(td_group_recv(NULL, data, LARGE, TD_U8, 0, 0, &work));
+        CHECK_OK(td_group_recv(data, LARGE, TD_U8, 0, 0, NULL, &work));
         CHECK_OK(td_work_wait(work, 0));
         CHECK_EQ(td_work_received(work), lengths[i]);
         CHECK_EQ(td_work_source(work), 0);
@@ -99,7 +99,7 @@ BOTH_WAYS(recv_times_out, .ranks = 2)
     int value = 0;
     int64_t start = td__now_ns();
     if (td_get_rank(NULL) == 0) {
-        CHECK_FAILS(td_group_recv(group, &value, 1, TD_I32, 1, 42, NULL), TD_ERR_TIMEOUT,
+        CHECK_FAILS(td_group_recv(&value, 1, TD_I32, 1, 42, group, NULL), TD_ERR_TIMEOUT,
                     "recv of up to 4 bytes from rank 1");
         CHECK_CONTAINS(td_last_error(), "tag 42");
         CHECK_CONTAINS(td_last_error(), "\"short\"");
@@ -120,8 +120,8 @@ BOTH_WAYS(works_time_out_alone, .ranks = 2)
     unsigned char *data = malloc(LARGE);
     if (td_get_rank(NULL) == 0) {
         td_work *recv, *send;
-        CHECK_OK(td_group_recv(group, data, 8, TD_U8, TD_ANY_SOURCE, 1, &recv));
-        CHECK_OK(td_group_send(group, data, LARGE, TD_U8, 1, 2, &send));
+        CHECK_OK(td_group_recv(data, 8, TD_U8, TD_ANY_SOURCE, 1, group, &recv));
+        CHECK_OK(td_group_send(data, LARGE, TD_U8, 1, 2, group, &send));
         td_work *works[2] = {recv, send};
         for (int i = 0; i < 2; i++) {
             CHECK_SOON(td_work_status(works[i]) != TD_OK);
@@ -145,18 +145,18 @@ BOTH_WAYS(cancelled_send, .ranks = 2)
     unsigned char *data = td_alloc(LARGE);
     if (td_get_rank(NULL) == 0) {
         CHECK_OK(td_set_call_timeout(100));
-        CHECK_FAILS(td_group_send(NULL, data, LARGE, TD_U8, 1, 2, NULL), TD_ERR_TIMEOUT, "send of");
+        CHECK_FAILS(td_group_send(data, LARGE, TD_U8, 1, 2, NULL, NULL), TD_ERR_TIMEOUT, "send of");
         CHECK_OK(td_set_call_timeout(0));
     }
     td_test_barrier();
     td_free(data);
     int rank = td_get_rank(NULL);
-    td_status broken = rank ? TD_OK : td_group_send(NULL, &rank, 1, TD_I32, 1, 2, NULL);
+    td_status broken = rank ? TD_OK : td_group_send(&rank, 1, TD_I32, 1, 2, NULL, NULL);
     if (rank == 1) {
         CHECK_OK(td_set_call_timeout(3000));
         int value = -1;
         /* The group may be of no more use on the other side. */
-        if (td_group_recv(NULL, &value, 1, TD_I32, 0, 2, NULL) == TD_OK)
+        if (td_group_recv(&value, 1, TD_I32, 0, 2, NULL, NULL) == TD_OK)
             CHECK_EQ(value, 0);
     }
     (void)broken;
@@ -173,17 +173,17 @@ BOTH_WAYS(a_rank_leaves, .ranks = 2)
     td_group *group = short_group(60000);
     if (td_get_rank(NULL) == 0) {
         for (int i = 0; i < 3; i++)
-            CHECK_OK(td_group_send(group, &i, 1, TD_I32, 1, i, NULL));
+            CHECK_OK(td_group_send(&i, 1, TD_I32, 1, i, group, NULL));
         td_group_destroy(group);
         td_test_barrier();
     } else {
         td_test_barrier();
         int value = -1;
         for (int i = 2; i >= 0; i--) {
-            CHECK_OK(td_group_recv(group, &value, 1, TD_I32, 0, i, NULL));
+            CHECK_OK(td_group_recv(&value, 1, TD_I32, 0, i, group, NULL));
             CHECK_EQ(value, i);
         }
-        CHECK_FAILS(td_group_recv(group, &value, 1, TD_I32, 0, 0, NULL), TD_ERR_PEER,
+        CHECK_FAILS(td_group_recv(&value, 1, TD_I32, 0, 0, group, NULL), TD_ERR_PEER,
                     "has left the group");
         td_group_destroy(group);
     }
@@ -196,12 +196,12 @@ BOTH_WAYS(a_rank_leaves_while_another_waits, .ranks = 3)
     td_group *group = short_group(60000);
     int rank = td_get_rank(NULL), value = -1;
     if (rank == 0) {
-        CHECK_OK(td_group_send(group, &rank, 1, TD_I32, 1, 0, NULL));
+        CHECK_OK(td_group_send(&rank, 1, TD_I32, 1, 0, group, NULL));
         usleep(50000);
     } else if (rank == 1) {
-        CHECK_OK(td_group_recv(group, &value, 1, TD_I32, 0, 0, NULL));
+        CHECK_OK(td_group_recv(&value, 1, TD_I32, 0, 0, group, NULL));
         int64_t start = td__now_ns();
-        CHECK_FAILS(td_group_recv(group, &value, 1, TD_I32, 0, 1, NULL), TD_ERR_PEER,
+        CHECK_FAILS(td_group_recv(&value, 1, TD_I32, 0, 1, group, NULL), TD_ERR_PEER,
                     "has left the group");
         CHECK_PROMPT(start);
     }
@@ -217,7 +217,7 @@ BOTH_WAYS(leaving_with_a_large_send, .ranks = 2)
     unsigned char *data = malloc(LARGE);
     if (td_get_rank(NULL) == 0) {
         td_work *work;
-        CHECK_OK(td_group_send(group, data, LARGE, TD_U8, 1, 0, &work));
+        CHECK_OK(td_group_send(data, LARGE, TD_U8, 1, 0, group, &work));
         td_work_on_complete(work, NULL, NULL);
         int64_t start = td__now_ns();
         td_group_destroy(group);
@@ -246,8 +246,8 @@ static void die_while_others_wait(int posted)
     CHECK_EQ(recv_int(1, 1), 1);
     send_int(2, 1, 2);
     int64_t start = td__now_ns();
-    td_status status = posted ? td_group_send(NULL, data, LARGE, TD_U8, 1, 3, NULL)
-                              : td_group_recv(NULL, &value, 1, TD_I32, 1, 3, NULL);
+    td_status status = posted ? td_group_send(data, LARGE, TD_U8, 1, 3, NULL, NULL)
+                              : td_group_recv(&value, 1, TD_I32, 1, 3, NULL, NULL);
     CHECK_EQ(status, TD_ERR_PEER);
     CHECK_CONTAINS(td_last_error(), "rank 1");
     CHECK_PROMPT(start);

@@ -53,24 +53,24 @@ RANKS(collectives_and_messages, .ranks = 2)
     CHECK_EQ(page.rank, rank);
     CHECK_STR(page.groups[0], "world");
 
-    CHECK_OK(td_group_all_reduce(NULL, x, x, 8, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(x, x, 8, TD_F32, TD_SUM, NULL, NULL));
     check_last("all_reduce #1 of 8 f32", TD__FLIGHT_DONE);
     CHECK_OK(td_group_barrier(NULL, NULL));
     check_last("barrier #2", TD__FLIGHT_DONE);
     td_set_call_label("a label that is far too long for its place");
-    CHECK_OK(td_group_broadcast(NULL, x, 2, TD_F32, 1, NULL));
+    CHECK_OK(td_group_broadcast(x, 2, TD_F32, 1, NULL, NULL));
     check_last("broadcast #3 of 2 f32, root 1", TD__FLIGHT_DONE);
     CHECK_STR(last_call()->label, "a label that is far too");
     td_set_call_label(NULL);
-    CHECK_OK(td_group_all_to_all_v(NULL, x, (size_t[]){1, 2}, y,
-                                   rank ? (size_t[]){2, 2} : (size_t[]){1, 1}, TD_F32, NULL));
+    CHECK_OK(td_group_all_to_all_v(y, x, rank ? (size_t[]){2, 2} : (size_t[]){1, 1},
+                                   (size_t[]){1, 2}, TD_F32, NULL, NULL));
     check_last("all_to_all #4 of 3 f32", TD__FLIGHT_DONE);
     CHECK_STR(last_call()->label, "");
     if (rank == 0) {
-        CHECK_OK(td_group_send(NULL, x, 4, TD_F32, 1, 7, NULL));
+        CHECK_OK(td_group_send(x, 4, TD_F32, 1, 7, NULL, NULL));
         check_last("send of 4 f32 to rank 1, tag 7", TD__FLIGHT_DONE);
     } else {
-        CHECK_OK(td_group_recv(NULL, x, 8, TD_F32, TD_ANY_SOURCE, TD_ANY_TAG, NULL));
+        CHECK_OK(td_group_recv(x, 8, TD_F32, TD_ANY_SOURCE, TD_ANY_TAG, NULL, NULL));
         check_last("recv of up to 8 f32 from any rank", TD__FLIGHT_DONE);
     }
     CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
@@ -84,7 +84,7 @@ RANKS(asynchronous_calls, .ranks = 2)
     td_work *work;
     CHECK_OK(td_init_process_group(NULL));
     if (rank == 0) {
-        CHECK_OK(td_group_recv(NULL, &x, 1, TD_I32, 1, 0, &work));
+        CHECK_OK(td_group_recv(&x, 1, TD_I32, 1, 0, NULL, &work));
         CHECK_EQ(last_call()->state, TD__FLIGHT_RUNNING);
         CHECK(last_call()->posted && !last_call()->waited);
         CHECK_FAILS(td_work_wait(work, 20), TD_ERR_TIMEOUT, "recv");
@@ -95,9 +95,9 @@ RANKS(asynchronous_calls, .ranks = 2)
         td_work_release(work);
     } else {
         td_test_barrier();
-        CHECK_OK(td_group_send(NULL, &x, 1, TD_I32, 0, 0, NULL));
+        CHECK_OK(td_group_send(&x, 1, TD_I32, 0, 0, NULL, NULL));
     }
-    CHECK_OK(td_group_all_reduce(NULL, &x, &x, 1, TD_I32, TD_SUM, &work));
+    CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_I32, TD_SUM, NULL, &work));
     CHECK_OK(td_work_wait(work, 0));
     td_work_release(work);
     check_last("all_reduce #1 of 1 i32", TD__FLIGHT_DONE);
@@ -118,7 +118,7 @@ RANKS(groups_in_turn, .ranks = 2)
     read_own_page();
     uint64_t before = page.total;
     for (int i = 0; i < GROUPS * ROUNDS; i++)
-        CHECK_OK(td_group_all_reduce(groups[i % GROUPS], &x, &x, 1, TD_F32, TD_SUM, NULL));
+        CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, groups[i % GROUPS], NULL));
     read_own_page();
     CHECK_EQ(page.total, before + GROUPS * ROUNDS);
     CHECK_EQ(page.count, 256);
@@ -136,7 +136,7 @@ RANKS(failures, .ranks = 2)
     CHECK_OK(td_init_process_group(NULL));
     if (rank == 0) {
         td_set_call_timeout(50);
-        CHECK_FAILS(td_group_recv(NULL, &x, 1, TD_I32, 1, 0, NULL), TD_ERR_TIMEOUT, "recv");
+        CHECK_FAILS(td_group_recv(&x, 1, TD_I32, 1, 0, NULL, NULL), TD_ERR_TIMEOUT, "recv");
         read_own_page();
         CHECK_EQ(page.failure, TD_ERR_TIMEOUT);
         CHECK_CONTAINS(page.sentence, "recv of up to 4 bytes");
@@ -146,7 +146,7 @@ RANKS(failures, .ranks = 2)
     }
     td_test_barrier();
     td_status status = rank ? td_group_barrier(NULL, NULL)
-                            : td_group_all_reduce(NULL, &x, &x, 1, TD_I32, TD_SUM, NULL);
+                            : td_group_all_reduce(&x, &x, 1, TD_I32, TD_SUM, NULL, NULL);
     CHECK_EQ(status, TD_ERR_MISMATCH);
     read_own_page();
     CHECK_EQ(page.failure, TD_ERR_MISMATCH);
@@ -302,7 +302,7 @@ static td_status die_in_a_call(int rank, void *arg)
     if (rank == 1) {
         td_work *work;
         td_set_call_label("halo");
-        CHECK_OK(td_group_recv(NULL, &x, 1, TD_I32, 0, 5, &work));
+        CHECK_OK(td_group_recv(&x, 1, TD_I32, 0, 5, NULL, &work));
         td_work_wait(work, 20);
         raise(SIGKILL);
     }

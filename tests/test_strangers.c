@@ -60,7 +60,7 @@ static double work(td_group *group, int64_t *rounds)
         for (int i = 0; i < WORDS; i++)
             data[i] = (float)(i % 100 + td_test_rank());
         int64_t start = td__now_ns();
-        CHECK_OK(td_group_all_reduce(group, data, data, WORDS, TD_F32, TD_SUM, NULL));
+        CHECK_OK(td_group_all_reduce(data, data, WORDS, TD_F32, TD_SUM, group, NULL));
         took[round] = (double)(td__now_ns() - start) / 1e6;
         for (int i = 0; i < WORDS; i++)
             if (data[i] != (float)(2 * (i % 100) + 1))

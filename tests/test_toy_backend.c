@@ -142,10 +142,10 @@ RANKS(optional_slots, .ranks = 2)
 
     int32_t data = 0;
     int other = 1 - td_get_rank(NULL);
-    CHECK_OK(td_group_send(NULL, &data, 1, TD_I32, other, 0, NULL));
+    CHECK_OK(td_group_send(&data, 1, TD_I32, other, 0, NULL, NULL));
     CHECK(slots.messages == 1 && slots.message == TD_OP_SEND);
     td_work *work = NULL;
-    CHECK_FAILS(td_group_send(NULL, &data, 1, TD_I32, other, 0, &work), TD_ERR_UNSUPPORTED,
+    CHECK_FAILS(td_group_send(&data, 1, TD_I32, other, 0, NULL, &work), TD_ERR_UNSUPPORTED,
                 "slots: post");
 
     CHECK_OK(td_group_barrier(NULL, &work));
@@ -162,7 +162,7 @@ RANKS(ranks_that_disagree, .ranks = 2)
     CHECK_OK(init_toy("toy", NULL));
     int32_t data[4] = {0};
     size_t count = td_get_rank(NULL) ? 4 : 3;
-    CHECK_FAILS(td_group_all_reduce(NULL, data, data, count, TD_I32, TD_SUM, NULL), TD_ERR_MISMATCH,
+    CHECK_FAILS(td_group_all_reduce(data, data, count, TD_I32, TD_SUM, NULL, NULL), TD_ERR_MISMATCH,
                 "rank 0 called");
     CHECK_FAILS(td_barrier(NULL, NULL), TD_ERR_MISMATCH, "3 i32");
     CHECK_OK(td_destroy_process_group());
@@ -173,12 +173,12 @@ RANKS(messages_that_do_not_come_or_do_not_fit, .ranks = 2)
     CHECK_OK(init_toy("toy", NULL));
     int32_t data[4] = {1, 2, 3, 4};
     if (td_get_rank(NULL) == 0) {
-        CHECK_OK(td_group_send(NULL, data, 4, TD_I32, 1, 3, NULL));
+        CHECK_OK(td_group_send(data, 4, TD_I32, 1, 3, NULL, NULL));
     } else {
-        CHECK_FAILS(td_group_recv(NULL, data, 3, TD_I32, 0, 3, NULL), TD_ERR_MISMATCH,
+        CHECK_FAILS(td_group_recv(data, 3, TD_I32, 0, 3, NULL, NULL), TD_ERR_MISMATCH,
                     "rank 0 sent 16 bytes, the buffer has 12");
         CHECK_OK(td_set_call_timeout(200));
-        CHECK_FAILS(td_group_recv(NULL, data, 3, TD_I32, 0, 3, NULL), TD_ERR_TIMEOUT,
+        CHECK_FAILS(td_group_recv(data, 3, TD_I32, 0, 3, NULL, NULL), TD_ERR_TIMEOUT,
                     "no message with tag 3 came in 200 ms");
     }
     CHECK_OK(td_destroy_process_group());
@@ -200,19 +200,19 @@ static void *be_a_member(void *arg)
     td_group_options options = {.backend = "toy", .timeout_ms = 10000};
     CHECK_OK(td_group_open(member->store, member->rank, THREADS, &options, &group));
     double value = member->rank + 1;
-    CHECK_OK(td_group_all_reduce(group, &value, &value, 1, TD_F64, TD_AVG, NULL));
+    CHECK_OK(td_group_all_reduce(&value, &value, 1, TD_F64, TD_AVG, group, NULL));
     CHECK(value == 2);
     td_reduce_op op;
     CHECK_OK(td_reduce_op_create_premul_sum(member->rank, &op));
-    CHECK_OK(td_group_all_reduce(group, &value, &value, 1, TD_F64, op, NULL));
+    CHECK_OK(td_group_all_reduce(&value, &value, 1, TD_F64, op, group, NULL));
     CHECK(value == 6);
     td_reduce_op_destroy(op);
 
     /* Letters that nobody reads. */
     int next = (member->rank + 1) % THREADS;
     for (int i = 0; i < 3; i++)
-        CHECK_OK(td_group_send(group, &value, 1, TD_F64, next, i, NULL));
-    CHECK_OK(td_group_recv(group, &value, 1, TD_F64, TD_ANY_SOURCE, 1, NULL));
+        CHECK_OK(td_group_send(&value, 1, TD_F64, next, i, group, NULL));
+    CHECK_OK(td_group_recv(&value, 1, TD_F64, TD_ANY_SOURCE, 1, group, NULL));
     CHECK_OK(td_group_barrier(group, NULL));
     td_group_destroy(group);
     return NULL;

@@ -208,7 +208,7 @@ static void reduce_in_world(const char *url, int rank, int size)
     td_init_options options = {
         .init_method = url, .rank = rank, .world_size = size, .timeout_ms = PATIENCE_MS};
     CHECK_OK(td_init_process_group(&options));
-    CHECK_OK(td_group_all_reduce(NULL, &sum, &sum, 1, TD_F32, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, NULL));
     CHECK(sum == (float)(size ? size : 1));
     CHECK_OK(td_destroy_process_group());
 }

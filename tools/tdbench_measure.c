@@ -106,7 +106,7 @@ td_status bench_once(struct bench_world *world, const struct bench_operation *op
 
 td_status bench_maximum(double *values, size_t count)
 {
-    return td_group_all_reduce(NULL, values, values, count, TD_F64, TD_MAX, NULL);
+    return td_group_all_reduce(values, values, count, TD_F64, TD_MAX, NULL, NULL);
 }
 
 /* The fastest of the warm-up's iterations says how many there is time for. */
@@ -173,7 +173,7 @@ static td_status measure_wrong(struct bench_world *world, const struct bench_ope
         snprintf(world->first_wrong + used, sizeof world->first_wrong - used,
                  " after %s of %zu bytes", operation->name, row->bytes);
     }
-    return td_group_all_reduce(NULL, &row->wrong, &row->wrong, 1, TD_I64, TD_SUM, NULL);
+    return td_group_all_reduce(&row->wrong, &row->wrong, 1, TD_I64, TD_SUM, NULL, NULL);
 }
 
 td_status bench_measure(struct bench_world *world, const struct bench_operation *operation,

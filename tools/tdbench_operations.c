@@ -38,45 +38,45 @@ static td_status call_barrier(struct bench_world *world, size_t count, td_work *
 
 static td_status call_all_reduce(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_all_reduce(NULL, world->out, world->out, count, DTYPE, OP, work);
+    return td_group_all_reduce(world->out, world->out, count, DTYPE, OP, NULL, work);
 }
 
 static td_status call_broadcast(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_broadcast(NULL, world->out, count, DTYPE, ROOT, work);
+    return td_group_broadcast(world->out, count, DTYPE, ROOT, NULL, work);
 }
 
 static td_status call_reduce(struct bench_world *world, size_t count, td_work **work)
 {
     void *output = is_root(world) ? world->out : NULL;
-    return td_group_reduce(NULL, world->out, output, count, DTYPE, OP, ROOT, work);
+    return td_group_reduce(output, world->out, count, DTYPE, ROOT, OP, NULL, work);
 }
 
 static td_status call_all_gather(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_all_gather(NULL, world->in, world->out, count, DTYPE, work);
+    return td_group_all_gather(world->out, world->in, count, DTYPE, NULL, work);
 }
 
 static td_status call_reduce_scatter(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_reduce_scatter(NULL, world->in, world->out, count, DTYPE, OP, work);
+    return td_group_reduce_scatter(world->out, world->in, count, DTYPE, OP, NULL, work);
 }
 
 static td_status call_all_to_all(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_all_to_all(NULL, world->in, world->out, count, DTYPE, work);
+    return td_group_all_to_all(world->out, world->in, count, DTYPE, NULL, work);
 }
 
 static td_status call_gather(struct bench_world *world, size_t count, td_work **work)
 {
     void *output = is_root(world) ? world->out : NULL;
-    return td_group_gather(NULL, world->in, output, count, DTYPE, ROOT, work);
+    return td_group_gather(output, world->in, count, DTYPE, ROOT, NULL, work);
 }
 
 static td_status call_scatter(struct bench_world *world, size_t count, td_work **work)
 {
     const void *input = is_root(world) ? world->in : NULL;
-    return td_group_scatter(NULL, input, world->out, count, DTYPE, ROOT, work);
+    return td_group_scatter(world->out, input, count, DTYPE, ROOT, NULL, work);
 }
 
 static td_status finish(td_status status, td_work **work)
@@ -91,7 +91,7 @@ static td_status send_one(struct bench_world *world, size_t count, bool async)
 {
     td_work *work = NULL;
     return finish(
-        td_group_send(NULL, world->in, count, DTYPE, 1 - world->rank, 0, async ? &work : NULL),
+        td_group_send(world->in, count, DTYPE, 1 - world->rank, 0, NULL, async ? &work : NULL),
         &work);
 }
 
@@ -99,7 +99,7 @@ static td_status receive_one(struct bench_world *world, size_t count, bool async
 {
     td_work *work = NULL;
     return finish(
-        td_group_recv(NULL, world->out, count, DTYPE, 1 - world->rank, 0, async ? &work : NULL),
+        td_group_recv(world->out, count, DTYPE, 1 - world->rank, 0, NULL, async ? &work : NULL),
         &work);
 }
 

@@ -30,27 +30,27 @@ static char *own_part(struct bench_world *world, char *whole, size_t count)
 
 static td_status all_reduce_apart(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_all_reduce(NULL, world->in, world->out, count, world->options->dtype,
-                               world->options->op, work);
+    return td_group_all_reduce(world->out, world->in, count, world->options->dtype,
+                               world->options->op, NULL, work);
 }
 
 static td_status reduce_apart(struct bench_world *world, size_t count, td_work **work)
 {
     void *output = world->rank == world->options->root ? world->out : NULL;
-    return td_group_reduce(NULL, world->in, output, count, world->options->dtype,
-                           world->options->op, world->options->root, work);
+    return td_group_reduce(output, world->in, count, world->options->dtype, world->options->root,
+                           world->options->op, NULL, work);
 }
 
 static td_status reduce_scatter_in_place(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_reduce_scatter(NULL, world->in, own_part(world, world->in, count), count,
-                                   world->options->dtype, world->options->op, work);
+    return td_group_reduce_scatter(own_part(world, world->in, count), world->in, count,
+                                   world->options->dtype, world->options->op, NULL, work);
 }
 
 static td_status all_gather_in_place(struct bench_world *world, size_t count, td_work **work)
 {
-    return td_group_all_gather(NULL, own_part(world, world->out, count), world->out, count,
-                               world->options->dtype, work);
+    return td_group_all_gather(world->out, own_part(world, world->out, count), count,
+                               world->options->dtype, NULL, work);
 }
 
 static void fill_input(struct bench_world *world, size_t count)

@@ -1,10 +1,14 @@
 /* Process groups: point-to-point messages and collectives on plain buffers.
  *
  *     td_init_process_group(NULL);                    rank, size, master: from the environment
- *     td_group_all_reduce(NULL, x, x, n, TD_F32, TD_SUM, NULL);
+ *     td_group_all_reduce(x, x, n, TD_F32, TD_SUM, NULL, NULL);
  *     td_destroy_process_group();
  *
  * dist.h has the same calls for tensors.
+ *
+ * Arguments stand in the order of dist.h and of torch.distributed: the output before the input, as in
+ * memcpy() (MPI and NCCL have it the other way round), what the data are, the other rank, the operation,
+ * and at the end the group and the work. Functions about a group itself have the group first.
  *
  * Groups. The world is the group of all ranks; td_new_group() makes others of some of them. Where a
  * call takes a group, NULL is the world. Different groups are independent of each other, may overlap,
@@ -186,7 +190,7 @@ TD_API td_status td_group_open(td_store *store, int rank, int size, const td_gro
  * After a failure of a collective other than TD_ERR_INVALID the group is of no more use: the ranks
  * are out of step. The survivors agree on who is left, and go on with a new group:
  *
- *     if (td_group_all_reduce(group, …) != TD_OK) {
+ *     if (td_group_all_reduce(…, group, NULL) != TD_OK) {
  *         td_group *rest;
  *         td_group_shrink(group, NULL, &rest);          waits for all who are alive
  *         …
@@ -268,55 +272,55 @@ TD_API void td_work_release(td_work *work);
 #define TD_ANY_SOURCE (-1)
 #define TD_ANY_TAG (-1)
 
-/** Sends `count` elements to rank `dst` of the group, or receives up to `count` from rank `src`; see above. */
-TD_API td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype,
-                               int dst, int tag, td_work **work);
-TD_API td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src,
-                               int tag, td_work **work);
+/** Sends `count` elements to rank `dst`, or receives up to `count` from rank `src`; see above. */
+TD_API td_status td_group_send(const void *data, size_t count, td_dtype dtype, int dst, int tag,
+                               td_group *group, td_work **work);
+TD_API td_status td_group_recv(void *data, size_t count, td_dtype dtype, int src, int tag,
+                               td_group *group, td_work **work);
 
 /* ---- Collectives -----------------------------------------------------------------------------
  *
  * `count` is the number of elements in one rank's buffer, or one rank's part. It may be 0. `op` is a
  * td_reduce_op or one made by td_reduce_op_create(). */
 
-/** data of `root` -> data of all. */
-TD_API td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype,
-                                    int root, td_work **work);
+/** data of rank `src` -> data of all. */
+TD_API td_status td_group_broadcast(void *data, size_t count, td_dtype dtype, int src,
+                                    td_group *group, td_work **work);
 
 /** The reduced inputs of all -> output of all. */
-TD_API td_status td_group_all_reduce(td_group *group, const void *input, void *output, size_t count,
-                                     td_dtype dtype, td_reduce_op op, td_work **work);
+TD_API td_status td_group_all_reduce(void *output, const void *input, size_t count, td_dtype dtype,
+                                     td_reduce_op op, td_group *group, td_work **work);
 
-/** The reduced inputs of all -> output of `root`; the others' output is not touched, and may be NULL. */
-TD_API td_status td_group_reduce(td_group *group, const void *input, void *output, size_t count,
-                                 td_dtype dtype, td_reduce_op op, int root, td_work **work);
+/** The reduced inputs of all -> output of `dst`; the others' output is not touched, and may be NULL. */
+TD_API td_status td_group_reduce(void *output, const void *input, size_t count, td_dtype dtype,
+                                 int dst, td_reduce_op op, td_group *group, td_work **work);
 
-/** Part r of `root`'s input (size * count elements; the others' may be NULL) -> output of rank r. */
-TD_API td_status td_group_scatter(td_group *group, const void *input, void *output, size_t count,
-                                  td_dtype dtype, int root, td_work **work);
+/** Part r of the input of `src` (size * count elements; the others' may be NULL) -> output of rank r. */
+TD_API td_status td_group_scatter(void *output, const void *input, size_t count, td_dtype dtype,
+                                  int src, td_group *group, td_work **work);
 
-/** Input of rank r -> part r of `root`'s output (size * count; the others' may be NULL). */
-TD_API td_status td_group_gather(td_group *group, const void *input, void *output, size_t count,
-                                 td_dtype dtype, int root, td_work **work);
+/** Input of rank r -> part r of the output of `dst` (size * count; the others' may be NULL). */
+TD_API td_status td_group_gather(void *output, const void *input, size_t count, td_dtype dtype,
+                                 int dst, td_group *group, td_work **work);
 
 /** Input of rank r -> part r of everybody's output (size * count). */
-TD_API td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
-                                     td_dtype dtype, td_work **work);
+TD_API td_status td_group_all_gather(void *output, const void *input, size_t count, td_dtype dtype,
+                                     td_group *group, td_work **work);
 
 /** The reduced parts r of all inputs (size * count) -> output of rank r (count). */
-TD_API td_status td_group_reduce_scatter(td_group *group, const void *input, void *output,
-                                         size_t count, td_dtype dtype, td_reduce_op op,
+TD_API td_status td_group_reduce_scatter(void *output, const void *input, size_t count,
+                                         td_dtype dtype, td_reduce_op op, td_group *group,
                                          td_work **work);
 
 /** Part r of rank s's input -> part s of rank r's output (both size * count). */
-TD_API td_status td_group_all_to_all(td_group *group, const void *input, void *output, size_t count,
-                                     td_dtype dtype, td_work **work);
+TD_API td_status td_group_all_to_all(void *output, const void *input, size_t count, td_dtype dtype,
+                                     td_group *group, td_work **work);
 
 /** The same with uneven parts, one after another: input_counts[r] elements go to rank r, and
  *  output_counts[s] come from rank s, which must be what rank s sends. Not in place. */
-TD_API td_status td_group_all_to_all_v(td_group *group, const void *input,
-                                       const size_t *input_counts, void *output,
-                                       const size_t *output_counts, td_dtype dtype, td_work **work);
+TD_API td_status td_group_all_to_all_v(void *output, const void *input, const size_t *output_counts,
+                                       const size_t *input_counts, td_dtype dtype, td_group *group,
+                                       td_work **work);
 
 /** Returns when all ranks have called it. */
 TD_API td_status td_group_barrier(td_group *group, td_work **work);

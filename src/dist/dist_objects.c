@@ -117,7 +117,7 @@ static td_status broadcast(const char *call, td_bytes *objects, int count, int s
         return td__fail_nomem(call);
     char *body = NULL;
     size_t total = 0;
-    td_status status = td_group_broadcast(group, sizes, (size_t)count, TD_U64, src, NULL);
+    td_status status = td_group_broadcast(sizes, (size_t)count, TD_U64, src, group, NULL);
     if (!status)
         status = td__objects_add_up(call, sizes, count, &total);
     if (!status)
@@ -125,7 +125,7 @@ static td_status broadcast(const char *call, td_bytes *objects, int count, int s
     if (!status && is_root)
         td__objects_pack(body, objects, count);
     if (!status && total)
-        status = td_group_broadcast(group, body, total, TD_U8, src, NULL);
+        status = td_group_broadcast(body, total, TD_U8, src, group, NULL);
     if (!status && !is_root)
         status = td__objects_unpack(call, body, sizes, 0, count, objects);
     td_free(body);
@@ -163,7 +163,7 @@ static td_status gather_padded(const char *call, td_bytes *objects, td_bytes obj
     td__objects_pack(mine, &object, 1);
     td_status status = TD_OK;
     if (longest)
-        status = td_group_all_gather(group, mine, body, longest, TD_U8, NULL);
+        status = td_group_all_gather(body, mine, longest, TD_U8, group, NULL);
     if (!status)
         status = td__objects_unpack(call, body, sizes, longest, member->size, objects);
     td_free(body);
@@ -183,7 +183,7 @@ static td_status all_gather(const char *call, td_bytes *objects, int count, td_b
     if (!sizes)
         return td__fail_nomem(call);
     sizes[member.rank] = object.size;
-    td_status status = td_group_all_gather(group, &sizes[member.rank], sizes, 1, TD_U64, NULL);
+    td_status status = td_group_all_gather(sizes, &sizes[member.rank], 1, TD_U64, group, NULL);
     if (!status)
         status = gather_padded(call, objects, object, sizes, &member, group);
     free(sizes);
@@ -236,8 +236,8 @@ static td_status move_bytes(const char *call, const struct td__member *member, t
         for (int r = 0; r < member->size; r++)
             whole[r] = (size_t)all[r];
     part[td_get_group_rank(group, root)] = (size_t)one;
-    status = td_group_all_to_all_v(group, input, to_root ? part : whole, output,
-                                   to_root ? whole : part, TD_U8, NULL);
+    status = td_group_all_to_all_v(output, input, to_root ? whole : part, to_root ? part : whole,
+                                   TD_U8, group, NULL);
 free_counts:
     free(whole);
     free(part);
@@ -259,7 +259,7 @@ static td_status gather(const char *call, td_bytes object, td_bytes *objects, in
     uint64_t own = object.size;
     char *body = NULL;
     size_t total = 0;
-    td_status status = td_group_gather(group, &own, is_root ? sizes : NULL, 1, TD_U64, dst, NULL);
+    td_status status = td_group_gather(is_root ? sizes : NULL, &own, 1, TD_U64, dst, group, NULL);
     if (!status && is_root)
         status = td__objects_add_up(call, sizes, member.size, &total);
     if (!status)
@@ -302,7 +302,7 @@ static td_status scatter(const char *call, td_bytes *object, const td_bytes *obj
     uint64_t own = 0;
     char *input = NULL, *output = NULL;
     size_t total = 0, bytes = 0;
-    td_status status = td_group_scatter(group, is_root ? sizes : NULL, &own, 1, TD_U64, src, NULL);
+    td_status status = td_group_scatter(&own, is_root ? sizes : NULL, 1, TD_U64, src, group, NULL);
     if (!status)
         status = td__objects_add_up(call, &own, 1, &bytes);
     if (!status && is_root)

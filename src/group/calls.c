@@ -185,7 +185,7 @@ static td_status enter_and_call(td_group *group, td_call *call, int rank, td_wor
 }
 
 /* All fields have a value here: what clears a struct as a whole takes longer than a small call may. */
-static td_call data_call(td_op_kind kind, const void *input, void *output, size_t count,
+static td_call data_call(td_op_kind kind, void *output, const void *input, size_t count,
                          td_dtype dtype, td_reduce_op op)
 {
     td_call call;
@@ -204,70 +204,70 @@ static td_call data_call(td_op_kind kind, const void *input, void *output, size_
     return call;
 }
 
-td_status td_group_broadcast(td_group *group, void *data, size_t count, td_dtype dtype, int root,
+td_status td_group_broadcast(void *data, size_t count, td_dtype dtype, int src, td_group *group,
                              td_work **work)
 {
     td_call call = data_call(TD_OP_BROADCAST, data, data, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, root, work);
+    return enter_and_call(group, &call, src, work);
 }
 
-td_status td_group_all_reduce(td_group *group, const void *input, void *output, size_t count,
-                              td_dtype dtype, td_reduce_op op, td_work **work)
+td_status td_group_all_reduce(void *output, const void *input, size_t count, td_dtype dtype,
+                              td_reduce_op op, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_REDUCE, input, output, count, dtype, op);
+    td_call call = data_call(TD_OP_ALL_REDUCE, output, input, count, dtype, op);
     return enter_and_call(group, &call, -1, work);
 }
 
-td_status td_group_reduce(td_group *group, const void *input, void *output, size_t count,
-                          td_dtype dtype, td_reduce_op op, int root, td_work **work)
+td_status td_group_reduce(void *output, const void *input, size_t count, td_dtype dtype, int dst,
+                          td_reduce_op op, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_REDUCE, input, output, count, dtype, op);
-    return enter_and_call(group, &call, root, work);
+    td_call call = data_call(TD_OP_REDUCE, output, input, count, dtype, op);
+    return enter_and_call(group, &call, dst, work);
 }
 
-td_status td_group_scatter(td_group *group, const void *input, void *output, size_t count,
-                           td_dtype dtype, int root, td_work **work)
+td_status td_group_scatter(void *output, const void *input, size_t count, td_dtype dtype, int src,
+                           td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_SCATTER, input, output, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, root, work);
+    td_call call = data_call(TD_OP_SCATTER, output, input, count, dtype, TD_SUM);
+    return enter_and_call(group, &call, src, work);
 }
 
-td_status td_group_gather(td_group *group, const void *input, void *output, size_t count,
-                          td_dtype dtype, int root, td_work **work)
+td_status td_group_gather(void *output, const void *input, size_t count, td_dtype dtype, int dst,
+                          td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_GATHER, input, output, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, root, work);
+    td_call call = data_call(TD_OP_GATHER, output, input, count, dtype, TD_SUM);
+    return enter_and_call(group, &call, dst, work);
 }
 
-td_status td_group_all_gather(td_group *group, const void *input, void *output, size_t count,
-                              td_dtype dtype, td_work **work)
+td_status td_group_all_gather(void *output, const void *input, size_t count, td_dtype dtype,
+                              td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_GATHER, input, output, count, dtype, TD_SUM);
+    td_call call = data_call(TD_OP_ALL_GATHER, output, input, count, dtype, TD_SUM);
     return enter_and_call(group, &call, -1, work);
 }
 
-td_status td_group_reduce_scatter(td_group *group, const void *input, void *output, size_t count,
-                                  td_dtype dtype, td_reduce_op op, td_work **work)
+td_status td_group_reduce_scatter(void *output, const void *input, size_t count, td_dtype dtype,
+                                  td_reduce_op op, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_REDUCE_SCATTER, input, output, count, dtype, op);
+    td_call call = data_call(TD_OP_REDUCE_SCATTER, output, input, count, dtype, op);
     return enter_and_call(group, &call, -1, work);
 }
 
-td_status td_group_all_to_all(td_group *group, const void *input, void *output, size_t count,
-                              td_dtype dtype, td_work **work)
+td_status td_group_all_to_all(void *output, const void *input, size_t count, td_dtype dtype,
+                              td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_TO_ALL, input, output, count, dtype, TD_SUM);
+    td_call call = data_call(TD_OP_ALL_TO_ALL, output, input, count, dtype, TD_SUM);
     return enter_and_call(group, &call, -1, work);
 }
 
-td_status td_group_all_to_all_v(td_group *group, const void *input, const size_t *input_counts,
-                                void *output, const size_t *output_counts, td_dtype dtype,
+td_status td_group_all_to_all_v(void *output, const void *input, const size_t *output_counts,
+                                const size_t *input_counts, td_dtype dtype, td_group *group,
                                 td_work **work)
 {
     if (!input_counts || !output_counts)
         return td_fail(TD_ERR_INVALID, "all_to_all: the list of %s counts is NULL",
                        input_counts ? "output" : "input");
-    td_call call = data_call(TD_OP_ALL_TO_ALL, input, output, 0, dtype, TD_SUM);
+    td_call call = data_call(TD_OP_ALL_TO_ALL, output, input, 0, dtype, TD_SUM);
     call.input_counts = input_counts;
     call.output_counts = output_counts;
     return enter_and_call(group, &call, -1, work);
@@ -279,19 +279,19 @@ td_status td_group_barrier(td_group *group, td_work **work)
     return enter_and_call(group, &call, -1, work);
 }
 
-td_status td_group_send(td_group *group, const void *data, size_t count, td_dtype dtype, int dst,
-                        int tag, td_work **work)
+td_status td_group_send(const void *data, size_t count, td_dtype dtype, int dst, int tag,
+                        td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_SEND, data, NULL, count, dtype, TD_SUM);
+    td_call call = data_call(TD_OP_SEND, NULL, data, count, dtype, TD_SUM);
     call.tag = tag;
     TD_TRY(td__check_tag(&call));
     return enter_and_call(group, &call, dst, work);
 }
 
-td_status td_group_recv(td_group *group, void *data, size_t count, td_dtype dtype, int src, int tag,
+td_status td_group_recv(void *data, size_t count, td_dtype dtype, int src, int tag, td_group *group,
                         td_work **work)
 {
-    td_call call = data_call(TD_OP_RECV, NULL, data, count, dtype, TD_SUM);
+    td_call call = data_call(TD_OP_RECV, data, NULL, count, dtype, TD_SUM);
     call.tag = tag;
     TD_TRY(td__check_tag(&call));
     return enter_and_call(group, &call, src, work);

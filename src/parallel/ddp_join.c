@@ -99,7 +99,7 @@ static td_status take_turn(struct td__ddp *ddp, int32_t mine)
         return td_fail(join->failure, "%s", join->reason);
     mine |= join->options.divide_by_active ? DIVIDE : 0;
     mine |= join->options.throw_on_early_termination ? THROW : 0;
-    td_status status = td_group_all_gather(ddp->group, &mine, join->said, 1, TD_I32, NULL);
+    td_status status = td_group_all_gather(join->said, &mine, 1, TD_I32, ddp->group, NULL);
     if (status)
         return stop(ddp, status);
     int active = 0, first = -1;

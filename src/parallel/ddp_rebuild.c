@@ -12,8 +12,8 @@ static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
 {
     for (int i = 0; i < ddp->count; i++)
         order[i] = ddp->buckets.order[i];
-    TD_TRY(td_group_broadcast(ddp->group, order, (size_t)ddp->count, TD_I32,
-                              td_get_global_rank(ddp->group, ddp->source), NULL));
+    TD_TRY(td_group_broadcast(order, (size_t)ddp->count, TD_I32,
+                              td_get_global_rank(ddp->group, ddp->source), ddp->group, NULL));
     bool *seen = calloc((size_t)ddp->count + 1, sizeof *seen);
     if (!seen)
         return td__fail_nomem("td_ddp");

@@ -106,7 +106,7 @@ static td_status gather_statistics(td_group *group, td_tensor *x, td_tensor *scr
     double *mine = size > 1 ? parts + (size_t)size * step : parts;
     td_status status = measure(mine, x, scratch);
     if (!status && size > 1)
-        status = td_group_all_gather(group, mine, parts, step, TD_F64, NULL);
+        status = td_group_all_gather(parts, mine, step, TD_F64, group, NULL);
     if (!status)
         *total = combine(parts, size, channels, mean, var);
     free(parts);
@@ -236,8 +236,8 @@ static td_status gather_sums(const struct record *record, td_tensor *weight, td_
         sums[channels + c] = td__get(shift, (int64_t)c);
     }
     td_status status = td_get_world_size(record->group) > 1
-                           ? td_group_all_reduce(record->group, sums, sums, 2 * channels, TD_F64,
-                                                 TD_SUM, NULL)
+                           ? td_group_all_reduce(sums, sums, 2 * channels, TD_F64, TD_SUM,
+                                                 record->group, NULL)
                            : TD_OK;
     for (size_t c = 0; c < channels && !status; c++) {
         double factor = (weight ? td__get(weight, (int64_t)c) : 1) * td__get(rstd, (int64_t)c) /

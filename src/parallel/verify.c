@@ -105,7 +105,7 @@ td_status td__verify_gradients(const char *call, const struct td__gradient *grad
     td_status status = text && marks ? TD_OK : td__fail_nomem(call);
     if (!status) {
         int64_t mine = fingerprint(text, count);
-        status = td_group_all_gather(group, &mine, marks, 1, TD_I64, NULL);
+        status = td_group_all_gather(marks, &mine, 1, TD_I64, group, NULL);
         bool same = true;
         for (int r = 1; r < size; r++)
             same = same && marks[r] == marks[0];

@@ -169,7 +169,7 @@ static td_status exchange(struct growth *growth)
         status = td__fail_nomem("td_group_grow");
     td__buffer_free(&own);
     if (!status)
-        status = td_group_all_gather(group, &card, all, sizeof card, TD_U8, NULL);
+        status = td_group_all_gather(all, &card, sizeof card, TD_U8, group, NULL);
     for (int i = 0; i < group->size && !status; i++)
         growth->cards[group->ranks[i]] = all[i];
     free(all);
@@ -187,13 +187,12 @@ static td_status exchange(struct growth *growth)
         if (verdict.status)
             snprintf(verdict.why, sizeof verdict.why, "%s", td_last_error());
     }
-    TD_TRY(td_group_broadcast(group, &verdict, sizeof verdict, TD_U8, group->ranks[0], NULL));
+    TD_TRY(td_group_broadcast(&verdict, sizeof verdict, TD_U8, group->ranks[0], group, NULL));
     verdict.why[sizeof verdict.why - 1] = 0;
     if (verdict.status)
         return td_fail((td_status)verdict.status, "%s", verdict.why);
-    return td_group_broadcast(group, growth->cards,
-                              sizeof *growth->cards * (size_t)growth->old->size, TD_U8,
-                              group->ranks[0], NULL);
+    return td_group_broadcast(growth->cards, sizeof *growth->cards * (size_t)growth->old->size,
+                              TD_U8, group->ranks[0], group, NULL);
 }
 
 static td_status meet(struct growth *growth)

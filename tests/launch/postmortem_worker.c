@@ -76,7 +76,7 @@ int main(int argc, char **argv)
     if (td_init_process_group(!strcmp(what, "absent") ? &alone : NULL))
         return fail();
     int rank = td_get_rank(NULL);
-    if (td_group_all_reduce(NULL, data, data, 4, TD_F32, TD_SUM, NULL) ||
+    if (td_group_all_reduce(data, data, 4, TD_F32, TD_SUM, NULL, NULL) ||
         td_group_barrier(NULL, NULL))
         return fail();
     leave_mark("joined", own);
@@ -86,7 +86,7 @@ int main(int argc, char **argv)
         do_the_odd_thing(what);
     td_set_call_label("bucket \033[31m3");
     leave_mark("going", rank);
-    bool well = td_group_all_reduce(NULL, data, data, 4, TD_F32, TD_SUM, NULL) == TD_OK;
+    bool well = td_group_all_reduce(data, data, 4, TD_F32, TD_SUM, NULL, NULL) == TD_OK;
     if (!well && !strcmp(what, "outlived"))
         fail_later(rank);
     if (!well)
