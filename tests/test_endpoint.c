@@ -200,18 +200,42 @@ TEST(leaving_in_order_is_no_loss)
     td__endpoint_close(e[2]);
 }
 
-TEST(who_was_gone_before_is_neither_dead_nor_left)
+/* A rank of this process that is not watched from the start: its listener lives on, and says that it has left. */
+TEST(a_closed_endpoint_of_a_living_process_has_left)
 {
     struct td__endpoint *e[3];
     open_all(e, 3);
     td__endpoint_close(e[1]);
     look_out(e[2], false);
     td__endpoint_watch(e[2], 1);
-    CHECK_SOON(td__endpoint_presence(e[2], 1) == TD__GONE);
+    CHECK_SOON(td__endpoint_presence(e[2], 1) == TD__LEFT);
     CHECK_EQ(td__endpoint_losses(e[2]), 0);
     CHECK_EQ(td__endpoint_presence(e[2], 0), TD__PRESENT);
     td__endpoint_close(e[0]);
     td__endpoint_close(e[2]);
+}
+
+/* The same where nothing listens any more: the process may have ended. */
+RANKS(without_a_listener_a_rank_is_gone, .ranks = 3)
+{
+    struct td__endpoint *endpoint;
+    int rank = td_test_rank();
+    CHECK_OK(td__endpoint_open(rank, 3, "127.0.0.1", true, &endpoint));
+    meet_by_files(endpoint);
+    td_test_barrier();
+    if (rank == 1)
+        td__endpoint_close(endpoint);
+    td_test_barrier();
+    if (rank == 2) {
+        look_out(endpoint, false);
+        td__endpoint_watch(endpoint, 1);
+        CHECK_SOON(td__endpoint_presence(endpoint, 1) == TD__GONE);
+        CHECK_EQ(td__endpoint_losses(endpoint), 0);
+        CHECK_EQ(td__endpoint_presence(endpoint, 0), TD__PRESENT);
+    }
+    td_test_barrier();
+    if (rank != 1)
+        td__endpoint_close(endpoint);
 }
 
 /* ---- Questions ------------------------------------------------------------------------------- */

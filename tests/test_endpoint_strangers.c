@@ -8,6 +8,7 @@
 #include "peer/endpoint_internal.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -61,13 +62,11 @@ static bool introduce(int fd, struct td__auth *auth, const void *request, size_t
     return true;
 }
 
-static void make_request(uint8_t request[TD__REQUEST_SIZE], uint32_t what, uint32_t rank,
-                         uint32_t group)
+static void make_request(uint8_t bytes[TD__REQUEST_SIZE], const struct td__endpoint *to,
+                         uint32_t what, uint32_t rank, uint32_t group)
 {
-    memset(request, 0, TD__REQUEST_SIZE);
-    td__store_u32(request, what);
-    td__store_u32(request + 4, rank);
-    td__store_u32(request + 8, group);
+    struct td__request request = {.what = (enum td__want)what, .rank = (int)rank, .group = group};
+    td__request_write(&request, to->own.number, bytes);
 }
 
 /* Nobody was harmed: a link and a shared fd still come about. */
@@ -127,7 +126,7 @@ TEST(a_wrong_secret_or_purpose_is_refused)
     struct td__endpoint *e[2];
     uint8_t request[TD__REQUEST_SIZE];
     int shared_fd = open_scene(e);
-    make_request(request, SHARED_FD, 1, 51);
+    make_request(request, e[0], SHARED_FD, 1, 51);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         for (int locally = 0; locally < 2; locally++) {
             struct td__auth auth = endpoint_guest(e[0], wrong[i][0]);
@@ -139,16 +138,16 @@ TEST(a_wrong_secret_or_purpose_is_refused)
     close_scene(e, shared_fd);
 }
 
-/* Of the job, but at the wrong listener: what was meant for another one is a stranger's word. */
-TEST(who_means_another_door_is_refused)
+/* Of the job, but at the wrong listener. */
+TEST(a_client_of_another_listener_is_refused)
 {
     struct td__endpoint *e[2];
     uint8_t request[TD__REQUEST_SIZE];
     int shared_fd = open_scene(e);
-    make_request(request, SHARED_FD, 1, 51);
+    make_request(request, e[0], SHARED_FD, 1, 51);
     for (int locally = 0; locally < 2; locally++) {
-        struct td__auth other = endpoint_guest(e[1], ENDPOINT_SECRET), none = other,
-                        right = endpoint_guest(e[0], ENDPOINT_SECRET);
+        struct td__auth right = endpoint_guest(e[0], ENDPOINT_SECRET), other = right, none = right;
+        other.identity[TD__IDENTITY_SIZE - 1] ^= 1;
         memset(none.identity, 0, sizeof none.identity);
         int fd = connect_to(e[0], locally);
         CHECK(!introduce(fd, &other, request, sizeof request));
@@ -163,17 +162,22 @@ TEST(who_means_another_door_is_refused)
     close_scene(e, shared_fd);
 }
 
-/* Rank 0 reaches rank 2 where it looks for rank 1, as on a network that leads connections elsewhere. */
+/* Rank 0 reaches rank 2 where it looks for rank 1, as on a network that leads connections elsewhere. They listen at
+ * different addresses, so each has a listener of its own. */
 static void check_swapped(bool shared)
 {
     struct td__endpoint *e[3];
     int fd;
     setenv("TANDEM_SECRET", ENDPOINT_SECRET, 1);
-    for (int i = 0; i < 3; i++)
-        CHECK_OK(td__endpoint_open(i, 3, "127.0.0.1", shared, &e[i]));
+    for (int i = 0; i < 3; i++) {
+        char host[16];
+        snprintf(host, sizeof host, "127.0.0.%d", i + 1);
+        CHECK_OK(td__endpoint_open(i, 3, host, shared, &e[i]));
+    }
     meet_all(e, 3);
     struct td__card *one = &e[0]->peers[1], *two = &e[0]->peers[2];
     one->port = two->port;
+    memcpy(one->address, two->address, sizeof one->address);
     memcpy(one->local, two->local, sizeof one->local);
     CHECK_FAILS(td__endpoint_connect(e[0], 1, 50, TD__CHANNEL_MESSAGES, soon(), &fd), TD_ERR_AUTH,
                 "rank 1 (on ");
@@ -204,7 +208,7 @@ TEST(a_wrong_proof_gets_nothing)
         int fd = connect_to(e[0], locally);
         send_all(fd, hello, sizeof hello);
         CHECK_EQ(td__recv_all(fd, challenge, sizeof challenge, soon()), 0);
-        make_request(proof + TD__PROOF_SIZE, SHARED_FD, 1, 51);
+        make_request(proof + TD__PROOF_SIZE, e[0], SHARED_FD, 1, 51);
         send_all(fd, proof, sizeof proof);
         check_closed(fd);
 
@@ -222,7 +226,7 @@ TEST(wrong_requests_get_nothing)
         uint32_t what, rank;
         bool locally;
     } wrong[] = {
-        {0, 1, true},      {3, 1, true},           {UINT32_MAX, 1, false}, {LINK, 2, false},
+        {0, 1, true},      {7, 1, true},           {UINT32_MAX, 1, false}, {LINK, 2, false},
         {LINK, -1u, true}, {SHARED_FD, -2u, true}, {SHARED_FD, 7, true},   {SHARED_FD, 1, false},
     };
     struct td__endpoint *e[2];
@@ -230,9 +234,32 @@ TEST(wrong_requests_get_nothing)
     int shared_fd = open_scene(e);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         int fd = connect_to(e[0], wrong[i].locally);
-        make_request(request, wrong[i].what, wrong[i].rank, 51);
+        make_request(request, e[0], wrong[i].what, wrong[i].rank, 51);
         struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
         CHECK(introduce(fd, &auth, request, sizeof request));
+        check_closed(fd);
+    }
+    close_scene(e, shared_fd);
+}
+
+/* A right request for an endpoint that its listener does not have: no service, and the reply says that the endpoint has
+ * left. */
+TEST(a_request_for_a_closed_endpoint)
+{
+    static const uint32_t kinds[] = {TD__WANT_LINK, TD__WANT_SHARED_FD, TD__WANT_ANSWER,
+                                     TD__WANT_LIFELINE, TD__WANT_HAND_OVER};
+    struct td__endpoint *e[2];
+    uint8_t request[TD__REQUEST_SIZE];
+    int shared_fd = open_scene(e);
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++) {
+        char reply;
+        int fd = connect_to(e[0], i % 2);
+        make_request(request, e[0], kinds[i / 2], 1, 51);
+        td__store_u32(request + 28, i < 4 ? 0 : e[0]->own.number + 100 + (uint32_t)i);
+        struct td__auth auth = endpoint_guest(e[0], ENDPOINT_SECRET);
+        CHECK(introduce(fd, &auth, request, sizeof request));
+        CHECK_EQ(td__recv_all(fd, &reply, 1, soon()), 0);
+        CHECK_EQ(reply, TD__REPLY_LEFT);
         check_closed(fd);
     }
     close_scene(e, shared_fd);
@@ -255,7 +282,7 @@ TEST(slow_guests_are_served)
     CHECK_EQ(td__recv_all(fd, challenge, sizeof challenge, soon()), 0);
     CHECK(td__auth_check_challenge(&auth, challenge));
     td__auth_proof(&auth, bytes);
-    make_request(bytes + TD__PROOF_SIZE, LINK, 1, 60);
+    make_request(bytes + TD__PROOF_SIZE, e[0], LINK, 1, 60);
     memcpy(bytes + sizeof bytes - 3, "abc", 3);
     send_all(fd, bytes, 10);
     td__sleep_ns(5000000);

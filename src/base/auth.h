@@ -58,9 +58,6 @@ td_status td__secret_load(const char *text, struct td__secret *secret);
  *  others could know. */
 td_status td__secret_bind(struct td__secret *secret, const char *context);
 
-/** Binds a secret that is not bound yet to a random key, for a job of one process, which needs no user's secret. */
-td_status td__secret_alone(struct td__secret *secret);
-
 /** The key for `context` out of the `size` bytes of a user's secret; for td__secret_bind(). */
 void td__secret_derive(struct td__secret *secret, const uint8_t *bytes, size_t size,
                        const char *context);

@@ -153,12 +153,3 @@ td_status td__secret_bind(struct td__secret *secret, const char *context)
     OPENSSL_cleanse(bytes, sizeof bytes);
     return TD_OK;
 }
-
-td_status td__secret_alone(struct td__secret *secret)
-{
-    if (secret->bound)
-        return TD_OK;
-    TD_TRY(td__random(secret->key, sizeof secret->key));
-    secret->bound = true;
-    return TD_OK;
-}

@@ -1,8 +1,8 @@
 /* The endpoint of a rank: opening, closing, and connecting to other ranks; see endpoint.h.
  * endpoint_accept.c has the accepting side.
  *
- * Locks: endpoint->lock protects the lists of arrivals, link handlers, shared descriptors and watchers;
- * map_lock protects the views of other ranks' arenas, and is never held together with it. */
+ * endpoint->lock protects the lists of arrivals, link handlers, shared descriptors and watchers, and the
+ * presences. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
@@ -13,6 +13,7 @@
 #include "os/trust.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,7 +21,7 @@
 enum {
     CONNECT_MS = 250, /* for one attempt to connect */
     DRAIN_MS = 2000,
-    REFUSALS = 4, /* attempts that may be refused */
+    REFUSALS = 4, /* attempts that may be refused, or end without a reply */
     REFUSED_NS = 50000000,
 };
 
@@ -29,16 +30,27 @@ enum {
 static void free_endpoint(struct td__endpoint *endpoint)
 {
     pthread_cond_destroy(&endpoint->arrived);
-    pthread_mutex_destroy(&endpoint->map_lock);
     pthread_mutex_destroy(&endpoint->answer_lock);
     pthread_mutex_destroy(&endpoint->lock);
     free(endpoint->peers);
     free(endpoint);
 }
 
+static void join_domain(struct td__endpoint *endpoint)
+{
+    const struct td__domain *domain = endpoint->domain;
+    struct td__card *own = &endpoint->own;
+    own->port = domain->port;
+    own->tls = domain->secret.tls;
+    memcpy(own->identity, domain->identity, sizeof own->identity);
+    memcpy(own->local, domain->local, sizeof own->local);
+    td__domain_add(endpoint->domain, endpoint);
+}
+
 td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
                             struct td__endpoint **endpoint_out)
 {
+    struct td__secret secret;
     struct td__endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (endpoint)
         endpoint->peers = calloc((size_t)size, sizeof *endpoint->peers);
@@ -49,46 +61,42 @@ td_status td__endpoint_open(int rank, int size, const char *host, bool shared,
     endpoint->rank = rank;
     endpoint->size = size;
     endpoint->shared = shared;
-    struct td__card *own = &endpoint->own;
     for (int r = 0; r < size; r++)
-        endpoint->peers[r].process = endpoint->peers[r].lifeline = -1;
-    td__card_fill_in(own, host);
+        endpoint->peers[r].lifeline = -1;
+    td__card_fill_in(&endpoint->own, host);
     pthread_mutex_init(&endpoint->lock, NULL);
-    pthread_mutex_init(&endpoint->map_lock, NULL);
     pthread_mutex_init(&endpoint->answer_lock, NULL);
     td__cond_init(&endpoint->arrived);
 
     td_status status = td__heartbeat_read();
-    if (!status)
-        status = td__secret_load(NULL, &endpoint->secret);
     if (!status && size == 1)
-        status = td__secret_alone(&endpoint->secret);
-    else if (!status &&
-             td__host_is_loopback(host)) /* the identity tells the jobs of a user apart */
-        status = td__secret_bind(&endpoint->secret, "links");
-    if (!status)
-        status = td__random(own->identity, sizeof own->identity);
-    if (!status)
-        status = td__endpoint_open_listener(endpoint, host);
+        status = td__secret_load(NULL, &secret); /* only to check the environment */
+    else if (!status)
+        status = td__domain_open(host, &endpoint->domain);
     if (status) {
         free_endpoint(endpoint);
         return status;
     }
+    if (endpoint->domain)
+        join_domain(endpoint);
     *endpoint_out = endpoint;
     return TD_OK;
 }
 
 void td__endpoint_close(struct td__endpoint *endpoint)
 {
-    td__failure_detector_stop(endpoint);
-    td__endpoint_close_listener(endpoint);
-    td__endpoint_leave(endpoint);
+    struct td__domain *domain = endpoint->domain;
+    if (domain) {
+        td__failure_detector_close(endpoint);
+        td__domain_remove(domain, endpoint);
+        td__endpoint_leave(endpoint);
+        td__views_close(endpoint);
+    }
     td__arrivals_forget(endpoint, 0, true);
     td__shared_fds_forget(endpoint, 0, true);
-    for (int r = 0; r < endpoint->size; r++)
-        if (endpoint->peers[r].viewed)
-            td__arena_view_close(&endpoint->peers[r].view);
     free_endpoint(endpoint);
+    if (domain)
+        td__domain_close(domain);
     td__tls_drain(td__deadline_in_ms(DRAIN_MS));
 }
 
@@ -123,71 +131,106 @@ bool td__is_refused(int error)
     return error == ECONNREFUSED || error == ENOENT || error == ECONNRESET;
 }
 
+/* A rank that is stopped does not reply: whether it is lost is for the failure detector to decide. */
+td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int fd,
+                                   td__deadline deadline, bool *ended)
+{
+    char reply = 0;
+    int error;
+    *ended = false;
+    while ((error = td__wait_fd(fd, POLLIN,
+                                td__deadline_earlier(deadline, td__deadline_in_ms(CONNECT_MS)))) ==
+               ETIMEDOUT &&
+           !td__deadline_passed(deadline)) {
+        td__endpoint_watch(endpoint, rank);
+        const char *exit_reason = td__endpoint_exit_reason(endpoint, rank);
+        if (exit_reason)
+            return td_fail(TD_ERR_PEER, "it %s", exit_reason);
+    }
+    if (!error)
+        error = td__recv_all(fd, &reply, 1, deadline);
+    if (error == ETIMEDOUT)
+        return td_fail(TD_ERR_TIMEOUT, "it does not reply to a request");
+    *ended = error;
+    if (error)
+        return td_fail(TD_ERR_PEER, "it closed the connection: %s", td__errno_text(error));
+    if (reply == TD__REPLY_ACCEPTED)
+        return TD_OK;
+    td__presence_settle(endpoint, rank, TD__LEFT, 0);
+    return td_fail(TD_ERR_PEER, "it has left");
+}
+
+/* Connects and sends the request. *retry: the connection has ended without a reply, so the request was not
+ * served. A rank that dies during the handshake looks as if it had refused the secret. */
+static td_status try_request(struct td__endpoint *endpoint, int rank, bool locally,
+                             const struct td__request *request, td__deadline deadline, bool *retry,
+                             int *fd)
+{
+    const struct td__card *peer = &endpoint->peers[rank];
+    uint8_t bytes[TD__REQUEST_SIZE];
+    bool ended = false;
+    td_status status = td__connect_trusted(
+        locally ? peer->local : peer->address, locally ? 0 : peer->port, "link", peer->identity,
+        &endpoint->domain->secret, td__deadline_earlier(deadline, td__deadline_in_ms(CONNECT_MS)),
+        fd);
+    *retry = status == TD_ERR_TIMEOUT || status == TD_ERR_AUTH;
+    if (status)
+        return status;
+    td__request_write(request, peer->number, bytes);
+    int error = td__send_all(*fd, bytes, sizeof bytes, deadline);
+    if (error == ETIMEDOUT)
+        status = td_fail(TD_ERR_TIMEOUT, "it does not receive");
+    else if (error)
+        status = td_fail(TD_ERR_PEER, "it closed the connection: %s", td__errno_text(error));
+    else if (request->what != TD__WANT_LOSS_REPORT && request->what != TD__WANT_HAND_OVER)
+        status = td__endpoint_await_reply(endpoint, rank, *fd, deadline, &ended);
+    *retry = ended || (error && error != ETIMEDOUT);
+    if (status)
+        close(*fd);
+    return status;
+}
+
 /* A rank publishes its card when its listener is open, so an address at which nothing listens stays so:
  * TD_ERR_PEER at once. A rank that is stopped, or whose host is silent, does not answer either. Whether
  * it is lost is for the failure detector to decide; until then the connection is only late. */
-static td_status connect_peer(struct td__endpoint *endpoint, int rank, bool locally,
-                              td__deadline deadline, int *fd)
+static td_status send_request(struct td__endpoint *endpoint, int rank, bool locally,
+                              const struct td__request *request, td__deadline deadline, int *fd)
 {
-    const struct td__card *peer = &endpoint->peers[rank];
     struct td__error error;
     int refusals = 0;
+    bool retry;
     if (td__endpoint_presence(endpoint, rank) == TD__ENDED)
         return td_fail(TD_ERR_PEER, "it %s", td__endpoint_exit_reason(endpoint, rank));
     for (;;) {
-        td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(CONNECT_MS));
-        td_status status = td__connect_trusted(locally ? peer->local : peer->address,
-                                               locally ? 0 : peer->port, "link", peer->identity,
-                                               &endpoint->secret, end, fd);
-        /* A rank that dies during the handshake looks as if it had refused the secret, and its listening
-         * socket may stay open for a moment. */
-        if (status != TD_ERR_TIMEOUT && status != TD_ERR_AUTH)
+        td_status status = try_request(endpoint, rank, locally, request, deadline, &retry, fd);
+        if (!status || !retry)
             return status;
         td__error_save(&error);
         td__endpoint_watch(endpoint, rank);
         const char *exit_reason = td__endpoint_exit_reason(endpoint, rank);
         if (exit_reason)
             return td_fail(TD_ERR_PEER, "it %s", exit_reason);
-        if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end + CONNECT_MS * 1000000)))
+        /* The listening socket of a process that has ended may stay open for a moment. */
+        td__deadline end = td__deadline_earlier(deadline, td__now_ns()) + CONNECT_MS * 1000000;
+        if (td__is_refused(td__endpoint_probe(endpoint, rank, locally, end)))
             return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
-        if ((status == TD_ERR_AUTH && ++refusals == REFUSALS) || td__deadline_passed(deadline))
+        if ((status != TD_ERR_TIMEOUT && ++refusals == REFUSALS) || td__deadline_passed(deadline))
             return td__error_restore(&error);
-        if (status == TD_ERR_AUTH)
+        if (status != TD_ERR_TIMEOUT)
             td__sleep_ns(REFUSED_NS);
     }
 }
 
-static void put_request(const struct td__request *request, uint8_t bytes[TD__REQUEST_SIZE])
-{
-    memset(bytes, 0, TD__REQUEST_SIZE);
-    td__store_u32(bytes, request->what);
-    td__store_u32(bytes + 4, (uint32_t)request->rank);
-    td__store_u32(bytes + 8, (uint32_t)request->group);
-    td__store_u32(bytes + 12, (uint32_t)(request->group >> 32));
-    td__store_u32(bytes + 16, request->channel);
-    td__store_u32(bytes + 20, (uint32_t)request->value);
-    td__store_u32(bytes + 24, (uint32_t)(request->value >> 32));
-}
-
 td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
-                             const struct td__request *request, td__deadline deadline, int *fd_out)
+                             const struct td__request *request, td__deadline deadline, int *fd)
 {
-    uint8_t bytes[TD__REQUEST_SIZE];
-    int fd;
-    td_status status = connect_peer(endpoint, rank, locally, deadline, &fd);
-    if (status)
-        return td_fail(status, "%s cannot be reached%s: %s", td__endpoint_describe(endpoint, rank),
-                       status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td_last_error());
-    put_request(request, bytes);
-    int error = td__send_all(fd, bytes, sizeof bytes, deadline);
-    if (error) {
-        close(fd);
-        return td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
-                       "%s closed the connection: %s", td__endpoint_describe(endpoint, rank),
-                       td__errno_text(error));
-    }
-    *fd_out = fd;
-    return TD_OK;
+    td_status status = endpoint->domain
+                           ? send_request(endpoint, rank, locally, request, deadline, fd)
+                           : td_fail(TD_ERR_PEER, "a world of one rank has no listener");
+    return status ? td_fail(status, "%s cannot be reached%s: %s",
+                            td__endpoint_describe(endpoint, rank),
+                            status == TD_ERR_TIMEOUT ? ", it may be stopped" : "", td_last_error())
+                  : TD_OK;
 }
 
 td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_status status,

@@ -1,23 +1,19 @@
-/* The accepting side of an endpoint: its listening sockets, the thread that serves them, and the requests
- * of other ranks; see endpoint.h.
+/* The accepting side of an endpoint: the requests of other ranks; see endpoint.h.
  *
  * A request is one block of TD__REQUEST_SIZE bytes: what is asked for, by which rank, for which group and
- * channel. One that cannot be served yet (a link of a group that this rank has not made yet, a shared
- * descriptor that is not offered yet) is kept as an arrival until it can. The lists of arrivals and of
- * link handlers are short, and searched from the front; endpoint->lock protects them. */
+ * channel, and the number of the endpoint, by which its domain (domain.h) has found it. A request that cannot be
+ * served yet (a link of a group that this rank has not made yet, a shared descriptor that is not offered yet) is
+ * kept as an arrival until it can. The lists of arrivals and of link handlers are short, and searched from the
+ * front; endpoint->lock protects them. */
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "os/socket.h"
-#include "os/trust.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
-
-enum { LISTEN_MS = 10000 };
 
 struct td__endpoint_arrival { /* a connection whose request is not served yet */
     struct td__endpoint_arrival *next;
@@ -34,6 +30,24 @@ struct td__link_handler { /* takes the links of one channel of a group */
 };
 
 /* ---- Requests -------------------------------------------------------------------------------- */
+
+void td__request_write(const struct td__request *request, uint32_t number,
+                       uint8_t bytes[TD__REQUEST_SIZE])
+{
+    td__store_u32(bytes, request->what);
+    td__store_u32(bytes + 4, (uint32_t)request->rank);
+    td__store_u32(bytes + 8, (uint32_t)request->group);
+    td__store_u32(bytes + 12, (uint32_t)(request->group >> 32));
+    td__store_u32(bytes + 16, request->channel);
+    td__store_u32(bytes + 20, (uint32_t)request->value);
+    td__store_u32(bytes + 24, (uint32_t)(request->value >> 32));
+    td__store_u32(bytes + 28, number);
+}
+
+uint32_t td__request_number(const uint8_t bytes[TD__REQUEST_SIZE])
+{
+    return td__load_u32(bytes + 28);
+}
 
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request)
 {
@@ -76,102 +90,53 @@ static void add_arrival(struct td__endpoint *endpoint, const struct td__request 
     pthread_cond_broadcast(&endpoint->arrived);
 }
 
-static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__REQUEST_SIZE])
+bool td__reply(int fd, char reply)
 {
-    struct td__endpoint *endpoint = arg;
+    return send(fd, &reply, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
+}
+
+static void take_link(struct td__endpoint *endpoint, const struct td__request *request, int fd)
+{
+    struct td__link_handler *handler = *find_handler(endpoint, request->group, request->channel);
+    if (!handler)
+        add_arrival(endpoint, request, fd);
+    else if (handler->fn)
+        handler->fn(handler->arg, request->rank, fd);
+    else
+        close(fd);
+}
+
+void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local,
+                               const uint8_t bytes[TD__REQUEST_SIZE])
+{
     struct td__request request;
-    if (!td__request_read(bytes, endpoint->size, &request) ||
-        ((request.what == TD__WANT_SHARED_FD || request.what == TD__WANT_HAND_OVER) && !local)) {
+    bool sound = td__request_read(bytes, endpoint->size, &request);
+    bool carries_fd = sound &&
+                      (request.what == TD__WANT_SHARED_FD || request.what == TD__WANT_HAND_OVER);
+    if (!sound || (carries_fd && !local)) {
         close(fd);
         return;
     }
-    if (request.what == TD__WANT_HAND_OVER) {
+    switch (request.what) {
+    case TD__WANT_LINK:
+    case TD__WANT_SHARED_FD:
+        if (!td__reply(fd, TD__REPLY_ACCEPTED)) {
+            close(fd);
+            return;
+        }
+        pthread_mutex_lock(&endpoint->lock);
+        if (request.what == TD__WANT_LINK)
+            take_link(endpoint, &request, fd);
+        else if (!td__shared_fd_hand_out(endpoint, &request, fd))
+            add_arrival(endpoint, &request, fd);
+        pthread_mutex_unlock(&endpoint->lock);
+        return;
+    case TD__WANT_HAND_OVER:
         td__shared_fd_take_over(endpoint, &request, fd);
         return;
-    }
-    if (request.what != TD__WANT_LINK && request.what != TD__WANT_SHARED_FD) {
+    default:
         td__endpoint_serve(endpoint, &request, fd);
-        return;
     }
-    pthread_mutex_lock(&endpoint->lock);
-    struct td__link_handler *handler = *find_handler(endpoint, request.group, request.channel);
-    if (request.what == TD__WANT_LINK && handler && handler->fn)
-        handler->fn(handler->arg, request.rank, fd);
-    else if (request.what == TD__WANT_LINK && handler)
-        close(fd);
-    else if (request.what != TD__WANT_SHARED_FD || !td__shared_fd_hand_out(endpoint, &request, fd))
-        add_arrival(endpoint, &request, fd);
-    pthread_mutex_unlock(&endpoint->lock);
-}
-
-/* ---- Listening ------------------------------------------------------------------------------- */
-
-struct open_listener {
-    struct td__endpoint *endpoint;
-    int tcp_fd, local_fd;
-};
-
-static td_status open_on_loop(void *arg)
-{
-    struct open_listener *open = arg;
-    struct td__endpoint *endpoint = open->endpoint;
-    struct td__auth_listener_options options = {.secret = &endpoint->secret,
-                                                .purpose = "link",
-                                                .request_size = TD__REQUEST_SIZE,
-                                                .fn = on_accepted,
-                                                .arg = endpoint};
-    memcpy(options.identity, endpoint->own.identity, TD__IDENTITY_SIZE);
-    return td__auth_listener_open(&endpoint->loop, open->tcp_fd, open->local_fd, &options,
-                                  &endpoint->listener);
-}
-
-static void close_on_loop(void *arg)
-{
-    td__auth_listener_close(((struct td__endpoint *)arg)->listener);
-}
-
-/* A unix socket in the abstract namespace, under a name that nobody can guess. */
-static td_status listen_locally(char name[TD__CARD_TEXT], int *fd)
-{
-    struct td__address_list list;
-    uint8_t random[8];
-    bool retry;
-    TD_TRY(td__random(random, sizeof random));
-    int length = snprintf(name, TD__CARD_TEXT, "unix:@tandem-link-%d-", (int)getpid());
-    for (size_t i = 0; i < sizeof random; i++)
-        length += snprintf(name + length, TD__CARD_TEXT - (size_t)length, "%02x", random[i]);
-    TD_TRY(td__resolve(name, 0, TD__NEVER, &list, &retry));
-    *fd = td__listen_on(&list.at[0]);
-    if (*fd < 0)
-        return td_fail(TD_ERR_SYSTEM, "cannot listen at %s: %s", name, td__errno_text(-*fd));
-    return TD_OK;
-}
-
-td_status td__endpoint_open_listener(struct td__endpoint *endpoint, const char *host)
-{
-    struct td__card *own = &endpoint->own;
-    struct open_listener open = {.endpoint = endpoint, .tcp_fd = -1, .local_fd = -1};
-    TD_TRY(td__listen_trusted(host, 0, "link", &endpoint->secret, td__deadline_in_ms(LISTEN_MS),
-                              &open.tcp_fd, &own->port));
-    td_status status = listen_locally(own->local, &open.local_fd);
-    if (!status)
-        status = td__loop_start(&endpoint->loop, "td-endpoint");
-    if (status) {
-        close(open.tcp_fd);
-        if (open.local_fd >= 0)
-            close(open.local_fd);
-        return status;
-    }
-    status = td__loop_try(&endpoint->loop, open_on_loop, &open);
-    if (status)
-        td__loop_stop(&endpoint->loop);
-    return status;
-}
-
-void td__endpoint_close_listener(struct td__endpoint *endpoint)
-{
-    td__loop_run(&endpoint->loop, close_on_loop, endpoint);
-    td__loop_stop(&endpoint->loop);
 }
 
 /* ---- Links ----------------------------------------------------------------------------------- */

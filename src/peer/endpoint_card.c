@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x64740402 };
+enum { MAGIC = 0x64740403 };
 
 /* What two ranks must have in common to share memory: the kernel, the network namespace (their unix
  * sockets are in it) and the user. */
@@ -35,7 +35,8 @@ void td__endpoint_card(const struct td__endpoint *endpoint, struct td__buffer *c
     td__buffer_put_u32(card, MAGIC);
     td__buffer_put_u32(card, (uint32_t)own->pid);
     td__buffer_put_u32(card, (uint32_t)own->port);
-    td__buffer_put_u8(card, (uint8_t)(endpoint->shared | endpoint->secret.tls << 1));
+    td__buffer_put_u32(card, own->number);
+    td__buffer_put_u8(card, (uint8_t)(endpoint->shared | own->tls << 1));
     td__buffer_put_u64(card, own->pid_space);
     td__buffer_put_string(card, own->identity, sizeof own->identity);
     td__buffer_put_string(card, own->host_id, strlen(own->host_id));
@@ -58,6 +59,7 @@ static bool read_card(const td_bytes *card, struct td__card *peer)
     bool known = td__reader_u32(&reader) == MAGIC;
     peer->pid = (int)td__reader_u32(&reader);
     peer->port = (int)td__reader_u32(&reader);
+    peer->number = td__reader_u32(&reader);
     uint8_t ways = td__reader_u8(&reader);
     peer->shared = ways & 1;
     peer->tls = ways & 2;
@@ -73,7 +75,7 @@ static bool read_card(const td_bytes *card, struct td__card *peer)
     return known && td__reader_done(&reader) && peer->port >= 0 && peer->port <= 65535;
 }
 
-/* A rank that does not share is a host of its own for everybody. Quadratic only in the number of
+/* A rank that does not share memory is a host of its own for all ranks. Quadratic only in the number of
  * hosts. */
 static td_status number_hosts(struct td__endpoint *endpoint)
 {
@@ -103,11 +105,11 @@ td_status td__endpoint_connect_all(struct td__endpoint *endpoint, const td_bytes
                            "all ranks use the same version of Tandem?",
                            r, endpoint->rank);
     for (int r = 0; r < endpoint->size; r++)
-        if (endpoint->peers[r].tls != endpoint->secret.tls)
+        if (endpoint->peers[r].tls != endpoint->own.tls)
             return td_fail(TD_ERR_MISMATCH,
                            "TANDEM_TLS is %d on rank %d and %d on rank %d; it must be the same on "
                            "all ranks",
-                           endpoint->peers[r].tls, r, endpoint->secret.tls, endpoint->rank);
+                           endpoint->peers[r].tls, r, endpoint->own.tls, endpoint->rank);
     return number_hosts(endpoint);
 }
 

@@ -1,50 +1,54 @@
 /* What the files of an endpoint share with each other: endpoint.c, endpoint_accept.c, endpoint_card.c,
- * endpoint_queries.c, failure_detector.c and fd_exchange.c. */
+ * endpoint_queries.c, failure_detector.c, fd_exchange.c, domain.c and presence.c. */
 #ifndef TD_PEER_ENDPOINT_INTERNAL_H
 #define TD_PEER_ENDPOINT_INTERNAL_H
 
 #include "base/arena.h"
 #include "base/auth.h"
-#include "os/auth_listener.h"
-#include "os/loop.h"
 #include "peer/endpoint.h"
+#include "peer/domain.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { TD__CARD_TEXT = 128, TD__REQUEST_SIZE = 32 };
+enum { TD__REQUEST_SIZE = 32 };
+
+struct td__watched_process;
 
 /* What a card says, and what is known about its rank since. */
 struct td__card {
     char host_id[TD__CARD_TEXT]; /* ranks with the same text share memory and unix sockets */
     char host_name[TD__CARD_TEXT];
     char address[TD__CARD_TEXT];
-    char local[TD__CARD_TEXT]; /* "unix:@name" */
-    uint8_t
-        identity[TD__IDENTITY_SIZE]; /* of its listener: a client proves that it means this one */
+    char local[TD__CARD_TEXT];           /* "unix:@name" */
+    uint8_t identity[TD__IDENTITY_SIZE]; /* of its listener */
     int port;
+    uint32_t number; /* of its endpoint at that listener */
     int pid;
-    uint64_t pid_space; /* the namespace of the pid */
-    bool shared;        /* it takes part in shared memory */
-    bool tls;           /* it encrypts what goes over TCP */
-    int host;           /* its number */
-    struct td__arena_view view;
-    bool viewed;
+    uint64_t pid_space;           /* the namespace of the pid */
+    bool shared;                  /* it takes part in shared memory */
+    bool tls;                     /* it encrypts what goes over TCP */
+    int host;                     /* its number */
+    struct td__shared_view *view; /* of its arena; NULL: not mapped yet */
 
     atomic_bool deaf; /* it did not take what was sent to it on leaving */
 
-    /* Of the failure detector. */
-    atomic_int presence;  /* a td__presence: changes once */
-    int wait_status;      /* ENDED: a wait status, or TD__STATUS_UNKNOWN */
-    int process;          /* a pidfd, or -1 */
+    /* Of the failure detector. `presence` and `wanted` belong to all threads; the rest to the one that examines
+     * the endpoint (domain.h). */
+    atomic_int presence; /* a td__presence: changes once */
+    int wait_status; /* ENDED: a wait status, or TD__STATUS_UNKNOWN; written before `presence` */
+    struct td__watched_process *process;
     bool process_watched; /* its pidfd is enough: no lifeline is needed */
     atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
     int lifeline;         /* or -1 */
-    bool held;            /* the other rank has confirmed the lifeline */
     int64_t silent_since; /* the first probe without an answer; 0: none */
     int silent_probes;    /* probes without an answer since then */
-    int64_t next_try;     /* when to connect the lifeline again, and … */
-    int64_t pause;        /* … the pause after that */
+    int64_t next_try;   /* when to connect the lifeline again, or to ask about this rank, and … */
+    int64_t pause;      /* … the pause after that */
+    int queries;        /* sent to find out why nothing listens at its address */
+    bool reporting;     /* its loss is to be reported to the other ranks … */
+    int report_to;      /* … from this one on … */
+    int64_t report_end; /* … until then */
 };
 
 /* What a rank asks for when it connects. */
@@ -60,27 +64,28 @@ enum td__want {
 
 struct td__request {
     enum td__want what;
-    int rank; /* who wants it */
+    int rank; /* that sends it */
     uint64_t group;
     uint32_t channel;
     uint64_t value;
 };
 
-/* The bytes on a lifeline. After TD__HOLDING its end means that the rank has ended; after TD__LEAVING,
- * that it has left in order. */
-enum { TD__HOLDING = 'H', TD__LEAVING = 'L' };
+/* The first byte of every connection but a loss report comes from the side that accepts it. An endpoint that is
+ * closed while its listener lives on, for other endpoints, has left. */
+enum { TD__REPLY_ACCEPTED = 'A', TD__REPLY_LEFT = 'X' };
+
+/* The one byte on an accepted lifeline. Its end without it means that the rank has ended. */
+enum { TD__LEAVING = 'L' };
 
 struct td__endpoint_arrival;
 struct td__link_handler;
 struct td__shared_fd;
-struct td__failure_detector;
 
 struct td__endpoint {
     int rank, size;
     bool shared;
-    struct td__secret secret;
-    struct td__loop loop; /* "td-endpoint": accepts connections and serves requests */
-    struct td__auth_listener *listener;
+    struct td__domain *domain; /* NULL in a world of one rank */
+    struct td__endpoint *next; /* of the domain */
     struct td__card own;
     struct td__card *peers;
 
@@ -95,19 +100,30 @@ struct td__endpoint {
     td__answer_fn answer;
     void *answer_arg;
 
-    pthread_mutex_t map_lock;
-
-    struct td__failure_detector *detector;
-    atomic_uint losses; /* ranks that are TD__ENDED or TD__CUT_OFF */
+    atomic_uint losses;          /* ranks that are TD__ENDED or TD__CUT_OFF */
+    atomic_bool examined;        /* by the failure detector; changes under the domain's lock */
+    atomic_bool leaving;         /* the failure detector is being stopped */
+    atomic_int lifelines_wanted; /* lifelines to be opened */
+    int reports;                 /* cards that are `reporting` */
+    td__look_fns look;
+    void *look_arg;
 };
 
 /* ---- endpoint_accept.c ----------------------------------------------------------------------- */
 
-/** Listens at `host` and at a unix socket, and starts the endpoint's thread. */
-td_status td__endpoint_open_listener(struct td__endpoint *endpoint, const char *host);
+/** Serves or keeps a request, and takes the connection over. On the listener's thread. */
+void td__endpoint_take_request(struct td__endpoint *endpoint, int fd, bool local,
+                               const uint8_t bytes[TD__REQUEST_SIZE]);
 
-/** Ends that thread: no request is served after this. */
-void td__endpoint_close_listener(struct td__endpoint *endpoint);
+/** Sends a TD__REPLY_…; false where the connection has ended. */
+bool td__reply(int fd, char reply);
+
+/** The number of the endpoint that a request is for. */
+uint32_t td__request_number(const uint8_t bytes[TD__REQUEST_SIZE]);
+
+/** Writes a request to the endpoint `number`. */
+void td__request_write(const struct td__request *request, uint32_t number,
+                       uint8_t bytes[TD__REQUEST_SIZE]);
 
 /** Parses a request; false where no rank of a world of `size` can have sent it. */
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request);
@@ -121,8 +137,8 @@ void td__arrivals_forget(struct td__endpoint *endpoint, uint64_t group, bool all
 
 /* ---- endpoint.c ------------------------------------------------------------------------------ */
 
-/** Connects to `rank` and sends a request. Where nothing listens there any more, td__endpoint_explain()
- *  says why. */
+/** Connects to `rank`, sends a request, and waits until it is accepted, unless it is a loss report or hands a
+ *  descriptor over. Where nothing listens there any more, td__endpoint_explain() says why. */
 td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool locally,
                              const struct td__request *request, td__deadline deadline, int *fd);
 
@@ -130,6 +146,11 @@ td_status td__endpoint_reach(struct td__endpoint *endpoint, int rank, bool local
  *  `rank` ended, if that is known by the deadline. */
 td_status td__endpoint_explain(struct td__endpoint *endpoint, int rank, td_status status,
                                td__deadline deadline);
+
+/** Receives the reply to a request. TD_ERR_PEER where it is not TD__REPLY_ACCEPTED; *ended where the connection
+ *  ended before. */
+td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int fd,
+                                   td__deadline deadline, bool *ended);
 
 /** Whether something listens at the address of `rank`: 0, or an errno. */
 int td__endpoint_probe(const struct td__endpoint *endpoint, int rank, bool locally,
@@ -155,6 +176,9 @@ void td__shared_fd_take_over(struct td__endpoint *endpoint, const struct td__req
 /** Forgets the shared descriptors of a group, or all. The caller holds the lock. */
 void td__shared_fds_forget(struct td__endpoint *endpoint, uint64_t group, bool all);
 
+/** Unmaps the arenas of other ranks, as far as no other endpoint of the domain has mapped them. */
+void td__views_close(struct td__endpoint *endpoint);
+
 /* ---- endpoint_queries.c ---------------------------------------------------------------------- */
 
 /** Opens a lifeline to `rank`. */
@@ -171,7 +195,7 @@ void td__endpoint_ask_presence(struct td__endpoint *endpoint, int whom, int rank
                                td__deadline deadline, enum td__presence *presence,
                                int *wait_status);
 
-/** Serves a query, a lifeline or a loss report, and takes the connection over. On the endpoint's thread. */
+/** Serves a query, a lifeline or a loss report, and takes the connection over. On the listener's thread. */
 void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request *request, int fd);
 
 /** Sends TD__LEAVING on the lifelines of other ranks, and closes them. */
@@ -179,16 +203,64 @@ void td__endpoint_leave(struct td__endpoint *endpoint);
 
 /* ---- endpoint_card.c ------------------------------------------------------------------------- */
 
-/** Fills in this rank's own card, but for port and unix socket. */
+/** Fills in this rank's own card, but for its listener. */
 void td__card_fill_in(struct td__card *card, const char *host);
+
+/* ---- presence.c ------------------------------------------------------------------------------ */
+
+/** Changes the presence of `rank` where it is TD__PRESENT: true when it was. On any thread. */
+bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                         int wait_status);
+
+/** The functions below run on the thread that examines the endpoint (domain.h). */
+
+/** Begins to watch: the processes of this host, and the next rank. */
+void td__presence_begin(struct td__endpoint *endpoint);
+
+/** The lifeline to `rank` is readable. */
+void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank);
+
+/** Handles the ends of processes that the failure detector has seen. */
+void td__presence_on_process_ends(struct td__endpoint *endpoint);
+
+/** A few times a second: checks what makes no event. */
+void td__presence_tick(struct td__endpoint *endpoint);
+
+/** Sends one report or opens one lifeline. Returns when there is more to do: 0 at once, TD__NEVER nothing. */
+td__deadline td__presence_step(struct td__endpoint *endpoint);
+
+/** Handles the events that are there when the endpoint leaves, and sends all reports. */
+void td__presence_end(struct td__endpoint *endpoint);
 
 /* ---- failure_detector.c ---------------------------------------------------------------------- */
 
-/** Another rank reports that `rank` is lost. On any thread. */
-void td__failure_detector_report(struct td__endpoint *endpoint, int rank,
-                                 enum td__presence presence, int wait_status);
+/** True on the thread of a failure detector. */
+extern _Thread_local bool td__is_detector_thread;
 
-/** Ends the detector's thread, and closes what it watched. */
-void td__failure_detector_stop(struct td__endpoint *endpoint);
+/** Stops watching for this endpoint, and closes what was opened for it. */
+void td__failure_detector_close(struct td__endpoint *endpoint);
+
+/** Ends the thread; no endpoint of the domain is left. */
+void td__failure_detector_end(struct td__domain *domain);
+
+/** Calls td__presence_on_lifeline() when `fd` is readable, or not any more. */
+void td__failure_detector_follow(struct td__endpoint *endpoint, int fd, int rank);
+void td__failure_detector_unfollow(struct td__endpoint *endpoint, int fd);
+
+/** Makes the thread call td__presence_step() now. */
+void td__failure_detector_wake(struct td__domain *domain);
+
+/** A process that is watched, once for all endpoints of a domain. */
+struct td__watched_process {
+    struct td__watched_process *next;
+    int pid, fd; /* a pidfd */
+    int users;
+    atomic_bool ended;
+};
+
+/** Watches the process `pid`; NULL where it has ended (*ended), or cannot be watched. */
+struct td__watched_process *td__watched_process_open(struct td__domain *domain, int pid,
+                                                     bool *ended);
+void td__watched_process_close(struct td__domain *domain, struct td__watched_process *process);
 
 #endif

@@ -1,7 +1,7 @@
-/* Queries, lifelines and loss reports, which the endpoint's thread serves whatever the program is doing;
+/* Queries, lifelines and loss reports, which the listener's thread serves whatever the program is doing;
  * see endpoint.h and failure_detector.c.
  *
- * An answer is its length and its bytes. It fits into the socket's buffer, so that the endpoint's thread
+ * An answer is its length and its bytes. It fits into the socket's buffer, so that the listener's thread
  * never waits for the rank that asked. */
 #include "peer/endpoint_internal.h"
 
@@ -119,18 +119,18 @@ static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
     if (rank >= (uint64_t)endpoint->size)
         return;
     enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
-    /* wait_status is written before presence changes. */
     int wait_status = presence == TD__PRESENT ? TD__STATUS_UNKNOWN
                                               : endpoint->peers[rank].wait_status;
     td__buffer_put_u32(answer, presence);
     td__buffer_put_u32(answer, (uint32_t)wait_status);
 }
 
-/* The lock is held while the td__answer_fn runs, so that it is idle when td__endpoint_answer() returns. */
+/* The lock is held while the td__answer_fn runs, so that it is idle when td__endpoint_answer() returns. Without an
+ * answer the connection ends behind the reply. */
 static void answer(struct td__endpoint *endpoint, const struct td__request *request, int fd)
 {
     struct td__buffer text = {0};
-    uint8_t head[4];
+    uint8_t head[5] = {TD__REPLY_ACCEPTED};
     bool answered = true;
     if (request->channel == TOPIC_PRESENCE) {
         say_presence(endpoint, request->value, &text);
@@ -142,13 +142,12 @@ static void answer(struct td__endpoint *endpoint, const struct td__request *requ
                              request->value, &text);
         pthread_mutex_unlock(&endpoint->answer_lock);
     }
-    if (answered && !text.failed && text.size <= TD__ANSWER_LIMIT) {
-        td__store_u32(head, (uint32_t)text.size);
-        struct iovec parts[2] = {{head, sizeof head}, {text.data, text.size}};
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = text.size ? 2 : 1};
-        ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        (void)sent;
-    }
+    answered = answered && !text.failed && text.size <= TD__ANSWER_LIMIT;
+    td__store_u32(head + 1, (uint32_t)text.size);
+    struct iovec parts[2] = {{head, answered ? sizeof head : 1}, {text.data, text.size}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = answered && text.size ? 2 : 1};
+    ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)sent;
     td__buffer_free(&text);
     close(fd);
 }
@@ -165,9 +164,7 @@ static void keep_watcher(struct td__endpoint *endpoint, int fd)
             endpoint->watcher_room = room;
         }
     }
-    char byte = TD__HOLDING;
-    if (endpoint->watcher_count < endpoint->watcher_room &&
-        send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+    if (endpoint->watcher_count < endpoint->watcher_room && td__reply(fd, TD__REPLY_ACCEPTED))
         endpoint->watchers[endpoint->watcher_count++] = fd;
     else
         close(fd);
@@ -185,9 +182,8 @@ void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request 
         return;
     default:
         if ((int)request->group != endpoint->rank)
-            td__failure_detector_report(endpoint, (int)request->group,
-                                        (enum td__presence)request->channel,
-                                        (int)(uint32_t)request->value);
+            td__presence_settle(endpoint, (int)request->group, (enum td__presence)request->channel,
+                                (int)(uint32_t)request->value);
         close(fd);
     }
 }

@@ -11,9 +11,19 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { CHECK_MS = 50, HAND_OUT_MS = 1000, TAKE_MS = 200, VIEW_NUMBERS = 255 };
+
+/* The arena of another process, mapped once for all endpoints of a domain. The identity of its listener names the
+ * process. */
+struct td__shared_view {
+    struct td__shared_view *next;
+    uint8_t identity[TD__IDENTITY_SIZE];
+    int users;
+    struct td__arena_view view;
+};
 
 #define ARENA_FD ((uint64_t)0)
 #define WITHOUT_WAITING ((uint64_t)1) /* the value of a request that does not wait for the offer */
@@ -105,17 +115,19 @@ td_status td__endpoint_hand_over(struct td__endpoint *endpoint, int rank, uint64
 {
     struct td__request request = {
         .what = TD__WANT_HAND_OVER, .rank = endpoint->rank, .group = group};
-    char byte;
     int connection;
+    bool ended;
     TD_TRY(td__endpoint_reach(endpoint, rank, true, &request, deadline, &connection));
     int error = td__send_fd(connection, fd, "p", 1, deadline);
-    if (!error)
-        error = td__recv_all(connection, &byte, 1, deadline);
+    td_status status = error == ETIMEDOUT ? TD_ERR_TIMEOUT : error ? TD_ERR_PEER : TD_OK;
+    if (error)
+        td_fail(status, "%s", td__errno_text(error));
+    else
+        status = td__endpoint_await_reply(endpoint, rank, connection, deadline, &ended);
     close(connection);
-    return error ? td_fail(error == ETIMEDOUT ? TD_ERR_TIMEOUT : TD_ERR_PEER,
-                           "%s did not take the memory of a group: %s",
-                           td__endpoint_describe(endpoint, rank), td__errno_text(error))
-                 : TD_OK;
+    return status ? td_fail(status, "%s did not take the memory of a group: %s",
+                            td__endpoint_describe(endpoint, rank), td_last_error())
+                  : TD_OK;
 }
 
 /* The descriptor follows the request. */
@@ -127,7 +139,7 @@ void td__shared_fd_take_over(struct td__endpoint *endpoint, const struct td__req
     if (request->group != ARENA_FD &&
         !td__recv_fd(connection, &fd, &byte, 1, td__deadline_in_ms(TAKE_MS))) {
         if (add_shared_fd(endpoint, request->group, fd, true))
-            td__send_all(connection, "k", 1, td__deadline_in_ms(TAKE_MS));
+            td__reply(connection, TD__REPLY_ACCEPTED);
         else
             close(fd);
     }
@@ -210,28 +222,83 @@ td_status td__endpoint_fetch_now(struct td__endpoint *endpoint, int rank, uint64
     return fetch(endpoint, rank, &request, deadline, NULL, fd);
 }
 
+/* ---- Mapping the arenas of others ------------------------------------------------------------ */
+
+/* The callers of both hold the lock. */
+static struct td__shared_view *find_view(struct td__domain *domain, const struct td__card *peer)
+{
+    struct td__shared_view *view = domain->views;
+    while (view && memcmp(view->identity, peer->identity, sizeof view->identity) != 0)
+        view = view->next;
+    if (view)
+        view->users++;
+    return view;
+}
+
+/* Takes `fd` over, also on failure. */
+static td_status add_view(struct td__endpoint *endpoint, int rank, int fd)
+{
+    struct td__domain *domain = endpoint->domain;
+    struct td__card *peer = &endpoint->peers[rank];
+    struct td__shared_view *view = calloc(1, sizeof *view);
+    td_status status = view ? TD_OK : td__fail_nomem("endpoint");
+    if (!status && td__arena_view_open(fd, 1 + (unsigned)rank % VIEW_NUMBERS, &view->view))
+        status = td_fail(TD_ERR_PEER, "%s shares memory that cannot be mapped: %s",
+                         td__endpoint_describe(endpoint, rank), td_last_error());
+    if (status) {
+        close(fd);
+        free(view);
+        return status;
+    }
+    memcpy(view->identity, peer->identity, sizeof view->identity);
+    view->users = 1;
+    view->next = domain->views;
+    domain->views = view;
+    peer->view = view;
+    return TD_OK;
+}
+
+void td__views_close(struct td__endpoint *endpoint)
+{
+    struct td__domain *domain = endpoint->domain;
+    pthread_mutex_lock(&domain->view_lock);
+    for (int r = 0; r < endpoint->size; r++) {
+        struct td__shared_view *view = endpoint->peers[r].view, **at = &domain->views;
+        if (!view || --view->users)
+            continue;
+        while (*at != view)
+            at = &(*at)->next;
+        *at = view->next;
+        td__arena_view_close(&view->view);
+        free(view);
+    }
+    pthread_mutex_unlock(&domain->view_lock);
+}
+
 td_status td__endpoint_map(struct td__endpoint *endpoint, int rank, size_t offset, size_t size,
                            td__deadline deadline, void **address)
 {
+    struct td__domain *domain = endpoint->domain;
     struct td__card *peer = &endpoint->peers[rank];
-    pthread_mutex_lock(&endpoint->map_lock);
-    if (!peer->viewed) {
+    pthread_mutex_lock(&domain->view_lock);
+    if (!peer->view && !(peer->view = find_view(domain, peer))) {
         int fd;
-        pthread_mutex_unlock(&endpoint->map_lock);
+        pthread_mutex_unlock(&domain->view_lock);
         TD_TRY(td__endpoint_fetch(endpoint, rank, ARENA_FD, deadline, NULL, &fd));
-        pthread_mutex_lock(&endpoint->map_lock);
-        if (peer->viewed) {
+        pthread_mutex_lock(&domain->view_lock);
+        td_status status = TD_OK;
+        if (peer->view || (peer->view = find_view(domain, peer)))
             close(fd); /* another thread was first */
-        } else if (td__arena_view_open(fd, 1 + (unsigned)rank % VIEW_NUMBERS, &peer->view)) {
-            pthread_mutex_unlock(&endpoint->map_lock);
-            close(fd);
-            return TD_ERR_PEER;
+        else
+            status = add_view(endpoint, rank, fd);
+        if (status) {
+            pthread_mutex_unlock(&domain->view_lock);
+            return status;
         }
-        peer->viewed = true;
     }
-    void *found = td__arena_view_at(&peer->view, offset, size);
+    void *found = td__arena_view_at(&peer->view->view, offset, size);
     bool short_of_memory = !found && errno == ENOMEM;
-    pthread_mutex_unlock(&endpoint->map_lock);
+    pthread_mutex_unlock(&domain->view_lock);
     if (short_of_memory)
         return td_fail(TD_ERR_NOMEM,
                        "no address space to map the memory of %s; is it limited (ulimit -v)?",

@@ -1,0 +1,250 @@
+/* The domain of a process; see domain.h. */
+#include "peer/domain.h"
+
+#include "base/fail.h"
+#include "base/thread.h"
+#include "os/socket.h"
+#include "os/trust.h"
+#include "peer/endpoint_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LISTEN_MS = 10000 };
+
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;  /* held while a domain is opened */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* for the table and `users` */
+static struct td__domain *table;
+
+/* Another thread of the parent may have held the locks. The domains stay the parent's. */
+static void in_child(void)
+{
+    pthread_mutex_init(&open_lock, NULL);
+    pthread_mutex_init(&table_lock, NULL);
+    table = NULL;
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+/* The endpoint for a request; marks it as served. */
+static struct td__endpoint *begin_service(struct td__domain *domain, uint32_t number)
+{
+    pthread_mutex_lock(&domain->lock);
+    struct td__endpoint *endpoint = domain->endpoints;
+    while (endpoint && endpoint->own.number != number)
+        endpoint = endpoint->next;
+    domain->served = endpoint;
+    pthread_mutex_unlock(&domain->lock);
+    return endpoint;
+}
+
+static void end_service(struct td__domain *domain)
+{
+    pthread_mutex_lock(&domain->lock);
+    domain->served = NULL;
+    pthread_cond_broadcast(&domain->idle);
+    pthread_mutex_unlock(&domain->lock);
+}
+
+/* An endpoint is reachable before its card is given to others, so one that is not there was closed. */
+static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__REQUEST_SIZE])
+{
+    struct td__domain *domain = arg;
+    struct td__endpoint *endpoint = begin_service(domain, td__request_number(bytes));
+    if (endpoint) {
+        td__endpoint_take_request(endpoint, fd, local, bytes);
+        end_service(domain);
+    } else {
+        td__reply(fd, TD__REPLY_LEFT);
+        close(fd);
+    }
+}
+
+void td__domain_add(struct td__domain *domain, struct td__endpoint *endpoint)
+{
+    struct td__endpoint **end = &domain->endpoints;
+    pthread_mutex_lock(&domain->lock);
+    endpoint->own.number = ++domain->last_number;
+    while (*end)
+        end = &(*end)->next;
+    *end = endpoint;
+    pthread_mutex_unlock(&domain->lock);
+}
+
+void td__domain_remove(struct td__domain *domain, struct td__endpoint *endpoint)
+{
+    struct td__endpoint **at = &domain->endpoints;
+    pthread_mutex_lock(&domain->lock);
+    while (*at != endpoint)
+        at = &(*at)->next;
+    *at = endpoint->next;
+    while (domain->served == endpoint)
+        td__cond_wait(&domain->idle, &domain->lock, TD__NEVER);
+    pthread_mutex_unlock(&domain->lock);
+}
+
+/* ---- Listening ------------------------------------------------------------------------------- */
+
+struct open_listener {
+    struct td__domain *domain;
+    int tcp_fd, local_fd;
+};
+
+static td_status open_on_loop(void *arg)
+{
+    struct open_listener *open = arg;
+    struct td__domain *domain = open->domain;
+    struct td__auth_listener_options options = {.secret = &domain->secret,
+                                                .purpose = "link",
+                                                .request_size = TD__REQUEST_SIZE,
+                                                .fn = on_accepted,
+                                                .arg = domain};
+    memcpy(options.identity, domain->identity, TD__IDENTITY_SIZE);
+    return td__auth_listener_open(&domain->loop, open->tcp_fd, open->local_fd, &options,
+                                  &domain->listener);
+}
+
+static void close_on_loop(void *arg)
+{
+    td__auth_listener_close(((struct td__domain *)arg)->listener);
+}
+
+/* A unix socket in the abstract namespace, under a name that cannot be guessed. */
+static td_status listen_locally(char name[TD__CARD_TEXT], int *fd)
+{
+    struct td__address_list list;
+    uint8_t random[8];
+    bool retry;
+    TD_TRY(td__random(random, sizeof random));
+    int length = snprintf(name, TD__CARD_TEXT, "unix:@tandem-link-%d-", (int)getpid());
+    for (size_t i = 0; i < sizeof random; i++)
+        length += snprintf(name + length, TD__CARD_TEXT - (size_t)length, "%02x", random[i]);
+    TD_TRY(td__resolve(name, 0, TD__NEVER, &list, &retry));
+    *fd = td__listen_on(&list.at[0]);
+    if (*fd < 0)
+        return td_fail(TD_ERR_SYSTEM, "cannot listen at %s: %s", name, td__errno_text(-*fd));
+    return TD_OK;
+}
+
+static td_status start_listener(struct td__domain *domain)
+{
+    struct open_listener open = {.domain = domain, .tcp_fd = -1, .local_fd = -1};
+    struct td__secret bound = domain->secret; /* it is bound already */
+    TD_TRY(td__listen_trusted(domain->host, 0, "link", &bound, td__deadline_in_ms(LISTEN_MS),
+                              &open.tcp_fd, &domain->port));
+    td_status status = listen_locally(domain->local, &open.local_fd);
+    if (!status)
+        status = td__loop_start(&domain->loop, "td-endpoint");
+    if (status) {
+        close(open.tcp_fd);
+        if (open.local_fd >= 0)
+            close(open.local_fd);
+        return status;
+    }
+    status = td__loop_try(&domain->loop, open_on_loop, &open);
+    if (status)
+        td__loop_stop(&domain->loop);
+    return status;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static void free_domain(struct td__domain *domain)
+{
+    pthread_mutex_destroy(&domain->view_lock);
+    pthread_cond_destroy(&domain->idle);
+    pthread_mutex_destroy(&domain->lock);
+    free(domain);
+}
+
+static td_status make_domain(const char *host, const struct td__secret *secret,
+                             struct td__domain **domain_out)
+{
+    struct td__domain *domain = calloc(1, sizeof *domain);
+    if (!domain)
+        return td__fail_nomem("endpoint");
+    domain->users = 1;
+    domain->secret = *secret;
+    snprintf(domain->host, sizeof domain->host, "%.100s", host);
+    pthread_mutex_init(&domain->lock, NULL);
+    pthread_mutex_init(&domain->view_lock, NULL);
+    td__cond_init(&domain->idle);
+    td_status status = td__random(domain->identity, sizeof domain->identity);
+    if (!status)
+        status = start_listener(domain);
+    if (status) {
+        free_domain(domain);
+        return status;
+    }
+    *domain_out = domain;
+    return TD_OK;
+}
+
+/* A listener beyond loopback listens on every address of the machine. */
+static bool fits(const struct td__domain *domain, const char *host, const struct td__secret *secret)
+{
+    bool same_address = td__host_is_loopback(host) ? !strcmp(domain->host, host)
+                                                   : !td__host_is_loopback(domain->host);
+    return same_address && domain->secret.given == secret->given &&
+           domain->secret.tls == secret->tls && domain->secret.insecure == secret->insecure &&
+           !memcmp(domain->secret.key, secret->key, sizeof secret->key);
+}
+
+static struct td__domain *find_domain(const char *host, const struct td__secret *secret)
+{
+    pthread_mutex_lock(&table_lock);
+    struct td__domain *domain = table;
+    while (domain && !fits(domain, host, secret))
+        domain = domain->next;
+    if (domain)
+        domain->users++;
+    pthread_mutex_unlock(&table_lock);
+    return domain;
+}
+
+td_status td__domain_open(const char *host, struct td__domain **domain)
+{
+    struct td__secret secret;
+    td_status status = TD_OK;
+    TD_TRY(td__secret_load(NULL, &secret));
+    if (td__host_is_loopback(host)) /* the identity tells the jobs of a user apart */
+        TD_TRY(td__secret_bind(&secret, "links"));
+    pthread_mutex_lock(&open_lock);
+    *domain = find_domain(host, &secret);
+    if (!*domain) {
+        status = make_domain(host, &secret, domain);
+        pthread_mutex_lock(&table_lock);
+        if (!status) {
+            (*domain)->next = table;
+            table = *domain;
+        }
+        pthread_mutex_unlock(&table_lock);
+    }
+    pthread_mutex_unlock(&open_lock);
+    return status;
+}
+
+void td__domain_close(struct td__domain *domain)
+{
+    pthread_mutex_lock(&table_lock);
+    bool last = --domain->users == 0;
+    for (struct td__domain **at = &table; last && *at; at = &(*at)->next)
+        if (*at == domain) {
+            *at = domain->next;
+            break;
+        }
+    pthread_mutex_unlock(&table_lock);
+    if (!last)
+        return;
+    td__failure_detector_end(domain);
+    td__loop_run(&domain->loop, close_on_loop, domain);
+    td__loop_stop(&domain->loop);
+    free_domain(domain);
+}

@@ -1,0 +1,432 @@
+/* Which ranks of a world are still there, as its endpoint knows it:
+ *
+ *     ranks of this host    a pidfd each
+ *     the next rank, where it is on another host, and every rank that td__endpoint_watch() names
+ *                           a lifeline: a connection that carries one byte, when the other rank leaves in
+ *                           order. Its end without that byte is a death, its silence (TCP keepalive,
+ *                           os/socket.h) a host that is cut off
+ *     all other ranks       another rank watches them, and reports a loss
+ *
+ * So each rank is watched by all ranks of its host, or by the rank before it. A loss is reported to all
+ * others: by the lowest rank left on the host of the lost one, and by the ranks with a lifeline to it.
+ * Leaving is not reported. But a rank that leaves handles the events that are there, and reports losses
+ * among them: other ranks may rely on that.
+ *
+ * The presence of a rank changes once, from TD__PRESENT to something else, under the endpoint's lock; it is read
+ * without. All else belongs to the thread that examines the endpoint, the failure detector's (failure_detector.c):
+ * it works for all endpoints of a process, so what takes time is done in steps. */
+#include "peer/endpoint_internal.h"
+
+#include "base/fail.h"
+#include "os/heartbeat.h"
+#include "os/process.h"
+#include "os/socket.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LAST_PAUSE_NS ((int64_t)30000000000)
+
+enum {
+    CONNECT_MS = 300,          /* for a lifeline; one that is late is tried again */
+    REPORT_MS = 200,           /* for a loss report to one rank … */
+    REPORT_ALL_MS = 3000,      /* … and to all … */
+    LAST_REPORT_ALL_MS = 1000, /* … when leaving */
+    EXIT_MS = 100,
+    FIND_OUT_MS = 1000,
+    QUERIES = 5,
+    LEAST_PROBES = 3,
+    FIRST_PAUSE_NS = 500000000,
+    QUERY_PAUSE_NS = 50000000,
+    PROBE_PAUSE_NS = 200000000,
+};
+
+/* ---- What is known --------------------------------------------------------------------------- */
+
+enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank)
+{
+    return (enum td__presence)atomic_load_explicit(&endpoint->peers[rank].presence,
+                                                   memory_order_acquire);
+}
+
+unsigned td__endpoint_losses(const struct td__endpoint *endpoint)
+{
+    return atomic_load_explicit(&endpoint->losses, memory_order_acquire);
+}
+
+const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int rank)
+{
+    static _Thread_local char text[96];
+    switch (td__endpoint_presence(endpoint, rank)) {
+    case TD__PRESENT:
+        return NULL;
+    case TD__LEFT:
+        return "has left";
+    case TD__GONE:
+        return "has ended, or has left";
+    case TD__CUT_OFF:
+        return "does not answer any more: its host is down, or cut off";
+    case TD__ENDED:
+        break;
+    }
+    int wait_status = endpoint->peers[rank].wait_status;
+    td__wait_status_text(wait_status, text, sizeof text);
+    if (wait_status != TD__STATUS_UNKNOWN && WIFEXITED(wait_status))
+        strcat(text, " without leaving the group");
+    return text;
+}
+
+bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                         int wait_status)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    pthread_mutex_lock(&endpoint->lock);
+    bool changed = atomic_load(&peer->presence) == TD__PRESENT;
+    if (changed) {
+        peer->wait_status = wait_status;
+        atomic_store(&peer->presence, presence);
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            atomic_fetch_add(&endpoint->losses, 1);
+    }
+    pthread_mutex_unlock(&endpoint->lock);
+    return changed;
+}
+
+/* True where the pid means the same process here. */
+static bool is_neighbour(const struct td__endpoint *endpoint, const struct td__card *peer)
+{
+    const struct td__card *own = &endpoint->own;
+    return !strcmp(peer->host_id, own->host_id) && peer->pid_space == own->pid_space &&
+           peer->pid != own->pid;
+}
+
+bool td__endpoint_is_stopped(const struct td__endpoint *endpoint, int rank)
+{
+    const struct td__card *peer = &endpoint->peers[rank];
+    if (!is_neighbour(endpoint, peer))
+        return false;
+    char state = td__process_state(peer->pid);
+    return state == 'T' || state == 't';
+}
+
+void td__endpoint_watch(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    int no = 0;
+    if (!atomic_load(&endpoint->examined) || rank == endpoint->rank || peer->process_watched ||
+        !atomic_compare_exchange_strong(&peer->wanted, &no, 1))
+        return;
+    atomic_fetch_add(&endpoint->lifelines_wanted, 1);
+    td__failure_detector_wake(endpoint->domain);
+}
+
+const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__deadline deadline)
+{
+    td__deadline end = td__deadline_earlier(deadline, td__deadline_in_ms(FIND_OUT_MS));
+    if (!atomic_load(&endpoint->examined) || td__is_detector_thread)
+        return td__endpoint_exit_reason(endpoint, rank);
+    td__endpoint_watch(endpoint, rank);
+    while (td__endpoint_presence(endpoint, rank) == TD__PRESENT && !td__deadline_passed(end))
+        td__sleep_ns(1000000);
+    return td__endpoint_exit_reason(endpoint, rank);
+}
+
+/* ---- Losses and their reports ---------------------------------------------------------------- */
+
+static bool same_host(const struct td__endpoint *endpoint, int a, int b)
+{
+    return endpoint->peers[a].host == endpoint->peers[b].host;
+}
+
+/* The lowest rank that is left on the host of `rank`. A rank that leaves says so before it handles its last
+ * events, so one that is present here will see the same events. */
+static int reporter_for(const struct td__endpoint *endpoint, int rank)
+{
+    for (int r = 0; r < endpoint->size; r++)
+        if (same_host(endpoint, r, rank) && td__endpoint_presence(endpoint, r) == TD__PRESENT &&
+            (!endpoint->peers[r].process_watched ||
+             !endpoint->look.has_left(endpoint->look_arg, r)))
+            return r;
+    return -1;
+}
+
+/* This rank has found the loss itself. */
+static void lose(struct td__endpoint *endpoint, int rank, enum td__presence presence,
+                 int wait_status)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    if (!td__presence_settle(endpoint, rank, presence, wait_status) ||
+        (presence != TD__ENDED && presence != TD__CUT_OFF))
+        return;
+    bool by_lifeline = !same_host(endpoint, rank, endpoint->rank);
+    if (!by_lifeline && reporter_for(endpoint, rank) != endpoint->rank)
+        return;
+    peer->reporting = true;
+    peer->report_to = 0;
+    peer->report_end = td__deadline_in_ms(REPORT_ALL_MS);
+    endpoint->reports++;
+}
+
+/* Reports the loss of `rank` to the next rank that does not know it. */
+static void report(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    while (peer->report_to < endpoint->size && !td__deadline_passed(peer->report_end)) {
+        int to = peer->report_to++;
+        if (to == endpoint->rank || same_host(endpoint, to, rank) ||
+            td__endpoint_presence(endpoint, to) != TD__PRESENT)
+            continue;
+        td__endpoint_report_loss(endpoint, to, rank, td__endpoint_presence(endpoint, rank),
+                                 peer->wait_status, td__deadline_in_ms(REPORT_MS));
+        return;
+    }
+    peer->reporting = false;
+    endpoint->reports--;
+}
+
+static void report_next(struct td__endpoint *endpoint)
+{
+    int rank = 0;
+    while (!endpoint->peers[rank].reporting)
+        rank++;
+    report(endpoint, rank);
+}
+
+/* ---- Processes of this host ------------------------------------------------------------------ */
+
+static void lose_process(struct td__endpoint *endpoint, int rank)
+{
+    const struct td__card *peer = &endpoint->peers[rank];
+    if (endpoint->look.has_left(endpoint->look_arg, rank))
+        lose(endpoint, rank, TD__LEFT, 0);
+    else
+        lose(endpoint, rank, TD__ENDED,
+             td__process_wait_status(peer->pid, peer->process ? peer->process->fd : -1));
+}
+
+/* *ended, which may be NULL: there is no such process any more. */
+static void watch_process(struct td__endpoint *endpoint, int rank, bool *ended)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    bool unused;
+    if (!peer->process && is_neighbour(endpoint, peer))
+        peer->process = td__watched_process_open(endpoint->domain, peer->pid,
+                                                 ended ? ended : &unused);
+}
+
+void td__presence_on_process_ends(struct td__endpoint *endpoint)
+{
+    for (int r = 0; r < endpoint->size; r++) {
+        const struct td__card *peer = &endpoint->peers[r];
+        if (peer->process_watched && peer->process && atomic_load(&peer->process->ended) &&
+            td__endpoint_presence(endpoint, r) == TD__PRESENT)
+            lose_process(endpoint, r);
+    }
+}
+
+/* The kernel closes the sockets of a process a moment before the process has ended. */
+static int await_exit(const struct td__card *peer)
+{
+    return peer->process && td__process_has_ended(peer->process->fd, EXIT_MS)
+               ? td__process_wait_status(peer->pid, peer->process->fd)
+               : TD__STATUS_UNKNOWN;
+}
+
+/* ---- Lifelines ------------------------------------------------------------------------------- */
+
+static bool is_silence(int error)
+{
+    return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+           error == ENETDOWN || error == EHOSTDOWN;
+}
+
+static int probe(struct td__endpoint *endpoint, int rank)
+{
+    return td__endpoint_probe(endpoint, rank, td__endpoint_is_near(endpoint, rank),
+                              td__deadline_in_ms(CONNECT_MS));
+}
+
+void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    char byte;
+    if (peer->lifeline < 0)
+        return;
+    ssize_t got = recv(peer->lifeline, &byte, 1, MSG_DONTWAIT);
+    int error = got < 0 ? errno : 0;
+    if (error == EAGAIN || error == EINTR)
+        return;
+    td__failure_detector_unfollow(endpoint, peer->lifeline);
+    if (got == 1 && byte == TD__LEAVING)
+        lose(endpoint, rank, TD__LEFT, 0);
+    else if (is_silence(error))
+        lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
+    else
+        lose(endpoint, rank, TD__ENDED, await_exit(peer));
+    close(peer->lifeline);
+    peer->lifeline = -1;
+}
+
+/* Nothing listens at its address any more. The rank before it had a lifeline to it, and may know more; it may not
+ * have noticed yet, and may report the loss itself when it has. The wait status is enough only where it is
+ * not 0. */
+static void find_out(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    int before = (rank + endpoint->size - 1) % endpoint->size;
+    enum td__presence presence = TD__GONE;
+    int wait_status = peer->queries ? TD__STATUS_UNKNOWN : await_exit(peer);
+    if (wait_status != TD__STATUS_UNKNOWN && wait_status != 0)
+        presence = TD__ENDED;
+    bool may_ask = presence == TD__GONE && peer->queries < QUERIES &&
+                   !atomic_load(&endpoint->leaving) && before != endpoint->rank &&
+                   td__endpoint_presence(endpoint, before) == TD__PRESENT &&
+                   !probe(endpoint, before);
+    if (may_ask)
+        td__endpoint_ask_presence(endpoint, before, rank, td__deadline_in_ms(CONNECT_MS), &presence,
+                                  &wait_status);
+    if (may_ask && presence == TD__GONE && ++peer->queries < QUERIES)
+        peer->next_try = td__now_ns() + QUERY_PAUSE_NS;
+    else
+        lose(endpoint, rank, presence, wait_status);
+}
+
+static bool connect_lifeline(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    watch_process(endpoint, rank, NULL);
+    if (td__endpoint_open_lifeline(endpoint, rank, td__deadline_in_ms(CONNECT_MS),
+                                   &peer->lifeline)) {
+        peer->lifeline = -1;
+        return false;
+    }
+    td__failure_detector_follow(endpoint, peer->lifeline, rank);
+    return true;
+}
+
+/* A process that is stopped, or gets no CPU time, does not complete the handshake, but its host still
+ * answers. Each attempt leaves a pending connection at its listener, so the pauses grow. */
+static void open_lifeline(struct td__endpoint *endpoint, int rank)
+{
+    struct td__card *peer = &endpoint->peers[rank];
+    int64_t now = td__now_ns();
+    int error = probe(endpoint, rank);
+    if (!error && connect_lifeline(endpoint, rank))
+        return;
+    if (!error) /* it may have ended meanwhile */
+        error = probe(endpoint, rank);
+    if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
+        return; /* it has replied that it has left */
+    if (td__is_refused(error)) {
+        find_out(endpoint, rank);
+    } else if (!error) {
+        peer->silent_since = peer->silent_probes = 0;
+        peer->pause = peer->pause ? peer->pause * 2 : FIRST_PAUSE_NS;
+        if (peer->pause > LAST_PAUSE_NS)
+            peer->pause = LAST_PAUSE_NS;
+        peer->next_try = now + peer->pause;
+    } else {
+        if (!peer->silent_since)
+            peer->silent_since = now;
+        else
+            peer->silent_probes++;
+        if (peer->silent_probes >= LEAST_PROBES &&
+            now - peer->silent_since >= td__heartbeat_ms() * 1000000)
+            lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
+        peer->next_try = now + PROBE_PAUSE_NS;
+    }
+}
+
+/* ---- The failure detector's calls ------------------------------------------------------------ */
+
+void td__presence_begin(struct td__endpoint *endpoint)
+{
+    for (int r = 0; r < endpoint->size; r++) {
+        struct td__card *peer = &endpoint->peers[r];
+        bool ended = false;
+        peer->process_watched = endpoint->look.has_left && same_host(endpoint, r, endpoint->rank) &&
+                                is_neighbour(endpoint, peer);
+        if (peer->process_watched)
+            watch_process(endpoint, r, &ended);
+        if (ended)
+            lose_process(endpoint, r);
+    }
+    /* At once, so that the next rank is watched from the start. */
+    int next = (endpoint->rank + 1) % endpoint->size;
+    if (!same_host(endpoint, next, endpoint->rank) && connect_lifeline(endpoint, next)) {
+        atomic_store(&endpoint->peers[next].wanted, 2);
+    } else if (!endpoint->peers[next].process_watched) {
+        atomic_store(&endpoint->peers[next].wanted, 1);
+        atomic_store(&endpoint->lifelines_wanted, 1);
+    }
+}
+
+/* What makes no event: a rank of this host leaves before its process ends, which may live on; and a lifeline
+ * whose host is cut off stays silent. */
+void td__presence_tick(struct td__endpoint *endpoint)
+{
+    td__presence_on_process_ends(endpoint);
+    for (int r = 0; r < endpoint->size; r++) {
+        const struct td__card *peer = &endpoint->peers[r];
+        if (td__endpoint_presence(endpoint, r) != TD__PRESENT)
+            continue;
+        if (peer->process_watched && endpoint->look.has_left(endpoint->look_arg, r))
+            td__presence_settle(endpoint, r, TD__LEFT, 0);
+        else if (peer->lifeline >= 0 && td__cut_off(peer->lifeline))
+            lose(endpoint, r, TD__CUT_OFF, TD__STATUS_UNKNOWN);
+    }
+    if (endpoint->look.tick && !atomic_load(&endpoint->leaving))
+        endpoint->look.tick(endpoint->look_arg);
+}
+
+td__deadline td__presence_step(struct td__endpoint *endpoint)
+{
+    td__deadline next = TD__NEVER;
+    if (endpoint->reports) {
+        report_next(endpoint);
+        return 0;
+    }
+    int wanted = atomic_load(&endpoint->lifelines_wanted);
+    for (int r = 0; r < endpoint->size && wanted > 0; r++) {
+        struct td__card *peer = &endpoint->peers[r];
+        if (atomic_load(&peer->wanted) != 1)
+            continue;
+        wanted--;
+        bool present = td__endpoint_presence(endpoint, r) == TD__PRESENT;
+        bool opened = present && peer->lifeline < 0 && td__now_ns() >= peer->next_try;
+        if (opened)
+            open_lifeline(endpoint, r);
+        if (peer->lifeline >= 0 || td__endpoint_presence(endpoint, r) != TD__PRESENT) {
+            atomic_store(&peer->wanted, 2);
+            atomic_fetch_sub(&endpoint->lifelines_wanted, 1);
+        } else {
+            next = td__deadline_earlier(next, peer->next_try);
+        }
+        if (opened)
+            return 0;
+    }
+    return next;
+}
+
+/* An event may be the reason why the program leaves. Each one changes a presence, so this ends. */
+void td__presence_end(struct td__endpoint *endpoint)
+{
+    td__deadline end = td__deadline_in_ms(LAST_REPORT_ALL_MS);
+    for (int r = 0; r < endpoint->size; r++) {
+        const struct td__card *peer = &endpoint->peers[r];
+        if (td__endpoint_presence(endpoint, r) != TD__PRESENT)
+            continue;
+        if (peer->process_watched && peer->process && td__process_has_ended(peer->process->fd, 0))
+            lose_process(endpoint, r);
+        else
+            td__presence_on_lifeline(endpoint, r);
+    }
+    for (int r = 0; r < endpoint->size; r++)
+        endpoint->peers[r].report_end = td__deadline_earlier(endpoint->peers[r].report_end, end);
+    while (endpoint->reports)
+        report_next(endpoint);
+}
