@@ -165,6 +165,60 @@ RANKS(news_from_one_who_leaves, .ranks = 3, .may_die = 1 << 1)
     td__endpoint_close(endpoint);
 }
 
+static void count_call(void *arg)
+{
+    atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+static void answer_busily(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
+                          struct td__buffer *answer)
+{
+    (void)rank, (void)topic, (void)group, (void)value, (void)answer;
+    be_busy(arg);
+}
+
+static void *ask_rank_1(void *arg)
+{
+    struct td__buffer answer = {0};
+    CHECK_OK(td__endpoint_ask(arg, 1, 5, 6, 7, soon(), &answer));
+    td__buffer_free(&answer);
+    return NULL;
+}
+
+/* Two worlds of one process. The failure detector, and then the listener, works for one of them, while the other
+ * one is closed. */
+TEST(closing_an_endpoint_waits_for_no_other)
+{
+    struct td__endpoint *busy[2], *other[2];
+    atomic_int calls = 0;
+    pthread_t asker;
+    for (int listener = 0; listener < 2; listener++) {
+        atomic_store(&is_busy, false);
+        atomic_store(&may_go_on, false);
+        open_all(busy, 2);
+        open_all(other, 2);
+        CHECK_OK(
+            td__endpoint_start_detector(other[0], &(td__look_fns){.tick = count_call}, &calls));
+        if (listener) {
+            td__endpoint_answer(busy[1], answer_busily, NULL);
+            CHECK_EQ(pthread_create(&asker, NULL, ask_rank_1, busy[0]), 0);
+        } else {
+            CHECK_SOON(atomic_load(&calls) > 0);
+            CHECK_OK(td__endpoint_start_detector(busy[0], &(td__look_fns){.tick = be_busy}, NULL));
+        }
+        CHECK_SOON(atomic_load(&is_busy));
+        td__endpoint_close(other[0]); /* hangs where it waits for the busy one */
+        td__endpoint_close(other[1]);
+        int before = atomic_load(&calls);
+        atomic_store(&may_go_on, true);
+        if (listener)
+            pthread_join(asker, NULL);
+        td__sleep_ns(300000000); /* longer than from one tick to the next */
+        CHECK_EQ(atomic_load(&calls), before);
+        pair_close(busy);
+    }
+}
+
 /* They are told of a failure like everybody else, and there may be many. */
 TEST(telling_those_who_are_gone)
 {

@@ -1,0 +1,236 @@
+/* Many worlds in one process: what each of them costs, and that they do not disturb each other. */
+#include "process_counts.h"
+#include "runner.h"
+
+#include "base/clock.h"
+
+#include <tandem/group.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { WORLDS = 10, TIMES = 1000 };
+
+static void check_sum(td_group *group, int expected)
+{
+    int64_t sum = td_get_rank(group);
+    CHECK_OK(td_group_all_reduce(group, &sum, &sum, 1, TD_I64, TD_SUM, NULL));
+    CHECK_EQ(sum, expected);
+}
+
+static td_group *open_named(td_store *store, const char *name, int rank, int size,
+                            const char *backend)
+{
+    td_group *group;
+    td_group_options options = {.name = name, .backend = backend};
+    CHECK_OK(td_group_open(store, rank, size, &options, &group));
+    return group;
+}
+
+static td_store *open_store(void)
+{
+    char path[300];
+    td_store *store;
+    snprintf(path, sizeof path, "%s/store", td_test_temp_dir());
+    CHECK_OK(td_file_store_open(path, &store));
+    return store;
+}
+
+/* ---- What a world costs ---------------------------------------------------------------------- */
+
+/* Connections that were only needed to open the world may close a moment later. */
+static void check_cost(struct counts before, int threads, int descriptors)
+{
+    struct counts now;
+    CHECK_SOON((now = counts_now(), now.threads <= before.threads + threads &&
+                                        now.descriptors <= before.descriptors + descriptors));
+}
+
+/* A world of two neighbours: the control memory of its group, and nothing else, stays open. A worker thread is
+ * started by the first call that does not wait. */
+RANKS(a_further_world_costs_no_thread, .ranks = 2)
+{
+    td_group *worlds[WORLDS];
+    td_store *store = open_store();
+    for (int i = 0; i < WORLDS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "world %d", i);
+        struct counts before = counts_now();
+        worlds[i] = open_named(store, name, td_test_rank(), 2, NULL);
+        check_sum(worlds[i], 1);
+        td_test_barrier();
+        check_cost(before, i ? 0 : 2, i ? 1 : 13);
+        td_test_barrier();
+    }
+    td_work *work;
+    int64_t sum = 1;
+    struct counts before = counts_now();
+    CHECK_OK(td_group_all_reduce(worlds[0], &sum, &sum, 1, TD_I64, TD_SUM, &work));
+    CHECK_OK(td_work_wait(work, 0));
+    td_work_release(work);
+    CHECK(counts_now().threads > before.threads);
+    for (int i = 0; i < WORLDS; i++)
+        CHECK_OK(td_group_destroy(worlds[i]));
+    CHECK_OK(td_store_close(store));
+}
+
+RANKS(a_further_world_costs_no_thread_tcp, .ranks = 2)
+{
+    td_group *worlds[WORLDS];
+    td_store *store = open_store();
+    for (int i = 0; i < WORLDS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "world %d", i);
+        struct counts before = counts_now();
+        worlds[i] = open_named(store, name, td_test_rank(), 2, "tcp");
+        td_test_barrier();
+        check_cost(before, i ? 0 : 2,
+                   i ? 2 : 10); /* a lifeline to the other rank, and one from it */
+        td_test_barrier();
+    }
+    for (int i = 0; i < WORLDS; i++)
+        CHECK_OK(td_group_destroy(worlds[i]));
+    CHECK_OK(td_store_close(store));
+}
+
+TEST(a_world_of_one_rank_costs_nothing)
+{
+    td_store *store;
+    CHECK_OK(td_hash_store_open(&store));
+    struct counts before = counts_now();
+    td_group *group = open_named(store, "alone", 0, 1, NULL);
+    check_sum(group, 0);
+    struct counts after = counts_now();
+    CHECK_EQ(after.threads, before.threads);
+    CHECK_EQ(after.descriptors, before.descriptors);
+    CHECK_OK(td_group_destroy(group));
+    CHECK_OK(td_store_close(store));
+}
+
+struct opener {
+    pthread_t thread;
+    td_store *store;
+    int rank;
+    struct counts early, late;
+};
+
+static void *open_and_close(void *arg)
+{
+    struct opener *opener = arg;
+    int times = TIMES / td_test_slowness();
+    td_group *kept = open_named(opener->store, "kept", opener->rank, 2, NULL);
+    for (int i = 0; i < times; i++) {
+        td_group *group = open_named(opener->store, "again", opener->rank, 2, i % 2 ? "tcp" : NULL);
+        if (i % 50 == 0) {
+            check_sum(group, 1);
+            check_sum(kept, 1);
+        }
+        CHECK_OK(td_group_destroy(group));
+        if (i == 9 || i == times - 1) {
+            CHECK_OK(td_group_barrier(kept, NULL));
+            *(i == 9 ? &opener->early : &opener->late) = counts_now();
+            CHECK_OK(td_group_barrier(kept, NULL));
+        }
+    }
+    CHECK_OK(td_group_destroy(kept));
+    return NULL;
+}
+
+/* Both as the only worlds of the process, and beside one that stays. */
+TEST(worlds_leave_nothing_behind, .deadline_s = 100)
+{
+    struct opener openers[2];
+    td_store *store;
+    CHECK_OK(td_hash_store_open(&store));
+    td_free(td_alloc(1)); /* its arena stays */
+    struct counts before = {0};
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 2; i++) {
+            openers[i] = (struct opener){.store = store, .rank = i};
+            CHECK_EQ(pthread_create(&openers[i].thread, NULL, open_and_close, &openers[i]), 0);
+        }
+        for (int i = 0; i < 2; i++)
+            pthread_join(openers[i].thread, NULL);
+        for (int i = 0; i < 2; i++) {
+            CHECK(openers[i].late.threads <= openers[i].early.threads);
+            CHECK(openers[i].late.descriptors <= openers[i].early.descriptors);
+        }
+        if (round == 0)
+            before = counts_now();
+    }
+    CHECK_EQ(counts_now().descriptors, before.descriptors);
+    CHECK_SOON(counts_now().threads <= before.threads); /* its entry goes after the join */
+    CHECK_OK(td_store_close(store));
+}
+
+/* ---- One world and another ------------------------------------------------------------------- */
+
+/* Rank 1 leaves one world, and works on in the other. */
+static void leave_one_world(const char *backend)
+{
+    int rank = td_test_rank(), value = 0;
+    td_store *store = open_store();
+    td_group *left = open_named(store, "left", rank, 3, backend);
+    td_group *kept = open_named(store, "kept", rank, 3, backend);
+    check_sum(left, 3);
+    check_sum(kept, 3);
+    if (rank == 1)
+        CHECK_OK(td_group_destroy(left));
+    check_sum(kept, 3);
+    if (rank != 1) {
+        CHECK_FAILS(td_group_recv(left, &value, 1, TD_I32, 1, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_send(left, &value, 1, TD_I32, 1, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_barrier(left, NULL), TD_ERR_PEER, "rank 1");
+    }
+    check_sum(kept, 3);
+    if (rank != 1)
+        td_group_destroy(left);
+    check_sum(kept, 3);
+    CHECK_OK(td_group_destroy(kept));
+    CHECK_OK(td_store_close(store));
+}
+
+RANKS(leaving_one_world_of_two, .ranks = 3)
+{
+    leave_one_world(NULL);
+}
+
+RANKS(leaving_one_world_of_two_tcp, .ranks = 3)
+{
+    leave_one_world("tcp");
+}
+
+static void die_in_all_worlds(const char *backend)
+{
+    enum { SOME = 3 };
+    td_group *worlds[SOME];
+    td_store *store = open_store();
+    for (int i = 0; i < SOME; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "world %d", i);
+        worlds[i] = open_named(store, name, td_test_rank(), 3, backend);
+        check_sum(worlds[i], 3);
+    }
+    td_test_barrier();
+    if (td_test_rank() == 2)
+        raise(SIGKILL);
+    for (int i = 0; i < SOME; i++) {
+        CHECK_FAILS(td_group_barrier(worlds[i], NULL), TD_ERR_PEER, "rank 2");
+        CHECK_CONTAINS(td_last_error(), "SIGKILL");
+    }
+    for (int i = 0; i < SOME; i++)
+        td_group_destroy(worlds[i]);
+    CHECK_OK(td_store_close(store));
+}
+
+RANKS(a_death_ends_all_its_worlds, .ranks = 3, .may_die = 1 << 2)
+{
+    die_in_all_worlds(NULL);
+}
+
+RANKS(a_death_ends_all_its_worlds_tcp, .ranks = 3, .may_die = 1 << 2)
+{
+    die_in_all_worlds("tcp");
+}
