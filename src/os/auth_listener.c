@@ -15,8 +15,9 @@
  * and tries again if it is of the job, as after any end without a refusal. While the first list is more than
  * half full, accepting is throttled: once in PAUSE_MS, for all connections in the backlog.
  *
- * Pending connections are in an epoll set of the listener, which the loop watches: libuv's handles make three
- * times as many system calls, and a pending connection must cost the server less than its client. */
+ * The listening sockets and the pending connections are in an epoll set of the listener, and not handles of libuv:
+ * those make three times as many system calls, and a pending connection must cost the server less than its
+ * client. */
 #include "os/auth_listener.h"
 
 #include "base/clock.h"
@@ -68,19 +69,17 @@ struct list {
     size_t count;
 };
 
-struct entrance {
-    uv_poll_t poll;
-    struct td__auth_listener *listener;
-    int fd; /* -1: there is none */
+struct entrance { /* a listening socket */
+    int fd;       /* -1: there is none */
     bool local;
-    bool watched;
+    bool watched; /* is in listener->watch */
 };
 
 struct td__auth_listener {
     struct entrance entrances[2];
-    uv_timer_t expiry, pause;
-    int watch; /* epoll set of the pending connections */
-    uv_poll_t watch_poll;
+    td__deadline
+        next_check; /* of expired connections, and of sockets that are not watched; TD__NEVER: none */
+    int watch;      /* epoll set */
     struct epoll_event heard[AT_ONCE]; /* the last events of `watch`, … */
     int heard_count;                   /* … while they are handled */
     struct td__secret secret;
@@ -92,7 +91,6 @@ struct td__auth_listener {
     bool warned_of_secret; /* … or the secret */
     bool warned_of_room;
     int64_t full_since; /* since when connections wait for a descriptor; 0: none does */
-    int closing;        /* handles that are not closed yet */
     uint8_t nonces[NONCES][TD__NONCE_SIZE];
 };
 
@@ -349,18 +347,6 @@ static bool read_pending(struct pending *pending, bool failed)
     return false;
 }
 
-static void on_bytes(uv_poll_t *poll, int status, int events)
-{
-    struct td__auth_listener *listener = poll->data;
-    (void)status;
-    (void)events;
-    listener->heard_count = epoll_wait(listener->watch, listener->heard, AT_ONCE, 0);
-    for (int i = 0; i < listener->heard_count; i++)
-        if (listener->heard[i].data.ptr)
-            read_pending(listener->heard[i].data.ptr, listener->heard[i].events & EPOLLERR);
-    listener->heard_count = 0;
-}
-
 /* ---- Accepting ------------------------------------------------------------------------------- */
 
 /* Adds an accepted connection; closes it where that fails. */
@@ -421,9 +407,8 @@ static void run_out(struct td__auth_listener *listener, int error)
 }
 
 /* False where there is no descriptor left. */
-static bool take_in(struct entrance *entrance)
+static bool take_in(struct td__auth_listener *listener, const struct entrance *entrance)
 {
-    struct td__auth_listener *listener = entrance->listener;
     for (int i = 0; i < AT_ONCE; i++) {
         int fd = td__accept(entrance->fd);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
@@ -448,47 +433,62 @@ static bool take_in(struct entrance *entrance)
     return true;
 }
 
-static void on_pause(uv_timer_t *timer);
-
-static void on_connection(uv_poll_t *poll, int status, int events)
+/* False where the kernel has no memory for that. */
+static bool watch_entrance(struct td__auth_listener *listener, struct entrance *entrance)
 {
-    struct entrance *entrance = TD__CONTAINER(poll, struct entrance, poll);
-    struct td__auth_listener *listener = entrance->listener;
-    (void)status;
-    (void)events;
-    bool room = take_in(entrance);
+    struct epoll_event connections = {.events = EPOLLIN, .data.ptr = entrance};
+    if (entrance->fd >= 0 && !entrance->watched)
+        entrance->watched = !epoll_ctl(listener->watch, EPOLL_CTL_ADD, entrance->fd, &connections);
+    return entrance->watched || entrance->fd < 0;
+}
+
+static void on_connection(struct td__auth_listener *listener, struct entrance *entrance)
+{
+    bool room = take_in(listener, entrance);
     if (room && listener->silent.count <= listener->limit / 2)
         return;
-    uv_poll_stop(poll);
+    epoll_ctl(listener->watch, EPOLL_CTL_DEL, entrance->fd, NULL);
     entrance->watched = false;
-    if (room) /* else the next run of the timer tries again */
-        uv_timer_start(&listener->pause, on_pause, PAUSE_MS, 0);
-}
-
-static void watch_entrances(struct td__auth_listener *listener)
-{
-    for (int i = 0; i < 2; i++) {
-        struct entrance *entrance = &listener->entrances[i];
-        if (entrance->fd >= 0 && !entrance->watched)
-            entrance->watched = !uv_poll_start(&entrance->poll, UV_READABLE, on_connection);
-    }
-}
-
-static void on_pause(uv_timer_t *timer)
-{
-    watch_entrances(timer->data);
+    td__deadline again = td__deadline_in_ms(room ? PAUSE_MS : EXPIRY_MS);
+    listener->next_check = td__deadline_earlier(listener->next_check, again);
 }
 
 /* Both lists are in the order in which connections were added, so one behind another whose time is not over
  * may have to wait for it, at most for twice the time. */
-static void on_expiry(uv_timer_t *timer)
+static void check_all(struct td__auth_listener *listener)
 {
-    struct td__auth_listener *listener = timer->data;
     while (listener->silent.oldest && td__deadline_passed(listener->silent.oldest->end))
         throttle(listener->silent.oldest);
     while (listener->known.oldest && td__deadline_passed(listener->known.oldest->end))
         throttle(listener->known.oldest);
-    watch_entrances(listener);
+    listener->next_check = TD__NEVER;
+    for (int i = 0; i < 2; i++)
+        if (!watch_entrance(listener, &listener->entrances[i]))
+            listener->next_check = td__deadline_in_ms(EXPIRY_MS);
+}
+
+int td__auth_listener_fd(const struct td__auth_listener *listener)
+{
+    return listener->watch;
+}
+
+int td__auth_listener_turn(struct td__auth_listener *listener)
+{
+    listener->heard_count = epoll_wait(listener->watch, listener->heard, AT_ONCE, 0);
+    for (int i = 0; i < listener->heard_count; i++) {
+        void *which = listener->heard[i].data.ptr;
+        if (which == &listener->entrances[0] || which == &listener->entrances[1])
+            on_connection(listener, which);
+        else if (which)
+            read_pending(which, listener->heard[i].events & EPOLLERR);
+    }
+    listener->heard_count = 0;
+    if (td__deadline_passed(listener->next_check))
+        check_all(listener);
+    if (listener->silent.count || listener->known.count)
+        listener->next_check = td__deadline_earlier(listener->next_check,
+                                                    td__deadline_in_ms(EXPIRY_MS));
+    return td__deadline_poll_ms(listener->next_check);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -510,80 +510,37 @@ static void close_socket(int fd)
         close(fd);
 }
 
-static void on_closed(uv_handle_t *handle)
-{
-    struct td__auth_listener *listener = handle->data;
-    if (--listener->closing == 0)
-        free(listener);
-}
-
-static void close_handle(struct td__auth_listener *listener, uv_handle_t *handle)
-{
-    handle->data = listener;
-    listener->closing++;
-    uv_close(handle, on_closed);
-}
-
-static td_status fail_to_listen(const struct td__auth_listener_options *options, int error)
-{
-    return td_fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
-                   td__errno_text(-error));
-}
-
-td_status td__auth_listener_open(struct td__loop *loop, int tcp_fd, int local_fd,
+td_status td__auth_listener_open(int tcp_fd, int local_fd,
                                  const struct td__auth_listener_options *options,
                                  struct td__auth_listener **listener_out)
 {
     int fds[2] = {tcp_fd, local_fd};
     struct td__auth_listener *listener = calloc(1, sizeof *listener);
     td_status status = listener ? TD_OK : td__fail_nomem(options->purpose);
-    if (status)
-        goto close_sockets;
-    listener->watch = epoll_create1(EPOLL_CLOEXEC);
-    int error = listener->watch < 0
-                    ? -errno
-                    : uv_poll_init(&loop->uv, &listener->watch_poll, listener->watch);
-    if (error) {
-        status = fail_to_listen(options, error);
-        close_socket(listener->watch);
-        goto close_sockets;
+    if (listener && (listener->watch = epoll_create1(EPOLL_CLOEXEC)) < 0)
+        status = td_fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
+                         td__errno_text(errno));
+    if (status) {
+        free(listener);
+        close_socket(tcp_fd);
+        close_socket(local_fd);
+        return status;
     }
     listener->secret = *options->secret;
     listener->options = *options;
     set_limits(listener);
-    for (int i = 0; i < 2; i++)
-        listener->entrances[i] = (struct entrance){.listener = listener, .fd = -1};
-    uv_timer_init(&loop->uv, &listener->expiry);
-    uv_timer_init(&loop->uv, &listener->pause);
-    listener->expiry.data = listener->pause.data = listener->watch_poll.data = listener;
     for (int i = 0; i < 2; i++) {
-        struct entrance *entrance = &listener->entrances[i];
-        error = fds[i] < 0 ? 0 : uv_poll_init_socket(&loop->uv, &entrance->poll, fds[i]);
-        if (error) {
-            status = fail_to_listen(options, error);
-            close_socket(fds[i]);
-            if (i == 0)
-                close_socket(fds[1]);
-            td__auth_listener_close(listener);
-            return status;
+        struct td__address address = {0};
+        if (fds[i] >= 0) {
+            td__local_address(fds[i], &address);
+            set_abrupt(fds[i], true);
         }
-        struct td__address address;
-        td__local_address(fds[i], &address);
-        entrance->fd = fds[i];
-        entrance->local = address.any.sa_family == AF_UNIX;
-        set_abrupt(fds[i], true);
+        listener->entrances[i] = (struct entrance){.fd = fds[i],
+                                                   .local = address.any.sa_family == AF_UNIX};
     }
-    uv_poll_start(&listener->watch_poll, UV_READABLE, on_bytes);
-    watch_entrances(listener);
-    uv_timer_start(&listener->expiry, on_expiry, EXPIRY_MS, EXPIRY_MS);
+    check_all(listener);
     *listener_out = listener;
     return TD_OK;
-
-close_sockets:
-    free(listener);
-    close_socket(tcp_fd);
-    close_socket(local_fd);
-    return status;
 }
 
 void td__auth_listener_close(struct td__auth_listener *listener)
@@ -595,18 +552,8 @@ void td__auth_listener_close(struct td__auth_listener *listener)
         if (read_pending(pending, false))
             throttle(pending);
     }
-    for (int i = 0; i < 2; i++) {
-        if (listener->entrances[i].fd < 0)
-            continue;
-        uv_poll_stop(&listener->entrances[i].poll);
-        close_handle(listener, (uv_handle_t *)&listener->entrances[i].poll);
-        close(listener->entrances[i].fd);
-    }
-    uv_poll_stop(&listener->watch_poll);
-    close_handle(listener, (uv_handle_t *)&listener->watch_poll);
-    close(listener->watch);
-    close_handle(listener, (uv_handle_t *)&listener->expiry);
-    close_handle(listener, (uv_handle_t *)&listener->pause);
+    td__auth_listener_abandon(listener);
+    free(listener);
 }
 
 void td__auth_listener_abandon(struct td__auth_listener *listener)

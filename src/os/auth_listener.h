@@ -1,17 +1,19 @@
 /* An authenticating listener: accepts connections, admits those that prove the job's secret, and passes each
- * of them on with its first request. The store's server and the endpoint of each rank have one. */
+ * of them on with its first request. The store's server has one (loop.h), and all endpoints of a process share one
+ * (peer/domain.h). A listener belongs to one thread. */
 #ifndef TD_OS_AUTH_LISTENER_H
 #define TD_OS_AUTH_LISTENER_H
 
 #include "base/auth.h"
-#include "os/loop.h"
+
+#include <stddef.h>
 
 enum { TD__AUTH_LISTENER_REQUEST = 64 }; /* the longest request */
 
 struct td__auth_listener;
 
 /** Takes over an admitted connection, non-blocking; `local` where it came by the unix socket. Called on the
- *  loop's thread, so it must not block. */
+ *  listener's thread, so it must not block, and does not close the listener. */
 typedef void (*td__accept_fn)(void *arg, int fd, bool local, const uint8_t *request);
 
 struct td__auth_listener_options {
@@ -28,13 +30,19 @@ struct td__auth_listener_options {
 };
 
 /** Opens a listener at the listening sockets `tcp_fd` and `local_fd`, -1 for none. They are taken over, also on
- *  failure. Called on the loop's thread, on which the listener runs. */
-td_status td__auth_listener_open(struct td__loop *loop, int tcp_fd, int local_fd,
+ *  failure. */
+td_status td__auth_listener_open(int tcp_fd, int local_fd,
                                  const struct td__auth_listener_options *options,
                                  struct td__auth_listener **listener);
 
-/** Admits no connection any more, but for those that have sent their proof by now. On the loop's thread; the
- *  listener frees itself once its handles are closed. */
+/** A descriptor for poll(): readable when there is something to do for td__auth_listener_turn(). */
+int td__auth_listener_fd(const struct td__auth_listener *listener);
+
+/** Accepts, reads and admits what is there, without waiting. Returns after how many milliseconds to call it again,
+ *  where the descriptor is not readable before; -1: not before. */
+int td__auth_listener_turn(struct td__auth_listener *listener);
+
+/** Admits the connections that have sent their proof by now, and closes all others. */
 void td__auth_listener_close(struct td__auth_listener *listener);
 
 /** In a forked child, which has no such thread: closes the listening sockets. */

@@ -116,6 +116,60 @@ td_status td__loop_try(struct td__loop *loop, td_status (*fn)(void *), void *arg
     return call.status ? td__error_restore(&call.error) : TD_OK;
 }
 
+/* ---- A listener on a loop -------------------------------------------------------------------- */
+
+static void on_timer(uv_timer_t *timer);
+
+static void take_turn(struct td__loop_listener *served)
+{
+    int ms = td__auth_listener_turn(served->listener);
+    if (ms < 0)
+        uv_timer_stop(&served->timer);
+    else
+        uv_timer_start(&served->timer, on_timer, (uint64_t)ms, 0);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    take_turn(timer->data);
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    take_turn(poll->data);
+}
+
+td_status td__loop_listen(struct td__loop *loop, int tcp_fd, int local_fd,
+                          const struct td__auth_listener_options *options,
+                          struct td__loop_listener *served)
+{
+    struct td__auth_listener *listener;
+    TD_TRY(td__auth_listener_open(tcp_fd, local_fd, options, &listener));
+    int error = uv_poll_init(&loop->uv, &served->poll, td__auth_listener_fd(listener));
+    if (error) {
+        td__auth_listener_close(listener);
+        return td_fail(TD_ERR_SYSTEM, "%s: cannot listen: %s", options->purpose,
+                       td__errno_text(-error));
+    }
+    uv_timer_init(&loop->uv, &served->timer);
+    served->poll.data = served->timer.data = served;
+    served->listener = listener;
+    uv_poll_start(&served->poll, UV_READABLE, on_readable);
+    return TD_OK;
+}
+
+void td__loop_unlisten(struct td__loop_listener *served)
+{
+    uv_close((uv_handle_t *)&served->poll, NULL);
+    uv_close((uv_handle_t *)&served->timer, NULL);
+    td__auth_listener_close(served->listener);
+    served->listener = NULL;
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
 static void close_wake(void *arg)
 {
     struct td__loop *loop = arg;

@@ -5,7 +5,7 @@
 #ifndef TD_OS_LOOP_H
 #define TD_OS_LOOP_H
 
-#include <tandem/base.h>
+#include "os/auth_listener.h"
 
 #include <pthread.h>
 #include <uv.h>
@@ -31,6 +31,19 @@ void td__loop_run(struct td__loop *loop, void (*fn)(void *), void *arg);
 
 /** The same for a function that can fail: returns its status, with its last error. */
 td_status td__loop_try(struct td__loop *loop, td_status (*fn)(void *), void *arg);
+
+/** Runs a listener on the loop, as td__auth_listener_open() opens it. */
+struct td__loop_listener {
+    uv_poll_t poll;
+    uv_timer_t timer;
+    struct td__auth_listener *listener;
+};
+
+/** Both on the loop's thread. `served` lives until the loop has ended. */
+td_status td__loop_listen(struct td__loop *loop, int tcp_fd, int local_fd,
+                          const struct td__auth_listener_options *options,
+                          struct td__loop_listener *served);
+void td__loop_unlisten(struct td__loop_listener *served);
 
 /** Ends the thread once every other handle is closed, and frees the loop. */
 void td__loop_stop(struct td__loop *loop);

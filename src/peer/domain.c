@@ -7,9 +7,12 @@
 #include "os/trust.h"
 #include "peer/endpoint_internal.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { LISTEN_MS = 10000 };
@@ -92,28 +95,45 @@ void td__domain_remove(struct td__domain *domain, struct td__endpoint *endpoint)
 
 /* ---- Listening ------------------------------------------------------------------------------- */
 
-struct open_listener {
-    struct td__domain *domain;
-    int tcp_fd, local_fd;
-};
-
-static td_status open_on_loop(void *arg)
+static void *run_listener(void *arg)
 {
-    struct open_listener *open = arg;
-    struct td__domain *domain = open->domain;
+    struct td__domain *domain = arg;
+    struct pollfd fds[2] = {{.fd = td__auth_listener_fd(domain->listener), .events = POLLIN},
+                            {.fd = domain->wake, .events = POLLIN}};
+    for (int timeout = 0; !fds[1].revents; timeout = td__auth_listener_turn(domain->listener))
+        poll(fds, 2, timeout);
+    td__auth_listener_close(domain->listener);
+    return NULL;
+}
+
+static td_status open_listener(struct td__domain *domain, int tcp_fd, int local_fd)
+{
     struct td__auth_listener_options options = {.secret = &domain->secret,
                                                 .purpose = "link",
                                                 .request_size = TD__REQUEST_SIZE,
                                                 .fn = on_accepted,
                                                 .arg = domain};
     memcpy(options.identity, domain->identity, TD__IDENTITY_SIZE);
-    return td__auth_listener_open(&domain->loop, open->tcp_fd, open->local_fd, &options,
-                                  &domain->listener);
+    TD_TRY(td__auth_listener_open(tcp_fd, local_fd, &options, &domain->listener));
+    domain->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int error = domain->wake < 0
+                    ? errno
+                    : td__thread_start(&domain->thread, "td-endpoint", run_listener, domain);
+    if (!error)
+        return TD_OK;
+    td__auth_listener_close(domain->listener);
+    if (domain->wake >= 0)
+        close(domain->wake);
+    return td_fail(TD_ERR_SYSTEM, "no thread to listen for other ranks: %s", td__errno_text(error));
 }
 
-static void close_on_loop(void *arg)
+static void close_listener(struct td__domain *domain)
 {
-    td__auth_listener_close(((struct td__domain *)arg)->listener);
+    uint64_t one = 1;
+    ssize_t written = write(domain->wake, &one, sizeof one);
+    (void)written;
+    pthread_join(domain->thread, NULL);
+    close(domain->wake);
 }
 
 /* A unix socket in the abstract namespace, under a name that cannot be guessed. */
@@ -135,23 +155,16 @@ static td_status listen_locally(char name[TD__CARD_TEXT], int *fd)
 
 static td_status start_listener(struct td__domain *domain)
 {
-    struct open_listener open = {.domain = domain, .tcp_fd = -1, .local_fd = -1};
+    int tcp_fd, local_fd;
     struct td__secret bound = domain->secret; /* it is bound already */
     TD_TRY(td__listen_trusted(domain->host, 0, "link", &bound, td__deadline_in_ms(LISTEN_MS),
-                              &open.tcp_fd, &domain->port));
-    td_status status = listen_locally(domain->local, &open.local_fd);
-    if (!status)
-        status = td__loop_start(&domain->loop, "td-endpoint");
+                              &tcp_fd, &domain->port));
+    td_status status = listen_locally(domain->local, &local_fd);
     if (status) {
-        close(open.tcp_fd);
-        if (open.local_fd >= 0)
-            close(open.local_fd);
+        close(tcp_fd);
         return status;
     }
-    status = td__loop_try(&domain->loop, open_on_loop, &open);
-    if (status)
-        td__loop_stop(&domain->loop);
-    return status;
+    return open_listener(domain, tcp_fd, local_fd);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -244,7 +257,6 @@ void td__domain_close(struct td__domain *domain)
     if (!last)
         return;
     td__failure_detector_end(domain);
-    td__loop_run(&domain->loop, close_on_loop, domain);
-    td__loop_stop(&domain->loop);
+    close_listener(domain);
     free_domain(domain);
 }

@@ -18,7 +18,6 @@
 
 #include "base/auth.h"
 #include "os/auth_listener.h"
-#include "os/loop.h"
 
 #include <pthread.h>
 
@@ -36,7 +35,8 @@ struct td__domain {
     uint8_t identity[TD__IDENTITY_SIZE]; /* a client proves that it means this listener */
     int port;
     char local[TD__CARD_TEXT]; /* "unix:@name" */
-    struct td__loop loop;
+    pthread_t thread;
+    int wake; /* an eventfd that ends the thread */
     struct td__auth_listener *listener;
 
     pthread_mutex_t lock;           /* for what follows */

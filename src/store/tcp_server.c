@@ -17,7 +17,7 @@
 #include "base/fail.h"
 #include "base/spin.h"
 #include "base/thread.h"
-#include "os/auth_listener.h"
+#include "os/loop.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "store/store_engine.h"
@@ -59,7 +59,7 @@ struct list {
 
 struct td__tcp_server {
     struct td__loop loop;
-    struct td__auth_listener *listener;
+    struct td__loop_listener accepting;
     char *path;      /* of a unix socket in the file system, to be removed */
     uv_timer_t rest; /* for sending what clients are still owed at the end */
     uv_idle_t spin;
@@ -404,15 +404,15 @@ static td_status start_on_loop(void *arg)
     server->rest.data = server;
     uv_idle_init(&server->loop.uv, &server->spin);
     server->spin.data = server;
-    return td__auth_listener_open(&server->loop, start->fd, start->shortcut, &options,
-                                  &server->listener);
+    return td__loop_listen(&server->loop, start->fd, start->shortcut, &options,
+                           &server->accepting);
 }
 
 static void stop_accepting(void *arg)
 {
     struct td__tcp_server *server = arg;
-    if (server->listener)
-        td__auth_listener_close(server->listener);
+    if (server->accepting.listener)
+        td__loop_unlisten(&server->accepting);
     if (server->path)
         unlink(server->path);
     pthread_mutex_lock(&server->lock);
@@ -532,5 +532,5 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
 
 void td__tcp_server_abandon(struct td__tcp_server *server)
 {
-    td__auth_listener_abandon(server->listener);
+    td__auth_listener_abandon(server->accepting.listener);
 }

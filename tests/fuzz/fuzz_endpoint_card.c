@@ -40,6 +40,7 @@ static void write_card(const uint8_t *data, size_t size, struct td__buffer *card
     struct td__card *own = &endpoint.own;
     own->pid = td__reader_u8(&reader);
     own->port = td__reader_u8(&reader) << 8 | td__reader_u8(&reader);
+    own->number = (uint32_t)own->port << 16 | (uint32_t)own->pid;
     endpoint.shared = own->port & 1;
     own->pid_space = td__reader_u8(&reader);
     memset(own->identity, (int)own->pid_space, sizeof own->identity);

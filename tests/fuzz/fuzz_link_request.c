@@ -83,7 +83,7 @@ static td_status fake_wrap(int fd, bool server, const uint8_t *key, td__deadline
 
 static int clients;
 
-/* What on_accepted() of an endpoint does first. */
+/* What a domain and its endpoint do first. */
 static void on_accepted(void *arg, int fd, bool local, const uint8_t *bytes)
 {
     struct td__request request;
@@ -96,6 +96,9 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *bytes)
         check(request.rank >= 0 && request.rank < RANKS);
         check(request.what >= TD__WANT_LINK && request.what <= TD__WANT_HAND_OVER);
         check(request.what != TD__WANT_LOSS_REPORT || request.group < RANKS);
+        uint8_t again[TD__REQUEST_SIZE];
+        td__request_write(&request, td__request_number(exact), again);
+        check(!memcmp(again, exact, sizeof again));
     }
     free(exact);
     close(fd);
@@ -163,7 +166,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     memset(&listener, 0, offsetof(struct td__auth_listener, nonces));
     memset(listener.nonces, 0, 4 * sizeof *listener.nonces);
-    listener.watch_poll.data = &listener;
+    listener.entrances[0].fd = listener.entrances[1].fd = -1;
+    listener.next_check = TD__NEVER;
     listener.options = (struct td__auth_listener_options){
         .purpose = "link", .request_size = TD__REQUEST_SIZE, .fn = on_accepted};
     listener.secret.tls = data[0] & 1;
@@ -194,7 +198,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (new)
             add_pending(&listener, *fd, control & 8, HELLO, td__now_ns());
         else
-            on_bytes(&listener.watch_poll, 0, 0);
+            td__auth_listener_turn(&listener);
         check_lists(&listener);
         if (control & 64 && listener.silent.oldest)
             throttle(listener.silent.oldest);
