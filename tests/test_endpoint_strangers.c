@@ -8,7 +8,6 @@
 #include "peer/endpoint_internal.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -170,9 +169,8 @@ static void check_swapped(bool shared)
     int fd;
     setenv("TANDEM_SECRET", ENDPOINT_SECRET, 1);
     for (int i = 0; i < 3; i++) {
-        char host[16];
-        snprintf(host, sizeof host, "127.0.0.%d", i + 1);
-        CHECK_OK(td__endpoint_open(i, 3, host, shared, &e[i]));
+        static const char *const hosts[] = {"127.0.0.1", "127.0.0.2", "127.0.0.3"};
+        CHECK_OK(td__endpoint_open(i, 3, hosts[i], shared, &e[i]));
     }
     meet_all(e, 3);
     struct td__card *one = &e[0]->peers[1], *two = &e[0]->peers[2];
