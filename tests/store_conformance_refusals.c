@@ -6,6 +6,7 @@
 #include "base/clock.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -78,6 +79,10 @@ static void wrong_arguments(td_store *a, td_store *b)
     CHECK_FAILS(td_store_check(a, keys, 2, &flag), TD_ERR_INVALID, "key is NULL");
     CHECK_FAILS(td_store_multi_set(a, keys, values, 2), TD_ERR_INVALID, "key is NULL");
     CHECK_FAILS(td_store_wait(a, NULL, 1, 1), TD_ERR_INVALID, "list of keys is NULL");
+    CHECK_FAILS(td_store_wait(a, keys, -1, 1), TD_ERR_INVALID, "-1 keys");
+    CHECK_FAILS(td_store_check(a, keys, INT_MIN, &flag), TD_ERR_INVALID, "-2147483648 keys");
+    CHECK_FAILS(td_store_multi_get(a, NULL, -3, 1, &value), TD_ERR_INVALID, "-3 keys");
+    CHECK_FAILS(td_store_multi_set(a, keys, values, -1), TD_ERR_INVALID, "-1 keys");
     CHECK_FAILS(td_store_multi_set(a, NULL, values, 1), TD_ERR_INVALID, "list of keys is NULL");
 
     CHECK_FAILS(td_store_set(a, "x", NULL, 1), TD_ERR_INVALID, "value is NULL");
@@ -96,7 +101,7 @@ static void wrong_arguments(td_store *a, td_store *b)
     CHECK_FAILS(td_store_multi_get(a, keys, 1, 1, NULL), TD_ERR_INVALID, "output is NULL");
     CHECK_FAILS(td_store_num_keys(a, NULL), TD_ERR_INVALID, "output is NULL");
 
-    CHECK_FAILS(td_store_get(a, "x", -1, &value), TD_ERR_INVALID, "-1 ms");
+    CHECK_FAILS(td_store_get(a, "x", -2, &value), TD_ERR_INVALID, "-2 ms");
     CHECK_FAILS(td_store_wait(a, keys, 1, -5), TD_ERR_INVALID, "-5 ms");
     CHECK_FAILS(td_store_multi_get(a, keys, 1, INT64_MIN, &value), TD_ERR_INVALID, "negative");
 
@@ -106,11 +111,11 @@ static void wrong_arguments(td_store *a, td_store *b)
 
 static void too_many_keys(td_store *a, td_store *b)
 {
-    size_t count = TD_STORE_MAX_KEYS + 1;
-    const char **keys = calloc(count, sizeof *keys);
-    td_bytes *values = calloc(count, sizeof *values);
+    int count = TD_STORE_MAX_KEYS + 1;
+    const char **keys = calloc((size_t)count, sizeof *keys);
+    td_bytes *values = calloc((size_t)count, sizeof *values);
     bool flag = true;
-    for (size_t i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
         keys[i] = "same";
     store_set_text(a, "same", "1");
     store_settle(a);
@@ -166,13 +171,45 @@ static void timeouts(td_store *a, td_store *b)
     CHECK_OK(td_store_wait(b, keys, 3, 10000));
 }
 
+/* TD_NOW looks once, for a store whose own timeout is long, and sees what another handle has just set. */
+static void looking_without_waiting(td_store *a, td_store *b)
+{
+    const char *keys[] = {"there", "missing key"};
+    td_bytes values[2] = {{(char *)1, 1}, {(char *)2, 2}};
+    int64_t start = td__now_ns();
+    CHECK_FAILS(td_store_get(a, "missing key", TD_NOW, values), TD_ERR_TIMEOUT, "missing key");
+    store_set_text(b, "there", "1");
+    store_settle(b);
+    CHECK_FAILS(td_store_wait(a, keys, 2, TD_NOW), TD_ERR_TIMEOUT, "missing key");
+    CHECK_FAILS(td_store_multi_get(a, keys, 2, TD_NOW, values), TD_ERR_TIMEOUT, "missing key");
+    CHECK(values[0].data == (char *)1 && values[1].data == (char *)2);
+    CHECK_PROMPT(start);
+
+    store_set_text(b, "missing key", "late");
+    store_settle(b);
+    for (int i = 0; i < 100; i++) {
+        CHECK_OK(td_store_multi_get(a, keys, 2, TD_NOW, values));
+        CHECK_STR(values[0].data, "1");
+        CHECK_STR(values[1].data, "late");
+        td_bytes_free(&values[0]);
+        td_bytes_free(&values[1]);
+        CHECK_FAILS(td_store_get(a, "other", TD_NOW, values), TD_ERR_TIMEOUT, "other");
+    }
+    CHECK_OK(td_store_wait(a, keys, 2, TD_NOW));
+    CHECK_OK(td_store_get(a, "there", TD_NOW, values));
+    CHECK_STR(values[0].data, "1");
+    td_bytes_free(&values[0]);
+    CHECK_OK(td_store_delete_key(b, "there", NULL));
+    CHECK_FAILS(td_store_get(a, "there", TD_NOW, values), TD_ERR_TIMEOUT, "there");
+}
+
 static void own_timeout(td_store *a, td_store *b)
 {
     (void)b;
     td_bytes value = {0};
     const char *keys[] = {"missing"};
     CHECK_EQ(td_store_timeout(a), TD_STORE_DEFAULT_TIMEOUT_MS);
-    CHECK_FAILS(td_store_set_timeout(a, 0), TD_ERR_INVALID, "at least 1");
+    CHECK_FAILS(td_store_set_timeout(a, TD_NOW), TD_ERR_INVALID, "TD_NOW");
     CHECK_FAILS(td_store_set_timeout(a, -7), TD_ERR_INVALID, "-7");
     CHECK_EQ(td_store_timeout(a), TD_STORE_DEFAULT_TIMEOUT_MS);
 
@@ -193,10 +230,16 @@ static void own_timeout(td_store *a, td_store *b)
     td_bytes_free(&value);
     CHECK_OK(td_store_get(a, "missing", INT64_MAX, &value));
     td_bytes_free(&value);
+    CHECK_OK(td_store_set_timeout(a, 0)); /* the default again */
+    CHECK_EQ(td_store_timeout(a), TD_STORE_DEFAULT_TIMEOUT_MS);
 }
 
 const struct store_case store_refusal_cases[] = {
-    {"key_lengths", key_lengths, 0},     {"wrong_arguments", wrong_arguments, 0},
-    {"too_many_keys", too_many_keys, 0}, {"timeouts", timeouts, 0},
-    {"own_timeout", own_timeout, 0},     {NULL, NULL, 0},
+    {"key_lengths", key_lengths, 0},
+    {"wrong_arguments", wrong_arguments, 0},
+    {"too_many_keys", too_many_keys, 0},
+    {"timeouts", timeouts, 0},
+    {"looking_without_waiting", looking_without_waiting, 0},
+    {"own_timeout", own_timeout, 0},
+    {NULL, NULL, 0},
 };

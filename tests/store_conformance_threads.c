@@ -25,7 +25,7 @@ static void give_time_to_wait(void)
 struct waiter {
     td_store *store;
     const char *const *keys;
-    size_t count;
+    int count;
     int64_t timeout_ms;
     pthread_t thread;
     atomic_bool done;
@@ -46,8 +46,7 @@ static void *run_waiter(void *arg)
     return NULL;
 }
 
-static void start_waiter(struct waiter *waiter, td_store *store, const char *const *keys,
-                         size_t count)
+static void start_waiter(struct waiter *waiter, td_store *store, const char *const *keys, int count)
 {
     *waiter = (struct waiter){.store = store, .keys = keys, .count = count, .timeout_ms = 60000};
     CHECK_EQ(pthread_create(&waiter->thread, NULL, run_waiter, waiter), 0);

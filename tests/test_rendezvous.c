@@ -313,7 +313,12 @@ TEST(options_are_checked)
                        "rendezvous: the rank is -2; ranks begin at 0 (-1 takes it from the URL or "
                        "the environment)");
         expect_message(urls[i], &(td_rendezvous_options){.timeout_ms = -5, .world_size = 1},
-                       "td_rendezvous: the timeout is -5 ms; it must not be negative");
+                       "td_rendezvous: timeout_ms is -5 ms; it must not be negative, and TD_NOW is "
+                       "for calls that wait");
+        expect_part(urls[i], &(td_rendezvous_options){.timeout_ms = TD_NOW, .world_size = 1},
+                    "td_rendezvous: timeout_ms is -1 ms");
+        expect_part(urls[i], &(td_rendezvous_options){.world_size = 1, .reserved = {&world}},
+                    "td_rendezvous: reserved[0]");
     }
     expect_alone(NULL, &(td_rendezvous_options){.world_size = -1, .rank = -1});
     expect_alone("tcp://127.0.0.1:0?rank=0&world_size=1",

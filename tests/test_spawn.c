@@ -396,7 +396,10 @@ TEST(arguments_are_checked)
     CHECK_FAILS(td_spawn(long_message, NULL, 65537, NULL), TD_ERR_INVALID, "65537 processes");
     CHECK_FAILS(td_spawn(long_message, NULL, 1,
                          &(td_spawn_options){.shutdown_timeout_ms = -1, .context = &context}),
-                TD_ERR_INVALID, "td_spawn: the shutdown timeout must not be negative");
+                TD_ERR_INVALID, "td_spawn: shutdown_timeout_ms is -1 ms");
+    CHECK_FAILS(td_spawn(long_message, NULL, 1,
+                         &(td_spawn_options){.reserved = {[1] = &context}, .context = &context}),
+                TD_ERR_INVALID, "td_spawn: reserved[1]");
     CHECK(context == NULL);
     CHECK_FAILS(td_spawn_join(NULL, 0), TD_ERR_INVALID, "td_spawn_join: the context is NULL");
     CHECK_EQ(td_spawn_pid(NULL, 0), -1);
@@ -455,12 +458,14 @@ TEST(joining_may_wait)
         CHECK_EQ(td_spawn_pid(context, rank), notes->pids[rank]);
     CHECK_EQ(td_spawn_pid(context, 3), -1);
     CHECK_EQ(td_spawn_pid(context, -1), -1);
-    CHECK_FAILS(td_spawn_join(context, -1), TD_ERR_INVALID,
-                "td_spawn_join: the timeout is -1 ms; it must not be negative");
+    CHECK_FAILS(td_spawn_join(context, -2), TD_ERR_INVALID,
+                "td_spawn_join: the timeout is -2 ms; it must not be negative");
+    CHECK_FAILS(td_spawn_join(context, TD_NOW), TD_ERR_TIMEOUT,
+                "td_spawn_join: 3 of 3 processes are still running");
     for (int i = 0; i < 3; i++) {
         int64_t start = td__now_ns();
         CHECK_FAILS(td_spawn_join(context, 50), TD_ERR_TIMEOUT,
-                    "td_spawn_join: 3 of 3 processes are still at work");
+                    "td_spawn_join: 3 of 3 processes are still running");
         CHECK(td__now_ns() - start >= SECOND / 25);
     }
     CHECK_EQ(td_spawn_pid(context, 0), notes->pids[0]);
@@ -488,7 +493,7 @@ TEST(the_store_is_there_while_nobody_joins)
     struct notes *notes = make_notes();
     td_spawn_context *context;
     CHECK_OK(td_spawn(meet_late, notes, 2, &(td_spawn_options){.context = &context}));
-    CHECK_FAILS(td_spawn_join(context, 1), TD_ERR_TIMEOUT, "2 of 2 processes are still at work");
+    CHECK_FAILS(td_spawn_join(context, 1), TD_ERR_TIMEOUT, "2 of 2 processes are still running");
     atomic_store(&notes->go, true);
     CHECK_OK(td_spawn_join(context, 20000 * td_test_slowness()));
 }
@@ -502,7 +507,7 @@ TEST(a_failure_is_seen_by_a_later_join)
     CHECK_SOON(atomic_load(&notes->started) == 3);
     /* The others ignore SIGTERM, so there is something left to wait for. */
     CHECK_SOON(td_spawn_join(context, 20) == TD_ERR_TIMEOUT &&
-               strstr(td_last_error(), "2 of 3 processes are still at work"));
+               strstr(td_last_error(), "2 of 3 processes are still running"));
     kill(td_spawn_pid(context, 0), SIGKILL);
     kill(td_spawn_pid(context, 2), SIGKILL);
     CHECK_FAILS(td_spawn_join(context, 0), TD_ERR_PEER, ") exited with code 7");

@@ -43,9 +43,18 @@ TEST(tcp_opens_or_says_why)
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", 0, &options, &store), TD_ERR_INVALID, "port");
     CHECK_FAILS(td_tcp_store_open("", 1, &options, &store), TD_ERR_INVALID, "host");
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1, &options, NULL), TD_ERR_INVALID, "NULL");
-    options.timeout_ms = -1;
-    CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1, &options, &store), TD_ERR_INVALID, "negative");
+    options.timeout_ms = TD_NOW;
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1, &options, &store), TD_ERR_INVALID,
+                "td_tcp_store_open: timeout_ms is -1 ms");
     options.timeout_ms = 100;
+    options.linger_ms = -2;
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1, &options, &store), TD_ERR_INVALID,
+                "linger_ms is -2 ms");
+    options.linger_ms = 0;
+    options.reserved[3] = &options;
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1, &options, &store), TD_ERR_INVALID,
+                "td_tcp_store_open: reserved[3]");
+    options.reserved[3] = NULL;
 
     int fd, port = silent_port(&fd);
     char where[32];
@@ -63,6 +72,22 @@ TEST(tcp_opens_or_says_why)
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", tcp_port, &options, &store), TD_ERR_SYSTEM, taken);
     CHECK_OK(td_store_close(server));
     close(fd);
+}
+
+TEST(tcp_options_of_zero_are_the_defaults)
+{
+    td_store *server, *client;
+    CHECK_OK(
+        td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &server));
+    CHECK_EQ(td_store_timeout(server), TD_STORE_DEFAULT_TIMEOUT_MS);
+    CHECK_OK(td_tcp_store_open("127.0.0.1", td_tcp_store_port(server), NULL, &client));
+    CHECK_EQ(td_store_timeout(client), TD_STORE_DEFAULT_TIMEOUT_MS);
+    CHECK_OK(td_store_close(client));
+    CHECK_OK(td_tcp_store_open("127.0.0.1", td_tcp_store_port(server), &(td_tcp_store_options){0},
+                               &client));
+    CHECK_EQ(td_store_timeout(client), TD_STORE_DEFAULT_TIMEOUT_MS);
+    CHECK_OK(td_store_close(client));
+    CHECK_OK(td_store_close(server));
 }
 
 TEST(tcp_ports)

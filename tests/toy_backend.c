@@ -142,7 +142,7 @@ static td_status read_all(struct round *round, const struct label *label)
         keys[r] = names[r];
     }
     if (!status)
-        status = td_store_multi_get(context->store, keys, size, round->call->timeout_ms,
+        status = td_store_multi_get(context->store, keys, context->size, round->call->timeout_ms,
                                     round->values);
     if (!status) {
         remove_last(round->toy, context->rank);

@@ -1,4 +1,4 @@
-/* The version, status codes, the last error, the log, and memory that other processes can map.
+/* The version, status codes, the last error, timeouts, the log, and memory that other processes can map.
  *
  * Threads: every function here may be called from any thread at any time. The last error is each thread's own.
  * A sink of td_log_set_sink() is called by one thread at a time, which may be a thread of the library. */
@@ -72,6 +72,21 @@ TD_API td_status td_fail(td_status status, const char *format, ...)
 #endif
     ;
 
+/* ---- Timeouts --------------------------------------------------------------------------------
+ *
+ * In all headers, a timeout (`timeout_ms`) is a number of milliseconds:
+ *
+ *     0             the default: the declaration says which
+ *     1 and above   waits that long at most; TD_ERR_TIMEOUT when the time is over
+ *     TD_NOW        does not wait: TD_ERR_TIMEOUT at once where what is asked for is not there yet
+ *     others        TD_ERR_INVALID
+ *
+ * A timeout that an object keeps for later calls (a member of options, td_store_set_timeout()) cannot be
+ * TD_NOW: TD_ERR_INVALID. */
+
+/** A timeout: look, and do not wait. */
+#define TD_NOW (-1)
+
 /* ---- Version --------------------------------------------------------------------------------
  *
  * A program is compiled with the headers of one version and may be loaded with the library of another
@@ -131,6 +146,11 @@ typedef struct td_bytes {
     char *data;
     size_t size;
 } td_bytes;
+
+/** Sets *bytes to a copy of `size` bytes, followed by a NUL: for callbacks that return byte strings. What
+ *  *bytes held before is not freed. Errors: TD_ERR_INVALID (`data` is NULL and `size` is not 0, or `bytes` is
+ *  NULL), TD_ERR_NOMEM. */
+TD_API td_status td_bytes_copy(const void *data, size_t size, td_bytes *bytes);
 
 /** Frees what `bytes` holds and leaves it empty. NULL and empty ones are fine. */
 TD_API void td_bytes_free(td_bytes *bytes);

@@ -21,6 +21,7 @@ typedef struct td_spawn_context td_spawn_context;
 typedef struct td_spawn_options {
     td_spawn_context **context;  /* not NULL: return at once; td_spawn_join() waits */
     int64_t shutdown_timeout_ms; /* between SIGTERM and SIGKILL for the others; 0: 30 s */
+    void *reserved[4];
 } td_spawn_options;
 
 /**
@@ -41,8 +42,8 @@ typedef struct td_spawn_options {
  */
 TD_API td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options *options);
 
-/** Waits at most `timeout_ms` (0: as long as it takes) for the processes of `context` to end, as
- *  td_spawn() does, and frees it, except when TD_ERR_TIMEOUT says that some are still at work. */
+/** Waits at most `timeout_ms` (0: as long as it takes; TD_NOW: not at all) for the processes of `context` to
+ *  end, as td_spawn() does, and frees it, except when TD_ERR_TIMEOUT says that some are still running. */
 TD_API td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms);
 
 /** The process id of `rank`, while `context` lives; -1 for a rank that is not there. */

@@ -36,7 +36,8 @@ typedef struct td_rendezvous_options {
     int world_size;     /* 0 (or -1): from the URL or the environment */
     int rank;           /* 0: from these, too; where they do not tell and world_size is given, and
                               in a world of 1, it is rank 0. -1: from these alone */
-    int64_t timeout_ms; /* for all ranks to arrive; 0: 300 s. The store's own timeout afterwards */
+    int64_t timeout_ms; /* for all ranks to join; 0: 300 s. The store's own timeout afterwards */
+    void *reserved[4];
 } td_rendezvous_options;
 
 /** Where a process stands in its job. */
@@ -46,6 +47,7 @@ typedef struct td_world {
     int world_size;
     int local_rank;       /* among the ranks of this host, where the launcher told; else -1 */
     int local_world_size; /* likewise */
+    void *reserved[4];    /* NULL */
 } td_world;
 
 /**

@@ -7,6 +7,7 @@
  *     file    a file that all processes can reach, on a shared file system too
  *     tcp     a server in one process, clients in the others
  *     prefix  a view of another store in which every key begins with a prefix
+ *     own     a store of the program's own, made of callbacks: td_store_create()
  *
  * Keys are C strings of at most TD_STORE_MAX_KEY bytes; values are bytes, at most
  * TD_STORE_MAX_VALUE.
@@ -15,9 +16,9 @@
  * key does not keep the others from using the store. Only td_store_close() must not run while
  * another call uses the same store.
  *
- * Timeouts are in milliseconds: 0 means the store's own (td_store_set_timeout(), 300 s by default),
- * a negative one is TD_ERR_INVALID. A call without a timeout argument does not wait for a key; over
- * TCP it is bounded by the store's own timeout all the same. */
+ * Timeouts are those of base.h: 0 is the store's own (td_store_set_timeout(), 300 s by default), TD_NOW looks
+ * and does not wait for a key. A call without a timeout argument does not wait for a key either; how long a
+ * server may take to answer is bounded by the store's own timeout in all of them. */
 #ifndef TANDEM_STORE_H
 #define TANDEM_STORE_H
 
@@ -49,9 +50,12 @@ TD_API td_status td_file_store_open(const char *path, td_store **store);
 
 typedef struct td_tcp_store_options {
     bool host_server;   /* run the server here, and be its first client */
-    int64_t timeout_ms; /* for connecting, and the store's own timeout from then on */
-    int64_t linger_ms;  /* host_server: how long closing waits for the other clients to close */
-    const char *secret; /* the job's secret; NULL: TANDEM_SECRET or TANDEM_SECRET_FILE, or the user's */
+    int64_t timeout_ms; /* for connecting, and the store's own timeout from then on; 0: 300 s */
+    int64_t
+        linger_ms; /* host_server: how long closing waits for the other clients; 0: not at all */
+    const char
+        *secret; /* the job's secret; NULL: TANDEM_SECRET or TANDEM_SECRET_FILE, or the user's */
+    void *reserved[4];
 } td_tcp_store_options;
 
 /**
@@ -90,7 +94,8 @@ TD_API td_status td_prefix_store_open(const char *prefix, td_store *base, td_sto
  */
 TD_API td_status td_store_close(td_store *store);
 
-/** Sets the store's own timeout (1 ms at least). A prefix store has its own, from its base. */
+/** Sets the store's own timeout; 0 is the default again, TD_STORE_DEFAULT_TIMEOUT_MS. TD_NOW is
+ *  TD_ERR_INVALID. A prefix store has a timeout of its own, which begins as that of its base. */
 TD_API td_status td_store_set_timeout(td_store *store, int64_t timeout_ms);
 
 /** The store's own timeout. */
@@ -129,21 +134,21 @@ TD_API td_status td_store_delete_key(td_store *store, const char *key, bool *del
 /* ---- Many keys ------------------------------------------------------------------------------- */
 
 /** Waits until all `count` keys exist. TD_ERR_TIMEOUT names one that was missing. */
-TD_API td_status td_store_wait(td_store *store, const char *const *keys, size_t count,
+TD_API td_status td_store_wait(td_store *store, const char *const *keys, int count,
                                int64_t timeout_ms);
 
 /** Says at once whether all `count` keys exist. */
-TD_API td_status td_store_check(td_store *store, const char *const *keys, size_t count,
+TD_API td_status td_store_check(td_store *store, const char *const *keys, int count,
                                 bool *all_exist);
 
 /** Waits until all `count` keys exist and returns their values, as they were at one moment, into
  *  values[0 … count-1]; each is freed with td_bytes_free(). */
-TD_API td_status td_store_multi_get(td_store *store, const char *const *keys, size_t count,
+TD_API td_status td_store_multi_get(td_store *store, const char *const *keys, int count,
                                     int64_t timeout_ms, td_bytes *values);
 
 /** Sets `count` keys, in one step. Twice the same key: the later value stays. */
 TD_API td_status td_store_multi_set(td_store *store, const char *const *keys,
-                                    const td_bytes *values, size_t count);
+                                    const td_bytes *values, int count);
 
 /** Counts the keys of the users: what Tandem itself keeps in the store does not count. A prefix
  *  store counts the keys below its prefix. */

@@ -1,10 +1,24 @@
 /* Byte buffers; see buffer.h. */
 #include "base/buffer.h"
 
-#include <tandem/base.h>
+#include "base/fail.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+td_status td_bytes_copy(const void *data, size_t size, td_bytes *bytes)
+{
+    if (!bytes || (!data && size))
+        return td_fail(TD_ERR_INVALID, "td_bytes_copy: the %s is NULL", bytes ? "data" : "output");
+    char *copy = size < SIZE_MAX ? malloc(size + 1) : NULL;
+    if (!copy)
+        return td__fail_nomem("td_bytes_copy");
+    if (size)
+        memcpy(copy, data, size);
+    copy[size] = '\0';
+    *bytes = (td_bytes){.data = copy, .size = size};
+    return TD_OK;
+}
 
 void td_bytes_free(td_bytes *bytes)
 {

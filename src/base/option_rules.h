@@ -1,4 +1,5 @@
-/* What all options have in common: 0 is the default, and space for later ones stands at the end. */
+/* What all options and timeouts have in common: 0 is the default. Option structures and tables of functions
+ * have room for later members at their end. */
 #ifndef TD_BASE_OPTION_RULES_H
 #define TD_BASE_OPTION_RULES_H
 
@@ -14,14 +15,35 @@ static inline double td__option(double value, double usual)
     return signbit(value) ? 0 : usual;
 }
 
-/** TD_ERR_INVALID where the reserved members of options are set: the program was compiled with a later
- *  header, or has not set its options to 0. */
+/** TD_ERR_INVALID unless `timeout_ms` is a timeout: 0, above 0, or TD_NOW. */
+static inline td_status td__check_timeout(const char *call, int64_t timeout_ms)
+{
+    if (timeout_ms >= 0 || timeout_ms == TD_NOW)
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "%s: the timeout is %lld ms; it must not be negative, except for TD_NOW", call,
+                   (long long)timeout_ms);
+}
+
+/** The same for a timeout that an object keeps, named `what`: it cannot be TD_NOW. */
+static inline td_status td__check_kept_timeout(const char *call, const char *what,
+                                               int64_t timeout_ms)
+{
+    if (timeout_ms >= 0)
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "%s: %s is %lld ms; it must not be negative, and TD_NOW is for calls that wait",
+                   call, what, (long long)timeout_ms);
+}
+
+/** TD_ERR_INVALID where the reserved members of options or of a table of functions are set: the program was
+ *  compiled with a later header, or has not set the structure to 0. */
 static inline td_status td__check_reserved(const char *call, void *const reserved[4])
 {
     for (int i = 0; i < 4; i++)
         if (reserved[i])
             return td_fail(TD_ERR_INVALID,
-                           "%s: reserved[%d] of the options is set; set options to 0 first, as in "
+                           "%s: reserved[%d] is set; set the structure to 0 first, as in "
                            "{.lr = 0.1} or = {0}, or use the header of this version of the library",
                            call, i);
     return TD_OK;

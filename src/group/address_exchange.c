@@ -122,7 +122,7 @@ static td_status get_cards(const struct exchange *exchange, int64_t limit_ms)
 {
     struct td__root *root = exchange->root;
     int left = td__deadline_poll_ms(exchange->deadline);
-    return td_store_multi_get(root->store, exchange->keys, (size_t)root->size,
+    return td_store_multi_get(root->store, exchange->keys, root->size,
                               left < 1          ? 1
                               : left < limit_ms ? left
                                                 : limit_ms,

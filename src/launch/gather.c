@@ -27,8 +27,8 @@ td_status td__gather_wait(td_store *store, const char *prefix, int count, int64_
 {
     char **keys = make_keys(prefix, count);
     td_bytes *values = calloc((size_t)count, sizeof *values);
-    td_status status = keys && values ? td_store_multi_get(store, (const char *const *)keys,
-                                                           (size_t)count, timeout_ms, values)
+    td_status status = keys && values ? td_store_multi_get(store, (const char *const *)keys, count,
+                                                           timeout_ms, values)
                                       : td__fail_nomem("launcher");
     free(keys);
     if (status)
@@ -59,9 +59,9 @@ td_status td__gather_set(td_store *store, const char *prefix, int count, const c
     td_bytes *values = calloc((size_t)count, sizeof *values);
     for (int i = 0; values && i < count; i++)
         values[i] = (td_bytes){.data = (char *)value, .size = strlen(value)};
-    td_status status = keys && values ? td_store_multi_set(store, (const char *const *)keys, values,
-                                                           (size_t)count)
-                                      : td__fail_nomem("launcher");
+    td_status status = keys && values
+                           ? td_store_multi_set(store, (const char *const *)keys, values, count)
+                           : td__fail_nomem("launcher");
     free(keys);
     free(values);
     return status;
@@ -70,8 +70,7 @@ td_status td__gather_set(td_store *store, const char *prefix, int count, const c
 td_status td__gather_check(td_store *store, const char *prefix, int count, bool *all_exist)
 {
     char **keys = make_keys(prefix, count);
-    td_status status = keys ? td_store_check(store, (const char *const *)keys, (size_t)count,
-                                             all_exist)
+    td_status status = keys ? td_store_check(store, (const char *const *)keys, count, all_exist)
                             : td__fail_nomem("launcher");
     free(keys);
     return status;

@@ -10,6 +10,7 @@
 #include "base/auth.h"
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "launch/postmortem.h"
 #include "os/process.h"
 
@@ -251,18 +252,17 @@ td_status td_spawn_join(td_spawn_context *context, int64_t timeout_ms)
 {
     if (!context)
         return td_fail(TD_ERR_INVALID, "td_spawn_join: the context is NULL");
-    if (timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID,
-                       "td_spawn_join: the timeout is %lld ms; it must not be negative",
-                       (long long)timeout_ms);
-    td__deadline deadline = timeout_ms ? td__deadline_in_ms(timeout_ms) : TD__NEVER;
+    TD_TRY(td__check_timeout("td_spawn_join", timeout_ms));
+    td__deadline deadline = timeout_ms == TD_NOW ? 0
+                            : timeout_ms         ? td__deadline_in_ms(timeout_ms)
+                                                 : TD__NEVER;
     for (reap(context); context->running; reap(context)) {
         if (context->stopping && td__deadline_passed(context->kill_at)) {
             signal_all(context, SIGKILL);
             context->kill_at = TD__NEVER;
         }
         if (td__deadline_passed(deadline))
-            return td_fail(TD_ERR_TIMEOUT, "td_spawn_join: %d of %d processes are still at work",
+            return td_fail(TD_ERR_TIMEOUT, "td_spawn_join: %d of %d processes are still running",
                            context->running, context->count);
         wait_for_end(context, context->stopping ? td__deadline_earlier(deadline, context->kill_at)
                                                 : deadline);
@@ -404,8 +404,8 @@ td_status td_spawn(td_spawn_fn fn, void *arg, int nprocs, const td_spawn_options
     if (nprocs < 1 || nprocs > MAX_PROCESSES)
         return td_fail(TD_ERR_INVALID, "td_spawn: %d processes; it must be 1 to %d", nprocs,
                        MAX_PROCESSES);
-    if (options->shutdown_timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "td_spawn: the shutdown timeout must not be negative");
+    TD_TRY(td__check_kept_timeout("td_spawn", "shutdown_timeout_ms", options->shutdown_timeout_ms));
+    TD_TRY(td__check_reserved("td_spawn", options->reserved));
     td_spawn_context *context = make_context(nprocs, options);
     if (!context)
         return td__fail_nomem("td_spawn");

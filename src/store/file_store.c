@@ -156,7 +156,7 @@ static td_status file_compare_set(td_store *store, struct td__span key, struct t
     TD_TRY(enter(store, deadline, &file));
     td_status status = td__kv_compare_set(&file->log.kv, key, expected, desired, &result, &changed);
     if (!status)
-        status = td__bytes_copy(result.data, result.size, &copy);
+        status = td_bytes_copy(result.data, result.size, &copy);
     if (!status && changed)
         status = commit(file, TD__FILE_SET, key, desired);
     if (status)
@@ -213,7 +213,7 @@ static td_status file_get(td_store *store, const struct td__span *keys, size_t c
     struct file_store *file;
     long missing = 0;
     for (int64_t pause = FIRST_PAUSE_NS;;) {
-        TD_TRY(enter(store, deadline, &file));
+        TD_TRY(enter(store, td__store_answer_deadline(store, deadline), &file));
         missing = td__kv_first_missing(&file->log.kv, keys, count, (size_t)missing);
         if (missing < 0)
             return leave(file, values ? td__kv_copy(&file->log.kv, keys, count, values) : TD_OK);

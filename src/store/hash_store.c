@@ -92,7 +92,7 @@ static td_status hash_compare_set(td_store *store, struct td__span key, struct t
     bool changed;
     td_status status = td__kv_compare_set(&hash->kv, key, expected, desired, &result, &changed);
     if (!status)
-        status = td__bytes_copy(result.data, result.size, value);
+        status = td_bytes_copy(result.data, result.size, value);
     return unlock(hash, status, true);
 }
 

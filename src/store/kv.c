@@ -177,7 +177,7 @@ td_status td__kv_copy(const struct td__kv *kv, const struct td__span *keys, size
 {
     for (size_t i = 0; i < count; i++) {
         struct td__blob *blob = td__kv_find(kv, keys[i]);
-        td_status status = td__bytes_copy(blob->data, blob->size, &values[i]);
+        td_status status = td_bytes_copy(blob->data, blob->size, &values[i]);
         if (status) {
             while (i--)
                 td_bytes_free(&values[i]);

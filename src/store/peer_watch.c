@@ -89,10 +89,10 @@ int td__peer_watch_find_ended(struct td__peer_watch *peers, char text[TD__WATCHE
 static int64_t bounded_ms(td__deadline deadline, int64_t most)
 {
     int left = td__deadline_poll_ms(deadline);
-    return left < 0 ? most : left < 1 ? 1 : left < most ? left : most;
+    return left < 0 ? most : left < 1 ? TD_NOW : left < most ? left : most;
 }
 
-td_status td__peer_watch_get(td_store *store, const char *const *keys, size_t count,
+td_status td__peer_watch_get(td_store *store, const char *const *keys, int count,
                              const struct td__watched_wait *wait, td_bytes *values, bool *over)
 {
     int64_t more = (int64_t)PAUSE_PER_RANK_MS * wait->ranks, pause = PAUSE_MS + more;

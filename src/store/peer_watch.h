@@ -47,7 +47,7 @@ struct td__watched_wait {
 /** Waits until all keys exist, as td_store_multi_get() does, and checks the other ranks meanwhile.
  *  TD_ERR_TIMEOUT when the deadline has passed. With *over true the status is that of wait->check(), which
  *  may be TD_OK, and `values` is not filled in. */
-td_status td__peer_watch_get(td_store *store, const char *const *keys, size_t count,
+td_status td__peer_watch_get(td_store *store, const char *const *keys, int count,
                              const struct td__watched_wait *wait, td_bytes *values, bool *over);
 
 #endif

@@ -7,6 +7,7 @@
  * and the keys of a later one are below a prefix of its epoch. */
 #include "base/fail.h"
 #include "base/host.h"
+#include "base/option_rules.h"
 #include "store/rendezvous_barrier.h"
 #include "store/rendezvous_schemes.h"
 #include "store/roster.h"
@@ -142,8 +143,7 @@ static td_status world_of_one(const td_rendezvous_options *options,
             "with tdrun",
             options->rank, options->world_size);
     TD_TRY(td_hash_store_open(&state->world.store));
-    if (options->timeout_ms)
-        td_store_set_timeout(state->world.store, options->timeout_ms);
+    td_store_set_timeout(state->world.store, options->timeout_ms);
     state->world.rank = state->world.local_rank = 0;
     state->world.world_size = state->world.local_world_size = 1;
     return TD_OK;
@@ -198,11 +198,8 @@ td_status td_rendezvous(const char *url, const td_rendezvous_options *options, t
         options = &defaults;
     if (!world)
         return td_fail(TD_ERR_INVALID, "td_rendezvous: the output is NULL");
-    if (options->timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID,
-                       "td_rendezvous: the timeout is %lld ms; it must not be "
-                       "negative",
-                       (long long)options->timeout_ms);
+    TD_TRY(td__check_kept_timeout("td_rendezvous", "timeout_ms", options->timeout_ms));
+    TD_TRY(td__check_reserved("td_rendezvous", options->reserved));
     td__deadline deadline = td__deadline_in_ms(options->timeout_ms ? options->timeout_ms
                                                                    : TD_STORE_DEFAULT_TIMEOUT_MS);
 

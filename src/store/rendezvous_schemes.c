@@ -304,7 +304,5 @@ td_status td__rendezvous_file(const struct td__url *url, const td_rendezvous_opt
     TD_TRY(given_or_fail(url, options, &world->rank, &world->world_size));
     snprintf(state->address, sizeof state->address, "file %.500s", url->path);
     TD_TRY(td_file_store_open(url->path, &world->store));
-    td_store_set_timeout(world->store,
-                         options->timeout_ms ? options->timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS);
-    return TD_OK;
+    return td_store_set_timeout(world->store, options->timeout_ms);
 }

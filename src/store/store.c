@@ -2,6 +2,7 @@
 #include "store/store_ops.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,18 +14,6 @@ void td__store_init(td_store *store, const struct td__store_ops *ops, int64_t ti
     store->ops = ops;
     atomic_init(&store->references, 1);
     atomic_init(&store->timeout_ms, timeout_ms > 0 ? timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS);
-}
-
-td_status td__bytes_copy(const void *data, size_t size, td_bytes *bytes)
-{
-    char *copy = malloc(size + 1);
-    if (!copy)
-        return td__fail_nomem("store");
-    if (size)
-        memcpy(copy, data, size);
-    copy[size] = '\0';
-    *bytes = (td_bytes){.data = copy, .size = size};
-    return TD_OK;
 }
 
 td_status td__fail_missing_key(const char *kind, struct td__span key)
@@ -67,16 +56,21 @@ static td_status check_value(const char *call, const char *key, const void *valu
 static td_status deadline_of(const td_store *store, const char *call, int64_t timeout_ms,
                              td__deadline *deadline)
 {
-    if (timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "%s: the timeout is %lld ms; it must not be negative", call,
-                       (long long)timeout_ms);
-    *deadline = td__deadline_in_ms(timeout_ms ? timeout_ms : td_store_timeout(store));
+    TD_TRY(td__check_timeout(call, timeout_ms));
+    *deadline = timeout_ms == TD_NOW
+                    ? TD__LOOK_ONCE
+                    : td__deadline_in_ms(timeout_ms ? timeout_ms : td_store_timeout(store));
     return TD_OK;
 }
 
 static td__deadline own_deadline(const td_store *store)
 {
     return td__deadline_in_ms(td_store_timeout(store));
+}
+
+td__deadline td__store_answer_deadline(const td_store *store, td__deadline deadline)
+{
+    return deadline == TD__LOOK_ONCE ? own_deadline(store) : deadline;
 }
 
 /* The keys of a call, as spans; on the stack when they are few. */
@@ -92,18 +86,18 @@ static void free_keys(struct key_list *list)
 }
 
 static td_status check_keys(const td_store *store, const char *call, const char *const *keys,
-                            size_t count, struct key_list *list)
+                            int count, struct key_list *list)
 {
     TD_TRY(check_store(store, call));
+    if (count < 0 || count > TD_STORE_MAX_KEYS)
+        return td_fail(TD_ERR_INVALID, "%s: %d keys; one call takes 0 to %d", call, count,
+                       TD_STORE_MAX_KEYS);
     if (!keys && count)
         return td_fail(TD_ERR_INVALID, "%s: the list of keys is NULL", call);
-    if (count > TD_STORE_MAX_KEYS)
-        return td_fail(TD_ERR_INVALID, "%s: %zu keys are more than the %d of one call", call, count,
-                       TD_STORE_MAX_KEYS);
-    list->spans = count <= FEW_KEYS ? list->few : malloc(count * sizeof *list->spans);
+    list->spans = count <= FEW_KEYS ? list->few : malloc((size_t)count * sizeof *list->spans);
     if (!list->spans)
         return td__fail_nomem(call);
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         td_status status = check_key(call, keys[i], &list->spans[i]);
         if (status) {
             free_keys(list);
@@ -123,10 +117,8 @@ td_status td_store_close(td_store *store)
 td_status td_store_set_timeout(td_store *store, int64_t timeout_ms)
 {
     TD_TRY(check_store(store, "td_store_set_timeout"));
-    if (timeout_ms < 1)
-        return td_fail(TD_ERR_INVALID, "td_store_set_timeout: %lld ms; it must be at least 1",
-                       (long long)timeout_ms);
-    atomic_store(&store->timeout_ms, timeout_ms);
+    TD_TRY(td__check_kept_timeout("td_store_set_timeout", "the timeout", timeout_ms));
+    atomic_store(&store->timeout_ms, timeout_ms ? timeout_ms : TD_STORE_DEFAULT_TIMEOUT_MS);
     return TD_OK;
 }
 
@@ -197,19 +189,19 @@ td_status td_store_delete_key(td_store *store, const char *key, bool *deleted)
     return store->ops->delete_key(store, k, own_deadline(store), deleted ? deleted : &ignored);
 }
 
-td_status td_store_wait(td_store *store, const char *const *keys, size_t count, int64_t timeout_ms)
+td_status td_store_wait(td_store *store, const char *const *keys, int count, int64_t timeout_ms)
 {
     struct key_list list;
     td__deadline deadline = 0;
     TD_TRY(check_keys(store, "td_store_wait", keys, count, &list));
     td_status status = deadline_of(store, "td_store_wait", timeout_ms, &deadline);
     if (!status && count)
-        status = store->ops->get(store, list.spans, count, deadline, NULL);
+        status = store->ops->get(store, list.spans, (size_t)count, deadline, NULL);
     free_keys(&list);
     return status;
 }
 
-td_status td_store_check(td_store *store, const char *const *keys, size_t count, bool *all_exist)
+td_status td_store_check(td_store *store, const char *const *keys, int count, bool *all_exist)
 {
     struct key_list list;
     TD_TRY(check_keys(store, "td_store_check", keys, count, &list));
@@ -219,12 +211,13 @@ td_status td_store_check(td_store *store, const char *const *keys, size_t count,
     else if (!count)
         *all_exist = true;
     else
-        status = store->ops->check(store, list.spans, count, own_deadline(store), all_exist);
+        status = store->ops->check(store, list.spans, (size_t)count, own_deadline(store),
+                                   all_exist);
     free_keys(&list);
     return status;
 }
 
-td_status td_store_multi_get(td_store *store, const char *const *keys, size_t count,
+td_status td_store_multi_get(td_store *store, const char *const *keys, int count,
                              int64_t timeout_ms, td_bytes *values)
 {
     struct key_list list;
@@ -234,27 +227,27 @@ td_status td_store_multi_get(td_store *store, const char *const *keys, size_t co
     if (!status && count && !values)
         status = td_fail(TD_ERR_INVALID, "td_store_multi_get: the output is NULL");
     else if (!status && count)
-        status = store->ops->get(store, list.spans, count, deadline, values);
+        status = store->ops->get(store, list.spans, (size_t)count, deadline, values);
     free_keys(&list);
     return status;
 }
 
 td_status td_store_multi_set(td_store *store, const char *const *keys, const td_bytes *values,
-                             size_t count)
+                             int count)
 {
     struct key_list list;
     TD_TRY(check_keys(store, "td_store_multi_set", keys, count, &list));
     td_status status = TD_OK;
-    struct td__span *spans = count ? malloc(count * sizeof *spans) : NULL;
+    struct td__span *spans = count ? malloc((size_t)count * sizeof *spans) : NULL;
     if (count && !values)
         status = td_fail(TD_ERR_INVALID, "td_store_multi_set: the list of values is NULL");
     else if (count && !spans)
         status = td__fail_nomem("td_store_multi_set");
-    for (size_t i = 0; !status && i < count; i++)
+    for (int i = 0; !status && i < count; i++)
         status = check_value("td_store_multi_set", keys[i], values[i].data, values[i].size,
                              &spans[i]);
     if (!status && count)
-        status = store->ops->set(store, list.spans, spans, count, own_deadline(store));
+        status = store->ops->set(store, list.spans, spans, (size_t)count, own_deadline(store));
     free(spans);
     free_keys(&list);
     return status;

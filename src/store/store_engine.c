@@ -337,8 +337,8 @@ static td_status compare_set(struct td__session *session, const struct td__wire_
 static td_status make_will(struct td__session *session, const struct td__wire_request *request)
 {
     td_bytes key, value;
-    TD_TRY(td__bytes_copy(request->keys->data, request->keys->size, &key));
-    td_status status = td__bytes_copy(request->values->data, request->values->size, &value);
+    TD_TRY(td_bytes_copy(request->keys->data, request->keys->size, &key));
+    td_status status = td_bytes_copy(request->values->data, request->values->size, &value);
     if (status) {
         td_bytes_free(&key);
         return status;

@@ -15,6 +15,9 @@
 /* Keys that begin with this byte are Tandem's own: num_keys does not count them. */
 #define TD__INTERNAL_KEY "\1"
 
+/* The deadline of a get with TD_NOW. */
+#define TD__LOOK_ONCE ((td__deadline)0)
+
 struct td__store_ops {
     const char *kind; /* "tcp", for messages */
 
@@ -28,7 +31,9 @@ struct td__store_ops {
                         td__deadline deadline);
 
     /** Blocks until all keys exist at one moment, and stores their values at that moment into
-     *  values[], unless that is NULL. On TD_ERR_TIMEOUT the message names a missing key. */
+     *  values[], unless that is NULL. On TD_ERR_TIMEOUT the message names a missing key. The deadline
+     *  TD__LOOK_ONCE (TD_NOW) bounds the wait for the keys only: the store itself then gets its own timeout
+     *  to answer. */
     td_status (*get)(td_store *store, const struct td__span *keys, size_t count,
                      td__deadline deadline, td_bytes *values);
 
@@ -65,15 +70,15 @@ struct td_store {
 /** Fills in the head: one reference. */
 void td__store_init(td_store *store, const struct td__store_ops *ops, int64_t timeout_ms);
 
+/** The deadline of a request to the store itself in a call with `deadline`. */
+td__deadline td__store_answer_deadline(const td_store *store, td__deadline deadline);
+
 /** The address of this host that the store's server sees, "127.0.0.1" where it is on this host; false
  *  where the store has no server. */
 bool td__store_address(td_store *store, char *text, size_t room);
 
 /** The prefix of a prefix store with its '/', and its base instead of *store; "" for another kind. */
 const char *td__prefix_store_base(td_store **store);
-
-/** Copies `size` bytes into a td_bytes of its own, with the NUL behind it. */
-td_status td__bytes_copy(const void *data, size_t size, td_bytes *bytes);
 
 /** TD_ERR_TIMEOUT: "<kind> store: key "k" was not set in time". */
 td_status td__fail_missing_key(const char *kind, struct td__span key);

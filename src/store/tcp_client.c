@@ -354,7 +354,8 @@ static td_status reported(struct td__tcp_call *call)
 }
 
 td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *frame,
-                             td__deadline deadline, bool waits_for_key, struct td__buffer *body)
+                             td__deadline deadline, const td__deadline *key_deadline,
+                             struct td__buffer *body)
 {
     struct td__tcp_call call = {0};
     td_status status = enter(client, false);
@@ -368,8 +369,8 @@ td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *f
     status = transmit(client, frame, call.id, NULL, deadline, &call.sequence);
 
     pthread_mutex_lock(&client->lock);
-    if (!status && !await(client, &call, deadline))
-        status = give_up(client, &call, waits_for_key);
+    if (!status && !await(client, &call, key_deadline ? *key_deadline : deadline))
+        status = give_up(client, &call, key_deadline != NULL);
     if (!call.done)
         forget(client, &call);
     if (!status && !call.done)
@@ -405,7 +406,7 @@ static td_status say_bye(struct td__tcp_client *client, td__deadline deadline)
         return client->unconfirmed ? fail_broken(client) : TD_OK;
     if (client->unconfirmed) {
         struct td__buffer frame = td__tcp_frame(TD__WIRE_SYNC), body = {0};
-        status = td__tcp_client_ask(client, &frame, deadline, false, &body);
+        status = td__tcp_client_ask(client, &frame, deadline, NULL, &body);
         td__buffer_free(&body);
     }
     if (!status && client->late.status)

@@ -43,10 +43,11 @@ struct td__buffer td__tcp_frame(uint8_t op);
 td_status td__tcp_client_tell(struct td__tcp_client *client, struct td__buffer *frame,
                               struct td__span key, td__deadline deadline);
 
-/** Sends a request and waits for its answer: *body, which the caller frees. `waits_for_key` says
- *  that the server itself may have to wait. Frees the frame. */
+/** Sends a request and waits for its answer: *body, which the caller frees. With `key_deadline` the server
+ *  waits for keys, until then at most; otherwise it is NULL. Frees the frame. */
 td_status td__tcp_client_ask(struct td__tcp_client *client, struct td__buffer *frame,
-                             td__deadline deadline, bool waits_for_key, struct td__buffer *body);
+                             td__deadline deadline, const td__deadline *key_deadline,
+                             struct td__buffer *body);
 
 /** Makes sure that all that was sent has arrived, sends BYE and closes the connection; in a
  *  forked child it only closes the descriptor. */

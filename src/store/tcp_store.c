@@ -3,6 +3,7 @@
 #include "store/tcp_store.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
@@ -42,7 +43,7 @@ static td_status ask_number(struct td__tcp_client *client, struct td__buffer *fr
                             td__deadline deadline, bool byte, int64_t *number)
 {
     struct td__buffer body = {0};
-    TD_TRY(td__tcp_client_ask(client, frame, deadline, false, &body));
+    TD_TRY(td__tcp_client_ask(client, frame, deadline, NULL, &body));
     struct td__reader reader = td__reader_of(body.data, body.size);
     int64_t value = byte ? td__reader_u8(&reader) : (int64_t)td__reader_u64(&reader);
     bool whole = td__reader_done(&reader);
@@ -61,7 +62,7 @@ static td_status take_values(const struct td__tcp_client *client, const struct t
     size_t taken = 0;
     while (!status && taken < count && !reader.failed) {
         struct td__span value = td__reader_string(&reader, TD_STORE_MAX_VALUE);
-        status = td__bytes_copy(value.data, value.size, &values[taken]);
+        status = td_bytes_copy(value.data, value.size, &values[taken]);
         taken += !status;
     }
     if (!status && !td__reader_done(&reader))
@@ -112,7 +113,8 @@ static td_status tcp_get(td_store *base, const struct td__span *keys, size_t cou
     struct td__tcp_client *client = client_of(base);
     struct td__buffer frame = td__tcp_frame(values ? TD__WIRE_GET : TD__WIRE_WAIT), body = {0};
     put_keys(&frame, keys, count);
-    TD_TRY(td__tcp_client_ask(client, &frame, deadline, true, &body));
+    TD_TRY(td__tcp_client_ask(client, &frame, td__store_answer_deadline(base, deadline), &deadline,
+                              &body));
     td_status status = take_values(client, &body, values ? count : 0, values);
     td__buffer_free(&body);
     return status;
@@ -146,7 +148,7 @@ static td_status tcp_compare_set(td_store *base, struct td__span key, struct td_
     put_key(&frame, key);
     put_key(&frame, expected);
     put_key(&frame, desired);
-    TD_TRY(td__tcp_client_ask(client, &frame, deadline, false, &body));
+    TD_TRY(td__tcp_client_ask(client, &frame, deadline, NULL, &body));
     td_status status = take_values(client, &body, 1, value);
     td__buffer_free(&body);
     return status;
@@ -223,9 +225,9 @@ static td_status check_arguments(const char *host, int port, const td_tcp_store_
     if (port < 0 || port > 65535 || (port == 0 && !any_port))
         return td_fail(TD_ERR_INVALID, "tcp store at %s: port %d is outside %d to 65535", host,
                        port, !any_port);
-    if (options->timeout_ms < 0 || options->linger_ms < 0)
-        return td_fail(TD_ERR_INVALID, "tcp store at %s: a timeout must not be negative", host);
-    return TD_OK;
+    TD_TRY(td__check_kept_timeout("td_tcp_store_open", "timeout_ms", options->timeout_ms));
+    TD_TRY(td__check_kept_timeout("td_tcp_store_open", "linger_ms", options->linger_ms));
+    return td__check_reserved("td_tcp_store_open", options->reserved);
 }
 
 static td_status start_server(struct tcp_store *store, const char *host, struct td__secret *secret,
