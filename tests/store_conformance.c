@@ -90,6 +90,15 @@ void store_settle(td_store *store)
         td_store_check(store, &key, 1, &there)); /* is answered, and after what was set before it */
 }
 
+void store_expect_count(td_store *store, int64_t expected)
+{
+    int64_t count = -1;
+    if (store_factory_of_test()->minimal)
+        CHECK_FAILS(td_store_num_keys(store, &count), TD_ERR_UNSUPPORTED, "num_keys()");
+    else
+        CHECK_EQ(store_count(store), expected);
+}
+
 int64_t store_count(td_store *store)
 {
     int64_t count = -1;
@@ -150,7 +159,7 @@ static void odd_keys(td_store *a, td_store *b)
         snprintf(value, sizeof value, "value %zu", i);
         store_expect_text(b, keys[i], value);
     }
-    CHECK_EQ(store_count(a), sizeof keys / sizeof *keys);
+    store_expect_count(a, (int64_t)(sizeof keys / sizeof *keys));
 }
 
 static void overwriting(td_store *a, td_store *b)
@@ -163,7 +172,7 @@ static void overwriting(td_store *a, td_store *b)
         store_expect(a, "key", data, sizes[i]);
         store_expect(b, "key", data, sizes[i]);
     }
-    CHECK_EQ(store_count(b), 1);
+    store_expect_count(b, 1);
     free(data);
 }
 
@@ -348,25 +357,25 @@ static void deleting(td_store *a, td_store *b)
 
 static void counting_keys(td_store *a, td_store *b)
 {
-    CHECK_EQ(store_count(a), 0);
+    store_expect_count(a, 0);
     store_set_text(a, "one", "1");
     store_set_text(a, "one", "again");
     CHECK_OK(td_store_add(a, "two", 1, NULL));
     CHECK_OK(td_store_append(a, "three", "x", 1));
     store_set_text(a, "", "the empty key");
-    CHECK_EQ(store_count(a), 4);
-    CHECK_EQ(store_count(b), 4);
+    store_expect_count(a, 4);
+    store_expect_count(b, 4);
     CHECK_OK(td_store_delete_key(b, "two", NULL));
-    CHECK_EQ(store_count(a), 3);
+    store_expect_count(a, 3);
     if (!store_factory_of_test()->prefix_size) {
         store_set_text(a, "\1internal", "x"); /* what begins so is Tandem's own */
         store_set_text(a, "\1", "x");
-        CHECK_EQ(store_count(a), 3);
-        CHECK_EQ(store_count(b), 3);
+        store_expect_count(a, 3);
+        store_expect_count(b, 3);
         store_expect_text(b, "\1internal", "x");
     }
     store_set_text(a, "not\1internal", "x");
-    CHECK_EQ(store_count(a), 4);
+    store_expect_count(a, 4);
 }
 
 static void appending(td_store *a, td_store *b)
@@ -411,8 +420,8 @@ static void many_keys(td_store *a, td_store *b, int count)
         values[i] = (td_bytes){names[i], i % 7 ? strlen(names[i]) : 0};
     }
     CHECK_OK(td_store_multi_set(a, keys, values, count));
-    CHECK_EQ(store_count(a), count);
-    CHECK_EQ(store_count(b), count);
+    store_expect_count(a, count);
+    store_expect_count(b, count);
     CHECK_OK(td_store_wait(b, keys, count, 10000));
 
     td_bytes *got = calloc(size, sizeof *got);
@@ -433,7 +442,7 @@ static void few_at_once(td_store *a, td_store *b)
 {
     CHECK_OK(td_store_multi_set(a, NULL, NULL, 0));
     CHECK_OK(td_store_multi_get(a, NULL, 0, 1, NULL));
-    CHECK_EQ(store_count(a), 0);
+    store_expect_count(a, 0);
     many_keys(a, b, 1);
 }
 
@@ -474,7 +483,7 @@ static void the_same_key_twice(td_store *a, td_store *b)
     const td_bytes values[] = {{"first", 5}, {"x", 1}, {"second", 6}, {"last", 4}};
     td_bytes got[4] = {{0}};
     CHECK_OK(td_store_multi_set(a, keys, values, 4));
-    CHECK_EQ(store_count(a), 2);
+    store_expect_count(a, 2);
     CHECK_OK(td_store_multi_get(b, keys, 4, 10000, got));
     for (int i = 0; i < 4; i++) {
         CHECK_STR(got[i].data, i == 1 ? "x" : "last");

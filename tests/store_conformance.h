@@ -14,6 +14,8 @@ struct store_factory {
      *  such thing, and threads share the one handle. */
     td_store *(*open_again)(void);
 
+    bool minimal; /* it counts no keys, and sets many of them one by one */
+
     int prefix_size; /* what every key is longer by inside, for a prefix store */
 };
 
@@ -47,6 +49,9 @@ void store_set_text(td_store *store, const char *key, const char *value);
 
 /** Returns when all that was set through this handle is there for other handles too. */
 void store_settle(td_store *store);
+
+/** Checks how many keys the store counts, where it counts them. In the suite only. */
+void store_expect_count(td_store *store, int64_t expected);
 
 /** How many keys the store counts. */
 int64_t store_count(td_store *store);

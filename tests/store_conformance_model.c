@@ -121,7 +121,7 @@ static void model_step(struct model *model, td_store *store)
             store_expect(store, name, model->at[key].data, model->at[key].size);
         for (int i = 0; i < MODEL_KEYS; i++)
             count += model->at[i].there;
-        CHECK_EQ(store_count(store), count);
+        store_expect_count(store, count);
     }
 }
 

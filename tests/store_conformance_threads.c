@@ -403,6 +403,8 @@ static void pairs(struct worker *worker)
 static void many_keys_in_one_step(td_store *a, td_store *b)
 {
     (void)b;
+    if (store_factory_of_test()->minimal)
+        td_test_skip("a %s store sets keys one by one", store_factory_of_test()->name);
     run_workers(a, true, pairs);
 }
 

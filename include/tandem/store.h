@@ -154,6 +154,103 @@ TD_API td_status td_store_multi_set(td_store *store, const char *const *keys,
  *  store counts the keys below its prefix. */
 TD_API td_status td_store_num_keys(td_store *store, int64_t *count);
 
+/* ---- A store of one's own --------------------------------------------------------------------
+ *
+ * A framework that has a store already (PyTorch's c10d::Store, etcd, a database) hands it over as a table of
+ * callbacks; groups, td_rendezvous(), prefix stores and everything else that takes a td_store then use it.
+ * docs/stores.md has an example.
+ *
+ * A callback returns TD_OK, or what td_fail() returned: that status and that sentence reach the caller.
+ * Arguments are checked before. Keys are what store.h says, and are handed over as they are: any bytes but
+ * NUL, the empty key included. Tandem's own keys begin with the byte 1, which may also follow a '/' in them
+ * ("\1tandem/\1card/…"), and have at most 512 bytes, a prefix of the user's not counted; a store that cannot
+ * have such keys encodes them. Timeouts are 1 and above, or TD_NOW, never 0. Byte strings are returned by
+ * td_bytes_copy().
+ *
+ * Threads: callbacks are called from several threads at once. One that waits for a key must not keep the
+ * others out: in one process a thread may wait for what another one is about to set. A store that cannot do
+ * that sets `serial`. After fork() the child calls the same callbacks with the same `self`. */
+
+typedef struct td_store_ops {
+    /** The kind of store, for messages, such as "etcd". NULL: "own". The text must stay. */
+    const char *name;
+
+    /** At most one callback runs at a time, and none waits: get(), wait() and multi_get() are called with TD_NOW
+     *  only, again and again, with pauses that grow from 0.25 to 10 ms. For a client that locks itself up while
+     *  it waits, or knows no threads. */
+    bool serial;
+
+    /* ---- Required ---- */
+
+    /** Sets `key`, over what was there. */
+    td_status (*set)(void *self, const char *key, const void *value, size_t size);
+
+    /** Waits until `key` exists and returns its value. TD_ERR_TIMEOUT, with or without td_fail(), where it does
+     *  not exist. It may give up before its time is over: it is then called again, after a pause as above. */
+    td_status (*get)(void *self, const char *key, int64_t timeout_ms, td_bytes *value);
+
+    /** In one step for all processes: stores `desired` where the value is equal to `expected`, or the key is
+     *  absent and `expected` empty. *stored, false before, says whether it did. Otherwise *value is what is there,
+     *  and stays empty where the key is absent. A store that learns no more than the value afterwards says that it has
+     *  stored when that is `desired`, and must have add() then: see there. */
+    td_status (*compare_set)(void *self, const char *key, const void *expected,
+                             size_t expected_size, const void *desired, size_t desired_size,
+                             td_bytes *value, bool *stored);
+
+    /** Removes `key`. *deleted says whether it was there. */
+    td_status (*delete_key)(void *self, const char *key, bool *deleted);
+
+    /* ---- Optional: NULL does what is said here, by the callbacks above ---- */
+
+    /** td_store_add(). NULL: get() and compare_set(), again until no other process came in between. That needs
+     *  a *stored that is exact: two processes that both add 1 to "4" must not both be told that they stored
+     *  "5". */
+    td_status (*add)(void *self, const char *key, int64_t amount, int64_t *result);
+
+    /** td_store_append(). NULL: as for add(). Without an exact *stored, one of two equal texts that are appended
+     *  at once is lost. */
+    td_status (*append)(void *self, const char *key, const void *value, size_t size);
+
+    /** td_store_check(). NULL: get() of each key with TD_NOW. */
+    td_status (*check)(void *self, const char *const *keys, int count, bool *all_exist);
+
+    /** td_store_wait(); the same freedom as get(). NULL: get() of each key, and check() at the end. A key that
+     *  was deleted and set again meanwhile counts as there all the time. */
+    td_status (*wait)(void *self, const char *const *keys, int count, int64_t timeout_ms);
+
+    /** td_store_multi_get(); the same freedom as get(). NULL: as for wait(), and the values are not those of one
+     *  moment. */
+    td_status (*multi_get)(void *self, const char *const *keys, int count, int64_t timeout_ms,
+                           td_bytes *values);
+
+    /** td_store_multi_set(). NULL: set() of each key, in order: not in one step, and a failure leaves those
+     *  before it set. */
+    td_status (*multi_set)(void *self, const char *const *keys, const td_bytes *values, int count);
+
+    /** Counts all keys that begin with `prefix`, Tandem's own included. NULL: td_store_num_keys() is
+     *  TD_ERR_UNSUPPORTED; Tandem itself does not need it. */
+    td_status (*num_keys)(void *self, const char *prefix, int64_t *count);
+
+    /** Writes the address at which ranks on other hosts reach this host: that of the interface that leads to
+     *  the store's server. NULL, or "": a group takes 127.0.0.1, or with a secret (docs/security.md) the address
+     *  of the default route. */
+    void (*address)(void *self, char *text, size_t room);
+
+    /** The last reference to the store is closed: frees `self`, also when it fails. NULL: nothing to do. */
+    td_status (*close)(void *self);
+
+    void *reserved[4];
+} td_store_ops;
+
+/**
+ * Makes a store of callbacks; each gets `self`. `ops` is copied. The store's own timeout is the default.
+ * td_store_close() calls close() when nothing else uses the store; when this call fails, close() is not
+ * called.
+ *
+ * Errors: TD_ERR_INVALID (a required callback is NULL, a reserved member is set), TD_ERR_NOMEM.
+ */
+TD_API td_status td_store_create(const td_store_ops *ops, void *self, td_store **store);
+
 #ifdef __cplusplus
 }
 #endif

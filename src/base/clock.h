@@ -58,4 +58,16 @@ static inline void td__sleep_ns(int64_t ns)
     nanosleep(&pause, NULL);
 }
 
+/** Sleeps for *pause nanoseconds, not past the deadline, and doubles it up to `longest`. False, and
+ *  at once, when the deadline has passed. */
+static inline bool td__pause_longer(int64_t *pause, int64_t longest, td__deadline deadline)
+{
+    int64_t left = deadline - td__now_ns();
+    if (left <= 0)
+        return false;
+    td__sleep_ns(*pause < left ? *pause : left);
+    *pause = 2 * *pause < longest ? 2 * *pause : longest;
+    return true;
+}
+
 #endif

@@ -10,6 +10,7 @@ enum { TD__ERROR_TEXT = 2048 }; /* bytes of a last error */
 /** The last error of a thread in full, kept while something else may fail. */
 struct td__error {
     td_status status;
+    bool was_read; /* by the program */
     char text[TD__ERROR_TEXT];
 };
 
@@ -17,6 +18,13 @@ void td__error_save(struct td__error *error);
 
 /** Makes it the last error again; returns its status. */
 td_status td__error_restore(const struct td__error *error);
+
+/** For a call that succeeds although something failed on its way: the last error is what it was when it was
+ *  saved, and as if nothing had happened since. */
+void td__error_undo(const struct td__error *error);
+
+/** Counts the failures of this thread: whether a callback that failed has called td_fail(). */
+uint64_t td__error_count(void);
 
 /** The last error as td_last_error() and td_last_status() return it, for use inside the library: a program
  *  that calls those has seen the failure, and td__fail_null() does not pass it on any more. */

@@ -11,6 +11,7 @@
 static _Thread_local char last_error[TD__ERROR_TEXT];
 static _Thread_local td_status last_status;
 static _Thread_local bool was_read; /* by the program, since it was set */
+static _Thread_local uint64_t count;
 
 const char *td_status_name(td_status status)
 {
@@ -75,19 +76,33 @@ td_status td_fail(td_status status, const char *format, ...)
     memcpy(last_error, message, sizeof message);
     last_status = status;
     was_read = false;
+    count++;
     return status;
+}
+
+uint64_t td__error_count(void)
+{
+    return count;
 }
 
 void td__error_save(struct td__error *error)
 {
     error->status = last_status;
+    error->was_read = was_read;
     memcpy(error->text, last_error, sizeof last_error);
+}
+
+void td__error_undo(const struct td__error *error)
+{
+    td__error_restore(error);
+    was_read = error->was_read;
 }
 
 td_status td__error_restore(const struct td__error *error)
 {
     memcpy(last_error, error->text, sizeof last_error);
     was_read = false;
+    count++;
     return last_status = error->status;
 }
 

@@ -91,15 +91,21 @@ td_status td__kv_set(struct td__kv *kv, struct td__span key, struct td__span val
     return put(kv, key, blob_create(value, value.size));
 }
 
+td_status td__kv_check_append(struct td__span key, size_t size, size_t more)
+{
+    if (more <= TD_STORE_MAX_VALUE - size)
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID,
+                   "append to \"%.*s\": %zu bytes and %zu more exceed the %zu of a value",
+                   (int)key.size, key.data, size, more, TD_STORE_MAX_VALUE);
+}
+
 td_status td__kv_append(struct td__kv *kv, struct td__span key, struct td__span value)
 {
     struct td__blob *old = td__kv_find(kv, key);
     if (!old)
         return td__kv_set(kv, key, value);
-    if (value.size > TD_STORE_MAX_VALUE - old->size)
-        return td_fail(TD_ERR_INVALID,
-                       "append to \"%.*s\": %zu bytes and %zu more exceed the %zu of a value",
-                       (int)key.size, key.data, old->size, value.size, TD_STORE_MAX_VALUE);
+    TD_TRY(td__kv_check_append(key, old->size, value.size));
     size_t size = old->size + value.size;
     if (old->references > 1 || size > old->capacity) {
         struct td__blob *larger = blob_create((struct td__span){old->data, old->size}, size * 2);
@@ -111,19 +117,32 @@ td_status td__kv_append(struct td__kv *kv, struct td__span key, struct td__span 
     return TD_OK;
 }
 
+int td__kv_sum(struct td__span key, struct td__span old, int64_t amount, int64_t *sum,
+               char text[TD__NUMBER_TEXT])
+{
+    int64_t number = 0;
+    if (old.data && !td__parse_i64(old.data, old.size, &number)) {
+        td_fail(TD_ERR_INVALID, "add to \"%.*s\": its value \"%.*s\" is not a number",
+                (int)key.size, key.data, (int)(old.size < 40 ? old.size : 40), old.data);
+        return -1;
+    }
+    if (__builtin_add_overflow(number, amount, sum)) {
+        td_fail(TD_ERR_INVALID, "add of %" PRId64 " to \"%.*s\": the sum does not fit 64 bits",
+                amount, (int)key.size, key.data);
+        return -1;
+    }
+    return snprintf(text, TD__NUMBER_TEXT, "%" PRId64, *sum);
+}
+
 td_status td__kv_add(struct td__kv *kv, struct td__span key, int64_t amount, int64_t *result)
 {
-    int64_t sum = 0;
+    int64_t sum;
+    char text[TD__NUMBER_TEXT];
     struct td__blob *old = td__kv_find(kv, key);
-    if (old && !td__parse_i64(old->data, old->size, &sum))
-        return td_fail(TD_ERR_INVALID, "add to \"%.*s\": its value \"%.*s\" is not a number",
-                       (int)key.size, key.data, (int)(old->size < 40 ? old->size : 40), old->data);
-    if (__builtin_add_overflow(sum, amount, &sum))
-        return td_fail(TD_ERR_INVALID,
-                       "add of %" PRId64 " to \"%.*s\": the sum does not fit 64 bits", amount,
-                       (int)key.size, key.data);
-    char text[24];
-    int length = snprintf(text, sizeof text, "%" PRId64, sum);
+    struct td__span value = old ? (struct td__span){old->data, old->size} : (struct td__span){0};
+    int length = td__kv_sum(key, value, amount, &sum, text);
+    if (length < 0)
+        return TD_ERR_INVALID;
     TD_TRY(td__kv_set(kv, key, (struct td__span){text, (size_t)length}));
     *result = sum;
     return TD_OK;

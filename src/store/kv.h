@@ -32,6 +32,16 @@ td_status td__kv_set(struct td__kv *kv, struct td__span key, struct td__span val
 td_status td__kv_append(struct td__kv *kv, struct td__span key, struct td__span value);
 td_status td__kv_add(struct td__kv *kv, struct td__span key, int64_t amount, int64_t *result);
 
+enum { TD__NUMBER_TEXT = 24 };
+
+/** What an add of `amount` to the value `old` (data NULL: the key is absent) leaves: *sum, and its text.
+ *  Returns the length of the text, or -1 where it is TD_ERR_INVALID, which is the last error then. */
+int td__kv_sum(struct td__span key, struct td__span old, int64_t amount, int64_t *sum,
+               char text[TD__NUMBER_TEXT]);
+
+/** TD_ERR_INVALID where a value of `size` bytes cannot grow by `more`. */
+td_status td__kv_check_append(struct td__span key, size_t size, size_t more);
+
 /** *result is what the caller gets to see: it points into the store or to what was passed in, until
  *  the next change. *changed says whether `desired` was stored. */
 td_status td__kv_compare_set(struct td__kv *kv, struct td__span key, struct td__span expected,

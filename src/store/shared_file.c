@@ -42,16 +42,6 @@ bool td__shared_file_inherited(const struct td__shared_file *file)
 
 /* ---- Locks ------------------------------------------------------------------------------------ */
 
-bool td__pause_longer(int64_t *pause, int64_t longest, td__deadline deadline)
-{
-    int64_t left = deadline - td__now_ns();
-    if (left <= 0)
-        return false;
-    td__sleep_ns(*pause < left ? *pause : left);
-    *pause = 2 * *pause < longest ? 2 * *pause : longest;
-    return true;
-}
-
 /* Locks, converts or unlocks `length` bytes (0: all that follow) now or not at all. 0, EAGAIN when
  * somebody else's lock is in the way, or another errno. */
 static int try_lock(const struct td__shared_file *file, short type, int byte, int length)

@@ -51,8 +51,4 @@ bool td__shared_file_inherited(const struct td__shared_file *file);
 /** Whether its path still leads to it. */
 bool td__shared_file_in_place(const struct td__shared_file *file);
 
-/** Sleeps for *pause nanoseconds, not past the deadline, and doubles it up to `longest`. False, and
- *  at once, when the deadline has passed. */
-bool td__pause_longer(int64_t *pause, int64_t longest, td__deadline deadline);
-
 #endif

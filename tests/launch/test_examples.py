@@ -254,6 +254,16 @@ class Examples(Programs):
         lines = self.run_ranks(3, "14_reducer")
         self.check_same(self.check_falls(lines, r"loss (\S+) to (\S+), w2\[0\] (\S+)"), 3)
 
+    def test_own_store(self):
+        for _ in range(2):  # the second time through what the first job has left there
+            self.assertEqual(
+                self.run_ranks(3, "own_store", self.dir),
+                [f"rank {rank} of 3: the sum is 3" for rank in range(3)],
+            )
+        job = self.run_job("--standalone", os.path.join(EXAMPLES, "own_store"), "/no/such/place")
+        self.check_code(job, 1)
+        self.assertIn("/no/such/place/lock: cannot be locked: No such file", job.err)
+
     def test_15_tour(self):
         job = harness.Job(self, [], program=os.path.join(EXAMPLES, "15_tour")).finish()
         self.lines(job)
