@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "os/process.h"
-#include "store/roster.h"
+#include "store/peer_watch.h"
 
 #include <tandem/group.h>
 #include <tandem/rendezvous.h>

@@ -5,7 +5,7 @@
 #include "runner.h"
 
 #include "base/clock.h"
-#include "store/tcp_store.h"
+#include "store/store_ops.h"
 
 #include <tandem/store.h>
 

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "os/socket.h"
 #include "os/trust.h"
-#include "store/tcp_store.h"
+#include "store/store_ops.h"
 
 #include <netinet/in.h>
 #include <pthread.h>

@@ -1,66 +1,63 @@
-/* The ranks of a root meet, through its store.
+/* The ranks of a root exchange their addresses through its store.
  *
- * Each rank puts its card there and reads everybody's, in one request. A store may see several meetings; each
- * rank counts its own, and so all agree on the number.
+ * Each rank sets its card (host and addresses) and gets those of all ranks in one request. A store may see
+ * several such meetings; each rank counts its own, so all ranks agree on the number.
  *
- * One that dies before its card is there would be waited for until the time is over. So each rank also says
- * first of all which process it is (store/roster.h), at the rendezvous already where there was one, and who
- * has waited for a while looks after those of its own machine:
+ * A rank that ends before it has set its card would be waited for until the timeout. So each rank first adds
+ * its process to a roster (store/peer_watch.h), that of the rendezvous where there was one; a rank that has waited
+ * for a while checks the processes of its own machine, and tells the ranks of other machines:
  *
  *     card/NAME/MEETING/RANK     the cards
- *     came/NAME/MEETING          the list of those who have come, where there was no rendezvous
- *     ended/NAME/MEETING         what somebody saw of one that has ended, for those on other machines */
+ *     came/NAME/MEETING          the roster, where there was no rendezvous
+ *     ended/NAME/MEETING         the first failure that a rank has found */
 #include "group/root.h"
 
 #include "base/fail.h"
 #include "store/peer_watch.h"
-#include "store/rendezvous_barrier.h"
-#include "store/roster.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PAUSE_MS = 30, LAST_PAUSE_MS = 300, PAUSE_PER_RANK_MS = 4, LAST_LOOK_MS = 50 };
-
 struct exchange {
     struct td__root *root;
     int64_t meeting;
     const char **keys; /* of the cards */
-    td__deadline deadline;
     char came[TD__ROOT_KEY], ended[TD__ROOT_KEY];
     struct td__peer_watch peers;
-    bool complete; /* nobody else will sign in */
+    bool complete; /* the roster that is watched has all ranks */
 };
 
-/* ---- Looking after those who have come ------------------------------------------------------- */
+/* ---- Watching the ranks that have joined ------------------------------------------------------ */
 
-/* All of a rendezvous have signed before it was over. Its list says nothing to a process that was not at it,
- * or that came back later: those who are dead may be about to come back as well. */
-static void find_peers(struct exchange *exchange)
+/* Watches the processes of the roster of the rendezvous, which has all ranks. It is of no use to a process that
+ * is not in it, or that has rejoined: ranks that have ended may be about to rejoin as well. Then the roster of
+ * this meeting is read again each time. */
+static void watch_roster(struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
     td_store *store = root->given;
     td_bytes list = {0};
     char key[TD__ROSTER_KEY];
+    bool found = false;
     if (exchange->complete)
         return;
     td__roster_key(td__prefix_store_base(&store), key);
-    if (td__peer_watch_look_up(store, key, &list)) {
+    if (!td__store_look_up(store, key, &list, &found) && found) {
         exchange->complete = td__peer_watch_has_self(&exchange->peers, list.data);
         if (exchange->complete)
             td__peer_watch_watch(&exchange->peers, list.data);
         td_bytes_free(&list);
     }
     if (!exchange->complete && !td__rejoins() &&
-        td__peer_watch_look_up(root->store, exchange->came, &list)) {
+        !td__store_look_up(root->store, exchange->came, &list, &found) && found) {
         td__peer_watch_watch(&exchange->peers, list.data);
         td_bytes_free(&list);
     }
 }
 
-/* The others are told, since some may be on other machines. What is said first stands: who has heard of one
- * end may have ended since, and is not to be taken for the cause. */
+/* A rank has ended: sets `ended`, for the ranks on other machines. The first text stays, since a rank that fails
+ * because of it may end next, and is not the cause. */
 static td_status fail_ended(const struct exchange *exchange, const char *who)
 {
     const struct td__root *root = exchange->root;
@@ -68,30 +65,32 @@ static td_status fail_ended(const struct exchange *exchange, const char *who)
     char text[512];
     int length = snprintf(text, sizeof text, "group \"%.100s\": %s before all ranks had met",
                           root->name, who);
-    bool told = !td_store_compare_set(root->store, exchange->ended, "", 0, text, (size_t)length,
-                                      &first);
-    td_status status = td_fail(TD_ERR_PEER, "%s", told ? first.data : text);
+    td_status status = td_store_compare_set(root->store, exchange->ended, "", 0, text,
+                                            (size_t)length, &first);
+    status = td_fail(TD_ERR_PEER, "%s", status ? text : first.data);
     td_bytes_free(&first);
     return status;
 }
 
-static td_status watch_peers(struct exchange *exchange)
+static td_status check_peers(void *arg)
 {
-    td_bytes told = {0};
+    struct exchange *exchange = arg;
+    td_bytes text = {0};
     char who[TD__WATCHED_TEXT];
-    find_peers(exchange);
+    bool found;
+    watch_roster(exchange);
     if (td__peer_watch_find_ended(&exchange->peers, who) >= 0)
         return fail_ended(exchange, who);
-    if (!td__peer_watch_look_up(exchange->root->store, exchange->ended, &told))
-        return TD_OK;
-    td_status status = td_fail(TD_ERR_PEER, "%s", told.data);
-    td_bytes_free(&told);
+    if (td__store_look_up(exchange->root->store, exchange->ended, &text, &found) || !found)
+        return TD_OK; /* a store that fails is reported by the wait itself */
+    td_status status = td_fail(TD_ERR_PEER, "%s", text.data);
+    td_bytes_free(&text);
     return status;
 }
 
 /* ---- The cards ------------------------------------------------------------------------------- */
 
-/* Who has not come to the meeting, instead of a key that nobody knows. */
+/* TD_ERR_TIMEOUT with the ranks that have not set their cards, instead of the name of a key. */
 static td_status name_missing(const struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
@@ -118,38 +117,19 @@ static td_status name_missing(const struct exchange *exchange)
                    count > 1 ? "have" : "has");
 }
 
-static td_status get_cards(const struct exchange *exchange, int64_t limit_ms)
-{
-    struct td__root *root = exchange->root;
-    int left = td__deadline_poll_ms(exchange->deadline);
-    return td_store_multi_get(root->store, exchange->keys, root->size,
-                              left < 1          ? 1
-                              : left < limit_ms ? left
-                                                : limit_ms,
-                              root->cards);
-}
-
-/* One that met all others, and has ended since, is no reason to fail: then the cards are there. */
 static td_status await_cards(struct exchange *exchange)
 {
-    int64_t more = (int64_t)PAUSE_PER_RANK_MS * exchange->root->size, pause = PAUSE_MS + more;
-    struct td__error error;
-    for (;;) {
-        td_status status = get_cards(exchange, pause);
-        if (status != TD_ERR_TIMEOUT)
-            return status;
-        if (td__deadline_passed(exchange->deadline))
-            return name_missing(exchange);
-        status = watch_peers(exchange);
-        if (status) {
-            td__error_save(&error);
-            return get_cards(exchange, LAST_LOOK_MS) ? td__error_restore(&error) : TD_OK;
-        }
-        pause = pause * 2 < LAST_PAUSE_MS + more ? pause * 2 : LAST_PAUSE_MS + more;
-    }
+    struct td__root *root = exchange->root;
+    struct td__watched_wait wait = {.ranks = root->size,
+                                    .deadline = td__deadline_in_ms(root->timeout_ms),
+                                    .check = check_peers,
+                                    .arg = exchange};
+    td_status status = td__peer_watch_get(root->store, exchange->keys, root->size, &wait,
+                                          root->cards);
+    return status == TD_ERR_TIMEOUT ? name_missing(exchange) : status;
 }
 
-static td_status give_card(const struct exchange *exchange)
+static td_status set_card(const struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
     struct td__buffer card = {0};
@@ -161,8 +141,8 @@ static td_status give_card(const struct exchange *exchange)
     return status;
 }
 
-/* Everyone has come to this meeting, so nobody needs the last one. */
-static void tidy_up(const struct exchange *exchange)
+/* All ranks are in this meeting, so the keys of the last one are not needed any more. */
+static void delete_last_meeting(const struct exchange *exchange)
 {
     struct td__root *root = exchange->root;
     char key[TD__ROOT_KEY];
@@ -191,10 +171,10 @@ static td_status attend(struct exchange *exchange, char (*names)[TD__ROOT_KEY])
     snprintf(exchange->ended, TD__ROOT_KEY, "\1ended/%.80s/%lld", root->name,
              (long long)exchange->meeting);
     TD_TRY(td__roster_add(root->store, exchange->came, root->rank, false));
-    TD_TRY(give_card(exchange));
+    TD_TRY(set_card(exchange));
     TD_TRY(await_cards(exchange));
     TD_TRY(td__endpoint_connect_all(root->endpoint, root->cards));
-    tidy_up(exchange);
+    delete_last_meeting(exchange);
     return TD_OK;
 }
 
@@ -205,7 +185,6 @@ td_status td__attend(struct td__root *root)
     struct exchange exchange = {
         .root = root,
         .keys = calloc(size, sizeof *exchange.keys),
-        .deadline = td__deadline_in_ms(root->timeout_ms),
         .peers = {.rank = root->rank, .size = root->size},
     };
     td_status status = names && exchange.keys ? attend(&exchange, names) : td__fail_nomem("group");

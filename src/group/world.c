@@ -5,7 +5,7 @@
 #include "group/process_group.h"
 #include "group/root.h"
 #include "store/rendezvous_schemes.h"
-#include "store/tcp_store.h"
+#include "store/store_ops.h"
 
 #include <stdio.h>
 

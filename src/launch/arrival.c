@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "launch/notice.h"
-#include "store/tcp_store.h"
+#include "store/store_ops.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -23,7 +23,7 @@
 #include "base/thread.h"
 #include "launch/arrival.h"
 #include "launch/notice.h"
-#include "store/tcp_store.h"
+#include "store/store_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,6 +12,7 @@
  */
 #include "base/fail.h"
 #include "group/root.h"
+#include "store/store_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,13 +57,6 @@ static bool set_card(struct card *card, const void *bytes, size_t size)
 
 /* ---- The first member: newcomers ------------------------------------------------------------- */
 
-/* A value that may not be there; *found says. */
-static td_status look_up(td_store *store, const char *key, td_bytes *value, bool *found)
-{
-    TD_TRY(td_store_check(store, &key, 1, found));
-    return *found ? td_store_get(store, key, 1000, value) : TD_OK;
-}
-
 /* The dead one's card is known; a newcomer has another. */
 static td_status look_for(struct growth *growth, int rank)
 {
@@ -71,11 +65,11 @@ static td_status look_for(struct growth *growth, int rank)
     td_bytes count = {0}, card = {0};
     bool found;
     td__epoch_key(old->name, rank, key);
-    td_status status = look_up(old->store, key, &count, &found);
+    td_status status = td__store_look_up(old->store, key, &count, &found);
     int64_t meeting = !status && found ? strtoll(count.data, NULL, 10) : 0;
     if (meeting > 0) {
         td__card_key(old->name, meeting, rank, key);
-        status = look_up(old->store, key, &card, &found);
+        status = td__store_look_up(old->store, key, &card, &found);
         const td_bytes *dead = &old->cards[rank];
         bool same = found && card.size == dead->size && !memcmp(card.data, dead->data, card.size);
         if (!status && found && !same && set_card(&growth->cards[rank], card.data, card.size))

@@ -1,20 +1,73 @@
-/* Watching the ranks that have joined; see peer_watch.h. */
+/* The roster of the ranks that have joined, and watching their processes; see peer_watch.h. A line of the roster:
+ * rank, 1 where it has rejoined, space, pid, start time. */
 #include "store/peer_watch.h"
 
+#include "base/fail.h"
 #include "base/host.h"
-#include "os/process.h"
-#include "store/roster.h"
+#include "store/store_ops.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
-    ANSWER_MS = 2000,
+    LINE_ROOM = 128,
     PAUSE_MS = 50,         /* before the first check; then twice as long each time … */
     LAST_PAUSE_MS = 400,   /* … up to this, … */
     PAUSE_PER_RANK_MS = 4, /* … and longer, since the store serves all ranks */
 };
+
+/* ---- The roster ------------------------------------------------------------------------------ */
+
+void td__roster_key(const char *prefix, char key[TD__ROSTER_KEY])
+{
+    size_t size = strlen(prefix);
+    if (size && prefix[size - 1] == '/')
+        size--;
+    snprintf(key, TD__ROSTER_KEY, TD__INTERNAL_KEY "processes/%.*s", (int)size, prefix);
+}
+
+td_status td__roster_add(td_store *store, const char *key, int rank, bool rejoined)
+{
+    struct td__process_id process;
+    char line[LINE_ROOM];
+    if (!td__process_identify((int)getpid(), &process))
+        return TD_OK;
+    int length = snprintf(line, sizeof line, "%d %d %llx %d %llu\n", rank, rejoined,
+                          (unsigned long long)process.space, process.pid,
+                          (unsigned long long)process.started);
+    return td_store_append(store, key, line, (size_t)length);
+}
+
+bool td__roster_next(const char **at, struct td__roster_entry *entry)
+{
+    while (**at) {
+        unsigned long long space = 0, started = 0;
+        int rejoined = 0;
+        char line[LINE_ROOM];
+        size_t length = strcspn(*at, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)(length < LINE_ROOM ? length : 0), *at);
+        *at += length;
+        *at += **at == '\n';
+        bool sound = sscanf(line, "%d %d %llx %d %llu", &entry->rank, &rejoined, &space,
+                            &entry->process.pid, &started) == 5;
+        entry->rejoined = rejoined;
+        entry->process.space = space;
+        entry->process.started = started;
+        if (sound && entry->process.pid > 0)
+            return true;
+    }
+    return false;
+}
+
+bool td__rejoins(void)
+{
+    const char *said = getenv("TANDEM_REJOIN");
+    return said && !strcmp(said, "1");
+}
+
+/* ---- Watching -------------------------------------------------------------------------------- */
 
 /* The process of another rank. */
 struct td__watched_peer {
@@ -22,13 +75,6 @@ struct td__watched_peer {
     int fd;  /* -1: not watched */
     bool ended;
 };
-
-bool td__peer_watch_look_up(td_store *store, const char *key, td_bytes *value)
-{
-    bool there = false;
-    return !td_store_check(store, &key, 1, &there) && there &&
-           !td_store_get(store, key, ANSWER_MS, value);
-}
 
 bool td__peer_watch_has_self(const struct td__peer_watch *peers, const char *list)
 {
@@ -92,21 +138,36 @@ static int64_t bounded_ms(td__deadline deadline, int64_t most)
     return left < 0 ? most : left < 1 ? TD_NOW : left < most ? left : most;
 }
 
+/* A rank that has ended is no reason to fail where it had done its part before. */
+static td_status look_again(td_store *store, const char *const *keys, int count, td_bytes *values)
+{
+    struct td__error reason;
+    td__error_save(&reason);
+    return td_store_multi_get(store, keys, count, TD_NOW, values) ? td__error_restore(&reason)
+                                                                  : TD_OK;
+}
+
 td_status td__peer_watch_get(td_store *store, const char *const *keys, int count,
-                             const struct td__watched_wait *wait, td_bytes *values, bool *over)
+                             const struct td__watched_wait *wait, td_bytes *values)
 {
     int64_t more = (int64_t)PAUSE_PER_RANK_MS * wait->ranks, pause = PAUSE_MS + more;
-    *over = false;
+    struct td__error before;
+    td__error_save(&before);
+    td_status status;
     for (;;) {
-        td_status status = td_store_multi_get(store, keys, count, bounded_ms(wait->deadline, pause),
-                                              values);
+        status = td_store_multi_get(store, keys, count, bounded_ms(wait->deadline, pause), values);
         if (status != TD_ERR_TIMEOUT || td__deadline_passed(wait->deadline))
-            return status;
-        status = wait->check(wait->arg, over);
-        if (*over)
-            return status;
+            break;
+        status = wait->check(wait->arg);
+        if (status) {
+            status = look_again(store, keys, count, values);
+            break;
+        }
         pause = pause * 2 < LAST_PAUSE_MS + more ? pause * 2 : LAST_PAUSE_MS + more;
     }
+    if (!status)
+        td__error_undo(&before);
+    return status;
 }
 
 void td__peer_watch_free(struct td__peer_watch *peers)

@@ -8,10 +8,9 @@
 #include "base/fail.h"
 #include "base/host.h"
 #include "base/option_rules.h"
-#include "store/rendezvous_barrier.h"
+#include "store/peer_watch.h"
 #include "store/rendezvous_schemes.h"
-#include "store/roster.h"
-#include "store/tcp_store.h"
+#include "store/store_ops.h"
 
 #include <ctype.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
-/* The barrier of a rendezvous; see rendezvous_barrier.h. In the store, below one prefix an epoch:
+/* The barrier of a rendezvous; see rendezvous_schemes.h. In the store, below one prefix an epoch:
  *
  *     attempt        the number of the attempt; all other keys are below it. There is a second attempt
  *                    only when the first one timed out with ranks missing
- *     roster         the processes that have joined (roster.h), by which the others notice a death
+ *     roster         the processes that have joined (peer_watch.h), by which the others notice a death
  *     size           the world size, and the process that set it first
  *     rank/<r>       the process that claimed rank r; one only, by compare_set
  *     joined         how many ranks have joined
@@ -10,7 +10,7 @@
  *                    by the first one to find that the rendezvous cannot succeed
  *
  * All ranks wait for `outcome`, so that the reason of the first failure reaches all of them at once. */
-#include "store/rendezvous_barrier.h"
+#include "store/rendezvous_schemes.h"
 
 #include "base/auth.h"
 #include "base/fail.h"
@@ -18,7 +18,6 @@
 #include "base/number.h"
 #include "os/process.h"
 #include "store/peer_watch.h"
-#include "store/roster.h"
 #include "store/store_ops.h"
 
 #include <inttypes.h>
@@ -118,12 +117,6 @@ static td_status agree_on_size(struct barrier *barrier)
     return status;
 }
 
-bool td__rejoins(void)
-{
-    const char *said = getenv("TANDEM_REJOIN");
-    return said && !strcmp(said, "1");
-}
-
 /* Whether the process `who`, the value of a rank/<r>, has ended. That can be seen on this host only; for a
  * process of another host the launcher says so (TANDEM_REJOIN). */
 static bool is_seen_to_have_ended(const char *who)
@@ -147,19 +140,15 @@ static bool has_ended(const char *who)
 static td_status take_over_rank(struct barrier *barrier, const char *key, const td_bytes *theirs,
                                 bool *taken)
 {
-    const char *outcome_key = "outcome";
     td_bytes outcome = {0}, now = {0};
     bool settled;
     *taken = false;
     if (!has_ended(theirs->data))
         return TD_OK;
-    TD_TRY(td_store_check(barrier->store, &outcome_key, 1, &settled));
-    if (!settled)
-        return TD_OK;
-    TD_TRY(td_store_get(barrier->store, outcome_key, 0, &outcome));
-    bool well = !strcmp(outcome.data, "ok");
+    TD_TRY(td__store_look_up(barrier->store, "outcome", &outcome, &settled));
+    bool succeeded = settled && !strcmp(outcome.data, "ok");
     td_bytes_free(&outcome);
-    if (!well)
+    if (!succeeded)
         return TD_OK;
     TD_TRY(td_store_compare_set(barrier->store, key, theirs->data, theirs->size, barrier->me,
                                 strlen(barrier->me), &now));
@@ -206,8 +195,9 @@ static int name_ended(struct barrier *barrier, char *text, size_t room)
     for (int rank = 0; rank < barrier->world->world_size; rank++) {
         char key[32];
         td_bytes who;
+        bool found;
         snprintf(key, sizeof key, "rank/%d", rank);
-        if (td_store_get(barrier->store, key, 1000, &who))
+        if (td__store_look_up(barrier->store, key, &who, &found) || !found)
             return 0;
         bool ended = is_seen_to_have_ended(who.data);
         if (ended)
@@ -256,18 +246,18 @@ static td_status fail_incomplete(struct barrier *barrier)
     return settle(barrier, offer); /* "ok" where the last rank has joined just now */
 }
 
-/* A rank that has joined and ended since will not answer any more. *over: there is one, and the outcome is
- * returned. */
-static td_status check_peers(void *arg, bool *over)
+/* A rank that has joined and ended since will not answer any more: that is the outcome, unless there is one
+ * already. */
+static td_status check_peers(void *arg)
 {
     struct barrier *barrier = arg;
     td_bytes list = {0};
+    bool found;
     char who[TD__WATCHED_TEXT], offer[TD__WATCHED_TEXT + 640];
-    if (td__peer_watch_look_up(barrier->store, "roster", &list))
+    if (!td__store_look_up(barrier->store, "roster", &list, &found) && found)
         td__peer_watch_watch(&barrier->peers, list.data);
     td_bytes_free(&list);
-    *over = td__peer_watch_find_ended(&barrier->peers, who) >= 0;
-    if (!*over)
+    if (td__peer_watch_find_ended(&barrier->peers, who) < 0)
         return TD_OK;
     snprintf(offer, sizeof offer, "%d rendezvous at %s: %s before all ranks had joined",
              TD_ERR_PEER, barrier->address, who);
@@ -282,10 +272,7 @@ static td_status await_outcome(struct barrier *barrier, td__deadline deadline)
                                     .arg = barrier};
     const char *key = "outcome";
     td_bytes outcome;
-    bool over;
-    td_status status = td__peer_watch_get(barrier->store, &key, 1, &wait, &outcome, &over);
-    if (over)
-        return status;
+    td_status status = td__peer_watch_get(barrier->store, &key, 1, &wait, &outcome);
     if (status)
         return status == TD_ERR_TIMEOUT ? fail_incomplete(barrier) : status;
     status = read_outcome(&outcome);
@@ -297,20 +284,18 @@ static td_status await_outcome(struct barrier *barrier, td__deadline deadline)
  * ended. A process that joins the latter for the first time fails with its outcome. */
 static td_status ended_incomplete(struct barrier *barrier, bool *ended)
 {
-    const char *key = "outcome";
     td_bytes outcome;
-    TD_TRY(td_store_check(barrier->store, &key, 1, ended));
+    TD_TRY(td__store_look_up(barrier->store, "outcome", &outcome, ended));
     if (!*ended)
         return TD_OK;
-    TD_TRY(td_store_get(barrier->store, key, 0, &outcome));
     long status = strtol(outcome.data, NULL, 10);
     td_bytes_free(&outcome);
     *ended = status == TD_ERR_TIMEOUT;
     if (status != TD_ERR_PEER)
         return TD_OK;
     char rank[32];
+    const char *key = rank;
     snprintf(rank, sizeof rank, "rank/%d", barrier->world->rank);
-    key = rank;
     return td_store_check(barrier->store, &key, 1, ended);
 }
 

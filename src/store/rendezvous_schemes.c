@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "os/address.h"
-#include "store/rendezvous_barrier.h"
+#include "store/peer_watch.h"
 #include "store/store_ops.h"
 
 #include <limits.h>

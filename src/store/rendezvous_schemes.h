@@ -3,6 +3,8 @@
 #ifndef TD_STORE_RENDEZVOUS_SCHEMES_H
 #define TD_STORE_RENDEZVOUS_SCHEMES_H
 
+#include "base/clock.h"
+
 #include <tandem/rendezvous.h>
 
 /* ---- URLs: scheme://host:port/path?rank=…&world_size=… ------------------------------------------ */
@@ -82,6 +84,21 @@ const char *td__env(const char *name);
  *  first host of `list` to `first` and counts all of them. TD_ERR_INVALID says at which character the list
  *  is malformed. */
 td_status td__hostlist_first(const char *list, char first[256], int64_t *count);
+
+/* ---- The barrier: each rank joins it through the store, and goes on when all have joined ------ */
+
+/**
+ * Waits until all ranks of `world` have joined. `address` names the rendezvous in messages, `epoch` tells
+ * several of them through one store apart.
+ *
+ * When it fails, every rank that waits fails with the same message: two processes that claim one rank or
+ * disagree on the world size (TD_ERR_MISMATCH), a process that has ended (TD_ERR_PEER), or ranks that did
+ * not join in time (TD_ERR_TIMEOUT, with their numbers).
+ *
+ * *rejoined: this process is the successor of one of this rendezvous, which has succeeded already.
+ */
+td_status td__rendezvous_barrier(const td_world *world, const char *address, const char *epoch,
+                                 td__deadline deadline, bool *rejoined);
 
 /* ---- Epochs ----------------------------------------------------------------------------------
  *

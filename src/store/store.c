@@ -261,6 +261,18 @@ td_status td_store_num_keys(td_store *store, int64_t *count)
     return store->ops->num_keys(store, (struct td__span){"", 0}, own_deadline(store), count);
 }
 
+td_status td__store_look_up(td_store *store, const char *key, td_bytes *value, bool *found)
+{
+    struct td__error before;
+    td__error_save(&before);
+    td_status status = td_store_get(store, key, TD_NOW, value);
+    *found = !status;
+    if (status != TD_ERR_TIMEOUT)
+        return status;
+    td__error_undo(&before);
+    return TD_OK;
+}
+
 bool td__store_address(td_store *store, char *text, size_t room)
 {
     if (!store->ops->address)

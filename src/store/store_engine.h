@@ -1,10 +1,11 @@
-/* The server's side of the store without its sockets: requests in, answers out, and the waits of
- * clients. tcp_server.c connects it to the network; the fuzzer feeds it bytes.
- *
- * All calls come from one thread. */
+/* The server's side of the TCP store. The engine is its part without sockets: requests in, answers out, and
+ * the waits of clients; all calls of it come from one thread. The server connects it to the network; the fuzzer
+ * feeds it bytes. */
 #ifndef TD_STORE_ENGINE_H
 #define TD_STORE_ENGINE_H
 
+#include "base/auth.h"
+#include "base/clock.h"
 #include "store/kv.h"
 #include "store/store_wire.h"
 
@@ -51,5 +52,21 @@ void td__session_fail_waits(struct td__session *session, td_status status, const
 
 /** Ends a session: its waits are dropped, and its will is carried out unless it said BYE. */
 void td__session_end(struct td__session *session);
+
+/* ---- The server: one thread, one event loop, any number of clients (tcp_server.c) -------------- */
+
+struct td__tcp_server;
+
+/** Serves at the listening socket `fd`, and at `shortcut` (-1: none), a unix socket beside it. Takes
+ *  both over, also when it fails. */
+td_status td__tcp_server_start(int fd, int shortcut, const struct td__secret *secret,
+                               struct td__tcp_server **server);
+
+/** Takes no new client from now on, waits until the present ones have left or the deadline has
+ *  passed, sends what is still to be sent, and ends. */
+void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline);
+
+/** In a forked child: closes the descriptors; the thread and its memory are the parent's. */
+void td__tcp_server_abandon(struct td__tcp_server *server);
 
 #endif

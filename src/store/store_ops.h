@@ -73,12 +73,23 @@ void td__store_init(td_store *store, const struct td__store_ops *ops, int64_t ti
 /** The deadline of a request to the store itself in a call with `deadline`. */
 td__deadline td__store_answer_deadline(const td_store *store, td__deadline deadline);
 
+/** Gets the value of a key that may not exist; *found says. Does not wait for it. */
+td_status td__store_look_up(td_store *store, const char *key, td_bytes *value, bool *found);
+
 /** The address of this host that the store's server sees, "127.0.0.1" where it is on this host; false
  *  where the store has no server. */
 bool td__store_address(td_store *store, char *text, size_t room);
 
 /** The prefix of a prefix store with its '/', and its base instead of *store; "" for another kind. */
 const char *td__prefix_store_base(td_store **store);
+
+/** Has the server set `key` to `value` when this client's connection ends without
+ *  td_store_close(): when its process dies, or its host is cut off. The latest will counts. */
+td_status td__tcp_store_set_will(td_store *store, const char *key, const void *value, size_t size);
+
+/** Changes how long closing waits for the other clients, where the server runs in this process;
+ *  other kinds of store are left alone. */
+void td__tcp_store_set_linger(td_store *store, int64_t linger_ms);
 
 /** TD_ERR_TIMEOUT: "<kind> store: key "k" was not set in time". */
 td_status td__fail_missing_key(const char *kind, struct td__span key);

@@ -1,4 +1,4 @@
-/* The store's server; see tcp_server.h.
+/* The store's server; see store_engine.h.
  *
  * The listener (os/auth_listener.h) passes on a connection that has proven the job's secret. It has a session
  * of the engine from then on, and its bytes are cut into frames.
@@ -12,8 +12,6 @@
  *
  * After a request the loop looks for the next one without sleeping for SPIN_NS, giving the processor
  * away each time: waking a sleeping thread costs several times a round trip. */
-#include "store/tcp_server.h"
-
 #include "base/fail.h"
 #include "base/spin.h"
 #include "base/thread.h"

@@ -1,16 +1,14 @@
 /* The TCP store: each slot is a request to the server, which runs in this process where asked for.
  * The connection is tcp_client.c's, the protocol store_wire.h's. */
-#include "store/tcp_store.h"
-
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "os/trust.h"
+#include "store/store_engine.h"
 #include "store/store_ops.h"
 #include "store/tcp_client.h"
-#include "store/tcp_server.h"
 
 #include <errno.h>
 #include <stdio.h>

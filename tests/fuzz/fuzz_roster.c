@@ -2,7 +2,7 @@
  * over, and none is read twice. */
 #include "fuzz.h"
 
-#include "store/roster.h"
+#include "store/peer_watch.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CLIENTS = 2, MAX_INPUT = 8192 };
+enum { CLIENTS = 2, LONGEST_INPUT = 8192 };
 
 struct client {
     struct td__session session;
@@ -141,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct td__engine engine = {0};
     struct client clients[CLIENTS] = {0};
-    if (size < 1 || size > MAX_INPUT)
+    if (size < 1 || size > LONGEST_INPUT)
         return 0;
     size_t piece = data[0] & 63, at = 1;
     for (int i = 0; i < CLIENTS; i++) {
