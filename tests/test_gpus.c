@@ -2,7 +2,7 @@
  * What is expected is what cuDeviceGetCount() tells, with one GPU and a driver of version 580. */
 #include "runner.h"
 
-#include "launch/gpus.h"
+#include "launch/options.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* tdrun: starts the processes of a job and watches over them. src/launch/ has all of it. */
 #include "launch/supervisor.h"
-#include "launch/commands.h"
+#include "launch/jobs.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include "base/fail.h"
 #include "launch/notice.h"
 #include "launch/worker.h"
-#include "launch/reap_tree.h"
+#include "launch/supervisor.h"
 #include "os/loop.h"
 
 #include <errno.h>

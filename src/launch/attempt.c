@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/worker.h"
-#include "launch/reap_tree.h"
+#include "launch/supervisor.h"
 
 #include <errno.h>
 #include <signal.h>

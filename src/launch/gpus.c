@@ -1,8 +1,8 @@
-/* The GPUs of this machine; see gpus.h.
+/* The GPUs of this machine; see options.h.
  *
  * Files tell, not the CUDA library: it may be missing where only the workers' containers have it, it
  * takes a second to start, and a process that has started it must not fork. */
-#include "launch/gpus.h"
+#include "launch/options.h"
 
 #include "base/number.h"
 

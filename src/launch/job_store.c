@@ -1,5 +1,5 @@
-/* The secret and the store of a job; see job_store.h. */
-#include "launch/job_store.h"
+/* The secret and the store of a job; see node.h. */
+#include "launch/node.h"
 
 #include "base/auth.h"
 #include "base/fail.h"

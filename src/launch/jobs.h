@@ -29,4 +29,19 @@ bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid);
 /** Reads a book that was kept as a file. */
 td_status td__job_read_file(const char *path, struct td__postmortem_book *book);
 
+/* ---- The commands of tdrun that show jobs ------------------------------------------------------
+ *
+ * Each takes its own arguments, argv[0] being its name, and returns the exit code. */
+
+typedef int (*td__command_fn)(int argc, char **argv);
+
+/** The command of this name, or NULL. */
+td__command_fn td__command_find(const char *name);
+
+/** tdrun status [--json] [--watch [SECONDS]] [--all] [PID] */
+int td__status_command(int argc, char **argv);
+
+/** tdrun postmortem [--json] FILE... */
+int td__postmortem_command(int argc, char **argv);
+
 #endif

@@ -4,7 +4,6 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "launch/flags.h"
-#include "launch/gpus.h"
 #include "launch/numa.h"
 
 #include <stdio.h>

@@ -6,6 +6,7 @@
 
 #include <tandem/base.h>
 
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 
@@ -91,5 +92,61 @@ td_status td__take_streams(const char *flag, const char *text, int nproc, uint8_
 
 /** --local-ranks-filter: local ranks with commas. */
 td_status td__take_filter(const char *list, int nproc, bool *shown);
+
+/* ---- The GPUs of this machine, and those of them that a CUDA program would see ---------------- */
+
+enum { TD__MAX_GPUS = 256 };
+
+struct td__gpus {
+    int count;
+    struct {
+        int minor;     /* of its device file, /dev/nvidia<minor> */
+        char uuid[64]; /* "GPU-8932f937-…"; "" where the driver does not tell */
+    } at[TD__MAX_GPUS];
+};
+
+/** Finds those that have a device file in `dev`, with what the driver tells about them in `driver`:
+ *  "/dev" and "/proc/driver/nvidia/gpus" unless in a test. */
+void td__gpus_find(const char *dev, const char *driver, struct td__gpus *gpus);
+
+/**
+ * How many of them a program sees with this CUDA_VISIBLE_DEVICES (NULL: it is not set), by CUDA's
+ * rules: numbers, or UUIDs that begin with "GPU-" and may be cut short. The first entry that names no
+ * GPU ends the list, a GPU that is named twice makes it empty, and so does the empty text. Of MIG
+ * instances, "MIG-…", a program sees one.
+ */
+int td__gpus_visible(const struct td__gpus *gpus, const char *list);
+
+/* ---- The program that is to be started: its file, its interpreter, its arguments --------------- */
+
+/** What each worker runs. */
+struct td__worker_program {
+    char path[PATH_MAX]; /* what is executed: the program, or the interpreter of a script */
+    char **argv;         /* ended by NULL; the arguments themselves belong to the options */
+    int local_rank_at;   /* where the local rank goes; -1: nowhere */
+    const char *local_rank_name;
+    bool by_itself; /* a Python script that its first line runs */
+};
+
+/**
+ * Finds out what to execute for options->program. A name with a slash is a file, another one the first
+ * executable of that name in PATH, as for execvp(). A file *.py is a script for the interpreter, which
+ * is $PYTHON_EXEC or python3, unless it is executable and names its own in its first line (and no
+ * PYTHON_EXEC is set); one without a slash is looked for in the current directory first.
+ *
+ * TD_ERR_INVALID: there is none, or it cannot be run. The sentence says which, and what to do;
+ * *exit_code is then what a shell would exit with, 127 or 126. Free with td__worker_program_free().
+ */
+td_status td__worker_program_plan(const struct td__run_options *options,
+                                  struct td__worker_program *program, int *exit_code);
+
+void td__worker_program_free(struct td__worker_program *program);
+
+/** The arguments of one worker, ended by NULL, in one piece of memory for free(); NULL without
+ *  memory. */
+char **td__worker_program_arguments(const struct td__worker_program *program, int local_rank);
+
+/** The sentence and exit code for a file that was found, but that execve() refused with `error`. */
+td_status td__worker_program_refused(const char *name, int error, int *exit_code);
 
 #endif

@@ -1,6 +1,5 @@
 /* tdrun postmortem: the postmortem of pages that were kept as files (TANDEM_FLIGHT=/path/prefix). */
 #include "base/fail.h"
-#include "launch/commands.h"
 #include "launch/flags.h"
 #include "launch/jobs.h"
 

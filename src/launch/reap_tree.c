@@ -1,10 +1,10 @@
-/* Ending all descendants; see reap_tree.h.
+/* Ending all descendants; see supervisor.h.
  *
  * A process that daemonises itself (setsid, double fork) leaves its process group and its parent,
  * but not its ancestors: as subreaper we become its parent. So "no child is left" is the same as "no
  * descendant is left", and waitpid() says so at no cost. The walk through /proc is only for finding
  * the processes to kill. It may miss a process that is being forked; then there is another pass. */
-#include "launch/reap_tree.h"
+#include "launch/supervisor.h"
 
 #include "os/process.h"
 

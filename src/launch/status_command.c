@@ -2,7 +2,6 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/number.h"
-#include "launch/commands.h"
 #include "launch/flags.h"
 #include "launch/jobs.h"
 #include "os/process.h"

@@ -12,7 +12,6 @@
 #include "launch/supervisor.h"
 
 #include "base/fail.h"
-#include "launch/reap_tree.h"
 
 #include <errno.h>
 #include <fcntl.h>

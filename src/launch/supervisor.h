@@ -9,8 +9,8 @@
 #ifndef TD_LAUNCH_SUPERVISOR_H
 #define TD_LAUNCH_SUPERVISOR_H
 
-#include "launch/job_store.h"
-#include "launch/worker_program.h"
+#include "base/clock.h"
+#include "launch/node.h"
 
 #include <tandem/base.h>
 
@@ -52,5 +52,20 @@ struct td__agent_job {
 /** Runs the job (a struct td__agent_job) and returns tdrun's exit code. Says on standard error what
  *  the user should know. For td__supervisor_run(). */
 int td__agent_run(const struct td__agent_start *start, void *job);
+
+/* ---- Ending everything that descends from this process, daemons too ---------------------------- */
+
+/** Makes this process the one that adopts its descendants when their parents die, so that none of
+ *  them can get away. False where the system cannot do that. */
+bool td__reap_tree_prepare(void);
+
+/**
+ * Kills all descendants of this process with SIGKILL, and reaps them; also those that appear while
+ * it does so. Costs one system call when there are none. Returns how many are left when the deadline
+ * has passed: processes that are stuck in the kernel, or that belong to another user.
+ *
+ * Takes the exit status of any child; blocks SIGCHLD meanwhile.
+ */
+int td__reap_tree(td__deadline deadline);
 
 #endif

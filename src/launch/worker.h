@@ -4,7 +4,7 @@
 
 #include "launch/numa.h"
 #include "launch/stream.h"
-#include "launch/worker_program.h"
+#include "launch/options.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
-/* What the workers run; see worker_program.h. It is looked up before anything is started, so that a mistake
+/* What the workers run; see options.h. It is looked up before anything is started, so that a mistake
  * in its name costs no worker, and so that the message can say more than an errno does. */
-#include "launch/worker_program.h"
+#include "launch/options.h"
 
 #include "base/fail.h"
 
