@@ -530,7 +530,7 @@ TEST(reserved_members_must_be_zero)
 {
     td_module *net = td_linear(2, 2);
     CHECK(!td_sgd(net, &(td_sgd_options){.lr = 0.1, .reserved = {NULL, net}}));
-    CHECK_CONTAINS(td_last_error(), "td_sgd: reserved[1] is set");
+    CHECK_CONTAINS(td_last_error(), "td_sgd: reserved[1] is not zero");
     CHECK(!td_sgd(net, &(td_sgd_options){0}));                         /* lr must be given, */
     td_optimizer *sgd = td_sgd(net, &(td_sgd_options){.lr = TD_ZERO}); /* and may be 0 */
     CHECK(sgd && td_optimizer_lr(sgd) == 0);

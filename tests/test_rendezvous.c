@@ -383,7 +383,7 @@ TEST(alone_without_any_set_up)
     CHECK_OK(td_world_close(&world));
     expect_message(
         NULL, &(td_rendezvous_options){.world_size = 2},
-        "rendezvous: rank 0 of 2 was asked for, but neither a URL nor the environment says "
+        "rendezvous: the options give rank 0 of 2, but neither a URL nor the environment says "
         "where the store is; set MASTER_ADDR and MASTER_PORT, or start with tdrun");
     expect_part(NULL, &(td_rendezvous_options){.rank = 1}, "neither a URL nor the environment");
 }

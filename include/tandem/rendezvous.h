@@ -13,7 +13,8 @@
  *     file:///path        likewise, through a file that all ranks can reach
  *     slurm://            SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_NODELIST
  *     mpi://              the variables that Open MPI, MPICH and other PMI launchers set
- *     NULL                whichever of these the environment speaks of; a world of one when none
+ *     NULL                env://, slurm:// or mpi://, whichever has its variables set; a world of one
+ *                         where none has
  *
  * and td_register_rendezvous() adds schemes. With slurm:// and mpi:// the store is at MASTER_ADDR and
  * MASTER_PORT where those are set; otherwise, on one host, at a unix socket named after the job, and on
@@ -34,7 +35,7 @@ extern "C" {
 
 typedef struct td_rendezvous_options {
     int world_size;     /* 0 (or -1): from the URL or the environment */
-    int rank;           /* 0: from these, too; where they do not tell and world_size is given, and
+    int rank;           /* 0: from these, too; where they have none and world_size is given, and
                               in a world of 1, it is rank 0. -1: from these alone */
     int64_t timeout_ms; /* for all ranks to join; 0: 300 s. The store's own timeout afterwards */
     void *reserved[4];
@@ -45,7 +46,7 @@ typedef struct td_world {
     td_store *store; /* shared by all ranks; belongs to the td_world */
     int rank;        /* 0 … world_size-1 */
     int world_size;
-    int local_rank;       /* among the ranks of this host, where the launcher told; else -1 */
+    int local_rank;       /* among the ranks of this host, where the launcher says; else -1 */
     int local_world_size; /* likewise */
     void *reserved[4];    /* NULL */
 } td_world;

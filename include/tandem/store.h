@@ -1,4 +1,4 @@
-/* Key-value stores: how the processes of a job find each other, and a small blackboard for them.
+/* Key-value stores: how the processes of a job find each other, and share small values.
  *
  * The simple way: td_rendezvous() (rendezvous.h) returns a store that all ranks share. The explicit
  * way is to open one here:
@@ -43,7 +43,7 @@ TD_API td_status td_hash_store_open(td_store **store);
 /**
  * Opens the store that lives in the file `path`, and makes the file where it is not there. All
  * processes that have it open share its keys; the last one to close it removes the file. A file
- * that was left by an earlier job (nobody has it open) is emptied first, so a process that is alone
+ * that was left by an earlier job (no process has it open) is emptied first, so a process that is alone
  * and closes the store loses its keys. Works where the file system has fcntl locks, NFS included.
  */
 TD_API td_status td_file_store_open(const char *path, td_store **store);

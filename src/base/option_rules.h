@@ -1,5 +1,4 @@
-/* What all options and timeouts have in common: 0 is the default. Option structures and tables of functions
- * have room for later members at their end. */
+/* Rules of structs that the caller fills in: 0 is the default, and `reserved` must be zero. And of timeouts. */
 #ifndef TD_BASE_OPTION_RULES_H
 #define TD_BASE_OPTION_RULES_H
 
@@ -36,16 +35,17 @@ static inline td_status td__check_kept_timeout(const char *call, const char *wha
                    call, what, (long long)timeout_ms);
 }
 
-/** TD_ERR_INVALID where the reserved members of options or of a table of functions are set: the program was
- *  compiled with a later header, or has not set the structure to 0. */
+/** TD_ERR_INVALID if a reserved member of a struct is not zero: the program was compiled with a later
+ *  header, or did not zero the struct. */
 static inline td_status td__check_reserved(const char *call, void *const reserved[4])
 {
     for (int i = 0; i < 4; i++)
         if (reserved[i])
-            return td_fail(TD_ERR_INVALID,
-                           "%s: reserved[%d] is set; set the structure to 0 first, as in "
-                           "{.lr = 0.1} or = {0}, or use the header of this version of the library",
-                           call, i);
+            return td_fail(
+                TD_ERR_INVALID,
+                "%s: reserved[%d] is not zero; zero the struct first, as in = {.lr = 0.1} "
+                "or = {0}, or use the headers of this version of the library",
+                call, i);
     return TD_OK;
 }
 

@@ -19,7 +19,7 @@ static bool same_file(int a, int b)
            left.st_ino == right.st_ino && left.st_rdev == right.st_rdev;
 }
 
-/* As no-color.org and terminals without colour ask for. */
+/* no-color.org, and terminals without colours. */
 static bool wants_colour(void)
 {
     const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");

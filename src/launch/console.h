@@ -51,7 +51,7 @@ struct td__outlet {
     struct td__sink sink;
     bool terminal;
     bool mid_line;     /* what was written last did not end a line … */
-    const void *owner; /* … and this is who wrote it */
+    const void *owner; /* … and this is its writer */
 };
 
 struct td__console {

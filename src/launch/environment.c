@@ -65,7 +65,8 @@ static void describe(struct own *own, const struct td__run_options *options,
     if (secret->made)
         add(own, "TANDEM_SECRET=%s", secret->text);
     if (options->nproc > 1 && !getenv("OMP_NUM_THREADS"))
-        add(own, "OMP_NUM_THREADS=1"); /* as many threads as cores in each of them helps nobody */
+        add(own,
+            "OMP_NUM_THREADS=1"); /* as many threads as cores in each worker slow all of them down */
 }
 
 static bool is_set_here(const struct own *own, const char *variable)

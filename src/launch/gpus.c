@@ -1,6 +1,6 @@
 /* The GPUs of this machine; see options.h.
  *
- * Files tell, not the CUDA library: it may be missing where only the workers' containers have it, it
+ * The GPUs are found by files, not by the CUDA library: it may be missing where only the workers' containers have it, it
  * takes a second to start, and a process that has started it must not fork. */
 #include "launch/options.h"
 

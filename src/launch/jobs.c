@@ -1,7 +1,7 @@
 /* Finding the pages of jobs; see jobs.h.
  *
  * A launcher keeps its book open, under a name that /proc shows. So nothing has to be registered or cleaned
- * up, no server answers, and the kernel decides who may read it: those who may read the launcher's /proc entry. */
+ * up, no server answers, and the kernel decides which users may read it: those that may read the launcher's /proc entry. */
 #include "launch/jobs.h"
 
 #include "base/fail.h"

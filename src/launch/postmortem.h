@@ -1,4 +1,4 @@
-/* The postmortem of a job, out of the pages of its flight recorder: who was where, who failed first, why.
+/* The postmortem of a job, out of the pages of its flight recorder: where each rank was, which one failed first, and why.
  *
  * It is taken at one moment, of a copy of the pages: when a worker has failed, before the others are
  * signalled to end, since afterwards all of them have failed. */

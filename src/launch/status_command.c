@@ -183,7 +183,7 @@ static td_status put_book(struct td__buffer *out, const struct td__job *job,
 static td_status look(const struct command_options *options, struct td__buffer *out, int *shown)
 {
     struct td__job *jobs;
-    struct td__postmortem_book book; /* one at a time: nobody can have us hold many */
+    struct td__postmortem_book book; /* one at a time, however many there are */
     int count, columns = options->json ? 0 : width();
     TD_TRY(td__jobs_find(options->all, &jobs, &count));
     td_status status = TD_OK;

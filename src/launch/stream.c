@@ -13,7 +13,9 @@
 enum {
     READ_SIZE = 64 << 10,
     LONGEST_LINE = 64 << 10,
-    DRAIN_LIMIT = 1 << 20, /* more than a channel holds; who writes on does not keep us here */
+    DRAIN_LIMIT =
+        1
+        << 20, /* more than a channel holds; a process that goes on writing does not keep us here */
     PATIENCE_MS = 40,
 };
 

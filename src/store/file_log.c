@@ -32,7 +32,7 @@ static uint64_t mix(uint64_t hash, const uint8_t word[8])
     return hash ^ hash >> 32;
 }
 
-/* Finds accidents, not forgery: who can write to the file can set keys as well. */
+/* Finds accidents, not forgery: a process that can write to the file can set keys as well. */
 static uint32_t checksum(uint64_t seed, const uint8_t *data, size_t size)
 {
     uint64_t hash = seed ^ size * 0x9e3779b97f4a7c15u;
@@ -256,7 +256,7 @@ void td__file_log_put(const struct td__file_log *log, struct td__buffer *records
     put_record(records, log->seen.nonce, log->seen.end + records->size, change, key, value);
 }
 
-/* Shortens the file. This is only tidy: what stays behind `end` does not count. */
+/* Shortens the file, to give space back; what stays behind `end` does not count. */
 static void cut_off(int fd, uint64_t end)
 {
     if (ftruncate(fd, (off_t)end))
@@ -308,7 +308,7 @@ static bool move_log(struct td__file_log *log, uint64_t size)
     if (error)
         return false;
     if (write_header(log->fd, &next)) {
-        td__file_log_forget(log); /* the file says which of the two holds */
+        td__file_log_forget(log); /* the file says which of the two is valid */
         return false;
     }
     log->seen = next;

@@ -16,8 +16,8 @@
  * more than about six times the bytes of its values (and 2 MiB). Punching holes instead would need
  * no free part, but not every file system can.
  *
- * Nothing here locks, and nothing survives a power failure: no job does. A host that dies while it
- * writes to a shared file system may leave half a change; the checksums, which depend on the nonce
+ * Nothing here locks, and nothing is written for a power failure, which ends the job. A host that crashes while
+ * it writes to a shared file system may leave half a change; the checksums, which depend on the nonce
  * and the offset, find it. The file may hold anything: all that is read is checked. */
 #ifndef TD_STORE_FILE_LOG_H
 #define TD_STORE_FILE_LOG_H
@@ -46,7 +46,7 @@ enum td__file_change {
 };
 
 /** Empties the file for a new job. The file must be empty or a store's: any other is TD_ERR_INVALID
- *  and stays as it is. Nobody else may have it open. */
+ *  and stays as it is. No other process may have it open. */
 td_status td__file_log_reset(struct td__file_log *log);
 
 /** Brings log->kv up to date; log->seen.nonce is 0 at the first call. The file is locked, at least

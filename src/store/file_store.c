@@ -1,10 +1,10 @@
-/* The store in a file that all processes of a job can reach. shared_file.h says how they take turns
- * in it and who removes it, file_log.h what is inside it.
+/* The store in a file that all processes of a job can reach. shared_file.h describes its locks and when it is
+ * removed, file_log.h its contents.
  *
- *     a call    its turn among the threads; the file's lock; read what is new; look, or change and
- *               write the change; unlock
- *     waiting   a call with growing pauses in between, in which nothing is locked: no file system
- *               tells one host what another one has written
+ *     a call    waits for its turn among the threads; locks the file; reads what is new; looks, or makes a
+ *               change and writes it; unlocks
+ *     waiting   a call, again and again, with growing pauses in which nothing is locked: a shared file system
+ *               does not notify one host of what another one has written
  *
  * A change costs five system calls, a look three: a few microseconds where the file is local, a few
  * round trips where it is not. */
@@ -55,7 +55,7 @@ static void end_turn(struct file_store *file)
 static td_status enter(td_store *store, td__deadline deadline, struct file_store **out)
 {
     struct file_store *file = (struct file_store *)store;
-    /* First of all: a thread that a fork does not have may hold the lock for ever. */
+    /* First of all: in a forked child the lock may be held for ever, by a thread that only the parent has. */
     if (td__shared_file_inherited(&file->shared))
         return td_fail(TD_ERR_STATE,
                        "file store \"%s\": it was opened before fork() and belongs to the parent; "
@@ -63,8 +63,8 @@ static td_status enter(td_store *store, td__deadline deadline, struct file_store
                        file->shared.path);
     if (!take_turn(file, deadline))
         return td_fail(TD_ERR_TIMEOUT,
-                       "file store \"%s\": another thread waited for the file until the time was "
-                       "over; is a process that uses it stopped (state T in ps)?",
+                       "file store \"%s\": timed out while another thread waited for the file's "
+                       "lock; is a process that uses it stopped (state T in ps)?",
                        file->shared.path);
     td_status status = td__shared_file_lock(&file->shared, deadline);
     if (status)
@@ -197,7 +197,7 @@ static td_status file_num_keys(td_store *store, struct td__span prefix, td__dead
     return leave(file, TD_OK);
 }
 
-/* Waiting was in vain, perhaps because new processes find another file. */
+/* The key was not set in time, perhaps because the other processes have opened another file. */
 static td_status fail_missing_key(const struct file_store *file, struct td__span key)
 {
     td_status status = td__fail_missing_key("file", key);
@@ -279,7 +279,7 @@ td_status td_file_store_open(const char *path, td_store **store)
     return TD_OK;
 
 close_file:
-    /* What could not be begun goes; what is not a store's, or is in use, stays. */
+    /* A file that could not be begun is removed; one that is not a store's, or is in use, stays. */
     td__shared_file_close(&file->shared, first && status != TD_ERR_INVALID, deadline);
 free_store:
     free(file);

@@ -137,7 +137,7 @@ static td_status world_of_one(const td_rendezvous_options *options,
     if (options->world_size > 1 || options->rank > 0)
         return td_fail(
             TD_ERR_INVALID,
-            "rendezvous: rank %d of %d was asked for, but neither a URL nor the "
+            "rendezvous: the options give rank %d of %d, but neither a URL nor the "
             "environment says where the store is; set MASTER_ADDR and MASTER_PORT, or start "
             "with tdrun",
             options->rank, options->world_size);

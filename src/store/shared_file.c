@@ -1,7 +1,6 @@
-/* A file that several processes have open together; see shared_file.h.
+/* A file that several processes have open; see shared_file.h.
  *
- * Whoever waits for a lock asks again and again, with growing pauses: a lock that is waited for in
- * the kernel has no deadline. */
+ * A lock is tried again and again, with growing pauses: fcntl() that waits for one has no deadline. */
 #include "store/shared_file.h"
 
 #include "base/fail.h"
@@ -43,7 +42,7 @@ bool td__shared_file_inherited(const struct td__shared_file *file)
 /* ---- Locks ------------------------------------------------------------------------------------ */
 
 /* Locks, converts or unlocks `length` bytes (0: all that follow) now or not at all. 0, EAGAIN when
- * somebody else's lock is in the way, or another errno. */
+ * the lock of another handle is in the way, or another errno. */
 static int try_lock(const struct td__shared_file *file, short type, int byte, int length)
 {
     struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = length};
@@ -120,7 +119,7 @@ static td_status lock_regular(const struct td__shared_file *file, td__deadline d
     return td__shared_file_lock(file, deadline);
 }
 
-/* Opens and locks it. Whoever closes it last may remove it in between: then once more. */
+/* Opens and locks it. The last handle may be closed in between, and the file removed: then once more. */
 static td_status open_locked(struct td__shared_file *file, td__deadline deadline)
 {
     for (int i = 0; i < OPEN_ATTEMPTS; i++) {
@@ -163,7 +162,7 @@ free_path:
     return status;
 }
 
-/* The file is removed where nobody else has it open, and nobody has removed it before. */
+/* Removes the file where no other handle has it open, and it was not removed before. */
 static td_status remove_if_last(const struct td__shared_file *file, td__deadline deadline)
 {
     TD_TRY(td__shared_file_lock(file, deadline));

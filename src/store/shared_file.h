@@ -1,24 +1,24 @@
-/* The file of a file store: which of its users is at work in it, and whether it has any.
+/* The file of a file store, and the locks of the handles that have it open.
  *
- *     byte 0    locked exclusively by whoever is at work in it
- *     byte 1    locked shared by everyone who has it open, until it is closed
+ *     byte 0    locked exclusively by the handle that reads or writes the file
+ *     byte 1    locked shared by every handle, from open to close
  *
- * The locks are those of open file descriptions: two users in one process keep each other out as
- * those of two processes do, and the kernel drops them with the process, however it ends. So what is
- * in a file that nobody has open was left there earlier:
+ * The locks are those of open file descriptions: two handles in one process exclude each other as those of two
+ * processes do, and the kernel drops them with the process, however it ends. So a file in which byte 1 is not
+ * locked was left by an earlier job:
  *
- *     open     under byte 0: byte 1 can be had exclusively -> nobody else has it open. Whoever finds
- *              that is the first, and begins the file anew
- *     close    under byte 0: byte 1 can be had exclusively -> nobody else has it open: remove it
+ *     open     with byte 0 locked: byte 1 can be locked exclusively -> no other handle has the file open; this
+ *              one is the first, and empties the file
+ *     close    with byte 0 locked: byte 1 can be locked exclusively -> this is the last handle: remove the file
  *
- * A fork would keep byte 1 locked for as long as it lives, and byte 0 if its parent is killed at
- * work. The child therefore gives up its copies first of all (base/fork.h); the parent's locks stay.
+ * A forked child would keep byte 1 locked as long as it lives, and byte 0 if its parent is killed while it holds
+ * that. The child therefore closes its copies first of all (base/fork.h); the parent's locks stay.
  *
- * Those who only read do not share byte 0: their locks overlapped, and eight readers in a loop kept a
- * writer out for seconds.
+ * Readers lock byte 0 exclusively, too: shared locks overlapped, and eight readers in a loop kept a writer
+ * waiting for seconds.
  *
- * There is no falling back to flock() where these locks are missing: it knows no ranges, and two
- * processes that choose differently would not keep each other out. */
+ * There is no fallback to flock() where these locks are missing: it has no ranges, and two
+ * processes that choose differently would not exclude each other. */
 #ifndef TD_STORE_SHARED_FILE_H
 #define TD_STORE_SHARED_FILE_H
 
@@ -33,7 +33,7 @@ struct td__shared_file {
 };
 
 /** Opens `path`, and makes the file where it is not there. On success it is locked, and *first says
- *  whether nobody else has it open. */
+ *  whether no other handle has it open. */
 td_status td__shared_file_open(struct td__shared_file *file, const char *path,
                                td__deadline deadline, bool *first);
 

@@ -2,7 +2,7 @@
  *
  * A GET or WAIT whose keys are not all there is parked at the first one that is missing. When that
  * key appears, the waiter is looked at again: it is answered, or moves on to the next missing key.
- * So a set costs one look-up when nobody waits for its key, and a waiter is in one list only:
+ * So a set costs one look-up when there is no waiter for its key, and a waiter is in one list only:
  *
  *     engine->waiting: "a" -> waiter <-> waiter      (parked_*)
  *     session->waiters: waiter <-> waiter            (own_*)      */
@@ -242,7 +242,7 @@ static bool wait_for(struct td__session *session, const struct td__wire_request 
     return true;
 }
 
-/* `key` has a value now: looks again at all who are parked there. */
+/* `key` has a value now: looks again at all waiters that are parked there. */
 static void wake(struct td__engine *engine, struct td__span key)
 {
     struct td__map_node *node = engine->waiting.size

@@ -29,7 +29,7 @@ void td__wire_end(struct td__buffer *buffer, size_t start)
 }
 
 /* Room for `count` keys and, with `pairs`, as many values. A key takes four bytes of the body at
- * least, so that a small body cannot ask for much memory. */
+ * least, so that a small body cannot make the server allocate much memory. */
 static td_status make_room(struct td__wire_request *request, const struct td__reader *reader,
                            size_t count, bool pairs)
 {
