@@ -117,7 +117,7 @@ static td_tensor *layer_norm(td_tensor *const *x)
 
 static td_tensor *batch_norm(td_tensor *const *x)
 {
-    return td_f_batch_norm(x[0], NULL, NULL, x[1], x[2], true, 0.1, 1e-5);
+    return td_batch_norm(x[0], NULL, NULL, x[1], x[2], true, 0.1, 1e-5);
 }
 
 static td_tensor *mse(td_tensor *const *x)

@@ -74,8 +74,8 @@ static td_tensor *batch_norm(td_tensor *const *x)
     td_dtype dtype = td_tensor_dtype(x[0]);
     td_tensor *mean = td_zeros((int64_t[]){3}, 1, dtype);
     td_tensor *var = td_full((int64_t[]){3}, 1, 1, dtype);
-    td_tensor *y = td_f_batch_norm(x[0], mean, var, x[1], x[2], true, 0.1, 1e-5);
-    return td_f_batch_norm(y, mean, var, x[1], NULL, false, 0.1, 1e-5);
+    td_tensor *y = td_batch_norm(x[0], mean, var, x[1], x[2], true, 0.1, 1e-5);
+    return td_batch_norm(y, mean, var, x[1], NULL, false, 0.1, 1e-5);
 }
 
 static td_tensor *layer_norm(td_tensor *const *x)

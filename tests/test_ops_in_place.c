@@ -30,7 +30,7 @@ TEST(values)
         CHECK_OK(td_add_scalar_(td_select(x, 0, 0), -3));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), -3, -1, 0.5, 2);
         CHECK_OK(td_mul_scalar_(x, 2));
-        CHECK_OK(td_relu_(td_select(x, 1, 0)));
+        CHECK_OK(td_f_relu_(td_select(x, 1, 0)));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 0, -2, 1, 4);
         CHECK_OK(td_clamp_(x, -1, 3));
         CHECK_TENSOR(x, TD_F32, SHAPE(2, 2), 0, -1, 1, 3);
@@ -79,21 +79,21 @@ TEST(what_cannot_be_changed_is_named)
         CHECK_FAILS(td_add_(expanded, x), TD_ERR_INVALID,
                     "td_add_: elements of the tensor of shape [3, 2] share memory");
         CHECK_FAILS(td_zero_(expanded), TD_ERR_INVALID, "td_zero_: elements of the tensor");
-        CHECK_FAILS(td_relu_(expanded), TD_ERR_INVALID, "td_relu_: elements of the tensor");
+        CHECK_FAILS(td_f_relu_(expanded), TD_ERR_INVALID, "td_f_relu_: elements of the tensor");
         CHECK_FAILS(td_clamp_(expanded, 0, 1), TD_ERR_INVALID, "td_clamp_: elements of the tensor");
         CHECK_FAILS(td_add_scalar_(expanded, 1), TD_ERR_INVALID,
                     "td_add_scalar_: elements of the tensor");
         CHECK_FAILS(td_fill_(td_zeros(SHAPE(1), TD_U8), 256), TD_ERR_INVALID, "td_fill_: ");
         CHECK_FAILS(td_sub_(td_zeros(SHAPE(1), TD_BOOL), td_zeros(SHAPE(1), TD_BOOL)),
                     TD_ERR_INVALID, "td_sub_: it is not defined for bool");
-        CHECK_FAILS(td_relu_(td_zeros(SHAPE(1), TD_BOOL)), TD_ERR_INVALID,
-                    "td_relu_: it is not defined for bool");
+        CHECK_FAILS(td_f_relu_(td_zeros(SHAPE(1), TD_BOOL)), TD_ERR_INVALID,
+                    "td_f_relu_: it is not defined for bool");
         CHECK_FAILS(td_clamp_(x, NAN, 1), TD_ERR_INVALID, "td_clamp_: ");
         CHECK_EQ(td_add_(NULL, x), TD_ERR_INVALID);
         CHECK_EQ(td_add_(x, NULL), TD_ERR_INVALID);
         CHECK_EQ(td_zero_(NULL), TD_ERR_INVALID);
         CHECK_EQ(td_mul_scalar_(NULL, 1), TD_ERR_INVALID);
-        CHECK_EQ(td_relu_(NULL), TD_ERR_INVALID);
+        CHECK_EQ(td_f_relu_(NULL), TD_ERR_INVALID);
         CHECK_EQ(td_clamp_(NULL, 0, 1), TD_ERR_INVALID);
         CHECK_TENSOR(x, TD_F32, SHAPE(2), 1, 1);
     }
@@ -107,7 +107,7 @@ TEST(leaves_do_not_change_while_recording)
         CHECK_FAILS(td_add_(w, b), TD_ERR_STATE, "td_add_: a leaf of shape [2]");
         CHECK_FAILS(td_mul_(w, b), TD_ERR_STATE, "td_mul_: a leaf");
         CHECK_FAILS(td_zero_(w), TD_ERR_STATE, "td_zero_: a leaf");
-        CHECK_FAILS(td_relu_(w), TD_ERR_STATE, "td_relu_: a leaf");
+        CHECK_FAILS(td_f_relu_(w), TD_ERR_STATE, "td_f_relu_: a leaf");
         CHECK_FAILS(td_clamp_(w, 0, 1), TD_ERR_STATE, "td_clamp_: a leaf");
         CHECK_FAILS(td_add_scaled_(w, b, 2), TD_ERR_STATE, "td_add_scaled_: a leaf");
         CHECK_FAILS(td_mul_scalar_(w, 2), TD_ERR_STATE, "td_mul_scalar_: a leaf");
@@ -222,7 +222,7 @@ static td_tensor *changed_alone(td_tensor *const *x, const void *which)
         status = td_mul_scalar_(y, -3);
         break;
     case 2:
-        status = td_relu_(y);
+        status = td_f_relu_(y);
         break;
     case 3:
         status = td_clamp_(y, -0.8, 0.7);

@@ -171,7 +171,7 @@ static td_tensor *batch_norm(td_tensor *const *x, const void *arg)
     int64_t channels = td_tensor_size(x[0], 1);
     td_tensor *mean = norm->with_running ? td_full(&channels, 1, 0.3, TD_F64) : NULL;
     td_tensor *var = norm->with_running ? td_full(&channels, 1, 1.7, TD_F64) : NULL;
-    return td_f_batch_norm(x[0], mean, var, norm->without_weight ? NULL : x[1],
+    return td_batch_norm(x[0], mean, var, norm->without_weight ? NULL : x[1],
                            norm->without_weight ? NULL : x[2], norm->training, 0.1, 1e-3);
 }
 
@@ -189,7 +189,7 @@ TEST(batch_norm_of_all_shapes)
             td_tensor *x = random_of(shapes[i], i + 2);
             td_tensor *w = random_of(&shapes[i][1], 1), *b = random_of(&shapes[i][1], 1);
             td_tensor *inputs[] = {x, w, b};
-            gradcheck("td_f_batch_norm", batch_norm, &norms[k], inputs,
+            gradcheck("td_batch_norm", batch_norm, &norms[k], inputs,
                       norms[k].without_weight ? 1 : 3);
             if (!norms[k].training || norms[k].without_weight)
                 continue;
@@ -213,14 +213,14 @@ TEST(batch_norm_moves_running_statistics)
         /* Every second one of a larger tensor: the statistics need not be contiguous. */
         td_tensor *wide = td_full((int64_t[]){4}, 1, 2, TD_F64);
         td_tensor *var = td_slice(wide, 0, 0, 4, 2);
-        CHECK(td_f_batch_norm(x, mean, var, NULL, NULL, true, 0.25, 1e-5));
+        CHECK(td_batch_norm(x, mean, var, NULL, NULL, true, 0.25, 1e-5));
         td_tensor *m = td_mean_dims(x, (int[]){0, 2}, 2, false);
         td_tensor *v = td_var_dims(x, (int[]){0, 2}, 2, 1, false);
         check_near(mean, td_add_scalar(td_mul_scalar(m, 0.25), 0.375), 1e-12);
         check_near(var, td_add_scalar(td_mul_scalar(v, 0.25), 1.5), 1e-12);
         CHECK(((double *)td_tensor_data(wide))[1] == 2);
         td_tensor *before = td_clone(mean);
-        CHECK(td_f_batch_norm(x, mean, var, NULL, NULL, false, 0.25, 1e-5));
+        CHECK(td_batch_norm(x, mean, var, NULL, NULL, false, 0.25, 1e-5));
         CHECK(td_equal(before, mean));
     }
 }
@@ -231,18 +231,18 @@ TEST(batch_norm_refuses)
         TD_SCOPE;
         td_tensor *x = td_zeros(SHAPE(4, 3), TD_F32), *three = td_zeros(SHAPE(3), TD_F32);
         td_tensor *two = td_zeros(SHAPE(2), TD_F32);
-        CHECK_NULL(td_f_batch_norm(x, NULL, NULL, two, NULL, true, 0.1, 1e-5),
-                   "td_f_batch_norm: weight has the shape [2]; it must have [3]");
-        CHECK_NULL(td_f_batch_norm(x, two, three, NULL, NULL, true, 0.1, 1e-5), "running_mean");
-        CHECK_NULL(td_f_batch_norm(x, NULL, NULL, NULL, NULL, false, 0.1, 1e-5),
+        CHECK_NULL(td_batch_norm(x, NULL, NULL, two, NULL, true, 0.1, 1e-5),
+                   "td_batch_norm: weight has the shape [2]; it must have [3]");
+        CHECK_NULL(td_batch_norm(x, two, three, NULL, NULL, true, 0.1, 1e-5), "running_mean");
+        CHECK_NULL(td_batch_norm(x, NULL, NULL, NULL, NULL, false, 0.1, 1e-5),
                    "needs running_mean");
         CHECK_NULL(
-            td_f_batch_norm(td_zeros(SHAPE(1, 3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
+            td_batch_norm(td_zeros(SHAPE(1, 3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
             "[1, 3], one value a channel");
         CHECK_NULL(
-            td_f_batch_norm(td_zeros(SHAPE(3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
+            td_batch_norm(td_zeros(SHAPE(3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
             "x has the shape [3]");
-        CHECK(!td_f_batch_norm(NULL, NULL, NULL, NULL, NULL, true, 0.1, 1e-5));
+        CHECK(!td_batch_norm(NULL, NULL, NULL, NULL, NULL, true, 0.1, 1e-5));
     }
 }
 
@@ -254,7 +254,7 @@ TEST(batch_norm_keeps_what_it_used)
         td_tensor *x = random_of(SHAPE(3, 2)), *w = random_of(SHAPE(2));
         td_tensor *mean = random_of(SHAPE(2)), *var = td_ones((int64_t[]){2}, 1, TD_F64);
         td_tensor_set_requires_grad(x, true);
-        td_tensor *y = td_sum(td_f_batch_norm(x, mean, var, w, NULL, false, 0.1, 0));
+        td_tensor *y = td_sum(td_batch_norm(x, mean, var, w, NULL, false, 0.1, 0));
         CHECK_OK(td_fill_(var, 100));
         CHECK_OK(td_backward(y));
         check_near(td_tensor_grad(x), td_expand(w, (int64_t[]){3, 2}, 2), 1e-12);

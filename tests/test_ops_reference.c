@@ -99,11 +99,11 @@ static td_tensor *norms(const char *name, td_tensor *const *x)
     td_tensor *mean = td_full((int64_t[]){3}, 1, 0.25, TD_F32);
     td_tensor *var = td_full((int64_t[]){3}, 1, 1.5, TD_F32);
     if (!strcmp(name, "batch_norm"))
-        return td_f_batch_norm(x[0], mean, var, x[1], x[2], true, 0.1, 1e-5);
+        return td_batch_norm(x[0], mean, var, x[1], x[2], true, 0.1, 1e-5);
     if (!strcmp(name, "batch_norm_eval"))
-        return td_f_batch_norm(x[0], mean, var, x[1], x[2], false, 0.1, 1e-5);
+        return td_batch_norm(x[0], mean, var, x[1], x[2], false, 0.1, 1e-5);
     if (!strncmp(name, "running_", 8)) {
-        CHECK(td_f_batch_norm(x[0], mean, var, NULL, NULL, true, 0.2, 1e-5));
+        CHECK(td_batch_norm(x[0], mean, var, NULL, NULL, true, 0.2, 1e-5));
         return td_add(!strcmp(name, "running_mean") ? mean : var, td_mul_scalar(td_sum(x[0]), 0));
     }
     if (!strcmp(name, "layer_norm_1"))

@@ -222,7 +222,7 @@ SAME_BITS(operands_in_place)
     td_tensor *x = matrix(TD_F32);
     CHECK_OK(td_mul_(x, numbers(SHAPE(ROWS, 1), TD_F32)));
     CHECK_OK(td_add_(x, x));
-    CHECK_OK(td_relu_(x));
+    CHECK_OK(td_f_relu_(x));
     keep(results, x);
 }
 
@@ -315,11 +315,11 @@ static void keep_batch_norm(struct results *results, td_tensor *x, int64_t chann
     td_tensor *inputs[] = {leaf(x), leaf(numbers(SHAPE(channels), TD_F32)),
                            leaf(numbers(SHAPE(channels), TD_F32))};
     keep_with_gradients(results,
-                        td_f_batch_norm(x, mean, variance, inputs[1], inputs[2], true, 0.1, 1e-5),
+                        td_batch_norm(x, mean, variance, inputs[1], inputs[2], true, 0.1, 1e-5),
                         inputs, 3);
     keep(results, mean);
     keep(results, variance);
-    keep(results, td_f_batch_norm(x, mean, variance, inputs[1], inputs[2], false, 0.1, 1e-5));
+    keep(results, td_batch_norm(x, mean, variance, inputs[1], inputs[2], false, 0.1, 1e-5));
 }
 
 SAME_BITS(batch_norm)

@@ -103,7 +103,7 @@ static td_tensor *constants(td_tensor *a, td_tensor *b)
     CHECK_OK(td_fill_(td_select(x, 0, 0), 5));
     CHECK_OK(td_zero_(td_select(td_select(x, 0, 1), 0, 3)));
     CHECK_OK(td_clamp_(td_narrow(x, 1, 2, 2), -0.3, 0.4));
-    CHECK_OK(td_relu_(td_narrow(x, 1, 0, 2)));
+    CHECK_OK(td_f_relu_(td_narrow(x, 1, 0, 2)));
     return td_mul(td_exp(x), b);
 }
 

@@ -1,10 +1,9 @@
-/* What is computed with tensors. Every function here can be differentiated (autograd.h), unless its
- * line says otherwise.
+/* Operators on tensors. Each is differentiable (autograd.h) unless its comment says otherwise.
  *
  *     td_tensor *y = td_f_relu(td_add(td_matmul(x, w), b));
  *
- * Where PyTorch has both a module and a function of one name, the module is td_relu() (nn.h) and the
- * function td_f_relu(x), as in F.relu(x).
+ * Names. td_f_x() is the operator of which nn.h has a module td_x(): td_relu() makes a module, td_f_relu(x)
+ * computes, as nn.ReLU and F.relu do. Every other operator is td_x(). A `_` at the end means in-place.
  *
  * Shapes broadcast as in PyTorch: from the last dimension on, sizes must be equal, or one of them 1
  * or missing. dtypes and devices of the operands must be the same; td_to_dtype() and td_tensor_to()
@@ -286,7 +285,7 @@ TD_API td_tensor *td_f_dropout2d(td_tensor *x, double p, bool training);
 
 /** x [N, C] or [N, C, …]; weight, bias [C] or NULL. running_mean and running_var [C] are moved in
  *  place while training (NULL: not kept), and used otherwise. momentum 0.1 and eps 1e-5 are usual. */
-TD_API td_tensor *td_f_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
+TD_API td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
                                   td_tensor *weight, td_tensor *bias, bool training,
                                   double momentum, double eps);
 /** Over the last `ndim` dimensions, which have the sizes of `shape`; weight and bias of that shape, or
@@ -384,7 +383,7 @@ TD_API td_status td_div_(td_tensor *x, td_tensor *b);
 TD_API td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha);
 TD_API td_status td_add_scalar_(td_tensor *x, double b);
 TD_API td_status td_mul_scalar_(td_tensor *x, double b);
-TD_API td_status td_relu_(td_tensor *x);
+TD_API td_status td_f_relu_(td_tensor *x);
 TD_API td_status td_clamp_(td_tensor *x, double low, double high);
 
 #ifdef __cplusplus

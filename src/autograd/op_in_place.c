@@ -4,7 +4,7 @@
  *     x (node A)  --- x.mul_(b) --->  x (node mul_, whose inputs are A and that of b)
  *
  * What was saved of the tensor by others is out of date then; their backward notices by the version
- * of the memory. What a change itself needs of the elements before it is copied; only td_relu_() needs those
+ * of the memory. What a change itself needs of the elements before it is copied; only td_f_relu_() needs those
  * after it, as in PyTorch. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
@@ -264,9 +264,9 @@ static td_status relu_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     return td__kernels_of(y)->unary_grad(TD__RELU, grad_x[0], grad_y[0], y);
 }
 
-td_status td_relu_(td_tensor *x)
+td_status td_f_relu_(td_tensor *x)
 {
-    static const td_function function = {.name = "td_relu_", .backward = relu_backward};
+    static const td_function function = {.name = "td_f_relu_", .backward = relu_backward};
     if (!x)
         return td__fail_null(__func__);
     TD_TRY(check_target(function.name, x));

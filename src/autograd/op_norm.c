@@ -102,7 +102,7 @@ static td_tensor *recorded(const td_function *function, td_tensor *y, struct nor
 
 /* ---- Batch norm -------------------------------------------------------------------------------------- */
 
-static const td_function batch_norm_function = {.name = "td_f_batch_norm",
+static const td_function batch_norm_function = {.name = "td_batch_norm",
                                                 .backward = batch_norm_backward};
 
 /* What batch norm is called with. */
@@ -196,7 +196,7 @@ static td_tensor *batch_norm(const struct batch_norm *call)
     return recorded(&batch_norm_function, y, &norm, inputs, in, weight, mean, rstd);
 }
 
-td_tensor *td_f_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
+td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
                            td_tensor *weight, td_tensor *bias, bool training, double momentum,
                            double eps)
 {

@@ -64,7 +64,7 @@ static td_tensor *batch_norm_forward(td_module *self, td_tensor *const *inputs, 
     double momentum = 0;
     if (count_batch(self, &momentum))
         return NULL;
-    return td_f_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
+    return td_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
                            td_param(self, 0), td_param(self, 1),
                            self->training || norm->options.no_running_stats, momentum,
                            norm->options.eps);

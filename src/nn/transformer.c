@@ -30,7 +30,7 @@ static td_tensor *relu_of(td_tensor *x)
     bool is_ours = x && atomic_load(&x->owners) == 1 && atomic_load(&x->storage->owners) == 1;
     if (!is_ours)
         return td_f_relu(x);
-    return td_relu_(x) ? NULL : x;
+    return td_f_relu_(x) ? NULL : x;
 }
 
 static td_tensor *feed_forward(td_module *self, td_tensor *x)
