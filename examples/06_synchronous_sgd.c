@@ -46,7 +46,7 @@ static td_module *make_net(void)
 
 static void average_gradients(const td_state *parameters)
 {
-    for (size_t i = 0; i < td_state_count(parameters); i++) {
+    for (int i = 0; i < td_state_count(parameters); i++) {
         td_tensor *grad = td_tensor_grad(td_state_tensor(parameters, i));
         check(!td_all_reduce(grad, TD_SUM, NULL, NULL)); /* TD_AVG would divide, too */
         check(!td_mul_scalar_(grad, 1.0 / td_get_world_size(NULL)));

@@ -60,7 +60,7 @@ int main(void)
     td_ddp_stats stats;
     check(!td_ddp_get_stats(model, &stats));
     printf("rank %d: loss %.4f to %.4f, %d synchronised passes, %d bytes each\n", rank, first, last,
-           (int)stats.passes, (int)(stats.bytes / stats.passes));
+           (int)stats.passes, (int)(stats.bytes / (size_t)stats.passes));
 
     td_optimizer_destroy(adam);
     td_module_destroy(model);

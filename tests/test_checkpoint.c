@@ -112,7 +112,7 @@ static void train_until(struct run *run, int64_t step)
 static void check_same_state(td_state *a, td_state *b)
 {
     CHECK_EQ(td_state_count(a), td_state_count(b));
-    for (size_t i = 0; i < td_state_count(a); i++) {
+    for (int i = 0; i < td_state_count(a); i++) {
         CHECK_STR(td_state_name(a, i), td_state_name(b, i));
         td_tensor *x = td_state_tensor(a, i), *y = td_state_tensor(b, i);
         CHECK_EQ(td_tensor_nbytes(x), td_tensor_nbytes(y));

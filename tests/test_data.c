@@ -64,7 +64,8 @@ TEST(tensors_that_do_not_fit)
                 "no sample 4 in a dataset of 4");
     CHECK_FAILS(td_dataset_read(dataset, -1, row, NULL), TD_ERR_INVALID, "no sample -1");
     CHECK_FAILS(td_dataset_read(dataset, 0, NULL, NULL), TD_ERR_INVALID, "input is NULL");
-    CHECK_FAILS(td_dataset_read(NULL, 0, row, NULL), TD_ERR_INVALID, "td_dataset_read: an argument is NULL");
+    CHECK_FAILS(td_dataset_read(NULL, 0, row, NULL), TD_ERR_INVALID,
+                "td_dataset_read: an argument is NULL");
     CHECK_EQ(td_dataset_size(NULL), -1);
     td_dataset_release(dataset);
     td_dataset_release(NULL);
@@ -147,7 +148,8 @@ static void own_destroy(void *self)
     atomic_fetch_add(&((struct own *)self)->destroyed, 1);
 }
 
-static const td_dataset_ops own_ops = {own_size, own_describe, own_read, own_destroy};
+static const td_dataset_ops own_ops = {
+    .size = own_size, .describe = own_describe, .read = own_read, .destroy = own_destroy};
 
 static struct own make_own(int64_t size)
 {

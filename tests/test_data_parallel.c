@@ -28,7 +28,7 @@ static void check_gradients(td_module *alone, td_module *model, const char *devi
 {
     td_state *a = td_module_parameters(alone), *b = td_module_parameters(model);
     CHECK_EQ(td_state_count(a), td_state_count(b));
-    for (size_t i = 0; i < td_state_count(a); i++) {
+    for (int i = 0; i < td_state_count(a); i++) {
         td_tensor *grad = td_tensor_grad(td_state_tensor(b, i));
         CHECK(grad != NULL);
         CHECK_STR(td_tensor_device(grad), device);

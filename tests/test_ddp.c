@@ -53,7 +53,7 @@ static double train(td_module *model, td_optimizer *sgd, int step, int rank, int
 static void check_same_bits(td_module *model)
 {
     td_state *parameters = td_module_parameters(model);
-    for (size_t i = 0; i < td_state_count(parameters); i++) {
+    for (int i = 0; i < td_state_count(parameters); i++) {
         td_tensor *mine = td_state_tensor(parameters, i);
         td_tensor *theirs = td_clone(mine);
         CHECK_OK(td_broadcast(theirs, 0, NULL, NULL));
@@ -363,7 +363,9 @@ RANKS(a_reducer_averages_plain_memory, .ranks = 3)
     int rank = td_get_rank(NULL);
     float own[1000];
     double other[7];
-    td_reducer_buffer buffers[] = {{own, 1000, TD_F32}, {NULL, 300000, TD_F32}, {other, 7, TD_F64}};
+    td_reducer_buffer buffers[] = {{.data = own, .count = 1000, .dtype = TD_F32},
+                                   {.count = 300000, .dtype = TD_F32},
+                                   {.data = other, .count = 7, .dtype = TD_F64}};
     td_reducer *reducer = td_reducer_create(buffers, 3,
                                             &(td_reducer_options){.bucket_bytes = 4096});
     CHECK(reducer != NULL);

@@ -43,7 +43,7 @@ static bool same_bits(td_module *model, td_group *group)
 {
     bool same = true;
     td_state *parameters = td_module_parameters(model);
-    for (size_t i = 0; i < td_state_count(parameters); i++) {
+    for (int i = 0; i < td_state_count(parameters); i++) {
         td_tensor *mine = td_state_tensor(parameters, i), *theirs = td_clone(mine);
         CHECK_OK(td_broadcast(theirs, td_get_global_rank(group, 0), group, NULL));
         same = same &&
@@ -57,7 +57,7 @@ static bool same_bits(td_module *model, td_group *group)
 /* ---- PowerSGD --------------------------------------------------------------------------------------------- */
 
 /* The mean loss of the last steps, and the bytes sent. */
-static double learn(const td_powersgd_options *options, int steps, int64_t *bytes)
+static double learn(const td_powersgd_options *options, int steps, size_t *bytes)
 {
     int rank = td_get_rank(NULL), size = td_get_world_size(NULL);
     td_powersgd *powersgd = options ? td_powersgd_create(options) : NULL;
@@ -89,12 +89,12 @@ static double learn(const td_powersgd_options *options, int steps, int64_t *byte
 static void powersgd_learns(void)
 {
     CHECK_OK(td_init_process_group(NULL));
-    int64_t plain_bytes, bytes;
+    size_t plain_bytes, bytes;
     double plain = learn(NULL, 600, &plain_bytes);
     double loss = learn(&(td_powersgd_options){.rank = 2, .start_step = 5}, 600, &bytes);
     if (!(loss < plain + 0.15) || bytes * 2 >= plain_bytes) {
-        printf("a loss of %g, without compression %g; %lld bytes, without %lld\n", loss, plain,
-               (long long)bytes, (long long)plain_bytes);
+        printf("a loss of %g, without compression %g; %zu bytes, without %zu\n", loss, plain, bytes,
+               plain_bytes);
         CHECK(false);
     }
     CHECK_OK(td_destroy_process_group());
@@ -123,7 +123,7 @@ RANKS(powersgd_learns_on_four, .ranks = 4, .deadline_s = 60)
 RANKS(before_its_start_powersgd_is_the_average, .ranks = 2, .deadline_s = 60)
 {
     CHECK_OK(td_init_process_group(NULL));
-    int64_t plain_bytes, bytes;
+    size_t plain_bytes, bytes;
     double plain = learn(NULL, 30, &plain_bytes);
     double loss = learn(&(td_powersgd_options){0}, 30, &bytes); /* 1000 steps */
     CHECK(loss == plain);
@@ -164,8 +164,9 @@ RANKS(vectors_are_not_compressed, .ranks = 3)
     static float vector[100];
     td_powersgd *powersgd = td_powersgd_create(&(td_powersgd_options){.start_step = -1});
     td_reducer *reducer = td_reducer_create(
-        (td_reducer_buffer[]){{matrix, ROWS * COLUMNS, TD_F64}, {vector, 100, TD_F32}}, 2,
-        &(td_reducer_options){.hook = td_powersgd_hook(powersgd)});
+        (td_reducer_buffer[]){{.data = matrix, .count = ROWS * COLUMNS, .dtype = TD_F64},
+                              {.data = vector, .count = 100, .dtype = TD_F32}},
+        2, &(td_reducer_options){.hook = td_powersgd_hook(powersgd)});
     CHECK(reducer != NULL);
     for (int step = 0; step < 3; step++)
         reduce_once(reducer, rank, matrix, vector);

@@ -38,7 +38,7 @@ static bool same_bits(td_module *model)
     bool same = true;
     td_state *states[] = {td_module_parameters(model), td_module_buffers(model)};
     for (int s = 0; s < 2; s++) {
-        for (size_t i = 0; i < td_state_count(states[s]); i++) {
+        for (int i = 0; i < td_state_count(states[s]); i++) {
             td_tensor *mine = td_state_tensor(states[s], i), *theirs = td_clone(mine);
             CHECK_OK(td_broadcast(theirs, 0, NULL, NULL));
             same = same &&
@@ -97,7 +97,7 @@ static void follow(const td_ddp_options *options, bool by_active, double toleran
     CHECK_OK(td_ddp_join_end(model));
     CHECK(same_bits(model));
     td_state *a = td_module_parameters(alone), *b = td_module_parameters(model);
-    for (size_t i = 0; i < td_state_count(a); i++)
+    for (int i = 0; i < td_state_count(a); i++)
         CHECK(td_allclose(td_state_tensor(a, i), td_state_tensor(b, i), tolerance, tolerance));
     td_state_destroy(a);
     td_state_destroy(b);

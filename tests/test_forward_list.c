@@ -50,14 +50,14 @@ TEST(a_module_gives_several_results)
     TD_SCOPE;
     td_tensor *a = td_arange(0, 4, 1, TD_F32), *b = td_full(TD_SHAPE(4), 5, TD_F32);
     td_tensor_list results;
-    CHECK_OK(td_forward_list(pair, &(td_tensor_list){2, {a, b}, {0}}, &results));
+    CHECK_OK(td_forward_list(pair, &(td_tensor_list){.count = 2, .at = {a, b}}, &results));
     CHECK_EQ(results.count, 2);
     CHECK(at(results.at[0], 3) == 16 && at(results.at[1], 3) == 45);
     CHECK(td_tensor_list_get(&results, "product") == results.at[1]);
     CHECK(td_tensor_list_get(&results, "no such") == NULL);
 
     /* By name, wherever it stands; the list may be given back for the results. */
-    td_tensor_list both = {3, {a, a, b}, {NULL, NULL, "b"}};
+    td_tensor_list both = {.count = 3, .at = {a, a, b}, .names = {NULL, NULL, "b"}};
     CHECK_OK(td_forward_list(pair, &both, &both));
     CHECK_EQ(both.count, 2);
     CHECK(at(both.at[0], 3) == 16);
@@ -83,8 +83,12 @@ TEST(lists_are_checked)
     CHECK_EQ(td_tensor_list_add(&list, NULL, x), TD_ERR_INVALID);
     CHECK_EQ(td_forward_list(pair, &(td_tensor_list){0}, &results), TD_ERR_INVALID);
     CHECK_EQ(results.count, 0);
-    CHECK_EQ(td_forward_list(pair, &(td_tensor_list){2, {x, NULL}, {0}}, &results), TD_ERR_INVALID);
-    td_tensor_list unfit = {2, {x, td_ones(TD_SHAPE(3), TD_F32)}, {0}};
+    CHECK_EQ(td_forward_list(pair, &(td_tensor_list){.count = 2, .at = {x, NULL}}, &results),
+             TD_ERR_INVALID);
+    CHECK_FAILS(td_forward_list(pair, &(td_tensor_list){.count = 2, .at = {x, x}, .reserved = {x}},
+                                &results),
+                TD_ERR_INVALID, "td_forward_list: reserved[0] is not zero");
+    td_tensor_list unfit = {.count = 2, .at = {x, td_ones(TD_SHAPE(3), TD_F32)}};
     CHECK_EQ(td_forward_list(pair, &unfit, &results), TD_ERR_INVALID);
     CHECK_EQ(results.count, 0);
     CHECK(strstr(td_last_error(), "[2] and [3]"));
@@ -100,7 +104,7 @@ TEST(a_sequence_hands_all_results_on)
     CHECK(at(y, 0) == 1.5); /* 2 (1 + 0.5) - 3 (1 * 0.5) */
     td_module *two = td_sequential(make_pair(), make_pair(), NULL);
     td_tensor_list results;
-    CHECK_OK(td_forward_list(two, &(td_tensor_list){2, {a, b}, {0}}, &results));
+    CHECK_OK(td_forward_list(two, &(td_tensor_list){.count = 2, .at = {a, b}}, &results));
     CHECK(results.count == 2 && at(results.at[0], 0) == 9 && at(results.at[1], 0) == 13.5);
     td_module_destroy(two);
     td_module_destroy(net);
@@ -114,11 +118,11 @@ TEST(attention_takes_its_mask_by_name)
     td_tensor *x = td_randn(TD_SHAPE(3, 2, 8), TD_F32),
               *mask = td_tril(td_ones(TD_SHAPE(3, 3), TD_F32), 0);
     mask = td_gt_scalar(mask, 0);
-    td_tensor_list named = {2, {mask, x}, {"mask", NULL}}, results;
+    td_tensor_list named = {.count = 2, .at = {mask, x}, .names = {"mask", NULL}}, results;
     CHECK_OK(td_forward_list(layer, &named, &results));
     CHECK(td_equal(results.at[0], td_forward_with(layer, TD_TENSORS(x, mask))));
     CHECK(!td_equal(results.at[0], td_forward(layer, x)));
-    td_tensor_list alone = {1, {mask}, {"mask"}};
+    td_tensor_list alone = {.count = 1, .at = {mask}, .names = {"mask"}};
     CHECK_EQ(td_forward_list(layer, &alone, &results), TD_ERR_INVALID);
     CHECK(strstr(td_last_error(), "was given a mask and 0 inputs"));
     td_module_destroy(layer);
@@ -133,7 +137,7 @@ TEST(data_parallel_scatters_and_gathers_each)
         TD_SCOPE;
         td_tensor *a = td_randn(TD_SHAPE(rows, 2), TD_F32),
                   *b = td_randn(TD_SHAPE(rows, 2), TD_F32);
-        td_tensor_list inputs = {2, {a, b}, {NULL, "b"}}, expected, results;
+        td_tensor_list inputs = {.count = 2, .at = {a, b}, .names = {NULL, "b"}}, expected, results;
         CHECK_OK(td_forward_list(alone, &inputs, &expected));
         CHECK_OK(td_forward_list(model, &inputs, &results));
         CHECK_EQ(results.count, 2);
@@ -163,14 +167,15 @@ TEST(applied_in_parallel)
     td_module *modules[] = {make_pair(), make_pair()};
     CHECK_OK(td_module_to(modules[1], "cpu:1"));
     td_tensor *x = td_full(TD_SHAPE(2), 1, TD_F32), *y = td_tensor_to(x, "cpu:1");
-    td_tensor_list inputs[] = {{1, {x}, {0}}, {1, {y}, {0}}}, results[2];
+    td_tensor_list inputs[] = {{.count = 1, .at = {x}}, {.count = 1, .at = {y}}}, results[2];
     CHECK_OK(td_parallel_apply(modules, inputs, 2, results));
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(results[i].count, 2);
         CHECK_STR(td_tensor_device(results[i].at[0]), i ? "cpu:1" : "cpu");
         CHECK(at(results[i].at[0], 1) == 4 && at(results[i].at[1], 1) == 3);
     }
-    inputs[1] = (td_tensor_list){2, {y, td_tensor_to(td_ones(TD_SHAPE(3), TD_F32), "cpu:1")}, {0}};
+    inputs[1] = (td_tensor_list){.count = 2,
+                                 .at = {y, td_tensor_to(td_ones(TD_SHAPE(3), TD_F32), "cpu:1")}};
     CHECK_EQ(td_parallel_apply(modules, inputs, 2, results), TD_ERR_INVALID);
     CHECK(strstr(td_last_error(), "[2] and [3]"));
     CHECK(results[0].count == 0 && results[1].count == 0);
@@ -187,7 +192,8 @@ static td_status train_pair(int rank, void *arg)
     CHECK(model != NULL);
     td_tensor *x = td_full(TD_SHAPE(2), rank + 1, TD_F32);
     td_tensor_list results;
-    CHECK_OK(td_forward_list(model, &(td_tensor_list){2, {x, x}, {NULL, "b"}}, &results));
+    CHECK_OK(td_forward_list(
+        model, &(td_tensor_list){.count = 2, .at = {x, x}, .names = {NULL, "b"}}, &results));
     CHECK_EQ(results.count, 2);
     /* Both are behind an output, so both wait for their gradients. */
     CHECK_OK(td_backward(td_sum(td_add(results.at[0], results.at[1]))));

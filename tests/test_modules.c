@@ -272,7 +272,7 @@ TEST(states_that_do_not_fit)
     td_state *own = td_module_state(net), *state = td_state_create(), *before = td_state_clone(own);
     {
         TD_SCOPE;
-        for (size_t i = 0; i < td_state_count(own); i++) {
+        for (int i = 0; i < td_state_count(own); i++) {
             const char *name = td_state_name(own, i);
             if (!strcmp(name, "0.bias") || !strcmp(name, "1.running_var"))
                 continue;

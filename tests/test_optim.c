@@ -2,7 +2,9 @@
  * is refused. What was recorded, and how, is in tests/reference/record_modules.py. */
 #include "runner.h"
 
+#include <tandem/checkpoint.h>
 #include <tandem/optim.h>
+#include <tandem/parallel.h>
 
 #include <math.h>
 #include <string.h>
@@ -320,7 +322,7 @@ static td_module *network(void)
 static void check_same_parameters(td_module *a, td_module *b)
 {
     td_state *of_a = td_module_state(a), *of_b = td_module_state(b);
-    for (size_t i = 0; i < td_state_count(of_a); i++)
+    for (int i = 0; i < td_state_count(of_a); i++)
         CHECK(td_equal(td_state_tensor(of_a, i), td_state_tensor(of_b, i)));
     td_state_destroy(of_b);
     td_state_destroy(of_a);
@@ -417,7 +419,7 @@ TEST(names_in_the_state)
 static td_state *changed(const td_state *state, const char *name, td_tensor *instead)
 {
     td_state *copy = td_state_create();
-    for (size_t i = 0; i < td_state_count(state); i++) {
+    for (int i = 0; i < td_state_count(state); i++) {
         bool here = strcmp(td_state_name(state, i), name) == 0;
         td_tensor *tensor = here ? instead : td_state_tensor(state, i);
         if (tensor)
@@ -536,6 +538,75 @@ TEST(reserved_members_must_be_zero)
     CHECK(sgd && td_optimizer_lr(sgd) == 0);
     td_optimizer_destroy(sgd);
     td_module_destroy(net);
+}
+
+static td_status no_backward(td_node *node, td_tensor *const *grad_outputs, td_tensor **grad_inputs)
+{
+    (void)node, (void)grad_outputs, (void)grad_inputs;
+    return TD_OK;
+}
+
+static int64_t one(void *self)
+{
+    (void)self;
+    return 1;
+}
+
+static void describe_wrongly(void *self, td_sample_spec *input, td_sample_spec *target)
+{
+    input->reserved[3] = self;
+    target->ndim = -1;
+}
+
+static td_status read_nothing(void *self, int64_t index, void *input, void *target)
+{
+    (void)self, (void)index, (void)input, (void)target;
+    return TD_OK;
+}
+
+static td_status order_nothing(void *self, int64_t epoch, uint64_t seed, int64_t *indices)
+{
+    (void)self, (void)epoch, (void)seed;
+    indices[0] = 0;
+    return TD_OK;
+}
+
+TEST(reserved_members_of_tables_must_be_zero)
+{
+    int set;
+    TD_SCOPE;
+    CHECK(!td_module_create(&(td_module_ops){.name = "M", .reserved = {&set}}));
+    CHECK_CONTAINS(td_last_error(), "td_module_create: reserved[0] is not zero");
+    td_dataset_ops dataset_ops = {.size = one, .describe = describe_wrongly, .read = read_nothing};
+    CHECK(!td_dataset_create(&dataset_ops, &set));
+    CHECK_CONTAINS(td_last_error(), "td_dataset_create: reserved[3] is not zero");
+    dataset_ops.reserved[1] = &set;
+    CHECK(!td_dataset_create(&dataset_ops, NULL));
+    CHECK_CONTAINS(td_last_error(), "td_dataset_create: reserved[1] is not zero");
+    td_sampler_ops sampler_ops = {.size = one, .order = order_nothing, .reserved = {&set}};
+    CHECK(!td_sampler_create(&sampler_ops, NULL));
+    CHECK_CONTAINS(td_last_error(), "td_sampler_create: reserved[0] is not zero");
+    sampler_ops.reserved[0] = NULL;
+    td_sampler *sampler = td_sampler_create(&sampler_ops, NULL);
+    CHECK_FAILS(td_sampler_set_position(sampler, &(td_sampler_position){.reserved = {&set}}),
+                TD_ERR_INVALID, "td_sampler_set_position: reserved[0] is not zero");
+    td_sampler_release(sampler);
+    td_function function = {.name = "f", .backward = no_backward};
+    td_tensor *x = td_ones(NULL, 0, TD_F32);
+    CHECK(!td_record(&function, x, &(td_node_spec){.reserved = {&set}}));
+    CHECK_CONTAINS(td_last_error(), "td_record: reserved[0] is not zero");
+    function.reserved[2] = &set;
+    CHECK(!td_record(&function, x, &(td_node_spec){0}));
+    CHECK_CONTAINS(td_last_error(), "td_record: reserved[2] is not zero");
+    CHECK(!td_reducer_create(NULL, 0, &(td_reducer_options){.hook = {.reserved = {&set}}}));
+    CHECK_CONTAINS(td_last_error(), "td_reducer_create: reserved[0] is not zero");
+    CHECK(!td_reducer_create(&(td_reducer_buffer){.count = 1, .reserved = {&set}}, 1, NULL));
+    CHECK_CONTAINS(td_last_error(), "td_reducer_create: reserved[0] is not zero");
+    CHECK(!td_ddp(td_linear(1, 1), &(td_ddp_options){.hook = {.reserved = {&set}}}));
+    CHECK_CONTAINS(td_last_error(), "td_ddp: reserved[0] is not zero");
+    td_training training = {.reserved = {NULL, NULL, &set}};
+    CHECK_FAILS(td_training_save("/nowhere", &training, NULL), TD_ERR_INVALID,
+                "td_training_save: reserved[2] is not zero");
 }
 
 TEST(clipping_a_module)

@@ -175,7 +175,7 @@ static td_state *make_state(void)
 static void check_equal(const td_state *a, const td_state *b)
 {
     CHECK_EQ(td_state_count(a), td_state_count(b));
-    for (size_t i = 0; i < td_state_count(a); i++) {
+    for (int i = 0; i < td_state_count(a); i++) {
         TD_SCOPE;
         td_tensor *x = td_contiguous(td_state_tensor(a, i)),
                   *y = td_contiguous(td_state_tensor(b, i));
@@ -207,7 +207,7 @@ TEST(writes_what_it_reads)
     back = td_load_safetensors(path, "cpu:1");
     CHECK(back != NULL);
     check_equal(state, back);
-    for (size_t i = 0; i < td_state_count(back); i++)
+    for (int i = 0; i < td_state_count(back); i++)
         CHECK_STR(td_tensor_device(td_state_tensor(back, i)), "cpu:1");
     td_state_destroy(back);
     CHECK(!td_load_safetensors(path, "gpu:7"));
@@ -570,7 +570,7 @@ static void check_same_module(td_module *a, td_module *b)
 {
     td_state *x = td_module_state(a), *y = td_module_state(b);
     CHECK_EQ(td_state_count(x), td_state_count(y));
-    for (size_t i = 0; i < td_state_count(x); i++)
+    for (int i = 0; i < td_state_count(x); i++)
         CHECK_MEM(td_tensor_data(td_state_tensor(x, i)), td_tensor_data(td_state_tensor(y, i)),
                   td_tensor_nbytes(td_state_tensor(x, i)));
     td_state_destroy(x);

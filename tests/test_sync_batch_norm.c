@@ -141,7 +141,7 @@ TEST(conversion_keeps_tensors_and_names)
     CHECK(net != NULL);
     td_state *after = td_module_state(net);
     CHECK_EQ(td_state_count(before), td_state_count(after));
-    for (size_t i = 0; i < td_state_count(before); i++)
+    for (int i = 0; i < td_state_count(before); i++)
         CHECK_STR(td_state_name(after, i), td_state_name(before, i));
     CHECK(td_module_parameter(net, "2.1.weight") == weight);
     CHECK(td_module_buffer(net, "1.running_mean") == mean);
@@ -208,7 +208,7 @@ static void follow(void)
         step_of(model, sgd, step, rank, size);
     }
     td_state *a = td_module_state(alone), *b = td_module_state(td_module_find(model, "module"));
-    for (size_t i = 0; i < td_state_count(a); i++)
+    for (int i = 0; i < td_state_count(a); i++)
         CHECK(td_tensor_dtype(td_state_tensor(a, i)) != TD_F32 ||
               td_allclose(td_state_tensor(a, i), td_state_tensor(b, i), 1e-3, 1e-4));
     td_state_destroy(a);

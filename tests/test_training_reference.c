@@ -26,7 +26,7 @@ struct training {
 static double total_norm(const td_state *parameters)
 {
     double sum = 0;
-    for (size_t i = 0; i < td_state_count(parameters); i++) {
+    for (int i = 0; i < td_state_count(parameters); i++) {
         td_tensor *grad = td_tensor_grad(td_state_tensor(parameters, i));
         CHECK(grad);
         sum += recording_norm(grad) * recording_norm(grad);
@@ -37,7 +37,7 @@ static double total_norm(const td_state *parameters)
 static void check_grads(struct recording *recording, const td_state *parameters)
 {
     double total = total_norm(parameters);
-    for (size_t i = 0; i < td_state_count(parameters); i++)
+    for (int i = 0; i < td_state_count(parameters); i++)
         recording_check_grad(recording, td_state_name(parameters, i),
                              td_tensor_grad(td_state_tensor(parameters, i)), total);
 }
@@ -76,12 +76,12 @@ static void train(const char *name, struct training training)
     struct recording *recording = recording_open(name);
     td_state *parameters = td_module_parameters(training.network);
     CHECK(parameters);
-    for (size_t i = 0; i < td_state_count(parameters); i++)
+    for (int i = 0; i < td_state_count(parameters); i++)
         recording_check_weight(recording, td_state_name(parameters, i),
                                td_state_tensor(parameters, i));
     all_steps(&training, recording, parameters, steps);
     if (steps == STEPS) {
-        for (size_t i = 0; i < td_state_count(parameters); i++)
+        for (int i = 0; i < td_state_count(parameters); i++)
             recording_check_final(recording, td_state_name(parameters, i),
                                   td_state_tensor(parameters, i));
         recording_check_next(recording);

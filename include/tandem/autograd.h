@@ -158,6 +158,7 @@ typedef struct td_function {
     td_status (*backward)(td_node *node, td_tensor *const *grad_outputs, td_tensor **grad_inputs);
     /** Frees what the data hold, not the data themselves; NULL where there is nothing to free. */
     void (*free_data)(void *data);
+    void *reserved[4];
 } td_function;
 
 enum { TD_RECIPE_MOST = 8 };
@@ -171,6 +172,7 @@ typedef struct td_node_spec {
     const void *data; /* copied */
     size_t data_size;
     td_tensor *const *more_inputs; /* where there are more than TD_RECIPE_MOST: instead of inputs */
+    void *reserved[4];
 } td_node_spec;
 
 /** Makes `output` the recorded result of the inputs, if one of them requires grad and grad

@@ -138,10 +138,13 @@ TD_API void td_log(td_log_level level, const char *format, ...)
 #endif
     ;
 
-/* ---- Byte strings ---------------------------------------------------------------------------- */
+/* ---- Byte strings ----------------------------------------------------------------------------
+ *
+ * Every text and byte string that a call returns and the caller owns is a td_bytes. td_bytes_free() frees it; free()
+ * and td_free() do not. A `const char *` that a call returns belongs to the library. */
 
-/** A byte string with its length. One that Tandem returns is followed by a NUL that does not count,
- *  so that text can be printed as it is, and belongs to the caller: td_bytes_free(). */
+/** Bytes and their number. Behind those that the library returns stands a NUL that `size` does not count, so that a
+ *  text can be printed as it is. */
 typedef struct td_bytes {
     char *data;
     size_t size;
@@ -152,7 +155,7 @@ typedef struct td_bytes {
  *  NULL), TD_ERR_NOMEM. */
 TD_API td_status td_bytes_copy(const void *data, size_t size, td_bytes *bytes);
 
-/** Frees what `bytes` holds and leaves it empty. NULL and empty ones are fine. */
+/** Frees the bytes and sets *bytes to zero. NULL and empty ones are fine. */
 TD_API void td_bytes_free(td_bytes *bytes);
 
 /* ---- Shareable memory -----------------------------------------------------------------------

@@ -87,6 +87,7 @@ typedef struct td_training {
     int64_t epoch, step; /* the program's own counts; loading sets them */
     bool any_size; /* loading: take a checkpoint of another number of ranks too. Generators are
                             left as they are then, and the epoch begins anew */
+    void *reserved[4];
 } td_training;
 
 /** Writes a checkpoint. */

@@ -115,6 +115,7 @@ typedef struct td_sample_spec {
     td_dtype dtype;
     int ndim; /* at most TD_MAX_DIMS - 1, since a batch has one more; -1 for a target: there is none */
     int64_t shape[TD_MAX_DIMS];
+    void *reserved[4];
 } td_sample_spec;
 
 /** What the samples consist of. Either pointer may be NULL. */
@@ -140,6 +141,7 @@ typedef struct td_dataset_ops {
 
     /** Frees `self`, by the thread that releases the dataset last. May be NULL. */
     void (*destroy)(void *self);
+    void *reserved[4];
 } td_dataset_ops;
 
 /** Makes a dataset of `ops`, which must stay, and `self`, which it takes over where this succeeds. */
@@ -201,6 +203,7 @@ typedef struct td_sampler_position {
     int64_t taken; /* how many of its indices were handed out; by a loader: in batches */
     uint64_t seed; /* that the epoch's order was made with, for samplers that draw one */
     bool begun;    /* whether the epoch has an order yet */
+    void *reserved[4];
 } td_sampler_position;
 
 /** Where the sampler is now, in *position. */
@@ -231,6 +234,7 @@ typedef struct td_sampler_ops {
 
     /** A seed is drawn from the default generator for each epoch. */
     bool draws_seed;
+    void *reserved[4];
 } td_sampler_ops;
 
 /** Makes a sampler of `ops`, which must stay, and `self`, which it takes over where this succeeds. */

@@ -48,7 +48,7 @@ enum { TD_TENSOR_LIST_MOST = 32 };
 /**
  * Inputs or results of a module: tensors in order, each perhaps with a name.
  *
- *     td_tensor_list inputs = {2, {x, mask}, {NULL, "mask"}}, results;
+ *     td_tensor_list inputs = {.count = 2, .at = {x, mask}, .names = {NULL, "mask"}}, results;
  *     if (td_forward_list(net, &inputs, &results) == TD_OK)
  *         … results.at[0], td_tensor_list_get(&results, "weights") …
  *
@@ -59,6 +59,7 @@ typedef struct td_tensor_list {
     int count;
     td_tensor *at[TD_TENSOR_LIST_MOST];
     const char *names[TD_TENSOR_LIST_MOST]; /* NULL: without one */
+    void *reserved[4];
 } td_tensor_list;
 
 /** The tensor of a name; NULL where there is none, which is no error. */
@@ -351,6 +352,7 @@ typedef struct td_module_ops {
     /** Writes what is printed between the parentheses, such as "in_features=3", as snprintf() does,
      *  and returns as that does. NULL: nothing. */
     int (*describe)(const td_module *module, char *text, size_t size);
+    void *reserved[4];
 } td_module_ops;
 
 /** A module without parameters, buffers and children; they are added next. NULL without memory. */

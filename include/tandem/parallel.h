@@ -57,6 +57,7 @@ typedef struct td_comm_hook {
     td_status (*start)(td_bucket *bucket, void *arg);
     td_status (*finish)(td_bucket *bucket, void *arg);
     void *arg;
+    void *reserved[4];
 } td_comm_hook;
 
 /** Averages in f32 or whatever the gradients are: what is done without a hook. */
@@ -137,6 +138,7 @@ typedef struct td_reducer_buffer {
     void *data; /* the gradient; NULL: memory of the reducer's, see td_reducer_data() */
     size_t count;
     td_dtype dtype;
+    void *reserved[4];
 } td_reducer_buffer;
 
 typedef struct td_reducer_options {
@@ -260,7 +262,7 @@ typedef struct td_ddp_stats {
     int64_t passes;           /* synchronised backward passes */
     int64_t communication_ns; /* from the start of each reduction to its end, summed up */
     int64_t exposed_ns;       /* of these, what the training thread waited at the end of passes */
-    int64_t bytes;            /* of gradients, as they were sent */
+    size_t bytes;             /* of gradients, as they were sent */
     int buckets;
     bool rebuilt;
 } td_ddp_stats;

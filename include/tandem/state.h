@@ -2,7 +2,7 @@
  * take back.
  *
  *     td_state *state = td_module_state(net);
- *     for (size_t i = 0; i < td_state_count(state); i++)
+ *     for (int i = 0; i < td_state_count(state); i++)
  *         printf("%s\n", td_state_name(state, i));
  *     td_state_destroy(state);
  *
@@ -49,12 +49,12 @@ TD_API td_status td_state_add_all(td_state *state, const char *prefix, const td_
 /* ---- Looking ------------------------------------------------------------------------------------ */
 
 /** The number of tensors; 0 for NULL. */
-TD_API size_t td_state_count(const td_state *state);
+TD_API int td_state_count(const td_state *state);
 
 /** The name and the tensor at a place, in the order in which they were added; NULL behind the end.
  *  Both belong to the state. */
-TD_API const char *td_state_name(const td_state *state, size_t index);
-TD_API td_tensor *td_state_tensor(const td_state *state, size_t index);
+TD_API const char *td_state_name(const td_state *state, int index);
+TD_API td_tensor *td_state_tensor(const td_state *state, int index);
 
 /** The tensor of a name, which belongs to the state; NULL where there is none (no error). */
 TD_API td_tensor *td_state_get(const td_state *state, const char *name);

@@ -5,7 +5,7 @@
 #include "autograd/graph.h"
 #include "autograd/view_base.h"
 
-#include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -197,6 +197,8 @@ td_status td__node_make(const td_function *function, int output_count, const td_
 {
     td_tensor *const *inputs = inputs_of(spec);
     *node_out = NULL;
+    TD_TRY(td__check_reserved("td_record", function->reserved));
+    TD_TRY(td__check_reserved("td_record", spec->reserved));
     if (spec->saved_count < 0 || spec->saved_count > TD_RECIPE_MOST || spec->input_count < 0 ||
         (spec->input_count > TD_RECIPE_MOST && !spec->more_inputs))
         return td_fail(TD_ERR_INVALID,

@@ -170,7 +170,7 @@ td_status td__coordinator_share(const char *call, const struct td__coordinator *
         status = make_others(call, header, &state);
     td_bytes_free(&header);
     status = td__coordinator_agree(coordinator, status);
-    for (size_t i = 0; i < td_state_count(state) && !status; i++)
+    for (int i = 0; i < td_state_count(state) && !status; i++)
         if (td_tensor_numel(td_state_tensor(state, i)) > 0)
             status = td_broadcast(td_state_tensor(state, i), coordinator->root, coordinator->group,
                                   NULL);

@@ -24,7 +24,7 @@ static td_state *rename_all(const td_state *state, const td_state *known, bool w
 {
     td_state *result = td_state_create();
     *fits = true;
-    for (size_t i = 0; result && i < td_state_count(state); i++) {
+    for (int i = 0; result && i < td_state_count(state); i++) {
         size_t size = strlen(td_state_name(state, i)) + sizeof WRAPPER;
         char *buffer = malloc(size);
         const char *name = buffer ? renamed(td_state_name(state, i), wrap, buffer, size) : NULL;
@@ -50,7 +50,7 @@ td_state *td__fit_names(const td_state *state, td_module *module)
     if (!known)
         return NULL;
     bool as_it_is = true, fits = false;
-    for (size_t i = 0; i < td_state_count(state); i++)
+    for (int i = 0; i < td_state_count(state); i++)
         as_it_is = as_it_is && td_state_get(known, td_state_name(state, i));
     for (int wrap = 0; !as_it_is && !fits && wrap < 2; wrap++) {
         result = rename_all(state, known, wrap, &fits);

@@ -71,7 +71,7 @@ const char *td__file_dtype(td_dtype dtype);
 struct td__file_plan {
     struct td__buffer text; /* its length, and the header */
     size_t digest_at;       /* where the 64 digits are in `text` */
-    size_t *order;          /* numbers of tensors in the state */
+    int *order;             /* numbers of tensors in the state */
     uint64_t data_size;
 };
 

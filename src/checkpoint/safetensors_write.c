@@ -31,7 +31,7 @@ void td__plan_free(struct td__file_plan *plan)
 
 static td_status check_state(const char *call, const char *path, const td_state *state)
 {
-    for (size_t i = 0; i < td_state_count(state); i++) {
+    for (int i = 0; i < td_state_count(state); i++) {
         const char *name = td_state_name(state, i);
         td_dtype dtype = td_tensor_dtype(td_state_tensor(state, i));
         if (!strcmp(name, "__metadata__"))
@@ -48,11 +48,11 @@ static td_status check_state(const char *call, const char *path, const td_state 
 }
 
 /* The numbers of the tensors, widest elements first; those of one width keep their order. */
-static void sort_by_width(const td_state *state, size_t *order)
+static void sort_by_width(const td_state *state, int *order)
 {
-    size_t used = 0, count = td_state_count(state);
+    int used = 0, count = td_state_count(state);
     for (size_t width = 16; width > 0; width /= 2)
-        for (size_t i = 0; i < count; i++)
+        for (int i = 0; i < count; i++)
             if (td_dtype_size(td_tensor_dtype(td_state_tensor(state, i))) == width)
                 order[used++] = i;
 }
@@ -107,21 +107,21 @@ static td_status put_tensor(const char *call, const char *path, const char *name
 static td_status plan_text(const char *call, const char *path, const td_state *state,
                            const td_file_note *notes, int note_count, struct td__file_plan *plan)
 {
-    size_t count = td_state_count(state);
-    uint64_t *begins = malloc((count + 1) * sizeof *begins);
-    plan->order = malloc((count + 1) * sizeof plan->order[0]);
+    int count = td_state_count(state);
+    uint64_t *begins = malloc(((size_t)count + 1) * sizeof *begins);
+    plan->order = malloc(((size_t)count + 1) * sizeof plan->order[0]);
     if (!begins || !plan->order) {
         free(begins);
         return td__fail_nomem(call);
     }
     sort_by_width(state, plan->order);
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         begins[plan->order[i]] = plan->data_size;
         plan->data_size += td_tensor_nbytes(td_state_tensor(state, plan->order[i]));
     }
     td__buffer_put_u64(&plan->text, 0);
     td_status status = put_notes(call, path, notes, note_count, plan);
-    for (size_t i = 0; i < count && !status; i++)
+    for (int i = 0; i < count && !status; i++)
         status = put_tensor(call, path, td_state_name(state, i), td_state_tensor(state, i),
                             begins[i], &plan->text);
     free(begins);
@@ -229,7 +229,7 @@ static td_status write_all(struct writer *writer, const td_state *state,
     if (!EVP_DigestInit_ex(writer->digest, EVP_sha256(), NULL))
         return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", writer->file.call);
     TD_TRY(put(writer, plan->text.data, plan->text.size));
-    for (size_t i = 0; i < td_state_count(state); i++)
+    for (int i = 0; i < td_state_count(state); i++)
         TD_TRY(put_elements(writer, td_state_tensor(state, plan->order[i])));
     return put_digest(writer, plan->digest_at);
 }

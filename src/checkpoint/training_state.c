@@ -7,7 +7,7 @@
  *
  * Taking it over is done part by part, and each part either takes all or nothing. What the parts before
  * the failing one had is put back, and so it is where another rank has failed. */
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "checkpoint/training.h"
 #include "tensor/tensor_internal.h"
 
@@ -27,9 +27,16 @@ static int parts_of(const td_training *training)
 
 /* ---- Saving --------------------------------------------------------------------------------------- */
 
+static td_status check_training(const char *call, const td_training *training)
+{
+    if (!training)
+        return td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    return td__check_reserved(call, training->reserved);
+}
+
 td_status td__training_pack(const char *call, const td_training *training, struct td__buffer *own)
 {
-    td_status status = training ? TD_OK : td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    td_status status = check_training(call, training);
     const char *message = status ? td__error_text() : "";
     unsigned char random[TD_GENERATOR_STATE_SIZE];
     td_sampler_position position = {0};
@@ -329,8 +336,7 @@ static td_status apply(td_training *training, const td_state *state,
 td_status td__training_apply(const char *call, td_training *training, const td_state *state,
                              const struct td__coordinator *coordinator, struct td__undo **undo_out)
 {
-    if (!training)
-        return td_fail(TD_ERR_INVALID, "%s: the training is NULL", call);
+    TD_TRY(check_training(call, training));
     struct td__undo *undo = calloc(1, sizeof *undo);
     if (!undo)
         return td__fail_nomem(call);

@@ -1,7 +1,7 @@
 /* Datasets: an ops table, what it says about itself, and a count of owners. Size and shapes are asked
  * for once, so that all who use a dataset agree on them. */
 #include "data/dataset.h"
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
@@ -15,6 +15,7 @@ static td_status check_spec(const char *call, const char *half, const td_sample_
                             size_t *bytes)
 {
     *bytes = 0;
+    TD_TRY(td__check_reserved(call, spec->reserved));
     if (spec->ndim == -1 && half[0] == 't')
         return TD_OK;
     if (spec->ndim < 0 || spec->ndim > TD_MAX_DIMS - 1)
@@ -34,6 +35,8 @@ td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self)
                 ops ? "size, describe and read must all be there" : "ops is NULL");
         return NULL;
     }
+    if (td__check_reserved(__func__, ops->reserved))
+        return NULL;
     td_dataset *dataset = calloc(1, sizeof *dataset);
     if (!dataset) {
         td__fail_nomem("td_dataset_create");

@@ -80,7 +80,8 @@ static void destroy(void *self)
     free(dataset);
 }
 
-static const td_dataset_ops idx_dataset_ops = {size_of, describe, read_sample, destroy};
+static const td_dataset_ops idx_dataset_ops = {
+    .size = size_of, .describe = describe, .read = read_sample, .destroy = destroy};
 
 /* ---- Making one ------------------------------------------------------------------------------ */
 

@@ -4,7 +4,7 @@
  * one is drawn; so these two and the number of indices that were taken are all that a checkpoint
  * needs. */
 #include "data/sampler.h"
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/random_internal.h"
 
 #include <inttypes.h>
@@ -17,6 +17,8 @@ td_sampler *td_sampler_create(const td_sampler_ops *ops, void *self)
                 ops ? "size and order must both be there" : "ops is NULL");
         return NULL;
     }
+    if (td__check_reserved(__func__, ops->reserved))
+        return NULL;
     td_sampler *sampler = calloc(1, sizeof *sampler);
     if (!sampler) {
         td__fail_nomem("td_sampler_create");
@@ -148,6 +150,7 @@ td_status td_sampler_set_position(td_sampler *sampler, const td_sampler_position
     if (!sampler || !position)
         return td_fail(TD_ERR_INVALID, "td_sampler_set_position: the %s is NULL",
                        sampler ? "position" : "sampler");
+    TD_TRY(td__check_reserved(__func__, position->reserved));
     if (sampler->busy)
         return td_fail(TD_ERR_STATE,
                        "td_sampler_set_position: a loader uses this sampler, and is in the "

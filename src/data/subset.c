@@ -38,7 +38,8 @@ static void destroy(void *self)
     free(subset);
 }
 
-static const td_dataset_ops subset_ops = {size_of, describe, read_sample, destroy};
+static const td_dataset_ops subset_ops = {
+    .size = size_of, .describe = describe, .read = read_sample, .destroy = destroy};
 
 static td_status check_indices(td_dataset *dataset, const int64_t *indices, int64_t count)
 {

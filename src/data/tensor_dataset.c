@@ -71,7 +71,8 @@ static void destroy(void *self)
     free(dataset);
 }
 
-static const td_dataset_ops tensor_dataset_ops = {size_of, describe, read_sample, destroy};
+static const td_dataset_ops tensor_dataset_ops = {
+    .size = size_of, .describe = describe, .read = read_sample, .destroy = destroy};
 
 static td_status look_at(struct rows *rows, td_tensor *tensor)
 {

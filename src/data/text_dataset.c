@@ -75,7 +75,8 @@ static void destroy(void *self)
     free(text);
 }
 
-static const td_dataset_ops text_ops = {size_of, describe, read_sample, destroy};
+static const td_dataset_ops text_ops = {
+    .size = size_of, .describe = describe, .read = read_sample, .destroy = destroy};
 
 /* The size of a file in which one can read at any place. */
 static td_status size_of_file(int fd, const char *path, int64_t *size)

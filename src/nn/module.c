@@ -4,7 +4,7 @@
  * at each call: td_module_finish() gives the module, or that failure. */
 #include "nn/module.h"
 
-#include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +18,8 @@ td_module *td_module_create(const td_module_ops *ops)
                 ops ? "name of the kind" : "table of functions");
         return NULL;
     }
+    if (td__check_reserved(__func__, ops->reserved))
+        return NULL;
     td_module *module = calloc(1, sizeof *module);
     void *data = module && ops->data_size ? calloc(1, ops->data_size) : NULL;
     if (!module || (ops->data_size && !data)) {

@@ -1,7 +1,7 @@
 /* Running modules: of one result (ops->forward) and of several (ops->forward_list), each by either call. */
 #include "nn/module.h"
 
-#include "base/fail.h"
+#include "base/option_rules.h"
 
 #include <string.h>
 
@@ -100,6 +100,7 @@ td_status td_forward_list(td_module *module, const td_tensor_list *inputs, td_te
     if (given.count > TD_TENSOR_LIST_MOST)
         return td_fail(TD_ERR_INVALID, "td_forward_list: a list has %d tensors at most, not %d",
                        TD_TENSOR_LIST_MOST, given.count);
+    TD_TRY(td__check_reserved(__func__, given.reserved));
     TD_TRY(check(module, given.at, given.count));
     if (module->ops->forward_list)
         return run_list(module, &given, results);

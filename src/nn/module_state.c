@@ -141,7 +141,7 @@ td_status td_module_load_state(td_module *module, const td_state *state, bool st
     struct loading loading = {.state = state, .names = td_state_create()};
     td_status status = loading.names ? td__module_visit(module, compare_slot, &loading)
                                      : TD_ERR_NOMEM;
-    for (size_t i = 0; i < td_state_count(state) && !status; i++)
+    for (int i = 0; i < td_state_count(state) && !status; i++)
         if (!td_state_get(loading.names, td_state_name(state, i)))
             complain(&loading.unexpected, "%s", td_state_name(state, i));
     if (!status)

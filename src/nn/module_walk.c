@@ -159,7 +159,7 @@ static td_status list_slot(const char *name, struct td__module_slot *slot, void 
     struct listing *listing = arg;
     if (slot->is_buffer != listing->buffers)
         return TD_OK;
-    for (size_t i = 0; i < td_state_count(listing->state); i++)
+    for (int i = 0; i < td_state_count(listing->state); i++)
         if (td_state_tensor(listing->state, i) == slot->tensor)
             return TD_OK;
     return td_state_add(listing->state, name, slot->tensor);
@@ -189,7 +189,7 @@ int64_t td_module_parameter_count(td_module *module)
 {
     td_state *parameters = td_module_parameters(module);
     int64_t count = 0;
-    for (size_t i = 0; i < td_state_count(parameters); i++)
+    for (int i = 0; i < td_state_count(parameters); i++)
         count += td_tensor_numel(td_state_tensor(parameters, i));
     td_state_destroy(parameters);
     return count;

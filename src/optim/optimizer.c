@@ -137,17 +137,17 @@ td_status td__parameter_list(const char *call, td_module *module, td_tensor ***l
     if (!module)
         return td__fail_null(call);
     td_state *parameters = td_module_parameters(module);
-    size_t found = td_state_count(parameters);
-    td_tensor **tensors = parameters ? malloc((found + 1) * sizeof tensors[0]) : NULL;
+    int found = td_state_count(parameters);
+    td_tensor **tensors = parameters ? malloc(((size_t)found + 1) * sizeof tensors[0]) : NULL;
     if (!tensors) {
         td_state_destroy(parameters);
         return td__fail_nomem(call);
     }
-    for (size_t i = 0; i < found; i++)
+    for (int i = 0; i < found; i++)
         tensors[i] = td_state_tensor(parameters, i);
     td_state_destroy(parameters);
     *list = tensors;
-    *count = (int)found;
+    *count = found;
     return TD_OK;
 }
 

@@ -179,7 +179,7 @@ static td_status read_parameter(struct loading *loading, const td_optimizer *opt
 /* Names the first tensor of the state that nobody has asked for. */
 static td_status check_unexpected(const struct loading *loading)
 {
-    for (size_t i = 0; i < td_state_count(loading->state); i++)
+    for (int i = 0; i < td_state_count(loading->state); i++)
         if (!td_state_get(loading->seen, td_state_name(loading->state, i)))
             return td_fail(TD_ERR_INVALID,
                            "\"%s\" is in the state, and in no part of this optimizer",

@@ -199,7 +199,7 @@ static td_status start_average(struct td_bucket *bucket)
     td_status status = td_all_reduce(bucket->buffer, TD_AVG, all->group, &bucket->work);
     td_set_call_label(NULL);
     if (!status)
-        all->stats.bytes += (int64_t)td_tensor_nbytes(bucket->buffer);
+        all->stats.bytes += td_tensor_nbytes(bucket->buffer);
     return status;
 }
 
@@ -322,5 +322,5 @@ void *td_bucket_data(const td_bucket *bucket)
 
 void td_bucket_count_sent(td_bucket *bucket, size_t bytes)
 {
-    bucket->all->stats.bytes += (int64_t)bytes;
+    bucket->all->stats.bytes += bytes;
 }

@@ -95,7 +95,7 @@ static td_status copy_buffers(td_module *module, td_module *replica)
 {
     td_state *to = td_module_buffers(module), *from = td_module_buffers(replica);
     td_status status = to && from ? TD_OK : td__fail_nomem("td_data_parallel");
-    for (size_t i = 0; !status && i < td_state_count(to); i++)
+    for (int i = 0; !status && i < td_state_count(to); i++)
         if (td_state_tensor(to, i) != td_state_tensor(from, i)) {
             TD_NO_GRAD;
             status = td_tensor_copy(td_state_tensor(to, i), td_state_tensor(from, i));

@@ -216,11 +216,11 @@ static bool is_ignored(const td_ddp_options *options, const char *name)
 
 static td_status collect_parameters(struct td__ddp *ddp, const td_state *parameters)
 {
-    size_t count = td_state_count(parameters);
-    ddp->parameters = calloc(count + 1, sizeof *ddp->parameters);
+    int count = td_state_count(parameters);
+    ddp->parameters = calloc((size_t)count + 1, sizeof *ddp->parameters);
     if (!ddp->parameters)
         return td__fail_nomem("td_ddp");
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         td_tensor *tensor = td_state_tensor(parameters, i);
         const char *name = td_state_name(parameters, i);
         if (!td_tensor_requires_grad(tensor) || is_ignored(&ddp->options, name))
@@ -239,11 +239,11 @@ static td_status collect_parameters(struct td__ddp *ddp, const td_state *paramet
 
 static td_status collect_buffers(struct td__ddp *ddp, const td_state *buffers)
 {
-    size_t count = td_state_count(buffers);
-    ddp->buffers = calloc(count + 1, sizeof *ddp->buffers);
+    int count = td_state_count(buffers);
+    ddp->buffers = calloc((size_t)count + 1, sizeof *ddp->buffers);
     if (!ddp->buffers)
         return td__fail_nomem("td_ddp");
-    for (size_t i = 0; i < count; i++)
+    for (int i = 0; i < count; i++)
         if (!is_ignored(&ddp->options, td_state_name(buffers, i)))
             ddp->buffers[ddp->buffer_count++] = td_tensor_retain(td_state_tensor(buffers, i));
     return TD_OK;
@@ -340,7 +340,8 @@ td_module *td_ddp(td_module *module, const td_ddp_options *options)
 {
     if (!module)
         return td__null(__func__);
-    if (options && td__check_reserved("td_ddp", options->reserved)) {
+    if (options && (td__check_reserved(__func__, options->reserved) ||
+                    td__check_reserved(__func__, options->hook.reserved))) {
         td_module_destroy(module);
         return NULL;
     }
@@ -397,6 +398,7 @@ td_status td_ddp_set_hook(td_module *module, td_comm_hook hook)
     struct td__ddp *ddp = td__ddp_of(module, "td_ddp_set_hook");
     if (!ddp)
         return TD_ERR_INVALID;
+    TD_TRY(td__check_reserved(__func__, hook.reserved));
     if (ddp->buckets.stats.passes || ddp->expecting)
         return td_fail(TD_ERR_STATE, "td_ddp_set_hook: the first pass has begun already");
     ddp->options.hook = ddp->buckets.hook = hook;

@@ -109,15 +109,14 @@ td_periodic_averager *td_periodic_averager_create(td_module *module,
         return NULL;
     }
     td_state *parameters = td_module_parameters(module);
-    size_t count = parameters ? td_state_count(parameters) : 0;
-    td_periodic_averager *averager = parameters
-                                         ? calloc(1, sizeof *averager +
-                                                         count * sizeof averager->parameters[0])
-                                         : NULL;
+    int count = td_state_count(parameters);
+    td_periodic_averager *averager =
+        parameters ? calloc(1, sizeof *averager + (size_t)count * sizeof averager->parameters[0])
+                   : NULL;
     if (averager) {
         averager->options = with;
-        averager->count = (int)count;
-        for (size_t i = 0; i < count; i++)
+        averager->count = count;
+        for (int i = 0; i < count; i++)
             averager->parameters[i] = td_tensor_retain(td_state_tensor(parameters, i));
     } else {
         td__fail_nomem("td_periodic_averager_create");

@@ -21,6 +21,7 @@ static td_status describe(const td_reducer_buffer *buffers, int count,
                           struct td__gradient *gradients)
 {
     for (int i = 0; i < count; i++) {
+        TD_TRY(td__check_reserved("td_reducer_create", buffers[i].reserved));
         if (!td_dtype_size(buffers[i].dtype) || buffers[i].count > INT64_MAX / 16)
             return td_fail(TD_ERR_INVALID, "td_reducer_create: buffer %d has %zu elements of %s", i,
                            buffers[i].count, td_dtype_name(buffers[i].dtype));
@@ -60,7 +61,8 @@ static td_status fill(td_reducer *reducer, const td_reducer_buffer *buffers, int
 td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
                               const td_reducer_options *options)
 {
-    if (options && td__check_reserved(__func__, options->reserved))
+    if (options && (td__check_reserved(__func__, options->reserved) ||
+                    td__check_reserved(__func__, options->hook.reserved)))
         return NULL;
     if (count < 0 || (count > 0 && !buffers)) {
         td_fail(TD_ERR_INVALID, "td_reducer_create: the list of %d buffers is %s", count,

@@ -218,7 +218,7 @@ static td_tensor *sync_forward(td_module *self, td_tensor *const *inputs, int co
     if (self->training || norm->options.no_running_stats)
         return normalise(self, x);
     return td_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
-                           td_param(self, 0), td_param(self, 1), false, 0, norm->options.eps);
+                         td_param(self, 0), td_param(self, 1), false, 0, norm->options.eps);
 }
 
 /* ---- Backward --------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 
 #include <tandem/state.h>
 
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ struct entry {
 struct td_state {
     struct td__map map;
     struct entry **entries;
-    size_t count, capacity;
+    int count, capacity;
 };
 
 td_state *td_state_create(void)
@@ -32,7 +33,7 @@ td_state *td_state_create(void)
 }
 
 /* Removes all entries behind the first `count`. */
-static void cut(td_state *state, size_t count)
+static void cut(td_state *state, int count)
 {
     while (state->count > count) {
         struct entry *entry = state->entries[--state->count];
@@ -58,8 +59,12 @@ static td_status reserve(td_state *state)
 {
     if (state->count < state->capacity)
         return TD_OK;
-    size_t capacity = state->capacity ? state->capacity * 2 : 16;
-    struct entry **entries = realloc(state->entries, capacity * sizeof entries[0]);
+    int capacity = state->capacity > INT_MAX / 2 ? INT_MAX
+                   : state->capacity             ? state->capacity * 2
+                                                 : 16;
+    struct entry **entries = capacity == INT_MAX
+                                 ? NULL
+                                 : realloc(state->entries, (size_t)capacity * sizeof entries[0]);
     if (!entries)
         return td__fail_nomem("td_state_add");
     state->entries = entries;
@@ -131,8 +136,8 @@ td_status td_state_add_all(td_state *state, const char *prefix, const td_state *
     if (!state || !from)
         return td_fail(TD_ERR_INVALID, "td_state_add_all: the state %s is NULL",
                        state ? "to take from" : "to add to");
-    size_t before = state->count, count = from->count;
-    for (size_t i = 0; i < count; i++) {
+    int before = state->count, count = from->count;
+    for (int i = 0; i < count; i++) {
         td_status status = add(state, prefix ? prefix : "", from->entries[i]->name,
                                from->entries[i]->tensor);
         if (status) {
@@ -145,19 +150,19 @@ td_status td_state_add_all(td_state *state, const char *prefix, const td_state *
 
 /* ---- Looking ------------------------------------------------------------------------------------ */
 
-size_t td_state_count(const td_state *state)
+int td_state_count(const td_state *state)
 {
     return state ? state->count : 0;
 }
 
-const char *td_state_name(const td_state *state, size_t index)
+const char *td_state_name(const td_state *state, int index)
 {
-    return index < td_state_count(state) ? state->entries[index]->name : NULL;
+    return index >= 0 && index < td_state_count(state) ? state->entries[index]->name : NULL;
 }
 
-td_tensor *td_state_tensor(const td_state *state, size_t index)
+td_tensor *td_state_tensor(const td_state *state, int index)
 {
-    return index < td_state_count(state) ? state->entries[index]->tensor : NULL;
+    return index >= 0 && index < td_state_count(state) ? state->entries[index]->tensor : NULL;
 }
 
 td_tensor *td_state_get(const td_state *state, const char *name)
@@ -215,7 +220,7 @@ td_state *td_state_part(const td_state *state, const char *prefix)
 {
     td_state *part = state ? td_state_create() : NULL;
     size_t size = prefix ? strlen(prefix) : 0;
-    for (size_t i = 0; part && i < state->count; i++) {
+    for (int i = 0; part && i < state->count; i++) {
         const struct entry *entry = state->entries[i];
         if (entry->node.key_size <= size || (size && memcmp(entry->name, prefix, size) != 0))
             continue;
@@ -230,7 +235,7 @@ td_state *td_state_part(const td_state *state, const char *prefix)
 td_state *td_state_clone(const td_state *state)
 {
     td_state *clone = state ? td_state_create() : NULL;
-    for (size_t i = 0; clone && i < state->count; i++) {
+    for (int i = 0; clone && i < state->count; i++) {
         td_tensor *copy = td__clone(state->entries[i]->tensor);
         td_status status = copy ? add(clone, "", state->entries[i]->name, copy) : TD_ERR_NOMEM;
         td_tensor_release(copy);

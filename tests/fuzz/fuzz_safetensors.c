@@ -49,7 +49,7 @@ static void check_again(const td_state *state)
     td_state *again = td_load_safetensors(path, NULL);
     unlink(path);
     check(again && td_state_count(again) == td_state_count(state));
-    for (size_t i = 0; i < td_state_count(state); i++) {
+    for (int i = 0; i < td_state_count(state); i++) {
         const td_tensor *x = td_state_tensor(state, i), *y = td_state_tensor(again, i);
         size_t bytes = td_tensor_nbytes(x);
         check(!strcmp(td_state_name(state, i), td_state_name(again, i)));
