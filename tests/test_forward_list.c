@@ -78,7 +78,7 @@ TEST(lists_are_checked)
     CHECK_OK(td_tensor_list_add(&list, "x", x));
     CHECK_EQ(td_tensor_list_add(&list, "x", x), TD_ERR_INVALID);
     CHECK_EQ(td_tensor_list_add(&list, NULL, NULL), TD_ERR_INVALID);
-    while (list.count < TD_TENSOR_LIST_MOST)
+    while (list.count < TD_TENSOR_LIST_MAX)
         CHECK_OK(td_tensor_list_add(&list, NULL, x));
     CHECK_EQ(td_tensor_list_add(&list, NULL, x), TD_ERR_INVALID);
     CHECK_EQ(td_forward_list(pair, &(td_tensor_list){0}, &results), TD_ERR_INVALID);

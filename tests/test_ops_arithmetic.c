@@ -107,7 +107,7 @@ TEST(what_does_not_fit_is_named)
     {
         TD_SCOPE;
         td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32), *b = td_zeros(SHAPE(4), TD_F32);
-        CHECK_NULL(td_add(a, b), "td_add: the shapes [2, 3] and [4] do not fit together");
+        CHECK_NULL(td_add(a, b), "td_add: the shapes [2, 3] and [4] do not broadcast");
         CHECK_NULL(td_add_scaled(a, b, 2), "td_add_scaled: the shapes [2, 3] and [4]");
         CHECK_NULL(td_mul(a, td_zeros(SHAPE(3), TD_F64)), "td_mul: the operands are f32 and f64");
         CHECK_NULL(td_sub(a, td_tensor_to(a, "cpu:1")),

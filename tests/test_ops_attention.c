@@ -180,7 +180,7 @@ TEST(attention_refuses)
                        q, k, k, &(td_attention_options){.mask = td_zeros(SHAPE(3, 5), TD_I64)}),
                    "the mask i64");
         CHECK_NULL(td_scaled_dot_product_attention(q, k, k, &(td_attention_options){.dropout = 2}),
-                   "a dropout of 2");
+                   "dropout is 2");
         CHECK(!td_scaled_dot_product_attention(NULL, k, k, NULL));
     }
 }

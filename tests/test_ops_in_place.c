@@ -135,12 +135,11 @@ TEST(what_backward_needs_must_not_change)
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(2), 1, 2)), *c = td_ones(SHAPE(2), TD_F64);
         td_tensor *y = td_mul(w, c);
         CHECK_OK(td_add_scalar_(c, 1));
-        CHECK_FAILS(td_backward(td_sum(y)), TD_ERR_STATE,
-                    "td_mul needs for its gradient was changed");
+        CHECK_FAILS(td_backward(td_sum(y)), TD_ERR_STATE, "td_mul saved for backward was changed");
 
         y = td_exp(w); /* needs its own result */
         CHECK_OK(td_mul_scalar_(y, 2));
-        CHECK_FAILS(td_backward(td_sum(y)), TD_ERR_STATE, "td_exp needs");
+        CHECK_FAILS(td_backward(td_sum(y)), TD_ERR_STATE, "td_exp saved for backward");
 
         y = td_mul_scalar(w, 3); /* needs nothing of it */
         CHECK_OK(td_mul_scalar_(y, 2));
@@ -154,7 +153,8 @@ TEST(what_backward_needs_must_not_change)
             TD_NO_GRAD;
             CHECK_OK(td_zero_(td_narrow(z, 0, 0, 1)));
         }
-        CHECK_FAILS(td_backward(td_sum(td_add(y, s))), TD_ERR_STATE, "td_square needs");
+        CHECK_FAILS(td_backward(td_sum(td_add(y, s))), TD_ERR_STATE,
+                    "td_square saved for backward");
     }
 }
 

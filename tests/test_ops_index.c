@@ -50,7 +50,7 @@ TEST(wrong_indices_are_named)
         CHECK_NULL(td_take_along_dim(x, 0, at),
                    "td_take_along_dim: x has the shape [2, 3], the indices [2]");
         CHECK_NULL(td_take_along_dim(x, 1, td_zeros(SHAPE(3, 3), TD_I64)),
-                   "[3, 3]; they may only differ");
+                   "[3, 3]; only dimension 1 may differ");
         CHECK_NULL(td_take_along_dim(x, 1, td_full(SHAPE(2, 1), 3, TD_I64)), "td_take_along_dim: ");
         CHECK_NULL(td_one_hot(at, 3), "td_one_hot: ");
         CHECK_NULL(td_one_hot(at, 0), "td_one_hot: there must be at least one class");
@@ -205,7 +205,7 @@ TEST(indices_out_of_range_are_named_where_they_are)
         CHECK_NULL(td_index_select(table, 0, list), "td_index_select: the index at [1] is 4");
         CHECK_NULL(td_take_along_dim(td_zeros(SHAPE(4, 2), TD_F32), 0, pairs),
                    "td_take_along_dim: the index at [1, 0] is 7, but dimension 0 has 4");
-        CHECK_NULL(td_one_hot(list, 4), "td_one_hot: the class at [1] is 4; they go from 0 to 3");
+        CHECK_NULL(td_one_hot(list, 4), "td_one_hot: the class at [1] is 4; it must be 0 to 3");
         CHECK_NULL(td_one_hot(pairs, 4), "td_one_hot: the class at [1, 0] is 7");
         td_tensor *x = td_zeros(SHAPE(3, 4), TD_F32), *image = td_zeros(SHAPE(2, 4, 2), TD_F32);
         CHECK_NULL(td_nll_loss(x, list), "td_nll_loss: the target at [1] is 4, but there are 4");

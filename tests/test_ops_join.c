@@ -37,7 +37,8 @@ TEST(joining)
         CHECK_NULL(td_cat((td_tensor *[]){number}, 1, 0), "td_cat: ");
         CHECK_NULL(td_cat(NULL, 2, 0), "td_cat: there must be at least one tensor");
         CHECK_NULL(td_stack(both, 0, 0), "td_stack: there must be at least one tensor, not 0");
-        CHECK_NULL(td_stack(same, 2, 3), "td_stack: tensors of shape [1, 2] get no dimension at 3");
+        CHECK_NULL(td_stack(same, 2, 3),
+                   "td_stack: tensors of shape [1, 2] cannot be stacked along dimension 3");
     }
 }
 
@@ -110,7 +111,8 @@ TEST(splitting)
         CHECK_FAILS(td_split(x, 0, 1, &parts, &count), TD_ERR_INVALID,
                     "cannot be split into parts of 0");
         CHECK_FAILS(td_split(x, 1, 2, &parts, &count), TD_ERR_INVALID, "td_split");
-        CHECK_FAILS(td_split(x, 1, 0, NULL, &count), TD_ERR_INVALID, "td_split: there is no place");
+        CHECK_FAILS(td_split(x, 1, 0, NULL, &count), TD_ERR_INVALID,
+                    "td_split: parts or count is NULL");
         CHECK_EQ(td_split(NULL, 1, 0, &parts, &count), TD_ERR_INVALID);
         td_tensor *r = gradcheck_random(SHAPE(2, 5), -1, 1);
         gradcheck("td_split", run_split, NULL, &r, 1);
@@ -192,8 +194,8 @@ TEST(ranges)
         CHECK_TENSOR(td_zeros_like(x), TD_I32, SHAPE(1, 2), 0, 0);
         CHECK_TENSOR(td_ones_like(x), TD_I32, SHAPE(1, 2), 1, 1);
         CHECK_EQ(td_tensor_size(td_empty_like(x), 1), 2);
-        CHECK_NULL(td_arange(0, 5, 0, TD_F32), "td_arange: steps of 0 do not lead from 0 to 5");
-        CHECK_NULL(td_arange(0, 5, -1, TD_F32), "td_arange: steps of -1");
+        CHECK_NULL(td_arange(0, 5, 0, TD_F32), "td_arange: a step of 0 does not lead from 0 to 5");
+        CHECK_NULL(td_arange(0, 5, -1, TD_F32), "td_arange: a step of -1");
         CHECK_NULL(td_arange(0, NAN, 1, TD_F32), "td_arange: from 0 to nan is no range");
         CHECK_NULL(td_arange(0, 1e30, 1, TD_F32), "td_arange: ");
         CHECK_NULL(td_arange(0, 300, 1, TD_U8), "td_arange: ");

@@ -251,7 +251,8 @@ TEST(pair_losses_refuse)
                    "td_l1_loss: the operands are f32");
         CHECK_NULL(td_bce_with_logits(td_zeros(SHAPE(2), TD_I64), td_zeros(SHAPE(2), TD_I64)),
                    "i64");
-        CHECK_NULL(td_mse_loss_with(x, x, &(td_loss_options){.weight = x}), "losses of classes");
+        CHECK_NULL(td_mse_loss_with(x, x, &(td_loss_options){.weight = x}),
+                   "options of nll_loss and cross_entropy");
         CHECK_NULL(td_mse_loss_with(x, x, &(td_loss_options){.reduction = (td_reduction)-1}),
                    "reduction -1");
         CHECK(!td_mse_loss(NULL, x) && !td_l1_loss(x, NULL) && !td_bce_with_logits(NULL, NULL));

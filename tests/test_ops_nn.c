@@ -172,7 +172,7 @@ static td_tensor *batch_norm(td_tensor *const *x, const void *arg)
     td_tensor *mean = norm->with_running ? td_full(&channels, 1, 0.3, TD_F64) : NULL;
     td_tensor *var = norm->with_running ? td_full(&channels, 1, 1.7, TD_F64) : NULL;
     return td_batch_norm(x[0], mean, var, norm->without_weight ? NULL : x[1],
-                           norm->without_weight ? NULL : x[2], norm->training, 0.1, 1e-3);
+                         norm->without_weight ? NULL : x[2], norm->training, 0.1, 1e-3);
 }
 
 TEST(batch_norm_of_all_shapes)
@@ -235,7 +235,7 @@ TEST(batch_norm_refuses)
                    "td_batch_norm: weight has the shape [2]; it must have [3]");
         CHECK_NULL(td_batch_norm(x, two, three, NULL, NULL, true, 0.1, 1e-5), "running_mean");
         CHECK_NULL(td_batch_norm(x, NULL, NULL, NULL, NULL, false, 0.1, 1e-5),
-                   "needs running_mean");
+                   "running_mean and running_var are NULL");
         CHECK_NULL(
             td_batch_norm(td_zeros(SHAPE(1, 3), TD_F32), NULL, NULL, NULL, NULL, true, 0.1, 1e-5),
             "[1, 3], one value a channel");
@@ -298,7 +298,7 @@ TEST(layer_norm_over_the_last_dimensions)
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){1, 2, 3}, 3, NULL, NULL, 1e-5), "[1, 2, 3]");
         CHECK_NULL(td_f_layer_norm(x, (int64_t[]){3}, 1, td_zeros(SHAPE(2), TD_F32), NULL, 1e-5),
                    "weight has the shape [2]");
-        CHECK_NULL(td_f_layer_norm(x, NULL, 0, NULL, NULL, 1e-5), "not on 0");
+        CHECK_NULL(td_f_layer_norm(x, NULL, 0, NULL, NULL, 1e-5), "dimensions, not 0");
         CHECK(!td_f_layer_norm(NULL, (int64_t[]){3}, 1, NULL, NULL, 1e-5));
         CHECK_EQ(td_tensor_numel(td_f_layer_norm(td_zeros(SHAPE(0, 3), TD_F32), (int64_t[]){3}, 1,
                                                  NULL, NULL, 1e-5)),

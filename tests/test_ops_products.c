@@ -117,7 +117,7 @@ TEST(products_refuse)
         TD_SCOPE;
         td_tensor *a = td_zeros(SHAPE(2, 3), TD_F32);
         CHECK_NULL(td_matmul(a, td_zeros(SHAPE(4, 2), TD_F32)),
-                   "td_matmul: the shapes [2, 3] and [4, 2] do not fit together");
+                   "td_matmul: the shapes [2, 3] and [4, 2] cannot be multiplied");
         CHECK_NULL(td_matmul(a, td_zeros(SHAPE(3, 2), TD_F64)), "f32 and f64");
         CHECK_NULL(td_matmul(td_zeros(SHAPE(2, 3), TD_I64), td_zeros(SHAPE(3, 2), TD_I64)), "i64");
         CHECK_NULL(td_matmul(td_zeros(NULL, 0, TD_F32), a), "without dimensions");
@@ -344,7 +344,7 @@ TEST(convolution_refuses)
         CHECK_NULL(td_f_conv2d(x, w, NULL, &(td_conv2d_options){.padding = {INT64_MAX, 0}}),
                    "2^31");
         CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(2, 3, 2, 8), TD_F32), w, NULL, NULL),
-                   "does not fit into a picture of 2");
+                   "does not fit into an image of 2");
         CHECK_NULL(td_f_conv2d(x, w, td_zeros(SHAPE(3), TD_F32), NULL), "bias has the shape [3]");
         CHECK_NULL(td_f_conv2d(x, td_zeros(SHAPE(4, 3, 3, 3), TD_F64), NULL, NULL), "f32 and f64");
         CHECK_NULL(td_f_conv2d(td_zeros(SHAPE(8, 8), TD_F32), w, NULL, NULL), "3 to 4 dimensions");

@@ -76,7 +76,8 @@ TEST(along_dimensions)
         CHECK_NULL(td_sum_dims(x, (int[]){0, -3}, 2, false),
                    "td_sum_dims: dimension 0 is named twice");
         CHECK_NULL(td_mean_dims(x, (int[]){3}, 1, false), "td_mean_dims: ");
-        CHECK_NULL(td_var_dims(x, NULL, 2, 1, false), "td_var_dims: 2 dimensions are named");
+        CHECK_NULL(td_var_dims(x, NULL, 2, 1, false),
+                   "td_var_dims: the list of 2 dimensions is NULL");
     }
 }
 
@@ -306,7 +307,7 @@ TEST(numbers_count_as_one_dimension)
         CHECK_NULL(td_f_flatten(x, 0, 1), "td_f_flatten: there is no dimension 1");
         CHECK_NULL(td_squeeze(x, 1), "td_squeeze: there is no dimension 1");
         CHECK_NULL(td_transpose(x, 0, 1), "td_transpose: there is no dimension 1");
-        CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(2), TD_I64)), "one index is selected");
+        CHECK_NULL(td_index_select(x, 0, td_zeros(SHAPE(2), TD_I64)), "takes one index");
         /* These need a dimension, in PyTorch too. */
         CHECK_NULL(td_select(x, 0, 0), "td_select: ");
         CHECK_NULL(td_narrow(x, 0, 0, 1), "td_narrow: ");

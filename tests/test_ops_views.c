@@ -63,7 +63,7 @@ TEST(a_record_can_be_used_twice)
             CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(3), 6. * (i + 1), 8. * (i + 1),
                          4. * (i + 1));
         }
-        CHECK_FAILS(td_backward(loss), TD_ERR_STATE, "td_mul_ had saved was let go");
+        CHECK_FAILS(td_backward(loss), TD_ERR_STATE, "freed the saved tensors of td_mul_");
     }
 }
 
@@ -125,11 +125,11 @@ TEST(what_was_saved_must_not_change)
         td_tensor *w = leaf(MAKE(TD_F64, SHAPE(3), 1, 2, 3)), *y = td_mul_scalar(w, 1);
         td_tensor *saved = td_square(y), *other = td_narrow(y, 0, 2, 1);
         CHECK_OK(td_mul_scalar_(other, 2));
-        CHECK_FAILS(td_backward(td_sum(saved)), TD_ERR_STATE, "td_square needs");
+        CHECK_FAILS(td_backward(td_sum(saved)), TD_ERR_STATE, "td_square saved for backward");
         y = td_mul_scalar(w, 1);
         td_tensor *squares = td_square(td_narrow(y, 0, 0, 1));
         CHECK_OK(td_add_scalar_(td_narrow(y, 0, 1, 1), 1)); /* other elements, one version */
-        CHECK_FAILS(td_backward(squares), TD_ERR_STATE, "td_square needs");
+        CHECK_FAILS(td_backward(squares), TD_ERR_STATE, "td_square saved for backward");
     }
 }
 
@@ -197,8 +197,9 @@ TEST(detached_tensors_go_their_own_way)
         CHECK_OK(td_backward(td_sum(td_square(y))));
         CHECK_TENSOR(td_tensor_grad(w), TD_F64, SHAPE(3), 4, 8, 12);
         CHECK_OK(td_add_(apart, w)); /* recorded */
-        CHECK_NULL(td_sum(y), "td_sum: the memory of its input of shape [3] was changed in place "
-                              "through a tensor that td_detach()");
+        CHECK_NULL(
+            td_sum(y),
+            "td_sum: the memory of its input of shape [3] was changed in place through a td_detach()");
         CHECK_NULL(td_sum(td_narrow(y, 0, 0, 2)), "td_narrow: the memory");
         CHECK_FAILS(td_add_scalar_(y, 1), TD_ERR_STATE, "td_add_scalar_: the memory");
         CHECK_FAILS(td_mul_(td_ones(SHAPE(3), TD_F64), y), TD_ERR_STATE, "td_mul_: the memory");
@@ -209,7 +210,7 @@ TEST(detached_tensors_go_their_own_way)
             silent = td_narrow(y, 0, 0, 2);
         }
         CHECK_OK(td_mul_(silent, td_narrow(w, 0, 0, 2)));
-        CHECK_NULL(td_sum(y), "or a view under TD_NO_GRAD");
+        CHECK_NULL(td_sum(y), "or a view made under TD_NO_GRAD");
         {
             TD_NO_GRAD;
             CHECK_TENSOR(td_sum(y), TD_F64, NO_DIMS, 8);

@@ -64,9 +64,9 @@ TEST(integers_are_made_of_whole_numbers)
         CHECK_TENSOR(td_arange(5, 0.5, -1.9, TD_I64), TD_I64, SHAPE(5), 5, 4, 3, 2, 1);
         CHECK_TENSOR(td_arange(5, 0.5, -1.9, TD_I32), TD_I32, SHAPE(3), 5, 4, 3);
         CHECK_EQ(td_tensor_numel(td_arange(3, 3, 1, TD_I64)), 0);
-        CHECK_NULL(td_arange(0, 3, 0.5, TD_I64), "steps of 0 do not lead from 0 to 3");
+        CHECK_NULL(td_arange(0, 3, 0.5, TD_I64), "a step of 0 does not lead from 0 to 3");
         CHECK_NULL(td_arange(0, 3, 0.5, TD_U8), "in whole numbers");
-        CHECK_NULL(td_arange(0, -1, 1, TD_F32), "steps of 1 do not lead from 0 to -1");
+        CHECK_NULL(td_arange(0, -1, 1, TD_F32), "a step of 1 does not lead from 0 to -1");
         CHECK_NULL(td_arange(0, 300, 1, TD_U8), "td_arange: ");
         CHECK_TENSOR(td_arange(0x1p63, 0x1p63 + 4096, 2048, TD_U64), TD_U64, SHAPE(2), 0x1p63,
                      0x1p63 + 2048);

@@ -161,17 +161,17 @@ typedef struct td_function {
     void *reserved[4];
 } td_function;
 
-enum { TD_RECIPE_MOST = 8 };
+enum { TD_NODE_MAX_TENSORS = 8 };
 
 /** What backward will need. Tensors that are NULL are allowed. */
 typedef struct td_node_spec {
-    td_tensor *inputs[TD_RECIPE_MOST];
+    td_tensor *inputs[TD_NODE_MAX_TENSORS];
     int input_count;
-    td_tensor *saved[TD_RECIPE_MOST]; /* inputs, outputs, or others: for td_node_saved() */
+    td_tensor *saved[TD_NODE_MAX_TENSORS]; /* inputs, outputs, or others: for td_node_saved() */
     int saved_count;
     const void *data; /* copied */
     size_t data_size;
-    td_tensor *const *more_inputs; /* where there are more than TD_RECIPE_MOST: instead of inputs */
+    td_tensor *const *more_inputs; /* where there are more than TD_NODE_MAX_TENSORS: instead of inputs */
     void *reserved[4];
 } td_node_spec;
 

@@ -43,7 +43,7 @@ TD_API td_tensor *td_forward(td_module *module, td_tensor *x);
  *  of them is. */
 TD_API td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int count);
 
-enum { TD_TENSOR_LIST_MOST = 32 };
+enum { TD_TENSOR_LIST_MAX = 32 };
 
 /**
  * Inputs or results of a module: tensors in order, each perhaps with a name.
@@ -57,8 +57,8 @@ enum { TD_TENSOR_LIST_MOST = 32 };
  */
 typedef struct td_tensor_list {
     int count;
-    td_tensor *at[TD_TENSOR_LIST_MOST];
-    const char *names[TD_TENSOR_LIST_MOST]; /* NULL: without one */
+    td_tensor *at[TD_TENSOR_LIST_MAX];
+    const char *names[TD_TENSOR_LIST_MAX]; /* NULL: without one */
     void *reserved[4];
 } td_tensor_list;
 

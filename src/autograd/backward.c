@@ -1,4 +1,4 @@
-/* The public side of backward passes: what is checked before one starts. */
+/* The public calls of a backward pass, and their checks. */
 #include "autograd/engine.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -41,13 +41,13 @@ static td_status check_output(const char *call, td_tensor *output, td_tensor *gr
     TD_TRY(td__refresh_node(output, call));
     if (!output->node)
         return td_fail(TD_ERR_INVALID,
-                       "%s: the tensor of shape %s is no result of a tensor that asks for its "
-                       "gradient, or it was computed under TD_NO_GRAD",
+                       "%s: the tensor of shape %s does not require grad: none of its inputs "
+                       "does, or it was computed under TD_NO_GRAD",
                        call, td__shape_of(output));
     if (!gradient && output->layout.numel != 1)
         return td_fail(TD_ERR_INVALID,
-                       "%s: a tensor of shape %s has more than one element, so its gradient must "
-                       "be given; or sum it up first",
+                       "%s: a tensor of shape %s has more than one element; pass its gradient, "
+                       "or reduce it to one element first",
                        call, td__shape_of(output));
     if (gradient &&
         (!td__same_shape(output, gradient) || gradient->layout.dtype != output->layout.dtype ||
@@ -126,11 +126,11 @@ td_status td_gradients(td_tensor *const *outputs, td_tensor *const *gradients, i
             status = TD_ERR_INVALID;
         else if (!inputs[i]->node)
             status = td_fail(TD_ERR_INVALID,
-                             "td_gradients: input %d, of shape %s, does not ask for a gradient", i,
+                             "td_gradients: input %d, of shape %s, does not require grad", i,
                              td__shape_of(inputs[i]));
         else
             captures[i] = (struct td__capture){.node = inputs[i]->node,
-                                               .slot = inputs[i]->node_slot};
+                                               .output_nr = inputs[i]->output_nr};
     }
     if (!status)
         status = run("td_gradients", outputs, gradients, output_count, captures, input_count,

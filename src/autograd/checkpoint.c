@@ -1,8 +1,8 @@
-/* Checkpointing: the segment runs once without being recorded, and a second time in backward, on
- * detached inputs, in a pass of its own that runs inside the node. The leaves that the segment uses
- * without naming them as inputs (its parameters) get their gradients in that inner pass. Such a
- * segment must run backward even where no input asks for a gradient, so the node has one input more,
- * a leaf of no elements that always asks for one. */
+/* Checkpointing: forward runs the segment without recording it. Backward runs it again on detached
+ * inputs, and an inner backward pass through it inside the node. The inner pass also accumulates
+ * the gradients of leaves that the segment uses without naming them as inputs (its parameters). The
+ * node must run even if no input requires grad, so it has one input more: an empty dummy leaf that
+ * does. */
 #include "autograd/graph.h"
 #include "autograd/op.h"
 #include "base/fail.h"
@@ -56,7 +56,8 @@ static td_status make_leaves(const struct checkpoint *checkpoint, td_tensor **le
     return TD_OK;
 }
 
-/* Runs the segment with the random numbers of its first run; others go on as if nothing were. */
+/* Runs the segment with the random numbers of its first run, and restores the generator's state
+ * afterwards. */
 static td_tensor *run_again(const struct checkpoint *checkpoint, td_tensor **leaves)
 {
     td_generator *generator = td_default_generator();
@@ -116,8 +117,8 @@ static td_status remember(struct checkpoint *checkpoint, td_tensor *const *input
     return TD_OK;
 }
 
-/* A leaf of no elements, which asks for its gradient. */
-static td_tensor *make_asking(struct td__device *device)
+/* An empty leaf that requires grad. */
+static td_tensor *make_dummy_leaf(struct td__device *device)
 {
     td_tensor *tensor = td__empty("td_checkpoint", (int64_t[]){0}, 1, TD_F32, device);
     if (tensor && td_tensor_set_requires_grad(tensor, true)) {
@@ -127,12 +128,12 @@ static td_tensor *make_asking(struct td__device *device)
     return tensor;
 }
 
-/* Records the segment as one node. `result` is raw: one reference, which this function passes on. */
+/* Records the segment as one node. Takes over the reference of `result`, which is raw. */
 static td_tensor *record(struct checkpoint *checkpoint, td_tensor *result, td_tensor *const *inputs)
 {
     int count = checkpoint->count;
     td_tensor **all = calloc((size_t)count + 1, sizeof *all);
-    td_tensor *asking = all ? make_asking(result->storage->device) : NULL;
+    td_tensor *asking = all ? make_dummy_leaf(result->storage->device) : NULL;
     td_tensor *recorded = NULL;
     if (asking) {
         memcpy(all, inputs, (size_t)count * sizeof *all);
@@ -154,7 +155,8 @@ static td_tensor *record(struct checkpoint *checkpoint, td_tensor *result, td_te
 td_tensor *td_checkpoint(td_segment segment, void *arg, td_tensor *const *inputs, int count)
 {
     if (!segment || count < 0 || (count > 0 && !inputs)) {
-        td_fail(TD_ERR_INVALID, "td_checkpoint: it needs a segment, and as many inputs as counted");
+        td_fail(TD_ERR_INVALID, "td_checkpoint: the segment is NULL, or the inputs are fewer "
+                                "than `count`");
         return NULL;
     }
     if (!td_grad_enabled())

@@ -1,15 +1,15 @@
 /* The engine of backward passes.
  *
- * A pass first walks the record and counts the edges to each node. A node is ready when a gradient,
- * or the word that there is none, has arrived over each of them; it then runs, and sends the
- * gradients of its inputs on. Of the ready ones the latest recorded runs first, and a leaf before
- * all: so gradients of parameters are final in the reverse order of their use, as early as possible,
- * and what a node saved is let go as soon as it has run.
+ * A pass first walks the graph and counts the edges to each node. A node is ready when each of them
+ * has delivered a gradient, or that there is none. It then runs and delivers the gradients of its
+ * inputs. Leaves run first, then the node that was recorded last: gradients of parameters become
+ * final early, in the reverse order of their use, and a node's saved tensors are freed as soon as
+ * it has run.
  *
- * Nodes of numbered devices run on the workers of those, all others on the thread that called. Each
- * of them has a lane: a heap of ready entries. One lock guards the whole pass; it is not held while
- * a node computes. The order of sums does not depend on timing as long as at most two gradients from
- * different devices meet at one tensor. */
+ * Nodes of a numbered device run on its worker, all others on the calling thread; each of these
+ * threads has a ready queue, a heap of entries. One lock guards the pass and is not held while a
+ * node computes. Gradients are accumulated in an order that does not depend on timing as long as at
+ * most two from different devices meet at one tensor. */
 #include "autograd/engine.h"
 #include "autograd/view_base.h"
 
@@ -20,12 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_LANES = 66, MOST_CLAIMS = 8 };
+enum { MAX_QUEUES = 66, MAX_CLAIMS = 8 };
 
-struct lane {
+struct ready_queue {
     struct pass *pass;
-    struct td__device *device; /* NULL: the thread that called */
-    int *ready;                /* a heap of numbers of entries */
+    struct td__device *device; /* NULL: the calling thread */
+    int *ready;                /* a heap of entry numbers */
     int count, capacity;
 };
 
@@ -42,10 +42,11 @@ struct pass {
     bool retain_graph;
     struct pass *outer; /* the pass in whose node this one runs */
 
-    pthread_mutex_t lock; /* all that follows, and the entries; the nodes' locks are below it */
+    pthread_mutex_t lock; /* guards all that follows, and the entries; taken before the
+                             locks of nodes */
     pthread_cond_t changed;
-    struct lane lanes[MOST_LANES];
-    int lane_count;
+    struct ready_queue queues[MAX_QUEUES];
+    int queue_count;
     int unfinished; /* ready or running entries */
     td_status status;
     struct td__error error; /* of the first failure */
@@ -55,70 +56,70 @@ struct pass {
 /* The node that this thread runs. */
 struct running {
     struct pass *pass;
-    struct td_node *claimed[MOST_CLAIMS]; /* leaves whose gradients are being written */
+    struct td_node *claimed[MAX_CLAIMS]; /* leaves whose gradients are being written */
     int claim_count;
 };
 static _Thread_local struct running *running;
 
-/* ---- Lanes: the caller holds the lock ----------------------------------------------------------- */
+/* ---- Ready queues (with the lock held) ----------------------------------------------------------- */
 
-static uint64_t priority(const struct lane *lane, int number)
+static uint64_t priority(const struct ready_queue *queue, int number)
 {
-    const struct td_node *node = lane->pass->walk.entries[number].node;
+    const struct td_node *node = queue->pass->walk.entries[number].node;
     return td__node_is_leaf(node) ? UINT64_MAX : node->sequence;
 }
 
-static td_status push(struct lane *lane, int number)
+static td_status push(struct ready_queue *queue, int number)
 {
-    if (lane->count == lane->capacity) {
-        int capacity = lane->capacity ? lane->capacity * 2 : 16;
-        int *ready = realloc(lane->ready, (size_t)capacity * sizeof *ready);
+    if (queue->count == queue->capacity) {
+        int capacity = queue->capacity ? queue->capacity * 2 : 16;
+        int *ready = realloc(queue->ready, (size_t)capacity * sizeof *ready);
         if (!ready)
             return td__fail_nomem("td_backward");
-        lane->ready = ready;
-        lane->capacity = capacity;
+        queue->ready = ready;
+        queue->capacity = capacity;
     }
-    int at = lane->count++;
-    while (at > 0 && priority(lane, lane->ready[(at - 1) / 2]) < priority(lane, number)) {
-        lane->ready[at] = lane->ready[(at - 1) / 2];
+    int at = queue->count++;
+    while (at > 0 && priority(queue, queue->ready[(at - 1) / 2]) < priority(queue, number)) {
+        queue->ready[at] = queue->ready[(at - 1) / 2];
         at = (at - 1) / 2;
     }
-    lane->ready[at] = number;
+    queue->ready[at] = number;
     return TD_OK;
 }
 
-static int pop(struct lane *lane)
+static int pop(struct ready_queue *queue)
 {
-    int top = lane->ready[0], last = lane->ready[--lane->count], at = 0;
+    int top = queue->ready[0], last = queue->ready[--queue->count], at = 0;
     for (;;) {
         int child = 2 * at + 1;
-        if (child >= lane->count)
+        if (child >= queue->count)
             break;
-        if (child + 1 < lane->count &&
-            priority(lane, lane->ready[child + 1]) > priority(lane, lane->ready[child]))
+        if (child + 1 < queue->count &&
+            priority(queue, queue->ready[child + 1]) > priority(queue, queue->ready[child]))
             child++;
-        if (priority(lane, lane->ready[child]) <= priority(lane, last))
+        if (priority(queue, queue->ready[child]) <= priority(queue, last))
             break;
-        lane->ready[at] = lane->ready[child];
+        queue->ready[at] = queue->ready[child];
         at = child;
     }
-    lane->ready[at] = last;
+    queue->ready[at] = last;
     return top;
 }
 
-static struct lane *lane_of(struct pass *pass, struct td__device *device)
+static struct ready_queue *queue_of(struct pass *pass, struct td__device *device)
 {
     if (device->index < 0 || td__device_is_here(device))
         device = NULL;
-    for (int i = 0; i < pass->lane_count; i++)
-        if (pass->lanes[i].device == device)
-            return &pass->lanes[i];
-    struct lane *lane = &pass->lanes[pass->lane_count++];
-    *lane = (struct lane){.pass = pass, .device = device};
-    return lane;
+    for (int i = 0; i < pass->queue_count; i++)
+        if (pass->queues[i].device == device)
+            return &pass->queues[i];
+    struct ready_queue *queue = &pass->queues[pass->queue_count++];
+    *queue = (struct ready_queue){.pass = pass, .device = device};
+    return queue;
 }
 
-static void run_one_of_lane(void *lane);
+static void run_next(void *queue);
 
 static void fail(struct pass *pass, td_status status)
 {
@@ -131,12 +132,12 @@ static void fail(struct pass *pass, td_status status)
 
 static void make_ready(struct pass *pass, struct td__walk_entry *entry)
 {
-    struct lane *lane = lane_of(pass, entry->node->outputs[0].device);
-    td_status status = push(lane, (int)(entry - pass->walk.entries));
-    if (!status && lane->device) {
-        status = td__device_submit(lane->device, run_one_of_lane, lane);
+    struct ready_queue *queue = queue_of(pass, entry->node->outputs[0].device);
+    td_status status = push(queue, (int)(entry - pass->walk.entries));
+    if (!status && queue->device) {
+        status = td__device_submit(queue->device, run_next, queue);
         if (status)
-            lane->count = 0; /* the pass has failed: what was ready there is not run any more */
+            queue->count = 0; /* the pass has failed: drop the ready entries */
     }
     if (status)
         fail(pass, status);
@@ -144,7 +145,7 @@ static void make_ready(struct pass *pass, struct td__walk_entry *entry)
         pass->unfinished++;
 }
 
-/* ---- Gradients on their way ---------------------------------------------------------------------- */
+/* ---- Accumulating and delivering gradients ---------------------------------------------------------------------- */
 
 static bool may_change(const td_tensor *tensor)
 {
@@ -152,7 +153,7 @@ static bool may_change(const td_tensor *tensor)
            !td__layout_repeats(&tensor->layout) && tensor->storage->free_fn;
 }
 
-/* Adds `grad` to *sum, in place where nobody else looks at one of them. */
+/* Adds `grad` to *sum, in place if one of the two is not shared. */
 static td_status add_up(td_tensor **sum, td_tensor *grad)
 {
     if (!*sum) {
@@ -175,7 +176,7 @@ static td_status add_up(td_tensor **sum, td_tensor *grad)
     return TD_OK;
 }
 
-/* Checks what a node's backward returned for one input, and sums up what broadcasting repeated. On
+/* Checks what a node's backward returned for one input, and sums it over broadcast dimensions. On
  * success *grad is owned. */
 static td_status fit(const struct td_node *node, int input, const struct td__output *target,
                      td_tensor **grad)
@@ -199,14 +200,14 @@ static td_status fit(const struct td_node *node, int input, const struct td__out
     return TD_OK;
 }
 
-/* Sends the gradients of the inputs (owned, or NULL) on, with the lock held. */
+/* Delivers the gradients of the inputs (owned, or NULL). With the lock held. */
 static void deliver(struct pass *pass, struct td_node *node, td_tensor **grads, const bool *written)
 {
     for (int i = 0; i < node->input_count; i++) {
         struct td__edge *edge = &node->inputs[i];
         struct td__walk_entry *target = edge->node ? td__walk_find(&pass->walk, edge->node) : NULL;
         if (target && !pass->status) {
-            td_status status = grads && grads[i] ? add_up(&target->grads[edge->slot], grads[i])
+            td_status status = grads && grads[i] ? add_up(&target->grads[edge->output_nr], grads[i])
                                                  : TD_OK;
             if (status)
                 fail(pass, status);
@@ -225,7 +226,7 @@ td_tensor *td__grad_target(td_node *node, int index, bool *accumulate)
 {
     struct td_node *leaf = node->inputs[index].node;
     if (!running || running->pass->captures || !leaf || !td__node_is_leaf(leaf) ||
-        running->claim_count == MOST_CLAIMS)
+        running->claim_count == MAX_CLAIMS)
         return NULL;
     td_tensor *target = td__leaf_target(leaf, accumulate);
     if (target)
@@ -233,7 +234,7 @@ td_tensor *td__grad_target(td_node *node, int index, bool *accumulate)
     return target;
 }
 
-/* Whether the node that runs here writes to the gradient of this leaf; others leave it alone then. */
+/* Whether the node that this thread runs is writing the gradient of this leaf. */
 static bool is_claimed(const struct td_node *leaf)
 {
     for (int i = 0; i < running->claim_count; i++)
@@ -245,21 +246,21 @@ static bool is_claimed(const struct td_node *leaf)
 static td_status see_gradients(struct pass *pass, struct td__walk_entry *entry)
 {
     struct td_node *node = entry->node;
-    for (int slot = 0; slot < node->output_count; slot++) {
-        if (!entry->grads[slot])
+    for (int output_nr = 0; output_nr < node->output_count; output_nr++) {
+        if (!entry->grads[output_nr])
             continue;
-        TD_TRY(td__run_grad_hooks(node, slot, &entry->grads[slot]));
-        struct td__output *output = &node->outputs[slot];
+        TD_TRY(td__run_grad_hooks(node, output_nr, &entry->grads[output_nr]));
+        struct td__output *output = &node->outputs[output_nr];
         if (output->keep_grad && !td__node_is_leaf(node))
-            TD_TRY(add_up(&output->grad, entry->grads[slot]));
+            TD_TRY(add_up(&output->grad, entry->grads[output_nr]));
         for (int i = 0; i < pass->capture_count; i++)
-            if (pass->captures[i].node == node && pass->captures[i].slot == slot)
-                TD_TRY(add_up(&pass->captures[i].grad, entry->grads[slot]));
+            if (pass->captures[i].node == node && pass->captures[i].output_nr == output_nr)
+                TD_TRY(add_up(&pass->captures[i].grad, entry->grads[output_nr]));
     }
     return TD_OK;
 }
 
-/* Runs the node's function. grads[i] is owned on success, written[i] set where td__grad_target() was
+/* Runs the node's function. On success grads[i] is owned; written[i]: td__grad_target() was
  * used. */
 static td_status call_function(struct td__walk_entry *entry, td_tensor **grads, bool *written)
 {
@@ -274,7 +275,7 @@ static td_status call_function(struct td__walk_entry *entry, td_tensor **grads, 
             written[i] = true;
             grads[i] = NULL;
         } else {
-            status = fit(node, i, &edge->node->outputs[edge->slot], &grads[i]);
+            status = fit(node, i, &edge->node->outputs[edge->output_nr], &grads[i]);
             if (status)
                 grads[i] = NULL;
         }
@@ -302,7 +303,7 @@ static td_status run_function(struct pass *pass, struct td__walk_entry *entry)
     for (int i = 0; i < running->claim_count; i++)
         td__leaf_unclaim(running->claimed[i]);
     if (!pass->retain_graph)
-        td__node_let_go(node);
+        td__node_free_saved(node);
 
     pthread_mutex_lock(&pass->lock);
     if (status)
@@ -316,8 +317,8 @@ static td_status run_function(struct pass *pass, struct td__walk_entry *entry)
 
 static bool has_gradient(const struct td__walk_entry *entry)
 {
-    for (int slot = 0; slot < entry->node->output_count; slot++)
-        if (entry->grads[slot])
+    for (int output_nr = 0; output_nr < entry->node->output_count; output_nr++)
+        if (entry->grads[output_nr])
             return true;
     return false;
 }
@@ -339,23 +340,23 @@ static td_status run_entry(struct pass *pass, struct td__walk_entry *entry)
     return pass->captures ? TD_OK : td__leaf_accumulate(node, entry->grads[0]);
 }
 
-/* Runs the first ready entry of a lane, on the thread of that. */
-static void run_one_of_lane(void *arg)
+/* Runs the first ready entry of a queue, on the queue's thread. */
+static void run_next(void *arg)
 {
-    struct lane *lane = arg;
-    struct pass *pass = lane->pass;
+    struct ready_queue *queue = arg;
+    struct pass *pass = queue->pass;
     struct running here = {.pass = pass}, *above = running;
     bool grad_mode = td_set_grad_enabled(false);
     running = &here;
     pthread_mutex_lock(&pass->lock);
-    struct td__walk_entry *entry = lane->count ? &pass->walk.entries[pop(lane)] : NULL;
+    struct td__walk_entry *entry = queue->count ? &pass->walk.entries[pop(queue)] : NULL;
     bool failed = pass->status != TD_OK;
     pthread_mutex_unlock(&pass->lock);
 
     td_status status = entry && !failed ? run_entry(pass, entry) : TD_OK;
-    for (int slot = 0; entry && slot < entry->node->output_count; slot++) {
-        td_tensor_release(entry->grads[slot]);
-        entry->grads[slot] = NULL;
+    for (int output_nr = 0; entry && output_nr < entry->node->output_count; output_nr++) {
+        td_tensor_release(entry->grads[output_nr]);
+        entry->grads[output_nr] = NULL;
     }
     running = above;
     td_set_grad_enabled(grad_mode);
@@ -365,8 +366,8 @@ static void run_one_of_lane(void *arg)
         fail(pass, status);
     if (--pass->unfinished == 0)
         pthread_cond_broadcast(&pass->changed);
-    else if (lane->device)
-        pthread_cond_broadcast(&pass->changed); /* the caller's lane may have got something */
+    else if (queue->device)
+        pthread_cond_broadcast(&pass->changed); /* the caller's queue may have a new entry */
     pthread_mutex_unlock(&pass->lock);
 }
 
@@ -397,8 +398,8 @@ static int by_sequence(const void *a, const void *b)
     return (x->node->sequence > y->node->sequence) - (x->node->sequence < y->node->sequence);
 }
 
-/* Marks what leads to a capture. Inputs of a node were recorded before it, so one round in the order
- * of the record is enough. */
+/* Marks the nodes that lead to a capture. A node's inputs were recorded before it, so one sweep in
+ * that order is enough. */
 static td_status mark_needed(struct pass *pass)
 {
     struct td__walk *walk = &pass->walk;
@@ -421,18 +422,18 @@ static td_status mark_needed(struct pass *pass)
     return TD_OK;
 }
 
-/* Puts the first gradients where the outputs are, and makes ready what waits for nothing else. */
+/* Delivers the gradients of the outputs, and queues the nodes that have no other edges. */
 static void start(struct pass *pass, td_tensor *const *outputs, td_tensor *const *gradients,
                   int count)
 {
     for (int i = 0; i < count; i++) {
         struct td__walk_entry *entry = td__walk_find(&pass->walk, outputs[i]->node);
-        td_status status = add_up(&entry->grads[outputs[i]->node_slot], gradients[i]);
+        td_status status = add_up(&entry->grads[outputs[i]->output_nr], gradients[i]);
         if (status)
             fail(pass, status);
     }
-    /* A worker begins with the first one that is ready. Without the lock it could deliver meanwhile, and
-     * what became ready by that would be found here once more. */
+    /* A worker starts with the first ready entry. Without the lock it could deliver meanwhile, and
+     * a node that became ready by that would be queued twice. */
     pthread_mutex_lock(&pass->lock);
     for (int i = 0; i < pass->walk.count && !pass->status; i++)
         if (pass->walk.entries[i].pending == 0)
@@ -442,7 +443,7 @@ static void start(struct pass *pass, td_tensor *const *outputs, td_tensor *const
 
 static void run_all(struct pass *pass)
 {
-    struct lane *own = &pass->lanes[0];
+    struct ready_queue *own = &pass->queues[0];
     pthread_mutex_lock(&pass->lock);
     while (pass->unfinished > 0) {
         if (own->count == 0) {
@@ -450,7 +451,7 @@ static void run_all(struct pass *pass)
             continue;
         }
         pthread_mutex_unlock(&pass->lock);
-        run_one_of_lane(own);
+        run_next(own);
         pthread_mutex_lock(&pass->lock);
     }
     pthread_mutex_unlock(&pass->lock);
@@ -466,8 +467,8 @@ static void finish(struct pass *pass)
             fail(pass, status);
         free(at_end);
     }
-    for (int i = 0; i < pass->lane_count; i++)
-        free(pass->lanes[i].ready);
+    for (int i = 0; i < pass->queue_count; i++)
+        free(pass->queues[i].ready);
     td__walk_free(&pass->walk);
     pthread_mutex_destroy(&pass->lock);
     pthread_cond_destroy(&pass->changed);
@@ -486,8 +487,8 @@ td_status td__run_backward(td_tensor *const *outputs, td_tensor *const *gradient
     pthread_mutex_init(&pass->lock, NULL);
     td__cond_init(&pass->changed);
     pass->last_at_end = &pass->first_at_end;
-    pass->lanes[0] = (struct lane){.pass = pass};
-    pass->lane_count = 1;
+    pass->queues[0] = (struct ready_queue){.pass = pass};
+    pass->queue_count = 1;
 
     td_status status = td__walk_from(&pass->walk, outputs, count);
     if (!status && captures)

@@ -1,18 +1,18 @@
-/* The backward pass: nodes run when all gradients that lead to them have arrived. */
+/* The engine of backward passes. */
 #ifndef TD_AUTOGRAD_ENGINE_H
 #define TD_AUTOGRAD_ENGINE_H
 
 #include "autograd/walk.h"
 
-/* A gradient that is wanted for itself: it is not added to a leaf's. */
+/* A gradient that td_gradients() returns instead of accumulating it in a leaf. */
 struct td__capture {
     struct td_node *node;
-    int slot;
-    td_tensor *grad; /* the result: owned; NULL where none came */
+    int output_nr;
+    td_tensor *grad; /* the result, owned; NULL: none arrived */
 };
 
-/** Runs a pass from the outputs, whose gradients are given, each with the shape of its output. With
- *  captures, only what leads to them is computed, and leaves are left alone. */
+/** Runs a pass from the outputs; each gradient has the shape of its output. With captures, only
+ *  nodes that lead to them run, and leaves accumulate nothing. */
 td_status td__run_backward(td_tensor *const *outputs, td_tensor *const *gradients, int count,
                            struct td__capture *captures, int capture_count, bool retain_graph);
 

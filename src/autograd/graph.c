@@ -1,7 +1,7 @@
-/* Nodes: making them, what they save, and letting go of them; see graph.h.
+/* Nodes: creating them, their saved tensors, and freeing them; see graph.h.
  *
- * A record may be a chain of 100,000 nodes, each of which holds the next: so a node whose last owner
- * went is put on a list of the thread's, and one loop frees what is on it. */
+ * A graph may be a chain of 100,000 nodes, each of which holds the next. To avoid recursion, a node
+ * that lost its last reference goes to a list of the thread, and one loop frees that list. */
 #include "autograd/graph.h"
 #include "autograd/view_base.h"
 
@@ -12,7 +12,7 @@
 
 static _Atomic uint64_t last_sequence;
 
-/* ---- Letting go --------------------------------------------------------------------------------- */
+/* ---- Freeing ------------------------------------------------------------------------------------ */
 
 void td__node_retain(struct td_node *node)
 {
@@ -28,29 +28,29 @@ static void free_hooks(struct td__hook *hook)
     }
 }
 
-void td__node_let_go(struct td_node *node)
+void td__node_free_saved(struct td_node *node)
 {
-    td_tensor *aliases[TD_RECIPE_MOST];
+    td_tensor *aliases[TD_NODE_MAX_TENSORS];
     pthread_mutex_lock(&node->lock);
-    int count = node->let_go ? 0 : node->saved_count;
+    int count = node->saved_freed ? 0 : node->saved_count;
     for (int i = 0; i < count; i++)
         aliases[i] = node->saved[i].alias;
     if (node->saved_count)
-        node->let_go = true;
+        node->saved_freed = true;
     pthread_mutex_unlock(&node->lock);
     for (int i = 0; i < count; i++)
         td_tensor_release(aliases[i]);
 }
 
-/* Frees one node; those of its inputs that had no other owner go to the list behind *dying. */
-static void free_node(struct td_node *node, struct td_node **dying)
+/* Frees one node, and prepends the inputs that had no other owner to *unreferenced. */
+static void free_node(struct td_node *node, struct td_node **unreferenced)
 {
-    td__node_let_go(node);
+    td__node_free_saved(node);
     for (int i = 0; i < node->input_count; i++) {
         struct td_node *input = node->inputs[i].node;
         if (input && atomic_fetch_sub_explicit(&input->owners, 1, memory_order_acq_rel) == 1) {
-            input->next_dying = *dying;
-            *dying = input;
+            input->next_dying = *unreferenced;
+            *unreferenced = input;
         }
     }
     for (int i = 0; i < node->output_count; i++) {
@@ -68,19 +68,19 @@ void td__node_release(struct td_node *node)
 {
     if (!node || atomic_fetch_sub_explicit(&node->owners, 1, memory_order_acq_rel) > 1)
         return;
-    /* Freeing a node may release tensors whose nodes end in turn (a custom function's data): then
-     * this function runs again below itself, and only adds to the list of the one above. */
-    static _Thread_local struct td_node *dying;
+    /* Freeing a node may release tensors that own other nodes (through free_data). This function is
+     * then entered again, and the inner call only adds to the list. */
+    static _Thread_local struct td_node *unreferenced;
     static _Thread_local bool freeing;
-    node->next_dying = dying;
-    dying = node;
+    node->next_dying = unreferenced;
+    unreferenced = node;
     if (freeing)
         return;
     freeing = true;
-    while (dying) {
-        struct td_node *next = dying;
-        dying = next->next_dying;
-        free_node(next, &dying);
+    while (unreferenced) {
+        struct td_node *next = unreferenced;
+        unreferenced = next->next_dying;
+        free_node(next, &unreferenced);
     }
     freeing = false;
 }
@@ -107,13 +107,14 @@ static void leave(td_tensor *tensor)
 
 /* ---- Making ------------------------------------------------------------------------------------- */
 
-/* Tensors do not know of nodes: they are told how to leave one, before any thread can make one. */
-__attribute__((constructor)) static void tell_tensors(void)
+/* src/tensor knows no nodes: it gets the function that releases one, before any thread can make
+ * one. */
+__attribute__((constructor)) static void register_with_tensors(void)
 {
     td__tensor_leave = leave;
 }
 
-/* A node and all its lists are one piece of memory. */
+/* A node and its arrays are one allocation. */
 struct td_node *td__node_create(const td_function *function, int inputs, int outputs, int saved,
                                 size_t data_size)
 {
@@ -199,12 +200,12 @@ td_status td__node_make(const td_function *function, int output_count, const td_
     *node_out = NULL;
     TD_TRY(td__check_reserved("td_record", function->reserved));
     TD_TRY(td__check_reserved("td_record", spec->reserved));
-    if (spec->saved_count < 0 || spec->saved_count > TD_RECIPE_MOST || spec->input_count < 0 ||
-        (spec->input_count > TD_RECIPE_MOST && !spec->more_inputs))
+    if (spec->saved_count < 0 || spec->saved_count > TD_NODE_MAX_TENSORS || spec->input_count < 0 ||
+        (spec->input_count > TD_NODE_MAX_TENSORS && !spec->more_inputs))
         return td_fail(TD_ERR_INVALID,
-                       "td_record: %s has %d inputs and saves %d tensors; %d fit, more inputs go "
-                       "into more_inputs",
-                       function->name, spec->input_count, spec->saved_count, TD_RECIPE_MOST);
+                       "td_record: %s has %d inputs and saves %d tensors; the limit is %d; pass "
+                       "more inputs in more_inputs",
+                       function->name, spec->input_count, spec->saved_count, TD_NODE_MAX_TENSORS);
     if (!td_would_record(inputs, spec->input_count))
         return TD_OK;
     for (int i = 0; i < spec->input_count; i++)
@@ -223,7 +224,7 @@ td_status td__node_make(const td_function *function, int output_count, const td_
     for (int i = 0; i < spec->input_count; i++)
         if (inputs[i] && inputs[i]->node) {
             td__node_retain(inputs[i]->node);
-            node->inputs[i] = (struct td__edge){inputs[i]->node, inputs[i]->node_slot};
+            node->inputs[i] = (struct td__edge){inputs[i]->node, inputs[i]->output_nr};
         }
     if (spec->data_size)
         memcpy(node->data, spec->data, spec->data_size);
@@ -231,12 +232,12 @@ td_status td__node_make(const td_function *function, int output_count, const td_
     return TD_OK;
 }
 
-void td__node_attach(struct td_node *node, int slot, td_tensor *tensor)
+void td__node_attach(struct td_node *node, int output_nr, td_tensor *tensor)
 {
-    describe_output(&node->outputs[slot], tensor);
+    describe_output(&node->outputs[output_nr], tensor);
     td__node_retain(node);
     tensor->node = node;
-    tensor->node_slot = slot;
+    tensor->output_nr = output_nr;
 }
 
 td_status td_record_all(const td_function *function, td_tensor *const *outputs, int output_count,
@@ -246,13 +247,13 @@ td_status td_record_all(const td_function *function, td_tensor *const *outputs, 
     for (int i = 0; i < output_count; i++)
         if (!outputs[i] || outputs[i]->node)
             return td_fail(TD_ERR_INVALID, "td_record: output %d of %s is %s", i, function->name,
-                           outputs[i] ? "a recorded tensor already; make it under TD_NO_GRAD"
-                                      : "NULL");
+                           outputs[i] ? "recorded already; compute it under TD_NO_GRAD" : "NULL");
     TD_TRY(td__node_make(function, output_count, spec, &node));
     if (!node)
         return TD_OK;
     for (int i = 0; i < output_count; i++) {
-        td__view_base_leave(outputs[i]); /* a result of this record, and no longer of its base's */
+        td__view_base_leave(outputs[i]); /* an output of this node, and no longer a view of its
+                                          * base */
         td__node_attach(node, i, outputs[i]);
         atomic_store(&outputs[i]->history, atomic_load(&outputs[i]->storage->history));
     }
@@ -280,19 +281,19 @@ td_tensor *td__result(const td_function *function, td_tensor *output, const td_n
     return td__adopt(output);
 }
 
-/* ---- What backward asks ------------------------------------------------------------------------- */
+/* ---- For backward ------------------------------------------------------------------------------- */
 
 td_tensor *td_node_saved(td_node *node, int index)
 {
     struct td__saved *saved = &node->saved[index];
     pthread_mutex_lock(&node->lock);
-    bool gone = node->let_go;
+    bool gone = node->saved_freed;
     td_tensor *alias = gone ? NULL : td_tensor_retain(saved->alias);
     pthread_mutex_unlock(&node->lock);
     if (gone) {
         td_fail(TD_ERR_STATE,
-                "td_backward: what %s had saved was let go by an earlier backward pass; the first "
-                "pass needs retain_graph for a second",
+                "td_backward: an earlier backward pass has freed the saved tensors of %s; set "
+                "retain_graph in that pass to run a second one",
                 node->function->name);
         return NULL;
     }
@@ -301,7 +302,7 @@ td_tensor *td_node_saved(td_node *node, int index)
     unsigned version = atomic_load(&alias->storage->version);
     if (version != saved->version) {
         td_fail(TD_ERR_STATE,
-                "td_backward: a tensor of shape %s that %s needs for its gradient was changed in "
+                "td_backward: a tensor of shape %s that %s saved for backward was changed in "
                 "place since (%u times); change a td_clone() of it instead",
                 td__shape_of(alias), node->function->name, version - saved->version);
         td_tensor_release(alias);

@@ -1,14 +1,14 @@
-/* The record of what was computed: nodes, one for each recorded call, with edges from each of its
- * inputs to the node that made that input.
+/* The autograd graph: a node for each recorded call, with an edge for each input to the node that
+ * computed it.
  *
  *     w (leaf) <---\
  *                   mul <---- sum        an edge points to where a gradient goes next
  *     x (leaf) <---/
  *
- * A leaf that asks for its gradient has a node too, of the function td__leaf_function, which adds
- * what arrives to the leaf's gradient. A tensor holds its node, a node holds those of its inputs: so
- * the record is kept by its results. What a node saved is an alias of the tensor, never the tensor
- * itself, so that a node that saved its own output does not keep itself alive. */
+ * A leaf that requires grad has a node of the function td__leaf_function, which accumulates its
+ * gradient. A tensor holds its node and a node those of its inputs, so results keep the graph
+ * alive. A node saves an alias of a tensor, never the tensor itself, so that a node that saves its
+ * own output is no reference cycle. */
 #ifndef TD_AUTOGRAD_GRAPH_H
 #define TD_AUTOGRAD_GRAPH_H
 
@@ -19,8 +19,8 @@
 #include <pthread.h>
 
 struct td__edge {
-    struct td_node *node; /* retained; NULL where no gradient is asked for */
-    int slot;             /* which output of that node */
+    struct td_node *node; /* retained; NULL: the input does not require grad */
+    int output_nr;        /* which output of that node */
 };
 
 struct td__hook {
@@ -31,7 +31,7 @@ struct td__hook {
     void *arg;
 };
 
-/* One output of a node: what its gradient must look like, and who wants to see it. */
+/* One output of a node: the layout of its gradient, and its hooks. */
 struct td__output {
     struct td__layout layout; /* of the tensor; shape and dtype count */
     struct td__device *device;
@@ -57,13 +57,15 @@ struct td_node {
     struct td__saved *saved;
     void *data;
 
-    pthread_mutex_t lock; /* what follows, saved, and the outputs' hooks and gradients. Innermost */
-    bool let_go;          /* saved tensors are gone */
-    struct td__region *region; /* owned; of a change through a view (view_base.h): which part */
+    pthread_mutex_t lock; /* guards what follows, `saved`, and the outputs' hooks and gradients;
+                           * innermost lock */
+    bool saved_freed;     /* saved tensors were freed */
+    struct td__region *region; /* owned; the part that an in-place operator changed through a view
+                                * (view_base.h) */
 
     /* Of a leaf. */
-    td_tensor *leaf;  /* not retained; NULL once the tensor is gone */
-    bool grad_is_old; /* the gradient stands for 0, whatever its elements; NULL stands for it too */
+    td_tensor *leaf;   /* not retained; NULL once the tensor is gone */
+    bool grad_is_zero; /* the gradient counts as 0, whatever its elements are; it may be NULL */
     bool grad_is_busy; /* a backward pass is writing to it */
 };
 
@@ -72,38 +74,38 @@ extern const td_function td__leaf_function;
 void td__node_retain(struct td_node *node);
 void td__node_release(struct td_node *node);
 
-/** Releases what the node saved: another backward pass through it is an error. */
-void td__node_let_go(struct td_node *node);
+/** Frees the node's saved tensors: another backward pass through it is an error. */
+void td__node_free_saved(struct td_node *node);
 
-/** A node without edges, with its place in the order of the record; one reference. NULL without
- *  memory. */
+/** A node without edges, with the next sequence number; one reference. NULL without memory. */
 struct td_node *td__node_create(const td_function *function, int inputs, int outputs, int saved,
                                 size_t data_size);
 
-/** A node of the spec; NULL in *node where nothing needs to be recorded. */
+/** A node of the spec; *node is NULL if nothing is to be recorded. */
 td_status td__node_make(const td_function *function, int output_count, const td_node_spec *spec,
                         struct td_node **node);
 
-/** Makes `tensor`, which has no node, the output `slot` of a node; the tensor lets go of its node. */
-void td__node_attach(struct td_node *node, int slot, td_tensor *tensor);
+/** Makes `tensor`, which has no node, an output of `node`. */
+void td__node_attach(struct td_node *node, int output_nr, td_tensor *tensor);
 void td__node_leave(td_tensor *tensor);
 
-/** The node of a leaf that asks for its gradient; one reference. NULL without memory. */
+/** The node of a leaf that requires grad; one reference. NULL without memory. */
 struct td_node *td__leaf_node(td_tensor *tensor);
 
-/* What the engine does with a leaf (leaf.c). */
+/* Leaves, for the engine (leaf.c). */
 
-/** Adds to its gradient (not where NULL: it was written already), and runs the hooks behind that. */
+/** Accumulates `grad` (NULL: it was written already), and runs the accumulated hooks. */
 td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad);
-/** Its gradient, for writing; NULL where that is not possible. td__leaf_unclaim() afterwards. */
+/** Its gradient, claimed for writing; NULL if that is not possible. td__leaf_unclaim()
+ * afterwards. */
 td_tensor *td__leaf_target(struct td_node *node, bool *accumulate);
 void td__leaf_unclaim(struct td_node *node);
 
-/** Lets the hooks of an output see its gradient, and replace it. */
-td_status td__run_grad_hooks(struct td_node *node, int slot, td_tensor **grad);
+/** Runs the grad hooks of an output, which may replace the gradient. */
+td_status td__run_grad_hooks(struct td_node *node, int output_nr, td_tensor **grad);
 
-/** How an operator ends: td_record() for a raw output, which then goes to the thread's scope. NULL
- *  for NULL. */
+/** td_record() for a raw output, which then belongs to the thread's scope: the last step of an
+ *  operator. NULL for NULL. */
 td_tensor *td__result(const td_function *function, td_tensor *output, const td_node_spec *spec);
 
 static inline bool td__node_is_leaf(const struct td_node *node)
@@ -111,48 +113,48 @@ static inline bool td__node_is_leaf(const struct td_node *node)
     return node->function == &td__leaf_function;
 }
 
-/** Whether the tensor's node takes all recorded changes of its memory into account. */
+/** Whether the tensor's node includes all recorded in-place changes of its memory. */
 static inline bool td__node_is_current(const td_tensor *tensor)
 {
     return atomic_load_explicit(&tensor->history, memory_order_acquire) ==
            atomic_load_explicit(&tensor->storage->history, memory_order_relaxed);
 }
 
-/** Brings the tensor's node up to date where its memory was changed, and that was recorded, through
- *  another view of the same base. Fails (TD_ERR_STATE) where it was changed through a tensor that has
- *  nothing but the memory in common with this one. */
+/** Updates the tensor's node after a recorded in-place change through another view of the same
+ *  base. TD_ERR_STATE if the change went through a tensor that shares the memory but not the
+ *  base. */
 td_status td__refresh_node(td_tensor *tensor, const char *name);
 
-/** The same for who only asks: where that fails, the node stays what it was. */
+/** The same for queries: if it fails, the node stays as it was. */
 void td__try_refresh_node(const td_tensor *tensor);
 
-/** Records a change in place: from now on `tensor` is the result of the spec (whose inputs may
- *  contain the tensor as it was before). Call it after the change; it counts the change of the
- *  memory too. Checks nothing: see td__check_in_place(). */
+/** Records an in-place operator: `tensor` becomes the output of the spec, whose inputs may contain
+ *  the tensor as it was before. Call it after the change; it also increments the version of the
+ *  storage. Checks nothing: see td__check_in_place(). */
 td_status td__record_in_place(const td_function *function, td_tensor *tensor,
                               const td_node_spec *spec);
 
-/** Whether `tensor` may be changed in place now: not a leaf while recording. */
+/** Fails if `tensor` must not be changed in place now: a leaf that requires grad, while grad mode
+ * is on. */
 td_status td__check_in_place(td_tensor *tensor, const char *name);
 
 /**
- * For the backward of an operator: where the gradient of input `index` may be written at once, the
- * leaf's own gradient, of the right shape and contiguous. NULL where it may not. With *accumulate
- * the value is to be added to the elements, otherwise they are to be overwritten. When it is
- * written, grad_inputs[index] = this tensor tells so.
+ * For the backward of an operator: the gradient tensor of the leaf that is input `index`,
+ * contiguous, to be written directly; NULL if that is not possible. With *accumulate add to its
+ * elements, otherwise overwrite them. Then set grad_inputs[index] to this tensor.
  */
 td_tensor *td__grad_target(td_node *node, int index, bool *accumulate);
 
-/** Runs fn(arg) when the outermost backward pass that this thread is in has run all nodes and not
- *  failed; a failure of fn is that of the pass. TD_ERR_STATE outside of one. */
+/** Runs fn(arg) when the outermost backward pass of this thread has run all nodes without a
+ *  failure. If fn fails, the pass does. TD_ERR_STATE outside of a pass. */
 td_status td__at_end_of_backward(td_status (*fn)(void *arg), void *arg);
 
 /** Calls visit(leaf's tensor, arg) for each leaf behind the outputs, once. */
 td_status td__visit_leaves(td_tensor *const *outputs, int count,
                            void (*visit)(td_tensor *leaf, void *arg), void *arg);
 
-/** x summed up over what broadcasting repeated, to the given shape; x itself (retained) where it has
- *  that shape already. Raw: one reference, records nothing. */
+/** x summed over broadcast dimensions to the target's shape; x itself (retained) if it has that
+ *  shape. Raw: one reference, records nothing. */
 td_tensor *td__sum_to(td_tensor *x, const struct td__layout *target);
 
 #endif

@@ -1,11 +1,11 @@
-/* Leaves: tensors that ask for their gradient, the gradient itself, and hooks.
+/* Leaves that require grad, their gradients, and hooks.
  *
- * A leaf that asks for its gradient no longer keeps its node, idle: with the gradient that it has, and
- * with its hooks. What records from before then bring to an idle node is dropped.
+ * A leaf that no longer requires grad keeps its node, with the gradient and the hooks. A gradient
+ * that an older graph delivers to such a node is dropped.
  *
- * A gradient that was set to 0 is only marked as old: the next pass overwrites it instead of adding to
- * it, and whoever looks at it before gets zeros. Where nobody else sees its memory, that is given back
- * until then: the activations of the next forward pass have it, and it comes back as those go. */
+ * Zeroing a gradient only marks it: the next pass overwrites it instead of adding to it, and
+ * td_tensor_grad() fills in zeros before that. If its memory is not shared, it is freed until then,
+ * so that the activations of the next forward pass can use it. */
 #include "autograd/view_base.h"
 #include "base/fail.h"
 
@@ -57,8 +57,8 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
     td__try_refresh_node(tensor);
     if (tensor->node && !td__node_is_leaf(tensor->node))
         return td_fail(TD_ERR_INVALID,
-                       "td_tensor_set_requires_grad: the tensor of shape %s is a result of %s; "
-                       "use td_detach() of it",
+                       "td_tensor_set_requires_grad: the tensor of shape %s is no leaf but a "
+                       "result of %s; use td_detach() of it",
                        td__shape_of(tensor), tensor->node->function->name);
     if (requires_grad == (tensor->node != NULL))
         return TD_OK;
@@ -71,8 +71,8 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
     }
     if (!is_float(tensor->layout.dtype))
         return td_fail(TD_ERR_INVALID,
-                       "td_tensor_set_requires_grad: only floating-point tensors have a gradient, "
-                       "this one is %s",
+                       "td_tensor_set_requires_grad: only floating-point tensors can require "
+                       "grad, and this one is %s",
                        td_dtype_name(tensor->layout.dtype));
     struct td_node *node = tensor->idle ? tensor->idle : td__leaf_node(tensor);
     if (!node)
@@ -82,7 +82,7 @@ td_status td_tensor_set_requires_grad(td_tensor *tensor, bool requires_grad)
     pthread_mutex_unlock(&node->lock);
     tensor->idle = NULL;
     tensor->node = node;
-    tensor->node_slot = 0;
+    tensor->output_nr = 0;
     td__view_base_set_leaf(tensor);
     return TD_OK;
 }
@@ -111,9 +111,9 @@ td_status td_tensor_retain_grad(td_tensor *tensor)
     td__try_refresh_node(tensor);
     if (!tensor->node)
         return td_fail(TD_ERR_INVALID,
-                       "td_tensor_retain_grad: the tensor of shape %s does not ask for a gradient",
+                       "td_tensor_retain_grad: the tensor of shape %s does not require grad",
                        td__shape_of(tensor));
-    tensor->node->outputs[tensor->node_slot].keep_grad = true;
+    tensor->node->outputs[tensor->output_nr].keep_grad = true;
     return TD_OK;
 }
 
@@ -124,7 +124,7 @@ static void claim(struct td_node *node)
     pthread_mutex_lock(&node->lock);
     while (node->grad_is_busy) {
         pthread_mutex_unlock(&node->lock);
-        sched_yield(); /* two passes through one leaf at the same time: rare, and short */
+        sched_yield(); /* two passes accumulate in one leaf at once: rare, and short */
         pthread_mutex_lock(&node->lock);
     }
     node->grad_is_busy = true;
@@ -138,33 +138,33 @@ void td__leaf_unclaim(struct td_node *node)
     pthread_mutex_unlock(&node->lock);
 }
 
-/* The node that holds the gradient, and which output of it; NULL where there is none. */
-static struct td_node *holder_of(const td_tensor *tensor, int *slot)
+/* The node that holds the gradient, and its output number; NULL if there is none. */
+static struct td_node *holder_of(const td_tensor *tensor, int *output_nr)
 {
     td__try_refresh_node(tensor);
-    *slot = tensor && tensor->node ? tensor->node_slot : 0;
+    *output_nr = tensor && tensor->node ? tensor->output_nr : 0;
     return !tensor ? NULL : tensor->node ? tensor->node : tensor->idle;
 }
 
 td_tensor *td_tensor_grad(const td_tensor *tensor)
 {
-    int slot;
-    struct td_node *node = holder_of(tensor, &slot);
+    int output_nr;
+    struct td_node *node = holder_of(tensor, &output_nr);
     if (!node)
         return NULL;
-    struct td__output *output = &node->outputs[slot];
+    struct td__output *output = &node->outputs[output_nr];
     if (!td__node_is_leaf(node))
         return output->grad;
     claim(node);
-    if (node->grad_is_old && !output->grad)
+    if (node->grad_is_zero && !output->grad)
         output->grad = td__empty("gradient", output->layout.shape, output->layout.ndim,
                                  output->layout.dtype, output->device);
     td_tensor *grad = output->grad;
-    if (grad && node->grad_is_old) {
+    if (grad && node->grad_is_zero) {
         if (td__kernels_of(grad)->fill(grad, 0))
             grad = NULL;
         else
-            node->grad_is_old = false;
+            node->grad_is_zero = false;
     }
     td__leaf_unclaim(node);
     return grad;
@@ -174,8 +174,8 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
 {
     if (!tensor)
         return td__fail_null(__func__);
-    int slot;
-    struct td_node *node = holder_of(tensor, &slot);
+    int output_nr;
+    struct td_node *node = holder_of(tensor, &output_nr);
     if (!is_float(tensor->layout.dtype) || (node && !td__node_is_leaf(node)))
         return td_fail(TD_ERR_INVALID, "td_tensor_set_grad: the tensor of shape %s is %s",
                        td__shape_of(tensor),
@@ -203,14 +203,14 @@ td_status td_tensor_set_grad(td_tensor *tensor, td_tensor *grad)
     claim(node);
     td_tensor *former = node->outputs[0].grad;
     node->outputs[0].grad = grad;
-    node->grad_is_old = false;
+    node->grad_is_zero = false;
     td__leaf_unclaim(node);
     td_tensor_release(former);
     return TD_OK;
 }
 
-/* Nobody else can see its elements, and they stand in order: it may become the gradient as it is. */
-static bool is_nobody_elses(const td_tensor *tensor)
+/* Contiguous and not shared: it can become the gradient without a copy. */
+static bool is_unshared(const td_tensor *tensor)
 {
     return atomic_load(&tensor->owners) == 1 && atomic_load(&tensor->storage->owners) == 1 &&
            td__layout_is_contiguous(&tensor->layout) && tensor->storage->free_fn;
@@ -220,19 +220,19 @@ td_status td_tensor_zero_grad(td_tensor *tensor)
 {
     if (!tensor)
         return td__fail_null(__func__);
-    int slot;
-    struct td_node *node = holder_of(tensor, &slot);
+    int output_nr;
+    struct td_node *node = holder_of(tensor, &output_nr);
     if (!node)
         return TD_OK;
     if (!td__node_is_leaf(node)) {
-        td_tensor_release(node->outputs[slot].grad);
-        node->outputs[slot].grad = NULL;
+        td_tensor_release(node->outputs[output_nr].grad);
+        node->outputs[output_nr].grad = NULL;
         return TD_OK;
     }
     claim(node);
     td_tensor *grad = node->outputs[0].grad, *given_back = NULL;
-    node->grad_is_old |= grad != NULL;
-    if (grad && is_nobody_elses(grad)) {
+    node->grad_is_zero |= grad != NULL;
+    if (grad && is_unshared(grad)) {
         given_back = grad;
         node->outputs[0].grad = NULL;
     }
@@ -246,15 +246,15 @@ static td_status add_to_grad(struct td_node *node, td_tensor *grad)
 {
     struct td__output *output = &node->outputs[0];
     if (!output->grad) {
-        output->grad = is_nobody_elses(grad) ? td_tensor_retain(grad) : td__clone(grad);
-        node->grad_is_old &= !output->grad;
+        output->grad = is_unshared(grad) ? td_tensor_retain(grad) : td__clone(grad);
+        node->grad_is_zero &= !output->grad;
         return output->grad ? TD_OK : TD_ERR_NOMEM;
     }
     const struct td__kernels *kernels = td__kernels_of(grad);
-    td_status status = node->grad_is_old
+    td_status status = node->grad_is_zero
                            ? kernels->copy(output->grad, grad)
                            : kernels->binary(TD__ADD, output->grad, output->grad, grad);
-    node->grad_is_old = false;
+    node->grad_is_zero = false;
     td__tensor_touch(output->grad);
     return status;
 }
@@ -273,7 +273,7 @@ td_status td__leaf_accumulate(struct td_node *node, td_tensor *grad)
     td_tensor *leaf = node->leaf ? retain_if_alive(node->leaf) : NULL;
     pthread_mutex_unlock(&node->lock);
     if (!leaf)
-        return TD_OK; /* nobody can ask for the gradient any more */
+        return TD_OK; /* the tensor is gone */
     td_status status = TD_OK;
     if (grad) {
         claim(node);
@@ -310,14 +310,14 @@ td_tensor *td__leaf_target(struct td_node *node, bool *accumulate)
     if (!output->grad) {
         output->grad = td__empty("gradient", output->layout.shape, output->layout.ndim,
                                  output->layout.dtype, output->device);
-        node->grad_is_old |= output->grad != NULL;
+        node->grad_is_zero |= output->grad != NULL;
     }
     if (!output->grad || !td__layout_is_contiguous(&output->grad->layout)) {
         td__leaf_unclaim(node);
         return NULL;
     }
-    *accumulate = !node->grad_is_old;
-    node->grad_is_old = false;
+    *accumulate = !node->grad_is_zero;
+    node->grad_is_zero = false;
     td__tensor_touch(output->grad);
     return output->grad;
 }
@@ -332,7 +332,7 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
     td__try_refresh_node(tensor);
     if (!tensor->node || (hook.accumulated_hook && !td__node_is_leaf(tensor->node)))
         return td_fail(TD_ERR_INVALID, "%s: the tensor of shape %s %s", call, td__shape_of(tensor),
-                       tensor->node ? "is a result, not a leaf" : "does not ask for a gradient");
+                       tensor->node ? "is a result, not a leaf" : "does not require grad");
     struct td__hook *new = malloc(sizeof *new);
     if (!new)
         return td__fail_nomem(call);
@@ -341,7 +341,7 @@ static td_status add_hook(td_tensor *tensor, const char *call, struct td__hook h
     if (id)
         *id = new->id;
     pthread_mutex_lock(&tensor->node->lock);
-    struct td__hook **last = &tensor->node->outputs[tensor->node_slot].hooks;
+    struct td__hook **last = &tensor->node->outputs[tensor->output_nr].hooks;
     while (*last)
         last = &(*last)->next;
     *last = new;
@@ -369,11 +369,11 @@ td_status td_tensor_add_accumulated_hook(td_tensor *tensor, td_accumulated_hook 
 td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)
 {
     struct td__hook *found = NULL;
-    int slot;
-    struct td_node *node = holder_of(tensor, &slot);
+    int output_nr;
+    struct td_node *node = holder_of(tensor, &output_nr);
     if (node) {
         pthread_mutex_lock(&node->lock);
-        struct td__hook **at = &node->outputs[slot].hooks;
+        struct td__hook **at = &node->outputs[output_nr].hooks;
         while (*at && (*at)->id != id)
             at = &(*at)->next;
         found = *at;
@@ -388,10 +388,10 @@ td_status td_tensor_remove_hook(td_tensor *tensor, uint64_t id)
     return TD_OK;
 }
 
-td_status td__run_grad_hooks(struct td_node *node, int slot, td_tensor **grad)
+td_status td__run_grad_hooks(struct td_node *node, int output_nr, td_tensor **grad)
 {
     td_status status = TD_OK;
-    struct td__output *output = &node->outputs[slot];
+    struct td__output *output = &node->outputs[output_nr];
     for (struct td__hook *hook = output->hooks, *next; hook && !status; hook = next) {
         next = hook->next;
         if (!hook->grad_hook)
@@ -401,7 +401,8 @@ td_status td__run_grad_hooks(struct td_node *node, int slot, td_tensor **grad)
             continue;
         if (!td__same_shape(other, *grad) || other->layout.dtype != (*grad)->layout.dtype)
             return td_fail(TD_ERR_INVALID,
-                           "td_backward: a hook returned a gradient of %s %s for one of %s %s",
+                           "td_backward: a grad hook returned a gradient of %s %s for one of %s "
+                           "%s",
                            td_dtype_name(other->layout.dtype), td__shape_of(other),
                            td_dtype_name((*grad)->layout.dtype), td__shape_of(*grad));
         td_tensor_retain(other);

@@ -1,4 +1,4 @@
-/* What operators have in common; see op.h. */
+/* Helpers of operators; see op.h. */
 #include "autograd/op.h"
 
 #include "base/fail.h"
@@ -67,7 +67,7 @@ int td__broadcast(const char *call, const td_tensor *a, const td_tensor *b, int6
         int64_t of_x = d < ndim - x->ndim ? 1 : x->shape[d - (ndim - x->ndim)];
         int64_t of_y = d < ndim - y->ndim ? 1 : y->shape[d - (ndim - y->ndim)];
         if (of_x != of_y && of_x != 1 && of_y != 1) {
-            td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together", call,
+            td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not broadcast", call,
                     td__shape_of(a), td__shape_of(b));
             return -1;
         }
@@ -111,7 +111,7 @@ td_status td__kernel_status(const char *call, const td_tensor *x, td_status stat
         return td_fail(TD_ERR_INVALID, "%s: it is not defined for %s", call,
                        td_dtype_name(x->layout.dtype));
     if (status == TD_ERR_INVALID) {
-        const char *sentence = strstr(td__error_text(), ": "); /* behind the name of the kernel */
+        const char *sentence = strstr(td__error_text(), ": "); /* after the kernel's name */
         return td_fail(status, "%s%s", call, sentence ? sentence : "");
     }
     return status;

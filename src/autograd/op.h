@@ -1,4 +1,4 @@
-/* What operators have in common. An operator looks like this:
+/* Helpers of operators. An operator looks like this:
  *
  *     static td_status square_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
  *     {
@@ -16,8 +16,8 @@
  *                                        .saved = {x}, .saved_count = 1});
  *     }
  *
- * Backward runs without recording, in a scope: there the public functions can be used freely, and
- * raw results are given to the scope by td__adopt(). */
+ * Backward runs in a scope with grad mode off: it may call public functions, and td__adopt() gives
+ * raw results to the scope. */
 #ifndef TD_AUTOGRAD_OP_H
 #define TD_AUTOGRAD_OP_H
 
@@ -25,24 +25,24 @@
 
 #include <tandem/ops.h>
 
-/** TD_OK for a tensor; for NULL the failure that has set the last error. */
+/** TD_OK for a tensor; for NULL the status of the last error. */
 td_status td__done(const td_tensor *tensor);
 
-/** Fails where dtypes or devices differ: "td_add: the operands are f32 and f64; …". */
+/** Fails if dtypes or devices differ: "td_add: the operands are f32 and f64; …". */
 td_status td__check_same(const char *call, const td_tensor *a, const td_tensor *b);
 
-/** Fails where the dtype is not a floating-point one. */
+/** Fails if the dtype is not a floating-point one. */
 td_status td__check_float(const char *call, const td_tensor *x);
 
-/** Fails where the number of dimensions is not within the limits: "x has the shape …". */
+/** Fails if the number of dimensions is out of range: "x has the shape …". */
 td_status td__check_dims(const char *call, const char *what, const td_tensor *x, int least,
                          int most);
 
-/** The shape that both broadcast to; returns its number of dimensions, or -1 with a sentence that
+/** The shape that both broadcast to; returns its number of dimensions, or -1 with an error that
  *  names both. */
 int td__broadcast(const char *call, const td_tensor *a, const td_tensor *b, int64_t *shape);
 
-/** A raw result of shape [shape], with the operands expanded to it, for a kernel. */
+/** A raw result and the operands expanded to its shape, for a kernel. */
 struct td__pair {
     td_tensor *a, *b; /* views, owned by the pair */
     int64_t shape[TD_MAX_DIMS];
@@ -51,15 +51,15 @@ struct td__pair {
 td_status td__pair_init(struct td__pair *pair, const char *call, td_tensor *a, td_tensor *b);
 void td__pair_free(struct td__pair *pair);
 
-/** Releases `tensor` and returns NULL where status is not TD_OK; the tensor otherwise. For
+/** Returns `tensor` if status is TD_OK; otherwise releases it and returns NULL. For
  *      return td__kept(out, kernels->unary(TD__EXP, out, x)); */
 td_tensor *td__kept(td_tensor *tensor, td_status status);
 
-/** What a kernel returned for the operand `x`, with the name of the call in the place of the kernel's. A
- *  dtype that the kernel does not have is TD_ERR_INVALID, and named. */
+/** Passes a kernel's status on, with the name of the call instead of the kernel's in the error. A
+ *  dtype that the kernel lacks becomes TD_ERR_INVALID, and the error names it. */
 td_status td__kernel_status(const char *call, const td_tensor *x, td_status status);
 
-/** Raw results of one kernel: checks, allocates, computes. NULL for NULL, and on failure. */
+/** Raw result of one kernel: checks, allocates, computes. NULL for NULL, and on failure. */
 td_tensor *td__apply_unary(const char *call, enum td__unary_op op, td_tensor *x);
 td_tensor *td__apply_binary(const char *call, enum td__binary_op op, td_tensor *a, td_tensor *b);
 td_tensor *td__apply_scalar(const char *call, enum td__binary_op op, td_tensor *a, double b,
@@ -74,12 +74,12 @@ td_tensor *td__zeros(const char *call, const int64_t *shape, int ndim, const td_
 /** condition ? a : b, raw; all three broadcast. */
 td_tensor *td__apply_where(const char *call, td_tensor *condition, td_tensor *a, td_tensor *b);
 
-/** The sentence for the first of the indices (contiguous) that is not from 0 to size - 1: "<call>: the
- *  <what> at [1, 2] is 7; they go from 0 to 4". TD_OK where all are. */
+/** Fails for the first index (of a contiguous tensor) that is not in 0 … size - 1: "<call>: the
+ *  <what> at [1, 2] is 7; it must be 0 to 4". */
 td_status td__check_indices(const char *call, const char *what, const td_tensor *indices,
                             int64_t size);
 
-/** Where clamping with the two bounds leaves an element as it is (bool). */
+/** A bool tensor: which elements the two bounds of a clamp leave unchanged. */
 td_tensor *td__clamp_keeps(td_tensor *x, const double *bounds);
 
 #endif

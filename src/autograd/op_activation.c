@@ -1,7 +1,7 @@
 /* Activations, and softmax.
  *
- * Each saves its operand or its result, whichever its gradient is computed from, and writes the
- * gradient over that of its result where nobody else can see it. */
+ * Each saves its input or its output, whichever its gradient is computed from, and reuses the
+ * memory of the output's gradient if that is not shared. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 

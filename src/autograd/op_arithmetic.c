@@ -1,12 +1,12 @@
-/* Arithmetic with two tensors, or a tensor and a number. Gradients have the shape of the result: the
- * engine sums up what broadcasting repeated. Of the operands only those are saved that the gradient of
- * the other one needs. */
+/* Arithmetic with two tensors, or a tensor and a number. Gradients have the shape of the result:
+ * the engine sums it over broadcast dimensions. An operand is saved only if the gradient of the
+ * other one needs it. */
 #include "autograd/op.h"
 #include "base/fail.h"
 
 /* ---- Two tensors --------------------------------------------------------------------------------- */
 
-/* saves: a for the gradient of b, and b for that of a. */
+/* Saves a for the gradient of b, and b for that of a. */
 static td_tensor *binary(const td_function *function, enum td__binary_op op, td_tensor *a,
                          td_tensor *b, bool saves)
 {
@@ -310,8 +310,8 @@ td_tensor *td_pow_scalar(td_tensor *a, double b)
     static const td_function function = {.name = "td_pow_scalar", .backward = pow_scalar_backward};
     if (a && b <= -1 && is_integer(a->layout.dtype)) {
         td_fail(TD_ERR_INVALID,
-                "td_pow_scalar: %s to the power of %g are no whole numbers; td_to_dtype() makes "
-                "floats of them",
+                "td_pow_scalar: %s to the power of %g is no integer; convert to a floating-point "
+                "dtype with td_to_dtype() first",
                 td_dtype_name(a->layout.dtype), b);
         return NULL;
     }

@@ -2,14 +2,14 @@
  *
  *     q [..., L, E], k [..., S, E], v [..., S, F], mask [..., L, S], y [..., L, F]
  *
- * One kernel does all of it for [B, L, E], and holds no [L, S] of weights: backward has q, k, v, y and
- * one number a row to compute them again. It is called once for each index of what stands before
- * these three dimensions, so that heads may lie anywhere in memory. Results are laid out as q is: where
- * heads were cut out of [N, L, heads, E] by a transposition, y is such a transposition too, and
- * putting the heads together again costs no copy.
+ * One fused kernel computes [B, L, E] without storing the weights [L, S]: backward recomputes them
+ * from q, k, v, y and the log-sum-exp of each row. It is called once for each index of the
+ * dimensions before these three, so that heads may have any strides. The result has the strides
+ * order of q: if the heads are a transpose of [N, L, heads, E], so is y, and merging them costs no
+ * copy.
  *
- * With dropout, and for a mask that asks for a gradient, it is put together of matmul, softmax and
- * dropout of the weights [..., L, S]. */
+ * With dropout, and with a mask that requires grad, it is composed of matmul, softmax and dropout,
+ * and the weights [..., L, S] are stored. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -19,12 +19,12 @@
 
 static const char call[] = "td_scaled_dot_product_attention";
 
-/* The operands of a call, of the scope. Backward gets a copy, in which the tensors are gone and only
- * say whether there was a mask; it puts the saved ones in their place. */
+/* The operands of a call; they belong to the scope. Backward gets a copy whose tensor pointers only
+ * tell whether there was a mask, and replaces them by the saved tensors. */
 struct attention {
-    td_tensor *q, *k, *v, *mask; /* of one batch; the mask is added, and may be NULL */
-    int64_t batch[TD_MAX_DIMS];  /* what stands before the last two dimensions */
-    int ndim;                    /* of all of them */
+    td_tensor *q, *k, *v, *mask; /* of one batch; the mask is additive, and may be NULL */
+    int64_t batch[TD_MAX_DIMS];  /* the dimensions before the last two */
+    int ndim;                    /* of all dimensions */
     int64_t rows, columns;       /* L, S */
     bool causal;
     double scale;
@@ -32,7 +32,7 @@ struct attention {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------ */
 
-/* The common batch of a and what is in attention->batch already. */
+/* Broadcasts attention->batch and the batch dimensions of x. */
 static td_status join_batch(struct attention *attention, const td_tensor *x)
 {
     int offset = attention->ndim - x->layout.ndim;
@@ -69,12 +69,12 @@ static td_status check(struct attention *attention, td_tensor *q, td_tensor *k, 
     strncpy(queries, td__shape_of(q), sizeof queries - 1);
     queries[sizeof queries - 1] = 0;
     return td_fail(TD_ERR_INVALID,
-                   "%s: q has the shape %s, k %s, v %s; q and k must agree in the last size, k and "
-                   "v in the last but one, and all in what stands before",
+                   "%s: q has the shape %s, k %s, v %s; q and k must have the same last size, k "
+                   "and v the same last but one, and all broadcastable batch dimensions",
                    call, queries, td__shape_of(k), td__shape_of(v));
 }
 
-/* x for every index of the batch, by strides of 0. */
+/* x expanded to the batch. */
 static td_tensor *with_batch(const struct attention *attention, td_tensor *x)
 {
     int64_t shape[TD_MAX_DIMS];
@@ -85,7 +85,7 @@ static td_tensor *with_batch(const struct attention *attention, td_tensor *x)
     return td__adopt(td__expand(call, x, shape, ndim));
 }
 
-/* The kernel wants the last dimension without gaps. */
+/* The kernel needs a last dimension of stride 1. */
 static td_tensor *dense(td_tensor *x)
 {
     int last = x->layout.ndim - 1;
@@ -93,7 +93,7 @@ static td_tensor *dense(td_tensor *x)
                                                                       : td__scoped_contiguous(x);
 }
 
-/* A mask of bool, true where may be looked, as one that is added: the logarithm of 1 or 0. */
+/* A bool mask (true: attend) as an additive one: the logarithm of 1 or 0. */
 static td_tensor *added_mask(td_tensor *mask, const td_tensor *q)
 {
     if (mask->storage->device != q->storage->device) {
@@ -104,8 +104,8 @@ static td_tensor *added_mask(td_tensor *mask, const td_tensor *q)
     if (mask->layout.dtype == q->layout.dtype)
         return mask;
     if (mask->layout.dtype != TD_BOOL) {
-        td_fail(TD_ERR_INVALID, "%s: q is %s, the mask %s; a mask is bool, or as q is", call,
-                td_dtype_name(q->layout.dtype), td_dtype_name(mask->layout.dtype));
+        td_fail(TD_ERR_INVALID, "%s: q is %s, the mask %s; a mask is bool or has the dtype of q",
+                call, td_dtype_name(q->layout.dtype), td_dtype_name(mask->layout.dtype));
         return NULL;
     }
     const struct td__kernels *kernels = td__kernels_of(q);
@@ -134,7 +134,8 @@ static td_status set_mask(struct attention *attention, td_tensor *mask, const td
     return TD_OK;
 }
 
-/* A tensor of the shape [batch, x's last but one, `last`], whose memory is in the order of x. */
+/* A tensor of the shape [batch, x's last but one, `last`] with its strides in the order of those of
+ * x. */
 static td_tensor *laid_out_as(const struct attention *attention, const td_tensor *x, int64_t last)
 {
     int64_t shape[TD_MAX_DIMS];
@@ -155,7 +156,7 @@ static td_tensor *laid_out_as(const struct attention *attention, const td_tensor
 
 /* ---- The kernel -------------------------------------------------------------------------------------- */
 
-/* Number i of the parts [B, L, E] that x consists of, for the kernel. */
+/* Part i, [B, L, E], of x, for the kernel. */
 static struct td_tensor part_of(const td_tensor *x, int64_t i)
 {
     struct td_tensor part = {.owners = 1, .storage = x->storage, .offset = x->offset};
@@ -302,7 +303,7 @@ static td_tensor *fused(struct attention *attention, td_tensor *q, td_tensor *k,
                                      .data_size = sizeof *attention});
 }
 
-/* The mask with -inf behind the diagonal. */
+/* The mask with -inf above the diagonal. */
 static td_tensor *with_causal(const struct attention *attention, td_tensor *mask,
                               const td_tensor *q)
 {
@@ -312,12 +313,12 @@ static td_tensor *with_causal(const struct attention *attention, td_tensor *mask
     return mask ? td_add(mask, hidden) : hidden;
 }
 
-/* Which rows see nothing at all, [..., L, 1]; NULL in *blind where there are none. */
-static td_status find_blind_rows(td_tensor *mask, td_tensor **blind)
+/* Rows that are masked completely, bool [..., L, 1]; *masked is NULL if there are none. */
+static td_status find_masked_rows(td_tensor *mask, td_tensor **masked)
 {
     int64_t shape[TD_MAX_DIMS];
     int ndim = mask->layout.ndim;
-    *blind = NULL;
+    *masked = NULL;
     {
         TD_NO_GRAD;
         td_tensor *hidden = td_eq_scalar(mask, -INFINITY);
@@ -330,7 +331,7 @@ static td_status find_blind_rows(td_tensor *mask, td_tensor **blind)
             return TD_ERR_NOMEM;
         TD_TRY(td__kernels_of(all)->reduce(TD__REDUCE_ALL, all, hidden, 1u << (ndim - 1)));
         if (td_item(td_any(all)) != 0)
-            *blind = all;
+            *masked = all;
     }
     return TD_OK;
 }
@@ -338,18 +339,18 @@ static td_status find_blind_rows(td_tensor *mask, td_tensor **blind)
 static td_tensor *composed(const struct attention *attention, td_tensor *q, td_tensor *k,
                            td_tensor *v, td_tensor *mask, double dropout)
 {
-    td_tensor *blind = NULL;
+    td_tensor *masked = NULL;
     td_tensor *scores = td_matmul(td_mul_scalar(q, attention->scale), td_transpose(k, -1, -2));
     td_tensor *added = attention->causal ? with_causal(attention, mask, q) : mask;
-    if (added && (scores = td_add(scores, added)) && find_blind_rows(added, &blind))
+    if (added && (scores = td_add(scores, added)) && find_masked_rows(added, &masked))
         return NULL;
     if (attention->causal && !added)
         return NULL;
-    if (blind)
-        scores = td_masked_fill(scores, blind, 0);
+    if (masked)
+        scores = td_masked_fill(scores, masked, 0);
     td_tensor *weights = td_f_softmax(scores, -1);
-    if (blind)
-        weights = td_masked_fill(weights, blind, 0);
+    if (masked)
+        weights = td_masked_fill(weights, masked, 0);
     return td_matmul(td_f_dropout(weights, dropout, true), v);
 }
 
@@ -362,12 +363,12 @@ static td_tensor *attention_of(td_tensor *q, td_tensor *k, td_tensor *v,
     if (check(&attention, q, k, v) || set_mask(&attention, options->mask, q))
         return NULL;
     if (!(options->dropout >= 0 && options->dropout <= 1)) {
-        td_fail(TD_ERR_INVALID, "%s: a dropout of %g; it goes from 0 to 1", call, options->dropout);
+        td_fail(TD_ERR_INVALID, "%s: dropout is %g; it must be 0 to 1", call, options->dropout);
         return NULL;
     }
     attention.scale = td__option(attention.scale,
                                  1 / sqrt((double)q->layout.shape[q->layout.ndim - 1]));
-    if (options->dropout > 0 || td__asks(options->mask)) {
+    if (options->dropout > 0 || td__would_record(options->mask)) {
         td_tensor *mask = options->mask ? added_mask(options->mask, q) : NULL;
         return options->mask && !mask ? NULL
                                       : composed(&attention, q, k, v, mask, options->dropout);

@@ -1,11 +1,11 @@
-/* Losses of classes: nll_loss of logarithms of probabilities, and cross_entropy of scores, which is
- * nll_loss of their log_softmax in one step: only the log_softmax is saved, and one kernel makes the
- * gradient of the scores out of it.
+/* Classification losses: nll_loss of log-probabilities, and cross_entropy of logits, which is
+ * nll_loss of their log_softmax in one step: only the log_softmax is saved, and one kernel computes
+ * the gradient of the logits from it.
  *
  *     x [N, C, …] as [N, C, S], target [N, …] as [N, S], losses [N, S]
  *     mean: the sum of the losses, divided by the sum of the weights of their classes
  *
- * Label smoothing by e is (1 - e) nll + e / C times the sum over all classes; it is put together of
+ * Label smoothing by e is (1 - e) nll + e / C times the sum over all classes; it is composed of
  * other operators. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
@@ -15,7 +15,7 @@
 
 enum { ALWAYS_IGNORED = -100 };
 
-/* What a call works on; tensors are of the scope. */
+/* A call; its tensors belong to the scope. */
 struct class_loss {
     const char *call;
     int64_t shape[3]; /* [N, C, S] */
@@ -25,7 +25,7 @@ struct class_loss {
 };
 
 /* For backward. */
-struct past {
+struct loss_data {
     int64_t shape[3];
     int64_t ignore_index;
     double scale;
@@ -38,31 +38,31 @@ struct past {
 static td_status class_backward(td_node *node, td_tensor *grad_y, bool of_scores,
                                 td_tensor **grad_x)
 {
-    const struct past *past = td_node_data(node);
+    const struct loss_data *data = td_node_data(node);
     td_tensor *target = td_node_saved(node, 0);
     TD_TRY(td__done(target));
-    td_tensor *weight = past->has_weight ? td_node_saved(node, 1) : NULL;
-    if (past->has_weight)
+    td_tensor *weight = data->has_weight ? td_node_saved(node, 1) : NULL;
+    if (data->has_weight)
         TD_TRY(td__done(weight));
     td_tensor *log_softmax = of_scores ? td_node_saved(node, 2) : NULL;
     if (of_scores)
         TD_TRY(td__done(log_softmax));
-    struct td__grad_place place;
-    TD_TRY(td__place_open(&place, node, 0));
+    struct td__grad_buffer buffer;
+    TD_TRY(td__grad_buffer_open(&buffer, node, 0));
     td_tensor *grad = td__scoped_contiguous(grad_y);
     if (!grad)
         return TD_ERR_NOMEM;
     const struct td__kernels *kernels = td__kernels_of(grad);
-    struct td_tensor into = td__view_as(place.into, past->shape, 3);
+    struct td_tensor into = td__view_as(buffer.into, data->shape, 3);
     if (of_scores) {
-        struct td_tensor logs = td__view_as(log_softmax, past->shape, 3);
-        TD_TRY(kernels->cross_entropy_grad(&into, grad, past->scale, &logs, target, weight,
-                                           past->ignore_index));
+        struct td_tensor logs = td__view_as(log_softmax, data->shape, 3);
+        TD_TRY(kernels->cross_entropy_grad(&into, grad, data->scale, &logs, target, weight,
+                                           data->ignore_index));
     } else {
         TD_TRY(
-            kernels->nll_loss_grad(&into, grad, past->scale, target, weight, past->ignore_index));
+            kernels->nll_loss_grad(&into, grad, data->scale, target, weight, data->ignore_index));
     }
-    return td__place_close(&place, grad_x);
+    return td__grad_buffer_close(&buffer, grad_x);
 }
 
 static td_status nll_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -81,7 +81,7 @@ static const td_function cross_entropy_function = {.name = "td_cross_entropy",
 
 /* ---- Checks ----------------------------------------------------------------------------------------- */
 
-/* The target's shape is that of x without the classes. */
+/* The target has the shape of x without the dimension of the classes. */
 static td_status find_shape(struct class_loss *loss, const td_tensor *x, const td_tensor *target)
 {
     const struct td__layout *of_x = &x->layout, *of_target = &target->layout;
@@ -109,7 +109,8 @@ static td_status find_shape(struct class_loss *loss, const td_tensor *x, const t
     return TD_OK;
 }
 
-/* A target of -100 is left out too where another one is: the kernel knows one such number. */
+/* -100 is always ignored, also beside another ignore_index, but the kernel takes one: maps -100 to
+ * that. */
 static td_tensor *merge_ignored(td_tensor *target, int64_t ignore_index)
 {
     if (ignore_index == ALWAYS_IGNORED)
@@ -148,7 +149,7 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
 
 /* ---- Forward --------------------------------------------------------------------------------------- */
 
-/* The losses, raw, from logarithms; *scale is what a mean multiplies their sum by. */
+/* The losses of log-probabilities, raw; *scale is the factor of their sum in the mean. */
 static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs, double *scale)
 {
     double total = 0;
@@ -163,7 +164,7 @@ static td_tensor *losses_of(const struct class_loss *loss, const td_tensor *logs
     return y;
 }
 
-/* Raw, from raw losses, which it releases: their sum times scale. */
+/* The sum of the losses times scale, raw. Releases `losses`. */
 static td_tensor *sum_of(td_tensor *losses, double scale)
 {
     td_tensor *sum = td__empty("td_nll_loss", NULL, 0, losses->layout.dtype,
@@ -181,22 +182,23 @@ static td_tensor *sum_of(td_tensor *losses, double scale)
     return sum;
 }
 
-/* The result, from logarithms that were made of x, or are x. */
+/* The recorded result, from log-probabilities that were computed from x, or are x. */
 static td_tensor *class_loss(const td_function *function, const struct class_loss *loss,
                              td_tensor *x, td_tensor *logs)
 {
-    struct past past = {.ignore_index = loss->ignore_index, .has_weight = loss->weight != NULL};
-    memcpy(past.shape, loss->shape, sizeof past.shape);
-    td_tensor *y = losses_of(loss, logs, &past.scale);
+    struct loss_data data = {.ignore_index = loss->ignore_index,
+                             .has_weight = loss->weight != NULL};
+    memcpy(data.shape, loss->shape, sizeof data.shape);
+    td_tensor *y = losses_of(loss, logs, &data.scale);
     if (y && loss->reduction != TD_REDUCE_NONE)
-        y = sum_of(y, past.scale);
+        y = sum_of(y, data.scale);
     return td__result(function, y,
                       &(td_node_spec){.inputs = {x},
                                       .input_count = 1,
                                       .saved = {loss->target, loss->weight, logs},
                                       .saved_count = function == &nll_function ? 2 : 3,
-                                      .data = &past,
-                                      .data_size = sizeof past});
+                                      .data = &data,
+                                      .data_size = sizeof data});
 }
 
 static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_options *options)
@@ -205,14 +207,15 @@ static td_tensor *nll_loss(td_tensor *x, td_tensor *target, const td_loss_option
     if (prepare(&loss, "td_nll_loss", x, target, options))
         return NULL;
     if (options && options->label_smoothing != 0) {
-        td_fail(TD_ERR_INVALID, "td_nll_loss: label smoothing is for td_cross_entropy_with()");
+        td_fail(TD_ERR_INVALID, "td_nll_loss: label_smoothing is an option of "
+                                "td_cross_entropy_with() only");
         return NULL;
     }
     td_tensor *logs = td__scoped_contiguous(x);
     return logs ? class_loss(&nll_function, &loss, x, logs) : NULL;
 }
 
-/* The sum over the classes of -weight x, and 0 where the target is ignored: [N, …]. */
+/* The sum over the classes of -weight x, and 0 for ignored targets: [N, …]. */
 static td_tensor *smooth_losses(const struct class_loss *loss, td_tensor *logs)
 {
     td_tensor *x = td_reshape(logs, loss->shape, 3);
@@ -251,8 +254,7 @@ static td_tensor *cross_entropy(td_tensor *x, td_tensor *target, const td_loss_o
         return NULL;
     double smoothing = options ? options->label_smoothing : 0;
     if (!(smoothing >= 0 && smoothing <= 1)) {
-        td_fail(TD_ERR_INVALID, "%s: a label smoothing of %g; it goes from 0 to 1", call,
-                smoothing);
+        td_fail(TD_ERR_INVALID, "%s: label_smoothing is %g; it must be 0 to 1", call, smoothing);
         return NULL;
     }
     if (smoothing > 0)

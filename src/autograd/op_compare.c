@@ -1,4 +1,4 @@
-/* Comparison, and choosing by what came of it. Comparisons are not recorded. */
+/* Comparisons, which are not recorded, and td_where() and its kin. */
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -106,7 +106,7 @@ bool td_equal(td_tensor *a, td_tensor *b)
     return equal;
 }
 
-/* In f64. Two infinities of one sign are close, an infinity and a number are not. */
+/* In f64. Infinities of the same sign are close, an infinity and a finite number are not. */
 static bool all_close(td_tensor *a, td_tensor *b, double rtol, double atol)
 {
     a = td_to_dtype(a, TD_F64);

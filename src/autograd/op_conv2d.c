@@ -1,7 +1,7 @@
 /* Convolution: x [N, C, H, W], w [O, C / groups, kh, kw], b [O], y [N, O, H', W'].
  *
- * Backward has a kernel for the gradient of x, and one for those of w and b together, which are
- * written where the leaves keep them. */
+ * Backward has a kernel for the gradient of x, and one for those of w and b together, which writes
+ * into the leaves' gradients. */
 #include "autograd/op_window.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -10,13 +10,13 @@ static const char call[] = "td_f_conv2d";
 
 struct conv {
     struct td__window window;
-    struct td__picture picture; /* of x */
-    int64_t outputs, sizes[2];  /* O, H', W' */
+    struct td__image image;    /* of x */
+    int64_t outputs, sizes[2]; /* O, H', W' */
 };
 
 static struct td_tensor as_batch(const td_tensor *y, const struct conv *conv)
 {
-    const int64_t shape[] = {conv->picture.shape[0], conv->outputs, conv->sizes[0], conv->sizes[1]};
+    const int64_t shape[] = {conv->image.shape[0], conv->outputs, conv->sizes[0], conv->sizes[1]};
     return td__view_as(y, shape, 4);
 }
 
@@ -27,29 +27,29 @@ static td_status grad_of_input(td_node *node, const td_tensor *grad, const struc
 {
     td_tensor *w = td_node_saved(node, 1);
     TD_TRY(td__done(w));
-    struct td__grad_place place;
-    TD_TRY(td__place_open(&place, node, 0));
-    struct td_tensor into = td__view_as(place.into, conv->picture.shape, 4);
+    struct td__grad_buffer buffer;
+    TD_TRY(td__grad_buffer_open(&buffer, node, 0));
+    struct td_tensor into = td__view_as(buffer.into, conv->image.shape, 4);
     TD_TRY(td__kernels_of(grad)->conv2d_grad_input(&into, grad, w, &conv->window));
-    return td__place_close(&place, grad_x);
+    return td__grad_buffer_close(&buffer, grad_x);
 }
 
-/* The kernel adds to both gradients or to none of them: that of the bias is made aside where it must
- * be treated differently. */
+/* The kernel accumulates into both gradients or overwrites both. If they differ, the bias's
+ * gradient goes to a buffer of its own. */
 static td_status grad_of_weight(td_node *node, const td_tensor *grad, const struct conv *conv,
                                 td_tensor **grads)
 {
     const struct td__kernels *kernels = td__kernels_of(grad);
     td_tensor *x = td_node_saved(node, 0);
     TD_TRY(td__done(x));
-    struct td_tensor pictures = td__view_as(x, conv->picture.shape, 4);
+    struct td_tensor images = td__view_as(x, conv->image.shape, 4);
     bool accumulate, accumulate_bias = false;
-    td_tensor *grad_w = td__grad_place(node, 1, &accumulate);
+    td_tensor *grad_w = td__grad_target_or_new(node, 1, &accumulate);
     if (!grad_w)
         return TD_ERR_NOMEM;
     td_tensor *grad_b = NULL, *into = NULL;
     if (td_node_needs(node, 2)) {
-        grad_b = td__grad_place(node, 2, &accumulate_bias);
+        grad_b = td__grad_target_or_new(node, 2, &accumulate_bias);
         into = grad_b;
         if (grad_b && accumulate_bias != accumulate) {
             into = td__adopt(td__empty_like(grad_b));
@@ -59,7 +59,7 @@ static td_status grad_of_weight(td_node *node, const td_tensor *grad, const stru
         if (!into)
             return TD_ERR_NOMEM;
     }
-    TD_TRY(kernels->conv2d_grad_weight(grad_w, into, grad, &pictures, &conv->window, accumulate));
+    TD_TRY(kernels->conv2d_grad_weight(grad_w, into, grad, &images, &conv->window, accumulate));
     if (into != grad_b)
         TD_TRY(accumulate_bias ? kernels->binary(TD__ADD, grad_b, grad_b, into)
                                : kernels->copy(grad_b, into));
@@ -70,12 +70,12 @@ static td_status grad_of_weight(td_node *node, const td_tensor *grad, const stru
 
 static td_status grad_of_bias(td_node *node, const td_tensor *grad, td_tensor **grad_bias)
 {
-    struct td__grad_place place;
-    TD_TRY(td__place_open(&place, node, 2));
-    struct td_tensor sums = td__view_as(place.into, (int64_t[]){1, place.into->layout.numel, 1, 1},
-                                        4);
+    struct td__grad_buffer buffer;
+    TD_TRY(td__grad_buffer_open(&buffer, node, 2));
+    struct td_tensor sums = td__view_as(buffer.into,
+                                        (int64_t[]){1, buffer.into->layout.numel, 1, 1}, 4);
     TD_TRY(td__kernels_of(grad)->reduce(TD__REDUCE_SUM, &sums, grad, 1u << 0 | 1u << 2 | 1u << 3));
-    return td__place_close(&place, grad_bias);
+    return td__grad_buffer_close(&buffer, grad_bias);
 }
 
 static td_status conv2d_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
@@ -102,10 +102,10 @@ static td_status prepare(const td_tensor *x, const td_tensor *weight, const td_t
     static const td_conv2d_options defaults;
     options = options ? options : &defaults;
     TD_TRY(td__check_same(call, x, weight));
-    TD_TRY(td__picture_of(call, x, &conv->picture));
+    TD_TRY(td__image_of(call, x, &conv->image));
     TD_TRY(td__check_dims(call, "weight", weight, 4, 4));
     const int64_t *w = weight->layout.shape;
-    int64_t groups = td__or(options->groups, 1), channels = conv->picture.shape[1];
+    int64_t groups = td__or(options->groups, 1), channels = conv->image.shape[1];
     if (groups < 1 || w[0] % groups != 0 || channels % groups != 0 || channels / groups != w[1])
         return td_fail(TD_ERR_INVALID,
                        "%s: x has the shape %s, weight %s with %lld groups; x must have groups "
@@ -121,7 +121,7 @@ static td_status prepare(const td_tensor *x, const td_tensor *weight, const td_t
         conv->window.padding[i] = options->padding[i];
         conv->window.dilation[i] = td__or(options->dilation[i], 1);
     }
-    return td__window_sizes(call, &conv->window, &conv->picture, conv->sizes);
+    return td__window_sizes(call, &conv->window, &conv->image, conv->sizes);
 }
 
 static td_tensor *conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
@@ -135,21 +135,21 @@ static td_tensor *conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,
     if (!in || !w || (bias && !b))
         return NULL;
     int64_t shape[4];
-    int ndim = td__picture_shape(&conv.picture, conv.outputs, conv.sizes[0], conv.sizes[1], shape);
+    int ndim = td__image_shape(&conv.image, conv.outputs, conv.sizes[0], conv.sizes[1], shape);
     td_tensor *y = td__empty(call, shape, ndim, x->layout.dtype, x->storage->device);
     if (!y)
         return NULL;
     struct td_tensor out = as_batch(y, &conv);
-    struct td_tensor pictures = td__view_as(in, conv.picture.shape, 4);
-    y = td__kept(y, td__kernels_of(y)->conv2d(&out, &pictures, w, b, &conv.window));
-    return td__result(
-        &conv2d_function, y,
-        &(td_node_spec){.inputs = {x, weight, bias},
-                        .input_count = 3,
-                        .saved = {td__saved_if(td__asks(weight), in), td__saved_if(td__asks(x), w)},
-                        .saved_count = 2,
-                        .data = &conv,
-                        .data_size = sizeof conv});
+    struct td_tensor images = td__view_as(in, conv.image.shape, 4);
+    y = td__kept(y, td__kernels_of(y)->conv2d(&out, &images, w, b, &conv.window));
+    return td__result(&conv2d_function, y,
+                      &(td_node_spec){.inputs = {x, weight, bias},
+                                      .input_count = 3,
+                                      .saved = {td__saved_if(td__would_record(weight), in),
+                                                td__saved_if(td__would_record(x), w)},
+                                      .saved_count = 2,
+                                      .data = &conv,
+                                      .data_size = sizeof conv});
 }
 
 td_tensor *td_f_conv2d(td_tensor *x, td_tensor *weight, td_tensor *bias,

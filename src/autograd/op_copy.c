@@ -1,4 +1,4 @@
-/* Copies to another dtype or another device, and out of a tensor altogether. */
+/* Copies to another dtype or another device, and td_item(). */
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -19,7 +19,7 @@ static td_status to_dtype_backward(td_node *node, td_tensor *const *grad_y, td_t
     return td__done(grad_x[0]);
 }
 
-/* What is not floating-point has no gradient: it is not recorded. */
+/* Conversions to dtypes that are not floating-point are not recorded. */
 td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype)
 {
     static const td_function function = {.name = "td_to_dtype", .backward = to_dtype_backward};
@@ -43,7 +43,7 @@ td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype)
 
 /* ---- Another device -------------------------------------------------------------------------------- */
 
-/* Between memory that the host cannot reach on both sides: by way of the host. */
+/* Copies between two devices whose memory the host cannot access, through a buffer on the host. */
 static td_status carry(td_tensor *to, td_tensor *from, size_t bytes)
 {
     struct td__device *source = from->storage->device, *target = to->storage->device;
@@ -57,7 +57,7 @@ static td_status carry(td_tensor *to, td_tensor *from, size_t bytes)
     return status;
 }
 
-/* Both contiguous, unless both are memory of the host: then only `to`. */
+/* Both are contiguous; if both are in host memory, only `to` must be. */
 static td_status move(td_tensor *to, td_tensor *from)
 {
     struct td__device *source = from->storage->device, *target = to->storage->device;

@@ -1,5 +1,5 @@
-/* Dropout: of each element, or of each whole channel, with the numbers that PyTorch draws. What was
- * kept is saved as one bool a draw. */
+/* Dropout of elements, or of whole channels, with the random numbers of PyTorch. The mask is saved,
+ * one bool a draw. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -42,7 +42,7 @@ static td_tensor *dropped(const td_function *function, td_tensor *x, struct drop
                                       .data_size = sizeof dropout});
 }
 
-/* `dims`: how many leading dimensions a draw is made for each index of; -1 for all. */
+/* `dims`: one draw for each index of that many leading dimensions; -1: of all. */
 static td_tensor *maybe_dropped(const td_function *function, td_tensor *x, double p, bool training,
                                 int dims)
 {
@@ -51,7 +51,7 @@ static td_tensor *maybe_dropped(const td_function *function, td_tensor *x, doubl
     if (td__check_float(function->name, x))
         return NULL;
     if (!(p >= 0 && p <= 1)) {
-        td_fail(TD_ERR_INVALID, "%s: %g is no probability; it goes from 0 to 1", function->name, p);
+        td_fail(TD_ERR_INVALID, "%s: %g is no probability; it must be 0 to 1", function->name, p);
         return NULL;
     }
     if (dims >= 0 && td__check_dims(function->name, "x", x, dims, TD_MAX_DIMS))

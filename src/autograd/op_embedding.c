@@ -1,5 +1,5 @@
-/* Embedding: rows of a table for indices. The gradient of the table is as large as the table, and is
- * added up where the leaf keeps it; a row that counts as padding is put back afterwards. */
+/* Embedding: rows of a table for indices. The gradient of the table is as large as the table, and
+ * is accumulated directly in the leaf's; the row padding_idx is restored afterwards. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -13,7 +13,7 @@ static td_status embedding_backward(td_node *node, td_tensor *const *grad_y, td_
     td_tensor *indices = td_node_saved(node, 0);
     TD_TRY(td__done(indices));
     bool accumulate;
-    td_tensor *table = td__grad_place(node, 0, &accumulate);
+    td_tensor *table = td__grad_target_or_new(node, 0, &accumulate);
     if (!table)
         return TD_ERR_NOMEM;
     const struct td__kernels *kernels = td__kernels_of(table);
@@ -24,17 +24,17 @@ static td_status embedding_backward(td_node *node, td_tensor *const *grad_y, td_
         return TD_ERR_NOMEM;
     if (!accumulate)
         TD_TRY(kernels->fill(table, 0));
-    td_tensor *place = NULL, *before = NULL;
+    td_tensor *row = NULL, *before = NULL;
     if (padding >= 0) {
-        place = td__adopt(td__select_index(table, 0, padding));
-        before = place ? td__adopt(td__clone(place)) : NULL;
+        row = td__adopt(td__select_index(table, 0, padding));
+        before = row ? td__adopt(td__clone(row)) : NULL;
         if (!before)
             return TD_ERR_NOMEM;
     }
     struct td_tensor list = td__view_as(indices, &count, 1);
     TD_TRY(kernels->index_add(table, 0, &list, rows));
-    if (place)
-        TD_TRY(kernels->copy(place, before));
+    if (row)
+        TD_TRY(kernels->copy(row, before));
     grads[0] = table;
     return TD_OK;
 }
@@ -77,7 +77,7 @@ static td_tensor *embedding(td_tensor *indices, td_tensor *weight, int64_t paddi
     struct td_tensor rows = td__view_as(y, (int64_t[]){count, shape[ndim]}, 2);
     struct td_tensor list = td__view_as(contiguous, &count, 1);
     td_status status = td__kernels_of(weight)->index_select(&rows, weight, 0, &list);
-    if (status == TD_ERR_INVALID) /* the kernel knows the indices as a list only */
+    if (status == TD_ERR_INVALID) /* the kernel got the indices flattened */
         td__check_indices(call, "index", contiguous, weight->layout.shape[0]);
     y = td__kept(y, status);
     return td__result(&embedding_function, y,

@@ -1,10 +1,10 @@
-/* Greatest and least elements, where they are, and whether all or any are true. */
+/* max, min, argmax, argmin, all and any. */
 #include "autograd/op_reduce.h"
 #include "base/fail.h"
 
 /* ---- Of all elements ------------------------------------------------------------------------------- */
 
-/* The gradient in equal parts to all elements that have the value, or are NaN where that is. */
+/* Distributes the gradient evenly over all elements that have the value (NaN: that are NaN). */
 static td_status extreme_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     td_tensor *x = td_node_saved(node, 0), *y = td_node_saved(node, 1);
@@ -45,8 +45,8 @@ td_tensor *td_min(td_tensor *x)
 
 /* ---- Along one dimension --------------------------------------------------------------------------- */
 
-/* Where they are: raw, with the dimension as size 1. *dim is made positive. */
-static td_tensor *places(const char *call, bool least, td_tensor *x, int *dim)
+/* Their indices, raw, with size 1 in the dimension. Makes *dim positive. */
+static td_tensor *indices_of(const char *call, bool least, td_tensor *x, int *dim)
 {
     if (!x)
         return td__null(call);
@@ -68,26 +68,26 @@ static td_tensor *places(const char *call, bool least, td_tensor *x, int *dim)
 
 td_tensor *td_argmax(td_tensor *x, int dim, bool keepdim)
 {
-    td_tensor *index = places("td_argmax", false, x, &dim);
+    td_tensor *index = indices_of("td_argmax", false, x, &dim);
     return td__adopt(keepdim || !index ? index : td__drop_dims(index, 1u << dim));
 }
 
 td_tensor *td_argmin(td_tensor *x, int dim, bool keepdim)
 {
-    td_tensor *index = places("td_argmin", true, x, &dim);
+    td_tensor *index = indices_of("td_argmin", true, x, &dim);
     return td__adopt(keepdim || !index ? index : td__drop_dims(index, 1u << dim));
 }
 
-struct place {
+struct extreme_dim {
     struct td__reduced reduction;
     int dim;
 };
 
-/* Zeros, with the gradient at the places. */
-static td_status place_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
+/* Zeros, with the gradient at the indices. */
+static td_status extreme_dim_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
-    const struct place *place = td_node_data(node);
-    const struct td__reduced *reduction = &place->reduction;
+    const struct extreme_dim *data = td_node_data(node);
+    const struct td__reduced *reduction = &data->reduction;
     td_tensor *index = td_node_saved(node, 0), *g = grad_y[0];
     if (!index)
         return td__done(index);
@@ -97,10 +97,10 @@ static td_status place_backward(td_node *node, td_tensor *const *grad_y, td_tens
     if (!g || !whole)
         return TD_ERR_NOMEM;
     grad_x[0] = whole;
-    return td__kernels_of(whole)->scatter_add(whole, place->dim, index, g);
+    return td__kernels_of(whole)->scatter_add(whole, data->dim, index, g);
 }
 
-/* The values at the places; raw, with the dimension as size 1. */
+/* The values at the indices, raw, with size 1 in the dimension. */
 static td_tensor *values_at(const char *call, td_tensor *x, int dim, const td_tensor *index)
 {
     td_tensor *y = td__empty_like_as(index, x->layout.dtype);
@@ -112,18 +112,18 @@ static td_tensor *values_at(const char *call, td_tensor *x, int dim, const td_te
 static td_tensor *extreme_along(const td_function *function, bool least, td_tensor *x, int dim,
                                 bool keepdim, td_tensor **indices)
 {
-    td_tensor *index = places(function->name, least, x, &dim);
+    td_tensor *index = indices_of(function->name, least, x, &dim);
     if (!index)
         return NULL;
-    struct place place = {td__reduced_of(x, 1u << dim), dim};
+    struct extreme_dim data = {td__reduced_of(x, 1u << dim), dim};
     td_tensor *y = values_at(function->name, x, dim, index);
     y = td__result(function, keepdim ? y : td__drop_dims(y, 1u << dim),
                    &(td_node_spec){.inputs = {x},
                                    .input_count = 1,
                                    .saved = {index},
                                    .saved_count = 1,
-                                   .data = &place,
-                                   .data_size = sizeof place});
+                                   .data = &data,
+                                   .data_size = sizeof data});
     if (!y || !indices) {
         td_tensor_release(index);
         return y;
@@ -136,13 +136,13 @@ static td_tensor *extreme_along(const td_function *function, bool least, td_tens
 
 td_tensor *td_max_dim(td_tensor *x, int dim, bool keepdim, td_tensor **indices)
 {
-    static const td_function function = {.name = "td_max_dim", .backward = place_backward};
+    static const td_function function = {.name = "td_max_dim", .backward = extreme_dim_backward};
     return extreme_along(&function, false, x, dim, keepdim, indices);
 }
 
 td_tensor *td_min_dim(td_tensor *x, int dim, bool keepdim, td_tensor **indices)
 {
-    static const td_function function = {.name = "td_min_dim", .backward = place_backward};
+    static const td_function function = {.name = "td_min_dim", .backward = extreme_dim_backward};
     return extreme_along(&function, true, x, dim, keepdim, indices);
 }
 

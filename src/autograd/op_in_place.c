@@ -1,11 +1,11 @@
-/* Changes in place. First all is checked, then the elements are changed, then the change is recorded:
- * from there on the tensor is the result of what it was before.
+/* In-place operators. Each checks everything, changes the elements, and records the change: the
+ * tensor becomes a result of what it was before.
  *
  *     x (node A)  --- x.mul_(b) --->  x (node mul_, whose inputs are A and that of b)
  *
- * What was saved of the tensor by others is out of date then; their backward notices by the version
- * of the memory. What a change itself needs of the elements before it is copied; only td_f_relu_() needs those
- * after it, as in PyTorch. */
+ * The change increments the version of the storage, by which the backward of other nodes notices
+ * that a tensor they saved is stale. An operator copies the old elements if its own backward needs
+ * them; td_f_relu_() needs the new ones, as in PyTorch. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -22,11 +22,11 @@ static td_status check_target(const char *call, td_tensor *x)
     return TD_OK;
 }
 
-/* The second operand of a change of x: seen with the shape of x, and not moving while x changes. */
+/* The second operand, expanded to the shape of x, and copied if it shares memory with x. */
 struct operand {
     td_tensor *given;  /* the caller's */
-    td_tensor *stable; /* `given`, or a copy of it where it lies in the memory of x; owned */
-    td_tensor *view;   /* `stable` with the shape of x; owned */
+    td_tensor *stable; /* `given`, or a copy if it shares memory with x; owned */
+    td_tensor *view;   /* `stable` expanded to the shape of x; owned */
 };
 
 static void free_operand(struct operand *operand)
@@ -70,7 +70,7 @@ static td_status change(const td_function *function, enum td__binary_op op, td_t
 
 /* ---- Constants ------------------------------------------------------------------------------------- */
 
-/* What the tensor was before plays no part any more. */
+/* The result does not depend on what the tensor was before. */
 static td_status fill_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     (void)node;
@@ -152,8 +152,8 @@ td_status td_add_scaled_(td_tensor *x, td_tensor *b, double alpha)
     return status;
 }
 
-/* For a product or a quotient: what x was before is saved as a copy, where the gradient of b needs it,
- * so that x may be changed again. */
+/* For a product or a quotient: saves a copy of the old x if the gradient of b needs it, so that x
+ * may be changed again. */
 static td_status change_and_save(const td_function *function, enum td__binary_op op, td_tensor *x,
                                  td_tensor *b)
 {
@@ -174,7 +174,7 @@ static td_status change_and_save(const td_function *function, enum td__binary_op
     return status;
 }
 
-/* g b, and g times what x was before. */
+/* g b, and g times the old x. */
 static td_status mul_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     for (int i = 0; i < 2; i++) {
@@ -192,7 +192,7 @@ td_status td_mul_(td_tensor *x, td_tensor *b)
     return change_and_save(&function, TD__MUL, x, b);
 }
 
-/* g / b, and -g / b times what x was before, over b. */
+/* g / b, and -g / b times the old x, over b. */
 static td_status div_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     td_tensor *b = td_node_saved(node, 1);

@@ -1,5 +1,5 @@
-/* Elements that are named by indices. Their gradients are added up where the indices point to, in
- * the order of the indices, so that the same bits come out each time. */
+/* Indexing. Backward accumulates gradients in the order of the indices, so results are
+ * deterministic. */
 #include "autograd/op.h"
 #include "base/fail.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 
 struct indexed {
-    int64_t shape[TD_MAX_DIMS]; /* of what was indexed */
+    int64_t shape[TD_MAX_DIMS]; /* of the tensor that was indexed */
     int ndim;
     int dim;
 };
@@ -39,7 +39,7 @@ td_status td__check_indices(const char *call, const char *what, const td_tensor 
     for (int64_t i = 0; i < indices->layout.numel; i++)
         if (data[i] < 0 || data[i] >= size)
             return td_fail(TD_ERR_INVALID,
-                           "%s: the %s at %s is %" PRId64 "; they go from 0 to %" PRId64, call,
+                           "%s: the %s at %s is %" PRId64 "; it must be 0 to %" PRId64, call,
                            what, td__place_text(&indices->layout, i), data[i], size - 1);
     return TD_OK;
 }
@@ -82,8 +82,7 @@ td_tensor *td_index_select(td_tensor *x, int dim, td_tensor *indices)
         return NULL;
     dim = td__wrap_dim(x, function.name, dim);
     if (dim >= 0 && x->layout.ndim == 0 && indices->layout.numel != 1) {
-        td_fail(TD_ERR_INVALID,
-                "%s: of a tensor of no dimensions one index is selected, not %" PRId64,
+        td_fail(TD_ERR_INVALID, "%s: a tensor of no dimensions takes one index, not %" PRId64,
                 function.name, indices->layout.numel);
         return NULL;
     }
@@ -126,8 +125,8 @@ static td_status check_take(const char *call, const td_tensor *x, const td_tenso
     if (fits)
         return TD_OK;
     return td_fail(TD_ERR_INVALID,
-                   "%s: x has the shape %s, the indices %s; they may only differ in dimension %d",
-                   call, td__shape_of(x), td__shape_of(index), dim);
+                   "%s: x has the shape %s, the indices %s; only dimension %d may differ", call,
+                   td__shape_of(x), td__shape_of(index), dim);
 }
 
 td_tensor *td_take_along_dim(td_tensor *x, int dim, td_tensor *index)
@@ -185,7 +184,7 @@ td_tensor *td_one_hot(td_tensor *indices, int64_t classes)
     td_tensor *y = list ? td__zeros(call, shape, ndim + 1, indices) : NULL;
     if (y) {
         td_status status = put_ones(call, y, list);
-        if (status == TD_ERR_INVALID) /* the kernel has seen them with another dimension */
+        if (status == TD_ERR_INVALID) /* the kernel got them with one more dimension */
             td__check_indices(call, "class", list, classes);
         y = td__kept(y, status);
     }

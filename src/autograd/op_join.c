@@ -1,5 +1,4 @@
-/* Tensors put together, and taken apart again. The gradients of what was put together are views of the
- * gradient of the whole. */
+/* cat, stack and split. The gradients of cat's inputs are views of the result's gradient. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -10,22 +9,22 @@
 
 /* ---- Put together ---------------------------------------------------------------------------------- */
 
-/* Where each input went: `sizes` indices along `dim`, one after another; none for one that is left out.
- * Stacked ones have an index each, and no such dimension. */
+/* The part of each input: sizes[i] indices along `dim`, one after another; 0 for an input that is
+ * skipped. Stacked inputs have one index each, and not that dimension. */
 struct joint {
     int dim;
     bool stacked;
     int64_t sizes[];
 };
 
-static td_tensor *place_of(const struct joint *joint, td_tensor *whole, int input, int64_t start)
+static td_tensor *part_of(const struct joint *joint, td_tensor *whole, int input, int64_t start)
 {
     return joint->stacked ? td__select_index(whole, joint->dim, input)
                           : td__narrow(whole, joint->dim, start, joint->sizes[input]);
 }
 
-/* An empty tensor of one dimension is left out of td_cat(), whatever the others are: so PyTorch has it,
- * from the time when it was the only one that could be empty. */
+/* td_cat() skips empty tensors of one dimension, whatever the shape of the others, as PyTorch does
+ * for compatibility. */
 static bool is_left_out(const struct td__layout *layout)
 {
     return layout->ndim == 1 && layout->shape[0] == 0;
@@ -40,7 +39,7 @@ static td_status join_backward(td_node *node, td_tensor *const *grad_y, td_tenso
             continue;
         bool left_out = joint->sizes[i] == 0 && is_left_out(td__input_layout(node, i));
         grad_x[i] = td__adopt(left_out ? td__zeros("td_backward", (int64_t[]){0}, 1, grad_y[0])
-                                       : place_of(joint, grad_y[0], i, start));
+                                       : part_of(joint, grad_y[0], i, start));
         TD_TRY(td__done(grad_x[i]));
     }
     return TD_OK;
@@ -49,7 +48,7 @@ static td_status join_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 static const td_function cat_function = {.name = "td_cat", .backward = join_backward};
 static const td_function stack_function = {.name = "td_stack", .backward = join_backward};
 
-/* Copies the inputs to their places in `y`. */
+/* Copies the inputs to their parts of `y`. */
 static td_status fill_in(const struct joint *joint, td_tensor *y, td_tensor *const *tensors,
                          int count)
 {
@@ -57,18 +56,18 @@ static td_status fill_in(const struct joint *joint, td_tensor *y, td_tensor *con
     for (int i = 0; i < count; start += joint->sizes[i++]) {
         if (tensors[i]->layout.numel == 0)
             continue;
-        td_tensor *place = place_of(joint, y, i, start);
-        if (!place)
+        td_tensor *part = part_of(joint, y, i, start);
+        if (!part)
             return TD_ERR_NOMEM;
-        td_status status = td__kernels_of(y)->copy(place, tensors[i]);
-        td_tensor_release(place);
+        td_status status = td__kernels_of(y)->copy(part, tensors[i]);
+        td_tensor_release(part);
         TD_TRY(status);
     }
     return TD_OK;
 }
 
-/* All must have the shape of number `model`, but for dimension `dim` where that is not negative; then
- * some are left out. */
+/* All must have the shape of tensor `model`; if `dim` is not negative, that dimension may differ
+ * and tensors may be skipped. */
 static td_status check_shapes(const char *call, td_tensor *const *tensors, int count, int model,
                               int dim)
 {
@@ -85,12 +84,13 @@ static td_status check_shapes(const char *call, td_tensor *const *tensors, int c
                            "%s: tensor %d has the shape %s, tensor %d the shape %s; %s", call,
                            model, td__shape_of(tensors[model]), i, td__shape_of(tensors[i]),
                            dim < 0 ? "they must be the same"
-                                   : "they may only differ in the size that is put together");
+                                   : "only the size along the dimension of the concatenation may "
+                                     "differ");
     }
     return TD_OK;
 }
 
-/* Fails where there is nothing to join. */
+/* Fails for an empty list. */
 static td_status check_list(const char *call, td_tensor *const *tensors, int count)
 {
     if (!tensors || count < 1)
@@ -134,7 +134,7 @@ td_tensor *td_cat(td_tensor *const *tensors, int count, int dim)
     int64_t shape[TD_MAX_DIMS];
     if (check_list(call, tensors, count))
         return NULL;
-    int model = 0; /* the first that counts; where none does, they are all alike */
+    int model = 0; /* the first that is not skipped */
     while (model < count - 1 && is_left_out(&tensors[model]->layout))
         model++;
     dim = td__find_dim(tensors[model], call, dim);
@@ -161,8 +161,8 @@ td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
     const struct td__layout *layout = &tensors[0]->layout;
     int at = dim < 0 ? dim + layout->ndim + 1 : dim;
     if (at < 0 || at > layout->ndim || layout->ndim == TD_MAX_DIMS) {
-        td_fail(TD_ERR_INVALID, "%s: tensors of shape %s get no dimension at %d", call,
-                td__shape_of(tensors[0]), dim);
+        td_fail(TD_ERR_INVALID, "%s: tensors of shape %s cannot be stacked along dimension %d",
+                call, td__shape_of(tensors[0]), dim);
         return NULL;
     }
     int64_t shape[TD_MAX_DIMS];
@@ -174,7 +174,7 @@ td_tensor *td_stack(td_tensor *const *tensors, int count, int dim)
 
 /* ---- Taken apart ----------------------------------------------------------------------------------- */
 
-/* Hands all parts to the thread's scope; on failure none is left. */
+/* Gives all parts to the thread's scope; on failure none is left. */
 static td_status adopt_all(td_tensor **parts, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -210,7 +210,7 @@ td_status td_split(td_tensor *tensor, int64_t size, int dim, td_tensor ***parts_
     if (!tensor)
         return td__fail_null(__func__);
     if (!parts_out || !count_out)
-        return td_fail(TD_ERR_INVALID, "td_split: there is no place for the parts");
+        return td_fail(TD_ERR_INVALID, "td_split: parts or count is NULL");
     dim = td__find_dim(tensor, "td_split", dim);
     if (dim < 0)
         return TD_ERR_INVALID;

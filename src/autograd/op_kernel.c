@@ -1,4 +1,4 @@
-/* Shapes for kernels, and places for gradients; see op_kernel.h. */
+/* Views and gradient buffers for kernels; see op_kernel.h. */
 #include "autograd/op_kernel.h"
 
 #include "base/fail.h"
@@ -46,7 +46,7 @@ td_status td__check_optional(const char *call, const char *what, const td_tensor
 static const struct td__output *input_of(const td_node *node, int index)
 {
     const struct td__edge *edge = &node->inputs[index];
-    return &edge->node->outputs[edge->slot];
+    return &edge->node->outputs[edge->output_nr];
 }
 
 const struct td__layout *td__input_layout(const td_node *node, int index)
@@ -61,7 +61,7 @@ static td_tensor *new_gradient(const td_node *node, int index)
                                input->layout.dtype, input->device));
 }
 
-td_tensor *td__grad_place(td_node *node, int index, bool *accumulate)
+td_tensor *td__grad_target_or_new(td_node *node, int index, bool *accumulate)
 {
     td_tensor *target = td__grad_target(node, index, accumulate);
     if (target)
@@ -70,22 +70,23 @@ td_tensor *td__grad_place(td_node *node, int index, bool *accumulate)
     return new_gradient(node, index);
 }
 
-td_status td__place_open(struct td__grad_place *place, td_node *node, int index)
+td_status td__grad_buffer_open(struct td__grad_buffer *buffer, td_node *node, int index)
 {
-    *place = (struct td__grad_place){0};
+    *buffer = (struct td__grad_buffer){0};
     if (!td_node_needs(node, index))
         return TD_OK;
     bool accumulate = false;
-    place->grad = td__grad_place(node, index, &accumulate);
-    place->into = place->grad && accumulate ? new_gradient(node, index) : place->grad;
-    return place->into ? TD_OK : TD_ERR_NOMEM;
+    buffer->grad = td__grad_target_or_new(node, index, &accumulate);
+    buffer->into = buffer->grad && accumulate ? new_gradient(node, index) : buffer->grad;
+    return buffer->into ? TD_OK : TD_ERR_NOMEM;
 }
 
-td_status td__place_close(struct td__grad_place *place, td_tensor **grad_input)
+td_status td__grad_buffer_close(struct td__grad_buffer *buffer, td_tensor **grad_input)
 {
-    if (place->into != place->grad)
-        TD_TRY(td__kernels_of(place->grad)->binary(TD__ADD, place->grad, place->grad, place->into));
-    *grad_input = place->grad;
+    if (buffer->into != buffer->grad)
+        TD_TRY(td__kernels_of(buffer->grad)
+                   ->binary(TD__ADD, buffer->grad, buffer->grad, buffer->into));
+    *grad_input = buffer->grad;
     return TD_OK;
 }
 

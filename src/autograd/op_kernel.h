@@ -1,61 +1,60 @@
-/* What operators need that hand whole tensors to one kernel: the shapes that it wants, and places
+/* For operators that pass whole tensors to one kernel: views in the kernel's shapes, and buffers
  * for the gradients that it writes.
  *
- * Such an operator works in a scope of its own: contiguous copies and the like are given to it by
- * td__adopt(), the result leaves it by td_scope_return(), and no failure has anything to undo. */
+ * Such an operator works in a scope of its own: td__adopt() gives it contiguous copies and the
+ * like, td_scope_return() returns the result, and a failure has nothing to undo. */
 #ifndef TD_AUTOGRAD_OP_KERNEL_H
 #define TD_AUTOGRAD_OP_KERNEL_H
 
 #include "autograd/op.h"
 
-/** A contiguous tensor in another shape of as many elements, for a kernel: it owns nothing, and lasts
- *  as long as `x` does. */
+/** A contiguous tensor in another shape of as many elements, for a kernel. It owns nothing, and is
+ *  valid as long as `x`. */
 struct td_tensor td__view_as(const td_tensor *x, const int64_t *shape, int ndim);
 
-/** The tensor with its elements in order, copied only where they are not; it belongs to the scope.
- *  NULL for NULL. */
+/** x itself if it is contiguous, otherwise a contiguous copy in the scope. NULL for NULL. */
 td_tensor *td__scoped_contiguous(td_tensor *x);
 
-/** A contiguous tensor of this shape, of the dtype and on the device of `like`; of the scope. */
+/** A contiguous tensor of this shape, of the dtype and on the device of `like`, in the scope. */
 td_tensor *td__fresh(const char *call, const int64_t *shape, int ndim, const td_tensor *like);
 
-/** Fails where a tensor that may be NULL has another dtype or device than x, or another shape than
- *  the one named: "td_f_linear: bias has the shape [3], weight [10, 784]; …" is for the caller. */
+/** Fails if `tensor` is not NULL and has another dtype or device than x, or another shape than
+ *  this. */
 td_status td__check_optional(const char *call, const char *what, const td_tensor *tensor,
                              const td_tensor *x, const int64_t *shape, int ndim);
 
-/** The tensor, if its gradient would be recorded, and NULL otherwise: for what is saved. */
+/** `tensor` if it is needed, NULL otherwise: for `saved`. */
 static inline td_tensor *td__saved_if(bool needed, td_tensor *tensor)
 {
     return needed ? tensor : NULL;
 }
 
-/** Whether the gradient of `x` would be recorded now. */
-static inline bool td__asks(td_tensor *x)
+/** Whether an operator on `x` would be recorded now. */
+static inline bool td__would_record(td_tensor *x)
 {
     return x && td_would_record(&x, 1);
 }
 
 /* ---- Backward ------------------------------------------------------------------------------------ */
 
-/** What an input that needs a gradient looks like. */
+/** The layout of an input that requires grad. */
 const struct td__layout *td__input_layout(const td_node *node, int index);
 
-/** Where a kernel may write the gradient of an input: the leaf's own (td__grad_target()), or a new
- *  tensor of the scope. With *accumulate it is to be added to. NULL without memory. */
-td_tensor *td__grad_place(td_node *node, int index, bool *accumulate);
+/** The tensor into which a kernel writes the gradient of an input: the leaf's (td__grad_target()),
+ *  or a new one of the scope. With *accumulate the kernel adds to it. NULL without memory. */
+td_tensor *td__grad_target_or_new(td_node *node, int index, bool *accumulate);
 
-/** The same for kernels that cannot add. */
-struct td__grad_place {
-    td_tensor *grad; /* the gradient; NULL where none is asked for */
-    td_tensor *into; /* what the kernel is to write: the gradient, or a tensor beside it */
+/** The same for kernels that cannot accumulate. */
+struct td__grad_buffer {
+    td_tensor *grad; /* the gradient; NULL: not needed */
+    td_tensor *into; /* where the kernel writes: `grad`, or a temporary tensor */
 };
-td_status td__place_open(struct td__grad_place *place, td_node *node, int index);
-/** After the kernel: makes the gradient complete, and hands it to *grad_input. */
-td_status td__place_close(struct td__grad_place *place, td_tensor **grad_input);
+td_status td__grad_buffer_open(struct td__grad_buffer *buffer, td_node *node, int index);
+/** After the kernel: adds `into` to `grad` if they differ, and sets *grad_input. */
+td_status td__grad_buffer_close(struct td__grad_buffer *buffer, td_tensor **grad_input);
 
-/** A tensor for a gradient of the shape of grad_y: grad_y itself where nobody else can see it and its
- *  elements are in order, a new one of the scope otherwise. NULL without memory. */
+/** A tensor for a gradient of the shape of grad_y: grad_y itself if it is contiguous and not
+ *  shared, otherwise a new one of the scope. NULL without memory. */
 td_tensor *td__reuse(td_tensor *grad_y);
 
 #endif

@@ -1,9 +1,9 @@
 /* The linear layer, y = x w^T + b: x [..., I], w [O, I], b [O], y [..., O]. With the leading
  * dimensions merged to N:
  *
- *     grad_x [N, I] = grad_y w        grad_w [O, I] = grad_y^T x        grad_b [O] = its rows added up
+ *     grad_x [N, I] = grad_y w        grad_w [O, I] = grad_y^T x        grad_b [O] = sum of its rows
  *
- * The gradients of w and b are written where the leaf keeps them. */
+ * The gradients of w and b are written into the leaves'. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -29,7 +29,7 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
         td_tensor *w = td_node_saved(node, 1);
         TD_TRY(td__done(w));
         bool accumulate;
-        grads[0] = td__grad_place(node, 0, &accumulate);
+        grads[0] = td__grad_target_or_new(node, 0, &accumulate);
         if (!grads[0])
             return TD_ERR_NOMEM;
         struct td_tensor grad_x = td__view_as(grads[0], (int64_t[]){n, w->layout.shape[1]}, 2);
@@ -40,20 +40,20 @@ static td_status linear_backward(td_node *node, td_tensor *const *grad_y, td_ten
         TD_TRY(td__done(x));
         td_tensor *transposed = td__adopt(td__transpose(grad, 0, 1));
         bool accumulate;
-        grads[1] = transposed ? td__grad_place(node, 1, &accumulate) : NULL;
+        grads[1] = transposed ? td__grad_target_or_new(node, 1, &accumulate) : NULL;
         if (!grads[1])
             return TD_ERR_NOMEM;
         struct td_tensor rows = td__view_as(x, (int64_t[]){n, x->layout.shape[x->layout.ndim - 1]},
                                             2);
         TD_TRY(kernels->matmul(grads[1], transposed, &rows, 1, accumulate));
     }
-    struct td__grad_place bias;
-    TD_TRY(td__place_open(&bias, node, 2));
+    struct td__grad_buffer bias;
+    TD_TRY(td__grad_buffer_open(&bias, node, 2));
     if (!bias.grad)
         return TD_OK;
     struct td_tensor sums = td__view_as(bias.into, (int64_t[]){1, outputs}, 2);
     TD_TRY(kernels->reduce(TD__REDUCE_SUM, &sums, grad, 1u << 0));
-    return td__place_close(&bias, &grads[2]);
+    return td__grad_buffer_close(&bias, &grads[2]);
 }
 
 static const td_function linear_function = {.name = "td_f_linear", .backward = linear_backward};
@@ -91,12 +91,12 @@ static td_tensor *linear(td_tensor *x, td_tensor *weight, td_tensor *bias)
     struct td_tensor out = td__view_as(y, (int64_t[]){n, outputs}, 2);
     struct td_tensor rows = td__view_as(in, (int64_t[]){n, w->layout.shape[1]}, 2);
     y = td__kept(y, td__kernels_of(y)->linear(&out, &rows, w, b));
-    return td__result(
-        &linear_function, y,
-        &(td_node_spec){.inputs = {x, weight, bias},
-                        .input_count = 3,
-                        .saved = {td__saved_if(td__asks(weight), in), td__saved_if(td__asks(x), w)},
-                        .saved_count = 2});
+    return td__result(&linear_function, y,
+                      &(td_node_spec){.inputs = {x, weight, bias},
+                                      .input_count = 3,
+                                      .saved = {td__saved_if(td__would_record(weight), in),
+                                                td__saved_if(td__would_record(x), w)},
+                                      .saved_count = 2});
 }
 
 td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias)

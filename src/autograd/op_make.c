@@ -38,7 +38,7 @@ static bool is_integer(td_dtype dtype)
            dtype != TD_COMPLEX64 && dtype != TD_COMPLEX128;
 }
 
-/* Ranges of bool make no sense, and a dtype that is none is told by td__empty(). */
+/* td__empty() rejects a value that is no dtype. */
 static td_status check_range(const char *call, double start, double end, td_dtype dtype)
 {
     if (!isfinite(start) || !isfinite(end))
@@ -48,7 +48,8 @@ static td_status check_range(const char *call, double start, double end, td_dtyp
     return TD_OK;
 }
 
-/* A list of the dtype in which both ends of a range can be elements; then all between them can. */
+/* An uninitialised tensor for a range. Fails if the dtype cannot hold both ends; then it holds all
+ * between them. */
 static td_tensor *make_list(const char *call, int64_t count, td_dtype dtype, double first,
                             double last)
 {
@@ -72,7 +73,7 @@ static td_dtype dtype_of_range(td_dtype dtype)
     return is_integer(dtype) && dtype != TD_U64 ? TD_I64 : dtype;
 }
 
-/* Computes the numbers of a range into `list`, by way of another dtype where there is need. */
+/* Fills `list`, computed in another dtype if necessary. */
 static td_tensor *filled_range(td_tensor *list, td_dtype computed, bool linspace, double start,
                                double other)
 {
@@ -90,8 +91,9 @@ static td_tensor *filled_range(td_tensor *list, td_dtype computed, bool linspace
     return td__kept(list, status);
 }
 
-/* How many numbers there are; negative or not finite where the steps do not lead to the end. Those of
- * i64 are counted after the fractions were cut off, those of other integers before, as in PyTorch. */
+/* The number of elements; negative or not finite if `step` does not lead to `end`. For i64 it
+ * follows from the truncated arguments, for other integers from the original ones, as in
+ * PyTorch. */
 static double length_of(double start, double end, double step, td_dtype dtype)
 {
     if (dtype == TD_I64) {
@@ -113,8 +115,8 @@ td_tensor *td_arange(double start, double end, double step, td_dtype dtype)
         step = trunc(step);
     }
     if (!isfinite(step) || step == 0 || !(length >= 0 && length < 0x1p60)) {
-        td_fail(TD_ERR_INVALID, "td_arange: steps of %g do not lead from %g to %g%s", step, start,
-                end, is_integer(dtype) ? " in whole numbers" : "");
+        td_fail(TD_ERR_INVALID, "td_arange: a step of %g does not lead from %g to %g%s", step,
+                start, end, is_integer(dtype) ? " in whole numbers" : "");
         return NULL;
     }
     td_tensor *list = make_list(call, (int64_t)length, dtype, start, start + step * (length - 1));
@@ -142,8 +144,8 @@ struct triangle {
     bool upper;
 };
 
-/* Where x stays: bool [M, N], true for column - row <= diagonal, or >= for the upper one. Belongs to
- * the scope. */
+/* The mask of the elements that stay, bool [M, N]: column - row <= diagonal, or >= for the upper
+ * triangle. In the scope. */
 static td_tensor *triangle_of(const td_tensor *x, const struct triangle *triangle)
 {
     const struct td__layout *layout = &x->layout;

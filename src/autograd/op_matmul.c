@@ -1,14 +1,14 @@
 /* Matrix products, with the cases of torch.matmul.
  *
- * A vector on the left counts as a matrix of one row, one on the right as one of one column; these
- * dimensions are gone in the result. What stands before the last two dimensions broadcasts, by
- * strides of 0. With A [M, K] and B [K, N] for each index of the batch:
+ * A vector on the left is a matrix of one row, one on the right a matrix of one column; the result
+ * lacks these dimensions. The dimensions before the last two are the batch, and broadcast. With A
+ * [M, K] and B [K, N] for each index of the batch:
  *
  *     Y = A B        grad_A = grad_Y B^T        grad_B = A^T grad_Y
  *
- * Gradients of operands that were broadcast are sums over the batch. Where an operand has no batch at
- * all, which is what weights look like, its sum is formed inside of one product, or of products that
- * add to each other; in other cases the engine sums up. */
+ * The gradient of a broadcast operand is a sum over the batch. If an operand has no batch
+ * dimensions (weights), one product, or products that accumulate, form that sum; otherwise the
+ * engine does. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
@@ -19,7 +19,7 @@ struct vectors {
     bool a, b;
 };
 
-/* The operands of the kernel, as views of the scope. */
+/* The operands of the kernel: views in the scope. */
 struct operands {
     td_tensor *a, *b;           /* [..., M, K], [..., K, N], the batches expanded to one shape */
     int64_t shape[TD_MAX_DIMS]; /* [..., M, N] */
@@ -36,7 +36,7 @@ static td_tensor *as_right(td_tensor *b)
     return b->layout.ndim == 1 ? td__adopt(td__unsqueeze(b, 1)) : b;
 }
 
-/* The gradient of the result, or the result itself, with the dimensions of vectors put back. */
+/* The result, or its gradient, with the dimensions of vectors inserted. */
 static td_tensor *as_product(td_tensor *y, struct vectors vectors)
 {
     if (vectors.b)
@@ -46,7 +46,7 @@ static td_tensor *as_product(td_tensor *y, struct vectors vectors)
     return y;
 }
 
-/* x with the batch of `shape`, which is one for its last two dimensions too. */
+/* x expanded to the batch dimensions of `shape`. */
 static td_tensor *with_batch(td_tensor *x, const int64_t *shape, int ndim)
 {
     int64_t full[TD_MAX_DIMS];
@@ -61,7 +61,7 @@ static td_tensor *with_batch(td_tensor *x, const int64_t *shape, int ndim)
 
 static td_status refuse(const char *call, const td_tensor *a, const td_tensor *b, const char *what)
 {
-    return td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s do not fit together; %s", call,
+    return td_fail(TD_ERR_INVALID, "%s: the shapes %s and %s cannot be multiplied; %s", call,
                    td__shape_of(a), td__shape_of(b), what);
 }
 
@@ -77,14 +77,13 @@ static td_status prepare(const char *call, td_tensor *a, td_tensor *b, struct op
     const struct td__layout *x = &left->layout, *y = &right->layout;
     if (x->shape[x->ndim - 1] != y->shape[y->ndim - 2])
         return refuse(call, a, b,
-                      "the last size of the first must be the last but one of the "
-                      "second");
+                      "the last size of the first must equal the last but one of the second");
     int ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
     for (int d = 0; d < ndim - 2; d++) {
         int64_t of_x = d < ndim - x->ndim ? 1 : x->shape[d - (ndim - x->ndim)];
         int64_t of_y = d < ndim - y->ndim ? 1 : y->shape[d - (ndim - y->ndim)];
         if (of_x != of_y && of_x != 1 && of_y != 1)
-            return refuse(call, a, b, "what stands before the last two sizes must broadcast");
+            return refuse(call, a, b, "the dimensions before the last two must broadcast");
         operands->shape[d] = of_x == 1 ? of_y : of_x;
     }
     operands->shape[ndim - 2] = x->shape[x->ndim - 2];
@@ -145,8 +144,8 @@ static td_tensor *as_rows(td_tensor *x)
     return td__adopt(td__reshape(x, (int64_t[]){rows, columns}, 2, NULL));
 }
 
-/* The gradient x y [..., P, Q] of input `index`, all operands with the full batch. `is_matrix`: the
- * input has no batch. */
+/* The gradient x y [..., P, Q] of input `index`; all operands have the full batch. `is_matrix`: the
+ * input has no batch dimensions. */
 static td_status multiply_into(td_node *node, int index, td_tensor *x, td_tensor *y,
                                td_tensor **grad_input)
 {
@@ -163,7 +162,7 @@ static td_status multiply_into(td_node *node, int index, td_tensor *x, td_tensor
         is_whole = input->shape[d] == shape[d];
     if (is_whole || is_matrix) {
         bool accumulate;
-        td_tensor *grad = td__grad_place(node, index, &accumulate);
+        td_tensor *grad = td__grad_target_or_new(node, index, &accumulate);
         if (!grad)
             return TD_ERR_NOMEM;
         *grad_input = grad;
@@ -246,14 +245,14 @@ static td_tensor *product(const td_function *function, td_tensor *a, td_tensor *
         return NULL;
     struct td_tensor out = td__view_as(y, operands.shape, operands.ndim);
     y = td__kept(y, td__kernels_of(y)->matmul(&out, operands.a, operands.b, 1, false));
-    return td__result(
-        function, y,
-        &(td_node_spec){.inputs = {a, b},
-                        .input_count = 2,
-                        .saved = {td__saved_if(td__asks(b), a), td__saved_if(td__asks(a), b)},
-                        .saved_count = 2,
-                        .data = &vectors,
-                        .data_size = sizeof vectors});
+    return td__result(function, y,
+                      &(td_node_spec){.inputs = {a, b},
+                                      .input_count = 2,
+                                      .saved = {td__saved_if(td__would_record(b), a),
+                                                td__saved_if(td__would_record(a), b)},
+                                      .saved_count = 2,
+                                      .data = &vectors,
+                                      .data_size = sizeof vectors});
 }
 
 td_tensor *td_matmul(td_tensor *a, td_tensor *b)

@@ -3,27 +3,27 @@
  *     batch norm   x [N, C, …] as [N, C, S], one mean a channel
  *     layer norm   x [..., D] as [R, D], one mean a row, D the last dimensions together
  *
- * Saved are x and the statistics, which are small; y is not needed. The gradients of w and b are
- * written where the leaves keep them. */
+ * x and the statistics are saved, y is not. The gradients of w and b are written into the
+ * leaves'. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 
 #include <string.h>
 
-/* Statistics of halves are f32. */
+/* Statistics of f16 and bf16 are f32. */
 static td_tensor *new_statistics(const char *call, int64_t count, const td_tensor *x)
 {
     td_dtype dtype = x->layout.dtype == TD_F64 ? TD_F64 : TD_F32;
     return td__adopt(td__empty(call, &count, 1, dtype, x->storage->device));
 }
 
-/* A place as a vector of `count` elements for the kernel, or NULL. */
-static struct td_tensor *vector_of(struct td__grad_place *place, int64_t count,
+/* The buffer as a vector of `count` elements for the kernel, or NULL. */
+static struct td_tensor *vector_of(struct td__grad_buffer *buffer, int64_t count,
                                    struct td_tensor *seen)
 {
-    if (!place->into)
+    if (!buffer->into)
         return NULL;
-    *seen = td__view_as(place->into, &count, 1);
+    *seen = td__view_as(buffer->into, &count, 1);
     return seen;
 }
 
@@ -49,9 +49,9 @@ static td_status norm_backward(td_node *node, bool is_batch, td_tensor *grad_y, 
     td_tensor *contiguous = td__scoped_contiguous(grad_y);
     if (!contiguous)
         return TD_ERR_NOMEM;
-    struct td__grad_place places[3];
+    struct td__grad_buffer places[3];
     for (int i = 0; i < 3; i++)
-        TD_TRY(td__place_open(&places[i], node, i));
+        TD_TRY(td__grad_buffer_open(&places[i], node, i));
 
     int ndim = is_batch ? 3 : 2;
     struct td_tensor x = td__view_as(in, norm->shape, ndim);
@@ -71,7 +71,7 @@ static td_status norm_backward(td_node *node, bool is_batch, td_tensor *grad_y, 
                     : kernels->layer_norm_grad(into_x, into_weight, into_bias, &grad, &x, with,
                                                mean, rstd));
     for (int i = 0; i < 3; i++)
-        TD_TRY(td__place_close(&places[i], &grads[i]));
+        TD_TRY(td__grad_buffer_close(&places[i], &grads[i]));
     return TD_OK;
 }
 
@@ -85,7 +85,7 @@ static td_status layer_norm_backward(td_node *node, td_tensor *const *grad_y, td
     return norm_backward(node, false, grad_y[0], grads);
 }
 
-/* The recorded result of a norm. `in`, `weight`: x and the weight in order. */
+/* The recorded result of a norm. `in` and `weight` are contiguous. */
 static td_tensor *recorded(const td_function *function, td_tensor *y, struct norm *norm,
                            td_tensor *const *inputs, td_tensor *in, td_tensor *weight,
                            td_tensor *mean, td_tensor *rstd)
@@ -105,7 +105,7 @@ static td_tensor *recorded(const td_function *function, td_tensor *y, struct nor
 static const td_function batch_norm_function = {.name = "td_batch_norm",
                                                 .backward = batch_norm_backward};
 
-/* What batch norm is called with. */
+/* The arguments of td_batch_norm(). */
 struct batch_norm {
     td_tensor *x, *running_mean, *running_var, *weight, *bias;
     bool training;
@@ -129,7 +129,9 @@ static td_status check_batch_norm(const struct batch_norm *call, struct norm *no
     TD_TRY(td__check_optional(name, "running_mean", call->running_mean, x, channels, 1));
     TD_TRY(td__check_optional(name, "running_var", call->running_var, x, channels, 1));
     if (!call->training && (!call->running_mean || !call->running_var))
-        return td_fail(TD_ERR_INVALID, "%s: without training it needs running_mean and running_var",
+        return td_fail(TD_ERR_INVALID,
+                       "%s: running_mean and running_var are NULL; evaluation "
+                       "needs them",
                        name);
     if (call->training && norm->shape[0] * norm->shape[2] == 1)
         return td_fail(TD_ERR_INVALID,
@@ -138,8 +140,8 @@ static td_status check_batch_norm(const struct batch_norm *call, struct norm *no
     return TD_OK;
 }
 
-/* Without training the statistics are those that are kept, as the gradient needs them: copied, since
- * they may move on before it is computed. */
+/* In evaluation the statistics are the running ones. They are copied for backward, since they may
+ * change before it runs. */
 static td_status keep_running(const struct batch_norm *call, td_tensor *mean, td_tensor *rstd)
 {
     const struct td__kernels *kernels = td__kernels_of(mean);
@@ -149,8 +151,8 @@ static td_status keep_running(const struct batch_norm *call, td_tensor *mean, td
     return kernels->unary(TD__RSQRT, rstd, rstd);
 }
 
-/* The kernel writes to the running statistics, which must stand in order: those that do not are
- * copied, and copied back. */
+/* The kernel updates the running statistics, which must be contiguous: others are copied, and
+ * copied back. */
 static td_status copy_back(td_tensor *running, td_tensor *contiguous)
 {
     if (!running)
@@ -197,8 +199,8 @@ static td_tensor *batch_norm(const struct batch_norm *call)
 }
 
 td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
-                           td_tensor *weight, td_tensor *bias, bool training, double momentum,
-                           double eps)
+                         td_tensor *weight, td_tensor *bias, bool training, double momentum,
+                         double eps)
 {
     td_tensor *y = NULL;
     if (!x)
@@ -224,7 +226,7 @@ static td_status check_layer_norm(const td_tensor *x, const int64_t *shape, int 
     const struct td__layout *of_x = &x->layout;
     TD_TRY(td__check_float(name, x));
     if (ndim < 1 || ndim > TD_MAX_DIMS || !shape)
-        return td_fail(TD_ERR_INVALID, "%s: it works on 1 to %d dimensions, not on %d", name,
+        return td_fail(TD_ERR_INVALID, "%s: it normalises 1 to %d dimensions, not %d", name,
                        TD_MAX_DIMS, ndim);
     bool fits = of_x->ndim >= ndim;
     *norm = (struct norm){.shape = {1, 1, 1}};
@@ -234,9 +236,8 @@ static td_status check_layer_norm(const td_tensor *x, const int64_t *shape, int 
         norm->shape[at >= 0] *= of_x->shape[d];
     }
     if (!fits)
-        return td_fail(TD_ERR_INVALID,
-                       "%s: x has the shape %s; its last sizes must be %s, as the norm has them",
-                       name, td__shape_of(x), td__shape_text(shape, ndim));
+        return td_fail(TD_ERR_INVALID, "%s: x has the shape %s; its last sizes must be %s", name,
+                       td__shape_of(x), td__shape_text(shape, ndim));
     return TD_OK;
 }
 

@@ -1,48 +1,48 @@
-/* Losses of two tensors of one shape, element by element: mse, l1, and binary cross entropy of
- * scores. A mean or sum is formed while the losses are computed; they never stand in memory. */
+/* Elementwise losses: mse, l1, and binary cross entropy of logits. The kernel reduces while it
+ * computes; the losses of single elements are not stored. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
 
-struct past {
+struct loss_data {
     enum td__pair_loss loss;
     double scale;
 };
 
-/* The derivative for the target: of mse and l1 that for x with the other sign, of the cross entropy
- * -x. `grad` has the shape of x, or one element. */
-static td_status grad_of_target(const struct past *past, td_tensor *into, td_tensor *grad,
+/* The gradient of the target: for mse and l1 the negative of that of x, for the cross entropy -x.
+ * `grad` has the shape of x, or one element. */
+static td_status grad_of_target(const struct loss_data *data, td_tensor *into, td_tensor *grad,
                                 td_tensor *x, td_tensor *target)
 {
     const struct td__kernels *kernels = td__kernels_of(x);
-    if (past->loss != TD__LOSS_BCE_LOGITS)
-        return kernels->pair_loss_grad(past->loss, into, grad, x, target, -past->scale);
+    if (data->loss != TD__LOSS_BCE_LOGITS)
+        return kernels->pair_loss_grad(data->loss, into, grad, x, target, -data->scale);
     td_tensor *each = td__adopt(td__expand("td_backward", grad, x->layout.shape, x->layout.ndim));
     if (!each)
         return TD_ERR_NOMEM;
     TD_TRY(kernels->binary(TD__MUL, into, x, each));
-    return kernels->binary_scalar(TD__MUL, into, into, -past->scale, false);
+    return kernels->binary_scalar(TD__MUL, into, into, -data->scale, false);
 }
 
 static td_status pair_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
 {
-    const struct past *past = td_node_data(node);
+    const struct loss_data *data = td_node_data(node);
     td_tensor *x = td_node_saved(node, 0);
     TD_TRY(td__done(x));
     td_tensor *target = td_node_saved(node, 1);
     TD_TRY(td__done(target));
     td_tensor *grad = td__scoped_contiguous(grad_y[0]);
-    struct td__grad_place places[2];
+    struct td__grad_buffer places[2];
     if (!grad)
         return TD_ERR_NOMEM;
     for (int i = 0; i < 2; i++) {
-        TD_TRY(td__place_open(&places[i], node, i));
+        TD_TRY(td__grad_buffer_open(&places[i], node, i));
         if (!places[i].into)
             continue;
-        TD_TRY(i == 0 ? td__kernels_of(x)->pair_loss_grad(past->loss, places[0].into, grad, x,
-                                                          target, past->scale)
-                      : grad_of_target(past, places[1].into, grad, x, target));
-        TD_TRY(td__place_close(&places[i], &grads[i]));
+        TD_TRY(i == 0 ? td__kernels_of(x)->pair_loss_grad(data->loss, places[0].into, grad, x,
+                                                          target, data->scale)
+                      : grad_of_target(data, places[1].into, grad, x, target));
+        TD_TRY(td__grad_buffer_close(&places[i], &grads[i]));
     }
     return TD_OK;
 }
@@ -63,7 +63,8 @@ static td_status check(const char *call, const td_tensor *x, const td_tensor *ta
                        call, td__shape_of(x), td__shape_of(target));
     if (options->weight || options->label_smoothing != 0 || options->ignore)
         return td_fail(TD_ERR_INVALID,
-                       "%s: weight, ignore_index and label_smoothing are for losses of classes",
+                       "%s: weight, ignore_index and label_smoothing are options of nll_loss and "
+                       "cross_entropy only",
                        call);
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
         return td_fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
@@ -83,21 +84,21 @@ static td_tensor *pair_loss(enum td__pair_loss loss, td_tensor *x, td_tensor *ta
     if (!in || !wanted)
         return NULL;
     bool is_each = options->reduction == TD_REDUCE_NONE;
-    struct past past = {loss,
-                        options->reduction == TD_REDUCE_MEAN ? 1.0 / (double)x->layout.numel : 1.0};
+    struct loss_data data = {
+        loss, options->reduction == TD_REDUCE_MEAN ? 1.0 / (double)x->layout.numel : 1.0};
     td_tensor *y = is_each
                        ? td__empty_like(x)
                        : td__empty(function->name, NULL, 0, x->layout.dtype, x->storage->device);
     if (!y)
         return NULL;
-    y = td__kept(y, td__kernels_of(x)->pair_loss(loss, y, in, wanted, past.scale));
+    y = td__kept(y, td__kernels_of(x)->pair_loss(loss, y, in, wanted, data.scale));
     return td__result(function, y,
                       &(td_node_spec){.inputs = {x, target},
                                       .input_count = 2,
                                       .saved = {in, wanted},
                                       .saved_count = 2,
-                                      .data = &past,
-                                      .data_size = sizeof past});
+                                      .data = &data,
+                                      .data_size = sizeof data});
 }
 
 static td_tensor *in_scope(enum td__pair_loss loss, td_tensor *x, td_tensor *target,

@@ -1,30 +1,30 @@
 /* Pooling: x [N, C, H, W] to y [N, C, H', W'].
  *
- * A maximum saves where in its picture it stood, as i32; an average needs nothing but the shapes. The
- * gradient of x is the one large tensor of backward. */
+ * Max pooling saves the index of each maximum in its image, as i32; average pooling saves only
+ * shapes. */
 #include "autograd/op_window.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
 
 struct pool {
     struct td__window window;
-    struct td__picture picture; /* of x */
-    int64_t sizes[2];           /* H', W' */
+    struct td__image image; /* of x */
+    int64_t sizes[2];       /* H', W' */
 };
 
 static struct td_tensor as_batch(const td_tensor *y, const struct pool *pool)
 {
-    const int64_t *x = pool->picture.shape;
+    const int64_t *x = pool->image.shape;
     return td__view_as(y, (int64_t[]){x[0], x[1], pool->sizes[0], pool->sizes[1]}, 4);
 }
 
-/* A tensor of the shape of the result, of the scope. */
+/* A tensor of the shape of the result, in the scope. */
 static td_tensor *new_result(const char *call, const struct pool *pool, const td_tensor *x,
                              td_dtype dtype)
 {
     int64_t shape[4];
-    int ndim = td__picture_shape(&pool->picture, pool->picture.shape[1], pool->sizes[0],
-                                 pool->sizes[1], shape);
+    int ndim = td__image_shape(&pool->image, pool->image.shape[1], pool->sizes[0], pool->sizes[1],
+                               shape);
     return td__adopt(td__empty(call, shape, ndim, dtype, x->storage->device));
 }
 
@@ -36,12 +36,12 @@ static td_status pool_backward(td_node *node, enum kind kind, td_tensor *grad_y,
 {
     const struct pool *pool = td_node_data(node);
     td_tensor *contiguous = td__scoped_contiguous(grad_y);
-    struct td__grad_place place;
+    struct td__grad_buffer buffer;
     if (!contiguous)
         return TD_ERR_NOMEM;
-    TD_TRY(td__place_open(&place, node, 0));
+    TD_TRY(td__grad_buffer_open(&buffer, node, 0));
     struct td_tensor grad = as_batch(contiguous, pool);
-    struct td_tensor into = td__view_as(place.into, pool->picture.shape, 4);
+    struct td_tensor into = td__view_as(buffer.into, pool->image.shape, 4);
     const struct td__kernels *kernels = td__kernels_of(grad_y);
     if (kind == MAX) {
         td_tensor *saved = td_node_saved(node, 0);
@@ -53,7 +53,7 @@ static td_status pool_backward(td_node *node, enum kind kind, td_tensor *grad_y,
     } else {
         TD_TRY(kernels->adaptive_avg_pool2d_grad(&into, &grad));
     }
-    return td__place_close(&place, grad_x);
+    return td__grad_buffer_close(&buffer, grad_x);
 }
 
 static td_status max_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
@@ -87,11 +87,12 @@ static td_tensor *pooled(const td_function *function, td_tensor *x, const struct
     bool is_adaptive = function == &adaptive_max_function || function == &adaptive_avg_function;
     td_tensor *in = td__scoped_contiguous(x);
     td_tensor *y = in ? new_result(function->name, pool, x, x->layout.dtype) : NULL;
-    td_tensor *indices = y && is_max && td__asks(x) ? new_result(function->name, pool, x, TD_I32)
-                                                    : NULL;
-    if (!y || (is_max && td__asks(x) && !indices))
+    td_tensor *indices = y && is_max && td__would_record(x)
+                             ? new_result(function->name, pool, x, TD_I32)
+                             : NULL;
+    if (!y || (is_max && td__would_record(x) && !indices))
         return NULL;
-    struct td_tensor from = td__view_as(in, pool->picture.shape, 4), out = as_batch(y, pool);
+    struct td_tensor from = td__view_as(in, pool->image.shape, 4), out = as_batch(y, pool);
     struct td_tensor places, *where = NULL;
     if (indices) {
         places = as_batch(indices, pool);
@@ -126,13 +127,13 @@ static td_tensor *pooled_in_scope(const td_function *function, td_tensor *x,
     return y;
 }
 
-/* The kernels count the elements of a picture in i32. */
+/* The kernels count the elements of an image in i32. */
 static td_status check_size(const char *call, const struct pool *pool)
 {
-    const int64_t *shape = pool->picture.shape;
+    const int64_t *shape = pool->image.shape;
     if (shape[3] == 0 || shape[2] <= INT32_MAX / shape[3])
         return TD_OK;
-    return td_fail(TD_ERR_INVALID, "%s: a picture of %lld times %lld elements; 2^31 - 1 at most",
+    return td_fail(TD_ERR_INVALID, "%s: an image of %lld times %lld elements; 2^31 - 1 at most",
                    call, (long long)shape[2], (long long)shape[3]);
 }
 
@@ -145,7 +146,7 @@ static td_tensor *with_window(const td_function *function, td_tensor *x, int64_t
     options = options ? options : &defaults;
     if (!x)
         return td__null(function->name);
-    if (td__picture_of(call, x, &pool.picture) || check_size(call, &pool))
+    if (td__image_of(call, x, &pool.image) || check_size(call, &pool))
         return NULL;
     pool.window.count_include_pad = !options->exclude_padding;
     bool is_max = function == &max_function;
@@ -154,18 +155,18 @@ static td_tensor *with_window(const td_function *function, td_tensor *x, int64_t
         pool.window.padding[i] = options->padding[i];
         pool.window.dilation[i] = is_max ? td__or(options->dilation[i], 1) : 1;
         if (!is_max && options->dilation[i] > 1) {
-            td_fail(TD_ERR_INVALID, "%s: averages have no dilation, %lld was asked for", call,
+            td_fail(TD_ERR_INVALID, "%s: average pooling has no dilation, %lld was given", call,
                     (long long)options->dilation[i]);
             return NULL;
         }
     }
-    if (td__window_sizes(call, &pool.window, &pool.picture, pool.sizes))
+    if (td__window_sizes(call, &pool.window, &pool.image, pool.sizes))
         return NULL;
     for (int i = 0; i < 2; i++)
         if (pool.window.padding[i] > pool.window.kernel[i] / 2) {
             td_fail(TD_ERR_INVALID,
-                    "%s: a padding of %lld for a kernel of %lld; at most half of the kernel, so "
-                    "that no window is without an element",
+                    "%s: a padding of %lld for a kernel of %lld; it must be at most half of the "
+                    "kernel, so that no window is empty",
                     call, (long long)pool.window.padding[i], (long long)pool.window.kernel[i]);
             return NULL;
         }
@@ -178,12 +179,12 @@ static td_tensor *adaptive(const td_function *function, td_tensor *x, int64_t he
     struct pool pool = {.sizes = {height, width}};
     if (!x)
         return td__null(function->name);
-    if (td__picture_of(call, x, &pool.picture) || check_size(call, &pool))
+    if (td__image_of(call, x, &pool.image) || check_size(call, &pool))
         return NULL;
     for (int i = 0; i < 2; i++)
-        if (pool.sizes[i] < 0 || (pool.sizes[i] > 0 && pool.picture.shape[2 + i] == 0)) {
-            td_fail(TD_ERR_INVALID, "%s: x has the shape %s, and %lld by %lld is asked for", call,
-                    td__shape_of(x), (long long)height, (long long)width);
+        if (pool.sizes[i] < 0 || (pool.sizes[i] > 0 && pool.image.shape[2 + i] == 0)) {
+            td_fail(TD_ERR_INVALID, "%s: x has the shape %s, and the output size is %lld by %lld",
+                    call, td__shape_of(x), (long long)height, (long long)width);
             return NULL;
         }
     return pooled_in_scope(function, x, &pool);

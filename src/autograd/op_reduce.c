@@ -1,6 +1,6 @@
-/* Sums, means, products, variances and norms. A reduction is named by a mask of dimensions, bit d for
- * dimension d; kernels keep those with size 1, and the result is seen without them unless they are to
- * stay. The gradient of a sum is the gradient of the result, repeated: an expanded view, no copy. */
+/* Sums, means, products, variances and norms. The dimensions to reduce are a mask, bit d for
+ * dimension d. Kernels keep these with size 1, and a view drops them without keepdim. The gradient
+ * of a sum is an expanded view of the result's. */
 #include "autograd/op_reduce.h"
 #include "base/fail.h"
 
@@ -13,8 +13,8 @@ td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, i
 {
     *mask = 0;
     if (count < 0 || (count > 0 && !dims))
-        return td_fail(TD_ERR_INVALID, "%s: %d dimensions are named, or their list is NULL", call,
-                       count);
+        return td_fail(TD_ERR_INVALID, "%s: the list of %d dimensions is NULL or has a negative length",
+                       call, count);
     for (int i = 0; i < count; i++) {
         int dim = td__wrap_dim(x, call, dims[i]);
         if (dim < 0)
@@ -23,7 +23,7 @@ td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, i
             return td_fail(TD_ERR_INVALID, "%s: dimension %d is named twice", call, dim);
         *mask |= 1u << dim;
     }
-    *mask &= td__all_dims(x); /* a number has none */
+    *mask &= td__all_dims(x); /* a tensor of no dimensions has none */
     return TD_OK;
 }
 
@@ -85,7 +85,7 @@ static td_status mean_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     return td__done(grad_x[0]);
 }
 
-/* Sums and products of bool and integers are i64, so that they do not run over; u64 stays. */
+/* Sums and products of bool and integers are i64, so that they do not overflow; u64 stays. */
 static td_dtype dtype_of_sum(td_dtype dtype)
 {
     bool is_whole = dtype == TD_BOOL || dtype == TD_I8 || dtype == TD_U8 || dtype == TD_I16 ||
@@ -141,8 +141,8 @@ td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim)
 
 /* ---- The product ----------------------------------------------------------------------------------- */
 
-/* The product of all others: y / x, but for zeros. Beside one zero all others' products are 0 and its
- * own is the product of the rest; with more zeros all are 0. */
+/* The product of all other elements: y / x, but for zeros. With one zero, its own is the product of
+ * the rest and that of all others is 0; with several, all are 0. */
 static td_tensor *product_of_others(td_tensor *x, td_tensor *y)
 {
     td_tensor *zero = td_eq_scalar(x, 0);
@@ -177,7 +177,7 @@ td_tensor *td_prod(td_tensor *x)
 
 /* ---- Variance and norm ----------------------------------------------------------------------------- */
 
-/* The halves are computed in f32, and rounded once. */
+/* f16 and bf16 are computed in f32 and rounded once. */
 static td_dtype wide_dtype(td_dtype dtype)
 {
     return dtype == TD_F16 || dtype == TD_BF16 ? TD_F32 : dtype;
@@ -189,7 +189,7 @@ struct variance {
     double divisor;
 };
 
-/* x - mean, with the dimensions of x, in the wide dtype. Belongs to the scope. */
+/* x - mean, with the dimensions of x, in the wide dtype; in the scope. */
 static td_tensor *deviations(td_tensor *x, unsigned mask)
 {
     x = td_to_dtype(x, wide_dtype(x->layout.dtype));
@@ -200,7 +200,7 @@ static td_tensor *deviations(td_tensor *x, unsigned mask)
     return td_sub(x, mean);
 }
 
-/* 2 / divisor * (x - mean) * g; what comes through the mean cancels out. */
+/* 2 / divisor * (x - mean) * g; the gradient through the mean cancels out. */
 static td_status var_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     const struct variance *variance = td_node_data(node);

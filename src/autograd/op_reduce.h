@@ -1,13 +1,13 @@
-/* What the reductions have in common. */
+/* Helpers of reductions. */
 #ifndef TD_AUTOGRAD_OP_REDUCE_H
 #define TD_AUTOGRAD_OP_REDUCE_H
 
 #include "autograd/op.h"
 
-/** What a reduction does to a shape; kept with its node. */
+/** The shapes of a reduction, for its node. */
 struct td__reduced {
     int64_t whole[TD_MAX_DIMS]; /* of the operand */
-    int64_t kept[TD_MAX_DIMS];  /* 1 where it is reduced */
+    int64_t kept[TD_MAX_DIMS];  /* 1 for reduced dimensions */
     int ndim;
     int64_t count; /* how many elements become one */
 };
@@ -20,18 +20,18 @@ static inline unsigned td__all_dims(const td_tensor *x)
     return (1u << x->layout.ndim) - 1;
 }
 
-/** The mask of the named dimensions. */
+/** The mask of these dimensions. */
 td_status td__find_dims(const char *call, const td_tensor *x, const int *dims, int count,
                         unsigned *mask);
 
-/** The raw result of a kernel, in which the dimensions have stayed with size 1. */
+/** The raw result of a kernel; the reduced dimensions have size 1. */
 td_tensor *td__apply_reduce(const char *call, enum td__reduce_kind kind, td_tensor *x,
                             unsigned mask, td_dtype dtype);
 
 /** x without the dimensions of the mask, which have size 1. Takes over the reference. */
 td_tensor *td__drop_dims(td_tensor *x, unsigned mask);
 
-/** For backward: the gradient of the result, seen with the shape of the operand. */
+/** For backward: the result's gradient expanded to the shape of the operand. */
 td_tensor *td__spread(td_tensor *grad_y, const struct td__reduced *reduction);
 
 #endif

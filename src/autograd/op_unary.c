@@ -1,11 +1,11 @@
-/* Functions of one tensor, element by element. Each needs the operand for its gradient, or the result,
- * or neither; the kernel unary_grad does the rest. */
+/* Elementwise functions. Each saves its input, its output or neither; the kernel unary_grad
+ * computes the gradient. */
 #include "autograd/op.h"
 #include "base/fail.h"
 
 enum saves { NOTHING, OPERAND, RESULT };
 
-/* Begins with the function that is recorded, so that backward finds the rest behind it. */
+/* The td_function is the first member, so that backward finds the rest from the node's function. */
 struct unary {
     td_function function;
     enum td__unary_op op;

@@ -1,5 +1,5 @@
-/* Views and copies. The gradient of a view has the view's shape; it goes back into a tensor of zeros
- * of the whole shape, or is the same view taken backwards. */
+/* Views and copies. The gradient of a view is copied into zeros of the whole shape, or is the
+ * inverse view of the result's gradient. */
 #include "autograd/op.h"
 #include "autograd/view_base.h"
 #include "base/fail.h"
@@ -74,8 +74,8 @@ td_tensor *td_f_flatten(td_tensor *tensor, int first, int last)
     if (tensor->layout.ndim == 0)
         return td_reshape(tensor, (int64_t[]){1}, 1);
     if (last < first) {
-        td_fail(TD_ERR_INVALID, "td_f_flatten: dimension %d stands behind dimension %d", first,
-                last);
+        td_fail(TD_ERR_INVALID, "td_f_flatten: the first dimension, %d, is behind the last, %d",
+                first, last);
         return NULL;
     }
     int64_t shape[TD_MAX_DIMS];
@@ -135,7 +135,7 @@ td_tensor *td_transpose(td_tensor *tensor, int a, int b)
             .inputs = {tensor}, .input_count = 1, .data = order, .data_size = sizeof order});
 }
 
-/* The engine sums the gradient up to the shape before. */
+/* The engine sums the gradient over the expanded dimensions. */
 static td_status expand_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     (void)node;
@@ -153,8 +153,7 @@ td_tensor *td_expand(td_tensor *tensor, const int64_t *shape, int ndim)
 
 /* ---- A part of the tensor -------------------------------------------------------------------------- */
 
-/* Which part: every step-th index from start on, `count` of them; of a selected one the dimension
- * is gone. */
+/* Every step-th index from `start` on, `count` of them; a select drops the dimension. */
 struct part {
     struct shape whole;
     int dim;
@@ -162,7 +161,7 @@ struct part {
     bool selected;
 };
 
-/* The part of a tensor of zeros is overwritten with the gradient. */
+/* Zeros, with the gradient copied into the part. */
 static td_status part_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     const struct part *part = td_node_data(node);
@@ -242,7 +241,7 @@ td_tensor *td_contiguous(td_tensor *tensor)
     return td_tensor_is_contiguous(tensor) ? td__adopt(td_tensor_retain(tensor)) : td_clone(tensor);
 }
 
-/* What dst was before plays no part any more: only src gets a gradient. */
+/* The result does not depend on the old dst: only src gets a gradient. */
 static td_status copy_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     (void)node;

@@ -1,4 +1,4 @@
-/* Bases and views, and changes in place; see view_base.h. */
+/* Bases, views, and in-place changes; see view_base.h. */
 #include "autograd/view_base.h"
 
 #include "autograd/op.h"
@@ -12,11 +12,10 @@ struct td__view_base {
     struct td__layout layout;
     int64_t offset;
 
-    pthread_mutex_t
-        lock; /* what follows, and the nodes of views while they are brought up to date */
-    struct td_node *node; /* of the whole; retained, NULL where no gradient is asked for */
-    int node_slot;
-    unsigned history; /* how many recorded changes of the memory the node takes into account */
+    pthread_mutex_t lock; /* guards what follows, and the nodes of views while they are updated */
+    struct td_node *node; /* of the whole; retained; NULL: it does not require grad */
+    int output_nr;
+    unsigned history; /* how many recorded in-place changes of the memory the node includes */
 };
 
 /* ---- Bases --------------------------------------------------------------------------------------- */
@@ -35,21 +34,22 @@ void td__view_base_leave(td_tensor *tensor)
     release_base(atomic_exchange(&tensor->base, NULL));
 }
 
-/* With the lock held, or by the only one who knows the base. Takes over no reference. */
-static void set_node(struct td__view_base *base, struct td_node *node, int slot, unsigned history)
+/* With the lock held, or before the base is published. Retains the node. */
+static void set_node(struct td__view_base *base, struct td_node *node, int output_nr,
+                     unsigned history)
 {
     struct td_node *former = base->node;
     if (node)
         td__node_retain(node);
     base->node = node;
-    base->node_slot = slot;
+    base->output_nr = output_nr;
     base->history = history;
     td__node_release(former);
 }
 
-/* Whether no two elements share memory, as far as strides tell: each dimension, from the smallest
- * stride on, steps over all that the ones before it reach. */
-static bool is_apart(const struct td__layout *layout)
+/* Whether no two elements share memory, by a sufficient test: in the order of strides, each
+ * dimension's stride exceeds the extent of those before it. */
+static bool is_non_overlapping(const struct td__layout *layout)
 {
     unsigned left = (1u << layout->ndim) - 1;
     int64_t reach = 1;
@@ -68,12 +68,12 @@ static bool is_apart(const struct td__layout *layout)
     return true;
 }
 
-/* The base of a tensor, whose node is up to date; made where there is none. NULL for a tensor that
- * cannot be one, and without memory. */
+/* The base of a tensor whose node is current; creates it. NULL for a tensor whose elements overlap,
+ * and without memory. */
 static struct td__view_base *base_of(td_tensor *tensor)
 {
     struct td__view_base *base = atomic_load_explicit(&tensor->base, memory_order_acquire);
-    if (base || !is_apart(&tensor->layout))
+    if (base || !is_non_overlapping(&tensor->layout))
         return base;
     struct td__view_base *new = calloc(1, sizeof *new);
     if (!new)
@@ -82,15 +82,15 @@ static struct td__view_base *base_of(td_tensor *tensor)
     new->layout = tensor->layout;
     new->offset = tensor->offset;
     pthread_mutex_init(&new->lock, NULL);
-    set_node(new, tensor->node, tensor->node_slot, atomic_load(&tensor->history));
-    /* Another thread may have taken the first view at the same time. */
+    set_node(new, tensor->node, tensor->output_nr, atomic_load(&tensor->history));
+    /* Another thread may have created the base at the same time. */
     if (atomic_compare_exchange_strong(&tensor->base, &base, new))
         return new;
     release_base(new);
     return base;
 }
 
-/* Whether the tensor is all of the base, in the same order. */
+/* Whether the tensor is the whole base, with the same strides. */
 static bool is_whole(const struct td__view_base *base, const td_tensor *tensor)
 {
     const struct td__layout *a = &base->layout, *b = &tensor->layout;
@@ -140,7 +140,7 @@ td_tensor *td__view_result(const td_function *function, td_tensor *view, td_tens
 
 /* ---- Regions ------------------------------------------------------------------------------------- */
 
-/* A raw tensor with the strides of the whole, in memory of its own that is not set. */
+/* A raw, uninitialised tensor with the strides of the whole. */
 static td_tensor *new_whole(const struct td__region *region, struct td__device *device)
 {
     struct td__storage *storage = td__storage_create(device, td__layout_extent(&region->whole));
@@ -150,13 +150,13 @@ static td_tensor *new_whole(const struct td__region *region, struct td__device *
     return whole;
 }
 
-/* The part of such a tensor, raw. */
+/* The region of such a tensor, a raw view. */
 static td_tensor *part_of(const struct td__region *region, const td_tensor *whole)
 {
     return td__tensor_over(whole->storage, whole->offset + region->start, &region->part);
 }
 
-/* Zeros, with the gradient of the view in its place. What the view repeats is summed up. */
+/* Zeros, with the gradient of the view added to its region. */
 static td_status view_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     struct td__region region = *(const struct td__region *)td_node_data(node);
@@ -180,8 +180,8 @@ static td_status view_backward(td_node *node, td_tensor *const *grad_y, td_tenso
 
 static const td_function view_function = {.name = "td_view", .backward = view_backward};
 
-/* The gradient, in the strides of the whole: itself where nobody else sees it. */
-static td_tensor *changeable(const struct td__region *region, td_tensor *grad)
+/* The gradient in the strides of the whole: `grad` itself if it is not shared, otherwise a copy. */
+static td_tensor *writable(const struct td__region *region, td_tensor *grad)
 {
     const struct td__layout *layout = &grad->layout;
     bool is_ours = atomic_load(&grad->owners) == 1 && atomic_load(&grad->storage->owners) == 1 &&
@@ -197,7 +197,7 @@ static td_tensor *changeable(const struct td__region *region, td_tensor *grad)
 td_status td__region_backward(struct td_node *node, td_tensor *grad_output, td_tensor **grad_inputs)
 {
     const struct td__region *region = node->region;
-    td_tensor *whole = changeable(region, grad_output);
+    td_tensor *whole = writable(region, grad_output);
     td_tensor *place = whole ? td__adopt(part_of(region, whole)) : NULL;
     td_tensor *grad = td__adopt(td__clone(place));
     if (!grad)
@@ -210,7 +210,7 @@ td_status td__region_backward(struct td_node *node, td_tensor *grad_output, td_t
     return back ? td__kernels_of(whole)->copy(place, back) : td__kernels_of(whole)->fill(place, 0);
 }
 
-/* ---- Up to date ---------------------------------------------------------------------------------- */
+/* ---- Updating nodes ------------------------------------------------------------------------------ */
 
 /* The node of a view of the base as it is now; one reference. NULL without memory. */
 static struct td_node *new_view_node(const struct td__view_base *base, const td_tensor *view)
@@ -221,18 +221,18 @@ static struct td_node *new_view_node(const struct td__view_base *base, const td_
         return NULL;
     memcpy(node->data, &region, sizeof region);
     td__node_retain(base->node);
-    node->inputs[0] = (struct td__edge){base->node, base->node_slot};
+    node->inputs[0] = (struct td__edge){base->node, base->output_nr};
     return node;
 }
 
-/* With the lock of the base, whose node is that of now. */
+/* With the lock of the base held. */
 static td_status follow_base(struct td__view_base *base, td_tensor *tensor)
 {
     struct td_node *former = tensor->node;
     if (is_whole(base, tensor)) {
         td__node_retain(base->node);
         tensor->node = base->node;
-        tensor->node_slot = base->node_slot;
+        tensor->output_nr = base->output_nr;
     } else {
         struct td_node *node = new_view_node(base, tensor);
         if (!node)
@@ -245,7 +245,7 @@ static td_status follow_base(struct td__view_base *base, td_tensor *tensor)
     return TD_OK;
 }
 
-/* TD_ERR_STATE, without a message, where the memory was changed through another base. */
+/* TD_ERR_STATE, without an error text, if the memory was changed through another base. */
 static td_status refresh(td_tensor *tensor)
 {
     if (td__node_is_current(tensor))
@@ -255,7 +255,7 @@ static td_status refresh(td_tensor *tensor)
         return TD_ERR_STATE;
     pthread_mutex_lock(&base->lock);
     td_status status = TD_OK;
-    if (!td__node_is_current(tensor)) /* two threads may come with one tensor */
+    if (!td__node_is_current(tensor)) /* another thread may have updated it */
         status = base->history == atomic_load(&tensor->storage->history) && base->node
                      ? follow_base(base, tensor)
                      : TD_ERR_STATE;
@@ -275,10 +275,9 @@ td_status td__refresh_node(td_tensor *tensor, const char *name)
     if (status != TD_ERR_STATE)
         return status;
     return td_fail(status,
-                   "%s: the memory of its input of shape %s was changed in place through a tensor "
-                   "that td_detach() or a view under TD_NO_GRAD has made, and its gradient cannot "
-                   "follow; make that view while changes are recorded, or change it under "
-                   "TD_NO_GRAD",
+                   "%s: the memory of its input of shape %s was changed in place through a "
+                   "td_detach() or a view made under TD_NO_GRAD, which autograd cannot follow; "
+                   "make that view with grad mode on, or change it under TD_NO_GRAD",
                    name, td__shape_of(tensor));
 }
 
@@ -291,21 +290,20 @@ td_status td__check_in_place(td_tensor *tensor, const char *name)
     TD_TRY(td__refresh_node(tensor, name));
     if (tensor->node && td__node_is_leaf(tensor->node))
         return td_fail(TD_ERR_STATE,
-                       "%s: a leaf of shape %s that asks for its gradient cannot be changed in "
-                       "place while changes are recorded; do it under TD_NO_GRAD",
+                       "%s: a leaf of shape %s that requires grad cannot be changed in place; do "
+                       "it under TD_NO_GRAD",
                        name, td__shape_of(tensor));
     struct td__view_base *base = atomic_load(&tensor->base);
     if (base && base->node && td__node_is_leaf(base->node))
         return td_fail(TD_ERR_STATE,
-                       "%s: the tensor of shape %s is a view of a leaf that asks for its gradient, "
-                       "and cannot be changed in place while changes are recorded; do it under "
-                       "TD_NO_GRAD",
+                       "%s: the tensor of shape %s is a view of a leaf that requires grad, and "
+                       "cannot be changed in place; do it under TD_NO_GRAD",
                        name, td__shape_of(tensor));
     return TD_OK;
 }
 
-/* Makes a node of a change of the view one of the whole base: its first input is the base as it was
- * before, its result the base. */
+/* Turns the node of an in-place change of a view into one of the whole base: its first input is the
+ * old base, its output the new one. */
 static td_status widen_to_base(struct td_node *node, const struct td__view_base *base,
                                const td_tensor *view)
 {
@@ -316,7 +314,7 @@ static td_status widen_to_base(struct td_node *node, const struct td__view_base 
     td__node_release(node->inputs[0].node);
     if (base->node)
         td__node_retain(base->node);
-    node->inputs[0] = (struct td__edge){base->node, base->node_slot};
+    node->inputs[0] = (struct td__edge){base->node, base->output_nr};
     node->outputs[0].layout = base->layout;
     node->outputs[0].device = view->storage->device;
     return TD_OK;

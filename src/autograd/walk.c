@@ -1,26 +1,26 @@
-/* Walking the record; see walk.h. The list of entries is also the list of what is left to do: those
- * behind the one being looked at. A hash table with open addressing finds an entry by its node. */
+/* Graph traversal; see walk.h. The list of entries is also the work list: the entries behind the
+ * current one. A hash table with open addressing finds the entry of a node. */
 #include "autograd/walk.h"
 
 #include "base/fail.h"
 
 #include <stdlib.h>
 
-static size_t slot_of(const struct td__walk *walk, const struct td_node *node)
+static size_t position_of(const struct td__walk *walk, const struct td_node *node)
 {
     uint64_t hash = (uint64_t)(uintptr_t)node * UINT64_C(0x9e3779b97f4a7c15);
     size_t mask = (size_t)walk->index_size - 1;
-    size_t slot = (size_t)(hash >> 20) & mask;
-    while (walk->index[slot] && walk->entries[walk->index[slot] - 1].node != node)
-        slot = (slot + 1) & mask;
-    return slot;
+    size_t position = (size_t)(hash >> 20) & mask;
+    while (walk->index[position] && walk->entries[walk->index[position] - 1].node != node)
+        position = (position + 1) & mask;
+    return position;
 }
 
 struct td__walk_entry *td__walk_find(const struct td__walk *walk, const struct td_node *node)
 {
     if (!walk->index_size)
         return NULL;
-    int number = walk->index[slot_of(walk, node)];
+    int number = walk->index[position_of(walk, node)];
     return number ? &walk->entries[number - 1] : NULL;
 }
 
@@ -40,7 +40,7 @@ static td_status grow(struct td__walk *walk)
     walk->index_size = capacity * 2;
     walk->capacity = capacity;
     for (int i = 0; i < walk->count; i++)
-        walk->index[slot_of(walk, walk->entries[i].node)] = i + 1;
+        walk->index[position_of(walk, walk->entries[i].node)] = i + 1;
     return TD_OK;
 }
 
@@ -48,17 +48,17 @@ static td_status add(struct td__walk *walk, struct td_node *node, bool by_edge)
 {
     if (walk->count == walk->capacity)
         TD_TRY(grow(walk));
-    size_t slot = slot_of(walk, node);
-    if (!walk->index[slot]) {
+    size_t position = position_of(walk, node);
+    if (!walk->index[position]) {
         walk->entries[walk->count] = (struct td__walk_entry){.node = node};
-        walk->index[slot] = ++walk->count;
+        walk->index[position] = ++walk->count;
     }
-    walk->entries[walk->index[slot] - 1].pending += by_edge;
+    walk->entries[walk->index[position] - 1].pending += by_edge;
     return TD_OK;
 }
 
-/* One block of memory for the gradients of all entries; the first entry's pointer owns it. */
-static td_status make_room(struct td__walk *walk)
+/* One allocation for the gradients of all entries; the first entry's pointer owns it. */
+static td_status allocate_grads(struct td__walk *walk)
 {
     size_t outputs = 0;
     for (int i = 0; i < walk->count; i++)
@@ -84,7 +84,7 @@ td_status td__walk_from(struct td__walk *walk, td_tensor *const *outputs, int co
             if (node->inputs[k].node)
                 TD_TRY(add(walk, node->inputs[k].node, true));
     }
-    return make_room(walk);
+    return allocate_grads(walk);
 }
 
 void td__walk_free(struct td__walk *walk)

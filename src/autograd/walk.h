@@ -1,15 +1,15 @@
-/* All nodes behind some results, each once, with the number of edges that lead to it. */
+/* All nodes that some outputs depend on, each once, with the number of edges to it. */
 #ifndef TD_AUTOGRAD_WALK_H
 #define TD_AUTOGRAD_WALK_H
 
 #include "autograd/graph.h"
 
 struct td__walk_entry {
-    struct td_node *node; /* kept by the results */
+    struct td_node *node; /* the outputs keep it alive */
     int pending;          /* edges to it from other entries */
-    bool needed;          /* for td_gradients(): an input that is asked for is here, or behind it */
-    bool written;         /* a leaf: a gradient was written into its own (td__grad_target()) */
-    td_tensor **grads;    /* what arrived, for each output; owned */
+    bool needed;          /* for td_gradients(): leads to a captured input */
+    bool written;         /* a leaf whose gradient was written directly (td__grad_target()) */
+    td_tensor **grads;    /* accumulated, for each output; owned */
 };
 
 struct td__walk {
@@ -19,7 +19,7 @@ struct td__walk {
     int index_size;
 };
 
-/** Fills in an all-zero walk. It needs no recursion: the record may be long. */
+/** Fills in an all-zero walk. Not recursive: the graph may be deep. */
 td_status td__walk_from(struct td__walk *walk, td_tensor *const *outputs, int count);
 
 /** The entry of a node, or NULL. */

@@ -22,9 +22,9 @@ td_status td_tensor_list_add(td_tensor_list *list, const char *name, td_tensor *
     if (td_tensor_list_get(list, name))
         return td_fail(TD_ERR_INVALID, "td_tensor_list_add: there is a tensor \"%s\" already",
                        name);
-    if (list->count < 0 || list->count >= TD_TENSOR_LIST_MOST)
+    if (list->count < 0 || list->count >= TD_TENSOR_LIST_MAX)
         return td_fail(TD_ERR_INVALID, "td_tensor_list_add: a list has %d tensors at most",
-                       TD_TENSOR_LIST_MOST);
+                       TD_TENSOR_LIST_MAX);
     list->at[list->count] = tensor;
     list->names[list->count++] = name;
     return TD_OK;
@@ -47,9 +47,9 @@ static td_status check(const td_module *module, td_tensor *const *inputs, int co
                        module->reason ? module->reason : "out of memory");
     if (!ops->forward && !ops->forward_list)
         return td_fail(TD_ERR_INVALID, "td_forward: a %s has no forward of its own", ops->name);
-    if (ops->forward_list && count > TD_TENSOR_LIST_MOST)
+    if (ops->forward_list && count > TD_TENSOR_LIST_MAX)
         return td_fail(TD_ERR_INVALID, "td_forward: a %s takes %d inputs at most, not %d",
-                       ops->name, TD_TENSOR_LIST_MOST, count);
+                       ops->name, TD_TENSOR_LIST_MAX, count);
     return TD_OK;
 }
 
@@ -58,9 +58,9 @@ static td_status run_list(td_module *module, const td_tensor_list *inputs, td_te
 {
     TD_SCOPE;
     td_status status = module->ops->forward_list(module, inputs, results);
-    if (!status && (results->count < 1 || results->count > TD_TENSOR_LIST_MOST))
+    if (!status && (results->count < 1 || results->count > TD_TENSOR_LIST_MAX))
         status = td_fail(TD_ERR_INVALID, "td_forward: a %s gave %d results; 1 to %d are possible",
-                         module->ops->name, results->count, TD_TENSOR_LIST_MOST);
+                         module->ops->name, results->count, TD_TENSOR_LIST_MAX);
     for (int i = 0; !status && i < results->count; i++)
         if (!td_scope_return(results->at[i]))
             status = results->at[i] ? TD_ERR_NOMEM : TD_ERR_INVALID;
@@ -97,9 +97,9 @@ td_status td_forward_list(td_module *module, const td_tensor_list *inputs, td_te
 {
     td_tensor_list given = inputs ? *inputs : (td_tensor_list){0};
     *results = (td_tensor_list){0};
-    if (given.count > TD_TENSOR_LIST_MOST)
+    if (given.count > TD_TENSOR_LIST_MAX)
         return td_fail(TD_ERR_INVALID, "td_forward_list: a list has %d tensors at most, not %d",
-                       TD_TENSOR_LIST_MOST, given.count);
+                       TD_TENSOR_LIST_MAX, given.count);
     TD_TRY(td__check_reserved(__func__, given.reserved));
     TD_TRY(check(module, given.at, given.count));
     if (module->ops->forward_list)

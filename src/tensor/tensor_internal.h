@@ -91,7 +91,7 @@ struct td_tensor {
      * gradient is asked for. Whoever looks at the node brings it up to date before, by
      * td__refresh_node(). */
     struct td_node *node;
-    int node_slot;
+    int output_nr;
     atomic_uint history;
     _Atomic(struct td__view_base *) base; /* what it shares with its views; NULL: has none */
     struct td_node
