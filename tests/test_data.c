@@ -396,7 +396,7 @@ TEST(refused_loaders)
     CHECK(!td_loader_create(dataset, &(td_loader_options){.batch_size = INT64_MAX / 2}));
     CHECK_CONTAINS(td_last_error(), "too large");
     CHECK(!td_loader_create(dataset, &(td_loader_options){.sampler = sampler, .shuffle = true}));
-    CHECK_CONTAINS(td_last_error(), "exclude each other");
+    CHECK_CONTAINS(td_last_error(), "sampler and shuffle are both set");
     CHECK(!td_loader_create(dataset, &(td_loader_options){.workers = -1}));
     CHECK(!td_loader_create(dataset, &(td_loader_options){.workers = 1 << 20}));
     CHECK(!td_loader_create(dataset, &(td_loader_options){.workers = 1, .prefetch = -1}));

@@ -295,12 +295,12 @@ TEST(refused_shares)
     CHECK_CONTAINS(td_last_error(), "rank -2 is outside the interval [0, 2]");
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.num_replicas = 3, .rank = -1}));
     CHECK_EQ(td_last_status(), TD_ERR_STATE);
-    CHECK_CONTAINS(td_last_error(), "no world to take the rank from");
+    CHECK_CONTAINS(td_last_error(), "no world, so the rank must be set");
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.num_replicas = -3}));
     CHECK_CONTAINS(td_last_error(), "-3 replicas");
     CHECK(!td_distributed_sampler(dataset, &(td_sampler_options){.rank = 2}));
     CHECK_EQ(td_last_status(), TD_ERR_STATE);
-    CHECK_CONTAINS(td_last_error(), "no world to take num_replicas from");
+    CHECK_CONTAINS(td_last_error(), "no world, so num_replicas must be set");
 
     CHECK(!td_partition_dataset(NULL, NULL));
     CHECK(!td_partition_dataset(dataset, &(td_partition_options){.count = 2, .which = 2}));
@@ -434,7 +434,7 @@ TEST(refused_positions)
     CHECK_EQ(td_sampler_status(sampler), TD_ERR_STATE);
     CHECK(!td_loader_next(other, &batch));
     CHECK_EQ(td_loader_status(other), TD_ERR_STATE);
-    CHECK_CONTAINS(td_last_error(), "another loader uses this sampler");
+    CHECK_CONTAINS(td_last_error(), "another loader is in the middle");
     CHECK(td_loader_next(loader, &batch)); /* the other one did no harm */
     CHECK_EQ(*(int64_t *)td_tensor_data(batch.input), 2);
     td_loader_reset(loader);

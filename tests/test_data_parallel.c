@@ -280,7 +280,7 @@ static void check_refused(const td_data_parallel_options *options, const char *p
 
 TEST(refused)
 {
-    check_refused(&(td_data_parallel_options){.device_ids = DEVICES}, "how many device_ids");
+    check_refused(&(td_data_parallel_options){.device_ids = DEVICES}, "the number of device_ids");
     check_refused(&(td_data_parallel_options){.device_count = -1}, "device_count is -1");
     check_refused(&(td_data_parallel_options){.device_count = 1000}, "too many");
     check_refused(&(td_data_parallel_options){.output_device = "gpu"}, "\"gpu\"");

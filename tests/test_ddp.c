@@ -379,7 +379,7 @@ RANKS(a_reducer_averages_plain_memory, .ranks = 3)
         for (int i = 0; i < 7; i++)
             other[i] = rank;
         CHECK_OK(td_reducer_ready(reducer, 2));
-        CHECK_FAILS(td_reducer_ready(reducer, 2), TD_ERR_STATE, "before");
+        CHECK_FAILS(td_reducer_ready(reducer, 2), TD_ERR_STATE, "ready already");
         CHECK_FAILS(td_reducer_wait(reducer), TD_ERR_STATE, "0, 1");
         CHECK_OK(td_reducer_ready(reducer, rank % 2 ? 0 : 1)); /* any order */
         CHECK_OK(td_reducer_ready(reducer, rank % 2 ? 1 : 0));

@@ -274,7 +274,7 @@ RANKS(the_first_to_run_out_is_told_to_all, .ranks = 3)
         CHECK(loss_of(model, 2, rank) == NULL);
     }
     CHECK_FAILS(td_ddp_join_end(model), TD_ERR_STATE, "rank 1 ran out of input after 2 forwards");
-    CHECK_FAILS(td_ddp_join_end(model), TD_ERR_STATE, "comes first");
+    CHECK_FAILS(td_ddp_join_end(model), TD_ERR_STATE, "was not called");
 
     /* Together to the end: nothing to complain of. */
     CHECK_OK(td_ddp_join_begin(model, &options));

@@ -63,7 +63,7 @@ TEST(a_module_gives_several_results)
     CHECK(at(both.at[0], 3) == 16);
 
     CHECK(td_forward(pair, a) == NULL);
-    CHECK(strstr(td_last_error(), "a Pair gave 2 results; td_forward_list() returns them all"));
+    CHECK(strstr(td_last_error(), "a Pair returned 2 results; td_forward_list() returns them all"));
     CHECK_OK(td_backward(td_sum(td_add(results.at[0], results.at[1]))));
     CHECK(td_item(td_tensor_grad(td_module_parameter(pair, "weight"))) == 26);
     td_module_destroy(pair);
@@ -124,7 +124,7 @@ TEST(attention_takes_its_mask_by_name)
     CHECK(!td_equal(results.at[0], td_forward(layer, x)));
     td_tensor_list alone = {.count = 1, .at = {mask}, .names = {"mask"}};
     CHECK_EQ(td_forward_list(layer, &alone, &results), TD_ERR_INVALID);
-    CHECK(strstr(td_last_error(), "was given a mask and 0 inputs"));
+    CHECK(strstr(td_last_error(), "got a mask and 0 inputs"));
     td_module_destroy(layer);
 }
 

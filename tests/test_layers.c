@@ -419,7 +419,7 @@ TEST(batch_norm_counts_and_evaluates)
         CHECK(td_allclose(y, want, 1e-5, 1e-6));
         CHECK_EQ(td_tensor_ndim(td_forward(norm, RANDN(4, 2, 5))), 3);
         CHECK(!td_forward(norm, RANDN(4, 3)));
-        CHECK_CONTAINS(td_last_error(), "2 features was given the shape [4, 3]");
+        CHECK_CONTAINS(td_last_error(), "2 features got the shape [4, 3]");
         CHECK(!td_forward(norm, RANDN(4, 2, 3, 3)));
     }
     td_module_destroy(norm);

@@ -171,9 +171,10 @@ TEST(schedules_refuse)
     CHECK_NO(td_lambda_schedule(sgd, NULL, NULL), "NULL");
     CHECK_NO(td_cosine_schedule(sgd, -3, 0), "-3");
     CHECK_NO(td_warmup_schedule(sgd, 0.1, 0, td_step_schedule(sgd, 1, 1)), "steps is 0");
-    CHECK_NO(td_sequential_schedule(sgd, NULL, 0, NULL), "0 schedules");
+    CHECK_NO(td_sequential_schedule(sgd, NULL, 0, NULL), "the schedules (0)");
     td_schedule *parts[] = {td_step_schedule(sgd, 1, 1), NULL};
-    CHECK_NO(td_sequential_schedule(sgd, parts, 2, (const int64_t[]){1}), "td_sequential_schedule: an argument is NULL");
+    CHECK_NO(td_sequential_schedule(sgd, parts, 2, (const int64_t[]){1}),
+             "td_sequential_schedule: an argument is NULL");
     parts[0] = td_step_schedule(other, 1, 1);
     CHECK_NO(td_sequential_schedule(sgd, parts, 1, NULL), "another optimizer");
     CHECK_FAILS(td_schedule_step(NULL), TD_ERR_INVALID, "NULL");

@@ -1,12 +1,12 @@
-/* Files that appear at once: what is written goes to a temporary file in the same directory, is synced
- * to the disk, and gets its name by rename(), which replaces the former file in one step; then the
- * directory is synced. A crash at any moment leaves the former file or the new one whole.
+/* Atomic files: data go to a temporary file in the same directory, which is synced and renamed over
+ * the former file; then the directory is synced. A crash at any moment leaves the former file or
+ * the new one complete.
  *
- * The writer holds a lock (flock) on its temporary file, and the system drops that lock when the
- * process ends, in whatever way. So who gets the lock of a temporary file knows that its writer is
- * dead, and may remove it; a process number could have been given to another process, or to one of
- * another host. A file can be swept between its creation and its lock: the writer notices that it
- * has no name any more, and begins again. */
+ * The writer holds a lock (flock) on its temporary file, which the system drops when the process
+ * ends. A process that gets the lock of a temporary file knows that its writer is dead, and may
+ * remove it; a pid would not do, since it may be reused or of another host. A file can be removed
+ * between its creation and its lock: the writer notices that its link count is 0, and begins
+ * again. */
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/file_limit.h"
@@ -42,7 +42,7 @@ static char *directory_of(const char *path)
     return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
-/* A path that is a directory or a device, or that may not be written, is not replaced. */
+/* A directory, a device, or a file without write permission is not replaced. */
 static td_status check_target(const struct td__atomic_file *file)
 {
     struct stat there;
@@ -57,7 +57,7 @@ static td_status check_target(const struct td__atomic_file *file)
     return faccessat(AT_FDCWD, file->path, W_OK, AT_EACCESS) ? refuse(file) : TD_OK;
 }
 
-/* Makes one temporary file and locks it; -1 with errno, where EAGAIN asks for another attempt. */
+/* Creates and locks a temporary file; -1 with errno, EAGAIN to try again. */
 static int create_locked(char *temporary, size_t digits_at)
 {
     uint64_t number = 0;
@@ -67,7 +67,7 @@ static int create_locked(char *temporary, size_t digits_at)
     }
     snprintf(temporary + digits_at, RANDOM_DIGITS + sizeof SUFFIX, "%016llx" SUFFIX,
              (unsigned long long)number);
-    td__fork_hold(); /* a child would keep the lock */
+    td__fork_hold(); /* a forked child would keep the lock */
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666), error = errno;
     td__fork_exclude(fd);
     td__fork_release();
@@ -157,7 +157,7 @@ void td__atomic_file_drop(struct td__atomic_file *file)
     forget(file);
 }
 
-/* Makes the new name of a file last. Some file systems cannot sync a directory, and say EINVAL. */
+/* Syncs a directory. Some file systems cannot, and return EINVAL. */
 static int sync_directory(const char *directory)
 {
     int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -182,8 +182,8 @@ td_status td__atomic_file_commit(struct td__atomic_file *file)
     }
     if (sync_directory(file->directory))
         status = td_fail(TD_ERR_SYSTEM,
-                         "%s: %s is written, but may not outlive a failure of the machine: the "
-                         "directory cannot be synced: %s",
+                         "%s: %s is written, but may be lost in a system crash: the directory "
+                         "cannot be synced: %s",
                          file->call, file->path, td__errno_text(errno));
     forget(file);
     return status;
@@ -197,7 +197,7 @@ td_status td__atomic_file_directory(const char *call, const char *path)
         return td_fail(TD_ERR_SYSTEM, "%s: the directory %s cannot be made: %s", call, path,
                        td__errno_text(errno));
     }
-    /* Its name must last, as that of each file in it. */
+    /* Its own entry must be synced, too. */
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
         length--;
@@ -211,7 +211,7 @@ td_status td__atomic_file_directory(const char *call, const char *path)
     return status;
 }
 
-/* ---- What others left ---------------------------------------------------------------------------- */
+/* ---- Stale files --------------------------------------------------------------------------------- */
 
 static bool is_temporary(const char *name)
 {
@@ -234,8 +234,8 @@ void td__atomic_file_sweep(const char *directory)
         if (fd < 0)
             continue;
         if (!flock(fd, LOCK_EX | LOCK_NB) && !unlinkat(dirfd(stream), entry->d_name, 0))
-            td_log(TD_LOG_INFO, "removed %s/%s, which a process that is gone has left", directory,
-                   entry->d_name);
+            td_log(TD_LOG_INFO, "removed %s/%s, a temporary file of a process that has ended",
+                   directory, entry->d_name);
         close(fd);
     }
     closedir(stream);

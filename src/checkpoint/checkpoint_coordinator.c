@@ -1,6 +1,6 @@
-/* How the ranks of a group go through a checkpoint together: each step ends with all of them knowing
- * what came of it, so that none waits for a rank that has given up, and all report the same. A verdict
- * on the wire is a status (one byte) and the message. */
+/* Coordination of a checkpoint over the ranks of a group: each step ends with an exchange of its
+ * status, so that no rank waits for one that has failed, and all report the same error. A status is
+ * sent as one byte and the error text. */
 #include "base/fail.h"
 #include "checkpoint/training.h"
 
@@ -24,9 +24,9 @@ td_status td__coordinator_of(const char *call, td_group *group, struct td__coord
     return TD_OK;
 }
 
-/* ---- Verdicts ------------------------------------------------------------------------------------- */
+/* ---- Statuses ------------------------------------------------------------------------------------- */
 
-static td_status pack_verdict(td_status status, struct td__buffer *packed)
+static td_status pack_status(td_status status, struct td__buffer *packed)
 {
     const char *message = status ? td__error_text() : "";
     td__buffer_put_u8(packed, (uint8_t)status);
@@ -34,14 +34,14 @@ static td_status pack_verdict(td_status status, struct td__buffer *packed)
     return packed->failed ? td__fail_nomem("a checkpoint") : TD_OK;
 }
 
-/* Passes a verdict of another rank on, as a failure of this one. */
-static td_status take_verdict(td_bytes packed, int rank)
+/* Sets the last error from a status of another rank. */
+static td_status fail_with_status(td_bytes packed, int rank)
 {
     struct td__reader reader = td__reader_of(packed.data, packed.size);
     td_status status = (td_status)td__reader_u8(&reader);
     struct td__span message = td__reader_string(&reader, LONGEST_MESSAGE);
     if (!td__reader_done(&reader))
-        return td_fail(TD_ERR_MISMATCH, "a checkpoint: another rank makes another call");
+        return td_fail(TD_ERR_MISMATCH, "a checkpoint: another rank made another call");
     if (!status)
         return TD_OK;
     if (rank < 0)
@@ -54,16 +54,16 @@ td_status td__coordinator_follow(const struct td__coordinator *coordinator, td_s
     if (coordinator->alone)
         return mine;
     struct td__buffer packed = {0};
-    td_status status = pack_verdict(coordinator->rank == 0 ? mine : TD_OK, &packed);
-    td_bytes verdict = {0};
+    td_status status = pack_status(coordinator->rank == 0 ? mine : TD_OK, &packed);
+    td_bytes result = {0};
     if (coordinator->rank == 0)
-        verdict = (td_bytes){.data = (char *)packed.data, .size = packed.size};
+        result = (td_bytes){.data = (char *)packed.data, .size = packed.size};
     if (!status)
-        status = td_broadcast_object_list(&verdict, 1, coordinator->root, coordinator->group);
+        status = td_broadcast_object_list(&result, 1, coordinator->root, coordinator->group);
     if (!status)
-        status = take_verdict(verdict, -1);
+        status = fail_with_status(result, -1);
     if (coordinator->rank != 0)
-        td_bytes_free(&verdict);
+        td_bytes_free(&result);
     td__buffer_free(&packed);
     return status;
 }
@@ -73,18 +73,18 @@ td_status td__coordinator_agree(const struct td__coordinator *coordinator, td_st
     if (coordinator->alone)
         return mine;
     struct td__buffer packed = {0};
-    td_bytes *verdicts = calloc((size_t)coordinator->size, sizeof *verdicts);
-    td_status status = verdicts ? pack_verdict(mine, &packed) : td__fail_nomem("a checkpoint");
+    td_bytes *results = calloc((size_t)coordinator->size, sizeof *results);
+    td_status status = results ? pack_status(mine, &packed) : td__fail_nomem("a checkpoint");
     if (!status)
-        status = td_all_gather_object(verdicts, coordinator->size,
+        status = td_all_gather_object(results, coordinator->size,
                                       (td_bytes){.data = (char *)packed.data, .size = packed.size},
                                       coordinator->group);
     bool gathered = !status;
     for (int r = 0; r < coordinator->size && !status; r++)
-        status = take_verdict(verdicts[r], r);
+        status = fail_with_status(results[r], r);
     for (int r = 0; r < coordinator->size && gathered; r++)
-        td_bytes_free(&verdicts[r]);
-    free(verdicts);
+        td_bytes_free(&results[r]);
+    free(results);
     td__buffer_free(&packed);
     return status;
 }
@@ -125,15 +125,15 @@ void td__coordinator_free(const struct td__coordinator *coordinator, td_bytes *a
     free(all);
 }
 
-/* The names, dtypes and shapes of a state, as the header of a file; in front of it, in place of its
- * length, the bytes of all tensors. */
+/* Broadcasts the names, dtypes and shapes of a state as a file header, whose length field has the
+ * size of the data instead. */
 static td_status share_header(const char *call, const struct td__coordinator *coordinator,
                               const td_state *state, td_bytes *header)
 {
     if (coordinator->rank != 0)
         return td_broadcast_object_list(header, 1, coordinator->root, coordinator->group);
     struct td__file_plan plan;
-    /* A rank that has no memory for the text still has to say something. */
+    /* Rank 0 takes part in the broadcast also if it is out of memory. */
     td_status planned = td__plan_file(call, "the checkpoint", state, NULL, 0, &plan);
     if (!planned)
         memcpy(plan.text.data, &plan.data_size, sizeof plan.data_size);
@@ -147,7 +147,7 @@ static td_status make_others(const char *call, td_bytes text, td_state **state)
 {
     uint64_t data_size = 0;
     if (text.size < TD__HEADER_AT)
-        return td_fail(TD_ERR_MISMATCH, "%s: rank 0 has sent no header", call);
+        return td_fail(TD_ERR_MISMATCH, "%s: rank 0 sent no header", call);
     struct td__file_header header;
     memcpy(&data_size, text.data, sizeof data_size);
     TD_TRY(td__header_parse("what rank 0 sends", text.data + TD__HEADER_AT,

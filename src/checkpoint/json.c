@@ -1,6 +1,5 @@
-/* A strict reader of JSON for headers of files that anybody may have made. It follows RFC 8259 and
- * nothing more: no comments, no NaN, no commas at the end, no byte order mark. Nothing here recurses
- * without a limit, and nothing is read behind `end`. */
+/* A strict JSON parser for untrusted headers. RFC 8259 and nothing more: no comments, no NaN, no
+ * trailing commas, no byte order mark. Recursion is bounded, and nothing behind `end` is read. */
 #include "checkpoint/json.h"
 
 #include <stdlib.h>
@@ -127,7 +126,7 @@ static bool take_hex(struct td__json *json, uint32_t *code)
     return true;
 }
 
-/* What follows "\u": one number, or the first of a pair of surrogates with the other behind it. */
+/* After "\u": a code point, or a pair of surrogates. */
 static bool take_unicode(struct td__json *json, uint32_t *code)
 {
     const char *start = json->at;
@@ -164,7 +163,7 @@ static bool take_escape(struct td__json *json, uint32_t *code)
     return true;
 }
 
-/* Copies the characters of a string to `to`, which is as long as the text, and returns its end. */
+/* Decodes a string to `to`, which has space for it, and returns the end. */
 static char *copy_string(struct td__json *json, char *to)
 {
     while (json->at < json->end && *json->at != '"') {
@@ -200,7 +199,7 @@ char *td__json_string(struct td__json *json, struct td__span *raw)
         td__json_fail(json, start, "a string is cut off");
         return NULL;
     }
-    /* An escape sequence is never shorter than what it stands for. */
+    /* Decoding never makes a string longer. */
     char *text = malloc((size_t)(close - start) + 1);
     if (!text) {
         json->no_memory = true;
@@ -242,7 +241,7 @@ bool td__json_put(struct td__buffer *buffer, const char *text)
     return true;
 }
 
-/* ---- Numbers, and what is passed over ----------------------------------------------------------- */
+/* ---- Numbers, and skipping values --------------------------------------------------------------- */
 
 static bool is_digit(const struct td__json *json)
 {

@@ -1,4 +1,4 @@
-/* The weights of a module in a file, and the names that they have in a wrapped module. */
+/* The weights of a module in a file, with or without the prefix of a wrapper. */
 #include "base/fail.h"
 #include "checkpoint/safetensors.h"
 
@@ -8,8 +8,8 @@
 
 #define WRAPPER "module."
 
-/* The name with the wrapper's prefix added, or taken away; NULL where it has none to take away. The
- * buffer is the caller's, and long enough. */
+/* The name with the wrapper's prefix added or removed; NULL if there is none to remove. `buffer` is
+ * large enough. */
 static const char *renamed(const char *name, bool wrap, char *buffer, size_t size)
 {
     if (!wrap)
@@ -18,8 +18,8 @@ static const char *renamed(const char *name, bool wrap, char *buffer, size_t siz
     return buffer;
 }
 
-/* The state with all its names changed; NULL (and *fits false) where one of them is not in `known`
- * then, and without memory. */
+/* The state with all names changed; NULL if a changed name is not in `known` (*fits is false), and
+ * without memory. */
 static td_state *rename_all(const td_state *state, const td_state *known, bool wrap, bool *fits)
 {
     td_state *result = td_state_create();
@@ -60,7 +60,7 @@ td_state *td__fit_names(const td_state *state, td_module *module)
         }
     }
     td_state_destroy(known);
-    /* Where nothing fits, the module says what is wrong with the names as they are. */
+    /* If neither fits, td_module_load_state() reports the names as they are. */
     return fits ? result : td_state_part(state, "");
 }
 

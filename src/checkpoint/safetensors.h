@@ -5,10 +5,10 @@
  *                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …}
  *     the data     of all tensors, without gaps; offsets count from their beginning
  *
- * The header is padded with spaces to a multiple of 8, and the data are sorted by the width of their
- * elements, widest first, so that each tensor is aligned to its element. Files of ours say so in
- * "tandem.version", and have in "tandem.sha256" the SHA-256 of the whole file with zeros in the place
- * of these 64 digits. */
+ * The header is padded with spaces to a multiple of 8, and the data are sorted by the width of
+ * their elements, widest first, so that each tensor is aligned to its element. Files of this
+ * library have "tandem.version", and in "tandem.sha256" the SHA-256 of the whole file with zeros
+ * instead of these 64 digits. */
 #ifndef TD_CHECKPOINT_SAFETENSORS_H
 #define TD_CHECKPOINT_SAFETENSORS_H
 
@@ -20,7 +20,7 @@
 enum {
     TD__FILE_VERSION = 1,
     TD__HEADER_AT = 8,              /* where the header begins */
-    TD__HEADER_LONGEST = 100000000, /* what the reference implementation reads */
+    TD__HEADER_LONGEST = 100000000, /* the limit of the reference implementation */
     TD__DIGEST_DIGITS = 64,
 };
 
@@ -30,7 +30,7 @@ struct td__file_tensor {
     struct td__map_node node;
     char *name;
     char *dtype_name;
-    size_t at; /* where its description begins in the file */
+    size_t at; /* offset of its description in the file */
     td_dtype dtype;
     int ndim;
     int64_t shape[TD_MAX_DIMS];
@@ -40,7 +40,7 @@ struct td__file_tensor {
 struct td__file_note {
     struct td__map_node node;
     char *key, *value;
-    size_t value_at, value_size; /* where the value stands in the file, between its quotes */
+    size_t value_at, value_size; /* of the value between its quotes, in the file */
 };
 
 struct td__file_header {
@@ -53,8 +53,8 @@ struct td__file_header {
     struct td__map map;
 };
 
-/** Takes the text of a header apart, `size` bytes, of a file with `data_size` bytes of data behind it,
- *  and checks all that it says. *header is free again where this fails. */
+/** Parses and checks a header of `size` bytes, of a file with `data_size` bytes of data. On
+ *  failure *header holds nothing. */
 td_status td__header_parse(const char *path, const char *text, size_t size, uint64_t data_size,
                            struct td__file_header *header);
 void td__header_free(struct td__file_header *header);
@@ -67,15 +67,15 @@ const char *td__file_dtype(td_dtype dtype);
 
 /* ---- Writing (safetensors_write.c) ---------------------------------------------------------------- */
 
-/** What is to be written: the header, and the tensors of the state in the order of the data. */
+/** A file to be written: the header, and the tensors in the order of the data. */
 struct td__file_plan {
     struct td__buffer text; /* its length, and the header */
-    size_t digest_at;       /* where the 64 digits are in `text` */
+    size_t digest_at;       /* of the 64 digits in `text` */
     int *order;             /* numbers of tensors in the state */
     uint64_t data_size;
 };
 
-/** Plans a file. `call` and `path` are for messages. *plan is free again where this fails. */
+/** Plans a file. `call` and `path` are for errors. On failure *plan holds nothing. */
 td_status td__plan_file(const char *call, const char *path, const td_state *state,
                         const td_file_note *notes, int note_count, struct td__file_plan *plan);
 void td__plan_free(struct td__file_plan *plan);
@@ -86,44 +86,44 @@ td_status td__save_state(const char *call, const char *path, const td_state *sta
 
 /* ---- Reading (safetensors_read.c) ----------------------------------------------------------------- */
 
-/** Reads a file to `device` (NULL: the host), and leaves its header in *header where that is not NULL,
- *  for td__header_free(). */
+/** Reads a file to `device` (NULL: the host), and its header into *header unless that is NULL, for
+ *  td__header_free(). */
 td_status td__load_state(const char *call, const char *path, const char *device, td_state **state,
                          struct td__file_header *header);
 
-/** A state of tensors as the header describes them, whose elements are not set. */
+/** A state of uninitialised tensors as the header describes them. */
 td_state *td__state_of_header(const char *call, const struct td__file_header *header);
 
 /* ---- Names (module_file.c) ------------------------------------------------------------------------ */
 
-/** The tensors of `state` by the names that they have in `module`, which may be wrapped where the one
- *  that was saved was not, or the other way round. NULL without memory. */
+/** The tensors of `state` with the names of `module`: adds or removes the prefix of a wrapper.
+ *  NULL without memory. */
 td_state *td__fit_names(const td_state *state, td_module *module);
 
-/* ---- Files that appear at once (atomic_file.c) ---------------------------------------------------------- */
+/* ---- Atomic files (atomic_file.c) ---------------------------------------------------------- */
 
-/** A file that is written beside the place where it will stand. */
+/** A file that is written under a temporary name. */
 struct td__atomic_file {
     const char *call, *path;
     char *directory, *temporary;
     int fd;
 };
 
-/** Begins one. Nothing is left to be freed where this fails. `call` and `path` must stay. */
+/** Opens one. On failure there is nothing to free. `call` and `path` must stay. */
 td_status td__atomic_file_open(struct td__atomic_file *file, const char *call, const char *path);
 td_status td__atomic_file_write(struct td__atomic_file *file, const void *data, size_t size);
-/** Overwrites bytes that were written before. */
+/** Overwrites bytes. */
 td_status td__atomic_file_rewrite(struct td__atomic_file *file, size_t at, const void *data,
                                   size_t size);
-/** Syncs it, gives it its name, and syncs that; where this fails it is removed. */
+/** Syncs it, renames it, and syncs the directory; on failure it is removed. */
 td_status td__atomic_file_commit(struct td__atomic_file *file);
 /** Removes what was written. */
 void td__atomic_file_drop(struct td__atomic_file *file);
 
-/** Makes a directory that lasts, unless it is there already. */
+/** Creates and syncs a directory, unless it exists. */
 td_status td__atomic_file_directory(const char *call, const char *path);
 
-/** Removes what processes that have died left behind in a directory. */
+/** Removes temporary files of dead processes from a directory. */
 void td__atomic_file_sweep(const char *directory);
 
 #endif

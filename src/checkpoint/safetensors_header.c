@@ -1,7 +1,7 @@
-/* Headers of safetensors files. A header comes from anybody, so nothing in it is believed: first its
- * syntax, then the version, then each tensor by itself (dtype, shape, and that the offsets are as far
- * apart as these say), and at the end that all tensors together cover the data without overlap and
- * without gap, as the format asks for. So no size is used that the file does not have. */
+/* Headers of safetensors files. A header is untrusted: checked are its syntax, the version, each
+ * tensor by itself (dtype, shape, and offsets that match them), and that all tensors together cover
+ * the data without overlap or gap, as the format requires. No size is used that exceeds the
+ * file. */
 #include "base/fail.h"
 #include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
@@ -55,7 +55,7 @@ const struct td__file_note *td__header_note(const struct td__file_header *header
 
 /* ---- Syntax --------------------------------------------------------------------------------------- */
 
-/* Makes room for one more element behind the others, all zeros. */
+/* Appends a zeroed element. */
 static void *grow(struct td__json *json, void **list, size_t *count, size_t *capacity, size_t width)
 {
     if (*count == *capacity) {
@@ -83,7 +83,7 @@ static size_t place(const struct td__json *json, const char *at)
 static bool read_notes(struct td__json *json, struct td__file_header *header)
 {
     if (header->has_notes)
-        return td__json_fail(json, json->at, "\"__metadata__\" stands here a second time");
+        return td__json_fail(json, json->at, "\"__metadata__\" is here a second time");
     header->has_notes = true;
     if (!td__json_take(json, '{'))
         return false;
@@ -141,7 +141,7 @@ static bool read_field(struct td__json *json, struct td__file_tensor *tensor, in
         field++;
     free(name);
     if (field < 3 && *seen & 1 << field)
-        return td__json_fail(json, start, "a field stands here a second time");
+        return td__json_fail(json, start, "a field is here a second time");
     *seen |= 1 << field;
     if (!td__json_take(json, ':'))
         return false;
@@ -153,7 +153,7 @@ static bool read_field(struct td__json *json, struct td__file_tensor *tensor, in
     case 2:
         return read_offsets(json, tensor);
     default:
-        return td__json_skip(json); /* readers pass over what they do not know */
+        return td__json_skip(json); /* unknown fields are skipped */
     }
 }
 
@@ -205,7 +205,7 @@ static bool read_header(struct td__json *json, struct td__file_header *header)
     return td__json_end(json);
 }
 
-/* The sentence for a header that is no such text. */
+/* The error for a header with a syntax error. */
 static td_status syntax_error(const char *path, const struct td__json *json,
                               const struct td__file_header *header)
 {
@@ -218,7 +218,7 @@ static td_status syntax_error(const char *path, const struct td__json *json,
                    name ? "\"" : "");
 }
 
-/* ---- What it says --------------------------------------------------------------------------------- */
+/* ---- Semantics ------------------------------------------------------------------------------------ */
 
 static td_status check_version(const char *path, const struct td__file_header *header)
 {
@@ -246,7 +246,7 @@ static td_status check_dtype(const char *path, const struct td__file_header *hea
             tensor->dtype = dtypes[i].dtype;
             return TD_OK;
         }
-    /* In a file of ours, of a version that is known, it can only be a damage. */
+    /* In a file of this library, of a known version, it can only be damage. */
     bool ours = td__header_note(header, "tandem.version");
     return td_fail(ours ? TD_ERR_INVALID : TD_ERR_UNSUPPORTED,
                    "%s: \"%.200s\", at byte %zu, is of dtype \"%.40s\", which this library does "
@@ -265,14 +265,14 @@ static td_status check_tensor(const char *path, struct td__file_tensor *tensor, 
         empty = empty || tensor->shape[d] == 0;
         overflow = __builtin_mul_overflow(bytes, (uint64_t)tensor->shape[d], &bytes) || overflow;
     }
-    /* A size of 0 makes the product 0 only if it stands before what overflows. */
+    /* A size of 0 must not hide an overflow of the sizes before it. */
     if (overflow || bytes > INT64_MAX)
         return td_fail(TD_ERR_INVALID,
                        "%s: \"%.200s\", at byte %zu, has sizes that are too large%s", path,
                        tensor->name, tensor->at, empty ? ", though one of them is 0" : "");
     if (tensor->begin > tensor->end || tensor->end > data_size)
         return td_fail(TD_ERR_INVALID,
-                       "%s is damaged or cut off: \"%.200s\", at byte %zu, lies from %" PRIu64
+                       "%s is damaged or cut off: \"%.200s\", at byte %zu, is from %" PRIu64
                        " to %" PRIu64 " of %" PRIu64 " bytes of data",
                        path, tensor->name, tensor->at, tensor->begin, tensor->end, data_size);
     if (tensor->end - tensor->begin != bytes)
@@ -280,7 +280,7 @@ static td_status check_tensor(const char *path, struct td__file_tensor *tensor, 
                        "%s: \"%.200s\", at byte %zu, has %" PRIu64
                        " bytes of data, and needs %" PRIu64 " by its dtype and its shape",
                        path, tensor->name, tensor->at, tensor->end - tensor->begin, bytes);
-    struct td__layout layout; /* which has limits for sizes beside a 0, too */
+    struct td__layout layout; /* which limits sizes beside a 0, too */
     if (td__layout_init(&layout, "its shape", tensor->shape, tensor->ndim, NULL, tensor->dtype))
         return td_fail(TD_ERR_INVALID, "%s: \"%.200s\", at byte %zu: %s", path, tensor->name,
                        tensor->at, td__error_text());
@@ -309,7 +309,7 @@ static td_status check_cover(const char *path, struct td__file_header *header, u
                            "%s: \"%.200s\", at byte %zu, begins at %" PRIu64
                            " of the data, where %s; the tensor before it ends at %" PRIu64,
                            path, tensor->name, tensor->at, tensor->begin,
-                           tensor->begin < end ? "another tensor lies" : "a gap would be", end);
+                           tensor->begin < end ? "another tensor is" : "a gap would be", end);
         end = tensor->end;
     }
     if (end != data_size)

@@ -1,6 +1,6 @@
-/* Reading safetensors files: the header first, which is checked against the size of the file before
- * anything is allocated; then the data in the order in which they lie there, each tensor straight into
- * its memory, with the checksum computed on the way. */
+/* Reading safetensors files: the header, which is checked against the size of the file before
+ * tensors are allocated; then the data in file order, each tensor directly into its memory, with
+ * the checksum computed in the same pass. */
 #include "base/fail.h"
 #include "checkpoint/safetensors.h"
 #include "tensor/tensor_internal.h"
@@ -43,7 +43,7 @@ static td_status get(struct file *file, void *data, size_t size)
         if (taken == 0)
             return td_fail(TD_ERR_INVALID,
                            "%s: %s ends at byte %" PRIu64 ", and had %" PRIu64
-                           " when it was opened; somebody changes it",
+                           " when it was opened; another process changes it",
                            file->call, file->path, file->at, file->size);
         if (file->digest && !EVP_DigestUpdate(file->digest, at, (size_t)taken))
             return td_fail(TD_ERR_SYSTEM, "%s: the checksum cannot be computed", file->call);
@@ -62,7 +62,7 @@ static void close_file(struct file *file)
     EVP_MD_CTX_free(file->digest);
 }
 
-/* Opens a file and reads its header; to be closed in any case. */
+/* Opens a file and reads its header. Close it also on failure. */
 static td_status open_file(struct file *file)
 {
     struct stat there;
@@ -83,7 +83,7 @@ static td_status open_file(struct file *file)
     uint64_t length = td__load_u32(length_bytes) | (uint64_t)td__load_u32(length_bytes + 4) << 32;
     if (length > TD__HEADER_LONGEST || length > file->size - TD__HEADER_AT)
         return td_fail(TD_ERR_INVALID,
-                       "%s is no safetensors file, or is cut off: its first 8 bytes ask for a "
+                       "%s is no safetensors file, or is cut off: its first 8 bytes declare a "
                        "header of %" PRIu64 " bytes, and %" PRIu64
                        " follow; the longest there may be is %d",
                        file->path, length, file->size - TD__HEADER_AT, TD__HEADER_LONGEST);
@@ -109,15 +109,14 @@ static bool is_digest(const struct td__file_note *note)
            strspn(note->value, "0123456789abcdef") == TD__DIGEST_DIGITS;
 }
 
-/* Begins with the header, where zeros stand for the checksum itself. */
+/* Starts the checksum with the header, with zeros instead of the checksum itself. */
 static td_status begin_digest(struct file *file, const struct td__file_header *header)
 {
     const struct td__file_note *note = td__header_note(header, "tandem.sha256");
     if (!note && !td__header_note(header, "tandem.version"))
         return TD_OK; /* a file from elsewhere */
     if (!is_digest(note))
-        return td_fail(TD_ERR_INVALID,
-                       "%s is damaged: it says that Tandem wrote it, and has no checksum",
+        return td_fail(TD_ERR_INVALID, "%s is damaged: Tandem wrote it, but it has no checksum",
                        file->path);
     memset(file->text + note->value_at, '0', TD__DIGEST_DIGITS);
     file->digest = EVP_MD_CTX_new();
@@ -168,7 +167,7 @@ static td_status get_elements(struct file *file, td_tensor *tensor)
     return status;
 }
 
-/* A state of tensors whose elements are not set. */
+/* A state of uninitialised tensors. */
 static td_state *make_state(const char *call, const struct td__file_header *header,
                             struct td__device *device)
 {
@@ -213,7 +212,7 @@ td_status td__load_state(const char *call, const char *path, const char *device_
     if (!status)
         status = parse_file(&file, &header);
     if (!status && !(state = make_state(call, &header, device)))
-        status = TD_ERR_NOMEM; /* all else is checked with the header */
+        status = TD_ERR_NOMEM; /* everything else was checked with the header */
     if (!status)
         status = read_data(&file, &header, state);
     if (status) {

@@ -1,5 +1,5 @@
-/* Writing safetensors files. The header is planned first, with zeros for the checksum; then header and
- * data go out in one pass that also computes it, and at the end its digits are put in their place. */
+/* Writing safetensors files. The header is planned first, with zeros for the checksum; one pass
+ * writes header and data and computes the checksum, whose digits are then filled in. */
 #include "base/fail.h"
 #include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files hold elements as they are here");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian");
 
 enum { CHUNK = 1 << 18 };
 
@@ -173,7 +173,7 @@ static td_status put(struct writer *writer, const void *data, size_t size)
     return TD_OK;
 }
 
-/* The file has 0 and 1 only; here all bytes but 0 are true. */
+/* The file has only 0 and 1; in memory any byte but 0 is true. */
 static td_status put_bools(struct writer *writer, const uint8_t *data, size_t size)
 {
     uint8_t part[4096];

@@ -1,9 +1,9 @@
 /* Checkpoints of training in one file.
  *
- *     saving     each rank packs what it alone knows -> rank 0, which adds the rest and writes;
- *                all hear what came of it
- *     loading    rank 0 reads, and all hear what came of it; its tensors go to all; each takes its
- *                parts over, and all hear whether all could: where not, everybody puts back what it had
+ *     saving     each rank packs its own part; rank 0 gathers these, adds the rest and writes the file;
+ *                rank 0 broadcasts its status
+ *     loading    rank 0 reads the file, and broadcasts its status and the tensors; each rank loads its
+ *                parts; all exchange their status, and restore the former values if one has failed
  */
 #include "base/fail.h"
 #include "checkpoint/training.h"
@@ -84,7 +84,7 @@ td_status td__training_receive(const char *call, const struct td__coordinator *c
     td_state_destroy(state);
     status = td__coordinator_agree(coordinator, status);
     if (status && undo) {
-        /* This rank could, another could not. */
+        /* Another rank has failed. */
         char *message = strdup(td__error_text());
         td__training_undo(training, undo);
         if (message)

@@ -1,6 +1,6 @@
-/* A directory of numbered checkpoints: step-000000000123.safetensors. The number counts, not the time
- * of the file. One that is written replaces another of its number; old ones are removed only when it
- * is complete. */
+/* A directory of numbered checkpoints: step-000000000123.safetensors. The number decides, not the
+ * time of the file. A new file replaces one of its number; old ones are removed only when it is
+ * complete. */
 #include "base/fail.h"
 #include "checkpoint/training.h"
 
@@ -25,7 +25,7 @@ static char *path_of(const char *directory, int64_t step)
     return path;
 }
 
-/* The number of a name as path_of() makes it, or -1. */
+/* The number in a name of path_of(), or -1. */
 static int64_t number_of(const char *name)
 {
     if (strncmp(name, PREFIX, strlen(PREFIX)) != 0)
@@ -45,7 +45,8 @@ static int compare_down(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* All numbers in a directory, the greatest first, for free(). *missing: there is no such directory. */
+/* All numbers in a directory, the greatest first, for free(). *missing: the directory does not
+ * exist. */
 static td_status list_numbers(const char *call, const char *directory, int64_t **numbers,
                               size_t *count, bool *missing)
 {
@@ -86,7 +87,7 @@ static td_status list_numbers(const char *call, const char *directory, int64_t *
 
 /* ---- Saving --------------------------------------------------------------------------------------- */
 
-/* Removes all but the `keep` newest, of which that of `step` is one. A failure does no harm. */
+/* Removes all but the `keep` newest, which include `step`. Failures are only logged. */
 static void prune(const char *call, const char *directory, int64_t step, int keep)
 {
     int64_t *numbers = NULL;
@@ -157,7 +158,7 @@ td_status td_training_save_numbered(const char *directory, const td_training *tr
 
 /* ---- Loading -------------------------------------------------------------------------------------- */
 
-/* Tries the numbers from the greatest on. */
+/* Tries the numbers in descending order. */
 static td_status read_newest(const char *call, const char *directory, const int64_t *numbers,
                              size_t count, td_state **state)
 {
@@ -171,13 +172,13 @@ static td_status read_newest(const char *call, const char *directory, const int6
             free(message);
             return TD_OK;
         }
-        /* One of a later version, or too little memory, is no damage: an older one would do no better,
-         * or silently undo work. */
+        /* A later version, or too little memory, is no damage: loading an older file instead would
+         * silently lose work. */
         if (status != TD_ERR_INVALID && status != TD_ERR_SYSTEM) {
             free(message);
             return status;
         }
-        td_log(TD_LOG_WARN, "a checkpoint is passed over: %s", td__error_text());
+        td_log(TD_LOG_WARN, "a checkpoint is skipped: %s", td__error_text());
         if (!first) {
             first = status;
             message = strdup(td__error_text());
@@ -189,7 +190,7 @@ static td_status read_newest(const char *call, const char *directory, const int6
     return first;
 }
 
-/* Rank 0's part: *state stays NULL where there is no checkpoint. */
+/* On rank 0; *state stays NULL if there is no checkpoint. */
 static td_status find_newest(const char *call, const char *directory, td_state **state)
 {
     if (!directory || !*directory)
@@ -205,7 +206,7 @@ static td_status find_newest(const char *call, const char *directory, td_state *
     return status;
 }
 
-/* Whether rank 0 has found one. */
+/* Broadcasts whether rank 0 has found one. */
 static td_status share_found(const struct td__coordinator *coordinator, bool *found)
 {
     char answer = *found ? 'y' : 'n';

@@ -1,12 +1,12 @@
-/* What a checkpoint of training holds, by names:
+/* The entries of a checkpoint:
  *
  *     training.epoch, training.step     the program's counts
  *     training.ranks, training.parts    how many ranks there were, and which of the next four there are
  *     model.…, optimizer.…, schedule.…  the states of these
  *     rank.0.random, rank.0.sampler     of each rank: its generator, and where its sampler was
  *
- * Taking it over is done part by part, and each part either takes all or nothing. What the parts before
- * the failing one had is put back, and so it is where another rank has failed. */
+ * Parts are loaded one after another, each completely or not at all. If one fails, or another rank
+ * does, the former values of those before it are restored. */
 #include "base/option_rules.h"
 #include "checkpoint/training.h"
 #include "tensor/tensor_internal.h"
@@ -67,7 +67,7 @@ static td_status add_list(td_state *state, const char *name, td_dtype dtype, con
     return status;
 }
 
-/* Adds what a rank has packed. */
+/* Adds the packed part of a rank. */
 static td_status add_rank(const char *call, td_bytes packed, int rank, td_state *state)
 {
     struct td__reader reader = td__reader_of(packed.data, packed.size);
@@ -81,7 +81,7 @@ static td_status add_rank(const char *call, td_bytes packed, int rank, td_state 
         position[i] = (int64_t)td__reader_u64(&reader);
     struct td__span random = td__reader_string(&reader, TD_GENERATOR_STATE_SIZE);
     if (!td__reader_done(&reader) || random.size != TD_GENERATOR_STATE_SIZE)
-        return td_fail(TD_ERR_MISMATCH, "%s: rank %d has made another call", call, rank);
+        return td_fail(TD_ERR_MISMATCH, "%s: rank %d made another call", call, rank);
     char name[NAME_SIZE];
     snprintf(name, sizeof name, "rank.%d.random", rank);
     TD_TRY(add_list(state, name, TD_U8, random.data, TD_GENERATOR_STATE_SIZE));
@@ -134,7 +134,7 @@ td_status td__training_collect(const char *call, const td_training *training, co
     return status;
 }
 
-/* ---- Putting back --------------------------------------------------------------------------------- */
+/* ---- Undo ----------------------------------------------------------------------------------------- */
 
 struct td__undo {
     int changed; /* which parts */
@@ -227,8 +227,8 @@ static td_status apply_optimizer(td_training *training, const td_state *state)
     return status;
 }
 
-/* The states of the schedule and of the optimizer both have the learning rates; those of the optimizer
- * count. */
+/* The states of the schedule and of the optimizer both have the learning rates; the optimizer's are
+ * used. */
 static td_status apply_schedule(td_training *training, const td_state *state)
 {
     td_state *part = td_state_part(state, "schedule.");
@@ -297,7 +297,7 @@ static td_status check_size(const td_training *training, int64_t ranks, int size
         return TD_OK;
     return td_fail(TD_ERR_MISMATCH,
                    "the checkpoint is of %" PRId64 " ranks, and there are %d now; with any_size "
-                   "training goes on from it, but not bit for bit",
+                   "training resumes from it, but not bit for bit",
                    ranks, size);
 }
 

@@ -1,5 +1,5 @@
-/* Datasets: an ops table, what it says about itself, and a count of owners. Size and shapes are asked
- * for once, so that all who use a dataset agree on them. */
+/* Datasets: an ops table, its size and shapes, and a reference count. Size and shapes are queried
+ * once, so that all users of a dataset see the same. */
 #include "data/dataset.h"
 #include "base/option_rules.h"
 #include "tensor/tensor_internal.h"
@@ -32,7 +32,7 @@ td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self)
 {
     if (!ops || !ops->size || !ops->describe || !ops->read) {
         td_fail(TD_ERR_INVALID, "td_dataset_create: %s",
-                ops ? "size, describe and read must all be there" : "ops is NULL");
+                ops ? "size, describe and read must not be NULL" : "ops is NULL");
         return NULL;
     }
     if (td__check_reserved(__func__, ops->reserved))
@@ -48,8 +48,7 @@ td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self)
     dataset->size = ops->size(self);
     ops->describe(self, &dataset->input, &dataset->target);
     if (dataset->size < 0) {
-        td_fail(TD_ERR_INVALID,
-                "td_dataset_create: the dataset says that it has %" PRId64 " samples",
+        td_fail(TD_ERR_INVALID, "td_dataset_create: ops->size() returned %" PRId64 " samples",
                 dataset->size);
         goto free_dataset;
     }

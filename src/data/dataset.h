@@ -1,4 +1,4 @@
-/* What a dataset is made of. */
+/* The representation of a dataset. */
 #ifndef TD_DATA_DATASET_H
 #define TD_DATA_DATASET_H
 

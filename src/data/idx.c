@@ -40,13 +40,12 @@ static td_status read_magic(struct td__unpack *unpack, struct td__idx *idx)
     if (magic[0] || magic[1] || !dtype_of(magic[2], &idx->dtype))
         return td_fail(
             TD_ERR_INVALID,
-            "%s: no IDX file begins with %02x %02x %02x %02x before it; it is two zeros, a "
+            "%s: the file begins with %02x %02x %02x %02x; an IDX file begins with two zeros, a "
             "type (8, 9, 11, 12, 13 or 14) and the number of dimensions",
-            td__unpack_place(unpack), magic[0], magic[1], magic[2], magic[3]);
+            td__unpack_position(unpack), magic[0], magic[1], magic[2], magic[3]);
     if (magic[3] < 1 || magic[3] > TD_MAX_DIMS)
-        return td_fail(TD_ERR_INVALID,
-                       "%s: the byte before it gives the array %d dimensions; 1 to %d are possible",
-                       td__unpack_place(unpack), magic[3], TD_MAX_DIMS);
+        return td_fail(TD_ERR_INVALID, "%s: the array has %d dimensions; 1 to %d are possible",
+                       td__unpack_position(unpack), magic[3], TD_MAX_DIMS);
     idx->ndim = magic[3];
     return TD_OK;
 }
@@ -64,7 +63,7 @@ static td_status read_sizes(struct td__unpack *unpack, struct td__idx *idx)
         char reason[512];
         strncpy(reason, td__error_text(), sizeof reason - 1);
         reason[sizeof reason - 1] = '\0';
-        return td_fail(TD_ERR_INVALID, "%s: %s", td__unpack_place(unpack), reason);
+        return td_fail(TD_ERR_INVALID, "%s: %s", td__unpack_position(unpack), reason);
     }
     idx->bytes = (size_t)layout.numel * td_dtype_size(idx->dtype);
     char what[128];
@@ -73,7 +72,7 @@ static td_status read_sizes(struct td__unpack *unpack, struct td__idx *idx)
     return td__unpack_expect(unpack, idx->bytes, what);
 }
 
-/* From big-endian to what the machine has. */
+/* From big-endian to the host's byte order. */
 static void turn_bytes(struct td__idx *idx)
 {
     size_t size = td_dtype_size(idx->dtype);
@@ -96,7 +95,7 @@ td_status td__idx_read(struct td__unpack *unpack, struct td__idx *idx)
     if (read.bytes) {
         read.data = malloc(read.bytes);
         if (!read.data)
-            return td_fail(TD_ERR_NOMEM, "%s: no memory for %zu bytes", td__unpack_place(unpack),
+            return td_fail(TD_ERR_NOMEM, "%s: no memory for %zu bytes", td__unpack_position(unpack),
                            read.bytes);
     }
     td_status status = td__unpack_read(unpack, read.data, read.bytes, "the elements");

@@ -18,11 +18,10 @@ struct td__idx {
     int ndim; /* 1 … TD_MAX_DIMS */
     int64_t shape[TD_MAX_DIMS];
     size_t bytes;
-    void *data; /* in the machine's byte order, for free(); NULL without elements */
+    void *data; /* in the host's byte order, for free(); NULL without elements */
 };
 
-/** Reads one, to the end of the file. Whatever is in the file, it is read or refused: a size is
- *  compared with the file's before memory is asked for. */
+/** Reads a whole file. Sizes in it are compared with the file's before memory is allocated. */
 td_status td__idx_read(struct td__unpack *unpack, struct td__idx *idx);
 
 #endif

@@ -1,5 +1,5 @@
-/* Datasets of IDX files. The arrays stay in memory as they were in the files; a sample is made as it is
- * read, bytes by a table of the 256 numbers that they become. */
+/* Datasets of IDX files. The arrays stay in memory as they were in the files; a sample is converted
+ * when it is read, bytes by a table of 256 values. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "data/dataset.h"
@@ -119,7 +119,7 @@ static td_status read_files(struct idx_dataset *dataset, const char *images_path
     if (labels->shape[0] != images->shape[0])
         return td_fail(TD_ERR_INVALID,
                        "%s has %" PRId64 " images, %s has %" PRId64
-                       " labels; they do not fit together",
+                       " labels; both must have the same number",
                        images_path, images->shape[0], labels_path, labels->shape[0]);
     return TD_OK;
 }
@@ -139,13 +139,13 @@ static void make_pixels(struct idx_dataset *dataset, const td_idx_options *optio
 static td_status check_options(const char *call, const td_idx_options *options)
 {
     if (options->pixels < TD_PIXELS_NORMALIZED || options->pixels > TD_PIXELS_RAW)
-        return td_fail(TD_ERR_INVALID, "%s: %d is no way to take pixels", call,
+        return td_fail(TD_ERR_INVALID, "%s: pixels is %d, which is no td_pixels", call,
                        (int)options->pixels);
     if (!(options->std >= 0) || isinf(options->std) || !isfinite(options->mean) ||
         (options->std == 0 && options->mean != 0))
         return td_fail(TD_ERR_INVALID,
-                       "%s: a mean of %g and a standard deviation of %g cannot normalise; both are "
-                       "finite, and the latter is above 0",
+                       "%s: the mean is %g and the standard deviation %g; both must be finite, "
+                       "and the latter above 0",
                        call, options->mean, options->std);
     return TD_OK;
 }
@@ -184,31 +184,31 @@ td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
 /* ---- Fashion-MNIST --------------------------------------------------------------------------- */
 
 /* Finds `name`, with ".gz" or without, in the directory `base`/`below`. */
-static bool find_file(char *path, size_t room, const char *base, const char *below,
+static bool find_file(char *path, size_t capacity, const char *base, const char *below,
                       const char *name)
 {
     static const char *const suffixes[] = {".gz", ""};
     for (int i = 0; i < 2; i++) {
-        int length = snprintf(path, room, "%s/%s/%s%s", base, below, name, suffixes[i]);
-        if (length > 0 && (size_t)length < room && access(path, F_OK) == 0)
+        int length = snprintf(path, capacity, "%s/%s/%s%s", base, below, name, suffixes[i]);
+        if (length > 0 && (size_t)length < capacity && access(path, F_OK) == 0)
             return true;
     }
     return false;
 }
 
-static td_status find_fashion(char *path, size_t room, const char *directory, const char *name)
+static td_status find_fashion(char *path, size_t capacity, const char *directory, const char *name)
 {
     const char *data = getenv("TANDEM_DATA");
     if (directory) {
-        if (find_file(path, room, directory, ".", name))
+        if (find_file(path, capacity, directory, ".", name))
             return TD_OK;
     } else if (data && *data) {
-        if (find_file(path, room, data, FASHION_MNIST, name) ||
-            find_file(path, room, data, ".", name))
+        if (find_file(path, capacity, data, FASHION_MNIST, name) ||
+            find_file(path, capacity, data, ".", name))
             return TD_OK;
         directory = data;
     } else {
-        if (find_file(path, room, DEBIAN_DATASETS, FASHION_MNIST, name))
+        if (find_file(path, capacity, DEBIAN_DATASETS, FASHION_MNIST, name))
             return TD_OK;
         directory = DEBIAN_DATASETS "/" FASHION_MNIST;
     }

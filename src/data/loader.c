@@ -1,8 +1,8 @@
-/* Loaders: the course of an epoch, and the memory of batches; see loader.h for the picture.
+/* Loaders: epochs, and the memory of batches; see loader.h.
  *
- * A batch that is handed out is a pair of tensors over the storages of its slot. When it comes back, the
- * storages are used again if the slot is their only owner; if the user, or a graph, has kept a tensor,
- * they stay with that one and the slot gets new ones. */
+ * A batch that td_loader_next() returns is a pair of tensors over the storages of its buffer. The
+ * next call reuses the storages if the buffer is their only owner; if the user, or a graph, has
+ * kept a tensor, the buffer gets new ones. */
 #include "data/loader.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -22,7 +22,7 @@ static bool is_shared(const struct td__storage *storage)
     return atomic_load_explicit(&storage->owners, memory_order_acquire) > 1;
 }
 
-/* Gives a slot's half memory that nobody else sees. */
+/* Provides one half of a buffer with a storage that is not shared. */
 static td_status provide(struct td__storage **storage, size_t bytes)
 {
     if (*storage && !is_shared(*storage) && (*storage)->bytes >= bytes)
@@ -36,19 +36,19 @@ static td_status provide(struct td__storage **storage, size_t bytes)
     return TD_OK;
 }
 
-/* Makes the slot of a batch ready to be read into. */
+/* Prepares the buffer of a batch for reading. */
 static td_status prepare(td_loader *loader, int64_t batch)
 {
-    struct td__loader_slot *slot = &loader->slots[batch % loader->slot_count];
+    struct td__batch_buffer *buffer = &loader->buffers[batch % loader->buffer_count];
     const td_dataset *dataset = loader->dataset;
     int64_t size = loader->options.batch_size, from = loader->start + batch * size;
     int64_t samples = loader->end - loader->start;
     size_t rows = (size_t)(size < samples ? size : samples);
-    TD_TRY(provide(&slot->input, rows * dataset->input_bytes));
+    TD_TRY(provide(&buffer->input, rows * dataset->input_bytes));
     if (dataset->target.ndim >= 0)
-        TD_TRY(provide(&slot->target, rows * dataset->target_bytes));
-    slot->left = size < loader->end - from ? size : loader->end - from;
-    slot->status = TD_OK;
+        TD_TRY(provide(&buffer->target, rows * dataset->target_bytes));
+    buffer->left = size < loader->end - from ? size : loader->end - from;
+    buffer->status = TD_OK;
     return TD_OK;
 }
 
@@ -64,7 +64,7 @@ static td_tensor *tensor_over(struct td__storage *storage, const td_sample_spec 
     return td__tensor_over(storage, 0, &layout);
 }
 
-/* The user's batch comes back. */
+/* Takes back the user's batch. */
 static void give_back(td_loader *loader)
 {
     td_tensor_release(loader->current.input);
@@ -80,8 +80,8 @@ static int64_t batches_of(const td_loader *loader, int64_t samples)
     return samples / size + (!loader->options.drop_last && samples % size != 0);
 }
 
-/* How far the workers may read: the slots of that many batches are prepared. */
-static int64_t place_behind(const td_loader *loader, int64_t batch)
+/* The position behind a batch: how far workers may read when its buffer is prepared. */
+static int64_t end_of_batch(const td_loader *loader, int64_t batch)
 {
     int64_t size = loader->options.batch_size;
     return batch >= loader->batches ? loader->end : loader->start + batch * size;
@@ -92,8 +92,8 @@ static td_status begin_epoch(td_loader *loader)
     td_sampler *sampler = loader->sampler;
     if (sampler->busy)
         return td_fail(TD_ERR_STATE,
-                       "td_loader_next: another loader uses this sampler, and is in the "
-                       "middle of an epoch");
+                       "td_loader_next: another loader is in the middle of an epoch with this "
+                       "sampler");
     /* The seed that PyTorch draws for its workers, before the one for the order. */
     if (!sampler->resumes)
         td__generator_seed(NULL);
@@ -105,7 +105,7 @@ static td_status begin_epoch(td_loader *loader)
     bool whole = most <= sampler->size - loader->start;
     loader->end = whole ? loader->start + most : sampler->size;
     loader->next = 0;
-    int64_t ahead = loader->batches < loader->slot_count ? loader->batches : loader->slot_count;
+    int64_t ahead = loader->batches < loader->buffer_count ? loader->batches : loader->buffer_count;
     for (int64_t batch = 0; batch < ahead; batch++) {
         td_status status = prepare(loader, batch);
         if (status) {
@@ -116,7 +116,7 @@ static td_status begin_epoch(td_loader *loader)
     sampler->busy = true;
     loader->running = true;
     if (loader->thread_count)
-        td__loader_allow(loader, loader->start, place_behind(loader, ahead));
+        td__loader_allow(loader, loader->start, end_of_batch(loader, ahead));
     return TD_OK;
 }
 
@@ -131,51 +131,51 @@ static void end_epoch(td_loader *loader)
     td__sampler_end(loader->sampler);
 }
 
-/* The slot of the batch that the user had is free for the one that is `slots` further on. */
+/* Reuses the buffer of the user's last batch for the batch buffer_count further on. */
 static td_status recycle(td_loader *loader)
 {
     if (loader->next == 0)
         return TD_OK;
-    int64_t batch = loader->next - 1 + loader->slot_count;
+    int64_t batch = loader->next - 1 + loader->buffer_count;
     if (batch >= loader->batches)
         return TD_OK;
     TD_TRY(prepare(loader, batch));
     if (loader->thread_count)
-        td__loader_allow(loader, -1, place_behind(loader, batch + 1));
+        td__loader_allow(loader, -1, end_of_batch(loader, batch + 1));
     return TD_OK;
 }
 
 /* Reads the batch here, or waits for the workers. */
-static td_status complete(td_loader *loader, struct td__loader_slot *slot)
+static td_status complete(td_loader *loader, struct td__batch_buffer *buffer)
 {
     if (loader->thread_count) {
-        td__loader_wait(loader, slot);
+        td__loader_wait(loader, buffer);
     } else {
         int64_t from = loader->start + loader->next * loader->options.batch_size;
-        struct td__piece all = {.slot = slot, .from = from, .to = from + slot->left};
-        slot->status = td__loader_read(loader, &all, &slot->failed);
-        if (slot->status)
-            td__error_save(&slot->error);
+        struct td__piece all = {.buffer = buffer, .from = from, .to = from + buffer->left};
+        buffer->status = td__loader_read(loader, &all, &buffer->failed);
+        if (buffer->status)
+            td__error_save(&buffer->error);
     }
-    if (slot->status)
-        return td_fail(slot->status,
+    if (buffer->status)
+        return td_fail(buffer->status,
                        "loader: sample %" PRId64 ", number %" PRId64 " of the epoch: %s",
-                       loader->order[slot->failed], slot->failed, slot->error.text);
+                       loader->order[buffer->failed], buffer->failed, buffer->error.text);
     return TD_OK;
 }
 
 static td_status hand_out(td_loader *loader)
 {
-    struct td__loader_slot *slot = &loader->slots[loader->next % loader->slot_count];
+    struct td__batch_buffer *buffer = &loader->buffers[loader->next % loader->buffer_count];
     int64_t size = loader->options.batch_size;
     int64_t from = loader->start + loader->next * size;
     int64_t rows = size < loader->end - from ? size : loader->end - from;
-    TD_TRY(complete(loader, slot));
+    TD_TRY(complete(loader, buffer));
     td_batch batch = {.size = rows,
-                      .input = tensor_over(slot->input, &loader->dataset->input, rows)};
-    if (batch.input && slot->target)
-        batch.target = tensor_over(slot->target, &loader->dataset->target, rows);
-    if (!batch.input || (slot->target && !batch.target)) {
+                      .input = tensor_over(buffer->input, &loader->dataset->input, rows)};
+    if (batch.input && buffer->target)
+        batch.target = tensor_over(buffer->target, &loader->dataset->target, rows);
+    if (!batch.input || (buffer->target && !batch.target)) {
         td_tensor_release(batch.input);
         return TD_ERR_NOMEM;
     }
@@ -190,7 +190,7 @@ static td_status next_batch(td_loader *loader, bool *is_end)
     if (loader->thread_count && loader->generation != td__fork_generation())
         return td_fail(TD_ERR_STATE,
                        "td_loader_next: the workers of this loader are in the parent process; "
-                       "make a loader of its own in each");
+                       "make a loader in each process");
     give_back(loader);
     if (!loader->running)
         TD_TRY(begin_epoch(loader));
@@ -249,8 +249,7 @@ static td_status check_options(const td_dataset *dataset, const td_loader_option
     if (options->sampler && options->shuffle)
         return td_fail(
             TD_ERR_INVALID,
-            "td_loader_create: a sampler and shuffle exclude each other; the sampler decides "
-            "on the order");
+            "td_loader_create: sampler and shuffle are both set; the sampler decides on the order");
     if (options->workers < 0 || options->workers > MOST_WORKERS || options->prefetch < 0 ||
         options->prefetch > MOST_PREFETCH)
         return td_fail(
@@ -287,13 +286,13 @@ td_loader *td_loader_create(td_dataset *dataset, const td_loader_options *option
         goto no_memory;
     loader->options = chosen;
     loader->generation = td__fork_generation();
-    loader->slot_count = chosen.workers ? chosen.prefetch + 1 : 1;
-    loader->slots = calloc((size_t)loader->slot_count, sizeof *loader->slots);
-    if (!loader->slots)
+    loader->buffer_count = chosen.workers ? chosen.prefetch + 1 : 1;
+    loader->buffers = calloc((size_t)loader->buffer_count, sizeof *loader->buffers);
+    if (!loader->buffers)
         goto free_loader;
     loader->sampler = sampler_for(dataset, &chosen);
     if (!loader->sampler)
-        goto free_slots;
+        goto free_buffers;
     loader->dataset = td_dataset_retain(dataset);
     if (td__loader_start_workers(loader)) {
         td_loader_destroy(loader);
@@ -301,8 +300,8 @@ td_loader *td_loader_create(td_dataset *dataset, const td_loader_options *option
     }
     return loader;
 
-free_slots:
-    free(loader->slots);
+free_buffers:
+    free(loader->buffers);
 free_loader:
     free(loader);
 no_memory:
@@ -316,13 +315,13 @@ void td_loader_destroy(td_loader *loader)
         return;
     end_epoch(loader);
     td__loader_stop_workers(loader);
-    for (int i = 0; i < loader->slot_count; i++) {
-        if (loader->slots[i].input)
-            td__storage_release(loader->slots[i].input);
-        if (loader->slots[i].target)
-            td__storage_release(loader->slots[i].target);
+    for (int i = 0; i < loader->buffer_count; i++) {
+        if (loader->buffers[i].input)
+            td__storage_release(loader->buffers[i].input);
+        if (loader->buffers[i].target)
+            td__storage_release(loader->buffers[i].target);
     }
-    free(loader->slots);
+    free(loader->buffers);
     td_sampler_release(loader->sampler);
     td_dataset_release(loader->dataset);
     free(loader);

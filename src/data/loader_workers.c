@@ -8,8 +8,8 @@
 td_status td__loader_read(td_loader *loader, const struct td__piece *piece, int64_t *failed)
 {
     td_dataset *dataset = loader->dataset;
-    char *input = piece->slot->input->data;
-    char *target = piece->slot->target ? piece->slot->target->data : NULL;
+    char *input = piece->buffer->input->data;
+    char *target = piece->buffer->target ? piece->buffer->target->data : NULL;
     for (int64_t at = piece->from, row = piece->row; at < piece->to; at++, row++) {
         td_status status = td_dataset_read(
             dataset, loader->order[at], input ? input + (size_t)row * dataset->input_bytes : NULL,
@@ -32,7 +32,7 @@ static bool take_piece(td_loader *loader, struct td__piece *piece)
     int64_t rows = loader->piece < size - row ? loader->piece : size - row;
     if (rows > loader->limit - loader->cursor)
         rows = loader->limit - loader->cursor;
-    *piece = (struct td__piece){.slot = &loader->slots[batch % loader->slot_count],
+    *piece = (struct td__piece){.buffer = &loader->buffers[batch % loader->buffer_count],
                                 .from = loader->cursor,
                                 .to = loader->cursor + rows,
                                 .row = row};
@@ -56,15 +56,15 @@ static void *work(void *arg)
         td_status status = td__loader_read(loader, &piece, &failed);
         pthread_mutex_lock(&loader->lock);
         loader->reading--;
-        struct td__loader_slot *slot = piece.slot;
-        /* Of several that fail the first one in the order is named, whoever comes first. */
-        if (status && (!slot->status || failed < slot->failed)) {
-            slot->status = status;
-            slot->failed = failed;
-            td__error_save(&slot->error);
+        struct td__batch_buffer *buffer = piece.buffer;
+        /* Of several failures the first one in the order is reported, whichever thread is first. */
+        if (status && (!buffer->status || failed < buffer->failed)) {
+            buffer->status = status;
+            buffer->failed = failed;
+            td__error_save(&buffer->error);
         }
-        slot->left -= piece.to - piece.from;
-        if (slot->left == 0 || loader->reading == 0)
+        buffer->left -= piece.to - piece.from;
+        if (buffer->left == 0 || loader->reading == 0)
             pthread_cond_signal(&loader->ready);
     }
     pthread_mutex_unlock(&loader->lock);
@@ -93,7 +93,7 @@ td_status td__loader_start_workers(td_loader *loader)
 
 void td__loader_stop_workers(td_loader *loader)
 {
-    /* In a fork there are no threads to end, and the lock may be held by one that is not there. */
+    /* In a fork there are no threads, and the lock may be held by one of the parent's. */
     if (loader->generation == td__fork_generation()) {
         pthread_mutex_lock(&loader->lock);
         loader->stopping = true;
@@ -127,10 +127,10 @@ void td__loader_halt(td_loader *loader)
     pthread_mutex_unlock(&loader->lock);
 }
 
-void td__loader_wait(td_loader *loader, struct td__loader_slot *slot)
+void td__loader_wait(td_loader *loader, struct td__batch_buffer *buffer)
 {
     pthread_mutex_lock(&loader->lock);
-    while (slot->left)
+    while (buffer->left)
         pthread_cond_wait(&loader->ready, &loader->lock);
     pthread_mutex_unlock(&loader->lock);
 }

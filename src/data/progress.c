@@ -1,5 +1,5 @@
-/* Progress bars: when a line is drawn, and where to. A step costs a look at the clock; nothing else
- * happens unless a tenth of a second has passed. */
+/* Progress bars: when and where a line is drawn. A step only reads the clock unless a tenth of a
+ * second has passed. */
 #include "data/progress.h"
 #include "base/clock.h"
 #include "base/fail.h"
@@ -28,7 +28,7 @@ struct td_progress {
     char *label, *unit;
 };
 
-/* Rank 0 of the world, or what the environment says where there is none yet. */
+/* Rank 0 of the world, or by RANK if there is no world yet. */
 static bool is_first_rank(void)
 {
     int rank, size;
@@ -54,8 +54,7 @@ static int terminal_width(void)
     return columns && td__parse_int(columns, 1, 10000, &width) ? width : USUAL_WIDTH;
 }
 
-/* In one write(), so that lines of other processes do not come between; a terminal that is gone is no
- * reason to stop. */
+/* One write(), so that output of other processes does not interleave. Errors are ignored. */
 static void write_out(const char *text, size_t size)
 {
     while (size > 0) {
@@ -81,7 +80,7 @@ static void draw(td_progress *progress, int64_t now, const char *before, int wid
     write_out(text, used);
 }
 
-/* The last column stays free: a terminal that wraps there would begin another line. */
+/* The last column stays free: some terminals wrap there. */
 static void redraw(td_progress *progress, int64_t now, const char *behind)
 {
     int width = terminal_width() - 1;

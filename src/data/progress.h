@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a bar shows at a moment. */
+/* What a bar shows. */
 struct td__progress_view {
     const char *label; /* NULL: none */
     const char *unit;
@@ -14,11 +14,12 @@ struct td__progress_view {
     int64_t done;
     double elapsed_s;
     double loss;   /* NAN: none */
-    bool finished; /* the time that it took, instead of what is left */
+    bool finished; /* show the elapsed time instead of the time left */
 };
 
-/** Writes the line for a terminal of `width` columns into `line`, of which it uses at most `room` bytes.
- *  It is never wider than that, and ends with a NUL. Returns its bytes. */
-size_t td__progress_line(char *line, size_t room, const struct td__progress_view *view, int width);
+/** Writes the line for a terminal of `width` columns into `line`, with a NUL, at most `capacity`
+ *  bytes. Returns its length in bytes. */
+size_t td__progress_line(char *line, size_t capacity, const struct td__progress_view *view,
+                         int width);
 
 #endif

@@ -2,9 +2,9 @@
  *
  *     epoch 1   44% ████████▌           422/938  151.2 batch/s  0:03 left  loss 0.4321
  *
- * Each part is written by itself. What does not fit the width goes, one part after another: the bar, the
- * rate, the count, the time, the percentage; the label is cut off where even that is not enough. Of what is
- * left over the bar takes up to 40 columns. Widths are columns of a terminal, not bytes. */
+ * Each part is formatted by itself. If they exceed the width, parts are dropped in this order: the
+ * bar, the rate, the count, the time, the percentage; then the label is truncated. The bar takes up
+ * to 40 of the columns that are left. Widths are columns of a terminal, not bytes. */
 #include "data/progress.h"
 
 #include <inttypes.h>
@@ -19,12 +19,12 @@ enum part { LABEL, PERCENT, BAR, COUNT, RATE, TIME, LOSS, PARTS };
 
 struct parts {
     char text[PARTS][4 * PART];
-    int columns[PARTS]; /* 0: it is not there */
+    int columns[PARTS]; /* 0: dropped */
 };
 
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
-/* Reads one character; -1 and one byte for what is none. */
+/* Decodes one character; -1 and one byte for invalid UTF-8. */
 static int read_character(const char *text, int *bytes)
 {
     const unsigned char *at = (const unsigned char *)text;
@@ -61,9 +61,9 @@ static int columns_of(int value)
     return 1;
 }
 
-/* Copies text of at most `width` columns. A control character, or a byte that is no UTF-8, becomes a
- * question mark, so that a label cannot steer the terminal. Returns the columns. */
-static int copy_text(char *to, size_t room, const char *from, int width)
+/* Copies text of at most `width` columns. Control characters and invalid UTF-8 become question
+ * marks, so that a label cannot control the terminal. Returns the columns. */
+static int copy_text(char *to, size_t capacity, const char *from, int width)
 {
     int columns = 0;
     size_t used = 0;
@@ -72,7 +72,7 @@ static int copy_text(char *to, size_t room, const char *from, int width)
         bool plain = value >= 0x20 && value != 0x7f && !(value >= 0x80 && value < 0xa0);
         int more = plain ? columns_of(value) : 1;
         size_t size = plain ? (size_t)bytes : 1;
-        if (columns + more > width || used + size + 1 > room)
+        if (columns + more > width || used + size + 1 > capacity)
             break;
         memcpy(to + used, plain ? from : "?", size);
         used += size;
@@ -86,7 +86,7 @@ static int copy_text(char *to, size_t room, const char *from, int width)
 /* ---- The parts ------------------------------------------------------------------------------- */
 
 /* Three or four digits, with a k or M behind them where that needs it. */
-static void put_number(char *text, size_t room, double number)
+static void put_number(char *text, size_t capacity, double number)
 {
     const char *suffix = number >= 999.5e6   ? "G"
                          : number >= 999.5e3 ? "M"
@@ -99,22 +99,22 @@ static void put_number(char *text, size_t room, double number)
     int decimals = value >= 999.5 ? 0 : value >= 9.995 ? 1 : 2;
     if (*suffix && value >= 99.95)
         decimals = 0;
-    snprintf(text, room, "%.*f%s", decimals, value, suffix);
+    snprintf(text, capacity, "%.*f%s", decimals, value, suffix);
 }
 
-/* 0:07, 12:34, 1:02:03; "?" for what is too long to be worth knowing. */
-static void put_time(char *text, size_t room, double seconds)
+/* 0:07, 12:34, 1:02:03; "?" for very long times. */
+static void put_time(char *text, size_t capacity, double seconds)
 {
     if (!(seconds < 1e6 * 3600)) {
-        snprintf(text, room, "?");
+        snprintf(text, capacity, "?");
         return;
     }
     int64_t whole = (int64_t)(seconds + 0.5), hours = whole / 3600;
     int minutes = (int)(whole / 60 % 60), rest = (int)(whole % 60);
     if (hours)
-        snprintf(text, room, "%" PRId64 ":%02d:%02d", hours, minutes, rest);
+        snprintf(text, capacity, "%" PRId64 ":%02d:%02d", hours, minutes, rest);
     else
-        snprintf(text, room, "%d:%02d", minutes, rest);
+        snprintf(text, capacity, "%d:%02d", minutes, rest);
 }
 
 static void put_rate(struct parts *parts, const struct td__progress_view *view, const char *unit)
@@ -206,7 +206,8 @@ static int total_columns(const struct parts *parts)
     return total;
 }
 
-size_t td__progress_line(char *line, size_t room, const struct td__progress_view *view, int width)
+size_t td__progress_line(char *line, size_t capacity, const struct td__progress_view *view,
+                         int width)
 {
     static const enum part order[] = {RATE, COUNT, TIME, PERCENT, LOSS};
     struct parts parts;
@@ -214,7 +215,7 @@ size_t td__progress_line(char *line, size_t room, const struct td__progress_view
     for (size_t i = 0; i < sizeof order / sizeof *order && total_columns(&parts) > width; i++)
         parts.columns[order[i]] = 0;
     if (view->total > 0) {
-        parts.columns[BAR] = 1; /* to see what is left with the space around it */
+        parts.columns[BAR] = 1; /* to count the space around it */
         int left = width - (total_columns(&parts) - 1);
         parts.columns[BAR] = left < LEAST_BAR ? 0
                                               : put_bar(parts.text[BAR], share_done(view),
@@ -227,12 +228,12 @@ size_t td__progress_line(char *line, size_t room, const struct td__progress_view
         if (!parts.columns[part])
             continue;
         bool beside_bar = part == BAR || before == BAR;
-        int length = snprintf(line + used, room - used, "%s%s",
+        int length = snprintf(line + used, capacity - used, "%s%s",
                               before < 0   ? ""
                               : beside_bar ? " "
                                            : "  ",
                               parts.text[part]);
-        if (length < 0 || (size_t)length >= room - used) {
+        if (length < 0 || (size_t)length >= capacity - used) {
             line[used] = '\0';
             break;
         }

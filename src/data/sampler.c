@@ -1,8 +1,7 @@
-/* Samplers: an ops table, the order of the epoch that is under way, and the position in it.
+/* Samplers: an ops table, the order of the current epoch, and the position in it.
  *
- * An order is made when its epoch begins. It is a function of the epoch's number and of the seed, if
- * one is drawn; so these two and the number of indices that were taken are all that a checkpoint
- * needs. */
+ * The order is computed when its epoch begins, from the epoch's number and the seed, if one is
+ * drawn. These two and the number of indices taken are all that a checkpoint needs. */
 #include "data/sampler.h"
 #include "base/option_rules.h"
 #include "tensor/random_internal.h"
@@ -14,7 +13,7 @@ td_sampler *td_sampler_create(const td_sampler_ops *ops, void *self)
 {
     if (!ops || !ops->size || !ops->order) {
         td_fail(TD_ERR_INVALID, "td_sampler_create: %s",
-                ops ? "size and order must both be there" : "ops is NULL");
+                ops ? "size and order must not be NULL" : "ops is NULL");
         return NULL;
     }
     if (td__check_reserved(__func__, ops->reserved))
@@ -57,8 +56,8 @@ void td_sampler_set_epoch(td_sampler *sampler, int64_t epoch)
     if (!sampler)
         return;
     sampler->epoch = epoch;
-    /* A loop over epochs that goes on after a checkpoint sets the number that the position has. Any
-     * other one means that the rest of that epoch is not wanted. */
+    /* A loop that resumes from a checkpoint sets the epoch of the position. Any other number
+     * discards the rest of that epoch. */
     if (sampler->resumes && sampler->position.epoch != epoch)
         sampler->resumes = false;
 }
@@ -114,8 +113,8 @@ bool td_sampler_next(td_sampler *sampler, int64_t *index)
         return false;
     sampler->status = sampler->busy
                           ? td_fail(TD_ERR_STATE,
-                                    "td_sampler_next: a loader uses this sampler, and is in "
-                                    "the middle of an epoch")
+                                    "td_sampler_next: a loader is in the middle of an epoch with "
+                                    "this sampler")
                           : td__sampler_begin(sampler);
     if (sampler->status)
         return false;
@@ -153,8 +152,8 @@ td_status td_sampler_set_position(td_sampler *sampler, const td_sampler_position
     TD_TRY(td__check_reserved(__func__, position->reserved));
     if (sampler->busy)
         return td_fail(TD_ERR_STATE,
-                       "td_sampler_set_position: a loader uses this sampler, and is in the "
-                       "middle of an epoch; call td_loader_reset() first");
+                       "td_sampler_set_position: a loader is in the middle of an epoch with this "
+                       "sampler; call td_loader_reset() first");
     int64_t size = sampler->ops->size(sampler->self);
     if (position->taken < 0 || position->taken > size || (!position->begun && position->taken))
         return td_fail(TD_ERR_INVALID,

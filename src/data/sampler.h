@@ -1,4 +1,4 @@
-/* What a sampler is made of, and what a loader does with one. */
+/* The representation of a sampler, and what a loader calls. */
 #ifndef TD_DATA_SAMPLER_H
 #define TD_DATA_SAMPLER_H
 
@@ -13,16 +13,16 @@ struct td_sampler {
     td_status status;
     int64_t epoch; /* the next one to begin */
 
-    /* The epoch that is under way, where `order` is not NULL. */
+    /* The current epoch, if `order` is not NULL. */
     int64_t *order;
     int64_t size;
     td_sampler_position position;
 
-    bool resumes; /* the next epoch to begin is that of `position`, and goes on from there */
+    bool resumes; /* the next epoch resumes at `position` */
     bool busy;    /* a loader is in the middle of the epoch */
 };
 
-/** Begins an epoch, unless one is under way. */
+/** Begins an epoch, unless one has begun. */
 td_status td__sampler_begin(td_sampler *sampler);
 
 /** Ends it. */

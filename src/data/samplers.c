@@ -1,4 +1,4 @@
-/* The samplers that there are: sequential, random, distributed. */
+/* Sequential, random and distributed samplers. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/identity.h"
@@ -80,8 +80,8 @@ static int64_t size_of_share(void *self)
     return ((struct share *)self)->each;
 }
 
-/* Index i of the share is index rank + i * num_replicas of the epoch; behind its end the epoch begins
- * again. */
+/* Index i of the share is index rank + i * num_replicas of the epoch, which is repeated as
+ * padding. */
 static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t *indices)
 {
     (void)drawn;
@@ -107,9 +107,9 @@ static td_status share_order(void *self, int64_t epoch, uint64_t drawn, int64_t 
 static const td_sampler_ops share_ops = {
     .size = size_of_share, .order = share_order, .destroy = free};
 
-/* What the options leave open is taken from the world. A rank of 0 is open, too, where the world has as
- * many ranks as there are replicas: {.num_replicas = world_size} means the same on every rank as in
- * PyTorch, and not the share of rank 0 on all of them. */
+/* Defaults come from the world. A rank of 0 is a default, too, if the world has num_replicas ranks:
+ * {.num_replicas = world_size} then gives each rank its own share, as in PyTorch, instead of rank
+ * 0's to all. */
 static td_status find_replica(td_sampler_options *options)
 {
     int rank = 0, size = 0;
@@ -120,8 +120,8 @@ static td_status find_replica(td_sampler_options *options)
                       (open_size || (world && size == options->num_replicas)));
     if (!world && (open_size || open_rank))
         return td_fail(TD_ERR_STATE,
-                       "td_distributed_sampler: there is no world to take %s from; call "
-                       "td_init_process_group() first, or give both rank and num_replicas",
+                       "td_distributed_sampler: there is no world, so %s must be set; or call "
+                       "td_init_process_group() first",
                        !open_rank  ? "num_replicas"
                        : open_size ? "rank and num_replicas"
                                    : "the rank");

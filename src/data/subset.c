@@ -1,4 +1,4 @@
-/* Parts of a dataset: a list of indices into it; and the parts of a shuffled one. */
+/* Subsets by a list of indices, and partitions of a shuffled dataset. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/identity.h"
@@ -110,7 +110,7 @@ static void python_shuffle(uint64_t seed, int64_t *numbers, int64_t n)
     }
 }
 
-/* Where the part begins and how long it is. */
+/* The start and the length of the part. */
 static td_status find_part(int64_t size, const td_partition_options *options, int count, int which,
                            int64_t *start, int64_t *length)
 {
@@ -128,8 +128,8 @@ static td_status find_part(int64_t size, const td_partition_options *options, in
         int64_t part = (int64_t)(fraction * (double)size);
         if (part > size - at)
             return td_fail(TD_ERR_INVALID,
-                           "td_partition_dataset: the fractions up to number %d add up to more "
-                           "than 1",
+                           "td_partition_dataset: the fractions up to number %d sum to more than "
+                           "1",
                            i);
         if (i == which) {
             *start = at;
@@ -150,14 +150,14 @@ td_dataset *td_partition_dataset(td_dataset *dataset, const td_partition_options
         return td__null(__func__);
     int count = options->count, which = options->which;
     if (count == 0 && (which != 0 || options->fractions)) {
-        td_fail(TD_ERR_INVALID, "td_partition_dataset: %s without a count of the parts",
-                options->fractions ? "fractions are given" : "a part is asked for");
+        td_fail(TD_ERR_INVALID, "td_partition_dataset: %s, but count is 0",
+                options->fractions ? "fractions are given" : "which is set");
         return NULL;
     }
     if (count == 0 && !td__identity(&which, &count)) {
         td_fail(TD_ERR_STATE,
-                "td_partition_dataset: there is no world to take the number of parts from; call "
-                "td_init_process_group() first, or give count and which");
+                "td_partition_dataset: there is no world, so count and which must be set; or "
+                "call td_init_process_group() first");
         return NULL;
     }
     int64_t start = 0, length = 0;

@@ -1,4 +1,4 @@
-/* A dataset of the rows of tensors. They are kept, and read with whatever strides they have. */
+/* A dataset of the rows of tensors, which are retained and may have any strides. */
 #include "base/fail.h"
 #include "data/dataset.h"
 #include "tensor/tensor_internal.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One tensor seen as rows. */
+/* The rows of one tensor. */
 struct rows {
     td_tensor *tensor; /* NULL: there is none */
     struct td__layout row, packed;
@@ -79,12 +79,10 @@ static td_status look_at(struct rows *rows, td_tensor *tensor)
     if (!tensor)
         return TD_OK;
     if (!tensor->storage->device->kind->is_host_memory)
-        return td_fail(
-            TD_ERR_UNSUPPORTED,
-            "td_tensor_dataset: the tensor is on %s; datasets are read by the host, from "
-            "tensors of cpu",
-            tensor->storage->device->name);
-    rows->tensor = td__alias(tensor); /* the elements alone, not how they came about */
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "td_tensor_dataset: the tensor is on %s; a dataset needs tensors on \"cpu\"",
+                       tensor->storage->device->name);
+    rows->tensor = td__alias(tensor); /* the elements without their graph */
     if (!rows->tensor)
         return TD_ERR_NOMEM;
     const struct td__layout *whole = &tensor->layout;
@@ -109,8 +107,8 @@ td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target)
     const struct td__layout *in = &input->layout, *out = target ? &target->layout : NULL;
     if (in->ndim == 0 || (out && (out->ndim == 0 || out->shape[0] != in->shape[0]))) {
         td_fail(TD_ERR_INVALID,
-                "td_tensor_dataset: the input has the shape %s, the target %s; the first dimension "
-                "of both counts the samples",
+                "td_tensor_dataset: the input has the shape %s, the target %s; the first "
+                "dimension of both must be the number of samples",
                 td__shape_text(in->shape, in->ndim),
                 out ? td__shape_text(out->shape, out->ndim) : "is NULL");
         return NULL;

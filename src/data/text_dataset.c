@@ -1,5 +1,5 @@
-/* The bytes of a text, in pieces. Each sample is one pread(), so that a text may be larger than memory
- * and threads need no lock.
+/* The bytes of a text, in pieces of equal length. Each sample is one pread(), so that a text may be
+ * larger than memory and threads need no lock.
  *
  *     piece i     bytes  i * length … i * length + length
  *     input       all but the last one            target      all but the first one
@@ -33,9 +33,8 @@ static void describe(void *self, td_sample_spec *input, td_sample_spec *target)
     *target = *input;
 }
 
-/* The bytes are read into the end of the target's memory and spread out from its front, where each
- * number takes the place of bytes that were read before: number i covers bytes 8i to 8i + 7, and the
- * byte for it is at 7 * length + i, which is not below 8i. */
+/* The bytes are read to the end of the target's memory and widened from its front: number i
+ * overwrites bytes 8i to 8i + 7, and its byte is at 7 * length + i, which is not below 8i. */
 static td_status read_sample(void *self, int64_t index, void *input, void *target)
 {
     struct text *text = self;
@@ -78,7 +77,7 @@ static void destroy(void *self)
 static const td_dataset_ops text_ops = {
     .size = size_of, .describe = describe, .read = read_sample, .destroy = destroy};
 
-/* The size of a file in which one can read at any place. */
+/* The size of a regular file. */
 static td_status size_of_file(int fd, const char *path, int64_t *size)
 {
     struct stat status;
@@ -105,7 +104,7 @@ td_dataset *td_text_dataset(const char *path, int64_t length)
     }
     strcpy(text->path, path);
     text->length = length;
-    /* Not to wait for the other side of a pipe: it is refused below. */
+    /* O_NONBLOCK: a FIFO must not block here; it is rejected below. */
     text->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (text->fd < 0) {
         td_fail(TD_ERR_SYSTEM, "td_text_dataset: %s cannot be opened: %s", path,

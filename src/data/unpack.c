@@ -1,6 +1,5 @@
-/* Files that may be gzipped. Blocks of the file go through zlib, or straight to the caller; nothing is
- * allocated by what the file says about itself. A gzip file may have several members, which follow
- * each other. */
+/* Files that may be gzipped. Blocks of the file go through zlib or directly to the caller; no
+ * allocation depends on the content. A gzip file may have several members in sequence. */
 #include "data/unpack.h"
 #include "base/fail.h"
 
@@ -16,7 +15,7 @@
 
 enum { BLOCK = 1 << 16 };
 
-/* One byte of deflate's output costs at least 1/1032 of a byte. */
+/* The best compression ratio of deflate. */
 #define BEST_RATIO 1032
 
 struct td__unpack {
@@ -24,12 +23,12 @@ struct td__unpack {
     int fd; /* -1: the file is in memory */
     const unsigned char *memory;
     uint64_t file_size;
-    uint64_t file_at; /* how much of the file is in the block or behind it */
+    uint64_t file_at; /* offset of the file behind the block */
     uint64_t at;      /* how much the caller has read */
     bool packed, member_open;
-    z_stream stream; /* its input is the block, packed or not */
+    z_stream stream; /* its input is the block, also of a file that is not gzipped */
     unsigned char *block;
-    char place[512]; /* for messages */
+    char position[512]; /* for errors */
 };
 
 /* ---- The file ------------------------------------------------------------------------------- */
@@ -98,7 +97,7 @@ td_status td__unpack_memory(const char *path, const void *data, size_t size,
 static td_status open_file(struct td__unpack *unpack)
 {
     struct stat about;
-    /* Not to wait for the other side of a pipe: it is refused below. */
+    /* O_NONBLOCK: a FIFO must not block here; it is rejected below. */
     unpack->fd = open(unpack->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (unpack->fd < 0 || fstat(unpack->fd, &about))
         return td_fail(TD_ERR_SYSTEM, "%s: cannot be opened: %s", unpack->path,
@@ -134,13 +133,13 @@ void td__unpack_close(struct td__unpack *unpack)
     free(unpack);
 }
 
-/* ---- What is in it --------------------------------------------------------------------------- */
+/* ---- Content --------------------------------------------------------------------------------- */
 
-const char *td__unpack_place(struct td__unpack *unpack)
+const char *td__unpack_position(struct td__unpack *unpack)
 {
-    snprintf(unpack->place, sizeof unpack->place, "%.400s, offset %" PRIu64 "%s", unpack->path,
-             unpack->at, unpack->packed ? " of what is unpacked" : "");
-    return unpack->place;
+    snprintf(unpack->position, sizeof unpack->position, "%.400s, offset %" PRIu64 "%s",
+             unpack->path, unpack->at, unpack->packed ? " of what is unpacked" : "");
+    return unpack->position;
 }
 
 static td_status corrupt(const struct td__unpack *unpack)
@@ -148,10 +147,10 @@ static td_status corrupt(const struct td__unpack *unpack)
     return td_fail(TD_ERR_INVALID,
                    "%s: the compressed data is corrupt at offset %" PRIu64 " of the file: %s",
                    unpack->path, unpack->file_at - unpack->stream.avail_in,
-                   unpack->stream.msg ? unpack->stream.msg : "it ends within its header");
+                   unpack->stream.msg ? unpack->stream.msg : "it ends in its header");
 }
 
-/* Behind the end of a member: another one, or the end of the file. */
+/* After a member: another one, or the end of the file. */
 static td_status next_member(struct td__unpack *unpack, bool *is_end)
 {
     z_stream *stream = &unpack->stream;
@@ -162,8 +161,8 @@ static td_status next_member(struct td__unpack *unpack, bool *is_end)
         return TD_OK;
     if (stream->next_in[0] != 0x1f)
         return td_fail(TD_ERR_INVALID,
-                       "%s: what follows the compressed data at offset %" PRIu64
-                       " of the file is no gzip",
+                       "%s: the data after the gzip member at offset %" PRIu64
+                       " of the file is not gzip",
                        unpack->path, unpack->file_at - stream->avail_in);
     inflateReset(stream);
     unpack->member_open = true;
@@ -235,7 +234,7 @@ td_status td__unpack_read(struct td__unpack *unpack, void *data, size_t size, co
         unpack->at += got;
         if (got < here)
             return td_fail(TD_ERR_INVALID, "%s: the file ends here, %zu bytes of %s are missing",
-                           td__unpack_place(unpack), size - done, what);
+                           td__unpack_position(unpack), size - done, what);
     }
     return TD_OK;
 }
@@ -247,7 +246,7 @@ td_status td__unpack_end(struct td__unpack *unpack)
     TD_TRY(read_some(unpack, &more, 1, &got));
     return got == 0 ? TD_OK
                     : td_fail(TD_ERR_INVALID, "%s: the file should end here, but goes on",
-                              td__unpack_place(unpack));
+                              td__unpack_position(unpack));
 }
 
 td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char *what)
@@ -258,7 +257,7 @@ td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char
                    ? TD_OK
                    : td_fail(TD_ERR_INVALID,
                              "%s: %s needs %" PRIu64 " bytes, the file has %" PRIu64 " more",
-                             td__unpack_place(unpack), what, size, left);
+                             td__unpack_position(unpack), what, size, left);
     }
     uint64_t most = unpack->file_size > UINT64_MAX / BEST_RATIO ? UINT64_MAX
                                                                 : unpack->file_size * BEST_RATIO;
@@ -266,5 +265,5 @@ td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char
                         : td_fail(TD_ERR_INVALID,
                                   "%s: %s needs %" PRIu64 " bytes, a gzip file of %" PRIu64
                                   " bytes cannot hold more than %" PRIu64,
-                                  td__unpack_place(unpack), what, size, unpack->file_size, most);
+                                  td__unpack_position(unpack), what, size, unpack->file_size, most);
 }

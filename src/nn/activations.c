@@ -215,7 +215,7 @@ td_module *td_identity(void)
     return td_module_create(&identity_ops);
 }
 
-/* ---- What layers check -------------------------------------------------------------------------- */
+/* ---- Checks of layers -------------------------------------------------------------------------- */
 
 bool td__takes(const td_module *module, int count, int most)
 {
@@ -230,5 +230,5 @@ td_status td__check_probability(const char *call, double p)
 {
     if (p >= 0 && p <= 1)
         return TD_OK;
-    return td_fail(TD_ERR_INVALID, "%s: the probability is %g; it must be within 0 and 1", call, p);
+    return td_fail(TD_ERR_INVALID, "%s: the probability is %g; it must be 0 to 1", call, p);
 }

@@ -1,12 +1,12 @@
-/* Attention of several heads.
+/* Multi-head attention.
  *
  *     x [N, L, E] -> linear -> [N, L, 3 E] -> q, k, v [N, H, L, E / H] -> attention -> [N, H, L, E / H]
  *       -> [N, L, E] -> linear
  *
- * Cutting the product into heads is an operator of its own (split_heads) whose results are views, and
- * on the way back q, k and v are copied into one gradient of the whole. By td_narrow() there would be
- * three gradients of that size, to be added up. The attention takes such views as they are, and lays
- * out its result like them, so that putting the heads together is a view, too. */
+ * Splitting the projection into heads is one operator (split_heads): its outputs are views, and its
+ * backward copies the gradients of q, k and v into one gradient of the whole. With td_narrow()
+ * there would be three gradients of that size to sum up. The attention takes these views as they
+ * are and gives its result the same order of strides, so merging the heads is a view, too. */
 #include "nn/layers.h"
 
 #include "base/fail.h"
@@ -105,8 +105,7 @@ int td__mask_last(const td_module *module, const td_tensor_list *inputs, td_tens
             ordered[count++] = inputs->at[i];
     if (mask && count != 1 && count != 3) {
         td_fail(TD_ERR_INVALID,
-                "td_forward: a %s was given a mask and %d inputs; it takes x, or query, "
-                "key and value",
+                "td_forward: a %s got a mask and %d inputs; it takes x, or query, key and value",
                 module->ops->name, count);
         return 0;
     }
@@ -125,7 +124,7 @@ struct multihead {
     td_multihead_attention_options options;
 };
 
-/* Row `index` of three of the weight and bias that stand one below the other. */
+/* The projection with block `index` of the three of in_proj_weight and in_proj_bias. */
 static td_tensor *project(td_module *self, td_tensor *x, int64_t index)
 {
     const struct multihead *multihead = self->data;
@@ -137,7 +136,7 @@ static td_tensor *project(td_module *self, td_tensor *x, int64_t index)
     return weight ? td_f_linear(x, weight, bias) : NULL;
 }
 
-/* q, k and v of the heads. */
+/* q, k and v, split into heads. */
 static td_status project_all(td_module *self, td_tensor *const *inputs, td_tensor **parts)
 {
     const struct multihead *multihead = self->data;
@@ -150,14 +149,13 @@ static td_status project_all(td_module *self, td_tensor *const *inputs, td_tenso
     return TD_OK;
 }
 
-/* Each of the inputs as [N, L, E]; NULL where it does not fit. */
+/* Each of the inputs as [N, L, E]; NULL if its shape is wrong. */
 static td_tensor *batch_first(const td_module *self, td_tensor *x)
 {
     const struct multihead *multihead = self->data;
     if ((x->layout.ndim != 2 && x->layout.ndim != 3) ||
         x->layout.shape[x->layout.ndim - 1] != multihead->width) {
-        td_fail(TD_ERR_INVALID,
-                "td_forward: attention of width %lld was given the shape %s; it takes %s",
+        td_fail(TD_ERR_INVALID, "td_forward: attention of width %lld got the shape %s; it takes %s",
                 (long long)multihead->width, td__shape_of(x),
                 !multihead->options.batch_first ? "[L, N, width] or [L, width]"
                                                 : "[N, L, width] or [L, width]");
@@ -204,7 +202,7 @@ static const td_module_ops multihead_ops = {.name = "MultiheadAttention",
                                             .data_size = sizeof(struct multihead),
                                             .forward_list = multihead_forward};
 
-/* In PyTorch's order: the numbers of out_proj come first, and its bias is then set to 0. */
+/* In PyTorch's order: out_proj draws its numbers first, and its bias is then set to 0. */
 static td_status init_multihead(td_module *self)
 {
     TD_TRY(td_init_xavier_uniform(td_param(self, IN_WEIGHT), 1));
@@ -227,8 +225,10 @@ td_module *td_multihead_attention_with(int64_t width, int64_t heads,
         td__check_probability(call, multihead.options.dropout))
         return NULL;
     if (width % heads || width > INT64_MAX / 3) {
-        td_fail(TD_ERR_INVALID, "%s: a width of %lld cannot be parted among %lld heads", call,
-                (long long)width, (long long)heads);
+        td_fail(TD_ERR_INVALID,
+                "%s: the width, %lld, must be a multiple of the number of heads, "
+                "%lld",
+                call, (long long)width, (long long)heads);
         return NULL;
     }
     td_module *self = td_module_create(&multihead_ops);
@@ -241,7 +241,7 @@ td_module *td_multihead_attention_with(int64_t width, int64_t heads,
                         td_linear_with(width, width, &(td_linear_options){.no_bias = !bias}));
     if (self && !self->failure) {
         *(struct multihead *)self->data = multihead;
-        td__module_spoil(self, init_multihead(self));
+        td__module_set_failure(self, init_multihead(self));
     }
     return td_module_finish(self);
 }

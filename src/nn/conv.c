@@ -15,7 +15,7 @@ static td_tensor *conv2d_forward(td_module *self, td_tensor *const *inputs, int 
                : NULL;
 }
 
-/* Appends ", name=(a, b)" where one of the two is not `usual`. */
+/* Appends ", name=(a, b)" if one of the two is not `usual`. */
 static int put_pair(char *text, size_t size, int used, const char *name, const int64_t *pair,
                     int64_t usual)
 {
@@ -51,7 +51,7 @@ static const td_module_ops conv2d_ops = {.name = "Conv2d",
                                          .forward = conv2d_forward,
                                          .describe = conv2d_describe};
 
-/* Fills in what is 0, and checks all. */
+/* Fills in defaults, and checks all. */
 static td_status complete(const char *call, int64_t in_channels, int64_t out_channels,
                           const int64_t *kernel, td_conv2d_options *options)
 {
@@ -69,8 +69,10 @@ static td_status complete(const char *call, int64_t in_channels, int64_t out_cha
     }
     if (in_channels % options->groups || out_channels % options->groups)
         return td_fail(TD_ERR_INVALID,
-                       "%s: %lld channels in and %lld out cannot be parted into %lld groups", call,
-                       (long long)in_channels, (long long)out_channels, (long long)options->groups);
+                       "%s: %lld input and %lld output channels must be multiples of the number "
+                       "of groups, %lld",
+                       call, (long long)in_channels, (long long)out_channels,
+                       (long long)options->groups);
     return TD_OK;
 }
 
@@ -90,7 +92,7 @@ td_module *td_conv2d_with(int64_t in_channels, int64_t out_channels, int64_t ker
         td_module_new_parameter(self, "bias", shape, 1, TD_F32);
     if (self && !self->failure) {
         *(td_conv2d_options *)self->data = given;
-        td__module_spoil(self, td__init_affine(td_param(self, 0), td_param(self, 1)));
+        td__module_set_failure(self, td__init_affine(td_param(self, 0), td_param(self, 1)));
     }
     return td_module_finish(self);
 }
@@ -139,7 +141,7 @@ static td_tensor *adaptive_max_forward(td_module *self, td_tensor *const *inputs
                : NULL;
 }
 
-/* "2", or "(2, 3)" where the two differ, into `text`. */
+/* "2", or "(2, 3)" if the two differ, into `text`. */
 static const char *pair_text(char text[static 48], const int64_t *pair)
 {
     if (pair[0] == pair[1])
@@ -207,8 +209,9 @@ static td_module *make_pool(const td_module_ops *ops, const char *call, int64_t 
             return NULL;
         if (pool.options.padding[d] > pool.kernel[d] / 2) {
             td_fail(TD_ERR_INVALID,
-                    "%s: the padding is %lld and the window %lld; at most half of it", call,
-                    (long long)pool.options.padding[d], (long long)pool.kernel[d]);
+                    "%s: the padding is %lld and the kernel %lld; the padding must be at most "
+                    "half of it",
+                    call, (long long)pool.options.padding[d], (long long)pool.kernel[d]);
             return NULL;
         }
     }

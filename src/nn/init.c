@@ -1,5 +1,5 @@
-/* Initial values, as torch.nn.init computes them: numbers in f64, in the same order of operations, so
- * that the limits handed to the generator are the same bits. */
+/* torch.nn.init: bounds are computed in f64 in the same order of operations, so that they are the
+ * same bits. */
 #include "nn/module.h"
 
 #include "base/fail.h"
@@ -30,7 +30,7 @@ td_status td_init_constant(td_tensor *tensor, double value)
 
 /* ---- Fans --------------------------------------------------------------------------------------- */
 
-/* What goes into an element of the result, and what an element of the input goes to. */
+/* fan_in and fan_out. */
 struct fans {
     double in, out;
 };
@@ -43,7 +43,7 @@ static td_status find_fans(const char *call, const td_tensor *tensor, struct fan
         return td_fail(TD_ERR_INVALID,
                        "%s: the tensor has the shape %s; it must have two dimensions or more", call,
                        td__shape_of(tensor));
-    double field = 1; /* in f64, since a tensor without elements may have sizes of any product */
+    double field = 1; /* in f64: the sizes of an empty tensor may have any product */
     for (int d = 2; d < tensor->layout.ndim; d++)
         field *= (double)tensor->layout.shape[d];
     fans->in = (double)tensor->layout.shape[1] * field;
@@ -68,7 +68,7 @@ double td_init_gain(td_nonlinearity nonlinearity, double a)
     return 1;
 }
 
-/* Tensors without elements are left alone: their fans may be 0. */
+/* Empty tensors are skipped: their fans may be 0. */
 
 td_status td_init_xavier_uniform(td_tensor *tensor, double gain)
 {
@@ -124,8 +124,8 @@ td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *op
 
 /* ---- Truncated normal numbers ------------------------------------------------------------------- */
 
-/* Uniform numbers become normal ones by the inverse of erf(), then they are scaled, moved and limited;
- * as in PyTorch the result of each of these four is rounded to the dtype. */
+/* The inverse of erf() maps uniform to normal numbers, which are scaled, shifted and clamped; as in
+ * PyTorch, each of these four steps rounds to the dtype. */
 struct trunc_normal {
     double scale, mean, low, high;
 };

@@ -54,7 +54,7 @@ td_module *td_linear_with(int64_t in_features, int64_t out_features,
     if (bias)
         td_module_new_parameter(self, "bias", shape, 1, TD_F32);
     if (self && !self->failure)
-        td__module_spoil(self, td__init_affine(td_param(self, 0), td_param(self, 1)));
+        td__module_set_failure(self, td__init_affine(td_param(self, 0), td_param(self, 1)));
     return td_module_finish(self);
 }
 
@@ -126,7 +126,7 @@ td_module *td_embedding_with(int64_t count, int64_t width, const td_embedding_op
                                                 TD_F32);
     if (weight) {
         *(struct embedding *)self->data = (struct embedding){.padding_idx = padding};
-        td__module_spoil(self, init_embedding(weight, padding));
+        td__module_set_failure(self, init_embedding(weight, padding));
     }
     return td_module_finish(self);
 }

@@ -1,7 +1,7 @@
-/* Modules: making them, what they hold, running them.
+/* Modules: construction, parts, destruction.
  *
- * While a module is put together, the first failure sticks to it, so that who makes one need not look
- * at each call: td_module_finish() gives the module, or that failure. */
+ * While a module is built, its first failure is kept, so that callers need not check each call:
+ * td_module_finish() returns the module or reports that failure. */
 #include "nn/module.h"
 
 #include "base/option_rules.h"
@@ -33,13 +33,13 @@ td_module *td_module_create(const td_module_ops *ops)
     return module;
 }
 
-static void free_slots(struct td__slots *slots)
+static void free_tensors(struct td__module_tensors *entries)
 {
-    for (int i = 0; i < slots->count; i++) {
-        td_tensor_release(slots->at[i].tensor);
-        free(slots->at[i].name);
+    for (int i = 0; i < entries->count; i++) {
+        td_tensor_release(entries->at[i].tensor);
+        free(entries->at[i].name);
     }
-    free(slots->at);
+    free(entries->at);
 }
 
 static void destroy(td_module *module)
@@ -48,8 +48,8 @@ static void destroy(td_module *module)
         destroy(module->children[i].module);
         free(module->children[i].name);
     }
-    free_slots(&module->parameters);
-    free_slots(&module->buffers);
+    free_tensors(&module->parameters);
+    free_tensors(&module->buffers);
     if (module->ops->free_data)
         module->ops->free_data(module->data);
     free(module->data);
@@ -63,7 +63,7 @@ void td_module_destroy(td_module *module)
     if (!module)
         return;
     if (module->parent) {
-        td_log(TD_LOG_ERROR, "td_module_destroy: a %s is part of a %s, which destroys it",
+        td_log(TD_LOG_ERROR, "td_module_destroy: a %s is a child of a %s, which destroys it",
                module->ops->name, module->parent->ops->name);
         return;
     }
@@ -73,7 +73,7 @@ void td_module_destroy(td_module *module)
 void td__modules_destroy(td_module *const *modules, int count)
 {
     for (int i = 0; i < count; i++) {
-        bool again = false; /* a list may name one twice by mistake */
+        bool again = false; /* a list may contain one twice by mistake */
         for (int j = 0; j < i; j++)
             again = again || modules[j] == modules[i];
         if (modules[i] && !again && !modules[i]->parent)
@@ -83,7 +83,7 @@ void td__modules_destroy(td_module *const *modules, int count)
 
 /* ---- Putting together --------------------------------------------------------------------------- */
 
-td_status td__module_spoil(td_module *module, td_status status)
+td_status td__module_set_failure(td_module *module, td_status status)
 {
     if (module && status && !module->failure) {
         module->failure = status;
@@ -101,10 +101,10 @@ td_module *td_module_finish(td_module *module)
     return NULL;
 }
 
-static bool has_slot(const struct td__slots *slots, const char *name)
+static bool has_tensor(const struct td__module_tensors *entries, const char *name)
 {
-    for (int i = 0; i < slots->count; i++)
-        if (strcmp(slots->at[i].name, name) == 0)
+    for (int i = 0; i < entries->count; i++)
+        if (strcmp(entries->at[i].name, name) == 0)
             return true;
     return false;
 }
@@ -121,28 +121,28 @@ static td_status check_name(const td_module *module, const char *call, const cha
 {
     if (!name || !name[0] || strchr(name, '.'))
         return td_fail(TD_ERR_INVALID,
-                       "%s: \"%s\" is no name for a part of a %s; it must not be empty, nor have a "
-                       "dot",
+                       "%s: \"%s\" is no name for a part of a %s; it must not be empty or "
+                       "contain a dot",
                        call, name ? name : "(NULL)", module->ops->name);
-    if (has_slot(&module->parameters, name) || has_slot(&module->buffers, name) ||
+    if (has_tensor(&module->parameters, name) || has_tensor(&module->buffers, name) ||
         has_child(module, name))
         return td_fail(TD_ERR_INVALID, "%s: the %s has a part of the name \"%s\" already", call,
                        module->ops->name, name);
     return TD_OK;
 }
 
-static td_status add_slot(td_module *module, const char *call, const char *name, td_tensor *tensor,
-                          bool is_buffer, bool saved)
+static td_status add_tensor(td_module *module, const char *call, const char *name,
+                            td_tensor *tensor, bool is_buffer, bool saved)
 {
     TD_TRY(check_name(module, call, name));
-    struct td__slots *slots = is_buffer ? &module->buffers : &module->parameters;
-    if (slots->count == slots->capacity) {
-        int capacity = slots->capacity ? slots->capacity * 2 : 4;
-        struct td__module_slot *at = realloc(slots->at, (size_t)capacity * sizeof at[0]);
+    struct td__module_tensors *entries = is_buffer ? &module->buffers : &module->parameters;
+    if (entries->count == entries->capacity) {
+        int capacity = entries->capacity ? entries->capacity * 2 : 4;
+        struct td__module_tensor *at = realloc(entries->at, (size_t)capacity * sizeof at[0]);
         if (!at)
             return td__fail_nomem(call);
-        slots->at = at;
-        slots->capacity = capacity;
+        entries->at = at;
+        entries->capacity = capacity;
     }
     char *copy = strdup(name);
     if (!copy)
@@ -154,7 +154,7 @@ static td_status add_slot(td_module *module, const char *call, const char *name,
             return status;
         }
     }
-    slots->at[slots->count++] = (struct td__module_slot){
+    entries->at[entries->count++] = (struct td__module_tensor){
         .name = copy, .tensor = td_tensor_retain(tensor), .is_buffer = is_buffer, .saved = saved};
     return TD_OK;
 }
@@ -163,14 +163,14 @@ static td_status check_given(const char *call, td_module *module, const void *pa
 {
     if (module && part)
         return TD_OK;
-    return td__module_spoil(module, td__fail_null(call));
+    return td__module_set_failure(module, td__fail_null(call));
 }
 
 td_status td_module_add_parameter(td_module *module, const char *name, td_tensor *tensor)
 {
     TD_TRY(check_given(__func__, module, tensor));
-    return td__module_spoil(module,
-                            add_slot(module, "td_module_add_parameter", name, tensor, false, true));
+    return td__module_set_failure(
+        module, add_tensor(module, "td_module_add_parameter", name, tensor, false, true));
 }
 
 td_tensor *td_module_new_parameter(td_module *module, const char *name, const int64_t *shape,
@@ -181,14 +181,14 @@ td_tensor *td_module_new_parameter(td_module *module, const char *name, const in
     td_tensor *tensor = td__empty("td_module_new_parameter", shape, ndim, dtype, td__host_device());
     td_status status = td_module_add_parameter(module, name, tensor);
     td_tensor_release(tensor);
-    return status ? NULL : tensor; /* the module has a reference */
+    return status ? NULL : tensor; /* the module holds a reference */
 }
 
 td_status td_module_add_buffer(td_module *module, const char *name, td_tensor *tensor, bool saved)
 {
     TD_TRY(check_given(__func__, module, tensor));
-    return td__module_spoil(module,
-                            add_slot(module, "td_module_add_buffer", name, tensor, true, saved));
+    return td__module_set_failure(
+        module, add_tensor(module, "td_module_add_buffer", name, tensor, true, saved));
 }
 
 td_tensor *td__module_new_buffer(td_module *module, const char *name, const int64_t *shape,
@@ -199,7 +199,7 @@ td_tensor *td__module_new_buffer(td_module *module, const char *name, const int6
     td_tensor *tensor = td__empty(module->ops->name, shape, ndim, dtype, td__host_device());
     td_status status = tensor ? td_fill_(tensor, value) : TD_ERR_NOMEM;
     if (status)
-        td__module_spoil(module, status);
+        td__module_set_failure(module, status);
     else
         status = td_module_add_buffer(module, name, tensor, true);
     td_tensor_release(tensor);
@@ -210,7 +210,7 @@ td_tensor *td__module_filled_parameter(td_module *module, const char *name, cons
                                        int ndim, double value)
 {
     td_tensor *tensor = td_module_new_parameter(module, name, shape, ndim, TD_F32);
-    if (tensor && td__module_spoil(module, td_init_constant(tensor, value)))
+    if (tensor && td__module_set_failure(module, td_init_constant(tensor, value)))
         return NULL;
     return tensor;
 }
@@ -228,8 +228,8 @@ static td_status add_child(td_module *module, const char *name, td_module *child
     const char *call = "td_module_add_child";
     TD_TRY(check_name(module, call, name));
     if (child->parent || is_inside(child, module))
-        return td_fail(TD_ERR_INVALID, "%s: \"%s\", a %s, is part of a %s already; clone it", call,
-                       name, child->ops->name,
+        return td_fail(TD_ERR_INVALID, "%s: \"%s\", a %s, is a child of a %s already; clone it",
+                       call, name, child->ops->name,
                        child->parent ? child->parent->ops->name : module->ops->name);
     if (module->child_count == module->child_capacity) {
         int capacity = module->child_capacity ? module->child_capacity * 2 : 4;
@@ -252,11 +252,11 @@ td_status td_module_add_child(td_module *module, const char *name, td_module *ch
 {
     td_status status = check_given(__func__, module, child);
     if (!status && child->failure) {
-        td_module_finish(child); /* destroys it, and says why */
-        return td__module_spoil(module, TD_ERR_INVALID);
+        td_module_finish(child); /* destroys it, and sets the last error */
+        return td__module_set_failure(module, TD_ERR_INVALID);
     }
     if (!status)
-        status = td__module_spoil(module, add_child(module, name, child));
+        status = td__module_set_failure(module, add_child(module, name, child));
     if (status && !is_inside(child, module))
         td__modules_destroy(&child, child ? 1 : 0);
     return status;
@@ -271,7 +271,7 @@ td_status td_module_replace_child(td_module *module, int index, td_module *child
     if (!module || index < 0 || index >= module->child_count)
         status = td_fail(TD_ERR_INVALID, "%s: there is no child %d", call, index);
     else if (child->parent || is_inside(child, module))
-        status = td_fail(TD_ERR_INVALID, "%s: a %s is part of a module already; clone it", call,
+        status = td_fail(TD_ERR_INVALID, "%s: a %s is a child of a module already; clone it", call,
                          child->ops->name);
     if (status) {
         if (!is_inside(child, module))

@@ -1,8 +1,7 @@
 /* Modules with other tensors: clones, and modules that move to another device or dtype.
  *
- * Both make a list of pairs first, each tensor that is inside and what takes its place, so that a
- * tensor that stands in several places has one successor. Nothing of the module is touched until all
- * successors are there. */
+ * Both first make a list of pairs, each tensor and its replacement, so that a shared tensor has one
+ * replacement. The module is not changed until all replacements exist. */
 #include "nn/module.h"
 
 #include "base/fail.h"
@@ -37,12 +36,12 @@ static td_tensor *successor(const struct pairs *pairs, const td_tensor *tensor)
     return NULL;
 }
 
-/* Finds a successor for the tensor of a slot, where it has none yet. */
-static td_status pair_slot(const char *name, struct td__module_slot *slot, void *arg)
+/* Makes the replacement of an entry's tensor, unless there is one. */
+static td_status pair_tensor(const char *name, struct td__module_tensor *entry, void *arg)
 {
     (void)name;
     struct pairs *pairs = arg;
-    if (successor(pairs, slot->tensor))
+    if (successor(pairs, entry->tensor))
         return TD_OK;
     if (pairs->count == pairs->capacity) {
         size_t capacity = pairs->capacity ? pairs->capacity * 2 : 16;
@@ -55,34 +54,34 @@ static td_status pair_slot(const char *name, struct td__module_slot *slot, void 
     td_tensor *to = NULL;
     {
         TD_SCOPE;
-        to = td_tensor_retain(pairs->map(slot->tensor, pairs->arg));
+        to = td_tensor_retain(pairs->map(entry->tensor, pairs->arg));
     }
     if (!to)
         return TD_ERR_NOMEM;
-    pairs->at[pairs->count++] = (struct pair){.from = slot->tensor, .to = to};
+    pairs->at[pairs->count++] = (struct pair){.from = entry->tensor, .to = to};
     return TD_OK;
 }
 
 static td_status make_pairs(struct pairs *pairs, td_module *module)
 {
-    return td__module_visit(module, pair_slot, pairs);
+    return td__module_visit(module, pair_tensor, pairs);
 }
 
 /* ---- Clones ------------------------------------------------------------------------------------- */
 
-static td_status clone_slots(td_module *clone, const struct td__slots *slots,
-                             const struct pairs *pairs)
+static td_status clone_tensors(td_module *clone, const struct td__module_tensors *entries,
+                               const struct pairs *pairs)
 {
-    for (int i = 0; i < slots->count; i++) {
-        const struct td__module_slot *slot = &slots->at[i];
-        td_tensor *tensor = successor(pairs, slot->tensor);
-        /* A parameter is added as a buffer would be: it keeps what it says about its gradient. */
-        bool asks = td_tensor_requires_grad(tensor);
-        if (slot->is_buffer)
-            TD_TRY(td_module_add_buffer(clone, slot->name, tensor, slot->saved));
+    for (int i = 0; i < entries->count; i++) {
+        const struct td__module_tensor *entry = &entries->at[i];
+        td_tensor *tensor = successor(pairs, entry->tensor);
+        /* td_module_add_parameter() makes it require grad: restore what it was. */
+        bool requires_grad = td_tensor_requires_grad(tensor);
+        if (entry->is_buffer)
+            TD_TRY(td_module_add_buffer(clone, entry->name, tensor, entry->saved));
         else
-            TD_TRY(td_module_add_parameter(clone, slot->name, tensor));
-        if (!slot->is_buffer && !asks)
+            TD_TRY(td_module_add_parameter(clone, entry->name, tensor));
+        if (!entry->is_buffer && !requires_grad)
             TD_TRY(td_tensor_set_requires_grad(tensor, false));
     }
     return TD_OK;
@@ -92,7 +91,7 @@ static td_module *clone(const td_module *module, const struct pairs *pairs)
 {
     if (module->ops->free_data && !module->ops->clone_data) {
         td_fail(TD_ERR_UNSUPPORTED,
-                "td_module_clone: a %s owns data and does not say how to clone them",
+                "td_module_clone: a %s has free_data but no clone_data, and cannot be cloned",
                 module->ops->name);
         return NULL;
     }
@@ -104,13 +103,13 @@ static td_module *clone(const td_module *module, const struct pairs *pairs)
         memcpy(copy->data, module->data, module->ops->data_size);
     if (module->ops->clone_data && module->ops->clone_data(copy->data, module->data)) {
         memset(copy->data, 0, module->ops->data_size);
-        free(copy->data); /* without free_data: what the bytes name belongs to the other module */
+        free(copy->data); /* without free_data: the pointers in it belong to the other module */
         free(copy);
         return NULL;
     }
-    td_status status = clone_slots(copy, &module->parameters, pairs);
+    td_status status = clone_tensors(copy, &module->parameters, pairs);
     if (!status)
-        status = clone_slots(copy, &module->buffers, pairs);
+        status = clone_tensors(copy, &module->buffers, pairs);
     for (int i = 0; i < module->child_count && !status; i++)
         status = td_module_add_child(copy, module->children[i].name,
                                      clone(module->children[i].module, pairs));
@@ -196,14 +195,14 @@ static bool is_there(const td_tensor *from, const td_tensor *to)
     return from->storage == to->storage;
 }
 
-static td_status replace_slot(const char *name, struct td__module_slot *slot, void *pairs)
+static td_status replace_tensor(const char *name, struct td__module_tensor *entry, void *pairs)
 {
     (void)name;
-    td_tensor *to = successor(pairs, slot->tensor);
-    if (!is_there(slot->tensor, to)) {
+    td_tensor *to = successor(pairs, entry->tensor);
+    if (!is_there(entry->tensor, to)) {
         td_tensor_retain(to);
-        td_tensor_release(slot->tensor); /* the pair that names it is found by address only */
-        slot->tensor = to;
+        td_tensor_release(entry->tensor); /* pairs are found by address */
+        entry->tensor = to;
     }
     return TD_OK;
 }
@@ -213,7 +212,7 @@ static td_status move(td_module *module, struct place *place)
     struct pairs pairs = {.map = move_tensor, .arg = place};
     td_status status = make_pairs(&pairs, module);
     if (!status)
-        status = td__module_visit(module, replace_slot, &pairs);
+        status = td__module_visit(module, replace_tensor, &pairs);
     free_pairs(&pairs);
     return status;
 }

@@ -1,4 +1,4 @@
-/* Running modules: of one result (ops->forward) and of several (ops->forward_list), each by either call. */
+/* Running modules with one result (ops->forward) or several (ops->forward_list), by either call. */
 #include "nn/module.h"
 
 #include "base/option_rules.h"
@@ -53,13 +53,15 @@ static td_status check(const td_module *module, td_tensor *const *inputs, int co
     return TD_OK;
 }
 
-/* The results of a module with forward_list, which the scope around this call holds. */
+/* Runs a module with forward_list. The results belong to the scope around this call. */
 static td_status run_list(td_module *module, const td_tensor_list *inputs, td_tensor_list *results)
 {
     TD_SCOPE;
     td_status status = module->ops->forward_list(module, inputs, results);
     if (!status && (results->count < 1 || results->count > TD_TENSOR_LIST_MAX))
-        status = td_fail(TD_ERR_INVALID, "td_forward: a %s gave %d results; 1 to %d are possible",
+        status = td_fail(TD_ERR_INVALID,
+                         "td_forward: a %s returned %d results; 1 to %d are "
+                         "possible",
                          module->ops->name, results->count, TD_TENSOR_LIST_MAX);
     for (int i = 0; !status && i < results->count; i++)
         if (!td_scope_return(results->at[i]))
@@ -83,7 +85,9 @@ td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int coun
         return NULL;
     if (results.count == 1)
         return results.at[0];
-    td_fail(TD_ERR_INVALID, "td_forward: a %s gave %d results; td_forward_list() returns them all",
+    td_fail(TD_ERR_INVALID,
+            "td_forward: a %s returned %d results; td_forward_list() returns "
+            "them all",
             module->ops->name, results.count);
     return NULL;
 }

@@ -24,7 +24,7 @@ static void put_line(struct td__buffer *text, int depth)
         put(text, "  ");
 }
 
-/* What the kind says of itself; *longer is set where there is any. */
+/* Appends what ops->describe() writes; sets *longer if there is any. */
 static void put_description(struct td__buffer *text, const td_module *module)
 {
     if (!module->ops->describe)
@@ -45,7 +45,7 @@ static void put_module(struct td__buffer *text, const td_module *module, int dep
     size_t line = text->size;
     put_description(text, module);
     if (module->child_count && text->size == line)
-        text->size = before; /* nothing to describe: no line for it */
+        text->size = before; /* nothing to describe: no line */
     for (int i = 0; i < module->child_count; i++) {
         put_line(text, depth + 1);
         put(text, "(");

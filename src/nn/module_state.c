@@ -1,5 +1,5 @@
-/* The state of a module: what is saved, and taking it back. Everything is compared before the first
- * element is copied, so that a state that does not fit changes nothing. */
+/* Saving and loading the state of a module. Everything is compared before the first element is
+ * copied, so a state that does not fit changes nothing. */
 #include "nn/module.h"
 
 #include "base/buffer.h"
@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static td_status save_slot(const char *name, struct td__module_slot *slot, void *state)
+static td_status save_tensor(const char *name, struct td__module_tensor *entry, void *state)
 {
-    if (!slot->saved)
+    if (!entry->saved)
         return TD_OK;
-    td_tensor *alias = td__alias(slot->tensor);
+    td_tensor *alias = td__alias(entry->tensor);
     td_status status = alias ? td_state_add(state, name, alias) : TD_ERR_NOMEM;
     td_tensor_release(alias);
     return status;
@@ -23,16 +23,16 @@ static td_status save_slot(const char *name, struct td__module_slot *slot, void 
 td_state *td_module_state(td_module *module)
 {
     td_state *state = module ? td_state_create() : NULL;
-    if (state && td__module_visit(module, save_slot, state)) {
+    if (state && td__module_visit(module, save_tensor, state)) {
         td_state_destroy(state);
         return NULL;
     }
     return state;
 }
 
-/* ---- What does not fit -------------------------------------------------------------------------- */
+/* ---- Mismatches -------------------------------------------------------------------------- */
 
-/* Names for one part of the message; those beyond the first few are counted only. */
+/* Names for one part of the error; beyond the first few they are only counted. */
 enum { NAMES_SHOWN = 6 };
 
 struct complaints {
@@ -61,18 +61,18 @@ struct loading {
     struct complaints missing, unexpected, misshapen;
 };
 
-static td_status compare_slot(const char *name, struct td__module_slot *slot, void *arg)
+static td_status compare_tensor(const char *name, struct td__module_tensor *entry, void *arg)
 {
     struct loading *loading = arg;
-    if (!slot->saved)
+    if (!entry->saved)
         return TD_OK;
-    TD_TRY(td_state_add(loading->names, name, slot->tensor));
+    TD_TRY(td_state_add(loading->names, name, entry->tensor));
     td_tensor *tensor = td_state_get(loading->state, name);
     if (!tensor)
         complain(&loading->missing, "%s", name);
-    else if (!td__same_shape(tensor, slot->tensor))
+    else if (!td__same_shape(tensor, entry->tensor))
         complain(&loading->misshapen, "%s (%s, not %s)", name, td__shape_of(tensor),
-                 td__shape_of(slot->tensor));
+                 td__shape_of(entry->tensor));
     return TD_OK;
 }
 
@@ -116,19 +116,19 @@ static td_status judge(struct loading *loading, const td_module *module, bool st
 
 /* ---- Loading ------------------------------------------------------------------------------------ */
 
-static td_status load_slot(const char *name, struct td__module_slot *slot, void *state)
+static td_status load_tensor(const char *name, struct td__module_tensor *entry, void *state)
 {
-    td_tensor *from = slot->saved ? td_state_get(state, name) : NULL;
+    td_tensor *from = entry->saved ? td_state_get(state, name) : NULL;
     if (!from)
         return TD_OK;
     td_status status = TD_ERR_NOMEM;
     {
         TD_NO_GRAD;
         TD_SCOPE;
-        from = td_to_dtype(td_tensor_to(td_detach(from), td_tensor_device(slot->tensor)),
-                           td_tensor_dtype(slot->tensor));
+        from = td_to_dtype(td_tensor_to(td_detach(from), td_tensor_device(entry->tensor)),
+                           td_tensor_dtype(entry->tensor));
         if (from)
-            status = td_tensor_copy(slot->tensor, from);
+            status = td_tensor_copy(entry->tensor, from);
     }
     return status;
 }
@@ -139,7 +139,7 @@ td_status td_module_load_state(td_module *module, const td_state *state, bool st
         return td_fail(TD_ERR_INVALID, "td_module_load_state: the %s is NULL",
                        module ? "state" : "module");
     struct loading loading = {.state = state, .names = td_state_create()};
-    td_status status = loading.names ? td__module_visit(module, compare_slot, &loading)
+    td_status status = loading.names ? td__module_visit(module, compare_tensor, &loading)
                                      : TD_ERR_NOMEM;
     for (int i = 0; i < td_state_count(state) && !status; i++)
         if (!td_state_get(loading.names, td_state_name(state, i)))
@@ -147,7 +147,7 @@ td_status td_module_load_state(td_module *module, const td_state *state, bool st
     if (!status)
         status = judge(&loading, module, strict);
     if (!status)
-        status = td__module_visit(module, load_slot, (void *)state);
+        status = td__module_visit(module, load_tensor, (void *)state);
     td_state_destroy(loading.names);
     td__buffer_free(&loading.missing.text);
     td__buffer_free(&loading.unexpected.text);

@@ -1,4 +1,4 @@
-/* Walks over a module and all inside: tensors by name, and what is done to all of them. */
+/* Traversal of a module and its children: tensors by name, and operations on all of them. */
 #include "nn/module.h"
 
 #include "base/buffer.h"
@@ -9,8 +9,8 @@
 /* ---- Names -------------------------------------------------------------------------------------- */
 
 struct walk {
-    struct td__buffer path; /* of the module that is walked through, with a dot at its end */
-    td__visit_slot visit;
+    struct td__buffer path; /* of the current module, with a dot at the end */
+    td__visit_tensor visit;
     void *arg;
 };
 
@@ -26,14 +26,14 @@ static td_status extend(struct td__buffer *path, const char *name, const char *e
     return TD_OK;
 }
 
-static td_status visit_slots(struct walk *walk, struct td__slots *slots)
+static td_status visit_tensors(struct walk *walk, struct td__module_tensors *entries)
 {
     size_t before = walk->path.size;
     td_status status = TD_OK;
-    for (int i = 0; i < slots->count && !status; i++) {
-        status = extend(&walk->path, slots->at[i].name, "");
+    for (int i = 0; i < entries->count && !status; i++) {
+        status = extend(&walk->path, entries->at[i].name, "");
         if (!status)
-            status = walk->visit((const char *)walk->path.data, &slots->at[i], walk->arg);
+            status = walk->visit((const char *)walk->path.data, &entries->at[i], walk->arg);
         walk->path.size = before;
     }
     return status;
@@ -41,8 +41,8 @@ static td_status visit_slots(struct walk *walk, struct td__slots *slots)
 
 static td_status visit_module(struct walk *walk, td_module *module)
 {
-    TD_TRY(visit_slots(walk, &module->parameters));
-    TD_TRY(visit_slots(walk, &module->buffers));
+    TD_TRY(visit_tensors(walk, &module->parameters));
+    TD_TRY(visit_tensors(walk, &module->buffers));
     size_t before = walk->path.size;
     for (int i = 0; i < module->child_count; i++) {
         TD_TRY(extend(&walk->path, module->children[i].name, "."));
@@ -52,7 +52,7 @@ static td_status visit_module(struct walk *walk, td_module *module)
     return TD_OK;
 }
 
-td_status td__module_visit(td_module *module, td__visit_slot visit, void *arg)
+td_status td__module_visit(td_module *module, td__visit_tensor visit, void *arg)
 {
     struct walk walk = {.visit = visit, .arg = arg};
     td_status status = visit_module(&walk, module);
@@ -60,7 +60,7 @@ td_status td__module_visit(td_module *module, td__visit_slot visit, void *arg)
     return status;
 }
 
-/* The module that the first `size` bytes of a name lead to. */
+/* The module that the first `size` bytes of a name denote. */
 static td_module *descend(td_module *module, const char *name, size_t size)
 {
     while (module && size) {
@@ -92,57 +92,57 @@ td_module *td_module_find(td_module *module, const char *name)
     return found;
 }
 
-static struct td__module_slot *slot_in(struct td__slots *slots, const char *name)
+static struct td__module_tensor *tensor_in(struct td__module_tensors *entries, const char *name)
 {
-    for (int i = 0; i < slots->count; i++)
-        if (strcmp(slots->at[i].name, name) == 0)
-            return &slots->at[i];
+    for (int i = 0; i < entries->count; i++)
+        if (strcmp(entries->at[i].name, name) == 0)
+            return &entries->at[i];
     return NULL;
 }
 
-/* The slot of a name among the parameters, the buffers, or both. */
-static struct td__module_slot *find_slot(td_module *module, const char *call, const char *name,
-                                         bool parameters, bool buffers)
+/* The entry of a name among the parameters, the buffers, or both. */
+static struct td__module_tensor *find_tensor(td_module *module, const char *call, const char *name,
+                                             bool parameters, bool buffers)
 {
     const char *last = name ? strrchr(name, '.') : NULL;
     td_module *owner = name ? descend(module, name, last ? (size_t)(last - name) : 0) : NULL;
-    struct td__module_slot *slot = NULL;
+    struct td__module_tensor *entry = NULL;
     if (owner && parameters)
-        slot = slot_in(&owner->parameters, last ? last + 1 : name);
-    if (owner && !slot && buffers)
-        slot = slot_in(&owner->buffers, last ? last + 1 : name);
-    if (!slot)
+        entry = tensor_in(&owner->parameters, last ? last + 1 : name);
+    if (owner && !entry && buffers)
+        entry = tensor_in(&owner->buffers, last ? last + 1 : name);
+    if (!entry)
         td_fail(TD_ERR_INVALID, "%s: the %s has no %s \"%s\"", call, module->ops->name,
                 parameters ? (buffers ? "parameter or buffer" : "parameter") : "buffer",
                 name ? name : "(NULL)");
-    return slot;
+    return entry;
 }
 
 td_tensor *td_module_parameter(td_module *module, const char *name)
 {
     if (!module)
         return td__null(__func__);
-    struct td__module_slot *slot = find_slot(module, "td_module_parameter", name, true, false);
-    return slot ? slot->tensor : NULL;
+    struct td__module_tensor *entry = find_tensor(module, "td_module_parameter", name, true, false);
+    return entry ? entry->tensor : NULL;
 }
 
 td_tensor *td_module_buffer(td_module *module, const char *name)
 {
     if (!module)
         return td__null(__func__);
-    struct td__module_slot *slot = find_slot(module, "td_module_buffer", name, false, true);
-    return slot ? slot->tensor : NULL;
+    struct td__module_tensor *entry = find_tensor(module, "td_module_buffer", name, false, true);
+    return entry ? entry->tensor : NULL;
 }
 
 td_status td_module_set_tensor(td_module *module, const char *name, td_tensor *tensor)
 {
     if (!module || !tensor)
         return td__fail_null(__func__);
-    struct td__module_slot *slot = find_slot(module, "td_module_set_tensor", name, true, true);
-    if (!slot)
+    struct td__module_tensor *entry = find_tensor(module, "td_module_set_tensor", name, true, true);
+    if (!entry)
         return TD_ERR_INVALID;
-    td_tensor *former = slot->tensor;
-    slot->tensor = td_tensor_retain(tensor);
+    td_tensor *former = entry->tensor;
+    entry->tensor = td_tensor_retain(tensor);
     td_tensor_release(former);
     return TD_OK;
 }
@@ -154,21 +154,21 @@ struct listing {
     bool buffers;
 };
 
-static td_status list_slot(const char *name, struct td__module_slot *slot, void *arg)
+static td_status list_tensor(const char *name, struct td__module_tensor *entry, void *arg)
 {
     struct listing *listing = arg;
-    if (slot->is_buffer != listing->buffers)
+    if (entry->is_buffer != listing->buffers)
         return TD_OK;
     for (int i = 0; i < td_state_count(listing->state); i++)
-        if (td_state_tensor(listing->state, i) == slot->tensor)
+        if (td_state_tensor(listing->state, i) == entry->tensor)
             return TD_OK;
-    return td_state_add(listing->state, name, slot->tensor);
+    return td_state_add(listing->state, name, entry->tensor);
 }
 
 static td_state *list(td_module *module, bool buffers)
 {
     struct listing listing = {.state = module ? td_state_create() : NULL, .buffers = buffers};
-    if (listing.state && td__module_visit(module, list_slot, &listing)) {
+    if (listing.state && td__module_visit(module, list_tensor, &listing)) {
         td_state_destroy(listing.state);
         return NULL;
     }
@@ -195,7 +195,7 @@ int64_t td_module_parameter_count(td_module *module)
     return count;
 }
 
-/* ---- What is done to all ------------------------------------------------------------------------ */
+/* ---- Operations on all -------------------------------------------------------------------------- */
 
 td_status td_module_zero_grad(td_module *module)
 {

@@ -26,10 +26,10 @@ enum { RUNNING_MEAN, RUNNING_VAR, BATCHES };
 struct batch_norm {
     int64_t features;
     td_batch_norm_options options;
-    int least_dims, most_dims; /* of what comes in */
+    int least_dims, most_dims; /* of the input */
 };
 
-/* Counts the batch, and tells how much its statistics weigh. */
+/* Increments num_batches_tracked, and sets *momentum. */
 static td_status count_batch(td_module *self, double *momentum)
 {
     const struct batch_norm *norm = self->data;
@@ -54,8 +54,8 @@ static td_tensor *batch_norm_forward(td_module *self, td_tensor *const *inputs, 
     if (x->layout.ndim < norm->least_dims || x->layout.ndim > norm->most_dims ||
         x->layout.shape[1] != norm->features) {
         td_fail(TD_ERR_INVALID,
-                "td_forward: a %s of %lld features was given the shape %s; it takes %s, with "
-                "these features as the second size",
+                "td_forward: a %s of %lld features got the shape %s; it takes %s, with the "
+                "features as the second size",
                 self->ops->name, (long long)norm->features, td__shape_of(x),
                 norm->least_dims == norm->most_dims ? "four dimensions"
                                                     : "two or three dimensions");
@@ -65,9 +65,9 @@ static td_tensor *batch_norm_forward(td_module *self, td_tensor *const *inputs, 
     if (count_batch(self, &momentum))
         return NULL;
     return td_batch_norm(x, td_buffer(self, RUNNING_MEAN), td_buffer(self, RUNNING_VAR),
-                           td_param(self, 0), td_param(self, 1),
-                           self->training || norm->options.no_running_stats, momentum,
-                           norm->options.eps);
+                         td_param(self, 0), td_param(self, 1),
+                         self->training || norm->options.no_running_stats, momentum,
+                         norm->options.eps);
 }
 
 static int batch_norm_describe(const td_module *self, char *text, size_t size)
@@ -194,8 +194,7 @@ td_module *td_layer_norm_with(const int64_t *shape, int ndim, const td_layer_nor
         norm.options = *options;
     norm.options.eps = td__option(norm.options.eps, 1e-5);
     if (!shape || ndim < 1 || ndim > TD_MAX_DIMS) {
-        td_fail(TD_ERR_INVALID, "%s: it was given %d sizes; there must be 1 to %d", call, ndim,
-                TD_MAX_DIMS);
+        td_fail(TD_ERR_INVALID, "%s: got %d sizes; there must be 1 to %d", call, ndim, TD_MAX_DIMS);
         return NULL;
     }
     for (int d = 0; d < ndim; d++) {

@@ -1,4 +1,4 @@
-/* Modules that are made of others: a sequence, and a list. */
+/* Sequential and ModuleList. */
 #include "nn/module.h"
 
 #include "base/fail.h"
@@ -11,7 +11,7 @@ static td_module *gather(const td_module_ops *ops, const char *call, td_module *
 {
     for (int i = 0; i < count; i++)
         if (!modules[i]) {
-            td__fail_null(call); /* its own failure, which says more than its number */
+            td__fail_null(call); /* keeps the error of the call that returned NULL */
             td__modules_destroy(modules, count);
             return NULL;
         }
@@ -43,8 +43,8 @@ static void release(const td_tensor_list *list)
 static td_status sequential_forward(td_module *module, const td_tensor_list *inputs,
                                     td_tensor_list *results)
 {
-    /* What a child made is released as soon as the next one has run; what backward needs is kept by
-     * the record. */
+    /* The results of a child are released as soon as the next one has run; the graph keeps what
+     * backward needs. */
     td_tensor_list x = *inputs;
     td_status status = TD_OK;
     retain(&x);

@@ -1,9 +1,9 @@
-/* The transformer block, and several of them.
+/* TransformerEncoderLayer and TransformerEncoder.
  *
  *     norm last:   x = norm1(x + attention(x));   x = norm2(x + feed_forward(x))
  *     norm first:  x = x + attention(norm1(x));   x = x + feed_forward(norm2(x))
  *
- * with dropout behind the attention, behind the activation, and behind the feed-forward part. */
+ * with dropout after the attention, after the activation, and after the feed-forward part. */
 #include "nn/layers.h"
 
 #include "base/fail.h"
@@ -24,7 +24,7 @@ static td_tensor *attend(td_module *self, td_tensor *x, td_tensor *mask)
     return td_forward(td_child(self, DROPOUT1), y);
 }
 
-/* In place where nobody else can see x: it is the largest tensor of all here. */
+/* In-place if x is not shared: it is the largest activation of the block. */
 static td_tensor *relu_of(td_tensor *x)
 {
     bool is_ours = x && atomic_load(&x->owners) == 1 && atomic_load(&x->storage->owners) == 1;

@@ -5,7 +5,7 @@
  *     square = beta2 * square + (1 - beta2) * change^2
  *     parameter -= lr / (1 - beta1^t) * mean / (sqrt(square) / sqrt(1 - beta2^t) + eps)
  *
- * where t counts the steps of the parameter; amsgrad takes the greatest square so far. */
+ * where t is the parameter's step count; amsgrad uses the greatest square so far. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"

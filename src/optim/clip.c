@@ -1,5 +1,5 @@
-/* Clipping gradients. The norm is that of all gradients as one vector, summed up in f64: blocks of each
- * gradient by whichever thread, and then their sums in order. */
+/* Gradient clipping. The norm is that of all gradients as one vector, summed in f64: threads sum
+ * blocks of each gradient, and the block sums are added in order. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
@@ -13,7 +13,7 @@
 
 enum { BLOCK = 32768 };
 
-/* The blocks of one gradient, and what each gives. */
+/* The blocks of one gradient, and their sums. */
 struct blocks {
     const void *data;
     int64_t count;
@@ -22,7 +22,7 @@ struct blocks {
     double *sums;
 };
 
-/* The sum of squares or powers of some elements, or the greatest. */
+/* The sum of squares or powers of some elements, or the greatest absolute value. */
 static double measure_part(const void *data, int64_t count, bool wide, double type)
 {
     if (isinf(type))
@@ -43,15 +43,15 @@ static void measure_blocks(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* Adds what one gradient gives to *sum. */
+/* Adds the contribution of one gradient to *sum. */
 static td_status measure(td_tensor *grad, double type, double *sum)
 {
     struct blocks blocks = {
         .count = grad->layout.numel, .wide = grad->layout.dtype == TD_F64, .type = type};
     int64_t number = (blocks.count + BLOCK - 1) / BLOCK;
-    struct td__lane lane;
-    TD_TRY(td__lane_open(&lane, grad, blocks.wide));
-    blocks.data = lane.data;
+    struct td__staged_tensor staged;
+    TD_TRY(td__staged_open(&staged, grad, blocks.wide));
+    blocks.data = staged.data;
     blocks.sums = malloc((size_t)(number + 1) * sizeof *blocks.sums);
     td_status status = blocks.sums ? TD_OK : td__fail_nomem("td_clip_grad_norm_");
     if (!status)
@@ -61,7 +61,7 @@ static td_status measure(td_tensor *grad, double type, double *sum)
         *sum = !isinf(type) ? *sum + part : part > *sum || isnan(part) ? part : *sum;
     }
     free(blocks.sums);
-    td_status closed = td__lane_close(&lane, false);
+    td_status closed = td__staged_close(&staged, false);
     return status ? status : closed;
 }
 
@@ -87,11 +87,14 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
     const char *call = "td_clip_grad_norm_";
     double type = td__option(options ? options->norm_type : 0, 2);
     if (count < 0 || (count > 0 && !parameters))
-        return td_fail(TD_ERR_INVALID, "%s: the list of %d parameters is no list", call, count);
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the list of %d parameters is NULL or has a negative "
+                       "length",
+                       call, count);
     if (!(max_norm >= 0) || !(type > 0))
         return td_fail(TD_ERR_INVALID,
-                       "%s: the limit is %g and the type of the norm %g; neither may be negative",
-                       call, max_norm, type);
+                       "%s: max_norm is %g and norm_type %g; neither may be negative", call,
+                       max_norm, type);
     double total = 0;
     TD_TRY(find_norm(parameters, count, type, &total));
     if (options && options->error_if_nonfinite && !isfinite(total))

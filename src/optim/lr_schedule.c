@@ -1,6 +1,6 @@
-/* Schedules. A step computes the learning rate of each group from the one that it has, as PyTorch does:
- * so several schedules of one optimizer compound, and a rate that was set by hand is gone on from. Only
- * the part of a sequence that begins, and the user's own factors, start from the rate at the beginning. */
+/* Learning rate schedules. A step computes the rate of each group from its current one, as PyTorch
+ * does: several schedules of one optimizer compound, and they continue from a rate that was set by
+ * hand. Only td_lambda_schedule() and the start of a part of a sequence use the initial rate. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
@@ -13,10 +13,10 @@
 struct td_schedule {
     td_optimizer *optimizer;
     int64_t steps;
-    /** The learning rate of step `steps` from that of the step before; for step 0 from that which the
+    /** The rate of step `steps` from that of the step before; of step 0 from the rate that the
      *  group has when the schedule is made. */
     double (*next)(const td_schedule *schedule, double initial, double lr, int64_t steps);
-    /** That of step 0 from the one at the beginning, for a part of a sequence. */
+    /** The rate of step 0 from the initial one, for a part of a sequence. */
     double (*first)(const td_schedule *schedule, double initial);
     double gamma, start, end, minimum;
     int64_t size;        /* steps of the kind that has some */
@@ -28,7 +28,7 @@ struct td_schedule {
     int part_count;
 };
 
-/* ---- What they compute -------------------------------------------------------------------------- */
+/* ---- Formulas -------------------------------------------------------------------------- */
 
 static double same_first(const td_schedule *schedule, double initial)
 {
@@ -70,8 +70,7 @@ static double exponential_next(const td_schedule *schedule, double initial, doub
     return steps > 0 ? lr * schedule->gamma : lr;
 }
 
-/* At the lowest point, from which no factor leads up again, the rate is raised by what is missing to
- * the cosine of the first rate. */
+/* At the minimum, from which no factor leads up again, the rate is set by a sum instead. */
 static double cosine_next(const td_schedule *schedule, double initial, double lr, int64_t steps)
 {
     double size = (double)schedule->size, minimum = schedule->minimum;
@@ -97,7 +96,7 @@ static double linear_next(const td_schedule *schedule, double initial, double lr
     if (steps > schedule->size)
         return lr;
     double before = size * schedule->start + (double)(steps - 1) * rise;
-    if (before == 0) /* nothing can be multiplied to come from 0 to a rate */
+    if (before == 0) /* no factor leads from 0 to another rate */
         return initial * (rise / size);
     return lr * (1 + rise / before);
 }
@@ -130,7 +129,7 @@ static double sequential_next(const td_schedule *schedule, double initial, doubl
 
 /* ---- Making them -------------------------------------------------------------------------------- */
 
-/* Sets the learning rates to those of the schedule's step; none is changed where one cannot be. */
+/* Sets the learning rates of the schedule's step: all, or none if one is invalid. */
 static td_status apply(const td_schedule *schedule, const char *call)
 {
     td_optimizer *optimizer = schedule->optimizer;
@@ -228,7 +227,8 @@ td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *mile
     if (!check(call, 1, gamma))
         return NULL;
     if (count < 0 || (count > 0 && !milestones)) {
-        td_fail(TD_ERR_INVALID, "%s: the list of %d milestones is no list", call, count);
+        td_fail(TD_ERR_INVALID, "%s: the list of %d milestones is NULL or has a negative length",
+                call, count);
         return NULL;
     }
     td_schedule form = {.next = multi_step_next,
@@ -292,13 +292,15 @@ static td_status check_parts(const char *call, const td_optimizer *optimizer,
                              td_schedule *const *schedules, int count, const int64_t *milestones)
 {
     if (count < 1 || !schedules || (count > 1 && !milestones))
-        return td_fail(TD_ERR_INVALID, "%s: %d schedules and their milestones are no sequence",
+        return td_fail(TD_ERR_INVALID,
+                       "%s: the schedules (%d) or their milestones are NULL, or "
+                       "there are none",
                        call, count);
     for (int i = 0; i < count; i++) {
         if (!schedules[i])
             return td__fail_null(call);
         if (schedules[i]->optimizer != optimizer)
-            return td_fail(TD_ERR_INVALID, "%s: schedule %d is one of another optimizer", call, i);
+            return td_fail(TD_ERR_INVALID, "%s: schedule %d belongs to another optimizer", call, i);
     }
     return TD_OK;
 }

@@ -33,14 +33,13 @@ static td_status check_parameter(const td_optimizer *optimizer, const char *call
         return td_fail(TD_ERR_INVALID, "%s: parameter %d is NULL", call, index);
     td_dtype dtype = tensor->layout.dtype;
     if (dtype != TD_F32 && dtype != TD_F64 && dtype != TD_F16 && dtype != TD_BF16)
-        return td_fail(TD_ERR_INVALID, "%s: parameter %d is %s; it must be of floating point", call,
+        return td_fail(TD_ERR_INVALID, "%s: parameter %d is %s; it must be floating-point", call,
                        index, td_dtype_name(dtype));
     if (!td_tensor_is_leaf(tensor))
         return td_fail(
             TD_ERR_INVALID,
-            "%s: parameter %d, of the shape %s, is a result of others; only leaves can be "
-            "changed",
-            call, index, td__shape_of(tensor));
+            "%s: parameter %d, of the shape %s, is not a leaf; only leaves can be changed", call,
+            index, td__shape_of(tensor));
     if (td__layout_repeats(&tensor->layout))
         return td_fail(TD_ERR_INVALID,
                        "%s: elements of parameter %d, of the shape %s, share memory", call, index,
@@ -223,7 +222,7 @@ td_status td_optimizer_zero_grad(td_optimizer *optimizer)
     return TD_OK;
 }
 
-/* The buffers, where they are not there yet. */
+/* Allocates the buffers at the first step. */
 static td_status make_buffers(struct td__parameter *parameter, int count)
 {
     for (int b = 0; b < count; b++)
@@ -235,7 +234,7 @@ static td_status make_buffers(struct td__parameter *parameter, int count)
     return TD_OK;
 }
 
-/* What a step does to the memory of one parameter: elements are independent of each other. */
+/* A step of one parameter, elementwise, for the threads. */
 struct change {
     const td_optimizer *optimizer;
     const struct td__update *update;
@@ -270,24 +269,24 @@ static td_status step(td_optimizer *optimizer, struct td__parameter *parameter, 
                                 .wide = parameter->tensor->layout.dtype == TD_F64};
     td_tensor *tensors[2 + TD__BUFFERS_MOST] = {parameter->tensor, grad};
     memcpy(tensors + 2, parameter->buffers, (size_t)buffers * sizeof tensors[0]);
-    struct td__lane lanes[2 + TD__BUFFERS_MOST] = {0};
+    struct td__staged_tensor staged[2 + TD__BUFFERS_MOST] = {0};
     td_status status = TD_OK;
     int open = 0;
     while (open < 2 + buffers &&
-           !(status = td__lane_open(&lanes[open], tensors[open], update.wide)))
+           !(status = td__staged_open(&staged[open], tensors[open], update.wide)))
         open++;
     if (!status) {
-        update.parameter = lanes[0].data;
-        update.grad = lanes[1].data;
+        update.parameter = staged[0].data;
+        update.grad = staged[1].data;
         for (int b = 0; b < buffers; b++)
-            update.buffers[b] = lanes[2 + b].data;
+            update.buffers[b] = staged[2 + b].data;
         parameter->steps++;
         td__parallel_for(update.count, TD__GRAIN, change_range,
                          &(struct change){optimizer, &update, parameter, first});
     }
     bool changed = !status;
     for (int i = 0; i < open; i++) {
-        td_status closed = td__lane_close(&lanes[i], changed && i != 1);
+        td_status closed = td__staged_close(&staged[i], changed && i != 1);
         status = status ? status : closed;
     }
     return status;

@@ -1,5 +1,4 @@
-/* What an optimizer is made of: parameters in groups, a kind, and what the kind keeps about each
- * parameter. */
+/* An optimizer: parameters in groups, a kind, and the kind's buffers of each parameter. */
 #ifndef TD_OPTIM_OPTIMIZER_H
 #define TD_OPTIM_OPTIMIZER_H
 
@@ -24,16 +23,16 @@ struct td__parameter_group {
     int count;         /* of parameters */
 };
 
-/* The numbers of all kinds; each uses its own. Numbers, so that a state can hold them. */
+/* The options of all kinds as numbers, so that a state can hold them; each kind uses some. */
 struct td__optim_numbers {
-    double lr, weight_decay; /* what groups begin with */
+    double lr, weight_decay; /* defaults of groups */
     double momentum, dampening, nesterov;
     double beta1, beta2, eps, amsgrad;
-    double decoupled; /* the weight decay is no part of the gradient */
+    double decoupled; /* decoupled weight decay (AdamW) */
     double maximize;
 };
 
-/* One parameter's data for a step, one after another, f32 or (wide) f64. */
+/* One parameter's data for a step, contiguous, f32 or (wide) f64. */
 struct td__update {
     void *parameter;
     const void *grad;
@@ -70,7 +69,7 @@ struct td_optimizer {
     int group_count, group_capacity;
 };
 
-/** An optimizer with group 0; NULL where something does not fit. `call` is for messages. */
+/** An optimizer with group 0; NULL on failure. `call` is for errors. */
 td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const char *call,
                                    const struct td__optim_numbers *numbers,
                                    td_tensor *const *parameters, int count);
@@ -79,24 +78,24 @@ td_optimizer *td__optimizer_create(const struct td__optimizer_kind *kind, const 
 td_optimizer *td__optimizer_of_module(const struct td__optimizer_kind *kind, const char *call,
                                       const struct td__optim_numbers *numbers, td_module *module);
 
-/** Fails with "<call>: <what> is …" where a number is not within [low, high). */
+/** Fails with "<call>: <what> is …" if a number is not in [low, high). */
 td_status td__check_number(const char *call, const char *what, double value, double low,
                            double high);
 
 /** The parameters of a module as a list, for free(); they are the module's. */
 td_status td__parameter_list(const char *call, td_module *module, td_tensor ***list, int *count);
 
-/* ---- Lanes: a tensor's elements one after another, as f32 or f64 -------------------------------- */
+/* ---- Staged tensors: contiguous elements, as f32 or f64 -------------------------------- */
 
-struct td__lane {
+struct td__staged_tensor {
     td_tensor *tensor; /* not retained */
-    td_tensor *copy;   /* NULL where the tensor's own memory will do */
+    td_tensor *copy;   /* NULL: the tensor's own memory is used */
     void *data;
 };
 
-/** TD_ERR_UNSUPPORTED where the memory is not the host's. */
-td_status td__lane_open(struct td__lane *lane, td_tensor *tensor, bool wide);
-/** With `write`, brings what was written back to the tensor. */
-td_status td__lane_close(struct td__lane *lane, bool write);
+/** TD_ERR_UNSUPPORTED if the host cannot access the memory. */
+td_status td__staged_open(struct td__staged_tensor *staged, td_tensor *tensor, bool wide);
+/** With `write`, copies the elements back to the tensor. */
+td_status td__staged_close(struct td__staged_tensor *staged, bool write);
 
 #endif

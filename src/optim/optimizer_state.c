@@ -1,10 +1,10 @@
-/* The state of an optimizer: names and numbers, and going on from them.
+/* Saving and loading the state of an optimizer.
  *
  *     group.0.size, group.0.lr, group.0.weight_decay, group.0.initial_lr (where a schedule was made)
  *     options.momentum, …                         the numbers of the kind
  *     state.3.step, state.3.exp_avg, …            of parameter 3, once it has made a step
  *
- * All is read and compared before anything is changed. */
+ * Everything is read and compared before anything is changed. */
 #include "optim/optimizer.h"
 
 #include "base/fail.h"
@@ -83,7 +83,7 @@ td_state *td_optimizer_state(td_optimizer *optimizer)
 
 struct loading {
     const td_state *state;
-    td_state *seen; /* what of it was read */
+    td_state *seen; /* the entries that were read */
     struct td__optim_numbers numbers;
     struct td__parameter *parameters; /* with new buffers */
     struct td__parameter_group *groups;
@@ -176,13 +176,12 @@ static td_status read_parameter(struct loading *loading, const td_optimizer *opt
     return TD_OK;
 }
 
-/* Names the first tensor of the state that nobody has asked for. */
+/* Fails with the name of the first tensor of the state that was not read. */
 static td_status check_unexpected(const struct loading *loading)
 {
     for (int i = 0; i < td_state_count(loading->state); i++)
         if (!td_state_get(loading->seen, td_state_name(loading->state, i)))
-            return td_fail(TD_ERR_INVALID,
-                           "\"%s\" is in the state, and in no part of this optimizer",
+            return td_fail(TD_ERR_INVALID, "\"%s\" is in the state, but not in this optimizer",
                            td_state_name(loading->state, i));
     return TD_OK;
 }
@@ -196,7 +195,7 @@ static td_status read_all(struct loading *loading, const td_optimizer *optimizer
     return check_unexpected(loading);
 }
 
-/* Exchanges what was read for what the optimizer had, which is freed by the caller. */
+/* Swaps what was read with what the optimizer had; the caller frees the latter. */
 static void take_over(td_optimizer *optimizer, struct loading *loading)
 {
     optimizer->numbers = loading->numbers;

@@ -1,5 +1,5 @@
-/* The loops that change parameters, for f32 and f64; see update_loops.h. This file is built without
- * contractions: where PyTorch multiplies and adds with one rounding, fma() says so. */
+/* The loops that change parameters, for f32 and f64; see update_loops.h. Built without contraction
+ * of floating-point expressions: fma() is called where PyTorch rounds once. */
 #include "optim/update.h"
 
 #include "tensor/vector.h"

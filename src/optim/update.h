@@ -1,5 +1,5 @@
-/* The loops that change parameters: one pass over the memory of each. Roundings are those of PyTorch's
- * sequence of operations, so that results agree in every bit. */
+/* The loops that update parameters, one pass over the memory of each. They round as PyTorch's
+ * sequence of operations does, so that results agree bit for bit. */
 #ifndef TD_OPTIM_UPDATE_H
 #define TD_OPTIM_UPDATE_H
 

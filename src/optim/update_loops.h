@@ -85,21 +85,21 @@ TD__VECTOR void NAME(td__adam)(REAL *parameter, const REAL *grad, REAL *mean, RE
         NAME(adam_loop)(parameter, grad, mean, square, NULL, count, step, false, false);
 }
 
-/* ---- Norms: f64 sums in lanes, always in the same order ------------------------------------------ */
+/* ---- Norms: partial sums in f64, always in the same order ------------------------------------------ */
 
-enum { NAME(LANES) = 16 };
+enum { NAME(SUMS) = 16 };
 
 TD__VECTOR double NAME(td__sum_squares)(const REAL *x, int64_t count)
 {
-    double lanes[NAME(LANES)] = {0}, sum = 0;
+    double sums[NAME(SUMS)] = {0}, sum = 0;
     int64_t i = 0;
-    for (; i + NAME(LANES) <= count; i += NAME(LANES))
-        for (int lane = 0; lane < NAME(LANES); lane++)
-            lanes[lane] += (double)x[i + lane] * (double)x[i + lane];
+    for (; i + NAME(SUMS) <= count; i += NAME(SUMS))
+        for (int k = 0; k < NAME(SUMS); k++)
+            sums[k] += (double)x[i + k] * (double)x[i + k];
     for (; i < count; i++)
         sum += (double)x[i] * (double)x[i];
-    for (int lane = 0; lane < NAME(LANES); lane++)
-        sum += lanes[lane];
+    for (int k = 0; k < NAME(SUMS); k++)
+        sum += sums[k];
     return sum;
 }
 

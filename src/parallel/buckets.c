@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Which gradient goes where ------------------------------------------------------------------- */
+/* ---- Assigning gradients to buckets ------------------------------------------------------------------- */
 
 /* A bucket that is being filled. There is one for each dtype and device. */
 struct open {
@@ -33,8 +33,8 @@ static struct open *find_open(struct open *opens, int *count, const struct td__g
     return open;
 }
 
-/* Sets the `bucket` of each gradient, and returns how many there are; -1 without memory. A bucket
- * closes when it has reached its limit. */
+/* Sets the `bucket` of each gradient, and returns the number of buckets; -1 without memory. A
+ * bucket is closed when it reaches its limit. */
 static int assign(struct td__gradient *gradients, int count, const int *order, size_t first_bytes,
                   size_t bytes)
 {
@@ -134,7 +134,7 @@ td_status td__buckets_init(struct td__buckets *buckets, const struct td__gradien
     return status;
 }
 
-/* What a pass that failed has left under way: its memory is about to be written again. */
+/* Waits for a work that a failed pass has left, before its memory is written again. */
 static void drop_work(struct td_bucket *bucket)
 {
     if (!bucket->work)
@@ -273,7 +273,7 @@ td_status td__buckets_finish(struct td__buckets *buckets)
     return status;
 }
 
-/* ---- What hooks see ---------------------------------------------------------------------------------- */
+/* ---- For hooks --------------------------------------------------------------------------------------- */
 
 int td_bucket_index(const td_bucket *bucket)
 {

@@ -1,12 +1,12 @@
-/* Buckets: gradients in few pieces of memory, each of which is reduced when it is full.
+/* Buckets: contiguous memory for several gradients, reduced when all of them are ready.
  *
  *     gradients   0  1  2  3  4  5         in the order of the layers
- *     bucket 0    5 4                      the first small, so that it is full soon
+ *     bucket 0    5 4                      the first is small, so that it is full early
  *     bucket 1    3 2 1
  *     bucket 2    0                        a dtype of its own
  *
- * Buckets start strictly in their order, on every rank, whatever the order in which they are full:
- * so all ranks make the same calls in the same order. */
+ * Buckets are reduced strictly in their order, whatever the order in which they become full, so
+ * that all ranks make the same calls in the same order. */
 #ifndef TD_PARALLEL_BUCKETS_H
 #define TD_PARALLEL_BUCKETS_H
 
@@ -19,7 +19,7 @@
 #define TD__BUCKET_BYTES ((size_t)25 << 20)
 #define TD__FIRST_BUCKET_BYTES ((size_t)1 << 20)
 
-/* One gradient, and its place. */
+/* One gradient, and its bucket. */
 struct td__gradient {
     td_dtype dtype;
     int ndim;
@@ -55,18 +55,19 @@ struct td__buckets {
     struct td_bucket *buckets;
     int count;
 
-    pthread_mutex_t lock; /* ready, pending, next: gradients may come from several threads */
-    int next;             /* the bucket to start next */
-    int *order;           /* gradients in the order in which they were ready */
+    pthread_mutex_t lock; /* guards ready, pending and next: several threads may deliver
+                             gradients */
+    int next;             /* the next bucket to reduce */
+    int *order;           /* gradients in the order in which they became ready */
     int ordered;
 
     td_ddp_stats stats;
 };
 
 /**
- * Makes buckets for gradients whose dtype, shape and device are filled in. `order` lists all of them
- * as they are expected to become ready; NULL: the last first. The lists are the caller's. Where it
- * fails, *buckets is as if td__buckets_free() had been called.
+ * Makes buckets for gradients whose dtype, shape and device are filled in. `order` lists all of
+ * them in the expected order of readiness; NULL: the last first. The lists stay the caller's. On
+ * failure *buckets is as after td__buckets_free().
  */
 td_status td__buckets_init(struct td__buckets *buckets, const struct td__gradient *gradients,
                            int count, const int *order, size_t first_bytes, size_t bytes);
@@ -75,7 +76,8 @@ void td__buckets_free(struct td__buckets *buckets);
 /** Begins a pass: nothing is ready. */
 void td__buckets_begin(struct td__buckets *buckets);
 
-/** The view of a gradient has its value. Starts the buckets that are full now. */
+/** Marks a gradient, whose view has its value, as ready. Starts the reduction of buckets that are
+ * now full. */
 td_status td__buckets_ready(struct td__buckets *buckets, int gradient);
 
 /** Whether all gradients are ready. */

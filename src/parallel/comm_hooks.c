@@ -1,14 +1,14 @@
-/* Hooks that come with the library: the average as it is, and in half precision.
+/* Built-in communication hooks: all-reduce, and all-reduce in half precision.
  *
- * Half precision: each element is divided by the number of ranks and rounded to a half, the halves
- * are summed up over the ranks (in f32, rounded once), and the sums become the gradient again. */
+ * Half precision: each element is divided by the number of ranks and rounded to f16 or bf16, the
+ * all-reduce sums these (in f32, rounded once), and the sums are converted back. */
 #include "base/fail.h"
 #include "parallel/buckets.h"
 #include "tensor/kernels.h"
 
 #include <stdlib.h>
 
-/* What a bucket needs from start to finish. */
+/* A bucket's data between start and finish. */
 struct halves {
     td_tensor *tensor;
     td_work *work;

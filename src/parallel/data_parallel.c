@@ -3,9 +3,9 @@
  *     inputs ──┬─ parts 0 on cpu:0 ─ replica 0 ─┬── output
  *              └─ parts 1 on cpu:1 ─ replica 1 ─┘
  *
- * The four steps, which are public by themselves, are in device_steps.c. The module may be on any
- * device: its replicas have copies of its tensors on theirs. Where replica 0 has copies, too, its
- * buffers are copied back after each forward, so that running statistics move. */
+ * The four steps, which are public, are in device_steps.c. The module may be on any device:
+ * replicas have copies of its tensors on theirs. If replica 0 has copies, too, its buffers are
+ * copied back after each forward, so that running statistics are updated. */
 #include "autograd/graph.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -26,7 +26,7 @@ struct data_parallel {
 
 /* ---- Inputs ----------------------------------------------------------------------------------------- */
 
-/* The size of an input along the dimension that is divided; -1 where it has no such dimension. */
+/* The size of an input along `dim`; -1 if it has no such dimension. */
 static int64_t size_along(const td_tensor *input, int dim)
 {
     int ndim = td_tensor_ndim(input);
@@ -41,8 +41,8 @@ static int64_t find_batch(const td_tensor_list *inputs, int dim)
     return batch;
 }
 
-/* The inputs of replica i go to parts[i], which is empty; *count tells how many replicas are needed.
- * `list` has space for a part on each device. */
+/* Scatters the inputs to parts[i] of replica i, which is empty; *count is the number of replicas
+ * needed. `list` holds one tensor for each device. */
 static td_status scatter(const struct data_parallel *parallel, const td_tensor_list *inputs,
                          td_tensor **list, td_tensor_list *parts, int *count)
 {
@@ -69,14 +69,14 @@ static td_status scatter(const struct data_parallel *parallel, const td_tensor_l
     return TD_OK;
 }
 
-/* Result k of all replicas as one, for each k. `list` is as for scatter(). */
+/* Concatenates result k of all replicas, for each k. `list` is as for scatter(). */
 static td_status gather(const struct data_parallel *parallel, const td_tensor_list *parts,
                         int count, const char *output, td_tensor **list, td_tensor_list *results)
 {
     for (int i = 1; i < count; i++)
         if (parts[i].count != parts[0].count)
             return td_fail(TD_ERR_INVALID,
-                           "td_data_parallel: the module gave %d results on %s, and %d on %s",
+                           "td_data_parallel: the module returned %d results on %s, and %d on %s",
                            parts[0].count, parallel->names[0], parts[i].count, parallel->names[i]);
     for (int k = 0; k < parts[0].count; k++) {
         for (int i = 0; i < count; i++)
@@ -105,7 +105,7 @@ static td_status copy_buffers(td_module *module, td_module *replica)
     return status;
 }
 
-/* Where the module's parameters are, or its buffers, or without any the input. */
+/* The device of the module's parameters, or of its buffers, or else of the input. */
 static const char *device_of(td_module *module, const td_tensor *input)
 {
     td_state *parameters = td_module_parameters(module), *buffers = td_module_buffers(module);
@@ -117,7 +117,7 @@ static const char *device_of(td_module *module, const td_tensor *input)
     return device;
 }
 
-/* Runs `count` replicas; parts[i] are the inputs of the one on device i, and then its results. */
+/* Runs `count` replicas; parts[i] has the inputs of the one on device i, and then its results. */
 static td_status run(td_module *module, const struct data_parallel *parallel, td_tensor_list *parts,
                      int count)
 {
@@ -206,8 +206,8 @@ static td_status check_devices(const td_data_parallel_options *options)
 {
     if (options->device_count < 0 || (options->device_ids && options->device_count == 0))
         return td_fail(TD_ERR_INVALID,
-                       "td_data_parallel: device_count is %d; it says how many device_ids there "
-                       "are",
+                       "td_data_parallel: device_count is %d; it must be the number of "
+                       "device_ids",
                        options->device_count);
     if (options->device_count > td_device_count("cpu"))
         return td_fail(TD_ERR_INVALID, "td_data_parallel: %d devices are too many; there are %d",

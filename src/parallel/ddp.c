@@ -5,9 +5,9 @@
  *     backward   each parameter's hook: its gradient is in its bucket; a full bucket starts
  *     its end    wait for all buckets; every gradient is then an average, and a view of its bucket
  *
- * A gradient that a backward pass has put elsewhere (the first one of a parameter, or one that the
- * program has set) is copied into its bucket, and becomes a view of it; from then on operators write
- * straight into the bucket, and nothing is copied any more. */
+ * A gradient that is no view of its bucket (a parameter's first, or one that the program has set)
+ * is copied into the bucket and replaced by a view; from then on operators write directly into the
+ * bucket. */
 #include "parallel/ddp.h"
 
 #include "autograd/graph.h"
@@ -37,7 +37,7 @@ static td_status end_pass(void *arg)
     return TD_OK;
 }
 
-/* Makes the gradient a view of its bucket, with its value. */
+/* Copies the gradient into its bucket, and replaces it by the view. */
 static td_status move_in(struct td__ddp_parameter *parameter, td_tensor *view)
 {
     td_tensor *grad = td_tensor_grad(parameter->tensor);
@@ -62,9 +62,9 @@ static td_status on_accumulated(td_tensor *tensor, void *arg)
     if (ddp->buckets.gradients[parameter->number].ready)
         return td_fail(
             TD_ERR_STATE,
-            "td_ddp: parameter \"%s\" got a second gradient after its first was reduced; "
-            "the graph of a static_graph model has changed, or one forward had two "
-            "backward passes",
+            "td_ddp: parameter \"%s\" got a second gradient after its first was reduced; the "
+            "graph of a static_graph model has changed, or two backward passes followed one "
+            "forward",
             parameter->name);
     TD_TRY(move_in(parameter, ddp->buckets.gradients[parameter->number].view));
     return td__buckets_ready(&ddp->buckets, parameter->number);
@@ -74,9 +74,9 @@ static td_status on_accumulated(td_tensor *tensor, void *arg)
 
 static td_status broadcast_buffers(struct td__ddp *ddp)
 {
-    if (!ddp->buffer_count || ddp->options.no_broadcast_buffers || !ddp->buffers_are_old)
+    if (!ddp->buffer_count || ddp->options.no_broadcast_buffers || !ddp->buffers_changed)
         return TD_OK;
-    ddp->buffers_are_old = false;
+    ddp->buffers_changed = false;
     return td_broadcast_coalesced(ddp->buffers, ddp->buffer_count,
                                   td_get_global_rank(ddp->group, ddp->source), ddp->group, NULL);
 }
@@ -95,7 +95,7 @@ td_status td__ddp_prepare(struct td__ddp *ddp, bool records)
 static td_status before_forward(struct td__ddp *ddp, bool records)
 {
     if (ddp->join)
-        TD_TRY(td__ddp_join_turn(ddp, records));
+        TD_TRY(td__ddp_join_round(ddp, records));
     if (!ddp->sync)
         return TD_OK;
     TD_TRY(td__ddp_prepare(ddp, records));
@@ -106,8 +106,8 @@ static td_status before_forward(struct td__ddp *ddp, bool records)
     return TD_OK;
 }
 
-/* Counts those of ddp->parameters, from number `next` on, that are still in the module: in the same
- * order, with tensors in between that are not averaged. */
+/* Counts those of ddp->parameters, from number `next` on, that are still in the module, in the same
+ * order; tensors that are not averaged may be in between. */
 static int count_known(const struct td__ddp *ddp, const td_module *module, int next)
 {
     const td_tensor *tensor;
@@ -118,16 +118,16 @@ static int count_known(const struct td__ddp *ddp, const td_module *module, int n
     return next;
 }
 
-/* A module that was moved since has parameters without hooks: each rank would train by itself. */
+/* A module that was moved since has parameters without hooks: their gradients would not be
+ * averaged. */
 static td_status check_parameters(const struct td__ddp *ddp, const td_module *module)
 {
     int known = count_known(ddp, module, 0);
     if (known == ddp->count)
         return TD_OK;
     return td_fail(TD_ERR_STATE,
-                   "td_ddp: the parameter \"%s\" is another tensor than when the module was "
-                   "wrapped, and its gradient would not be averaged; move and convert a module "
-                   "(td_module_to()) before td_ddp()",
+                   "td_ddp: the parameter \"%s\" was replaced after td_ddp(), so its gradient "
+                   "would not be averaged; call td_module_to() before td_ddp()",
                    ddp->parameters[known].name);
 }
 
@@ -140,7 +140,7 @@ static td_status ddp_forward(td_module *module, const td_tensor_list *inputs,
     TD_TRY(check_parameters(ddp, inner));
     TD_TRY(before_forward(ddp, records));
     if (td_module_is_training(module))
-        ddp->buffers_are_old = true;
+        ddp->buffers_changed = true;
     td_tensor_list moved = *inputs;
     for (int i = 0; *ddp->device && i < moved.count; i++)
         moved.at[i] = td_tensor_to(moved.at[i], ddp->device);
@@ -301,7 +301,7 @@ td_status td__ddp_synchronise(struct td__ddp *ddp)
     for (int i = 0; i < ddp->count && !status; i++)
         td__tensor_touch(tensors[i]);
     free(tensors);
-    ddp->buffers_are_old = true;
+    ddp->buffers_changed = true;
     return status ? status : broadcast_buffers(ddp);
 }
 
@@ -309,8 +309,8 @@ static td_status fill(struct td__ddp *ddp, td_module *module)
 {
     if (td_get_world_size(ddp->group) < 1)
         return td_fail(TD_ERR_STATE,
-                       "td_ddp: there is no process group, or this rank is not in it; "
-                       "td_init_process_group() comes first");
+                       "td_ddp: there is no process group, or this rank is not in it; call "
+                       "td_init_process_group() first");
     if (ddp->options.device) {
         if (!td__find_device("td_ddp", ddp->options.device))
             return TD_ERR_INVALID;

@@ -1,14 +1,14 @@
 /* Uneven inputs: ranks that have run out of input shadow the collectives of the others.
  *
- *     rank 0    turn  pass   turn  pass   turn  pass    turn
- *     rank 1    turn  pass   turn  zeros  turn  zeros   turn      joined after one pass
- *     active    2            2 -> 1       1             0: the model of rank 0 becomes everybody's
+ *     rank 0    round  pass   round  pass   round  pass    round
+ *     rank 1    round  pass   round  zeros  round  zeros   round      joined after one pass
+ *     active    2            2 -> 1       1             0: rank 0 broadcasts its model
  *
- * A turn is one small all-gather before each forward: each rank says whether it still has input, and
- * what its forward is going to do. One that has joined learns from it what to shadow: the broadcast of
- * the buffers, the making of new buckets, the buckets themselves (with zeros, hooks included) and the
- * map of used parameters. It is the same code that the others run, so that the order of calls cannot
- * differ. Buffers, and the order for new buckets, come from the first rank that is still active. */
+ * A round is one small all-gather of flags before each forward: whether a rank still has input, and
+ * what its forward will do. A joined rank shadows accordingly: the broadcast of the buffers, the
+ * rebuild of the buckets, the buckets themselves (with zeros, hooks included) and the map of used
+ * parameters. It runs the same code as the others, so the order of calls cannot differ. Buffers,
+ * and the order for new buckets, come from the first active rank. */
 #include "parallel/ddp.h"
 
 #include "base/fail.h"
@@ -18,25 +18,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank says in its turn. */
+/* The flags of a rank. */
 enum {
     ACTIVE = 1,
-    SYNC = 2,     /* gradients of this pass are averaged */
-    RECORDS = 4,  /* a backward pass follows */
-    OLD = 8,      /* buffers are to be broadcast */
-    REBUILD = 16, /* buckets are to be made anew */
-    DIVIDE = 32,  /* these two: the options, which must be the same everywhere */
+    SYNC = 2,      /* gradients of this pass are averaged */
+    RECORDS = 4,   /* a backward pass follows */
+    BROADCAST = 8, /* broadcast the buffers */
+    REBUILD = 16,  /* rebuild the buckets */
+    DIVIDE = 32,   /* these two: the options, which must be the same on all ranks */
     THROW = 64,
 };
 
 struct td__ddp_join {
     td_ddp_join_options options;
     int size;
-    int32_t flags;     /* what the active ranks do in this turn; 0: all have joined */
-    int64_t turns;     /* in which somebody was active */
-    td_status failure; /* ended early: all further calls fail so */
-    char reason[256];  /* its sentence */
-    int32_t said[];    /* by each rank */
+    int32_t flags;      /* of the active ranks in this round; 0: all have joined */
+    int64_t rounds;     /* with an active rank */
+    td_status failure;  /* stopped early: all further calls fail with it */
+    char reason[256];   /* its text */
+    int32_t flags_of[]; /* of each rank */
 };
 
 static td_status stop(struct td__ddp *ddp, td_status status)
@@ -52,13 +52,13 @@ static int global_rank(const struct td__ddp *ddp, int rank)
     return td_get_global_rank(ddp->group, rank);
 }
 
-/* The first rank whose answer to `mask` is (or is not) the one of rank `other`; -1: none. */
+/* The first rank whose flags in `mask` differ from (or equal) those of rank `other`; -1: none. */
 static int find_different(const struct td__ddp_join *join, int other, int32_t mask,
                           bool active_only)
 {
     for (int r = 0; r < join->size; r++)
-        if ((!active_only || (join->said[r] & ACTIVE)) &&
-            (join->said[r] & mask) != (join->said[other] & mask))
+        if ((!active_only || (join->flags_of[r] & ACTIVE)) &&
+            (join->flags_of[r] & mask) != (join->flags_of[other] & mask))
             return r;
     return -1;
 }
@@ -76,39 +76,39 @@ static td_status check_agreement(struct td__ddp *ddp, int first_active)
     other = find_different(join, first_active, SYNC | RECORDS, true);
     if (other >= 0)
         return td_fail(TD_ERR_MISMATCH,
-                       "td_ddp: rank %d and rank %d do not do the same in this forward: one "
-                       "synchronises or records, the other does not",
+                       "td_ddp: rank %d and rank %d differ in this forward: one synchronises or "
+                       "records a graph, the other does not",
                        global_rank(ddp, first_active), global_rank(ddp, other));
     if (!join->options.throw_on_early_termination)
         return TD_OK;
     for (int r = 0; r < join->size; r++)
-        if (!(join->said[r] & ACTIVE))
+        if (!(join->flags_of[r] & ACTIVE))
             return td_fail(TD_ERR_STATE,
                            "td_ddp: rank %d ran out of input after %lld forwards, while rank %d "
-                           "has more; the options of td_ddp_join_begin() ask to stop then",
-                           global_rank(ddp, r), (long long)join->turns,
+                           "has more; throw_on_early_termination is set",
+                           global_rank(ddp, r), (long long)join->rounds,
                            global_rank(ddp, first_active));
     return TD_OK;
 }
 
-/* Says `mine`, hears the others, and takes over what the active ranks do. */
-static td_status take_turn(struct td__ddp *ddp, int32_t mine)
+/* All-gathers the flags, and sets join->flags from those of the active ranks. */
+static td_status exchange_flags(struct td__ddp *ddp, int32_t mine)
 {
     struct td__ddp_join *join = ddp->join;
     if (join->failure)
         return td_fail(join->failure, "%s", join->reason);
     mine |= join->options.divide_by_active ? DIVIDE : 0;
     mine |= join->options.throw_on_early_termination ? THROW : 0;
-    td_status status = td_group_all_gather(join->said, &mine, 1, TD_I32, ddp->group, NULL);
+    td_status status = td_group_all_gather(join->flags_of, &mine, 1, TD_I32, ddp->group, NULL);
     if (status)
         return stop(ddp, status);
     int active = 0, first = -1;
     join->flags = 0;
     for (int r = 0; r < join->size; r++) {
-        if (!(join->said[r] & ACTIVE))
+        if (!(join->flags_of[r] & ACTIVE))
             continue;
         first = first < 0 ? r : first;
-        join->flags |= join->said[r];
+        join->flags |= join->flags_of[r];
         active++;
     }
     status = check_agreement(ddp, first);
@@ -116,9 +116,9 @@ static td_status take_turn(struct td__ddp *ddp, int32_t mine)
         return stop(ddp, status);
     if (!active)
         return TD_OK;
-    join->turns++;
+    join->rounds++;
     ddp->source = first;
-    ddp->buffers_are_old = join->flags & OLD;
+    ddp->buffers_changed = join->flags & BROADCAST;
     ddp->rebuild = join->flags & REBUILD;
     ddp->buckets.scale = join->options.divide_by_active && active < join->size
                              ? (double)join->size / active
@@ -126,17 +126,17 @@ static td_status take_turn(struct td__ddp *ddp, int32_t mine)
     return TD_OK;
 }
 
-td_status td__ddp_join_turn(struct td__ddp *ddp, bool records)
+td_status td__ddp_join_round(struct td__ddp *ddp, bool records)
 {
     int32_t mine = ACTIVE;
     mine |= ddp->sync ? SYNC : 0;
     mine |= records ? RECORDS : 0;
-    mine |= ddp->buffers_are_old ? OLD : 0;
+    mine |= ddp->buffers_changed ? BROADCAST : 0;
     mine |= ddp->rebuild ? REBUILD : 0;
-    return take_turn(ddp, mine);
+    return exchange_flags(ddp, mine);
 }
 
-/* Makes the calls of a pass with a gradient of zeros. */
+/* Makes the calls of a backward pass with gradients of 0. */
 static td_status shadow_backward(struct td__ddp *ddp)
 {
     struct td__buckets *buckets = &ddp->buckets;
@@ -173,11 +173,11 @@ td_status td_ddp_join_begin(td_module *module, const td_ddp_join_options *option
         return TD_ERR_INVALID;
     if (ddp->join)
         return td_fail(TD_ERR_STATE,
-                       "td_ddp_join_begin: it was called before; td_ddp_join_end() comes first");
+                       "td_ddp_join_begin: it was called before; call td_ddp_join_end() first");
     int size = td_get_world_size(ddp->group);
     if (size < 1)
-        return td_fail(TD_ERR_STATE, "td_ddp_join_begin: there is no process group any more");
-    ddp->join = calloc(1, sizeof *ddp->join + (size_t)size * sizeof ddp->join->said[0]);
+        return td_fail(TD_ERR_STATE, "td_ddp_join_begin: the process group was destroyed");
+    ddp->join = calloc(1, sizeof *ddp->join + (size_t)size * sizeof ddp->join->flags_of[0]);
     if (!ddp->join)
         return td__fail_nomem("td_ddp_join_begin");
     ddp->join->options = options ? *options : (td_ddp_join_options){0};
@@ -192,16 +192,16 @@ td_status td_ddp_join_end(td_module *module)
         return TD_ERR_INVALID;
     struct td__ddp_join *join = ddp->join;
     if (!join)
-        return td_fail(TD_ERR_STATE, "td_ddp_join_end: td_ddp_join_begin() comes first");
+        return td_fail(TD_ERR_STATE, "td_ddp_join_end: td_ddp_join_begin() was not called");
     ddp->expecting = false;
-    td_status status = take_turn(ddp, 0);
+    td_status status = exchange_flags(ddp, 0);
     while (!status && join->flags) {
         status = shadow(ddp);
         if (!status)
-            status = take_turn(ddp, 0);
+            status = exchange_flags(ddp, 0);
     }
-    /* The source is one of those that were active in the last turn: nobody has seen more data. Where
-     * nobody was, it is the first rank. */
+    /* The source is a rank that was active in the last round: none has seen more data. If none was,
+     * it is the first rank. */
     if (!status)
         status = td__ddp_synchronise(ddp);
     ddp->source = 0;

@@ -1,5 +1,5 @@
-/* Making the buckets anew, once: in the order in which the gradients of the first pass became ready on
- * the first rank (of those that still have input), so that buckets fill one after another. */
+/* Rebuilds the buckets once, in the order in which the gradients of the first pass became ready on
+ * the first active rank, so that buckets become full one after another. */
 #include "parallel/ddp.h"
 
 #include "base/fail.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The order of one rank, on all. A rank may not believe it blindly: each number once. */
+/* Broadcasts the order of one rank, and checks that it is a permutation. */
 static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
 {
     for (int i = 0; i < ddp->count; i++)
@@ -25,11 +25,13 @@ static td_status agree_on_order(struct td__ddp *ddp, int32_t *order)
     }
     free(seen);
     return good ? TD_OK
-                : td_fail(TD_ERR_PEER, "td_ddp: the order of gradients of rank %d makes no sense",
+                : td_fail(TD_ERR_PEER,
+                          "td_ddp: rank %d sent an order of gradients that is no "
+                          "permutation",
                           td_get_global_rank(ddp->group, ddp->source));
 }
 
-/* Gradients that are views of the former buckets become views of the new ones. */
+/* Moves gradients that are views of the former buckets to the new ones. */
 static td_status move_gradients(struct td__ddp *ddp, const struct td__buckets *former)
 {
     for (int i = 0; i < ddp->count; i++) {

@@ -1,9 +1,9 @@
-/* Parameters that take no part in a loss.
+/* Unused parameters.
  *
- * With find_unused_parameters the record is walked from the outputs; what is not behind it counts as
- * ready at once, with a gradient of 0, so that its bucket need not wait. At the end the ranks agree
- * on which parameters any of them has used: one that nobody has used gets back the gradient that it
- * had before. With static_graph the walk is done for the first pass only. */
+ * With find_unused_parameters the graph is traversed from the outputs; parameters that it does not
+ * contain are ready at once, with a gradient of 0, so that their buckets need not wait. At the end
+ * an all-reduce tells which parameters any rank has used; those used by none get back their former
+ * gradient. With static_graph only the first pass traverses the graph. */
 #include "parallel/ddp.h"
 
 #include "autograd/graph.h"
@@ -23,8 +23,8 @@ static void note_used(td_tensor *leaf, void *arg)
         }
 }
 
-/* A gradient of 0 in the bucket; what stood there, or elsewhere, is kept aside. */
-static td_status set_aside(struct td__ddp *ddp, struct td__ddp_parameter *parameter)
+/* Sets the gradient in the bucket to 0, and keeps the former gradient. */
+static td_status zero_unused(struct td__ddp *ddp, struct td__ddp_parameter *parameter)
 {
     td_tensor *view = ddp->buckets.gradients[parameter->number].view;
     td_tensor *grad = td_tensor_grad(parameter->tensor);
@@ -48,7 +48,7 @@ td_status td__ddp_mark_unused(struct td__ddp *ddp, const td_tensor_list *outputs
         ddp->static_unused[i] = parameter->unused;
         ddp->used[i] = !parameter->unused;
         if (parameter->unused)
-            TD_TRY(set_aside(ddp, parameter));
+            TD_TRY(zero_unused(ddp, parameter));
     }
     ddp->first_static_pass_done = true;
     return TD_OK;
@@ -91,7 +91,7 @@ td_status td__ddp_fail_missing(const struct td__ddp *ddp)
                                        length ? ", " : "", ddp->parameters[i].name);
     }
     return td_fail(TD_ERR_STATE,
-                   "td_ddp: %d parameters took no part in the loss, so their gradients cannot be "
-                   "averaged: %s%s; use all of them, or set find_unused_parameters",
+                   "td_ddp: %d parameters were not used in the loss, so their gradients cannot "
+                   "be averaged: %s%s; use all of them, or set find_unused_parameters",
                    missing, names, missing > 8 ? ", …" : "");
 }

@@ -1,8 +1,8 @@
-/* The four steps of DataParallel, each by itself: replicate, scatter, apply, gather; see parallel.h.
+/* The four steps of DataParallel: replicate, scatter, apply, gather; see parallel.h.
  *
- * Dividing, copying and putting together are recorded operators (td_narrow, td_tensor_to, td_cat), so
- * backward needs nothing here: it runs on the same workers, and sums up the gradients of all replicas
- * in the module's own parameters. */
+ * Scatter, copy and gather are recorded operators (td_narrow, td_tensor_to, td_cat), so backward
+ * needs nothing here: it runs on the same workers, and accumulates the gradients of all replicas in
+ * the module's parameters. */
 #include "autograd/graph.h"
 #include "base/fail.h"
 #include "base/thread.h"
@@ -42,7 +42,10 @@ td_status td_scatter_to_devices(td_tensor *tensor, const char *const *devices, i
     if (!tensor)
         return td__fail_null(__func__);
     if (count < 1)
-        return td_fail(TD_ERR_INVALID, "td_scatter_to_devices: %d devices are too few", count);
+        return td_fail(TD_ERR_INVALID,
+                       "td_scatter_to_devices: there must be at least one "
+                       "device, not %d",
+                       count);
     dim = td__find_dim(tensor, "td_scatter_to_devices", dim);
     if (dim < 0)
         return TD_ERR_INVALID;
@@ -104,7 +107,7 @@ static void wait_for_shares(struct apply *apply)
     pthread_mutex_unlock(&apply->lock);
 }
 
-/* The results of all shares, owned by the caller's scope; none where one of them failed. */
+/* The results of all shares, owned by the caller's scope; none if one of them failed. */
 static td_status collect(struct share *shares, int count, td_tensor_list *results)
 {
     td_status status = TD_OK;

@@ -1,5 +1,5 @@
-/* Post-local SGD: gradients are averaged over the whole group at first, later only inside a subgroup (or
- * not at all); an averager brings the parameters of all ranks together every so many steps. */
+/* Post-local SGD: gradients are averaged over the whole group at first, later only in a subgroup
+ * (or not at all), while an averager averages the parameters of all ranks periodically. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "group/process_group.h"
@@ -23,7 +23,8 @@ static void free_work(void *data)
     td_work_release(work);
 }
 
-/* A group for the ranks of each host. All ranks come here in the same pass, at its first bucket. */
+/* Creates a group for the ranks of each host. All ranks call it in the same pass, at its first
+ * bucket. */
 static td_status make_subgroup(struct td_post_local *post, td_group *group)
 {
     const td_group *whole = group ? group : td__world();
@@ -103,8 +104,8 @@ td_periodic_averager *td_periodic_averager_create(td_module *module,
     td_periodic_averager_options with = options ? *options : (td_periodic_averager_options){0};
     if (!module || with.period < 1 || with.warmup_steps < 0) {
         td_fail(TD_ERR_INVALID,
-                "td_periodic_averager_create: the module is %s, the period %lld, the warm-up %lld; "
-                "a period is at least 1, a warm-up at least 0",
+                "td_periodic_averager_create: the module is %s, the period %lld, the warm-up "
+                "%lld; the period must be at least 1, the warm-up at least 0",
                 module ? "there" : "NULL", (long long)with.period, (long long)with.warmup_steps);
         return NULL;
     }

@@ -6,13 +6,13 @@
  *     finish    P made orthonormal · Q = M^T P · mean of Q over the ranks · error = M - P Q^T
  *               M = P Q^T
  *
- * Q of one pass is where the next begins (warm start): so the passes together are a power iteration
- * for the largest singular vectors of a slowly changing matrix. Gradients that would not become
- * smaller are averaged as they are, in one operation for all of a bucket.
+ * The next pass starts with this Q (warm start), so the passes together are a power iteration for
+ * the largest singular vectors of a slowly changing matrix. Gradients that would not become smaller
+ * are averaged uncompressed, in one call a bucket.
  *
- * P and Q are kept transposed, so that what is made orthonormal are rows, one after another in memory.
- * All ranks have the same bits of P and Q behind each sum, so that they come to the same decisions
- * and draw the same random numbers. */
+ * P and Q are stored transposed, so that rows are orthonormalised. All ranks have the same bits of
+ * P and Q after each all-reduce, so they make the same decisions and draw the same random
+ * numbers. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "parallel/buckets.h"
@@ -36,22 +36,23 @@ struct matrix {
     td_tensor *error; /* [n, m]; NULL without error feedback */
 };
 
-/* One that is not. */
+/* A gradient that is not. */
 struct plain {
     td_tensor *gradient; /* of the bucket */
     td_tensor *packed;   /* a view of `rest`, of the same shape */
 };
 
-/* What a bucket needs from pass to pass. */
+/* A bucket's state between passes. */
 struct compressed {
     td_generator *generator;
     struct matrix *matrices;
     int matrix_count;
     struct plain *plains;
     int plain_count;
-    td_tensor *p, *q, *rest; /* [numbers]: what is sent; rest is NULL where all is compressed */
+    td_tensor *p, *q, *rest; /* one-dimensional buffers that are sent; rest is NULL if all gradients
+                                are compressed */
     td_work *p_work, *rest_work;
-    bool averaging; /* this pass is a plain average: the work is rest_work */
+    bool averaging; /* this pass is not compressed: its work is rest_work */
     bool q_is_set;
 };
 
@@ -88,7 +89,7 @@ static void free_compressed(void *data)
 
 /* ---- Which gradients, and their memory --------------------------------------------------------------- */
 
-/* The sizes of a gradient as a matrix, and its rank; false where it is sent as it is. */
+/* The sizes of a gradient as a matrix, and its rank; false if it is not compressed. */
 static bool is_worth_it(const struct td_powersgd *p, const td_tensor *gradient, int64_t *n,
                         int64_t *m, int64_t *rank)
 {
@@ -205,8 +206,8 @@ static double dot(const td_tensor *x, int64_t i, int64_t j)
     return sum;
 }
 
-/* Takes from row i what it has of the rows before, and makes its length 1. False where nothing is left
- * but rounding. Twice, since the first time leaves an error of rounding that the length 1 enlarges. */
+/* Gram-Schmidt for row i. Two passes, since normalising amplifies the rounding error of the first.
+ * False if only rounding errors are left. */
 static bool make_orthonormal(td_tensor *x, int64_t i)
 {
     int64_t width = x->layout.shape[1];
@@ -231,8 +232,8 @@ static void orthonormalise(td_tensor *x)
         make_orthonormal(x, i);
 }
 
-/* Where Q begins: at random, or where the last pass ended. A row that came to nothing begins at random
- * again: it would stay nothing for ever. */
+/* The initial Q: random, or that of the last pass. Rows that have become 0 are drawn again, since
+ * they would stay 0. */
 static td_status begin_q(const struct td_powersgd *p, struct compressed *c)
 {
     for (int i = 0; i < c->matrix_count; i++) {
@@ -258,7 +259,7 @@ static td_status multiply(td_tensor *out, td_tensor *a, td_tensor *b)
     return td__kernels_of(out)->matmul(out, a, b, 1, false);
 }
 
-/* Starts the average of what is sent as it is. */
+/* Starts the all-reduce of the uncompressed gradients. */
 static td_status start_rest(struct compressed *c, td_bucket *bucket)
 {
     if (!c->plain_count)
@@ -307,7 +308,7 @@ static td_status wait_for(td_work **work)
     return status;
 }
 
-/* M = P Q^T, and what that has lost. */
+/* M = P Q^T, and the error. */
 static td_status decompress(struct matrix *matrix)
 {
     const struct td__kernels *kernels = td__kernels_of(matrix->m);

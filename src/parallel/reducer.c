@@ -1,5 +1,5 @@
-/* A reducer for gradients of one's own: buckets over plain memory. A gradient that is the caller's
- * is copied into its bucket when it is ready, and back at the end. */
+/* td_reducer: buckets over plain memory. A gradient in the caller's memory is copied into its
+ * bucket when it is ready, and back at the end. */
 #include "parallel/buckets.h"
 #include "parallel/verify.h"
 
@@ -66,7 +66,7 @@ td_reducer *td_reducer_create(const td_reducer_buffer *buffers, int count,
         return NULL;
     if (count < 0 || (count > 0 && !buffers)) {
         td_fail(TD_ERR_INVALID, "td_reducer_create: the list of %d buffers is %s", count,
-                buffers ? "shorter than nothing" : "NULL");
+                buffers ? "of negative length" : "NULL");
         return NULL;
     }
     td_reducer *reducer = calloc(1, sizeof *reducer);
@@ -112,7 +112,7 @@ td_status td_reducer_ready(td_reducer *reducer, int index)
     td_tensor *view = reducer->buckets.gradients[index].view;
     if (reducer->buckets.gradients[index].ready)
         return td_fail(TD_ERR_STATE,
-                       "td_reducer_ready: gradient %d was ready before in this step; "
+                       "td_reducer_ready: gradient %d is ready already in this step; "
                        "td_reducer_wait() ends a step",
                        index);
     if (reducer->data[index] && td_tensor_nbytes(view))
@@ -130,7 +130,7 @@ static td_status fail_missing(const td_reducer *reducer)
             length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
                                        length ? ", " : "", i);
     return td_fail(TD_ERR_STATE,
-                   "td_reducer_wait: %d of %d gradients are not ready: %s%s; say "
+                   "td_reducer_wait: %d of %d gradients are not ready: %s%s; call "
                    "td_reducer_ready() for each",
                    missing, reducer->count, list, missing > 16 ? ", …" : "");
 }

@@ -1,13 +1,13 @@
 /* Batch norm with the statistics of all ranks.
  *
- *     forward     mean, sum of squared differences and count of each rank, gathered by all and put
- *                 together in the order of the ranks: the same bits everywhere
+ *     forward     mean, sum of squared differences and count of each rank, all-gathered and combined
+ *                 in the order of the ranks: the same bits on all
  *     backward    grad_x = w rstd (grad_y - mean(grad_y) - z mean(grad_y z)),  z = (x - mean) rstd
  *                 where the means are over all ranks: two sums a channel, one all-reduce
  *
- * What is gathered and summed up is f64, so that many ranks are as good as one with the whole batch. The
- * gradients of weight and bias are those of this rank's part: DDP averages them. The rest is done by the
- * kernels for batch norm without training, whose statistics are given. */
+ * Statistics are exchanged in f64, so that the result is as precise as that of one rank with the
+ * whole batch. The gradients of weight and bias are local: DDP averages them. The rest is done by
+ * the kernels of batch norm in evaluation, which take statistics. */
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
@@ -32,7 +32,7 @@ struct sync_batch_norm {
 };
 
 /* For backward. */
-struct record {
+struct sync_norm {
     int64_t shape[3]; /* [N, C, S] */
     double total;     /* values a channel, of all ranks */
     double eps;
@@ -42,7 +42,8 @@ struct record {
 
 /* ---- Forward ---------------------------------------------------------------------------------------------- */
 
-/* This rank's part: means [C], sums of squared differences from them [C], count. `scratch` is like x. */
+/* This rank's statistics: means [C], sums of squared differences from them [C], count. `scratch` is
+ * like x. */
 static td_status measure(double *part, td_tensor *x, td_tensor *scratch)
 {
     int64_t channels = x->layout.shape[1];
@@ -69,7 +70,7 @@ static td_status measure(double *part, td_tensor *x, td_tensor *scratch)
     return TD_OK;
 }
 
-/* Puts the parts of all ranks together. */
+/* Combines the statistics of all ranks. */
 static double combine(const double *parts, int size, int64_t channels, td_tensor *mean,
                       td_tensor *var)
 {
@@ -138,14 +139,14 @@ static td_status check(td_module *self, const td_tensor *x)
     const struct sync_batch_norm *norm = self->data;
     if (x->layout.ndim < 2 || x->layout.shape[1] != norm->features)
         return td_fail(TD_ERR_INVALID,
-                       "td_forward: a SyncBatchNorm of %lld features was given the shape %s; it "
-                       "takes two dimensions or more, with these features as the second size",
+                       "td_forward: a SyncBatchNorm of %lld features got the shape %s; it takes "
+                       "two dimensions or more, with the features as the second size",
                        (long long)norm->features, td__shape_of(x));
     if ((x->layout.dtype != TD_F32 && x->layout.dtype != TD_F64) ||
         !x->storage->device->kind->is_host_memory)
         return td_fail(TD_ERR_UNSUPPORTED,
-                       "td_forward: a SyncBatchNorm was given %s on %s; it takes f32 and f64 in "
-                       "the host's memory",
+                       "td_forward: a SyncBatchNorm got %s on %s; it takes f32 and f64 in host "
+                       "memory",
                        td_dtype_name(x->layout.dtype), x->storage->device->name);
     const char *names[] = {"weight", "bias", "running_mean", "running_var"};
     td_tensor *tensors[] = {td_param(self, 0), td_param(self, 1), td_buffer(self, RUNNING_MEAN),
@@ -155,7 +156,7 @@ static td_status check(td_module *self, const td_tensor *x)
     return TD_OK;
 }
 
-/* Counts the batch, and tells how much its statistics weigh. */
+/* Increments num_batches_tracked, and sets *momentum. */
 static td_status count_batch(td_module *self, double *momentum)
 {
     const struct sync_batch_norm *norm = self->data;
@@ -172,9 +173,9 @@ static td_status count_batch(td_module *self, double *momentum)
 static td_tensor *normalise(td_module *self, td_tensor *x)
 {
     const struct sync_batch_norm *norm = self->data;
-    struct record record = {.shape = {x->layout.shape[0], x->layout.shape[1], 1},
-                            .eps = norm->options.eps,
-                            .group = norm->group};
+    struct sync_norm record = {.shape = {x->layout.shape[0], x->layout.shape[1], 1},
+                               .eps = norm->options.eps,
+                               .group = norm->group};
     for (int d = 2; d < x->layout.ndim; d++)
         record.shape[2] *= x->layout.shape[d];
     td_tensor *in = td__scoped_contiguous(x);
@@ -223,8 +224,8 @@ static td_tensor *sync_forward(td_module *self, td_tensor *const *inputs, int co
 
 /* ---- Backward --------------------------------------------------------------------------------------------- */
 
-/* The factors [C] of what is taken from grad_x: slope z + shift. Collective. */
-static td_status gather_sums(const struct record *record, td_tensor *weight, td_tensor *rstd,
+/* grad_x loses slope z + shift: computes these two [C]. Collective. */
+static td_status gather_sums(const struct sync_norm *record, td_tensor *weight, td_tensor *rstd,
                              td_tensor *slope, td_tensor *shift)
 {
     size_t channels = (size_t)record->shape[1];
@@ -258,7 +259,7 @@ static td_status copy_of(td_tensor *x, td_tensor **copy)
 /* Inputs x, weight, bias; saved x, weight, mean, var. */
 static td_status sync_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grads)
 {
-    const struct record *record = td_node_data(node);
+    const struct sync_norm *record = td_node_data(node);
     td_tensor *in = td_node_saved(node, 0), *mean = td_node_saved(node, 2);
     td_tensor *var = td_node_saved(node, 3), *rstd, *slope, *shift;
     td_tensor *weight = record->has_weight ? td_node_saved(node, 1) : NULL;
@@ -317,22 +318,22 @@ static const td_module_ops sync_ops = {.name = "SyncBatchNorm",
 static td_status take_tensors(td_module *self, const td_module *from)
 {
     for (int i = 0; i < from->parameters.count; i++) {
-        const struct td__module_slot *slot = &from->parameters.at[i];
-        bool asks = td_tensor_requires_grad(slot->tensor);
-        TD_TRY(td_module_add_parameter(self, slot->name, slot->tensor));
-        if (!asks)
-            TD_TRY(td_tensor_set_requires_grad(slot->tensor, false));
+        const struct td__module_tensor *entry = &from->parameters.at[i];
+        bool requires_grad = td_tensor_requires_grad(entry->tensor);
+        TD_TRY(td_module_add_parameter(self, entry->name, entry->tensor));
+        if (!requires_grad)
+            TD_TRY(td_tensor_set_requires_grad(entry->tensor, false));
     }
     for (int i = 0; i < from->buffers.count; i++) {
-        const struct td__module_slot *slot = &from->buffers.at[i];
-        TD_TRY(td_module_add_buffer(self, slot->name, slot->tensor, slot->saved));
+        const struct td__module_tensor *entry = &from->buffers.at[i];
+        TD_TRY(td_module_add_buffer(self, entry->name, entry->tensor, entry->saved));
     }
     return TD_OK;
 }
 
-/* The synchronised twin of a batch norm; NULL, and the last error, without memory. */
-static td_module *twin_of(const td_module *from, const td_batch_norm_options *options,
-                          int64_t features, td_group *group)
+/* The SyncBatchNorm for a batch norm; NULL, with the last error set, without memory. */
+static td_module *converted(const td_module *from, const td_batch_norm_options *options,
+                            int64_t features, td_group *group)
 {
     td_module *self = td_module_create(&sync_ops);
     if (!self)
@@ -357,7 +358,7 @@ static td_status convert_children(td_module *module, td_group *group)
             TD_TRY(convert_children(child, group));
             continue;
         }
-        td_module *twin = twin_of(child, options, features, group);
+        td_module *twin = converted(child, options, features, group);
         if (!twin)
             return TD_ERR_NOMEM;
         TD_TRY(td_module_replace_child(module, i, twin));
@@ -371,7 +372,7 @@ td_module *td_convert_sync_batch_norm(td_module *module, td_group *group)
         return td__null(__func__);
     int64_t features;
     const td_batch_norm_options *options = td__batch_norm_options_of(module, &features);
-    td_module *result = options ? twin_of(module, options, features, group)
+    td_module *result = options ? converted(module, options, features, group)
                         : convert_children(module, group) ? NULL
                                                           : module;
     if (result != module)

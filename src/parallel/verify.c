@@ -1,6 +1,5 @@
-/* Verification. All ranks exchange a fingerprint of their list; only where they differ is the list of
- * the first rank sent around, and each rank looks for its first difference. What the lowest rank
- * found is what all report. */
+/* All ranks all-gather a fingerprint of their list. Only if they differ, rank 0 broadcasts its
+ * list, each rank finds its first difference, and all report that of the lowest rank. */
 #include "parallel/verify.h"
 
 #include "base/buffer.h"
@@ -40,15 +39,16 @@ static int64_t fingerprint(const char *text, int count)
     return (int64_t)hash;
 }
 
-/* What this rank's list has that the first rank's has not, in one sentence; "" where they agree. */
-static void find_difference(char *sentence, size_t room, int first, int rank, const char *mine,
+/* The first difference between this rank's list and the first rank's as an error text; "" if they
+ * agree. */
+static void find_difference(char *sentence, size_t capacity, int first, int rank, const char *mine,
                             int my_count, const td_bytes *theirs)
 {
     int count = (int)(theirs->size / LINE);
     sentence[0] = '\0';
     for (int i = 0; i < count && i < my_count; i++)
         if (memcmp(theirs->data + (size_t)i * LINE, mine + (size_t)i * LINE, LINE)) {
-            snprintf(sentence, room,
+            snprintf(sentence, capacity,
                      "rank %d and rank %d have different parameters: parameter %d is \"%.*s\" on "
                      "rank %d and \"%.*s\" on rank %d",
                      first, rank, i, LINE, theirs->data + (size_t)i * LINE, first, LINE,
@@ -58,7 +58,7 @@ static void find_difference(char *sentence, size_t room, int first, int rank, co
     if (count != my_count) {
         const char *more = count > my_count ? theirs->data + (size_t)my_count * LINE
                                             : mine + (size_t)count * LINE;
-        snprintf(sentence, room,
+        snprintf(sentence, capacity,
                  "rank %d has %d parameters, rank %d has %d; \"%.*s\" is on rank %d only", first,
                  count, rank, my_count, LINE, more, count > my_count ? first : rank);
     }
