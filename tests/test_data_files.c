@@ -196,7 +196,7 @@ TEST(hostile_files)
     refuse(copy, sizeof images, "the file begins with 00 00 0a 03");
     copy[2] = 8;
     copy[3] = 0;
-    refuse(copy, sizeof images, "offset 4: the byte before it gives the array 0 dimensions");
+    refuse(copy, sizeof images, "offset 4: the array has 0 dimensions");
     copy[3] = 9;
     refuse(copy, sizeof images, "9 dimensions; 1 to 8");
     memcpy(copy, images, sizeof images);

@@ -334,10 +334,10 @@ TEST(refuses_wrong_offsets)
     check_header(ENTRY("x", "\"shape\":[1],\"data_offsets\":[4]"), 8, "byte");
     check_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                  "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
-                 8, "another tensor lies");
+                 8, "another tensor is");
     check_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                  "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
-                 4, "another tensor lies");
+                 4, "another tensor is");
 }
 
 TEST(refuses_wrong_entries)

@@ -1,4 +1,4 @@
-/* Data: datasets, the order in which their samples come, batches of them, and a progress bar.
+/* Data: datasets, samplers, loaders, and a progress bar.
  *
  *     td_dataset *train   = td_fashion_mnist(TD_TRAIN, NULL);
  *     td_sampler *sampler = td_distributed_sampler(train, NULL);
@@ -16,9 +16,9 @@
  *     td_sampler_release(sampler);
  *     td_dataset_release(train);
  *
- * Datasets and samplers are counted: what uses one keeps it. A function that returns one gives the
- * caller one reference, returns NULL where it fails (td_last_error() says why), and hands a NULL
- * dataset on as NULL with td_last_error() as it was.
+ * Datasets and samplers are reference-counted: what uses one retains it. A function that returns
+ * one gives the caller a reference, returns NULL on failure (td_last_error() says why), and returns
+ * NULL for a NULL dataset with the last error unchanged.
  *
  * Threads. Datasets may be read by several threads at once. A sampler, a loader and a progress bar are used
  * by one thread at a time; different ones by different threads. */
@@ -36,11 +36,11 @@ extern "C" {
 
 typedef struct td_dataset td_dataset;
 
-/** A tensor for each row, the first dimension of both, which is as long in each: `input` and
- *  `target` are kept, not copied. `target` may be NULL: samples without one. */
+/** A sample for each index of the first dimension, which both tensors share. `input` and `target`
+ *  are retained, not copied. `target` may be NULL: samples without one. */
 TD_API td_dataset *td_tensor_dataset(td_tensor *input, td_tensor *target);
 
-/** What becomes of the elements of IDX files. */
+/** Conversion of the elements of IDX files. */
 typedef enum td_pixels {
     TD_PIXELS_NORMALIZED, /* bytes as f32: scaled to [0, 1], less `mean`, divided by `std` */
     TD_PIXELS_UNIT,       /* bytes as f32, scaled to [0, 1] */
@@ -49,19 +49,20 @@ typedef enum td_pixels {
 
 typedef struct td_idx_options {
     td_pixels pixels;
-    double mean, std; /* for TD_PIXELS_NORMALIZED; std 0: the dataset's known ones, where there are,
-                              otherwise 0 and 1 */
-    const char *directory; /* td_fashion_mnist(): where the files are */
+    double mean, std; /* for TD_PIXELS_NORMALIZED; std 0: those of the dataset if known, else 0 and
+                         1 */
+    const char *directory; /* td_fashion_mnist(): of the files */
     void *reserved[4];
 } td_idx_options;
 
 /**
- * Samples of two IDX files, such as those of MNIST, gzipped or not: their content says it. The first
- * dimension counts the samples. Images of two dimensions get a channel, [1, 28, 28]; labels become
- * i64. `labels_path` may be NULL: samples without a target. The files are read once, here.
+ * Samples of two IDX files, such as MNIST's, gzipped or not. The first dimension is the number of
+ * samples. Images of two dimensions get a channel, [1, 28, 28]; labels become i64. `labels_path`
+ * may be NULL: samples without a target. The files are read in this call.
  *
- * Errors: TD_ERR_SYSTEM where a file cannot be read; TD_ERR_INVALID where it is no whole IDX file, with
- * the offset and what was expected there, or the two do not fit together; TD_ERR_NOMEM.
+ * Errors: TD_ERR_SYSTEM if a file cannot be read; TD_ERR_INVALID if it is not a complete IDX file,
+ * with the offset and what was expected there, or if the two have different numbers of samples;
+ * TD_ERR_NOMEM.
  */
 TD_API td_dataset *td_idx_dataset(const char *images_path, const char *labels_path,
                                   const td_idx_options *options);
@@ -73,109 +74,108 @@ typedef enum td_dataset_part {
 
 /**
  * Fashion-MNIST: 60,000 images to train with or 10,000 to test, [1, 28, 28] f32, ten classes, i64.
- * Its files are looked for in options->directory; or else in $TANDEM_DATA/fashion-mnist and in
- * $TANDEM_DATA; or else where Debian's package dataset-fashion-mnist has put them. Where options give no
- * `std`, mean and std are those of the training images, 0.2860 and 0.3530.
+ * Its files are searched in options->directory; or else in $TANDEM_DATA/fashion-mnist and in
+ * $TANDEM_DATA; or else in the directory of Debian's package dataset-fashion-mnist. If `std` is 0,
+ * mean and std are those of the training images, 0.2860 and 0.3530.
  */
 TD_API td_dataset *td_fashion_mnist(td_dataset_part part, const td_idx_options *options);
 
-/** The bytes of a file as numbers, in pieces of `length`: of each, the input is [length] i64 and the
- * target the same one byte further on. The file stays open and is read as it is needed; a rest that is
- * too short is left out. */
+/** The bytes of a file as numbers, in sequences of `length`: the input is [length] i64, the target
+ * the same one byte further on. The file stays open and is read on demand; an incomplete last
+ * sequence is dropped. */
 TD_API td_dataset *td_text_dataset(const char *path, int64_t length);
 
-/** The samples of `dataset` that `indices` names, `count` of them, in that order; copied. */
+/** The samples of `dataset` with these indices, which are copied, in that order. */
 TD_API td_dataset *td_subset(td_dataset *dataset, const int64_t *indices, int64_t count);
 
 typedef struct td_partition_options {
-    int count;               /* how many parts; 0: one for each rank of the world */
-    int which;               /* which one is wanted; with a count of 0, that of this rank */
+    int count;               /* number of parts; 0: one for each rank of the world */
+    int which;               /* the part's number; with a count of 0, that of this rank */
     const double *fractions; /* `count` of them; NULL: equal ones */
     uint64_t seed;           /* of the shuffle; 0: 1234 */
     void *reserved[4];
 } td_partition_options;
 
 /**
- * One part of a dataset that is shuffled and cut into parts: those of DataPartitioner in PyTorch's
- * tutorial, index by index (Python's random.Random(seed).shuffle()). A part has fraction * size
- * samples, rounded down, and what is left at the end is in none. TD_ERR_STATE without a count and
- * without a world.
+ * One part of a shuffled dataset: the partitions of DataPartitioner in PyTorch's tutorial, index by
+ * index (Python's random.Random(seed).shuffle()). A part has fraction * size samples, rounded down;
+ * the remainder is in none. TD_ERR_STATE without a count and without a world.
  */
 TD_API td_dataset *td_partition_dataset(td_dataset *dataset, const td_partition_options *options);
 
-/** One more reference; one less. Both take NULL. */
+/** Adds a reference; drops one. NULL is fine. */
 TD_API td_dataset *td_dataset_retain(td_dataset *dataset);
 TD_API void td_dataset_release(td_dataset *dataset);
 
 /** The number of samples; -1 for NULL. */
 TD_API int64_t td_dataset_size(const td_dataset *dataset);
 
-/** One half of a sample. */
+/** Dtype and shape of the input or the target of a sample. */
 typedef struct td_sample_spec {
     td_dtype dtype;
-    int ndim; /* at most TD_MAX_DIMS - 1, since a batch has one more; -1 for a target: there is none */
+    int ndim; /* at most TD_MAX_DIMS - 1, since a batch has one more; -1: no target */
     int64_t shape[TD_MAX_DIMS];
     void *reserved[4];
 } td_sample_spec;
 
-/** What the samples consist of. Either pointer may be NULL. */
+/** Describes the samples. Either pointer may be NULL. */
 TD_API void td_dataset_describe(const td_dataset *dataset, td_sample_spec *input,
                                 td_sample_spec *target);
 
 /** Writes sample `index`, 0 to size - 1, to memory that is as large as td_dataset_describe() says.
- *  `target` may be NULL where there is none. Any number of threads may do so at once. */
+ *  `target` may be NULL if there is none. Any number of threads may call it at once. */
 TD_API td_status td_dataset_read(td_dataset *dataset, int64_t index, void *input, void *target);
 
-/** A dataset of one's own. */
+/** The ops table of a custom dataset. */
 typedef struct td_dataset_ops {
-    /** The number of samples. Called once, when the dataset is made. */
+    /** The number of samples. Called once, when the dataset is created. */
     int64_t (*size)(void *self);
 
-    /** Fills in both; they are zero before: one element, f32 (see dtype.h for the first one). Called
-     *  once, when the dataset is made. */
+    /** Fills in both, which are zeroed: one element of f32. Called once, when the dataset is
+     *  created. */
     void (*describe)(void *self, td_sample_spec *input, td_sample_spec *target);
 
-    /** Writes the elements of sample `index`, which is in range, one after another. Called by any
-     *  thread, and by several at once. Where it fails it returns td_fail(). */
+    /** Writes the elements of sample `index`, which is in range, contiguously. Called by any
+     *  thread, and by several at once. On failure it returns td_fail(). */
     td_status (*read)(void *self, int64_t index, void *input, void *target);
 
-    /** Frees `self`, by the thread that releases the dataset last. May be NULL. */
+    /** Frees `self`, on the thread that releases the dataset last. May be NULL. */
     void (*destroy)(void *self);
     void *reserved[4];
 } td_dataset_ops;
 
-/** Makes a dataset of `ops`, which must stay, and `self`, which it takes over where this succeeds. */
+/** Creates a dataset of `ops`, which must outlive it, and `self`, which it owns on success. */
 TD_API td_dataset *td_dataset_create(const td_dataset_ops *ops, void *self);
 
 /* ---- Samplers ---------------------------------------------------------------------------------
  *
- * A sampler is the order of an epoch: a list of indices. It has a position in it, which moves as a
- * loader hands out batches; a checkpoint keeps that. One loader or one loop uses a sampler at a time. */
+ * A sampler is the order of an epoch, a list of indices, and a position in it, which advances as a
+ * loader returns batches; checkpoints save it. One loader or one loop uses a sampler at a time. */
 
 typedef struct td_sampler td_sampler;
 
 /** 0, 1, 2, … */
 TD_API td_sampler *td_sequential_sampler(td_dataset *dataset);
 
-/** Another order in each epoch. Its seed is drawn from the default generator as the epoch begins, so
- *  that after td_manual_seed() the order is that of a DataLoader with shuffle=True in PyTorch. */
+/** A random order in each epoch. Its seed is drawn from the default generator when the epoch
+ *  begins, so that after td_manual_seed() the order is that of PyTorch's DataLoader with
+ *  shuffle=True. */
 TD_API td_sampler *td_random_sampler(td_dataset *dataset);
 
 typedef struct td_sampler_options {
-    bool
-        no_shuffle; /* 0, 1, 2, … instead of a random order, the same on all ranks: of seed + epoch */
-    bool drop_last; /* leave out what cannot be divided evenly, instead of repeating some */
+    bool no_shuffle; /* 0, 1, 2, … instead of a random order, which depends on seed + epoch */
+    bool drop_last;  /* drop the remainder instead of padding with repeated samples */
     uint64_t seed;
-    int num_replicas; /* how many ranks there are; 0 (or -1): as many as in the world */
-    int rank;         /* which one this is; 0: that of the world, where there is a world of
-                            num_replicas, otherwise 0; -1: that of the world */
+    int num_replicas; /* number of ranks; 0 (or -1): that of the world */
+    int rank;         /* 0: that of the world, if it has num_replicas ranks, otherwise 0; -1: that
+                         of the world */
     void *reserved[4];
 } td_sampler_options;
 
 /**
  * The share of one rank: every num_replicas-th index from `rank` on, the same number for each rank;
- * index by index that of PyTorch's DistributedSampler. Without td_sampler_set_epoch() every epoch has
- * the same order. TD_ERR_STATE without a world where something is to be taken from it.
+ * index by index that of PyTorch's DistributedSampler. Without td_sampler_set_epoch() every epoch
+ * has the same order. TD_ERR_STATE if a default needs the world and there is none.
  */
 TD_API td_sampler *td_distributed_sampler(td_dataset *dataset, const td_sampler_options *options);
 
@@ -186,58 +186,57 @@ TD_API void td_sampler_release(td_sampler *sampler);
 /** The number of indices in an epoch; -1 for NULL. */
 TD_API int64_t td_sampler_size(const td_sampler *sampler);
 
-/** The number of the next epoch to begin. One that is under way keeps its order. NULL is fine. */
+/** Sets the number of the next epoch. An epoch that has begun keeps its order. NULL is fine. */
 TD_API void td_sampler_set_epoch(td_sampler *sampler, int64_t epoch);
 
-/** The next index of the epoch, for who uses no loader. False at its end, and the next call begins the
- *  next one; false as well where it fails, and td_sampler_status() says so. */
+/** The next index of the epoch, for loops without a loader. False at its end, and the next call
+ *  begins the next epoch; also false on failure, see td_sampler_status(). */
 TD_API bool td_sampler_next(td_sampler *sampler, int64_t *index);
 
-/** TD_OK, or why the last td_sampler_next() returned false before the end; td_last_error() has the
- *  sentence. */
+/** TD_OK, or the status of the last td_sampler_next() that failed; td_last_error() has the text. */
 TD_API td_status td_sampler_status(const td_sampler *sampler);
 
-/** Where a sampler is. */
+/** The position of a sampler. */
 typedef struct td_sampler_position {
     int64_t epoch;
-    int64_t taken; /* how many of its indices were handed out; by a loader: in batches */
-    uint64_t seed; /* that the epoch's order was made with, for samplers that draw one */
-    bool begun;    /* whether the epoch has an order yet */
+    int64_t taken; /* number of its indices that were returned; by a loader: in batches */
+    uint64_t seed; /* of the epoch's order, for samplers that draw one */
+    bool begun;    /* the epoch has an order */
     void *reserved[4];
 } td_sampler_position;
 
-/** Where the sampler is now, in *position. */
+/** The current position. */
 TD_API void td_sampler_get_position(const td_sampler *sampler, td_sampler_position *position);
 
 /**
- * Goes on from there: the next index is the one that would have followed. Nothing is drawn from the
- * default generator for the rest of this epoch, since the state of the generator that belongs to such a
- * position has its draws behind it.
+ * Resumes at a position: the next index is the one that would have followed. Nothing is drawn from
+ * the default generator for the rest of this epoch, since a generator state saved with the position
+ * includes those draws.
  *
  * Errors: TD_ERR_STATE while a loader is in the middle of an epoch (td_loader_reset());
- * TD_ERR_INVALID where the position is outside an epoch.
+ * TD_ERR_INVALID if the position is outside of an epoch.
  */
 TD_API td_status td_sampler_set_position(td_sampler *sampler, const td_sampler_position *position);
 
-/** A sampler of one's own. */
+/** The ops table of a custom sampler. */
 typedef struct td_sampler_ops {
     /** The number of indices in an epoch. */
     int64_t (*size)(void *self);
 
-    /** Writes the indices of an epoch, size() of them. The same numbers give the same order, so that a
-     *  position can be found again; `seed` is 0 unless `draws_seed`. Where it fails it returns
-     *  td_fail(). */
+    /** Writes the indices of an epoch, size() of them. It must be deterministic in `epoch` and
+     *  `seed`, so that positions can be restored; `seed` is 0 unless `draws_seed`. On failure it
+     *  returns td_fail(). */
     td_status (*order)(void *self, int64_t epoch, uint64_t seed, int64_t *indices);
 
     /** Frees `self`. May be NULL. */
     void (*destroy)(void *self);
 
-    /** A seed is drawn from the default generator for each epoch. */
+    /** Draw a seed from the default generator for each epoch. */
     bool draws_seed;
     void *reserved[4];
 } td_sampler_ops;
 
-/** Makes a sampler of `ops`, which must stay, and `self`, which it takes over where this succeeds. */
+/** Creates a sampler of `ops`, which must outlive it, and `self`, which it owns on success. */
 TD_API td_sampler *td_sampler_create(const td_sampler_ops *ops, void *self);
 
 /* ---- Loaders ---------------------------------------------------------------------------------- */
@@ -248,49 +247,49 @@ typedef struct td_loader_options {
     int64_t batch_size;  /* 0: 1 */
     td_sampler *sampler; /* NULL: a sequential one, or a random one with `shuffle` */
     bool shuffle;        /* not together with a sampler */
-    bool drop_last;      /* no last batch that is smaller than the others */
-    int workers;         /* threads that read ahead; 0: the caller reads, when it asks */
-    int prefetch;        /* how many batches they read ahead; 0: two for each worker */
+    bool drop_last;      /* drop an incomplete last batch */
+    int workers;         /* threads that prefetch; 0: td_loader_next() reads */
+    int prefetch;        /* number of batches to prefetch; 0: two for each worker */
     void *reserved[4];
 } td_loader_options;
 
-/** Samples, one behind the other: [size, …]. */
+/** Stacked samples: [size, …]. */
 typedef struct td_batch {
     td_tensor *input;
-    td_tensor *target; /* NULL where samples have none */
+    td_tensor *target; /* NULL if samples have none */
     int64_t size;
 } td_batch;
 
 /**
- * A loader of batches. It keeps the dataset and the sampler. The threads, if there are any, start
- * here. The batches and their order are the same for any number of workers.
+ * A loader of batches. It retains the dataset and the sampler, and starts the workers. The batches
+ * and their order are the same for any number of workers.
  *
  * Errors: TD_ERR_INVALID for wrong options, or for both a sampler and `shuffle`; TD_ERR_NOMEM;
- * TD_ERR_SYSTEM where no thread can be started.
+ * TD_ERR_SYSTEM if a thread cannot be started.
  */
 TD_API td_loader *td_loader_create(td_dataset *dataset, const td_loader_options *options);
 
-/** Frees it, in the middle of an epoch too; waits for the samples that are being read. The last batch
- *  goes with it. NULL is fine. */
+/** Frees it and its last batch, also in the middle of an epoch; waits for the samples that are
+ *  being read. NULL is fine. */
 TD_API void td_loader_destroy(td_loader *loader);
 
 /**
- * The next batch of the epoch. It belongs to the loader until the next call; td_tensor_retain() keeps a
- * tensor of it longer, and its memory is not used again then.
+ * The next batch of the epoch. It belongs to the loader until the next call; a tensor that was
+ * retained stays valid, and its memory is not reused.
  *
- * False at the end of the epoch, and the next call begins the next one. False as well where it fails,
- * for NULL too: the epoch ends there, and td_loader_status() says why, naming the sample.
+ * False at the end of the epoch, and the next call begins the next one. Also false on failure, and
+ * for NULL: the epoch ends, and td_loader_status() says why; the error names the sample.
  *
- * As an epoch begins, a number is drawn from the default generator, as PyTorch's loaders do whether or
- * not they need it, so that what is drawn later is the same.
+ * When an epoch begins, a number is drawn from the default generator, as PyTorch's loaders always
+ * do, so that later draws are the same.
  */
 TD_API bool td_loader_next(td_loader *loader, td_batch *batch);
 
-/** TD_OK where the last td_loader_next() returned a batch or the epoch's end; otherwise why not, and
- *  td_last_error() has the sentence. TD_ERR_INVALID for NULL. */
+/** TD_OK if the last td_loader_next() returned a batch or reached the end of the epoch; otherwise
+ *  its failure, and td_last_error() has the text. TD_ERR_INVALID for NULL. */
 TD_API td_status td_loader_status(const td_loader *loader);
 
-/** Leaves the epoch: the next call of td_loader_next() begins another one. NULL is fine. */
+/** Abandons the epoch: the next td_loader_next() begins another one. NULL is fine. */
 TD_API void td_loader_reset(td_loader *loader);
 
 /** The number of batches of an epoch; -1 for NULL. */
@@ -305,23 +304,23 @@ TD_API int64_t td_loader_batches(const td_loader *loader);
  *
  *     epoch 1   44% ████████▌           422/938  151.2 batch/s  0:03 left  loss 0.4321
  *
- * One line on standard error, drawn again at most ten times a second, by rank 0 alone. Nothing is
- * written where standard error is no terminal. */
+ * One line on standard error, redrawn at most ten times a second, by rank 0 only. Nothing is
+ * written if standard error is no terminal. */
 
 typedef struct td_progress td_progress;
 
 typedef struct td_progress_options {
-    int64_t total;     /* how many steps; 0: not known */
+    int64_t total;     /* number of steps; 0: unknown */
     const char *label; /* NULL: none */
     const char *unit;  /* of a step; NULL: "batch" */
-    bool lines;        /* where standard error is no terminal: one line at the end of each bar */
+    bool lines;        /* if standard error is no terminal: one line at the end of each bar */
     void *reserved[4];
 } td_progress_options;
 
-/** Begins a bar. NULL without memory, which the other two take as well. */
+/** Begins a bar. NULL without memory; the other two accept NULL. */
 TD_API td_progress *td_progress_begin(const td_progress_options *options);
 
-/** `steps` more are done. `loss` is shown as it is; NAN: not at all. Cheap where nothing is drawn. */
+/** Advances by `steps`. `loss` is shown unless it is NAN. Cheap if nothing is drawn. */
 TD_API void td_progress_step(td_progress *progress, int64_t steps, double loss);
 
 /** Draws it a last time, ends the line and frees it. */

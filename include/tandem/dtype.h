@@ -51,10 +51,9 @@ TD_API bool td_dtype_parse(const char *name, td_dtype *dtype);
  *     bool                   or   and      and or   -    -           and or xor
  *
  * Sums and products of f16 and bf16 are formed in f32 and rounded once, at the end; those of
- * integers wrap around. MIN and MAX yield NaN where any operand is NaN, and take -0 for less than 0.
- * A NaN that comes out of an operation is always the same one, the positive quiet NaN without a
- * payload, so that the result does not depend on which operand stood first. A bool comes out as 0
- * or 1. */
+ * integers wrap around. MIN and MAX yield NaN where any operand is NaN, and take -0 for less than
+ * 0. A NaN result is always the positive quiet NaN without a payload, so that it does not depend on
+ * the order of the operands. A bool comes out as 0 or 1. */
 
 typedef enum td_reduce_op {
     TD_SUM,
@@ -66,7 +65,7 @@ typedef enum td_reduce_op {
     TD_BOR,
     TD_BXOR,
     TD_PREMUL_SUM,              /* the sum of each rank's elements times a factor */
-    TD_REDUCE_OP_OWN = 0x10000, /* from here on those of td_reduce_op_create() (group.h) */
+    TD_REDUCE_OP_OWN = 0x10000, /* custom ones of td_reduce_op_create() (group.h) from here on */
     TD_REDUCE_OP_LAST = 0x7fffffff,
 } td_reduce_op;
 
@@ -74,16 +73,16 @@ typedef enum td_reduce_op {
 TD_API const char *td_reduce_op_name(td_reduce_op op);
 
 /**
- * A reduction of the user's own: acc[i] = acc[i] op other[i] for `count` elements of `dtype`, which
- * do not overlap. It must be commutative, and is called for parts of the data, from any thread, in
- * an order that depends on nothing but the number of ranks.
+ * A custom reduction: acc[i] = acc[i] op other[i] for `count` elements of `dtype`, which do not
+ * overlap. It must be commutative. It is called for parts of the data, by any thread, in an order
+ * that depends only on the number of ranks.
  */
 typedef void (*td_reduce_fn)(void *acc, const void *other, size_t count, td_dtype dtype, void *arg);
 
 /* ---- Halves ----------------------------------------------------------------------------------
  *
- * Rounded to the nearest, and half way to the even one; what is too large becomes infinite.
- * Infinity and NaN stay what they are; a NaN keeps its sign and the upper bits of its payload. */
+ * Rounded to nearest, ties to even; overflow gives infinity. A NaN keeps its sign and the upper
+ * bits of its payload. */
 
 /** One number, between f32 and the bits of an IEEE half (f16) or of a brain float (bf16). */
 TD_API float td_f16_to_f32(uint16_t half);

@@ -1,22 +1,22 @@
-/* Modules: the parts that a network is made of, each with its parameters.
+/* Modules: the building blocks of a network, each with its parameters.
  *
  *     td_module *net = td_sequential(td_conv2d(1, 10, 5), td_max_pool2d(2), td_relu(),
  *                                    td_flatten(), td_linear(1440, 10), NULL);
  *     td_tensor *y = td_forward(net, x);
  *     td_module_destroy(net);
  *
- * A module has parameters (tensors that require grad), buffers (tensors that do not, such
- * as running statistics), and children, each with a name. A tensor inside is named by the way to it:
- * "0.weight", "layers.1.self_attn.in_proj_weight". Names, shapes and order are those of PyTorch, and
- * so are the initial values: with the same seed and the same order of construction they are the same
- * bits as those of PyTorch 1.13. They are f32, on the device "cpu".
+ * A module has parameters (tensors that require grad), buffers (tensors that do not, such as
+ * running statistics), and children, each with a name. A tensor's full name is its path:
+ * "0.weight", "layers.1.self_attn.in_proj_weight". Names, shapes and order are PyTorch's, and so
+ * are the initial values: with the same seed and the same order of construction they are those of
+ * PyTorch 1.13 bit for bit. They are f32, on "cpu".
  *
- * Ownership. A module belongs to who made it, and is freed with td_module_destroy(); one that was
- * made a part of another belongs to that one. Tensors in modules are retained by them.
+ * Ownership. A module belongs to the caller, and is freed with td_module_destroy(); a child belongs
+ * to its parent. Modules retain their tensors.
  *
- * Errors. A function that makes a module returns NULL where it fails, and td_last_error() says why.
- * A module that takes others takes them over in any case: where one of them is NULL, the rest is
- * destroyed and the result is NULL, so that one check at the end of an expression is enough.
+ * Errors. A function that makes a module returns NULL on failure, and td_last_error() says why. A
+ * function that takes modules owns them in any case: if one of them is NULL, it destroys the others
+ * and returns NULL, so that one check at the end of an expression is enough.
  *
  * Threads. A module runs in one thread at a time; clones are independent. */
 #ifndef TANDEM_NN_H
@@ -33,27 +33,26 @@ extern "C" {
 
 typedef struct td_module td_module;
 
-/* ---- Running one -------------------------------------------------------------------------------- */
+/* ---- Running ------------------------------------------------------------------------------------ */
 
-/** The result for `x`. It belongs to the innermost TD_SCOPE or to the caller, as every result, and
- *  nothing else that is made on the way is left. NULL for a NULL module or a NULL input. */
+/** The result for `x`. It belongs to the innermost TD_SCOPE or to the caller, as every result
+ *  does; intermediate tensors are released. NULL for a NULL module or a NULL input. */
 TD_API td_tensor *td_forward(td_module *module, td_tensor *x);
 
-/** The same for a module of several inputs, td_forward_with(net, TD_TENSORS(x, mask)); NULL where one
+/** The same for a module of several inputs, td_forward_with(net, TD_TENSORS(x, mask)); NULL if one
  *  of them is. */
 TD_API td_tensor *td_forward_with(td_module *module, td_tensor *const *inputs, int count);
 
 enum { TD_TENSOR_LIST_MAX = 32 };
 
 /**
- * Inputs or results of a module: tensors in order, each perhaps with a name.
+ * Inputs or results of a module: tensors in order, optionally with names.
  *
  *     td_tensor_list inputs = {.count = 2, .at = {x, mask}, .names = {NULL, "mask"}}, results;
  *     if (td_forward_list(net, &inputs, &results) == TD_OK)
  *         … results.at[0], td_tensor_list_get(&results, "weights") …
  *
- * It owns nothing: tensors belong to whom they did, and names stay as long as the list is used. All
- * zero is an empty list.
+ * It owns nothing; the names must stay as long as the list is used. All zero is an empty list.
  */
 typedef struct td_tensor_list {
     int count;
@@ -62,31 +61,32 @@ typedef struct td_tensor_list {
     void *reserved[4];
 } td_tensor_list;
 
-/** The tensor of a name; NULL where there is none, which is no error. */
+/** The tensor of a name; NULL if there is none, which is no error. */
 TD_API td_tensor *td_tensor_list_get(const td_tensor_list *list, const char *name);
 
-/** Adds a tensor behind the others. TD_ERR_INVALID for NULL, a name that is there, and a full list. */
+/** Appends a tensor. TD_ERR_INVALID for NULL, a duplicate name, and a full list. */
 TD_API td_status td_tensor_list_add(td_tensor_list *list, const char *name, td_tensor *tensor);
 
-/** Several inputs, by order or by name as the module takes them, and all results. They belong to the
- *  innermost TD_SCOPE or to the caller. Where it fails, `results` is empty. It may be `inputs`. */
+/** Several inputs, by order or by name as the module takes them, and all results. They belong to
+ *  the innermost TD_SCOPE or to the caller. On failure `results` is empty. It may be `inputs`. */
 TD_API td_status td_forward_list(td_module *module, const td_tensor_list *inputs,
                                  td_tensor_list *results);
 
-/** Frees a module and its children. NULL is fine. A module that is part of another is refused (with
- *  a line in the log), since that one destroys it. */
+/** Frees a module and its children. NULL is fine. A child is not freed, which is logged: its
+ *  parent destroys it. */
 TD_API void td_module_destroy(td_module *module);
 
 /* ---- Composition -------------------------------------------------------------------------------- */
 
-/** One after another: each takes what the one before gave, all of its results. The children have the names "0", "1", … ;
- *  the list ends with NULL, and a NULL before that is a module that could not be made. */
+/** Runs its children in order: each gets all results of the one before. The children are named
+ *  "0", "1", …; the list ends with NULL, and a NULL before that is a module that could not be
+ *  made. */
 #define td_sequential(...) td_sequential_ended(TD_MODULE_LIST(__VA_ARGS__))
 
 /** The same of a list that need not end with NULL. */
 TD_API td_module *td_sequential_of(td_module *const *modules, int count);
 
-/** A list of modules, for modules that run them as they like; it has no forward of its own. */
+/** A list of modules without a forward of its own, for custom modules. */
 #define td_module_list(...) td_module_list_ended(TD_MODULE_LIST(__VA_ARGS__))
 TD_API td_module *td_module_list_of(td_module *const *modules, int count);
 
@@ -127,16 +127,16 @@ TD_API td_module *td_max_pool2d_with(int64_t kernel_height, int64_t kernel_width
 TD_API td_module *td_avg_pool2d(int64_t kernel_size);
 TD_API td_module *td_avg_pool2d_with(int64_t kernel_height, int64_t kernel_width,
                                      const td_pool2d_options *options);
-/** To pictures of this size, whatever comes in. */
+/** To this size, whatever the input's. */
 TD_API td_module *td_adaptive_avg_pool2d(int64_t height, int64_t width);
 TD_API td_module *td_adaptive_max_pool2d(int64_t height, int64_t width);
 
 typedef struct td_batch_norm_options {
-    double eps;      /* 0: 1e-5 */
-    double momentum; /* 0: 0.1 */
-    bool cumulative; /* instead of the momentum: running statistics are means of all batches */
-    bool no_affine;  /* without weight and bias */
-    bool no_running_stats; /* statistics of the batch in eval mode too */
+    double eps;            /* 0: 1e-5 */
+    double momentum;       /* 0: 0.1 */
+    bool cumulative;       /* instead of the momentum: cumulative averages of all batches */
+    bool no_affine;        /* without weight and bias */
+    bool no_running_stats; /* batch statistics in eval mode, too */
     void *reserved[4];
 } td_batch_norm_options;
 
@@ -153,7 +153,7 @@ typedef struct td_layer_norm_options {
     void *reserved[4];
 } td_layer_norm_options;
 
-/** Over the last dimension; over the last `ndim` of these sizes. */
+/** Over the last dimension; over the last `ndim` dimensions, which have these sizes. */
 TD_API td_module *td_layer_norm(int64_t features);
 TD_API td_module *td_layer_norm_with(const int64_t *shape, int ndim,
                                      const td_layer_norm_options *options);
@@ -168,12 +168,13 @@ TD_API td_module *td_sigmoid(void);
 TD_API td_module *td_softmax(int dim);
 TD_API td_module *td_log_softmax(int dim);
 
-/** While training, each element (dropout2d: each channel of [N, C, H, W]) is 0 with probability p. */
+/** In train mode, zeroes each element (dropout2d: each channel of [N, C, H, W]) with probability
+ * p. */
 TD_API td_module *td_dropout(double p);
 TD_API td_module *td_dropout2d(double p);
 
 typedef struct td_embedding_options {
-    bool padding;        /* the row padding_idx is 0, and stays so */
+    bool padding;        /* row padding_idx is 0, and gets no gradient */
     int64_t padding_idx; /* a negative one counts from the end */
     void *reserved[4];
 } td_embedding_options;
@@ -183,32 +184,31 @@ TD_API td_module *td_embedding(int64_t count, int64_t width);
 TD_API td_module *td_embedding_with(int64_t count, int64_t width,
                                     const td_embedding_options *options);
 
-/** Dimensions 1 to the last as one (td_f_flatten() of ops.h is the function); `first` to `last`. */
+/** Merges dimensions 1 to the last; `first` to `last`. */
 TD_API td_module *td_flatten(void);
 TD_API td_module *td_flatten_with(int first, int last);
 
-/** What comes in goes out. */
+/** Returns its input. */
 TD_API td_module *td_identity(void);
 
 /* ---- Attention ---------------------------------------------------------------------------------- */
 
 typedef struct td_multihead_attention_options {
-    double dropout; /* of the weights, while training */
+    double dropout; /* of the weights, in train mode */
     bool no_bias;
-    bool causal;      /* place i sees the places 0 to i */
+    bool causal;      /* position i attends to positions 0 to i */
     bool batch_first; /* tensors are [N, L, E] instead of [L, N, E] */
     void *reserved[4];
 } td_multihead_attention_options;
 
 /**
- * Attention of `heads` heads. Parameters: in_proj_weight [3 E, E] (query, key and value one below the
- * other), in_proj_bias [3 E], out_proj.weight [E, E], out_proj.bias [E].
+ * Multi-head attention. Parameters: in_proj_weight [3 E, E] (query, key and value stacked),
+ * in_proj_bias [3 E], out_proj.weight [E, E], out_proj.bias [E].
  *
- * Inputs: x [L, N, E] (or [L, E]) alone, which attends to itself; x and a mask; query [L, N, E], key and
- * value [S, N, E]; or these three and a mask. td_forward_list() also takes the mask by its name, "mask",
- * wherever it stands. A mask broadcasts to [N, heads, L, S], and is as in
- * td_attention_options: bool (true may be seen, as in scaled_dot_product_attention), or numbers that
- * are added to the scores.
+ * Inputs: x [L, N, E] (or [L, E]) for self-attention; x and a mask; query [L, N, E], key and value
+ * [S, N, E]; or these three and a mask. td_forward_list() also takes the mask by the name "mask",
+ * at any position. A mask broadcasts to [N, heads, L, S], and is as in td_attention_options: bool
+ * (true: attend, as in scaled_dot_product_attention), or added to the scores.
  */
 TD_API td_module *td_multihead_attention(int64_t width, int64_t heads);
 TD_API td_module *td_multihead_attention_with(int64_t width, int64_t heads,
@@ -218,99 +218,97 @@ typedef struct td_transformer_options {
     int64_t feedforward; /* width inside the feed-forward part; 0: 2048 */
     double dropout;      /* 0: 0.1; TD_ZERO: none */
     bool gelu;           /* instead of relu */
-    bool norm_first;     /* normalise what goes into the parts, not what comes out of their sums */
+    bool norm_first;     /* normalise before the parts instead of after their residual sums */
     double eps;          /* of the norms; 0: 1e-5 */
     bool causal;
     bool batch_first; /* as for td_multihead_attention() */
     void *reserved[4];
 } td_transformer_options;
 
-/** A transformer block, nn.TransformerEncoderLayer: attention to itself, and a feed-forward part,
- *  each with dropout, a sum with what came in, and a norm. Inputs: x [L, N, width], and perhaps a
- *  mask. Children: self_attn, linear1, dropout, linear2, norm1, norm2, dropout1, dropout2. */
+/** nn.TransformerEncoderLayer: self-attention and a feed-forward part, each with dropout, a
+ *  residual sum and a norm. Inputs: x [L, N, width], and optionally a mask. Children: self_attn,
+ *  linear1, dropout, linear2, norm1, norm2, dropout1, dropout2. */
 TD_API td_module *td_transformer_encoder_layer(int64_t width, int64_t heads);
 TD_API td_module *td_transformer_encoder_layer_with(int64_t width, int64_t heads,
                                                     const td_transformer_options *options);
 
-/** nn.TransformerEncoder: `count` clones of `layer` (which it takes over) one after another, with the
- *  same initial values, and `norm` at the end where it is not NULL. Children: layers, norm. */
+/** nn.TransformerEncoder: `count` clones of `layer` (which it takes over) in sequence, with the
+ *  same initial values, and `norm` at the end unless it is NULL. Children: layers, norm. */
 TD_API td_module *td_transformer_encoder(td_module *layer, int count, td_module *norm);
 
 /* ---- Parameters and buffers --------------------------------------------------------------------- */
 
-/** The parameters with their names: first a module's own, then those of its children; one that
- *  stands in several places once, with its first name. They are the tensors themselves. For
- *  td_state_destroy(). NULL for NULL, and without memory. */
+/** The parameters with their names: a module's own, then those of its children; a shared one once,
+ *  with its first name. They are the tensors themselves. For td_state_destroy(). NULL for NULL, and
+ *  without memory. */
 TD_API td_state *td_module_parameters(td_module *module);
 
 /** The buffers, those that are not saved included. */
 TD_API td_state *td_module_buffers(td_module *module);
 
 /** The parameter, or the buffer, of a name such as "0.weight", and the module of a name such as
- *  "layers.1". They belong to the module. NULL where there is none, and the last error names it. */
+ *  "layers.1". They belong to the module. NULL if there is none, and the last error names it. */
 TD_API td_tensor *td_module_parameter(td_module *module, const char *name);
 TD_API td_tensor *td_module_buffer(td_module *module, const char *name);
 TD_API td_module *td_module_find(td_module *module, const char *name);
 
-/** Puts another tensor in the place of a parameter or a buffer, and retains it. It may be one of
- *  another place: then both share it. It keeps what it says about its gradient. */
+/** Replaces a parameter or a buffer by another tensor, and retains it. It may be a parameter
+ *  elsewhere: then both share it. Whether it requires grad does not change. */
 TD_API td_status td_module_set_tensor(td_module *module, const char *name, td_tensor *tensor);
 
 /** The number of elements of all parameters. */
 TD_API int64_t td_module_parameter_count(td_module *module);
 
-/** Removes the gradients' values: they count as 0 from now on, at no cost. */
+/** td_tensor_zero_grad() for all parameters. */
 TD_API td_status td_module_zero_grad(td_module *module);
 
-/** Whether the parameters require grad; they do at first. */
+/** Sets whether the parameters require grad; they do at first. */
 TD_API td_status td_module_requires_grad_(td_module *module, bool requires_grad);
 
-/** Moves all parameters and buffers to a device, or converts those of floating point to a dtype. The
- *  module has other tensors then, and an optimizer of the former ones would not see these: make the
- *  optimizer afterwards. Gradients go along, hooks do not. Where it fails, nothing was changed. */
+/** Moves all parameters and buffers to a device, or converts floating-point ones to a dtype. The
+ *  tensors are replaced, and an optimizer made before keeps the former ones: make it afterwards.
+ *  Gradients are moved, hooks are not. On failure nothing was changed. */
 TD_API td_status td_module_to(td_module *module, const char *device);
 TD_API td_status td_module_to_dtype(td_module *module, td_dtype dtype);
 
-/* ---- Modes, states, and others ------------------------------------------------------------------ */
+/* ---- Modes, states, clones ---------------------------------------------------------------------- */
 
-/** Train mode (which modules are in at first), or eval mode, for the module and all inside. */
+/** Train mode (the default) or eval mode, for the module and its children. */
 TD_API void td_module_train(td_module *module, bool training);
 TD_API void td_module_eval(td_module *module);
 TD_API bool td_module_is_training(const td_module *module);
 
-/** Parameters and buffers that are to be saved, in PyTorch's order. The tensors have the memory of
- *  the module's own, and do not require grad; td_state_clone() makes a copy that stays as it is. */
+/** The state_dict: parameters and saved buffers, in PyTorch's order. The tensors share the
+ *  module's memory, and do not require grad; td_state_clone() copies them. */
 TD_API td_state *td_module_state(td_module *module);
 
 /**
- * Copies the tensors of a state into those of the module, which must have the same shapes; dtypes are
- * converted. With `strict`, each name of one must be in the other. TD_ERR_INVALID where something
- * does not fit: the message names what is missing, what is too much, and what has another shape, and
- * nothing was changed.
+ * Copies the tensors of a state into those of the module, which must have the same shapes; dtypes
+ * are converted. With `strict`, both must have the same names. On a mismatch TD_ERR_INVALID, and
+ * nothing was changed: the error names missing and unexpected entries, and those of another shape.
  */
 TD_API td_status td_module_load_state(td_module *module, const td_state *state, bool strict);
 
-/** Calls fn(module, arg) for each module inside, children first, the module itself last. The first
- *  failure ends it. */
+/** Calls fn(module, arg) for each module, children first, the module itself last. Stops at the
+ *  first failure. */
 typedef td_status (*td_module_fn)(td_module *module, void *arg);
 TD_API td_status td_module_apply(td_module *module, td_module_fn fn, void *arg);
 
-/** A module of the same kind with copies of all parameters and buffers, which require grad
- *  where these do. What is shared inside is shared inside the clone. */
+/** A module of the same kind with copies of all parameters and buffers, which require grad if
+ *  these do. Shared tensors are shared in the clone. */
 TD_API td_module *td_module_clone(const td_module *module);
 
-/** The same, where each parameter and buffer is what map(tensor, arg) makes of it, called once for
- *  each tensor; the result is retained, and belongs to whom every result does. NULL ends it. For
- *  replicas whose tensors are results of these. */
+/** The same with map(tensor, arg) for each parameter and buffer, called once for each tensor; its
+ *  result is retained. NULL is a failure. For replicas whose tensors are results of the
+ *  module's. */
 typedef td_tensor *(*td_tensor_map)(td_tensor *tensor, void *arg);
 TD_API td_module *td_module_clone_with(const td_module *module, td_tensor_map map, void *arg);
 
-/** The module and what is inside, as PyTorch prints it; a text for td_bytes_free(), empty without
- *  memory. */
+/** The module and its children as PyTorch prints them; the text is empty without memory. */
 TD_API td_status td_module_print(const td_module *module, FILE *file);
 TD_API td_bytes td_module_text(const td_module *module);
 
-/* ---- Modules of one's own -----------------------------------------------------------------------
+/* ---- Custom modules -----------------------------------------------------------------------------
  *
  *     enum { CONV, FC };                                  children, in the order in which they are added
  *
@@ -328,17 +326,16 @@ TD_API td_bytes td_module_text(const td_module *module);
  *
  * docs/adding-an-op.md walks through one. */
 
-/** What a kind of module does. One table a kind; it stays as long as its modules. */
+/** The ops table of a kind of module; it must outlive its modules. */
 typedef struct td_module_ops {
     const char *name; /* as it is printed: "Linear" */
-    /** Bytes of data of each module: zeros at first, see td_module_data(). Clones get a copy of the
-     *  bytes, so they may hold numbers and pointers to what outlives the module; where they own
-     *  something, clone_data and free_data say how that is copied and freed. */
+    /** Bytes of data of each module, zeroed; see td_module_data(). Clones get a copy of the bytes;
+     *  if the data own something, clone_data and free_data copy and free that. */
     size_t data_size;
-    /** The result for `count` inputs, at least one, none of them NULL. It runs in a scope of its own,
-     *  so that all tensors made here but the result are released behind it. Tensors are asked for by
-     *  td_param() and td_buffer() each time, never kept elsewhere: a clone runs the same code with
-     *  other tensors. On failure NULL, with the last error set. */
+    /** The result for `count` inputs, at least one, none of them NULL. It runs in a scope of its
+     *  own, which releases all tensors but the result. Get tensors by td_param() and td_buffer() in
+     *  each call, and do not keep them: a clone runs the same code with other tensors. On failure
+     *  NULL, with the last error set. */
     td_tensor *(*forward)(td_module *module, td_tensor *const *inputs, int count);
     /** Instead of forward, for a module of several results, or one that takes inputs by name: adds the
      *  results to the list, which is empty. The rest is as for forward. */
@@ -346,11 +343,11 @@ typedef struct td_module_ops {
                               td_tensor_list *results);
     /** Frees what the data own, not the data themselves. NULL: nothing. */
     void (*free_data)(void *data);
-    /** Called for a clone whose data are a copy of the bytes of `from`: replaces what only one may
-     *  own. NULL: nothing to do. Where it fails, free_data is not called. */
+    /** Called for a clone whose data are a copy of the bytes of `from`: copies what the data own.
+     *  NULL: nothing to do. If it fails, free_data is not called. */
     td_status (*clone_data)(void *data, const void *from);
-    /** Writes what is printed between the parentheses, such as "in_features=3", as snprintf() does,
-     *  and returns as that does. NULL: nothing. */
+    /** Writes PyTorch's extra_repr(), such as "in_features=3", and returns as snprintf() does.
+     *  NULL: nothing. */
     int (*describe)(const td_module *module, char *text, size_t size);
     void *reserved[4];
 } td_module_ops;
@@ -362,30 +359,29 @@ TD_API td_module *td_module_create(const td_module_ops *ops);
 TD_API void *td_module_data(const td_module *module);
 TD_API const td_module_ops *td_module_ops_of(const td_module *module);
 
-/* Each of these fails for a NULL module, a NULL child or tensor, and a name that is taken, empty, or
- * has a dot. A failure sticks to the module: td_module_finish() tells, so that only its result need be
- * checked. */
+/* Each of these fails for a NULL module, a NULL child or tensor, and a name that is taken, empty,
+ * or has a dot. The module keeps its first failure: td_module_finish() reports it, so that only its
+ * result need be checked. */
 
-/** Adds a tensor as a parameter, retains it, and makes it require grad (unless it does so as
- *  a result of others). */
+/** Adds a tensor as a parameter, retains it, and makes it require grad. */
 TD_API td_status td_module_add_parameter(td_module *module, const char *name, td_tensor *tensor);
 
-/** Adds a parameter with elements that are not set, and returns it; it belongs to the module. */
+/** Adds an uninitialised parameter, and returns it; it belongs to the module. */
 TD_API td_tensor *td_module_new_parameter(td_module *module, const char *name, const int64_t *shape,
                                           int ndim, td_dtype dtype);
 
-/** Adds a tensor as a buffer, and retains it; one that is not `saved` is no part of the state. */
+/** Adds a tensor as a buffer, and retains it; if not `saved`, it is not part of the state. */
 TD_API td_status td_module_add_buffer(td_module *module, const char *name, td_tensor *tensor,
                                       bool saved);
 
-/** Adds a child, which belongs to the module from now on, or is destroyed where this fails. */
+/** Adds a child, which then belongs to the module. On failure it is destroyed. */
 TD_API td_status td_module_add_child(td_module *module, const char *name, td_module *child);
 
-/** The module, or NULL, and the module destroyed, where anything was not added to it. */
+/** Returns the module; if adding a part has failed, destroys it and returns NULL. */
 TD_API td_module *td_module_finish(td_module *module);
 
-/** A module's own parameters, buffers and children, numbered in the order in which they were added;
- *  NULL where there are not so many. They belong to the module. */
+/** A module's own parameters, buffers and children, numbered in the order in which they were
+ *  added; NULL if `index` is out of range. They belong to the module. */
 TD_API td_tensor *td_param(const td_module *module, int index);
 TD_API td_tensor *td_buffer(const td_module *module, int index);
 TD_API td_module *td_child(const td_module *module, int index);
@@ -393,23 +389,22 @@ TD_API int td_child_count(const td_module *module);
 /** The name of a child in the module. */
 TD_API const char *td_child_name(const td_module *module, int index);
 
-/** Puts `child` in the place of a child, which is destroyed; `child` is, where this fails. */
+/** Replaces a child, which is destroyed; on failure `child` is. */
 TD_API td_status td_module_replace_child(td_module *module, int index, td_module *child);
 
 /* ---- Initial values (torch.nn.init) --------------------------------------------------------------
  *
- * Each writes all elements, with numbers from the default generator, under no gradient. The same
- * numbers as in PyTorch. TD_ERR_INVALID for a tensor that does not fit. */
+ * Each fills a tensor with PyTorch's numbers from the default generator, with grad mode off.
+ * TD_ERR_INVALID for a shape or dtype that does not fit. */
 
-/** Even between `from` and `to`; and normal. */
+/** Uniform in [from, to); and normal. */
 TD_API td_status td_init_uniform(td_tensor *tensor, double from, double to);
 TD_API td_status td_init_normal(td_tensor *tensor, double mean, double std);
-/** Normal numbers, none of them outside of low to high. They are PyTorch's bit for bit where that has
- *  AVX2 and the same C library, whose erf(), exp() and log() it uses too; elsewhere give or take their
- *  last bits. */
+/** Normal numbers within low to high. They are PyTorch's bit for bit with AVX2 and the same C
+ *  library, whose erf(), exp() and log() PyTorch uses, too; otherwise the last bits may differ. */
 TD_API td_status td_init_trunc_normal(td_tensor *tensor, double mean, double std, double low,
                                       double high);
-/** The same value everywhere. */
+/** A constant. */
 TD_API td_status td_init_constant(td_tensor *tensor, double value);
 
 typedef enum td_nonlinearity {
@@ -423,18 +418,18 @@ typedef enum td_nonlinearity {
 /** torch.nn.init.calculate_gain(); `a` is used for TD_LEAKY_RELU only. */
 TD_API double td_init_gain(td_nonlinearity nonlinearity, double a);
 
-/** For tensors of two dimensions and more. `gain` 1 is usual. */
+/** For tensors of at least two dimensions. The usual `gain` is 1. */
 TD_API td_status td_init_xavier_uniform(td_tensor *tensor, double gain);
 TD_API td_status td_init_xavier_normal(td_tensor *tensor, double gain);
 
 typedef struct td_kaiming_options {
-    double a;     /* the negative slope behind this layer, for TD_LEAKY_RELU */
-    bool fan_out; /* count what goes out, so that gradients keep their size, not activations */
+    double a;     /* the negative slope of the TD_LEAKY_RELU after this layer */
+    bool fan_out; /* use fan_out: preserves the magnitude of gradients instead of activations */
     td_nonlinearity nonlinearity;
     void *reserved[4];
 } td_kaiming_options;
 
-/** He initialisation: even or normal numbers whose size follows from that of the layer. `options` may be NULL. */
+/** He initialisation, uniform or normal. `options` may be NULL. */
 TD_API td_status td_init_kaiming_uniform(td_tensor *tensor, const td_kaiming_options *options);
 TD_API td_status td_init_kaiming_normal(td_tensor *tensor, const td_kaiming_options *options);
 

@@ -7,14 +7,13 @@
  *
  * Shapes broadcast as in PyTorch: from the last dimension on, sizes must be equal, or one of them 1
  * or missing. dtypes and devices of the operands must be the same; td_to_dtype() and td_tensor_to()
- * change them. A shape, dtype or device that does not fit is TD_ERR_INVALID with a sentence that
- * names the function and both.
+ * change them. A mismatch is TD_ERR_INVALID with an error that names the function and both.
  *
  * Ownership and errors are those of tensor.h: a result belongs to the innermost TD_SCOPE, or to the
  * caller; NULL in, NULL out.
  *
- * Threads. All functions may be called from several threads at once, also on the same tensors, as long as
- * none of them writes (in place, td_tensor_copy()) what another one reads or writes. */
+ * Threads. All functions may be called from several threads at once, also on the same tensors, as
+ * long as none writes (in-place, td_tensor_copy()) what another reads or writes. */
 #ifndef TANDEM_OPS_H
 #define TANDEM_OPS_H
 
@@ -27,23 +26,23 @@ extern "C" {
 
 /* ---- Copies ------------------------------------------------------------------------------------ */
 
-/** A contiguous tensor with the same elements, in memory of its own. */
+/** A contiguous copy. */
 TD_API td_tensor *td_clone(td_tensor *tensor);
 
-/** The tensor itself, with one more reference, where it is contiguous; td_clone() otherwise. */
+/** The tensor itself, with one more reference, if it is contiguous; td_clone() otherwise. */
 TD_API td_tensor *td_contiguous(td_tensor *tensor);
 
 /** Copies the elements of `src` to `dst`, which has the same shape and dtype; the strides may be
- * any. They may overlap. TD_ERR_INVALID where shape or dtype differ, or where elements of `dst`
- * share memory (a stride of 0). */
+ * any. They may overlap. TD_ERR_INVALID if shape or dtype differ, or if elements of `dst` share
+ * memory (a stride of 0). */
 TD_API td_status td_tensor_copy(td_tensor *dst, td_tensor *src);
 
-/** The elements in another dtype: towards 0 from floating point to integers, not 0 for bool. The
- *  tensor itself, with one more reference, where it has that dtype. */
+/** The elements in another dtype: truncated from floating-point to integers, x != 0 for bool. The
+ *  tensor itself, with one more reference, if it has that dtype. */
 TD_API td_tensor *td_to_dtype(td_tensor *tensor, td_dtype dtype);
 
-/** The elements on another device ("cpu", "cpu:1"); the tensor itself where it is there. Its
- *  gradient goes back to where it came from. */
+/** The elements on another device ("cpu", "cpu:1"); the tensor itself if it is there. The gradient
+ *  is copied back. */
 TD_API td_tensor *td_tensor_to(td_tensor *tensor, const char *device);
 
 /** The one element of a tensor as a number (the real part of a complex one); NaN with the last
@@ -52,8 +51,8 @@ TD_API double td_item(td_tensor *tensor);
 
 /* ---- Views --------------------------------------------------------------------------------------
  *
- * Each shares the memory of `tensor`, and keeps it. What is written through a view in place is seen by
- * the others, and so is its gradient (see the end of this header). */
+ * Each shares the storage of `tensor`. In-place changes through one are seen by the others, and
+ * autograd follows them (see the end of this header). */
 
 /** The same elements with dimensions `a` and `b` exchanged. */
 TD_API td_tensor *td_transpose(td_tensor *tensor, int a, int b);
@@ -61,46 +60,45 @@ TD_API td_tensor *td_transpose(td_tensor *tensor, int a, int b);
 /** The same elements with the dimensions in the order of `dims`, which names each once. */
 TD_API td_tensor *td_permute(td_tensor *tensor, const int *dims, int ndim);
 
-/** The part of `length` indices from `start` on in dimension `dim`. A negative start counts from
- * the end. The part must be inside the tensor. */
+/** `length` indices from `start` on in dimension `dim`. A negative start counts from the end. The
+ * range must be inside the tensor. */
 TD_API td_tensor *td_narrow(td_tensor *tensor, int dim, int64_t start, int64_t length);
 
-/** The part at `index` of dimension `dim`, which goes away. A negative index counts from the end. */
+/** Index `index` of dimension `dim`, which is removed. A negative index counts from the end. */
 TD_API td_tensor *td_select(td_tensor *tensor, int dim, int64_t index);
 
 /** Every `step`-th index of dimension `dim` from `start` on, below `end`. As in Python, negative
- * ones count from the end, and what is outside is cut off; INT64_MAX is the end. `step` is above 0.
+ * ones count from the end, and the range is clamped; INT64_MAX is the end. `step` is above 0.
  */
 TD_API td_tensor *td_slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int64_t step);
 
-/** The same elements, in the order of their indices, in another shape with as many of them. One
- * size may be -1: what is left for it. A view where the strides allow it, a contiguous copy
- * otherwise. */
+/** The same elements, in the order of their indices, in another shape with as many. One size may be
+ * -1: it follows from the others. A view if the strides allow it, otherwise a contiguous copy. */
 TD_API td_tensor *td_reshape(td_tensor *tensor, const int64_t *shape, int ndim);
 
-/** Dimensions `first` to `last` as one. */
+/** Dimensions `first` to `last` merged. */
 TD_API td_tensor *td_f_flatten(td_tensor *tensor, int first, int last);
 
-/** Sizes of 1 repeated to those of `shape`, without a copy; -1 leaves a size as it is. New
- *  dimensions may stand in front. */
+/** Sizes of 1 expanded to those of `shape`, without a copy; -1 keeps a size. New dimensions may be
+ *  in front. */
 TD_API td_tensor *td_expand(td_tensor *tensor, const int64_t *shape, int ndim);
 
-/** A new dimension of size 1 at `dim`; dimension `dim` gone, if its size is 1. */
+/** Inserts a dimension of size 1 at `dim`; removes dimension `dim` if its size is 1. */
 TD_API td_tensor *td_unsqueeze(td_tensor *tensor, int dim);
 TD_API td_tensor *td_squeeze(td_tensor *tensor, int dim);
 
-/** Parts of `size` indices each along `dim`, the last one smaller where it must be. *parts gets a
- *  list that td_free_list() frees, and *count its length; the tensors are owned as every result. */
+/** Views of `size` indices each along `dim`; the last may be smaller. *parts gets a list for
+ *  td_free_list(), *count its length; the tensors are owned as every result is. */
 TD_API td_status td_split(td_tensor *tensor, int64_t size, int dim, td_tensor ***parts, int *count);
 TD_API void td_free_list(td_tensor **list);
 
-/* ---- Put together ------------------------------------------------------------------------------- */
+/* ---- Concatenation ------------------------------------------------------------------------------ */
 
-/** Tensors one after another along `dim`; the other sizes are the same. An empty tensor of one dimension
- *  fits everywhere, and adds nothing. */
+/** Concatenates tensors along `dim`; the other sizes must be the same. Empty tensors of one
+ *  dimension are skipped. */
 TD_API td_tensor *td_cat(td_tensor *const *tensors, int count, int dim);
 
-/** Tensors of one shape along a new dimension `dim`. */
+/** Stacks tensors of one shape along a new dimension `dim`. */
 TD_API td_tensor *td_stack(td_tensor *const *tensors, int count, int dim);
 
 /* ---- Arithmetic --------------------------------------------------------------------------------- */
@@ -109,12 +107,12 @@ TD_API td_tensor *td_stack(td_tensor *const *tensors, int count, int dim);
 TD_API td_tensor *td_add(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_sub(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_mul(td_tensor *a, td_tensor *b);
-/** Integers are divided towards 0; a division of integers by 0 is 0. */
+/** Integer division truncates; by 0 it is 0. */
 TD_API td_tensor *td_div(td_tensor *a, td_tensor *b);
 /** Integers wrap around. With a negative exponent they give 1 or -1 for these, and 0 for all others, as
  *  in PyTorch; td_pow_scalar() refuses such a number. */
 TD_API td_tensor *td_pow(td_tensor *a, td_tensor *b);
-/** The larger and the smaller one; NaN where either is NaN. Where both are equal, each gets half of
+/** The larger and the smaller one; NaN where either is NaN. If both are equal, each gets half of
  *  the gradient. */
 TD_API td_tensor *td_maximum(td_tensor *a, td_tensor *b);
 TD_API td_tensor *td_minimum(td_tensor *a, td_tensor *b);
@@ -132,7 +130,7 @@ TD_API td_tensor *td_pow_scalar(td_tensor *a, double b);
 TD_API td_tensor *td_rsub_scalar(td_tensor *a, double b);
 TD_API td_tensor *td_rdiv_scalar(td_tensor *a, double b);
 
-/** Functions of each element. */
+/** Elementwise functions. */
 TD_API td_tensor *td_neg(td_tensor *x);
 TD_API td_tensor *td_abs(td_tensor *x);
 TD_API td_tensor *td_square(td_tensor *x);
@@ -147,9 +145,9 @@ TD_API td_tensor *td_reciprocal(td_tensor *x);
 TD_API td_tensor *td_sin(td_tensor *x);
 TD_API td_tensor *td_cos(td_tensor *x);
 TD_API td_tensor *td_erf(td_tensor *x);
-/** Outside of low to high the gradient is 0. */
+/** The gradient is 0 outside of low to high. */
 TD_API td_tensor *td_clamp(td_tensor *x, double low, double high);
-/** Their gradient is 0 everywhere: they are not recorded. */
+/** Not recorded: the gradient is 0 everywhere. */
 TD_API td_tensor *td_sign(td_tensor *x);
 TD_API td_tensor *td_floor(td_tensor *x);
 TD_API td_tensor *td_ceil(td_tensor *x);
@@ -188,33 +186,33 @@ TD_API td_tensor *td_masked_fill(td_tensor *x, td_tensor *mask, double value);
 
 /* ---- Reductions ----------------------------------------------------------------------------------
  *
- * The plain ones reduce all elements to a tensor of no dimensions. Those with _dims reduce the named
- * dimensions (none where none is named); with keepdim these stay, with size 1. A tensor of no dimensions
- * counts as one of one: 0 and -1 name it. Sums and products of
- * bool and integers are i64, but for u64, as in PyTorch: td_sum(td_eq(a, b)) counts. */
+ * Without a suffix they reduce all elements to a tensor of no dimensions; _dims reduces the listed
+ * dimensions (an empty list: none), and keepdim keeps them with size 1. A tensor of no dimensions
+ * accepts 0 and -1. Sums and products of bool and integers are i64, but for u64, as in PyTorch:
+ * td_sum(td_eq(a, b)) counts. */
 
 /** Of all elements. */
 TD_API td_tensor *td_sum(td_tensor *x);
 TD_API td_tensor *td_mean(td_tensor *x);
 TD_API td_tensor *td_prod(td_tensor *x);
-/** NaN wins. The gradient goes in equal parts to all elements that have the value. An empty tensor is
- *  an error. */
+/** NaN propagates. The gradient is distributed evenly over all elements that have the value. An
+ *  empty tensor is an error. */
 TD_API td_tensor *td_max(td_tensor *x);
 TD_API td_tensor *td_min(td_tensor *x);
-/** Over the named dimensions. */
+/** Over the listed dimensions. */
 TD_API td_tensor *td_sum_dims(td_tensor *x, const int *dims, int count, bool keepdim);
 TD_API td_tensor *td_mean_dims(td_tensor *x, const int *dims, int count, bool keepdim);
 /** The variance, divided by n - correction. */
 TD_API td_tensor *td_var_dims(td_tensor *x, const int *dims, int count, int correction,
                               bool keepdim);
-/** The greatest along `dim`; *indices, where not NULL, gets the i64 index of the first of them. The
- *  gradient goes to that one. */
+/** The maximum along `dim`; *indices, if not NULL, gets the i64 index of the first one, which gets
+ *  the gradient. */
 TD_API td_tensor *td_max_dim(td_tensor *x, int dim, bool keepdim, td_tensor **indices);
 TD_API td_tensor *td_min_dim(td_tensor *x, int dim, bool keepdim, td_tensor **indices);
 /** The i64 index along `dim`; not differentiable. */
 TD_API td_tensor *td_argmax(td_tensor *x, int dim, bool keepdim);
 TD_API td_tensor *td_argmin(td_tensor *x, int dim, bool keepdim);
-/** The root of the sum of squares of all elements. */
+/** The 2-norm of all elements. */
 TD_API td_tensor *td_norm(td_tensor *x);
 /** bool results; not differentiable. */
 TD_API td_tensor *td_all(td_tensor *x);
@@ -226,7 +224,7 @@ TD_API td_tensor *td_any(td_tensor *x);
 TD_API td_tensor *td_matmul(td_tensor *a, td_tensor *b);
 /** Batches of matrices [B, M, K] [B, K, N], without broadcasting. */
 TD_API td_tensor *td_bmm(td_tensor *a, td_tensor *b);
-/** x [..., I] weight^T [O, I] + bias [O]; bias may be NULL, which is no error here. */
+/** x [..., I] weight^T [O, I] + bias [O]; bias may be NULL. */
 TD_API td_tensor *td_f_linear(td_tensor *x, td_tensor *weight, td_tensor *bias);
 
 typedef struct td_conv2d_options {
@@ -248,22 +246,22 @@ typedef struct td_pool2d_options {
     int64_t stride[2]; /* 0: the size of the kernel */
     int64_t padding[2];
     int64_t dilation[2];  /* max only; 0: 1 */
-    bool exclude_padding; /* avg only: padding does not count in the mean */
+    bool exclude_padding; /* avg only: the mean does not count padding */
     void *reserved[4];
 } td_pool2d_options;
 
-/** The greatest, or the mean, of each window. */
+/** The maximum, or the mean, of each window. */
 TD_API td_tensor *td_f_max_pool2d(td_tensor *x, int64_t kernel_height, int64_t kernel_width,
                                   const td_pool2d_options *options);
 TD_API td_tensor *td_f_avg_pool2d(td_tensor *x, int64_t kernel_height, int64_t kernel_width,
                                   const td_pool2d_options *options);
-/** Windows such that the result has this size, whatever comes in. */
+/** Windows such that the result has this size. */
 TD_API td_tensor *td_f_adaptive_avg_pool2d(td_tensor *x, int64_t height, int64_t width);
 TD_API td_tensor *td_f_adaptive_max_pool2d(td_tensor *x, int64_t height, int64_t width);
 
 /* ---- Activations ----------------------------------------------------------------------------------- */
 
-/** x where it is above 0, and else 0. */
+/** max(x, 0). */
 TD_API td_tensor *td_f_relu(td_tensor *x);
 /** x times the normal distribution function of x, by erf; or its approximation by tanh. */
 TD_API td_tensor *td_f_gelu(td_tensor *x);
@@ -272,22 +270,23 @@ TD_API td_tensor *td_f_gelu_tanh(td_tensor *x);
 TD_API td_tensor *td_f_silu(td_tensor *x);
 TD_API td_tensor *td_f_tanh(td_tensor *x);
 TD_API td_tensor *td_f_sigmoid(td_tensor *x);
-/** exp(x) divided by its sum along `dim`; and the logarithm of that. */
+/** Softmax along `dim`, and its logarithm. */
 TD_API td_tensor *td_f_softmax(td_tensor *x, int dim);
 TD_API td_tensor *td_f_log_softmax(td_tensor *x, int dim);
 
-/** While training: times 0 with probability p, the others times 1 / (1 - p), drawn from the default
- *  generator. Otherwise x itself. dropout2d: whole channels of [N, C, H, W]. */
+/** In training: elements are zeroed with probability p, the others scaled by 1 / (1 - p), with the
+ *  default generator. Otherwise x itself. dropout2d: whole channels of [N, C, H, W]. */
 TD_API td_tensor *td_f_dropout(td_tensor *x, double p, bool training);
 TD_API td_tensor *td_f_dropout2d(td_tensor *x, double p, bool training);
 
 /* ---- Normalisation ---------------------------------------------------------------------------------- */
 
-/** x [N, C] or [N, C, …]; weight, bias [C] or NULL. running_mean and running_var [C] are moved in
- *  place while training (NULL: not kept), and used otherwise. momentum 0.1 and eps 1e-5 are usual. */
+/** x [N, C] or [N, C, …]; weight, bias [C] or NULL. running_mean and running_var [C] are updated
+ *  in place in training (NULL: not tracked), and used otherwise. momentum 0.1 and eps 1e-5 are
+ *  usual. */
 TD_API td_tensor *td_batch_norm(td_tensor *x, td_tensor *running_mean, td_tensor *running_var,
-                                  td_tensor *weight, td_tensor *bias, bool training,
-                                  double momentum, double eps);
+                                td_tensor *weight, td_tensor *bias, bool training, double momentum,
+                                double eps);
 /** Over the last `ndim` dimensions, which have the sizes of `shape`; weight and bias of that shape, or
  *  NULL. */
 TD_API td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, td_tensor *weight,
@@ -296,8 +295,8 @@ TD_API td_tensor *td_f_layer_norm(td_tensor *x, const int64_t *shape, int ndim, 
 /* ---- Attention --------------------------------------------------------------------------------------- */
 
 typedef struct td_attention_options {
-    td_tensor *mask; /* broadcasts to [..., L, S]: bool (true may be seen) or added to the scores */
-    bool causal;     /* row i sees columns 0 to i */
+    td_tensor *mask; /* broadcasts to [..., L, S]: bool (true: attend) or added to the scores */
+    bool causal;     /* row i attends to columns 0 to i */
     double dropout;  /* of the weights */
     double scale;    /* 0: 1 / sqrt(E) */
     void *reserved[4];
@@ -309,49 +308,49 @@ TD_API td_tensor *td_scaled_dot_product_attention(td_tensor *q, td_tensor *k, td
 
 /* ---- Indices (i64) ------------------------------------------------------------------------------------- */
 
-/** Rows of weight [V, D] for indices of any shape: [..., D]. The gradient of row padding_idx stays 0
- *  where that is not negative. */
+/** Rows of weight [V, D] for indices of any shape: [..., D]. Row padding_idx, if not negative,
+ *  gets no gradient. */
 TD_API td_tensor *td_f_embedding(td_tensor *indices, td_tensor *weight, int64_t padding_idx);
 /** x at the indices [n] along `dim`. */
 TD_API td_tensor *td_index_select(td_tensor *x, int dim, td_tensor *indices);
 /** out[i][j] = x[i][index[i][j]] for dim 1; index has the sizes of x but for that dimension. */
 TD_API td_tensor *td_take_along_dim(td_tensor *x, int dim, td_tensor *index);
-/** Classes [...] to [..., classes] of 0 and 1 (i64); not differentiable. */
+/** i64 [..., classes] of 0 and 1 from classes [...]; not differentiable. */
 TD_API td_tensor *td_one_hot(td_tensor *indices, int64_t classes);
 
-/** 0, step, 2 step … below end, from start on; and `count` numbers from start to end. Numbers that the
- *  dtype cannot hold are an error; otherwise they are bit for bit those of PyTorch (on a processor with
- *  AVX2, and with one thread). Integers are made of start, end and step without their fractions. */
+/** 0, step, 2 step … below end, from start on; and `count` numbers from start to end. Numbers that
+ *  the dtype cannot hold are an error; otherwise they are PyTorch's bit for bit (with AVX2 and one
+ *  thread). For integer dtypes start, end and step are truncated. */
 TD_API td_tensor *td_arange(double start, double end, double step, td_dtype dtype);
 TD_API td_tensor *td_linspace(double start, double end, int64_t count, td_dtype dtype);
-/** Filled with 1; and tensors with the shape and dtype of another one, filled with 0, with 1, or with nothing. */
+/** Ones; and tensors with the shape and dtype of another one: zeros, ones, uninitialised. */
 TD_API td_tensor *td_ones(const int64_t *shape, int ndim, td_dtype dtype);
 TD_API td_tensor *td_zeros_like(td_tensor *tensor);
 TD_API td_tensor *td_ones_like(td_tensor *tensor);
 TD_API td_tensor *td_empty_like(td_tensor *tensor);
-/** x with 0 above (below) the diagonal `diagonal` of its last two dimensions. */
+/** x with zeros above (below) the diagonal `diagonal` of its last two dimensions. */
 TD_API td_tensor *td_tril(td_tensor *x, int64_t diagonal);
 TD_API td_tensor *td_triu(td_tensor *x, int64_t diagonal);
 
 /* ---- Losses ---------------------------------------------------------------------------------------------
  *
- * The mean over the elements; the others by options. */
+ * The mean by default; see td_loss_options. */
 
 typedef enum td_reduction { TD_REDUCE_MEAN, TD_REDUCE_SUM, TD_REDUCE_NONE } td_reduction;
 
 typedef struct td_loss_options {
     td_reduction reduction;
-    td_tensor *weight; /* of the classes [C]: nll_loss and cross_entropy only */
-    bool ignore;       /* leave out targets that are ignore_index; -100 always is */
+    td_tensor *weight; /* class weights [C]: nll_loss and cross_entropy only */
+    bool ignore;       /* ignore targets that are ignore_index; -100 is always ignored */
     int64_t ignore_index;
     double label_smoothing; /* cross_entropy only */
     void *reserved[4];
 } td_loss_options;
 
-/** x [N, C, …] logarithms of probabilities, target [N, …] i64 classes. */
+/** x [N, C, …] log-probabilities, target [N, …] i64 classes. */
 TD_API td_tensor *td_nll_loss(td_tensor *x, td_tensor *target);
 TD_API td_tensor *td_nll_loss_with(td_tensor *x, td_tensor *target, const td_loss_options *options);
-/** x [N, C, …] scores: nll_loss of their log_softmax. */
+/** x [N, C, …] logits: nll_loss of their log_softmax. */
 TD_API td_tensor *td_cross_entropy(td_tensor *x, td_tensor *target);
 TD_API td_tensor *td_cross_entropy_with(td_tensor *x, td_tensor *target,
                                         const td_loss_options *options);
@@ -367,13 +366,14 @@ TD_API td_tensor *td_bce_with_logits_with(td_tensor *x, td_tensor *target,
 /* ---- In place --------------------------------------------------------------------------------------------
  *
  * They change `x` itself; b broadcasts to it. A leaf that requires grad, and a view of one, can
- * only be changed under TD_NO_GRAD. Where backward needs what was changed, it fails and says so.
+ * only be changed under TD_NO_GRAD. Backward fails if a tensor that it saved was changed.
  *
- * Gradients follow a change through a view: the tensor that x is a view of, and all other views of it,
- * are then results of the change. What has only the memory in common with x does not follow, and using
- * it is an error: td_detach(), and views that were made under TD_NO_GRAD. */
+ * Autograd follows in-place changes through views: the base of x and all its other views become
+ * results of the change. Tensors that only share the memory (td_detach(), and views made under
+ * TD_NO_GRAD) cannot follow, and using them afterwards is an error. */
 
-/** Each writes to x what the function without the _ returns; a value, and 0. TD_ERR_INVALID where x does not fit. */
+/** Each writes to x what the function without the _ returns; td_fill_() a value, td_zero_() 0.
+ * TD_ERR_INVALID if x does not fit. */
 TD_API td_status td_fill_(td_tensor *x, double value);
 TD_API td_status td_zero_(td_tensor *x);
 TD_API td_status td_add_(td_tensor *x, td_tensor *b);

@@ -10,8 +10,8 @@
  *     td_schedule_step(cosine);                            after each epoch, or each step
  *
  * The formulas, and the order in which they are computed, are those of PyTorch 1.13. An optimizer
- * retains the parameters that it was given, and changes them in place; one that has no gradient is
- * passed over. One that has a gradient is changed whether it asks for one or not.
+ * retains its parameters and updates them in place; it skips those without a gradient, and updates
+ * those with one whether they require grad or not.
  *
  * Threads. An optimizer, and its schedules, are used by one thread at a time. */
 #ifndef TANDEM_OPTIM_H
@@ -25,14 +25,14 @@ extern "C" {
 
 typedef struct td_optimizer td_optimizer;
 
-/* ---- Making one ----------------------------------------------------------------------------------
+/* ---- Creating ------------------------------------------------------------------------------------
  *
  * Of all parameters of a module, or of a list of tensors (which may be empty: groups can be added).
- * NULL where it fails: for a NULL module, for numbers out of range, for a parameter that is no leaf of
- * floating point or stands in the list twice. */
+ * NULL on failure: for a NULL module, options out of range, a parameter that is no floating-point
+ * leaf, and duplicates. */
 
 typedef struct td_sgd_options {
-    double lr; /* must be given; TD_ZERO is possible */
+    double lr; /* required; TD_ZERO is possible */
     double momentum;
     double dampening;
     double weight_decay;
@@ -56,8 +56,7 @@ typedef struct td_adam_options {
     void *reserved[4];
 } td_adam_options;
 
-/** Adam, and AdamW, whose weight decay is apart from the gradient; of a module or of a list. `options` may be
- *  NULL. */
+/** Adam, and AdamW with decoupled weight decay; of a module or of a list. `options` may be NULL. */
 TD_API td_optimizer *td_adam(td_module *module, const td_adam_options *options);
 TD_API td_optimizer *td_adam_of(td_tensor *const *parameters, int count,
                                 const td_adam_options *options);
@@ -65,10 +64,10 @@ TD_API td_optimizer *td_adamw(td_module *module, const td_adam_options *options)
 TD_API td_optimizer *td_adamw_of(td_tensor *const *parameters, int count,
                                  const td_adam_options *options);
 
-/** Frees it, and what it keeps about its parameters. Its schedules must be gone. NULL is fine. */
+/** Frees it and its state. Destroy its schedules first. NULL is fine. */
 TD_API void td_optimizer_destroy(td_optimizer *optimizer);
 
-/* ---- Groups: parameters with numbers of their own --------------------------------------------- */
+/* ---- Parameter groups ------------------------------------------------------------------------- */
 
 typedef struct td_parameter_group {
     double lr;           /* 0: that of the optimizer's options */
@@ -77,14 +76,14 @@ typedef struct td_parameter_group {
 } td_parameter_group;
 
 /** Adds parameters, with a learning rate and a weight decay of their own. None may be in a group
- *  already. Group 0 is that of the parameters that the optimizer was made of. */
+ *  already. Group 0 has the parameters that the optimizer was created with. */
 TD_API td_status td_optimizer_add_group(td_optimizer *optimizer, td_tensor *const *parameters,
                                         int count, const td_parameter_group *options);
 
 /** The number of groups of parameters. */
 TD_API int td_optimizer_group_count(const td_optimizer *optimizer);
 
-/** The learning rate of group 0 (of another group); NaN where there is none. */
+/** The learning rate of group 0 (of a group); NaN if there is none. */
 TD_API double td_optimizer_lr(const td_optimizer *optimizer);
 TD_API double td_optimizer_group_lr(const td_optimizer *optimizer, int group);
 
@@ -94,20 +93,19 @@ TD_API td_status td_optimizer_set_group_lr(td_optimizer *optimizer, int group, d
 
 /* ---- Using it ----------------------------------------------------------------------------------- */
 
-/** Changes all parameters that have a gradient by one step. Where it fails, those before the
- *  parameter that the message names have been changed. */
+/** Updates all parameters that have a gradient. On failure, those before the parameter that the
+ *  error names have been updated. */
 TD_API td_status td_optimizer_step(td_optimizer *optimizer);
 
-/** The gradients count as 0 from now on, at no cost. */
+/** td_tensor_zero_grad() for all parameters. */
 TD_API td_status td_optimizer_zero_grad(td_optimizer *optimizer);
 
-/** What it knows: "state.0.momentum_buffer" (of parameter 0), "group.0.lr" and so on. The tensors are
- *  the optimizer's own memory; td_state_clone() makes a copy that stays as it is. */
+/** The state_dict: "state.0.momentum_buffer" (of parameter 0), "group.0.lr" and so on. The tensors
+ *  share the optimizer's memory; td_state_clone() copies them. */
 TD_API td_state *td_optimizer_state(td_optimizer *optimizer);
 
-/** Goes on from such a state, of an optimizer of the same kind over parameters of the same shapes in
- *  the same groups. TD_ERR_INVALID, and nothing changed, where it does not fit; the message names
- *  what. */
+/** Loads the state of an optimizer of the same kind over parameters of the same shapes in the same
+ *  groups. TD_ERR_INVALID, and nothing changed, if it does not fit; the error names the entry. */
 TD_API td_status td_optimizer_load_state(td_optimizer *optimizer, const td_state *state);
 
 /* ---- Clipping gradients ------------------------------------------------------------------------- */
@@ -120,75 +118,75 @@ typedef struct td_clip_options {
 } td_clip_options;
 
 /** Scales all gradients so that their norm, taken over all of them as one vector, is at most
- *  `max_norm`. *norm, where not NULL, gets what it was before. A norm of NaN or infinity spoils the
- *  gradients, as in PyTorch, unless the options say otherwise. */
+ *  `max_norm`. *norm, if not NULL, gets the norm before. A norm of NaN or infinity makes the
+ *  gradients useless, as in PyTorch, unless error_if_nonfinite is set. */
 TD_API td_status td_clip_grad_norm_(td_module *module, double max_norm,
                                     const td_clip_options *options, double *norm);
 TD_API td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double max_norm,
                                        const td_clip_options *options, double *norm);
 
-/** Limits each element of the gradients to -limit … limit. */
+/** Clamps each element of the gradients to -limit … limit. */
 TD_API td_status td_clip_grad_value_(td_module *module, double limit);
 TD_API td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double limit);
 
 /* ---- Schedules ----------------------------------------------------------------------------------
  *
- * A schedule changes the learning rates of all groups when it is made (its step 0), and with each
- * td_schedule_step(). As in PyTorch it goes on from the rate that a group has: several schedules of one
- * optimizer compound, in the order in which they are stepped, and a rate that was set by
- * td_optimizer_set_lr() is followed from there. Only a factor of one's own and the beginning of a part
- * of a sequence count from the rate that the group had when its first schedule was made. They belong to
- * the caller; the optimizer must outlive them. NULL where they cannot be made. */
+ * A schedule sets the learning rates of all groups when it is created (its step 0), and with each
+ * td_schedule_step(). As in PyTorch it computes them from the current rates: several schedules of
+ * one optimizer compound, in the order in which they are stepped, and td_optimizer_set_lr() is
+ * continued from. Only td_lambda_schedule() and the start of a part of a sequence use the initial
+ * rate, which the group had when its first schedule was created. Schedules belong to the caller;
+ * the optimizer must outlive them. NULL on failure. */
 
 typedef struct td_schedule td_schedule;
 
-/** Times gamma after each `size` steps. */
+/** Multiplies by gamma every `size` steps. */
 TD_API td_schedule *td_step_schedule(td_optimizer *optimizer, int64_t size, double gamma);
 
-/** Times gamma at each of these steps, which increase. */
+/** Multiplies by gamma at each of these steps, which increase. */
 TD_API td_schedule *td_multi_step_schedule(td_optimizer *optimizer, const int64_t *milestones,
                                            int count, double gamma);
 
-/** Times gamma with each step. */
+/** Multiplies by gamma at each step. */
 TD_API td_schedule *td_exponential_schedule(td_optimizer *optimizer, double gamma);
 
-/** Half a cosine, from the learning rate down to `minimum` at step `steps`; and back up behind it. */
+/** Cosine annealing to `minimum` at step `steps`, and back up after it. */
 TD_API td_schedule *td_cosine_schedule(td_optimizer *optimizer, int64_t steps, double minimum);
 
-/** The factor goes in a straight line from `start` to `end` at step `steps`, and stays there. With
+/** A factor that changes linearly from `start` to `end` at step `steps`, and then stays. With
  *  start below 1 and end 1 it is a warm-up. */
 TD_API td_schedule *td_linear_schedule(td_optimizer *optimizer, double start, double end,
                                        int64_t steps);
 
-/** The factor, of the rate at the beginning, is factor(step, arg): other schedules and
- *  td_optimizer_set_lr() have no part in it. */
+/** The initial rate times factor(step, arg), whatever other schedules and td_optimizer_set_lr()
+ *  have set. */
 typedef double (*td_schedule_factor)(int64_t step, void *arg);
 TD_API td_schedule *td_lambda_schedule(td_optimizer *optimizer, td_schedule_factor factor,
                                        void *arg);
 
-/** One schedule after another, of the same optimizer: schedules[i + 1] begins, at its step 0 and from the
- *  rate at the beginning, when this one has made milestones[i] steps, which increase; there are
- *  `count` - 1 of them. It takes the schedules over in any case. */
+/** Schedules of one optimizer in sequence: schedules[i + 1] begins, at its step 0 and from the
+ *  initial rate, after milestones[i] steps, which increase; there are `count` - 1 of them. Takes
+ *  the schedules over in any case. */
 TD_API td_schedule *td_sequential_schedule(td_optimizer *optimizer, td_schedule *const *schedules,
                                            int count, const int64_t *milestones);
 
-/** A straight line from `start` (a factor, such as 0.01) to 1 in `steps` steps, and `then`, which it
- *  takes over, behind it; NULL: the learning rate stays. */
+/** A linear warm-up from `start` (a factor, such as 0.01) to 1 in `steps` steps, followed by
+ *  `then`, which it takes over; NULL: the learning rate stays. */
 TD_API td_schedule *td_warmup_schedule(td_optimizer *optimizer, double start, int64_t steps,
                                        td_schedule *then);
 
-/** One step further: changes the learning rates of the groups. Where it fails, for a rate that is
- *  negative or not finite, nothing has changed. */
+/** Makes one step: sets the learning rates of the groups. On failure, for a rate that is negative
+ *  or not finite, nothing has changed. */
 TD_API td_status td_schedule_step(td_schedule *schedule);
 
-/** How many steps it has made. */
+/** The number of steps made. */
 TD_API int64_t td_schedule_steps(const td_schedule *schedule);
 
 /** Frees it; the learning rates stay as they are. NULL is fine. */
 TD_API void td_schedule_destroy(td_schedule *schedule);
 
-/** The number of steps and the learning rates; and going on from them, which sets both. The rates that
- *  it began with are in the state of the optimizer. */
+/** Saves the number of steps and the learning rates; loads both. The initial rates are in the
+ *  state of the optimizer. */
 TD_API td_state *td_schedule_state(const td_schedule *schedule);
 TD_API td_status td_schedule_load_state(td_schedule *schedule, const td_state *state);
 

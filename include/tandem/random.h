@@ -4,15 +4,14 @@
  *     td_tensor *w = td_empty(TD_SHAPE(10, 784), TD_F32);
  *     td_uniform_(w, -0.05, 0.05, NULL);
  *
- * A generator is a Mersenne Twister (mt19937) and, now and then, half of a pair of normal numbers
- * that was not asked for yet. Each function that draws takes a generator; NULL is the default one.
+ * A generator is a Mersenne Twister (mt19937) and, at times, the cached half of a pair of normal
+ * numbers. Each function that draws takes a generator; NULL is the default one.
  *
- * Which numbers come is a part of the contract: for f32 and f64, each function here writes what
- * PyTorch 1.13 writes, bit for bit, on a processor with AVX2. The f64 normal numbers use the C
- * library's log, sin and cos, and are as equal as those are.
+ * The numbers are part of the contract: for f32 and f64, each function writes what PyTorch 1.13
+ * writes with AVX2, bit for bit. Normal f64 numbers use the C library's log, sin and cos, and
+ * depend on it.
  *
- * Threads. A generator has a lock: a call draws all of its numbers in one piece. Which thread comes
- * first is the program's business. */
+ * Threads. A generator has a lock: a call draws all of its numbers without interleaving. */
 #ifndef TANDEM_RANDOM_H
 #define TANDEM_RANDOM_H
 
@@ -26,20 +25,20 @@ extern "C" {
 
 typedef struct td_generator td_generator;
 
-/** The default generator. It lives as long as the process, and begins with the same seed in each,
- * so that a program that sets none is repeatable. */
+/** The default generator. Its initial seed is the same in every process, so a program that sets
+ * none is repeatable. */
 TD_API td_generator *td_default_generator(void);
 
-/** Begins the default generator anew. Only the lower 32 bits of a seed count. */
+/** Seeds the default generator. Only the lower 32 bits of a seed are used. */
 TD_API void td_manual_seed(uint64_t seed);
 
-/** A generator of one's own. NULL without memory. */
+/** A new generator. NULL without memory. */
 TD_API td_generator *td_generator_create(uint64_t seed);
 
-/** Frees it. NULL is fine; the default generator is left alone. */
+/** Frees it. NULL and the default generator are ignored. */
 TD_API void td_generator_destroy(td_generator *generator);
 
-/** Begins anew with `seed`: what was drawn before plays no part any more. */
+/** Seeds it anew. */
 TD_API void td_generator_manual_seed(td_generator *generator, uint64_t seed);
 
 /** The last seed that it was given. */
@@ -48,21 +47,21 @@ TD_API uint64_t td_generator_initial_seed(td_generator *generator);
 /** The bytes of a state: those of torch.get_rng_state(). */
 #define TD_GENERATOR_STATE_SIZE 5056
 
-/** Writes the state, with which the same numbers follow again. */
+/** Writes the state. */
 TD_API void td_generator_get_state(td_generator *generator, void *state);
 
-/** Goes on from a state of td_generator_get_state() or of torch.get_rng_state(). TD_ERR_INVALID,
- *  and nothing changed, where the bytes are no such state. */
+/** Restores a state of td_generator_get_state() or of torch.get_rng_state(). TD_ERR_INVALID, and
+ *  nothing changed, if the bytes are no such state. */
 TD_API td_status td_generator_set_state(td_generator *generator, const void *state, size_t size);
 
 /* ---- Filling a tensor -------------------------------------------------------------------------
  *
- * Each writes all elements of `tensor`, whatever its strides, in the order of their place in memory
- * where that differs from the order of their indices, as PyTorch does. TD_ERR_INVALID (nothing was
- * written or drawn) where the tensor is NULL, its dtype does not fit, elements share memory, or a
- * number is out of range.
+ * Each writes all elements of `tensor`, of any strides, in memory order where that differs from the
+ * order of indices, as PyTorch does. TD_ERR_INVALID (nothing was written or drawn) if the tensor is
+ * NULL, its dtype is not supported, elements share memory, or an argument is out of range.
  *
- * Uniform and normal numbers are for f32, f64, f16 and bf16; the others for all but complex ones. */
+ * Uniform and normal numbers are for f32, f64, f16 and bf16; the others for all but complex
+ * ones. */
 
 /** Uniform in [from, to). */
 TD_API td_status td_uniform_(td_tensor *tensor, double from, double to, td_generator *generator);
@@ -74,8 +73,8 @@ TD_API td_status td_normal_(td_tensor *tensor, double mean, double std, td_gener
 /** 1 with the probability `p`, otherwise 0. */
 TD_API td_status td_bernoulli_(td_tensor *tensor, double p, td_generator *generator);
 
-/** Integers from 0 to the largest one of the dtype; for a floating-point dtype, up to which it
- *  holds each integer (2^24 for f32); 0 or 1 for bool. */
+/** Integers from 0 to the maximum of the dtype; for a floating-point dtype, to the largest up to
+ *  which it holds every integer (2^24 for f32); 0 or 1 for bool. */
 TD_API td_status td_random_(td_tensor *tensor, td_generator *generator);
 
 /** Integers from `from` to `to` - 1, which the dtype must hold exactly. */
