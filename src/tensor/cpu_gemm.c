@@ -247,11 +247,11 @@ static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 }
 
 /* A result of few columns would leave most of a vector unused. Its transpose has long rows:
- * C^T = B^T A^T, made aside and turned. */
+ * C^T = B^T A^T, made aside and turned. alpha scales A, which must not become B. */
 static bool is_narrow(const struct td__gemm *gemm)
 {
     return gemm->n <= NARROW && gemm->m >= 2 * gemm->n && gemm->m <= TALL && gemm->batch == 1 &&
-           !gemm->pack_b && !gemm->item_done && !gemm->row_bias;
+           gemm->alpha == 1 && !gemm->pack_b && !gemm->item_done && !gemm->row_bias;
 }
 
 /* C of `gemm` from C^T, rows of m elements of what is computed in, or the other way round. */

@@ -325,13 +325,20 @@ static void NAMED(run_flat)(const struct td__gemm *gemm, REAL *panel, REAL *stri
     for (int64_t m0 = 0; m0 < gemm->m; m0 += rows) {
         int64_t height = gemm->m - m0 < rows ? gemm->m - m0 : rows;
         NAMED(pack_a)(gemm, m0, height, rows, 0, gemm->k, panel);
-        for (int64_t n0 = 0; n0 < gemm->n; n0 += STRIP) {
-            struct td__gemm_part part = NAMED(part_at)(gemm, 0, 0, gemm->k, n0);
-            struct NAMED(target) to = NAMED(target_at)(gemm, &part, m0);
+        /* Tiles of few steps are so short that finding each one's place from the beginning shows. */
+        const struct td__gemm_part first = NAMED(part_at)(gemm, 0, 0, gemm->k, 0);
+        struct NAMED(target) to = NAMED(target_at)(gemm, &first, m0);
+        for (int64_t n0 = 0; n0 < gemm->n; n0 += STRIP, to.c += STRIP) {
+            to.columns = gemm->n - n0 < STRIP ? (int)(gemm->n - n0) : STRIP;
+            to.column_bias = gemm->column_bias ? (const REAL *)gemm->column_bias + n0 : NULL;
             NAMED(tiles)[height - 1](gemm->k, panel, strips + n0 * gemm->k, STRIP, &to);
         }
     }
 }
+
+#if !PAIRS
+#include "tensor/gemm_thin.h"
+#endif
 
 /* The first part of the memory to work in has a strip, or a panel. */
 #define FIRST_PART (STRIP > MAX_ROWS ? STRIP : MAX_ROWS)
@@ -342,6 +349,12 @@ static void NAMED(run)(const struct td__gemm *gemm, void *work)
     REAL *strip = work;
     REAL *sums = strip + FIRST_PART * depth + SLACK;
     REAL *panels = sums + (gemm->c_half ? gemm->m * STRIP : 0);
+#if !PAIRS
+    if (NAMED(is_thin)(gemm)) {
+        NAMED(run_thin)(gemm, panels);
+        return;
+    }
+#endif
     if (NAMED(is_flat)(gemm))
         NAMED(run_flat)(gemm, strip, panels);
     else if (td__gemm_keeps_a(gemm->m, gemm->k))
@@ -360,6 +373,10 @@ static size_t NAMED(work_bytes)(const struct td__gemm *gemm)
         panels = 0;
     else if (td__gemm_keeps_a(gemm->m, gemm->k))
         panels = gemm->m * gemm->k;
+#if !PAIRS
+    if (NAMED(is_thin)(gemm))
+        panels = gemm->m * (gemm->k + LANES);
+#endif
     if (gemm->c_half)
         panels += gemm->m * STRIP;
     return (size_t)(panels + depth * FIRST_PART + 2 * SLACK) * sizeof(REAL);
@@ -387,6 +404,9 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
 #undef LANES_ARE
 #undef SLACK
 #undef FIRST_PART
+#undef THIN
+#undef THIN_MOST
+#undef FOR_EACH_THIN
 #undef SHUFFLE
 #undef FIRST
 #undef SECOND

@@ -86,21 +86,16 @@ NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to,
     }
 }
 
-/* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are
- * registers. An element is what is added to the product, then the sum along k, in this order at the edge
- * too: so it has the same bits in tiles of all sizes. */
-static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, const int vectors,
-                                                              int64_t k, const REAL *a,
-                                                              const REAL *b, int64_t b_row,
-                                                              const struct NAMED(target) * to)
+/* What a tile of any width begins with: what is added to the product. `spread` is for the edge of C. */
+static inline __attribute__((always_inline)) void NAMED(begin_tile)(const int rows,
+                                                                    const int vectors,
+                                                                    const struct NAMED(target) * to,
+                                                                    REAL *spread, VECTOR sums[][2])
 {
-    const bool whole = to->columns == vectors * LANES;
-    REAL spread[MAX_ROWS * STRIP];
-    VECTOR sums[MAX_ROWS][2];
     UNROLLED
     for (int i = 0; i < rows; i++)
         sums[i][0] = sums[i][1] = (VECTOR){0};
-    if (whole) {
+    if (to->columns == vectors * LANES) {
         NAMED(begin)(rows, vectors, to, sums);
     } else if (to->add || to->row_bias || to->column_bias) {
         NAMED(begin_part)(to, rows, spread);
@@ -111,6 +106,37 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
                 sums[i][1] = *(const UNALIGNED *)(spread + i * STRIP + LANES);
         }
     }
+}
+
+static inline __attribute__((always_inline)) void NAMED(store_tile)(const int rows,
+                                                                    const int vectors,
+                                                                    const struct NAMED(target) * to,
+                                                                    REAL *spread, VECTOR sums[][2])
+{
+    const bool whole = to->columns == vectors * LANES;
+    REAL *const result = whole ? to->c : spread;
+    const int64_t row = whole ? to->c_row : STRIP;
+    UNROLLED
+    for (int i = 0; i < rows; i++) {
+        *(UNALIGNED *)(result + i * row) = sums[i][0];
+        if (vectors == 2)
+            *(UNALIGNED *)(result + i * row + LANES) = sums[i][1];
+    }
+    if (!whole)
+        NAMED(store_part)(to, rows, spread);
+}
+
+/* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are
+ * registers. An element is what is added to the product, then the sum along k, in this order at the edge
+ * too: so it has the same bits in tiles of all sizes. */
+static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, const int vectors,
+                                                              int64_t k, const REAL *a,
+                                                              const REAL *b, int64_t b_row,
+                                                              const struct NAMED(target) * to)
+{
+    REAL spread[MAX_ROWS * STRIP];
+    VECTOR sums[MAX_ROWS][2];
+    NAMED(begin_tile)(rows, vectors, to, spread, sums);
     for (int64_t p = 0; p < k; p++, a += rows, b += b_row) {
         VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
         if (vectors == 2)
@@ -122,16 +148,7 @@ static inline __attribute__((always_inline)) void NAMED(tile)(const int rows, co
                 MULTIPLY_ADD(sums[i][1], a[i], b1);
         }
     }
-    REAL *const result = whole ? to->c : spread;
-    const int64_t row = whole ? to->c_row : STRIP;
-    UNROLLED
-    for (int i = 0; i < rows; i++) {
-        *(UNALIGNED *)(result + i * row) = sums[i][0];
-        if (vectors == 2)
-            *(UNALIGNED *)(result + i * row + LANES) = sums[i][1];
-    }
-    if (!whole)
-        NAMED(store_part)(to, rows, spread);
+    NAMED(store_tile)(rows, vectors, to, spread, sums);
 }
 
 #define TILE(rows)                                                                                 \
