@@ -11,9 +11,8 @@
 #define MULTIPLY_ADD(sum, a, b)                                                                    \
     ((sum) = (VECTOR)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(a), (__m512bh)(b)))
 /* The same bits as td__f32_to_bf16(), since the sums are not subnormal. */
-#define NARROW_STRIP(half, from, to)                                                               \
-    _mm512_storeu_si512(                                                                           \
-        to, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps((from) + 16), _mm512_loadu_ps(from)))
+#define STORE_HALVES(to, first, second)                                                            \
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)(second), (__m512)(first)))
 #define LOOPS td__gemm_avx512_bf16
 #define NAMED(name) name##_bf16
 #include "tensor/gemm_loops.h"

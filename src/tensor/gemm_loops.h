@@ -23,13 +23,12 @@
 
 #include <string.h>
 
-/* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own, and a NARROW_STRIP, which rounds a row of
- * a strip. */
+/* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own, and a STORE_HALVES, which rounds and
+ * stores a row of a tile. */
 #ifndef MULTIPLY_ADD
 #define PAIRS 0
 #define ALIGNED_TO sizeof(REAL)
 #define MULTIPLY_ADD(sum, a, b) ((sum) += (a) * (b))
-#define NARROW_STRIP(half, from, to) NAMED(narrow_row)(half, from, STRIP, to)
 #else
 #define PAIRS 1
 #define ALIGNED_TO 2 /* a pair begins at any element */
@@ -126,10 +125,13 @@ static inline struct NAMED(target)
 /* Asks for the next tile of C, `next` rows at most, while this one of `height` rows is made. */
 static inline void NAMED(prefetch)(const struct NAMED(target) * to, int64_t height, int64_t next)
 {
-    const REAL *c = to->c + height * to->c_row;
-    for (int64_t i = 0; i < (next < height ? next : height); i++, c += to->c_row) {
+    const int64_t row = to->halves ? to->half_row * (int64_t)sizeof *to->halves
+                                   : to->c_row * (int64_t)sizeof *to->c;
+    const char *c = (to->halves ? (const char *)to->halves : (const char *)to->c) + height * row;
+    for (int64_t i = 0; i < (next < height ? next : height); i++, c += row) {
         __builtin_prefetch(c, 1);
-        __builtin_prefetch(c + LANES, 1);
+        if (!to->halves)
+            __builtin_prefetch(c + VECTOR_BYTES, 1);
     }
 }
 
@@ -156,6 +158,8 @@ static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_p
         NAMED(tiles)[height - 1](part->rows, panels, b, b_row, &to);
         panels += height * part->rows;
         to.c += height * to.c_row;
+        if (to.halves)
+            to.halves += height * to.half_row;
         if (to.row_bias)
             to.row_bias += height;
     }
@@ -207,7 +211,7 @@ static size_t NAMED(panel_bytes)(const struct td__gemm *gemm)
 }
 
 #if REAL_BYTES == 4
-/* Columns n0 … of a C of halves, from or to `sums`, rows of STRIP. */
+/* Columns n0 … of a C of halves to `sums`, rows of STRIP. */
 static void NAMED(load_halves)(const struct td__gemm *gemm, const struct td__gemm_part *part,
                                REAL *sums)
 {
@@ -217,41 +221,15 @@ static void NAMED(load_halves)(const struct td__gemm *gemm, const struct td__gem
         NAMED(widen_row)(gemm->half, c, part->columns, sums + i * STRIP);
     }
 }
-
-static inline __attribute__((always_inline)) void NAMED(narrow_row)(td_dtype half,
-                                                                    const REAL *restrict from,
-                                                                    const int64_t count,
-                                                                    uint16_t *restrict to)
-{
-    if (half == TD_BF16)
-        for (int64_t j = 0; j < count; j++)
-            to[j] = td__f32_to_bf16(from[j]);
-    else
-        for (int64_t j = 0; j < count; j++)
-            to[j] = td__f32_to_f16(from[j]);
-}
-
-static void NAMED(store_halves)(const struct td__gemm *gemm, const struct td__gemm_part *part,
-                                const REAL *sums)
-{
-    uint16_t *c = (uint16_t *)gemm->c + part->item * gemm->c_item + part->n0;
-    for (int64_t i = 0; i < gemm->m; i++, c += gemm->c_row, sums += STRIP) {
-        if (part->columns == STRIP)
-            NARROW_STRIP(gemm->half, sums, c);
-        else
-            NAMED(narrow_row)(gemm->half, sums, part->columns, c);
-    }
-}
 #endif
 
-/* One strip of C, all steps along k. A C of halves is made in f32 first, in `sums`. */
+/* One strip of C, all steps along k. A C of halves is in `sums`, in f32, until the last step. */
 static void NAMED(make_strip)(const struct td__gemm *gemm, int64_t item, int64_t n0,
                               const REAL *panels, REAL *strip, REAL *sums)
 {
     const int64_t depth = NAMED(depth_of)(gemm), rows = NAMED(piece)(gemm->m, MAX_ROWS);
-    struct td__gemm_part part;
     for (int64_t k0 = 0; k0 < gemm->k; k0 += depth) {
-        part = NAMED(part_at)(gemm, item, k0, depth, n0);
+        const struct td__gemm_part part = NAMED(part_at)(gemm, item, k0, depth, n0);
         struct NAMED(target) to = NAMED(target_at)(gemm, &part, 0);
 #if REAL_BYTES == 4
         if (gemm->c_half) {
@@ -259,16 +237,15 @@ static void NAMED(make_strip)(const struct td__gemm *gemm, int64_t item, int64_t
             to.c_row = STRIP;
             if (k0 == 0 && gemm->accumulate)
                 NAMED(load_halves)(gemm, &part, sums);
+            if (k0 + depth >= gemm->k)
+                to.halves = (uint16_t *)gemm->c + item * gemm->c_item + n0;
+            to.half_row = gemm->c_row;
+            to.half = gemm->half;
         }
 #endif
         NAMED(multiply)(gemm, &part, panels + k0 * gemm->m, gemm->m, rows, strip, to);
     }
-#if REAL_BYTES == 4
-    if (gemm->c_half)
-        NAMED(store_halves)(gemm, &part, sums);
-#else
     (void)sums;
-#endif
 }
 
 /* All of A is packed first: the tiles of a strip are then finished before the next strip. */
@@ -397,7 +374,7 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
 #undef PAIRS
 #undef ALIGNED_TO
 #undef MULTIPLY_ADD
-#undef NARROW_STRIP
+#undef STORE_HALVES
 #undef VECTOR
 #undef UNALIGNED
 #undef LANES

@@ -7,6 +7,10 @@ struct NAMED(target) {
     int64_t c_row;
     const REAL *row_bias;
     const REAL *column_bias;
+    uint16_t
+        *halves; /* NULL, or where the tile goes instead, rounded; its rows are half_row apart */
+    int64_t half_row;
+    td_dtype half;
     int columns;
     bool add;
 };
@@ -28,6 +32,19 @@ static inline void NAMED(copy_few)(REAL *to, const REAL *from, int count)
     for (; i < count; i++)
         to[i] = from[i];
 }
+
+#if REAL_BYTES == 4
+static inline void NAMED(narrow_row)(td_dtype half, const REAL *restrict from, int64_t count,
+                                     uint16_t *restrict to)
+{
+    if (half == TD_BF16)
+        for (int64_t j = 0; j < count; j++)
+            to[j] = td__f32_to_bf16(from[j]);
+    else
+        for (int64_t j = 0; j < count; j++)
+            to[j] = td__f32_to_f16(from[j]);
+}
+#endif
 
 /* What a tile at the right edge of C begins with, and where its sums go. */
 static __attribute__((noinline)) void NAMED(begin_part)(const struct NAMED(target) * to, int rows,
@@ -51,6 +68,14 @@ static __attribute__((noinline)) void NAMED(begin_part)(const struct NAMED(targe
 static __attribute__((noinline)) void NAMED(store_part)(const struct NAMED(target) * to, int rows,
                                                         const REAL *sums)
 {
+#if REAL_BYTES == 4
+    if (to->halves) {
+        for (int i = 0; i < rows; i++)
+            NAMED(narrow_row)
+        (to->half, sums + i * STRIP, to->columns, to->halves + i * to->half_row);
+        return;
+    }
+#endif
     for (int i = 0; i < rows; i++)
         NAMED(copy_few)(to->c + i * to->c_row, sums + i * STRIP, to->columns);
 }
@@ -113,7 +138,15 @@ static inline __attribute__((always_inline)) void NAMED(store_tile)(const int ro
                                                                     const struct NAMED(target) * to,
                                                                     REAL *spread, VECTOR sums[][2])
 {
-    const bool whole = to->columns == vectors * LANES;
+#if PAIRS
+    if (to->halves && to->columns == STRIP) {
+        UNROLLED
+        for (int i = 0; i < rows; i++)
+            STORE_HALVES(to->halves + i * to->half_row, sums[i][0], sums[i][1]);
+        return;
+    }
+#endif
+    const bool whole = to->columns == vectors * LANES && !to->halves;
     REAL *const result = whole ? to->c : spread;
     const int64_t row = whole ? to->c_row : STRIP;
     UNROLLED
