@@ -17,24 +17,29 @@ static inline void NAMED(join)(const uint16_t *first, const uint16_t *second, in
         to[i] = first[i] | (uint32_t)second[i] << 16;
 }
 
-static inline void NAMED(join_vector)(const uint16_t *first, const uint16_t *second, uint32_t *to)
+/* The same for a vector of pairs, of elements from `begin` on of two vectors. */
+static inline __m512i NAMED(joined)(__m512i first, __m512i second, int begin)
 {
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)first));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)second));
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i low = _mm512_add_epi32(lanes, _mm512_set1_epi32(begin));
+    const __m512i high = _mm512_add_epi32(lanes, _mm512_set1_epi32(begin + 2 * LANES));
+    const __m512i from = _mm512_or_si512(low, _mm512_slli_epi32(high, 16)); /* a constant */
+    return _mm512_permutex2var_epi16(first, from, second);
 }
 
-/* The same for two vectors of pairs that are side by side. */
-static inline void NAMED(join_two)(const uint16_t *first, const uint16_t *second, uint32_t *to)
+static inline void NAMED(join_vector)(const uint16_t *first, const uint16_t *second, uint32_t *to)
 {
-    const __m512i upper = _mm512_set1_epi32(0x200000),
-                  count = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i low = _mm512_or_si512(_mm512_mullo_epi32(count, _mm512_set1_epi32(0x10001)),
-                                        upper);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
+    const __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)second));
+    _mm512_storeu_si512(to, NAMED(joined)(a, b, 0));
+}
+
+static inline void NAMED(join_two_vectors)(const uint16_t *first, const uint16_t *second,
+                                           uint32_t *to)
+{
     const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
-    _mm512_storeu_si512(to + LANES, _mm512_permutex2var_epi16(a, high, b));
+    _mm512_storeu_si512(to, NAMED(joined)(a, b, 0));
+    _mm512_storeu_si512(to + LANES, NAMED(joined)(a, b, LANES));
 }
 
 /* `many` rows of A or columns of B, `next` apart: pair p of row i goes to to[p * width + i]. Vectors are
@@ -57,7 +62,7 @@ static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from,
             const uint16_t *first = from + 2 * (k0 + p) * step;
             int64_t i = 0;
             for (; i + 2 * LANES <= many; i += 2 * LANES)
-                NAMED(join_two)(first + i, first + step + i, to + p * width + i);
+                NAMED(join_two_vectors)(first + i, first + step + i, to + p * width + i);
             for (; i < many; i += LANES) {
                 if (i + LANES <= readable)
                     NAMED(join_vector)(first + i, first + step + i, to + p * width + i);

@@ -90,8 +90,10 @@ static void NAMED(turn)(const SOURCE *from, int64_t row, int64_t count, int64_t 
 {
     const SOURCE *rows[LANES_ARE];
     const int elements = sizeof(REAL) / sizeof(SOURCE);
-    for (int i = 0; i < LANES_ARE; i++)
-        rows[i] = from + (i < count ? i : count - 1) * row;
+    for (int i = 0; i < LANES_ARE; i++) {
+        rows[i] = from;
+        from += i + 1 < count ? row : 0;
+    }
     int64_t p = 0;
     for (; p + LANES_ARE <= depth; p += LANES_ARE) {
         VECTOR v[LANES_ARE];
