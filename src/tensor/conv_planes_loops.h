@@ -157,15 +157,18 @@ TD__VECTOR static void NAMED(make_plane)(const struct plane *p, const void *fram
     }
 }
 
-/* The sum of the lanes, in a fixed order. */
+/* The sum of the lanes, in a fixed order: halves are added, then halves of the half. */
 TD__INLINE REAL NAMED(sum_of)(VECTOR sums)
 {
     REAL part[LANES];
     memcpy(part, &sums, sizeof part);
-    for (int step = LANES / 2; step > 0; step /= 2)
-        for (int i = 0; i < step; i++)
-            part[i] += part[i + step];
-    return part[0];
+    UNROLLED
+    for (int i = 0; i < LANES / 2; i++)
+        part[i] += part[i + LANES / 2];
+    UNROLLED
+    for (int i = 0; i < LANES / 4; i++)
+        part[i] += part[i + LANES / 4];
+    return LANES == 16 ? (part[0] + part[2]) + (part[1] + part[3]) : part[0] + part[1];
 }
 
 /* Adds sum over pixels of the plane `grad_y` times what lies under each of up to 9 taps to `grad_w`; their
@@ -224,8 +227,12 @@ TD__INLINE void NAMED(fill_row)(const struct plane_frame *f, const REAL *restric
     if (f->phases == 1 && f->right == 1) {
         to += f->left;
         int64_t i = 0;
-        for (; i + 2 * LANES <= f->width; i += LANES)
+        for (; i + 2 * LANES <= f->width; i += LANES) {
             *(VECTOR *)(to + i) = *(const VECTOR *)(from + i);
+            __asm__ volatile(
+                "" ::
+                    : "memory"); /* otherwise compilers call memcpy(), for one vector */
+        }
         NAMED(copy_few)(to + i, from + i, f->width - i);
     } else if (f->phases == 1) {
         for (int64_t i = 0; i < f->width; i++)
@@ -251,17 +258,16 @@ TD__INLINE void NAMED(fill_row)(const struct plane_frame *f, const REAL *restric
 }
 
 /* The channels of a group; what is not covered was 0 before and stays so. */
-TD__VECTOR static void NAMED(fill_frame)(const struct plane_frame *f, const void *source,
-                                         void *frame)
+TD__VECTOR static void NAMED(fill_frame)(const struct plane_frame *frame, const void *source,
+                                         void *data)
 {
-    for (int64_t c = 0; c < f->channels; c++)
-        for (int64_t y = 0; y < f->height; y++) {
-            const int64_t row = f->top + y * f->down;
-            if (row >= 0 && row < f->rows)
-                NAMED(fill_row)
-            (f, (const REAL *)source + (c * f->height + y) * f->width,
-             (REAL *)frame + (c * f->rows + row) * f->row);
-        }
+    const struct plane_frame f = *frame; /* which no store can change */
+    const REAL *from = source;
+    for (int64_t c = 0; c < f.channels; c++) {
+        REAL *to = (REAL *)data + (c * f.rows + f.top) * f.row;
+        for (int64_t y = 0; y < f.height; y++, from += f.width, to += f.down * f.row)
+            NAMED(fill_row)(&f, from, to);
+    }
 }
 
 #undef VECTOR

@@ -41,7 +41,7 @@ struct plane {
     int64_t weight_row;      /* from there to the next row's */
 };
 
-/* How a frame is made of the channels of a group. */
+/* How a frame is made of the channels of a group; it has room for all their pixels. */
 struct plane_frame {
     int64_t channels, height, width; /* of the source */
     int64_t rows, row;               /* of the frame of a channel; elements of a row */

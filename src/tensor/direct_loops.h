@@ -93,12 +93,21 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
                     square[i] = sums[(i0 + i) % MAX_ROWS][v];
             }
             NAMED(exchange_all)(square);
+            REAL *c = to->c + v * LANES * to->c_column + i0;
+            if (to->more && left >= LANES) {
+                UNROLLED
+                for (int j = 0; j < LANES_ARE; j++, c += to->c_column) {
+                    if (to->add)
+                        square[j] += *(UNALIGNED *)c;
+                    *(UNALIGNED *)c = square[j];
+                }
+                continue;
+            }
             UNROLLED
             for (int i = 0; i < LANES_ARE; i++)
                 *(UNALIGNED *)(turned + i * LANES) = square[i];
             NAMED(store_turned)
-            (rows - i0 < LANES ? rows - i0 : LANES, turned, to, left < LANES ? left : LANES,
-             to->c + v * LANES * to->c_column + i0);
+            (rows - i0 < LANES ? rows - i0 : LANES, turned, to, left < LANES ? left : LANES, c);
         }
     }
 }
