@@ -412,8 +412,13 @@ TEST(choices_exist_and_keep_the_order)
                 if (kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE ||
                     kind == TD_OP_REDUCE_SCATTER)
                     CHECK(algorithm->ordered);
-                if (kind == TD_OP_ALL_TO_ALL)
-                    CHECK(td__algorithm_find(kind, td__select_uneven(size)));
+                bool parts = kind == TD_OP_ALL_TO_ALL || kind == TD_OP_ALL_GATHER ||
+                             kind == TD_OP_REDUCE_SCATTER;
+                for (size_t share = 1; parts && share <= 1024; share *= 2) {
+                    algorithm = td__algorithm_find(
+                        kind, td__select_uneven(kind, size, bytes, bytes / share));
+                    CHECK(algorithm && (algorithm->ordered || kind != TD_OP_REDUCE_SCATTER));
+                }
             }
 }
 

@@ -18,10 +18,17 @@ extern "C" {
 typedef struct td_call {
     td_op_kind kind;
     const void *input;
-    void *output;                /* the same as input, or part of it, in place; see group.h */
-    size_t count;                /* elements, of one rank's part where there are parts */
-    const size_t *input_counts;  /* all_to_all with uneven parts; else NULL */
-    const size_t *output_counts; /* likewise */
+    void *output; /* the same as input, or part of it, in place; see group.h */
+    size_t count; /* elements, of one rank's part where there are parts; of the whole where parts of
+                           all_gather and reduce_scatter are uneven, 0 for those of all_to_all */
+
+    /* Uneven parts, in elements; NULL where they are even, and for other kinds.
+     *
+     *     all_to_all       input_counts[r] go to rank r, output_counts[s] come from rank s
+     *     all_gather       both lists are the same: part r of the output is the input of rank r
+     *     reduce_scatter   likewise: part r of the inputs, reduced, is the output of rank r */
+    const size_t *input_counts;
+    const size_t *output_counts;
     td_dtype dtype;
     td_reduce_op op; /* reduce, all_reduce, reduce_scatter */
     int root;        /* broadcast, reduce, scatter, gather */
@@ -106,6 +113,10 @@ typedef struct td_backend_ops {
     /** The TD_ERR_TIMEOUT of a collective says already which ranks were late. Else the group asks them, and
      *  adds what they are doing. */
     bool explains_timeouts;
+
+    /** all_gather and reduce_scatter take calls with uneven parts. Else the group layer pads the parts to the
+     *  longest one, in memory of its own, and makes an even call of it. */
+    bool has_uneven;
 } td_backend_ops;
 
 /** Makes a backend known under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is

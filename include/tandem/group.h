@@ -312,6 +312,15 @@ TD_API td_status td_group_reduce_scatter(void *output, const void *input, size_t
                                          td_dtype dtype, td_reduce_op op, td_group *group,
                                          td_work **work);
 
+/** The two with uneven parts, one after another in the whole: counts[r] elements are rank r's, 0 for some
+ *  ranks or for all of them. `counts` is the same list on every rank; a difference is TD_ERR_MISMATCH. It
+ *  need not outlive the call. Equal counts give the same bits as the calls above. */
+TD_API td_status td_group_all_gather_v(void *output, const void *input, const size_t *counts,
+                                       td_dtype dtype, td_group *group, td_work **work);
+TD_API td_status td_group_reduce_scatter_v(void *output, const void *input, const size_t *counts,
+                                           td_dtype dtype, td_reduce_op op, td_group *group,
+                                           td_work **work);
+
 /** Part r of rank s's input -> part s of rank r's output (both size * count). */
 TD_API td_status td_group_all_to_all(void *output, const void *input, size_t count, td_dtype dtype,
                                      td_group *group, td_work **work);

@@ -35,7 +35,8 @@ struct td__call_header td__header_of(const struct td__operation *operation, size
     };
     if (kind != TD_OP_BARRIER) {
         header.dtype = (uint8_t)operation->reduction.dtype;
-        header.count = operation->call.input_counts ? TD__HEADER_UNEVEN : count;
+        header.count = operation->call.input_counts && kind == TD_OP_ALL_TO_ALL ? TD__HEADER_UNEVEN
+                                                                                : count;
     }
     if (has_root(kind))
         header.root = (uint32_t)operation->called_root;
@@ -154,7 +155,7 @@ td_status td__header_mismatch(const struct td__operation *operation,
                               const struct td__call_header *mine, const char *me,
                               const struct td__call_header *theirs, const char *other)
 {
-    char a[256], b[256];
+    char a[256], b[256], counts[TD__COUNTS_TEXT];
     const char *what = td__operation_describe(operation);
     if (mine->kind != theirs->kind || mine->sequence != theirs->sequence) {
         td__header_describe(mine, a, sizeof a);
@@ -166,6 +167,13 @@ td_status td__header_mismatch(const struct td__operation *operation,
     }
     describe_arguments(mine, a, sizeof a);
     describe_arguments(theirs, b, sizeof b);
+    if (td__operation_uneven(operation) && td__header_differs(mine, theirs))
+        return td_fail(
+            TD_ERR_MISMATCH,
+            "%s: %s called it with %s, %s with %s; every rank must pass the same counts, "
+            "which are %s on %s",
+            what, me, a, other, b,
+            td__counts_text(operation->call.input_counts, operation->parts, counts), me);
     if (td__header_differs(mine, theirs))
         return td_fail(TD_ERR_MISMATCH,
                        "%s: %s called it with %s, %s with %s; every rank must pass the same", what,

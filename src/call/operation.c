@@ -9,9 +9,23 @@ const char *td__detail_text(uint32_t detail, char text[64])
     text[0] = 0;
     if (detail & TD__DETAIL_LIST)
         snprintf(text, 64, " in a list of tensors (checksum of their sizes %08" PRIx32 ")", detail);
+    else if (detail & TD__DETAIL_UNEVEN)
+        snprintf(text, 64, " in uneven parts (checksum of their counts %08" PRIx32 ")", detail);
     else if (detail)
         snprintf(text, 64, " for %s",
                  detail == TD__DETAIL_SPLIT ? "td_group_split()" : "something else");
+    return text;
+}
+
+const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT])
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < size && i < TD__NAMED_COUNTS; i++)
+        used += (size_t)snprintf(text + used, TD__COUNTS_TEXT - used, "%s%zu", i ? ", " : "",
+                                 counts[i]);
+    if (size > TD__NAMED_COUNTS)
+        snprintf(text + used, TD__COUNTS_TEXT - used, ", …");
     return text;
 }
 

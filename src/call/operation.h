@@ -18,7 +18,8 @@ struct td__operation {
     td__deadline
         deadline; /* 0: call.timeout_ms after somebody has to wait; a call that need not wait does
                               not look at the clock */
-    const char *group; /* its name, for messages */
+    const char *group; /* its name, for error texts */
+    int parts;         /* ranks of the group: how many counts the call has, where it has any */
 };
 
 /* How long the sentence of a failure may be that others are told. */
@@ -27,13 +28,54 @@ enum { TD__REASON_TEXT = 1024 };
 /** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
 const char *td__operation_describe(const struct td__operation *operation);
 
-/* Details of calls: what they are made for, where that must agree and nothing else tells. Or, with the
- * highest bit, the sizes of a list of tensors. */
-enum { TD__DETAIL_SPLIT = 1 };
+/* Details of calls: what they are made for, where that must agree and nothing else says it. Or, with one of
+ * the highest bits, a hash: of the sizes of a list of tensors, or of the counts of uneven parts. */
+enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_UNEVEN = 0x40000000 };
 #define TD__DETAIL_LIST 0x80000000u
 
 /** " for td_group_split()"; "" for 0. */
 const char *td__detail_text(uint32_t detail, char text[64]);
+
+/** "3, 5, 0, 2": the first TD__NAMED_COUNTS of `size` counts. Returns `text`. */
+enum { TD__NAMED_COUNTS = 8, TD__COUNTS_TEXT = 24 * TD__NAMED_COUNTS };
+const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT]);
+
+/** The sum of the first `parts` counts: where part `parts` begins. */
+static inline size_t td__sum_counts(const size_t *counts, int parts)
+{
+    size_t sum = 0;
+    for (int i = 0; i < parts; i++)
+        sum += counts[i];
+    return sum;
+}
+
+static inline size_t td__largest_count(const size_t *counts, int size)
+{
+    size_t largest = 0;
+    for (int i = 0; i < size; i++)
+        largest = counts[i] > largest ? counts[i] : largest;
+    return largest;
+}
+
+/** Whether the parts of all_gather or reduce_scatter are uneven; its count is that of the whole then. */
+static inline bool td__operation_uneven(const struct td__operation *operation)
+{
+    return operation->call.input_counts && operation->call.kind != TD_OP_ALL_TO_ALL;
+}
+
+/** Elements of part `part` of all_gather or reduce_scatter. */
+static inline size_t td__operation_part(const struct td__operation *operation, int part)
+{
+    return operation->call.input_counts ? operation->call.input_counts[part]
+                                        : operation->call.count;
+}
+
+/** Where it begins in the whole, in elements; with `part` the number of parts, the whole. */
+static inline size_t td__operation_part_start(const struct td__operation *operation, int part)
+{
+    return operation->call.input_counts ? td__sum_counts(operation->call.input_counts, part)
+                                        : operation->call.count * (size_t)part;
+}
 
 static inline td__deadline td__operation_deadline(const struct td__operation *operation)
 {

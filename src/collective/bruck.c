@@ -11,7 +11,8 @@ void td__allgather_bruck(const struct td__plan *plan, struct td__schedule *sched
 {
     int32_t n = plan->size, r = plan->rank;
     schedule->blocks = n;
-    schedule->scratch_blocks = n;
+    for (int32_t i = 0; i < n; i++)
+        td__scratch_block(schedule, (r + i) % n);
     td__copy(schedule, TD__SCRATCH, 0, TD__DATA, r, 1);
     td__attempt(schedule);
     for (int32_t distance = 1; distance < n; distance *= 2) {

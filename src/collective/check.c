@@ -210,10 +210,26 @@ static bool check_overlap(struct trial *trial, int32_t rank)
     return true;
 }
 
-static bool put(struct trial *trial, int32_t rank, struct cell *to, struct cell value, bool reduce)
+/* Where parts are uneven a block fits only where its size is expected. */
+static bool fits(const struct trial *trial, int32_t rank, int place, int32_t index, int32_t block)
 {
+    const struct member *member = &trial->members[rank];
+    if (place == TD__SCRATCH && member->schedule.scratch_like)
+        return member->schedule.scratch_like[index] == block;
+    if (trial->algorithm->op == TD_OP_REDUCE_SCATTER)
+        return place == TD__DATA && block == rank;
+    return trial->algorithm->op != TD_OP_ALL_GATHER || (place == TD__DATA && block == index);
+}
+
+static bool put(struct trial *trial, int32_t rank, int place, int32_t index, struct cell value,
+                bool reduce)
+{
+    struct cell *to = &trial->members[rank].places[place][index];
     if (!value.ranks)
         return fail(trial, "rank %d uses a block that was never written", (int)rank);
+    if (!fits(trial, rank, place, index, value.block))
+        return fail(trial, "rank %d puts block %d where another size is expected", (int)rank,
+                    (int)value.block);
     if (!reduce) {
         *to = value;
         return true;
@@ -229,7 +245,7 @@ static bool put(struct trial *trial, int32_t rank, struct cell *to, struct cell 
 static bool transfer(struct trial *trial, int32_t from, const struct td__step *send, int32_t to,
                      const struct td__step *recv)
 {
-    struct member *sender = &trial->members[from], *receiver = &trial->members[to];
+    struct member *sender = &trial->members[from];
     if (send->count != recv->count)
         return fail(trial, "rank %d sends %d blocks, rank %d expects %d", (int)from,
                     (int)send->count, (int)to, (int)recv->count);
@@ -237,7 +253,7 @@ static bool transfer(struct trial *trial, int32_t from, const struct td__step *s
         return fail(trial, "rank %d writes to its input", (int)to);
     sender->sent += send->count;
     for (int32_t i = 0; i < send->count; i++)
-        if (!put(trial, to, &receiver->places[recv->place][recv->block + i],
+        if (!put(trial, to, recv->place, recv->block + i,
                  sender->places[send->place][send->block + i], recv->kind == TD__STEP_RECV_REDUCE))
             return false;
     return true;
@@ -288,7 +304,7 @@ static bool finish_round(struct trial *trial, int32_t rank)
             step->place == TD__INPUT)
             return fail(trial, "rank %d, step %zu is out of range", (int)rank, i);
         for (int32_t k = 0; k < step->count; k++)
-            if (!put(trial, rank, &member->places[step->place][step->block + k],
+            if (!put(trial, rank, step->place, step->block + k,
                      member->places[step->from][step->from_block + k],
                      step->kind == TD__STEP_REDUCE))
                 return false;

@@ -10,6 +10,7 @@
  *   - each value is reduced exactly once, and where the algorithm is ordered along the tree;
  *   - nothing is read before it is written, and no step of a round touches what another one writes;
  *   - it ends also when a send waits until its receive is there;
+ *   - with parts of different sizes, each block is only ever put where its size is expected;
  *   - no rank sends more blocks than the algorithm's bound.
  * On failure `why` says what went wrong, where.
  */

@@ -139,9 +139,11 @@ void td__reduce_scatter_halving(const struct td__plan *plan, struct td__schedule
     int32_t size = plan->size, rank = plan->rank;
     int levels = td__log2(size);
     schedule->blocks = size;
-    schedule->scratch_blocks = size;
-    for (int32_t position = 0; position < size; position++)
-        td__copy(schedule, TD__SCRATCH, position, TD__INPUT, block_at(position, size, levels), 1);
+    for (int32_t position = 0; position < size; position++) {
+        int32_t block = block_at(position, size, levels);
+        td__scratch_block(schedule, block);
+        td__copy(schedule, TD__SCRATCH, position, TD__INPUT, block, 1);
+    }
     td__attempt(schedule);
     td__halving_reduce(plan, schedule, TD__SCRATCH, size);
     for (int32_t position = 0; position < size; position++) {

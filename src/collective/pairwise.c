@@ -36,7 +36,8 @@ void td__reduce_scatter_pairwise(const struct td__plan *plan, struct td__schedul
 {
     int32_t n = plan->size, r = plan->rank;
     schedule->blocks = n;
-    schedule->scratch_blocks = n;
+    for (int32_t i = 0; i < n; i++)
+        td__scratch_block(schedule, r);
     for (int32_t t = 1; t < n; t++) {
         int32_t to = (r + t) % n, from = (r - t + n) % n;
         td__send(schedule, to, TD__INPUT, to, 1);

@@ -48,25 +48,20 @@ void td__allgather_ring(const struct td__plan *plan, struct td__schedule *schedu
 }
 
 /* The first half alone, one rank further back, so that rank r ends with block r. What travels is
- * kept in two blocks of scratch in turn: one is being sent while the next comes in. */
+ * kept in scratch, each block in its own. */
 void td__reduce_scatter_ring(const struct td__plan *plan, struct td__schedule *schedule)
 {
     int32_t n = plan->size, r = plan->rank;
     schedule->blocks = n;
-    schedule->scratch_blocks = 2;
+    for (int32_t i = 0; i < n; i++)
+        td__scratch_block(schedule, i);
     for (int32_t t = 0; t < n - 1; t++) {
         int32_t mine = wrap(r - t - 2, n);
-        if (t == 0)
-            td__send(schedule, wrap(r + 1, n), TD__INPUT, wrap(r - 1, n), 1);
-        else
-            td__send(schedule, wrap(r + 1, n), TD__SCRATCH, (t - 1) % 2, 1);
-        td__recv(schedule, wrap(r - 1, n), TD__SCRATCH, t % 2, 1);
-        td__reduce(schedule, TD__SCRATCH, t % 2, TD__INPUT, mine, 1);
+        td__send(schedule, wrap(r + 1, n), t == 0 ? TD__INPUT : TD__SCRATCH, wrap(r - t - 1, n), 1);
+        td__recv(schedule, wrap(r - 1, n), TD__SCRATCH, mine, 1);
+        td__reduce(schedule, TD__SCRATCH, mine, TD__INPUT, mine, 1);
         td__attempt(schedule);
     }
-    if (n == 1)
-        td__copy(schedule, TD__DATA, 0, TD__INPUT, 0, 1);
-    else
-        td__copy(schedule, TD__DATA, 0, TD__SCRATCH, (n - 2) % 2, 1);
+    td__copy(schedule, TD__DATA, 0, n == 1 ? TD__INPUT : TD__SCRATCH, r, 1);
     td__attempt(schedule);
 }

@@ -78,6 +78,23 @@ void td__attempt(struct td__schedule *schedule)
     schedule->rounds++;
 }
 
+void td__scratch_block(struct td__schedule *schedule, int32_t like)
+{
+    int32_t count = schedule->scratch_blocks;
+    if (schedule->failed)
+        return;
+    if ((count & (count - 1)) == 0) { /* room for twice as many, each time a power of two is full */
+        size_t room = count ? 2 * (size_t)count : 1;
+        int32_t *grown = realloc(schedule->scratch_like, room * sizeof *grown);
+        if (!grown) {
+            schedule->failed = true;
+            return;
+        }
+        schedule->scratch_like = grown;
+    }
+    schedule->scratch_like[schedule->scratch_blocks++] = like;
+}
+
 bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__plan *plan,
                         struct td__schedule *schedule)
 {
@@ -89,6 +106,7 @@ bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__
 void td__schedule_free(struct td__schedule *schedule)
 {
     free(schedule->steps);
+    free(schedule->scratch_like);
     *schedule = (struct td__schedule){0};
 }
 

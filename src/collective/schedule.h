@@ -3,8 +3,8 @@
  * and simulate.c prices it.
  *
  * A schedule speaks of blocks, not of bytes: the vector of an operation is cut into `blocks` pieces
- * of about the same size, and whoever runs the schedule knows where each begins. So it holds for
- * every count, also for one smaller than the number of ranks, and is made once.
+ * of about the same size, or is the parts of the ranks, which may have any sizes; the executor knows where
+ * each begins. So it holds for every count, also for one smaller than the number of ranks, and is made once.
  *
  * Steps stand in rounds. The sends and receives of a round are started together; when all of them
  * are done, its copies and reductions are carried out in their order, and the next round begins. Of
@@ -24,8 +24,9 @@
  *     barrier          none                                      -               -
  *
  * INPUT is never written to. For reduce, scatter and gather, DATA of a rank that is not the root may
- * be changed anywhere. SCRATCH has scratch_blocks blocks, each as large as the largest of DATA or
- * INPUT. */
+ * be changed anywhere. SCRATCH has scratch_blocks blocks. For all_gather and reduce_scatter, whose blocks may
+ * have different sizes, each stands for one block of the vector, and is as large (scratch_like); for the
+ * others each is as large as the largest of DATA or INPUT. */
 #ifndef TD_COLLECTIVE_SCHEDULE_H
 #define TD_COLLECTIVE_SCHEDULE_H
 
@@ -67,6 +68,7 @@ struct td__schedule {
     int32_t rounds;
     int32_t blocks; /* into which the vector is cut (see the table) */
     int32_t scratch_blocks;
+    int32_t *scratch_like; /* for each of them; NULL: as large as the largest */
     bool failed;
 };
 
@@ -113,5 +115,8 @@ void td__copy(struct td__schedule *schedule, enum td__place place, int32_t block
 void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t block,
                 enum td__place from, int32_t from_block, int32_t count);
 void td__attempt(struct td__schedule *schedule);
+
+/** Adds a block of scratch that is as large as block `like` of the vector. */
+void td__scratch_block(struct td__schedule *schedule, int32_t like);
 
 #endif

@@ -34,6 +34,9 @@ enum {
     ALL_GATHER_LONG = 512 << 10,
     ALL_GATHER_LONG_PART = 64 << 10,
 
+    /* How many times the average the largest part of a reduce_scatter may be for pairwise exchange. */
+    UNEVEN_LARGEST = 2,
+
     /* Of one part: Bruck sends each one log2(n) / 2 times, and copies it as often. */
     ALL_TO_ALL_SHORT_PART = 2 << 10,
     ALL_TO_ALL_FEW = 4,
@@ -87,13 +90,17 @@ static const char *all_gather(int32_t size, size_t bytes)
     return bytes < ALL_GATHER_LONG ? "bruck" : "ring";
 }
 
+static const char *exchange(int32_t size)
+{
+    return size <= DIRECT_MOST ? "direct" : "pairwise";
+}
+
 static const char *all_to_all(int32_t size, size_t bytes)
 {
     size_t part = bytes / (size_t)size / (size_t)size;
     if (size > ALL_TO_ALL_FEW && part < ALL_TO_ALL_SHORT_PART)
         return "bruck";
-    return size > ALL_TO_ALL_FEW && part >= ALL_TO_ALL_LONG_PART ? "pairwise"
-                                                                 : td__select_uneven(size);
+    return size > ALL_TO_ALL_FEW && part >= ALL_TO_ALL_LONG_PART ? "pairwise" : exchange(size);
 }
 
 /* In the tree parts travel log2(n) / 2 times, but nobody has more than log2(n) messages. */
@@ -102,9 +109,13 @@ static const char *gather_or_scatter(int32_t size, size_t bytes)
     return size > FEW && bytes < ROOTED_LONG_A_LEVEL ? "tree" : "direct";
 }
 
-const char *td__select_uneven(int32_t size)
+/* Pairwise, the rank of a part receives it from all others; by halving along the tree. */
+const char *td__select_uneven(td_op_kind op, int32_t size, size_t bytes, size_t largest)
 {
-    return size <= DIRECT_MOST ? "direct" : "pairwise";
+    if (op == TD_OP_ALL_TO_ALL)
+        return exchange(size);
+    bool skewed = largest > UNEVEN_LARGEST * (bytes / (size_t)size);
+    return op == TD_OP_REDUCE_SCATTER && skewed ? "halving" : td__select(op, size, bytes);
 }
 
 const char *td__select(td_op_kind op, int32_t size, size_t bytes)

@@ -11,7 +11,8 @@
  */
 const char *td__select(td_op_kind op, int32_t size, size_t bytes);
 
-/** The same for all_to_all with uneven parts, of which no rank knows the sum. */
-const char *td__select_uneven(int32_t size);
+/** The same for uneven parts; `largest` are the bytes of the largest. Of all_to_all no rank knows these numbers,
+ *  and they are not used. */
+const char *td__select_uneven(td_op_kind op, int32_t size, size_t bytes, size_t largest);
 
 #endif

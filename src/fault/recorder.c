@@ -124,6 +124,8 @@ static inline uint64_t begin(td_group *group, const td_call *call, enum td__flig
     rank = rank >= 0 ? group->ranks[rank] : -1;
     if (state == TD__FLIGHT_RUNNING)
         flags |= TD__FLIGHT_AT_ONCE;
+    if (call->input_counts)
+        flags |= TD__FLIGHT_UNEVEN;
     return td__flight_begin(
         trace->log, call->sequence, elements(group, call),
         td__flight_what((enum td__flight_kind)call->kind, call->dtype, trace->slot, flags, rank),

@@ -1,5 +1,6 @@
 /* The calls on buffers: each becomes a td_call, which is checked here once, before anything is started. */
 #include "base/fail.h"
+#include "call/operation.h"
 #include "group/process_group.h"
 #include "reduce/reduction.h"
 
@@ -67,11 +68,13 @@ static td_status check_overlap(const td_group *group, const td_call *call, struc
     size_t element = td_dtype_size(call->dtype);
     uintptr_t in = (uintptr_t)call->input, out = (uintptr_t)call->output;
     size_t own = sides.inputs == sides.outputs ? 0 : call->count * (size_t)group->rank * element;
+    if (call->input_counts) /* of all_gather or reduce_scatter */
+        own = td__sum_counts(call->input_counts, group->rank) * element;
     if (!sides.inputs || !sides.outputs || in >= out + sides.outputs * element ||
         out >= in + sides.inputs * element)
         return TD_OK;
     bool in_place = sides.inputs <= sides.outputs ? in == out + own : out == in + own;
-    if (in_place && !call->input_counts)
+    if (in_place && !(call->input_counts && call->kind == TD_OP_ALL_TO_ALL))
         return TD_OK;
     return td_fail(
         TD_ERR_INVALID,
@@ -87,20 +90,36 @@ static td_status total(const td_group *group, const td_call *call, const char *r
     for (int i = 0; i < group->size; i++)
         if (__builtin_add_overflow(*sum, counts[i], sum) ||
             *sum > SIZE_MAX / 4 / td_dtype_size(call->dtype))
-            return td_fail(TD_ERR_INVALID,
-                           "all_to_all: the %s counts are more than memory can hold", role);
+            return td_fail(TD_ERR_INVALID, "%s: the %scounts are more than memory can hold",
+                           td_op_kind_name(call->kind), role);
     return TD_OK;
 }
 
 static td_status count_uneven(const td_group *group, const td_call *call, struct sides *sides)
 {
-    TD_TRY(total(group, call, "input", call->input_counts, &sides->inputs));
-    TD_TRY(total(group, call, "output", call->output_counts, &sides->outputs));
+    TD_TRY(total(group, call, "input ", call->input_counts, &sides->inputs));
+    TD_TRY(total(group, call, "output ", call->output_counts, &sides->outputs));
     size_t sends = call->input_counts[group->rank], expects = call->output_counts[group->rank];
     if (sends != expects)
         return td_fail(TD_ERR_INVALID,
                        "all_to_all: rank %d sends %zu elements to itself and expects %zu",
                        group->ranks[group->rank], sends, expects);
+    return TD_OK;
+}
+
+/* all_gather and reduce_scatter. Lists with the same sum are told apart by their hash. */
+static td_status count_parts(const td_group *group, td_call *call, struct sides *sides)
+{
+    const size_t *counts = call->input_counts;
+    uint64_t hash = 0;
+    TD_TRY(total(group, call, "", counts, &call->count));
+    for (int i = 0; i < group->size; i++) {
+        hash = (hash ^ counts[i]) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+    }
+    call->detail = (uint32_t)hash >> 2 | TD__DETAIL_UNEVEN;
+    sides->inputs = sides->outputs = call->count;
+    *(call->kind == TD_OP_ALL_GATHER ? &sides->inputs : &sides->outputs) = counts[group->rank];
     return TD_OK;
 }
 
@@ -131,7 +150,8 @@ static td_status check_collective(const td_group *group, td_call *call, int root
         sides.outputs = 0;
     }
     if (call->input_counts)
-        TD_TRY(count_uneven(group, call, &sides));
+        TD_TRY(call->kind == TD_OP_ALL_TO_ALL ? count_uneven(group, call, &sides)
+                                              : count_parts(group, call, &sides));
     TD_TRY(check_pointer(call, "input", call->input, sides.inputs));
     TD_TRY(check_pointer(call, "output", call->output, sides.outputs));
     return check_overlap(group, call, sides);
@@ -271,6 +291,41 @@ td_status td_group_all_to_all_v(void *output, const void *input, const size_t *o
     call.input_counts = input_counts;
     call.output_counts = output_counts;
     return enter_and_call(group, &call, -1, work);
+}
+
+/* Equal parts are the even call: all ranks have the same list, and so find the same. */
+static td_status call_with_parts(td_call *call, const size_t *counts, td_group *group,
+                                 td_work **work)
+{
+    group = td__group_enter(group, td_op_kind_name(call->kind));
+    if (!group)
+        return TD_ERR_STATE;
+    if (!counts)
+        return td_fail(TD_ERR_INVALID, "%s: the list of counts is NULL",
+                       td_op_kind_name(call->kind));
+    bool even = true;
+    for (int i = 1; i < group->size && even; i++)
+        even = counts[i] == counts[0];
+    if (even)
+        call->count = counts[0];
+    else
+        call->input_counts = call->output_counts = counts;
+    return td__group_call(group, call, -1, work);
+}
+
+td_status td_group_all_gather_v(void *output, const void *input, const size_t *counts,
+                                td_dtype dtype, td_group *group, td_work **work)
+{
+    td_call call = data_call(TD_OP_ALL_GATHER, output, input, 0, dtype, TD_SUM);
+    return call_with_parts(&call, counts, group, work);
+}
+
+td_status td_group_reduce_scatter_v(void *output, const void *input, const size_t *counts,
+                                    td_dtype dtype, td_reduce_op op, td_group *group,
+                                    td_work **work)
+{
+    td_call call = data_call(TD_OP_REDUCE_SCATTER, output, input, 0, dtype, op);
+    return call_with_parts(&call, counts, group, work);
 }
 
 td_status td_group_barrier(td_group *group, td_work **work)

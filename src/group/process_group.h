@@ -40,6 +40,14 @@ td_status td__check_tag(const td_call *call);
  *  `work` will be complete later then. */
 void td__group_help(td_work *work);
 
+/** Whether `call` has uneven parts that the group's backend does not take; and carries it out by an even call
+ *  of `slot`, with the parts padded to the longest one (padding.c). */
+static inline bool td__needs_padding(const td_group *group, const td_call *call)
+{
+    return call->input_counts && call->kind != TD_OP_ALL_TO_ALL && !group->ops->has_uneven;
+}
+td_status td__call_padded(const td_group *group, const td_call *call, td_collective_fn slot);
+
 /** Has the worker begin with what is queued. */
 void td__group_hurry(td_work *work);
 

@@ -51,7 +51,8 @@ static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
     td_status status = td__group_state(group);
     if (!status) {
         td_collective_fn slot = td__backend_slot(group->ops, call->kind);
-        status = slot(group->self, call);
+        status = td__needs_padding(group, call) ? td__call_padded(group, call, slot)
+                                                : slot(group->self, call);
         if (!group->ops->explains_timeouts)
             td__explain_delay(group, call->sequence, -1, status);
         if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)

@@ -54,6 +54,8 @@ static void put_call(struct td__buffer *out, const struct td__flight_call *call,
         td__postmortem_put(out, ",\"peer\":%d,\"tag\":%d", call->rank, call->detail);
     else if (call->rank >= 0)
         td__postmortem_put(out, ",\"root\":%d", call->rank);
+    if (call->uneven)
+        td__postmortem_put(out, ",\"uneven\":true");
     td__postmortem_put(out, ",\"asynchronous\":%s,", call->posted ? "true" : "false");
     if (call->label[0]) {
         put_text(out, "label", call->label);

@@ -399,7 +399,7 @@ static bool meets_all(const td_group *group, const struct td__operation *operati
     case TD_OP_SCATTER:
         return false;
     default:
-        return operation->call.count && !operation->call.input_counts;
+        return operation->call.count; /* 0 for an uneven all_to_all: each rank has other counts */
     }
 }
 
@@ -423,6 +423,7 @@ static td_status run(void *self, const td_call *call)
     operation.past = 0;
     operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
     operation.group = native->group->name;
+    operation.parts = native->group->size;
     td_status status;
     if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
         call->kind == TD_OP_REDUCE_SCATTER)
@@ -526,6 +527,7 @@ static const td_backend_ops native_ops = {
     .has_left = has_left,
     .fills_host = fills_host,
     .explains_timeouts = true,
+    .has_uneven = true,
 };
 
 struct td__shm_comm *td__native_comm(const td_group *group)

@@ -129,6 +129,7 @@ enum {
     TD__FLIGHT_POSTED = 1,   /* flags: the caller went on */
     TD__FLIGHT_LABELLED = 2, /* there is a label */
     TD__FLIGHT_AT_ONCE = 4,  /* begun when it was called */
+    TD__FLIGHT_UNEVEN = 8,   /* parts of different sizes; the count is that of the whole */
 };
 
 struct td__flight_group_name {

@@ -165,6 +165,7 @@ static bool read_call(const struct td__flight_bytes *log, int index, const struc
         .kind = (enum td__flight_kind)kind,
         .state = (enum td__flight_state)state,
         .posted = flags & TD__FLIGHT_POSTED,
+        .uneven = flags & TD__FLIGHT_UNEVEN,
         .waited = mark & TD__FLIGHT_WAITED,
         .dtype = dtype,
         .rank = within((int32_t)(what >> 32), -1, FAR),
@@ -326,6 +327,8 @@ void td__flight_describe(const struct td__flight_call *call, char text[TD__FLIGH
     if (!barrier)
         add(text, " of %s%" PRIu64 " %s", received ? "up to " : "", call->count,
             td_dtype_name(call->dtype));
+    if (call->uneven)
+        add(text, " in uneven parts");
     if (message && call->rank >= 0)
         add(text, " %s rank %d", received ? "from" : "to", call->rank);
     else if (message)

@@ -40,6 +40,7 @@ struct td__flight_call {
     enum td__flight_kind kind;
     enum td__flight_state state;
     bool posted; /* the caller went on */
+    bool uneven; /* parts of different sizes; the count is that of the whole */
     bool waited; /* a thread of the program waits for it */
     td_dtype dtype;
     int rank;   /* root, or the other side; -1: none, any */

@@ -35,7 +35,7 @@ static td_status break_comm(struct td__shm_comm *comm, td_status status)
 
 td_status td__shm_fail(struct td__shm_comm *comm, td_status status, const char *format, ...)
 {
-    char text[512];
+    char text[TD__REASON_TEXT];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -399,10 +399,27 @@ size_t td__part(size_t count, int parts, int index)
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
+/* The counts of an all_to_all differ by rank, so that no rank knows whether it is small for all. */
+static size_t uneven_slot_bytes(const struct td__shm_comm *comm,
+                                const struct td__operation *operation)
+{
+    size_t element = td__operation_element(operation);
+    switch (operation->call.kind) {
+    case TD_OP_ALL_GATHER:
+        return td__largest_count(operation->call.input_counts, comm->size) * element;
+    case TD_OP_REDUCE_SCATTER:
+        return operation->call.count * element;
+    default:
+        return SIZE_MAX;
+    }
+}
+
 /* The bytes that a rank puts into its slot for a small call: the most that any rank has to. */
 static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     size_t one = operation->call.count * td__operation_element(operation), all;
+    if (operation->call.input_counts)
+        return uneven_slot_bytes(comm, operation);
     switch (operation->call.kind) {
     case TD_OP_SCATTER:
     case TD_OP_REDUCE_SCATTER:
@@ -417,8 +434,9 @@ td_status td__shm_run(struct td__shm_comm *comm, const struct td__operation *ope
 {
     if (td__shm_is_broken(comm))
         return broken(comm);
-    if (!operation->call.input_counts && slot_bytes(comm, operation) <= td__shm_small_limit(comm))
-        return td__shm_small(comm, operation);
+    size_t bytes = slot_bytes(comm, operation);
+    if (bytes <= td__shm_small_limit(comm))
+        return td__shm_small(comm, operation, bytes);
     return td__shm_large(comm, operation);
 }
 

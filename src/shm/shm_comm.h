@@ -47,6 +47,7 @@ struct td__shm_cell {
     struct td__announcement announcements[TD__SHM_POSTS];
     _Alignas(
         64) uint64_t details[TD__SHM_POSTS]; /* of calls whose fingerprint says that there are */
+    size_t counts[TD__SHM_POSTS][TD__NAMED_COUNTS]; /* the first of uneven ones, for error texts */
     /* call << 32 | how many pieces of this rank's share are taken */
     _Alignas(64) _Atomic uint64_t claims;
     _Alignas(64) struct td__wait_event event;
@@ -268,9 +269,10 @@ struct td__reduction td__shm_reduction(struct td__shm_comm *comm,
 /** During a wait: moves this rank where the ranks are not even over the processors. */
 void td__shm_spread(struct td__shm_comm *comm, int64_t now);
 
-/** Small calls, which need one synchronisation at most: data in the slots. */
+/** Small calls, which need one synchronisation at most: data in the slots, up to `slot_bytes` of each rank. */
 size_t td__shm_small_limit(const struct td__shm_comm *comm);
-td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation);
+td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation,
+                        size_t slot_bytes);
 
 /** Tells where this rank's buffers are, and finds those of the others: comm->sources and targets. Where
  *  one is not in shareable memory *shared is false; `largest` as for td__shm_staged(). */
@@ -294,7 +296,7 @@ td_status td__shm_copied(struct td__shm_comm *comm, const struct td__operation *
 td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__operation *operation);
 
 /** Everything goes through the stages, piece by piece. All have reached phase 1, `largest` is the largest
- *  part of an uneven all_to_all, and `copies` tells whether the kernel copies between all members. */
+ *  part where parts are uneven, and `copies` tells whether the kernel copies between all members. */
 td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *operation,
                          size_t largest, bool copies);
 

@@ -9,11 +9,13 @@
 #include "base/fail.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define SLICE_NS ((int64_t)10000000)
 
 /* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (39), and
- * whether there are details. The kind of an all_to_all with uneven parts is one above all others. */
+ * whether there are details: a hash of the counts, where parts are uneven. The counts of an all_to_all differ
+ * by rank; its kind is one above all others then. */
 enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
 
 #define DETAILED ((uint64_t)1 << 63)
@@ -27,7 +29,8 @@ static uint64_t details_of(const struct td__operation *operation)
 static uint64_t fingerprint_of(const struct td__operation *operation)
 {
     const struct td__reduction *reduction = &operation->reduction;
-    uint64_t kind = operation->call.input_counts ? UNEVEN : operation->call.kind;
+    bool uneven = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
+    uint64_t kind = uneven ? UNEVEN : operation->call.kind;
     uint64_t op = reduction->user ? OWN_OPERATION : reduction->op;
     uint64_t root = operation->called_root < 0 ? NO_ROOT
                                                : (uint64_t)operation->called_root % NO_ROOT;
@@ -62,6 +65,11 @@ static void describe_fingerprint(uint64_t fingerprint, uint64_t details, char *t
                  td__detail_text((uint32_t)details, detail));
 }
 
+static size_t *counts_of(const struct td__shm_comm *comm, int index, uint64_t call)
+{
+    return comm->cells[index].counts[call % TD__SHM_POSTS];
+}
+
 static uint64_t *detail_of(const struct td__shm_comm *comm, int index, uint64_t call)
 {
     return &comm->cells[index].details[call % TD__SHM_POSTS];
@@ -74,16 +82,34 @@ void td__shm_note(struct td__shm_comm *comm, const struct td__operation *operati
     td__shm_announcement(comm, comm->index)->fingerprint = fingerprint;
     if (fingerprint & DETAILED)
         *detail_of(comm, comm->index, comm->call) = details_of(operation);
+    if (td__operation_uneven(operation))
+        for (int i = 0; i < operation->parts && i < TD__NAMED_COUNTS; i++)
+            counts_of(comm, comm->index, comm->call)[i] = operation->call.input_counts[i];
+}
+
+enum { CALL_TEXT = 160 + TD__COUNTS_TEXT };
+
+/* What `index` has called, with the counts of uneven parts. */
+static void describe_call(struct td__shm_comm *comm, int index, uint64_t call, int parts,
+                          char text[CALL_TEXT])
+{
+    uint64_t fingerprint = td__shm_announcement_of(comm, index, call)->fingerprint;
+    uint32_t detail = (uint32_t)*detail_of(comm, index, call);
+    char counts[TD__COUNTS_TEXT];
+    describe_fingerprint(fingerprint, *detail_of(comm, index, call), text, CALL_TEXT);
+    if (!(fingerprint & DETAILED) || detail & TD__DETAIL_LIST || !(detail & TD__DETAIL_UNEVEN))
+        return;
+    size_t used = strlen(text);
+    snprintf(text + used, CALL_TEXT - used, ": %s",
+             td__counts_text(counts_of(comm, index, call), parts, counts));
 }
 
 static td_status differ(struct td__shm_comm *comm, const struct td__operation *operation,
                         uint64_t call, int index)
 {
-    char ours[160], theirs[160];
-    describe_fingerprint(td__shm_announcement_of(comm, comm->index, call)->fingerprint,
-                         *detail_of(comm, comm->index, call), ours, sizeof ours);
-    describe_fingerprint(td__shm_announcement_of(comm, index, call)->fingerprint,
-                         *detail_of(comm, index, call), theirs, sizeof theirs);
+    char ours[CALL_TEXT], theirs[CALL_TEXT];
+    describe_call(comm, comm->index, call, operation->parts, ours);
+    describe_call(comm, index, call, operation->parts, theirs);
     return td__shm_fail(
         comm, TD_ERR_MISMATCH,
         "call #%llu on group \"%s\": rank %d called %s, rank %d called %s; every rank must make the "
@@ -132,8 +158,10 @@ td_status td__shm_verify(struct td__shm_comm *comm, const char *group, td__deadl
 {
     if (!atomic_load(&comm->attached) || comm->floor == comm->call)
         return td__shm_state(comm);
-    struct td__operation operation = {
-        .call.kind = TD_OP_BARRIER, .call.sequence = comm->sequence, .group = group};
+    struct td__operation operation = {.call.kind = TD_OP_BARRIER,
+                                      .call.sequence = comm->sequence,
+                                      .group = group,
+                                      .parts = comm->size};
     struct td__waiting waiting;
     td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
                       deadline);

@@ -116,8 +116,9 @@ static td_status fetch_from_all(const struct transfer *transfer)
         if (operation->call.kind == TD_OP_ALL_TO_ALL)
             from = transfer->bytes * (size_t)comm->index;
         if (operation->call.input_counts) {
+            bool exchange = operation->call.kind == TD_OP_ALL_TO_ALL;
             from = 0;
-            for (int k = 0; k < comm->index; k++)
+            for (int k = 0; exchange && k < comm->index; k++)
                 from += td__shm_counts(comm, i)[k] * element;
             size = operation->call.output_counts[i] * element;
         }

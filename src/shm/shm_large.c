@@ -11,6 +11,7 @@
  *     broadcast             slice r of the root's buffer is copied to all others
  *     all_gather            input r is copied to all outputs
  *     reduce_scatter        part r of all inputs is reduced
+ *                           (of uneven parts: slice r of the whole, whichever parts it belongs to)
  *     all_to_all            part r of all inputs is copied
  *     gather, scatter       part r is copied; the root's share is its own part, or where that is in
  *                           place already, the end of all others
@@ -80,9 +81,13 @@ static void extents(struct td__shm_comm *comm, const struct td__operation *opera
     bool whole_in = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
                     kind == TD_OP_ALL_TO_ALL;
     bool whole_out = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
+    if (td__operation_uneven(operation)) {
+        all = one;
+        one = operation->call.input_counts[index];
+    }
     *input = whole_in ? all : one;
     *output = whole_out ? all : one;
-    if (operation->call.input_counts) {
+    if (operation->call.input_counts && kind == TD_OP_ALL_TO_ALL) {
         const uint64_t *counts = td__shm_counts(comm, index);
         *input = sum(counts, comm->size);
         *output = sum(counts + comm->size, comm->size);
@@ -164,6 +169,39 @@ static size_t cut_slice(struct task task, const struct td__shm_comm *comm, size_
     return size;
 }
 
+/* The same of the slice of the whole that belongs to its owner: its part, or where parts are uneven, as much of
+ * the whole as the others have, which may be ends of several parts. */
+static size_t cut_whole(struct task task, const struct td__shm_comm *comm,
+                        const struct td__operation *operation, size_t *first)
+{
+    if (operation->call.input_counts)
+        return cut_slice(task, comm, operation->call.count, first);
+    size_t size = cut(task, operation->call.count, first);
+    *first += operation->call.count * (size_t)task.owner;
+    return size;
+}
+
+/* Elements of one part, from `first` on in the part and from `whole` on in the whole. */
+struct run {
+    int part;
+    size_t first, whole, count;
+};
+
+/* The run at the beginning of the `count` elements from `first` on in the whole. `start` is where part
+ * run->part begins, and goes on to the part that is found. */
+static void find_run(const struct td__operation *operation, size_t first, size_t count,
+                     size_t *start, struct run *run)
+{
+    size_t size = td__operation_part(operation, run->part);
+    while (first >= *start + size) {
+        *start += size;
+        size = td__operation_part(operation, ++run->part);
+    }
+    run->first = first - *start;
+    run->whole = first;
+    run->count = size - run->first < count ? size - run->first : count;
+}
+
 /* `size` bytes from one place to several, a chunk at a time. */
 static void spread(struct td__shm_comm *comm, size_t offset, int first_target, const char *source,
                    size_t size)
@@ -198,16 +236,17 @@ static void reduce_task(struct td__shm_comm *comm, const struct td__operation *o
 static void reduce_scatter_task(struct td__shm_comm *comm, const struct td__operation *operation,
                                 struct task task)
 {
-    size_t element = td__operation_element(operation), first;
-    size_t count = cut(task, operation->call.count, &first);
-    void *output = (char *)comm->targets[task.owner] + first * element;
-    if (!count)
-        return;
-    first += operation->call.count * (size_t)task.owner;
-    for (int i = 0; i < comm->size; i++)
-        comm->inputs[i] = (const char *)comm->sources[i] + first * element;
+    size_t element = td__operation_element(operation), first, start = 0;
+    size_t count = cut_whole(task, comm, operation, &first);
     struct td__reduction reduction = td__shm_reduction(comm, operation);
-    td__reduce_many(&reduction, &output, 1, comm->inputs, comm->size, count);
+    struct run run = {0};
+    for (; count; first += run.count, count -= run.count) {
+        find_run(operation, first, count, &start, &run);
+        void *output = (char *)comm->targets[run.part] + run.first * element;
+        for (int i = 0; i < comm->size; i++)
+            comm->inputs[i] = (const char *)comm->sources[i] + run.whole * element;
+        td__reduce_many(&reduction, &output, 1, comm->inputs, comm->size, run.count);
+    }
 }
 
 static void broadcast_task(struct td__shm_comm *comm, const struct td__operation *operation,
@@ -223,10 +262,14 @@ static void broadcast_task(struct td__shm_comm *comm, const struct td__operation
 static void all_gather_task(struct td__shm_comm *comm, const struct td__operation *operation,
                             struct task task)
 {
-    size_t bytes = operation->call.count * td__operation_element(operation), first;
-    size_t size = cut(task, bytes, &first);
-    spread(comm, bytes * (size_t)task.owner + first, task.owner,
-           (const char *)comm->sources[task.owner] + first, size);
+    size_t element = td__operation_element(operation), first, start = 0;
+    size_t count = cut_whole(task, comm, operation, &first);
+    struct run run = {0};
+    for (; count; first += run.count, count -= run.count) {
+        find_run(operation, first, count, &start, &run);
+        spread(comm, run.whole * element, task.owner,
+               (const char *)comm->sources[run.part] + run.first * element, run.count * element);
+    }
 }
 
 static void all_to_all_task(struct td__shm_comm *comm, const struct td__operation *operation,
@@ -317,15 +360,17 @@ static size_t share_bytes(const struct td__shm_comm *comm, const struct td__oper
 {
     size_t bytes = operation->call.count * td__operation_element(operation);
     bool slices = operation->call.kind == TD_OP_ALL_REDUCE ||
-                  operation->call.kind == TD_OP_REDUCE || operation->call.kind == TD_OP_BROADCAST;
+                  operation->call.kind == TD_OP_REDUCE || operation->call.kind == TD_OP_BROADCAST ||
+                  td__operation_uneven(operation);
     return slices ? bytes / (size_t)comm->size : bytes;
 }
 
 static td_status take_turns(struct td__shm_comm *comm, const struct td__operation *operation,
                             size_t largest)
 {
-    size_t bytes = operation->call.input_counts ? largest * td__operation_element(operation)
-                                                : share_bytes(comm, operation);
+    bool exchange = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
+    size_t bytes = exchange ? largest * td__operation_element(operation)
+                            : share_bytes(comm, operation);
     size_t pieces = bytes / TURN_BYTES;
     struct task task = {.pieces = pieces < 1             ? 1
                                   : pieces > MOST_PIECES ? MOST_PIECES
@@ -383,19 +428,25 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     bool is_root = operation->call.root == comm->index;
     TD_TRY(td__shm_begin(comm, operation));
     struct td__shm_slot *slot = td__shm_slot(comm, comm->index);
+    bool exchange = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
     slot->notice.largest = 0;
     slot->notice.input_address = (uintptr_t)operation->call.input;
     slot->notice.output_address = (uintptr_t)operation->call.output;
     slot->notice.copies = td__shm_can_copy(comm);
     slot->notice.ways = comm->ways;
-    bool any = operation->call.count || operation->call.input_counts;
-    slot->notice.input = place_of(operation->call.input, any && gives(operation, is_root));
-    slot->notice.output = place_of(operation->call.output, any && takes(operation, is_root));
-    if (operation->call.input_counts)
+    bool input = operation->call.count || exchange, output = input;
+    if (td__operation_uneven(operation)) {
+        bool own = operation->call.input_counts[comm->index];
+        *(operation->call.kind == TD_OP_ALL_GATHER ? &input : &output) = own;
+        slot->notice.largest = td__largest_count(operation->call.input_counts, comm->size);
+    }
+    slot->notice.input = place_of(operation->call.input, input && gives(operation, is_root));
+    slot->notice.output = place_of(operation->call.output, output && takes(operation, is_root));
+    if (exchange)
         TD_TRY(tell_counts(comm, operation, slot));
     td__shm_reach(comm, 1);
     TD_TRY(td__shm_await_all(comm, operation, 1));
-    if (operation->call.input_counts)
+    if (exchange)
         TD_TRY(check_counts(comm, operation));
     return find_buffers(comm, operation, shared, largest);
 }
@@ -432,7 +483,8 @@ static bool goes_past_caches(const struct td__shm_comm *comm, const struct td__o
     size_t bytes = operation->call.count * td__operation_element(operation), n = (size_t)comm->size;
     if (operation->call.kind == TD_OP_ALL_TO_ALL)
         return 2 * n * bytes > td__cache_bytes(2) / 2 * 3;
-    size_t written = operation->call.kind == TD_OP_ALL_GATHER ? bytes * n * n : bytes * n;
+    bool parts = operation->call.kind == TD_OP_ALL_GATHER && !operation->call.input_counts;
+    size_t written = parts ? bytes * n * n : bytes * n;
     return written > td__cache_bytes(3) / 4 * 5;
 }
 

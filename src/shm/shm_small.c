@@ -33,14 +33,14 @@ static char *data_of(struct td__shm_comm *comm, int index, size_t bytes)
 
 /* `given` is what each has in its slot, of which the part from `offset` on is reduced. */
 static td_status reduce_slots(struct td__shm_comm *comm, const struct td__operation *operation,
-                              size_t given, size_t offset)
+                              size_t given, size_t offset, size_t count)
 {
     void *output = operation->call.output;
     for (int i = 0; i < comm->size; i++)
         comm->sources[i] = data_of(comm, i, given) + offset;
     struct td__reduction reduction = td__shm_reduction(comm, operation);
-    if (operation->call.count)
-        td__reduce_many(&reduction, &output, 1, comm->sources, comm->size, operation->call.count);
+    if (count)
+        td__reduce_many(&reduction, &output, 1, comm->sources, comm->size, count);
     return TD_OK;
 }
 
@@ -53,19 +53,49 @@ static void collect(struct td__shm_comm *comm, const struct td__operation *opera
         copy(output + (size_t)i * bytes, data_of(comm, i, given) + part, bytes);
 }
 
-td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation)
+static void collect_uneven(struct td__shm_comm *comm, const struct td__operation *operation,
+                           size_t given)
 {
-    size_t bytes = operation->call.count * td__operation_element(operation);
-    size_t all = bytes * (size_t)comm->size, part = bytes * (size_t)comm->index;
+    char *output = operation->call.output;
+    for (int i = 0; i < comm->size; i++) {
+        size_t bytes = operation->call.input_counts[i] * td__operation_element(operation);
+        if (bytes)
+            copy(output, data_of(comm, i, given), bytes);
+        output += bytes;
+    }
+}
+
+/* all_gather and reduce_scatter with uneven parts. */
+static td_status small_uneven(struct td__shm_comm *comm, const struct td__operation *operation,
+                              size_t given)
+{
+    size_t element = td__operation_element(operation);
+    size_t own = operation->call.input_counts[comm->index];
+    bool gathers = operation->call.kind == TD_OP_ALL_GATHER;
+    copy(data_of(comm, comm->index, given), operation->call.input,
+         (gathers ? own : operation->call.count) * element);
+    td__shm_reach(comm, 1);
+    TD_TRY(td__shm_await_all(comm, operation, 1));
+    if (!gathers)
+        return reduce_slots(comm, operation, given,
+                            td__operation_part_start(operation, comm->index) * element, own);
+    collect_uneven(comm, operation, given);
+    return TD_OK;
+}
+
+td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *operation,
+                        size_t given)
+{
+    size_t count = operation->call.count, bytes = count * td__operation_element(operation);
+    size_t part = bytes * (size_t)comm->index;
     bool is_root = operation->call.root == comm->index;
     td_op_kind kind = operation->call.kind;
 
-    bool by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
-                    kind == TD_OP_ALL_TO_ALL;
-    size_t given = by_parts ? all : bytes;
     bool gives = kind == TD_OP_BROADCAST || kind == TD_OP_SCATTER ? is_root : kind != TD_OP_BARRIER;
     bool tiny = given <= TD__TINY_BYTES && operation->reduction.op != TD_PREMUL_SUM;
     TD_TRY(tiny ? td__shm_begin_tiny(comm, operation) : td__shm_begin(comm, operation));
+    if (operation->call.input_counts)
+        return small_uneven(comm, operation, given);
     if (gives)
         copy(data_of(comm, comm->index, given), operation->call.input, given);
     td__shm_reach(comm, 1);
@@ -88,7 +118,7 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
             return TD_OK;
         TD_TRY(td__shm_await_all(comm, operation, 1));
         if (kind == TD_OP_REDUCE)
-            return reduce_slots(comm, operation, given, 0);
+            return reduce_slots(comm, operation, given, 0, count);
         collect(comm, operation, given, 0, bytes);
         return TD_OK;
     default:
@@ -100,9 +130,9 @@ td_status td__shm_small(struct td__shm_comm *comm, const struct td__operation *o
     TD_TRY(td__shm_await_all(comm, operation, 1));
     switch (kind) {
     case TD_OP_ALL_REDUCE:
-        return reduce_slots(comm, operation, given, 0);
+        return reduce_slots(comm, operation, given, 0, count);
     case TD_OP_REDUCE_SCATTER:
-        return reduce_slots(comm, operation, given, part);
+        return reduce_slots(comm, operation, given, part, count);
     case TD_OP_ALL_GATHER:
         collect(comm, operation, given, 0, bytes);
         return TD_OK;

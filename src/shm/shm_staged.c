@@ -30,16 +30,42 @@ struct staging {
     const struct td__operation *operation;
     struct td__reduction reduction;
     size_t element;
-    size_t step;  /* elements of each part in one piece */
+    size_t step;  /* elements of each part in one piece; of all parts, where they are shared */
     size_t count; /* elements of the largest part */
     bool reduces; /* with a phase of its own: all_reduce and reduce */
     bool sliced;  /* an all_reduce whose parts are slices: see KERNEL_LEAST */
+    bool
+        shared; /* an uneven reduce_scatter: a piece has of each part as much as its share of the whole */
     bool is_root;
 };
 
 static size_t smaller(size_t a, size_t b)
 {
     return a < b ? a : b;
+}
+
+/* Elements of part `part` that a piece has. All of them together fit into a stage. */
+static size_t step_of(const struct staging *staging, int part)
+{
+    const td_call *call = &staging->operation->call;
+    size_t n = (size_t)staging->comm->size;
+    if (!staging->shared)
+        return staging->step;
+    size_t step = 1 + (size_t)((double)(staging->step - n) *
+                               ((double)call->input_counts[part] / (double)call->count));
+    return step > 64 ? step - step % 64 : step;
+}
+
+/* Where part `part` of a piece begins in the stage, in elements. */
+static size_t place_of(const struct staging *staging, int part)
+{
+    size_t place = (size_t)part * staging->step;
+    if (staging->shared) {
+        place = 0;
+        for (int i = 0; i < part; i++)
+            place += step_of(staging, i);
+    }
+    return place;
 }
 
 /* Elements of a part of `count` that are in piece `c`. */
@@ -53,6 +79,18 @@ static size_t in_piece(const struct staging *staging, uint64_t c, size_t count)
 static size_t offset_of(const struct staging *staging, uint64_t c, size_t start)
 {
     return (start + (size_t)c * staging->step) * staging->element;
+}
+
+/* The same for part `part` of a call by parts. */
+static size_t in_piece_of(const struct staging *staging, uint64_t c, int part, size_t count)
+{
+    size_t step = step_of(staging, part), first = (size_t)c * step;
+    return first < count ? smaller(step, count - first) : 0;
+}
+
+static size_t part_offset(const struct staging *staging, uint64_t c, int part, size_t start)
+{
+    return (start + (size_t)c * step_of(staging, part)) * staging->element;
 }
 
 /* Part `i` of the input of a call by parts, in elements. */
@@ -73,11 +111,11 @@ static void put_parts(const struct staging *staging, uint64_t c)
     size_t start = 0;
     for (int i = 0; i < staging->comm->size; i++) {
         size_t count = part_count(staging, i);
-        size_t now = in_piece(staging, c, count);
+        size_t now = in_piece_of(staging, c, i, count);
         if (now && i != staging->comm->index)
-            memcpy(piece + (size_t)i * staging->step * staging->element,
-                   (const char *)operation->call.input + offset_of(staging, c, start),
+            memcpy(piece, (const char *)operation->call.input + part_offset(staging, c, i, start),
                    now * staging->element);
+        piece += step_of(staging, i) * staging->element;
         start += count;
     }
 }
@@ -110,7 +148,7 @@ static void put_slices(const struct staging *staging, uint64_t c)
 static void put(const struct staging *staging, uint64_t c)
 {
     const struct td__operation *operation = staging->operation;
-    size_t now = in_piece(staging, c, operation->call.count);
+    size_t now = in_piece(staging, c, part_count(staging, staging->comm->index));
     switch (operation->call.kind) {
     case TD_OP_SCATTER:
         if (staging->is_root)
@@ -131,9 +169,10 @@ static void put(const struct staging *staging, uint64_t c)
         if (operation->call.kind != TD_OP_ALL_GATHER &&
             staging->is_root != (operation->call.kind == TD_OP_BROADCAST))
             return;
-        memcpy(td__shm_piece(staging->comm, staging->comm->index, c),
-               (const char *)operation->call.input + offset_of(staging, c, 0),
-               now * staging->element);
+        if (now)
+            memcpy(td__shm_piece(staging->comm, staging->comm->index, c),
+                   (const char *)operation->call.input + offset_of(staging, c, 0),
+                   now * staging->element);
         return;
     }
 }
@@ -203,16 +242,19 @@ static void reduce_parts(const struct staging *staging, uint64_t c)
 {
     const struct td__operation *operation = staging->operation;
     struct td__shm_comm *comm = staging->comm;
-    size_t mine = (size_t)comm->index, now = in_piece(staging, c, part_count(staging, comm->index));
-    size_t start = staging->sliced ? td__part(operation->call.count, comm->size, comm->index)
-                                   : mine * operation->call.count;
+    int mine = comm->index;
+    size_t now = in_piece_of(staging, c, mine, part_count(staging, mine));
+    size_t start = staging->sliced ? td__part(operation->call.count, comm->size, mine)
+                                   : td__operation_part_start(operation, mine);
+    if (!now)
+        return;
     void *target = (char *)operation->call.output +
-                   offset_of(staging, c, staging->sliced ? start : 0);
+                   part_offset(staging, c, mine, staging->sliced ? start : 0);
     for (int i = 0; i < comm->size; i++)
-        comm->sources[i] = td__shm_piece(comm, i, c) + mine * staging->step * staging->element;
-    comm->sources[mine] = (const char *)operation->call.input + offset_of(staging, c, start);
-    if (now)
-        td__reduce_many(&staging->reduction, &target, 1, comm->sources, comm->size, now);
+        comm->sources[i] = td__shm_piece(comm, i, c) + place_of(staging, mine) * staging->element;
+    comm->sources[mine] = (const char *)operation->call.input +
+                          part_offset(staging, c, mine, start);
+    td__reduce_many(&staging->reduction, &target, 1, comm->sources, comm->size, now);
 }
 
 static void take(const struct staging *staging, uint64_t c)
@@ -284,12 +326,25 @@ static struct staging staging_of(struct td__shm_comm *comm, const struct td__ope
     }
     bool by_parts = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
                     kind == TD_OP_ALL_TO_ALL;
-    staging.step = (comm->oversubscribed ? TD__PIECE_BYTES : DEDICATED_PIECE) / staging.element /
-                   (by_parts || staging.sliced ? (size_t)comm->size : 1);
+    staging.shared = kind == TD_OP_REDUCE_SCATTER && operation->call.input_counts;
+    staging.step = (comm->oversubscribed ? TD__PIECE_BYTES : DEDICATED_PIECE) / staging.element;
+    if ((by_parts && !staging.shared) || staging.sliced)
+        staging.step /= (size_t)comm->size;
     /* Whole cache lines, where there is room. */
     if (staging.step > 64)
         staging.step -= staging.step % 64;
     return staging;
+}
+
+static uint64_t count_pieces(const struct staging *staging)
+{
+    uint64_t most = (staging->count + staging->step - 1) / staging->step;
+    for (int i = 0; staging->shared && i < staging->comm->size; i++) {
+        size_t step = step_of(staging, i);
+        uint64_t pieces = (part_count(staging, i) + step - 1) / step;
+        most = i && most > pieces ? most : pieces;
+    }
+    return most;
 }
 
 /* All have reached `phase`, or will. */
@@ -306,10 +361,10 @@ td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *
                          size_t largest, bool copies)
 {
     struct staging staging = staging_of(comm, operation, largest, copies);
-    if (!staging.step)
+    if (!staging.step || (staging.shared && staging.step < 2 * (size_t)comm->size))
         return td__shm_fail(comm, TD_ERR_UNSUPPORTED, "%s: too many ranks on one host",
                             td__operation_describe(operation));
-    uint64_t pieces = (staging.count + staging.step - 1) / staging.step;
+    uint64_t pieces = count_pieces(&staging);
     unsigned phase = 2;
     if (!pieces)
         return TD_OK;

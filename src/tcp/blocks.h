@@ -6,15 +6,15 @@
 #include <stdint.h>
 
 /* Either a vector of `count` elements, cut into `pieces` of about the same size; or parts of `count`
- * elements each, `stride` bytes apart (pieces is 0); or parts of different sizes, one after another
- * (`starts`). */
+ * elements each, `stride` bytes apart (pieces is 0); or parts of any sizes (`starts`). Several blocks are only
+ * used together where they follow each other. */
 struct td__blocks {
     char *base;
     size_t element; /* bytes */
     size_t count;
     int32_t pieces;
     size_t stride;
-    const size_t *starts; /* in elements; one more than there are parts */
+    const size_t *starts, *ends; /* of each part, in elements */
 };
 
 static inline size_t td__block_start(const struct td__blocks *blocks, int32_t block)
@@ -31,7 +31,10 @@ static inline size_t td__block_start(const struct td__blocks *blocks, int32_t bl
 /** The bytes of `count` blocks from `block` on, which are one after another. */
 static inline size_t td__block_bytes(const struct td__blocks *blocks, int32_t block, int32_t count)
 {
-    if (blocks->starts || blocks->pieces)
+    if (blocks->starts)
+        return count ? (blocks->ends[block + count - 1] - blocks->starts[block]) * blocks->element
+                     : 0;
+    if (blocks->pieces)
         return td__block_start(blocks, block + count) - td__block_start(blocks, block);
     return (size_t)count * blocks->count * blocks->element;
 }

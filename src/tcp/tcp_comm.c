@@ -103,9 +103,9 @@ static td_status create(const struct td__link_source *source, void *arg, int siz
     comm->size = size;
     comm->index = index;
     comm->world_ranks = calloc((size_t)size, sizeof *comm->world_ranks);
-    comm->starts = calloc(2 * ((size_t)size + 1), sizeof *comm->starts);
+    comm->bounds = calloc(3 * ((size_t)size + 1), sizeof *comm->bounds);
     bool linked = td__links_init(&comm->links, source, arg ? arg : comm, size, index);
-    if (!comm->world_ranks || !comm->starts || !linked) {
+    if (!comm->world_ranks || !comm->bounds || !linked) {
         td__tcp_comm_destroy(comm);
         return td__fail_nomem("socket comm");
     }
@@ -146,7 +146,7 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm)
         td__compiled_schedule_destroy(comm->schedules[i].compiled);
     free(comm->world_ranks);
     free(comm->scratch);
-    free(comm->starts);
+    free(comm->bounds);
     free(comm->reason);
     free(comm);
 }
@@ -185,9 +185,14 @@ static const char *choose(const struct td__tcp_comm *comm, const struct td__oper
                           td_op_kind kind, size_t bytes)
 {
     const char *forced = comm->forced[kind];
-    if (operation->call.input_counts)
-        return forced && strcmp(forced, "bruck") ? forced : td__select_uneven(comm->size);
-    return forced ? forced : td__select(kind, comm->size, bytes);
+    const size_t *counts = operation->call.input_counts;
+    if (forced && !(counts && kind == TD_OP_ALL_TO_ALL && !strcmp(forced, "bruck")))
+        return forced;
+    if (!counts)
+        return td__select(kind, comm->size, bytes);
+    size_t element = operation->call.count ? bytes / operation->call.count : 0;
+    return td__select_uneven(kind, comm->size, bytes,
+                             td__largest_count(counts, comm->size) * element);
 }
 
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,

@@ -188,25 +188,111 @@ td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__ope
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
+/* all_gather and reduce_scatter work on the parts of all ranks, of any sizes. They are cut into `pieces`, and
+ * one piece of each part is carried out at a time. */
+struct parts {
+    struct task *task;
+    size_t pieces;
+    size_t *starts, *ends; /* of the piece at hand, of each part in the whole */
+    size_t *scratch; /* where the blocks of the schedule's scratch begin; one more than those */
+};
+
+enum { LINE = 16 }; /* elements to which the beginnings of pieces are rounded */
+
+static struct parts cut_parts(struct task *task, size_t pieces)
+{
+    size_t *bounds = task->comm->bounds, n = (size_t)task->comm->size;
+    return (struct parts){.task = task,
+                          .pieces = pieces ? pieces : 1,
+                          .starts = bounds,
+                          .ends = bounds + n,
+                          .scratch = bounds + 2 * n};
+}
+
+/* Where piece `piece` of a part of `count` elements begins. */
+static size_t piece_start(const struct parts *parts, size_t count, size_t piece)
+{
+    size_t start = count / parts->pieces * piece + count % parts->pieces * piece / parts->pieces;
+    return piece == parts->pieces ? count : start - start % LINE;
+}
+
+/* The most elements that any piece of part `part` has. */
+static size_t piece_most(const struct parts *parts, int part)
+{
+    size_t count = td__operation_part(parts->task->operation, part);
+    return min_size(count, count / parts->pieces + 1 + LINE);
+}
+
+static size_t scratch_most(const struct parts *parts)
+{
+    const struct td__schedule *schedule = &parts->task->run.compiled->schedule;
+    size_t sum = 0;
+    for (int32_t i = 0; i < schedule->scratch_blocks; i++)
+        sum += piece_most(parts, schedule->scratch_like[i]);
+    return sum * parts->task->element;
+}
+
+/* Takes piece `piece` of all parts. `scratch` is the schedule's own. */
+static void take_piece(const struct parts *parts, size_t piece, char *scratch)
+{
+    struct task *task = parts->task;
+    const struct td__schedule *schedule = &task->run.compiled->schedule;
+    size_t part_start = 0;
+    for (int i = 0; i < task->comm->size; i++) {
+        size_t count = td__operation_part(task->operation, i);
+        parts->starts[i] = part_start + piece_start(parts, count, piece);
+        parts->ends[i] = part_start + piece_start(parts, count, piece + 1);
+        part_start += count;
+    }
+    parts->scratch[0] = 0;
+    for (int32_t i = 0; i < schedule->scratch_blocks; i++) {
+        int32_t like = schedule->scratch_like[i];
+        parts->scratch[i + 1] = parts->scratch[i] + parts->ends[like] - parts->starts[like];
+    }
+    task->run.places[TD__SCRATCH] = (struct td__blocks){.base = scratch,
+                                                        .element = task->element,
+                                                        .starts = parts->scratch,
+                                                        .ends = parts->scratch + 1};
+}
+
+/* The piece at hand of all parts, in a buffer that has the whole of them. */
+static struct td__blocks blocks_of(const struct parts *parts, const void *whole)
+{
+    return (struct td__blocks){.base = (char *)whole,
+                               .element = parts->task->element,
+                               .starts = parts->starts,
+                               .ends = parts->ends};
+}
+
+static td_status begin_parts(struct task *task, struct td__tcp_comm *comm,
+                             const struct td__operation *operation, size_t element)
+{
+    size_t whole = td__operation_part_start(operation, comm->size);
+    *task = (struct task){.comm = comm, .operation = operation, .element = element};
+    return td__tcp_comm_begin(comm, operation, operation->call.kind, operation->call.count,
+                              whole * element, &task->run);
+}
+
 static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
-    size_t count = operation->call.count, element = td__operation_element(operation);
-    char *output = operation->call.output;
-    TD_TRY(begin(&task, comm, operation, TD_OP_ALL_GATHER, element, count, (size_t)comm->size));
+    const size_t *counts = operation->call.input_counts;
+    size_t element = td__operation_element(operation);
+    size_t largest = counts ? td__largest_count(counts, comm->size) : operation->call.count;
+    TD_TRY(begin_parts(&task, comm, operation, element));
     bool in_pieces = task.run.compiled->one_by_one;
-    size_t chunk = in_pieces ? min_size(count, GATHER_BYTES / element) : count, at = 0;
-    TD_TRY(take_scratch(&task, scratch_bytes(&task, chunk)));
-    do {
-        size_t part = min_size(chunk, count - at);
-        char *data = td__behind(output, at * element);
-        copy(td__behind(data, (size_t)comm->index * count * element),
-             td__behind(operation->call.input, at * element), part * element);
-        task.run.places[TD__DATA] = parts_of(&task, data, part, count);
-        task.run.places[TD__SCRATCH] = parts_of(&task, task.scratch, part, part);
+    struct parts parts = cut_parts(
+        &task, in_pieces ? (largest * element + GATHER_BYTES - 1) / GATHER_BYTES : 1);
+    TD_TRY(take_scratch(&task, scratch_most(&parts)));
+    const char *input = operation->call.input;
+    for (size_t piece = 0; piece < parts.pieces; piece++) {
+        take_piece(&parts, piece, task.scratch);
+        task.run.places[TD__DATA] = blocks_of(&parts, operation->call.output);
+        size_t bytes = td__block_bytes(&task.run.places[TD__DATA], comm->index, 1);
+        copy(td__block_at(&task.run.places[TD__DATA], comm->index), input, bytes);
+        input = td__behind(input, bytes);
         TD_TRY(execute(&task));
-        at += part;
-    } while (at < count);
+    }
     return TD_OK;
 }
 
@@ -252,57 +338,65 @@ static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operati
     return TD_OK;
 }
 
+/* Converts the piece at hand of all parts, one after another, and points INPUT to that. */
+static void load_parts(const struct parts *parts, char *to)
+{
+    struct task *task = parts->task;
+    const struct td__operation *operation = task->operation;
+    size_t size = td__operation_element(operation), loaded = 0;
+    for (int i = 0; i < task->comm->size; i++) {
+        size_t count = parts->ends[i] - parts->starts[i];
+        td__reduce_load(&operation->reduction, td__behind(to, loaded * task->element),
+                        td__behind(operation->call.input, parts->starts[i] * size), count);
+        parts->starts[i] = loaded;
+        parts->ends[i] = loaded += count;
+    }
+    task->run.places[TD__INPUT] = blocks_of(parts, to);
+}
+
 static td_status run_reduce_scatter(struct td__tcp_comm *comm,
                                     const struct td__operation *operation)
 {
     const struct td__reduction *reduction = &operation->reduction;
     td_dtype accumulator = td__reduction_accumulator(reduction);
     bool same = accumulator == reduction->dtype, plain = is_plain(reduction);
-    size_t parts = (size_t)comm->size, count = operation->call.count;
-    size_t size = td__operation_element(operation);
+    size_t n = (size_t)comm->size, whole = td__operation_part_start(operation, comm->size),
+           most = 0;
     struct task task;
-    TD_TRY(begin(&task, comm, operation, TD_OP_REDUCE_SCATTER, td_dtype_size(accumulator), count,
-                 parts));
+    TD_TRY(begin_parts(&task, comm, operation, td_dtype_size(accumulator)));
 
-    size_t bytes = CHUNK_BYTES / parts < CHUNK_LEAST_BYTES ? CHUNK_LEAST_BYTES
-                                                           : CHUNK_BYTES / parts;
-    size_t chunk = min_size(count, bytes / task.element);
-    size_t input_bytes = plain ? 0 : aligned(parts * chunk * task.element);
-    size_t data_bytes = same ? 0 : aligned(chunk * task.element);
-    TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_bytes(&task, chunk)));
-    char *data_scratch = td__behind(task.scratch, input_bytes);
-    size_t at = 0;
-    do {
-        size_t part = min_size(chunk, count - at);
-        const char *input = td__behind(operation->call.input, at * size);
-        char *output = td__behind(operation->call.output, at * size);
+    size_t bytes = n * CHUNK_LEAST_BYTES > CHUNK_BYTES ? n * CHUNK_LEAST_BYTES : CHUNK_BYTES;
+    struct parts parts = cut_parts(&task, (whole * task.element + bytes - 1) / bytes);
+    for (int i = 0; i < comm->size; i++)
+        most += piece_most(&parts, i);
+    size_t input_bytes = plain ? 0 : aligned(most * task.element);
+    size_t data_bytes = same ? 0 : aligned(piece_most(&parts, comm->index) * task.element);
+    TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_most(&parts)));
+    char *data_scratch = td__behind(task.scratch, input_bytes), *output = operation->call.output;
+    for (size_t piece = 0; piece < parts.pieces; piece++) {
+        take_piece(&parts, piece, td__behind(data_scratch, data_bytes));
+        size_t own = parts.ends[comm->index] - parts.starts[comm->index];
         char *data = same ? output : data_scratch;
-        task.run.places[TD__INPUT] = parts_of(&task, input, part, count);
-        if (!plain) {
-            for (size_t i = 0; i < parts; i++)
-                td__reduce_load(reduction, td__behind(task.scratch, i * part * task.element),
-                                td__behind(input, i * count * size), part);
-            task.run.places[TD__INPUT] = parts_of(&task, task.scratch, part, part);
-        }
-        task.run.places[TD__DATA] = parts_of(&task, data, part, part);
-        task.run.places[TD__SCRATCH] = parts_of(&task, td__behind(data_scratch, data_bytes), part,
-                                                part);
+        if (plain)
+            task.run.places[TD__INPUT] = blocks_of(&parts, operation->call.input);
+        else
+            load_parts(&parts, task.scratch);
+        task.run.places[TD__DATA] = parts_of(&task, data, own, own);
         TD_TRY(execute(&task));
-        td__reduce_store(reduction, output, data, part, comm->size);
-        at += part;
-    } while (at < count);
+        td__reduce_store(reduction, output, data, own, comm->size);
+        output = td__behind(output, own * td__operation_element(operation));
+    }
     return TD_OK;
 }
 
 /* ---- All to all ------------------------------------------------------------------------------ */
 
-/* Where parts of these sizes begin, into `starts`; returns their sum. */
-static size_t add_up(const size_t *counts, int parts, size_t *starts)
+/* Where parts of these sizes begin, and the last one ends, into `starts`. */
+static void add_up(const size_t *counts, int parts, size_t *starts)
 {
     starts[0] = 0;
     for (int i = 0; i < parts; i++)
         starts[i + 1] = starts[i] + counts[i];
-    return starts[parts];
 }
 
 static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__operation *operation)
@@ -315,10 +409,12 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
     struct td__blocks input = parts_of(&task, operation->call.input, count, count);
     struct td__blocks output = parts_of(&task, operation->call.output, count, count);
     if (uneven) {
-        input.starts = comm->starts;
-        output.starts = comm->starts + parts + 1;
-        add_up(operation->call.input_counts, comm->size, comm->starts);
-        add_up(operation->call.output_counts, comm->size, comm->starts + parts + 1);
+        input.starts = comm->bounds;
+        output.starts = comm->bounds + parts + 1;
+        input.ends = input.starts + 1;
+        output.ends = output.starts + 1;
+        add_up(operation->call.input_counts, comm->size, comm->bounds);
+        add_up(operation->call.output_counts, comm->size, comm->bounds + parts + 1);
     }
     /* In place everything is sent from a copy, since what comes takes the place of what goes. */
     bool in_place = operation->call.input == operation->call.output && !uneven;

@@ -29,7 +29,7 @@ struct td__tcp_comm {
     uint64_t turn; /* counts the calls; the same on all members */
     char *scratch;
     size_t scratch_size;
-    size_t *starts; /* 2 * (size + 1), for uneven parts */
+    size_t *bounds; /* 3 * (size + 1): where the parts of the call at hand begin and end */
     td_status broken;
     char *reason;
 
