@@ -108,13 +108,34 @@ struct flight {
     struct guarded in, out; /* in place: `out` has no block, and `in` is the larger of the two */
     char *input, *output;   /* as they were passed; NULL where this rank has none */
     size_t input_size, output_size;
+    size_t counts[64]; /* of uneven parts */
     td_work *work;
     char text[200];
 };
 
+/* Part `part`, and where it begins in the whole; in elements. */
+static size_t part_count(const struct flight *flight, int part)
+{
+    return flight->what.counts ? flight->counts[part] : flight->what.count;
+}
+
+static size_t part_start(const struct flight *flight, int part)
+{
+    size_t start = 0;
+    for (int i = 0; i < part; i++)
+        start += part_count(flight, i);
+    return start;
+}
+
+/* The part of this rank. */
 static size_t part_bytes(const struct flight *flight)
 {
-    return flight->what.count * td_dtype_size(flight->what.dtype);
+    return part_count(flight, flight->scene->rank) * td_dtype_size(flight->what.dtype);
+}
+
+static char *part_at(const struct flight *flight, int part)
+{
+    return flight->output + part_start(flight, part) * td_dtype_size(flight->what.dtype);
 }
 
 static bool chooses_arena(const struct flight *flight, int which)
@@ -132,8 +153,9 @@ static void describe(struct flight *flight)
                      : what->op == SCALED_SUM ? "scaled"
                                               : td_reduce_op_name(what->op);
     snprintf(flight->text, sizeof flight->text,
-             "case %llu: %s of %zu %s, %s, root %d, %s, %s, rank %d of %d",
-             (unsigned long long)flight->number, td_op_kind_name(what->kind), what->count,
+             "case %llu: %s of %zu%s %s, %s, root %d, %s, %s, rank %d of %d",
+             (unsigned long long)flight->number, td_op_kind_name(what->kind),
+             part_count(flight, flight->scene->rank), what->counts ? " (uneven)" : "",
              td_dtype_name(what->dtype), is_reduction(what->kind) ? op : "-", what->root,
              what->in_place ? "in place" : "out of place", memories[what->memory],
              flight->scene->rank, flight->scene->size);
@@ -144,7 +166,8 @@ static void find_sizes(struct flight *flight)
 {
     td_op_kind kind = flight->what.kind;
     bool is_root = flight->scene->rank == flight->what.root;
-    size_t one = part_bytes(flight), all = one * (size_t)flight->scene->size;
+    size_t one = part_bytes(flight);
+    size_t all = part_start(flight, flight->scene->size) * td_dtype_size(flight->what.dtype);
     bool gives_all = kind == TD_OP_SCATTER || kind == TD_OP_REDUCE_SCATTER ||
                      kind == TD_OP_ALL_TO_ALL;
     bool gets_all = kind == TD_OP_GATHER || kind == TD_OP_ALL_GATHER || kind == TD_OP_ALL_TO_ALL;
@@ -161,7 +184,7 @@ static void find_sizes(struct flight *flight)
 static void make_buffers(struct flight *flight)
 {
     size_t shift = flight->number % 3 * td_dtype_size(flight->what.dtype);
-    size_t own = part_bytes(flight) * (size_t)flight->scene->rank;
+    size_t own = part_start(flight, flight->scene->rank) * td_dtype_size(flight->what.dtype);
     size_t in = flight->input_size, out = flight->output_size;
     bool together = (flight->what.in_place && in && out) || flight->what.kind == TD_OP_BROADCAST;
     if (together) {
@@ -179,7 +202,7 @@ static void make_buffers(struct flight *flight)
     }
     if (!in && flight->number % 2)
         flight->input = NULL;
-    if (!flight->what.count && flight->number % 4 == 1)
+    if (!in && !out && flight->number % 4 == 1)
         flight->input = flight->output = NULL;
 }
 
@@ -194,6 +217,15 @@ static td_status call(struct flight *flight, td_work **work)
     td_reduce_op op = w->op == OWN_OP       ? scene->own_op
                       : w->op == SCALED_SUM ? scene->scaled_op
                                             : w->op;
+    if (w->counts) { /* in a list that need not outlive the call */
+        size_t counts[64];
+        memcpy(counts, flight->counts, sizeof counts);
+        td_status status = w->kind == TD_OP_ALL_GATHER
+                               ? td_group_all_gather_v(out, in, counts, w->dtype, g, work)
+                               : td_group_reduce_scatter_v(out, in, counts, w->dtype, op, g, work);
+        memset(counts, 0xff, sizeof counts);
+        return status;
+    }
     switch (w->kind) {
     case TD_OP_BROADCAST:
         return td_group_broadcast(out, w->count, w->dtype, root, g, work);
@@ -223,6 +255,8 @@ struct flight *case_start(struct scene *scene, const struct collective_case *wha
     flight->scene = scene;
     flight->what = *what;
     flight->number = ++scene->number;
+    if (what->counts)
+        memcpy(flight->counts, what->counts, (size_t)scene->size * sizeof *what->counts);
     describe(flight);
     find_sizes(flight);
     make_buffers(flight);
@@ -266,15 +300,15 @@ static void check_reduced(const struct flight *flight)
         .size = scene->size,
         .group = scene->group,
         .number = flight->number,
-        .first = what->kind == TD_OP_REDUCE_SCATTER ? what->count * (size_t)scene->rank : 0,
-        .count = what->count,
+        .first = what->kind == TD_OP_REDUCE_SCATTER ? part_start(flight, scene->rank) : 0,
+        .count = part_count(flight, scene->rank),
         /* Two levels are used where an operation has them. */
         .hosts = what->kind == TD_OP_REDUCE_SCATTER ? NULL : scene->hosts,
     };
     char *expected = malloc(flight->output_size + 1);
     reference_expect(&reference, expected);
     if (scene->any_order && !is_exact(&reference.reduction)) {
-        if (!is_close(what->dtype, flight->output, expected, what->count))
+        if (!is_close(what->dtype, flight->output, expected, reference.count))
             FAIL("%s: far from what it should be", flight->text);
     } else if (memcmp(flight->output, expected, flight->output_size) != 0) {
         size_t at = 0;
@@ -285,10 +319,10 @@ static void check_reduced(const struct flight *flight)
     free(expected);
 }
 
-/* Part `part` of the input of `rank` (a rank in the group) is at `at`. */
-static void check_part(const struct flight *flight, int rank, int part, const char *at)
+/* Part `part` of the input of `rank` (a rank in the group), as large as the part of `like`, is at `at`. */
+static void check_part(const struct flight *flight, int rank, int part, int like, const char *at)
 {
-    size_t bytes = part_bytes(flight), wrong;
+    size_t bytes = part_count(flight, like) * td_dtype_size(flight->what.dtype), wrong;
     if (!is_input(flight->what.dtype, flight->number, rank, bytes * (size_t)part, bytes, at,
                   &wrong))
         FAIL("%s: element %zu of what came from rank %d is wrong", flight->text,
@@ -301,19 +335,19 @@ static void check_output(const struct flight *flight)
     int root = flight->what.root;
     switch (flight->what.kind) {
     case TD_OP_BROADCAST:
-        check_part(flight, root, 0, flight->output);
+        check_part(flight, root, 0, root, flight->output);
         break;
     case TD_OP_SCATTER:
-        check_part(flight, root, scene->rank, flight->output);
+        check_part(flight, root, scene->rank, root, flight->output);
         break;
     case TD_OP_GATHER:
     case TD_OP_ALL_GATHER:
         for (int i = 0; i < scene->size; i++)
-            check_part(flight, i, 0, flight->output + (size_t)i * part_bytes(flight));
+            check_part(flight, i, 0, i, part_at(flight, i));
         break;
     case TD_OP_ALL_TO_ALL:
         for (int i = 0; i < scene->size; i++)
-            check_part(flight, i, scene->rank, flight->output + (size_t)i * part_bytes(flight));
+            check_part(flight, i, scene->rank, i, part_at(flight, i));
         break;
     default:
         check_reduced(flight);
@@ -357,7 +391,10 @@ void flight_finish(struct flight *flight)
  * every size, root and kind of memory has its turn, and the same ones on all ranks. */
 static bool is_left_out(struct scene *scene, const struct collective_case *what)
 {
-    size_t bytes = what->count * td_dtype_size(what->dtype) * (size_t)scene->size;
+    size_t elements = what->count * (size_t)scene->size;
+    for (int i = 0; what->counts && i < scene->size; i++)
+        elements += what->counts[i];
+    size_t bytes = elements * td_dtype_size(what->dtype);
     if (!UNDER_TSAN || hash_word(scene->number + 1) % (bytes > 100000 ? 15 : 5) == 0)
         return false;
     scene->number++;

@@ -57,7 +57,9 @@ struct collective_case {
     td_dtype dtype;
     td_reduce_op op;
     size_t count;
-    int root; /* rank in the group */
+    const size_t
+        *counts; /* of uneven parts (all_gather, reduce_scatter), instead of `count`; or NULL */
+    int root;    /* rank in the group */
     bool in_place;
     enum memory memory;
 };

@@ -93,8 +93,9 @@ TEST(without_a_world)
 /* Nothing of this starts anything: the ranks are in step afterwards. */
 static void refuse_tensors(td_tensor *t, td_tensor *other, td_tensor *floats)
 {
-    td_tensor *list[3] = {t, t, NULL}, *mixed[2] = {t, floats}, *uneven[2] = {t, other};
+    td_tensor *list[3] = {t, t, NULL}, *mixed[2] = {t, floats}, *uneven[2] = {t, t};
     int64_t bad_sum[] = {1, 1}, negative[] = {4, -1};
+    uneven[td_get_rank(NULL)] = other;
     CHECK_FAILS(td_all_reduce(NULL, TD_SUM, NULL, NULL), TD_ERR_INVALID,
                 "all_reduce: tensor is NULL");
     CHECK_FAILS(
@@ -107,9 +108,11 @@ static void refuse_tensors(td_tensor *t, td_tensor *other, td_tensor *floats)
     CHECK_FAILS(td_all_gather(NULL, 2, t, NULL, NULL), TD_ERR_INVALID, "tensors is NULL");
     CHECK_FAILS(td_all_gather(list + 1, 2, t, NULL, NULL), TD_ERR_INVALID, "tensors[1] is NULL");
     CHECK_FAILS(td_all_gather(mixed, 2, t, NULL, NULL), TD_ERR_INVALID,
-                "tensors[1] has 15 elements of f32, but tensor has 15 of i32");
+                "tensors[1] has elements of f32, but tensor has i32");
     CHECK_FAILS(td_reduce_scatter(t, uneven, 2, TD_SUM, NULL, NULL), TD_ERR_INVALID,
-                "input_list[1] has 20 elements of i32, but output has 15");
+                "the part of this rank, has 20 elements, but output has 15");
+    CHECK_FAILS(td_all_gather(uneven, 2, t, NULL, NULL), TD_ERR_INVALID,
+                "the part of this rank, has 20 elements, but tensor has 15");
     CHECK_FAILS(
         td_all_gather_into_tensor(other, t, NULL, NULL), TD_ERR_INVALID,
         "output has 20 elements and input has 15; with 2 ranks, the first must have 2 times");

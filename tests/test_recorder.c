@@ -64,8 +64,14 @@ RANKS(collectives_and_messages, .ranks = 2)
     td_set_call_label(NULL);
     CHECK_OK(td_group_all_to_all_v(y, x, rank ? (size_t[]){2, 2} : (size_t[]){1, 1},
                                    (size_t[]){1, 2}, TD_F32, NULL, NULL));
-    check_last("all_to_all #4 of 3 f32", TD__FLIGHT_DONE);
+    check_last("all_to_all #4 of 3 f32 in uneven parts", TD__FLIGHT_DONE);
     CHECK_STR(last_call()->label, "");
+    CHECK_OK(td_group_all_gather_v(y, x, (size_t[]){2, 5}, TD_F32, NULL, NULL));
+    check_last("all_gather #5 of 7 f32 in uneven parts", TD__FLIGHT_DONE);
+    CHECK_OK(td_group_reduce_scatter_v(x, y, (size_t[]){4, 0}, TD_F32, TD_SUM, NULL, NULL));
+    check_last("reduce_scatter #6 of 4 f32 in uneven parts", TD__FLIGHT_DONE);
+    CHECK_OK(td_group_all_gather_v(y, x, (size_t[]){3, 3}, TD_F32, NULL, NULL));
+    check_last("all_gather #7 of 3 f32", TD__FLIGHT_DONE);
     if (rank == 0) {
         CHECK_OK(td_group_send(x, 4, TD_F32, 1, 7, NULL, NULL));
         check_last("send of 4 f32 to rank 1, tag 7", TD__FLIGHT_DONE);

@@ -42,7 +42,7 @@ TD_API td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *gro
 TD_API td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group,
                            td_work **work);
 
-/** tensor of rank r -> tensors[r] of all. All have as many elements. */
+/** tensor of rank r -> tensors[r] of all, which has as many elements. Those of different ranks may differ. */
 TD_API td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
                                td_group *group, td_work **work);
 
@@ -58,7 +58,8 @@ TD_API td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int
 TD_API td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int count, int src,
                             td_group *group, td_work **work);
 
-/** The reduced input_list[r] of all -> output of rank r. */
+/** The reduced input_list[r] of all -> output of rank r, which has as many elements. Those of different ranks
+ *  may differ. */
 TD_API td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int count,
                                    td_reduce_op op, td_group *group, td_work **work);
 

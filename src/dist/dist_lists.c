@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "dist/tensor_call.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 static struct td__side list_side(const char *name, td_tensor *const *tensors, int count, int use)
@@ -9,7 +10,68 @@ static struct td__side list_side(const char *name, td_tensor *const *tensors, in
     return (struct td__side){.name = name, .tensors = tensors, .count = count, .use = use};
 }
 
-/* ---- A list on every rank -------------------------------------------------------------------- */
+static size_t *counts_of(const struct td__side *side)
+{
+    size_t *counts = malloc((size_t)side->count * sizeof *counts);
+    for (int i = 0; counts && i < side->count; i++)
+        counts[i] = (size_t)td_tensor_numel(side->tensors[i]);
+    return counts;
+}
+
+/* Runs a call whose lists of counts, where it should have them, are there or could not be made. */
+static td_status run_counted(struct td__tensor_call *x, td_work **work)
+{
+    if (x->call.input_counts && x->call.output_counts)
+        return td__tensor_call_run(x, work);
+    free((void *)x->call.input_counts);
+    free((void *)x->call.output_counts);
+    return td__fail_nomem(x->name);
+}
+
+/* ---- A list on every rank --------------------------------------------------------------------
+ *
+ * Its tensors may have different numbers of elements, the same on all ranks. */
+
+/* Checks the list against `tensor`, the part of this rank. */
+static td_status check_parts(const struct td__tensor_call *x, const struct td__side *list,
+                             const struct td__member *member, const char *name,
+                             const td_tensor *tensor)
+{
+    TD_TRY(td__check_list(x->name, list->name, list->tensors, list->count, member->size, list->use,
+                          NULL, NULL));
+    for (int i = 0; i < list->count; i++)
+        if (td_tensor_dtype(list->tensors[i]) != td_tensor_dtype(tensor))
+            return td_fail(TD_ERR_INVALID,
+                           "%s: %s[%d] has elements of %s, but %s has %s; all must have the same "
+                           "dtype",
+                           x->name, list->name, i, td_dtype_name(td_tensor_dtype(list->tensors[i])),
+                           name, td_dtype_name(td_tensor_dtype(tensor)));
+    const td_tensor *own = list->tensors[member->rank];
+    if (td_tensor_numel(own) != td_tensor_numel(tensor))
+        return td_fail(TD_ERR_INVALID,
+                       "%s: %s[%d], the part of this rank, has %" PRId64
+                       " elements, but %s has %" PRId64 "; both must have the same number",
+                       x->name, list->name, member->rank, td_tensor_numel(own), name,
+                       td_tensor_numel(tensor));
+    return TD_OK;
+}
+
+/* Runs all_gather or reduce_scatter between `list` and `tensor`. */
+static td_status run_parts(struct td__tensor_call *x, const struct td__side *list,
+                           const td_tensor *tensor, td_work **work)
+{
+    bool even = true;
+    x->call.dtype = td_tensor_dtype(tensor);
+    for (int i = 0; i < list->count; i++)
+        even = even && td_tensor_numel(list->tensors[i]) == td_tensor_numel(tensor);
+    if (even) {
+        x->call.count = (size_t)td_tensor_numel(tensor);
+        return td__tensor_call_run(x, work);
+    }
+    x->call.input_counts = counts_of(list);
+    x->call.output_counts = counts_of(list);
+    return run_counted(x, work);
+}
 
 td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor, td_group *group,
                         td_work **work)
@@ -19,13 +81,10 @@ td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__READ));
-    TD_TRY(td__check_list(x.name, "tensors", tensors, count, member.size, TD__WRITE, "tensor",
-                          tensor));
     x.input = list_side("tensor", &tensor, 1, TD__READ);
     x.output = list_side("tensors", tensors, count, TD__WRITE);
-    x.call.dtype = td_tensor_dtype(tensor);
-    x.call.count = (size_t)td_tensor_numel(tensor);
-    return td__tensor_call_run(&x, work);
+    TD_TRY(check_parts(&x, &x.output, &member, "tensor", tensor));
+    return run_parts(&x, &x.output, tensor, work);
 }
 
 td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int count,
@@ -36,13 +95,10 @@ td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_tensor(x.name, "output", output, TD__WRITE));
-    TD_TRY(td__check_list(x.name, "input_list", input_list, count, member.size, TD__READ, "output",
-                          output));
     x.input = list_side("input_list", input_list, count, TD__READ);
     x.output = list_side("output", &output, 1, TD__WRITE);
-    x.call.dtype = td_tensor_dtype(output);
-    x.call.count = (size_t)td_tensor_numel(output);
-    return td__tensor_call_run(&x, work);
+    TD_TRY(check_parts(&x, &x.input, &member, "output", output));
+    return run_parts(&x, &x.input, output, work);
 }
 
 /* ---- A list on the root only ----------------------------------------------------------------- */
@@ -149,14 +205,6 @@ static td_status check_dtypes(const struct td__tensor_call *x, const struct td__
     return TD_OK;
 }
 
-static size_t *counts_of(const struct td__side *side)
-{
-    size_t *counts = malloc((size_t)side->count * sizeof *counts);
-    for (int i = 0; counts && i < side->count; i++)
-        counts[i] = (size_t)td_tensor_numel(side->tensors[i]);
-    return counts;
-}
-
 td_status td_all_to_all(td_tensor *const *output_list, int output_count,
                         td_tensor *const *input_list, int input_count, td_group *group,
                         td_work **work)
@@ -177,9 +225,5 @@ td_status td_all_to_all(td_tensor *const *output_list, int output_count,
 
     x.call.input_counts = counts_of(&x.input);
     x.call.output_counts = counts_of(&x.output);
-    if (x.call.input_counts && x.call.output_counts)
-        return td__tensor_call_run(&x, work);
-    free((void *)x.call.input_counts);
-    free((void *)x.call.output_counts);
-    return td__fail_nomem(x.name);
+    return run_counted(&x, work);
 }

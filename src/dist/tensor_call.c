@@ -9,6 +9,7 @@
  * Several calls can be one call. The group carries its operations out in order, and after a
  * failure all that follow fail with the same; so the last work speaks for all of them. */
 #include "base/fail.h"
+#include "call/operation.h"
 #include "dist/tensor_call.h"
 #include "group/process_group.h"
 
@@ -95,12 +96,15 @@ static bool is_in_the_way(const struct td__tensor_call *x)
     const char *from = in->data, *to = out->data;
     if (!from || !to || from + in->bytes <= to || to + out->bytes <= from)
         return false;
-    if (x->call.input_counts)
+    int rank = td_get_rank(x->group);
+    size_t own = in->bytes == out->bytes
+                     ? 0
+                     : (size_t)rank * (in->bytes < out->bytes ? in->bytes : out->bytes);
+    if (x->call.input_counts && x->call.kind == TD_OP_ALL_TO_ALL)
         return true;
-    size_t rank = (size_t)td_get_rank(x->group);
-    if (in->bytes <= out->bytes)
-        return from != to + (in->bytes < out->bytes ? rank * in->bytes : 0);
-    return to != from + rank * out->bytes;
+    if (x->call.input_counts)
+        own = td__sum_counts(x->call.input_counts, rank) * td_dtype_size(x->call.dtype);
+    return in->bytes <= out->bytes ? from != to + own : to != from + own;
 }
 
 static td_status prepare(struct td__tensor_call *x)
