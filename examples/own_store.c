@@ -146,7 +146,7 @@ static td_status run(char *directory, int rank, int size)
     status = td_init_process_group(
         &(td_init_options){.store = store, .rank = rank, .world_size = size});
     if (!status)
-        status = td_group_all_reduce(NULL, &sum, &sum, 1, TD_F32, TD_SUM, NULL);
+        status = td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, NULL);
     if (!status)
         printf("rank %d of %d: the sum is %g\n", rank, size, sum);
     if (!status)

@@ -21,7 +21,7 @@ enum {
 static void check_sum(td_group *group, int expected)
 {
     int64_t sum = td_get_rank(group);
-    CHECK_OK(td_group_all_reduce(group, &sum, &sum, 1, TD_I64, TD_SUM, NULL));
+    CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_I64, TD_SUM, group, NULL));
     CHECK_EQ(sum, expected);
 }
 
@@ -72,7 +72,7 @@ RANKS(a_further_world_costs_no_thread, .ranks = 2)
     td_work *work;
     int64_t sum = 1;
     struct counts before = counts_now();
-    CHECK_OK(td_group_all_reduce(worlds[0], &sum, &sum, 1, TD_I64, TD_SUM, &work));
+    CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_I64, TD_SUM, worlds[0], &work));
     CHECK_OK(td_work_wait(work, 0));
     td_work_release(work);
     CHECK(counts_now().threads > before.threads);
@@ -184,8 +184,8 @@ static void leave_one_world(const char *backend)
         CHECK_OK(td_group_destroy(left));
     check_sum(kept, 3);
     if (rank != 1) {
-        CHECK_FAILS(td_group_recv(left, &value, 1, TD_I32, 1, 7, NULL), TD_ERR_PEER, "left");
-        CHECK_FAILS(td_group_send(left, &value, 1, TD_I32, 1, 7, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_recv(&value, 1, TD_I32, 1, 7, left, NULL), TD_ERR_PEER, "left");
+        CHECK_FAILS(td_group_send(&value, 1, TD_I32, 1, 7, left, NULL), TD_ERR_PEER, "left");
         CHECK_FAILS(td_group_barrier(left, NULL), TD_ERR_PEER, "rank 1");
     }
     check_sum(kept, 3);

@@ -313,7 +313,7 @@ static void reduce_and_check(td_group *group, int rank, int size)
         float x[100];
         for (int i = 0; i < 100; i++)
             x[i] = (float)(rank + i);
-        CHECK_OK(td_group_all_reduce(group, x, x, 100, TD_F32, TD_SUM, NULL));
+        CHECK_OK(td_group_all_reduce(x, x, 100, TD_F32, TD_SUM, group, NULL));
         for (int i = 0; i < 100; i++)
             CHECK_EQ(x[i], size * (size - 1) / 2 + size * i);
     }
