@@ -2,7 +2,6 @@
 #include "runner.h"
 
 #include "base/arena.h"
-#include "base/page.h"
 #include "base/clock.h"
 #include "os/socket.h"
 

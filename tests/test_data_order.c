@@ -2,7 +2,7 @@
  * position of samplers. */
 #include "runner.h"
 
-#include "base/identity.h"
+#include "base/host.h"
 #include "tensor/random_internal.h"
 
 #include <tandem/tandem.h>

@@ -3,7 +3,7 @@
 #include "runner.h"
 
 #include "os/flight_read.h"
-#include "os/flight_text.h"
+#include "os/flight.h"
 
 #include <fcntl.h>
 #include <pthread.h>

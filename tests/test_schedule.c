@@ -2,7 +2,7 @@
  * prover itself finds what is wrong in schedules that were spoilt on purpose. */
 #include "runner.h"
 
-#include "collective/check.h"
+#include "collective/schedule.h"
 #include "collective/simulate.h"
 #include "collective/tree.h"
 

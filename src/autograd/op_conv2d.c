@@ -2,7 +2,7 @@
  *
  * Backward has a kernel for the gradient of x, and one for those of w and b together, which writes
  * into the leaves' gradients. */
-#include "autograd/op_window.h"
+#include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
 

@@ -1,5 +1,5 @@
 /* max, min, argmax, argmin, all and any. */
-#include "autograd/op_reduce.h"
+#include "autograd/op.h"
 #include "base/fail.h"
 
 /* ---- Of all elements ------------------------------------------------------------------------------- */

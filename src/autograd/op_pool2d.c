@@ -2,7 +2,7 @@
  *
  * Max pooling saves the index of each maximum in its image, as i32; average pooling saves only
  * shapes. */
-#include "autograd/op_window.h"
+#include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
 

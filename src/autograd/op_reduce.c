@@ -1,7 +1,7 @@
 /* Sums, means, products, variances and norms. The dimensions to reduce are a mask, bit d for
  * dimension d. Kernels keep these with size 1, and a view drops them without keepdim. The gradient
  * of a sum is an expanded view of the result's. */
-#include "autograd/op_reduce.h"
+#include "autograd/op.h"
 #include "base/fail.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Sliding windows; see op_window.h. */
-#include "autograd/op_window.h"
+/* Sliding windows; see op_kernel.h. */
+#include "autograd/op_kernel.h"
 
 #include "base/fail.h"
 

@@ -1,6 +1,6 @@
-/* Graph traversal; see walk.h. The list of entries is also the work list: the entries behind the
+/* Graph traversal; see engine.h. The list of entries is also the work list: the entries behind the
  * current one. A hash table with open addressing finds the entry of a node. */
-#include "autograd/walk.h"
+#include "autograd/engine.h"
 
 #include "base/fail.h"
 

@@ -9,7 +9,6 @@
 #include "base/fail.h"
 #include "base/file_limit.h"
 #include "base/map.h"
-#include "base/page.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -13,6 +13,8 @@
 #define TD_BASE_ARENA_H
 
 #include <tandem/base.h>
+#include <stddef.h>
+#include <unistd.h>
 
 struct td__arena;
 
@@ -63,5 +65,19 @@ td_status td__arena_view_open(int fd, unsigned number, struct td__arena_view *vi
 void *td__arena_view_at(struct td__arena_view *view, size_t offset, size_t size);
 
 void td__arena_view_close(struct td__arena_view *view);
+
+/* ---- Pages of memory: 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64 ------------------------ */
+
+static inline size_t td__page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/** `size` up to the next whole page. */
+static inline size_t td__whole_pages(size_t size)
+{
+    size_t page = td__page_size();
+    return (size + page - 1) & ~(page - 1);
+}
 
 #endif

@@ -1,9 +1,9 @@
-/* Descriptors that a forked child must not keep; see fork.h.
+/* Descriptors that a forked child must not keep; see thread.h.
  *
  * A table by descriptor says which file it stood for when it was excluded. Its entries are not removed: one
  * whose descriptor stands for another file by now is passed over. So no close() can be forgotten, and a
  * descriptor of the program's own is never touched. */
-#include "base/fork.h"
+#include "base/thread.h"
 
 #include <fcntl.h>
 #include <pthread.h>

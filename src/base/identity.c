@@ -1,5 +1,5 @@
 /* The rank and the size in one atomic word, so that a reader never sees halves of two worlds. */
-#include "base/identity.h"
+#include "base/host.h"
 #include "base/thread.h"
 
 #include <stdatomic.h>

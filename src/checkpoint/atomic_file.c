@@ -10,7 +10,7 @@
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/file_limit.h"
-#include "base/fork.h"
+#include "base/thread.h"
 #include "checkpoint/safetensors.h"
 
 #include <dirent.h>

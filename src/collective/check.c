@@ -1,9 +1,9 @@
-/* Proving schedules; see check.h.
+/* Proving schedules; see schedule.h.
  *
  * A cell stands for the contents of a block: which block of the vector it is, which ranks' values
  * are reduced in it, and a hash of the expression that made it. Reducing two cells needs the same
  * block and disjoint ranks; its hash does not depend on which of the two comes first. */
-#include "collective/check.h"
+#include "collective/schedule.h"
 
 #include "collective/tree.h"
 

@@ -11,7 +11,7 @@
 
 #include <tandem/tensor.h>
 
-#include "data/unpack.h"
+struct td__unpack;
 
 struct td__idx {
     td_dtype dtype;
@@ -23,5 +23,30 @@ struct td__idx {
 
 /** Reads a whole file. Sizes in it are compared with the file's before memory is allocated. */
 td_status td__idx_read(struct td__unpack *unpack, struct td__idx *idx);
+
+/* ---- Sequential reading of a file, which is gunzipped if it begins as a gzip file (unpack.c) - */
+
+/** Opens a file. `path` must stay. */
+td_status td__unpack_open(const char *path, struct td__unpack **unpack_out);
+
+/** The same for a file in memory, which must stay; `path` is for errors. */
+td_status td__unpack_memory(const char *path, const void *data, size_t size,
+                            struct td__unpack **unpack_out);
+
+void td__unpack_close(struct td__unpack *unpack);
+
+/** Reads `size` bytes; TD_ERR_INVALID if there are fewer, with the offset and `what` in the
+ *  error. */
+td_status td__unpack_read(struct td__unpack *unpack, void *data, size_t size, const char *what);
+
+/** TD_ERR_INVALID if there are more bytes. */
+td_status td__unpack_end(struct td__unpack *unpack);
+
+/** TD_ERR_INVALID if the file cannot hold the `size` more bytes that `what` needs; for gzip, by
+ *  the best compression ratio. */
+td_status td__unpack_expect(struct td__unpack *unpack, uint64_t size, const char *what);
+
+/** The file's name and the offset of the next byte, for errors. Valid until the next call. */
+const char *td__unpack_position(struct td__unpack *unpack);
 
 #endif

@@ -16,7 +16,6 @@
 #include "data/dataset.h"
 #include "base/fail.h"
 
-#include "data/sampler.h"
 #include "tensor/tensor_internal.h"
 
 struct td__batch_buffer {

@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "base/file_limit.h"
-#include "base/identity.h"
+#include "base/host.h"
 #include "base/number.h"
 
 #include <tandem/data.h>

@@ -2,7 +2,7 @@
  *
  * The order is computed when its epoch begins, from the epoch's number and the seed, if one is
  * drawn. These two and the number of indices taken are all that a checkpoint needs. */
-#include "data/sampler.h"
+#include "data/dataset.h"
 #include "base/option_rules.h"
 #include "tensor/random_internal.h"
 

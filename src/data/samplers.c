@@ -1,8 +1,8 @@
 /* Sequential, random and distributed samplers. */
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "base/identity.h"
-#include "data/sampler.h"
+#include "base/host.h"
+#include "data/dataset.h"
 #include "tensor/random_internal.h"
 
 #include <inttypes.h>

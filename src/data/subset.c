@@ -1,7 +1,7 @@
 /* Subsets by a list of indices, and partitions of a shuffled dataset. */
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "base/identity.h"
+#include "base/host.h"
 #include "data/dataset.h"
 #include "tensor/random_internal.h"
 

@@ -1,6 +1,6 @@
 /* Files that may be gzipped. Blocks of the file go through zlib or directly to the caller; no
  * allocation depends on the content. A gzip file may have several members in sequence. */
-#include "data/unpack.h"
+#include "data/idx.h"
 #include "base/fail.h"
 
 #include <errno.h>

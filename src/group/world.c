@@ -1,6 +1,6 @@
 /* The world: the one group of the process that NULL stands for. */
 #include "base/fail.h"
-#include "base/identity.h"
+#include "base/host.h"
 #include "base/thread.h"
 #include "group/process_group.h"
 #include "group/root.h"

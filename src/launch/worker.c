@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/numa.h"
-#include "os/child.h"
 #include "os/process.h"
 
 #include <errno.h>

@@ -39,7 +39,7 @@ struct td__worker {
 struct td__worker_setup {
     uv_loop_t *loop;
     const struct td__worker_program *program;
-    const sigset_t *mask; /* as in os/child.h … */
+    const sigset_t *mask; /* as in os/process.h … */
     const sigset_t *default_signals;
     const struct rlimit *file_limit;
 };

@@ -1,5 +1,5 @@
 /* Modules without parameters: activations, dropout, flatten, identity. */
-#include "nn/layers.h"
+#include "nn/module.h"
 
 #include "base/fail.h"
 

@@ -7,7 +7,7 @@
  * backward copies the gradients of q, k and v into one gradient of the whole. With td_narrow()
  * there would be three gradients of that size to sum up. The attention takes these views as they
  * are and gives its result the same order of strides, so merging the heads is a view, too. */
-#include "nn/layers.h"
+#include "nn/module.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"

@@ -1,5 +1,5 @@
 /* Linear layers and embeddings. */
-#include "nn/layers.h"
+#include "nn/module.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"

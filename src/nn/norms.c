@@ -1,5 +1,5 @@
 /* Batch norm and layer norm. */
-#include "nn/layers.h"
+#include "nn/module.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"

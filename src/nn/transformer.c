@@ -4,7 +4,7 @@
  *     norm first:  x = x + attention(norm1(x));   x = x + feed_forward(norm2(x))
  *
  * with dropout after the attention, after the activation, and after the feed-forward part. */
-#include "nn/layers.h"
+#include "nn/module.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"

@@ -1,9 +1,9 @@
-/* Child processes; see child.h.
+/* Child processes; see process.h.
  *
- * Between fork() and execve() the child does nothing but system calls: another thread of the parent
- * may have held any lock at the fork. What fails there travels back through a pipe that execve()
- * closes, so that the parent knows either way. */
-#include "os/child.h"
+ * Between fork() and execve() the child makes only system calls: another thread of the parent may
+ * have held any lock at the fork. It reports a failure through a pipe that execve() closes, so that
+ * the parent knows either way. */
+#include "os/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,6 @@
  * page. */
 #include "os/flight.h"
 
-#include "os/flight_text.h"
 
 #include <linux/membarrier.h>
 #include <sched.h>

@@ -31,6 +31,8 @@
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
+#include <stddef.h>
+#include <stdint.h>
 #endif
 
 enum {
@@ -398,5 +400,18 @@ void td__flight_book_place(const struct td__flight_book *book, pid_t pid, int sl
 void td__flight_book_started(struct td__flight_book *book, int slot, int rank, pid_t pid);
 void td__flight_book_ended(struct td__flight_book *book, int slot, int wait_status,
                            const char *how);
+
+/* ---- Texts (flight_text.c) ------------------------------------------------------------------- */
+
+/** Copies as much of `text` as fits with a NUL, in whole UTF-8 characters; the rest of `out` is
+ *  zeroed. */
+void td__flight_cut(const char *text, char *out, size_t capacity);
+
+/** The same into words of a log; `capacity` is a multiple of 8, at most 512. */
+void td__flight_put_text(_Atomic uint64_t *words, size_t capacity, const char *text);
+
+/** Copies at most `size` bytes, up to a NUL; invalid UTF-8 and control characters become '?'.
+ *  `out` has space for size + 1 bytes. */
+void td__flight_printable(const void *bytes, size_t size, char *out);
 
 #endif

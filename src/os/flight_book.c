@@ -3,7 +3,6 @@
 #include "base/file_limit.h"
 #include "base/host.h"
 #include "os/flight.h"
-#include "os/flight_text.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,7 +10,6 @@
 #include "base/number.h"
 #include "base/thread.h"
 #include "os/flight.h"
-#include "os/flight_text.h"
 #include "os/process.h"
 
 #include <errno.h>

@@ -6,7 +6,7 @@
 #include "os/flight_read.h"
 
 #include "base/fail.h"
-#include "os/flight_text.h"
+#include "os/flight.h"
 #include "os/process.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
-/* Texts in the pages of the flight recorder; see flight_text.h. */
-#include "os/flight_text.h"
+/* Texts in the flight recorder. */
+#include "os/flight.h"
 
 #include <string.h>
 

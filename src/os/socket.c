@@ -2,7 +2,7 @@
 #include "os/socket.h"
 
 #include "base/auth.h"
-#include "base/fork.h"
+#include "base/thread.h"
 #include "os/heartbeat.h"
 
 #include <errno.h>

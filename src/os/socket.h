@@ -1,5 +1,5 @@
 /* Stream sockets with deadlines, and file descriptors passed along unix ones. All of them are
- * non-blocking, close-on-exec, and this process's alone: forked children give them up (base/fork.h). */
+ * non-blocking, close-on-exec, and this process's alone: forked children give them up (base/thread.h). */
 #ifndef TD_OS_SOCKET_H
 #define TD_OS_SOCKET_H
 

@@ -86,4 +86,11 @@ bool td__buckets_complete(const struct td__buckets *buckets);
 /** Ends a pass in which all gradients are ready: waits for all buckets. */
 td_status td__buckets_finish(struct td__buckets *buckets);
 
+/* ---- Verification (verify.c) ----------------------------------------------------------------- */
+
+/** TD_ERR_MISMATCH on every rank if number, dtypes or shapes differ from those of the group's
+ *  first rank; the error names both ranks and the parameter. `names` may be NULL. Collective. */
+td_status td__verify_gradients(const char *call, const struct td__gradient *gradients,
+                               const char *const *names, int count, td_group *group);
+
 #endif

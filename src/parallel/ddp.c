@@ -13,7 +13,7 @@
 #include "autograd/graph.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "parallel/verify.h"
+#include "parallel/buckets.h"
 
 #include <stdio.h>
 #include <stdlib.h>

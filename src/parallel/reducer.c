@@ -1,7 +1,6 @@
 /* td_reducer: buckets over plain memory. A gradient in the caller's memory is copied into its
  * bucket when it is ready, and back at the end. */
 #include "parallel/buckets.h"
-#include "parallel/verify.h"
 
 #include "base/fail.h"
 #include "base/option_rules.h"

@@ -11,7 +11,7 @@
 #include "autograd/op_kernel.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "nn/layers.h"
+#include "nn/module.h"
 #include "parallel/flat_elements.h"
 
 #include <tandem/parallel.h>

@@ -1,6 +1,6 @@
 /* All ranks all-gather a fingerprint of their list. Only if they differ, rank 0 broadcasts its
  * list, each rank finds its first difference, and all report that of the lowest rank. */
-#include "parallel/verify.h"
+#include "parallel/buckets.h"
 
 #include "base/buffer.h"
 #include "base/fail.h"

@@ -4,7 +4,7 @@
 
 #include "base/fail.h"
 #include "base/file_limit.h"
-#include "base/page.h"
+#include "base/arena.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,6 @@
 #include "store/shared_file.h"
 
 #include "base/fail.h"
-#include "base/fork.h"
 #include "base/thread.h"
 
 #include <errno.h>

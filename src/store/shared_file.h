@@ -12,7 +12,7 @@
  *     close    with byte 0 locked: byte 1 can be locked exclusively -> this is the last handle: remove the file
  *
  * A forked child would keep byte 1 locked as long as it lives, and byte 0 if its parent is killed while it holds
- * that. The child therefore closes its copies first of all (base/fork.h); the parent's locks stay.
+ * that. The child therefore closes its copies first of all (base/thread.h); the parent's locks stay.
  *
  * Readers lock byte 0 exclusively, too: shared locks overlapped, and eight readers in a loop kept a writer
  * waiting for seconds.
