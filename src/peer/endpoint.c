@@ -164,29 +164,32 @@ td_status td__endpoint_await_reply(struct td__endpoint *endpoint, int rank, int 
  * served. A rank that dies during the handshake looks as if it had refused the secret. */
 static td_status try_request(struct td__endpoint *endpoint, int rank, bool locally,
                              const struct td__request *request, td__deadline deadline, bool *retry,
-                             int *fd)
+                             int *fd_out)
 {
     const struct td__card *peer = &endpoint->peers[rank];
     uint8_t bytes[TD__REQUEST_SIZE];
     bool ended = false;
+    int fd;
     td_status status = td__connect_trusted(
         locally ? peer->local : peer->address, locally ? 0 : peer->port, "link", peer->identity,
         &endpoint->domain->secret, td__deadline_earlier(deadline, td__deadline_in_ms(CONNECT_MS)),
-        fd);
+        &fd);
     *retry = status == TD_ERR_TIMEOUT || status == TD_ERR_AUTH;
     if (status)
         return status;
     td__request_write(request, peer->number, bytes);
-    int error = td__send_all(*fd, bytes, sizeof bytes, deadline);
+    int error = td__send_all(fd, bytes, sizeof bytes, deadline);
     if (error == ETIMEDOUT)
         status = td_fail(TD_ERR_TIMEOUT, "it does not receive");
     else if (error)
         status = td_fail(TD_ERR_PEER, "it closed the connection: %s", td__errno_text(error));
     else if (request->what != TD__WANT_LOSS_REPORT && request->what != TD__WANT_HAND_OVER)
-        status = td__endpoint_await_reply(endpoint, rank, *fd, deadline, &ended);
+        status = td__endpoint_await_reply(endpoint, rank, fd, deadline, &ended);
     *retry = ended || (error && error != ETIMEDOUT);
     if (status)
-        close(*fd);
+        close(fd);
+    else
+        *fd_out = fd;
     return status;
 }
 
