@@ -15,7 +15,8 @@ import unittest
 
 OPERATIONS = [
     "barrier", "sendrecv", "all_reduce", "broadcast", "reduce",
-    "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
+    "all_gather", "reduce_scatter", "all_gather_v", "reduce_scatter_v", "all_to_all",
+    "gather", "scatter",
 ]  # fmt: skip
 QUICK = ["--iters", "3", "--warmup", "1"]
 DEADLINE = 60 * int(os.environ.get("TD_TEST_SLOWNESS", "1"))

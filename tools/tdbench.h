@@ -40,6 +40,7 @@ struct bench_options {
     int root;
     const char *transport; /* "shm" or "tcp" */
     const char *memory;    /* "tandem" or "malloc" */
+    const char *parts;     /* of all_gather_v and reduce_scatter_v: "random", "one" or "even" */
     int iterations;        /* 0: as many as take `seconds` */
     double seconds;
     int warmup;
@@ -75,6 +76,8 @@ struct bench_world {
     const struct bench_options *options;
     int rank, size, local_size;
     char *in, *out;        /* `in` is NULL where no operation needs it */
+    size_t *counts;        /* of uneven parts, for each rank … */
+    size_t counts_whole;   /* … of so many elements in all */
     double *times;         /* room for the iterations of a row, in seconds */
     char *pattern;         /* room for one period, of any type */
     char *scratch;         /* for two */

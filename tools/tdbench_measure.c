@@ -52,12 +52,14 @@ td_status bench_world_open(struct bench_world *world, const struct bench_options
         }
     }
     size_t iterations = options->iterations ? (size_t)options->iterations : MAX_ITERATIONS;
+    world->counts = calloc((size_t)world->size, sizeof *world->counts);
     world->times = malloc(iterations * sizeof *world->times);
     world->pattern = malloc(period);
     world->scratch = malloc(2 * period);
     world->out = allocate(world, most);
     world->in = input ? allocate(world, most) : NULL;
-    if (world->times && world->pattern && world->scratch && world->out && (world->in || !input))
+    if (world->counts && world->times && world->pattern && world->scratch && world->out &&
+        (world->in || !input))
         return TD_OK;
     bench_world_close(world);
     char text[24];
@@ -73,8 +75,10 @@ void bench_world_close(struct bench_world *world)
     free(world->scratch);
     free(world->pattern);
     free(world->times);
+    free(world->counts);
     world->in = world->out = world->scratch = world->pattern = NULL;
     world->times = NULL;
+    world->counts = NULL;
 }
 
 size_t bench_true_bytes(const struct bench_world *world, const struct bench_operation *operation,

@@ -7,6 +7,8 @@
  *     reduce            out: the rank's values      out of the root: reduced
  *     all_gather        in: a part                  out: part r is rank r's
  *     reduce_scatter    in: the whole               out: part `rank`, reduced
+ *     all_gather_v      the same with the uneven parts of --parts
+ *     reduce_scatter_v  likewise
  *     all_to_all        in: the whole               out: part s is part `rank` of rank s
  *     gather            in: a part                  out of the root: part r is rank r's
  *     scatter           in of the root: the whole   out: part `rank` of the root
@@ -60,6 +62,53 @@ static td_status call_all_gather(struct bench_world *world, size_t count, td_wor
 static td_status call_reduce_scatter(struct bench_world *world, size_t count, td_work **work)
 {
     return td_group_reduce_scatter(world->out, world->in, count, DTYPE, OP, NULL, work);
+}
+
+/* Where the root has all, they do what broadcast and reduce do, and are in place like these. */
+static bool is_one(const struct bench_world *world)
+{
+    return !strcmp(world->options->parts, "one");
+}
+
+/* Uneven parts of a whole of `size` times `count` elements. The random ones have 0 to 99 shares each. */
+static const size_t *uneven(struct bench_world *world, size_t count)
+{
+    size_t whole = count * (size_t)world->size, all = 1, before = 0, done = 0;
+    if (world->counts_whole == whole)
+        return world->counts;
+    bool even = !strcmp(world->options->parts, "even"), one = is_one(world);
+    for (int r = 0; r < world->size; r++)
+        all += (size_t)r * 7919 % 100 + 1;
+    for (int r = 0; r < world->size; r++) {
+        before += (size_t)r * 7919 % 100 + 1 + (r == world->size - 1);
+        size_t end = even  ? done + count
+                     : one ? (r < ROOT ? 0 : whole)
+                           : (size_t)((double)whole * ((double)before / (double)all));
+        world->counts[r] = end - done;
+        done = end;
+    }
+    world->counts_whole = whole;
+    return world->counts;
+}
+
+static size_t uneven_start(struct bench_world *world, size_t count, int rank)
+{
+    size_t start = 0;
+    for (int r = 0; r < rank; r++)
+        start += uneven(world, count)[r];
+    return start;
+}
+
+static td_status call_all_gather_v(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_all_gather_v(world->out, is_one(world) ? world->out : world->in,
+                                 uneven(world, count), DTYPE, NULL, work);
+}
+
+static td_status call_reduce_scatter_v(struct bench_world *world, size_t count, td_work **work)
+{
+    return td_group_reduce_scatter_v(world->out, is_one(world) ? world->out : world->in,
+                                     uneven(world, count), DTYPE, OP, NULL, work);
 }
 
 static td_status call_all_to_all(struct bench_world *world, size_t count, td_work **work)
@@ -127,6 +176,18 @@ static void fill_in(struct bench_world *world, size_t count)
     bench_fill(world, world->rank, 0, world->in, count);
 }
 
+static void fill_in_uneven(struct bench_world *world, size_t count)
+{
+    size_t own = uneven(world, count)[world->rank];
+    bench_fill(world, world->rank, 0, is_one(world) ? world->out : world->in, own);
+}
+
+static void fill_in_parts_uneven(struct bench_world *world, size_t count)
+{
+    bench_fill(world, world->rank, 0, is_one(world) ? world->out : world->in,
+               count * (size_t)world->size);
+}
+
 static void fill_in_parts(struct bench_world *world, size_t count)
 {
     bench_fill(world, world->rank, 0, world->in, count * (size_t)world->size);
@@ -166,6 +227,22 @@ static int64_t check_reduced_part(struct bench_world *world, size_t count)
     return bench_check_reduced(world, (size_t)world->rank * count, world->out, count);
 }
 
+static int64_t check_gathered_uneven(struct bench_world *world, size_t count)
+{
+    size_t element = td_dtype_size(DTYPE);
+    int64_t wrong = 0;
+    for (int r = 0; r < world->size; r++)
+        wrong += bench_check(world, r, 0, world->out + uneven_start(world, count, r) * element,
+                             uneven(world, count)[r]);
+    return wrong;
+}
+
+static int64_t check_reduced_uneven(struct bench_world *world, size_t count)
+{
+    return bench_check_reduced(world, uneven_start(world, count, world->rank), world->out,
+                               uneven(world, count)[world->rank]);
+}
+
 static int64_t check_roots_part(struct bench_world *world, size_t count)
 {
     return bench_check(world, ROOT, (size_t)world->rank * count, world->out, count);
@@ -200,6 +277,10 @@ const struct bench_operation bench_operations[] = {
      .check = check_gathered},
     {"reduce_scatter", .parts = true, .needs_input = true, .reduces = true,
      .call = call_reduce_scatter, .fill = fill_in_parts, .check = check_reduced_part},
+    {"all_gather_v", .parts = true, .needs_input = true, .call = call_all_gather_v,
+     .fill = fill_in_uneven, .check = check_gathered_uneven},
+    {"reduce_scatter_v", .parts = true, .needs_input = true, .reduces = true,
+     .call = call_reduce_scatter_v, .fill = fill_in_parts_uneven, .check = check_reduced_uneven},
     {"all_to_all", .parts = true, .needs_input = true, .call = call_all_to_all,
      .fill = fill_in_parts, .check = check_exchanged},
     {"gather", .parts = true, .needs_input = true, .call = call_gather, .fill = fill_in,

@@ -66,16 +66,17 @@ static td_status set_reduce_op(const struct td__flag *flag, const char *value, v
                    value);
 }
 
-/* One of the two words that the flag's argument names: "shm|tcp". */
+/* One of the words that the flag's argument names: "shm|tcp". */
 static td_status set_word(const struct td__flag *flag, const char *value, void *target)
 {
-    const char *second = strchr(flag->argument, '|') + 1;
-    size_t first = (size_t)(second - flag->argument) - 1;
-    bool known = !strcmp(value, second) ||
-                 (strlen(value) == first && !strncmp(value, flag->argument, first));
-    if (!known)
-        return td_fail(TD_ERR_INVALID, "\"%s\" is neither %.*s nor %s", value, (int)first,
-                       flag->argument, second);
+    const char *word = flag->argument;
+    size_t length = strcspn(word, "|");
+    while (word[length] && (strlen(value) != length || strncmp(value, word, length) != 0)) {
+        word += length + 1;
+        length = strcspn(word, "|");
+    }
+    if (strlen(value) != length || strncmp(value, word, length) != 0)
+        return td_fail(TD_ERR_INVALID, "\"%s\" is none of %s", value, flag->argument);
     return td__flag_set_text(flag, value, target);
 }
 
@@ -132,6 +133,8 @@ static const struct td__flag flags[] = {
     {"transport", 0, "shm|tcp", "between ranks of one host (shm)", set_word, AT(transport)},
     {"memory", 0, "tandem|malloc", "where the buffers are from (tandem: td_alloc())", set_word,
      AT(memory)},
+    {"parts", 0, "random|one|even",
+     "of all_gather_v and reduce_scatter_v (random); one: the root's", set_word, AT(parts)},
     {"iters", 'i', "N", "iterations of a row (5 to 1000, from --time)", td__flag_set_int,
      AT(iterations), 1, 10000000},
     {"time", 't', "SECONDS", "how long a row takes, about (0.8)", set_positive_seconds,
@@ -281,6 +284,7 @@ td_status bench_options_parse(int argc, char **argv, struct bench_options *optio
         .op = TD_SUM,
         .transport = "shm",
         .memory = "tandem",
+        .parts = "random",
         .seconds = 0.8,
         .warmup = 3,
         .network = {.latency = 5e-6, .byte = 1e-10, .reduce_byte = 1 / 8e9},

@@ -34,10 +34,10 @@ void bench_print_header(const struct bench_world *world)
         return;
     bench_print_place(world);
     printf("#\n");
-    printf("# %-14s %10s %10s %-10s %-7s %11s %11s %11s %8s %8s %7s\n", "", "size", "count", "", "",
+    printf("# %-16s %10s %10s %-10s %-7s %11s %11s %11s %8s %8s %7s\n", "", "size", "count", "", "",
            "median", "least", "p99", "algbw", "busbw", "wrong");
     /* The letter µ takes two bytes and one column. */
-    printf("# %-14s %10s %10s %-10s %-7s %12s %12s %12s %8s %8s %7s\n", "operation", "bytes",
+    printf("# %-16s %10s %10s %-10s %-7s %12s %12s %12s %8s %8s %7s\n", "operation", "bytes",
            "elements", "type", "op", "µs", "µs", "µs", "GB/s", "GB/s", "");
     fflush(stdout);
 }
@@ -62,7 +62,7 @@ static void print_line(const struct bench_world *world, const struct bench_row *
     if (row->wrong >= 0)
         snprintf(wrong, sizeof wrong, "%" PRId64, row->wrong);
     bool data = row->operation->fill != NULL;
-    printf("  %-14s %10s %10zu %-10s %-7s %11.2f %11.2f %11.2f %8.3f %8.3f %7s\n",
+    printf("  %-16s %10s %10zu %-10s %-7s %11.2f %11.2f %11.2f %8.3f %8.3f %7s\n",
            row->operation->name, bench_size_text((int64_t)row->bytes, size), row->count,
            data ? td_dtype_name(world->options->dtype) : "-",
            row->operation->reduces ? td_reduce_op_name(world->options->op) : "-", row->median * 1e6,

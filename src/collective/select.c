@@ -34,7 +34,7 @@ enum {
     ALL_GATHER_LONG = 512 << 10,
     ALL_GATHER_LONG_PART = 64 << 10,
 
-    /* How many times the average the largest part of a reduce_scatter may be for pairwise exchange. */
+    /* How many times the average the largest part may be for what suits even parts. */
     UNEVEN_LARGEST = 2,
 
     /* Of one part: Bruck sends each one log2(n) / 2 times, and copies it as often. */
@@ -109,13 +109,18 @@ static const char *gather_or_scatter(int32_t size, size_t bytes)
     return size > FEW && bytes < ROOTED_LONG_A_LEVEL ? "tree" : "direct";
 }
 
-/* Pairwise, the rank of a part receives it from all others; by halving along the tree. */
+/* Where one rank has most of it, an all_gather is much like a broadcast, for which doubling is a tree and the
+ * ring a chain; and a reduce_scatter is like a reduce: pairwise, that rank would receive its part from all
+ * others, by halving it is reduced along the tree. */
 const char *td__select_uneven(td_op_kind op, int32_t size, size_t bytes, size_t largest)
 {
     if (op == TD_OP_ALL_TO_ALL)
         return exchange(size);
-    bool skewed = largest > UNEVEN_LARGEST * (bytes / (size_t)size);
-    return op == TD_OP_REDUCE_SCATTER && skewed ? "halving" : td__select(op, size, bytes);
+    if (largest <= UNEVEN_LARGEST * (bytes / (size_t)size))
+        return td__select(op, size, bytes);
+    if (op == TD_OP_REDUCE_SCATTER)
+        return "halving";
+    return is_long_for_the_root(size, bytes) || bytes >= CHAIN_LONG ? "ring" : "doubling";
 }
 
 const char *td__select(td_op_kind op, int32_t size, size_t bytes)
