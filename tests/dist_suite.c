@@ -95,7 +95,7 @@ static void one_tensor(const struct variant *v)
     check_tensor(t, 1000 * (size - 1), 1);
     td_tensor_release(t);
     RUN(v, td_barrier(NULL, work));
-    CHECK_OK(td_monitored_barrier(NULL, 0, true));
+    CHECK_OK(td_monitored_barrier(NULL, 0, true, NULL, NULL));
 }
 
 /* ---- Parts of a whole ------------------------------------------------------------------------ */

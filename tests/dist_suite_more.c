@@ -55,8 +55,8 @@ static void batch(const struct variant *v)
     for (int r = 0; r < size; r++) {
         if (r == rank)
             continue;
-        ops[count++] = (td_p2p_op){TD_P2P_IRECV, in[r], r, 9, NULL};
-        ops[count++] = (td_p2p_op){TD_P2P_ISEND, out[r], r, 9, NULL};
+        ops[count++] = (td_p2p_op){.kind = TD_P2P_IRECV, .tensor = in[r], .peer = r, .tag = 9};
+        ops[count++] = (td_p2p_op){.kind = TD_P2P_ISEND, .tensor = out[r], .peer = r, .tag = 9};
     }
     CHECK_OK(td_batch_isend_irecv(ops, count, works));
     CHECK_OK(td_work_wait_all(works, count, 0));

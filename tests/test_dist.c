@@ -149,7 +149,8 @@ static void refuse_lists(td_tensor *t, td_tensor *floats)
     CHECK_FAILS(td_send(t, 7, 0, NULL), TD_ERR_INVALID, "rank 7");
     CHECK_FAILS(td_send(t, 1 - rank, -1, NULL), TD_ERR_INVALID, "tag -1 is negative");
     CHECK_FAILS(td_isend(t, 1 - rank, 0, NULL, NULL), TD_ERR_INVALID, "work is NULL");
-    td_p2p_op ops[2] = {{TD_P2P_ISEND, t, 1 - rank, 0, NULL}, {TD_P2P_IRECV, t, rank, 0, NULL}};
+    td_p2p_op ops[2] = {{.kind = TD_P2P_ISEND, .tensor = t, .peer = 1 - rank},
+                        {.kind = TD_P2P_IRECV, .tensor = t, .peer = rank}};
     CHECK_FAILS(td_batch_isend_irecv(ops, 2, &work), TD_ERR_INVALID, "ops[1]: recv");
     CHECK_FAILS(td_batch_isend_irecv(ops, 0, &work), TD_ERR_INVALID, "empty");
     CHECK_FAILS(td_all_reduce_coalesced(list, 0, TD_SUM, NULL, NULL), TD_ERR_INVALID, "is empty");

@@ -110,7 +110,7 @@ static td_status meet(struct call *call)
 
 static td_status meet_monitored(struct call *call)
 {
-    return td_group_monitored_barrier(call->group, TIMEOUT_MS, true);
+    return td_group_monitored_barrier(call->group, TIMEOUT_MS, true, NULL, NULL);
 }
 
 static td_status split(struct call *call)

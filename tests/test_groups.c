@@ -251,8 +251,8 @@ RANKS(wrong_lists_are_refused, .ranks = 3)
     CHECK_FAILS(td_new_group((int[]){0}, 0, NULL, &group), TD_ERR_INVALID, "0 ranks");
     CHECK_FAILS(td_new_group((int[]){0}, -4, NULL, &group), TD_ERR_INVALID, "-4 ranks");
     CHECK_FAILS(td_new_group((int[]){0}, 1, NULL, NULL), TD_ERR_INVALID, "NULL");
-    CHECK_FAILS(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = -1}, &group),
-                TD_ERR_INVALID, "-1 ms");
+    CHECK_FAILS(td_new_group(NULL, 0, &(td_group_options){.timeout_ms = -2}, &group),
+                TD_ERR_INVALID, "-2 ms");
     CHECK_FAILS(td_new_group(NULL, 0, &(td_group_options){.backend = "no"}, &group), TD_ERR_INVALID,
                 "no backend \"no\"");
     CHECK_FAILS(td_new_group(NULL, 0, &(td_group_options){.backend_options = "no"}, &group),
@@ -269,8 +269,8 @@ RANKS(wrong_lists_are_refused, .ranks = 3)
     CHECK_FAILS(td_new_subgroups_by_enumeration(NULL, (int[]){2, 2}, 2, NULL, &group),
                 TD_ERR_INVALID, "needs");
     CHECK_FAILS(td_group_split(NULL, 0, 0, NULL, NULL), TD_ERR_INVALID, "NULL");
-    CHECK_FAILS(td_group_set_timeout(NULL, -1), TD_ERR_INVALID, "-1 ms");
-    CHECK_FAILS(td_set_call_timeout(-1), TD_ERR_INVALID, "-1 ms");
+    CHECK_FAILS(td_group_set_timeout(NULL, -2), TD_ERR_INVALID, "-2 ms");
+    CHECK_FAILS(td_set_call_timeout(-2), TD_ERR_INVALID, "-2 ms");
     CHECK_FAILS(td_get_process_group_ranks(NULL, NULL), TD_ERR_INVALID, "NULL");
     CHECK(group == unchanged);
     /* Refused lists are not counted: what comes next is the same group everywhere. */

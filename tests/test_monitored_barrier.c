@@ -17,24 +17,38 @@ static td_group *new_group(const char *name)
     return group;
 }
 
+/* The barrier fails, with these ranks as the missing ones. */
+#define CHECK_MISSING(group, timeout_ms, all, expected, part, ...)                                 \
+    do {                                                                                           \
+        int list_[] = {__VA_ARGS__}, missing_[64], count_ = -1;                                    \
+        CHECK_FAILS(td_group_monitored_barrier(group, timeout_ms, all, missing_, &count_),         \
+                    expected, part);                                                               \
+        CHECK_EQ(count_, (int)(sizeof list_ / sizeof *list_));                                     \
+        for (int i_ = 0; i_ < count_; i_++)                                                        \
+            CHECK_EQ(missing_[i_], list_[i_]);                                                     \
+    } while (0)
+
 /* ---- Ranks that do not come ------------------------------------------------------------------ */
 
 static void miss_some(const struct way *way)
 {
     int rank = td_test_rank();
     open_world(way, 0);
-    CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, false, NULL, NULL));
     if (rank < 2) {
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, false), TD_ERR_TIMEOUT,
-                    "monitored_barrier #2 on group \"world\": rank 2 has not come within 1000 ms; "
-                    "ranks 0, 1 have come; rank 2 has called nothing on this group");
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_TIMEOUT,
-                    "ranks 2, 3 have not come within 1000 ms; ranks 0, 1 have come; rank 2 ");
+        CHECK_MISSING(
+            NULL, 1000, false, TD_ERR_TIMEOUT,
+            "monitored_barrier #2 on group \"world\": rank 2 has not joined within 1000 ms; "
+            "ranks 0, 1 have joined; rank 2 has called nothing on this group",
+            2);
+        CHECK_MISSING(NULL, 1000, true, TD_ERR_TIMEOUT,
+                      "ranks 2, 3 have not joined within 1000 ms; ranks 0, 1 have joined; rank 2 ",
+                      2, 3);
         CHECK_CONTAINS(td_last_error(), "; rank 3 has called nothing on this group");
     }
     td_test_barrier();
     CHECK_OK(td_group_barrier(NULL, NULL)); /* nothing is broken by it */
-    CHECK_FAILS(td_group_monitored_barrier(NULL, -1, true), TD_ERR_INVALID, "-1 ms");
+    CHECK_FAILS(td_group_monitored_barrier(NULL, -2, true, NULL, NULL), TD_ERR_INVALID, "-2 ms");
     CHECK_OK(td_destroy_process_group());
 }
 
@@ -59,15 +73,17 @@ static void come_late(const struct way *way)
     open_world(way, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() != 3)
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 500, true), TD_ERR_TIMEOUT, "rank 3 has not");
+        CHECK_MISSING(NULL, 500, true, TD_ERR_TIMEOUT, "rank 3 has not", 3);
     td_test_barrier();
     if (td_test_rank() == 3) {
         int64_t before = td__now_ns();
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_TIMEOUT,
-                    "rank 3 has come too late: rank 0 had stopped waiting for it");
+        CHECK_MISSING(NULL, 8000, true, TD_ERR_TIMEOUT,
+                      "rank 3 has joined too late: rank 0 had stopped waiting for it", 3);
         CHECK_PROMPT(before);
     }
-    CHECK_OK(td_group_monitored_barrier(NULL, 8000, true));
+    int missing_count = -1;
+    CHECK_OK(td_group_monitored_barrier(NULL, 8000, true, NULL, &missing_count));
+    CHECK_EQ(missing_count, 0);
     CHECK_OK(td_destroy_process_group());
 }
 
@@ -86,23 +102,58 @@ RANKS(late_at_a_monitored_barrier_hosts, .ranks = 4)
     come_late(&mixed);
 }
 
+/* With TD_NOW no rank waits for another one to join. */
+static void do_not_wait(const struct way *way)
+{
+    int rank = td_test_rank();
+    open_world(way, 0);
+    td_group *first = new_group("first"), *last = new_group("last");
+    CHECK_OK(td_group_barrier(first, NULL));
+    CHECK_OK(td_group_barrier(last, NULL));
+    int64_t before = td__now_ns();
+    if (rank == 0)
+        CHECK_MISSING(first, TD_NOW, true, TD_ERR_TIMEOUT, "ranks 1, 2 have not joined within 0 ms",
+                      1, 2);
+    else
+        CHECK_MISSING(last, TD_NOW, true, TD_ERR_TIMEOUT,
+                      "rank 0, which collects the others, has not joined yet", 0);
+    CHECK_PROMPT(before);
+    td_test_barrier();
+    if (rank)
+        CHECK_MISSING(first, TD_NOW, true, TD_ERR_TIMEOUT, "has joined too late", rank);
+    CHECK_OK(td_group_monitored_barrier(first, 0, true, NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+    CHECK_OK(td_group_destroy(first));
+    CHECK_OK(td_group_destroy(last));
+}
+
+RANKS(monitored_barriers_that_do_not_wait, .ranks = 3)
+{
+    do_not_wait(&shm);
+}
+
+RANKS(monitored_barriers_that_do_not_wait_tcp, .ranks = 3)
+{
+    do_not_wait(&tcp);
+}
+
 /* Nobody waits for the timeout, nor does the sentence speak of it. */
 static void die(const struct way *way, const char *how)
 {
     char part[64];
     open_world(way, 0);
-    CHECK_OK(td_group_monitored_barrier(NULL, 0, true));
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
     td_test_barrier();
     if (td_test_rank() == 2)
         raise(SIGKILL);
     int64_t before = td__now_ns();
-    CHECK_FAILS(td_group_monitored_barrier(NULL, 60000, true), TD_ERR_PEER,
-                "monitored_barrier #2 on group \"world\": rank 2 (on ");
+    CHECK_MISSING(NULL, 60000, true, TD_ERR_PEER,
+                  "monitored_barrier #2 on group \"world\": rank 2 (on ", 2);
     snprintf(part, sizeof part, "%s; ranks 0, 1", how);
     CHECK_CONTAINS(td_last_error(), part);
-    CHECK_CONTAINS(td_last_error(), "have come");
+    CHECK_CONTAINS(td_last_error(), "have joined");
     CHECK(!strstr(td_last_error(), "within"));
-    CHECK_FAILS(td_group_monitored_barrier(NULL, 60000, false), TD_ERR_PEER, "rank 2 (on ");
+    CHECK_MISSING(NULL, 60000, false, TD_ERR_PEER, "rank 2 (on ", 2);
     CHECK_PROMPT(before);
     CHECK_OK(td_destroy_process_group());
 }
@@ -126,7 +177,7 @@ RANKS(dead_at_a_monitored_barrier_hosts, .ranks = 4, .may_die = 1 << 2)
 RANKS(dead_and_late_at_a_monitored_barrier, .ranks = 4, .may_die = 1 << 1)
 {
     open_world(&tcp, 0);
-    CHECK_OK(td_group_monitored_barrier(NULL, 0, true));
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
     td_test_barrier();
     if (td_test_rank() == 1)
         raise(SIGKILL);
@@ -134,9 +185,11 @@ RANKS(dead_and_late_at_a_monitored_barrier, .ranks = 4, .may_die = 1 << 1)
         CHECK_FAILS(td_group_recv(&(float){0}, 1, TD_F32, 1, 9, NULL, NULL), TD_ERR_PEER, "rank 1");
         td__sleep_ns(2000000000);
     } else {
-        CHECK_FAILS(td_group_monitored_barrier(NULL, 1000, true), TD_ERR_PEER,
-                    " was killed by SIGKILL; rank 3 has not come within 1000 ms; ranks 0, 2 have "
-                    "come; rank 3 ");
+        CHECK_MISSING(
+            NULL, 1000, true, TD_ERR_PEER,
+            " was killed by SIGKILL; rank 3 has not joined within 1000 ms; ranks 0, 2 have "
+            "joined; rank 3 ",
+            1, 3);
         CHECK_CONTAINS(td_last_error(), "\"world\": rank 1 (on ");
     }
     CHECK_OK(td_destroy_process_group());
@@ -150,7 +203,7 @@ RANKS(asked_by_one_who_is_dead, .ranks = 3, .may_die = 1 << 0)
     if (td_test_rank() == 0)
         raise(SIGKILL);
     int64_t before = td__now_ns();
-    CHECK_FAILS(td_group_monitored_barrier(NULL, 8000, true), TD_ERR_PEER, "was killed by SIGKILL");
+    CHECK_MISSING(NULL, 8000, true, TD_ERR_PEER, "was killed by SIGKILL", 0);
     CHECK_PROMPT(before);
     CHECK_OK(td_destroy_process_group());
 }
@@ -166,11 +219,11 @@ static void call_another(int odd, bool barrier)
     snprintf(name, sizeof name, "odd %d %d", odd, barrier);
     td_group *group = new_group(name);
     CHECK_OK(td_group_barrier(group, NULL));
-    CHECK_OK(td_group_monitored_barrier(group, 0, false));
+    CHECK_OK(td_group_monitored_barrier(group, 0, false, NULL, NULL));
     int64_t before = td__now_ns();
     td_status status;
     if (odd < 0 ? rank == 1 : rank != odd)
-        status = td_group_monitored_barrier(group, 0, true);
+        status = td_group_monitored_barrier(group, 0, true, NULL, NULL);
     else if (barrier)
         status = td_group_barrier(group, NULL);
     else
@@ -180,7 +233,7 @@ static void call_another(int odd, bool barrier)
     CHECK_CONTAINS(td_last_error(), barrier ? "called barrier" : "called all_reduce");
     CHECK_PROMPT(before);
     CHECK_FAILS(td_group_barrier(group, NULL), TD_ERR_MISMATCH, "called monitored_barrier");
-    CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_MISMATCH, "called");
+    CHECK_FAILS(td_group_monitored_barrier(group, 0, true, NULL, NULL), TD_ERR_MISMATCH, "called");
     CHECK_OK(td_group_barrier(NULL, NULL)); /* other groups are as good as before */
     td_group_destroy(group);
 }
@@ -220,7 +273,7 @@ RANKS(a_monitored_barrier_and_another_first_call, .ranks = 4)
         group = new_group("fresh");
         td_status status = td_test_rank() == 3
                                ? td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, group, NULL)
-                               : td_group_monitored_barrier(group, 0, true);
+                               : td_group_monitored_barrier(group, 0, true, NULL, NULL);
         CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 0 called monitored_barrier, rank 3 called all");
     }
     CHECK_OK(td_group_barrier(NULL, NULL));
@@ -240,7 +293,7 @@ RANKS(a_collective_before_a_monitored_barrier, .ranks = 3)
         CHECK_OK(td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, &work));
         if (td_test_rank() == 2)
             td__sleep_ns(400000000);
-        CHECK_OK(td_group_monitored_barrier(NULL, 0, true));
+        CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
         CHECK_OK(td_work_wait(work, 0));
         td_work_release(work);
     }
@@ -262,10 +315,12 @@ static void abort_it(const struct way *way, int by)
     }
     int64_t before = td__now_ns();
     if (rank != 3)
-        CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_ABORTED, "was aborted by");
+        CHECK_FAILS(td_group_monitored_barrier(group, 0, true, NULL, NULL), TD_ERR_ABORTED,
+                    "was aborted by");
     CHECK_PROMPT(before);
     CHECK_OK(td_group_barrier(NULL, NULL));
-    CHECK_FAILS(td_group_monitored_barrier(group, 0, true), TD_ERR_ABORTED, "was aborted by");
+    CHECK_FAILS(td_group_monitored_barrier(group, 0, true, NULL, NULL), TD_ERR_ABORTED,
+                "was aborted by");
     CHECK_PROMPT(before);
     CHECK_OK(td_destroy_process_group());
 }

@@ -81,8 +81,8 @@ static td_work *post(struct two *two, int rank, td_op_kind kind, void *data, siz
 static td_status outcome(struct two *two, td_work *work)
 {
     for (int left = 20000; left && !atomic_load(&work->complete); left--) {
-        td__p2p_progress(two->p2p[0], &work->complete, work->call.peer, 1);
-        td__p2p_progress(two->p2p[1], &work->complete, work->call.peer, left % 2);
+        td__p2p_progress(two->p2p[0], &work->complete, work->operation.call.peer, 1);
+        td__p2p_progress(two->p2p[1], &work->complete, work->operation.call.peer, left % 2);
     }
     CHECK(atomic_load(&work->complete));
     td_status status = td_work_status(work);

@@ -79,7 +79,7 @@ RANKS(collectives_and_messages, .ranks = 2)
         CHECK_OK(td_group_recv(x, 8, TD_F32, TD_ANY_SOURCE, TD_ANY_TAG, NULL, NULL));
         check_last("recv of up to 8 f32 from any rank", TD__FLIGHT_DONE);
     }
-    CHECK_OK(td_group_monitored_barrier(NULL, 0, false));
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, false, NULL, NULL));
     check_last("monitored_barrier #1", TD__FLIGHT_DONE);
     CHECK_OK(td_destroy_process_group());
 }

@@ -77,6 +77,14 @@ static void toy_destroy(void *self)
     struct toy *toy = self;
     char key[64];
     int64_t left = 0;
+    while (toy->pending) { /* nobody will send to them any more */
+        struct pending *next = toy->pending->next;
+        td_work_complete(toy->pending->work,
+                         td_fail(TD_ERR_STATE, "group \"%s\" was destroyed", toy->context->name),
+                         -1, 0);
+        free(toy->pending);
+        toy->pending = next;
+    }
     snprintf(key, sizeof key, "m/%d/read", toy->context->rank);
     td_store_add(toy->context->store, key, toy->read, NULL);
     if (!td_store_add(toy->context->store, "left", 1, &left) && left == toy->context->size)

@@ -176,7 +176,7 @@ static bool is_pending(const struct toy *toy, const td_work *work)
 void toy_progress(void *self, td_work *work, int64_t timeout_ms)
 {
     struct toy *toy = self;
-    int64_t deadline = now_ms() + timeout_ms, left;
+    int64_t deadline = now_ms() + (timeout_ms == TD_NOW ? 0 : timeout_ms), left;
     do {
         left = deadline - now_ms();
         int64_t turn = left < 50 ? left : 50;

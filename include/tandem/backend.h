@@ -1,9 +1,17 @@
-/* Backends: who carries out the operations of a group. For authors of one; docs/adding-a-backend.md
+/* Backends carry out the operations of a group. For authors of one; docs/adding-a-backend.md
  * walks through an example.
  *
  * The group layer checks the arguments, puts calls in order and runs each in the caller's thread or
  * in the group's own; a backend only has to do the work. It may leave any slot NULL: the operation is
- * then TD_ERR_UNSUPPORTED with a sentence that names a backend which has it. */
+ * then TD_ERR_UNSUPPORTED with a sentence that names a backend which has it.
+ *
+ * Threads. td_register_backend(), td_work_complete() and the td_reduce_ functions may be called from any thread at any
+ * time. On one `self` the library calls the collectives one at a time, from changing threads; post(), run_message(),
+ * progress(), abort(), has_left() and fills_host() at any time between create() and destroy(), also several at once and
+ * during a collective; verify() and destroy() when no other call is under way. Different groups are independent.
+ *
+ * Growth. td_call and td_backend_context are made by the library and grow at their end: a backend reads the members
+ * that its header has, and passes the td_call that it got, not a copy, to the td_reduce_ functions. */
 #ifndef TANDEM_BACKEND_H
 #define TANDEM_BACKEND_H
 
@@ -14,7 +22,7 @@
 extern "C" {
 #endif
 
-/** One call, checked: ranks are ranks in the group, pointers are there where data are. */
+/** One call, checked: ranks are ranks in the group, pointers are not NULL where there are elements. */
 typedef struct td_call {
     td_op_kind kind;
     const void *input;
@@ -37,10 +45,10 @@ typedef struct td_call {
                            library's own, which only the same tag matches */
     int64_t timeout_ms; /* how long it may take; above 0 */
     uint64_t sequence;  /* of the collective in its group, from 1; 0 for messages */
-    uint32_t detail;    /* what else must be the same on all ranks, in one word; 0: nothing */
+    uint32_t detail; /* must be the same on all ranks as well: the purpose of the call; 0: none */
 } td_call;
 
-/** What a backend learns about the group that it is to serve. */
+/** The group that a backend is to serve. */
 typedef struct td_backend_context {
     td_store
         *store; /* of this group alone: no other key has its prefix. Open as long as the group */
@@ -60,12 +68,13 @@ typedef struct td_backend_ops {
      *  Never NULL. */
     td_status (*create)(const td_backend_context *context, void *arg, void **self);
 
-    /** Frees it. Nothing is under way. Never NULL. */
+    /** Frees it. No call is under way; works of post() that are not complete are completed with TD_ERR_STATE, before
+     *  this returns. Never NULL. */
     void (*destroy)(void *self);
 
-    /** Each carries out a collective and returns when this rank's part is done. Calls come one at a
+    /** Each carries out a collective and returns when this rank's part is complete. Calls come one at a
      *  time, in order, from changing threads. A failure is returned with td_fail(); the
-     *  group is then broken, and the backend is only destroyed. */
+     *  group is then broken, and gets no further collective. */
     td_collective_fn broadcast;
     td_collective_fn reduce;
     td_collective_fn all_reduce;
@@ -81,46 +90,49 @@ typedef struct td_backend_ops {
      *  come from several threads at once, also during a collective. */
     td_status (*post)(void *self, const td_call *call, td_work *work);
 
-    /** Moves what was posted forward, until `work` is complete or `timeout_ms` has passed (0: only
-     *  looks). NULL where threads of the backend's own do it. Called from any thread that waits. */
+    /** Makes progress on what was posted, until `work` is complete or `timeout_ms` has passed, which is above 0 or
+     *  TD_NOW: without waiting. NULL where threads of the backend's own do it. Called from any thread that waits. */
     void (*progress)(void *self, td_work *work, int64_t timeout_ms);
 
-    /** The group is given up (td_group_abort()): makes what is under way fail soon, with the
+    /** The group is aborted (td_group_abort(), td_group_shrink()): makes the calls under way fail soon, with the
      *  td_last_error() of this thread. From any thread, also during other calls, and it must not
-     *  block. NULL: what is under way goes on until its end. */
+     *  block. NULL: they go on until their end. */
     void (*abort)(void *self);
 
-    /* What follows makes a backend quicker, or its failures clearer. All of it may be left out. */
+    /* What follows makes a backend faster, or its error texts clearer. All of it may be left out. */
 
-    /** Carries out a send or a recv and returns when it is done: a post() that is waited for at once, without
+    /** Carries out a send or a recv and returns when it is complete: a post() and its wait in one, without
      *  a work. Calls come like those of post(). */
     td_status (*run_message)(void *self, const td_call *call);
 
-    /** This rank is about to leave the group, which has not failed; nothing is under way. Compares the calls
+    /** This rank is about to leave the group, which has not failed; no call is under way. Compares the calls
      *  of this rank with those of the others, where the collectives themselves have not done so, and waits up
-     *  to `timeout_ms` for ranks that have made fewer. Returns TD_OK or TD_ERR_MISMATCH. */
+     *  to `timeout_ms`, which is above 0 or TD_NOW, for ranks that have made fewer. Returns TD_OK or
+     *  TD_ERR_MISMATCH. */
     td_status (*verify)(void *self, int64_t timeout_ms);
 
     /** 1 where `rank` of the group has left it in order, so that the end of its process is no failure; 0 where
-     *  it has not; negative where this backend cannot know that of this rank. Must not block. Called for the
-     *  world's group, from the thread that watches the other ranks. */
+     *  it has not; negative where this backend cannot tell for this rank. Must not block. Called for the
+     *  world's group, from the thread of the failure detector. */
     int (*has_left)(void *self, int rank);
 
     /** Whether the ranks of this group keep all processors of this host busy. Queued collectives are then
-     *  left to a thread that waits for them, for some milliseconds, before the group's own thread begins. */
+     *  left for some milliseconds to a thread that waits for them, before the group's own thread begins. */
     bool (*fills_host)(void *self);
 
-    /** The TD_ERR_TIMEOUT of a collective says already which ranks were late. Else the group asks them, and
-     *  adds what they are doing. */
+    /** The TD_ERR_TIMEOUT of a collective names the late ranks already. Else the group queries them, and
+     *  appends what they do. */
     bool explains_timeouts;
 
     /** all_gather and reduce_scatter take calls with uneven parts. Else the group layer pads the parts to the
      *  longest one, in memory of its own, and makes an even call of it. */
     bool has_uneven;
+
+    void *reserved[4]; /* must be zero */
 } td_backend_ops;
 
-/** Makes a backend known under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is
- *  taken. `ops` and `arg`, which create() gets, must stay. NULL for `ops` takes it back; groups that
+/** Registers a backend under `name`: letters, digits, '_' and '-'. TD_ERR_STATE where the name is
+ *  taken. `ops` and `arg`, which create() gets, must stay. NULL for `ops` unregisters it; groups that
  *  use it go on. */
 TD_API td_status td_register_backend(const char *name, const td_backend_ops *ops, void *arg);
 

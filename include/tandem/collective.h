@@ -1,4 +1,6 @@
-/* The operations of a group, collectives and messages. */
+/* The kinds of operations of a group: collectives and messages.
+ *
+ * Threads: everything here may be called from any thread at any time. */
 #ifndef TANDEM_COLLECTIVE_H
 #define TANDEM_COLLECTIVE_H
 
@@ -23,7 +25,7 @@ typedef enum td_op_kind {
     TD_OP_KINDS,
 } td_op_kind;
 
-/** "all_reduce". */
+/** The name of a kind, such as "all_reduce"; never NULL. */
 TD_API const char *td_op_kind_name(td_op_kind kind);
 
 #ifdef __cplusplus

@@ -17,9 +17,13 @@
  * at once, the tensors are kept (their elements must be left alone) until *work is complete,
  * unpacking included, and the caller releases *work.
  *
+ * Threads. As in group.h: different groups from different threads at once; collectives on one group (all but the
+ * messages here, td_send_object_list() and td_recv_object_list() included) one call at a time, by any thread. A
+ * tensor must not be used by two calls at once, unless both only read it. Works outlive their group and world.
+ *
  * Errors. Dtypes, numbers of elements, lengths of lists and NULLs are checked before anything is
- * started: TD_ERR_INVALID names the argument. TD_ERR_STATE: there is no world, or this rank is not
- * in the group. All others come from group.h. */
+ * started: TD_ERR_INVALID names the argument. TD_ERR_STATE: there is no world, the group has ended, or this rank is
+ * not in it. All others come from group.h. */
 #ifndef TANDEM_DIST_H
 #define TANDEM_DIST_H
 
@@ -87,13 +91,13 @@ TD_API td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
 /** Returns when all ranks have called it. */
 TD_API td_status td_barrier(td_group *group, td_work **work);
 
-/** td_group_monitored_barrier(): a barrier that says who is missing. */
-TD_API td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool wait_all_ranks);
+/** td_group_monitored_barrier(): a barrier that names the ranks that are missing. */
+TD_API td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool wait_all_ranks,
+                                      int *missing, int *missing_count);
 
 /* ---- Messages --------------------------------------------------------------------------------
  *
- * A message that has fewer elements than the tensor of the one who receives it fills the first
- * ones. */
+ * A message that has fewer elements than the receiver's tensor fills the first ones. */
 
 /** Sends the elements of `tensor` to rank `dst` of the group, with a `tag` of 0 or above. Returns when `tensor`
  *  may be written again. */
@@ -112,14 +116,15 @@ typedef enum td_p2p_kind { TD_P2P_ISEND, TD_P2P_IRECV } td_p2p_kind;
 typedef struct td_p2p_op {
     td_p2p_kind kind;
     td_tensor *tensor;
-    int peer; /* who gets or sends it */
+    int peer; /* destination or source, a rank of the world */
     int tag;
     td_group *group;
+    void *reserved[4]; /* must be zero */
 } td_p2p_op;
 
-/** Starts all of them: works[i] is that of ops[i]. All are checked before the first is started;
- * where one cannot be started after all, works is not set, and those before it go on by themselves.
- */
+/** Starts all of them: works[i] is that of ops[i]. All are checked before the first is started, and their groups are
+ *  not destroyed in between; where one cannot be started after all, works is not set, and those before it go on by
+ *  themselves. */
 TD_API td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works);
 
 /* ---- Many small tensors at once --------------------------------------------------------------

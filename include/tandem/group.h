@@ -11,9 +11,28 @@
  * and at the end the group and the work. Functions about a group itself have the group first.
  *
  * Groups. The world is the group of all ranks; td_new_group() makes others of some of them. Where a
- * call takes a group, NULL is the world. Different groups are independent of each other, may overlap,
- * and may be used from different threads at once; calls on one group are made one after another, in
- * the same order on all its ranks. Messages (send, recv) are not part of that order.
+ * call takes a group, NULL is the world of td_init_process_group(). td_group_open() opens a world that is an object:
+ * a process may have any number of them, each over a store of its own. Different groups are independent of each
+ * other and may overlap. Collectives on one group are called one after another, in the same order on all its
+ * ranks; messages (send, recv) are not part of that order.
+ *
+ * Handles. A td_group that a function returned is the caller's until td_group_destroy(). The end of its world ends the
+ * group: then every call on it is TD_ERR_STATE, while td_get_rank(), td_get_world_size(), td_group_name(),
+ * td_get_backend(), td_get_process_group_ranks(), td_group_sequence() and the translations of ranks still answer, and
+ * td_group_destroy() frees what is left, less than a kilobyte and its list of ranks. Works stay valid until they are
+ * released, also when their group is gone.
+ *
+ * Threads. Different groups may be used by different threads at once. On one group:
+ *   - collectives, td_group_split(), td_group_shrink(), td_group_grow() and monitored barriers: by any thread, one call
+ *     at a time; with a work the call is over when it returns;
+ *   - messages: by several threads at once, also during a collective;
+ *   - td_group_abort(), td_group_set_timeout() and what only answers: by any thread at any time;
+ *   - td_group_destroy(): by one thread, while others are still in calls (it waits for them), but before no new one.
+ * Making groups (td_new_group(), td_new_subgroups()) is safe from several threads at once; groups of the same members
+ * are made in the same order on all of them. One work may be waited for, tested, given callbacks, retained and released
+ * by several threads at once. td_init_process_group() and td_destroy_process_group() wait for each other.
+ * td_set_call_timeout() and td_set_call_label() are the calling thread's own. Reductions of one's own may be made at
+ * any time, and destroyed when no call uses them.
  *
  * Ranks. A root, a source and a destination are given as ranks of the world, as in torch.distributed,
  * whatever the group; td_get_group_rank() and td_get_global_rank() translate. Where data of all ranks
@@ -23,24 +42,25 @@
  * done. Otherwise it returns at once with a work, the buffers are borrowed until that is complete,
  * and the caller releases it.
  *
- * Which calls wait for whom. A barrier, all_reduce, all_gather, reduce_scatter and all_to_all return when
- * every rank has called them. A rank that only gives its data (the root of a broadcast or a scatter, the
- * others of a reduce or a gather) may return before the others have called: nothing but a barrier says
- * that they have. One that only takes waits for the rank that gives.
+ * Synchronisation. A barrier, all_reduce, all_gather, reduce_scatter and all_to_all return when
+ * every rank has called them. A rank that only sends its data (the root of a broadcast or a scatter, the
+ * others of a reduce or a gather) may return before the others have called. A rank that only receives waits for
+ * the sender.
  *
- * Memory. Any memory will do. What td_alloc() gave is mapped by the other ranks of the host: then
+ * Memory. Any memory will do. Memory of td_alloc() is mapped by the other ranks of the host: then
  * nothing is copied twice, and large operations run at the speed of memory.
  *
- * In place. Input and output may be the same: the same pointer where both have the same size, the
- * rank's own part of the whole where one is a part of the other. Other than that they must not
- * overlap.
+ * In place. Input and output may be the same pointer where both have the same size, and the rank's own slice where
+ * one of them has the slices of all ranks. Otherwise they must not overlap.
+ *
+ * Timeouts. 0 is the default: the group's, or the world's. Only functions that wait take TD_NOW, and say so.
  *
  * Errors of all calls here. TD_ERR_INVALID: an argument is wrong, and nothing was started.
- * TD_ERR_STATE: there is no world, or this rank is not in the group. TD_ERR_PEER: another rank has
- * died or left. TD_ERR_TIMEOUT: not done within the group's timeout (td_group_set_timeout()).
+ * TD_ERR_STATE: there is no world, the group has ended, or this rank is not in it. TD_ERR_PEER: another rank has
+ * ended or left. TD_ERR_TIMEOUT: not complete within the group's timeout (td_group_set_timeout()).
  * TD_ERR_MISMATCH: the ranks called different operations, or one with different arguments. A rank that
  * has returned by then gets it from a later call, at the latest from td_destroy_process_group() or
- * td_group_destroy(). After one of the last three the group is of no more use, and all further calls fail
+ * td_group_destroy(). After one of the last three the group is broken: all further calls on it fail
  * with the same. */
 #ifndef TANDEM_GROUP_H
 #define TANDEM_GROUP_H
@@ -61,36 +81,36 @@ typedef struct td_work td_work;
 
 typedef struct td_init_options {
     const char *backend; /* NULL: "native". "gloo" is another name of it; "tcp": no shared memory */
-    const char *init_method; /* a URL of rendezvous.h; NULL: what the environment speaks of */
+    const char *init_method; /* a URL of rendezvous.h; NULL: from the environment */
     int64_t timeout_ms;      /* of the world's operations; 0: 1800 s */
     int world_size;          /* 0 (or -1): from the URL or the environment */
-    int rank;                /* 0: from these, too; where they do not tell and world_size is given,
-                                   and in a world of 1, it is rank 0. -1: from these alone */
+    int rank;                /* 0: from the URL or the environment, too; where these have none and
+                                   world_size is given, and in a world of 1, it is rank 0. -1: from these alone */
     td_store *store;        /* instead of init_method; world_size and rank are needed then. It stays
                                 the caller's, and open until td_destroy_process_group() */
     const char *group_name; /* NULL: "world". Two worlds in one store need different names */
     const char *backend_options; /* "name=value name=value"; see td_get_backend() */
+    void *reserved[4];           /* must be zero */
 } td_init_options;
 
 /**
- * Meets the other processes of the job and makes the world. NULL: everything from the environment;
- * a world of one where it says nothing.
+ * Finds the other processes of the job and makes the world. NULL: everything from the environment;
+ * a world of one where that has nothing.
  *
  * Errors: TD_ERR_STATE (there is a world already), TD_ERR_INVALID, and those of td_rendezvous().
  */
 TD_API td_status td_init_process_group(const td_init_options *options);
 
 /**
- * Leaves the world: waits for what was started, destroys all groups that are left, and closes what was
- * opened. Other threads may still be in calls, as with td_group_destroy(). Afterwards a process can
- * initialise again.
+ * Leaves the world: waits for the calls that were started, ends all groups that are left, and closes what was
+ * opened. Other threads may still be in calls, as with td_group_destroy(). Handles of groups stay the caller's, see
+ * above. Afterwards a process can initialise again.
  *
- * Where the last calls did not bring this rank together with all others, it compares them now, and waits for
- * ranks that have not made them yet, for a second at most. It is no barrier: it waits for nobody to leave,
- * and for nobody where all calls are compared already.
+ * Where the last calls have not synchronised this rank with all others, it compares them now, and waits for
+ * ranks that have not made them yet, for a second at most. It is no barrier: it does not wait for ranks to leave.
  *
  * Errors: TD_ERR_STATE (there is no world), TD_ERR_MISMATCH (ranks have made different calls, and no call
- * has said so; the world is gone nevertheless).
+ * has returned it; the world has ended nevertheless).
  */
 TD_API td_status td_destroy_process_group(void);
 
@@ -117,23 +137,29 @@ TD_API int td_get_local_size(void);
  */
 TD_API const char *td_get_backend(const td_group *group);
 
-/** The group's name, for messages. */
+/** The group's name, for error texts, the log and `tdrun status`. One that was given none is named by its ranks
+ *  ("0-3", "0-3#1" for the next group of these ranks, "0-3@3f2a91" in an opened world): each has another name in a
+ *  process, which is the same on all its ranks. */
 TD_API const char *td_group_name(const td_group *group);
 
 /* ---- More groups -----------------------------------------------------------------------------
  *
- * Making a group sends nothing and waits for nobody. All its members call the function with the same
- * list, in the same order relative to other groups of the same members; ranks that are not in the
+ * Making a group sends nothing, waits for no rank and starts no thread. All its members call the function with the
+ * same list, in the same order relative to other groups of the same members; ranks that are not in the
  * list may call it too, and get a group in which every operation is TD_ERR_STATE. */
 
 typedef struct td_group_options {
     const char *backend; /* NULL: the world's */
     int64_t timeout_ms;  /* 0: the world's */
-    const char *name;    /* for messages; NULL: made of its ranks */
+    const char
+        *name; /* for messages; NULL: made of its ranks, as no other group of the process has */
     const char *backend_options;
+    td_group *world;   /* any group of the world whose ranks are meant; NULL: that of
+                          td_init_process_group() */
+    void *reserved[4]; /* must be zero */
 } td_group_options;
 
-/** Makes a group of the world's ranks ranks[0], ranks[1], … in that order; NULL: all of them. */
+/** Makes a group of ranks[0], ranks[1], … of the world (options->world), in that order; NULL: all of them. */
 TD_API td_status td_new_group(const int *ranks, int count, const td_group_options *options,
                               td_group **group);
 
@@ -148,17 +174,19 @@ TD_API td_status td_new_subgroups_by_enumeration(const int *ranks, const int *co
                                                  const td_group_options *options, td_group **group);
 
 /** Collective on `parent`: ranks with the same `color` form a group, in the order of their `key`s, and
- *  of their ranks where these are equal. A negative color: in none of them, and *group is NULL. */
+ *  of their ranks where these are equal. A negative color: in none of them, and *group is NULL. options->world is NULL
+ *  or a group of the parent's world, here and for td_group_shrink() and td_group_grow(). */
 TD_API td_status td_group_split(td_group *parent, int color, int key,
                                 const td_group_options *options, td_group **group);
 
-/** Waits for what was started on the group and frees it. Not collective, and TD_ERR_MISMATCH, as
- *  td_destroy_process_group(). NULL does nothing; the world is td_destroy_process_group()'s.
+/** Waits for the calls that were started on the group and frees it. Not collective, and TD_ERR_MISMATCH, as
+ *  td_destroy_process_group(). Of a world that td_group_open() opened it ends all groups, whose handles stay the
+ *  caller's. NULL does nothing; the world of td_init_process_group() is td_destroy_process_group()'s.
  *
- *  Calls that other threads have begun, blocking ones and waits for works, are waited for until they end by
+ *  It waits until the calls that other threads have begun, blocking ones and waits for works, return by
  *  themselves, at the latest after their timeout; td_group_abort() ends them before. No call may begin
- *  meanwhile, and none from a td_work_fn may destroy its own group. A receive with a work that no thread
- *  waits for ends with TD_ERR_STATE; a send has a second to be done. */
+ *  meanwhile, and a td_work_fn must not destroy its own group. A receive with a work that no thread
+ *  waits for completes with TD_ERR_STATE; a send has a second to complete. */
 TD_API td_status td_group_destroy(td_group *group);
 
 /** The rank in `group` of a rank of the world, and the other way round; -1 where there is none. */
@@ -168,6 +196,11 @@ TD_API int td_get_global_rank(const td_group *group, int group_rank);
 /** The world's ranks of all members, in order: fills in td_get_world_size() ints. */
 TD_API td_status td_get_process_group_ranks(const td_group *group, int *ranks);
 
+/** The number of collectives that this rank has begun on the group, the same on all ranks that have made the same
+ *  calls. td_group_split() and the calls on objects are one or several; messages and monitored barriers are
+ *  none. 0 where there is no world. */
+TD_API uint64_t td_group_sequence(const td_group *group);
+
 /** How long an operation of the group may take from now on. 0: 1800 s. */
 TD_API td_status td_group_set_timeout(td_group *group, int64_t timeout_ms);
 
@@ -175,38 +208,38 @@ TD_API td_status td_group_set_timeout(td_group *group, int64_t timeout_ms);
  *  0: the group's. */
 TD_API td_status td_set_call_timeout(int64_t timeout_ms);
 
-/** Names what this thread calls from now on, "ddp bucket 3", for those who look at the job from outside
- *  (tdrun status, and what tdrun says after a failure). Copied, and cut to 23 bytes; NULL ends it. */
+/** Labels the calls that this thread makes from now on, "ddp bucket 3", for `tdrun status` and the report of tdrun
+ *  after a failure. Copied, and cut to 23 bytes; NULL ends it. */
 TD_API void td_set_call_label(const char *label);
 
-/** The explicit way, without a world: a group of `size` processes (or threads) that share `store`,
- *  which stays the caller's and open until the group is destroyed. Its ranks are what other groups
- *  call ranks of the world. Collective. */
+/** Opens a world without td_init_process_group(): the group of `size` processes (or threads) that share `store`,
+ *  which stays the caller's and open until the group is destroyed. td_new_group() with options->world makes groups of
+ *  its ranks. Two worlds in one store need different names. Collective. */
 TD_API td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
                                td_group **group);
 
 /* ---- When something went wrong ---------------------------------------------------------------
  *
- * After a failure of a collective other than TD_ERR_INVALID the group is of no more use: the ranks
- * are out of step. The survivors agree on who is left, and go on with a new group:
+ * After a failure of a collective other than TD_ERR_INVALID the group is broken: its ranks are out of step.
+ * The survivors agree on which ranks are left, and go on with a new group:
  *
  *     if (td_group_all_reduce(…, group, NULL) != TD_OK) {
  *         td_group *rest;
- *         td_group_shrink(group, NULL, &rest);          waits for all who are alive
+ *         td_group_shrink(group, NULL, &rest);          waits for all survivors
  *         …
  *     } */
 
-/** Gives the group up: everything under way on it, on every rank, and every later call fails with
+/** Aborts the group: everything under way on it, on every rank, and every later call fails with
  *  TD_ERR_ABORTED and a sentence that names this rank. From any thread. Not collective; other groups are
- *  not touched. Ranks of other hosts learn of it within 50 ms; one that cannot be reached is left to its
+ *  not touched. It reaches ranks of other hosts within 50 ms; one that cannot be reached is left to its
  *  own timeout. */
 TD_API td_status td_group_abort(td_group *group);
 
 /**
- * Collective on the survivors of `group`: gives it up (what others still wait for on it fails with
- * TD_ERR_PEER), agrees on who is left, also where more ranks die meanwhile, and makes a new group of them,
- * in the same order, with ranks from 0. Every member that is alive must call it; those who have left the
- * world are not waited for.
+ * Collective on the survivors of `group`: aborts it (calls under way on it fail with
+ * TD_ERR_PEER), agrees on the ranks that are left, also where more ranks die meanwhile, and makes a new group of them,
+ * in the same order, with ranks from 0. Every member that is alive must call it; it does not wait for ranks that
+ * have left the world.
  *
  * The ranks of the world stay what they are: in the new group, too, roots, sources and destinations are
  * ranks of the world. `options` as for td_new_group(); its timeout is also how long to wait for the others
@@ -217,12 +250,12 @@ TD_API td_status td_group_shrink(td_group *group, const td_group_options *option
                                  td_group **survivors);
 
 /**
- * Lets restarted ranks come back. Collective on `group`, usually one of td_group_shrink(): waits until
- * every rank of the world that is not in it has come again, in a new process which calls
+ * Takes restarted ranks back. Collective on `group`, usually one of td_group_shrink(): waits until
+ * every rank of the world that is not in it has rejoined, in a new process which calls
  * td_init_process_group() (or td_group_open()) with the rank, size, store and name that its predecessor
- * had, and makes a group of all of them. For the newcomers it is the world. Where `group` belongs to
- * the world, it becomes the world here, too; what was made before stays until it is destroyed, or
- * until td_destroy_process_group(). Otherwise the caller destroys it.
+ * had, and makes a group of all of them. For those processes it is the world. Where `group` belongs to
+ * the world of td_init_process_group(), it becomes the world here, too; groups made before stay until they are
+ * destroyed, or until td_destroy_process_group(). Otherwise the caller destroys it.
  *
  * `options`: the timeout is how long to wait (0: the group's), the rest is not used. The store must
  * have outlived the ranks that died.
@@ -231,27 +264,32 @@ TD_API td_status td_group_grow(td_group *group, const td_group_options *options,
 
 /* ---- Works ----------------------------------------------------------------------------------- */
 
-/** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns how
- *  it ended. TD_ERR_TIMEOUT of this call leaves the work as it is. May be called again. A collective that
- *  has not begun is carried out by the waiting thread, behind those queued before it: waiting at once
- *  costs no more than a blocking call. */
+/** Waits until the work is complete, at most `timeout_ms` (0: the group's timeout), and returns its status.
+ *  TD_ERR_TIMEOUT of this call leaves the work as it is; TD_NOW returns it at once where the work is not complete.
+ *  May be called again. A collective that has not begun is carried out by the waiting thread, behind those queued before
+ *  it: waiting at once costs no more than a blocking call. */
 TD_API td_status td_work_wait(td_work *work, int64_t timeout_ms);
 
-/** Waits for all of them; the first failure's status and message. NULLs are passed over. */
+/** Waits for all of them, `timeout_ms` in all (0: each one's group timeout; TD_NOW: not at all); the first
+ *  failure's status and text. NULLs are passed over. */
 TD_API td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms);
 
-/** True when it is complete, well or not. */
+/** True when it is complete, successful or not. */
 TD_API bool td_work_test(td_work *work);
 
-/** How it ended: TD_OK also while it is under way. Sets td_last_error() where it failed. */
+/** Its status: TD_OK also while it is under way. Sets td_last_error() where it failed. */
 TD_API td_status td_work_status(td_work *work);
 
-/** Called once when the work is complete, in any thread, at once where it is already. It must not
- *  block, and not wait for other works. */
+/**
+ * Calls `fn` once when the work is complete, in any thread. May be called any number of times, by several threads at
+ * once: the functions are called one after another in the order in which they were added. Where the work is
+ * complete already, `fn` has been called when this returns; where a td_work_fn adds it, when those before it have
+ * returned. `fn` must not block, and not wait for other works; it may release the work.
+ */
 typedef void (*td_work_fn)(td_work *work, td_status status, void *arg);
 TD_API td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg);
 
-/** Of a complete recv: who sent the message (a rank of the world), and its bytes. -1 and 0 for
+/** Of a complete recv: the rank of the world that sent the message, and its bytes. -1 and 0 for
  *  others. */
 TD_API int td_work_source(const td_work *work);
 TD_API size_t td_work_received(const td_work *work);
@@ -334,13 +372,22 @@ TD_API td_status td_group_all_to_all_v(void *output, const void *input, const si
 /** Returns when all ranks have called it. */
 TD_API td_status td_group_barrier(td_group *group, td_work **work);
 
-/** A barrier that says who is missing: after `timeout_ms` (0: the group's) TD_ERR_TIMEOUT on the ranks
- *  that came, with the first rank that did not, or with `all` every one of them, and what those do.
- *  TD_ERR_PEER where one of the missing has ended or left, as soon as nobody else is waited for: the first
- *  of those is named, or with `all` every missing rank. Rank 0 of the group does the asking; who comes when it has given
- *  up fails as well, at once. The group stays usable. TD_ERR_MISMATCH on every rank where one stands in
- *  another collective meanwhile. */
-TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all);
+/**
+ * A barrier that names the ranks that are missing. Rank 0 of the group waits for the others, and sends them the
+ * outcome. The group stays usable, but for TD_ERR_MISMATCH.
+ *
+ * `timeout_ms`: 0 is the group's; with TD_NOW rank 0 counts the ranks that have joined already, and the others fail
+ * unless rank 0 has joined. `missing` has room for td_get_world_size() ranks of the world; it and `missing_count` may be
+ * NULL. With `wait_all_ranks` these are all missing ranks, else the first one. *missing_count is 0 with any other
+ * status than TD_ERR_TIMEOUT and TD_ERR_PEER.
+ *
+ * Errors: TD_ERR_TIMEOUT on the ranks that have joined, where others have not; the sentence says what those do.
+ * TD_ERR_PEER where a missing rank has ended or left, as soon as no other is waited for. A rank that joins after
+ * rank 0 has stopped waiting gets TD_ERR_TIMEOUT at once, and is itself the missing one; where rank 0 does not
+ * answer, rank 0 is. TD_ERR_MISMATCH on every rank where one is in another collective meanwhile.
+ */
+TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms,
+                                            bool wait_all_ranks, int *missing, int *missing_count);
 
 /* ---- Operations of one's own ----------------------------------------------------------------- */
 

@@ -8,13 +8,16 @@
 
 #include <tandem/backend.h>
 
-/* A call with what the native backend knows of it. The root of `call` is the index in the comm that carries it
- * out; its dtype and its operation are in the reduction. A broadcast has its buffer on both sides. */
+/* A call with what the library knows of it. The group makes and checks it once, and hands `call` to the backend; the
+ * native backend finds the rest around it. In the operations that it makes of this one the root of `call` is an index
+ * in the comm that carries them out. A broadcast has its buffer on both sides. */
 struct td__operation {
     td_call call;
-    int called_root;                /* the rank in the group, as it was called */
     struct td__reduction reduction; /* its dtype is the dtype of every operation */
-    uint32_t past;                  /* all calls before it, in one word; see call_history.h */
+
+    /* The native backend's: */
+    int called_root; /* the rank in the group, as it was called */
+    uint32_t past;   /* all calls before it, in one word; see call_history.h */
     td__deadline
         deadline; /* 0: call.timeout_ms after somebody has to wait; a call that need not wait does
                               not look at the clock */

@@ -11,15 +11,15 @@ static td_status run_in_place(struct td__tensor_call *x, td_tensor *tensor, int 
 {
     TD_TRY(td__check_tensor(x->name, "tensor", tensor, use));
     x->output = (struct td__side){.name = "tensor", .tensors = &tensor, .count = 1, .use = use};
-    x->call.dtype = td_tensor_dtype(tensor);
-    x->call.count = (size_t)td_tensor_numel(tensor);
+    x->operation.call.dtype = td_tensor_dtype(tensor);
+    x->operation.call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(x, work);
 }
 
 td_status td_broadcast(td_tensor *tensor, int src, td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "broadcast", .group = group, .call.kind = TD_OP_BROADCAST, .peer = src};
+        .name = "broadcast", .group = group, .operation.call.kind = TD_OP_BROADCAST, .peer = src};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     return run_in_place(&x, tensor, member.global == src ? TD__READ : TD__WRITE, work);
@@ -27,8 +27,10 @@ td_status td_broadcast(td_tensor *tensor, int src, td_group *group, td_work **wo
 
 td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__tensor_call x = {
-        .name = "all_reduce", .group = group, .call.kind = TD_OP_ALL_REDUCE, .call.op = op};
+    struct td__tensor_call x = {.name = "all_reduce",
+                                .group = group,
+                                .operation.call.kind = TD_OP_ALL_REDUCE,
+                                .operation.call.op = op};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     return run_in_place(&x, tensor, TD__READ | TD__WRITE, work);
@@ -36,8 +38,11 @@ td_status td_all_reduce(td_tensor *tensor, td_reduce_op op, td_group *group, td_
 
 td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__tensor_call x = {
-        .name = "reduce", .group = group, .call.kind = TD_OP_REDUCE, .call.op = op, .peer = dst};
+    struct td__tensor_call x = {.name = "reduce",
+                                .group = group,
+                                .operation.call.kind = TD_OP_REDUCE,
+                                .operation.call.op = op,
+                                .peer = dst};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     return run_in_place(&x, tensor, TD__READ | (member.global == dst ? TD__WRITE : 0), work);
@@ -56,7 +61,7 @@ static td_status set_sides(struct td__tensor_call *x, td_tensor *const *output,
     x->output = (struct td__side){
         .name = "output", .tensors = output, .count = 1, .use = TD__WRITE};
     x->input = (struct td__side){.name = "input", .tensors = input, .count = 1, .use = TD__READ};
-    x->call.dtype = td_tensor_dtype(*input);
+    x->operation.call.dtype = td_tensor_dtype(*input);
     return TD_OK;
 }
 
@@ -64,11 +69,11 @@ td_status td_all_gather_into_tensor(td_tensor *output, td_tensor *input, td_grou
                                     td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "all_gather_into_tensor", .group = group, .call.kind = TD_OP_ALL_GATHER};
+        .name = "all_gather_into_tensor", .group = group, .operation.call.kind = TD_OP_ALL_GATHER};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     TD_TRY(td__check_parts(x.name, "output", output, "input", input, member.size));
-    x.call.count = (size_t)td_tensor_numel(input);
+    x.operation.call.count = (size_t)td_tensor_numel(input);
     return td__tensor_call_run(&x, work);
 }
 
@@ -77,12 +82,12 @@ td_status td_reduce_scatter_tensor(td_tensor *output, td_tensor *input, td_reduc
 {
     struct td__tensor_call x = {.name = "reduce_scatter_tensor",
                                 .group = group,
-                                .call.kind = TD_OP_REDUCE_SCATTER,
-                                .call.op = op};
+                                .operation.call.kind = TD_OP_REDUCE_SCATTER,
+                                .operation.call.op = op};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     TD_TRY(td__check_parts(x.name, "input", input, "output", output, member.size));
-    x.call.count = (size_t)td_tensor_numel(output);
+    x.operation.call.count = (size_t)td_tensor_numel(output);
     return td__tensor_call_run(&x, work);
 }
 
@@ -136,8 +141,8 @@ static td_status run_splits(struct td__tensor_call *x, const int64_t *output_spl
         free(outputs);
         return status;
     }
-    x->call.input_counts = inputs;
-    x->call.output_counts = outputs;
+    x->operation.call.input_counts = inputs;
+    x->operation.call.output_counts = outputs;
     return td__tensor_call_run(x, work);
 }
 
@@ -146,7 +151,7 @@ td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
                                td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "all_to_all_single", .group = group, .call.kind = TD_OP_ALL_TO_ALL};
+        .name = "all_to_all_single", .group = group, .operation.call.kind = TD_OP_ALL_TO_ALL};
     struct td__member member;
     TD_TRY(set_sides(&x, &output, &input, &member));
     if (td_tensor_dtype(output) != td_tensor_dtype(input))
@@ -163,7 +168,7 @@ td_status td_all_to_all_single(td_tensor *output, td_tensor *input,
                        "%s: dimension 0 of input has size %" PRId64
                        ", which is no multiple of the %d ranks; give split sizes",
                        x.name, rows, member.size);
-    x.call.count = (size_t)(td_tensor_numel(input) / member.size);
+    x.operation.call.count = (size_t)(td_tensor_numel(input) / member.size);
     return td__tensor_call_run(&x, work);
 }
 
@@ -174,7 +179,8 @@ td_status td_barrier(td_group *group, td_work **work)
     return td_group_barrier(group, work);
 }
 
-td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool wait_all_ranks)
+td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool wait_all_ranks,
+                               int *missing, int *missing_count)
 {
-    return td_group_monitored_barrier(group, timeout_ms, wait_all_ranks);
+    return td_group_monitored_barrier(group, timeout_ms, wait_all_ranks, missing, missing_count);
 }

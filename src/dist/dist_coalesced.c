@@ -39,7 +39,7 @@ static td_status check_op(const struct request *request, td_dtype dtype)
     struct td__reduction reduction;
     if (!request->reduces)
         return TD_OK;
-    td_status status = td__reduction_of(request->x.call.op, dtype, &reduction);
+    td_status status = td__reduction_of(request->x.operation.call.op, dtype, &reduction);
     return status ? td_fail(status, "%s: %s", request->x.name, td_last_error()) : TD_OK;
 }
 
@@ -112,12 +112,12 @@ static td_status hold_dtype(const struct request *request, td_dtype dtype, td_te
                             struct td__tensor_call **held)
 {
     struct td__tensor_call x = request->x;
-    x.call.dtype = dtype;
+    x.operation.call.dtype = dtype;
     struct td__side own = {.name = request->own_name, .use = request->own_use, .tensors = lists};
     own.count = choose(request, request->own, 1, dtype, lists);
     for (int i = 0; i < own.count; i++)
-        x.call.count += (size_t)td_tensor_numel(lists[i]);
-    x.call.detail = detail_of(lists, own.count);
+        x.operation.call.count += (size_t)td_tensor_numel(lists[i]);
+    x.operation.call.detail = detail_of(lists, own.count);
 
     struct td__side whole = {.name = request->whole_name, .use = request->whole_use};
     if (request->whole) {
@@ -166,7 +166,7 @@ td_status td_broadcast_coalesced(td_tensor *const *tensors, int count, int src, 
     struct request request = {
         .x = {.name = "broadcast_coalesced",
               .group = group,
-              .call.kind = TD_OP_BROADCAST,
+              .operation.call.kind = TD_OP_BROADCAST,
               .peer = src},
         .own = tensors,
         .count = count,
@@ -183,8 +183,8 @@ td_status td_all_reduce_coalesced(td_tensor *const *tensors, int count, td_reduc
     struct request request = {
         .x = {.name = "all_reduce_coalesced",
               .group = group,
-              .call.kind = TD_OP_ALL_REDUCE,
-              .call.op = op},
+              .operation.call.kind = TD_OP_ALL_REDUCE,
+              .operation.call.op = op},
         .own = tensors,
         .count = count,
         .own_name = "tensors",
@@ -199,7 +199,9 @@ td_status td_all_gather_coalesced(td_tensor *const *outputs, int output_count,
                                   td_work **work)
 {
     struct request request = {
-        .x = {.name = "all_gather_coalesced", .group = group, .call.kind = TD_OP_ALL_GATHER},
+        .x = {.name = "all_gather_coalesced",
+              .group = group,
+              .operation.call.kind = TD_OP_ALL_GATHER},
         .own = inputs,
         .count = input_count,
         .own_name = "inputs",
@@ -218,8 +220,8 @@ td_status td_reduce_scatter_coalesced(td_tensor *const *outputs, int output_coun
     struct request request = {
         .x = {.name = "reduce_scatter_coalesced",
               .group = group,
-              .call.kind = TD_OP_REDUCE_SCATTER,
-              .call.op = op},
+              .operation.call.kind = TD_OP_REDUCE_SCATTER,
+              .operation.call.op = op},
         .own = outputs,
         .count = output_count,
         .own_name = "outputs",

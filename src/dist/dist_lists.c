@@ -21,10 +21,10 @@ static size_t *counts_of(const struct td__side *side)
 /* Runs a call whose lists of counts, where it should have them, are there or could not be made. */
 static td_status run_counted(struct td__tensor_call *x, td_work **work)
 {
-    if (x->call.input_counts && x->call.output_counts)
+    if (x->operation.call.input_counts && x->operation.call.output_counts)
         return td__tensor_call_run(x, work);
-    free((void *)x->call.input_counts);
-    free((void *)x->call.output_counts);
+    free((void *)x->operation.call.input_counts);
+    free((void *)x->operation.call.output_counts);
     return td__fail_nomem(x->name);
 }
 
@@ -61,15 +61,15 @@ static td_status run_parts(struct td__tensor_call *x, const struct td__side *lis
                            const td_tensor *tensor, td_work **work)
 {
     bool even = true;
-    x->call.dtype = td_tensor_dtype(tensor);
+    x->operation.call.dtype = td_tensor_dtype(tensor);
     for (int i = 0; i < list->count; i++)
         even = even && td_tensor_numel(list->tensors[i]) == td_tensor_numel(tensor);
     if (even) {
-        x->call.count = (size_t)td_tensor_numel(tensor);
+        x->operation.call.count = (size_t)td_tensor_numel(tensor);
         return td__tensor_call_run(x, work);
     }
-    x->call.input_counts = counts_of(list);
-    x->call.output_counts = counts_of(list);
+    x->operation.call.input_counts = counts_of(list);
+    x->operation.call.output_counts = counts_of(list);
     return run_counted(x, work);
 }
 
@@ -77,7 +77,7 @@ td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
                         td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "all_gather", .group = group, .call.kind = TD_OP_ALL_GATHER};
+        .name = "all_gather", .group = group, .operation.call.kind = TD_OP_ALL_GATHER};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__READ));
@@ -90,8 +90,10 @@ td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
 td_status td_reduce_scatter(td_tensor *output, td_tensor *const *input_list, int count,
                             td_reduce_op op, td_group *group, td_work **work)
 {
-    struct td__tensor_call x = {
-        .name = "reduce_scatter", .group = group, .call.kind = TD_OP_REDUCE_SCATTER, .call.op = op};
+    struct td__tensor_call x = {.name = "reduce_scatter",
+                                .group = group,
+                                .operation.call.kind = TD_OP_REDUCE_SCATTER,
+                                .operation.call.op = op};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_tensor(x.name, "output", output, TD__WRITE));
@@ -121,7 +123,7 @@ td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int count,
                     td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "gather", .group = group, .call.kind = TD_OP_GATHER, .peer = dst};
+        .name = "gather", .group = group, .operation.call.kind = TD_OP_GATHER, .peer = dst};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__READ));
@@ -129,8 +131,8 @@ td_status td_gather(td_tensor *tensor, td_tensor *const *gather_list, int count,
                            tensor));
     x.input = list_side("tensor", &tensor, 1, TD__READ);
     x.output = list_side("gather_list", gather_list, gather_list ? count : 0, TD__WRITE);
-    x.call.dtype = td_tensor_dtype(tensor);
-    x.call.count = (size_t)td_tensor_numel(tensor);
+    x.operation.call.dtype = td_tensor_dtype(tensor);
+    x.operation.call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(&x, work);
 }
 
@@ -138,7 +140,7 @@ td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int coun
                      td_group *group, td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "scatter", .group = group, .call.kind = TD_OP_SCATTER, .peer = src};
+        .name = "scatter", .group = group, .operation.call.kind = TD_OP_SCATTER, .peer = src};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_tensor(x.name, "tensor", tensor, TD__WRITE));
@@ -146,8 +148,8 @@ td_status td_scatter(td_tensor *tensor, td_tensor *const *scatter_list, int coun
                            tensor));
     x.input = list_side("scatter_list", scatter_list, scatter_list ? count : 0, TD__READ);
     x.output = list_side("tensor", &tensor, 1, TD__WRITE);
-    x.call.dtype = td_tensor_dtype(tensor);
-    x.call.count = (size_t)td_tensor_numel(tensor);
+    x.operation.call.dtype = td_tensor_dtype(tensor);
+    x.operation.call.count = (size_t)td_tensor_numel(tensor);
     return td__tensor_call_run(&x, work);
 }
 
@@ -198,10 +200,10 @@ td_status td_gather_send(td_tensor *tensor, int dst, td_group *group)
 static td_status check_dtypes(const struct td__tensor_call *x, const struct td__side *side)
 {
     for (int i = 0; i < side->count; i++)
-        if (td_tensor_dtype(side->tensors[i]) != x->call.dtype)
+        if (td_tensor_dtype(side->tensors[i]) != x->operation.call.dtype)
             return td_fail(TD_ERR_INVALID, "%s: %s[%d] has dtype %s, but input_list[0] has %s",
                            x->name, side->name, i, td_dtype_name(td_tensor_dtype(side->tensors[i])),
-                           td_dtype_name(x->call.dtype));
+                           td_dtype_name(x->operation.call.dtype));
     return TD_OK;
 }
 
@@ -210,7 +212,7 @@ td_status td_all_to_all(td_tensor *const *output_list, int output_count,
                         td_work **work)
 {
     struct td__tensor_call x = {
-        .name = "all_to_all", .group = group, .call.kind = TD_OP_ALL_TO_ALL};
+        .name = "all_to_all", .group = group, .operation.call.kind = TD_OP_ALL_TO_ALL};
     struct td__member member;
     TD_TRY(td__check_member(x.name, &x.group, &member));
     TD_TRY(td__check_list(x.name, "output_list", output_list, output_count, member.size, TD__WRITE,
@@ -219,11 +221,11 @@ td_status td_all_to_all(td_tensor *const *output_list, int output_count,
                           NULL, NULL));
     x.input = list_side("input_list", input_list, input_count, TD__READ);
     x.output = list_side("output_list", output_list, output_count, TD__WRITE);
-    x.call.dtype = td_tensor_dtype(input_list[0]);
+    x.operation.call.dtype = td_tensor_dtype(input_list[0]);
     TD_TRY(check_dtypes(&x, &x.input));
     TD_TRY(check_dtypes(&x, &x.output));
 
-    x.call.input_counts = counts_of(&x.input);
-    x.call.output_counts = counts_of(&x.output);
+    x.operation.call.input_counts = counts_of(&x.input);
+    x.operation.call.output_counts = counts_of(&x.output);
     return run_counted(&x, work);
 }

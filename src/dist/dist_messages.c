@@ -1,7 +1,9 @@
 /* Messages: one tensor from one rank to another. */
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "dist/tensor_call.h"
 #include "group/process_group.h"
+
+#include <stdlib.h>
 
 /* A message may be shorter than the tensor; so what is to be overwritten is packed as well. */
 static int use_of(td_p2p_kind kind)
@@ -19,13 +21,13 @@ static td_status check_message(const td_p2p_op *op, struct td__tensor_call *x)
     td_op_kind kind = op->kind == TD_P2P_ISEND ? TD_OP_SEND : TD_OP_RECV;
     *x = (struct td__tensor_call){.name = td_op_kind_name(kind),
                                   .group = op->group,
-                                  .call.kind = kind,
-                                  .call.tag = op->tag,
+                                  .operation.call.kind = kind,
+                                  .operation.call.tag = op->tag,
                                   .peer = op->peer};
     struct td__member member;
     TD_TRY(td__check_member(x->name, &x->group, &member));
     TD_TRY(td__check_tensor(x->name, "tensor", op->tensor, use_of(op->kind)));
-    return td__check_tag(&x->call);
+    return td__check_tag(&x->operation.call);
 }
 
 static td_status run_message(td_p2p_op op, td_work **work)
@@ -34,8 +36,8 @@ static td_status run_message(td_p2p_op op, td_work **work)
     TD_TRY(check_message(&op, &x));
     struct td__side side = {
         .name = "tensor", .tensors = &op.tensor, .count = 1, .use = use_of(op.kind)};
-    x.call.dtype = td_tensor_dtype(op.tensor);
-    x.call.count = (size_t)td_tensor_numel(op.tensor);
+    x.operation.call.dtype = td_tensor_dtype(op.tensor);
+    x.operation.call.count = (size_t)td_tensor_numel(op.tensor);
     if (op.kind == TD_P2P_ISEND)
         x.input = side;
     else
@@ -45,19 +47,26 @@ static td_status run_message(td_p2p_op op, td_work **work)
 
 td_status td_send(td_tensor *tensor, int dst, int tag, td_group *group)
 {
-    return run_message((td_p2p_op){TD_P2P_ISEND, tensor, dst, tag, group}, NULL);
+    return run_message(
+        (td_p2p_op){
+            .kind = TD_P2P_ISEND, .tensor = tensor, .peer = dst, .tag = tag, .group = group},
+        NULL);
 }
 
 td_status td_isend(td_tensor *tensor, int dst, int tag, td_group *group, td_work **work)
 {
     if (!work)
         return td_fail(TD_ERR_INVALID, "isend: work is NULL; td_send() is the call that blocks");
-    return run_message((td_p2p_op){TD_P2P_ISEND, tensor, dst, tag, group}, work);
+    return run_message(
+        (td_p2p_op){
+            .kind = TD_P2P_ISEND, .tensor = tensor, .peer = dst, .tag = tag, .group = group},
+        work);
 }
 
 td_status td_recv(td_tensor *tensor, int src, int tag, td_group *group, int *source)
 {
-    td_p2p_op op = {TD_P2P_IRECV, tensor, src, tag, group};
+    td_p2p_op op = {
+        .kind = TD_P2P_IRECV, .tensor = tensor, .peer = src, .tag = tag, .group = group};
     if (src != TD_ANY_SOURCE || !source) {
         TD_TRY(run_message(op, NULL));
         if (source)
@@ -79,26 +88,36 @@ td_status td_irecv(td_tensor *tensor, int src, int tag, td_group *group, td_work
 {
     if (!work)
         return td_fail(TD_ERR_INVALID, "irecv: work is NULL; td_recv() is the call that blocks");
-    return run_message((td_p2p_op){TD_P2P_IRECV, tensor, src, tag, group}, work);
+    return run_message(
+        (td_p2p_op){
+            .kind = TD_P2P_IRECV, .tensor = tensor, .peer = src, .tag = tag, .group = group},
+        work);
 }
 
-td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works)
+/* Checks one, and holds its group. */
+static td_status check_op(const td_p2p_op *op, td_group **group)
 {
-    if (count < 1 || !ops || !works)
-        return td_fail(TD_ERR_INVALID, "batch_isend_irecv: %s",
-                       count < 1 ? "the list is empty"
-                       : !ops    ? "ops is NULL"
-                                 : "works is NULL");
+    struct td__tensor_call x;
+    TD_TRY(td__check_reserved("batch_isend_irecv", op->reserved));
+    TD_TRY(check_message(op, &x));
+    TD_TRY(td__check_message(x.group, &x.operation.call, x.peer));
+    td__group_use(x.group);
+    *group = x.group;
+    return TD_OK;
+}
+
+static td_status check_and_start(const td_p2p_op *ops, int count, td_group **groups,
+                                 td_work **works)
+{
     for (int i = 0; i < count; i++) {
-        struct td__tensor_call x;
-        td_status status = check_message(&ops[i], &x);
-        if (!status)
-            status = td__check_message(x.group, &x.call, x.peer);
+        td_status status = check_op(&ops[i], &groups[i]);
         if (status)
             return td_fail(status, "batch_isend_irecv: ops[%d]: %s", i, td_last_error());
     }
     for (int i = 0; i < count; i++) {
-        td_status status = run_message(ops[i], &works[i]);
+        td_p2p_op op = ops[i];
+        op.group = groups[i];
+        td_status status = run_message(op, &works[i]);
         if (!status)
             continue;
         while (i-- > 0) {
@@ -108,4 +127,22 @@ td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works)
         return status;
     }
     return TD_OK;
+}
+
+/* The groups are in use from the check to the last start, so that no other thread destroys one in between. */
+td_status td_batch_isend_irecv(const td_p2p_op *ops, int count, td_work **works)
+{
+    if (count < 1 || !ops || !works)
+        return td_fail(TD_ERR_INVALID, "batch_isend_irecv: %s",
+                       count < 1 ? "the list is empty"
+                       : !ops    ? "ops is NULL"
+                                 : "works is NULL");
+    td_group **groups = calloc((size_t)count, sizeof *groups);
+    if (!groups)
+        return td__fail_nomem("batch_isend_irecv");
+    td_status status = check_and_start(ops, count, groups, works);
+    for (int i = 0; i < count && groups[i]; i++)
+        td__group_unuse(groups[i]);
+    free(groups);
+    return status;
 }

@@ -8,7 +8,6 @@
  * again. */
 #include "base/fail.h"
 #include "dist/tensor_call.h"
-#include "dist/objects.h"
 #include "group/process_group.h"
 #include "group/work.h"
 
@@ -31,13 +30,13 @@ static td_status check_call(const char *call, td_group *group, const td_bytes *o
 static td_status message(td_group *group, td_op_kind kind, void *data, size_t count, td_dtype dtype,
                          int rank, td_work **work)
 {
-    td_call call = {.kind = kind,
-                    .input = kind == TD_OP_SEND ? data : NULL,
-                    .output = kind == TD_OP_RECV ? data : NULL,
-                    .count = count,
-                    .dtype = dtype,
-                    .tag = TD__TAG_OBJECT};
-    return td__group_call(group, &call, rank, work);
+    struct td__operation operation = {.call = {.kind = kind,
+                                               .input = kind == TD_OP_SEND ? data : NULL,
+                                               .output = kind == TD_OP_RECV ? data : NULL,
+                                               .count = count,
+                                               .dtype = dtype,
+                                               .tag = TD__TAG_OBJECT}};
+    return td__group_call(group, &operation, rank, work);
 }
 
 static td_status send_objects(const char *call, const td_bytes *objects, int count, int dst,

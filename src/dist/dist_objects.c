@@ -6,7 +6,6 @@
  * being destroyed. */
 #include "base/fail.h"
 #include "dist/tensor_call.h"
-#include "dist/objects.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

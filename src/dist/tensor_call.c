@@ -88,31 +88,21 @@ static td_status prepare_side(const struct td__tensor_call *x, struct td__side *
     return TD_OK;
 }
 
-/* Whether input and output cross in a way that group.h does not allow: anything but the same
- * buffer, or the rank's own part of the whole. */
-static bool is_in_the_way(const struct td__tensor_call *x)
-{
-    const struct td__side *in = &x->input, *out = &x->output;
-    const char *from = in->data, *to = out->data;
-    if (!from || !to || from + in->bytes <= to || to + out->bytes <= from)
-        return false;
-    int rank = td_get_rank(x->group);
-    size_t own = in->bytes == out->bytes
-                     ? 0
-                     : (size_t)rank * (in->bytes < out->bytes ? in->bytes : out->bytes);
-    if (x->call.input_counts && x->call.kind == TD_OP_ALL_TO_ALL)
-        return true;
-    if (x->call.input_counts)
-        own = td__sum_counts(x->call.input_counts, rank) * td_dtype_size(x->call.dtype);
-    return in->bytes <= out->bytes ? from != to + own : to != from + own;
-}
-
+/* An operation in place has its buffer on both sides; the group drops what a rank has no use for. Tensors that
+ * overlap otherwise, which the group does not allow, are packed. */
 static td_status prepare(struct td__tensor_call *x)
 {
+    td_call *call = &x->operation.call;
+    bool in_place = call->kind == TD_OP_BROADCAST || call->kind == TD_OP_REDUCE ||
+                    call->kind == TD_OP_ALL_REDUCE;
     TD_TRY(prepare_side(x, &x->output));
     TD_TRY(prepare_side(x, &x->input));
-    if (is_in_the_way(x))
-        TD_TRY(use_scratch(x, &x->input));
+    call->output = x->output.data;
+    call->input = in_place ? x->output.data : x->input.data;
+    if (in_place || !td__call_overlaps(x->group, call, x->input.bytes, x->output.bytes))
+        return TD_OK;
+    TD_TRY(use_scratch(x, &x->input));
+    call->input = x->input.data;
     return TD_OK;
 }
 
@@ -134,8 +124,8 @@ static void finish(struct td__tensor_call *x, bool well)
         copy_all(&x->output, false);
     drop_side(&x->input, x->held);
     drop_side(&x->output, x->held);
-    free((void *)x->call.input_counts);
-    free((void *)x->call.output_counts);
+    free((void *)x->operation.call.input_counts);
+    free((void *)x->operation.call.output_counts);
     td_work_release(x->inner);
     if (x->held)
         free(x);
@@ -230,14 +220,9 @@ static td_status give_up(struct td__tensor_call *first, const struct td__tensor_
     return td__error_restore(&error);
 }
 
-/* Those in place have their buffer on both sides; the group drops what a rank has no use for. */
 static td_status start(struct td__tensor_call *x, td_work **work)
 {
-    bool in_place = x->call.kind == TD_OP_BROADCAST || x->call.kind == TD_OP_REDUCE ||
-                    x->call.kind == TD_OP_ALL_REDUCE;
-    x->call.input = in_place ? x->output.data : x->input.data;
-    x->call.output = x->output.data;
-    return td__group_call(x->group, &x->call, x->peer, work);
+    return td__group_call(x->group, &x->operation, x->peer, work);
 }
 
 static td_status start_chain(struct td__tensor_call *first, td_work **work)

@@ -8,6 +8,7 @@
 #ifndef TD_DIST_TENSOR_CALL_H
 #define TD_DIST_TENSOR_CALL_H
 
+#include "call/operation.h"
 #include "tensor/tensor_internal.h"
 
 #include <tandem/backend.h>
@@ -32,10 +33,11 @@ struct td__side {
 
 struct td__tensor_call {
     /* What the caller fills in. */
-    const char *name;      /* "all_gather_into_tensor", for messages */
-    td_group *group;       /* as td__check_member() has left it */
-    td_call call;          /* without the buffers; counts are from malloc(), and taken over */
-    int peer;              /* root, source or destination: a rank of the world */
+    const char *name; /* "all_gather_into_tensor", for messages */
+    td_group *group;  /* as td__check_member() has left it */
+    struct td__operation
+        operation; /* its call, without the buffers; counts are from malloc(), and taken over */
+    int peer;      /* root, source or destination: a rank of the world */
     struct td__side input; /* none in an operation in place */
     struct td__side output;
 
@@ -89,5 +91,21 @@ td_status td__check_list(const char *call, const char *name, td_tensor *const *t
 /** Checks that `whole` has the dtype of `part`, and `size` times as many elements. */
 td_status td__check_parts(const char *call, const char *whole_name, const td_tensor *whole,
                           const char *part_name, const td_tensor *part, int size);
+
+/* ---- Byte strings in one buffer, one after another (dist_objects.c) ----------------------------- */
+
+/** TD_ERR_INVALID where there is no list, or an object has a size and no data. */
+td_status td__objects_check(const char *call, const char *name, const td_bytes *objects, int count);
+
+/** The sum of sizes that may come from another rank. */
+td_status td__objects_add_up(const char *call, const uint64_t *sizes, int count, size_t *total);
+
+/** Puts the bytes of all of them to `body`. */
+void td__objects_pack(char *body, const td_bytes *objects, int count);
+
+/** Makes objects of the bytes at `body`, which stand one after another, or with a `stride` that is
+ * not 0 at fixed distances. All are set, or none. */
+td_status td__objects_unpack(const char *call, const char *body, const uint64_t *sizes,
+                             size_t stride, int count, td_bytes *objects);
 
 #endif

@@ -51,15 +51,22 @@ struct td__root {
     int rank, size;
     bool opening;        /* its first group is being made, by all ranks at once */
     unsigned generation; /* of forks: what a child inherited is of no use to it */
-    char *name;          /* the first group's */
-    char *backend;       /* the first group's, and its options */
+    char *name;          /* in the keys of the store, and of the first group */
+    bool named;          /* by the caller */
+    bool world;          /* the process's, of td_init_process_group() */
+    bool grown;          /* td_group_grow() has made it */
+    char tag
+        [12]; /* "@3f2a91": tells the unnamed groups of several worlds apart; "": the process's world */
+    int64_t
+        meeting;   /* how often this rank has exchanged addresses under this name, in this store */
+    char *backend; /* the first group's, and its options */
     char *backend_options;
     int64_t timeout_ms;
     pthread_mutex_t lock;
-    struct td__root *outgrown;        /* in the list of former worlds */
-    td_group *first;                  /* NULL before it is made, and when it is to end */
-    td_group *groups;                 /* all others */
-    struct td__given_up *given_up;    /* groups that others gave up before they were made here */
+    struct td__root *outgrown;     /* in the list of former worlds */
+    td_group *first;               /* NULL before it is made, and when it is to end */
+    td_group *groups;              /* all others */
+    struct td__given_up *given_up; /* groups that others gave up before they were made here */
     struct td__stall stall;
     struct td__map names; /* how often a list of ranks was made a group */
     struct td__flight_log *flight;
@@ -69,8 +76,11 @@ struct td__root {
 
 struct td_group {
     struct td__root *root;
-    td_group *next; /* in root->groups */
-    bool first;     /* the root is its own */
+    td_group *next;   /* in root->groups, or in the list of shells */
+    td_group *before; /* in the latter */
+    bool first;       /* the root is its own */
+    bool named;       /* by the caller */
+    bool handed_out;  /* of the world's: td_group_grow() has returned it to the caller */
     char *name;
     uint64_t key; /* the same on all ranks, and no other group's */
     int rank;     /* -1: not a member */
@@ -96,15 +106,16 @@ struct td_group {
     td__deadline patient_until; /* and lets the queue be until then; 0: no longer */
     td__deadline alarm;         /* when the worker wakes by itself; 0: it is awake */
     pthread_t worker;
-    uint64_t sequence;
+    _Atomic uint64_t sequence;            /* collectives that were begun */
     _Atomic uint64_t monitored;           /* barriers of that kind that were begun … */
     _Atomic uint64_t monitored_over;      /* … and have ended, on the rank that asks … */
     _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank came to in time */
     struct td__trace trace;
     struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
-    uint32_t shrunk;   /* how often */
-    atomic_int broken; /* a td_status: the first failure that made the group useless; see group_state.h */
-    char *reason;      /* its message */
+    uint32_t shrunk;                  /* how often */
+    atomic_int
+        broken; /* a td_status: the first failure that made the group useless; see group_state.h */
+    char *reason;         /* its message */
     atomic_bool given_up; /* on purpose: who did so has told the others */
 };
 
@@ -123,7 +134,7 @@ void td__root_detach(struct td__root *root);
 td_group *td__root_find(struct td__root *root, uint64_t key);
 
 /** Tags of the library's own messages, which TD_ANY_TAG does not match. */
-enum { TD__TAG_HERE = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
+enum { TD__TAG_ARRIVAL = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
 
 /* ---- The first failure that makes a group useless, and giving a group up on purpose --------------- */
 

@@ -1,7 +1,7 @@
-/* Questions between ranks, the roll call and the warning of what takes long; see peer_query.h.
+/* Queries between ranks, the survey of a call that takes long, and the warning of it; see peer_query.h.
  *
- * A rank that is late is asked itself: its endpoint answers out of its recorder, whatever its program is
- * doing. So nobody has to keep books about others, and a group that runs well pays nothing. */
+ * A rank that is late is queried itself: its endpoint answers from its recorder, whatever its program is
+ * doing. So no rank keeps state about others, and a group that runs well pays nothing. */
 #include "fault/peer_query.h"
 
 #include "base/fail.h"
@@ -13,9 +13,9 @@
 #include <string.h>
 
 enum {
-    ASK_MS = 250,   /* for one answer */
-    ROLL_MS = 1000, /* for all */
-    ASKED = 32,     /* ranks at most */
+    ASK_MS = 250,     /* for one answer */
+    SURVEY_MS = 1000, /* for all */
+    ASKED = 32,       /* ranks at most */
     STALL_S = 30,
 };
 
@@ -44,16 +44,15 @@ static void say_where(struct td__root *root, int rank, uint64_t key, uint64_t va
 static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t value,
                    struct td__buffer *text)
 {
-    static td__topic_fn *const own[TD__TOPICS] = {
+    static td__topic_fn *const answers[TD__TOPICS] = {
         [TD__TOPIC_WHERE] = say_where,
         [TD__TOPIC_ABORT] = td__abort_hear,
+        [TD__TOPIC_SHRINK] = td__shrink_answer,
+        [TD__TOPIC_BARRIER] = td__barrier_answer,
         [TD__TOPIC_CALLS] = td__call_history_answer,
     };
-    if (topic >= TD__TOPICS)
-        return;
-    td__topic_fn *fn = own[topic] ? own[topic] : td__topics[topic];
-    if (fn)
-        fn(arg, rank, group, value, text);
+    if (topic < TD__TOPICS && answers[topic])
+        answers[topic](arg, rank, group, value, text);
 }
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
@@ -90,21 +89,21 @@ static bool ask_where(struct td__root *root, int rank, uint64_t key, td__deadlin
     return known;
 }
 
-/* ---- The roll call --------------------------------------------------------------------------- */
+/* ---- The survey ------------------------------------------------------------------------------ */
 
-/* What is needed of a group: it may end while others are asked. */
-struct roll {
+/* A copy of what is needed of a group, which may end while its ranks are queried, and the outcome. */
+struct survey {
     struct td__root *root;
     uint64_t key, sequence;
     int size, rank;
     int *ranks;
-    int first; /* of those who have come; -1: nobody */
-    char came[160];
-    size_t came_length;
-    int came_count;
+    int first; /* of the ranks that have joined; -1: none has */
+    char joined[160];
+    size_t joined_length;
+    int joined_count;
     char late[TD__PROGRESS_TEXT - 200];
     size_t late_length;
-    int untold;
+    int not_queried;
 };
 
 static void add(char *text, size_t room, size_t *length, const char *part)
@@ -113,23 +112,23 @@ static void add(char *text, size_t room, size_t *length, const char *part)
     *length = *length + (size_t)more < room ? *length + (size_t)more : room - 1;
 }
 
-static void note_come(struct roll *roll, int index)
+static void note_joined(struct survey *survey, int index)
 {
     char part[24];
-    if (roll->first < 0)
-        roll->first = index;
-    snprintf(part, sizeof part, "%s%d", roll->came_count++ ? ", " : "", roll->ranks[index]);
-    add(roll->came, sizeof roll->came, &roll->came_length, part);
+    if (survey->first < 0)
+        survey->first = index;
+    snprintf(part, sizeof part, "%s%d", survey->joined_count++ ? ", " : "", survey->ranks[index]);
+    add(survey->joined, sizeof survey->joined, &survey->joined_length, part);
 }
 
-static void note_late(struct roll *roll, int index, const char *what)
+static void note_late(struct survey *survey, int index, const char *what)
 {
     char part[400];
-    int length = snprintf(part, sizeof part, "; rank %d %s", roll->ranks[index], what);
-    if (roll->late_length + (size_t)length < sizeof roll->late)
-        add(roll->late, sizeof roll->late, &roll->late_length, part);
+    int length = snprintf(part, sizeof part, "; rank %d %s", survey->ranks[index], what);
+    if (survey->late_length + (size_t)length < sizeof survey->late)
+        add(survey->late, sizeof survey->late, &survey->late_length, part);
     else
-        roll->untold++;
+        survey->not_queried++;
 }
 
 static void describe_last(const struct td__flight_last *last, char *text, size_t room)
@@ -145,65 +144,66 @@ static void describe_last(const struct td__flight_last *last, char *text, size_t
                  last->now[0] ? last->now : "no call");
 }
 
-static void call_one(struct roll *roll, int index, td__deadline end)
+static void query_one(struct survey *survey, int index, td__deadline end)
 {
-    struct td__endpoint *endpoint = roll->root->endpoint;
-    int rank = roll->ranks[index];
+    struct td__endpoint *endpoint = survey->root->endpoint;
+    int rank = survey->ranks[index];
     const char *exit_reason = td__endpoint_exit_reason(endpoint, rank);
     struct td__flight_last last;
     char text[360];
     if (exit_reason) {
-        note_late(roll, index, exit_reason);
+        note_late(survey, index, exit_reason);
     } else if (td__endpoint_is_stopped(endpoint, rank)) {
-        note_late(roll, index, "is stopped, by SIGSTOP or a debugger");
+        note_late(survey, index, "is stopped, by SIGSTOP or a debugger");
     } else if (td__deadline_passed(end)) {
-        roll->untold++;
-    } else if (!ask_where(roll->root, rank, roll->key,
+        survey->not_queried++;
+    } else if (!ask_where(survey->root, rank, survey->key,
                           td__deadline_earlier(end, td__deadline_in_ms(ASK_MS)), &last)) {
         exit_reason = td__endpoint_exit_reason(endpoint, rank);
-        note_late(roll, index, exit_reason ? exit_reason : "does not answer");
-    } else if (roll->sequence && last.started >= roll->sequence) {
-        note_come(roll, index);
+        note_late(survey, index, exit_reason ? exit_reason : "does not answer");
+    } else if (survey->sequence && last.started >= survey->sequence) {
+        note_joined(survey, index);
     } else {
         describe_last(&last, text, sizeof text);
-        note_late(roll, index, text);
+        note_late(survey, index, text);
     }
 }
 
-static void call_roll(struct roll *roll, int peer)
+static void take_survey(struct survey *survey, int peer)
 {
-    td__deadline end = td__deadline_in_ms(ROLL_MS);
+    td__deadline end = td__deadline_in_ms(SURVEY_MS);
     int asked = 0;
-    roll->first = -1;
-    for (int i = 0; i < roll->size; i++) {
-        if (i == roll->rank && roll->sequence)
-            note_come(roll, i);
-        if (i == roll->rank || (peer >= 0 && i != peer))
+    survey->first = -1;
+    for (int i = 0; i < survey->size; i++) {
+        if (i == survey->rank && survey->sequence)
+            note_joined(survey, i);
+        if (i == survey->rank || (peer >= 0 && i != peer))
             continue;
         if (asked++ < ASKED)
-            call_one(roll, i, end);
+            query_one(survey, i, end);
         else
-            roll->untold++;
+            survey->not_queried++;
     }
 }
 
-static void roll_text(const struct roll *roll, char text[TD__PROGRESS_TEXT])
+static void survey_text(const struct survey *survey, char text[TD__PROGRESS_TEXT])
 {
     size_t length = 0;
     char more[64];
     text[0] = 0;
-    if (roll->came_count) {
-        add(text, TD__PROGRESS_TEXT, &length, roll->came_count > 1 ? "ranks " : "rank ");
-        add(text, TD__PROGRESS_TEXT, &length, roll->came);
-        add(text, TD__PROGRESS_TEXT, &length, roll->came_count > 1 ? " have come" : " has come");
+    if (survey->joined_count) {
+        add(text, TD__PROGRESS_TEXT, &length, survey->joined_count > 1 ? "ranks " : "rank ");
+        add(text, TD__PROGRESS_TEXT, &length, survey->joined);
+        add(text, TD__PROGRESS_TEXT, &length,
+            survey->joined_count > 1 ? " have joined" : " has joined");
     }
-    const char *late = roll->late;
-    if (!roll->came_count && *late)
+    const char *late = survey->late;
+    if (!survey->joined_count && *late)
         late += 2;
     add(text, TD__PROGRESS_TEXT, &length, late);
-    if (roll->untold) {
-        snprintf(more, sizeof more, "; %d more rank%s not asked", roll->untold,
-                 roll->untold > 1 ? "s were" : " was");
+    if (survey->not_queried) {
+        snprintf(more, sizeof more, "; %d more rank%s not asked", survey->not_queried,
+                 survey->not_queried > 1 ? "s were" : " was");
         add(text, TD__PROGRESS_TEXT, &length, more);
     }
 }
@@ -211,25 +211,25 @@ static void roll_text(const struct roll *roll, char text[TD__PROGRESS_TEXT])
 void td__describe_progress(td_group *group, uint64_t sequence, int peer,
                            char text[TD__PROGRESS_TEXT])
 {
-    struct roll roll = {.root = group->root,
-                        .key = group->key,
-                        .sequence = sequence,
-                        .size = group->size,
-                        .rank = group->rank,
-                        .ranks = group->ranks};
-    call_roll(&roll, peer);
-    roll_text(&roll, text);
+    struct survey survey = {.root = group->root,
+                            .key = group->key,
+                            .sequence = sequence,
+                            .size = group->size,
+                            .rank = group->rank,
+                            .ranks = group->ranks};
+    take_survey(&survey, peer);
+    survey_text(&survey, text);
 }
 
 td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_status status)
 {
-    char roll[TD__PROGRESS_TEXT];
+    char progress[TD__PROGRESS_TEXT];
     struct td__error error;
     if (status != TD_ERR_TIMEOUT || group->size == 1)
         return status;
     td__error_save(&error);
-    td__describe_progress(group, sequence, peer, roll);
-    return td_fail(status, roll[0] ? "%s; %s" : "%s%s", error.text, roll);
+    td__describe_progress(group, sequence, peer, progress);
+    return td_fail(status, progress[0] ? "%s; %s" : "%s%s", error.text, progress);
 }
 
 /* ---- What takes long ------------------------------------------------------------------------- */
@@ -252,18 +252,18 @@ td_status td__stall_check(void)
     return read_limit(&ignored);
 }
 
-/* A picture of the group that has this key; false where there is none any more. */
-static bool picture(struct td__root *root, uint64_t key, struct roll *roll, char name[128])
+/* Copies the group that has this key; false where there is none any more. */
+static bool copy_group(struct td__root *root, uint64_t key, struct survey *survey, char name[128])
 {
     bool found = false;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
-    if (group && group->rank >= 0 && (roll->ranks = malloc(sizeof(int) * (size_t)group->size))) {
-        memcpy(roll->ranks, group->ranks, sizeof(int) * (size_t)group->size);
-        roll->root = root;
-        roll->key = key;
-        roll->size = group->size;
-        roll->rank = group->rank;
+    if (group && group->rank >= 0 && (survey->ranks = malloc(sizeof(int) * (size_t)group->size))) {
+        memcpy(survey->ranks, group->ranks, sizeof(int) * (size_t)group->size);
+        survey->root = root;
+        survey->key = key;
+        survey->size = group->size;
+        survey->rank = group->rank;
         snprintf(name, 128, "%s", group->name);
         found = true;
     }
@@ -271,20 +271,20 @@ static bool picture(struct td__root *root, uint64_t key, struct roll *roll, char
     return found;
 }
 
-/* Of those who wait for the same, the first one speaks. */
+/* Of the ranks that wait for the same call, the first one warns. */
 static void warn(struct td__root *root, uint64_t key, uint64_t sequence, int64_t age_ms,
                  const char *what)
 {
-    struct roll roll = {.sequence = sequence};
+    struct survey survey = {.sequence = sequence};
     char name[128], text[TD__PROGRESS_TEXT];
-    if (!picture(root, key, &roll, name))
+    if (!copy_group(root, key, &survey, name))
         return;
-    call_roll(&roll, -1);
-    roll_text(&roll, text);
-    if (!sequence || roll.first == roll.rank)
+    take_survey(&survey, -1);
+    survey_text(&survey, text);
+    if (!sequence || survey.first == survey.rank)
         td_log(TD_LOG_WARN, "%s on group \"%s\" is not done after %lld s; %s", what, name,
                (long long)(age_ms / 1000), text);
-    free(roll.ranks);
+    free(survey.ranks);
 }
 
 static void on_tick(void *arg)

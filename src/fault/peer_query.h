@@ -1,4 +1,4 @@
-/* What ranks ask each other behind the program's back: where are you, and which news is there. */
+/* Queries that the endpoints of ranks answer for their programs: progress, calls, aborts. */
 #ifndef TD_FAULT_PEER_QUERY_H
 #define TD_FAULT_PEER_QUERY_H
 
@@ -6,25 +6,25 @@
 
 /* Topics of td__endpoint_ask(). */
 enum {
-    TD__TOPIC_WHERE = 1, /* what do you do on this group? */
-    TD__TOPIC_ABORT,     /* this group is given up, see group_state.h */
+    TD__TOPIC_WHERE = 1, /* the progress of the rank on this group */
+    TD__TOPIC_ABORT,     /* this group is aborted, see group_state.h */
     TD__TOPIC_SHRINK,    /* see recovery/shrink.c */
     TD__TOPIC_BARRIER,   /* see recovery/monitored_barrier.c */
-    TD__TOPIC_CALLS,     /* which calls did you make on this group? See call_history.h. */
+    TD__TOPIC_CALLS,     /* the calls of the rank on this group, see call_history.h */
     TD__TOPICS,
 };
 
-/** Answers `rank`, which asks about the group with this key. On the endpoint's thread. */
+/** Answers a query of `rank` about the group with this key. On the endpoint's thread. */
 typedef void td__topic_fn(struct td__root *root, int rank, uint64_t key, uint64_t value,
                           struct td__buffer *answer);
 
-/** Who answers the topics of the components above this one; NULL for the others. recovery/topics.c */
-extern td__topic_fn *const td__topics[TD__TOPICS];
+/** The answers to the topics of the components above this one. recovery/shrink.c, recovery/monitored_barrier.c */
+td__topic_fn td__shrink_answer, td__barrier_answer;
 
-/** TD_ERR_INVALID where TANDEM_STALL_WARN makes no sense. */
+/** TD_ERR_INVALID where TANDEM_STALL_WARN is no number of seconds. */
 td_status td__stall_check(void);
 
-/** Begins to answer, to look after the others, and to warn of what takes long. `first` is made. */
+/** Starts answering, the failure detector, and the warnings of calls that take long. `first` is made. */
 td_status td__peer_query_begin(struct td__root *root);
 
 /** Ends that. */
@@ -32,13 +32,13 @@ void td__peer_query_end(struct td__root *root);
 
 enum { TD__PROGRESS_TEXT = 640 };
 
-/** Who has come to call `sequence` of the group, who has not, and what each of those did last: "ranks 0
- *  and 2 have come; rank 1 has not: its last call was …". Asks the others, within about a second. With
+/** Which ranks have joined call `sequence` of the group, which have not, and what each of those did last: "ranks 0,
+ *  2 have joined; rank 1 finished barrier #2 …". Queries the others, within about a second. With
  *  0, for a message: what `peer` does, or where that is negative what the others do. */
 void td__describe_progress(td_group *group, uint64_t sequence, int peer,
                            char text[TD__PROGRESS_TEXT]);
 
-/** A failure with TD_ERR_TIMEOUT gets the roll call at its end. Returns `status`. */
+/** Appends td__describe_progress() to the last error where `status` is TD_ERR_TIMEOUT. Returns `status`. */
 td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_status status);
 
 #endif

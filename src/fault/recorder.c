@@ -183,7 +183,7 @@ void td__record_end(td_group *group, uint64_t entry, td_status status)
 
 uint64_t td__record_message(td_group *group, const td_call *call, bool posted)
 {
-    bool own = call->tag == TD__TAG_HERE || call->tag == TD__TAG_VERDICT;
+    bool own = call->tag == TD__TAG_ARRIVAL || call->tag == TD__TAG_VERDICT;
     return group->trace.log && !own
                ? begin(group, call, TD__FLIGHT_RUNNING, posted ? TD__FLIGHT_POSTED : 0)
                : 0;

@@ -17,8 +17,8 @@ struct td__trace {
     struct td__flight_log *log;
     const struct td__root *root;
     uint64_t key;
-    int slot;       /* of its name in the log */
-    bool quick;     /* the backend's promise: a collective that has to wait shows in td__waits */
+    int slot;   /* of its name in the log */
+    bool quick; /* the backend's promise: a collective that has to wait shows in td__waits */
     /* Where a small one may turn out to be quick: the td__waits of its thread, and how many there were at
      * the start. Finding a thread local costs a call, so it is found once. */
     const unsigned *waits_here;

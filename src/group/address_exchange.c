@@ -162,6 +162,7 @@ static td_status attend(struct exchange *exchange, char (*names)[TD__ROOT_KEY])
     char key[TD__ROOT_KEY];
     td__epoch_key(root->name, root->rank, key);
     TD_TRY(td_store_add(root->store, key, 1, &exchange->meeting));
+    root->meeting = exchange->meeting;
     for (int r = 0; r < root->size; r++) {
         td__card_key(root->name, exchange->meeting, r, names[r]);
         exchange->keys[r] = names[r];

@@ -2,7 +2,6 @@
 #include "base/fail.h"
 #include "call/operation.h"
 #include "group/process_group.h"
-#include "reduce/reduction.h"
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
@@ -34,10 +33,20 @@ static td_status check_rank(const td_group *group, const td_call *call, const ch
                    group->name);
 }
 
-static td_status check_op(const td_call *call)
+static bool reduces(td_op_kind kind)
 {
-    struct td__reduction reduction;
-    td_status status = td__reduction_of(call->op, call->dtype, &reduction);
+    return kind == TD_OP_REDUCE || kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE_SCATTER;
+}
+
+static td_status set_reduction(struct td__operation *operation)
+{
+    const td_call *call = &operation->call;
+    if (!reduces(call->kind)) {
+        operation->reduction = (struct td__reduction){
+            .dtype = call->dtype, .op = TD_SUM, .factor = 1};
+        return TD_OK;
+    }
+    td_status status = td__reduction_of(call->op, call->dtype, &operation->reduction);
     return status ? td_fail(status, "%s: %s", td_op_kind_name(call->kind), td_last_error()) : TD_OK;
 }
 
@@ -62,19 +71,28 @@ struct sides {
     size_t inputs, outputs;
 };
 
-/* In place are the same buffer on both sides, or the rank's own part of the side that has all parts. */
+bool td__call_overlaps(const td_group *group, const td_call *call, size_t input_bytes,
+                       size_t output_bytes)
+{
+    uintptr_t in = (uintptr_t)call->input, out = (uintptr_t)call->output;
+    size_t rank = (size_t)group->rank;
+    if (!input_bytes || !output_bytes || in >= out + output_bytes || out >= in + input_bytes)
+        return false;
+    if (call->input_counts && call->kind == TD_OP_ALL_TO_ALL)
+        return true;
+    if (call->input_counts) {
+        size_t own = td__sum_counts(call->input_counts, group->rank) * td_dtype_size(call->dtype);
+        return input_bytes <= output_bytes ? in != out + own : out != in + own;
+    }
+    if (input_bytes <= output_bytes)
+        return in != out + (input_bytes < output_bytes ? rank * input_bytes : 0);
+    return out != in + rank * output_bytes;
+}
+
 static td_status check_overlap(const td_group *group, const td_call *call, struct sides sides)
 {
     size_t element = td_dtype_size(call->dtype);
-    uintptr_t in = (uintptr_t)call->input, out = (uintptr_t)call->output;
-    size_t own = sides.inputs == sides.outputs ? 0 : call->count * (size_t)group->rank * element;
-    if (call->input_counts) /* of all_gather or reduce_scatter */
-        own = td__sum_counts(call->input_counts, group->rank) * element;
-    if (!sides.inputs || !sides.outputs || in >= out + sides.outputs * element ||
-        out >= in + sides.inputs * element)
-        return TD_OK;
-    bool in_place = sides.inputs <= sides.outputs ? in == out + own : out == in + own;
-    if (in_place && !(call->input_counts && call->kind == TD_OP_ALL_TO_ALL))
+    if (!td__call_overlaps(group, call, sides.inputs * element, sides.outputs * element))
         return TD_OK;
     return td_fail(
         TD_ERR_INVALID,
@@ -125,15 +143,14 @@ static td_status count_parts(const td_group *group, td_call *call, struct sides 
 
 /* Scatter and gather: the root has the parts of all on one side, every rank one part on the other. What
  * this rank has no use for becomes NULL. */
-static td_status check_collective(const td_group *group, td_call *call, int root)
+static td_status check_collective(const td_group *group, struct td__operation *operation, int root)
 {
+    td_call *call = &operation->call;
     size_t one = call->count, all = one * (size_t)group->size;
     struct sides sides = {one, one};
     bool rooted = call->kind == TD_OP_BROADCAST || call->kind == TD_OP_REDUCE ||
                   call->kind == TD_OP_SCATTER || call->kind == TD_OP_GATHER;
-    if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
-        call->kind == TD_OP_REDUCE_SCATTER)
-        TD_TRY(check_op(call));
+    TD_TRY(set_reduction(operation));
     if (rooted)
         TD_TRY(check_rank(group, call, "root", root, &call->root));
     if (call->kind == TD_OP_SCATTER || call->kind == TD_OP_REDUCE_SCATTER ||
@@ -180,11 +197,14 @@ td_status td__check_tag(const td_call *call)
                    td_op_kind_name(call->kind), call->tag);
 }
 
-td_status td__group_call(td_group *group, td_call *call, int rank, td_work **work)
+td_status td__group_call(td_group *group, struct td__operation *operation, int rank, td_work **work)
 {
+    td_call *call = &operation->call;
     call->root = call->peer = -1;
-    if (call->kind == TD_OP_BARRIER)
-        return td__group_run(group, call, work);
+    if (call->kind == TD_OP_BARRIER) {
+        set_reduction(operation);
+        return td__group_run(group, operation, work);
+    }
     TD_TRY(check_count(group, call));
     if (call->kind >= TD_OP_SEND) {
         TD_TRY(
@@ -192,92 +212,100 @@ td_status td__group_call(td_group *group, td_call *call, int rank, td_work **wor
         TD_TRY(td__check_message(group, call, rank));
         return td__group_post(group, call, work);
     }
-    TD_TRY(check_collective(group, call, rank));
-    return td__group_run(group, call, work);
+    TD_TRY(check_collective(group, operation, rank));
+    return td__group_run(group, operation, work);
 }
 
 /* ---- The calls ------------------------------------------------------------------------------- */
 
-static td_status enter_and_call(td_group *group, td_call *call, int rank, td_work **work)
+static td_status enter_and_call(td_group *group, struct td__operation *operation, int rank,
+                                td_work **work)
 {
-    group = td__group_enter(group, td_op_kind_name(call->kind));
-    return group ? td__group_call(group, call, rank, work) : TD_ERR_STATE;
+    group = td__group_enter(group, td_op_kind_name(operation->call.kind));
+    return group ? td__group_call(group, operation, rank, work) : TD_ERR_STATE;
 }
 
-/* All fields have a value here: what clears a struct as a whole takes longer than a small call may. */
-static td_call data_call(td_op_kind kind, void *output, const void *input, size_t count,
-                         td_dtype dtype, td_reduce_op op)
+/* Sets all fields of the call: clearing the struct as a whole takes longer than a small call may. */
+static inline void set_call(struct td__operation *operation, td_op_kind kind, void *output,
+                            const void *input, size_t count, td_dtype dtype, td_reduce_op op)
 {
-    td_call call;
-    call.kind = kind;
-    call.input = input;
-    call.output = output;
-    call.count = count;
-    call.input_counts = call.output_counts = NULL;
-    call.dtype = dtype;
-    call.op = op;
-    call.root = call.peer = -1;
-    call.tag = 0;
-    call.timeout_ms = 0;
-    call.sequence = 0;
-    call.detail = 0;
-    return call;
+    td_call *call = &operation->call;
+    call->kind = kind;
+    call->input = input;
+    call->output = output;
+    call->count = count;
+    call->input_counts = call->output_counts = NULL;
+    call->dtype = dtype;
+    call->op = op;
+    call->root = call->peer = -1;
+    call->tag = 0;
+    call->timeout_ms = 0;
+    call->sequence = 0;
+    call->detail = 0;
 }
 
 td_status td_group_broadcast(void *data, size_t count, td_dtype dtype, int src, td_group *group,
                              td_work **work)
 {
-    td_call call = data_call(TD_OP_BROADCAST, data, data, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, src, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_BROADCAST, data, data, count, dtype, TD_SUM);
+    return enter_and_call(group, &operation, src, work);
 }
 
 td_status td_group_all_reduce(void *output, const void *input, size_t count, td_dtype dtype,
                               td_reduce_op op, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_REDUCE, output, input, count, dtype, op);
-    return enter_and_call(group, &call, -1, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_ALL_REDUCE, output, input, count, dtype, op);
+    return enter_and_call(group, &operation, -1, work);
 }
 
 td_status td_group_reduce(void *output, const void *input, size_t count, td_dtype dtype, int dst,
                           td_reduce_op op, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_REDUCE, output, input, count, dtype, op);
-    return enter_and_call(group, &call, dst, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_REDUCE, output, input, count, dtype, op);
+    return enter_and_call(group, &operation, dst, work);
 }
 
 td_status td_group_scatter(void *output, const void *input, size_t count, td_dtype dtype, int src,
                            td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_SCATTER, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, src, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_SCATTER, output, input, count, dtype, TD_SUM);
+    return enter_and_call(group, &operation, src, work);
 }
 
 td_status td_group_gather(void *output, const void *input, size_t count, td_dtype dtype, int dst,
                           td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_GATHER, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, dst, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_GATHER, output, input, count, dtype, TD_SUM);
+    return enter_and_call(group, &operation, dst, work);
 }
 
 td_status td_group_all_gather(void *output, const void *input, size_t count, td_dtype dtype,
                               td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_GATHER, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, -1, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_ALL_GATHER, output, input, count, dtype, TD_SUM);
+    return enter_and_call(group, &operation, -1, work);
 }
 
 td_status td_group_reduce_scatter(void *output, const void *input, size_t count, td_dtype dtype,
                                   td_reduce_op op, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_REDUCE_SCATTER, output, input, count, dtype, op);
-    return enter_and_call(group, &call, -1, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_REDUCE_SCATTER, output, input, count, dtype, op);
+    return enter_and_call(group, &operation, -1, work);
 }
 
 td_status td_group_all_to_all(void *output, const void *input, size_t count, td_dtype dtype,
                               td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_TO_ALL, output, input, count, dtype, TD_SUM);
-    return enter_and_call(group, &call, -1, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_ALL_TO_ALL, output, input, count, dtype, TD_SUM);
+    return enter_and_call(group, &operation, -1, work);
 }
 
 td_status td_group_all_to_all_v(void *output, const void *input, const size_t *output_counts,
@@ -287,16 +315,18 @@ td_status td_group_all_to_all_v(void *output, const void *input, const size_t *o
     if (!input_counts || !output_counts)
         return td_fail(TD_ERR_INVALID, "all_to_all: the list of %s counts is NULL",
                        input_counts ? "output" : "input");
-    td_call call = data_call(TD_OP_ALL_TO_ALL, output, input, 0, dtype, TD_SUM);
-    call.input_counts = input_counts;
-    call.output_counts = output_counts;
-    return enter_and_call(group, &call, -1, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_ALL_TO_ALL, output, input, 0, dtype, TD_SUM);
+    operation.call.input_counts = input_counts;
+    operation.call.output_counts = output_counts;
+    return enter_and_call(group, &operation, -1, work);
 }
 
 /* Equal parts are the even call: all ranks have the same list, and so find the same. */
-static td_status call_with_parts(td_call *call, const size_t *counts, td_group *group,
-                                 td_work **work)
+static td_status call_with_parts(struct td__operation *operation, const size_t *counts,
+                                 td_group *group, td_work **work)
 {
+    td_call *call = &operation->call;
     group = td__group_enter(group, td_op_kind_name(call->kind));
     if (!group)
         return TD_ERR_STATE;
@@ -310,44 +340,49 @@ static td_status call_with_parts(td_call *call, const size_t *counts, td_group *
         call->count = counts[0];
     else
         call->input_counts = call->output_counts = counts;
-    return td__group_call(group, call, -1, work);
+    return td__group_call(group, operation, -1, work);
 }
 
 td_status td_group_all_gather_v(void *output, const void *input, const size_t *counts,
                                 td_dtype dtype, td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_ALL_GATHER, output, input, 0, dtype, TD_SUM);
-    return call_with_parts(&call, counts, group, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_ALL_GATHER, output, input, 0, dtype, TD_SUM);
+    return call_with_parts(&operation, counts, group, work);
 }
 
 td_status td_group_reduce_scatter_v(void *output, const void *input, const size_t *counts,
                                     td_dtype dtype, td_reduce_op op, td_group *group,
                                     td_work **work)
 {
-    td_call call = data_call(TD_OP_REDUCE_SCATTER, output, input, 0, dtype, op);
-    return call_with_parts(&call, counts, group, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_REDUCE_SCATTER, output, input, 0, dtype, op);
+    return call_with_parts(&operation, counts, group, work);
 }
 
 td_status td_group_barrier(td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_BARRIER, NULL, NULL, 0, TD_U8, TD_SUM);
-    return enter_and_call(group, &call, -1, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_BARRIER, NULL, NULL, 0, TD_U8, TD_SUM);
+    return enter_and_call(group, &operation, -1, work);
 }
 
 td_status td_group_send(const void *data, size_t count, td_dtype dtype, int dst, int tag,
                         td_group *group, td_work **work)
 {
-    td_call call = data_call(TD_OP_SEND, NULL, data, count, dtype, TD_SUM);
-    call.tag = tag;
-    TD_TRY(td__check_tag(&call));
-    return enter_and_call(group, &call, dst, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_SEND, NULL, data, count, dtype, TD_SUM);
+    operation.call.tag = tag;
+    TD_TRY(td__check_tag(&operation.call));
+    return enter_and_call(group, &operation, dst, work);
 }
 
 td_status td_group_recv(void *data, size_t count, td_dtype dtype, int src, int tag, td_group *group,
                         td_work **work)
 {
-    td_call call = data_call(TD_OP_RECV, data, NULL, count, dtype, TD_SUM);
-    call.tag = tag;
-    TD_TRY(td__check_tag(&call));
-    return enter_and_call(group, &call, src, work);
+    struct td__operation operation;
+    set_call(&operation, TD_OP_RECV, data, NULL, count, dtype, TD_SUM);
+    operation.call.tag = tag;
+    TD_TRY(td__check_tag(&operation.call));
+    return enter_and_call(group, &operation, src, work);
 }

@@ -1,21 +1,29 @@
-/* Groups: making, destroying, translating ranks; see process_group.h.
+/* Groups: making, ending, translating ranks; see process_group.h.
  *
- * A group's number must be the same on all its members without anybody being asked. It is the hash of
- * its list of ranks and of how often this list was made a group before, which all members count
- * alike. */
+ * A group's key must be the same on all its members without communication. It is the hash of its list of ranks
+ * and of how many groups of this list were made before, which all members count alike. The name of a group that
+ * was given none is made of the same, and of the tag of its world.
+ *
+ * A group that its world has ended stays as a shell, since the caller still has the handle: its ranks, its name,
+ * and a root whose fork generation no process has, so that the comparison in td__group_enter() which catches
+ * groups of a parent process catches shells as well. */
 #include "group/process_group.h"
 
 #include "base/buffer.h"
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "base/thread.h"
 #include "call/operation.h"
 #include "group/root.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct made { /* how often a list of ranks was made a group */
+enum { NAME_LIST = 24 }; /* bytes of a list of ranks that a name shows */
+
+struct made { /* how many groups of a list of ranks were made */
     struct td__map_node node;
     unsigned count;
     char key[];
@@ -26,10 +34,10 @@ static uint64_t hash(const char *text)
     uint64_t value = 14695981039346656037u;
     for (; *text; text++)
         value = (value ^ (unsigned char)*text) * 1099511628211u;
-    return value | 1; /* 0 is nobody's */
+    return value | 1; /* 0 is no key */
 }
 
-/* "0,1,5", or "0-7" for a run; for the key of a group, and for its name where it has no other. */
+/* "0,1,5", or "0-7" for a run; for the key of a group, and for its name where it is given none. */
 static char *list_text(const int *ranks, int count)
 {
     struct td__buffer text = {0};
@@ -74,7 +82,7 @@ static int count_made(struct td__root *root, const char *list)
     return count;
 }
 
-/* It did not become one after all. */
+/* No group was made after all. */
 static void discount(struct td__root *root, const char *list, int number)
 {
     pthread_mutex_lock(&root->lock);
@@ -96,7 +104,39 @@ void td__root_forget_names(struct td__root *root)
     td__map_free(&root->names);
 }
 
-static void free_group(td_group *group)
+/* "0-3", "0-3#1" for the second group of these ranks, "0-3@3f2a91" in a world with a tag. A long list is cut, and
+ * told apart by its hash. */
+static char *make_name(const struct td__root *root, const char *list, int number)
+{
+    char cut[64], count[16] = "", *name;
+    if (strlen(list) > NAME_LIST)
+        snprintf(cut, sizeof cut, "%.*s..~%06llx", NAME_LIST, list,
+                 (unsigned long long)(hash(list) & 0xffffff));
+    else
+        snprintf(cut, sizeof cut, "%s", list);
+    if (number)
+        snprintf(count, sizeof count, "#%d", number);
+    return asprintf(&name, "%s%s%s", cut, root->tag, count) < 0 ? NULL : name;
+}
+
+/* ---- Shells ---------------------------------------------------------------------------------- */
+
+struct td__root td__ended_world = {.generation = UINT_MAX,
+                                   .name = "td_destroy_process_group() was called"};
+struct td__root td__ended_opened = {.generation = UINT_MAX,
+                                    .name = "td_group_destroy() was called for its world"};
+
+/* Guards the list of shells, from which those that nobody destroys are reachable; nothing is taken after it. */
+static pthread_mutex_t shells_lock = PTHREAD_MUTEX_INITIALIZER;
+static td_group *shells;
+
+static bool is_shell(const td_group *group)
+{
+    return group->root == &td__ended_world || group->root == &td__ended_opened;
+}
+
+/* All that a shell does not need. */
+static void strip(td_group *group)
 {
     td_store_close(group->context.store);
     pthread_cond_destroy(&group->changed);
@@ -104,10 +144,48 @@ static void free_group(td_group *group)
     free((char *)group->context.options);
     free((void *)group->monitored_arrivals);
     free(group->reason);
+    group->context = (td_backend_context){0};
+    group->monitored_arrivals = NULL;
+    group->reason = NULL;
+    group->ops = NULL;
+    group->self = NULL;
+    group->history = NULL;
+}
+
+static void free_stripped(td_group *group)
+{
     free(group->ranks);
     free(group->name);
     free(group);
 }
+
+static void keep_shell(td_group *group, struct td__root *ended)
+{
+    strip(group);
+    group->root = ended;
+    pthread_mutex_lock(&shells_lock);
+    group->before = NULL;
+    group->next = shells;
+    if (shells)
+        shells->before = group;
+    shells = group;
+    pthread_mutex_unlock(&shells_lock);
+}
+
+static void free_shell(td_group *group)
+{
+    pthread_mutex_lock(&shells_lock);
+    if (group->before)
+        group->before->next = group->next;
+    else
+        shells = group->next;
+    if (group->next)
+        group->next->before = group->before;
+    pthread_mutex_unlock(&shells_lock);
+    free_stripped(group);
+}
+
+/* ---- Making ---------------------------------------------------------------------------------- */
 
 /* A member's group: its part of the store and its backend. */
 static td_status serve(td_group *group, const char *key, const td_group_options *options)
@@ -153,7 +231,8 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count, con
     if (!group || !group->ranks || number < 0 ||
         (given ? asprintf(&key, "%s@%s", list, given) : asprintf(&key, "%s#%d", list, number)) < 0)
         goto no_memory;
-    group->name = options->name ? strdup(options->name) : strdup(number ? key : list);
+    group->name = options->name ? strdup(options->name) : make_name(root, list, number);
+    group->named = options->name != NULL;
     if (!group->name)
         goto no_memory;
     memcpy(group->ranks, ranks, sizeof *ranks * (size_t)count);
@@ -176,93 +255,13 @@ no_memory:
 free_all:
     if (number >= 0 && !given)
         discount(root, list, number);
-    if (group)
-        free_group(group);
+    if (group) {
+        strip(group);
+        free_stripped(group);
+    }
     free(list);
     free(key);
     return status;
-}
-
-void td__group_free(td_group *group)
-{
-    if (group->rank >= 0) {
-        td__group_drain(group);
-        group->ops->destroy(group->self);
-    }
-    td__recorder_remove_group(group);
-    free_group(group);
-}
-
-td_status td__group_verify(td_group *group, td__deadline deadline)
-{
-    if (group->rank < 0 || !group->ops->verify)
-        return TD_OK;
-    td__group_drain(group);
-    if (atomic_load(&group->broken))
-        return TD_OK;
-    return group->ops->verify(group->self, td__deadline_poll_ms(deadline));
-}
-
-void td__group_end(td_group *group)
-{
-    struct td__root *root = group->root;
-    td__group_drain(group); /* others may still have to say something to those who wait in it */
-    pthread_mutex_lock(&root->lock);
-    for (td_group **link = &root->groups; *link; link = &(*link)->next)
-        if (*link == group) {
-            *link = group->next;
-            break;
-        }
-    pthread_mutex_unlock(&root->lock);
-    td__group_free(group);
-}
-
-td_status td_group_abort(td_group *group)
-{
-    group = td__group_enter(group, "td_group_abort");
-    if (!group)
-        return TD_ERR_STATE;
-    td__group_use(group);
-    td__abort_own(group, TD__GIVEN_UP_ABORT, true);
-    td__group_unuse(group);
-    return TD_OK;
-}
-
-td_status td_group_destroy(td_group *group)
-{
-    if (!group || group == td__world() || group->root->generation != td__fork_generation())
-        return TD_OK;
-    if (group->first)
-        return td__root_close(group);
-    td_status status = td__group_verify(group, td__deadline_in_ms(TD__VERIFY_MS));
-    td__group_end(group);
-    return status;
-}
-
-/* ---- Making more of them --------------------------------------------------------------------- */
-
-static td_status check_list(const struct td__root *root, const char *what, const int *ranks,
-                            int count)
-{
-    char *seen = calloc((size_t)root->size, 1);
-    td_status status = seen ? TD_OK : td__fail_nomem(what);
-    for (int i = 0; i < count && !status; i++) {
-        if (ranks[i] < 0 || ranks[i] >= root->size)
-            status = td_fail(TD_ERR_INVALID, "%s: rank %d is out of range; ranks are 0 to %d", what,
-                             ranks[i], root->size - 1);
-        else if (seen[ranks[i]]++)
-            status = td_fail(TD_ERR_INVALID, "%s: rank %d is in the list twice", what, ranks[i]);
-    }
-    free(seen);
-    return status;
-}
-
-static td_status check_options(const char *what, const td_group_options *options)
-{
-    if (options->timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "%s: the timeout is %lld ms; it must be positive, or 0",
-                       what, (long long)options->timeout_ms);
-    return TD_OK;
 }
 
 td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
@@ -280,155 +279,118 @@ td_status td__group_add(struct td__root *root, const int *ranks, int count, cons
     return TD_OK;
 }
 
-td_status td_new_group(const int *ranks, int count, const td_group_options *options,
-                       td_group **group)
+/* ---- Ending ---------------------------------------------------------------------------------- */
+
+void td__group_close(td_group *group, struct td__root *ended)
 {
-    td_group *world = td__group_enter(NULL, "td_new_group");
-    td_group_options none = {0};
-    if (!world)
-        return TD_ERR_STATE;
-    if (!group)
-        return td_fail(TD_ERR_INVALID, "td_new_group: the result is NULL");
-    if (!ranks) {
-        ranks = world->ranks;
-        count = world->size;
+    if (group->rank >= 0) {
+        td__group_drain(group);
+        group->ops->destroy(group->self);
     }
-    if (count < 1)
-        return td_fail(TD_ERR_INVALID, "td_new_group: %d ranks make no group", count);
-    options = options ? options : &none;
-    TD_TRY(check_options("td_new_group", options));
-    TD_TRY(check_list(world->root, "td_new_group", ranks, count));
-    return td__group_add(world->root, ranks, count, NULL, options, group);
+    td__recorder_remove_group(group);
+    if (ended) {
+        keep_shell(group, ended);
+        return;
+    }
+    strip(group);
+    free_stripped(group);
 }
 
-td_status td_new_subgroups_by_enumeration(const int *ranks, const int *counts, int groups,
-                                          const td_group_options *options, td_group **group)
+td_status td__group_verify(td_group *group, td__deadline deadline)
 {
-    static const char *what = "td_new_subgroups_by_enumeration";
-    td_group *world = td__group_enter(NULL, what), *own = NULL;
-    td_group_options none = {0};
-    int total = 0, first = 0;
-    if (!world)
+    if (group->rank < 0 || !group->ops->verify)
+        return TD_OK;
+    td__group_drain(group);
+    if (atomic_load(&group->broken))
+        return TD_OK;
+    int left = td__deadline_poll_ms(deadline);
+    return group->ops->verify(group->self, left ? left : TD_NOW);
+}
+
+void td__group_end(td_group *group, struct td__root *ended)
+{
+    struct td__root *root = group->root;
+    td__group_drain(
+        group); /* threads that wait in it may still need other ranks' answers about it */
+    pthread_mutex_lock(&root->lock);
+    for (td_group **link = &root->groups; *link; link = &(*link)->next)
+        if (*link == group) {
+            *link = group->next;
+            break;
+        }
+    pthread_mutex_unlock(&root->lock);
+    td__group_close(group, ended);
+}
+
+td_status td_group_abort(td_group *group)
+{
+    group = td__group_enter(group, "td_group_abort");
+    if (!group)
         return TD_ERR_STATE;
-    if (!ranks || !counts || !group || groups < 1)
-        return td_fail(TD_ERR_INVALID, "%s: needs a list of ranks and of counts, and a result",
-                       what);
-    for (int i = 0; i < groups; i++) {
-        if (counts[i] < 1)
-            return td_fail(TD_ERR_INVALID, "%s: %d ranks make no group", what, counts[i]);
-        if (counts[i] > world->size - total)
-            return td_fail(TD_ERR_INVALID,
-                           "%s: more ranks than the world's %d; groups may not "
-                           "overlap",
-                           what, world->size);
-        total += counts[i];
-    }
-    options = options ? options : &none;
-    TD_TRY(check_options(what, options));
-    TD_TRY(check_list(world->root, what, ranks, total));
-    for (int i = 0; i < groups; first += counts[i++])
-        for (int k = 0; k < counts[i]; k++)
-            if (ranks[first + k] == world->root->rank)
-                TD_TRY(td__group_add(world->root, ranks + first, counts[i], NULL, options, &own));
-    *group = own;
+    td__group_use(group);
+    td__abort_own(group, TD__GIVEN_UP_ABORT, true);
+    td__group_unuse(group);
     return TD_OK;
 }
 
-td_status td_new_subgroups(int group_size, const td_group_options *options, td_group **group)
+td_status td_group_destroy(td_group *group)
 {
-    td_group *world = td__group_enter(NULL, "td_new_subgroups");
-    if (!world)
-        return TD_ERR_STATE;
-    if (group_size < 1 || world->size % group_size)
-        return td_fail(TD_ERR_INVALID,
-                       "td_new_subgroups: a world of %d cannot be cut into groups of %d",
-                       world->size, group_size);
-    int first = world->rank / group_size * group_size;
     if (!group)
-        return td_fail(TD_ERR_INVALID, "td_new_subgroups: the result is NULL");
-    td_group_options none = {0};
-    options = options ? options : &none;
-    TD_TRY(check_options("td_new_subgroups", options));
-    return td__group_add(world->root, world->ranks + first, group_size, NULL, options, group);
-}
-
-struct wish {
-    int32_t color, key;
-};
-
-static int compare_members(const void *a, const void *b)
-{
-    const int64_t *x = a, *y = b;
-    return *x < *y ? -1 : *x > *y;
-}
-
-static td_status split(td_group *parent, int color, int key, const td_group_options *options,
-                       td_group **group)
-{
-    size_t size = (size_t)parent->size;
-    struct wish own = {color, key}, *wishes = malloc(size * sizeof *wishes);
-    int64_t *order = malloc(size * sizeof *order);
-    int *ranks = malloc(size * sizeof *ranks), count = 0;
-    td_status status = wishes && order && ranks ? TD_OK : td__fail_nomem("td_group_split");
-    if (!status)
-        status = td__group_call(parent,
-                                &(td_call){.kind = TD_OP_ALL_GATHER,
-                                           .input = &own,
-                                           .output = wishes,
-                                           .count = 2,
-                                           .dtype = TD_I32,
-                                           .detail = TD__DETAIL_SPLIT},
-                                -1, NULL);
-    for (int i = 0; i < parent->size && !status; i++)
-        if (wishes[i].color == color)
-            order[count++] = ((int64_t)wishes[i].key + INT32_MAX + 1) << 31 | i;
-    if (!status && color >= 0) {
-        qsort(order, (size_t)count, sizeof *order, compare_members);
-        for (int i = 0; i < count; i++)
-            ranks[i] = parent->ranks[order[i] & INT32_MAX];
-        status = td__group_add(parent->root, ranks, count, NULL, options, group);
-    } else if (!status) {
-        *group = NULL;
+        return TD_OK;
+    if (is_shell(group)) {
+        free_shell(group);
+        return TD_OK;
     }
-    free(wishes);
-    free(order);
-    free(ranks);
-    return status;
-}
-
-td_status td_group_split(td_group *parent, int color, int key, const td_group_options *options,
-                         td_group **group)
-{
-    parent = td__group_enter(parent, "td_group_split");
-    td_group_options none = {0};
-    if (!parent)
-        return TD_ERR_STATE;
-    if (!group)
-        return td_fail(TD_ERR_INVALID, "td_group_split: the result is NULL");
-    options = options ? options : &none;
-    TD_TRY(check_options("td_group_split", options));
-    td__group_use(parent);
-    td_status status = split(parent, color, key, options, group);
-    td__group_unuse(parent);
+    if (group->root->generation != td__fork_generation())
+        return TD_OK;
+    if (group == td__world()) {
+        group->handed_out = false;
+        return TD_OK;
+    }
+    if (group->first) {
+        td__world_forget(group->root);
+        return td__root_close(group, &td__ended_opened);
+    }
+    td_status status = td__group_verify(group, td__deadline_in_ms(TD__VERIFY_MS));
+    td__group_end(group, NULL);
     return status;
 }
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
 
+/* TD_ERR_STATE: why `group` cannot be used, or that there is none. */
+static void refuse(const td_group *group, const char *what)
+{
+    if (!group)
+        td_fail(TD_ERR_STATE, "%s: there is no world yet; call td_init_process_group() first",
+                what);
+    else if (is_shell(group))
+        td_fail(TD_ERR_STATE, "%s: group \"%s\" has ended: %s", what, group->name,
+                group->root->name);
+    else if (group->root->generation != td__fork_generation())
+        td_fail(TD_ERR_STATE,
+                "%s: group \"%s\" was made before a fork(), and belongs to the parent process",
+                what, group->name);
+    else
+        td_fail(TD_ERR_STATE, "%s: rank %d is not in group \"%s\"", what, group->root->rank,
+                group->name);
+}
+
 td_group *td__group_enter(td_group *group, const char *what)
 {
     td_group *found = group ? group : td__world();
-    if (!found)
-        td_fail(TD_ERR_STATE, "%s: there is no world yet; call td_init_process_group() first",
-                what);
-    else if (found->root->generation != td__fork_generation())
-        td_fail(TD_ERR_STATE,
-                "%s: the group was made before a fork(), and belongs to the parent process", what);
-    else if (found->rank < 0)
-        td_fail(TD_ERR_STATE, "%s: rank %d is not in group \"%s\"", what, found->root->rank,
-                found->name);
-    else
+    if (found && found->root->generation == td__fork_generation() && found->rank >= 0)
         return found;
+    refuse(found, what);
+    return NULL;
+}
+
+struct td__root *td__root_enter(td_group *group, const char *what)
+{
+    td_group *found = group ? group : td__world();
+    if (found && found->root->generation == td__fork_generation())
+        return found->root;
+    refuse(found, what);
     return NULL;
 }
 
@@ -486,12 +448,18 @@ td_status td_get_process_group_ranks(const td_group *group, int *ranks)
     if (!group)
         return td_fail(TD_ERR_STATE, "td_get_process_group_ranks: there is no world yet");
     if (group->rank < 0)
-        return td_fail(TD_ERR_STATE, "td_get_process_group_ranks: rank %d is not in group \"%s\"",
-                       group->root->rank, group->name);
+        return td_fail(TD_ERR_STATE, "td_get_process_group_ranks: this rank is not in group \"%s\"",
+                       group->name);
     if (!ranks)
         return td_fail(TD_ERR_INVALID, "td_get_process_group_ranks: the result is NULL");
     memcpy(ranks, group->ranks, sizeof *ranks * (size_t)group->size);
     return TD_OK;
+}
+
+uint64_t td_group_sequence(const td_group *group)
+{
+    group = known(group);
+    return group ? atomic_load_explicit(&group->sequence, memory_order_relaxed) : 0;
 }
 
 td_status td_group_set_timeout(td_group *group, int64_t timeout_ms)
@@ -499,9 +467,7 @@ td_status td_group_set_timeout(td_group *group, int64_t timeout_ms)
     group = td__group_enter(group, "td_group_set_timeout");
     if (!group)
         return TD_ERR_STATE;
-    if (timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "td_group_set_timeout: %lld ms is negative",
-                       (long long)timeout_ms);
+    TD_TRY(td__check_kept_timeout("td_group_set_timeout", "the timeout", timeout_ms));
     group->timeout_ms = timeout_ms ? timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
     return TD_OK;
 }

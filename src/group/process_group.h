@@ -22,15 +22,22 @@ static inline void td__group_unuse(td_group *group)
 }
 
 /** Runs a checked collective: here and now, or as a work. */
-td_status td__group_run(td_group *group, td_call *call, td_work **work);
+td_status td__group_run(td_group *group, struct td__operation *operation, td_work **work);
 
 /** Starts a checked send or recv, and waits for it where `work` is NULL. Its timeout is that of the call
  *  where it has one. */
 td_status td__group_post(td_group *group, const td_call *call, td_work **work);
 
-/** Checks `call` and carries it out, or starts it where `work` is not NULL. `group` is one that td__group_enter()
- *  has returned, `rank` the root, source or destination, a rank of the world; the call gets the rank in the group. */
-td_status td__group_call(td_group *group, td_call *call, int rank, td_work **work);
+/** Checks a call and carries it out, or starts it where `work` is not NULL. `group` is one that td__group_enter() has
+ *  returned, `rank` the root, source or destination, a rank of the world; the call gets the rank in the group, and the
+ *  operation its reduction. */
+td_status td__group_call(td_group *group, struct td__operation *operation, int rank,
+                         td_work **work);
+
+/** Whether the input and the output of a collective, of so many bytes, overlap other than in place: the same buffer
+ *  on both sides, or this rank's own part of the side that has all parts. */
+bool td__call_overlaps(const td_group *group, const td_call *call, size_t input_bytes,
+                       size_t output_bytes);
 
 /** The checks of it that need no buffer: the other rank of a message; its tag, unless it is the library's own. */
 td_status td__check_message(const td_group *group, td_call *call, int other);
@@ -83,7 +90,6 @@ struct td__backend {
 extern struct td__backend td__builtin_backends[];
 
 /** The reduction of a td_reduce_op on `dtype`, checked; TD_ERR_INVALID where there is no such one. */
-struct td__reduction;
 td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction *reduction);
 
 /** The world, or NULL. */

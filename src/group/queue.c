@@ -12,6 +12,7 @@
  * A call that failed because of another rank leaves the ranks out of step: the group is broken then,
  * and every later call fails with the same sentence. */
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "base/thread.h"
 #include "fault/peer_query.h"
 #include "group/process_group.h"
@@ -25,9 +26,7 @@ static _Thread_local int64_t thread_timeout_ms;
 
 td_status td_set_call_timeout(int64_t timeout_ms)
 {
-    if (timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "td_set_call_timeout: %lld ms is negative",
-                       (long long)timeout_ms);
+    TD_TRY(td__check_kept_timeout("td_set_call_timeout", "the timeout", timeout_ms));
     thread_timeout_ms = timeout_ms;
     return TD_OK;
 }
@@ -103,7 +102,7 @@ static td_work *take(td_group *group)
 static td_work *do_one(td_group *group, td_work *work, const td_work *last)
 {
     work->begin_ns = td__now_ns();
-    td_status status = carry_out(group, &work->call, work->entry);
+    td_status status = carry_out(group, &work->operation.call, work->entry);
     work->end_ns = td__now_ns();
     pthread_mutex_lock(&group->lock);
     atomic_fetch_sub_explicit(&group->pending, 1, memory_order_acq_rel);
@@ -191,15 +190,16 @@ void td__group_help(td_work *work)
 static bool keep_counts(td_work *work, int size)
 {
     size_t n = (size_t)size;
-    if (!work->call.input_counts)
+    td_call *call = &work->operation.call;
+    if (!call->input_counts)
         return true;
     work->counts = malloc(2 * n * sizeof *work->counts);
     if (!work->counts)
         return false;
-    memcpy(work->counts, work->call.input_counts, n * sizeof *work->counts);
-    memcpy(work->counts + n, work->call.output_counts, n * sizeof *work->counts);
-    work->call.input_counts = work->counts;
-    work->call.output_counts = work->counts + n;
+    memcpy(work->counts, call->input_counts, n * sizeof *work->counts);
+    memcpy(work->counts + n, call->output_counts, n * sizeof *work->counts);
+    call->input_counts = work->counts;
+    call->output_counts = work->counts + n;
     return true;
 }
 
@@ -210,11 +210,12 @@ static void discard(td_work *work)
 }
 
 /* Puts the call into the queue; called with the lock held. */
-static td_status enqueue(td_group *group, const td_call *call, td_work **work_out)
+static td_status enqueue(td_group *group, const struct td__operation *operation, td_work **work_out)
 {
-    td_work *work = td__work_create(group, call);
+    td_work *work = td__work_create(group, &operation->call);
     if (!work)
         return TD_ERR_NOMEM;
+    work->operation.reduction = operation->reduction;
     if (!keep_counts(work, group->size)) {
         discard(work);
         return td__fail_nomem("work");
@@ -231,7 +232,7 @@ static td_status enqueue(td_group *group, const td_call *call, td_work **work_ou
     }
     if (!group->queue)
         group->patient_until = group->patient ? td__deadline_in_ms(PATIENCE_MS) : 0;
-    work->entry = td__record_queued(group, call);
+    work->entry = td__record_queued(group, &operation->call);
     *group->queue_end = work;
     group->queue_end = &work->next;
     group->queued++;
@@ -258,25 +259,34 @@ static td_status fail_unsupported(const td_group *group, const td_call *call)
         group->backend, group->name, td_op_kind_name(call->kind), other ? other : "native");
 }
 
-td_status td__group_run(td_group *group, td_call *call, td_work **work)
+/* Calls on one group come one after another, so there is one writer at a time; td_group_sequence() may read. */
+static uint64_t next_sequence(td_group *group)
 {
+    uint64_t next = atomic_load_explicit(&group->sequence, memory_order_relaxed) + 1;
+    atomic_store_explicit(&group->sequence, next, memory_order_relaxed);
+    return next;
+}
+
+td_status td__group_run(td_group *group, struct td__operation *operation, td_work **work)
+{
+    td_call *call = &operation->call;
     if (!td__backend_slot(group->ops, call->kind))
         return fail_unsupported(group, call);
     call->timeout_ms = td__call_timeout(group);
     unsigned none = 0;
     if (!work && atomic_compare_exchange_strong_explicit(
                      &group->pending, &none, 1, memory_order_acq_rel, memory_order_relaxed)) {
-        call->sequence = ++group->sequence;
+        call->sequence = next_sequence(group);
         td_status status = carry_out(group, call, 0);
         finish_call(group);
         return status;
     }
     pthread_mutex_lock(&group->lock);
-    call->sequence = ++group->sequence;
+    call->sequence = next_sequence(group);
     td_work *queued = NULL;
-    td_status status = enqueue(group, call, &queued);
+    td_status status = enqueue(group, operation, &queued);
     if (status)
-        group->sequence--;
+        atomic_store_explicit(&group->sequence, call->sequence - 1, memory_order_relaxed);
     pthread_mutex_unlock(&group->lock);
     if (status || work) {
         if (!status)
@@ -305,10 +315,10 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
     td_work *work = td__work_create(group, call);
     if (!work)
         return TD_ERR_NOMEM;
-    if (!work->call.timeout_ms)
-        work->call.timeout_ms = td__call_timeout(group);
+    if (!work->operation.call.timeout_ms)
+        work->operation.call.timeout_ms = td__call_timeout(group);
     uint64_t entry = work->entry = td__record_message(group, call, work_out != NULL);
-    td_status status = group->ops->post(group->self, &work->call, work);
+    td_status status = group->ops->post(group->self, &work->operation.call, work);
     if (status) {
         td__record_message_end(group, entry, status);
         discard(work);

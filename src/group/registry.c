@@ -1,5 +1,5 @@
 /* The table of backends: the built-in ones, and those that users register. */
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "group/process_group.h"
 
 #include <ctype.h>
@@ -33,6 +33,8 @@ td_status td_register_backend(const char *name, const td_backend_ops *ops, void 
     if (ops && (!ops->create || !ops->destroy))
         return td_fail(TD_ERR_INVALID, "td_register_backend: backend \"%s\" has no %s", name,
                        ops->create ? "destroy" : "create");
+    if (ops)
+        TD_TRY(td__check_reserved("td_register_backend", ops->reserved));
     struct td__backend *added = calloc(1, sizeof *added);
     if (!added)
         return td__fail_nomem("td_register_backend");

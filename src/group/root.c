@@ -81,6 +81,11 @@ void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY])
     snprintf(key, TD__ROOT_KEY, "\1meetings/%.80s/%d", name, rank);
 }
 
+void td__grown_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY])
+{
+    snprintf(key, TD__ROOT_KEY, "\1grown/%.80s/%lld/%d", name, (long long)meeting, rank);
+}
+
 void td__root_free(struct td__root *root, td_status status)
 {
     td__recorder_left(root, status);
@@ -117,6 +122,7 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
     root->generation = td__fork_generation();
     root->timeout_ms = options->timeout_ms ? options->timeout_ms : TD_GROUP_DEFAULT_TIMEOUT_MS;
     root->name = strdup(options->name ? options->name : "world");
+    root->named = options->name != NULL;
     root->backend = strdup(options->backend ? options->backend : "native");
     root->backend_options = options->backend_options ? strdup(options->backend_options) : NULL;
     td_status status = TD_OK;
@@ -139,15 +145,41 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
     return TD_OK;
 }
 
+/* A world other than the process's has a tag: a hash of the cards, which are the same on all its ranks and no other
+ * world's. */
+static void set_tag(struct td__root *root)
+{
+    uint64_t value = 14695981039346656037u;
+    for (int r = 0; r < root->size; r++)
+        for (size_t i = 0; i < root->cards[r].size; i++)
+            value = (value ^ (unsigned char)root->cards[r].data[i]) * 1099511628211u;
+    snprintf(root->tag, sizeof root->tag, "@%06x", (unsigned)(value >> 40));
+}
+
+/* Whether this rank has come back into a world that others have grown. */
+static void find_growth(struct td__root *root)
+{
+    char key[TD__ROOT_KEY];
+    if (root->meeting <= 1)
+        return;
+    td__grown_key(root->name, root->meeting, root->rank, key);
+    if (td_store_delete_key(root->store, key, &root->grown))
+        root->grown = false; /* it is for a name only */
+}
+
 td_status td__root_begin(struct td__root *root, td_group **group_out)
 {
-    td_group_options options = {.name = root->name};
+    char name[TD__ROOT_KEY];
+    td_group_options options = {.name = name};
     td_group *group;
     int *ranks = malloc(sizeof *ranks * (size_t)root->size);
     if (!ranks) {
         td__root_free(root, TD_ERR_NOMEM);
         return td__fail_nomem("group");
     }
+    if (!root->world || root->grown)
+        set_tag(root);
+    snprintf(name, sizeof name, "%.140s%s", root->name, root->named ? "" : root->tag);
     for (int r = 0; r < root->size; r++)
         ranks[r] = r;
     root->opening = true;
@@ -159,6 +191,7 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
         return status;
     }
     group->first = true;
+    group->named = root->named;
     pthread_mutex_lock(&root->lock);
     root->first = group;
     td__abort_recall(group);
@@ -166,38 +199,44 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
     td__recorder_joined(root);
     status = td__peer_query_begin(root);
     if (status) {
-        td__root_close(group);
+        td__root_close(group, NULL);
         return status;
     }
     *group_out = group;
     return TD_OK;
 }
 
-td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
-                        td_group **group_out)
+td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
+                        bool world, td_group **group_out)
 {
-    td_group_options none = {0};
     struct td__root *root;
-    options = options ? options : &none;
-    if (!store || !group_out)
-        return td_fail(TD_ERR_INVALID, "td_group_open: the %s is NULL", store ? "result" : "store");
     if (size < 1 || rank < 0 || rank >= size)
         return td_fail(TD_ERR_INVALID, "td_group_open: rank %d of %d: ranks are 0 to size-1", rank,
                        size);
-    if (options->timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "td_group_open: the timeout is %lld ms; it must be positive",
-                       (long long)options->timeout_ms);
     TD_TRY(check_transport());
     TD_TRY(td__reduce_methods_read());
     TD_TRY(td__heartbeat_read());
     TD_TRY(td__stall_check());
     TD_TRY(td__root_make(store, rank, size, options, &root));
+    root->world = world;
     td_status status = td__attend(root);
     if (status) {
         td__root_free(root, status);
         return status;
     }
+    find_growth(root);
     return td__root_begin(root, group_out);
+}
+
+td_status td_group_open(td_store *store, int rank, int size, const td_group_options *options,
+                        td_group **group_out)
+{
+    td_group_options none = {0};
+    options = options ? options : &none;
+    if (!store || !group_out)
+        return td_fail(TD_ERR_INVALID, "td_group_open: the %s is NULL", store ? "result" : "store");
+    TD_TRY(td__check_group_options("td_group_open", options, NULL));
+    return td__root_open(store, rank, size, options, false, group_out);
 }
 
 static td_group *any_group(struct td__root *root)
@@ -223,7 +262,7 @@ static td_status verify_groups(td_group *first)
     return status ? td__error_restore(&error) : TD_OK;
 }
 
-td_status td__root_close(td_group *first)
+td_status td__root_close(td_group *first, struct td__root *ended)
 {
     struct td__root *root = first->root;
     td_group *group;
@@ -233,11 +272,11 @@ td_status td__root_close(td_group *first)
     td_status status = verify_groups(first);
     td__error_save(&error);
     while ((group = any_group(root)))
-        td__group_end(group);
+        td__group_end(group, ended);
     td__root_leave(root);
     td__peer_query_end(root);
     root->first = NULL;
-    td__group_free(first);
+    td__group_close(first, ended == &td__ended_world && first->handed_out ? ended : NULL);
     td__root_free(root, TD_OK);
     return status ? td__error_restore(&error) : TD_OK;
 }

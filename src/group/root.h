@@ -14,6 +14,24 @@ void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY]);
  *  ends. Nothing where `root` is not the world's. */
 void td__world_outgrow(struct td__root *root, td_group *grown);
 
+/** The root is destroyed by itself: it is no former world any more. */
+void td__world_forget(const struct td__root *root);
+
+/** td_group_open(); `world`: for td_init_process_group(). */
+td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
+                        bool world, td_group **first);
+
+/** Where the first member of a group that grows says so to a rank that comes back. */
+void td__grown_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
+
+/** The world that `group` belongs to, NULL: the process's; NULL (and the last error set) as td__group_enter(), but
+ *  this rank need not be in the group. */
+struct td__root *td__root_enter(td_group *group, const char *what);
+
+/** Checks the options of a call on a group of `root`; NULL: of a call that opens a world. */
+td_status td__check_group_options(const char *what, const td_group_options *options,
+                                  const struct td__root *root);
+
 /** Opens a root: its part of the store and its endpoint. Checked arguments. */
 td_status td__root_make(td_store *store, int rank, int size, const td_group_options *options,
                         struct td__root **root);
@@ -29,9 +47,13 @@ td_status td__root_begin(struct td__root *root, td_group **first);
 /** Frees a root without groups; `status` says why it ended. */
 void td__root_free(struct td__root *root, td_status status);
 
-/** Ends the first group of a root, all that are left, and the root: in any case, and TD_ERR_MISMATCH where
- *  the ranks of one are found to have made different calls. */
-td_status td__root_close(td_group *first);
+/* What shells have as their root: `name` says why they have ended. */
+extern struct td__root td__ended_world, td__ended_opened;
+
+/** Ends all groups of a root, and the root. The groups stay as shells with the root `ended`; the first one only where
+ *  the caller has it and the process's world ends. TD_ERR_MISMATCH where the ranks of one are found to have made
+ *  different calls; it has ended then, too. */
+td_status td__root_close(td_group *first, struct td__root *ended);
 
 /** How long a rank that leaves waits for others to make the calls that it has made. */
 enum { TD__VERIFY_MS = 1000 };
@@ -50,11 +72,12 @@ td_status td__group_make(struct td__root *root, const int *ranks, int count, con
 td_status td__group_add(struct td__root *root, const int *ranks, int count, const char *key,
                         const td_group_options *options, td_group **group);
 
-/** Waits for what was started, and frees the group, which is in no list. */
-void td__group_free(td_group *group);
+/** Waits for what was started, and ends the group, which is in no list. It is freed, or stays as a shell with the
+ *  root `ended`. */
+void td__group_close(td_group *group, struct td__root *ended);
 
 /** The same for one that is in the list. */
-void td__group_end(td_group *group);
+void td__group_end(td_group *group, struct td__root *ended);
 
 void td__root_forget_names(struct td__root *root);
 

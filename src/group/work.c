@@ -2,6 +2,7 @@
 #include "group/work.h"
 
 #include "base/fail.h"
+#include "base/option_rules.h"
 #include "base/thread.h"
 #include "fault/peer_query.h"
 #include "group/process_group.h"
@@ -35,13 +36,15 @@ td_work *td__work_create(td_group *group, const td_call *call)
     atomic_store_explicit(&work->owners, 2, memory_order_relaxed);
     atomic_store_explicit(&work->complete, false, memory_order_relaxed);
     work->group = group;
-    work->call = *call;
+    work->operation.call = *call;
     work->status = TD_OK;
     work->source = -1;
     work->received = 0;
     work->entry = 0;
     work->begin_ns = work->end_ns = 0;
-    work->callback = NULL;
+    work->callbacks = NULL;
+    work->callbacks_end = &work->callbacks;
+    work->calling = false;
     work->next = work->inner = NULL;
     return work;
 }
@@ -70,6 +73,79 @@ void td_work_release(td_work *work)
     free(other);
 }
 
+/* ---- Callbacks -------------------------------------------------------------------------------
+ *
+ * One thread at a time calls them, in order, without the lock: the one that completes the work, or one that adds a
+ * callback later. */
+
+static _Thread_local unsigned in_callback; /* how deep this thread is in callbacks */
+
+/* With the lock held, when the work is complete. */
+static void call_back(td_work *work)
+{
+    bool called = work->callbacks != NULL;
+    work->calling = true;
+    while (work->callbacks) {
+        struct td__work_callback callback = *work->callbacks, *done = work->callbacks;
+        work->callbacks = callback.next;
+        if (!work->callbacks)
+            work->callbacks_end = &work->callbacks;
+        if (done != &work->first_callback)
+            free(done);
+        pthread_mutex_unlock(&work->lock);
+        in_callback++;
+        callback.fn(work, work->status, callback.arg);
+        in_callback--;
+        pthread_mutex_lock(&work->lock);
+    }
+    work->calling = false;
+    if (called)
+        pthread_cond_broadcast(&work->changed);
+}
+
+/* With the lock held. */
+static bool add_callback(td_work *work, td_work_fn fn, void *arg)
+{
+    bool is_free = !work->callbacks;
+    struct td__work_callback *added = is_free ? &work->first_callback : malloc(sizeof *added);
+    if (!added)
+        return false;
+    *added = (struct td__work_callback){.fn = fn, .arg = arg};
+    *work->callbacks_end = added;
+    work->callbacks_end = &added->next;
+    return true;
+}
+
+/* Where another thread calls those before it, this one waits for its end, so that `fn` has been called when
+ * this returns. A callback does not wait: two that add to each other's works would never end. A callback may
+ * release the caller's work. */
+static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
+{
+    td_work_retain(work);
+    pthread_mutex_lock(&work->lock);
+    bool added = add_callback(work, fn, arg);
+    if (added && atomic_load(&work->complete)) {
+        if (!work->calling)
+            call_back(work);
+        while (work->calling && !in_callback)
+            td__cond_wait(&work->changed, &work->lock, TD__NEVER);
+    }
+    pthread_mutex_unlock(&work->lock);
+    td_work_release(work);
+    return added ? TD_OK : td__fail_nomem("td_work_on_complete");
+}
+
+td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
+{
+    if (!work || !fn)
+        return td_fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
+                       work ? "function" : "work");
+    td_work_test(work); /* perhaps nobody waits for it: it must make progress by itself */
+    return set_callback(work, fn, arg);
+}
+
+/* ---- Completing ------------------------------------------------------------------------------ */
+
 static void finish(td_work *work, td_status status, const char *message, int source,
                    size_t received)
 {
@@ -80,12 +156,9 @@ static void finish(td_work *work, td_status status, const char *message, int sou
     work->received = received;
     pthread_mutex_lock(&work->lock);
     atomic_store_explicit(&work->complete, true, memory_order_release);
-    td_work_fn callback = work->callback;
-    work->callback = NULL;
     pthread_cond_broadcast(&work->changed);
+    call_back(work);
     pthread_mutex_unlock(&work->lock);
-    if (callback)
-        callback(work, status, work->callback_arg);
     td_work_release(work);
 }
 
@@ -93,7 +166,7 @@ void td_work_complete(td_work *work, td_status status, int source, size_t receiv
 {
     const td_group *group = work->group;
     bool known = source >= 0 && group && source < group->size;
-    if (work->call.kind >= TD_OP_SEND)
+    if (work->operation.call.kind >= TD_OP_SEND)
         td__record_message_end(work->group, work->entry, status);
     finish(work, status, td_last_error(), known ? group->ranks[source] : -1, received);
 }
@@ -107,11 +180,22 @@ td_status td_work_status(td_work *work)
     return td_fail(work->status, "%s", work->message ? work->message : "out of memory");
 }
 
-/* True where the group is used now: the caller calls td__group_unuse(). It is there as long as the work is
- * not complete, since whoever destroys it completes all of its works first; it is closing where that has
- * begun, and then the work will be complete without this thread. */
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* The work of the group behind one that follows it. */
+static td_work *innermost(td_work *work)
+{
+    while (work->inner)
+        work = work->inner;
+    return work;
+}
+
+/* True where the group is in use now: the caller calls td__group_unuse(). The group exists as long as the innermost
+ * work is not complete, since whoever destroys it completes all of its works first. Where it is closing, the work will
+ * be complete without this thread. */
 static bool use_group(td_work *work)
 {
+    work = innermost(work);
     pthread_mutex_lock(&work->lock);
     bool used = !atomic_load_explicit(&work->complete, memory_order_acquire);
     if (used) {
@@ -134,28 +218,28 @@ bool td_work_test(td_work *work)
         td_work_test(work->inner);
     } else if (use_group(work)) {
         td_group *group = work->group;
-        if (work->call.kind < TD_OP_SEND)
+        if (work->operation.call.kind < TD_OP_SEND)
             td__group_hurry(work);
         else if (group->ops->progress)
-            group->ops->progress(group->self, work, 0);
+            group->ops->progress(group->self, work, TD_NOW);
         td__group_unuse(group);
     }
     return atomic_load_explicit(&work->complete, memory_order_acquire);
 }
 
-/* Moves it on, where a thread that waits can. */
+/* Makes progress, where a thread that waits can. */
 static void advance(td_work *work, td__deadline deadline)
 {
     td_group *group = work->group;
     td__record_waited(group, work->entry);
-    if (work->call.kind >= TD_OP_SEND && group->ops->progress) {
+    if (work->operation.call.kind >= TD_OP_SEND && group->ops->progress) {
         int64_t left;
         while (!atomic_load_explicit(&work->complete, memory_order_acquire) &&
                (left = deadline - td__now_ns()) > 0)
             group->ops->progress(group->self, work, (left + 999999) / 1000000);
-    } else if (work->call.kind < TD_OP_SEND) {
-        /* Whoever carries it out cannot give up before the call itself does. */
-        if (deadline - td__now_ns() > (work->call.timeout_ms - 1) * 1000000)
+    } else if (work->operation.call.kind < TD_OP_SEND) {
+        /* The thread that carries it out cannot return before the call itself does. */
+        if (deadline - td__now_ns() > (work->operation.call.timeout_ms - 1) * 1000000)
             td__group_help(work);
         else
             td__group_hurry(work);
@@ -186,29 +270,36 @@ bool td__work_wait_until(td_work *work, td__deadline deadline)
     return atomic_load_explicit(&work->complete, memory_order_acquire);
 }
 
+static td_status fail_incomplete(const td_work *work, int64_t limit_ms)
+{
+    const td_call *call = &work->operation.call;
+    if (limit_ms == TD_NOW)
+        return td_fail(TD_ERR_TIMEOUT, "%s on group \"%s\" is not complete yet",
+                       td_op_kind_name(call->kind), work->group->name);
+    return td__explain_delay(
+        work->group, call->sequence, call->peer,
+        td_fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
+                td_op_kind_name(call->kind), work->group->name, (long long)limit_ms));
+}
+
 /* With the group in use. */
 static td_status wait_in_group(td_work *work, int64_t timeout_ms)
 {
-    td_group *group = work->group;
-    int64_t limit = timeout_ms ? timeout_ms : td__call_timeout(group);
-    wait_until(work, td__deadline_in_ms(limit));
-    if (atomic_load_explicit(&work->complete, memory_order_acquire))
-        return TD_OK;
-    return td__explain_delay(
-        group, work->call.sequence, work->call.peer,
-        td_fail(TD_ERR_TIMEOUT, "%s on group \"%s\": not complete after %lld ms",
-                td_op_kind_name(work->call.kind), group->name, (long long)limit));
+    int64_t limit = timeout_ms ? timeout_ms : td__call_timeout(work->group);
+    if (limit == TD_NOW)
+        td_work_test(work);
+    else
+        wait_until(work, td__deadline_in_ms(limit));
+    return atomic_load_explicit(&work->complete, memory_order_acquire)
+               ? TD_OK
+               : fail_incomplete(work, limit);
 }
 
 td_status td_work_wait(td_work *work, int64_t timeout_ms)
 {
     if (!work)
         return td_fail(TD_ERR_INVALID, "td_work_wait: the work is NULL");
-    if (timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID,
-                       "td_work_wait: the timeout is %lld ms; it must be positive, or 0 for the "
-                       "group's",
-                       (long long)timeout_ms);
+    TD_TRY(td__check_timeout("td_work_wait", timeout_ms));
     if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
         if (use_group(work)) {
             td_group *group = work->group;
@@ -216,8 +307,11 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
             td__group_unuse(group);
             if (status)
                 return status;
-        } else {
+        } else if (timeout_ms != TD_NOW) {
             wait_until(work, TD__NEVER);
+        } else if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
+            return td_fail(TD_ERR_TIMEOUT, "%s: not complete yet; its group is being destroyed",
+                           td_op_kind_name(work->operation.call.kind));
         }
     }
     return td_work_status(work);
@@ -226,7 +320,7 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
 void td__work_finish(td_work *work)
 {
     td_group *group = work->group;
-    bool ours = work->call.kind >= TD_OP_SEND && group->ops->progress; /* to move on */
+    bool ours = work->operation.call.kind >= TD_OP_SEND && group->ops->progress; /* to move on */
     while (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
         if (ours)
             advance(work, td__deadline_in_ms(td__call_timeout(group)));
@@ -237,8 +331,9 @@ void td__work_finish(td_work *work)
 
 td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
 {
-    char message[512] = "";
+    struct td__error error;
     td_status first = TD_OK;
+    TD_TRY(td__check_timeout("td_work_wait_all", timeout_ms));
     if (count < 0 || (count && !works))
         return td_fail(TD_ERR_INVALID, "td_work_wait_all: no list of %d works", count);
     td__deadline deadline = timeout_ms > 0 ? td__deadline_in_ms(timeout_ms) : TD__NEVER;
@@ -248,47 +343,20 @@ td_status td_work_wait_all(td_work *const *works, int count, int64_t timeout_ms)
         int64_t left = timeout_ms;
         if (timeout_ms > 0) {
             left = (deadline - td__now_ns() + 999999) / 1000000;
-            left = left > 0 ? left : 1;
+            left = left > 0 ? left : TD_NOW;
         }
         td_status status = td_work_wait(works[i], left);
         if (status && !first) {
             first = status;
-            strncpy(message, td_last_error(), sizeof message - 1);
+            td__error_save(&error);
         }
     }
-    return first ? td_fail(first, "%s", message) : TD_OK;
-}
-
-/* The work as such is left alone: somebody will wait for it, or for the one that follows. */
-static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
-{
-    pthread_mutex_lock(&work->lock);
-    bool complete = atomic_load(&work->complete), taken = work->callback != NULL;
-    if (!complete && !taken) {
-        work->callback = fn;
-        work->callback_arg = arg;
-    }
-    pthread_mutex_unlock(&work->lock);
-    if (!complete && taken)
-        return td_fail(TD_ERR_STATE, "td_work_on_complete: the work has a function already");
-    if (complete)
-        fn(work, work->status, arg);
-    return TD_OK;
-}
-
-td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
-{
-    if (!work || !fn)
-        return td_fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
-                       work ? "function" : "work");
-    td_work_test(work); /* nobody may ever wait for it: it must come forward by itself */
-    return set_callback(work, fn, arg);
+    return first ? td__error_restore(&error) : TD_OK;
 }
 
 void td__work_times(const td_work *work, int64_t *begin_ns, int64_t *end_ns)
 {
-    while (work && work->inner)
-        work = work->inner;
+    work = work ? innermost((td_work *)work) : NULL;
     if (!work || !td_work_test((td_work *)work) || !work->end_ns)
         return;
     *begin_ns = work->begin_ns;
@@ -315,7 +383,7 @@ static void on_inner(td_work *inner, td_status status, void *arg)
 
 td_status td__work_follow(td_work *inner, void (*after)(void *arg), void *arg, td_work **outer_out)
 {
-    td_work *outer = td__work_create(inner->group, &inner->call);
+    td_work *outer = td__work_create(inner->group, &inner->operation.call);
     if (!outer) {
         while (!td_work_test(inner)) /* the buffers are borrowed until then */
             td_work_wait(inner, 0);

@@ -1,30 +1,39 @@
 /* A work: one operation that is under way, or complete.
  *
- * It is completed exactly once, by whoever carries it out, and has two kinds of owners: the caller
- * (td_work_release()) and the one who carries it out (released by completing it). After it is complete
- * it does not touch its group any more. */
+ * It is completed exactly once, by the thread that carries it out, and has two kinds of owners: the caller
+ * (td_work_release()) and that thread (released by completing it). Its group may be gone once it is complete, and is
+ * not touched any more. */
 #ifndef TD_GROUP_WORK_H
 #define TD_GROUP_WORK_H
 
+#include "call/operation.h"
 #include "peer/wait_event.h"
 
 #include <tandem/backend.h>
 
 #include <pthread.h>
 
+struct td__work_callback {
+    struct td__work_callback *next;
+    td_work_fn fn;
+    void *arg;
+};
+
 struct td_work {
     atomic_int owners;
     atomic_bool complete;
     td_group *group;
-    td_call call;
+    struct td__operation operation; /* of a message: only its call */
     td_status status;
     char *message; /* where it failed */
     int source;    /* rank of the world */
     size_t received;
     pthread_mutex_t lock; /* guards what follows; taken last */
     pthread_cond_t changed;
-    td_work_fn callback;
-    void *callback_arg;
+    struct td__work_callback first_callback; /* most works have one at most */
+    struct td__work_callback *callbacks,
+        **callbacks_end;      /* in the order in which they are called */
+    bool calling;             /* a thread calls them, and those that are added meanwhile */
     int64_t begin_ns, end_ns; /* of what was queued: when it was carried out */
     uint64_t entry;           /* in the recorder; 0: none */
     struct td_work *next;     /* in the group's queue */

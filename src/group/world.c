@@ -1,6 +1,7 @@
 /* The world: the one group of the process that NULL stands for. */
 #include "base/fail.h"
 #include "base/host.h"
+#include "base/option_rules.h"
 #include "base/thread.h"
 #include "group/process_group.h"
 #include "group/root.h"
@@ -41,11 +42,8 @@ static td_status check_options(const td_init_options *options)
                        "td_init_process_group: a store needs the world size and the rank with it; "
                        "the world size is %d",
                        options->world_size);
-    if (options->timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID,
-                       "td_init_process_group: the timeout is %lld ms; it must be positive, or 0",
-                       (long long)options->timeout_ms);
-    return TD_OK;
+    TD_TRY(td__check_reserved("td_init_process_group", options->reserved));
+    return td__check_kept_timeout("td_init_process_group", "timeout_ms", options->timeout_ms);
 }
 
 static td_status meet_and_open(const td_init_options *options, const td_group_options *wanted,
@@ -57,7 +55,7 @@ static td_status meet_and_open(const td_init_options *options, const td_group_op
     td__recorder_expect(td__rendezvous_expected_rank(options->init_method, &where),
                         options->world_size > 0 ? options->world_size : 0);
     TD_TRY(td_rendezvous(options->init_method, &where, met));
-    td_status status = td_group_open(met->store, met->rank, met->world_size, wanted, group);
+    td_status status = td__root_open(met->store, met->rank, met->world_size, wanted, true, group);
     if (status) {
         struct td__error error;
         td__error_save(&error);
@@ -74,7 +72,7 @@ static td_status open_world(const td_init_options *options, td_world *met, td_gr
     td_group_options wanted = {
         .backend = options->backend,
         .timeout_ms = options->timeout_ms,
-        .name = options->group_name ? options->group_name : "world",
+        .name = options->group_name,
         .backend_options = options->backend_options,
     };
     void *arg;
@@ -82,7 +80,8 @@ static td_status open_world(const td_init_options *options, td_world *met, td_gr
     if (!td__backend_find(options->backend ? options->backend : "native", &arg, &name))
         return td_fail(TD_ERR_INVALID, "td_init_process_group: %s", td_last_error());
     if (options->store)
-        return td_group_open(options->store, options->rank, options->world_size, &wanted, group);
+        return td__root_open(options->store, options->rank, options->world_size, &wanted, true,
+                             group);
     td_status status = meet_and_open(options, &wanted, met, group);
     td__recorder_expect_end(status);
     return status;
@@ -127,13 +126,24 @@ void td__world_outgrow(struct td__root *root, td_group *grown)
     pthread_mutex_unlock(&lock);
 }
 
+void td__world_forget(const struct td__root *root)
+{
+    pthread_mutex_lock(&lock);
+    for (struct td__root **link = &outgrown; *link; link = &(*link)->outgrown)
+        if (*link == root) {
+            *link = root->outgrown;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+}
+
 static void close_outgrown(struct td__root *next)
 {
     while (next) {
         struct td__root *root = next;
         next = root->outgrown;
         if (root->generation == td__fork_generation())
-            td__root_close(root->first);
+            td__root_close(root->first, &td__ended_world);
     }
 }
 
@@ -153,7 +163,7 @@ td_status td_destroy_process_group(void)
     } else {
         td__identity_set(0, 0);
         if (group->root->generation == td__fork_generation())
-            status = td__root_close(group);
+            status = td__root_close(group, &td__ended_world);
         close_outgrown(former);
         if (meeting.store && status)
             td_world_close(&meeting);

@@ -1,9 +1,9 @@
-/* The memory of a group that this rank has left; see leave.h.
+/* The memory of a group that this rank has left; see native.h.
  *
  * The first member of a communicator has the memory, and the others ask it for that. One that is done with a
  * group, or with the world, may have been faster than others are to look at it. So the memory outlives the
  * group, and when the rank leaves it hands the memory over to members that have not mapped it yet. */
-#include "native/leave.h"
+#include "native/native.h"
 
 #include "base/fail.h"
 

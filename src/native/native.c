@@ -10,31 +10,16 @@
 #include "base/fail.h"
 #include "fault/call_history.h"
 #include "fault/peer_query.h"
-#include "native/leave.h"
-#include "p2p/p2p.h"
-#include "tcp/hierarchy.h"
-#include "tcp/tcp_comm.h"
+#include "native/native.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct native {
-    td_group *group;
-    struct td__shm_comm *comm;        /* NULL: alone on this host */
-    struct td__tcp_comm *sockets;     /* NULL: all on one host */
-    struct td__hierarchy *hierarchy;  /* NULL: one level is enough */
-    struct td__call_history *history; /* the group's; NULL: all on one host */
-    struct td__p2p *p2p;              /* NULL: alone */
-    unsigned losses;                  /* of the endpoint, as last looked at */
-    char algorithm[32];
-    bool sockets_only; /* the backend "tcp", or transport=tcp */
-};
-
 /* ---- Options --------------------------------------------------------------------------------- */
 
 /* "name=value name=value", separated by spaces or commas. */
-static td_status read_options(const char *text, struct native *native)
+static td_status read_options(const char *text, struct td__native *native)
 {
     while (text && *text) {
         size_t length = strcspn(text, " ,"), name = strcspn(text, "=");
@@ -71,7 +56,7 @@ static td_status read_options(const char *text, struct native *native)
 
 static td_status shared_memory(void *arg, td__deadline deadline, void **memory)
 {
-    struct native *native = arg;
+    struct td__native *native = arg;
     TD_TRY(td__shm_comm_attach(native->comm, deadline));
     *memory = native->comm->extra;
     return TD_OK;
@@ -79,7 +64,7 @@ static td_status shared_memory(void *arg, td__deadline deadline, void **memory)
 
 static bool has_memory(void *arg, int world_rank)
 {
-    const struct native *native = arg;
+    const struct td__native *native = arg;
     const struct td__shm_comm *comm = native->comm;
     for (int i = 0; comm && i < comm->size; i++)
         if (comm->world_ranks[i] == world_rank)
@@ -89,7 +74,7 @@ static bool has_memory(void *arg, int world_rank)
 
 static void destroy(void *self)
 {
-    struct native *native = self;
+    struct td__native *native = self;
     if (native->history) /* first of all, since there is always somebody who may ask for it */
         td__call_history_retire(native->history, native->group);
     if (native->p2p)
@@ -106,7 +91,7 @@ static void destroy(void *self)
 /* A rank of this host writes into the memory of the group that it leaves. */
 static int has_left(void *self, int rank)
 {
-    const struct native *native = self;
+    const struct td__native *native = self;
     const struct td__shm_comm *comm = native->comm;
     for (int i = 0; comm && i < comm->size; i++)
         if (comm->world_ranks[i] == native->group->ranks[rank])
@@ -116,7 +101,7 @@ static int has_left(void *self, int rank)
 
 static bool fills_host(void *self)
 {
-    const struct native *native = self;
+    const struct td__native *native = self;
     struct td__endpoint *endpoint = native->group->root->endpoint;
     return !native->sockets && td__shm_neighbours(endpoint) >= td__processors();
 }
@@ -124,7 +109,7 @@ static bool fills_host(void *self)
 /* ---- Members that are lost ------------------------------------------------------------------- */
 
 /* Whoever calls something after a member has died is told so, even where it would not need him. */
-static td_status find_losses(struct native *native, const struct td__operation *operation,
+static td_status find_losses(struct td__native *native, const struct td__operation *operation,
                              unsigned losses)
 {
     const td_group *group = native->group;
@@ -146,7 +131,7 @@ static td_status find_losses(struct native *native, const struct td__operation *
     return TD_OK;
 }
 
-static inline td_status look_for_losses(struct native *native,
+static inline td_status look_for_losses(struct td__native *native,
                                         const struct td__operation *operation)
 {
     unsigned losses = td__endpoint_losses(native->group->root->endpoint);
@@ -157,7 +142,7 @@ static inline td_status look_for_losses(struct native *native,
  * waits in the comm listens to the lane, and who waits on links looks at the comm. */
 static td_status look_from_team(void *arg, const struct td__operation *operation)
 {
-    struct native *native = arg;
+    struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
     TD_TRY(look_for_losses(native, operation));
     if (native->hierarchy)
@@ -168,7 +153,7 @@ static td_status look_from_team(void *arg, const struct td__operation *operation
 
 static td_status look_from_links(void *arg, const struct td__operation *operation)
 {
-    struct native *native = arg;
+    struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
     if (native->comm)
         TD_TRY(td__shm_state(native->comm));
@@ -178,20 +163,20 @@ static td_status look_from_links(void *arg, const struct td__operation *operatio
 
 static void explain(void *arg, const struct td__operation *operation)
 {
-    struct native *native = arg;
+    struct td__native *native = arg;
     td__explain_delay(native->group, operation->call.sequence, -1, TD_ERR_TIMEOUT);
 }
 
 static td_status recall(void *arg, int world_rank, const struct td__operation *operation)
 {
-    struct native *native = arg;
+    struct td__native *native = arg;
     return td__call_history_ask(native->history, native->group, world_rank, operation);
 }
 
 /* The last error says why. */
 static void give_up(void *self)
 {
-    struct native *native = self;
+    struct td__native *native = self;
     td_status status = td_last_status();
     if (native->comm)
         td__shm_break(native->comm, status);
@@ -211,7 +196,7 @@ struct places {
     bool crowd;      /* some host has several */
 };
 
-static td_status find_places(const struct native *native, struct td__endpoint *endpoint,
+static td_status find_places(const struct td__native *native, struct td__endpoint *endpoint,
                              struct places *places)
 {
     const td_group *group = native->group;
@@ -239,7 +224,7 @@ static td_status find_places(const struct native *native, struct td__endpoint *e
     return TD_OK;
 }
 
-static td_status build(struct native *native, struct td__endpoint *endpoint)
+static td_status build(struct td__native *native, struct td__endpoint *endpoint)
 {
     td_group *group = native->group;
     const char *algorithm = native->algorithm[0] ? native->algorithm : NULL;
@@ -291,7 +276,7 @@ static td_status build(struct native *native, struct td__endpoint *endpoint)
 static td_status create(const td_backend_context *context, void *arg, void **self)
 {
     td_group *group = TD__CONTAINER(context, td_group, context);
-    struct native *native = calloc(1, sizeof *native);
+    struct td__native *native = calloc(1, sizeof *native);
     (void)arg;
     if (!native)
         return td__fail_nomem("group");
@@ -331,13 +316,13 @@ static td_status alone(const struct td__operation *operation)
 }
 
 /* The memory of this host's ranks, which the first call needs. */
-static td_status attach(struct native *native, const struct td__operation *operation)
+static td_status attach(struct td__native *native, const struct td__operation *operation)
 {
     td_status status = td__shm_comm_attach(native->comm, td__operation_deadline(operation));
     return td__explain_delay(native->group, operation->call.sequence, -1, status);
 }
 
-static td_status together(struct native *native, const struct td__operation *operation)
+static td_status together(struct td__native *native, const struct td__operation *operation)
 {
     if (native->group->size == 1)
         return alone(operation);
@@ -355,7 +340,8 @@ static td_status together(struct native *native, const struct td__operation *ope
 
 /* This rank is out of step with the others now. Those on its host find the reason in the memory that
  * they share, the others are told. */
-static void fall_out(struct native *native, const struct td__operation *operation, td_status status)
+static void fall_out(struct td__native *native, const struct td__operation *operation,
+                     td_status status)
 {
     struct td__error error;
     td__error_save(&error);
@@ -371,7 +357,7 @@ static void fall_out(struct native *native, const struct td__operation *operatio
 }
 
 /* An exchange in place needs a second buffer for one side. */
-static td_status in_place_all_to_all(struct native *native, struct td__operation *operation)
+static td_status in_place_all_to_all(struct td__native *native, struct td__operation *operation)
 {
     size_t bytes = operation->call.count * td__operation_element(operation) *
                    (size_t)native->group->size;
@@ -381,6 +367,7 @@ static td_status in_place_all_to_all(struct native *native, struct td__operation
     memcpy(copy, operation->call.input, bytes);
     operation->call.input = copy;
     td_status status = together(native, operation);
+    operation->call.input = operation->call.output;
     td_free(copy);
     return status;
 }
@@ -405,45 +392,30 @@ static bool meets_all(const td_group *group, const struct td__operation *operati
 
 static td_status run(void *self, const td_call *call)
 {
-    struct native *native = self;
-    /* All of it is set, field by field: clearing it first would take longer, and copying the call as a block would
-     * wait until what the caller has just written to it has left the store buffer. */
-    struct td__operation operation;
-    operation.call.kind = call->kind;
-    operation.call.input = call->input;
-    operation.call.output = call->output;
-    operation.call.count = call->count;
-    operation.call.input_counts = call->input_counts;
-    operation.call.output_counts = call->output_counts;
-    operation.call.root = operation.called_root = call->root;
-    operation.call.timeout_ms = call->timeout_ms;
-    operation.call.sequence = call->sequence;
-    operation.call.detail = call->detail;
-    operation.reduction = (struct td__reduction){.dtype = call->dtype, .op = TD_SUM, .factor = 1};
-    operation.past = 0;
-    operation.deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
-    operation.group = native->group->name;
-    operation.parts = native->group->size;
+    struct td__native *native = self;
+    struct td__operation *operation = TD__CONTAINER(call, struct td__operation, call);
+    operation->called_root = call->root;
+    operation->past = 0;
+    operation->deadline = native->sockets ? td__deadline_in_ms(call->timeout_ms) : 0;
+    operation->group = native->group->name;
+    operation->parts = native->group->size;
     td_status status;
-    if (call->kind == TD_OP_REDUCE || call->kind == TD_OP_ALL_REDUCE ||
-        call->kind == TD_OP_REDUCE_SCATTER)
-        TD_TRY(td__reduction_of(call->op, call->dtype, &operation.reduction));
     if (native->history)
-        td__call_history_note(native->history, &operation);
+        td__call_history_note(native->history, operation);
     if (call->kind == TD_OP_ALL_TO_ALL && call->input == call->output && call->count &&
         native->group->size > 1)
-        status = in_place_all_to_all(native, &operation);
+        status = in_place_all_to_all(native, operation);
     else
-        status = together(native, &operation);
+        status = together(native, operation);
     if (status)
-        fall_out(native, &operation, status);
+        fall_out(native, operation, status);
     else if (native->history)
-        td__call_history_end(native->history, &operation, meets_all(native->group, &operation));
+        td__call_history_end(native->history, operation, meets_all(native->group, operation));
     return status;
 }
 
 /* What others have told of, on links or in the memory of this host. */
-static td_status hear(struct native *native, const struct td__operation *operation)
+static td_status hear(struct td__native *native, const struct td__operation *operation)
 {
     if (native->sockets)
         TD_TRY(td__tcp_comm_hear(native->sockets, operation));
@@ -454,9 +426,9 @@ static td_status hear(struct native *native, const struct td__operation *operati
 
 static td_status verify(void *self, int64_t timeout_ms)
 {
-    struct native *native = self;
+    struct td__native *native = self;
     td_group *group = native->group;
-    td__deadline deadline = td__deadline_in_ms(timeout_ms);
+    td__deadline deadline = td__deadline_in_ms(timeout_ms == TD_NOW ? 0 : timeout_ms);
     struct td__operation last = {.call.kind = TD_OP_BARRIER,
                                  .call.root = -1,
                                  .called_root = -1,
@@ -478,7 +450,7 @@ static td_status verify(void *self, int64_t timeout_ms)
     return status == TD_ERR_MISMATCH ? status : TD_OK;
 }
 
-static td_status fail_alone(const struct native *native, const td_call *call)
+static td_status fail_alone(const struct td__native *native, const td_call *call)
 {
     return td_fail(TD_ERR_INVALID, "%s: there is no other rank in group \"%s\"",
                    td_op_kind_name(call->kind), native->group->name);
@@ -486,14 +458,14 @@ static td_status fail_alone(const struct native *native, const td_call *call)
 
 static td_status post(void *self, const td_call *call, td_work *work)
 {
-    struct native *native = self;
+    struct td__native *native = self;
     return native->p2p ? td__p2p_post(native->p2p, call, work, &work->complete)
                        : fail_alone(native, call);
 }
 
 static td_status run_message(void *self, const td_call *call)
 {
-    struct native *native = self;
+    struct td__native *native = self;
     int source;
     size_t received;
     if (!native->p2p)
@@ -503,8 +475,9 @@ static td_status run_message(void *self, const td_call *call)
 
 static void progress(void *self, td_work *work, int64_t timeout_ms)
 {
-    struct native *native = self;
-    td__p2p_progress(native->p2p, &work->complete, work->call.peer, timeout_ms);
+    struct td__native *native = self;
+    td__p2p_progress(native->p2p, &work->complete, work->operation.call.peer,
+                     timeout_ms == TD_NOW ? 0 : timeout_ms);
 }
 
 static const td_backend_ops native_ops = {
@@ -532,7 +505,7 @@ static const td_backend_ops native_ops = {
 
 struct td__shm_comm *td__native_comm(const td_group *group)
 {
-    return group->ops == &native_ops ? ((const struct native *)group->self)->comm : NULL;
+    return group->ops == &native_ops ? ((const struct td__native *)group->self)->comm : NULL;
 }
 
 struct td__backend td__builtin_backends[] = {

@@ -14,6 +14,7 @@
 struct td_post_local {
     td_post_local_options options;
     int64_t step;
+    bool owns_subgroup;
 };
 
 static void free_work(void *data)
@@ -27,9 +28,13 @@ static void free_work(void *data)
  * bucket. */
 static td_status make_subgroup(struct td_post_local *post, td_group *group)
 {
-    const td_group *whole = group ? group : td__world();
-    int host = td__endpoint_host(whole->root->endpoint, whole->root->rank);
-    return td_group_split(group, host, 0, NULL, &post->options.subgroup);
+    const struct td__root *root = td__root_enter(group, "td_post_local_create");
+    if (!root)
+        return TD_ERR_STATE;
+    int host = td__endpoint_host(root->endpoint, root->rank);
+    TD_TRY(td_group_split(group, host, 0, NULL, &post->options.subgroup));
+    post->owns_subgroup = true;
+    return TD_OK;
 }
 
 static td_status start(td_bucket *bucket, void *arg)
@@ -79,6 +84,8 @@ td_post_local *td_post_local_create(const td_post_local_options *options)
 
 void td_post_local_destroy(td_post_local *post)
 {
+    if (post && post->owns_subgroup)
+        td_group_destroy(post->options.subgroup);
     free(post);
 }
 

@@ -136,13 +136,18 @@ static td_status tell_newcomers(const struct growth *growth)
     struct td__root *old = growth->old;
     char key[TD__ROOT_KEY];
     TD_TRY(raise_counts(growth));
-    for (int to = 0; to < old->size; to++)
-        for (int r = 0; growth->meetings[to] && r < old->size; r++) {
+    for (int to = 0; to < old->size; to++) {
+        if (!growth->meetings[to])
+            continue;
+        td__grown_key(old->name, growth->meetings[to], to, key);
+        TD_TRY(td_store_set(old->store, key, "1", 1));
+        for (int r = 0; r < old->size; r++) {
             if (r == to)
                 continue;
             td__card_key(old->name, growth->meetings[to], r, key);
             TD_TRY(td_store_set(old->store, key, growth->cards[r].bytes, growth->cards[r].size));
         }
+    }
     return TD_OK;
 }
 
@@ -217,7 +222,7 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
         .meetings = calloc(size, sizeof *growth.meetings),
         .timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group),
     };
-    td_group_options same = {.name = old->name,
+    td_group_options same = {.name = old->named ? old->name : NULL,
                              .backend = old->backend,
                              .backend_options = old->backend_options,
                              .timeout_ms = old->timeout_ms};
@@ -227,6 +232,8 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
     if (!status)
         status = td__root_make(old->given, old->rank, old->size, &same, &growth.fresh);
     if (!status) {
+        growth.fresh->world = old->world;
+        growth.fresh->grown = true;
         int64_t before = td__swap_call_timeout(growth.timeout_ms + GRACE_MS);
         status = exchange(&growth);
         td__swap_call_timeout(before);
@@ -241,6 +248,7 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
     free(growth.meetings);
     if (status)
         return status;
+    result->handed_out = true;
     td__world_outgrow(old, result);
     *grown = result;
     return TD_OK;
@@ -253,9 +261,9 @@ td_status td_group_grow(td_group *group, const td_group_options *options, td_gro
     group = td__group_enter(group, "td_group_grow");
     if (!group)
         return TD_ERR_STATE;
-    if (!grown || options->timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, grown ? "td_group_grow: the timeout is negative"
-                                             : "td_group_grow: the result is NULL");
+    if (!grown)
+        return td_fail(TD_ERR_INVALID, "td_group_grow: the result is NULL");
+    TD_TRY(td__check_group_options("td_group_grow", options, group->root));
     td__group_use(group);
     td_status status = grow(group, options, grown);
     td__group_unuse(group);

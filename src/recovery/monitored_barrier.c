@@ -1,21 +1,22 @@
-/* The barrier that names who is missing.
+/* The barrier that names the ranks that are missing.
  *
- *     others   «here»  -->  rank 0: waits for all, until the deadline
- *     others  <--  verdict: all came, or who did not
+ *     others   arrival  -->  rank 0: waits for all, until the deadline
+ *     others  <--  verdict: all have joined, or which ranks have not
  *
  * It is made of messages with tags of its own, so that the order of the group's collectives is not
- * touched when it fails. A rank that comes late to one barrier must not be taken for having come to the
- * next: each «here» carries the barrier's number, and old ones are passed over.
+ * touched when it fails. A rank that is late for one barrier must not count as having joined the
+ * next: each arrival carries the barrier's number, and old ones are discarded.
  *
- * Who has waited for a moment asks those it waits for how far they are, and again after twice as long:
+ * A rank that has waited for a moment queries those it waits for, and again after twice as long:
  *
- *     it stands in a collective that this rank has not called yet, and has not come to this barrier
- *                                      the calls differ: the group is given up, everywhere
- *     rank 0 has ended this barrier without having heard of this rank
+ *     the peer is in a collective that this rank has not called yet, and has not joined this barrier
+ *                                      the calls differ: the group is aborted, on all ranks
+ *     rank 0 has ended this barrier without the arrival of this rank
  *                                      this rank is too late, and no verdict will come */
 #include "base/fail.h"
+#include "base/option_rules.h"
+#include "fault/peer_query.h"
 #include "group/process_group.h"
-#include "recovery/topics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,23 +27,26 @@ enum {
     FIRST_LOOK_MS = 100,
     LAST_LOOK_MS = 5000,
     ASK_MS = 250,
-    ASKED = 32,     /* ranks at most, in one look … */
-    TOLD = 8,       /* … and those of whom the message says what they do … */
-    TELL_MS = 1000, /* … which may take this long */
+    QUERIED = 32,       /* ranks at most, in one look … */
+    DESCRIBED = 8,      /* … and those of which the error text says what they do … */
+    DESCRIBE_MS = 1000, /* … which may take this long */
 };
 
 struct verdict {
     uint64_t number;
-    uint32_t late; /* 0, TD_ERR_TIMEOUT, or TD_ERR_PEER where one of the missing is gone */
-    char text[1012];
+    uint32_t
+        status; /* 0, TD_ERR_TIMEOUT, or TD_ERR_PEER where one of the missing ranks has ended or left */
+    uint32_t missing; /* entries of `ranks` */
+    char text[1008];
+    int32_t ranks[]; /* of the world; room for all of the group */
 };
 
-enum sort { COME, LATE, GONE };
+enum sort { JOINED, LATE, GONE };
 
 struct arrival {
     td_work *work;
     uint64_t number;
-    td_status status; /* TD_ERR_PEER: nothing more comes from this rank */
+    td_status status; /* TD_ERR_PEER: this rank sends nothing more */
     enum sort sort;   /* at the end */
 };
 
@@ -55,9 +59,16 @@ struct barrier {
     td__deadline deadline;
     td__deadline look; /* when to ask the others */
     int64_t pause_ms;  /* until the look after that */
+    bool now;          /* TD_NOW: does not wait for ranks that have not joined */
     bool all;
+    struct verdict *verdict;
     struct arrival *arrivals; /* rank 0's */
 };
+
+static size_t verdict_size(const td_group *group)
+{
+    return sizeof(struct verdict) + (size_t)group->size * sizeof(int32_t);
+}
 
 static td_status start(td_group *group, td_op_kind kind, void *data, size_t size, int rank, int tag,
                        int64_t timeout_ms, td_work **work)
@@ -82,14 +93,14 @@ static int64_t left_ms(td__deadline deadline)
     return left > 0 ? left : 1;
 }
 
-/* ---- Asking how far somebody is -------------------------------------------------------------- */
+/* ---- Querying the progress of a rank --------------------------------------------------------- */
 
 struct progress {
-    uint64_t sequence; /* of the collective that it stands in; 0: in none … */
-    td_op_kind kind;   /* … and of which kind that is */
+    uint64_t sequence; /* of the collective that it is in; 0: in none … */
+    td_op_kind kind;   /* … and its kind */
     uint64_t begun;    /* monitored barriers */
     uint64_t over;     /* … that have ended there */
-    uint64_t heard;    /* … the last one that it has seen this rank come to */
+    uint64_t arrived;  /* … the last one of which it has this rank's arrival */
 };
 
 void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t value,
@@ -97,14 +108,14 @@ void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t 
 {
     (void)value;
     struct progress own = {0};
-    /* First of all: who stands there without having come to a barrier had not come to it then. */
+    /* First of all: a rank that is in a collective and has not joined the barrier had not joined it before. */
     if (!td__recorder_stands_in(root, key, &own.sequence, &own.kind))
         own.sequence = 0;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
     for (int i = 0; group && group->monitored_arrivals && i < group->size; i++)
         if (group->ranks[i] == rank)
-            own.heard = atomic_load(&group->monitored_arrivals[i]);
+            own.arrived = atomic_load(&group->monitored_arrivals[i]);
     if (group) {
         own.begun = atomic_load(&group->monitored);
         own.over = atomic_load(&group->monitored_over);
@@ -114,10 +125,10 @@ void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t 
     td__buffer_put_u32(answer, own.kind);
     td__buffer_put_u64(answer, own.begun);
     td__buffer_put_u64(answer, own.over);
-    td__buffer_put_u64(answer, own.heard);
+    td__buffer_put_u64(answer, own.arrived);
 }
 
-static bool ask(const td_group *group, int index, struct progress *progress)
+static bool query(const td_group *group, int index, struct progress *progress)
 {
     struct td__buffer answer = {0};
     bool known = false;
@@ -128,21 +139,20 @@ static bool ask(const td_group *group, int index, struct progress *progress)
         progress->kind = (td_op_kind)td__reader_u32(&reader);
         progress->begun = td__reader_u64(&reader);
         progress->over = td__reader_u64(&reader);
-        progress->heard = td__reader_u64(&reader);
+        progress->arrived = td__reader_u64(&reader);
         known = td__reader_done(&reader);
     }
     td__buffer_free(&answer);
     return known;
 }
 
-/* False where it does not answer, or where it turned out that it has called something else: then the group
- * is given up. */
+/* False where it does not answer, or where it has called something else: then the group is aborted. */
 static bool look_at(const struct barrier *barrier, int index, struct progress *progress)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
     if (td__endpoint_presence(endpoint, group->ranks[index]) != TD__PRESENT ||
-        td__endpoint_is_stopped(endpoint, group->ranks[index]) || !ask(group, index, progress))
+        td__endpoint_is_stopped(endpoint, group->ranks[index]) || !query(group, index, progress))
         return false;
     if (progress->sequence <= barrier->sequence || progress->begun >= barrier->number)
         return true;
@@ -159,7 +169,7 @@ static void plan_look(struct barrier *barrier)
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
 
-static bool has_come(const struct barrier *barrier, int index)
+static bool has_joined(const struct barrier *barrier, int index)
 {
     const td_group *group = barrier->group;
     return index == group->rank ||
@@ -170,11 +180,11 @@ static void look_around(struct barrier *barrier)
 {
     td_group *group = barrier->group;
     struct progress progress;
-    int asked = 0;
-    for (int r = 1; r < group->size && asked < ASKED && !atomic_load(&group->given_up); r++)
+    int queried = 0;
+    for (int r = 1; r < group->size && queried < QUERIED && !atomic_load(&group->given_up); r++)
         if (barrier->arrivals[r].work && !td_work_test(barrier->arrivals[r].work)) {
             look_at(barrier, r, &progress);
-            asked++;
+            queried++;
         }
     plan_look(barrier);
 }
@@ -194,12 +204,12 @@ static void receive_arrival(struct barrier *barrier, int rank)
 {
     struct arrival *arrival = &barrier->arrivals[rank];
     arrival->status = start(barrier->group, TD_OP_RECV, &arrival->number, sizeof arrival->number,
-                            rank, TD__TAG_HERE, left_ms(barrier->deadline), &arrival->work);
+                            rank, TD__TAG_ARRIVAL, left_ms(barrier->deadline), &arrival->work);
     if (arrival->status)
         arrival->work = NULL;
 }
 
-/* Returns when `rank` has come to this barrier or a later one, or will not in time. */
+/* Returns when `rank` has joined this barrier or a later one, or will not in time. */
 static void await_rank(struct barrier *barrier, int rank)
 {
     td_group *group = barrier->group;
@@ -219,8 +229,8 @@ static void await_rank(struct barrier *barrier, int rank)
 static enum sort find_sort(const struct barrier *barrier, int index)
 {
     const td_group *group = barrier->group;
-    if (has_come(barrier, index))
-        return COME;
+    if (has_joined(barrier, index))
+        return JOINED;
     return barrier->arrivals[index].status == TD_ERR_PEER ||
                    td__endpoint_exit_reason(group->root->endpoint, group->ranks[index])
                ? GONE
@@ -235,7 +245,7 @@ static int count_sort(const struct barrier *barrier, enum sort sort)
     return count;
 }
 
-/* "ranks 1, 2 have", of those of one sort; the first one only, where no more are wanted. */
+/* "ranks 1, 2 have", of those of one sort; or the first one only. */
 static void list_ranks(const struct barrier *barrier, enum sort sort, bool all, char *text,
                        size_t room)
 {
@@ -263,41 +273,42 @@ static void add(struct verdict *verdict, const char *separator, const char *part
         snprintf(verdict->text + length, sizeof verdict->text - length, "%s%s", separator, part);
 }
 
-/* How those ended that are gone: "rank 2 (on node7, pid 4711) was killed by SIGKILL". */
+/* How the ranks that are gone have ended: "rank 2 (on node7, pid 4711) was killed by SIGKILL". */
 static void describe_gone(const struct barrier *barrier, struct verdict *verdict)
 {
     const td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
     char part[320];
-    int told = 0;
-    for (int r = 1; r < group->size && told < (barrier->all ? TOLD : 1); r++) {
+    int described = 0;
+    for (int r = 1; r < group->size && described < (barrier->all ? DESCRIBED : 1); r++) {
         if (barrier->arrivals[r].sort != GONE)
             continue;
         const char *exit_reason = td__endpoint_find_out(endpoint, group->ranks[r], TD__NEVER);
         snprintf(part, sizeof part, "%s %s", td__endpoint_describe(endpoint, group->ranks[r]),
                  exit_reason ? exit_reason : "has closed its connection");
-        add(verdict, told++ ? "; " : "", part);
+        add(verdict, described++ ? "; " : "", part);
     }
 }
 
-/* What those do who are late. */
+/* What the ranks that are late do. */
 static void describe_late(const struct barrier *barrier, struct verdict *verdict)
 {
     char what[TD__PROGRESS_TEXT];
-    td__deadline end = td__deadline_in_ms(TELL_MS);
-    int told = 0;
-    for (int r = 1; r < barrier->group->size && told < (barrier->all ? TOLD : 1); r++) {
+    td__deadline end = td__deadline_in_ms(DESCRIBE_MS);
+    int described = 0;
+    for (int r = 1; r < barrier->group->size && described < (barrier->all ? DESCRIBED : 1); r++) {
         if (barrier->arrivals[r].sort != LATE || td__deadline_passed(end))
             continue;
         td__describe_progress(barrier->group, 0, r, what);
         add(verdict, "; ", what);
-        told++;
+        described++;
     }
 }
 
-/* Who is gone, who has not come, who has, and what those do who have not. */
-static void describe(const struct barrier *barrier, struct verdict *verdict)
+/* Which ranks are gone, have not joined, have joined, and what the late ones do. */
+static void describe(const struct barrier *barrier)
 {
+    struct verdict *verdict = barrier->verdict;
     bool gone = count_sort(barrier, GONE) > 0;
     bool late = count_sort(barrier, LATE) > 0 && (barrier->all || !gone);
     char list[200], part[280];
@@ -308,21 +319,39 @@ static void describe(const struct barrier *barrier, struct verdict *verdict)
         describe_gone(barrier, verdict);
     if (late) {
         list_ranks(barrier, LATE, barrier->all, list, sizeof list);
-        snprintf(part, sizeof part, "%s not come within %lld ms", list,
+        snprintf(part, sizeof part, "%s not joined within %lld ms", list,
                  (long long)barrier->timeout_ms);
         add(verdict, gone ? "; " : "", part);
     }
-    list_ranks(barrier, COME, true, list, sizeof list);
-    snprintf(part, sizeof part, "%s come", list);
+    list_ranks(barrier, JOINED, true, list, sizeof list);
+    snprintf(part, sizeof part, "%s joined", list);
     add(verdict, "; ", part);
     if (late)
         describe_late(barrier, verdict);
 }
 
+/* Fills in the verdict: which ranks are missing, all of them or the first one of the text. */
+static void judge(struct barrier *barrier)
+{
+    const td_group *group = barrier->group;
+    struct verdict *verdict = barrier->verdict;
+    int gone = count_sort(barrier, GONE), late = count_sort(barrier, LATE);
+    if (!gone && !late)
+        return;
+    verdict->status = gone ? TD_ERR_PEER : TD_ERR_TIMEOUT;
+    for (int r = 1; r < group->size && (barrier->all || !verdict->missing); r++) {
+        enum sort sort = barrier->arrivals[r].sort;
+        if (sort == GONE || (sort == LATE && (barrier->all || !gone)))
+            verdict->ranks[verdict->missing++] = group->ranks[r];
+    }
+    describe(barrier);
+}
+
 static td_status collect(struct barrier *barrier)
 {
     td_group *group = barrier->group;
-    struct verdict verdict = {.number = barrier->number};
+    struct verdict *verdict = barrier->verdict;
+    verdict->number = barrier->number;
     for (int r = 1; r < group->size; r++)
         receive_arrival(barrier, r);
     for (int r = 1; r < group->size; r++)
@@ -331,17 +360,16 @@ static td_status collect(struct barrier *barrier)
         return td__group_state(group);
     for (int r = 1; r < group->size; r++)
         barrier->arrivals[r].sort = find_sort(barrier, r);
-    if (count_sort(barrier, COME) < group->size)
-        verdict.late = count_sort(barrier, GONE) ? TD_ERR_PEER : TD_ERR_TIMEOUT;
-    if (verdict.late)
-        describe(barrier, &verdict);
+    judge(barrier);
     for (int r = 1; r < group->size; r++)
-        if (has_come(barrier, r))
-            start(group, TD_OP_SEND, &verdict, sizeof verdict, r, TD__TAG_VERDICT, GRACE_MS, NULL);
-    return verdict.late ? td_fail((td_status)verdict.late, "%s", verdict.text) : TD_OK;
+        if (has_joined(barrier, r))
+            start(group, TD_OP_SEND, verdict,
+                  sizeof *verdict + verdict->missing * sizeof *verdict->ranks, r, TD__TAG_VERDICT,
+                  GRACE_MS, NULL);
+    return verdict->status ? td_fail((td_status)verdict->status, "%s", verdict->text) : TD_OK;
 }
 
-static td_status ask_everyone(struct barrier *barrier)
+static td_status collect_arrivals(struct barrier *barrier)
 {
     td_group *group = barrier->group;
     barrier->arrivals = calloc((size_t)group->size, sizeof *barrier->arrivals);
@@ -355,8 +383,14 @@ static td_status ask_everyone(struct barrier *barrier)
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
+static void set_missing(struct barrier *barrier, int rank)
+{
+    barrier->verdict->missing = 1;
+    barrier->verdict->ranks[0] = rank;
+}
+
 /* A message to or from rank 0 has failed. */
-static td_status fail_alone(const struct barrier *barrier, td_status status)
+static td_status fail_alone(struct barrier *barrier, td_status status)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
@@ -367,6 +401,8 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
     const char *exit_reason = status == TD_ERR_PEER
                                   ? td__endpoint_find_out(endpoint, group->ranks[0], TD__NEVER)
                                   : td__endpoint_exit_reason(endpoint, group->ranks[0]);
+    if (exit_reason || status == TD_ERR_TIMEOUT || status == TD_ERR_PEER)
+        set_missing(barrier, group->ranks[0]);
     if (exit_reason)
         return td_fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
                        (unsigned long long)barrier->number, group->name,
@@ -383,64 +419,87 @@ static td_status fail_alone(const struct barrier *barrier, td_status status)
                    (unsigned long long)barrier->number, group->name, group->ranks[0], error.text);
 }
 
-static td_status fail_late(const struct barrier *barrier)
+static td_status fail_late(struct barrier *barrier)
 {
     const td_group *group = barrier->group;
+    set_missing(barrier, group->ranks[group->rank]);
     return td_fail(TD_ERR_TIMEOUT,
-                   "monitored_barrier #%llu on group \"%s\": rank %d has come too late: rank %d "
+                   "monitored_barrier #%llu on group \"%s\": rank %d has joined too late: rank %d "
                    "had stopped waiting for it",
                    (unsigned long long)barrier->number, group->name, group->ranks[group->rank],
                    group->ranks[0]);
 }
 
 /* Waits for a verdict until the next look. */
-static td_status receive(struct barrier *barrier, struct verdict *verdict)
+static td_status receive(struct barrier *barrier)
 {
     td_work *work;
     int64_t limit = left_ms(td__deadline_earlier(barrier->look, barrier->deadline));
-    TD_TRY(start(barrier->group, TD_OP_RECV, verdict, sizeof *verdict, 0, TD__TAG_VERDICT, limit,
-                 &work));
+    TD_TRY(start(barrier->group, TD_OP_RECV, barrier->verdict, verdict_size(barrier->group), 0,
+                 TD__TAG_VERDICT, limit, &work));
     td_status status = td_work_wait(work, limit + GRACE_MS);
     td_work_release(work);
     return status;
 }
 
-static td_status await_verdict(struct barrier *barrier, struct verdict *verdict)
+static td_status await_verdict(struct barrier *barrier)
 {
     struct progress progress;
-    while (verdict->number < barrier->number) {
-        td_status status = receive(barrier, verdict);
+    while (barrier->verdict->number < barrier->number) {
+        td_status status = receive(barrier);
         if (status && (status != TD_ERR_TIMEOUT || td__deadline_passed(barrier->deadline) ||
                        atomic_load(&barrier->group->given_up)))
             return fail_alone(barrier, status);
         if (!status)
             continue;
         if (look_at(barrier, 0, &progress) && progress.over >= barrier->number &&
-            progress.heard < barrier->number)
+            progress.arrived < barrier->number)
             return fail_late(barrier);
         plan_look(barrier);
     }
     return TD_OK;
 }
 
+/* With TD_NOW: whether rank 0 is in the barrier, or has been. */
+static td_status check_collector(struct barrier *barrier)
+{
+    const td_group *group = barrier->group;
+    struct progress progress;
+    if (look_at(barrier, 0, &progress) && progress.begun >= barrier->number)
+        return TD_OK;
+    if (atomic_load(&group->given_up))
+        return td__group_state(group);
+    const char *exit_reason = td__endpoint_exit_reason(group->root->endpoint, group->ranks[0]);
+    set_missing(barrier, group->ranks[0]);
+    return td_fail(
+        exit_reason ? TD_ERR_PEER : TD_ERR_TIMEOUT,
+        "monitored_barrier #%llu on group \"%s\": rank %d, which collects the others, %s",
+        (unsigned long long)barrier->number, group->name, group->ranks[0],
+        exit_reason ? exit_reason : "has not joined yet");
+}
+
 static td_status report(struct barrier *barrier)
 {
-    struct verdict verdict = {0};
+    struct verdict *verdict = barrier->verdict;
     td_status status = start(barrier->group, TD_OP_SEND, &barrier->number, sizeof barrier->number,
-                             0, TD__TAG_HERE, barrier->timeout_ms, NULL);
+                             0, TD__TAG_ARRIVAL, barrier->now ? GRACE_MS : barrier->timeout_ms,
+                             NULL);
     if (status)
         return fail_alone(barrier, status);
+    if (barrier->now)
+        TD_TRY(check_collector(barrier));
     barrier->deadline = td__deadline_in_ms(barrier->timeout_ms + GRACE_MS);
-    TD_TRY(await_verdict(barrier, &verdict));
-    verdict.text[sizeof verdict.text - 1] = 0;
-    if (!verdict.late)
+    TD_TRY(await_verdict(barrier));
+    verdict->text[sizeof verdict->text - 1] = 0;
+    if (!verdict->status)
         return TD_OK;
-    return td_fail(verdict.late == TD_ERR_PEER ? TD_ERR_PEER : TD_ERR_TIMEOUT, "%s", verdict.text);
+    return td_fail(verdict->status == TD_ERR_PEER ? TD_ERR_PEER : TD_ERR_TIMEOUT, "%s",
+                   verdict->text);
 }
 
 /* ---- The call -------------------------------------------------------------------------------- */
 
-/* Rank 0 keeps who came to which; who asks for it holds the root's lock. */
+/* Rank 0 keeps the last barrier that each rank has joined; queries read it with the root's lock. */
 static td_status keep_arrivals(td_group *group)
 {
     if (group->rank || group->monitored_arrivals)
@@ -454,39 +513,69 @@ static td_status keep_arrivals(td_group *group)
     return TD_OK;
 }
 
-static td_status run(td_group *group, int64_t timeout_ms, bool all)
+static td_status run(struct barrier *barrier)
+{
+    td_group *group = barrier->group;
+    barrier->deadline = td__deadline_in_ms(barrier->timeout_ms);
+    plan_look(barrier);
+    uint64_t entry = td__record_monitored_barrier(group, barrier->number);
+    td_status status = td__group_state(group);
+    if (!status)
+        status = group->rank ? report(barrier) : collect_arrivals(barrier);
+    td__record_message_end(group, entry, status);
+    return status;
+}
+
+/* The number of missing ranks is another process's: at most as many as there are. */
+static void copy_missing(const struct barrier *barrier, int *missing, int *missing_count)
+{
+    const struct verdict *verdict = barrier->verdict;
+    int count = verdict->missing < (uint32_t)barrier->group->size ? (int)verdict->missing
+                                                                  : barrier->group->size;
+    for (int i = 0; missing && i < count; i++)
+        missing[i] = verdict->ranks[i];
+    if (missing_count)
+        *missing_count = count;
+}
+
+static td_status enter_barrier(td_group *group, int64_t timeout_ms, bool all, int *missing,
+                               int *missing_count)
 {
     TD_TRY(keep_arrivals(group));
     struct barrier barrier = {
         .group = group,
         .number = atomic_fetch_add(&group->monitored, 1) + 1,
-        .sequence = group->sequence,
-        .timeout_ms = timeout_ms ? timeout_ms : td__call_timeout(group),
+        .sequence = td_group_sequence(group),
+        .timeout_ms = timeout_ms == TD_NOW ? 0
+                      : timeout_ms         ? timeout_ms
+                                           : td__call_timeout(group),
         .pause_ms = FIRST_LOOK_MS,
+        .now = timeout_ms == TD_NOW,
         .all = all,
     };
     if (group->size == 1)
         return TD_OK;
-    barrier.deadline = td__deadline_in_ms(barrier.timeout_ms);
-    plan_look(&barrier);
-    uint64_t entry = td__record_monitored_barrier(group, barrier.number);
-    td_status status = td__group_state(group);
-    if (!status)
-        status = group->rank ? report(&barrier) : ask_everyone(&barrier);
-    td__record_message_end(group, entry, status);
+    barrier.verdict = calloc(1, verdict_size(group));
+    if (!barrier.verdict)
+        return td__fail_nomem("monitored_barrier");
+    td_status status = run(&barrier);
+    if (status == TD_ERR_TIMEOUT || status == TD_ERR_PEER)
+        copy_missing(&barrier, missing, missing_count);
+    free(barrier.verdict);
     return status;
 }
 
-td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool all)
+td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms, bool wait_all_ranks,
+                                     int *missing, int *missing_count)
 {
+    if (missing_count)
+        *missing_count = 0;
     group = td__group_enter(group, "monitored_barrier");
     if (!group)
         return TD_ERR_STATE;
-    if (timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "monitored_barrier: the timeout is %lld ms",
-                       (long long)timeout_ms);
+    TD_TRY(td__check_timeout("monitored_barrier", timeout_ms));
     td__group_use(group);
-    td_status status = run(group, timeout_ms, all);
+    td_status status = enter_barrier(group, timeout_ms, wait_all_ranks, missing, missing_count);
     td__group_unuse(group);
     return status;
 }

@@ -17,8 +17,8 @@
  *
  * What a rank knows of one agreement stays until the root ends; the root's lock guards it. */
 #include "base/fail.h"
+#include "fault/peer_query.h"
 #include "group/root.h"
-#include "recovery/topics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,6 +297,16 @@ static td_status agree(struct attempt *attempt, int64_t timeout_ms)
 
 /* ---- The new group --------------------------------------------------------------------------- */
 
+/* "world shrink 1". The name of a group that the caller has named need not be its own, and gets a hash behind it. */
+static void make_name(const td_group *group, uint32_t attempt, char name[160])
+{
+    char hash[32] = "";
+    if (group->named)
+        snprintf(hash, sizeof hash, "#%06llx%s", (unsigned long long)(group->key & 0xffffff),
+                 group->root->tag);
+    snprintf(name, 160, "%.100s shrink %u%s", group->name, attempt + 1, hash);
+}
+
 static td_status make_rest(const struct attempt *attempt, const td_group_options *options,
                            td_group **rest)
 {
@@ -309,7 +319,7 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     for (int i = 0; i < group->size; i++)
         if (attempt->agreement->left[i])
             ranks[count++] = group->ranks[i];
-    snprintf(name, sizeof name, "%.120s (%d left)", group->name, count);
+    make_name(group, attempt->agreement->attempt, name);
     snprintf(key, sizeof key, "%016llx/%u", (unsigned long long)group->key,
              attempt->agreement->attempt);
     own.name = options->name ? options->name : name;
@@ -325,6 +335,8 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
                          group->name, group->ranks[group->rank]);
     if (!status)
         status = td__group_add(group->root, ranks, count, key, &own, rest);
+    if (!status)
+        (*rest)->named = options->name != NULL;
     free(ranks);
     return status;
 }
@@ -356,9 +368,7 @@ td_status td_group_shrink(td_group *group, const td_group_options *options, td_g
         return TD_ERR_STATE;
     if (!survivors)
         return td_fail(TD_ERR_INVALID, "td_group_shrink: the result is NULL");
-    if (options->timeout_ms < 0)
-        return td_fail(TD_ERR_INVALID, "td_group_shrink: the timeout is %lld ms",
-                       (long long)options->timeout_ms);
+    TD_TRY(td__check_group_options("td_group_shrink", options, group->root));
     td__group_use(group);
     td_status status = shrink(group, options, survivors);
     td__group_unuse(group);

@@ -1,0 +1,32 @@
+/* The native backend of a group, and what it keeps with the root when the group is gone (leave.c). */
+#ifndef TD_NATIVE_NATIVE_H
+#define TD_NATIVE_NATIVE_H
+
+#include "group/process_group.h"
+#include "p2p/p2p.h"
+#include "tcp/hierarchy.h"
+#include "tcp/tcp_comm.h"
+
+struct td__native {
+    td_group *group;
+    struct td__shm_comm *comm;        /* NULL: alone on this host */
+    struct td__tcp_comm *sockets;     /* NULL: all on one host */
+    struct td__hierarchy *hierarchy;  /* NULL: one level is enough */
+    struct td__call_history *history; /* the group's; NULL: all on one host */
+    struct td__p2p *p2p;              /* NULL: alone */
+    unsigned losses;                  /* of the endpoint, as last looked at */
+    char algorithm[32];
+    bool sockets_only; /* the backend "tcp", or transport=tcp */
+};
+
+/** Makes what is kept with `root`, where it is not there yet. Before the root's first communicator. */
+td_status td__leave_prepare(struct td__root *root);
+
+/** The group of `comm` is destroyed: the root keeps the memory for members that have not mapped it yet, where
+ *  this rank is the one that shares it. */
+void td__leave_comm(struct td__root *root, struct td__shm_comm *comm);
+
+/** The communicator of a group's host; NULL where it has another backend, or no other rank on this host. native.c */
+struct td__shm_comm *td__native_comm(const td_group *group);
+
+#endif
