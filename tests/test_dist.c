@@ -153,6 +153,8 @@ static void refuse_lists(td_tensor *t, td_tensor *floats)
                         {.kind = TD_P2P_IRECV, .tensor = t, .peer = rank}};
     CHECK_FAILS(td_batch_isend_irecv(ops, 2, &work), TD_ERR_INVALID, "ops[1]: recv");
     CHECK_FAILS(td_batch_isend_irecv(ops, 0, &work), TD_ERR_INVALID, "empty");
+    ops[0].reserved[3] = t;
+    CHECK_FAILS(td_batch_isend_irecv(ops, 1, &work), TD_ERR_INVALID, "reserved[3]");
     CHECK_FAILS(td_all_reduce_coalesced(list, 0, TD_SUM, NULL, NULL), TD_ERR_INVALID, "is empty");
     CHECK_FAILS(td_all_reduce_coalesced(mixed, 2, TD_BOR, NULL, &work), TD_ERR_INVALID, "f32");
     CHECK_FAILS(td_all_gather_coalesced(list, 3, list, 2, NULL, NULL), TD_ERR_INVALID,

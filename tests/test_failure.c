@@ -209,9 +209,9 @@ RANKS(warning_of_what_takes_long, .ranks = 3)
     }
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 0) {
-        CHECK(
-            was_warned("barrier #1 on group \"world\" is not done after 1 s; ranks 0, 1 have joined; "
-                       "rank 2 has called nothing on this group, and is in no call"));
+        CHECK(was_warned(
+            "barrier #1 on group \"world\" is not done after 1 s; ranks 0, 1 have joined; "
+            "rank 2 has called nothing on this group, and is in no call"));
         CHECK(!was_warned("after 4 s"));
     } else if (td_test_rank() == 1) {
         CHECK(!warnings[0]);
@@ -597,9 +597,21 @@ TEST(shrinking_alone)
 
 /* ---- Growing --------------------------------------------------------------------------------- */
 
+/* A world that has grown has a name of its own, the same on all ranks, those that have come back included. */
+static void check_grown_name(void)
+{
+    char name[64] = "", all[8][64];
+    snprintf(name, sizeof name, "%s", td_group_name(NULL));
+    CHECK_CONTAINS(name, "world@");
+    CHECK_OK(td_group_all_gather(all, name, sizeof name, TD_U8, NULL, NULL));
+    for (int r = 0; r < td_get_world_size(NULL); r++)
+        CHECK_STR(all[r], name);
+}
+
 static void live_through(const struct way *way, int dying, int times, int *turn)
 {
     int n = td_test_size(), rank = td_test_rank();
+    td_group *grown = NULL;
     open_world(way, 0);
     while (*turn < times) {
         int victim = (dying + *turn) % n;
@@ -612,7 +624,7 @@ static void live_through(const struct way *way, int dying, int times, int *turn)
         if (rank == victim)
             raise(SIGKILL);
         CHECK_OK(td_group_send(&value, 1, TD_F32, victim, 0, NULL, NULL));
-        td_group *rest, *grown;
+        td_group *rest, *former = grown;
         td_status status = TD_OK;
         for (int k = 0; k < 2 && !status; k++)
             status = td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, NULL, NULL);
@@ -622,12 +634,17 @@ static void live_through(const struct way *way, int dying, int times, int *turn)
         CHECK_OK(td_group_grow(rest, NULL, &grown));
         CHECK_EQ((int)sum_on(rest), n - 1); /* still there */
         CHECK_EQ(td_get_world_size(grown), n);
-        td_group_destroy(rest);
+        CHECK_OK(td_group_destroy(rest));
+        CHECK_OK(td_group_destroy(former)); /* a world no more, but the caller's */
     }
+    check_grown_name();
     for (int i = 0; i < 3; i++)
         CHECK_EQ((int)sum_on(NULL), n);
     CHECK_EQ(td_get_rank(NULL), rank);
     CHECK_OK(td_destroy_process_group());
+    if (grown)
+        CHECK_FAILS(td_group_barrier(grown, NULL), TD_ERR_STATE, "has ended");
+    CHECK_OK(td_group_destroy(grown));
 }
 
 /* As a launcher would, starts the rank again when it has been killed; how far it had come is in memory

@@ -164,6 +164,35 @@ RANKS(failures, .ranks = 2)
     td_destroy_process_group();
 }
 
+static bool has_group(const char *name)
+{
+    for (int i = 0; i < TD__FLIGHT_GROUPS; i++)
+        if (page.keys[i] && !strcmp(page.groups[i], name))
+            return true;
+    return false;
+}
+
+/* Groups that were given no name are told apart in the log, too. */
+RANKS(names_of_unnamed_groups, .ranks = 2)
+{
+    td_group *first, *second, *rest;
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_new_group(NULL, 0, NULL, &first));
+    CHECK_OK(td_new_group(NULL, 0, NULL, &second));
+    CHECK_OK(td_group_shrink(first, NULL, &rest));
+    read_own_page();
+    CHECK(has_group("world"));
+    CHECK(has_group("0,1#1"));
+    CHECK(has_group("0,1#2"));
+    CHECK(has_group("0,1#1 shrink 1"));
+    CHECK_OK(td_group_barrier(second, NULL));
+    CHECK_STR(page.groups[last_call()->group], "0,1#2");
+    CHECK_OK(td_destroy_process_group());
+    CHECK_OK(td_group_destroy(first));
+    CHECK_OK(td_group_destroy(second));
+    CHECK_OK(td_group_destroy(rest));
+}
+
 /* ---- Asking ---------------------------------------------------------------------------------- */
 
 static void *wait_in_barrier(void *group)

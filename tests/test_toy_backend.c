@@ -125,7 +125,7 @@ static bool slots_fills_host(void *self)
 
 RANKS(optional_slots, .ranks = 2)
 {
-    static const td_backend_ops ops = {
+    static td_backend_ops ops = {
         .create = slots_create,
         .destroy = slots_destroy,
         .barrier = slots_barrier,
@@ -136,6 +136,9 @@ RANKS(optional_slots, .ranks = 2)
         .fills_host = slots_fills_host,
     };
     struct slots slots = {0};
+    ops.reserved[1] = &slots;
+    CHECK_FAILS(td_register_backend("slots", &ops, &slots), TD_ERR_INVALID, "reserved[1]");
+    ops.reserved[1] = NULL;
     CHECK_OK(td_register_backend("slots", &ops, &slots));
     CHECK_OK(td_init_process_group(&(td_init_options){.backend = "slots"}));
     CHECK(slots.asked_who_left > 0);
@@ -182,6 +185,22 @@ RANKS(messages_that_do_not_come_or_do_not_fit, .ranks = 2)
                     "no message with tag 3 came in 200 ms");
     }
     CHECK_OK(td_destroy_process_group());
+}
+
+/* A receive that no thread waits for, and that nobody answers, is complete when its world is gone. */
+RANKS(works_outlive_a_world_of_the_toy, .ranks = 2)
+{
+    int data = 0;
+    td_work *work;
+    CHECK_OK(toy_backend_register());
+    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "toy"}));
+    CHECK_OK(td_group_recv(&data, 1, TD_I32, 1 - td_test_rank(), 3, NULL, &work));
+    CHECK_FAILS(td_work_wait(work, TD_NOW), TD_ERR_TIMEOUT, "is not complete yet");
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+    CHECK(td_work_test(work));
+    CHECK_FAILS(td_work_wait(work, 0), TD_ERR_STATE, "was destroyed");
+    td_work_release(work);
 }
 
 /* ---- Threads that share a store -------------------------------------------------------------- */

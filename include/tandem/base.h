@@ -47,7 +47,7 @@ typedef enum td_status {
     TD_ERR_MISMATCH,    /* two processes disagree: both are named */
     TD_ERR_STATE,       /* not possible now: initialised twice, closed already, … */
     TD_ERR_UNSUPPORTED, /* not available in this build, or on this machine */
-    TD_ERR_ABORTED,     /* the group was given up, here or by another rank: td_group_abort() */
+    TD_ERR_ABORTED,     /* the group was aborted, here or by another rank: td_group_abort() */
 } td_status;
 
 /** The name of a status, such as "TD_ERR_TIMEOUT"; "TD_ERR_UNKNOWN" for a number that is none. */

@@ -27,7 +27,7 @@
  *     at a time; with a work the call is over when it returns;
  *   - messages: by several threads at once, also during a collective;
  *   - td_group_abort(), td_group_set_timeout() and what only answers: by any thread at any time;
- *   - td_group_destroy(): by one thread, while others are still in calls (it waits for them), but before no new one.
+ *   - td_group_destroy(): by one thread; it waits for the calls of other threads, and none may begin meanwhile.
  * Making groups (td_new_group(), td_new_subgroups()) is safe from several threads at once; groups of the same members
  * are made in the same order on all of them. One work may be waited for, tested, given callbacks, retained and released
  * by several threads at once. td_init_process_group() and td_destroy_process_group() wait for each other.

@@ -11,7 +11,7 @@
  *    40   past: all calls of the group before, in one word: four bytes
  *    44   detail of the call                  four bytes
  *
- * All little-endian. Both sides know what must come, so a receiver compares the bytes with its own
+ * All little-endian. Both sides know what to expect, so a receiver compares the bytes with its own
  * header and reads them only where they differ, to say what the other one called. */
 #ifndef TD_CALL_CALL_HEADER_H
 #define TD_CALL_CALL_HEADER_H
@@ -59,7 +59,7 @@ bool td__header_read(const uint8_t *bytes, struct td__call_header *header);
  *  that is to be expected. */
 bool td__header_same_call(const struct td__call_header *a, const struct td__call_header *b);
 
-/** Whether the two calls themselves differ; else what came before them does, or how they are carried
+/** Whether the two calls themselves differ; else the calls before them do, or how they are carried
  *  out. */
 bool td__header_differs(const struct td__call_header *a, const struct td__call_header *b);
 
@@ -67,7 +67,7 @@ bool td__header_differs(const struct td__call_header *a, const struct td__call_h
 void td__header_describe(const struct td__call_header *header, char *text, size_t room);
 
 /**
- * TD_ERR_MISMATCH: `me` made the call `mine`, and from `other` came `theirs`. `operation` is this
+ * TD_ERR_MISMATCH: `me` made the call `mine`, and `other` has sent `theirs`. `operation` is this
  * side's; the two names are as td__endpoint_describe() gives them.
  */
 td_status td__header_mismatch(const struct td__operation *operation,

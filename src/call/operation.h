@@ -19,19 +19,19 @@ struct td__operation {
     int called_root; /* the rank in the group, as it was called */
     uint32_t past;   /* all calls before it, in one word; see call_history.h */
     td__deadline
-        deadline; /* 0: call.timeout_ms after somebody has to wait; a call that need not wait does
+        deadline;      /* 0: call.timeout_ms after the first wait; a call that need not wait does
                               not look at the clock */
     const char *group; /* its name, for error texts */
     int parts;         /* ranks of the group: how many counts the call has, where it has any */
 };
 
-/* How long the sentence of a failure may be that others are told. */
+/* How long the sentence of a failure may be that is sent to other ranks. */
 enum { TD__REASON_TEXT = 1024 };
 
 /** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
 const char *td__operation_describe(const struct td__operation *operation);
 
-/* Details of calls: what they are made for, where that must agree and nothing else says it. Or, with one of
+/* Details of calls: their purpose, where all ranks must agree on it and no other member shows it. Or, with one of
  * the highest bits, a hash: of the sizes of a list of tensors, or of the counts of uneven parts. */
 enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_UNEVEN = 0x40000000 };
 #define TD__DETAIL_LIST 0x80000000u

@@ -72,7 +72,7 @@ td_status td_send_object_list(const td_bytes *objects, int count, int dst, td_gr
     return status;
 }
 
-/* Receives the first message, also from anybody, and finds out who sent it. */
+/* Receives the first message, also from TD_ANY_SOURCE, and its sender. */
 static td_status receive_announcement(td_group *group, int src, struct announcement *announced,
                                       int *source)
 {
@@ -94,8 +94,8 @@ static td_status take_objects(const char *call, const char *body, size_t bytes, 
     size_t front = (size_t)count * sizeof *sizes, total;
     TD_TRY(td__objects_add_up(call, sizes, count, &total));
     if (total != bytes - front)
-        return td_fail(TD_ERR_MISMATCH, "%s: the sizes add up to %zu bytes, but %zu came", call,
-                       total, bytes - front);
+        return td_fail(TD_ERR_MISMATCH, "%s: the sizes add up to %zu bytes, but %zu were received",
+                       call, total, bytes - front);
     return td__objects_unpack(call, body + front, sizes, 0, count, objects);
 }
 

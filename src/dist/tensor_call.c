@@ -7,7 +7,7 @@
  *     group's work (inner) --complete--> unpack, free --> the caller's work (outer) complete
  *
  * Several calls can be one call. The group carries its operations out in order, and after a
- * failure all that follow fail with the same; so the last work speaks for all of them. */
+ * failure all that follow fail with the same; so the status of the last work is that of all of them. */
 #include "base/fail.h"
 #include "call/operation.h"
 #include "dist/tensor_call.h"

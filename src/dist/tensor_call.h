@@ -97,7 +97,7 @@ td_status td__check_parts(const char *call, const char *whole_name, const td_ten
 /** TD_ERR_INVALID where there is no list, or an object has a size and no data. */
 td_status td__objects_check(const char *call, const char *name, const td_bytes *objects, int count);
 
-/** The sum of sizes that may come from another rank. */
+/** The sum of sizes, which another rank may have sent: TD_ERR_MISMATCH where it is out of range. */
 td_status td__objects_add_up(const char *call, const uint64_t *sizes, int count, size_t *total);
 
 /** Puts the bytes of all of them to `body`. */

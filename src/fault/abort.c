@@ -1,9 +1,9 @@
-/* Giving a group up; see group_state.h and td_group_abort().
+/* Aborting a group; see group_state.h and td_group_abort().
  *
- * The alarm is a status that is set once, under the group's lock, and read without it. Whoever waits sees
+ * An abort is a status that is set once, under the group's lock, and read without it. Threads that wait see
  * it: ranks of this host at once, since the memory they share is marked as well, and those on links and
- * in messages at their next look, 50 ms later at most. Other ranks are told one by one; one that has not
- * made the group yet remembers its number. */
+ * in messages at their next look, 50 ms later at most. Other ranks are notified one by one; a rank that has not
+ * made the group yet keeps its key. */
 #include "base/fail.h"
 #include "fault/peer_query.h"
 
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TELL_MS = 1000 };
+enum { NOTIFY_MS = 1000 };
 
-struct td__given_up { /* a group that is not made here yet */
-    struct td__given_up *next;
+struct td__early_abort { /* a group that is not made here yet */
+    struct td__early_abort *next;
     uint64_t key;
     int rank;
     uint64_t why;
@@ -26,9 +26,9 @@ enum { NAMED = 3 }; /* lost ranks at most */
 
 /* A number from the lowest bit on: the reason (4), and with MIXED the kind of the other's call (4), its
  * rank (24), the call's number (32); with SHRINK one that is lost (24 from the 8th on), counted from 1. */
-uint64_t td__given_up_mixed(int rank, td_op_kind kind, uint64_t sequence)
+uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence)
 {
-    return TD__GIVEN_UP_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
+    return TD__ABORT_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
            sequence << 32;
 }
 
@@ -37,20 +37,20 @@ static bool is_lost(const td_group *group, int index)
     return td__endpoint_presence(group->root->endpoint, group->ranks[index]) != TD__PRESENT;
 }
 
-uint64_t td__given_up_shrink(const td_group *group)
+uint64_t td__abort_shrink(const td_group *group)
 {
     for (int i = 0; i < group->size; i++)
         if (is_lost(group, i))
-            return TD__GIVEN_UP_SHRINK | ((uint64_t)group->ranks[i] + 1) << 8;
-    return TD__GIVEN_UP_SHRINK;
+            return TD__ABORT_SHRINK | ((uint64_t)group->ranks[i] + 1) << 8;
+    return TD__ABORT_SHRINK;
 }
 
-/* Those that this rank knows of; else the one that `rank` has told, which may be sooner there than the news
- * of it. */
+/* The lost ranks that this rank knows of; else the one in the notification of `rank`, which may have noticed the loss
+ * earlier. */
 static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
 {
     struct td__endpoint *endpoint = group->root->endpoint;
-    int told = (int)(why >> 8 & 0xffffff) - 1, named = 0;
+    int lost_there = (int)(why >> 8 & 0xffffff) - 1, named = 0;
     char lost[640] = "";
     size_t length = 0;
     for (int i = 0; i < group->size && named < NAMED; i++)
@@ -60,39 +60,40 @@ static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
                                        td__endpoint_exit_reason(endpoint, group->ranks[i]));
             named++;
         }
-    if (!named && told >= 0 && told < group->root->size)
-        snprintf(lost, sizeof lost, "%.120s is lost; ", td__endpoint_describe(endpoint, told));
+    if (!named && lost_there >= 0 && lost_there < group->root->size)
+        snprintf(lost, sizeof lost, "%.120s is lost; ",
+                 td__endpoint_describe(endpoint, lost_there));
     return td_fail(TD_ERR_PEER, "group \"%s\": %srank %d has called td_group_shrink()", group->name,
                    lost, rank);
 }
 
-/* `rank` has told it. The number is another process's: whatever it says makes a sentence. */
+/* For the notification of `rank`. The number is another process's: any value makes a sentence. */
 static td_status explain(const td_group *group, int rank, uint64_t why)
 {
-    if ((why & 15) == TD__GIVEN_UP_MIXED)
+    if ((why & 15) == TD__ABORT_MIXED)
         return td_fail(TD_ERR_MISMATCH,
                        "call #%llu on group \"%s\": rank %d called monitored_barrier, rank %d "
                        "called %s; every rank must make the same calls in the same order",
                        (unsigned long long)(why >> 32), group->name, rank,
                        (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
-    if ((why & 15) == TD__GIVEN_UP_SHRINK)
+    if ((why & 15) == TD__ABORT_SHRINK)
         return explain_shrink(group, rank, why);
     return td_fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
                    td__endpoint_describe(group->root->endpoint, rank));
 }
 
-/* ---- Giving up -------------------------------------------------------------------------------- */
+/* ---- Aborting --------------------------------------------------------------------------------- */
 
 void td__abort_here(td_group *group, int rank, uint64_t why)
 {
     td__group_break(group, explain(group, rank, why));
-    atomic_store(&group->given_up, true);
+    atomic_store(&group->aborted, true);
     if (group->ops && group->ops->abort)
         group->ops->abort(group->self);
 }
 
-void td__abort_hear(struct td__root *root, int rank, uint64_t key, uint64_t why,
-                    struct td__buffer *answer)
+void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t why,
+                       struct td__buffer *answer)
 {
     (void)answer;
     pthread_mutex_lock(&root->lock);
@@ -100,11 +101,11 @@ void td__abort_hear(struct td__root *root, int rank, uint64_t key, uint64_t why,
     if (group) {
         td__abort_here(group, rank, why);
     } else {
-        struct td__given_up *given_up = malloc(sizeof *given_up);
-        if (given_up) {
-            *given_up = (struct td__given_up){
-                .next = root->given_up, .key = key, .rank = rank, .why = why};
-            root->given_up = given_up;
+        struct td__early_abort *early = malloc(sizeof *early);
+        if (early) {
+            *early = (struct td__early_abort){
+                .next = root->aborts, .key = key, .rank = rank, .why = why};
+            root->aborts = early;
         }
     }
     pthread_mutex_unlock(&root->lock);
@@ -112,30 +113,30 @@ void td__abort_hear(struct td__root *root, int rank, uint64_t key, uint64_t why,
 
 void td__abort_recall(td_group *group)
 {
-    for (struct td__given_up *at = group->root->given_up; at; at = at->next)
+    for (struct td__early_abort *at = group->root->aborts; at; at = at->next)
         if (at->key == group->key)
             td__abort_here(group, at->rank, at->why);
 }
 
 void td__abort_forget(struct td__root *root)
 {
-    while (root->given_up) {
-        struct td__given_up *next = root->given_up->next;
-        free(root->given_up);
-        root->given_up = next;
+    while (root->aborts) {
+        struct td__early_abort *next = root->aborts->next;
+        free(root->aborts);
+        root->aborts = next;
     }
 }
 
 /* A successful call leaves the last error as it was. */
-void td__abort_own(td_group *group, uint64_t why, bool tell)
+void td__abort_own(td_group *group, uint64_t why, bool notify)
 {
     struct td__endpoint *endpoint = group->root->endpoint;
     struct td__error error;
     td__error_save(&error);
     td__abort_here(group, group->root->rank, why);
-    for (int i = 0; tell && i < group->size; i++)
+    for (int i = 0; notify && i < group->size; i++)
         if (i != group->rank && td__endpoint_presence(endpoint, group->ranks[i]) == TD__PRESENT)
             td__endpoint_tell(endpoint, group->ranks[i], TD__TOPIC_ABORT, group->key, why,
-                              td__deadline_in_ms(TELL_MS));
+                              td__deadline_in_ms(NOTIFY_MS));
     td__error_restore(&error);
 }

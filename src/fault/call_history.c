@@ -1,7 +1,7 @@
 /* Comparing calls by asking; see call_history.h.
  *
- * Each begins with the rank after it, so that whoever stands beside one that differs finds it at once; then
- * the others in turn, less and less often. Who finds a difference fails, and tells the others as
+ * Each rank begins with the next one, so that the neighbour of a rank that differs finds it at once; then
+ * the others in turn, less and less often. A rank that finds a difference fails, and notifies the others as
  * of any failure. */
 #include "fault/call_history.h"
 
@@ -13,9 +13,9 @@
 #include <string.h>
 
 enum {
-    TOLD = 32, /* calls in an answer */
-    KEPT = 32, /* histories of destroyed groups */
-    FEW = 64,  /* members of which each asks all others before it leaves */
+    ANSWERED = 32, /* calls in an answer */
+    KEPT = 32,     /* histories of destroyed groups */
+    FEW = 64,      /* members of which each asks all others before it leaves */
     REASON_BYTES = 1024,
     ASK_MS = 250,
 };
@@ -105,14 +105,14 @@ void td__call_history_end(struct td__call_history *history, const struct td__ope
 
 /* ---- Answering ------------------------------------------------------------------------------- */
 
-/* Somebody who is behind tells what it has: the last that it called. */
+/* A rank that is behind answers with the last calls that it has made. */
 static void put_calls(struct td__call_history *history, uint64_t sequence,
                       struct td__buffer *answer)
 {
     uint8_t bytes[TD__HEADER_BYTES];
     pthread_mutex_lock(&history->lock);
     uint64_t end = sequence < history->last ? sequence : history->last;
-    for (uint64_t s = end > TOLD ? end - TOLD + 1 : 1; s <= end; s++) {
+    for (uint64_t s = end > ANSWERED ? end - ANSWERED + 1 : 1; s <= end; s++) {
         const struct td__call_header *call = entry_of(history, s);
         if (!call->type || call->sequence != (uint32_t)s)
             continue;
@@ -186,32 +186,33 @@ static td_status compare(struct td__call_history *history, td_group *group, int 
     return td__header_mismatch(&called, &mine, me, theirs, td__endpoint_describe(endpoint, rank));
 }
 
-/* What one that was asked has said of itself. */
-struct told {
+/* The answer of a rank. */
+struct answer_state {
     bool answered;       /* it knows the group */
-    bool unreachable;    /* nobody answers there any more */
+    bool unreachable;    /* its endpoint does not answer any more */
     bool left;           /* it has destroyed it */
     uint64_t last, done; /* its last call, and the last that went well */
 };
 
-/* One that does not answer is none of this file's concern. */
+/* A rank that does not answer is the failure detector's concern. */
 static td_status ask(struct td__call_history *history, td_group *group, int rank,
-                     const struct td__operation *operation, struct told *told)
+                     const struct td__operation *operation, struct answer_state *state)
 {
     struct td__buffer answer = {0};
     struct td__call_header theirs;
     td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(ASK_MS));
     td_status status = td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
                                         operation->call.sequence, end, &answer);
-    *told = (struct told){.unreachable = status == TD_ERR_PEER, .answered = !status && answer.size};
+    *state = (struct answer_state){.unreachable = status == TD_ERR_PEER,
+                                   .answered = !status && answer.size};
     status = TD_OK;
-    if (told->answered) {
+    if (state->answered) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         uint32_t broken = td__reader_u32(&reader);
         struct td__span reason = td__reader_string(&reader, REASON_BYTES);
-        told->last = td__reader_u64(&reader);
-        told->done = td__reader_u64(&reader);
-        told->left = td__reader_u8(&reader);
+        state->last = td__reader_u64(&reader);
+        state->done = td__reader_u64(&reader);
+        state->left = td__reader_u8(&reader);
         while (!status && reader.end - reader.at >= TD__HEADER_BYTES) {
             if (td__header_read(reader.at, &theirs))
                 status = compare(history, group, rank, operation, &theirs);
@@ -227,22 +228,22 @@ static td_status ask(struct td__call_history *history, td_group *group, int rank
 td_status td__call_history_ask(struct td__call_history *history, td_group *group, int rank,
                                const struct td__operation *operation)
 {
-    struct told told;
-    return ask(history, group, rank, operation, &told);
+    struct answer_state state;
+    return ask(history, group, rank, operation, &state);
 }
 
 /* ---- Before leaving -------------------------------------------------------------------------- */
 
-/* Whether more can be learnt from one that has said this. */
-static bool is_settled(const struct td__call_history *history, const struct told *told)
+/* Whether another query of this rank could show more. */
+static bool is_settled(const struct td__call_history *history, const struct answer_state *state)
 {
-    if (told->unreachable || told->left)
+    if (state->unreachable || state->left)
         return true;
-    return told->answered && told->last >= history->last &&
-           (history->uneven <= history->verified || told->done >= history->uneven);
+    return state->answered && state->last >= history->last &&
+           (history->uneven <= history->verified || state->done >= history->uneven);
 }
 
-/* In a large group each asks those at distances 1, 2, 4, …: who finds a difference tells the others. */
+/* In a large group each rank queries those at distances 1, 2, 4, …: one that finds a difference notifies the others. */
 static int next_distance(const td_group *group, int distance)
 {
     return group->size <= FEW ? distance + 1 : 2 * distance;
@@ -252,7 +253,7 @@ td_status td__call_history_verify(struct td__call_history *history, td_group *gr
                                   const struct td__operation *operation)
 {
     struct td__endpoint *endpoint = group->root->endpoint;
-    struct told told;
+    struct answer_state state;
     if (history->verified >= history->last)
         return TD_OK;
     for (int distance = 1; distance < group->size; distance = next_distance(group, distance))
@@ -260,8 +261,8 @@ td_status td__call_history_verify(struct td__call_history *history, td_group *gr
             int rank = group->ranks[(group->rank + distance) % group->size];
             if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
                 break;
-            TD_TRY(ask(history, group, rank, operation, &told));
-            if (is_settled(history, &told) || td__deadline_passed(operation->deadline))
+            TD_TRY(ask(history, group, rank, operation, &state));
+            if (is_settled(history, &state) || td__deadline_passed(operation->deadline))
                 break;
             td__sleep_ns(PAUSE_NS);
         }

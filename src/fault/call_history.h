@@ -1,15 +1,15 @@
 /* What this rank called last on a group of several hosts, and how it is compared with what others called.
  *
- * Ranks that make different calls need not meet: one waits for a link of its lane, the other for one of
- * all ranks, and nothing ever comes on either. So whoever waits for long asks the others, one after the
+ * Ranks that make different calls need not exchange a message: one waits for a link of its lane, the other for one of
+ * all ranks, and neither receives anything. So a rank that waits for long queries the others, one after the
  * other, for their last calls.
  *
  * Nor need they wait: where each only gives, all go on. So every message between hosts has all calls
- * before it in one word, and where two ranks that meet differ in that, the one asks the other, too.
+ * before it in one word, and a receiver that differs in that queries the sender, too.
  *
- * Nor need they meet again. So a rank that leaves a group after a call that did not bring it together with
+ * Nor need another message follow. So a rank that leaves a group after a call that did not synchronise it with
  * all the others (a broadcast, the givers of a gather) asks them before. Its own history stays with the root,
- * for those who ask later.
+ * for later queries.
  *
  * A call that goes well pays for an entry. */
 #ifndef TD_FAULT_CALL_HISTORY_H
@@ -37,7 +37,7 @@ struct td__call_history {
     char *reason;
     struct td__call_history *older; /* of the root's */
 
-    /* Of the one who waits: */
+    /* Of a rank that waits: */
     uint64_t sequence;   /* in which call */
     int64_t since, next; /* from when on, and when to ask again */
     int asked;           /* how many were */
@@ -55,7 +55,7 @@ void td__call_history_forget(struct td__root *root);
 /** This rank begins `operation`, as it was called; its `past` is filled in. */
 void td__call_history_note(struct td__call_history *history, struct td__operation *operation);
 
-/** It went well. `met`: this rank has heard from all others in it. */
+/** It has succeeded. `met`: with data of all others, see native.c. */
 void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
                           bool met);
 

@@ -1,7 +1,7 @@
 /* What a group is made of, and the state that all components above share.
  *
- *     root      what a world and all groups of its ranks have in common: the endpoint, the store
- *     group     members, backend, the order of its calls, and how it has failed
+ *     root      what a world and all groups of its ranks share: the endpoint, the store
+ *     group     members, backend, the order of its calls, and its first failure
  *
  * Locks: root->lock guards the list of groups and the count of names; group->lock guards the queue. None
  * is held while an operation runs, and never two of them at once. */
@@ -18,13 +18,13 @@
 #include <pthread.h>
 
 struct td__call_history;
-struct td__given_up;
+struct td__early_abort;
 
 /* What a component keeps with a root beyond the life of a group; the first member of its own struct. The
  * root's lock guards the list. */
 struct td__attachment {
     struct td__attachment *next;
-    const struct td__attachment_ops *ops; /* tells whose it is */
+    const struct td__attachment_ops *ops; /* identify the component */
 };
 
 struct td__attachment_ops {
@@ -32,11 +32,11 @@ struct td__attachment_ops {
      *  NULL. */
     void (*leave)(struct td__attachment *attachment, struct td__root *root);
 
-    /** The first group is destroyed, too; nobody asks this rank any more. */
+    /** The first group is destroyed, too; no rank queries this one any more. */
     void (*free)(struct td__attachment *attachment);
 };
 
-/* What was last seen to take long, and when to say so (again); the failure detector's. */
+/* The call that was last seen to take long, and when to warn (again); the failure detector's. */
 struct td__stall {
     int64_t limit_ms; /* 0: never */
     int64_t next_ms, age_ms;
@@ -47,28 +47,26 @@ struct td__root {
     struct td__endpoint *endpoint;
     td_store *given; /* the user's store */
     td_store *store; /* a prefix of it */
-    td_bytes *cards; /* those of all ranks, as they met */
+    td_bytes *cards; /* of all ranks: their addresses */
     int rank, size;
     bool opening;        /* its first group is being made, by all ranks at once */
-    unsigned generation; /* of forks: what a child inherited is of no use to it */
+    unsigned generation; /* of forks: a child cannot use what it inherited */
     char *name;          /* in the keys of the store, and of the first group */
     bool named;          /* by the caller */
     bool world;          /* the process's, of td_init_process_group() */
     bool grown;          /* td_group_grow() has made it */
-    char tag
-        [12]; /* "@3f2a91": tells the unnamed groups of several worlds apart; "": the process's world */
-    int64_t
-        meeting;   /* how often this rank has exchanged addresses under this name, in this store */
-    char *backend; /* the first group's, and its options */
+    char tag[12];        /* "@3f2a91", in the names of unnamed groups; "": the process's world */
+    int64_t meeting; /* number of the exchange of addresses, under this name and in this store */
+    char *backend;   /* the first group's, and its options */
     char *backend_options;
     int64_t timeout_ms;
     pthread_mutex_t lock;
-    struct td__root *outgrown;     /* in the list of former worlds */
-    td_group *first;               /* NULL before it is made, and when it is to end */
-    td_group *groups;              /* all others */
-    struct td__given_up *given_up; /* groups that others gave up before they were made here */
+    struct td__root *outgrown;      /* in the list of former worlds */
+    td_group *first;                /* NULL before it is made, and when it is to end */
+    td_group *groups;               /* all others */
+    struct td__early_abort *aborts; /* of groups that are not made here yet */
     struct td__stall stall;
-    struct td__map names; /* how often a list of ranks was made a group */
+    struct td__map names; /* how many groups of a list of ranks were made */
     struct td__flight_log *flight;
     struct td__attachment *attachments;
     struct td__call_history *histories; /* of destroyed groups; see call_history.h */
@@ -107,16 +105,15 @@ struct td_group {
     td__deadline alarm;         /* when the worker wakes by itself; 0: it is awake */
     pthread_t worker;
     _Atomic uint64_t sequence;            /* collectives that were begun */
-    _Atomic uint64_t monitored;           /* barriers of that kind that were begun … */
-    _Atomic uint64_t monitored_over;      /* … and have ended, on the rank that asks … */
-    _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank came to in time */
+    _Atomic uint64_t monitored;           /* monitored barriers that were begun … */
+    _Atomic uint64_t monitored_over;      /* … and have ended, on rank 0 … */
+    _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank has joined in time */
     struct td__trace trace;
     struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
     uint32_t shrunk;                  /* how often */
-    atomic_int
-        broken; /* a td_status: the first failure that made the group useless; see group_state.h */
-    char *reason;         /* its message */
-    atomic_bool given_up; /* on purpose: who did so has told the others */
+    atomic_int broken;   /* a td_status: the first failure, which has broken the group */
+    char *reason;        /* its message */
+    atomic_bool aborted; /* on purpose: the rank that did so notifies the others */
 };
 
 /** The attachment with these ops, or NULL. The root's lock is held. */
@@ -136,43 +133,42 @@ td_group *td__root_find(struct td__root *root, uint64_t key);
 /** Tags of the library's own messages, which TD_ANY_TAG does not match. */
 enum { TD__TAG_ARRIVAL = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
 
-/* ---- The first failure that makes a group useless, and giving a group up on purpose --------------- */
+/* ---- The first failure, which breaks a group, and aborting a group on purpose ---------------------- */
 
-/* Why a group is given up, as the ranks tell each other: one number, in which this stands lowest. */
+/* Why a group is aborted, as the ranks notify each other: one number, this in its lowest bits. */
 enum {
-    TD__GIVEN_UP_ABORT,  /* td_group_abort() */
-    TD__GIVEN_UP_MIXED,  /* a monitored barrier met another call */
-    TD__GIVEN_UP_SHRINK, /* td_group_shrink() */
+    TD__ABORT_CALLED, /* td_group_abort() */
+    TD__ABORT_MIXED,  /* a rank is in a monitored barrier, another one in a collective */
+    TD__ABORT_SHRINK, /* td_group_shrink() */
 };
 
 /** For a rank in a monitored barrier: `rank` of the root is in its collective `sequence` of this kind
  *  instead. */
-uint64_t td__given_up_mixed(int rank, td_op_kind kind, uint64_t sequence);
+uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence);
 
-/** For a rank that shrinks the group, because of those that it knows to be lost. */
-uint64_t td__given_up_shrink(const td_group *group);
+/** For a rank that shrinks the group, because of the ranks that it knows to be lost. */
+uint64_t td__abort_shrink(const td_group *group);
 
-/** Marks the group as useless with the last error, unless it is already. */
+/** Marks the group as broken with the last error, unless it is already. */
 void td__group_break(td_group *group, td_status status);
 
-/** TD_OK, or how the group became useless. Cheap. */
+/** TD_OK, or the failure that has broken the group. Cheap. */
 td_status td__group_state(const td_group *group);
 
-/** The group was given up by `rank` of the root, as far as this rank is concerned. */
+/** `rank` of the root has aborted the group: marks it on this rank. */
 void td__abort_here(td_group *group, int rank, uint64_t why);
 
-/** It is given up by this rank, which tells the others where they do not know yet. The last error stays as
- *  it was. */
-void td__abort_own(td_group *group, uint64_t why, bool tell);
+/** This rank aborts the group, and with `notify` all others. The last error stays as it was. */
+void td__abort_own(td_group *group, uint64_t why, bool notify);
 
-/** Another rank (of the root) has given up the group with this key: TD__TOPIC_ABORT, without an answer. */
-void td__abort_hear(struct td__root *root, int rank, uint64_t key, uint64_t why,
-                    struct td__buffer *answer);
+/** Another rank (of the root) has aborted the group with this key: TD__TOPIC_ABORT, without an answer. */
+void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t why,
+                       struct td__buffer *answer);
 
-/** Whether another rank gave this group up before it was made here; then it is useless from the start. */
+/** Aborts a new group that another rank has aborted before it was made here. */
 void td__abort_recall(td_group *group);
 
-/** Frees what the root remembers of groups that were never made here. */
+/** Frees the early aborts of the root. */
 void td__abort_forget(struct td__root *root);
 
 #endif

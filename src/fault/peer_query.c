@@ -46,7 +46,7 @@ static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
 {
     static td__topic_fn *const answers[TD__TOPICS] = {
         [TD__TOPIC_WHERE] = say_where,
-        [TD__TOPIC_ABORT] = td__abort_hear,
+        [TD__TOPIC_ABORT] = td__abort_receive,
         [TD__TOPIC_SHRINK] = td__shrink_answer,
         [TD__TOPIC_BARRIER] = td__barrier_answer,
         [TD__TOPIC_CALLS] = td__call_history_answer,

@@ -1,7 +1,7 @@
 /* The recorder: calls become entries of the flight recorder's log; see recorder.h.
  *
  * The counts that other ranks ask for (how far is this rank on that group?) are kept beside the log, in
- * the group, since an entry lasts only until 256 others have come. */
+ * the group, since an entry is overwritten after 256 others. */
 #include "fault/recorder.h"
 
 #include "base/fail.h"
@@ -320,7 +320,7 @@ bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t 
     return stands;
 }
 
-/* The key of a call's group. A name that several groups share does not tell it. */
+/* The key of a call's group. A name that several groups share does not identify it. */
 static uint64_t key_of(struct td__flight_log *log, const struct td__flight_call *call)
 {
     uint64_t key = 0;
@@ -356,7 +356,7 @@ bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uin
     }
     if (oldest) {
         *group_key = key_of(log, oldest);
-        /* The number of a monitored barrier says nothing of the collectives that others have come to. */
+        /* The number of a monitored barrier is no sequence number of a collective. */
         *sequence = oldest->kind == TD__FLIGHT_MONITORED_BARRIER ? 0 : oldest->sequence;
         *age = age_ms(&now, oldest->started_ns);
         td__flight_describe(oldest, text);

@@ -26,27 +26,27 @@ struct td__trace {
     _Atomic uint64_t started; /* highest sequence that was begun, 0: none */
     _Atomic uint64_t done;    /* highest one that went well */
     _Atomic uint64_t last;    /* the entry of the collective that was begun last */
-    bool broken;              /* a collective has failed: all that come after it do */
+    bool broken;              /* a collective has failed: all that follow do */
     struct td__trace *next;
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/** Before a rank looks for the others, and thereby learns who it is: it is seen to wait. `rank` is -1
- *  where nothing tells it yet. Afterwards `status` says how that went, with td_last_error(). */
+/** Before the rendezvous, by which a process learns its rank: it is recorded as waiting. `rank` is -1
+ *  where it is not known yet. Afterwards the `status` of it, with td_last_error(). */
 void td__recorder_expect(int rank, int size);
 void td__recorder_expect_end(td_status status);
 
-/** Gives the root its log, before it meets the others. Falls back to private memory. */
+/** Opens the root's log, before the exchange of addresses. Falls back to private memory. */
 td_status td__recorder_open(struct td__root *root);
 
-/** The root has met the others; it begins to leave; it is gone. With a `status`, it could not meet
+/** The root has joined the others; it begins to leave; it is gone. With a `status`, it could not join
  *  them, and td_last_error() says why. */
 void td__recorder_joined(struct td__root *root);
 void td__recorder_leaving(struct td__root *root);
 void td__recorder_left(struct td__root *root, td_status status);
 
-/** Gives the log up, when nobody can ask for it any more. */
+/** Closes the log, when no rank can query it any more. */
 void td__recorder_close(struct td__root *root);
 
 /** Puts the group's name into the log; takes it out. */
@@ -69,7 +69,7 @@ void td__record_end(td_group *group, uint64_t entry, td_status status);
 uint64_t td__record_message(td_group *group, const td_call *call, bool posted);
 void td__record_message_end(td_group *group, uint64_t entry, td_status status);
 
-/** Somebody waits for this entry now, which was queued or posted. */
+/** A thread waits for this entry now, which was queued or posted. */
 void td__record_waited(td_group *group, uint64_t entry);
 
 /** A monitored barrier begins: the number of its entry, for td__record_message_end(). */
@@ -93,7 +93,7 @@ void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__fli
 bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t *sequence,
                             td_op_kind *kind);
 
-/** The collective that has been under way longest, or the message, where somebody waits for it; false
+/** The collective that has been under way longest, or the message, where a thread waits for it; false
  *  where there is none. *group_key is 0 where the group is not known (there are more than 31). */
 bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uint64_t *sequence,
                                  int64_t *age_ms, char text[160]);

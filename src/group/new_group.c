@@ -1,6 +1,6 @@
 /* Making groups of a world's ranks: by a list, by a size, by color.
  *
- * The world is held in use meanwhile: whoever destroys it waits until the new group is in its list. */
+ * The world is held in use meanwhile, so that the thread that destroys it waits until the new group is in its list. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "call/operation.h"

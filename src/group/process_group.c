@@ -328,7 +328,7 @@ td_status td_group_abort(td_group *group)
     if (!group)
         return TD_ERR_STATE;
     td__group_use(group);
-    td__abort_own(group, TD__GIVEN_UP_ABORT, true);
+    td__abort_own(group, TD__ABORT_CALLED, true);
     td__group_unuse(group);
     return TD_OK;
 }

@@ -43,7 +43,7 @@ bool td__call_overlaps(const td_group *group, const td_call *call, size_t input_
 td_status td__check_message(const td_group *group, td_call *call, int other);
 td_status td__check_tag(const td_call *call);
 
-/** Carries out what is queued up to `work`, in this thread. Returns at once where somebody else is at it;
+/** Carries out what is queued up to `work`, in this thread. Returns at once where another thread is at it;
  *  `work` will be complete later then. */
 void td__group_help(td_work *work);
 
@@ -55,7 +55,7 @@ static inline bool td__needs_padding(const td_group *group, const td_call *call)
 }
 td_status td__call_padded(const td_group *group, const td_call *call, td_collective_fn slot);
 
-/** Has the worker begin with what is queued. */
+/** Lets the worker begin with what is queued. */
 void td__group_hurry(td_work *work);
 
 /** Waits for what is queued and for the calls of other threads, and ends the worker. May be called

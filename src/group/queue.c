@@ -1,13 +1,13 @@
 /* The order of a group's collectives.
  *
  * A blocking call with nothing before it runs in the caller's thread: `pending` goes from 0 to 1 and back,
- * and that is all; no lock, no hand-over. All others are queued, and carried out in their order by whoever
- * comes first: somebody who waits for one of them, or the group's worker, a thread that is started by the
- * first of them. A call is taken when all that is pending is queued, so that there is one at a time.
+ * and that is all; no lock, no hand-over. All others are queued, and carried out in their order by the first thread
+ * that is free: one that waits for one of them, or the group's worker, which the first of them starts. A call is taken
+ * when all that is pending is queued, so that there is one at a time.
  *
  * Where every processor of the host has a rank to compute for, the worker is patient: it could only take
- * the time away from that rank's own computing, and from the caches, so it leaves the queue to those who
- * will wait for it. After PATIENCE, or when somebody asks whether a work is complete, it goes to it.
+ * the time away from that rank's own computing, and from the caches, so it leaves the queue to threads that
+ * wait for it. It begins after PATIENCE, or when a thread tests whether a work is complete.
  *
  * A call that failed because of another rank leaves the ranks out of step: the group is broken then,
  * and every later call fails with the same sentence. */
@@ -70,8 +70,8 @@ static void wake(td_group *group)
         pthread_cond_signal(&group->changed);
 }
 
-/* One call less; what is queued behind it can be taken. Who destroys the group waits until nothing is
- * pending, so that the last one touches it no more, or holds the lock. */
+/* One call less; what is queued behind it can be taken. The thread that destroys the group waits until nothing is
+ * pending, so the last call touches the group no more, or holds the lock. */
 static void finish_call(td_group *group)
 {
     unsigned last = 1;
@@ -85,7 +85,7 @@ static void finish_call(td_group *group)
 }
 
 /* With the lock held: the next of the queue, which the caller then carries out. NULL where there is none,
- * or where somebody is at one. */
+ * or where another thread is at one. */
 static td_work *take(td_group *group)
 {
     td_work *work = group->queue;
@@ -242,7 +242,7 @@ static td_status enqueue(td_group *group, const struct td__operation *operation,
     return TD_OK;
 }
 
-/* The buffers are borrowed until the work is complete, so there is no giving up before that. */
+/* The buffers are borrowed until the work is complete, so this does not return before that. */
 static td_status finish_waiting(td_work *work)
 {
     td__work_finish(work);
@@ -301,7 +301,7 @@ static td_status post(td_group *group, const td_call *call, td_work **work_out)
     if (!group->ops->post)
         return fail_unsupported(group, call);
     if (atomic_load_explicit(&group->broken, memory_order_acquire) == TD_ERR_ABORTED ||
-        (!group->ops->abort && atomic_load(&group->given_up)))
+        (!group->ops->abort && atomic_load(&group->aborted)))
         return td__group_state(group);
     if (!work_out && group->ops->run_message) {
         td_call timed = *call;
@@ -339,7 +339,7 @@ td_status td__group_post(td_group *group, const td_call *call, td_work **work)
     return status;
 }
 
-/* Those who are in a call have nothing to say when they leave it: that would cost each of them. */
+/* Calls do not signal their end, which would cost each of them; so this polls. */
 static void await_calls(td_group *group)
 {
     int64_t pause = FIRST_PAUSE_NS;

@@ -1,4 +1,5 @@
-/* Opening and closing a root: the ranks of a store meet (address_exchange.c), each with its endpoint. */
+/* Opening and closing a root: the ranks that share a store exchange the addresses of their endpoints
+ * (address_exchange.c). */
 #include "group/root.h"
 
 #include "base/auth.h"
@@ -92,7 +93,7 @@ void td__root_free(struct td__root *root, td_status status)
     td__root_detach(root);
     if (root->endpoint)
         td__endpoint_close(root->endpoint);
-    td__recorder_close(root); /* which nobody asks any more */
+    td__recorder_close(root); /* which no rank queries any more */
     td_store_close(root->store);
     td__root_forget_names(root);
     td__abort_forget(root);
@@ -156,7 +157,7 @@ static void set_tag(struct td__root *root)
     snprintf(root->tag, sizeof root->tag, "@%06x", (unsigned)(value >> 40));
 }
 
-/* Whether this rank has come back into a world that others have grown. */
+/* Whether this rank has rejoined a world that others have grown. */
 static void find_growth(struct td__root *root)
 {
     char key[TD__ROOT_KEY];
@@ -247,7 +248,7 @@ static td_group *any_group(struct td__root *root)
     return group;
 }
 
-/* All groups together, before any of them is gone: others may still ask about them. */
+/* All groups together, before any of them is gone: other ranks may still query them. */
 static td_status verify_groups(td_group *first)
 {
     td__deadline deadline = td__deadline_in_ms(TD__VERIFY_MS);

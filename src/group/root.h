@@ -1,4 +1,4 @@
-/* What a world and all groups of its ranks have in common; see process_group.h. */
+/* The root: what a world and all groups of its ranks share; see process_group.h. */
 #ifndef TD_GROUP_ROOT_H
 #define TD_GROUP_ROOT_H
 
@@ -6,12 +6,13 @@
 
 enum { TD__ROOT_KEY = 160 };
 
-/** Where the root's store has the card of a rank for a meeting, and how many meetings it has been to. */
+/** Where the root's store has the card of a rank for an exchange of addresses, and the number of exchanges that the
+ *  rank has taken part in. */
 void td__card_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
 void td__epoch_key(const char *name, int rank, char key[TD__ROOT_KEY]);
 
 /** The world's root has grown: `grown` is the world from now on, and the former one stays until the world
- *  ends. Nothing where `root` is not the world's. */
+ *  ends. Does nothing where `root` is not the world's. */
 void td__world_outgrow(struct td__root *root, td_group *grown);
 
 /** The root is destroyed by itself: it is no former world any more. */
@@ -21,7 +22,7 @@ void td__world_forget(const struct td__root *root);
 td_status td__root_open(td_store *store, int rank, int size, const td_group_options *options,
                         bool world, td_group **first);
 
-/** Where the first member of a group that grows says so to a rank that comes back. */
+/** The key by which the first member of a group that grows lets a rank that rejoins know. */
 void td__grown_key(const char *name, int64_t meeting, int rank, char key[TD__ROOT_KEY]);
 
 /** The world that `group` belongs to, NULL: the process's; NULL (and the last error set) as td__group_enter(), but
@@ -37,10 +38,10 @@ td_status td__root_make(td_store *store, int rank, int size, const td_group_opti
                         struct td__root **root);
 
 /** Puts this rank's card into the root's store, waits for those of all others, and gives them to the
- *  endpoint. TD_ERR_PEER where one that had come has ended, TD_ERR_TIMEOUT where one does not come. */
+ *  endpoint. TD_ERR_PEER where a rank that had joined has ended, TD_ERR_TIMEOUT where one does not join. */
 td_status td__attend(struct td__root *root);
 
-/** Its endpoint knows all cards: makes the first group, and begins to look after the others. The root is
+/** Its endpoint knows all cards: makes the first group, and starts the failure detector. The root is
  *  freed where that fails. */
 td_status td__root_begin(struct td__root *root, td_group **first);
 
@@ -59,12 +60,12 @@ td_status td__root_close(td_group *first, struct td__root *ended);
 enum { TD__VERIFY_MS = 1000 };
 
 /** Waits for what was started, and then until `deadline` at most for others to make the same calls, where
- *  they are not known to have made them. TD_ERR_MISMATCH where one has made another, and nobody was told
- *  that yet. */
+ *  they are not known to have made them. TD_ERR_MISMATCH where one has made another call, and no call has
+ *  returned that yet. */
 td_status td__group_verify(td_group *group, td__deadline deadline);
 
 /** Makes a group of ranks of the root; not in its list yet. `key` is a text that no other group of these
- *  ranks has, NULL: how often they were made one. */
+ *  ranks has, NULL: the number of groups of these ranks before. */
 td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *key,
                          const td_group_options *options, td_group **group);
 

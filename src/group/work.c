@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One work that nobody uses: a program that waits for each message before the next needs no other. */
+/* One work that is free: a program that waits for each message before the next needs no other. */
 static _Atomic(td_work *) spare;
 
 static td_work *make(void)
@@ -140,7 +140,7 @@ td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
     if (!work || !fn)
         return td_fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
                        work ? "function" : "work");
-    td_work_test(work); /* perhaps nobody waits for it: it must make progress by itself */
+    td_work_test(work); /* perhaps no thread waits for it: it must make progress by itself */
     return set_callback(work, fn, arg);
 }
 
@@ -191,7 +191,7 @@ static td_work *innermost(td_work *work)
 }
 
 /* True where the group is in use now: the caller calls td__group_unuse(). The group exists as long as the innermost
- * work is not complete, since whoever destroys it completes all of its works first. Where it is closing, the work will
+ * work is not complete, since destroying it completes all of its works first. Where it is closing, the work will
  * be complete without this thread. */
 static bool use_group(td_work *work)
 {

@@ -13,12 +13,12 @@
 enum { LINGER_AFTER_FAILURE_MS = 2000 };
 
 /* The first is held while a world is made or ends, which can take long. The second guards what follows, and
- * is taken last; the pointer is read without it: who destroys the world waits for calls that have begun, but
- * calls that begin only then are the program's own business. */
+ * is taken last; the pointer is read without it: td_destroy_process_group() waits for calls that have begun, and the
+ * program must not begin others meanwhile. */
 static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(td_group *) world;
-static td_world meeting;          /* where td_rendezvous() made the store */
+static td_world rendezvous;       /* where td_rendezvous() made the store */
 static struct td__root *outgrown; /* worlds that have grown since; see grow.c */
 
 td_group *td__world(void)
@@ -46,8 +46,8 @@ static td_status check_options(const td_init_options *options)
     return td__check_kept_timeout("td_init_process_group", "timeout_ms", options->timeout_ms);
 }
 
-static td_status meet_and_open(const td_init_options *options, const td_group_options *wanted,
-                               td_world *met, td_group **group)
+static td_status rendezvous_and_open(const td_init_options *options, const td_group_options *wanted,
+                                     td_world *met, td_group **group)
 {
     td_rendezvous_options where = {.world_size = options->world_size,
                                    .rank = options->rank,
@@ -82,7 +82,7 @@ static td_status open_world(const td_init_options *options, td_world *met, td_gr
     if (options->store)
         return td__root_open(options->store, options->rank, options->world_size, &wanted, true,
                              group);
-    td_status status = meet_and_open(options, &wanted, met, group);
+    td_status status = rendezvous_and_open(options, &wanted, met, group);
     td__recorder_expect_end(status);
     return status;
 }
@@ -106,7 +106,7 @@ td_status td_init_process_group(const td_init_options *options)
     if (!status)
         status = open_world(options, &met, &group);
     if (!status) {
-        meeting = met;
+        rendezvous = met;
         atomic_store_explicit(&world, group, memory_order_release);
         td__identity_set(group->rank, group->size);
     }
@@ -165,11 +165,11 @@ td_status td_destroy_process_group(void)
         if (group->root->generation == td__fork_generation())
             status = td__root_close(group, &td__ended_world);
         close_outgrown(former);
-        if (meeting.store && status)
-            td_world_close(&meeting);
-        else if (meeting.store)
-            status = td_world_close(&meeting);
-        meeting = (td_world){0};
+        if (rendezvous.store && status)
+            td_world_close(&rendezvous);
+        else if (rendezvous.store)
+            status = td_world_close(&rendezvous);
+        rendezvous = (td_world){0};
     }
     pthread_mutex_unlock(&life);
     return status;
@@ -190,8 +190,8 @@ int td_get_local_rank(void)
     td_group *group = td__world();
     if (!group)
         return -1;
-    return meeting.local_rank >= 0 && meeting.store ? meeting.local_rank
-                                                    : here_before(group, group->root->rank);
+    return rendezvous.local_rank >= 0 && rendezvous.store ? rendezvous.local_rank
+                                                          : here_before(group, group->root->rank);
 }
 
 int td_get_local_size(void)
@@ -199,6 +199,7 @@ int td_get_local_size(void)
     td_group *group = td__world();
     if (!group)
         return -1;
-    return meeting.local_world_size > 0 && meeting.store ? meeting.local_world_size
-                                                         : here_before(group, group->root->size);
+    return rendezvous.local_world_size > 0 && rendezvous.store
+               ? rendezvous.local_world_size
+               : here_before(group, group->root->size);
 }

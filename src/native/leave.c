@@ -1,7 +1,7 @@
 /* The memory of a group that this rank has left; see native.h.
  *
- * The first member of a communicator has the memory, and the others ask it for that. One that is done with a
- * group, or with the world, may have been faster than others are to look at it. So the memory outlives the
+ * The first member of a communicator has the memory, and the others request it. It may leave a
+ * group, or the world, before the others have requested it. So the memory outlives the
  * group, and when the rank leaves it hands the memory over to members that have not mapped it yet. */
 #include "native/native.h"
 
@@ -70,7 +70,7 @@ static void leave(struct td__attachment *attachment, struct td__root *root)
     }
 }
 
-/* What is left now is the first group's own, where somebody never came. */
+/* What is left now is the first group's own, where a rank has never mapped it. */
 static void free_left(struct td__attachment *attachment)
 {
     struct left *left = TD__CONTAINER(attachment, struct left, attachment);

@@ -5,8 +5,8 @@
  *     one on each host    over sockets (tcp_comm.h)
  *     else                on two levels (hierarchy.h) where an operation has them, else over sockets
  *
- * The store is not used: everything that a group needs to know about its members, their cards told
- * when the world was made. */
+ * The store is not used: the cards that were exchanged when the world was made have all that a group needs to know
+ * about its members. */
 #include "base/fail.h"
 #include "fault/call_history.h"
 #include "fault/peer_query.h"
@@ -75,7 +75,7 @@ static bool has_memory(void *arg, int world_rank)
 static void destroy(void *self)
 {
     struct td__native *native = self;
-    if (native->history) /* first of all, since there is always somebody who may ask for it */
+    if (native->history) /* first of all, since any rank may query it at any time */
         td__call_history_retire(native->history, native->group);
     if (native->p2p)
         td__p2p_destroy(native->p2p);
@@ -108,13 +108,13 @@ static bool fills_host(void *self)
 
 /* ---- Members that are lost ------------------------------------------------------------------- */
 
-/* Whoever calls something after a member has died is told so, even where it would not need him. */
+/* A call after a member has died fails, even where it would not need that member. */
 static td_status find_losses(struct td__native *native, const struct td__operation *operation,
                              unsigned losses)
 {
     const td_group *group = native->group;
     struct td__endpoint *endpoint = group->root->endpoint;
-    if (native->comm) /* it may have ended because of what somebody has told */
+    if (native->comm) /* a rank may have broken it, with the reason */
         TD_TRY(td__shm_state(native->comm));
     if (native->sockets)
         TD_TRY(td__tcp_comm_hear(native->sockets, operation));
@@ -138,8 +138,8 @@ static inline td_status look_for_losses(struct td__native *native,
     return losses == native->losses ? TD_OK : find_losses(native, operation, losses);
 }
 
-/* During long waits. A failure on one host must reach ranks of another that wait for each other: who
- * waits in the comm listens to the lane, and who waits on links looks at the comm. */
+/* During long waits. A failure on one host must reach ranks of another that wait for each other: a rank that waits in
+ * the comm checks the lane, and one that waits on links checks the comm. */
 static td_status look_from_team(void *arg, const struct td__operation *operation)
 {
     struct td__native *native = arg;
@@ -173,8 +173,8 @@ static td_status recall(void *arg, int world_rank, const struct td__operation *o
     return td__call_history_ask(native->history, native->group, world_rank, operation);
 }
 
-/* The last error says why. */
-static void give_up(void *self)
+/* With the last error as the reason. */
+static void abort_group(void *self)
 {
     struct td__native *native = self;
     td_status status = td_last_status();
@@ -286,7 +286,7 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
     td_status status = read_options(context->options, native);
     if (!status && group->size > 1)
         status = build(native, group->root->endpoint);
-    /* The first group of all is made by everyone at once, so nobody has to wait for long. */
+    /* The first group is made by all ranks at once, so no rank has to wait for long. */
     if (!status && native->comm && group->root->opening)
         status = td__shm_comm_attach(native->comm, td__deadline_in_ms(context->timeout_ms));
     if (status) {
@@ -338,8 +338,8 @@ static td_status together(struct td__native *native, const struct td__operation 
     return td__tcp_comm_run(native->sockets, operation);
 }
 
-/* This rank is out of step with the others now. Those on its host find the reason in the memory that
- * they share, the others are told. */
+/* This rank is out of step with the others now. Ranks of its host find the reason in the memory that
+ * they share; it is sent to the others. */
 static void fall_out(struct td__native *native, const struct td__operation *operation,
                      td_status status)
 {
@@ -372,8 +372,8 @@ static td_status in_place_all_to_all(struct td__native *native, struct td__opera
     return status;
 }
 
-/* Whether a rank that has completed the call has heard of it from all others, if by way of some: each looks
- * at what the messages of the others say. */
+/* Whether a rank that has completed the call has data of all others, directly or through some: each compares the
+ * headers of the messages that it receives. */
 static bool meets_all(const td_group *group, const struct td__operation *operation)
 {
     switch (operation->call.kind) {
@@ -414,7 +414,7 @@ static td_status run(void *self, const td_call *call)
     return status;
 }
 
-/* What others have told of, on links or in the memory of this host. */
+/* Failures of other ranks, on links or in the memory of this host. */
 static td_status hear(struct td__native *native, const struct td__operation *operation)
 {
     if (native->sockets)
@@ -446,7 +446,7 @@ static td_status verify(void *self, int64_t timeout_ms)
     }
     status = hear(native, &last);
     if (status == TD_ERR_MISMATCH && native->comm)
-        td__shm_break(native->comm, status); /* others of this host may not hear it themselves */
+        td__shm_break(native->comm, status); /* other ranks of this host may not have received it */
     return status == TD_ERR_MISMATCH ? status : TD_OK;
 }
 
@@ -494,7 +494,7 @@ static const td_backend_ops native_ops = {
     .barrier = run,
     .post = post,
     .progress = progress,
-    .abort = give_up,
+    .abort = abort_group,
     .run_message = run_message,
     .verify = verify,
     .has_left = has_left,

@@ -1,14 +1,14 @@
-/* Growing a group: restarted ranks come back.
+/* Growing a group: restarted ranks rejoin.
  *
- * A newcomer does nothing special: it meets the others as at the start. It counts its meetings in the
+ * A rank that rejoins does nothing special: it exchanges addresses as at the start. It counts its exchanges in the
  * store, puts its card there under that number, and waits for the cards of all others under the same
- * number. The members of the group make new endpoints, each a card, and tell each other; the first
- * one waits for the newcomers' cards, puts everybody's card where each newcomer waits for it, and tells the
- * members of the newcomers. Then all have all cards, and begin as at the start.
+ * number. The members of the group make new endpoints, each with a card, and gather the cards; the first member
+ * waits for the cards of the newcomers, puts all cards where each newcomer waits for them, and broadcasts those of the
+ * newcomers to the members. Then all have all cards, and begin as at the start.
  *
  *     newcomer       meetings += 1;  card[meeting][me] = mine;  waits for card[meeting][all]
- *     first member   waits for a new card of each missing rank; card[its meeting][all] = …; then tells the
- *                    other members
+ *     first member   waits for a new card of each missing rank; card[its meeting][all] = …; broadcasts them
+ *                    to the other members
  */
 #include "base/fail.h"
 #include "group/root.h"
@@ -21,7 +21,7 @@
 enum {
     CARD = 1020,
     PAUSE_NS = 20000000,
-    GRACE_MS = 10000, /* for what the first member says when its time is over */
+    GRACE_MS = 10000, /* for the status of the first member when its time is over */
 };
 
 struct card {
@@ -57,7 +57,7 @@ static bool set_card(struct card *card, const void *bytes, size_t size)
 
 /* ---- The first member: newcomers ------------------------------------------------------------- */
 
-/* The dead one's card is known; a newcomer has another. */
+/* The card of the rank that has ended is known; a newcomer has another one. */
 static td_status look_for(struct growth *growth, int rank)
 {
     struct td__root *old = growth->old;
@@ -80,7 +80,7 @@ static td_status look_for(struct growth *growth, int rank)
     return status;
 }
 
-/* The others wait for this rank in a collective, and notice by themselves. */
+/* The other members wait for this rank in a collective, which fails by itself. */
 static td_status look_after_members(const struct growth *growth)
 {
     const td_group *group = growth->group;
@@ -113,8 +113,8 @@ static td_status await_newcomers(struct growth *growth)
     return TD_OK;
 }
 
-/* Everybody has been to at least as many meetings as the newcomers, so that who comes after this does not
- * find the cards of this one. */
+/* Raises the count of every rank to that of the newcomers, so that a later exchange does not find the cards of
+ * this one. */
 static td_status raise_counts(const struct growth *growth)
 {
     struct td__root *old = growth->old;
@@ -131,7 +131,7 @@ static td_status raise_counts(const struct growth *growth)
     return TD_OK;
 }
 
-static td_status tell_newcomers(const struct growth *growth)
+static td_status answer_newcomers(const struct growth *growth)
 {
     struct td__root *old = growth->old;
     char key[TD__ROOT_KEY];
@@ -153,10 +153,10 @@ static td_status tell_newcomers(const struct growth *growth)
 
 /* ---- All members ----------------------------------------------------------------------------- */
 
-/* Everybody's new card, from everybody: those of members first, then the first one's of newcomers. A first
- * member that found nobody still answers, with a status, so that nobody waits for it. It tells the newcomers
+/* The new cards of all ranks: first the members gather theirs, then the first member broadcasts those of the newcomers.
+ * Where it has found none it still broadcasts a status, so that no member waits for it. It answers the newcomers
  * before the members: if it dies in between, the members fail in this group, where its death is noticed, and
- * can try again. The other way round they would wait in the new one for newcomers that nobody tells. */
+ * can try again. In the other order they would wait in the new group for newcomers that have no answer. */
 static td_status exchange(struct growth *growth)
 {
     td_group *group = growth->group;
@@ -182,7 +182,7 @@ static td_status exchange(struct growth *growth)
     if (group->rank == 0) {
         verdict.status = (int32_t)await_newcomers(growth);
         if (!verdict.status)
-            verdict.status = (int32_t)tell_newcomers(growth);
+            verdict.status = (int32_t)answer_newcomers(growth);
         if (verdict.status)
             snprintf(verdict.why, sizeof verdict.why, "%s", td_last_error());
     }

@@ -156,8 +156,8 @@ static bool look_at(const struct barrier *barrier, int index, struct progress *p
         return false;
     if (progress->sequence <= barrier->sequence || progress->begun >= barrier->number)
         return true;
-    td__abort_own(
-        group, td__given_up_mixed(group->ranks[index], progress->kind, progress->sequence), true);
+    td__abort_own(group, td__abort_mixed(group->ranks[index], progress->kind, progress->sequence),
+                  true);
     return false;
 }
 
@@ -181,7 +181,7 @@ static void look_around(struct barrier *barrier)
     td_group *group = barrier->group;
     struct progress progress;
     int queried = 0;
-    for (int r = 1; r < group->size && queried < QUERIED && !atomic_load(&group->given_up); r++)
+    for (int r = 1; r < group->size && queried < QUERIED && !atomic_load(&group->aborted); r++)
         if (barrier->arrivals[r].work && !td_work_test(barrier->arrivals[r].work)) {
             look_at(barrier, r, &progress);
             queried++;
@@ -356,7 +356,7 @@ static td_status collect(struct barrier *barrier)
         receive_arrival(barrier, r);
     for (int r = 1; r < group->size; r++)
         await_rank(barrier, r);
-    if (atomic_load(&group->given_up))
+    if (atomic_load(&group->aborted))
         return td__group_state(group);
     for (int r = 1; r < group->size; r++)
         barrier->arrivals[r].sort = find_sort(barrier, r);
@@ -396,7 +396,7 @@ static td_status fail_alone(struct barrier *barrier, td_status status)
     struct td__endpoint *endpoint = group->root->endpoint;
     struct td__error error;
     td__error_save(&error);
-    if (atomic_load(&group->given_up))
+    if (atomic_load(&group->aborted))
         return td__group_state(group);
     const char *exit_reason = status == TD_ERR_PEER
                                   ? td__endpoint_find_out(endpoint, group->ranks[0], TD__NEVER)
@@ -448,7 +448,7 @@ static td_status await_verdict(struct barrier *barrier)
     while (barrier->verdict->number < barrier->number) {
         td_status status = receive(barrier);
         if (status && (status != TD_ERR_TIMEOUT || td__deadline_passed(barrier->deadline) ||
-                       atomic_load(&barrier->group->given_up)))
+                       atomic_load(&barrier->group->aborted)))
             return fail_alone(barrier, status);
         if (!status)
             continue;
@@ -467,7 +467,7 @@ static td_status check_collector(struct barrier *barrier)
     struct progress progress;
     if (look_at(barrier, 0, &progress) && progress.begun >= barrier->number)
         return TD_OK;
-    if (atomic_load(&group->given_up))
+    if (atomic_load(&group->aborted))
         return td__group_state(group);
     const char *exit_reason = td__endpoint_exit_reason(group->root->endpoint, group->ranks[0]);
     set_missing(barrier, group->ranks[0]);

@@ -1,21 +1,20 @@
-/* Shrinking a group: the survivors agree on who is left.
+/* Shrinking a group: the survivors agree on the ranks that are left.
  *
- * The lowest rank that is present leads. Everybody else asks it again and again for the outcome, and by
- * that says that it has come; when all who are present have, the leader decides, and the others hear of
- * it with their next question.
+ * The lowest rank that is present leads. All others query it again and again for the outcome, and have joined by
+ * that; when all that are present have joined, the leader decides, and the others get the outcome with their next
+ * query.
  *
- *     leader      asks all: follow me; has anybody heard an outcome?      (once)
- *     others      have come; what is the outcome?                         (until there is one)
+ *     leader      queries all: follow me; do you have an outcome?       (once)
+ *     others      have joined; what is the outcome?                     (until there is one)
  *
- * When the leader dies the next one takes its place, and must not decide otherwise than somebody who is
- * still there has heard. Hence the leader's own question: who answers it tells an outcome that it has
- * heard, and from then on takes none from a leader before this one, not even one that is already on its
- * way. A leader decides only when all who are present have answered so. Questions are answered by the
- * endpoint's thread, also when the program is elsewhere, or already back with its outcome.
+ * When the leader dies the next rank leads, and must not decide otherwise than a survivor has seen. Hence the
+ * leader's own query: a rank answers with the outcome that it has, and from then on takes none from an earlier
+ * leader, not even one that is already on its way. A leader decides only when all that are present have answered.
+ * Queries are answered by the endpoint's thread, also when the program is elsewhere, or has returned with the outcome.
  *
- * Being asked also gives the group up, so that who still waits in it wakes, and comes.
+ * A query also aborts the group, so that threads that still wait in it return, and the rank can join.
  *
- * What a rank knows of one agreement stays until the root ends; the root's lock guards it. */
+ * The state of an agreement stays until the root ends; the root's lock guards it. */
 #include "base/fail.h"
 #include "fault/peer_query.h"
 #include "group/root.h"
@@ -28,7 +27,7 @@ enum {
     ASK_MS = 500,
     FIRST_PAUSE_NS = 500000,
     LAST_PAUSE_NS = 20000000,
-    FOLLOW = 1, /* in the lower half of a question's value; the upper one is the attempt */
+    FOLLOW = 1, /* in the lower half of a query's value; the upper one is the attempt */
 };
 
 enum { ABSENT, ENTERED, DECIDED };
@@ -38,16 +37,16 @@ struct agreement {
     uint64_t key; /* of the group */
     uint32_t attempt;
     int size;
-    bool entered; /* this rank has come */
+    bool entered; /* this rank has joined */
     int follows;  /* the last leader, a rank in the group; -1: none yet */
     bool decided;
-    bool *came; /* who has asked this rank for the outcome */
-    bool *left; /* the outcome: who is left */
+    bool *joined; /* ranks that have queried this one for the outcome */
+    bool *left;   /* the outcome: the ranks that are left */
 };
 
 static void free_agreement(struct agreement *agreement)
 {
-    free(agreement->came);
+    free(agreement->joined);
     free(agreement->left);
     free(agreement);
 }
@@ -101,10 +100,10 @@ static struct agreement *find(struct td__root *root, uint64_t key, uint32_t atte
         .attempt = attempt,
         .size = group->size,
         .follows = -1,
-        .came = calloc((size_t)group->size, sizeof *agreement->came),
+        .joined = calloc((size_t)group->size, sizeof *agreement->joined),
         .left = calloc((size_t)group->size, sizeof *agreement->left),
     };
-    if (!agreement->came || !agreement->left) {
+    if (!agreement->joined || !agreement->left) {
         free_agreement(agreement);
         return NULL;
     }
@@ -141,10 +140,10 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
     td_group *group = td__root_find(root, key);
     int index = group ? rank_in(group, rank) : -1;
     if (index >= 0)
-        td__abort_here(group, rank, TD__GIVEN_UP_SHRINK); /* who still waits in it must come, too */
+        td__abort_here(group, rank, TD__ABORT_SHRINK); /* threads that still wait in it return */
     if (agreement && index >= 0) {
         if ((uint32_t)value != FOLLOW)
-            agreement->came[index] = true;
+            agreement->joined[index] = true;
         else if (index > agreement->follows)
             agreement->follows = index;
     }
@@ -158,7 +157,7 @@ struct attempt {
     td_group *group;
     struct td__root *root;
     struct agreement *agreement;
-    bool leads; /* all who are present follow */
+    bool leads; /* all ranks that are present follow */
 };
 
 static bool is_present(const struct attempt *attempt, int index)
@@ -175,7 +174,7 @@ static int find_leader(const struct attempt *attempt)
     return index;
 }
 
-/* Takes an outcome, where this rank does not follow a later leader than the one who tells it. */
+/* Takes an outcome of a leader, where this rank does not follow a later one. */
 static void take_outcome(struct attempt *attempt, int leader, struct td__reader *reader)
 {
     struct agreement *agreement = attempt->agreement;
@@ -188,7 +187,7 @@ static void take_outcome(struct attempt *attempt, int leader, struct td__reader 
     pthread_mutex_unlock(&attempt->root->lock);
 }
 
-/* Asks one member, and takes the outcome where it has one. False where it does not answer. */
+/* Queries one member, and takes the outcome where it has one. False where it does not answer. */
 static bool ask(struct attempt *attempt, int index, uint32_t what, int leader)
 {
     struct td__buffer answer = {0};
@@ -219,7 +218,7 @@ static void become_leader(struct attempt *attempt)
     attempt->leads = all;
 }
 
-/* Where the others took this rank for dead and follow a later one, that one has the outcome. */
+/* Where the others took this rank for dead and follow a later one, the latter has the outcome. */
 static void lead(struct attempt *attempt)
 {
     struct agreement *agreement = attempt->agreement;
@@ -229,7 +228,7 @@ static void lead(struct attempt *attempt)
     int follows = agreement->follows;
     for (int i = 0; i < agreement->size && follows == own; i++) {
         agreement->left[i] = i == own || is_present(attempt, i);
-        all &= !agreement->left[i] || i == own || agreement->came[i];
+        all &= !agreement->left[i] || i == own || agreement->joined[i];
     }
     agreement->decided = all && follows == own;
     pthread_mutex_unlock(&attempt->root->lock);
@@ -254,7 +253,7 @@ static td_status fail_late(const struct attempt *attempt, int leader, int64_t ti
     pthread_mutex_lock(&attempt->root->lock);
     for (int i = 0; i < group->size && length < sizeof missing - 16; i++)
         if (leader == group->rank && i != leader && is_present(attempt, i) &&
-            !attempt->agreement->came[i])
+            !attempt->agreement->joined[i])
             length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
                                        count++ ? ", " : "", group->ranks[i]);
     pthread_mutex_unlock(&attempt->root->lock);
@@ -345,7 +344,7 @@ static td_status shrink(td_group *group, const td_group_options *options, td_gro
 {
     struct attempt attempt = {.group = group, .root = group->root};
     int64_t timeout_ms = options->timeout_ms ? options->timeout_ms : td__call_timeout(group);
-    td__abort_own(group, td__given_up_shrink(group), !atomic_load(&group->given_up));
+    td__abort_own(group, td__abort_shrink(group), !atomic_load(&group->aborted));
     pthread_mutex_lock(&group->root->lock);
     attempt.agreement = find(group->root, group->key, group->shrunk);
     if (attempt.agreement)
