@@ -164,6 +164,43 @@ RANKS(failures, .ranks = 2)
     td_destroy_process_group();
 }
 
+static void *wait_in_barrier(void *group)
+{
+    CHECK_OK(td_group_barrier(group, NULL));
+    return NULL;
+}
+
+/* Two worlds in a process share its log, and their groups of the same ranks have the same key: each finds its own. */
+RANKS(two_worlds_in_one_log, .ranks = 2)
+{
+    td_store *store;
+    td_group *opened;
+    pthread_t thread;
+    uint64_t key, sequence;
+    int64_t age;
+    char text[160];
+    CHECK_OK(td_init_process_group(NULL));
+    CHECK_OK(td_tcp_store_open(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")), NULL, &store));
+    CHECK_OK(
+        td_group_open(store, td_test_rank(), 2, &(td_group_options){.name = "opened"}, &opened));
+    CHECK_EQ(opened->key, td__world()->key);
+    CHECK(opened->root->flight == root()->flight);
+    if (td_test_rank() == 0) {
+        CHECK_EQ(pthread_create(&thread, NULL, wait_in_barrier, opened), 0);
+        CHECK_SOON(td__recorder_oldest_running(opened->root, &key, &sequence, &age, text));
+        CHECK_STR(text, "barrier #1");
+        CHECK(!td__recorder_oldest_running(root(), &key, &sequence, &age, text));
+        td_test_barrier();
+        pthread_join(thread, NULL);
+    } else {
+        td_test_barrier();
+        CHECK_OK(td_group_barrier(opened, NULL));
+    }
+    CHECK_OK(td_destroy_process_group());
+    CHECK_OK(td_group_destroy(opened));
+    CHECK_OK(td_store_close(store));
+}
+
 static bool has_group(const char *name)
 {
     for (int i = 0; i < TD__FLIGHT_GROUPS; i++)
@@ -194,12 +231,6 @@ RANKS(names_of_unnamed_groups, .ranks = 2)
 }
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
-
-static void *wait_in_barrier(void *group)
-{
-    CHECK_OK(td_group_barrier(group, NULL));
-    return NULL;
-}
 
 RANKS(asking_for_the_last, .ranks = 2)
 {

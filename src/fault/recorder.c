@@ -320,13 +320,15 @@ bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t 
     return stands;
 }
 
-/* The key of a call's group. A name that several groups share does not identify it. */
-static uint64_t key_of(struct td__flight_log *log, const struct td__flight_call *call)
+/* The key of a call's group; 0 where it is none of this root's, since several roots share a log. A name that several
+ * groups share does not identify it. */
+static uint64_t key_of(const struct td__root *root, const struct td__flight_call *call)
 {
+    struct td__flight_log *log = root->flight;
     uint64_t key = 0;
     pthread_mutex_lock(&log->lock);
     for (struct td__trace *trace = log->traces; trace; trace = trace->next)
-        if (trace->slot == call->group &&
+        if (trace->root == root && trace->slot == call->group &&
             (call->group < TD__FLIGHT_GROUPS - 1 || atomic_load(&trace->last) == call->number))
             key = trace->key;
     pthread_mutex_unlock(&log->lock);
@@ -351,11 +353,12 @@ bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uin
         bool counts = call->kind == TD__FLIGHT_SEND || call->kind == TD__FLIGHT_RECV
                           ? holds_up(call)
                           : call->state == TD__FLIGHT_RUNNING;
-        if (counts && (!oldest || call->started_ns < oldest->started_ns))
+        if (counts && (!oldest || call->started_ns < oldest->started_ns) &&
+            (call->group == TD__FLIGHT_GROUPS - 1 || key_of(root, call)))
             oldest = call;
     }
     if (oldest) {
-        *group_key = key_of(log, oldest);
+        *group_key = key_of(root, oldest);
         /* The number of a monitored barrier is no sequence number of a collective. */
         *sequence = oldest->kind == TD__FLIGHT_MONITORED_BARRIER ? 0 : oldest->sequence;
         *age = age_ms(&now, oldest->started_ns);

@@ -8,7 +8,6 @@
 #include "base/file_limit.h"
 #include "base/host.h"
 #include "base/number.h"
-#include "base/thread.h"
 #include "os/flight.h"
 #include "os/process.h"
 
@@ -26,7 +25,6 @@
 /* Protects the list of logs with a place, and their users. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct td__flight_log *logs;
-static unsigned generation; /* of forks: a child's list is empty */
 
 /* ---- Places ---------------------------------------------------------------------------------- */
 
@@ -311,13 +309,16 @@ static td_status open_fresh(int rank, int size, struct td__flight_log **log_out)
     return TD_OK;
 }
 
+/* In the child of a fork(), before it has another thread. */
 static void forget_parent(void)
 {
-    if (generation == td__fork_generation())
-        return;
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* a thread of the parent may have held it */
     logs = NULL;
-    generation = td__fork_generation();
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_parent);
 }
 
 void td__flight_expect(int rank, int size)
@@ -326,7 +327,6 @@ void td__flight_expect(int rank, int size)
     struct td__flight_log *log;
     if (!place || !*place || (rank < 0 && strchr(place, '/')))
         return;
-    forget_parent();
     pthread_mutex_lock(&lock);
     if (!find_open(rank) && !open_fresh(rank, size, &log))
         td__flight_set_phase(log, TD__FLIGHT_JOINING);
@@ -335,7 +335,6 @@ void td__flight_expect(int rank, int size)
 
 void td__flight_give_up(td_status status, const char *sentence)
 {
-    forget_parent();
     pthread_mutex_lock(&lock);
     struct td__flight_log *log = find_open(-1);
     if (log && atomic_load(&log->users))
@@ -351,7 +350,6 @@ void td__flight_give_up(td_status status, const char *sentence)
 
 td_status td__flight_open(int rank, int size, struct td__flight_log **log_out)
 {
-    forget_parent();
     td_status status = TD_OK;
     pthread_mutex_lock(&lock);
     struct td__flight_log *log = find_open(rank);
