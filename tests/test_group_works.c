@@ -29,7 +29,9 @@ static void note(td_work *work, td_status status, void *arg)
     struct callback *callback = arg;
     CHECK(td_work_test(work));
     callback->status = status;
-    callback->order->calls[atomic_fetch_add(&callback->order->next, 1)] = callback->number;
+    int next = atomic_load(&callback->order->next); /* they are called one after another */
+    callback->order->calls[next] = callback->number;
+    atomic_store(&callback->order->next, next + 1);
 }
 
 static void check_order(const struct order *order, int count)

@@ -178,7 +178,9 @@ RANKS(two_worlds_in_one_log, .ranks = 2)
     pthread_t thread;
     uint64_t key, sequence;
     int64_t age;
-    char text[160];
+    char text[160], place[600];
+    snprintf(place, sizeof place, "%s/flight", td_test_temp_dir());
+    setenv(TD__FLIGHT_VARIABLE, place, 1);
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_tcp_store_open(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")), NULL, &store));
     CHECK_OK(
