@@ -14,17 +14,17 @@ void td__allgather_bruck(const struct td__plan *plan, struct td__schedule *sched
     for (int32_t i = 0; i < n; i++)
         td__scratch_block(schedule, (r + i) % n);
     td__copy(schedule, TD__SCRATCH, 0, TD__DATA, r, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
     for (int32_t distance = 1; distance < n; distance *= 2) {
         int32_t count = n - distance < distance ? n - distance : distance;
         td__send(schedule, (r - distance + n) % n, TD__SCRATCH, 0, count);
         td__recv(schedule, (r + distance) % n, TD__SCRATCH, distance, count);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
     td__copy(schedule, TD__DATA, r, TD__SCRATCH, 0, n - r);
     if (r)
         td__copy(schedule, TD__DATA, 0, TD__SCRATCH, n - r, r);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
 void td__alltoall_bruck(const struct td__plan *plan, struct td__schedule *schedule)
@@ -34,7 +34,7 @@ void td__alltoall_bruck(const struct td__plan *plan, struct td__schedule *schedu
     schedule->scratch_blocks = 2 * n; /* the second half receives what the first still sends */
     for (int32_t i = 0; i < n; i++)
         td__copy(schedule, TD__SCRATCH, i, TD__INPUT, (r + i) % n, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
     for (int32_t distance = 1; distance < n; distance *= 2) {
         for (int32_t i = 0; i < n; i++) {
             if (!(i & distance))
@@ -45,9 +45,9 @@ void td__alltoall_bruck(const struct td__plan *plan, struct td__schedule *schedu
         for (int32_t i = 0; i < n; i++)
             if (i & distance)
                 td__copy(schedule, TD__SCRATCH, i, TD__SCRATCH, n + i, 1);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
     for (int32_t i = 0; i < n; i++)
         td__copy(schedule, TD__DATA, (r - i + n) % n, TD__SCRATCH, i, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }

@@ -1,5 +1,5 @@
 /* The algorithms: each adds its steps to a schedule. One file an algorithm, or one for a family that
- * shares its picture. Phases that larger algorithms are composed of stand here too. */
+ * shares its picture. Phases that larger algorithms are composed of are here too. */
 #ifndef TD_COLLECTIVE_BUILDERS_H
 #define TD_COLLECTIVE_BUILDERS_H
 

@@ -1,5 +1,5 @@
 /* A chain from the root: the vector goes from rank to rank in pieces, each handed on while the next one
- * comes. The root and everybody else send it once, and no byte is sent that is not needed.
+ * comes. The root and every other rank send it once, and no byte is sent that is not needed.
  *
  *     round 0    root -0-> a
  *     round 1    root -1-> a -0-> b

@@ -25,7 +25,7 @@ struct member {
     int32_t sizes[3];
     size_t at;  /* the first step of its round */
     size_t end; /* the first step after its round */
-    bool *done; /* by step: a send or receive that has met its counterpart */
+    bool *done; /* by step: a send or receive that was matched */
     int64_t sent;
 };
 
@@ -272,7 +272,7 @@ static ssize_t find_recv(const struct trial *trial, int32_t to, int32_t from)
     return -1;
 }
 
-/* Lets the sends of `rank` meet the receives that are there. */
+/* Matches the sends of `rank` with the receives that are posted. */
 static bool match_sends(struct trial *trial, int32_t rank, bool *progress)
 {
     struct member *member = &trial->members[rank];

@@ -5,7 +5,7 @@
  *     incomplete node   each rank on the left gets it from rank i mod |right| on the right, each rank
  *                       on the right from rank i on the left
  *
- * After ceil(log2(n)) rounds everybody has everything. */
+ * After ceil(log2(n)) rounds every rank has everything. */
 #include "collective/builders.h"
 #include "collective/tree.h"
 
@@ -43,7 +43,7 @@ void td__allreduce_doubling(const struct td__plan *plan, struct td__schedule *sc
             td__recv(schedule, sender(&node), TD__SCRATCH, 0, 1);
             td__reduce(schedule, TD__DATA, 0, TD__SCRATCH, 0, 1);
         }
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
 }
 
@@ -63,18 +63,18 @@ void td__allgather_doubling(const struct td__plan *plan, struct td__schedule *sc
             td__recv(schedule, sender(&node), TD__DATA, theirs,
                      node.is_left ? node.right_size : node.left_size);
         }
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
 }
 
-/* In round k each rank tells the one 2^k further on, and hears from the one 2^k back: after the last
- * round it has heard, through others, of everybody. */
+/* In round k each rank sends to the one 2^k further on, and receives from the one 2^k back: after the last
+ * round a message from every rank has reached it, directly or through others. */
 void td__barrier_dissemination(const struct td__plan *plan, struct td__schedule *schedule)
 {
     schedule->blocks = 0;
     for (int32_t distance = 1; distance < plan->size; distance *= 2) {
         td__send(schedule, (plan->rank + distance) % plan->size, TD__DATA, 0, 0);
         td__recv(schedule, (plan->rank - distance + plan->size) % plan->size, TD__DATA, 0, 0);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
 }

@@ -65,7 +65,7 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
             }
         }
     }
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
 static void exchange_in(struct td__schedule *schedule, int32_t peer, struct cut mine,
@@ -118,11 +118,11 @@ void td__reduce_halving(const struct td__plan *plan, struct td__schedule *schedu
         for (int32_t owner = 0; owner < owners; owner++)
             if (owner != plan->root)
                 td__recv(schedule, owner, TD__DATA, td__reverse_bits(owner, levels), 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
-/* Which block stands where in the scratch copy, so that rank r < 2^k ends with block r in front of
- * its interval; the blocks of the other ranks stand behind, and are sent on in the end. */
+/* The block at each position of the scratch copy, so that rank r < 2^k ends with block r in front of
+ * its interval; the blocks of the other ranks follow it, and are sent on in the end. */
 static int32_t block_at(int32_t position, int32_t size, int levels)
 {
     int32_t owners = (int32_t)1 << levels;
@@ -144,11 +144,11 @@ void td__reduce_scatter_halving(const struct td__plan *plan, struct td__schedule
         td__scratch_block(schedule, block);
         td__copy(schedule, TD__SCRATCH, position, TD__INPUT, block, 1);
     }
-    td__attempt(schedule);
+    td__end_round(schedule);
     td__halving_reduce(plan, schedule, TD__SCRATCH, size);
     for (int32_t position = 0; position < size; position++) {
         int32_t block = block_at(position, size, levels);
-        int32_t owner = block; /* of the interval: the rank whose block stands in front */
+        int32_t owner = block; /* of the interval: the rank whose block is in front */
         for (int32_t front = position; owner >= (int32_t)1 << levels; front--)
             owner = block_at(front - 1, size, levels);
         if (owner == rank && block != rank)
@@ -158,5 +158,5 @@ void td__reduce_scatter_halving(const struct td__plan *plan, struct td__schedule
         else if (block == rank)
             td__copy(schedule, TD__DATA, 0, TD__SCRATCH, position, 1);
     }
-    td__attempt(schedule);
+    td__end_round(schedule);
 }

@@ -1,5 +1,5 @@
 /* Pairwise exchange: in round t rank r sends to rank r+t and receives from rank r-t, so that every
- * link is used once and nobody is sent to by two at a time; and all of it in one round. */
+ * link is used once and no rank receives from two at a time (pairwise); or all of it in one round (direct). */
 #include "collective/builders.h"
 #include "collective/tree.h"
 
@@ -8,12 +8,12 @@ void td__alltoall_pairwise(const struct td__plan *plan, struct td__schedule *sch
     int32_t n = plan->size, r = plan->rank;
     schedule->blocks = n;
     td__copy(schedule, TD__DATA, r, TD__INPUT, r, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
     for (int32_t t = 1; t < n; t++) {
         int32_t to = (r + t) % n, from = (r - t + n) % n;
         td__send(schedule, to, TD__INPUT, to, 1);
         td__recv(schedule, from, TD__DATA, from, 1);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
 }
 
@@ -27,7 +27,7 @@ void td__alltoall_direct(const struct td__plan *plan, struct td__schedule *sched
         td__recv(schedule, from, TD__DATA, from, 1);
     }
     td__copy(schedule, TD__DATA, r, TD__INPUT, r, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
 /* Every rank gets all the others' copies of its block, one a round, and reduces them along the tree
@@ -42,12 +42,12 @@ void td__reduce_scatter_pairwise(const struct td__plan *plan, struct td__schedul
         int32_t to = (r + t) % n, from = (r - t + n) % n;
         td__send(schedule, to, TD__INPUT, to, 1);
         td__recv(schedule, from, TD__SCRATCH, from, 1);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
     td__copy(schedule, TD__SCRATCH, r, TD__INPUT, r, 1);
     for (int level = 0; level < td__tree_levels(n); level++)
         for (int32_t low = 0; low + (1 << level) < n; low += 2 << level)
             td__reduce(schedule, TD__SCRATCH, low, TD__SCRATCH, low + (1 << level), 1);
     td__copy(schedule, TD__DATA, 0, TD__SCRATCH, 0, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }

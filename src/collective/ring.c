@@ -25,7 +25,7 @@ static void carry_on(const struct td__plan *plan, struct td__schedule *schedule,
     for (int32_t t = 0; t < n - 1; t++) {
         td__send(schedule, wrap(r + 1, n), TD__DATA, wrap(r + lead - t, n), 1);
         td__recv(schedule, wrap(r - 1, n), TD__DATA, wrap(r + lead - t - 1, n), 1);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
 }
 
@@ -36,7 +36,7 @@ void td__allreduce_ring(const struct td__plan *plan, struct td__schedule *schedu
     for (int32_t t = 0; t < n - 1; t++) {
         td__send(schedule, wrap(r + 1, n), TD__DATA, wrap(r - t, n), 1);
         td__recv_reduce(schedule, wrap(r - 1, n), TD__DATA, wrap(r - t - 1, n), 1);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
     carry_on(plan, schedule, 1);
 }
@@ -60,8 +60,8 @@ void td__reduce_scatter_ring(const struct td__plan *plan, struct td__schedule *s
         td__send(schedule, wrap(r + 1, n), t == 0 ? TD__INPUT : TD__SCRATCH, wrap(r - t - 1, n), 1);
         td__recv(schedule, wrap(r - 1, n), TD__SCRATCH, mine, 1);
         td__reduce(schedule, TD__SCRATCH, mine, TD__INPUT, mine, 1);
-        td__attempt(schedule);
+        td__end_round(schedule);
     }
     td__copy(schedule, TD__DATA, 0, n == 1 ? TD__INPUT : TD__SCRATCH, r, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }

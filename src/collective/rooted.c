@@ -38,7 +38,7 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
         else
             td__recv(schedule, peer, TD__DATA, block, count);
     }
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
 static void way_in(const struct td__plan *plan, struct td__schedule *schedule, enum load load)
@@ -92,7 +92,7 @@ void td__broadcast_direct(const struct td__plan *plan, struct td__schedule *sche
         for (int32_t rank = 0; rank < plan->size; rank++)
             if (rank != plan->root)
                 td__send(schedule, rank, TD__DATA, 0, schedule->blocks);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
 void td__gather_direct(const struct td__plan *plan, struct td__schedule *schedule)
@@ -104,7 +104,7 @@ void td__gather_direct(const struct td__plan *plan, struct td__schedule *schedul
         for (int32_t rank = 0; rank < plan->size; rank++)
             if (rank != plan->root)
                 td__recv(schedule, rank, TD__DATA, rank, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }
 
 void td__scatter_direct(const struct td__plan *plan, struct td__schedule *schedule)
@@ -116,5 +116,5 @@ void td__scatter_direct(const struct td__plan *plan, struct td__schedule *schedu
         for (int32_t rank = 0; rank < plan->size; rank++)
             if (rank != plan->root)
                 td__send(schedule, rank, TD__DATA, rank, 1);
-    td__attempt(schedule);
+    td__end_round(schedule);
 }

@@ -73,7 +73,7 @@ void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t blo
     add_local(schedule, TD__STEP_REDUCE, place, block, from, from_block, count);
 }
 
-void td__attempt(struct td__schedule *schedule)
+void td__end_round(struct td__schedule *schedule)
 {
     schedule->rounds++;
 }

@@ -6,11 +6,11 @@
  * of about the same size, or is the parts of the ranks, which may have any sizes; the executor knows where
  * each begins. So it holds for every count, also for one smaller than the number of ranks, and is made once.
  *
- * Steps stand in rounds. The sends and receives of a round are started together; when all of them
+ * Steps are grouped in rounds. The sends and receives of a round are started together; when all of them
  * are done, its copies and reductions are carried out in their order, and the next round begins. Of
  * two messages between the same two ranks in one round, the first sent is the first received.
  *
- * Where the data stand:
+ * Where the data are:
  *
  *                      DATA                                      INPUT           result
  *     broadcast        `blocks` pieces of the vector             -               DATA
@@ -72,7 +72,7 @@ struct td__schedule {
     bool failed;
 };
 
-/** Who makes a schedule, and for whom. */
+/** The rank that a schedule is for, in which group. */
 struct td__plan {
     int32_t rank;
     int32_t size;
@@ -103,7 +103,7 @@ bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__
 
 void td__schedule_free(struct td__schedule *schedule);
 
-/* For the builders: each adds a step to the round schedule->rounds, which td__attempt() ends. */
+/* For the builders: each adds a step to the round schedule->rounds, which td__end_round() ends. */
 void td__send(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
               int32_t count);
 void td__recv(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
@@ -114,7 +114,7 @@ void td__copy(struct td__schedule *schedule, enum td__place place, int32_t block
               enum td__place from, int32_t from_block, int32_t count);
 void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t block,
                 enum td__place from, int32_t from_block, int32_t count);
-void td__attempt(struct td__schedule *schedule);
+void td__end_round(struct td__schedule *schedule);
 
 /** Adds a block of scratch that is as large as block `like` of the vector. */
 void td__scratch_block(struct td__schedule *schedule, int32_t like);

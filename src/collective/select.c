@@ -1,6 +1,6 @@
 /* The choice of an algorithm; see select.h, and the table in docs/algorithms.md.
  *
- * Short messages are a matter of rounds, long ones of bytes. Where the two meet was measured over
+ * Short messages are a matter of rounds, long ones of bytes. The size at which they take the same time was measured over
  * loopback TCP with 2 to 8 ranks. One round costs about what it costs to move 16 KiB there, which also
  * holds for a network of 10 Gbit/s (15 us at 1.2 GB/s); so the limits are sensible there, too. */
 #include "collective/select.h"
@@ -13,7 +13,7 @@ enum {
     ALL_REDUCE_LONG = 64 << 10,
 
     /* Short enough for the root to send it to each of a few: a send costs less than the round in which
-     * somebody else would do it. */
+     * another rank would do it. */
     BROADCAST_SHORT = 64 << 10,
     BROADCAST_FEW = 8,
 
@@ -103,7 +103,7 @@ static const char *all_to_all(int32_t size, size_t bytes)
     return size > ALL_TO_ALL_FEW && part >= ALL_TO_ALL_LONG_PART ? "pairwise" : exchange(size);
 }
 
-/* In the tree parts travel log2(n) / 2 times, but nobody has more than log2(n) messages. */
+/* In the tree parts travel log2(n) / 2 times, but no rank has more than log2(n) messages. */
 static const char *gather_or_scatter(int32_t size, size_t bytes)
 {
     return size > FEW && bytes < ROOTED_LONG_A_LEVEL ? "tree" : "direct";

@@ -1,4 +1,4 @@
-/* Which algorithm an operation takes over a network, where nobody has asked for one by its name. */
+/* Which algorithm an operation takes over a network, where none was asked for by its name. */
 #ifndef TD_COLLECTIVE_SELECT_H
 #define TD_COLLECTIVE_SELECT_H
 

@@ -71,7 +71,7 @@ static void add_rank(const struct td__schedule *schedule, double bytes,
 }
 
 /* Which ranks are priced. Of a large group that is not symmetric, those at the ends, around the
- * middle and around the largest power of two: the busiest ranks of the trees stand there. */
+ * middle and around the largest power of two: the busiest ranks of the trees are there. */
 static bool is_priced(const struct td__algorithm *algorithm, int32_t rank, int32_t size)
 {
     if (algorithm->symmetric)

@@ -20,7 +20,7 @@ struct td__tree_node {
     int32_t low;        /* the first rank of the left half */
     int32_t left_size;  /* 2^level */
     int32_t right_size; /* 0 … left_size */
-    bool is_left;       /* where the rank in question stands */
+    bool is_left;       /* the rank in question is in the left half */
     int32_t index;      /* in its half */
 };
 

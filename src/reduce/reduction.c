@@ -252,7 +252,7 @@ static bool is_width(int n)
     return n == 2 || n == 4 || n == WIDEST;
 }
 
-/* The block of a source as accumulators, to be read only: where it stands, or in a tile. */
+/* The block of a source as accumulators, to be read only: in its buffer, or in a tile. */
 static void *source(const struct pass *pass, int index, int tile)
 {
     const char *src = (const char *)pass->src[index] + pass->at * pass->work->size;

@@ -51,8 +51,8 @@ void td__reduce_store(const struct td__reduction *reduction, void *dst, const vo
 
 /**
  * Reduces `count` elements of each of `src_count` (at least 1) buffers along the tree, in the order
- * in which they stand in `src`, and writes the result to each of the `dst_count` buffers of `dst`.
- * A buffer may stand in both lists; other than that, none may overlap another.
+ * in which `src` lists them, and writes the result to each of the `dst_count` buffers of `dst`.
+ * A buffer may be in both lists; other than that, none may overlap another.
  */
 void td__reduce_many(const struct td__reduction *reduction, void *const *dst, int dst_count,
                      const void *const *src, int src_count, size_t count);

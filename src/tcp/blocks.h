@@ -1,4 +1,4 @@
-/* Where the blocks of a schedule stand in memory. */
+/* Where the blocks of a schedule are in memory. */
 #ifndef TD_TCP_BLOCKS_H
 #define TD_TCP_BLOCKS_H
 

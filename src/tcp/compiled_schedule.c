@@ -1,4 +1,4 @@
-/* Programs; see program.h.
+/* Compiled schedules; see compiled_schedule.h.
  *
  * All blocks that go from one rank to another in one round become one message, in the order of the
  * steps. Both sides do this alike, since every algorithm sends in the round in which the other side
@@ -13,7 +13,7 @@ static bool is_message(const struct td__step *step)
            step->kind == TD__STEP_RECV_REDUCE;
 }
 
-/* The building of a program. `latest` has, for each partner, the last message to or from it: a
+/* A schedule that is being compiled. `latest` has, for each partner, the last message to or from it: a
  * number above the round's first one says that it belongs to this round. */
 struct build {
     struct td__compiled_schedule *compiled;
@@ -54,7 +54,7 @@ static void add_messages(struct build *build, uint32_t first, uint32_t end, bool
     }
 }
 
-/* Only of an algorithm in which all ranks do alike can one rank tell it for all. */
+/* Only where all ranks have the same steps does this rank know it for all of them. */
 static bool is_one_by_one(const struct td__algorithm *algorithm,
                           const struct td__schedule *schedule)
 {

@@ -15,10 +15,10 @@ struct td__segment {
 
 struct td__message {
     int32_t peer;
-    uint32_t first, count; /* of the program's segments */
+    uint32_t first, count; /* of the compiled segments */
 };
 
-/* Indices of the program's messages, and of the schedule's steps. */
+/* Indices of the compiled messages, and of the schedule's steps. */
 struct td__compiled_round {
     uint32_t first_send, first_recv, end; /* messages */
     uint32_t first_local, end_local; /* steps: copies and reductions, and others between them */
@@ -36,7 +36,7 @@ struct td__compiled_schedule {
     bool writes_data;       /* something is received, reduced or copied into DATA */
 };
 
-/** Makes the program of `plan`; NULL without memory. */
+/** Compiles the schedule of `plan`; NULL without memory. */
 struct td__compiled_schedule *td__compiled_schedule_create(const struct td__algorithm *algorithm,
                                                            const struct td__plan *plan);
 

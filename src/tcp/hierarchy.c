@@ -146,7 +146,7 @@ struct local {
     void *own_target;
 };
 
-static td_status meet(struct td__hierarchy *hierarchy, struct local *local)
+static td_status exchange_local(struct td__hierarchy *hierarchy, struct local *local)
 {
     bool shared;
     size_t largest;
@@ -168,7 +168,7 @@ static td_status meet(struct td__hierarchy *hierarchy, struct local *local)
     return TD_OK;
 }
 
-static td_status part_ways(struct td__hierarchy *hierarchy, struct local *local)
+static td_status release_local(struct td__hierarchy *hierarchy, struct local *local)
 {
     if (!hierarchy->comm)
         return TD_OK;
@@ -316,12 +316,12 @@ static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__op
         local.operation.call.root = hierarchy->host_of[operation->call.root] == hierarchy->host
                                         ? hierarchy->index_of[operation->call.root]
                                         : -1;
-    TD_TRY(meet(hierarchy, &local));
+    TD_TRY(exchange_local(hierarchy, &local));
     if (hierarchy->lane && operation->call.kind == TD_OP_BROADCAST)
         TD_TRY(broadcast_slice(hierarchy, &local, operation));
     else if (hierarchy->lane)
         TD_TRY(reduce_slice(hierarchy, &local, operation));
-    return part_ways(hierarchy, &local);
+    return release_local(hierarchy, &local);
 }
 
 td_status td__hierarchy_run(struct td__hierarchy *hierarchy, const struct td__operation *operation)

@@ -15,7 +15,7 @@
 struct td__hierarchy;
 
 /** The members' world ranks in order, this one at `rank`; `comm` has those of this host, NULL where
- *  there is one only. It stays the caller's, who attaches to it before the first call. */
+ *  there is one only. It stays the caller's, which attaches to it before the first call. */
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                                int size, int rank, struct td__shm_comm *comm, const char *algorithm,
                                struct td__hierarchy **hierarchy);

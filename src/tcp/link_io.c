@@ -1,4 +1,4 @@
-/* Flows; see link_io.h.
+/* Messages on a link; see link_io.h.
  *
  * Header and payload go out in one sendmsg() and come in with one recvmsg(): a short message costs
  * one system call on each side. A receiver knows how long the message must be and never asks for
@@ -70,7 +70,7 @@ void td__link_io_begin(struct td__link_io *io, const struct td__run *run,
     advance(io, run, 0);
 }
 
-/* Where the rest of the message stands, as far as one call takes it: `limit` bytes, and no segment
+/* Where the rest of the message is, as far as one call takes it: `limit` bytes, and no segment
  * that is to be reduced. Returns the number of parts. */
 static int parts_of(struct td__link_io *io, const struct td__run *run, struct iovec *parts,
                     size_t limit)

@@ -1,6 +1,6 @@
 /* Socket communicators; see tcp_comm.h.
  *
- * What a call needs is kept from one to the next: links, scratch memory and the programs of the last
+ * What a call needs is kept from one to the next: links, scratch memory and the compiled schedules of the last
  * algorithms, so that a short message builds and allocates nothing. A comm that has failed stays so,
  * and fails every further call with the first reason. */
 #include "tcp/tcp_comm.h"
@@ -15,7 +15,7 @@
 
 enum {
     KEPT_BYTES = 64 << 20, /* of scratch memory between calls */
-    REACHED = 64,          /* size of a comm up to which a failure is told to all */
+    REACHED = 64,          /* size of a comm up to which a failure is sent to all */
     REACH_MS = 500,
 };
 
@@ -93,7 +93,7 @@ static const struct td__link_source endpoint_source = {
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */
 
-/* NULL for `arg` stands for the comm itself. */
+/* A NULL `arg` means the comm itself. */
 static td_status create(const struct td__link_source *source, void *arg, int size, int index,
                         const char *algorithm, struct td__tcp_comm **comm_out)
 {
@@ -142,7 +142,7 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm)
         return;
     td__links_free(&comm->links);
     td__executor_free(&comm->executor);
-    for (int i = 0; i < TD__SHM_PROGRAMS; i++)
+    for (int i = 0; i < TD__CACHED_SCHEDULES; i++)
         td__compiled_schedule_destroy(comm->schedules[i].compiled);
     free(comm->world_ranks);
     free(comm->scratch);
@@ -151,16 +151,16 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm)
     free(comm);
 }
 
-/* ---- Programs and memory --------------------------------------------------------------------- */
+/* ---- Schedules and memory -------------------------------------------------------------------- */
 
-/* The program of a call: one that is there, or a new one in the place of that which has not been used
- * for the longest time. NULL without memory. */
-static struct td__cached_schedule *find_program(struct td__tcp_comm *comm, td_op_kind kind,
-                                                const char *algorithm, int root)
+/* The compiled schedule of a call: a cached one, or a new one that replaces the least recently used. NULL without
+ * memory. */
+static struct td__cached_schedule *find_schedule(struct td__tcp_comm *comm, td_op_kind kind,
+                                                 const char *algorithm, int root)
 {
     struct td__cached_schedule *oldest = comm->schedules;
-    for (struct td__cached_schedule *at = comm->schedules; at < comm->schedules + TD__SHM_PROGRAMS;
-         at++) {
+    for (struct td__cached_schedule *at = comm->schedules;
+         at < comm->schedules + TD__CACHED_SCHEDULES; at++) {
         if (at->compiled && at->kind == kind && at->algorithm == algorithm && at->root == root)
             return at;
         if (at->used < oldest->used)
@@ -180,7 +180,7 @@ static struct td__cached_schedule *find_program(struct td__tcp_comm *comm, td_op
     return oldest;
 }
 
-/* The name as it stands in td__algorithms, so that names can be compared by their addresses. */
+/* The name as td__algorithms has it, so that names can be compared by their addresses. */
 static const char *choose(const struct td__tcp_comm *comm, const struct td__operation *operation,
                           td_op_kind kind, size_t bytes)
 {
@@ -201,8 +201,8 @@ td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operati
     bool rooted = kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
                   kind == TD_OP_GATHER;
     const char *algorithm = choose(comm, operation, kind, bytes);
-    struct td__cached_schedule *cached = find_program(comm, kind, algorithm,
-                                                      rooted ? operation->call.root : 0);
+    struct td__cached_schedule *cached = find_schedule(comm, kind, algorithm,
+                                                       rooted ? operation->call.root : 0);
     if (!cached)
         return td__fail_nomem(td__operation_describe(operation));
     cached->used = ++comm->turn;

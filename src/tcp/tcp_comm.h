@@ -14,7 +14,7 @@ struct td__tcp_comm;
 /**
  * `world_ranks` are the members in order, this rank at `index`; `key` is the number under which
  * its links are opened, different for every comm. `algorithm` is the name of one to be used where an
- * operation has it, or NULL. Nothing is opened yet, nobody is waited for.
+ * operation has it, or NULL. Opens nothing, and waits for no rank.
  */
 td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                               int size, int index, const char *algorithm,
@@ -34,12 +34,12 @@ td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation
 td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
                                void *data, size_t count);
 
-/** `operation` has failed on this member for a reason outside the comm: tells the others, with the last
- *  error, as a failure inside it would be told. */
+/** `operation` has failed on this member for a reason outside the comm: sends the last error to the
+ *  other members, as a failure inside it would be sent. */
 void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,
                            td_status status);
 
-/** What a comm asks of whoever has made it. */
+/** What the owner of a comm provides for it. */
 struct td__outside {
     /** During long waits, whether there is still a point: where it fails, the call fails like that. */
     td_status (*look)(void *arg, const struct td__operation *operation);
@@ -55,7 +55,7 @@ struct td__outside {
 
 void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *outside);
 
-/** Between calls: fails as another member has fallen out, where it has told. */
+/** Between calls: fails like another member that has failed and sent the reason. */
 td_status td__tcp_comm_hear(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 #endif

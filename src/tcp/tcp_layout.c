@@ -1,6 +1,6 @@
-/* Where the data of an operation stand for its schedule (the table in schedule.h).
+/* Where the data of an operation are for its schedule (the table in schedule.h).
  *
- * Reductions run on accumulators. Where these are the elements themselves, they stand in the output;
+ * Reductions run on accumulators. Where these are the elements themselves, they are in the output;
  * otherwise, and where a rank has no output, in scratch memory. They go through it in chunks, so that
  * it stays small and in the cache. All ranks must cut alike: what is cut depends on the arguments that
  * all have in common, never on whether a rank works in place.
@@ -58,7 +58,7 @@ static struct td__blocks parts_of(const struct task *task, const void *base, siz
                                .stride = stride * task->element};
 }
 
-/* Parts of which only this rank's is used: it stands at `own`. */
+/* Parts of which only this rank's is used: it is at `own`. */
 static struct td__blocks own_part(const struct task *task, const void *own, size_t count)
 {
     uintptr_t before = (uintptr_t)task->comm->index * count * task->element;

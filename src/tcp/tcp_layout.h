@@ -1,13 +1,13 @@
-/* The inside of a socket comm, and where the data of each operation stand for its schedule. */
+/* The inside of a socket comm, and where the data of each operation are for its schedule. */
 #ifndef TD_TCP_TCP_LAYOUT_H
 #define TD_TCP_TCP_LAYOUT_H
 
 #include "tcp/executor.h"
 #include "tcp/tcp_comm.h"
 
-enum { TD__SHM_PROGRAMS = 32 };
+enum { TD__CACHED_SCHEDULES = 32 };
 
-/* A program that was made, for the next call of its kind. */
+/* A compiled schedule, kept for the next call of its kind. */
 struct td__cached_schedule {
     td_op_kind kind;
     const char *algorithm;
@@ -25,7 +25,7 @@ struct td__tcp_comm {
     int *world_ranks;
     int size, index;
     const char *forced[TD__COLLECTIVES]; /* algorithms that were asked for, or NULL */
-    struct td__cached_schedule schedules[TD__SHM_PROGRAMS];
+    struct td__cached_schedule schedules[TD__CACHED_SCHEDULES];
     uint64_t turn; /* counts the calls; the same on all members */
     char *scratch;
     size_t scratch_size;
@@ -42,7 +42,7 @@ td_status td__tcp_comm_create_over(const struct td__link_source *source, void *a
                                    int index, const char *algorithm, struct td__tcp_comm **comm);
 
 /** Begins a turn: chooses the algorithm of `kind` for a vector of `bytes` bytes, and fills in the
- *  program and the header of `run`. `count` is the one of the call. */
+ *  compiled schedule and the header of `run`. `count` is the one of the call. */
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
                              td_op_kind kind, size_t count, size_t bytes, struct td__run *run);
 
