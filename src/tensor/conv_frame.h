@@ -2,6 +2,8 @@
 #ifndef TD_TENSOR_CONV_FRAME_H
 #define TD_TENSOR_CONV_FRAME_H
 
+#include "tensor/vector.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -31,6 +33,31 @@ static inline void td__conv_frame_clear(const struct td__conv_frame *frame, size
     memset(to, 0, (size_t)td__conv_frame_size(frame) * size);
 }
 
+typedef char td__conv_bytes64 __attribute__((vector_size(64), aligned(1), may_alias));
+typedef char td__conv_bytes32 __attribute__((vector_size(32), aligned(1), may_alias));
+
+/** Copies rows of `bytes` bytes. Calls of memcpy() would take longer than most rows; the last piece of a row
+ *  overlaps the one before. */
+TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *from,
+                                           size_t from_row, int64_t rows, size_t bytes)
+{
+    for (int64_t y = 0; y < rows; y++, to += to_row, from += from_row) {
+        if (bytes >= 64) {
+            for (size_t i = 0; i + 64 < bytes; i += 64) {
+                *(td__conv_bytes64 *)(to + i) = *(const td__conv_bytes64 *)(from + i);
+                __asm__ volatile("" ::: "memory"); /* otherwise it becomes a call after all */
+            }
+            *(td__conv_bytes64 *)(to + bytes - 64) = *(const td__conv_bytes64 *)(from + bytes - 64);
+        } else if (bytes >= 32) {
+            *(td__conv_bytes32 *)to = *(const td__conv_bytes32 *)from;
+            *(td__conv_bytes32 *)(to + bytes - 32) = *(const td__conv_bytes32 *)(from + bytes - 32);
+        } else {
+            for (size_t i = 0; i < bytes; i += 4)
+                memcpy(to + i, from + i, 4);
+        }
+    }
+}
+
 /** Fills `to` [channels, plane], whose first row is the picture's row `top`; of the frame's rows
  *  only the first `used`. Elements have `size` bytes. Left and right of the picture there are zeros
  *  already, as that is so for all parts of it. */
@@ -45,25 +72,18 @@ static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64
     if (count <= 0)
         return;
     const size_t row_bytes = (size_t)frame->columns * size, bytes = (size_t)count * size;
-    const size_t whole = bytes / 32 * 32;
+    const int64_t begin = top < 0 ? 0 : top;
+    const int64_t end = top + used < frame->height ? top + used : frame->height;
     for (int64_t c = 0; c < frame->channels; c++) {
         char *row = to + (size_t)(c * frame->plane + before) * size;
-        for (int64_t y = top; y < top + used; y++, row += row_bytes) {
-            if (y < 0 || y >= frame->height) {
-                memset(row, 0, bytes);
-                continue;
-            }
-            const char *from = picture +
-                               (size_t)((c * frame->height + y) * frame->width + skipped) * size;
-            /* A call would take longer than most rows. The last piece overlaps the one before. */
-            for (size_t i = 0; i < whole; i += 32)
-                memcpy(row + i, from + i, 32);
-            if (whole > 0)
-                memcpy(row + bytes - 32, from + bytes - 32, 32);
-            else
-                for (size_t i = 0; i < bytes; i += 4)
-                    memcpy(row + i, from + i, 4);
-        }
+        for (int64_t y = top; y < top + used; y++)
+            if (y < 0 || y >= frame->height)
+                memset(row + (size_t)(y - top) * row_bytes, 0, bytes);
+        if (begin < end)
+            td__conv_frame_copy(
+                row + (size_t)(begin - top) * row_bytes, row_bytes,
+                picture + (size_t)((c * frame->height + begin) * frame->width + skipped) * size,
+                (size_t)frame->width * size, end - begin, bytes);
     }
 }
 

@@ -24,6 +24,7 @@ enum {
     FRAME_BYTES = 256 * 1024,
     JOBS_EACH = 8, /* for each thread, where there is enough to do */
     FEW_PIXELS = 112,
+    FULL_ROW = 12, /* pixels that are worth a tile */
 };
 
 bool td__conv_fits_direct(int64_t channels, int64_t steps)
@@ -38,6 +39,8 @@ struct phase {
     int64_t width;       /* pixels in a row */
     int64_t k;           /* steps of the product */
     int64_t *steps;      /* [k] */
+    int64_t places;      /* steps of a channel */
+    int64_t *place_rows; /* [places] rows of the source, from the first one of a unit's frame */
     int64_t *rows;       /* [pixels of a job] */
     int64_t b_group;     /* elements of B of a group */
     struct td__aligned b;
@@ -82,24 +85,52 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
 
 /* ---- Jobs ------------------------------------------------------------------------------------- */
 
-/* `units` rows of pixels, the columns of the result `column` elements apart. */
+/* Which places of the kernel meet the source in unit `unit`, from *begin to *end - 1. In the others there
+ * are the zeros above and below it, which need not be added, unless the rows are so short that they would
+ * not fill a tile. */
+static void find_places(const struct plan *plan, const struct phase *phase, int64_t unit,
+                        int64_t *begin, int64_t *end)
+{
+    const int64_t top = plan->top + unit * plan->unit_rows, *rows = phase->place_rows;
+    *begin = 0;
+    *end = phase->places;
+    if (phase->width < FULL_ROW)
+        return;
+    while (*begin < *end && (top + rows[*begin] < 0 || top + rows[*begin] >= plan->frame.height))
+        ++*begin;
+    while (*begin < *end &&
+           (top + rows[*end - 1] < 0 || top + rows[*end - 1] >= plan->frame.height))
+        --*end;
+}
+
+/* Units `first` to `first + units - 1`, the columns of the result `column` elements apart. Those that meet
+ * the same places are one product. */
 static void run_phase(const struct plan *plan, const struct phase *phase, const void *source,
-                      int64_t group, int64_t units, int64_t column, void *result)
+                      int64_t group, int64_t first, int64_t units, int64_t column, void *result)
 {
     struct td__direct direct = {
-        .m = units * phase->width,
         .n = plan->channels,
         .k = phase->k,
         .a = source,
-        .rows = phase->rows,
         .steps = phase->steps,
+        .period = phase->places,
         .b = after(plan->dtype, phase->b.data, group * phase->b_group),
         .bias = plan->bias ? after(plan->dtype, plan->bias, group * plan->channels) : NULL,
-        .c = result,
         .c_column = column,
     };
-    if (direct.m > 0)
+    for (int64_t unit = 0, next; unit < units && phase->width > 0; unit = next) {
+        int64_t begin, end;
+        find_places(plan, phase, first + unit, &direct.begin, &direct.end);
+        for (next = unit + 1; next < units; next++) {
+            find_places(plan, phase, first + next, &begin, &end);
+            if (begin != direct.begin || end != direct.end)
+                break;
+        }
+        direct.m = (next - unit) * phase->width;
+        direct.rows = phase->rows + unit * phase->width;
+        direct.c = after(plan->dtype, result, unit * phase->width);
         plan->loops->run(&direct);
+    }
 }
 
 /* Every `step`-th of `count` elements of a row. */
@@ -152,14 +183,14 @@ static void join_row(const struct plan *plan, const struct workplace *work, int6
 
 /* Row `row` of each unit: its phases one after the other, which are then joined. */
 static void run_phases(const struct plan *plan, int64_t row, const void *source, int64_t group,
-                       int64_t units, const struct workplace *work, void *result)
+                       int64_t first, int64_t units, const struct workplace *work, void *result)
 {
     const size_t row_bytes = (size_t)plan->width * td_dtype_size(plan->dtype);
     int64_t steps = 0;
     for (int64_t i = 0; i < plan->unit_width; i++)
         steps += plan->phases[row * plan->unit_width + i].k;
     for (int64_t i = 0; i < plan->unit_width && steps > 0; i++)
-        run_phase(plan, &plan->phases[row * plan->unit_width + i], source, group, units,
+        run_phase(plan, &plan->phases[row * plan->unit_width + i], source, group, first, units,
                   work->phase_column, after(plan->dtype, work->phases.data, i * work->phase_size));
     for (int64_t channel = 0; channel < plan->channels; channel++)
         for (int64_t unit = 0; unit < units; unit++) {
@@ -197,13 +228,14 @@ static void run_job(const struct plan *plan, int64_t job, const struct workplace
                          picture * plan->result_picture +
                              (group * plan->channels * plan->height + y) * plan->width);
     if (plan->phase_count == 1) {
-        run_phase(plan, plan->phases, source, group, units, plan->height * plan->width, result);
+        run_phase(plan, plan->phases, source, group, unit, units, plan->height * plan->width,
+                  result);
         return;
     }
     for (int64_t row = 0; row < plan->unit_height; row++) {
         /* The last unit may be cut off before this row. */
         int64_t rows = (plan->height - y - row + plan->unit_height - 1) / plan->unit_height;
-        run_phases(plan, row, source, group, rows < units ? rows : units, work, result);
+        run_phases(plan, row, source, group, unit, rows < units ? rows : units, work, result);
     }
 }
 
@@ -292,6 +324,7 @@ static void free_plan(struct plan *plan)
     for (int i = 0; i < plan->phase_count; i++) {
         free(plan->phases[i].steps);
         free(plan->phases[i].rows);
+        free(plan->phases[i].place_rows);
         td__aligned_free(&plan->phases[i].b);
     }
     free(plan->phases);
@@ -307,19 +340,21 @@ static td_status make_phases(struct plan *plan, int64_t count)
     return TD_OK;
 }
 
-/* The tables of a phase and memory for its weights, for k steps. Its pixels are `down` and `right`
+/* The tables of a phase and memory for its weights, for `places` steps of each channel. Its pixels are `down` and `right`
  * elements of the frame apart. */
-static td_status make_tables(struct plan *plan, struct phase *phase, int64_t k, int64_t down,
+static td_status make_tables(struct plan *plan, struct phase *phase, int64_t places, int64_t down,
                              int64_t right)
 {
-    const int64_t pixels = plan->most * phase->width;
+    const int64_t pixels = plan->most * phase->width, k = plan->frame.channels * places;
     phase->k = k;
+    phase->places = places;
+    phase->place_rows = calloc((size_t)(places > 0 ? places : 1), sizeof *phase->place_rows);
     phase->b_group = plan->loops->packed_size(k, plan->channels);
     phase->steps = malloc((size_t)(k > 0 ? k : 1) * sizeof *phase->steps);
     phase->rows = malloc((size_t)(pixels > 0 ? pixels : 1) * sizeof *phase->rows);
     const size_t bytes = (size_t)(plan->groups * phase->b_group) * td_dtype_size(plan->dtype);
     phase->b = td__aligned_alloc(bytes);
-    if (!phase->steps || !phase->rows || !phase->b.data)
+    if (!phase->steps || !phase->rows || !phase->place_rows || !phase->b.data)
         return td__fail_nomem("conv2d");
     memset(phase->b.data, 0, bytes);
     for (int64_t i = 0; i < pixels; i++)
@@ -347,13 +382,14 @@ static td_status plan_forward(struct plan *plan, const struct td__conv *conv, co
     TD_TRY(make_phases(plan, 1));
     struct phase *phase = &plan->phases[0];
     phase->width = conv->out_width;
-    TD_TRY(make_tables(plan, phase, conv->taps, window->stride[0] * plan->frame.columns,
-                       window->stride[1]));
+    TD_TRY(make_tables(plan, phase, window->kernel[0] * window->kernel[1],
+                       window->stride[0] * plan->frame.columns, window->stride[1]));
     for (int64_t k = 0; k < conv->taps; k++) {
         const int64_t kx = k % window->kernel[1], rest = k / window->kernel[1];
         const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
         phase->steps[k] = channel * plan->frame.plane +
                           ky * window->dilation[0] * plan->frame.columns + kx * window->dilation[1];
+        phase->place_rows[k % phase->places] = ky * window->dilation[0];
     }
     for (int64_t g = 0; g < conv->groups; g++)
         plan->loops->pack(after(plan->dtype, w, g * conv->out_channels * conv->taps), conv->taps,
@@ -454,7 +490,7 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
                   meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]);
     const int64_t k = conv->out_channels * places;
     phase->width = (conv->width - phase->column + window->stride[1] - 1) / window->stride[1];
-    TD_TRY(make_tables(plan, phase, k, plan->frame.columns, 1));
+    TD_TRY(make_tables(plan, phase, places, plan->frame.columns, 1));
     int64_t step = 0;
     for (int64_t o = 0; o < conv->out_channels; o++)
         for (int64_t i = 0; i < kernel; i++) {
@@ -464,6 +500,7 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
             phase->steps[step] = o * plan->frame.plane +
                                  (offsets[0] - least[0]) * plan->frame.columns + offsets[1] -
                                  least[1];
+            phase->place_rows[step % places] = offsets[0] - least[0];
             for (int64_t g = 0; g < conv->groups; g++)
                 pack_step(plan,
                           after(plan->dtype, w, (g * conv->out_channels + o) * conv->taps + i),

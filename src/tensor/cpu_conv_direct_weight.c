@@ -114,6 +114,7 @@ static void run_job(const struct weight_plan *plan, int64_t job)
                                   : after(plan->dtype, plan->frames.data, item * plan->frame_size);
         for (int64_t p = 0; p < conv->pixels; p += most) {
             direct.k = conv->pixels - p < most ? conv->pixels - p : most;
+            direct.period = direct.end = direct.k;
             direct.steps = plan->steps + p;
             direct.b = after(plan->dtype, plan->packed.data,
                              item * plan->packed_size + o * conv->pixels + p * plan->loops->strip);

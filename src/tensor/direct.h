@@ -23,6 +23,8 @@ struct td__direct {
     const void *a;
     const int64_t *rows;  /* [m] offsets in elements */
     const int64_t *steps; /* [k] */
+    /* Of every `period` steps only those from `begin` to `end` - 1 are taken: A has 0 in the others. */
+    int64_t period, begin, end;
     const void *b;        /* aligned to 64 bytes: strips of columns, see td__direct_loops */
     const void *bias;     /* [n] or NULL: what the sums begin with instead of 0 */
     void *c;              /* element (i, j) is c[j * c_column + i] */

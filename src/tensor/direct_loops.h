@@ -4,8 +4,6 @@
  * the two vectors of a strip of B, and multiplies them with one element of each row, which is read from
  * its place in memory. The tile is then turned, so that each column is stored as a run. */
 
-#define NEAR_ROWS 8
-
 /* Where a tile goes. */
 struct NAMED(turned_target) {
     REAL *c; /* of the tile's first column */
@@ -38,9 +36,8 @@ NAMED(store_turned)(const int rows, const REAL *turned, const struct NAMED(turne
 
 /* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are registers. */
 static inline __attribute__((always_inline)) void
-NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
-                   const int64_t *offsets, const int64_t *steps, const REAL *b,
-                   const struct NAMED(turned_target) * to)
+NAMED(direct_tile)(const int rows, const int vectors, const struct td__direct *direct,
+                   const int64_t *offsets, const REAL *b, const struct NAMED(turned_target) * to)
 {
     /* Offsets of the first rows are in registers. The others stay in memory: compilers would keep them
      * in vector registers, from where they come through the units that multiply. */
@@ -63,20 +60,28 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
         sums[i][0] = first0;
         sums[i][1] = first1;
     }
-    for (int64_t p = 0; p < k; p++, b += STRIP) {
-        const REAL *at = a + steps[p];
-        if (rows > NEAR_ROWS)
-            __asm__("" : "+m"(far));
-        VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
-        if (vectors == 2)
-            b1 = *(const UNALIGNED *)(b + LANES);
-        UNROLLED
-        for (int i = 0; i < rows; i++) {
-            REAL element = at[i < NEAR_ROWS ? near[i % NEAR_ROWS] : far.offsets[i]];
-            sums[i][0] += element * b0;
+    const REAL *const a = direct->a;
+    const int64_t period = direct->period, left_out = period - direct->end + direct->begin;
+    const int64_t *step = direct->steps + direct->begin;
+    b += direct->begin * STRIP;
+    for (int64_t rest = direct->k; rest > 0; rest -= period) {
+        for (const int64_t *end = step + period - left_out; step < end; step++, b += STRIP) {
+            const REAL *at = a + *step;
+            if (rows > NEAR_ROWS)
+                __asm__("" : "+m"(far));
+            VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
             if (vectors == 2)
-                sums[i][1] += element * b1;
+                b1 = *(const UNALIGNED *)(b + LANES);
+            UNROLLED
+            for (int i = 0; i < rows; i++) {
+                REAL element = at[i < NEAR_ROWS ? near[i % NEAR_ROWS] : far.offsets[i]];
+                sums[i][0] += element * b0;
+                if (vectors == 2)
+                    sums[i][1] += element * b1;
+            }
         }
+        step += left_out;
+        b += left_out * STRIP;
     }
     /* Squares of LANES rows are turned; those after the last row are -0. */
     UNROLLED
@@ -113,21 +118,20 @@ NAMED(direct_tile)(const int rows, const int vectors, int64_t k, const REAL *a,
 }
 
 #define TILE(rows)                                                                                 \
-    static void NAMED(direct_tile##rows)(int64_t k, const REAL *a, const int64_t *offsets,         \
-                                         const int64_t *steps, const REAL *b,                      \
-                                         const struct NAMED(turned_target) * to)                   \
+    static void NAMED(direct_tile##rows)(const struct td__direct *direct, const int64_t *offsets,  \
+                                         const REAL *b, const struct NAMED(turned_target) * to)    \
     {                                                                                              \
         if (to->columns > LANES)                                                                   \
-            NAMED(direct_tile)(rows, 2, k, a, offsets, steps, b, to);                              \
+            NAMED(direct_tile)(rows, 2, direct, offsets, b, to);                                   \
         else                                                                                       \
-            NAMED(direct_tile)(rows, 1, k, a, offsets, steps, b, to);                              \
+            NAMED(direct_tile)(rows, 1, direct, offsets, b, to);                                   \
     }
 FOR_EACH_HEIGHT(TILE)
 #undef TILE
 
 #define TILE(rows) NAMED(direct_tile##rows),
-static void (*const NAMED(direct_tiles)[])(int64_t k, const REAL *a, const int64_t *offsets,
-                                           const int64_t *steps, const REAL *b,
+static void (*const NAMED(direct_tiles)[])(const struct td__direct *direct, const int64_t *offsets,
+                                           const REAL *b,
                                            const struct NAMED(turned_target) *
                                                to) = {FOR_EACH_HEIGHT(TILE)};
 #undef TILE
@@ -149,8 +153,7 @@ static void NAMED(run_direct)(const struct td__direct *direct)
             };
             const int64_t rows = direct->m - i < height ? direct->m - i : height;
             NAMED(direct_tiles)
-            [rows - 1](direct->k, direct->a, direct->rows + i, direct->steps,
-                       (const REAL *)direct->b + j * direct->k, &to);
+            [rows - 1](direct, direct->rows + i, (const REAL *)direct->b + j * direct->k, &to);
         }
 }
 

@@ -57,6 +57,7 @@ typedef REAL NAMED(unaligned)
  * same set of the first cache, which has room for 8 of them. */
 #define SHALLOW 64
 #define FEW_ROWS 6
+#define NEAR_ROWS 8 /* of a tile that are used where they lie: their offsets are in registers */
 
 /* Calls a macro for each number of rows that a tile may have. */
 #if MAX_ROWS == 14
@@ -135,6 +136,16 @@ static inline void NAMED(prefetch)(const struct NAMED(target) * to, int64_t heig
     }
 }
 
+#if PAIRS
+/* Whether rows of A are used where they lie: turning them into panels takes long where few strips use it.
+ * Rows that are 2 KiB apart would fall into the same few sets of the cache. */
+static bool NAMED(is_in_place)(const struct td__gemm *gemm)
+{
+    return gemm->a_col == 1 && gemm->n <= 4 * STRIP && gemm->half_k % 2 == 0 && !gemm->packed_a &&
+           gemm->a_row % 1024 != 0 && td__gemm_keeps_a(gemm->m, gemm->k);
+}
+#endif
+
 /* The panels of A, of `m` rows, times a strip of B, which is packed unless it is used so rarely that this
  * would not pay. `to` is where the first panel's tile goes. */
 static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_part *part,
@@ -155,7 +166,14 @@ static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_p
     for (int64_t done = 0; done < m; done += rows) {
         int64_t height = m - done < rows ? m - done : rows;
         NAMED(prefetch)(&to, height, m - done - height);
-        NAMED(tiles)[height - 1](part->rows, panels, b, b_row, &to);
+#if PAIRS
+        if (NAMED(is_in_place)(gemm))
+            NAMED(tiles_in_place)
+        [height - 1](part->rows, (const uint16_t *)gemm->a + done * gemm->a_row + 2 * part->k0,
+                     gemm->a_row, b, &to);
+        else
+#endif
+            NAMED(tiles)[height - 1](part->rows, panels, b, b_row, &to);
         panels += height * part->rows;
         to.c += height * to.c_row;
         if (to.halves)
@@ -252,6 +270,10 @@ static void NAMED(make_strip)(const struct td__gemm *gemm, int64_t item, int64_t
 static void NAMED(run_kept)(const struct td__gemm *gemm, REAL *strip, REAL *sums, REAL *panels)
 {
     const REAL *kept = gemm->packed_a;
+#if PAIRS
+    if (NAMED(is_in_place)(gemm))
+        kept = panels; /* not used */
+#endif
     if (!kept) {
         NAMED(pack_panels)(gemm, 0, NAMED(count_panels)(gemm), panels);
         kept = panels;
@@ -395,9 +417,9 @@ const struct td__gemm_loops LOOPS = {.work_bytes = NAMED(work_bytes),
 #undef FLAT_MOST
 #undef SHALLOW
 #undef FEW_ROWS
+#undef NEAR_ROWS
 #undef REAL
 #undef LOOPS
 #undef DIRECT
-#undef NEAR_ROWS
 #undef FOR_EACH_HEIGHT
 #undef NAMED

@@ -20,17 +20,17 @@ static bool NAMED(is_thin)(const struct td__gemm *gemm)
            !gemm->half_k && !gemm->packed_a;
 }
 
-/* `count` steps, a square of them or the last ones, of all rows from step k0 on. */
-static void NAMED(pack_thin)(const struct td__gemm *gemm, int64_t k0, int64_t count, REAL *packed)
+/* Row by row, which processors read ahead. */
+static void NAMED(pack_thin)(const struct td__gemm *gemm, REAL *packed)
 {
     const REAL alpha = (REAL)gemm->alpha;
-    const REAL *a = (const REAL *)gemm->a + k0 * gemm->a_col;
-    for (int64_t i = 0; i < gemm->m; i++, a += gemm->a_row, packed += LANES) {
-        if (gemm->a_col == 1 && count == LANES)
-            *(UNALIGNED *)packed = alpha * *(const UNALIGNED *)a;
-        else
-            for (int64_t p = 0; p < count; p++)
-                packed[p] = alpha * a[p * gemm->a_col];
+    for (int64_t i = 0; i < gemm->m; i++, packed += LANES) {
+        const REAL *a = (const REAL *)gemm->a + i * gemm->a_row;
+        int64_t p = 0;
+        for (; p + LANES <= gemm->k && gemm->a_col == 1; p += LANES)
+            *(UNALIGNED *)(packed + p * gemm->m) = alpha * *(const UNALIGNED *)(a + p);
+        for (; p < gemm->k; p++)
+            packed[p / LANES * LANES * gemm->m + p % LANES] = alpha * a[p * gemm->a_col];
     }
 }
 
@@ -59,8 +59,8 @@ NAMED(thin_tile)(const int rows, int64_t k, const REAL *a, const REAL *const col
     int64_t p = 0;
     for (; p + LANES <= k; p += LANES, a += rows * LANES) {
         UNROLLED
-        for (int i = 0; i < LANES_ARE; i++)
-            square[i] = *(const UNALIGNED *)(columns[i] + p);
+        for (int i = 0; i < LANES_ARE; i++) /* volatile: compilers would load it twice */
+            square[i] = *(const volatile UNALIGNED *)(columns[i] + p);
         NAMED(exchange_all)(square);
         NAMED(add_square)(rows, LANES, a, square, sums);
     }
@@ -89,9 +89,7 @@ static void (*const NAMED(thin_tiles)[])(int64_t k, const REAL *a, const REAL *c
 
 static void NAMED(run_thin)(const struct td__gemm *gemm, REAL *packed)
 {
-    for (int64_t p = 0; p < gemm->k; p += LANES)
-        NAMED(pack_thin)
-    (gemm, p, gemm->k - p < LANES ? gemm->k - p : LANES, packed + p * gemm->m);
+    NAMED(pack_thin)(gemm, packed);
     struct td__gemm_part part = {.rows = gemm->k};
     for (; part.n0 < gemm->n; part.n0 += LANES) {
         part.columns = gemm->n - part.n0 < LANES ? gemm->n - part.n0 : LANES;

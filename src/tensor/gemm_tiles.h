@@ -200,3 +200,60 @@ FOR_EACH_HEIGHT(TILE)
 static void (*const NAMED(tiles)[])(int64_t k, const REAL *a, const REAL *b, int64_t b_row,
                                     const struct NAMED(target) * to) = {FOR_EACH_HEIGHT(TILE)};
 #undef TILE
+
+#if PAIRS
+/* The same with rows of A that are used where they lie, `a_row` elements apart. Their offsets are in
+ * registers as far as there are some; compilers would keep the others in vector registers. */
+static inline __attribute__((always_inline)) void
+NAMED(tile_in_place)(const int rows, const int vectors, int64_t k, const uint16_t *a, int64_t a_row,
+                     const REAL *b, const struct NAMED(target) * to)
+{
+    struct {
+        int64_t offsets[MAX_ROWS];
+    } far;
+    int64_t near[NEAR_ROWS];
+    REAL spread[MAX_ROWS * STRIP];
+    VECTOR sums[MAX_ROWS][2];
+    UNROLLED
+    for (int i = 0; i < rows; i++) {
+        if (i < NEAR_ROWS)
+            near[i % NEAR_ROWS] = i * a_row;
+        far.offsets[i] = i * a_row;
+    }
+    NAMED(begin_tile)(rows, vectors, to, spread, sums);
+    for (int64_t p = 0; p < k; p++, a += 2, b += STRIP) {
+        if (rows > NEAR_ROWS)
+            __asm__("" : "+m"(far));
+        VECTOR b0 = *(const UNALIGNED *)b, b1 = {0};
+        if (vectors == 2)
+            b1 = *(const UNALIGNED *)(b + LANES);
+        UNROLLED
+        for (int i = 0; i < rows; i++) {
+            REAL pair;
+            memcpy(&pair, a + (i < NEAR_ROWS ? near[i % NEAR_ROWS] : far.offsets[i]), sizeof pair);
+            MULTIPLY_ADD(sums[i][0], pair, b0);
+            if (vectors == 2)
+                MULTIPLY_ADD(sums[i][1], pair, b1);
+        }
+    }
+    NAMED(store_tile)(rows, vectors, to, spread, sums);
+}
+
+#define TILE(rows)                                                                                 \
+    static void NAMED(tile_in_place##rows)(int64_t k, const uint16_t *a, int64_t a_row,            \
+                                           const REAL *b, const struct NAMED(target) * to)         \
+    {                                                                                              \
+        if (to->columns > LANES)                                                                   \
+            NAMED(tile_in_place)(rows, 2, k, a, a_row, b, to);                                     \
+        else                                                                                       \
+            NAMED(tile_in_place)(rows, 1, k, a, a_row, b, to);                                     \
+    }
+FOR_EACH_HEIGHT(TILE)
+#undef TILE
+
+#define TILE(rows) NAMED(tile_in_place##rows),
+static void (*const NAMED(tiles_in_place)[])(int64_t k, const uint16_t *a, int64_t a_row,
+                                             const REAL *b, const struct NAMED(target) * to) = {
+    FOR_EACH_HEIGHT(TILE)};
+#undef TILE
+#endif
