@@ -4,9 +4,6 @@
 
 #include "base/simd.h"
 #include "tensor/conv.h"
-#include "tensor/conv_direct.h"
-#include "tensor/conv_plain.h"
-#include "tensor/conv_planes.h"
 
 enum { MOST_RESULTS = 3 };
 

@@ -131,7 +131,10 @@ static void check_loops(const struct td__gemm_loops *loops, bool is_f32)
     td_dtype dtype = is_f32 ? TD_F32 : TD_F64;
     for (int i = 0; i < MANY * MANY; i++) {
         int64_t m = sizes[i / MANY], n = sizes[i % MANY], k = i % 5 == 0 ? MOST : 1 + below(40);
-        td_tensor *a = filled(SHAPE(m, k), dtype), *b = filled(SHAPE(k, n), dtype);
+        const bool along_k = i / 2 %
+                             2; /* columns of B are side by side, which few rows need not pack */
+        td_tensor *a = filled(SHAPE(m, k), dtype);
+        td_tensor *b = along_k ? filled(SHAPE(n, k), dtype) : filled(SHAPE(k, n), dtype);
         td_tensor *c = filled(SHAPE(m, n), dtype);
         td_tensor *rows = filled(SHAPE(m), dtype), *columns = filled(SHAPE(n), dtype);
         struct td__gemm gemm = {
@@ -142,8 +145,8 @@ static void check_loops(const struct td__gemm_loops *loops, bool is_f32)
             .a_row = k,
             .a_col = 1,
             .b = td_tensor_data(b),
-            .b_row = n,
-            .b_col = 1,
+            .b_row = along_k ? 1 : n,
+            .b_col = along_k ? k : 1,
             .c = td_tensor_data(c),
             .c_row = n,
             .row_bias = i % 2 ? td_tensor_data(rows) : NULL,
@@ -155,7 +158,7 @@ static void check_loops(const struct td__gemm_loops *loops, bool is_f32)
         double *expected = doubles(m * n), *x = values_of(a), *y = values_of(b);
         for (int64_t j = 0; j < m * n; j++) {
             for (int64_t p = 0; p < k; p++)
-                expected[j] += -2 * x[j / n * k + p] * y[p * n + j % n];
+                expected[j] += -2 * x[j / n * k + p] * y[along_k ? j % n * k + p : p * n + j % n];
             expected[j] += (i % 2 ? get(rows, j / n) : 0) + (i % 3 ? get(columns, j % n) : 0) +
                            (i % 4 == 0 ? get(c, j) : 0);
         }

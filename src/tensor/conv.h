@@ -61,4 +61,56 @@ void td__conv_add_f32(const struct td__conv *conv, const struct td__conv_piece *
 void td__conv_add_f64(const struct td__conv *conv, const struct td__conv_piece *piece,
                       const double *columns, double *x);
 
+/* The four ways to make a convolution. conv->x is not used; the pictures are contiguous. They fail with
+ * TD_ERR_NOMEM only. */
+
+/* Convolutions whose groups have few channels, as depthwise ones: one plane of the output at a time, with
+ * vectors of pixels. */
+
+/** Whether it is worth it. It depends on no instruction set, so that all of them give the same results. */
+bool td__conv_fits_planes(const struct td__conv *conv);
+
+td_status td__conv_planes(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
+                          const void *bias, void *out);
+td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype,
+                                     const void *grad_y, const void *w, void *grad_x);
+/** Adds to grad_w. */
+td_status td__conv_planes_grad_weight(const struct td__conv *conv, td_dtype dtype,
+                                      const void *grad_y, const void *x, void *grad_w);
+
+/* Convolutions whose kernel has one place, and moves by one: plain products, with vectors of pixels. */
+
+/** Whether it is one, and has enough pixels to fill vectors. */
+bool td__conv_fits_plain(const struct td__conv *conv);
+
+td_status td__conv_plain(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
+                         const void *bias, void *out);
+td_status td__conv_plain_grad_input(const struct td__conv *conv, td_dtype dtype, const void *grad_y,
+                                    const void *w, void *grad_x);
+
+/* Convolutions by products that read the pictures where they lie (direct.h): for channels that fill
+ * vectors. */
+
+/** Whether a product whose vectors are of `channels` channels, and sums have `steps` steps, is worth
+ *  it. It depends on no instruction set, so that all of them give the same results. */
+bool td__conv_fits_direct(int64_t channels, int64_t steps);
+
+td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
+                          const void *bias, void *out);
+td_status td__conv_direct_grad_input(const struct td__conv *conv, td_dtype dtype,
+                                     const void *grad_y, const void *w, void *grad_x);
+/** Adds to grad_w. */
+td_status td__conv_direct_grad_weight(const struct td__conv *conv, td_dtype dtype,
+                                      const void *grad_y, const void *x, void *grad_w);
+
+/* Convolutions by products of columns: for any sizes. */
+
+td_status td__conv_gemm(const struct td__conv *conv, td_dtype dtype, const void *x, const void *w,
+                        const void *bias, void *out);
+td_status td__conv_gemm_grad_input(const struct td__conv *conv, td_dtype dtype, const void *grad_y,
+                                   const void *w, void *grad_x);
+/** Adds to grad_w. */
+td_status td__conv_gemm_grad_weight(const struct td__conv *conv, td_dtype dtype, const void *grad_y,
+                                    const void *x, void *grad_w);
+
 #endif

@@ -13,7 +13,7 @@
  *     ds = p (dy v^T - d)     dq = scale ds k     dk = scale ds^T q     dv = p^T dy
  *
  * Memory: two blocks and a few numbers for each of their rows, whatever the sizes are. */
-#include "tensor/cpu_attention.h"
+#include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
 #include "base/half.h"

@@ -6,7 +6,7 @@
  * their own type and the lines' sums in f64, so neither a large mean nor many lines cost precision.
  * Where lines are short (a batch of vectors has S = 1), channels are done side by side instead, with
  * an accumulator in f64 each. */
-#include "tensor/cpu_norm.h"
+#include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
 #include "tensor/parallel_for.h"

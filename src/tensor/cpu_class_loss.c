@@ -6,7 +6,7 @@
  *
  * All targets are checked before anything is written; also on the way back, since the memory of the
  * targets is the user's and may have changed. */
-#include "tensor/cpu_loss.h"
+#include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
 #include "tensor/parallel_for.h"

@@ -1,16 +1,12 @@
 /* Convolutions: the sizes, the kernels of kernels.h, and the gradient of the bias.
  *
  * Which loops are used depends on the sizes alone, never on the processor or the number of threads:
- * planes where groups have few channels (conv_planes.h), plain products for kernels of one place
- * (conv_plain.h), products that read the pictures in place where there are enough channels (conv_direct.h),
- * otherwise products of columns (conv_gemm.h). */
+ * planes where groups have few channels (cpu_conv_planes.c), plain products for kernels of one place
+ * (cpu_conv_plain.c), products that read the pictures in place where there are enough channels
+ * (cpu_conv_direct.c), otherwise products of columns (cpu_conv_gemm.c). */
 #include "base/fail.h"
 #include "tensor/conv.h"
-#include "tensor/conv_direct.h"
-#include "tensor/conv_gemm.h"
-#include "tensor/conv_plain.h"
-#include "tensor/conv_planes.h"
-#include "tensor/cpu_products.h"
+#include "tensor/cpu_kernels.h"
 #include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 #include "tensor/widen.h"

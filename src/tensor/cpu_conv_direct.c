@@ -1,4 +1,4 @@
-/* The output of a convolution, and the gradient of its input, by direct products; see conv_direct.h.
+/* The output of a convolution, and the gradient of its input, by direct products; see conv.h.
  *
  * Both are plans of the same kind. A result is cut into units of rows: one row of the output, or as many
  * rows of the gradient as the stride. Some units of one group of one picture are a job: the part of the
@@ -11,7 +11,7 @@
  * Jobs share nothing that they write, and a pixel's sum does not depend on the job it is in. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
-#include "tensor/conv_direct.h"
+#include "tensor/conv.h"
 #include "tensor/conv_frame.h"
 #include "tensor/direct.h"
 #include "tensor/parallel_for.h"

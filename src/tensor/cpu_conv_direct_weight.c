@@ -1,4 +1,4 @@
-/* The gradient of a convolution's weights by direct products; see conv_direct.h.
+/* The gradient of a convolution's weights by direct products; see conv.h.
  *
  *     grad_w [places, O] += x [places, pixels] grad_y^T [pixels, O]     picture by picture
  *
@@ -11,7 +11,7 @@
  * with some places and channels each take them in order. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
-#include "tensor/conv_direct.h"
+#include "tensor/conv.h"
 #include "tensor/conv_frame.h"
 #include "tensor/direct.h"
 #include "tensor/parallel_for.h"

@@ -8,7 +8,7 @@
  * What grad_x is added up from is made in pieces of some channels and some rows, PIECE elements at most
  * where the kernel allows it. grad_w is summed up in PARTS parts of the pictures, whatever the number of
  * threads is, which are added in order. */
-#include "tensor/conv_gemm.h"
+#include "tensor/conv.h"
 
 #include "base/fail.h"
 #include "tensor/parallel_for.h"

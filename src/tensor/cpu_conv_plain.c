@@ -1,4 +1,4 @@
-/* Convolutions with a kernel of one place; see conv_plain.h.
+/* Convolutions with a kernel of one place; see conv.h.
  *
  *     out    [O, pixels] = w   [O, C]  x      [C, pixels]
  *     grad_x [C, pixels] = w^T [C, O]  grad_y [O, pixels]     group by group, picture by picture
@@ -6,7 +6,7 @@
  * Threads share the pictures, for some of which the weights are packed once; where there are fewer than
  * threads, they share the product of each. */
 #include "base/fail.h"
-#include "tensor/conv_plain.h"
+#include "tensor/conv.h"
 #include "tensor/parallel_for.h"
 
 #include <stdatomic.h>

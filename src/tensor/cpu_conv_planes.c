@@ -1,4 +1,4 @@
-/* Convolutions with few channels in a group; see conv_planes.h.
+/* Convolutions with few channels in a group; see conv.h.
  *
  * The channels of a group are copied into a frame with zeros around them. A plane of the output is then a
  * sum, over places of the kernel and channels (taps), of the frame shifted by an offset. With a stride,
@@ -10,7 +10,7 @@
  * planes, the output's gradient and the shifted frame, summed up; picture by picture. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
-#include "tensor/conv_planes.h"
+#include "tensor/conv.h"
 #include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 

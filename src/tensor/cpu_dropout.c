@@ -2,7 +2,7 @@
  * gradient is the same with the same mask. 1 - p and the factor are numbers of the tensor's dtype, as in
  * PyTorch, so that the results have its bits. What is dropped is multiplied by 0: it keeps its sign, and NaN and
  * infinity become NaN. The mask is drawn by one thread, in order. */
-#include "tensor/cpu_dropout.h"
+#include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"
 #include "tensor/random_internal.h"

@@ -10,7 +10,7 @@
  *
  * All indices are checked before anything is written. Threads share the lines of a gather; additions
  * happen in the order of the indices. */
-#include "tensor/cpu_index.h"
+#include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
 #include "base/half.h"

@@ -1,16 +1,10 @@
 /* The table of the processor's kernels; see kernels.h for what each does. */
 #include "tensor/kernels.h"
 
-#include "tensor/cpu_attention.h"
+#include "tensor/cpu_kernels.h"
 #include "tensor/cpu_convert.h"
-#include "tensor/cpu_dropout.h"
 #include "tensor/cpu_elementwise.h"
-#include "tensor/cpu_index.h"
-#include "tensor/cpu_loss.h"
-#include "tensor/cpu_norm.h"
-#include "tensor/cpu_products.h"
 #include "tensor/cpu_reduce.h"
-#include "tensor/cpu_softmax.h"
 
 const struct td__kernels td__cpu_kernels = {
     .fill = td__cpu_fill,

@@ -5,7 +5,7 @@
  * A row is read twice for the statistics, so that a large mean does not swallow the variance, and
  * stays in the cache meanwhile. Threads share the rows, and for the gradients of weight and bias the
  * columns. */
-#include "tensor/cpu_norm.h"
+#include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"
 #include "tensor/vector.h"

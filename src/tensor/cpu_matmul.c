@@ -4,7 +4,7 @@
  * a single B, with the rows of A and of the result at equal distances. Threads share the products of a
  * large batch, and otherwise each product. */
 #include "base/fail.h"
-#include "tensor/cpu_products.h"
+#include "tensor/cpu_kernels.h"
 #include "tensor/gemm.h"
 #include "tensor/parallel_for.h"
 #include "tensor/widen.h"

@@ -6,7 +6,7 @@
  *
  * A sum of all is made in pieces: one is written aside, added up in lanes, and its sum to one in f64.
  * Each block of pieces has such a sum, whichever thread makes it; these are added up in their order. */
-#include "tensor/cpu_loss.h"
+#include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
 #include "tensor/parallel_for.h"

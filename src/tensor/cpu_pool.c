@@ -3,7 +3,7 @@
  * window is two ranges. Pictures and channels are all alike: planes, which threads share. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
-#include "tensor/cpu_products.h"
+#include "tensor/cpu_kernels.h"
 #include "tensor/parallel_for.h"
 #include "tensor/vector.h"
 #include "tensor/widen.h"

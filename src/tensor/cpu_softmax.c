@@ -6,7 +6,7 @@
  * Where inner is 1, a row is done at a time: it stays in the cache while it is read for the maximum,
  * the exponentials and the quotients. Otherwise COLUMNS columns are done side by side. Threads share the
  * rows, or the blocks of columns. */
-#include "tensor/cpu_softmax.h"
+#include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"
 #include "tensor/vector.h"
