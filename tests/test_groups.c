@@ -76,7 +76,7 @@ TEST(wrong_options_are_named)
     CHECK_INIT(TD_ERR_INVALID, "\"transport=tape\"", .backend_options = "transport=tape");
     CHECK_INIT(TD_ERR_INVALID, "\"b=2\"", .backend_options = "transport=tcp b=2");
     CHECK_INIT(TD_ERR_INVALID, "algorithm=magic", .backend_options = "algorithm=magic");
-    CHECK_INIT(TD_ERR_INVALID, "the timeout is -5 ms", .timeout_ms = -5);
+    CHECK_INIT(TD_ERR_INVALID, "timeout_ms is -5 ms", .timeout_ms = -5);
     CHECK_INIT(TD_ERR_INVALID, "ftp", .init_method = "ftp://127.0.0.1:4");
     CHECK_INIT(TD_ERR_INVALID, "70000", .init_method = "tcp://127.0.0.1:70000?rank=0&world_size=1");
     CHECK_INIT(TD_ERR_INVALID, "world", .init_method = "tcp://127.0.0.1:29999", .world_size = -2);

@@ -222,7 +222,7 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
     } else if (place && *place) {
         if (!read_place(place, &pid, &fd, &slot))
             td_log(TD_LOG_WARN,
-                   "TANDEM_FLIGHT is \"%s\"; it can be a path with a slash, as /tmp/flight", place);
+                   "TANDEM_FLIGHT is \"%s\"; it must be a path with a slash, as /tmp/flight", place);
         else if (open_slot(log, pid, fd, slot, &there))
             return keep_place(log, place, rank);
         else if (!there)
