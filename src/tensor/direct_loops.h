@@ -34,6 +34,44 @@ NAMED(store_turned)(const int rows, const REAL *turned, const struct NAMED(turne
     }
 }
 
+/* Squares of LANES rows are turned and stored; those after the last row are -0. */
+static inline __attribute__((always_inline)) void
+NAMED(turn_tile)(const int rows, const int vectors, const struct NAMED(turned_target) * to,
+                 VECTOR sums[][2])
+{
+    UNROLLED
+    for (int v = 0; v < vectors; v++) {
+        const int left = to->columns - v * LANES;
+        UNROLLED
+        for (int i0 = 0; i0 < rows; i0 += LANES) {
+            VECTOR square[LANES_ARE];
+            REAL turned[LANES_ARE * LANES_ARE];
+            UNROLLED
+            for (int i = 0; i < LANES_ARE; i++) {
+                square[i] = -(VECTOR){0}; /* what added changes nothing */
+                if (i0 + i < rows)
+                    square[i] = sums[(i0 + i) % MAX_ROWS][v];
+            }
+            NAMED(exchange_all)(square);
+            REAL *c = to->c + v * LANES * to->c_column + i0;
+            if (to->more && left >= LANES) {
+                UNROLLED
+                for (int j = 0; j < LANES_ARE; j++, c += to->c_column) {
+                    if (to->add)
+                        square[j] += *(UNALIGNED *)c;
+                    *(UNALIGNED *)c = square[j];
+                }
+                continue;
+            }
+            UNROLLED
+            for (int i = 0; i < LANES_ARE; i++)
+                *(UNALIGNED *)(turned + i * LANES) = square[i];
+            NAMED(store_turned)
+            (rows - i0 < LANES ? rows - i0 : LANES, turned, to, left < LANES ? left : LANES, c);
+        }
+    }
+}
+
 /* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are registers. */
 static inline __attribute__((always_inline)) void
 NAMED(direct_tile)(const int rows, const int vectors, const struct td__direct *direct,
@@ -83,38 +121,7 @@ NAMED(direct_tile)(const int rows, const int vectors, const struct td__direct *d
         step += left_out;
         b += left_out * STRIP;
     }
-    /* Squares of LANES rows are turned; those after the last row are -0. */
-    UNROLLED
-    for (int v = 0; v < vectors; v++) {
-        const int left = to->columns - v * LANES;
-        UNROLLED
-        for (int i0 = 0; i0 < rows; i0 += LANES) {
-            VECTOR square[LANES_ARE];
-            REAL turned[LANES_ARE * LANES_ARE];
-            UNROLLED
-            for (int i = 0; i < LANES_ARE; i++) {
-                square[i] = -(VECTOR){0}; /* what added changes nothing */
-                if (i0 + i < rows)
-                    square[i] = sums[(i0 + i) % MAX_ROWS][v];
-            }
-            NAMED(exchange_all)(square);
-            REAL *c = to->c + v * LANES * to->c_column + i0;
-            if (to->more && left >= LANES) {
-                UNROLLED
-                for (int j = 0; j < LANES_ARE; j++, c += to->c_column) {
-                    if (to->add)
-                        square[j] += *(UNALIGNED *)c;
-                    *(UNALIGNED *)c = square[j];
-                }
-                continue;
-            }
-            UNROLLED
-            for (int i = 0; i < LANES_ARE; i++)
-                *(UNALIGNED *)(turned + i * LANES) = square[i];
-            NAMED(store_turned)
-            (rows - i0 < LANES ? rows - i0 : LANES, turned, to, left < LANES ? left : LANES, c);
-        }
-    }
+    NAMED(turn_tile)(rows, vectors, to, sums);
 }
 
 #define TILE(rows)                                                                                 \
