@@ -113,19 +113,23 @@ static void run_phase(const struct plan *plan, const struct phase *phase, const 
         .k = phase->k,
         .a = source,
         .steps = phase->steps,
-        .period = phase->places,
         .b = after(plan->dtype, phase->b.data, group * phase->b_group),
         .bias = plan->bias ? after(plan->dtype, plan->bias, group * plan->channels) : NULL,
         .c_column = column,
     };
     for (int64_t unit = 0, next; unit < units && phase->width > 0; unit = next) {
-        int64_t begin, end;
-        find_places(plan, phase, first + unit, &direct.begin, &direct.end);
+        int64_t begin, end, next_begin, next_end;
+        find_places(plan, phase, first + unit, &begin, &end);
         for (next = unit + 1; next < units; next++) {
-            find_places(plan, phase, first + next, &begin, &end);
-            if (begin != direct.begin || end != direct.end)
+            find_places(plan, phase, first + next, &next_begin, &next_end);
+            if (next_begin != begin || next_end != end)
                 break;
         }
+        /* Where nothing is left out, all steps are one run: short runs take longer. */
+        const bool all = begin == 0 && end == phase->places;
+        direct.period = all ? phase->k : phase->places;
+        direct.begin = begin;
+        direct.end = all ? phase->k : end;
         direct.m = (next - unit) * phase->width;
         direct.rows = phase->rows + unit * phase->width;
         direct.c = after(plan->dtype, result, unit * phase->width);
