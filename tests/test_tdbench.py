@@ -161,7 +161,8 @@ class Output(Test):
             self.assertEqual([row["bytes"] for row in rows], [8] * 8 + [65536] * 8, story(done))
             self.assertEqual(rows[0]["rule"], "all_reduce <= reduce_scatter + all_gather")
             for row in rows:
-                self.assertAlmostEqual(row["ratio"], row["whole_us"] / row["sum_us"], delta=0.1)
+                expected = row["whole_us"] / row["sum_us"]  # of rounded figures
+                self.assertAlmostEqual(row["ratio"], expected, delta=0.1 + 0.02 * expected)
                 self.assertTrue(row["kept"] or row["ratio"] > 1.1, row)
             # Which rules are kept in four rounds on a busy machine is chance; the exit code is not.
             broken = sum(not row["kept"] for row in rows)
