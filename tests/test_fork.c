@@ -1,5 +1,5 @@
-/* Forked children, such as the workers of a data loader: they do not hide the death of their parent, and
- * the program's own descriptors stay theirs. */
+/* Forked children, such as the workers of a data loader: they do not hide the death of their parent, do not take
+ * part in its calls, and the program's own descriptors stay theirs. */
 #include "forks.h"
 #include "runner.h"
 #include "ways.h"
@@ -127,6 +127,75 @@ TEST(death_of_a_parent_with_a_store, .deadline_s = 120)
     CHECK(td__now_ns() - before < SOON_S * 1000000000ll * td_test_slowness());
     td_store_close(store);
     CHECK_EQ(waitpid(server, NULL, 0), server);
+}
+
+/* ---- Works of the parent --------------------------------------------------------------------- */
+
+static void count_call(td_work *work, td_status status, void *arg)
+{
+    (void)work, (void)status;
+    ++*(int *)arg;
+}
+
+struct inherited {
+    td_work *works[2];
+    float received;
+};
+
+/* The message has been sent, so a child that looked for it in the shared memory would take it. */
+static void use_inherited_works(void *arg)
+{
+    struct inherited *inherited = arg;
+    for (int i = 0; i < 2; i++) {
+        int calls = 0;
+        td_work *work = inherited->works[i];
+        CHECK_FAILS(td_work_wait(work, TIMEOUT_MS), TD_ERR_STATE, "fork()");
+        CHECK_FAILS(td_work_wait(work, TD_NOW), TD_ERR_STATE, "fork()");
+        CHECK_FAILS(td_work_status(work), TD_ERR_STATE, "fork()");
+        CHECK_FAILS(td_work_on_complete(work, count_call, &calls), TD_ERR_STATE, "fork()");
+        CHECK(td_work_test(work));
+        CHECK_EQ(calls, 0);
+        td_work_release(work);
+    }
+    CHECK_EQ(inherited->received, 0);
+}
+
+static void fork_during_works(const struct way *way)
+{
+    float sum = 1, sent = 7;
+    struct inherited inherited = {.received = 0};
+    open_world(way, TIMEOUT_MS);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (td_test_rank() == 0) {
+        CHECK_OK(td_group_recv(&inherited.received, 1, TD_F32, 1, 3, NULL, &inherited.works[0]));
+        CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, &inherited.works[1]));
+        td_test_barrier();
+        td_test_barrier();
+        fork_join(fork_start(use_inherited_works, &inherited));
+        td_test_barrier();
+        CHECK_OK(td_work_wait_all(inherited.works, 2, 0));
+        CHECK_EQ(inherited.received, sent);
+        td_work_release(inherited.works[0]);
+        td_work_release(inherited.works[1]);
+    } else {
+        td_test_barrier();
+        CHECK_OK(td_group_send(&sent, 1, TD_F32, 0, 3, NULL, NULL));
+        td_test_barrier();
+        td_test_barrier();
+        CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, NULL));
+    }
+    CHECK_EQ(sum, 2);
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(works_of_the_parent, .ranks = 2)
+{
+    fork_during_works(&shm);
+}
+
+RANKS(works_of_the_parent_tcp, .ranks = 2)
+{
+    fork_during_works(&tcp);
 }
 
 /* ---- Descriptors ----------------------------------------------------------------------------- */

@@ -20,7 +20,9 @@
  * group: then every call on it is TD_ERR_STATE, while td_get_rank(), td_get_world_size(), td_group_name(),
  * td_get_backend(), td_get_process_group_ranks(), td_group_sequence() and the translations of ranks still answer, and
  * td_group_destroy() frees what is left, less than a kilobyte and its list of ranks. Works stay valid until they are
- * released, also when their group is gone.
+ * released, also when their group is gone. After fork() the groups and the works under way are the parent's: in the
+ * child every call on them is TD_ERR_STATE, td_work_test() is true and no callback is called; it may open worlds of
+ * its own, also by td_init_process_group().
  *
  * Threads. Different groups may be used by different threads at once. On one group:
  *   - collectives, td_group_split(), td_group_shrink(), td_group_grow() and monitored barriers: by any thread, one call

@@ -36,6 +36,7 @@ td_work *td__work_create(td_group *group, const td_call *call)
     atomic_store_explicit(&work->owners, 2, memory_order_relaxed);
     atomic_store_explicit(&work->complete, false, memory_order_relaxed);
     work->group = group;
+    work->generation = td__fork_generation();
     work->operation.call = *call;
     work->status = TD_OK;
     work->source = -1;
@@ -135,11 +136,28 @@ static td_status set_callback(td_work *work, td_work_fn fn, void *arg)
     return added ? TD_OK : td__fail_nomem("td_work_on_complete");
 }
 
+/* A work that was under way at a fork() is the parent's: its buffers, its group's threads and connections are not
+ * this process's. */
+static bool belongs_to_parent(const td_work *work)
+{
+    return work->generation != td__fork_generation() &&
+           !atomic_load_explicit(&work->complete, memory_order_acquire);
+}
+
+static td_status fail_in_child(const td_work *work, const char *what)
+{
+    return td_fail(TD_ERR_STATE,
+                   "%s: %s was started before a fork(), and belongs to the parent process", what,
+                   td_op_kind_name(work->operation.call.kind));
+}
+
 td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
 {
     if (!work || !fn)
         return td_fail(TD_ERR_INVALID, "td_work_on_complete: the %s is NULL",
                        work ? "function" : "work");
+    if (belongs_to_parent(work))
+        return fail_in_child(work, "td_work_on_complete");
     td_work_test(work); /* perhaps no thread waits for it: it must make progress by itself */
     return set_callback(work, fn, arg);
 }
@@ -175,6 +193,8 @@ td_status td_work_status(td_work *work)
 {
     if (!work)
         return td_fail(TD_ERR_INVALID, "td_work_status: the work is NULL");
+    if (belongs_to_parent(work))
+        return fail_in_child(work, "td_work_status");
     if (!atomic_load_explicit(&work->complete, memory_order_acquire) || !work->status)
         return TD_OK;
     return td_fail(work->status, "%s", work->message ? work->message : "out of memory");
@@ -212,7 +232,7 @@ bool td_work_test(td_work *work)
 {
     if (!work)
         return true;
-    if (atomic_load_explicit(&work->complete, memory_order_acquire))
+    if (atomic_load_explicit(&work->complete, memory_order_acquire) || belongs_to_parent(work))
         return true;
     if (work->inner) {
         td_work_test(work->inner);
@@ -300,6 +320,8 @@ td_status td_work_wait(td_work *work, int64_t timeout_ms)
     if (!work)
         return td_fail(TD_ERR_INVALID, "td_work_wait: the work is NULL");
     TD_TRY(td__check_timeout("td_work_wait", timeout_ms));
+    if (belongs_to_parent(work))
+        return fail_in_child(work, "td_work_wait");
     if (!atomic_load_explicit(&work->complete, memory_order_acquire)) {
         if (use_group(work)) {
             td_group *group = work->group;

@@ -23,6 +23,7 @@ struct td_work {
     atomic_int owners;
     atomic_bool complete;
     td_group *group;
+    unsigned generation;            /* td__fork_generation() of the process that made it */
     struct td__operation operation; /* of a message: only its call */
     td_status status;
     char *message; /* where it failed */
