@@ -102,6 +102,35 @@ RANKS(late_at_a_monitored_barrier_hosts, .ranks = 4)
     come_late(&mixed);
 }
 
+/* Rank 0 does not come. The others name it long before a verdict would be overdue. */
+static void miss_the_first(const struct way *way)
+{
+    open_world(way, 60000);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    int64_t before = td__now_ns();
+    if (td_test_rank()) {
+        CHECK_MISSING(NULL, 100, true, TD_ERR_TIMEOUT,
+                      "rank 0, which collects the others, has not joined within 2100 ms", 0);
+        CHECK(td__now_ns() - before < 9000000000ll * td_test_slowness());
+    }
+    td_test_barrier();
+    if (td_test_rank() == 0)
+        CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL)); /* all others have come */
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(the_first_misses_a_monitored_barrier, .ranks = 3)
+{
+    miss_the_first(&shm);
+}
+
+RANKS(the_first_misses_a_monitored_barrier_tcp, .ranks = 3)
+{
+    miss_the_first(&tcp);
+}
+
 /* With TD_NOW no rank waits for another one to join. */
 static void do_not_wait(const struct way *way)
 {

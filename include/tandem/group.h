@@ -379,9 +379,10 @@ TD_API td_status td_group_barrier(td_group *group, td_work **work);
  * outcome. The group stays usable, but for TD_ERR_MISMATCH.
  *
  * `timeout_ms`: 0 is the group's; with TD_NOW rank 0 counts the ranks that have joined already, and the others fail
- * unless rank 0 has joined. `missing` has room for td_get_world_size() ranks of the world; it and `missing_count` may be
- * NULL. With `wait_all_ranks` these are all missing ranks, else the first one. *missing_count is 0 with any other
- * status than TD_ERR_TIMEOUT and TD_ERR_PEER.
+ * unless rank 0 has joined. Otherwise the others give rank 0 two seconds more to join, and ten to send the outcome, since
+ * it waits for its own `timeout_ms` from when it joins. `missing` has room for td_get_world_size() ranks of the world; it
+ * and `missing_count` may be NULL. With `wait_all_ranks` these are all missing ranks, else the first one: of those that
+ * have ended or left, where there are any. *missing_count is 0 with any other status than TD_ERR_TIMEOUT and TD_ERR_PEER.
  *
  * Errors: TD_ERR_TIMEOUT on the ranks that have joined, where others have not; the sentence says what those do.
  * TD_ERR_PEER where a missing rank has ended or left, as soon as no other is waited for. A rank that joins after

@@ -12,7 +12,12 @@
  *     the peer is in a collective that this rank has not called yet, and has not joined this barrier
  *                                      the calls differ: the group is aborted, on all ranks
  *     rank 0 has ended this barrier without the arrival of this rank
- *                                      this rank is too late, and no verdict will come */
+ *                                      this rank is too late, and no verdict will come
+ *     rank 0 has not begun this barrier JOIN_MS after this rank's deadline
+ *                                      rank 0 is the missing one
+ *
+ * Where rank 0 has begun it, or does not answer, the others wait for the verdict until GRACE_MS after their
+ * deadline. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "fault/peer_query.h"
@@ -23,7 +28,8 @@
 #include <string.h>
 
 enum {
-    GRACE_MS = 10000,
+    JOIN_MS = 2000, /* ranks do not join at the same moment: rank 0 has this much more time to … */
+    GRACE_MS = 10000, /* … and this much to send the verdict */
     FIRST_LOOK_MS = 100,
     LAST_LOOK_MS = 5000,
     ASK_MS = 250,
@@ -161,9 +167,19 @@ static bool look_at(const struct barrier *barrier, int index, struct progress *p
     return false;
 }
 
+static td__deadline after_deadline(const struct barrier *barrier, int64_t more_ms)
+{
+    return barrier->deadline < TD__NEVER - more_ms * 1000000 ? barrier->deadline + more_ms * 1000000
+                                                             : TD__NEVER;
+}
+
+/* One of the looks is at the moment when rank 0 must have joined. */
 static void plan_look(struct barrier *barrier)
 {
+    td__deadline join = after_deadline(barrier, JOIN_MS);
     barrier->look = td__deadline_in_ms(barrier->pause_ms);
+    if (!td__deadline_passed(join))
+        barrier->look = td__deadline_earlier(barrier->look, join);
     barrier->pause_ms = barrier->pause_ms * 2 < LAST_LOOK_MS ? barrier->pause_ms * 2 : LAST_LOOK_MS;
 }
 
@@ -191,7 +207,7 @@ static void look_around(struct barrier *barrier)
 
 static td_status wait_for(struct barrier *barrier, td_work *work)
 {
-    td__deadline end = barrier->deadline + GRACE_MS * (int64_t)1000000;
+    td__deadline end = after_deadline(barrier, GRACE_MS);
     while (!td__work_wait_until(work, td__deadline_earlier(barrier->look, end))) {
         if (td__deadline_passed(end))
             return TD_ERR_TIMEOUT;
@@ -389,6 +405,22 @@ static void set_missing(struct barrier *barrier, int rank)
     barrier->verdict->ranks[0] = rank;
 }
 
+/* "has not joined", "has not answered". */
+static td_status fail_without_collector(struct barrier *barrier, const char *what,
+                                        int64_t waited_ms)
+{
+    td_group *group = barrier->group;
+    set_missing(barrier, group->ranks[0]);
+    return td__explain_delay(
+        group, 0, 0,
+        td_fail(
+            TD_ERR_TIMEOUT,
+            "monitored_barrier #%llu on group \"%s\": rank %d, which collects the others, has not "
+            "%s within %lld ms",
+            (unsigned long long)barrier->number, group->name, group->ranks[0], what,
+            (long long)waited_ms));
+}
+
 /* A message to or from rank 0 has failed. */
 static td_status fail_alone(struct barrier *barrier, td_status status)
 {
@@ -408,13 +440,7 @@ static td_status fail_alone(struct barrier *barrier, td_status status)
                        (unsigned long long)barrier->number, group->name,
                        td__endpoint_describe(endpoint, group->ranks[0]), exit_reason);
     if (status == TD_ERR_TIMEOUT)
-        return td__explain_delay(
-            group, 0, 0,
-            td_fail(status,
-                    "monitored_barrier #%llu on group \"%s\": rank %d, which collects the others, "
-                    "has not answered within %lld ms",
-                    (unsigned long long)barrier->number, group->name, group->ranks[0],
-                    (long long)barrier->timeout_ms + GRACE_MS));
+        return fail_without_collector(barrier, "answered", barrier->timeout_ms + GRACE_MS);
     return td_fail(status, "monitored_barrier #%llu on group \"%s\": rank %d did not answer: %s",
                    (unsigned long long)barrier->number, group->name, group->ranks[0], error.text);
 }
@@ -434,7 +460,8 @@ static td_status fail_late(struct barrier *barrier)
 static td_status receive(struct barrier *barrier)
 {
     td_work *work;
-    int64_t limit = left_ms(td__deadline_earlier(barrier->look, barrier->deadline));
+    td__deadline end = after_deadline(barrier, GRACE_MS);
+    int64_t limit = left_ms(td__deadline_earlier(barrier->look, end));
     TD_TRY(start(barrier->group, TD_OP_RECV, barrier->verdict, verdict_size(barrier->group), 0,
                  TD__TAG_VERDICT, limit, &work));
     td_status status = td_work_wait(work, limit + GRACE_MS);
@@ -447,14 +474,19 @@ static td_status await_verdict(struct barrier *barrier)
     struct progress progress;
     while (barrier->verdict->number < barrier->number) {
         td_status status = receive(barrier);
-        if (status && (status != TD_ERR_TIMEOUT || td__deadline_passed(barrier->deadline) ||
-                       atomic_load(&barrier->group->aborted)))
+        if (status &&
+            (status != TD_ERR_TIMEOUT || td__deadline_passed(after_deadline(barrier, GRACE_MS)) ||
+             atomic_load(&barrier->group->aborted)))
             return fail_alone(barrier, status);
         if (!status)
             continue;
-        if (look_at(barrier, 0, &progress) && progress.over >= barrier->number &&
-            progress.arrived < barrier->number)
-            return fail_late(barrier);
+        bool due = td__deadline_passed(after_deadline(barrier, JOIN_MS));
+        if (look_at(barrier, 0, &progress)) {
+            if (progress.over >= barrier->number && progress.arrived < barrier->number)
+                return fail_late(barrier);
+            if (due && progress.begun < barrier->number)
+                return fail_without_collector(barrier, "joined", barrier->timeout_ms + JOIN_MS);
+        }
         plan_look(barrier);
     }
     return TD_OK;
@@ -488,7 +520,6 @@ static td_status report(struct barrier *barrier)
         return fail_alone(barrier, status);
     if (barrier->now)
         TD_TRY(check_collector(barrier));
-    barrier->deadline = td__deadline_in_ms(barrier->timeout_ms + GRACE_MS);
     TD_TRY(await_verdict(barrier));
     verdict->text[sizeof verdict->text - 1] = 0;
     if (!verdict->status)
