@@ -192,6 +192,26 @@ RANKS(waiting_without_waiting, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
+/* Sums of times do not overflow: UndefinedBehaviorSanitizer would say so. */
+RANKS(the_longest_timeouts, .ranks = 2)
+{
+    td_work *work;
+    int value = 0, other = 1 - td_test_rank();
+    CHECK_OK(td_init_process_group(&(td_init_options){.timeout_ms = INT64_MAX}));
+    CHECK_OK(td_group_barrier(NULL, &work));
+    CHECK_OK(td_work_wait(work, INT64_MAX));
+    CHECK_OK(td_work_wait_all(&work, 1, INT64_MAX));
+    td_work_release(work);
+    CHECK_OK(td_group_recv(&value, 1, TD_I32, other, 0, NULL, &work));
+    CHECK_OK(td_group_send(&other, 1, TD_I32, other, 0, NULL, NULL));
+    CHECK_OK(td_work_wait(work, INT64_MAX));
+    td_work_release(work);
+    CHECK_OK(td_set_call_timeout(INT64_MAX));
+    CHECK_OK(td_group_monitored_barrier(NULL, INT64_MAX, true, NULL, NULL));
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
 /* ---- Sequence numbers ------------------------------------------------------------------------ */
 
 RANKS(the_sequence_of_a_group, .ranks = 2)

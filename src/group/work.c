@@ -259,7 +259,7 @@ static void advance(td_work *work, td__deadline deadline)
             group->ops->progress(group->self, work, (left + 999999) / 1000000);
     } else if (work->operation.call.kind < TD_OP_SEND) {
         /* The thread that carries it out cannot return before the call itself does. */
-        if (deadline - td__now_ns() > (work->operation.call.timeout_ms - 1) * 1000000)
+        if (deadline >= td__deadline_in_ms(work->operation.call.timeout_ms - 1))
             td__group_help(work);
         else
             td__group_hurry(work);

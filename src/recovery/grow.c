@@ -234,7 +234,9 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
     if (!status) {
         growth.fresh->world = old->world;
         growth.fresh->grown = true;
-        int64_t before = td__swap_call_timeout(growth.timeout_ms + GRACE_MS);
+        int64_t limit = growth.timeout_ms < INT64_MAX - GRACE_MS ? growth.timeout_ms + GRACE_MS
+                                                                 : INT64_MAX;
+        int64_t before = td__swap_call_timeout(limit);
         status = exchange(&growth);
         td__swap_call_timeout(before);
         if (!status)
