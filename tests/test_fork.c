@@ -171,7 +171,10 @@ static void fork_during_works(const struct way *way)
         CHECK_OK(td_group_all_reduce(&sum, &sum, 1, TD_F32, TD_SUM, NULL, &inherited.works[1]));
         td_test_barrier();
         td_test_barrier();
-        fork_join(fork_start(use_inherited_works, &inherited));
+        struct td_test_child child = td_test_fork(use_inherited_works, &inherited);
+        if (!WIFEXITED(child.status) || WEXITSTATUS(child.status))
+            FAIL("the child ended with %d: %s", child.status, child.output);
+        free(child.output);
         td_test_barrier();
         CHECK_OK(td_work_wait_all(inherited.works, 2, 0));
         CHECK_EQ(inherited.received, sent);

@@ -515,6 +515,7 @@ struct own {
     int rank, world_size;
     bool no_store;
     td_status failure;
+    bool silent;     /* fails without td_fail() */
     const char *url; /* what it was called with */
     const td_rendezvous_options *options;
     td_world before;
@@ -527,6 +528,8 @@ static td_status meet_own_way(const char *url, const td_rendezvous_options *opti
     own->url = url;
     own->options = options;
     own->before = *world;
+    if (own->silent)
+        return own->failure;
     if (own->failure)
         return td_fail(own->failure, "the %s is closed on %ss", "oracle", "Monday");
     world->rank = own->rank;
@@ -606,6 +609,11 @@ TEST(what_an_own_scheme_returns_is_checked)
     own = (struct own){.failure = TD_ERR_UNSUPPORTED};
     CHECK_EQ(attempt("own://", NULL), TD_ERR_UNSUPPORTED);
     CHECK_STR(td_last_error(), "the oracle is closed on Mondays");
+    own.silent = true;
+    CHECK_EQ(attempt("own://", NULL), TD_ERR_UNSUPPORTED);
+    CHECK_STR(td_last_error(),
+              "rendezvous own://: its function failed with TD_ERR_UNSUPPORTED, and "
+              "gave no reason by td_fail()");
     /* A store that nobody else reaches: the meeting says who is missing. */
     own = (struct own){.world_size = 2, .rank = 1};
     CHECK_EQ(attempt("own://x", &(td_rendezvous_options){.timeout_ms = 100}), TD_ERR_TIMEOUT);

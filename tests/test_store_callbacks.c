@@ -240,12 +240,12 @@ TEST(the_sentence_of_a_callback_arrives)
 TEST(a_failure_without_a_sentence_gets_one)
 {
     td_fail(TD_ERR_PEER, "an old failure"); /* which is not the reason */
-    check_all_fail(&(struct failing){.status = TD_ERR_PEER}, TD_ERR_PEER,
-                   "database store: %s() of");
-    CHECK_CONTAINS(td_last_error(), "failed with TD_ERR_PEER, and gave no reason by td_fail()");
+    check_all_fail(&(struct failing){.status = TD_ERR_PEER}, TD_ERR_PEER, "database store: %s()");
+    CHECK_STR(td_last_error(),
+              "database store: close() failed with TD_ERR_PEER, and gave no reason by td_fail()");
     check_all_fail(&(struct failing){.status = (td_status)77}, TD_ERR_INVALID,
-                   "database store: %s() of");
-    CHECK_CONTAINS(td_last_error(), "returned 77, which is no td_status");
+                   "database store: %s()");
+    CHECK_STR(td_last_error(), "database store: close() returned 77, which is no td_status");
 }
 
 static td_status empty_multi_get(void *self, const char *const *keys, int count, int64_t timeout_ms,

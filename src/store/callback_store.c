@@ -14,6 +14,7 @@
 #include "store/kv.h"
 #include "store/store_ops.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,7 @@ struct callback_store {
 struct callback {
     struct callback_store *own;
     const char *name;
-    const char *key; /* for messages */
+    const char *key; /* for error texts; NULL: of none */
     uint64_t failures;
 };
 
@@ -52,18 +53,20 @@ static td_status end(const struct callback *callback, td_status status)
     struct callback_store *own = callback->own;
     if (own->call.serial)
         pthread_mutex_unlock(&own->turn);
-    if (status < TD_OK || status > TD_ERR_ABORTED)
-        return td_fail(TD_ERR_INVALID,
-                       "%s store: %s() of \"%.256s\" returned %d, which is no td_status",
-                       own->call.name, callback->name, callback->key, (int)status);
-    if (!status || td__error_count() != callback->failures)
+    bool known = status >= TD_OK && status <= TD_ERR_ABORTED;
+    if (!status || (known && td__error_count() != callback->failures))
         return status;
-    if (status == TD_ERR_TIMEOUT)
+    if (status == TD_ERR_TIMEOUT && callback->key)
         return td__fail_missing_key(own->call.name,
                                     (struct td__span){callback->key, strlen(callback->key)});
-    return td_fail(status,
-                   "%s store: %s() of \"%.256s\" failed with %s, and gave no reason by td_fail()",
-                   own->call.name, callback->name, callback->key, td_status_name(status));
+    char what[320];
+    snprintf(what, sizeof what, callback->key ? "%s() of \"%.256s\"" : "%s()", callback->name,
+             callback->key);
+    if (!known)
+        return td_fail(TD_ERR_INVALID, "%s store: %s returned %d, which is no td_status",
+                       own->call.name, what, (int)status);
+    return td_fail(status, "%s store: %s failed with %s, and gave no reason by td_fail()",
+                   own->call.name, what, td_status_name(status));
 }
 
 static td_status fail_no_value(const struct callback_store *own, const char *name, const char *key)
@@ -480,7 +483,7 @@ static void callback_address(td_store *store, char *text, size_t room)
     text[0] = '\0';
     if (!own->call.address)
         return;
-    struct callback address = begin(own, "address", "");
+    struct callback address = begin(own, "address", NULL);
     own->call.address(own->self, text, room);
     end(&address, TD_OK);
 }
@@ -490,7 +493,7 @@ static td_status callback_close(td_store *store)
     struct callback_store *own = (struct callback_store *)store;
     td_status status = TD_OK;
     if (own->call.close) {
-        struct callback close = begin(own, "close", "");
+        struct callback close = begin(own, "close", NULL);
         status = end(&close, own->call.close(own->self));
     }
     pthread_mutex_destroy(&own->turn);

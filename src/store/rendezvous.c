@@ -119,12 +119,18 @@ static td_status open_registered(const char *url, const char *name,
     if (!fn)
         return fail_unknown(url, name);
     snprintf(state->address, sizeof state->address, "%.500s", url);
-    TD_TRY(fn(url, options, arg, &state->world));
+    uint64_t failures = td__error_count();
+    td_status status = fn(url, options, arg, &state->world);
+    if (status && td__error_count() == failures)
+        td_fail(status,
+                "rendezvous %s://: its function failed with %s, and gave no reason by td_fail()",
+                name, td_status_name(status));
+    TD_TRY(status);
     if (!state->world.store)
         return td_fail(TD_ERR_INVALID, "rendezvous %s://: its function gave no store", name);
     char what[64];
     snprintf(what, sizeof what, "rendezvous %s://", name);
-    td_status status = td__rendezvous_check(what, state->world.rank, state->world.world_size);
+    status = td__rendezvous_check(what, state->world.rank, state->world.world_size);
     if (status)
         td_store_close(state->world.store);
     return status;
