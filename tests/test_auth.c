@@ -255,7 +255,7 @@ TEST(secret_files_without_nul)
     for (size_t i = 0; i < 4; i++) {
         setenv("TANDEM_SECRET_FILE", write_bytes("nul", wrong[i], 7), 1);
         CHECK_FAILS(td__secret_load(NULL, &secret), TD_ERR_AUTH,
-                    "holds a NUL byte; a secret is a text");
+                    "contains a NUL byte; a secret is text");
     }
     for (int i = 0; i < 255; i++)
         all[i] = (uint8_t)(i + 1);

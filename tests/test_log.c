@@ -49,7 +49,8 @@ TEST(log_levels)
             CHECK_EQ(strstr(output, line) != NULL, strchr(levels[i].shown, *level) != NULL);
         }
         if (i + 1 == COUNT_OF(levels)) /* a wrong value is told */
-            CHECK_CONTAINS(output, "TANDEM_LOG is \"loud\"; it takes error, warn, info or debug\n");
+            CHECK_CONTAINS(output,
+                           "TANDEM_LOG is \"loud\"; it must be error, warn, info or debug\n");
         else
             CHECK(!strstr(output, "TANDEM_LOG"));
         free(output);

@@ -1,9 +1,9 @@
-/* Shareable memory; see arena.h for the picture.
+/* Shareable memory; arena.h has the diagram.
  *
- * Blocks stand in a list in address order and cover the grown part without gaps. Free ones are also
- * in a bin for their size (powers of two); two neighbours are never both free. Freed pages stay in
- * place, because the first touch of a page costs far more than anything else here; only what
- * exceeds both KEEP_FREE and the bytes in use is given back to the system. */
+ * A list of blocks in address order covers the grown part without gaps. Free blocks are also in a bin
+ * for their size (powers of two); two neighbours are never both free. Freed pages stay resident, because
+ * the first touch of a page costs far more than anything else here; only what exceeds both KEEP_FREE and
+ * the bytes in use is returned to the kernel. */
 #include "base/arena.h"
 
 #include "base/fail.h"
@@ -23,7 +23,8 @@ enum { GRANULE = 512, BINS = 48, COLOURS = 256 };
 
 #define KEEP_FREE ((size_t)256 << 20)
 #define GROWTH ((size_t)16 << 20)
-#define SPAN ((size_t)1 << 28) /* address bits by which caches tell lines apart, see map_apart() */
+#define SPAN                                                                                       \
+    ((size_t)1 << 28) /* address bits that a cache's way predictor hashes, see map_apart() */
 #define VIEW_AT_LEAST ((size_t)1 << 30) /* address space for a view; costs nothing */
 
 struct block {
@@ -89,8 +90,8 @@ static void bin_remove(struct td__arena *arena, struct block *block)
     block->free = false;
 }
 
-/* The smallest block that is large enough, and of equal ones the first in memory; of the first MOST
- * blocks of a bin at least. So holes are filled by what fits, and large ones stay for large tensors. */
+/* Best fit, and of equal blocks the lowest address, among at least the first MOST blocks of a bin: large
+ * blocks stay free for large tensors. */
 static struct block *find_free(struct td__arena *arena, size_t size)
 {
     enum { MOST = 256 };
@@ -109,8 +110,8 @@ static struct block *find_free(struct td__arena *arena, size_t size)
     return best;
 }
 
-/* Unlinks `block` from the address order and frees it: its neighbour has swallowed its bytes. */
-static void drop(struct td__arena *arena, struct block *block)
+/* Unlinks `block` from the address order and frees it: its bytes were merged into its neighbour. */
+static void unlink_block(struct td__arena *arena, struct block *block)
 {
     if (block->before)
         block->before->after = block->after;
@@ -121,8 +122,8 @@ static void drop(struct td__arena *arena, struct block *block)
     free(block);
 }
 
-/* Makes the memfd `*more` bytes longer, or `least` where there is no room for that; 0, or an errno. */
-static int lengthen(struct td__arena *arena, size_t least, size_t *more)
+/* Extends the memfd by `*more` bytes, or by `least` if that fails; 0, or an errno. */
+static int extend(struct td__arena *arena, size_t least, size_t *more)
 {
     for (;; *more = least) {
         int error = ENOMEM;
@@ -133,7 +134,7 @@ static int lengthen(struct td__arena *arena, size_t least, size_t *more)
     }
 }
 
-/* Grows the memfd so that a free block of `size` stands at its end, and returns that block; NULL with an
+/* Grows the memfd so that it ends with a free block of `size`, and returns that block; NULL with an
  * errno. */
 static struct block *grow(struct td__arena *arena, size_t size, int *error)
 {
@@ -141,7 +142,7 @@ static struct block *grow(struct td__arena *arena, size_t size, int *error)
     size_t missing = td__whole_pages(size - (last ? last->size : 0));
     size_t more = missing > GROWTH ? missing : GROWTH;
     struct block *block = last ? last : calloc(1, sizeof *block);
-    *error = block ? lengthen(arena, missing, &more) : ENOMEM;
+    *error = block ? extend(arena, missing, &more) : ENOMEM;
     if (!*error && mmap(arena->base + arena->size, more, PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_FIXED, arena->fd, (off_t)arena->size) == MAP_FAILED)
         *error = errno;
@@ -167,7 +168,7 @@ static struct block *grow(struct td__arena *arena, size_t size, int *error)
 }
 
 /* Takes the first `size` bytes of a free block for an allocation. */
-static bool carve(struct td__arena *arena, struct block *block, size_t size)
+static bool split_block(struct td__arena *arena, struct block *block, size_t size)
 {
     struct block *rest = NULL;
     if (block->size > size) {
@@ -203,8 +204,7 @@ void *td__arena_alloc(struct td__arena *arena, size_t size)
 {
     if (!size || size > arena->reserve) {
         td_fail(size ? TD_ERR_NOMEM : TD_ERR_INVALID,
-                "shareable memory: %zu bytes were asked for; between 1 and %zu can be had", size,
-                arena->reserve);
+                "shareable memory: %zu bytes requested; it must be 1 to %zu", size, arena->reserve);
         return NULL;
     }
     size_t wanted = round_up(size, GRANULE);
@@ -213,11 +213,11 @@ void *td__arena_alloc(struct td__arena *arena, size_t size)
     int error = ENOMEM;
     if (!block)
         block = grow(arena, wanted, &error);
-    void *memory = block && carve(arena, block, wanted) ? arena->base + block->offset : NULL;
+    void *memory = block && split_block(arena, block, wanted) ? arena->base + block->offset : NULL;
     if (!memory && error == EFBIG)
         td_fail(
             TD_ERR_NOMEM,
-            "shareable memory: no room for %zu more bytes (%zu in use), since it counts as a file: %s",
+            "shareable memory: no room for %zu more bytes (%zu in use); it counts as a file: %s",
             size, arena->in_use, td__errno_text(error));
     else if (!memory)
         td_fail(TD_ERR_NOMEM, "shareable memory: no room for %zu more bytes (%zu in use)", size,
@@ -232,12 +232,12 @@ static struct block *merge_with_free_neighbours(struct td__arena *arena, struct 
     if (after && after->free) {
         bin_remove(arena, after);
         block->size += after->size;
-        drop(arena, after);
+        unlink_block(arena, after);
     }
     if (before && before->free) {
         bin_remove(arena, before);
         before->size += block->size;
-        drop(arena, block);
+        unlink_block(arena, block);
         block = before;
     }
     return block;
@@ -346,7 +346,7 @@ struct td__arena *td__arena_default(void)
     struct td__arena *winner = default_arena ? default_arena : (default_arena = arena);
     pthread_mutex_unlock(&registry_lock);
     if (winner != arena)
-        td__arena_destroy(arena); /* another thread was first */
+        td__arena_destroy(arena); /* another thread created it first */
     return winner;
 }
 
@@ -395,16 +395,16 @@ void td_free(void *memory)
         return;
     struct td__arena *arena = arena_at(memory);
     if (arena && arena->inherited)
-        return; /* the private copy of a forked child goes with the process */
+        return; /* a forked child's private copy is freed at exit */
     if (!arena || !td__arena_free(arena, memory))
-        td_log(TD_LOG_ERROR, "td_free: %p was not allocated by td_alloc, or is free already",
+        td_log(TD_LOG_ERROR, "td_free: %p was not allocated by td_alloc, or was freed already",
                memory);
 }
 
 /* ---- fork() ----------------------------------------------------------------------------------
  *
- * A MAP_SHARED mapping would let a child write into its parent's tensors, and both would hand out
- * the same blocks. So the child maps what it inherited privately, and starts an arena of its own. */
+ * With the inherited MAP_SHARED mapping a child would write into its parent's tensors, and both would
+ * allocate the same blocks. So the child remaps it MAP_PRIVATE, and creates an arena of its own. */
 
 static void before_fork(void)
 {
@@ -424,7 +424,7 @@ static void after_fork_in_child(void)
 {
     for (struct td__arena *arena = registry; arena; arena = arena->next) {
         if (!arena->inherited) {
-            /* Without the private mapping there is none: better a fault than writing to the parent. */
+            /* If the private mapping fails there is none: a fault is better than writing to the parent. */
             if (arena->size && mmap(arena->base, arena->size, PROT_READ | PROT_WRITE,
                                     MAP_PRIVATE | MAP_FIXED, arena->fd, 0) == MAP_FAILED)
                 munmap(arena->base, arena->size);
@@ -443,7 +443,7 @@ __attribute__((constructor)) static void watch_forks(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* ---- The other side -------------------------------------------------------------------------- */
+/* ---- Views of another process's arena -------------------------------------------------------- */
 
 td_status td__arena_view_open(int fd, unsigned number, struct td__arena_view *view)
 {
@@ -461,13 +461,13 @@ struct td__arena_mapping {
     size_t size;
 };
 
-/* Ranks tend to have the same buffer at the same offset, and mappings of round sizes stand at round
- * distances. The first cache of some processors (AMD's, which predict the way from a hash of the address
- * bits 12 to 27) then takes such lines for the same one, and a loop that writes to several ranks' buffers
- * in turns takes up to seven times as long. So view n begins n pages after where the process's own arena
- * does, modulo SPAN: their bits 12 to 19 (with pages of 4 KiB) differ for every offset.
+/* Ranks tend to have the same buffer at the same offset, and the distances between mappings are round
+ * numbers. The L1 cache of AMD processors, which predicts the way from a hash of the address bits 12 to 27,
+ * then aliases such lines, and a loop that writes to several ranks' buffers in turn takes up to seven times
+ * as long. So view n begins n pages after the process's own arena, modulo SPAN: the bits 12 to 19 (with
+ * pages of 4 KiB) differ at every offset.
  *
- * MAP_FAILED where there is not so much address space. */
+ * MAP_FAILED without enough address space. */
 static void *map_apart(const struct td__arena_view *view, size_t size)
 {
     const struct td__arena *own = td__arena_default();
@@ -499,7 +499,7 @@ static bool map_view(struct td__arena_view *view, size_t size)
     while (ahead < size)
         ahead *= 2;
     void *base = map_apart(view, ahead);
-    if (base == MAP_FAILED) { /* where address space is limited */
+    if (base == MAP_FAILED) { /* address space is limited */
         ahead = td__whole_pages(size);
         base = mmap(NULL, ahead, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, view->fd, 0);
     }

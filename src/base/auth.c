@@ -18,7 +18,7 @@
 
 enum { SECRET_LIMIT = 4096 };
 
-/* A hello begins with these and one more, which says whether TLS follows. */
+/* A hello begins with these three bytes and a fourth for whether TLS follows. */
 static const uint8_t magic[3] = {'T', 'D', 'M'};
 enum { PLAIN = 1, ENCRYPTED = 2 };
 static const uint8_t refused[TD__REFUSAL_SIZE] = {'T', 'D', 'M', 0};
@@ -37,8 +37,7 @@ td_status td__random(void *bytes, size_t size)
     return TD_OK;
 }
 
-/* Without this OpenSSL frees everything when the process exits, also what other threads, which go on to the
- * very end, are using. */
+/* Otherwise OpenSSL frees its memory at exit(), while other threads still use it. */
 static void keep_openssl(void)
 {
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
@@ -51,13 +50,13 @@ static void hmac(const void *key, size_t key_size, const void *data, size_t size
     unsigned length = TD__MAC_SIZE;
     pthread_once(&once, keep_openssl);
     if (!HMAC(EVP_sha256(), key, (int)key_size, data, size, out, &length)) {
-        /* No provider, or no memory: a proof made of chance fails closed. */
+        /* No provider, or no memory: a random proof fails closed. */
         if (td__random(out, TD__MAC_SIZE))
             abort();
     }
 }
 
-/* Opening a pipe would block for a writer, and each byte reaches only one of its readers. */
+/* Regular files only: opening a pipe blocks until there is a writer, and each byte reaches one reader only. */
 static td_status open_secret_file(const char *path, int *fd_out)
 {
     struct stat info;
@@ -68,8 +67,8 @@ static td_status open_secret_file(const char *path, int *fd_out)
     if (fstat(fd, &info) || !S_ISREG(info.st_mode)) {
         close(fd);
         return td_fail(TD_ERR_AUTH,
-                       "TANDEM_SECRET_FILE: %s is not a regular file, and each process of the job "
-                       "reads it",
+                       "TANDEM_SECRET_FILE: %s is not a regular file, which every process of the "
+                       "job can read",
                        path);
     }
     if (info.st_mode & 077)
@@ -98,7 +97,7 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
         return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
                        SECRET_LIMIT);
     if (memchr(text, 0, size)) /* text functions would stop there */
-        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s holds a NUL byte; a secret is a text",
+        return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s contains a NUL byte; a secret is text",
                        path);
     while (size && strchr(" \t\r\n", text[size - 1]))
         size--;
@@ -112,7 +111,7 @@ static td_status load_switch(const char *name, const char *meaning, bool *on)
 {
     const char *value = getenv(name);
     if (value && *value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
-        return td_fail(TD_ERR_INVALID, "%s is \"%.40s\", but must be 1 (%s) or 0", name, value,
+        return td_fail(TD_ERR_INVALID, "%s is \"%.40s\"; it must be 1 (%s) or 0", name, value,
                        meaning);
     *on = value && !strcmp(value, "1");
     return TD_OK;

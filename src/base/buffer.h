@@ -1,5 +1,5 @@
-/* A growing byte buffer, and a reader that never leaves its bounds: what messages are made of and
- * taken apart with. Integers are little-endian; a string is a u32 length and its bytes. */
+/* Encoding and decoding: a growing byte buffer, and a reader with bounds checks. Integers are little-endian;
+ * a string is a u32 length and its bytes. */
 #ifndef TD_BASE_BUFFER_H
 #define TD_BASE_BUFFER_H
 
@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Growing can fail for lack of memory. The failure sticks, so that a message is checked once, at its
- * end: `failed` is then true and the contents are incomplete. */
+/* Growing can run out of memory. The failure is sticky, so that a writer checks once, at the end: `failed` is
+ * then true and the contents are incomplete. */
 struct td__buffer {
     uint8_t *data;
     size_t size;
@@ -18,7 +18,7 @@ struct td__buffer {
 
 void td__buffer_free(struct td__buffer *buffer);
 
-/** Makes room for `more` bytes behind the end; false without memory. */
+/** Reserves `more` bytes after the end; false without memory. */
 bool td__buffer_reserve(struct td__buffer *buffer, size_t more);
 
 void td__buffer_put(struct td__buffer *buffer, const void *data, size_t size);
@@ -30,7 +30,7 @@ void td__buffer_put_string(struct td__buffer *buffer, const void *data, size_t s
 /** Removes `size` bytes from the front. */
 void td__buffer_consume(struct td__buffer *buffer, size_t size);
 
-/* Reading past the end sets `failed` and yields zeros, so that a message, too, is checked once. */
+/* Reading past the end sets `failed` and returns zeros, so that a reader, too, checks once. */
 struct td__reader {
     const uint8_t *at;
     const uint8_t *end;
@@ -54,7 +54,7 @@ uint64_t td__reader_u64(struct td__reader *reader);
 /** A string of at most `limit` bytes, in place. */
 struct td__span td__reader_string(struct td__reader *reader, size_t limit);
 
-/** True when all was there and nothing is left. */
+/** True when every read succeeded and no bytes are left. */
 bool td__reader_done(const struct td__reader *reader);
 
 static inline uint32_t td__load_u32(const void *from)

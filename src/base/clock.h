@@ -1,5 +1,4 @@
-/* Monotonic time and deadlines. A deadline is an absolute moment, so that it can be handed down
- * through several waits without being counted anew. */
+/* Monotonic time and deadlines. A deadline is an absolute time, so that several waits can share it. */
 #ifndef TD_BASE_CLOCK_H
 #define TD_BASE_CLOCK_H
 
@@ -58,8 +57,8 @@ static inline void td__sleep_ns(int64_t ns)
     nanosleep(&pause, NULL);
 }
 
-/** Sleeps for *pause nanoseconds, not past the deadline, and doubles it up to `longest`. False, and
- *  at once, when the deadline has passed. */
+/** Exponential backoff: sleeps for *pause nanoseconds, not past the deadline, and doubles it up to `longest`.
+ *  False, at once, when the deadline has passed. */
 static inline bool td__pause_longer(int64_t *pause, int64_t longest, td__deadline deadline)
 {
     int64_t left = deadline - td__now_ns();

@@ -23,7 +23,7 @@ static const struct {
     [TD_COMPLEX128] = {"complex128", 16},
 };
 
-/* What else PyTorch calls them. */
+/* PyTorch's aliases. */
 static const struct {
     const char *name;
     td_dtype dtype;

@@ -1,5 +1,5 @@
-/* How a failure is reported inside the library: the first one to notice writes the sentence, those
- * above pass the status on (TD_TRY), or put a context in front of the sentence. */
+/* Error reporting inside the library: the function that detects a failure writes the text, its callers pass
+ * the status on (TD_TRY), or prepend context to the text. */
 #ifndef TD_BASE_FAIL_H
 #define TD_BASE_FAIL_H
 
@@ -7,7 +7,7 @@
 
 enum { TD__ERROR_TEXT = 2048 }; /* bytes of a last error */
 
-/** The last error of a thread in full, kept while something else may fail. */
+/** A thread's last error in full, saved while other calls may fail. */
 struct td__error {
     td_status status;
     bool was_read; /* by the program */
@@ -16,23 +16,23 @@ struct td__error {
 
 void td__error_save(struct td__error *error);
 
-/** Makes it the last error again; returns its status. */
+/** Restores it as the last error; returns its status. */
 td_status td__error_restore(const struct td__error *error);
 
-/** For a call that succeeds although something failed on its way: the last error is what it was when it was
- *  saved, and as if nothing had happened since. */
+/** For a call that succeeds although one of its steps failed: resets the last error to the saved one, as if
+ *  nothing had failed since. */
 void td__error_undo(const struct td__error *error);
 
-/** Counts the failures of this thread: whether a callback that failed has called td_fail(). */
+/** The number of failures of this thread; shows whether a callback that failed has called td_fail(). */
 uint64_t td__error_count(void);
 
-/** The last error as td_last_error() and td_last_status() return it, for use inside the library: a program
- *  that calls those has seen the failure, and td__fail_null() does not pass it on any more. */
+/** What td_last_error() and td_last_status() return, for use inside the library: those also mark the error as
+ *  read by the program, and td__fail_null() then does not keep it. */
 const char *td__error_text(void);
 td_status td__error_status(void);
 
-/** For a function that got NULL where it needs an object: the result of a call that failed, usually. A
- *  failure of this thread that the program has not looked at yet stays the last error; otherwise it is
+/** For a function that got NULL instead of an object: usually the result of a call that failed. An error of
+ *  this thread that the program has not read yet stays the last error; otherwise it becomes
  *  "<call>: an argument is NULL …". Returns TD_ERR_INVALID. */
 td_status td__fail_null(const char *call);
 
@@ -43,13 +43,13 @@ static inline void *td__null(const char *call)
     return NULL;
 }
 
-/** TD_ERR_NOMEM with the sentence "<what>: out of memory". */
+/** TD_ERR_NOMEM with the text "<what>: out of memory". */
 td_status td__fail_nomem(const char *what);
 
-/** The text of an errno, in a buffer of the thread's own. */
+/** The text of an errno, in a thread-local buffer. */
 const char *td__errno_text(int error);
 
-/** Puts "SIGSEGV" for 11, "signal 77" for a number without a name, into a buffer of the thread's. */
+/** "SIGSEGV" for 11, "signal 77" for a number without a name, in a thread-local buffer. */
 const char *td__signal_name(int signal);
 
 #define TD_TRY(call)                                                                               \

@@ -1,5 +1,5 @@
-/* SIGXFSZ held back; see file_limit.h. The signal goes to the thread that has written, so that blocking it
- * there is enough, whatever other threads do. */
+/* SIGXFSZ blocked; see file_limit.h. The kernel sends the signal to the thread that writes, so that blocking it
+ * there is enough. */
 #include "base/file_limit.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 struct held {
-    bool held;    /* there is a limit at all */
-    bool pending; /* one came before */
+    bool held;    /* there is a limit, and the signal is blocked */
+    bool pending; /* since before the call */
     sigset_t before;
 };
 
@@ -43,7 +43,7 @@ static struct held hold_signal(void)
     return held;
 }
 
-/* Drops one that has come since; errno stays. */
+/* Discards a signal that became pending since; keeps errno. */
 static void release_signal(const struct held *held)
 {
     int kept = errno;

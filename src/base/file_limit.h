@@ -1,8 +1,8 @@
 /* Files that grow.
  *
- * A process that makes a file longer than RLIMIT_FSIZE (ulimit -f) allows gets SIGXFSZ, which ends the process, and only
- * then EFBIG. Memory that processes share is such a file as well. These are the system's calls with the signal
- * held back, so that it is an error like any other; td__errno_text() names the limit. */
+ * A process that extends a file beyond RLIMIT_FSIZE (ulimit -f) gets SIGXFSZ, which ends the process, before
+ * EFBIG. Shared memory counts as a file, too. These are the system calls with the signal blocked, so that they
+ * return EFBIG; td__errno_text() names the limit. */
 #ifndef TD_BASE_FILE_LIMIT_H
 #define TD_BASE_FILE_LIMIT_H
 

@@ -1,8 +1,8 @@
 /* Descriptors that a forked child must not keep; see thread.h.
  *
- * A table by descriptor says which file it stood for when it was excluded. Its entries are not removed: one
- * whose descriptor stands for another file by now is passed over. So no close() can be forgotten, and a
- * descriptor of the program's own is never touched. */
+ * A table by descriptor has the file that it referred to when it was excluded. Entries are not removed: one
+ * whose descriptor now refers to another file is skipped. So close() needs no counterpart, and descriptors of
+ * the program are never touched. */
 #include "base/thread.h"
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LEAST_ROOM = 256 };
+enum { MIN_CAPACITY = 256 };
 
 struct excluded {
     dev_t device;
@@ -23,7 +23,7 @@ struct excluded {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken last */
 static struct excluded *table;
-static int room;
+static int capacity;
 
 void td__fork_hold(void)
 {
@@ -37,21 +37,21 @@ void td__fork_release(void)
 
 static bool make_room(int fd)
 {
-    if (fd < room)
+    if (fd < capacity)
         return true;
-    int wanted = room ? room : LEAST_ROOM;
+    int wanted = capacity ? capacity : MIN_CAPACITY;
     while (wanted <= fd)
         wanted *= 2;
     struct excluded *grown = realloc(table, sizeof *grown * (size_t)wanted);
     if (!grown)
         return false;
-    memset(grown + room, 0, sizeof *grown * (size_t)(wanted - room));
+    memset(grown + capacity, 0, sizeof *grown * (size_t)(wanted - capacity));
     table = grown;
-    room = wanted;
+    capacity = wanted;
     return true;
 }
 
-/* Without memory the child keeps its copy: peers then notice the end of the parent later. */
+/* Without memory the child keeps its copy: peers then detect the parent's death later. */
 void td__fork_exclude(int fd)
 {
     struct stat file;
@@ -59,29 +59,29 @@ void td__fork_exclude(int fd)
         table[fd] = (struct excluded){.device = file.st_dev, .file = file.st_ino};
 }
 
-/* A dead socket takes the number, so that a close() of it in the child closes no other descriptor. Only where
- * there is no descriptor left for that socket, the number becomes free, and serves the next one. */
-static void give_up(int fd, int *dead)
+/* An unconnected socket takes the number, so that a later close() in the child closes no other descriptor. If
+ * no descriptor is left for that socket, the number is closed, and the socket for the next one takes it. */
+static void replace(int fd, int *unconnected)
 {
-    if (*dead < 0)
-        *dead = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (*dead < 0 || dup3(*dead, fd, O_CLOEXEC) < 0)
+    if (*unconnected < 0)
+        *unconnected = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (*unconnected < 0 || dup3(*unconnected, fd, O_CLOEXEC) < 0)
         close(fd);
 }
 
-/* Only what is safe in a signal handler: the parent may have had other threads. */
+/* Async-signal-safe calls only: the parent may have had other threads. */
 static void in_child(void)
 {
-    int dead = -1;
-    for (int fd = 0; fd < room; fd++) {
+    int unconnected = -1;
+    for (int fd = 0; fd < capacity; fd++) {
         struct stat file;
         if (table[fd].file && !fstat(fd, &file) && file.st_dev == table[fd].device &&
             file.st_ino == table[fd].file)
-            give_up(fd, &dead);
+            replace(fd, &unconnected);
         table[fd].file = 0;
     }
-    if (dead >= 0)
-        close(dead);
+    if (unconnected >= 0)
+        close(unconnected);
     pthread_mutex_unlock(&lock);
 }
 

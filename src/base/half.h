@@ -1,6 +1,6 @@
-/* f16 and bf16 from and to f32, one number at a time and without branches, so that a compiler makes
- * vector code of a loop over them. The bits are those of the processors' own instructions: a
- * signalling NaN becomes a quiet one, except from bf16 to f32, which moves bits and no more. */
+/* f16 and bf16 from and to f32, one number at a time and without branches, so that compilers vectorise loops
+ * over them. The results equal those of the processors' instructions: a signalling NaN becomes a quiet one,
+ * except from bf16 to f32, which only moves bits. */
 #ifndef TD_BASE_HALF_H
 #define TD_BASE_HALF_H
 

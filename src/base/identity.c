@@ -1,11 +1,11 @@
-/* The rank and the size in one atomic word, so that a reader never sees halves of two worlds. */
+/* Rank and size in one atomic word, so that a reader never sees the rank of one world and the size of another. */
 #include "base/host.h"
 #include "base/thread.h"
 
 #include <stdatomic.h>
 
 static atomic_uint_fast64_t identity; /* size above, rank below; 0: none */
-static atomic_uint generation;        /* of forks, in which it was set */
+static atomic_uint generation;        /* td__fork_generation() when it was set */
 
 void td__identity_set(int rank, int size)
 {

@@ -1,6 +1,6 @@
-/* The log: one line a message, written with one write() so that lines of several processes do not
- * mix. Everything is decided on first use, from TANDEM_LOG, RANK and TZ: the program may change its
- * environment later, while a thread of the library writes to the log. */
+/* The log: each entry is one line and one write(), so that lines of several processes do not mix. TANDEM_LOG,
+ * RANK and TZ are read on first use: the program may change its environment later, while a thread of the
+ * library writes to the log. */
 #include "base/file_limit.h"
 #include "base/host.h"
 
@@ -22,8 +22,8 @@ static atomic_int shown_level;
 static atomic_int log_rank;
 static char host[64];
 
-/* Held while the sink runs, so that td_log_set_sink() returns only when the former one is idle.
- * Taken last: no other lock is taken while it is held. */
+/* Held while the sink runs, so that td_log_set_sink() returns only when the former sink is idle. Innermost: no
+ * other lock is taken while it is held. */
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
 static td_log_fn sink;
 static void *sink_arg;
@@ -34,7 +34,7 @@ static void set_up(void)
     if (gethostname(host, sizeof host - 1))
         strcpy(host, "localhost");
     host[strcspn(host, ".")] = '\0';
-    tzset(); /* or the first line would, by localtime_r() */
+    tzset(); /* otherwise localtime_r() reads TZ at the first line */
 
     const char *rank = getenv("RANK");
     atomic_store(&log_rank, rank && *rank ? atoi(rank) : -1);
@@ -49,7 +49,8 @@ static void set_up(void)
             return;
         }
     }
-    fprintf(stderr, "tandem: TANDEM_LOG is \"%s\"; it takes error, warn, info or debug\n", wanted);
+    fprintf(stderr, "tandem: TANDEM_LOG is \"%s\"; it must be error, warn, info or debug\n",
+            wanted);
 }
 
 const char *td__host_name(void)
@@ -93,7 +94,7 @@ static void write_line(td_log_level level, char *line, size_t length)
 
     line[length++] = '\n';
     ssize_t ignored = td__file_write(STDERR_FILENO, line, length);
-    (void)ignored; /* there is nowhere left to say that standard error is gone */
+    (void)ignored; /* a failure of standard error cannot be reported */
 }
 
 void td_log(td_log_level level, const char *format, ...)
@@ -108,20 +109,20 @@ void td_log(td_log_level level, const char *format, ...)
     localtime_r(&now.tv_sec, &local);
 
     char line[2048 + 2];
-    const size_t room = sizeof line - 2; /* the line end, and the NUL */
+    const size_t capacity = sizeof line - 2; /* the line end, and the NUL */
     int rank = atomic_load(&log_rank);
-    char who[32] = "";
+    char rank_text[32] = "";
     if (rank >= 0)
-        snprintf(who, sizeof who, " rank %d", rank);
-    int head = snprintf(line, room, "tandem %02d:%02d:%02d.%03ld %s%s %s: ", local.tm_hour,
-                        local.tm_min, local.tm_sec, now.tv_nsec / 1000000, host, who,
+        snprintf(rank_text, sizeof rank_text, " rank %d", rank);
+    int head = snprintf(line, capacity, "tandem %02d:%02d:%02d.%03ld %s%s %s: ", local.tm_hour,
+                        local.tm_min, local.tm_sec, now.tv_nsec / 1000000, host, rank_text,
                         level_names[level]);
     va_list args;
     va_start(args, format);
-    int body = vsnprintf(line + head, room - (size_t)head, format, args);
+    int body = vsnprintf(line + head, capacity - (size_t)head, format, args);
     va_end(args);
     size_t length = (size_t)head + (size_t)(body < 0 ? 0 : body);
-    if (length >= room)
-        length = room - 1;
+    if (length >= capacity)
+        length = capacity - 1;
     write_line(level, line, length);
 }

@@ -1,4 +1,4 @@
-/* The hash map: chains, doubled when there are as many nodes as chains. */
+/* A hash map with chaining; the chains are doubled when there are as many nodes. */
 #include "base/map.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 enum { FIRST_CHAINS = 16 };
 
-/* FNV-1a with a seed a map and a final mix, since the low bits choose the chain. */
+/* FNV-1a with a seed for each map and a final mix, since the low bits choose the chain. */
 static uint64_t hash_bytes(uint64_t seed, const char *key, size_t size)
 {
     uint64_t hash = 0xcbf29ce484222325u ^ seed;

@@ -1,5 +1,5 @@
 /* A hash map from byte strings to structs that embed a td__map_node. The map owns neither the nodes
- * nor their keys: the struct that embeds the node keeps both. */
+ * nor their keys: the struct that embeds the node owns both. */
 #ifndef TD_BASE_MAP_H
 #define TD_BASE_MAP_H
 
@@ -21,7 +21,7 @@ struct td__map {
     uint64_t seed;
 };
 
-/** Frees the chains; the nodes are the caller's. An all-zero map is empty and ready. */
+/** Frees the chains; the caller owns the nodes. An all-zero map is empty and valid. */
 void td__map_free(struct td__map *map);
 
 struct td__map_node *td__map_find(const struct td__map *map, const char *key, size_t key_size);
@@ -31,8 +31,8 @@ bool td__map_insert(struct td__map *map, struct td__map_node *node);
 
 void td__map_remove(struct td__map *map, struct td__map_node *node);
 
-/** Iterates: the first node for NULL, then the one after `node`; NULL at the end. `node` may be
- *  removed once its successor was fetched. */
+/** Iterates: the first node for NULL, then the one after `node`; NULL at the end. `node` may be removed after
+ *  the call that returned its successor. */
 struct td__map_node *td__map_next(const struct td__map *map, const struct td__map_node *node);
 
 /** The struct of type `type` that embeds `node` as its member `member`. */

@@ -1,4 +1,4 @@
-/* Numbers; see number.h. */
+/* Parsing numbers; see number.h. */
 #include "base/number.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ bool td__parse_i64(const char *text, size_t size, int64_t *value)
     size_t i = negative;
     if (i == size)
         return false;
-    int64_t sum = 0; /* counted downwards: the lowest number has no positive twin */
+    int64_t sum = 0; /* negative: INT64_MIN has no positive counterpart */
     for (; i < size; i++) {
         if (text[i] < '0' || text[i] > '9')
             return false;

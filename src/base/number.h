@@ -1,4 +1,4 @@
-/* Reading numbers that people wrote. */
+/* Parsing decimal numbers. */
 #ifndef TD_BASE_NUMBER_H
 #define TD_BASE_NUMBER_H
 
@@ -6,11 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** Reads a decimal number that fills all `size` bytes of `text`: an optional '-', digits, nothing
- *  else. False when it is something else, or does not fit. */
+/** Parses all `size` bytes of `text`: an optional '-', then digits. False for anything else, or if the number
+ *  does not fit. */
 bool td__parse_i64(const char *text, size_t size, int64_t *value);
 
-/** The same for a C string and a range. */
+/** The same for a C string, with a range. */
 bool td__parse_int(const char *text, int low, int high, int *value);
 
 #endif

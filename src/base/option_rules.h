@@ -1,4 +1,4 @@
-/* Rules of structs that the caller fills in: 0 is the default, and `reserved` must be zero. And of timeouts. */
+/* Checks of option structs, where 0 is the default and `reserved` must be zero, and of timeouts. */
 #ifndef TD_BASE_OPTION_RULES_H
 #define TD_BASE_OPTION_RULES_H
 
@@ -6,15 +6,15 @@
 
 #include <math.h>
 
-/** A number of an option: `usual` where it is 0, and 0 where it is TD_ZERO, which is a negative 0. */
-static inline double td__option(double value, double usual)
+/** The value of an option: `default_value` where it is 0, and 0 where it is TD_ZERO, a negative 0. */
+static inline double td__option(double value, double default_value)
 {
     if (value != 0)
         return value;
-    return signbit(value) ? 0 : usual;
+    return signbit(value) ? 0 : default_value;
 }
 
-/** TD_ERR_INVALID unless `timeout_ms` is a timeout: 0, above 0, or TD_NOW. */
+/** TD_ERR_INVALID unless `timeout_ms` is 0, positive, or TD_NOW. */
 static inline td_status td__check_timeout(const char *call, int64_t timeout_ms)
 {
     if (timeout_ms >= 0 || timeout_ms == TD_NOW)
@@ -24,7 +24,7 @@ static inline td_status td__check_timeout(const char *call, int64_t timeout_ms)
                    (long long)timeout_ms);
 }
 
-/** The same for a timeout that an object keeps, named `what`: it cannot be TD_NOW. */
+/** The same for a timeout that an object stores, named `what`: it cannot be TD_NOW. */
 static inline td_status td__check_kept_timeout(const char *call, const char *what,
                                                int64_t timeout_ms)
 {
@@ -35,8 +35,8 @@ static inline td_status td__check_kept_timeout(const char *call, const char *wha
                    call, what, (long long)timeout_ms);
 }
 
-/** TD_ERR_INVALID if a reserved member of a struct is not zero: the program was compiled with a later
- *  header, or did not zero the struct. */
+/** TD_ERR_INVALID if a reserved member of a struct is not zero: the program was compiled with newer headers,
+ *  or did not zero the struct. */
 static inline td_status td__check_reserved(const char *call, void *const reserved[4])
 {
     for (int i = 0; i < 4; i++)

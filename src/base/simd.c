@@ -1,4 +1,4 @@
-/* What the processor can do, and what of it is used; see simd.h. */
+/* Detects the processor's instruction sets and chooses one; see simd.h. */
 #include "base/simd.h"
 
 #include <tandem/base.h>
@@ -11,8 +11,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* __builtin_cpu_supports() does not know F16C and AVX512_BF16 in every compiler. Whether the operating
- * system keeps the registers it has looked up already. */
+/* Not every compiler's __builtin_cpu_supports() knows F16C and AVX512_BF16, so CPUID is read for them. Whether
+ * the kernel saves the registers is part of the answer of the builtin for AVX2 and AVX-512. */
 static bool has_avx2(void)
 {
     unsigned a, b, c, d;
@@ -75,8 +75,8 @@ static void choose(void)
         if (found < 0)
             td_log(
                 TD_LOG_WARN,
-                "TANDEM_SIMD is \"%s\", which is none of generic, avx2 and avx512, or which this "
-                "processor lacks; using %s",
+                "TANDEM_SIMD is \"%s\"; it must be generic, avx2 or avx512, and supported by this "
+                "processor; using %s",
                 wanted, td__simd_name((td__simd_level)best));
     }
     in_use = (td__simd_level)(found < 0 ? best : found);
@@ -96,7 +96,7 @@ bool td__simd_has_bf16(void)
 
 bool td__simd_use(td__simd_level level)
 {
-    td__simd(); /* so that the first use does not choose again */
+    td__simd(); /* so that the first use does not overwrite it */
     if (!td__simd_has(level))
         return false;
     in_use = level;

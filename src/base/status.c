@@ -109,8 +109,7 @@ td_status td__error_restore(const struct td__error *error)
 td_status td__fail_null(const char *call)
 {
     if (!last_status || was_read)
-        td_fail(TD_ERR_INVALID,
-                "%s: an argument is NULL, and not as the result of a call that has just failed",
+        td_fail(TD_ERR_INVALID, "%s: an argument is NULL, and no failed call has returned it",
                 call);
     return TD_ERR_INVALID;
 }
@@ -120,7 +119,7 @@ td_status td__fail_nomem(const char *what)
     return td_fail(TD_ERR_NOMEM, "%s: out of memory", what);
 }
 
-/* A limit of this process that is behind an errno, and how it is raised. */
+/* The resource limit behind an errno, and how to raise it. */
 static const struct {
     int error, resource;
     const char *text;

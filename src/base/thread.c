@@ -42,11 +42,11 @@ bool td__cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, td__deadline de
 
 int td__thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg)
 {
-    /* A fault inside the thread is not among them: the kernel ends a process that has it blocked without
-     * calling the handler by which a program, or a sanitizer, says where it was. */
+    /* Not blocked: for a blocked fault the kernel ends the process without calling the handler with which a
+     * program or a sanitizer reports it. */
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t all, before;
-    td__host_name(); /* the log reads the environment here, and not in a thread of the library */
+    td__host_name(); /* the log reads the environment here, not in a thread of the library */
     sigfillset(&all);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
         sigdelset(&all, faults[i]);

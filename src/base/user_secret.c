@@ -1,12 +1,12 @@
-/* The user's own secret: what protects jobs on one host that nobody gave a secret.
+/* The user's own secret, which protects jobs on one host that have no secret.
  *
  * 32 random bytes in $XDG_CONFIG_HOME/tandem/secret, or $HOME/.config/tandem/secret, which only the user can
- * read. The first process that needs it makes it: under another name, and then by link(), which fails where
- * the name is taken. So the file is whole from the moment that it is there, and of several processes that
- * begin at once all read the same one.
+ * read. The first process that needs it writes it to a temporary file, and then calls link(), which fails if
+ * the name exists. So the file is complete as soon as it exists, and several processes that start at once all
+ * read the same one.
  *
- * No job uses the secret itself as key: each key is derived for the address of the server, so that jobs of
- * one user do not accept each other's connections. */
+ * The secret itself is never a key: each key is derived for the address of the server, so that jobs of one user
+ * do not accept each other's connections. */
 #include "base/auth.h"
 #include "base/fail.h"
 #include "base/file_limit.h"
@@ -20,41 +20,41 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { USER_SECRET = 32, PATH_ROOM = 4096 };
+enum { USER_SECRET = 32, PATH_CAPACITY = 4096 };
 
-#define WAY_OUT "or set TANDEM_SECRET to the same text for every process of the job"
+#define OR_SET_SECRET "or set TANDEM_SECRET to the same text for every process of the job"
 
-/* Where it is, without the name itself. */
-static td_status find_directory(char directory[PATH_ROOM])
+/* The directory of the secret. */
+static td_status find_directory(char directory[PATH_CAPACITY])
 {
     const char *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
     int length;
     if (config && config[0] == '/')
-        length = snprintf(directory, PATH_ROOM, "%s/tandem", config);
+        length = snprintf(directory, PATH_CAPACITY, "%s/tandem", config);
     else if (home && home[0] == '/')
-        length = snprintf(directory, PATH_ROOM, "%s/.config/tandem", home);
+        length = snprintf(directory, PATH_CAPACITY, "%s/.config/tandem", home);
     else
         return td_fail(
             TD_ERR_AUTH,
-            "a job that was given no secret uses one of its user's own, which is kept below "
-            "the home directory, but HOME is %s: set it, " WAY_OUT,
+            "the job has no secret, and the user's own secret is below the home directory, but "
+            "HOME is %s: set it, " OR_SET_SECRET,
             home && *home ? "not an absolute path" : "not set");
-    /* Room for the name of the file, too. */
-    return length < PATH_ROOM - 32
+    /* The name of the file must fit, too. */
+    return length < PATH_CAPACITY - 32
                ? TD_OK
                : td_fail(TD_ERR_AUTH,
-                         "HOME has %d characters, which is too long a path: shorten it, " WAY_OUT,
+                         "HOME has %d characters, which is too long: shorten it, " OR_SET_SECRET,
                          length);
 }
 
 static td_status cannot(const char *what, const char *path, int error)
 {
-    return td_fail(TD_ERR_AUTH, "cannot %s the user's secret %s: %s; make that possible, " WAY_OUT,
+    return td_fail(TD_ERR_AUTH, "cannot %s the user's secret %s: %s; fix that, " OR_SET_SECRET,
                    what, path, td__errno_text(error));
 }
 
-/* What is wrong with the file, or NULL. */
-static const char *complaint(const struct stat *info)
+/* Why the file cannot be used, or NULL. */
+static const char *problem_of(const struct stat *info)
 {
     return !S_ISREG(info->st_mode)        ? "is not a regular file: remove it"
            : info->st_uid != geteuid()    ? "belongs to another user: remove it, or set HOME"
@@ -63,7 +63,7 @@ static const char *complaint(const struct stat *info)
                                           : NULL;
 }
 
-/* *there is false where there is none yet. */
+/* *there is false if the file does not exist. */
 static td_status read_secret(const char *path, uint8_t bytes[USER_SECRET], bool *there)
 {
     struct stat info;
@@ -71,16 +71,16 @@ static td_status read_secret(const char *path, uint8_t bytes[USER_SECRET], bool 
     *there = fd >= 0 || errno != ENOENT;
     if (fd < 0)
         return *there ? cannot("read", path, errno) : TD_OK;
-    const char *wrong = fstat(fd, &info) ? "cannot be looked at" : complaint(&info);
+    const char *wrong = fstat(fd, &info) ? "cannot be checked" : problem_of(&info);
     ssize_t got = wrong ? 0 : read(fd, bytes, USER_SECRET);
     int error = got < 0 ? errno : EIO;
     close(fd);
     if (wrong)
-        return td_fail(TD_ERR_AUTH, "the user's secret %s %s, " WAY_OUT, path, wrong);
+        return td_fail(TD_ERR_AUTH, "the user's secret %s %s, " OR_SET_SECRET, path, wrong);
     return got == USER_SECRET ? TD_OK : cannot("read", path, error);
 }
 
-/* Makes the directory and those above it, which are the user's alone. */
+/* Creates the directory and its parents, with access for the user only. */
 static td_status make_directory(char *directory)
 {
     for (char *end = directory + 1;; end++) {
@@ -91,19 +91,19 @@ static td_status make_directory(char *directory)
         int error = mkdir(directory, 0700) ? errno : 0;
         struct stat info;
         if (error && (stat(directory, &info) || !S_ISDIR(info.st_mode)))
-            return cannot("make the directory of", directory, error);
+            return cannot("create the directory of", directory, error);
         *end = kept;
         if (!kept)
             return TD_OK;
     }
 }
 
-/* 0, or an errno. What is at `path` by then may be another process's. */
+/* 0, or an errno. The file at `path` may then be another process's. */
 static int write_secret(const char *directory, const char *path)
 {
     uint8_t bytes[USER_SECRET];
-    char temporary[PATH_ROOM];
-    snprintf(temporary, sizeof temporary, "%.*s/secret.XXXXXX", PATH_ROOM - 32, directory);
+    char temporary[PATH_CAPACITY];
+    snprintf(temporary, sizeof temporary, "%.*s/secret.XXXXXX", PATH_CAPACITY - 32, directory);
     if (td__random(bytes, sizeof bytes))
         return EIO;
     int fd = mkostemp(temporary, O_CLOEXEC); /* mode 0600 */
@@ -116,7 +116,7 @@ static int write_secret(const char *directory, const char *path)
     if (close(fd) && !error)
         error = errno;
     if (!error && link(temporary, path) && errno != EEXIST) {
-        error = errno; /* a file system without links has this instead */
+        error = errno; /* for a file system without hard links */
         if ((error == EPERM || error == EOPNOTSUPP || error == ENOSYS) &&
             (!renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE) || errno == EEXIST))
             error = 0;
@@ -128,7 +128,7 @@ static int write_secret(const char *directory, const char *path)
 
 static td_status load_user_secret(uint8_t bytes[USER_SECRET])
 {
-    char directory[PATH_ROOM], path[PATH_ROOM + 8];
+    char directory[PATH_CAPACITY], path[PATH_CAPACITY + 8];
     bool there;
     TD_TRY(find_directory(directory));
     snprintf(path, sizeof path, "%s/secret", directory);

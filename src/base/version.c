@@ -1,4 +1,4 @@
-/* The version of the library, and whether it fits that of a program's headers. */
+/* The version of the library, and whether it is compatible with a program's headers. */
 #include "base/version.h"
 
 #include "base/fail.h"
@@ -26,8 +26,8 @@ td_status td__check_version(struct td__version library, struct td__version heade
 {
     if (headers.major < 0 || headers.minor < 0 || headers.patch < 0)
         return td_fail(TD_ERR_INVALID,
-                        "td_check_version(%d, %d, %d): the parts of a version must not be negative",
-                        headers.major, headers.minor, headers.patch);
+                       "td_check_version(%d, %d, %d): the parts of a version must not be negative",
+                       headers.major, headers.minor, headers.patch);
     const char *why = !same_abi(library, headers)
                           ? "these two have different ABIs; recompile the program"
                       : older(library, headers) ? "the library is older; install a newer one"
@@ -37,7 +37,7 @@ td_status td__check_version(struct td__version library, struct td__version heade
     return td_fail(
         TD_ERR_UNSUPPORTED,
         "the program was compiled with the headers of Tandem %d.%d.%d, but libtandem.so %d.%d.%d "
-        "is loaded: %s, or let the program find the library that it was compiled for",
+        "is loaded: %s, or make the program load the library that it was compiled for",
         headers.major, headers.minor, headers.patch, library.major, library.minor, library.patch,
         why);
 }

@@ -1,4 +1,4 @@
-/* Which versions of the library fit which versions of the headers; docs/versioning.md has the rules. */
+/* Which versions of the library and the headers are compatible; docs/versioning.md has the rules. */
 #ifndef TD_BASE_VERSION_H
 #define TD_BASE_VERSION_H
 
