@@ -78,20 +78,20 @@ static void fill(td_dtype dtype, char *buffer, uint64_t seed, size_t bytes)
 
 static char given[MOST][ROOM], expected[ROOM];
 
-/* All ways, of buffers that begin `start` bytes after the beginning of a page. */
+/* All methods, of buffers that begin `start` bytes after the beginning of a page. */
 static void try_ways(char *memory, const struct td__reduction *reduction, int n, size_t start,
                      size_t count)
 {
-    static const uint32_t ways[] = {0, TD__WAYS_FUSED, TD__WAYS_STAGED, 0x0f, 0xe1};
+    static const uint32_t methods[] = {0, TD__METHODS_FUSED, TD__METHODS_STAGED, 0x0f, 0xe1};
     size_t bytes = count * td_dtype_size(reduction->dtype);
     const void *sources[MOST];
     void *buffers[MOST], *apart = expected;
     for (int i = 0; i < n; i++)
         sources[i] = given[i];
     td__reduce_many(reduction, &apart, 1, sources, n, count);
-    for (size_t w = 0; w < LENGTH(ways); w++) {
+    for (size_t w = 0; w < LENGTH(methods); w++) {
         struct td__reduction trial = *reduction;
-        trial.ways = ways[w];
+        trial.methods = methods[w];
         for (int i = 0; i < n; i++) {
             char *buffer = memory + (size_t)i * DISTANCE + start;
             memcpy(buffer, given[i], bytes);
@@ -134,37 +134,37 @@ TEST(the_environment_decides)
 {
     setenv("TANDEM_SHM_REDUCE", "fused", 1);
     CHECK_OK(td__reduce_methods_read());
-    CHECK_EQ(td__reduce_methods(), TD__WAYS_FUSED);
+    CHECK_EQ(td__reduce_methods(), TD__METHODS_FUSED);
     setenv("TANDEM_SHM_REDUCE", "staged", 1);
     CHECK_OK(td__reduce_methods_read());
-    CHECK_EQ(td__reduce_methods(), TD__WAYS_STAGED);
+    CHECK_EQ(td__reduce_methods(), TD__METHODS_STAGED);
     for (int n = 2; n <= MOST; n *= 2)
         for (int clashes = 0; clashes < 2; clashes++) {
-            CHECK(td__reduce_is_staged(TD__WAYS_STAGED, n, clashes));
-            CHECK(!td__reduce_is_staged(TD__WAYS_FUSED, n, clashes));
+            CHECK(td__reduce_is_staged(TD__METHODS_STAGED, n, clashes));
+            CHECK(!td__reduce_is_staged(TD__METHODS_FUSED, n, clashes));
         }
     static const char *const wrong[] = {"Fused", "auto", "fused ", "1"};
     for (size_t i = 0; i < LENGTH(wrong); i++) {
         setenv("TANDEM_SHM_REDUCE", wrong[i], 1);
         CHECK_FAILS(td__reduce_methods_read(), TD_ERR_INVALID, wrong[i]);
         CHECK_FAILS(td_init_process_group(&(td_init_options){.world_size = 1}), TD_ERR_INVALID,
-                    "it can be fused or staged");
+                    "it must be fused or staged");
     }
     unsetenv("TANDEM_SHM_REDUCE");
     CHECK_OK(td__reduce_methods_read());
     td__reduce_methods_adopt(0); /* nobody has found anything */
     td__reduce_methods_adopt(0x25);
     CHECK_EQ(td__reduce_methods(), 0x25);
-    td__reduce_methods_adopt(TD__WAYS_STAGED);
+    td__reduce_methods_adopt(TD__METHODS_STAGED);
     CHECK_EQ(td__reduce_methods(), 0x25);
 }
 
 TEST(ways_are_measured)
 {
-    uint32_t ways = td__reduce_methods();
-    CHECK(ways & TD__WAYS_KNOWN);
-    CHECK_EQ(ways & ~(uint32_t)TD__WAYS_STAGED, 0);
-    CHECK_EQ(td__reduce_methods(), ways);
+    uint32_t methods = td__reduce_methods();
+    CHECK(methods & TD__METHODS_KNOWN);
+    CHECK_EQ(methods & ~(uint32_t)TD__METHODS_STAGED, 0);
+    CHECK_EQ(td__reduce_methods(), methods);
 }
 
 /* ---- Among ranks ----------------------------------------------------------------------------- */

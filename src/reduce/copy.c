@@ -1,5 +1,5 @@
-/* Copies; see copy.h. A store through the caches reads the line first, which memcpy() avoids only for
- * single copies of many megabytes; a collective moves as much in smaller ones. */
+/* Copies; see copy.h. An ordinary store reads the line first. memcpy() avoids that only for single copies of
+ * many megabytes; a collective moves as much in smaller ones. */
 #include "reduce/copy.h"
 
 #include <fcntl.h>
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_CACHES = 8 }; /* that the system lists for a processor */
+enum { MOST_CACHES = 8 }; /* of a processor, in sysfs */
 
-/* A number in one of the files about cache `index` of the first processor; 0 where there is none. */
+/* A number from sysfs about cache `index` of the first processor; 0 without one. */
 static long read_number(int index, const char *name)
 {
     char path[96], text[32] = "";
@@ -23,8 +23,7 @@ static long read_number(int index, const char *name)
     return length > 0 ? strtol(text, NULL, 10) : 0;
 }
 
-/* What a group of processors shares. sysconf() does not say that on AMD, where it counts the caches of
- * level 3 of a whole socket together. */
+/* The size of one cache. sysconf() has the sum of a socket's L3 caches on AMD. */
 static long find_cache(int level)
 {
     for (int index = 0; index < MOST_CACHES; index++)
@@ -35,7 +34,7 @@ static long find_cache(int level)
 
 size_t td__cache_bytes(int level)
 {
-    static _Atomic long known[2]; /* the same for every thread that finds it out */
+    static _Atomic long known[2]; /* every thread computes the same */
     _Atomic long *bytes = &known[level == 3];
     if (!*bytes) {
         long found = find_cache(level);
@@ -49,7 +48,7 @@ size_t td__cache_bytes(int level)
 
 enum { LINE = 64, LEAST = 4096 };
 
-/* Whole lines, `to` at the beginning of one. */
+/* Whole cache lines; `to` is aligned to one. */
 static void stream(char *to, const char *from, size_t size)
 {
     for (size_t at = 0; at < size; at += LINE) {
@@ -65,11 +64,11 @@ static void stream(char *to, const char *from, size_t size)
     _mm_sfence();
 }
 
-void td__copy_bytes(void *to, const void *from, size_t size, bool past)
+void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
 {
     if (to == from || !size)
         return;
-    if (!past || size < LEAST) {
+    if (!nontemporal || size < LEAST) {
         memcpy(to, from, size);
         return;
     }
@@ -81,9 +80,9 @@ void td__copy_bytes(void *to, const void *from, size_t size, bool past)
 
 #else
 
-void td__copy_bytes(void *to, const void *from, size_t size, bool past)
+void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal)
 {
-    (void)past;
+    (void)nontemporal;
     if (to != from && size)
         memcpy(to, from, size);
 }

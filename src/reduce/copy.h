@@ -1,15 +1,15 @@
-/* Copies of buffers: through the caches, or past them. */
+/* Copies of buffers, with ordinary or non-temporal stores. */
 #ifndef TD_REDUCE_COPY_H
 #define TD_REDUCE_COPY_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/** As memcpy(); the same address twice is fine. With `past` the target is not brought into the caches:
- *  half as much traffic again is saved where it would not stay there anyway. */
-void td__copy_bytes(void *to, const void *from, size_t size, bool past);
+/** As memcpy(); `to` may equal `from`. With `nontemporal` the stores are non-temporal: a third of the memory traffic is
+ *  saved if the target would not stay in the caches anyway. */
+void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal);
 
-/** How much a cache holds: level 2, a processor's own, or 3, the one that they share. */
+/** The size of the L2 cache, a core's own, or of the L3 cache, which cores share. */
 size_t td__cache_bytes(int level);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which kernels to use; see reduce_kernels.h. */
+/* Chooses the kernels; see reduce_kernels.h. */
 #include "reduce/reduce_kernels.h"
 
 #include "base/simd.h"
@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* The best one first. */
+/* Best first. */
 static const struct {
     const struct td__reduce_kernels *kernels;
     td__simd_level level;
@@ -24,7 +24,7 @@ enum { CHOICES = sizeof choices / sizeof *choices };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Atomic(const struct td__reduce_kernels *) in_use;
 
-/* NULL where there is none of that name, or where the processor lacks it. */
+/* NULL if the name is unknown, or the processor does not support it. */
 static const struct td__reduce_kernels *find(const char *name)
 {
     for (int i = 0; i < CHOICES; i++)
@@ -50,7 +50,7 @@ const struct td__reduce_kernels *td__kernels(void)
 
 bool td__kernels_use(const char *name)
 {
-    td__kernels(); /* so that the first use does not choose again */
+    td__kernels(); /* so that the first use does not overwrite it */
     const struct td__reduce_kernels *found = find(name);
     if (found)
         atomic_store(&in_use, found);

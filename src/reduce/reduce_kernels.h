@@ -1,9 +1,8 @@
-/* The inner loops of reductions, once for each instruction set, and the choice among them.
+/* The inner loops of reductions, compiled for each instruction set, and the choice at run time.
  *
  * reduce_loops.h has the loops in plain C; reduce_generic.c, reduce_avx2.c and reduce_avx512.c
- * include it, and are compiled for different processors. The best that this processor has is taken
- * on first use, unless TANDEM_SIMD names another: generic, avx2 or avx512. All give the same
- * bits. */
+ * include it, and are compiled for different processors. The first use chooses the best that this processor
+ * supports, unless TANDEM_SIMD names another: generic, avx2 or avx512. All give the same bits. */
 #ifndef TD_REDUCE_REDUCE_KERNELS_H
 #define TD_REDUCE_REDUCE_KERNELS_H
 
@@ -16,20 +15,19 @@ enum {
 
 /**
  * Combines 2, 4 or 8 accumulators of `bytes` bytes each along the tree, ((0 1) (2 3)) ((4 5) (6
- * 7)), into `out`, or, where that is NULL, into every one of them. `out` may be one of them; other
- * than that, none overlaps another.
+ * 7)), into `out`, or if that is NULL into all of them. `out` may be one of them; otherwise none overlap.
  */
 typedef void td__fold_fn(void *out, void *const *from, int n, size_t bytes);
 
 struct td__reduce_kernels {
     const char *name; /* "avx2" */
 
-    /** By dtype and operation, for accumulators of that; NULL where there is no such operation. */
+    /** By dtype of the accumulators and operation; NULL for undefined operations. */
     td__fold_fn *fold[TD__DTYPES][TD__REDUCE_OPS];
 
-    /* From elements to elements: loaded, combined and stored at once. */
+    /* Fused load, combine and store: from elements to elements. */
     td__fold_fn *bf16_sum_elements;
-    td__fold_fn *f32_average; /* of all there are: the sum over n, which has an exact inverse */
+    td__fold_fn *f32_average; /* over n buffers: 1 / n is exact */
     td__fold_fn *f64_average;
 
     /* Conversions; `to` does not overlap `from`. */
@@ -49,8 +47,8 @@ struct td__reduce_kernels {
 /** The kernels in use. */
 const struct td__reduce_kernels *td__kernels(void);
 
-/** Uses those of that name from now on; false where this processor or this build has none such. For
- *  tests and benchmarks, when no reduction is under way. */
+/** Switches to the kernels of that name; false if this processor or this build does not have them. For tests
+ *  and benchmarks, while no reduction runs. */
 bool td__kernels_use(const char *name);
 
 extern const struct td__reduce_kernels td__kernels_generic;

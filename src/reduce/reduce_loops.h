@@ -1,11 +1,9 @@
-/* The inner loops of reductions, in plain C that compilers make vector code of. Each source file
- * that includes this is compiled for one instruction set, and names it with KERNELS_NAME and
- * KERNELS_SYMBOL.
+/* The inner loops of reductions, in plain C that compilers vectorise. Each source file that includes this is
+ * compiled for one instruction set, and names it with KERNELS_NAME and KERNELS_SYMBOL.
  *
- * The same bits come out of each: additions are not reordered, a multiplication and an addition are
- * not fused (-ffp-contract=off), and what is left open elsewhere is settled here: the sign of
- * min(0, -0), and which NaN comes out of an operation. Processors take that of the first operand,
- * and which one comes first is the compiler's choice. */
+ * All give the same bits: additions are not reordered, a multiplication and an addition are not fused
+ * (-ffp-contract=off), and what IEEE 754 leaves open is defined here: the sign of min(0, -0), and which NaN an
+ * operation returns. Processors return the first operand's, and compilers choose which operand is first. */
 #include "reduce/reduce_kernels.h"
 
 #include "base/half.h"
@@ -18,16 +16,16 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* A loop over whole cache lines, so that nothing is left over from its vectors. Its turns do not
- * depend on one another: `out` below is one of the sources, or apart from them. */
+/* A loop over whole cache lines, so that its vectors have no remainder. Its iterations are independent: `out`
+ * below is one of the sources, or does not overlap them. */
 #if defined(__clang__)
 #define EACH _Pragma("clang loop vectorize(assume_safety)") for (size_t i = 0; i < whole; i++)
 #else
 #define EACH _Pragma("GCC ivdep") for (size_t i = 0; i < whole; i++)
 #endif
 
-/* Defines td__fold_fn `name` on elements of `type`: get(x) makes a value of an element, op(x, y)
- * combines two values, and put(x) makes an element of the result. */
+/* Defines td__fold_fn `name` on elements of `type`: get(x) converts an element to a value, op(x, y) combines
+ * two values, and put(x) converts the result to an element. */
 #define FOLD(name, type, get, op, put)                                                             \
     static void name(void *to, void *const *from, int n, size_t bytes)                             \
     {                                                                                              \
@@ -80,13 +78,12 @@
 
 /* ---- f32, f64 --------------------------------------------------------------------------------
  *
- * Where an operand is NaN, so is every result up to the last one: it is enough to make that one the
- * NaN without a sign or payload.
+ * A NaN propagates to the final result: it is enough to canonicalise that one, to the NaN without sign or
+ * payload.
  *
- * least() and greatest() are made of bits and masks. least() puts together the operands that are
- * not greater than the other one: one of two different numbers; both of 0 and -0, which is -0; both,
- * where one is NaN, and that is NaN. greatest() takes what those have in common that are not less:
- * of 0 and -0, that is 0; and where one is NaN, neither counts, and all bits remain: NaN. */
+ * least() and greatest() use masks. least() is the OR of the operands that are not greater than the other: one
+ * of two different numbers; 0 | -0, which is -0; both if one is NaN, which is NaN. greatest() is the AND of the
+ * operands that are not less: 0 & -0 is 0; if one is NaN neither counts, and all bits are set: NaN. */
 
 #define FLOATING(prefix, real, word, bits_of, of_bits)                                             \
     INLINE real prefix##_quiet(real value)                                                         \
@@ -143,8 +140,7 @@ INLINE uint64_t bits_of_f64(double value)
 FLOATING(f32, float, uint32_t, td__bits_of_f32, td__f32_of_bits)
 FLOATING(f64, double, uint64_t, bits_of_f64, f64_of_bits)
 
-/* Averages of the n of FOLD. Half, a quarter and an eighth are exact, so a product with them is rounded
- * as the quotient is. */
+/* Averages over the n of FOLD. 1/2, 1/4 and 1/8 are exact, so the product is rounded as the quotient. */
 #define F32_OVER_N(value) f32_quiet((value) * (float)(1.0 / n))
 #define F64_OVER_N(value) f64_quiet((value) * (1.0 / n))
 
@@ -153,11 +149,11 @@ FOLD(f64_average, double, AS_IS, f64_add, F64_OVER_N)
 
 /* ---- Complex numbers -------------------------------------------------------------------------
  *
- * A sum is that of the parts. A product is (a + bi)(c + di) = (ac - bd) + (ad + bc)i and no more:
- * infinities get no treatment of their own, as they do in C's Annex G.
+ * A sum is that of the parts. A product is (a + bi)(c + di) = (ac - bd) + (ad + bc)i, without the special
+ * treatment of infinities of C's Annex G.
  *
- * Where there are such instructions, gcc 12 fuses the multiplications and additions of a vector of
- * products whatever it is told. There they are kept apart, one by one. */
+ * With FMA instructions gcc 12 fuses the multiplications and additions of a vector of products in spite of
+ * -ffp-contract=off. There the products are computed one by one. */
 #if (defined(__FMA__) || defined(__AVX512F__)) && !defined(__clang__)
 #define ROUNDED(value) __asm__("" : "+x"(value))
 #else
@@ -186,8 +182,8 @@ COMPLEX(complex128, double, f64_quiet)
 
 /* ---- f16, bf16 -------------------------------------------------------------------------------
  *
- * Sums and products are those of f32. The order of the numbers is that of their bits as integers,
- * once those below a negative sign are turned over. NaN is what exceeds infinity, the sign apart. */
+ * Sums and products are computed in f32. Numbers compare as their bits do as integers, once the bits below a
+ * negative sign are inverted. NaN is what exceeds infinity, without the sign. */
 
 INLINE int16_t half_order(int16_t half)
 {
@@ -223,8 +219,8 @@ INLINE int16_t half_greatest(int16_t a, int16_t b)
 HALF(f16, 0x7c00, 0x7e00)
 HALF(bf16, 0x7f80, 0x7fc0)
 
-/* From elements to elements, with the rounding. There is no such loop for f16: compilers make no
- * vector code of the processors' conversions. */
+/* From elements to elements, with the rounding. Not for f16: compilers do not vectorise with the processors'
+ * conversions. */
 INLINE uint16_t bf16_round(float value)
 {
     return value == value ? td__round_to_bf16(value) : 0x7fc0;

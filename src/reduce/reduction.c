@@ -1,5 +1,5 @@
-/* Reductions; see reduction.h. This file checks them, cuts the data into blocks that stay in the
- * nearest cache, and leads the kernels along the tree; the loops over elements are the kernels'. */
+/* Reductions; see reduction.h. This file checks them, cuts the data into blocks that stay in L1, and calls the
+ * kernels along the tree; the kernels loop over elements. */
 #include "reduce/reduction.h"
 
 #include "base/fail.h"
@@ -11,7 +11,7 @@
 
 enum { BLOCK_BYTES = 4096, PAGE = 4096 }; /* of accumulators; 2 to 8 KiB are about as fast */
 
-/* ---- What there is --------------------------------------------------------------------------- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 static bool is_integer(td_dtype dtype)
 {
@@ -81,12 +81,12 @@ td_dtype td__reduction_accumulator(const struct td__reduction *reduction)
     return is_half(reduction->dtype) && !exact ? TD_F32 : reduction->dtype;
 }
 
-/* A reduction with what is looked up once a call. */
+/* A reduction, with what each call looks up once. */
 struct work {
     const struct td__reduction *reduction;
     const struct td__reduce_kernels *kernels;
-    td__fold_fn *fold;          /* NULL where the user's function is called instead */
-    td__fold_fn *fold_elements; /* from elements to elements, where there is such a kernel */
+    td__fold_fn *fold;          /* NULL with a user's function */
+    td__fold_fn *fold_elements; /* from elements to elements; may be NULL */
     size_t size;                /* of an element */
     size_t acc_size;            /* of its accumulator */
     size_t block;               /* elements whose accumulators fill a block */
@@ -94,7 +94,7 @@ struct work {
     bool premultiplies;
     bool normalises; /* bool */
     bool averages;
-    bool loads; /* elements are not accumulators as they are */
+    bool loads; /* elements must be converted to accumulators */
 };
 
 static struct work work_of(const struct td__reduction *reduction)
@@ -219,7 +219,7 @@ void td__reduce_store(const struct td__reduction *reduction, void *dst, const vo
     }
 }
 
-/* ---- All of them in one pass -----------------------------------------------------------------
+/* ---- All three in one pass -------------------------------------------------------------------
  *
  * A block at a time: the sources' blocks are folded along the tree into one, which is then written
  * to each destination. So every source is read before any destination is written, and the two may
@@ -229,21 +229,21 @@ void td__reduce_store(const struct td__reduction *reduction, void *dst, const vo
  *     src[1] |--|######|--------|   > value |######|  >  dst[0] |##|######|--------|
  *     src[2] |--|######|--------|  /                     dst[1] |##|######|--------|
  *
- * Subtrees of 2, 4 or 8 sources are folded in registers; those that must be loaded are loaded into
- * `tiles` first. Where all sources are such a subtree, and the destinations are the sources, there
- * need be no blocks: the registers are written straight back, if that is faster (reduce_method.h).
+ * Subtrees of 2, 4 or 8 sources are folded in registers; sources that need conversion are loaded into `tiles`
+ * first. If all sources are one such subtree, and the destinations are the sources, there are no blocks: the
+ * registers are written back directly, if that is faster (reduce_method.h).
  *
- * Tried and dropped: prefetching the next block, which was slower everywhere; and stores past the
- * caches, which halve the speed in place. They are half as fast again where the destinations are
- * other memory and nothing fits a cache, which is not how a collective calls this. */
+ * Tried and dropped: prefetching the next block, which was slower everywhere; and non-temporal stores, which
+ * halve the speed in place. They are 1.5 times as fast out of place when nothing fits into a cache, but no
+ * collective calls this so. */
 
-enum { WIDEST = 8 }; /* the most that are folded in registers */
+enum { WIDEST = 8 }; /* sources that are folded in registers, at most */
 
 struct pass {
     const struct work *work;
     const void *const *src;
     char (*tiles)[BLOCK_BYTES];
-    size_t at; /* the element at which the block begins */
+    size_t at; /* first element of the block */
     size_t count;
 };
 
@@ -252,7 +252,7 @@ static bool is_width(int n)
     return n == 2 || n == 4 || n == WIDEST;
 }
 
-/* The block of a source as accumulators, to be read only: in its buffer, or in a tile. */
+/* The block of a source as accumulators, read-only: in its buffer, or in a tile. */
 static void *source(const struct pass *pass, int index, int tile)
 {
     const char *src = (const char *)pass->src[index] + pass->at * pass->work->size;
@@ -264,7 +264,7 @@ static void *source(const struct pass *pass, int index, int tile)
     return pass->tiles[tile];
 }
 
-/* The value of the tree's node over `n` sources from `first` on, into `out`. */
+/* Reduces the tree's node over the `n` sources from `first` on into `out`. */
 static void fold_node(const struct pass *pass, int first, int n, char *out)
 {
     const struct work *work = pass->work;
@@ -319,8 +319,8 @@ void td__reduce_accumulate(const struct td__reduction *reduction, void *acc, con
     }
 }
 
-/* A subtree that is all there is, from elements to elements: there is no need of a block of one's
- * own, since no source is read after a write. */
+/* All sources are one subtree, from elements to elements: no block is needed, since no source is read after a
+ * write. */
 static void reduce_at_once(const struct work *work, void *const *dst, int dst_count,
                            const void *const *src, int src_count, size_t count)
 {
@@ -374,11 +374,11 @@ static bool is_page_staged(const struct in_place *in_place, size_t at)
 {
     void *parts[WIDEST];
     offset_buffers(in_place, at, parts);
-    return td__reduce_is_staged(in_place->work->reduction->ways, in_place->n,
+    return td__reduce_is_staged(in_place->work->reduction->methods, in_place->n,
                                 td__reduce_clash(parts, in_place->n));
 }
 
-/* The first element behind `at` that does not begin in the same page of the first buffer. */
+/* The first element after `at` that does not begin in the same page of the first buffer. */
 static size_t next_page(const struct in_place *in_place, size_t at)
 {
     size_t size = in_place->work->size;
@@ -386,12 +386,12 @@ static size_t next_page(const struct in_place *in_place, size_t at)
     return at + (PAGE - address % PAGE + size - 1) / size;
 }
 
-/* Whether buffers clash may change from page to page. */
+/* Page by page, since whether buffers clash may change from page to page. */
 static void reduce_in_place(const struct in_place *in_place, size_t count)
 {
-    uint32_t ways = in_place->work->reduction->ways;
-    bool staged = td__reduce_is_staged(ways, in_place->n, false);
-    if (staged == td__reduce_is_staged(ways, in_place->n, true)) {
+    uint32_t methods = in_place->work->reduction->methods;
+    bool staged = td__reduce_is_staged(methods, in_place->n, false);
+    if (staged == td__reduce_is_staged(methods, in_place->n, true)) {
         reduce_run(in_place, 0, count, staged);
         return;
     }

@@ -229,7 +229,7 @@ static void reduce_task(struct td__shm_comm *comm, const struct td__operation *o
             comm->outputs[targets++] = (char *)comm->targets[i] + first * element;
     }
     struct td__reduction reduction = td__shm_reduction(comm, operation);
-    reduction.ways = comm->ways;
+    reduction.methods = comm->ways;
     td__reduce_many(&reduction, comm->outputs, targets, comm->inputs, comm->size, count);
 }
 
