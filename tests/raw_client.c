@@ -143,7 +143,7 @@ static void *be_steady(void *arg)
         CHECK_OK(td_store_add(store, "steady rounds", 1, &sum));
         CHECK_EQ(sum, round + 1);
         atomic_store(&steady->rounds, sum);
-        td__sleep_ns(200000); /* leaves the processors to those who misbehave */
+        td__sleep_ns(200000); /* leaves the processors to misbehaving clients */
     }
     CHECK_OK(td_store_close(store));
     return NULL;

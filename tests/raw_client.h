@@ -19,7 +19,7 @@ bool raw_send(int fd, const void *data, size_t size);
 /** Receives exactly that much. */
 void raw_receive(int fd, void *data, size_t size);
 
-/** Receives until the server closes the connection, and returns how many bytes came before that. It
+/** Receives until the server closes the connection, and returns the number of bytes. It
  *  must close it soon. */
 size_t raw_drain(int fd);
 

@@ -20,7 +20,7 @@ struct tcp_world {
     int pending[MOST_RANKS][MOST_RANKS]; /* [to][from]: the accepting end, plus one */
     struct {
         bool there;
-        td__link_fn fn; /* who takes links that come late; NULL: they are closed */
+        td__link_fn fn; /* takes links that arrive late; NULL: they are closed */
         void *arg;
     } listeners[MOST_RANKS];
     seat_fn body;

@@ -45,7 +45,7 @@ static void join_and_die(void)
 }
 
 /* Rank 2 dies while it waits for rank 1, who hears of it as soon as it comes. The next time they meet. */
-RANKS(dead_before_all_have_come, .ranks = 3)
+RANKS(death_before_all_have_joined, .ranks = 3)
 {
     int rank = td_test_rank();
     if (rank == 2) {
@@ -63,7 +63,7 @@ RANKS(dead_before_all_have_come, .ranks = 3)
 }
 
 /* Rank 2 is started again at once, as a launcher does it: nobody takes that for two processes with one rank. */
-RANKS(dead_before_all_have_come_and_back, .ranks = 3)
+RANKS(death_before_all_have_joined_and_rejoin, .ranks = 3)
 {
     int rank = td_test_rank();
     if (rank == 2) {
@@ -79,7 +79,7 @@ RANKS(dead_before_all_have_come_and_back, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(dead_before_all_have_met, .ranks = 3, .may_die = 1 << 2)
+RANKS(death_before_a_world_is_complete, .ranks = 3, .may_die = 1 << 2)
 {
     if (td_test_rank() == 2) {
         td_world world;
@@ -91,7 +91,7 @@ RANKS(dead_before_all_have_met, .ranks = 3, .may_die = 1 << 2)
 }
 
 /* In the second meeting of these processes. */
-RANKS(dead_before_all_have_met_again, .ranks = 3, .may_die = 1 << 0)
+RANKS(death_before_the_second_world_is_complete, .ranks = 3, .may_die = 1 << 0)
 {
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_destroy_process_group());
@@ -104,7 +104,7 @@ RANKS(dead_before_all_have_met_again, .ranks = 3, .may_die = 1 << 0)
 }
 
 /* It is on another machine, where somebody else has seen it. */
-RANKS(told_of_one_that_is_dead, .ranks = 2)
+RANKS(a_lost_rank_that_is_reported, .ranks = 2)
 {
     static const char text[] = "group \"world\": rank 1 (on moon, pid 7) was killed by SIGSEGV";
     if (td_test_rank() == 0) {
@@ -119,7 +119,7 @@ RANKS(told_of_one_that_is_dead, .ranks = 2)
 }
 
 /* Without a rendezvous: a store of the program's own. */
-RANKS(dead_before_all_have_met_at_a_store, .ranks = 3, .may_die = 1 << 2)
+RANKS(death_before_a_world_over_a_store_is_complete, .ranks = 3, .may_die = 1 << 2)
 {
     char path[256];
     td_store *store;
@@ -162,7 +162,7 @@ TEST(processes_that_are_found_again)
     CHECK(ended);
 }
 
-TEST(lists_of_those_who_have_come)
+TEST(rosters)
 {
     td_store *store;
     td_bytes list;

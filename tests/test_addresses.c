@@ -20,7 +20,7 @@ static const char *place_of(const char *host)
     return text;
 }
 
-TEST(one_place_has_one_text)
+TEST(one_address_has_one_text)
 {
     static const char *const places[][2] = {
         {"::1", "[::1]:29500"},
@@ -42,7 +42,7 @@ TEST(one_place_has_one_text)
     CHECK_STR(place_of(by_number), by_name);
 }
 
-TEST(a_place_is_known_in_each_spelling)
+TEST(an_address_is_recognised_in_each_spelling)
 {
     CHECK(td__endpoint_is("[::1]:29500", "[0:0:0:0:0:0:0:1]:29500"));
     CHECK(td__endpoint_is("127.0.0.1:29500", "[::ffff:127.0.0.1]:29500"));

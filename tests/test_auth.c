@@ -270,7 +270,7 @@ static void remember_line(td_log_level level, const char *line, void *arg)
     snprintf(arg, 1024, "%s", line);
 }
 
-TEST(secret_file_for_all_eyes_is_warned_of)
+TEST(a_readable_secret_file_is_warned_of)
 {
     struct td__secret secret;
     char line[1024] = "";
@@ -287,7 +287,7 @@ TEST(secret_file_for_all_eyes_is_warned_of)
     td_log_set_sink(NULL, NULL);
 }
 
-TEST(secrets_are_made_of_chance)
+TEST(secrets_are_random)
 {
     char one[65], two[65];
     CHECK_OK(td__secret_make(one));

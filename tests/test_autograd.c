@@ -53,7 +53,7 @@ static td_tensor *cube(td_tensor *x, double factor)
                                      .data_size = sizeof factor});
 }
 
-TEST(an_operator_of_ones_own_has_a_gradient)
+TEST(a_user_defined_operator_has_a_gradient)
 {
     {
         TD_SCOPE;
@@ -151,7 +151,7 @@ TEST(a_given_gradient_is_added_to_in_place)
 }
 
 /* A gradient does not depend on whether another one is asked for, as in PyTorch. */
-TEST(a_gradient_outlives_the_wish_for_it)
+TEST(a_gradient_outlives_requires_grad)
 {
     {
         TD_SCOPE;
@@ -178,7 +178,7 @@ TEST(a_gradient_outlives_the_wish_for_it)
     }
 }
 
-TEST(only_floats_can_ask)
+TEST(only_floats_can_require_grad)
 {
     {
         TD_SCOPE;
@@ -277,7 +277,7 @@ TEST(what_backward_needs_must_not_change)
 }
 
 /* The gradient of a part has the shape of the whole, which here is no memory at all before. */
-TEST(memory_that_is_short_is_told_as_such)
+TEST(out_of_memory_is_reported_as_such)
 {
     {
         TD_SCOPE;
@@ -577,7 +577,7 @@ TEST(a_checkpoint_runs_twice_and_gives_the_same_gradients)
     }
 }
 
-TEST(a_checkpoint_reaches_parameters_behind_inputs_that_do_not_ask)
+TEST(a_checkpoint_reaches_parameters_behind_inputs_without_grad)
 {
     {
         TD_SCOPE;

@@ -462,7 +462,7 @@ TEST(damaged_ones_are_passed_over)
     td_module_destroy(training.model);
 }
 
-TEST(what_the_dead_left_is_removed_and_what_is_being_written_is_not)
+TEST(stale_temporary_files_are_removed_and_open_ones_are_not)
 {
     td_training training = {0};
     CHECK(!mkdir(temp_path("run"), 0700));

@@ -142,12 +142,12 @@ FOR_1_TO_8_RANKS(sizes)
     run_all_sizes(&here);
 }
 
-RANKS(sizes_with_room_4, .ranks = 4, .deadline_s = 60)
+RANKS(sizes_with_a_processor_each_4, .ranks = 4, .deadline_s = 60)
 {
     run_all_sizes(&(struct setup){.processors = 4});
 }
 
-RANKS(sizes_with_room_7, .ranks = 7, .deadline_s = 60)
+RANKS(sizes_with_a_processor_each_7, .ranks = 7, .deadline_s = 60)
 {
     run_all_sizes(&(struct setup){.processors = 16});
 }
@@ -245,7 +245,7 @@ FOR_1_TO_8_RANKS(any_sequence)
     run_sequence(&here);
 }
 
-RANKS(any_sequence_with_room, .ranks = 4, .deadline_s = 60)
+RANKS(any_sequence_with_a_processor_each, .ranks = 4, .deadline_s = 60)
 {
     run_sequence(&(struct setup){.processors = 8});
 }

@@ -119,7 +119,7 @@ static void count_call(td_work *work, td_status status, void *arg)
     atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-RANKS(callbacks_come_once, .ranks = 3)
+RANKS(callbacks_run_once, .ranks = 3)
 {
     struct scene scene = scene_open(&here);
     atomic_int called = 0;
@@ -246,7 +246,7 @@ RANKS(callbacks_start_calls_while_the_group_is_destroyed, .ranks = 2)
 }
 
 /* A call comes forward also where its caller neither waits for it nor asks. */
-RANKS(nobody_need_wait, .ranks = 2)
+RANKS(works_complete_without_waiting, .ranks = 2)
 {
     struct scene scene = scene_open(&here);
     for (int i = 0; i < 5; i++) {
@@ -264,7 +264,7 @@ RANKS(nobody_need_wait, .ranks = 2)
 }
 
 /* Whoever waits for a late call carries out those before it, in their order. */
-RANKS(the_last_one_waited_for_brings_all, .ranks = 2)
+RANKS(waiting_for_the_last_completes_all, .ranks = 2)
 {
     struct scene scene = scene_open(&here);
     enum { CALLS = 30 };

@@ -224,7 +224,7 @@ TEST(hostile_files)
     refuse(packed, size, "corrupt");
 }
 
-TEST(files_that_are_none)
+TEST(malformed_files)
 {
     CHECK(!td_idx_dataset(path_of("missing"), NULL, NULL));
     CHECK_CONTAINS(td_last_error(), "missing: cannot be opened: No such file");

@@ -476,7 +476,7 @@ static void backwards_destroy(void *self)
     ++*((struct backwards *)self)->destroyed;
 }
 
-TEST(a_sampler_of_ones_own)
+TEST(a_user_defined_sampler)
 {
     static const td_sampler_ops ops = {
         .size = backwards_size, .order = backwards_order, .destroy = backwards_destroy};

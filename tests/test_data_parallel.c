@@ -290,7 +290,7 @@ TEST(refused)
     CHECK(td_data_parallel(NULL, NULL) == NULL);
 }
 
-TEST(a_failure_inside_is_told)
+TEST(a_failure_inside_is_reported)
 {
     td_module *model = td_data_parallel(make_net(), NULL);
     {

@@ -137,7 +137,7 @@ RANKS(half_precision_follows_roughly, .ranks = 2, .deadline_s = 60)
 
 /* ---- Verification --------------------------------------------------------------------------------- */
 
-RANKS(different_models_are_told_to_all, .ranks = 3)
+RANKS(different_models_fail_on_all_ranks, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);

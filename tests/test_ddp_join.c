@@ -258,7 +258,7 @@ RANKS(other_kinds_of_forward_are_shadowed, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(the_first_to_run_out_is_told_to_all, .ranks = 3)
+RANKS(the_first_rank_without_input_fails_all, .ranks = 3)
 {
     CHECK_OK(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);
@@ -292,7 +292,7 @@ RANKS(the_first_to_run_out_is_told_to_all, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(different_forwards_are_told, .ranks = 2)
+RANKS(different_forwards_are_reported, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));
     int rank = td_get_rank(NULL);

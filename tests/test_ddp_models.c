@@ -188,7 +188,7 @@ RANKS(a_parameter_used_twice_counts_once, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(a_graph_that_changes_is_told, .ranks = 2)
+RANKS(a_graph_that_changes_is_reported, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));
     td_module *inside, *model = make_shared(&inside, NULL);

@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-struct shown { /* what the ranks of a test tell each other */
+struct shown { /* what the ranks of a test share */
     atomic_size_t offset;
 };
 
@@ -46,7 +46,7 @@ TEST(hosts_are_numbered_by_their_first_rank)
     }
 }
 
-/* Who shares no memory is on a host of its own, for everybody. */
+/* A rank that shares no memory is on a host of its own, for all ranks. */
 TEST(some_share_no_memory)
 {
     static const int expected[] = {0, 1, 0, 2};
@@ -139,9 +139,9 @@ static void *go_on_later(void *arg)
     return arg;
 }
 
-/* Rank 0 is the only one who sees the end of rank 1. Its failure detector is at something else, and before it comes
- * to that, the program leaves. Rank 2 must hear of it all the same. */
-RANKS(news_from_one_who_leaves, .ranks = 3, .may_die = 1 << 1)
+/* Only rank 0 sees the end of rank 1. Its failure detector is busy, and before it reports the loss, the program
+ * leaves. Rank 2 must get the report all the same. */
+RANKS(a_loss_report_from_a_rank_that_leaves, .ranks = 3, .may_die = 1 << 1)
 {
     struct td__endpoint *endpoint;
     pthread_t later;
@@ -219,8 +219,8 @@ TEST(closing_an_endpoint_waits_for_no_other)
     }
 }
 
-/* They are told of a failure like everybody else, and there may be many. */
-TEST(telling_those_who_are_gone)
+/* They get a loss report like all others, and there may be many. */
+TEST(loss_reports_to_ranks_that_have_left)
 {
     struct td__endpoint *e[2];
     int fd;
@@ -270,7 +270,7 @@ TEST(a_closed_endpoint_of_a_living_process_has_left)
 }
 
 /* The same where nothing listens any more: the process may have ended. */
-RANKS(without_a_listener_a_rank_is_gone, .ranks = 3)
+RANKS(a_rank_without_a_listener_is_lost, .ranks = 3)
 {
     struct td__endpoint *endpoint;
     int rank = td_test_rank();
@@ -304,7 +304,7 @@ static void repeat(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
     td__buffer_put_u64(answer, value);
 }
 
-TEST(questions_are_answered)
+TEST(queries_are_answered)
 {
     struct td__endpoint *e[2];
     struct td__buffer answer = {0};
@@ -330,7 +330,7 @@ TEST(questions_are_answered)
     td__endpoint_close(e[1]);
 }
 
-TEST(cards_that_are_none)
+TEST(malformed_cards)
 {
     struct td__endpoint *endpoint;
     struct td__buffer card = {0};
@@ -393,7 +393,7 @@ TEST(links_go_both_ways)
     }
 }
 
-TEST(links_wait_for_whoever_wants_them)
+TEST(links_wait_until_they_are_taken)
 {
     struct td__endpoint *e[2];
     int first, second, other, channel, got[4];
@@ -444,7 +444,7 @@ TEST(links_are_handed_to_a_listener)
     pair_open(e, false);
     CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
     CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_COLLECTIVE, soon(), &fds[1]));
-    /* What has come already at once; what comes later, then. */
+    /* Links that have arrived at once; later ones on arrival. */
     struct pollfd quiet = {.fd = fds[0], .events = POLLIN};
     poll(&quiet, 1, 100);
     td__endpoint_listen(e[0], 9, TD__CHANNEL_MESSAGES, take, &taken);
@@ -462,7 +462,7 @@ TEST(links_are_handed_to_a_listener)
     CHECK_OK(td__endpoint_connect(e[1], 0, 9, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
     check_closed(fds[0]);
     CHECK_EQ(taken.count, 2);
-    /* A group that is forgotten: what waits is closed, and links may come again. */
+    /* A group that is forgotten: waiting links are closed, and new ones may arrive. */
     CHECK_OK(td__endpoint_connect(e[1], 0, 10, TD__CHANNEL_MESSAGES, soon(), &fds[0]));
     CHECK_SOON((quiet.fd = fds[0], poll(&quiet, 1, 20) == 0));
     td__endpoint_forget(e[0], 10);
@@ -474,7 +474,7 @@ TEST(links_are_handed_to_a_listener)
     pair_close(e);
 }
 
-TEST(who_has_left_cannot_be_reached)
+TEST(a_rank_that_has_left_cannot_be_reached)
 {
     for (int shared = 0; shared < 2; shared++) {
         struct td__endpoint *e[2];
@@ -482,7 +482,7 @@ TEST(who_has_left_cannot_be_reached)
         pair_open(e, shared);
         CHECK_OK(td__endpoint_connect(e[0], 1, 3, TD__CHANNEL_MESSAGES, soon(), &fd));
         td__endpoint_close(e[1]);
-        check_closed(fd); /* what nobody had taken */
+        check_closed(fd); /* links that were not taken */
         td_status status = td__endpoint_connect(e[0], 1, 3, TD__CHANNEL_MESSAGES,
                                                 td__deadline_in_ms(200), &fd);
         CHECK(status == TD_ERR_TIMEOUT || status == TD_ERR_PEER);
@@ -522,7 +522,7 @@ static void *offer_later(void *arg)
     return NULL;
 }
 
-TEST(papers_before_and_after_they_are_asked_for)
+TEST(descriptors_before_and_after_they_are_requested)
 {
     struct td__endpoint *e[2];
     pthread_t thread;

@@ -78,7 +78,7 @@ static void *ask_as_the_library(void *arg)
 }
 
 /* The check itself is one: this program's getenv() is the library's, too. */
-TEST(who_reads_the_environment_is_noticed)
+TEST(reads_of_the_environment_are_detected)
 {
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, ask_as_the_library, NULL), 0);

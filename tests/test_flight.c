@@ -147,7 +147,7 @@ TEST(threads_share_the_numbers)
 }
 
 /* What a rank is stuck in must not be overwritten by what its other threads do. */
-TEST(what_is_under_way_stays)
+TEST(operations_under_way_are_kept)
 {
     struct td__flight_log *log = open_log();
     uint64_t stuck = begin(log, 5, TD__FLIGHT_RUNNING);
@@ -173,7 +173,7 @@ TEST(what_is_under_way_stays)
     td__flight_close(log);
 }
 
-TEST(many_that_are_never_done_end_the_search)
+TEST(many_unfinished_operations_end_the_search)
 {
     struct td__flight_log *log = open_log();
     for (uint64_t i = 1; i <= 2000; i++)
@@ -218,7 +218,7 @@ TEST(texts_are_cut_between_characters)
     CHECK_STR(out, "äöü");
 }
 
-TEST(what_a_terminal_would_obey_is_not_shown)
+TEST(control_characters_are_not_shown)
 {
     char out[64];
     td__flight_printable("a\033[2Jb\ac\x7f", 9, out);
@@ -447,7 +447,7 @@ TEST(a_rank_with_two_worlds_has_one_log)
 }
 
 /* Whatever the variable says, a log is there; it is private. */
-TEST(places_that_are_none)
+TEST(malformed_locations)
 {
     static const char *const places[] = {
         "",
@@ -484,7 +484,7 @@ static void check_private(int fd, int slot)
     td__flight_close(log);
 }
 
-TEST(books_that_are_none)
+TEST(malformed_books)
 {
     td_log_set_level(TD_LOG_ERROR);
     struct td__flight_book book = open_book(1);
@@ -557,7 +557,7 @@ static void check_refused(const char *why)
     td__flight_close(log);
 }
 
-TEST(a_wrong_place_is_told)
+TEST(a_wrong_location_is_reported)
 {
     setenv("TANDEM_FLIGHT", "1:2:3", 1);
     check_refused("process 1 has no page 3 of a flight recorder open as 2");
@@ -594,7 +594,7 @@ TEST(files_of_others)
 }
 
 /* A file that is something else is not written to, and one that is in use is not cut. */
-TEST(files_that_are_taken)
+TEST(files_that_are_in_use)
 {
     char prefix[512], path[600], text[16] = "";
     struct td__flight_log *log, *other;

@@ -240,7 +240,7 @@ static void run_threads(const td_group_options *options)
 
 /* Rank 0 has the memory of a group that rank 1 has not looked at yet, and leaves: neither does it wait for
  * that, nor is what it has sent on the group lost. */
-RANKS(leaving_what_nobody_has_looked_at, .ranks = 2, .deadline_s = 30)
+RANKS(leaving_before_calls_were_compared, .ranks = 2, .deadline_s = 30)
 {
     td_group *used, *unused;
     int value = 0;

@@ -166,7 +166,7 @@ RANKS(the_same_store_again, .ranks = 3)
     CHECK_OK(td_world_close(&met));
 }
 
-RANKS(a_file_to_meet_at, .ranks = 3)
+RANKS(a_rendezvous_by_file, .ranks = 3)
 {
     char url[300];
     snprintf(url, sizeof url, "file://%s/meeting", td_test_temp_dir());

@@ -248,7 +248,7 @@ TEST(conv2d_depthwise, .deadline_s = 100)
 }
 
 /* Kernels of one place are plain products; few channels of the output, gradients of weights that are not. */
-TEST(conv2d_of_one_place_or_few_channels, .deadline_s = 100)
+TEST(conv2d_of_1x1_kernels_or_few_channels, .deadline_s = 100)
 {
     static const struct shape shapes[] = {
         {3, 20, 7, 9, 30, {.kernel = {1, 1}}},

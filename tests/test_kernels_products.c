@@ -227,7 +227,7 @@ TEST(a_fork_multiplies_too)
     RELEASE(a, b, out);
 }
 
-TEST(what_is_no_number_of_threads)
+TEST(malformed_numbers_of_threads)
 {
     CHECK_FAILS(td_set_num_threads(0), TD_ERR_INVALID, "at least 1");
 }

@@ -209,7 +209,7 @@ static void check_places(const td_tensor *x, int dim, bool least, char result)
     td_tensor_release(out);
 }
 
-TEST(places_of_greatest_and_least)
+TEST(indices_of_extremes)
 {
     static const int64_t shapes[][3] = {
         {3, 4, 5}, {2, 300, 3}, {40, 2, 700}, {1, 1, 1}, {17, 18, 1}};

@@ -56,7 +56,7 @@ TEST(a_small_limit_is_no_signal)
     CHECK(!td_alloc(1 << 20));
     CHECK_EQ(td_last_status(), TD_ERR_NOMEM);
     CHECK_CONTAINS(td_last_error(), "102400");
-    char *small = td_alloc(1000); /* there is room for that */
+    char *small = td_alloc(1000); /* small enough */
     CHECK(small);
     small[999] = 1;
     td_free(small);
@@ -66,7 +66,7 @@ static void reduce_with_small_files(int rank, void *arg)
 {
     td_init_options options = {
         .init_method = arg, .rank = rank, .world_size = 2, .timeout_ms = 20000};
-    if (rank == 0) /* who makes the memory that both share */
+    if (rank == 0) /* creates the memory that both share */
         set_limit(RLIMIT_FSIZE, 4096);
     td_status status = td_init_process_group(&options);
     float sum = 1;
@@ -79,8 +79,8 @@ static void reduce_with_small_files(int rank, void *arg)
 
 TEST(groups_that_cannot_have_memory, .deadline_s = 60)
 {
-    struct place place = place_tcp();
-    fork_ranks(2, reduce_with_small_files, place.url);
+    struct init_url init = tcp_init_url();
+    fork_ranks(2, reduce_with_small_files, init.url);
 }
 
 TEST(stores_and_checkpoints_that_cannot_grow)
@@ -197,11 +197,11 @@ TEST(few_descriptors_are_named, .deadline_s = 60)
 TEST(connecting_without_descriptors_fails_at_once)
 {
     td_store *store;
-    struct place place = place_tcp(); /* where nobody is */
+    struct init_url init = tcp_init_url(); /* where no server listens */
     td_world world;
     VARIABLES("TANDEM_SECRET=hush");
     leave_descriptors(0);
-    CHECK_FAILS(meet_at(&place, 1, 2, PATIENCE_MS, &world), TD_ERR_SYSTEM, "ulimit -n");
+    CHECK_FAILS(rendezvous_at(&init, 1, 2, PATIENCE_MS, &world), TD_ERR_SYSTEM, "ulimit -n");
     CHECK_CONTAINS(td_last_error(), "the limit is 64");
     CHECK_FAILS(td_tcp_store_open("127.0.0.1", 1,
                                   &(td_tcp_store_options){.timeout_ms = PATIENCE_MS}, &store),
@@ -211,7 +211,7 @@ TEST(connecting_without_descriptors_fails_at_once)
 
 struct latecomer {
     atomic_bool go;
-    struct place place;
+    struct init_url init;
 };
 
 static void come_late(void *arg)
@@ -219,7 +219,7 @@ static void come_late(void *arg)
     struct latecomer *late = arg;
     td_world world;
     CHECK_SOON(atomic_load(&late->go));
-    meet_at(&late->place, 1, 2, PATIENCE_MS, &world); /* nobody lets it in */
+    rendezvous_at(&late->init, 1, 2, PATIENCE_MS, &world); /* it is not admitted */
 }
 
 /* Rank 0 has a store, but no descriptor for the connection of rank 1. */
@@ -229,11 +229,11 @@ TEST(a_store_without_descriptors_says_so, .deadline_s = 60)
     td_bytes value;
     td_tcp_store_options options = {.host_server = true, .timeout_ms = PATIENCE_MS};
     struct latecomer *late = fork_shared(sizeof *late);
-    late->place = place_tcp();
+    late->init = tcp_init_url();
     VARIABLES("TANDEM_SECRET=hush");
     pid_t other = fork_start(come_late, late);
     CHECK_OK(
-        td_tcp_store_open("127.0.0.1", atoi(strrchr(late->place.url, ':') + 1), &options, &store));
+        td_tcp_store_open("127.0.0.1", atoi(strrchr(late->init.url, ':') + 1), &options, &store));
     leave_descriptors(0);
     atomic_store(&late->go, true);
     CHECK_FAILS(td_store_get(store, "what the late one would set", PATIENCE_MS, &value),
@@ -244,7 +244,7 @@ TEST(a_store_without_descriptors_says_so, .deadline_s = 60)
     have_descriptors_again();
 }
 
-TEST(a_passed_descriptor_that_has_no_place)
+TEST(a_passed_descriptor_beyond_the_limit)
 {
     int ends[2], passed = -1;
     char byte;

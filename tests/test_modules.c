@@ -50,7 +50,7 @@ TEST(sequential_names_its_parts)
     td_module_destroy(NULL);
 }
 
-TEST(what_is_not_there)
+TEST(missing_names)
 {
     td_module *net = small();
     const char *wrong[] = {"5.weight",   "0.none",  "0",         "",
@@ -73,7 +73,7 @@ TEST(what_is_not_there)
     td_module_destroy(net);
 }
 
-TEST(a_part_that_failed_fails_the_whole)
+TEST(a_failed_child_fails_the_module)
 {
     CHECK(!td_sequential(td_linear(3, 4), td_linear(-1, 2), td_relu(), NULL));
     CHECK_CONTAINS(td_last_error(), "in_features is -1");
@@ -576,7 +576,7 @@ static const td_module_ops bare_ops = {.name = "Bare"};
 static const td_module_ops owner_ops = {
     .name = "Owner", .data_size = sizeof(struct scale), .free_data = scale_free};
 
-TEST(failures_stick_until_finish)
+TEST(failures_are_kept_until_finish)
 {
     td_tensor *tensor = td_zeros((const int64_t[]){2}, 1, TD_F32);
     td_tensor *integers = td_zeros((const int64_t[]){2}, 1, TD_I64);

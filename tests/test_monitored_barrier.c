@@ -224,7 +224,7 @@ RANKS(dead_and_late_at_a_monitored_barrier, .ranks = 4, .may_die = 1 << 1)
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(asked_by_one_who_is_dead, .ranks = 3, .may_die = 1 << 0)
+RANKS(queried_by_a_rank_that_died, .ranks = 3, .may_die = 1 << 0)
 {
     open_world(&shm, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));

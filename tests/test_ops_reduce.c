@@ -81,7 +81,7 @@ TEST(along_dimensions)
     }
 }
 
-TEST(extremes_and_places)
+TEST(extremes_and_their_indices)
 {
     {
         TD_SCOPE;

@@ -181,7 +181,7 @@ TEST(parameters_without_gradient_are_passed_over)
 
 /* What was saved for a gradient is known to be gone after a step. */
 /* As in PyTorch, what counts is that there is a gradient. */
-TEST(parameters_that_do_not_ask_are_stepped)
+TEST(parameters_that_do_not_require_grad_are_stepped)
 {
     {
         TD_SCOPE;

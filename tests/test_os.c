@@ -104,7 +104,7 @@ TEST(addresses_with_a_zone)
     CHECK_EQ(td__address_port(&address), 80);
 }
 
-TEST(addresses_that_are_none)
+TEST(malformed_addresses)
 {
     struct td__address_list list;
     char text[400];
@@ -213,7 +213,7 @@ TEST(localhost_resolves)
     }
 }
 
-TEST(a_name_that_nobody_can_have)
+TEST(a_name_that_cannot_exist)
 {
     struct td__address_list list;
     char name[100];
@@ -372,7 +372,7 @@ TEST(connecting_in_vain)
 }
 
 /* A full queue of a listener that never accepts: the deadline counts. */
-TEST(connecting_to_one_who_does_not_accept)
+TEST(connecting_to_a_listener_that_does_not_accept)
 {
     struct td__address where = address_of(abstract_name(), 0);
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), fds[64], count = 0;
@@ -580,7 +580,7 @@ TEST(descriptors_that_are_too_many)
     }
 }
 
-TEST(descriptors_wait_for_room)
+TEST(descriptors_wait_for_buffer_space)
 {
     int pair[2];
     char *much = calloc(1, 8 << 20);

@@ -178,9 +178,9 @@ RANKS(two_worlds_in_one_log, .ranks = 2)
     pthread_t thread;
     uint64_t key, sequence;
     int64_t age;
-    char text[160], place[600];
-    snprintf(place, sizeof place, "%s/flight", td_test_temp_dir());
-    setenv(TD__FLIGHT_VARIABLE, place, 1);
+    char text[160], path[600];
+    snprintf(path, sizeof path, "%s/flight", td_test_temp_dir());
+    setenv(TD__FLIGHT_VARIABLE, path, 1);
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_tcp_store_open(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")), NULL, &store));
     CHECK_OK(
@@ -311,17 +311,17 @@ RANKS(many_groups, .ranks = 2)
 }
 
 /* Ranks that are threads of one process have a log each. */
-struct place {
+struct rank_thread {
     td_store *store;
     int rank;
 };
 
 static void *be_a_rank(void *arg)
 {
-    struct place *place = arg;
+    struct rank_thread *self = arg;
     struct td__flight_last last;
     td_group *group;
-    CHECK_OK(td_group_open(place->store, place->rank, 2, NULL, &group));
+    CHECK_OK(td_group_open(self->store, self->rank, 2, NULL, &group));
     for (int i = 0; i < 20; i++)
         CHECK_OK(td_group_barrier(group, NULL));
     td__recorder_last(group->root, group->key, &last);
@@ -334,20 +334,20 @@ TEST(ranks_that_are_threads)
 {
     struct td__flight_book book;
     struct td__flight_job job = {.slots = 1, .nnodes = 1, .world_size = 2};
-    struct place places[2] = {{.rank = 0}, {.rank = 1}};
+    struct rank_thread ranks[2] = {{.rank = 0}, {.rank = 1}};
     pthread_t threads[2];
     char text[64];
     CHECK_OK(td__flight_book_open(&job, &book));
     td__flight_book_place(&book, getpid(), 0, text, sizeof text);
     setenv("TANDEM_FLIGHT", text, 1);
     for (int again = 0; again < 2; again++) {
-        CHECK_OK(td_hash_store_open(&places[0].store));
-        places[1].store = places[0].store;
+        CHECK_OK(td_hash_store_open(&ranks[0].store));
+        ranks[1].store = ranks[0].store;
         for (int i = 0; i < 2; i++)
-            CHECK_EQ(pthread_create(&threads[i], NULL, be_a_rank, &places[i]), 0);
+            CHECK_EQ(pthread_create(&threads[i], NULL, be_a_rank, &ranks[i]), 0);
         for (int i = 0; i < 2; i++)
             pthread_join(threads[i], NULL);
-        td_store_close(places[0].store);
+        td_store_close(ranks[0].store);
     }
     void *copy = td__flight_book_copy(&book);
     struct td__flight_now now;

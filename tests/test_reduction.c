@@ -357,7 +357,7 @@ static uint64_t join_tree(int low, int n, size_t element)
            size * size * (size & 1 ? 3 : 1);
 }
 
-TEST(a_function_of_the_users_own)
+TEST(a_user_defined_reduction)
 {
     enum { COUNT = 1300, MOST = 23 };
     static uint64_t buffers[MOST][COUNT];

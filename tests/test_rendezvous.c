@@ -369,7 +369,7 @@ TEST(file_needs_an_absolute_path)
     expect_alone(url, &one); /* the options win */
 }
 
-/* ---- What the environment speaks of ---------------------------------------------------------- */
+/* ---- What the environment selects ------------------------------------------------------------ */
 
 TEST(alone_without_any_set_up)
 {
@@ -390,7 +390,7 @@ TEST(alone_without_any_set_up)
 
 TEST(the_launchers_are_detected_in_order)
 {
-    /* Each speaks of a rank that cannot be: the message tells whose it was. */
+    /* Each has a rank that is out of range: the error names the variable. */
     VARIABLES("PMI_RANK=14", "PMI_SIZE=4");
     expect_message(NULL, NULL, "mpi://: rank 14 is outside 0 to 3, the ranks of a world of 4");
     VARIABLES("OMPI_COMM_WORLD_RANK=13", "OMPI_COMM_WORLD_SIZE=3");
@@ -413,7 +413,7 @@ TEST(half_a_launcher_is_not_detected)
     expect_part(NULL, NULL, "slurm://: rank 9 is outside 0 to 1");
 }
 
-TEST(a_lone_variable_asks_for_the_rank)
+TEST(a_lone_variable_needs_the_rank)
 {
     static const char *const lone[] = {"MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500",
                                        "WORLD_SIZE=1"};
@@ -594,7 +594,7 @@ TEST(schemes_are_checked)
     CHECK_OK(td_register_rendezvous(longest, NULL, NULL));
 }
 
-TEST(what_an_own_scheme_returns_is_checked)
+TEST(what_a_registered_scheme_returns_is_checked)
 {
     struct own own = {.world_size = 2, .rank = 2};
     CHECK_OK(td_register_rendezvous("own", meet_own_way, &own));
@@ -614,7 +614,7 @@ TEST(what_an_own_scheme_returns_is_checked)
     CHECK_STR(td_last_error(),
               "rendezvous own://: its function failed with TD_ERR_UNSUPPORTED, and "
               "gave no reason by td_fail()");
-    /* A store that nobody else reaches: the meeting says who is missing. */
+    /* A store that no other process reaches: the error names the missing ranks. */
     own = (struct own){.world_size = 2, .rank = 1};
     CHECK_EQ(attempt("own://x", &(td_rendezvous_options){.timeout_ms = 100}), TD_ERR_TIMEOUT);
     CHECK_STR(td_last_error(), "rendezvous at own://x: timed out: 1 of 2 ranks have joined; "

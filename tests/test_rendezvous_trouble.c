@@ -1,5 +1,5 @@
-/* What goes wrong between the processes of a world: all who are concerned are told, soon, and by
- * name; and those whom it does not concern are not disturbed. */
+/* Failures of a rendezvous: all affected ranks get an error that names the cause, soon; ranks of other jobs are
+ * not disturbed. */
 #include "forks.h"
 #include "runner.h"
 #include "worlds.h"
@@ -20,11 +20,11 @@
 
 #define SECOND ((int64_t)1000000000)
 
-enum { PATIENCE_MS = 60000 }; /* for those who shall be told long before */
+enum { PATIENCE_MS = 60000 }; /* a timeout that must not be reached */
 
 /* What the processes of a test know of each other. */
 struct common {
-    struct place place;
+    struct init_url init;
     atomic_int arrived;
     atomic_int told;
     atomic_bool released, closing, closed;
@@ -32,10 +32,10 @@ struct common {
     char messages[8][600];
 };
 
-static struct common *make_common(struct place place)
+static struct common *make_common(struct init_url init)
 {
     struct common *common = fork_shared(sizeof *common);
-    common->place = place;
+    common->init = init;
     return common;
 }
 
@@ -60,7 +60,7 @@ static void claim(struct common *common, int index, int rank)
     td_world world;
     int64_t start = td__now_ns();
     common->pids[index] = getpid();
-    CHECK_FAILS(meet_at(&common->place, rank, 3, PATIENCE_MS, &world), TD_ERR_MISMATCH,
+    CHECK_FAILS(rendezvous_at(&common->init, rank, 3, PATIENCE_MS, &world), TD_ERR_MISMATCH,
                 "rendezvous at ");
     CHECK_PROMPT(start);
     keep_message(common, index);
@@ -76,7 +76,7 @@ static void expect_same_rank(const struct common *common, int count, int a, int 
         "own",
         rank);
     for (int i = 0; i < count; i++) {
-        CHECK_STR(common->messages[i], common->messages[0]); /* all hear the same */
+        CHECK_STR(common->messages[i], common->messages[0]); /* the same error on all */
         CHECK_CONTAINS(common->messages[i], text);
         CHECK(names_process(common->messages[i], common->pids[a]));
         CHECK(names_process(common->messages[i], common->pids[b]));
@@ -93,17 +93,17 @@ static void two_claim_1(int index, void *arg)
     claim(arg, index, index == 0 ? 0 : 1);
 }
 
-TEST(two_ranks_0_are_both_told)
+TEST(two_ranks_0_both_fail)
 {
-    struct common *common = make_common(place_tcp());
+    struct common *common = make_common(tcp_init_url());
     fork_ranks(2, both_claim_0, common);
     expect_same_rank(common, 2, 0, 1, 0);
     CHECK_CONTAINS(common->messages[0], "rendezvous at 127.0.0.1:");
 }
 
-TEST(two_ranks_1_are_both_told)
+TEST(two_ranks_1_both_fail)
 {
-    struct common *common = make_common(place_tcp());
+    struct common *common = make_common(tcp_init_url());
     fork_ranks(3, two_claim_1, common);
     expect_same_rank(common, 3, 1, 2, 1);
 }
@@ -113,18 +113,18 @@ static void both_claim_1(int index, void *arg)
     claim(arg, index, 1);
 }
 
-/* A third one could come when the two have left already, and find no trace of them. */
-TEST(two_of_a_rank_are_both_told_by_file)
+/* A third rank could start after the two have left, and find no trace of them. */
+TEST(duplicate_ranks_both_fail_by_file)
 {
-    struct common *common = make_common(place_file());
+    struct common *common = make_common(file_init_url());
     fork_ranks(2, both_claim_1, common);
     expect_same_rank(common, 2, 0, 1, 1);
-    common = make_common(place_file());
+    common = make_common(file_init_url());
     fork_ranks(2, both_claim_0, common);
     expect_same_rank(common, 2, 0, 1, 0);
 }
 
-RANKS(two_of_a_rank_are_both_told_at_the_agent, .ranks = 3)
+RANKS(duplicate_ranks_both_fail_at_the_agent, .ranks = 3)
 {
     td_world world;
     VARIABLES("WORLD_SIZE=4");
@@ -132,19 +132,19 @@ RANKS(two_of_a_rank_are_both_told_at_the_agent, .ranks = 3)
     CHECK_FAILS(td_rendezvous(NULL, NULL, &world), TD_ERR_MISMATCH, " both are rank 2; each");
 }
 
-/* The world is complete: the first two have what they came for, and only the third is told. */
+/* The world is complete: the first two ranks join, and only the third fails. */
 static void come_one_too_many(int index, void *arg)
 {
     struct common *common = arg;
     td_world world;
     if (index == 2) {
         CHECK_SOON(atomic_load(&common->arrived) == 2);
-        CHECK_FAILS(meet_at(&common->place, 1, 2, PATIENCE_MS, &world), TD_ERR_MISMATCH,
+        CHECK_FAILS(rendezvous_at(&common->init, 1, 2, PATIENCE_MS, &world), TD_ERR_MISMATCH,
                     " both are rank 1");
         atomic_store(&common->released, true);
         return;
     }
-    CHECK_OK(meet_at(&common->place, index, 2, PATIENCE_MS, &world));
+    CHECK_OK(rendezvous_at(&common->init, index, 2, PATIENCE_MS, &world));
     use_world(&world, index, 2);
     atomic_fetch_add(&common->arrived, 1);
     CHECK_SOON(atomic_load(&common->released));
@@ -152,10 +152,10 @@ static void come_one_too_many(int index, void *arg)
     CHECK_OK(td_world_close(&world));
 }
 
-TEST(one_too_many_does_not_disturb_the_others)
+TEST(a_surplus_rank_does_not_disturb_the_others)
 {
-    fork_ranks(3, come_one_too_many, make_common(place_tcp()));
-    fork_ranks(3, come_one_too_many, make_common(place_file()));
+    fork_ranks(3, come_one_too_many, make_common(tcp_init_url()));
+    fork_ranks(3, come_one_too_many, make_common(file_init_url()));
 }
 
 static void disagree_on_size(int rank, void *arg)
@@ -163,7 +163,7 @@ static void disagree_on_size(int rank, void *arg)
     struct common *common = arg;
     td_world world;
     common->pids[rank] = getpid();
-    CHECK_FAILS(meet_at(&common->place, rank, rank ? 4 : 3, PATIENCE_MS, &world), TD_ERR_MISMATCH,
+    CHECK_FAILS(rendezvous_at(&common->init, rank, rank ? 4 : 3, PATIENCE_MS, &world), TD_ERR_MISMATCH,
                 "; all must have the same");
     keep_message(common, rank);
 }
@@ -179,20 +179,20 @@ static void expect_sizes_told(struct common *common)
     }
 }
 
-TEST(different_world_sizes_are_told_to_both)
+TEST(different_world_sizes_fail_on_both)
 {
-    expect_sizes_told(make_common(place_tcp()));
-    expect_sizes_told(make_common(place_file()));
+    expect_sizes_told(make_common(tcp_init_url()));
+    expect_sizes_told(make_common(file_init_url()));
 }
 
-RANKS(different_world_sizes_are_told_to_both_at_the_agent, .ranks = 2)
+RANKS(different_world_sizes_fail_on_both_at_the_agent, .ranks = 2)
 {
     td_world world;
     set_number("WORLD_SIZE", 5 + td_test_rank());
     CHECK_FAILS(td_rendezvous(NULL, NULL, &world), TD_ERR_MISMATCH, "has a world size of ");
 }
 
-/* ---- Somebody does not come ------------------------------------------------------------------ */
+/* ---- Missing ranks --------------------------------------------------------------------------- */
 
 static const int present[] = {0, 2};
 
@@ -203,24 +203,24 @@ static void wait_in_vain(int index, void *arg)
     char message[700];
     int64_t start = td__now_ns();
     int64_t timeout_ms = 700 * td_test_slowness();
-    CHECK_EQ(meet_at(&common->place, present[index], 4, timeout_ms, &world), TD_ERR_TIMEOUT);
+    CHECK_EQ(rendezvous_at(&common->init, present[index], 4, timeout_ms, &world), TD_ERR_TIMEOUT);
     int64_t took = td__now_ns() - start;
-    bool file = !strncmp(common->place.url, "file://", 7);
+    bool file = !strncmp(common->init.url, "file://", 7);
     snprintf(message, sizeof message,
              "rendezvous at %s%s: timed out: 2 of 4 ranks have joined; missing: ranks 1, 3",
-             file ? "file " : "", strstr(common->place.url, "://") + 3);
+             file ? "file " : "", strstr(common->init.url, "://") + 3);
     CHECK_STR(td_last_error(), message);
     CHECK(took > SECOND / 2);
     CHECK_PROMPT(start);
 }
 
-TEST(those_who_are_missing_are_named_to_all)
+TEST(missing_ranks_are_named_on_all_ranks)
 {
-    fork_ranks(2, wait_in_vain, make_common(place_tcp()));
-    fork_ranks(2, wait_in_vain, make_common(place_file()));
+    fork_ranks(2, wait_in_vain, make_common(tcp_init_url()));
+    fork_ranks(2, wait_in_vain, make_common(file_init_url()));
 }
 
-RANKS(those_who_are_missing_are_named_at_the_agent, .ranks = 2)
+RANKS(missing_ranks_are_named_at_the_agent, .ranks = 2)
 {
     td_world world;
     td_rendezvous_options options = {.timeout_ms = 500 * td_test_slowness()};
@@ -231,28 +231,28 @@ RANKS(those_who_are_missing_are_named_at_the_agent, .ranks = 2)
                 "2 of 3 ranks have joined; missing: rank 0");
 }
 
-/* The one with the least patience tells the others at once. */
+/* The rank with the shortest timeout fails all others at once. */
 static void wait_with_patience(int rank, void *arg)
 {
     struct common *common = arg;
     td_world world;
     int64_t start = td__now_ns();
     int64_t timeout_ms = rank ? 500 * td_test_slowness() : PATIENCE_MS;
-    CHECK_FAILS(meet_at(&common->place, rank, 3, timeout_ms, &world), TD_ERR_TIMEOUT,
+    CHECK_FAILS(rendezvous_at(&common->init, rank, 3, timeout_ms, &world), TD_ERR_TIMEOUT,
                 "2 of 3 ranks have joined; missing: rank 2");
     CHECK_PROMPT(start);
 }
 
-TEST(the_first_to_give_up_tells_the_others)
+TEST(the_first_timeout_fails_all_ranks)
 {
-    fork_ranks(2, wait_with_patience, make_common(place_tcp()));
+    fork_ranks(2, wait_with_patience, make_common(tcp_init_url()));
 }
 
-TEST(of_many_missing_the_first_are_named)
+TEST(the_first_of_many_missing_ranks_are_named)
 {
-    struct place place = place_tcp();
+    struct init_url init = tcp_init_url();
     td_world world;
-    CHECK_EQ(meet_at(&place, 0, 100, 500 * td_test_slowness(), &world), TD_ERR_TIMEOUT);
+    CHECK_EQ(rendezvous_at(&init, 0, 100, 500 * td_test_slowness(), &world), TD_ERR_TIMEOUT);
     CHECK_CONTAINS(td_last_error(), ": timed out: 1 of 100 ranks have joined; missing: ranks "
                                     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, …");
 }
@@ -276,18 +276,18 @@ static void expect_addresses(const char *host, int port)
     freeaddrinfo(list);
 }
 
-TEST(each_address_tried_is_listed_where_rank_0_does_not_come)
+TEST(each_address_tried_is_listed_when_rank_0_is_missing)
 {
     static const char *const hosts[] = {"127.0.0.1", "localhost", "::1"};
     int port = reserve_port();
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
-        struct place place;
+        struct init_url init;
         td_world world;
         char text[100];
-        snprintf(place.url, sizeof place.url,
+        snprintf(init.url, sizeof init.url,
                  strchr(hosts[i], ':') ? "tcp://[%s]:%d" : "tcp://%s:%d", hosts[i], port);
         int64_t start = td__now_ns();
-        CHECK_EQ(meet_at(&place, 1, 2, 300, &world), TD_ERR_TIMEOUT);
+        CHECK_EQ(rendezvous_at(&init, 1, 2, 300, &world), TD_ERR_TIMEOUT);
         CHECK_PROMPT(start);
         snprintf(text, sizeof text, "cannot reach the store at %s, port %d, within 0.", hosts[i],
                  port);
@@ -303,21 +303,21 @@ static void wait_for_the_last(void *arg)
     td_world world;
     int rank = atomic_fetch_add(&common->arrived, 1);
     common->pids[rank] = getpid();
-    CHECK_FAILS(meet_at(&common->place, rank, 4, PATIENCE_MS, &world), TD_ERR_PEER,
+    CHECK_FAILS(rendezvous_at(&common->init, rank, 4, PATIENCE_MS, &world), TD_ERR_PEER,
                 "the connection to the server is lost");
     atomic_fetch_add(&common->told, 1);
 }
 
-TEST(the_death_of_the_host_is_told_to_those_who_wait)
+TEST(the_death_of_the_host_fails_waiting_ranks)
 {
-    struct common *common = make_common(place_tcp());
+    struct common *common = make_common(tcp_init_url());
     pid_t host = fork_start(wait_for_the_last, common);
     CHECK_SOON(common->pids[0] == host);
     pid_t others[] = {fork_start(wait_for_the_last, common), fork_start(wait_for_the_last, common)};
     td_store *store;
     int64_t come = 0;
     CHECK_OK(
-        td_tcp_store_open("127.0.0.1", atoi(strrchr(common->place.url, ':') + 1), NULL, &store));
+        td_tcp_store_open("127.0.0.1", atoi(strrchr(common->init.url, ':') + 1), NULL, &store));
     CHECK_SOON(!td_store_add(store, "\1rendezvous/0.0/0/joined", 0, &come) && come == 3);
     fork_kill(host, SIGKILL);
     CHECK_SOON(atomic_load(&common->told) == 2);
@@ -326,7 +326,7 @@ TEST(the_death_of_the_host_is_told_to_those_who_wait)
     CHECK_OK(td_store_close(store));
 }
 
-/* ---- The place is taken ---------------------------------------------------------------------- */
+/* ---- The address is in use ------------------------------------------------------------------- */
 
 /* Holds a port as another program might: it listens, or not even that, and never answers. */
 static int take_port(bool listening)
@@ -358,19 +358,19 @@ static void meet_at_taken_port(int index, void *arg)
     CHECK_STR(td_last_error(), message);
 }
 
-TEST(a_taken_port_is_named)
+TEST(a_port_in_use_is_named)
 {
     VARIABLES("RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1");
     fork_ranks(2, meet_at_taken_port, NULL);
 }
 
-/* Ranks 0 and 1 are the first job; 2 and 3 want to be another at the same place. */
+/* Ranks 0 and 1 are the first job; 2 and 3 are another job at the same address. */
 static void run_beside(int index, void *arg)
 {
     struct common *common = arg;
     td_world world;
     if (index < 2) {
-        CHECK_OK(meet_at(&common->place, index, 2, PATIENCE_MS, &world));
+        CHECK_OK(rendezvous_at(&common->init, index, 2, PATIENCE_MS, &world));
         use_world(&world, index, 2);
         await_all(&world);
         atomic_fetch_add(&common->arrived, 1);
@@ -388,7 +388,7 @@ static void run_beside(int index, void *arg)
     bool other_secret = getenv("OTHER_SECRET") != NULL;
     if (other_secret)
         VARIABLES("TANDEM_SECRET=another");
-    td_status status = meet_at(&common->place, index - 2, 2, 5000, &world);
+    td_status status = rendezvous_at(&common->init, index - 2, 2, 5000, &world);
     if (!other_secret)
         CHECK_EQ(status, TD_ERR_MISMATCH);
     else
@@ -398,9 +398,9 @@ static void run_beside(int index, void *arg)
         atomic_store(&common->released, true);
 }
 
-TEST(a_second_job_at_the_same_port_is_told)
+TEST(a_second_job_at_the_same_port_is_refused)
 {
-    struct common *common = make_common(place_tcp());
+    struct common *common = make_common(tcp_init_url());
     VARIABLES("TANDEM_SECRET=one for both");
     fork_ranks(4, run_beside, common);
     CHECK_CONTAINS(common->messages[2],
@@ -409,31 +409,31 @@ TEST(a_second_job_at_the_same_port_is_told)
     CHECK_CONTAINS(common->messages[3], " both are rank 1; ");
 }
 
-TEST(a_second_job_with_its_own_secret_is_told)
+TEST(a_second_job_with_its_own_secret_is_refused)
 {
-    struct common *common = make_common(place_tcp());
+    struct common *common = make_common(tcp_init_url());
     VARIABLES("TANDEM_SECRET=one", "OTHER_SECRET=yes");
     fork_ranks(4, run_beside, common);
     CHECK_CONTAINS(common->messages[2], "is in use already (listening for the store at 127.0.0.1:");
     CHECK_CONTAINS(common->messages[3], "refused the job's secret");
 }
 
-TEST(a_second_job_in_the_same_file_is_told)
+TEST(a_second_job_in_the_same_file_is_refused)
 {
-    struct common *common = make_common(place_file());
+    struct common *common = make_common(file_init_url());
     fork_ranks(4, run_beside, common);
     CHECK_CONTAINS(common->messages[2], " both are rank 0; ");
     CHECK_CONTAINS(common->messages[3], " both are rank 1; ");
 }
 
-/* The first job is at its second meeting when the other comes for its first. */
+/* The first job is at its second rendezvous when the other starts its first. */
 static void run_beside_the_second(int index, void *arg)
 {
     struct common *common = arg;
     td_world world;
     if (index < 2) {
         for (int round = 0; round < 2; round++) {
-            CHECK_OK(meet_at(&common->place, index, 2, PATIENCE_MS, &world));
+            CHECK_OK(rendezvous_at(&common->init, index, 2, PATIENCE_MS, &world));
             use_world(&world, index, 2);
             await_all(&world);
             if (round == 0)
@@ -450,28 +450,28 @@ static void run_beside_the_second(int index, void *arg)
         return;
     }
     CHECK_SOON(atomic_load(&common->arrived) == 2);
-    td_status status = meet_at(&common->place, index - 2, 2, 1000, &world);
+    td_status status = rendezvous_at(&common->init, index - 2, 2, 1000, &world);
     /* The first job's file went with its first meeting when both ranks had left before either came
      * back. Then nothing in the new one tells of a first meeting, and the other job has its own
      * there, beside the second of the first: the keys of the two are apart. */
-    CHECK(status != TD_OK || !strncmp(common->place.url, "file:", 5));
+    CHECK(status != TD_OK || !strncmp(common->init.url, "file:", 5));
     if (!status)
         CHECK_OK(td_world_close(&world));
     keep_message(common, index);
 }
 
-TEST(a_second_job_does_not_disturb_the_second_meeting)
+TEST(a_second_job_does_not_disturb_the_second_rendezvous)
 {
-    fork_ranks(4, run_beside_the_second, make_common(place_tcp()));
-    fork_ranks(4, run_beside_the_second, make_common(place_file()));
+    fork_ranks(4, run_beside_the_second, make_common(tcp_init_url()));
+    fork_ranks(4, run_beside_the_second, make_common(file_init_url()));
 }
 
 /* ---- Secrets --------------------------------------------------------------------------------- */
 
 struct secrets {
-    struct place place;
+    struct init_url init;
     const char *of_rank[2];
-    const char *refusal; /* what rank 1 is told */
+    const char *refusal; /* the error of rank 1 */
 };
 
 static void meet_with_secrets(int rank, void *arg)
@@ -481,12 +481,12 @@ static void meet_with_secrets(int rank, void *arg)
     if (secrets->of_rank[rank])
         setenv("TANDEM_SECRET", secrets->of_rank[rank], 1);
     if (rank == 0) {
-        CHECK_FAILS(meet_at(&secrets->place, rank, 2, 700 * td_test_slowness(), &world),
+        CHECK_FAILS(rendezvous_at(&secrets->init, rank, 2, 700 * td_test_slowness(), &world),
                     TD_ERR_TIMEOUT, "1 of 2 ranks have joined; missing: rank 1");
         return;
     }
     int64_t start = td__now_ns();
-    CHECK_FAILS(meet_at(&secrets->place, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH,
+    CHECK_FAILS(rendezvous_at(&secrets->init, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH,
                 "the server at 127.0.0.1:");
     CHECK_CONTAINS(td_last_error(), secrets->refusal);
     CHECK_PROMPT(start);
@@ -495,7 +495,7 @@ static void meet_with_secrets(int rank, void *arg)
 TEST(a_wrong_secret_is_refused)
 {
     struct secrets secrets = {
-        .place = place_tcp(),
+        .init = tcp_init_url(),
         .of_rank = {"right", "wrong"},
         .refusal =
             " refused the job's secret: TANDEM_SECRET is not the same, or missing, there (or "
@@ -508,7 +508,7 @@ TEST(a_wrong_secret_is_refused)
 TEST(a_missing_secret_is_refused)
 {
     struct secrets secrets = {
-        .place = place_tcp(),
+        .init = tcp_init_url(),
         .of_rank = {"right", NULL},
         .refusal = " refused the job's secret: TANDEM_SECRET is set there, but missing here, or "
                    "it belongs to another user's job (or it is no store of Tandem)"};
@@ -523,19 +523,19 @@ static void meet_with_file(int rank, void *arg)
         setenv("TANDEM_SECRET", secrets->of_rank[0], 1);
     else
         setenv("TANDEM_SECRET_FILE", secrets->of_rank[1], 1);
-    CHECK_OK(meet_at(&secrets->place, rank, 2, 0, &world));
+    CHECK_OK(rendezvous_at(&secrets->init, rank, 2, 0, &world));
     use_world(&world, rank, 2);
     CHECK_OK(td_world_close(&world));
 }
 
-TEST(a_secret_may_stand_in_a_file)
+TEST(a_secret_may_be_in_a_file)
 {
     char path[400];
-    struct secrets secrets = {.place = place_tcp(), .of_rank = {"hush hush", path}};
+    struct secrets secrets = {.init = tcp_init_url(), .of_rank = {"hush hush", path}};
     td_world world;
     snprintf(path, sizeof path, "%s/secret", td_test_temp_dir());
     setenv("TANDEM_SECRET_FILE", path, 1);
-    CHECK_FAILS(meet_at(&secrets.place, 0, 1, 0, &world), TD_ERR_AUTH,
+    CHECK_FAILS(rendezvous_at(&secrets.init, 0, 1, 0, &world), TD_ERR_AUTH,
                 "TANDEM_SECRET_FILE: cannot read ");
     unsetenv("TANDEM_SECRET_FILE");
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -566,12 +566,12 @@ TEST(a_server_that_cannot_prove_the_secret_is_refused)
     CHECK_EQ(listen(listener, 10), 0);
     CHECK_EQ(getsockname(listener, (struct sockaddr *)&address, &size), 0);
     pid_t fraud = fork_start(impersonate, &listener);
-    struct place place;
+    struct init_url init;
     td_world world;
     VARIABLES("TANDEM_SECRET=right");
-    snprintf(place.url, sizeof place.url, "tcp://127.0.0.1:%d", ntohs(address.sin_port));
+    snprintf(init.url, sizeof init.url, "tcp://127.0.0.1:%d", ntohs(address.sin_port));
     CHECK_FAILS(
-        meet_at(&place, 1, 2, PATIENCE_MS, &world), TD_ERR_AUTH,
+        rendezvous_at(&init, 1, 2, PATIENCE_MS, &world), TD_ERR_AUTH,
         "does not prove the job's secret: TANDEM_SECRET differs, or it is no store of Tandem");
     fork_join(fraud);
 }
@@ -580,7 +580,7 @@ TEST(without_a_secret_nothing_goes_beyond_this_host)
 {
     td_world world;
     VARIABLES("WORLD_SIZE=2", "MASTER_PORT=29500");
-    /* Addresses for documentation, which nobody has; refused before anything is sent. */
+    /* Addresses for documentation, which no host has; refused before anything is sent. */
     static const char *const hosts[] = {"203.0.113.1", "2001:db8::1", "0.0.0.0"};
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
         char message[400];
@@ -599,13 +599,13 @@ TEST(without_a_secret_nothing_goes_beyond_this_host)
     CHECK_FAILS(td_rendezvous(NULL, NULL, &world), TD_ERR_INVALID, "TANDEM_INSECURE is \"yes\"");
 }
 
-/* ---- Parting --------------------------------------------------------------------------------- */
+/* ---- Leaving --------------------------------------------------------------------------------- */
 
 static void part_early(int rank, void *arg)
 {
     struct common *common = arg;
     td_world world;
-    CHECK_OK(meet_at(&common->place, rank, 3, PATIENCE_MS, &world));
+    CHECK_OK(rendezvous_at(&common->init, rank, 3, PATIENCE_MS, &world));
     use_world(&world, rank, 3);
     await_all(&world);
     if (rank == 0) {
@@ -631,9 +631,9 @@ static void part_early(int rank, void *arg)
     CHECK_OK(td_world_close(&world));
 }
 
-TEST(the_host_parts_last)
+TEST(the_host_leaves_last)
 {
-    fork_ranks(3, part_early, make_common(place_tcp()));
+    fork_ranks(3, part_early, make_common(tcp_init_url()));
 }
 
 static void part_from_the_dead(void *arg)
@@ -642,7 +642,7 @@ static void part_from_the_dead(void *arg)
     td_world world;
     int rank = atomic_fetch_add(&common->arrived, 1);
     common->pids[rank] = getpid();
-    CHECK_OK(meet_at(&common->place, rank, 3, PATIENCE_MS, &world));
+    CHECK_OK(rendezvous_at(&common->init, rank, 3, PATIENCE_MS, &world));
     use_world(&world, rank, 3);
     if (rank) {
         atomic_fetch_add(&common->told, 1);
@@ -655,9 +655,9 @@ static void part_from_the_dead(void *arg)
     CHECK_PROMPT(start);
 }
 
-TEST(the_dead_are_not_waited_for)
+TEST(leaving_does_not_wait_for_dead_ranks)
 {
-    struct common *common = make_common(place_tcp());
+    struct common *common = make_common(tcp_init_url());
     pid_t pids[3];
     for (int i = 0; i < 3; i++)
         pids[i] = fork_start(part_from_the_dead, common);

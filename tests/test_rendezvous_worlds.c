@@ -20,7 +20,7 @@ static const int sizes[] = {1, 2, 5, 8};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
 struct meeting {
-    struct place place;
+    struct init_url init;
     int size;
     const char *url; /* NULL: detected */
     void (*set_up)(int rank, const struct meeting *meeting);
@@ -144,7 +144,7 @@ static void meet_in_two_steps(int rank, void *arg)
     CHECK_OK(td_world_close(&world));
 }
 
-TEST(steps_of_one_job_keep_apart)
+TEST(steps_of_one_job_do_not_mix)
 {
     set_slurm_job();
     VARIABLES("SLURM_NTASKS=2", "SLURM_JOB_NODELIST=no-such-node1");
@@ -213,7 +213,7 @@ static void meet_by_url(int rank, void *arg)
 {
     const struct meeting *meeting = arg;
     td_world world;
-    CHECK_OK(meet_at(&meeting->place, rank, meeting->size, 0, &world));
+    CHECK_OK(rendezvous_at(&meeting->init, rank, meeting->size, 0, &world));
     CHECK_EQ(world.local_rank, -1);
     use_world(&world, rank, meeting->size);
     CHECK_OK(td_world_close(&world));
@@ -223,15 +223,15 @@ TEST(worlds_meet_by_tcp)
 {
     for (int i = 0; i < SIZES; i++)
         fork_ranks(sizes[i], meet_by_url,
-                   &(struct meeting){.place = place_tcp(), .size = sizes[i]});
+                   &(struct meeting){.init = tcp_init_url(), .size = sizes[i]});
 }
 
 TEST(worlds_meet_by_file)
 {
     for (int i = 0; i < SIZES; i++) {
-        struct meeting meeting = {.place = place_file(), .size = sizes[i]};
+        struct meeting meeting = {.init = file_init_url(), .size = sizes[i]};
         fork_ranks(sizes[i], meet_by_url, &meeting);
-        CHECK(access(meeting.place.url + strlen("file://"), F_OK) && errno == ENOENT);
+        CHECK(access(meeting.init.url + strlen("file://"), F_OK) && errno == ENOENT);
     }
 }
 
@@ -242,7 +242,7 @@ static void meet_by_mixture(int rank, void *arg)
     char url[700];
     td_world world;
     td_rendezvous_options options = {.rank = rank, .world_size = rank == 2 ? 3 : 0};
-    snprintf(url, sizeof url, "%s?%s", meeting->place.url,
+    snprintf(url, sizeof url, "%s?%s", meeting->init.url,
              rank == 2 ? "rank=7&world_size=8" : "rank=0&world_size=3");
     CHECK_OK(td_rendezvous(url, &options, &world));
     use_world(&world, rank, 3);
@@ -251,11 +251,11 @@ static void meet_by_mixture(int rank, void *arg)
 
 TEST(rank_and_size_come_from_the_options_then_the_url)
 {
-    fork_ranks(3, meet_by_mixture, &(struct meeting){.place = place_tcp()});
-    fork_ranks(3, meet_by_mixture, &(struct meeting){.place = place_file()});
+    fork_ranks(3, meet_by_mixture, &(struct meeting){.init = tcp_init_url()});
+    fork_ranks(3, meet_by_mixture, &(struct meeting){.init = file_init_url()});
 }
 
-/* A scheme over a file store, as somebody else might write it: own://path, numbers in `arg`. */
+/* A scheme over a file store, as a user might write it: own://path, numbers in `arg`. */
 static td_status meet_own_way(const char *url, const td_rendezvous_options *options, void *arg,
                               td_world *world)
 {
@@ -284,7 +284,7 @@ static void meet_by_own_scheme(int rank, void *arg)
     CHECK_OK(td_register_rendezvous("own", NULL, NULL));
 }
 
-TEST(worlds_meet_by_a_scheme_of_ones_own)
+TEST(worlds_meet_by_a_registered_scheme)
 {
     for (int i = 0; i < SIZES; i++) {
         char url[500];
@@ -316,7 +316,7 @@ TEST(worlds_meet_beyond_loopback_with_a_secret)
     if (!outside_address(address))
         td_test_skip("this host has no IPv4 address but loopback");
     struct meeting meeting = {.size = 2};
-    snprintf(meeting.place.url, sizeof meeting.place.url, "tcp://%s:%d", address, reserve_port());
+    snprintf(meeting.init.url, sizeof meeting.init.url, "tcp://%s:%d", address, reserve_port());
     VARIABLES("TANDEM_SECRET=open sesame");
     fork_ranks(2, meet_by_url, &meeting);
     VARIABLES("TANDEM_SECRET=", "TANDEM_INSECURE=1");
@@ -327,15 +327,15 @@ TEST(worlds_meet_beyond_loopback_with_a_secret)
 
 enum { ROUNDS = 3 };
 
-/* The same processes meet, part, and meet again; each time the store is empty. use_world() looks
- * for keys of an earlier world, too. */
+/* The same processes join a world, leave, and join again; each time the store is empty. use_world() looks for
+ * keys of an earlier world, too. */
 static void meet_again_and_again(int rank, void *arg)
 {
     const struct meeting *meeting = arg;
     for (int round = 0; round < ROUNDS; round++) {
         td_world world;
-        if (meeting->place.url[0])
-            CHECK_OK(meet_at(&meeting->place, rank, meeting->size, 0, &world));
+        if (meeting->init.url[0])
+            CHECK_OK(rendezvous_at(&meeting->init, rank, meeting->size, 0, &world));
         else
             CHECK_OK(td_rendezvous(meeting->url, NULL, &world));
         CHECK(!world_has(&world, "left behind"));
@@ -350,14 +350,14 @@ static void meet_again_and_again(int rank, void *arg)
 
 TEST(worlds_meet_again_where_rank_0_hosts)
 {
-    fork_ranks(4, meet_again_and_again, &(struct meeting){.place = place_tcp(), .size = 4});
+    fork_ranks(4, meet_again_and_again, &(struct meeting){.init = tcp_init_url(), .size = 4});
 }
 
 TEST(worlds_meet_again_by_file)
 {
-    struct meeting meeting = {.place = place_file(), .size = 4};
+    struct meeting meeting = {.init = file_init_url(), .size = 4};
     fork_ranks(4, meet_again_and_again, &meeting);
-    CHECK(access(meeting.place.url + strlen("file://"), F_OK) && errno == ENOENT);
+    CHECK(access(meeting.init.url + strlen("file://"), F_OK) && errno == ENOENT);
 }
 
 RANKS(worlds_meet_again_at_the_agent, .ranks = 4)
@@ -376,7 +376,7 @@ static td_status find_agent(const char *url, const td_rendezvous_options *option
     return td_tcp_store_open("127.0.0.1", atoi(getenv("MASTER_PORT")), NULL, &world->store);
 }
 
-RANKS(worlds_meet_again_by_a_scheme_of_ones_own, .ranks = 3)
+RANKS(worlds_meet_again_by_a_registered_scheme, .ranks = 3)
 {
     CHECK_OK(td_register_rendezvous("agent", find_agent, NULL));
     meet_again_and_again(td_test_rank(), &(struct meeting){.url = "agent://", .size = 3});
@@ -414,16 +414,16 @@ RANKS(restarted_workers_find_an_empty_store, .ranks = 2)
 }
 
 struct meeting_beside {
-    struct place place;
+    struct init_url init;
     atomic_bool may_go_on;
 };
 
-/* Rank 1 parts and is back before rank 0, which hosts the store, has parted. */
+/* Rank 1 leaves and rejoins before rank 0, which hosts the store, has left. */
 static void come_back_early(int rank, void *arg)
 {
     struct meeting_beside *shared = arg;
     td_world world;
-    CHECK_OK(meet_at(&shared->place, rank, 2, 20000, &world));
+    CHECK_OK(rendezvous_at(&shared->init, rank, 2, 20000, &world));
     use_world(&world, rank, 2);
     if (rank == 0) {
         CHECK_SOON(atomic_load(&shared->may_go_on));
@@ -433,20 +433,20 @@ static void come_back_early(int rank, void *arg)
     } else {
         CHECK_OK(td_world_close(&world));
         atomic_store(&shared->may_go_on, true);
-        CHECK_OK(meet_at(&shared->place, rank, 2, 5000, &world));
+        CHECK_OK(rendezvous_at(&shared->init, rank, 2, 5000, &world));
     }
     if (rank == 0) {
         CHECK_OK(td_world_close(&world));
-        CHECK_OK(meet_at(&shared->place, rank, 2, 5000, &world));
+        CHECK_OK(rendezvous_at(&shared->init, rank, 2, 5000, &world));
     }
     use_world(&world, rank, 2);
     CHECK_OK(td_world_close(&world));
 }
 
-TEST(a_rank_may_be_back_before_the_host_has_parted)
+TEST(a_rank_may_rejoin_before_the_host_has_left)
 {
     struct meeting_beside *shared = fork_shared(sizeof *shared);
-    shared->place = place_tcp();
+    shared->init = tcp_init_url();
     fork_ranks(2, come_back_early, shared);
 }
 
@@ -457,13 +457,13 @@ static void come_late(int rank, void *arg)
     struct meeting_beside *shared = arg;
     td_world world;
     if (rank == 0) {
-        CHECK_FAILS(meet_at(&shared->place, rank, 2, 100, &world), TD_ERR_TIMEOUT,
+        CHECK_FAILS(rendezvous_at(&shared->init, rank, 2, 100, &world), TD_ERR_TIMEOUT,
                     "1 of 2 ranks have joined; missing: rank 1");
         atomic_store(&shared->may_go_on, true);
     } else {
         CHECK_SOON(atomic_load(&shared->may_go_on));
     }
-    CHECK_OK(meet_at(&shared->place, rank, 2, 5000, &world));
+    CHECK_OK(rendezvous_at(&shared->init, rank, 2, 5000, &world));
     use_world(&world, rank, 2);
     CHECK_OK(td_world_close(&world));
 }
@@ -471,13 +471,13 @@ static void come_late(int rank, void *arg)
 TEST(a_rank_may_try_again)
 {
     struct meeting_beside *shared = fork_shared(sizeof *shared);
-    shared->place = place_tcp();
+    shared->init = tcp_init_url();
     fork_ranks(2, come_late, shared);
 }
 
 TEST(a_rank_may_try_again_by_file)
 {
     struct meeting_beside *shared = fork_shared(sizeof *shared);
-    shared->place = place_file();
+    shared->init = file_init_url();
     fork_ranks(2, come_late, shared);
 }

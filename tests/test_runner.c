@@ -146,7 +146,7 @@ TEST(victim_leaks, .hidden = true)
     start_daemon();
 }
 
-TEST(victim_chats, .hidden = true)
+TEST(victim_floods, .hidden = true)
 {
     for (int i = 0; i < 50000; i++)
         printf("line %d\n", i);
@@ -275,7 +275,7 @@ TEST(an_exit_code_is_a_failure)
     EXPECT_FAILURE("victim_exits", "exit code 3 after ");
 }
 
-TEST(a_skip_tells_its_reason)
+TEST(a_skip_prints_its_reason)
 {
     struct td_test_child child = run_victim("victim_skips");
     CHECK_EQ(child.status, 0);
@@ -303,7 +303,7 @@ TEST(a_leaked_process_is_killed_and_named)
 
 TEST(a_flood_of_output_keeps_its_end)
 {
-    struct td_test_child child = run_victim("victim_chats");
+    struct td_test_child child = run_victim("victim_floods");
     CHECK_EQ(WEXITSTATUS(child.status), 1);
     CHECK_CONTAINS(child.output, "only the end of its output was kept");
     CHECK_CONTAINS(child.output, "| line 49999\n");

@@ -326,7 +326,7 @@ static td_status ignore_termination(int rank, void *arg)
     sleep_on();
 }
 
-TEST(those_who_ignore_sigterm_are_killed)
+TEST(processes_that_ignore_sigterm_are_killed)
 {
     struct notes *notes = make_notes();
     int64_t start = td__now_ns();
@@ -361,7 +361,7 @@ static td_status stop_oneself(int rank, void *arg)
     _exit(5);
 }
 
-TEST(a_stopped_process_hears_sigterm)
+TEST(a_stopped_process_gets_sigterm)
 {
     struct notes *notes = make_notes();
     int64_t start = td__now_ns();
@@ -488,7 +488,7 @@ static td_status meet_late(int rank, void *arg)
     return td_world_close(&world);
 }
 
-TEST(the_store_is_there_while_nobody_joins)
+TEST(the_store_is_there_before_td_spawn_join)
 {
     struct notes *notes = make_notes();
     td_spawn_context *context;

@@ -87,7 +87,7 @@ TEST(prefixes_of_all_kinds)
     CHECK_OK(td_store_close(base));
 }
 
-TEST(a_prefix_leaves_less_room)
+TEST(a_prefix_shortens_the_longest_key)
 {
     td_store *base = open_hash(), *outer = NULL;
     char *prefix = calloc(1, TD_STORE_MAX_KEY + 1);
@@ -105,7 +105,7 @@ TEST(a_prefix_leaves_less_room)
     free(prefix);
 }
 
-TEST(nested_prefixes_leave_less_room)
+TEST(nested_prefixes_shorten_the_longest_key)
 {
     td_store *base = open_hash(), *outer = NULL, *inner;
     char *prefix = calloc(1, TD_STORE_MAX_KEY + 1);

@@ -423,7 +423,7 @@ static td_status meet_by_callbacks(const char *url, const td_rendezvous_options 
     return TD_OK;
 }
 
-RANKS(a_rendezvous_of_ones_own, .ranks = 3)
+RANKS(a_registered_rendezvous_scheme, .ranks = 3)
 {
     int rank = td_test_rank(), size = td_test_size();
     td_world world;

@@ -1,5 +1,5 @@
-/* What a client sees when its server dies, stops or closes, what the others see when a client dies,
- * and the kinds of address that both meet at. */
+/* What a client sees when its server dies, stops or closes, what the others see when a client dies, and the kinds
+ * of addresses of a server. */
 #include "forks.h"
 #include "raw_client.h"
 #include "runner.h"
@@ -95,7 +95,7 @@ static void expect_lost(td_status status, const struct server *server)
 
 /* ---- The server dies ------------------------------------------------------------------------- */
 
-TEST(the_death_of_the_server_is_told_by_every_call)
+TEST(every_call_reports_the_death_of_the_server)
 {
     struct server server;
     server_start(&server, 0);
@@ -122,7 +122,7 @@ TEST(the_death_of_the_server_is_told_by_every_call)
     expect_lost(td_store_num_keys(stores[9], &number), &server);
     for (int i = 0; i < CALLS - 1; i++) {
         expect_lost(td_store_set(stores[i], key, "x", 1), &server); /* and again */
-        CHECK_OK(td_store_close(stores[i]));                        /* nothing more to tell */
+        CHECK_OK(td_store_close(stores[i]));                        /* nothing more to report */
     }
     CHECK_OK(td_store_close(stores[CALLS - 1])); /* nothing of this one was lost */
 }
@@ -151,7 +151,7 @@ TEST(what_may_be_lost_is_named_by_the_next_set)
     td_store *store = set_in_vain(&server);
     expect_lost(td_store_set(store, "the third", "x", 1), &server);
     CHECK_CONTAINS(td_last_error(), MAY_BE_LOST "key \"the first\"");
-    CHECK_OK(td_store_close(store)); /* was told */
+    CHECK_OK(td_store_close(store)); /* was reported */
 }
 
 TEST(what_may_be_lost_is_named_by_the_next_get)
@@ -180,7 +180,7 @@ static void *wait_for_ever(void *arg)
     return NULL;
 }
 
-TEST(the_death_of_the_server_wakes_those_who_wait)
+TEST(the_death_of_the_server_wakes_waiters)
 {
     struct server server;
     pthread_t threads[4];
@@ -223,7 +223,7 @@ TEST(a_stopped_server_is_named)
     CHECK_EQ(td_store_get(store, "missing", 300, &value), TD_ERR_TIMEOUT);
     CHECK_STR(td_last_error(), message);
 
-    /* It was only stopped: the answers that come late belong to nobody. */
+    /* It was only stopped: late answers are dropped. */
     kill(server.pid, SIGCONT);
     CHECK_OK(td_store_set_timeout(store, 20000));
     CHECK_OK(td_store_add(store, "sum", 100, &sum));
@@ -283,7 +283,7 @@ TEST(an_append_beyond_the_limit_is_reported_by_the_next_call, .deadline_s = 40)
     CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &store));
     CHECK_OK(td_store_set(store, "full", value, TD_STORE_MAX_VALUE));
     CHECK_OK(td_store_append(store, "full", "x", 1)); /* is not waited for */
-    /* It was refused by the time that this is answered, and so the call after it tells. */
+    /* It was refused by the time that this is answered, and so the call after it reports it. */
     td_status status = td_store_add(store, "sum", 1, &sum);
     if (!status)
         status = td_store_add(store, "sum", 1, &sum);
@@ -291,7 +291,7 @@ TEST(an_append_beyond_the_limit_is_reported_by_the_next_call, .deadline_s = 40)
     CHECK_CONTAINS(td_last_error(),
                    "an earlier call failed: append to \"full\": 268435456 bytes and "
                    "1 more exceed the 268435456 of a value");
-    CHECK_OK(td_store_add(store, "sum", 1, &sum)); /* told once, and good again */
+    CHECK_OK(td_store_add(store, "sum", 1, &sum)); /* reported once, and good again */
     /* The same at the end. */
     CHECK_OK(td_store_append(store, "full", "x", 1));
     CHECK_FAILS(td_store_close(store), TD_ERR_INVALID,
@@ -312,7 +312,7 @@ TEST(a_server_without_descriptors_recovers)
     for (int i = 0; i < CLIENTS; i++)
         fds[i] = raw_connect(port);
     CHECK_OK(td_store_add(good, "key", 1, NULL));
-    td_store *late = server_open(&server); /* those who say nothing make room for one of the job */
+    td_store *late = server_open(&server); /* a silent client is evicted for one of the job */
     CHECK_OK(td_store_close(late));
     for (int i = 0; i < CLIENTS; i++)
         close(fds[i]);
@@ -322,12 +322,12 @@ TEST(a_server_without_descriptors_recovers)
     while (count < CLIENTS &&
            !(status = td_tcp_store_open("127.0.0.1", port, &options, &stores[count])))
         count++;
-    CHECK_EQ(status, TD_ERR_TIMEOUT); /* there is no room now: it is no question of secrets */
+    CHECK_EQ(status, TD_ERR_TIMEOUT); /* full, which is no matter of secrets */
     CHECK(count > 5);
     CHECK_OK(td_store_add(good, "key", 1, NULL));
     while (count)
         CHECK_OK(td_store_close(stores[--count]));
-    late = server_open(&server); /* there is room again */
+    late = server_open(&server); /* not full any more */
     CHECK_OK(td_store_add(late, "key", 1, NULL));
     CHECK_OK(td_store_close(late));
     CHECK_OK(td_store_close(good));
@@ -375,7 +375,7 @@ TEST(a_will_is_carried_out_when_a_client_dies)
     CHECK(!has_key(store, "will"));
     fork_kill(pid, SIGKILL);
     int64_t start = td__now_ns();
-    CHECK_OK(td_store_get(store, "will", 60000, &value)); /* who waits for it is woken */
+    CHECK_OK(td_store_get(store, "will", 60000, &value)); /* the waiter is woken */
     CHECK_PROMPT(start);
     CHECK_STR(value.data, "the last");
     td_bytes_free(&value);
@@ -399,7 +399,7 @@ TEST(a_will_is_forgotten_when_a_client_closes)
     fork_kill(server.pid, SIGKILL);
 }
 
-TEST(a_will_is_carried_out_when_a_client_goes_mad)
+TEST(a_will_is_carried_out_when_a_client_sends_garbage)
 {
     td_store *store;
     td_tcp_store_options options = {.host_server = true, .secret = RAW_SECRET};
@@ -450,10 +450,10 @@ TEST(closing_lingers_until_the_clients_have_left)
     for (int i = 0; i < 3; i++)
         CHECK_OK(td_tcp_store_open("127.0.0.1", port, &options, &clients[i]));
     CHECK_EQ(pthread_create(&thread, NULL, close_store, &closer), 0);
-    /* Nobody new gets in. */
+    /* No new client is admitted. */
     CHECK_SOON(td_tcp_store_open("127.0.0.1", port, &options, &late) == TD_ERR_TIMEOUT ||
                (td_store_close(late), false));
-    for (int i = 0; i < 3; i++) { /* those who are there still get what they ask for */
+    for (int i = 0; i < 3; i++) { /* connected clients are still served */
         CHECK_OK(td_store_set_timeout(clients[i], 20000));
         for (int j = 0; j < 100; j++)
             CHECK_OK(td_store_add(clients[i], "key", 1, NULL));
@@ -580,7 +580,7 @@ TEST(a_socket_that_a_dead_server_left_is_no_obstacle)
     pid_t pid = fork_start(serve_at, host);
     CHECK_OK(td_tcp_store_open(host, 0, &options, &store));
     CHECK_OK(td_store_close(store));
-    options.host_server = true; /* while it lives, the place is taken */
+    options.host_server = true; /* while it lives, the address is in use */
     CHECK_FAILS(td_tcp_store_open(host, 0, &options, &store), TD_ERR_SYSTEM,
                 "it is in use already");
     fork_kill(pid, SIGKILL);
@@ -588,7 +588,7 @@ TEST(a_socket_that_a_dead_server_left_is_no_obstacle)
     CHECK_OK(td_store_close(store));
 }
 
-TEST(a_taken_place_is_named)
+TEST(an_address_in_use_is_named)
 {
     char host[100], message[200];
     td_store *store, *second;

@@ -1,6 +1,6 @@
-/* The store's server among clients that know the secret and misbehave: they are turned away, and
- * those that behave do not notice. Those who do not know it are in test_tcp_strangers.c, what a
- * client sees when its server is in trouble in test_tcp_loss.c. */
+/* The store's server among clients that know the secret and misbehave: they are turned away, and other clients do
+ * not notice. Clients without the secret are in test_tcp_unauthenticated.c, what a client sees when its server is
+ * in trouble in test_tcp_loss.c. */
 #include "raw_client.h"
 #include "runner.h"
 
@@ -17,7 +17,7 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* ---- Clients that go mad --------------------------------------------------------------------- */
+/* ---- Clients that send garbage --------------------------------------------------------------- */
 
 static uint32_t next_random(uint32_t *state)
 {
@@ -79,7 +79,7 @@ TEST(wrong_headers_end_a_client)
     struct client_scene scene;
     scene_open(&scene);
     static const uint8_t headers[][TD__WIRE_HEADER] = {
-        {0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, TD__WIRE_SET, 0, 0, 0}, /* 4 GiB are to come */
+        {0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0, TD__WIRE_SET, 0, 0, 0}, /* announces 4 GiB */
         {0x01, 0x00, 0x00, 0x20, 1, 0, 0, 0, TD__WIRE_SET, 0, 0, 0}, /* a byte more than allowed */
         {0, 0, 0, 0, 1, 0, 0, 0, TD__WIRE_SYNC, 1, 0, 0},
         {0, 0, 0, 0, 1, 0, 0, 0, TD__WIRE_SYNC, 0, 0, 0x80},
@@ -174,7 +174,7 @@ TEST(a_truncated_request_is_not_carried_out)
 }
 
 /* A length that would be allowed, and nothing behind it. */
-TEST(a_promise_costs_no_memory)
+TEST(an_announced_length_costs_no_memory)
 {
     struct client_scene scene;
     scene_open(&scene);
@@ -255,7 +255,7 @@ TEST(odd_requests_are_harmless)
     CHECK_EQ(header.id, 9);
     CHECK_EQ(header.code, TD_OK);
     td__buffer_free(&body);
-    request = raw_begin(0, TD__WIRE_BYE); /* and goes on, as nobody would */
+    request = raw_begin(0, TD__WIRE_BYE); /* and requests after it */
     raw_finish(fd, &request);
     request = raw_begin(3, TD__WIRE_SYNC);
     raw_finish(fd, &request);
@@ -416,7 +416,7 @@ static void *devour(void *arg)
     return NULL;
 }
 
-TEST(a_glutton_leaves_something_to_others, .deadline_s = 40)
+TEST(a_greedy_client_does_not_starve_others, .deadline_s = 40)
 {
     enum { SIZE = 1 << 20, TIMES = 1500 };
     struct client_scene scene;
@@ -448,8 +448,8 @@ TEST(a_glutton_leaves_something_to_others, .deadline_s = 40)
     scene_close(&scene);
 }
 
-/* Waiters that are owed an answer, and then give up, when the value is gone again. */
-TEST(a_waiter_may_give_up_what_it_is_owed)
+/* Waiters that cancel while an answer is pending, when the value was deleted again. */
+TEST(a_waiter_may_cancel_a_pending_answer)
 {
     enum { SIZE = 1 << 20, WAITERS = 12 };
     struct client_scene scene;
@@ -522,7 +522,7 @@ static void *ask_and_ask(void *arg)
     return NULL;
 }
 
-TEST(closing_ends_clients_that_ask_on)
+TEST(closing_ends_clients_that_keep_sending)
 {
     enum { ASKERS = 3, SIZE = 256 << 10 };
     char *value = calloc(1, SIZE);
@@ -548,7 +548,7 @@ TEST(closing_ends_clients_that_ask_on)
     free(value);
 }
 
-/* ---- Many who behave ------------------------------------------------------------------------- */
+/* ---- Many well-behaved clients --------------------------------------------------------------- */
 
 TEST(a_thousand_clients_at_once, .deadline_s = 40)
 {

@@ -19,8 +19,8 @@
 
 /* ---- One process ----------------------------------------------------------------------------- */
 
-/* A port that the system gives to nobody else while `fd` is open, and that nobody listens on. A server
- * of ours can, since both sides set SO_REUSEADDR. */
+/* A port that the system gives to no other socket while `fd` is open, and that has no listener. A server of ours
+ * can, since both sides set SO_REUSEADDR. */
 static int silent_port(int *fd)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -104,7 +104,7 @@ TEST(tcp_ports)
     CHECK_OK(td_store_close(tcp));
 }
 
-TEST(tcp_listens_where_it_was_told)
+TEST(tcp_listens_at_the_given_address)
 {
     static const char *const hosts[] = {"localhost", "127.0.0.1", "::1", "[::1]", "127.0.0.5"};
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
@@ -225,8 +225,8 @@ TEST(tcp_lost_values_are_reported)
         td_store_close(client);
 }
 
-/* Whatever a stranger sends, it gets no more than a refusal, and the others do not notice. */
-TEST(tcp_strangers_get_nothing)
+/* Whatever an unauthenticated client sends, it gets at most a refusal, and other clients do not notice. */
+TEST(tcp_unauthenticated_clients_get_nothing)
 {
     char bytes[64];
     static const char *const texts[] = {
@@ -261,7 +261,7 @@ TEST(tcp_strangers_get_nothing)
 }
 
 /* One that has the secret and sends nonsense is shut out; the others go on. */
-TEST(tcp_nonsense_of_a_client_harms_nobody)
+TEST(tcp_garbage_of_a_client_harms_no_other)
 {
     td_store *server = open_tcp();
     struct td__secret secret;
@@ -357,7 +357,7 @@ RANKS(tcp_client_dies, .ranks = 3, .may_die = 1 << 2)
     CHECK_OK(td_store_close(store));
 }
 
-/* The process that hosts the store dies: those that wait are told at once. */
+/* The process that hosts the store dies: waiters fail at once. */
 RANKS(tcp_host_dies, .ranks = 3, .may_die = 1 << 0)
 {
     td_store *meeting = open_of_ranks("tcp"), *store = NULL;

@@ -1,5 +1,5 @@
-/* Collectives over sockets in trouble: ranks that call different things, leave, are late, or send what
- * no rank would send. Every rank must end soon, and say who it was. */
+/* Collectives over sockets in trouble: ranks that call different things, leave, are late, or send what no rank
+ * would send. Every rank must fail soon, and name the rank. */
 #include "tcp_world.h"
 
 #include "base/fail.h"
@@ -215,7 +215,7 @@ TEST(a_rank_that_leaves_in_the_middle_is_named)
     tcp_world_run(2, NULL, half_a_message, NULL);
 }
 
-/* Rank 1 comes to nothing in time, linked or not. */
+/* Rank 1 is late for every call, linked or not. */
 static atomic_int timed_out;
 
 static void one_is_late(struct seat *seat)
@@ -250,7 +250,7 @@ TEST(a_rank_that_is_late_is_named)
     }
 }
 
-/* Late, but not too late: nothing is left behind of what the others told meanwhile. */
+/* Late, but not too late: no queries or reports of the others are left. */
 static void one_is_slow(struct seat *seat)
 {
     for (int i = 0; i < 3; i++) {

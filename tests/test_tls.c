@@ -309,7 +309,7 @@ TEST(a_close_loses_nothing)
     }
 }
 
-/* A process that writes, closes, waits for the rest to go, and is gone at once. */
+/* A process that writes, closes, waits until all is sent, and exits at once. */
 static void write_and_go(void *arg)
 {
     int fd = *(int *)arg, end;
@@ -445,8 +445,8 @@ TEST(a_silent_peer_is_left_in_time)
     close(fds[0]);
 }
 
-/* Somebody between the two: hands on what comes, and notes it; from the byte `break_at` of one
- * direction on it changes or drops things. */
+/* A man in the middle: forwards and records all bytes; from the byte `break_at` of one direction on it changes or
+ * drops things. */
 struct middle {
     int left, right;
     size_t break_at;

@@ -106,7 +106,7 @@ static void disagree(void *arg)
     CHECK_OK(td_store_close(server));
 }
 
-TEST(the_server_warns_once_of_those_who_disagree)
+TEST(the_server_warns_once_about_different_settings)
 {
     struct td_test_child child = td_test_fork(disagree, NULL);
     CHECK_EQ(child.status, 0);
@@ -116,8 +116,7 @@ TEST(the_server_warns_once_of_those_who_disagree)
     free(child.output);
 }
 
-/* What nobody has to know goes over the wire encrypted: a client that speaks plainly after the proof is
- * not understood. */
+/* Everything after the proof is encrypted: a client that sends plain bytes is not understood. */
 TEST(a_server_with_tls_understands_nothing_else)
 {
     td_store *server;

@@ -171,7 +171,7 @@ RANKS(ranks_that_disagree, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(messages_that_do_not_come_or_do_not_fit, .ranks = 2)
+RANKS(missing_and_oversized_messages, .ranks = 2)
 {
     CHECK_OK(init_toy("toy", NULL));
     int32_t data[4] = {1, 2, 3, 4};

@@ -38,7 +38,7 @@ enum manner {
     REFUSES,      /* takes the hello, and refuses it */
     LIES,         /* sends a challenge made of chance */
     RESETS_FIRST, /* resets the first connection, and is honest to the second */
-    PROXY, /* closes the first connections without a word, and is honest then, as a proxy whose server comes */
+    PROXY, /* closes the first connections without a byte, then is correct: a proxy whose server starts */
     CLOSES,       /* closes all of them */
     LIKE_REFUSED, /* sends a challenge that begins as a refusal does */
     WRONG_WORDS,  /* sends a few bytes that are no challenge, and closes */
@@ -55,7 +55,7 @@ struct server {
     int port;
     pthread_t thread;
     bool agreed;      /* the proof was right */
-    size_t after_lie; /* bytes that came after a wrong challenge */
+    size_t after_lie; /* bytes received after a wrong challenge */
     atomic_int accepted;
     atomic_bool end;
 };
@@ -251,7 +251,7 @@ TEST(trust_other_purpose_is_refused)
     stop_server(&server);
 }
 
-TEST(trust_a_liar_learns_nothing)
+TEST(trust_a_wrong_server_learns_nothing)
 {
     struct server server = {.secret = "secret", .manner = LIES};
     int fd = -1;
@@ -312,7 +312,7 @@ TEST(trust_a_proxy_without_a_server_is_tried_again)
     CHECK_EQ(atomic_load(&server.accepted), CLOSED_BY_PROXY + 1);
     close(fd);
 
-    /* One whose server never comes. */
+    /* A proxy whose server never starts. */
     server = (struct server){.secret = "secret", .manner = CLOSES};
     start_server(&server, "127.0.0.1", 0);
     CHECK_FAILS(connect_with("secret", "127.0.0.1", server.port, 200, &fd), TD_ERR_TIMEOUT,
@@ -335,10 +335,10 @@ TEST(trust_other_protocols_are_refused_at_once)
     }
 }
 
-/* ---- Nobody is there ------------------------------------------------------------------------- */
+/* ---- No listener ----------------------------------------------------------------------------- */
 
-/* A port that the system gives to nobody else while `fd` is open, and that nobody listens on. A server
- * of ours can, since both sides set SO_REUSEADDR. */
+/* A port that the system gives to no other socket while `fd` is open, and that has no listener. A server of ours
+ * can, since both sides set SO_REUSEADDR. */
 static int silent_port(int *fd)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -437,7 +437,7 @@ static td_status listen_with(const char *secret_text, const char *host, int port
     return td__listen_trusted(host, port, "test", &secret, in_a_while(), fd, got);
 }
 
-TEST(listening_on_a_taken_port_names_it)
+TEST(listening_on_a_port_in_use_names_it)
 {
     int fd = -1, port = 0, second = -1, got = -1;
     char says[64];

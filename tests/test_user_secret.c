@@ -1,5 +1,5 @@
-/* The user's own secret: how it is made, what is wrong with it, and whom it keeps out of jobs that were
- * started by hand. */
+/* The user's own secret: how it is made, its errors, and that it keeps other users out of jobs that were started
+ * by hand. */
 #include "forks.h"
 #include "runner.h"
 #include "worlds.h"
@@ -33,12 +33,12 @@ static const char *secret_path(void)
     return path;
 }
 
-static struct td__secret placed(const char *place)
+static struct td__secret bound_secret(const char *address)
 {
     struct td__secret secret;
     CHECK_OK(td__secret_load(NULL, &secret));
     CHECK(!secret.given && !secret.bound);
-    CHECK_OK(td__secret_bind(&secret, place));
+    CHECK_OK(td__secret_bind(&secret, address));
     CHECK(!secret.given && secret.bound);
     return secret;
 }
@@ -54,7 +54,7 @@ TEST(user_secret_is_made_on_first_use)
 {
     struct stat info;
     CHECK(access(secret_path(), F_OK));
-    struct td__secret first = placed("here"), second = placed("here"), other = placed("there");
+    struct td__secret first = bound_secret("here"), second = bound_secret("here"), other = bound_secret("there");
     CHECK(same(&first, &second));
     CHECK(!same(&first, &other));
     CHECK(!stat(secret_path(), &info));
@@ -68,13 +68,13 @@ TEST(user_secret_is_made_on_first_use)
     CHECK_EQ(td_test_count_files(directory), 1); /* nothing was left beside it */
 
     setenv("XDG_CONFIG_HOME", td_test_temp_dir(), 1);
-    struct td__secret elsewhere = placed("here");
+    struct td__secret elsewhere = bound_secret("here");
     CHECK(!same(&first, &elsewhere));
     char path[512];
     snprintf(path, sizeof path, "%s/tandem/secret", td_test_temp_dir());
     CHECK(!stat(path, &info));
     setenv("XDG_CONFIG_HOME", "not/absolute", 1); /* is to be ignored */
-    second = placed("here");
+    second = bound_secret("here");
     CHECK(same(&first, &second));
 }
 
@@ -101,10 +101,10 @@ static void make_at_once(int rank, void *arg)
 {
     struct race *race = arg;
     pthread_barrier_wait(race->start);
-    race->keys[rank] = placed("here");
+    race->keys[rank] = bound_secret("here");
 }
 
-TEST(user_secret_is_the_same_for_all_who_begin_at_once)
+TEST(user_secret_is_the_same_for_concurrent_processes)
 {
     enum { PROCESSES = 8, ROUNDS = 10 };
     struct race race = {.start = fork_shared(sizeof *race.start),
@@ -167,13 +167,13 @@ TEST(user_secret_that_cannot_be_written)
 
 TEST(user_secret_that_others_may_know)
 {
-    placed("here");
+    bound_secret("here");
     CHECK(!chmod(secret_path(), 0640));
     refused("chmod 600");
     CHECK(!chmod(secret_path(), 0602));
     refused("chmod 600");
     CHECK(!chmod(secret_path(), 0600));
-    placed("here");
+    bound_secret("here");
     CHECK(!truncate(secret_path(), 31));
     refused("does not hold 32 bytes");
     CHECK(!unlink(secret_path()) && !mkdir(secret_path(), 0700));
@@ -184,19 +184,19 @@ TEST(user_secret_that_others_may_know)
 
 static const struct passwd *another_user(void)
 {
-    const struct passwd *nobody = getpwnam("nobody");
+    const struct passwd *user = getpwnam("nobody");
     if (geteuid() != 0)
         td_test_skip("only root can be two users");
-    if (!nobody || nobody->pw_uid == 0)
+    if (!user || user->pw_uid == 0)
         td_test_skip("there is no user nobody");
-    return nobody;
+    return user;
 }
 
 TEST(user_secret_of_another_user)
 {
-    const struct passwd *nobody = another_user();
-    placed("here");
-    CHECK(!chown(secret_path(), nobody->pw_uid, nobody->pw_gid));
+    const struct passwd *user = another_user();
+    bound_secret("here");
+    CHECK(!chown(secret_path(), user->pw_uid, user->pw_gid));
     refused("belongs to another user");
 }
 
@@ -218,7 +218,7 @@ TEST(one_process_needs_no_secret_and_no_home)
     VARIABLES("HOME=");
     reduce_in_world(NULL, 0, 0);
     reduce_in_world("tcp://127.0.0.1:0", 0, 1);
-    reduce_in_world(place_file().url, 0, 1);
+    reduce_in_world(file_init_url().url, 0, 1);
     VARIABLES("MASTER_ADDR=127.0.0.1", "RANK=0", "WORLD_SIZE=1");
     set_number("MASTER_PORT", reserve_port());
     reduce_in_world(NULL, 0, 0);
@@ -239,13 +239,13 @@ static void join_in(int rank, void *arg)
     reduce_in_world(((struct meeting *)arg)->url, rank, 2);
 }
 
-/* Both know no secret but their user's, whichever way they meet. */
+/* Both have only their user's secret, with every scheme. */
 TEST(processes_of_one_user_meet_by_hand)
 {
     struct meeting meeting;
-    snprintf(meeting.url, sizeof meeting.url, "%s", place_tcp().url);
+    snprintf(meeting.url, sizeof meeting.url, "%s", tcp_init_url().url);
     fork_ranks(2, join_in, &meeting);
-    snprintf(meeting.url, sizeof meeting.url, "%s", place_file().url);
+    snprintf(meeting.url, sizeof meeting.url, "%s", file_init_url().url);
     fork_ranks(2, join_in, &meeting);
     setenv("TANDEM_TRANSPORT", "tcp", 1);
     fork_ranks(2, join_in, &meeting);
@@ -263,10 +263,10 @@ TEST(two_processes_need_a_home)
 {
     td_world world;
     td_store *store;
-    struct place tcp = place_tcp(), file = place_file();
+    struct init_url tcp = tcp_init_url(), file = file_init_url();
     VARIABLES("HOME=");
-    for (int rank = 0; rank < 2; rank++) /* also the one whom the store is not there yet for */
-        CHECK_FAILS(meet_at(&tcp, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH, "TANDEM_SECRET");
+    for (int rank = 0; rank < 2; rank++) /* also the rank that starts before the store */
+        CHECK_FAILS(rendezvous_at(&tcp, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH, "TANDEM_SECRET");
     CHECK_FAILS(
         td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &store),
         TD_ERR_AUTH, "HOME is not set");
@@ -288,10 +288,10 @@ TEST(jobs_of_one_user_do_not_mix)
     CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &store));
     int port = td_tcp_store_port(store);
     for (int right = 0; right < 2; right++) {
-        char place[64];
+        char address[64];
         uint8_t hello[TD__HELLO_SIZE];
-        snprintf(place, sizeof place, "127.0.0.1:%d", right ? port : port == 1 ? 2 : 1);
-        struct td__auth auth = {.purpose = "store", .secret = placed(place)};
+        snprintf(address, sizeof address, "127.0.0.1:%d", right ? port : port == 1 ? 2 : 1);
+        struct td__auth auth = {.purpose = "store", .secret = bound_secret(address)};
         CHECK_OK(td__auth_hello(&auth, hello));
         CHECK_OK(td__resolve("127.0.0.1", port, TD__NEVER, &list, &retry));
         int fd = td__connect_to(&list.at[0], td__deadline_in_ms(PATIENCE_MS));
@@ -306,42 +306,42 @@ TEST(jobs_of_one_user_do_not_mix)
 
 /* ---- Another user ---------------------------------------------------------------------------- */
 
-struct stranger {
+struct other_user {
     const struct passwd *user;
     char home[300];
     atomic_int port; /* 0: there is no store yet */
 };
 
-static void become(const struct stranger *stranger)
+static void become(const struct other_user *other)
 {
-    CHECK_SOON(atomic_load(&stranger->port));
+    CHECK_SOON(atomic_load(&other->port));
     CHECK(!setgroups(0, NULL));
-    CHECK(!setresgid(stranger->user->pw_gid, stranger->user->pw_gid, stranger->user->pw_gid));
-    CHECK(!setresuid(stranger->user->pw_uid, stranger->user->pw_uid, stranger->user->pw_uid));
-    setenv("HOME", stranger->home, 1);
+    CHECK(!setresgid(other->user->pw_gid, other->user->pw_gid, other->user->pw_gid));
+    CHECK(!setresuid(other->user->pw_uid, other->user->pw_uid, other->user->pw_uid));
+    setenv("HOME", other->home, 1);
     prctl(PR_SET_DUMPABLE, 1); /* or a sanitizer cannot look at its own memory at the end */
 }
 
 static void try_to_join(void *arg)
 {
-    const struct stranger *stranger = arg;
+    const struct other_user *other = arg;
     td_store *store;
     td_world world;
     char url[64];
-    become(stranger);
-    CHECK_FAILS(td_tcp_store_open("127.0.0.1", stranger->port, NULL, &store), TD_ERR_AUTH,
+    become(other);
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", other->port, NULL, &store), TD_ERR_AUTH,
                 "another user's job");
-    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", stranger->port);
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", other->port);
     td_rendezvous_options options = {.rank = 1, .world_size = 2, .timeout_ms = PATIENCE_MS};
     CHECK_FAILS(td_rendezvous(url, &options, &world), TD_ERR_AUTH, "another user's job");
     VARIABLES("RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1");
-    set_number("MASTER_PORT", stranger->port);
+    set_number("MASTER_PORT", other->port);
     CHECK_FAILS(td_rendezvous("env://", NULL, &world), TD_ERR_AUTH, "another user's job");
-    CHECK_FAILS(td_tcp_store_open("127.0.0.1", stranger->port,
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", other->port,
                                   &(td_tcp_store_options){.secret = "a guess"}, &store),
                 TD_ERR_AUTH, "refused");
     VARIABLES("TANDEM_INSECURE=1");
-    CHECK_FAILS(td_tcp_store_open("127.0.0.1", stranger->port, NULL, &store), TD_ERR_AUTH,
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", other->port, NULL, &store), TD_ERR_AUTH,
                 "refused");
 }
 
@@ -349,21 +349,21 @@ static void join_without_secrets(void *arg)
 {
     td_store *store;
     become(arg);
-    CHECK_OK(td_tcp_store_open("127.0.0.1", ((struct stranger *)arg)->port, NULL, &store));
+    CHECK_OK(td_tcp_store_open("127.0.0.1", ((struct other_user *)arg)->port, NULL, &store));
     CHECK_OK(td_store_close(store));
 }
 
 /* Runs `fn` as another user, beside a store of ours. The fork is made before the server's thread. */
-static void beside_a_store(struct stranger *stranger, void (*fn)(void *))
+static void beside_a_store(struct other_user *other, void (*fn)(void *))
 {
     td_store *store;
     td_bytes value;
-    atomic_store(&stranger->port, 0);
-    pid_t pid = fork_start(fn, stranger);
+    atomic_store(&other->port, 0);
+    pid_t pid = fork_start(fn, other);
     CHECK_OK(
         td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &store));
     CHECK_OK(td_store_set(store, "key", "value", 5));
-    atomic_store(&stranger->port, td_tcp_store_port(store));
+    atomic_store(&other->port, td_tcp_store_port(store));
     fork_join(pid);
     CHECK_OK(td_store_get(store, "key", 0, &value));
     CHECK_EQ(value.size, 5);
@@ -371,14 +371,14 @@ static void beside_a_store(struct stranger *stranger, void (*fn)(void *))
     CHECK_OK(td_store_close(store));
 }
 
-TEST(another_user_stays_outside)
+TEST(another_user_cannot_join)
 {
-    struct stranger *stranger = fork_shared(sizeof *stranger);
-    stranger->user = another_user();
-    snprintf(stranger->home, sizeof stranger->home, "%s/home", td_test_temp_dir());
-    CHECK(!mkdir(stranger->home, 0700) && !chmod(td_test_temp_dir(), 0755));
-    CHECK(!chown(stranger->home, stranger->user->pw_uid, stranger->user->pw_gid));
-    beside_a_store(stranger, try_to_join);
-    VARIABLES("TANDEM_INSECURE=1"); /* says that nobody else is there */
-    beside_a_store(stranger, join_without_secrets);
+    struct other_user *other = fork_shared(sizeof *other);
+    other->user = another_user();
+    snprintf(other->home, sizeof other->home, "%s/home", td_test_temp_dir());
+    CHECK(!mkdir(other->home, 0700) && !chmod(td_test_temp_dir(), 0755));
+    CHECK(!chown(other->home, other->user->pw_uid, other->user->pw_gid));
+    beside_a_store(other, try_to_join);
+    VARIABLES("TANDEM_INSECURE=1"); /* other users are trusted */
+    beside_a_store(other, join_without_secrets);
 }

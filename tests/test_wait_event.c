@@ -43,7 +43,7 @@ static void play_second(void *arg)
 }
 
 /* A sleep lasts so long that a ring that is lost shows. */
-TEST(bells_wake_another_process, .deadline_s = 60)
+TEST(wait_events_wake_another_process, .deadline_s = 60)
 {
     struct table *table = fork_shared(sizeof *table);
     pid_t pid = fork_start(play_second, table);

@@ -7,27 +7,27 @@
 #include <stdio.h>
 #include <string.h>
 
-struct place place_tcp(void)
+struct init_url tcp_init_url(void)
 {
-    struct place place;
-    snprintf(place.url, sizeof place.url, "tcp://127.0.0.1:%d", reserve_port());
-    return place;
+    struct init_url init;
+    snprintf(init.url, sizeof init.url, "tcp://127.0.0.1:%d", reserve_port());
+    return init;
 }
 
-struct place place_file(void)
+struct init_url file_init_url(void)
 {
     static int count;
-    struct place place;
-    snprintf(place.url, sizeof place.url, "file://%s/meeting-%d", td_test_temp_dir(), count++);
-    return place;
+    struct init_url init;
+    snprintf(init.url, sizeof init.url, "file://%s/meeting-%d", td_test_temp_dir(), count++);
+    return init;
 }
 
-td_status meet_at(const struct place *place, int rank, int world_size, int64_t timeout_ms,
+td_status rendezvous_at(const struct init_url *init, int rank, int world_size, int64_t timeout_ms,
                   td_world *world)
 {
     td_rendezvous_options options = {
         .rank = rank, .world_size = world_size, .timeout_ms = timeout_ms};
-    return td_rendezvous(place->url, &options, world);
+    return td_rendezvous(init->url, &options, world);
 }
 
 bool world_has(const td_world *world, const char *key)

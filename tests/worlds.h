@@ -1,22 +1,22 @@
-/* What the tests of worlds have in common: a process that meets the others and uses the store. */
+/* Helpers of the tests of rendezvous: a process that joins a world and uses the store. */
 #ifndef TANDEM_TESTS_WORLDS_H
 #define TANDEM_TESTS_WORLDS_H
 
 #include <tandem/rendezvous.h>
 
-/** Where the processes of a test meet: rank and world size come from the options. */
-struct place {
+/** The URL of a rendezvous; rank and world size come from the options. */
+struct init_url {
     char url[600];
 };
 
-/** A port of 127.0.0.1 that is this test's own. */
-struct place place_tcp(void);
+/** A reserved port of 127.0.0.1. */
+struct init_url tcp_init_url(void);
 
 /** A file in the test's directory. */
-struct place place_file(void);
+struct init_url file_init_url(void);
 
-/** Meets the others there. */
-td_status meet_at(const struct place *place, int rank, int world_size, int64_t timeout_ms,
+/** td_rendezvous() at that URL. */
+td_status rendezvous_at(const struct init_url *init, int rank, int world_size, int64_t timeout_ms,
                   td_world *world);
 
 /** Checks that `world` is a fresh one of that rank and size, and that its ranks reach each other

@@ -1,7 +1,7 @@
-/* Crowds of strangers at the listeners of a running job: it goes on, at about its speed, and who belongs to
- * it still comes in. TD_TEST_STRANGERS=10000 is the long version; `strangers_cost`, which runs only
- * when it is named, prints what a stranger costs both sides. */
-#include "crowd.h"
+/* Floods of unauthenticated clients at the listeners of a running job: it goes on, at about its speed, and
+ * clients of the job can still connect. TD_TEST_CLIENTS=10000 is the long version;
+ * `cost_of_unauthenticated_clients`, which runs only when it is named, prints the cost for both sides. */
+#include "client_flood.h"
 #include "runner.h"
 
 #include "base/clock.h"
@@ -69,26 +69,26 @@ static double work(td_group *group, int64_t *rounds)
     return median_ms(took, ROUNDS);
 }
 
-RANKS(a_job_among_strangers, .ranks = 2, .deadline_s = 120)
+RANKS(a_job_under_a_client_flood, .ranks = 2, .deadline_s = 120)
 {
     setenv("TANDEM_TRANSPORT", "tcp", 1);
-    int strangers = crowd_size(600);
+    int clients = client_flood_size(600);
     int64_t rounds = 0;
     CHECK_OK(td_init_process_group(NULL));
     double before = work(NULL, &rounds);
 
-    /* Each rank has its crowd: at its own listener, and at that of the job's store. */
-    struct crowd crowd = {.count = strangers / 2,
+    /* Each rank floods its own listener and that of the job's store. */
+    struct client_flood flood = {.count = clients / 2,
                           .ports = {0, atoi(getenv("MASTER_PORT"))},
                           .purpose = {"link", "store"},
                           .manner = MANNERS};
-    CHECK(listening_ports(crowd.ports, 1) == 1);
-    snprintf(crowd.secret, sizeof crowd.secret, "%s", getenv("TANDEM_SECRET"));
-    crowd_start(&crowd);
+    CHECK(listening_ports(flood.ports, 1) == 1);
+    snprintf(flood.secret, sizeof flood.secret, "%s", getenv("TANDEM_SECRET"));
+    client_flood_start(&flood);
     td_test_barrier();
     double during = work(NULL, &rounds);
 
-    /* Links that are new, and another client of the store. */
+    /* New links, and another client of the store. */
     td_group *group;
     td_store *store;
     CHECK_OK(td_new_group((const int[]){1, 0}, 2, NULL, &group));
@@ -97,18 +97,18 @@ RANKS(a_job_among_strangers, .ranks = 2, .deadline_s = 120)
     for (int i = 0; i < 100; i++)
         CHECK_OK(td_store_add(store, "sum", 1, NULL));
     CHECK_OK(td_store_close(store));
-    printf("all_reduce of 64 KiB: %.3f ms, among %d strangers %.3f ms; %d were held, %ld opened\n",
-           before, strangers, during, atomic_load(&crowd.state->held),
-           atomic_load(&crowd.state->opened));
+    printf("all_reduce of 64 KiB: %.3f ms, with %d unauthenticated clients %.3f ms; %d were held, %ld opened\n",
+           before, clients, during, atomic_load(&flood.state->held),
+           atomic_load(&flood.state->opened));
     td_test_barrier();
-    crowd_stop(&crowd);
+    client_flood_stop(&flood);
     work(NULL, &rounds);
     CHECK_OK(td_destroy_process_group());
 }
 
 /* ---- A store that is reached by TCP ---------------------------------------------------------- */
 
-/* As many descriptors as a process has where nobody cares. */
+/* As many descriptors as a process has by default. */
 static void have_descriptors(rlim_t count)
 {
     struct rlimit limit;
@@ -117,51 +117,51 @@ static void have_descriptors(rlim_t count)
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-TEST(clients_come_in_among_strangers, .deadline_s = 120)
+TEST(clients_connect_during_a_client_flood, .deadline_s = 120)
 {
     td_store *server, *store;
     have_descriptors(1024);
     td_tcp_store_options options = {.host_server = true, .secret = "s"};
     CHECK_OK(td_tcp_store_open("0.0.0.0", 0, &options, &server));
-    struct crowd crowd = {.count = crowd_size(2000),
+    struct client_flood flood = {.count = client_flood_size(2000),
                           .ports = {td_tcp_store_port(server)},
                           .purpose = {"store"},
                           .secret = "s",
                           .manner = MANNERS};
-    crowd_start(&crowd);
+    client_flood_start(&flood);
     double slowest = 0;
     for (int i = 0; i < 100; i++) {
         int64_t start = td__now_ns();
         options = (td_tcp_store_options){.secret = "s"};
-        CHECK_OK(td_tcp_store_open("127.0.0.2", crowd.ports[0], &options, &store));
+        CHECK_OK(td_tcp_store_open("127.0.0.2", flood.ports[0], &options, &store));
         CHECK_OK(td_store_add(store, "sum", 1, NULL));
         CHECK_OK(td_store_close(store));
         double took = (double)(td__now_ns() - start) / 1e6;
         slowest = took > slowest ? took : slowest;
         td__sleep_ns(5000000);
     }
-    printf("the slowest of 100 clients among %d strangers took %.1f ms\n", crowd.count, slowest);
-    crowd_stop(&crowd);
+    printf("the slowest of 100 clients, with %d unauthenticated ones, took %.1f ms\n", flood.count, slowest);
+    client_flood_stop(&flood);
     CHECK_OK(td_store_close(server));
 }
 
 /* ---- What it costs --------------------------------------------------------------------------- */
 
-static double cpu_us(int who)
+static double cpu_us(int usage_of)
 {
     struct rusage usage;
-    getrusage(who, &usage);
+    getrusage(usage_of, &usage);
     return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e6 +
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-/* Of the threads of the server: all but this one, which waits for the crowd. */
+/* Of the threads of the server: all but this one, which waits for the flooding process. */
 static double server_cpu_us(void)
 {
     return cpu_us(RUSAGE_SELF) - cpu_us(RUSAGE_THREAD);
 }
 
-TEST(strangers_cost, .hidden = true, .deadline_s = 120)
+TEST(cost_of_unauthenticated_clients, .hidden = true, .deadline_s = 120)
 {
     static const char *const names[] = {"silent",       "leaving",      "garbage",
                                         "half a hello", "wrong secret", "replayed"};
@@ -171,24 +171,24 @@ TEST(strangers_cost, .hidden = true, .deadline_s = 120)
         td_store *server;
         td_tcp_store_options options = {.host_server = true, .secret = "s"};
         CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &server));
-        struct crowd crowd = {.count = manner == SILENT || manner == HALF_A_HELLO ? 10000 : 100,
+        struct client_flood flood = {.count = manner == SILENT || manner == HALF_A_HELLO ? 10000 : 100,
                               .ports = {td_tcp_store_port(server)},
                               .purpose = {"store"},
                               .secret = "s",
                               .manner = manner};
-        crowd.count = crowd_size(crowd.count);
-        crowd.state = NULL;
+        flood.count = client_flood_size(flood.count);
+        flood.state = NULL;
         double before = server_cpu_us();
-        crowd_start(&crowd);
-        atomic_store(&crowd.state->attempts_wanted, 20000);
-        crowd_stop(&crowd);
+        client_flood_start(&flood);
+        atomic_store(&flood.state->attempts_wanted, 20000);
+        client_flood_stop(&flood);
         double server_us = server_cpu_us() - before;
-        long opened = atomic_load(&crowd.state->opened);
+        long opened = atomic_load(&flood.state->opened);
         size_t used = strlen(figures);
         snprintf(figures + used, sizeof figures - used, "%s%s %.1f and %.1f", used ? ", " : "",
                  names[manner], server_us / (double)opened,
-                 (double)atomic_load(&crowd.state->cpu_us) / (double)opened);
+                 (double)atomic_load(&flood.state->cpu_us) / (double)opened);
         CHECK_OK(td_store_close(server));
     }
-    td_test_skip("µs of processor of the server and of the stranger: %s", figures);
+    td_test_skip("µs of processor of the server and of the client: %s", figures);
 }

@@ -1,5 +1,5 @@
-/* Endpoints and those who do not belong to the job, or say what makes no sense: they get no byte, no
- * descriptor, and are in nobody's way. */
+/* Endpoints and unauthenticated clients or invalid requests: they get no byte and no descriptor, and do not
+ * disturb the ranks of the job. */
 #include "endpoint_world.h"
 #include "runner.h"
 
@@ -41,7 +41,7 @@ static void send_all(int fd, const void *data, size_t size)
     td__send_all(fd, data, size, soon()); /* the other side may have closed it by now */
 }
 
-/* The proof and the request behind it; false where there came a refusal, and nothing else. */
+/* The proof and the request behind it; false where only a refusal was received. */
 static bool introduce(int fd, struct td__auth *auth, const void *request, size_t size)
 {
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE], proof[TD__PROOF_SIZE];
@@ -68,7 +68,7 @@ static void make_request(uint8_t bytes[TD__REQUEST_SIZE], const struct td__endpo
     td__request_write(&request, to->own.number, bytes);
 }
 
-/* Nobody was harmed: a link and a shared fd still come about. */
+/* The endpoint still works: a link and a shared fd can be requested. */
 static void check_service(struct td__endpoint *e[2])
 {
     int a, b, fd;
@@ -95,7 +95,7 @@ static void close_scene(struct td__endpoint *e[2], int shared_fd)
     close(shared_fd);
 }
 
-/* ---- Strangers ------------------------------------------------------------------------------- */
+/* ---- Unauthenticated clients ----------------------------------------------------------------- */
 
 TEST(noise_gets_no_answer)
 {
@@ -263,8 +263,8 @@ TEST(a_request_for_a_closed_endpoint)
     close_scene(e, shared_fd);
 }
 
-/* A link whose request comes byte by byte, and with the first bytes of the link right behind it. */
-TEST(slow_guests_are_served)
+/* A link whose request arrives byte by byte, with the first bytes of the link right behind it. */
+TEST(slow_clients_are_served)
 {
     struct td__endpoint *e[2];
     uint8_t bytes[TD__PROOF_SIZE + TD__REQUEST_SIZE + 3], hello[TD__HELLO_SIZE];
@@ -307,10 +307,10 @@ TEST(no_secret_no_links_beyond_this_host)
     td__endpoint_close(endpoint);
 }
 
-/* More silent strangers than there is room for: the oldest go, and those of the job still come in. */
-TEST(a_crowd_of_silent_strangers, .deadline_s = 60)
+/* More silent clients than the limit: the oldest are evicted, and ranks of the job can still connect. */
+TEST(many_silent_unauthenticated_clients, .deadline_s = 60)
 {
-    enum { CROWD = 2200 }; /* a quarter of the descriptors is for strangers */
+    enum { CROWD = 2200 }; /* unauthenticated clients get a quarter of the descriptors */
     static int fds[CROWD];
     struct rlimit limit;
     CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);

@@ -1,4 +1,4 @@
-/* The store's server and those who cannot prove the job's secret: they get no byte and no time. */
+/* The store's server and clients that cannot prove the job's secret: they get no byte and take no time. */
 #include "raw_client.h"
 #include "runner.h"
 
@@ -42,7 +42,7 @@ TEST(random_bytes_get_no_answer)
     scene_close(&scene);
 }
 
-/* Nothing but a refusal comes. */
+/* Nothing but a refusal is received. */
 static void expect_refusal(int fd)
 {
     uint8_t refusal[TD__REFUSAL_SIZE];
@@ -77,8 +77,8 @@ static void note_line(td_log_level level, const char *line, void *arg)
     atomic_fetch_add(&log->lines, 1);
 }
 
-/* Those who wait for one with another secret learn of it, once: strangers do not fill the log. */
-TEST(a_wrong_secret_is_told_of_once)
+/* A client with another secret is logged once: unauthenticated clients do not fill the log. */
+TEST(a_wrong_secret_is_logged_once)
 {
     for (int local = 0; local < 2; local++) {
         struct log log = {0};
@@ -147,7 +147,7 @@ TEST(a_replayed_hello_leads_nowhere)
     td__buffer_free(&body);
     close(fd);
 
-    /* The same bytes again, by somebody who has listened: not even a challenge. */
+    /* The same bytes, replayed by another client: not even a challenge. */
     fd = raw_connect(scene.port);
     raw_send(fd, hello, sizeof hello);
     CHECK_EQ(raw_drain(fd), 0);
@@ -189,7 +189,7 @@ TEST(a_slow_handshake_is_a_handshake)
     scene_close(&scene);
 }
 
-/* The server gives a stranger ten seconds. */
+/* The handshake has a timeout of ten seconds. */
 TEST(silence_ends_a_handshake, .deadline_s = 40)
 {
     struct client_scene scene;
@@ -225,7 +225,7 @@ TEST(silence_ends_a_handshake, .deadline_s = 40)
     scene_close(&scene);
 }
 
-TEST(too_many_strangers_push_out_the_oldest)
+TEST(too_many_unauthenticated_clients_evict_the_oldest)
 {
     enum { MANY = 4200 }; /* the server holds 4096 */
     raise_file_limit(2 * MANY + 100);
@@ -237,7 +237,7 @@ TEST(too_many_strangers_push_out_the_oldest)
     for (int i = 0; i < MANY - 4096; i++)
         CHECK_EQ(raw_drain(fds[i]), 0);
     CHECK(!raw_is_closed(fds[MANY - 1]));
-    raw_prove(fds[MANY - 1], RAW_SECRET); /* those who came later may still prove themselves */
+    raw_prove(fds[MANY - 1], RAW_SECRET); /* later ones may still prove the secret */
     steady_check(&scene.steady);
     int fd = raw_open(scene.port, RAW_SECRET);
     close(fd);
@@ -246,7 +246,7 @@ TEST(too_many_strangers_push_out_the_oldest)
     scene_close(&scene);
 }
 
-TEST(thousands_come_and_go)
+TEST(thousands_connect_and_close)
 {
     struct client_scene scene;
     struct td__auth auth = {.purpose = "store"};
