@@ -22,7 +22,7 @@
 enum { SHORT_ROUNDS = 60, LONG_ROUNDS = 1000, MOST_TIMES = 200000 };
 
 struct summary {
-    int rounds, failed, skipped, struck;
+    int rounds, failed, skipped, injected;
     int by_fault[FAULTS], by_way[WAYS];
     long operations;
     int counts[FAULTS];
@@ -61,7 +61,7 @@ static void add_times(struct summary *summary, const struct plan *plan,
 static void print_summary(const struct summary *summary, double seconds)
 {
     printf("%d rounds in %.0f s, %d failed, %d skipped, %d victims, %ld results checked\n",
-           summary->rounds, seconds, summary->failed, summary->skipped, summary->struck,
+           summary->rounds, seconds, summary->failed, summary->skipped, summary->injected,
            summary->operations);
     for (int fault = 0; fault < FAULTS; fault++) {
         int count = summary->counts[fault];
@@ -127,7 +127,7 @@ static bool run_round(const struct choices *choices, int round, struct summary *
     host_run(&plan, choices->stacks, &outcome);
     summary->by_fault[plan.fault]++;
     summary->by_way[plan.way]++;
-    summary->struck += outcome.struck;
+    summary->injected += outcome.injected;
     summary->operations += outcome.operations;
     if (outcome.leaving_ns > summary->leaving_ns[plan.fault])
         summary->leaving_ns[plan.fault] = outcome.leaving_ns;

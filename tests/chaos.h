@@ -1,14 +1,14 @@
-/* Fault injection: ranks run random operations, one of them is struck, and the others must notice.
+/* Fault injection: ranks run random operations, one of them (the victim) gets a fault, and the others must notice.
  *
  *     chaos.c             the command line, the rounds, the summary
  *     chaos_plan.c        what happens in a round: a pure function of the seed and the round's number
- *     chaos_host.c        starts the ranks of a round, strikes, and judges what came of it (chaos_host.h)
+ *     chaos_host.c        starts the ranks of a round, injects the fault, and checks the outcome (chaos_host.h)
  *     chaos_network.c     network namespaces, and cables that can be cut
  *     chaos_left.c        what a round has left behind
  *     chaos_rank.c        one rank: begins, runs its lanes, leaves
  *     chaos_recovery.c    what survivors do then: shrink the group, also while another one dies, and grow it
  *     chaos_operation.c   the operations of a rank, and their results (chaos_job.h)
- *     chaos_pattern.c     the data: every rank knows everybody's, so each result is known in advance
+ *     chaos_pattern.c     the data: every rank knows the data of all ranks, so each result is known in advance
  *
  * The host and the ranks share one page of memory (struct page). Every rank has two lanes, threads that
  * run a sequence of operations each: the first on the world and some groups, the second on a group of its
@@ -41,7 +41,7 @@ enum fault {
     FAULT_KILL,  /* it ends in some way, in the middle of everything */
     FAULT_EARLY, /* it ends before or while the world is made */
     FAULT_LATE,  /* it ends while it leaves */
-    FAULT_PAUSE, /* it is stopped for a while: nobody should notice */
+    FAULT_PAUSE, /* it is stopped for a while: no rank should notice */
     FAULT_STOP,  /* it is stopped for good: the timeout names it */
     FAULT_LEAVE, /* it leaves in order, and the others go on */
     FAULT_CUT,   /* its network is cut */
@@ -59,7 +59,7 @@ enum after {
 
 enum end { END_KILL, END_SEGV, END_ABORT, END_EXIT, END_SILENT, ENDS };
 
-enum chaos_place { STORE_HOST, STORE_RANK_0, STORE_FILE };
+enum chaos_store { STORE_HOST, STORE_RANK_0, STORE_FILE };
 
 struct members {
     int size;
@@ -71,11 +71,11 @@ struct plan {
     int round;
     int size;
     enum chaos_way way;
-    enum chaos_place store;
+    enum chaos_store store;
     enum fault fault;
     enum end end;
     int victim;
-    bool by_host;         /* the host strikes, or the victim itself does */
+    bool by_host;         /* the host injects the fault, not the victim itself */
     int64_t delay_ns;     /* from the moment when the victim is there */
     int64_t pause_ns;     /* how long it is stopped */
     int stop_at[LANES];   /* the operation that the victim is at */
@@ -83,10 +83,10 @@ struct plan {
     int hosts[MAX_RANKS]; /* the host that each rank is on */
     int groups;
     struct members group[MAX_GROUPS];
-    int64_t short_ms; /* FAULT_STOP: the timeout of groups with the victim */
-    int given_up;     /* FAULT_ABORT: the group */
+    int64_t short_ms;  /* FAULT_STOP: the timeout of groups with the victim */
+    int aborted_group; /* FAULT_ABORT: the group */
     enum after after;
-    int second; /* AFTER_LOSS: who dies then, else -1 */
+    int second; /* AFTER_LOSS: the rank that dies then, else -1 */
     int64_t second_delay_ns;
 };
 
@@ -102,8 +102,8 @@ enum kind {
     KIND_UNEVEN,
     KIND_BARRIER,
     KIND_PAIR,   /* a message */
-    KIND_RING,   /* everybody to the next */
-    KIND_FAN_IN, /* everybody to one, who asks for any */
+    KIND_RING,   /* each rank to the next */
+    KIND_FAN_IN, /* all ranks to one, with TD_ANY_SOURCE */
     KINDS,
 };
 
@@ -145,12 +145,12 @@ enum state { STATE_NONE, STATE_INIT, STATE_RUNS, STATE_FINISHED, STATE_LEAVES, S
 
 struct page {
     _Atomic uint32_t events;   /* counted up, and rung, whenever anything here changes */
-    _Atomic int64_t fault_ns;  /* when the victim was struck; 0: not yet */
-    atomic_bool reached;       /* the victim is where it is to be struck */
-    atomic_bool struck;        /* and it was: the host has done its part */
+    _Atomic int64_t fault_ns;  /* when the fault was injected; 0: not yet */
+    atomic_bool reached;       /* the victim is where the fault is due */
+    atomic_bool injected;      /* by the host */
     _Atomic int64_t second_ns; /* when the second victim died */
     atomic_bool wanted_again;  /* the victim is to be started again */
-    atomic_int attempts;       /* to shrink that have begun: the group before is given up by that */
+    atomic_int attempts;       /* to shrink that have begun: each aborts the former group */
     struct report {
         atomic_int state;
         atomic_int end_of_init;       /* its status */
@@ -167,7 +167,7 @@ struct page {
     } ranks[MAX_RANKS];
 };
 
-/** Tells everyone who waits at the page. */
+/** Wakes all processes that wait at the page. */
 void page_ring(struct page *page);
 
 /** Waits for the next ring after `events` was read, `ns` at most. */
@@ -185,9 +185,9 @@ struct rank {
     td_status broken_with[MAX_GROUPS + 1];
     int broken_at[MAX_GROUPS + 1]; /* the operation */
     struct members rest;           /* of the group that is left */
-    int attempt;                   /* that it came of */
+    int attempt;                   /* that made it */
 
-    /* What may happen now, and to whom. */
+    /* What may happen now, and to which ranks. */
     enum fault fault;
     int victim;
     _Atomic int64_t *fault_ns;
@@ -199,15 +199,15 @@ int rank_main(const struct plan *plan, int rank, struct page *page, bool again);
 /** The world is made as the plan says. */
 td_status rank_begin(struct rank *rank);
 
-/** What the survivors do after all lanes have ended, and what one does who comes back. */
+/** What the survivors do after all lanes have ended, and what a restarted rank does. */
 void recover(struct rank *rank);
 void come_back(struct rank *rank);
 
 /** Ends this process as the plan says, after a while, in the middle of whatever it is doing. */
-void strike_self(struct rank *rank, _Atomic int64_t *when, int64_t delay_ns);
+void inject_self(struct rank *rank, _Atomic int64_t *when, int64_t delay_ns);
 
 /** Writes down what is wrong; only the first complaint of a rank counts. */
-void complain(struct rank *rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void rank_report(struct rank *rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /** Runs the first `count` operations of a lane. */
 void run_lane(struct rank *rank, int lane, int count);
@@ -223,7 +223,7 @@ void run_rest(struct rank *rank, int attempt, int count, bool last);
 void rank_at(struct rank *rank, int lane, int index);
 
 /** The victim that gives a group up has done so; the others go on at once. */
-void rank_await_strike(const struct rank *rank);
+void rank_await_abort(const struct rank *rank);
 
 /* ---- Data ------------------------------------------------------------------------------------ */
 
@@ -249,7 +249,7 @@ size_t uneven_count(const struct operation *operation, int from, int to);
 
 struct outcome {
     bool failed;
-    bool struck;
+    bool injected;
     int operations;
     int detections;
     int64_t detection_ns[MAX_RANKS * MAX_DETECTIONS];

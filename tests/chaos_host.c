@@ -1,4 +1,4 @@
-/* The host of a round: strikes the victim, and watches the ranks.
+/* The host of a round: injects the fault, and watches the ranks.
  *
  * It sleeps until something changes at the page that it shares with the ranks, and looks at the clock and
  * at its children in between. Nothing outlives it: ranks are killed by the kernel when it dies. */
@@ -34,13 +34,13 @@ static bool survivors_reached(const struct host *host, enum state state)
     return true;
 }
 
-static void strike(struct host *host)
+static void inject(struct host *host)
 {
     static const int signals[] = {
         [END_KILL] = SIGKILL, [END_SEGV] = SIGSEGV, [END_ABORT] = SIGABRT};
     const struct plan *plan = host->plan;
     pid_t pid = host->ranks[plan->victim].pid;
-    host->struck = true;
+    host->injected = true;
     if (plan->delay_ns)
         td__sleep_ns(plan->delay_ns);
     atomic_store(&host->page->fault_ns, td__now_ns());
@@ -60,7 +60,7 @@ static void strike(struct host *host)
         kill(pid, signals[plan->end]);
         break;
     }
-    atomic_store(&host->page->struck, true);
+    atomic_store(&host->page->injected, true);
     page_ring(host->page);
 }
 
@@ -83,13 +83,13 @@ static void act(struct host *host)
         start_again(host);
     if (victim->ended)
         return;
-    if (plan->by_host && !host->struck && atomic_load(&host->page->reached))
-        strike(host);
+    if (plan->by_host && !host->injected && atomic_load(&host->page->reached))
+        inject(host);
     if (host->resume_ns && td__now_ns() >= host->resume_ns) {
         kill(victim->pid, SIGCONT);
         host->resume_ns = 0;
     }
-    if (plan->fault == FAULT_STOP && host->struck && !host->killed &&
+    if (plan->fault == FAULT_STOP && host->injected && !host->killed &&
         survivors_reached(host, STATE_FINISHED)) {
         kill(victim->pid, SIGKILL);
         host->killed = true;
@@ -160,7 +160,7 @@ static void watch(struct host *host, bool stacks)
 {
     int64_t trouble = 0;
     td__deadline end = td__deadline_in_ms((int64_t)DEADLINE_S * 1000 * slowness());
-    bool given_up = false;
+    bool aborted_group = false;
     for (;;) {
         uint32_t events = atomic_load(&host->page->events);
         if (!reap(host, &trouble))
@@ -168,9 +168,9 @@ static void watch(struct host *host, bool stacks)
         act(host);
         bool late = td__deadline_passed(end) ||
                     (trouble && td__now_ns() - trouble > AFTER_DEATH_S * SECOND);
-        if ((late || host_ended_by) && !given_up) {
+        if ((late || host_ended_by) && !aborted_group) {
             kill_running(host, stacks && late);
-            given_up = true;
+            aborted_group = true;
         }
         page_wait(host->page, events, LOOK_NS);
     }

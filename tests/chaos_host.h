@@ -2,7 +2,7 @@
  *
  *     chaos_setup.c      the page, the store, the environment and the networks of a round; starting a rank
  *     chaos_host.c       striking and watching
- *     chaos_verdict.c    what came of it, and what is left behind */
+ *     chaos_verdict.c    the outcome, and what is left behind */
 #ifndef TANDEM_TESTS_CHAOS_HOST_H
 #define TANDEM_TESTS_CHAOS_HOST_H
 
@@ -26,17 +26,17 @@ struct host {
     int spaces[MAX_RANKS + 1]; /* descriptors of namespaces */
     int space_count;
     struct child ranks[MAX_RANKS];
-    bool struck, killed;
+    bool injected, killed;
     struct child first; /* the victim, where it was started again */
     bool again;
     int64_t resume_ns; /* when a paused victim goes on; 0: not paused */
     int64_t start_ns;
 };
 
-/** The round has failed: adds a line to its story. */
+/** The round has failed: adds a line to its report. */
 void host_report(struct host *host, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Makes all that the ranks need. False, and a line in the story, where that fails. */
+/** Makes all that the ranks need. False, and a line in the report, where that fails. */
 bool host_set_up(struct host *host);
 
 /** Starts a rank; `again`: in the place of one that has ended. */

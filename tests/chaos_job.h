@@ -30,11 +30,11 @@ void job_prepare(struct job *job);
 void job_clean_up(struct job *job);
 
 /** After a failure: marks the buffers, which are the caller's again; and whether the marks are still there,
- *  so that nobody has written to them since. */
+ *  so that no rank has written to them since. */
 void job_mark(struct job *job);
 bool job_is_marked(const struct job *job);
 
-/** Whether what came out is what must come out, and what went in is still the same. */
+/** Whether the output is right, and the input unchanged. */
 bool job_result_is_right(const struct job *job);
 bool job_input_is_whole(struct job *job);
 

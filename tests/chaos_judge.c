@@ -8,7 +8,7 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* Whether the sentence speaks of "rank N", or has it in a list: "ranks 1, N have". */
+/* Whether the sentence names "rank N", or has it in a list: "ranks 1, N have". */
 static bool names_rank(const char *text, int rank)
 {
     for (const char *at = text; (at = strstr(at, "rank"));) {
@@ -27,7 +27,7 @@ static bool names_rank(const char *text, int rank)
     return false;
 }
 
-/* How long after the victim was struck, or the call began, everybody must be out of it. */
+/* How long after the fault, or the begin of the call, every rank must have returned. */
 static int64_t limit_ns(const struct plan *plan)
 {
     int64_t limit = plan->way == WAY_SHM ? 4 * SECOND : 6 * SECOND;
@@ -45,7 +45,7 @@ static void note_detection(struct rank *rank, int64_t took)
         rank->report->detection_ns[at] = took;
 }
 
-/* Somebody has begun to shrink the group, by which it is given up. */
+/* A rank has begun to shrink the group, which aborts it. */
 static bool is_shrunk(const struct rank *rank, int group)
 {
     int before = group == REST ? rank->attempt + 1 : 0;
@@ -81,18 +81,18 @@ static const char *misjudged(struct rank *rank, const struct job *job, td_status
         is_second(rank, job->members, status, message))
         return NULL;
     if (rank->fault == FAULT_PAUSE)
-        return "nobody has died";
+        return "no rank has died";
     if (!atomic_load(rank->fault_ns))
         return "nothing had happened yet";
     if (rank->fault == FAULT_EARLY && status == TD_ERR_PEER) {
-        for (int r = 0; r < plan->size; r++) /* one that could not begin is as good as dead */
+        for (int r = 0; r < plan->size; r++) /* one that could not start counts as dead */
             if (atomic_load(&rank->page->ranks[r].end_of_init) && names_rank(message, r))
                 return NULL;
     }
     if (!plan_has(job->members, rank->victim))
         return "the victim is not in the group";
-    if (rank->fault == FAULT_ABORT && job->operation.group != plan->given_up)
-        return "it is not the group that was given up";
+    if (rank->fault == FAULT_ABORT && job->operation.group != plan->aborted_group)
+        return "it is not the group that was aborted";
     if (cut_off)
         return NULL;
     if (status != expected[rank->fault])
@@ -123,9 +123,9 @@ static void judge_failure(struct rank *rank, const struct job *job, td_status st
     int64_t took = now - (since > fault ? since : fault);
     job_describe(job, what);
     if (wrong)
-        complain(rank, "%s: %s: %s: %s", what, wrong, td_status_name(status), message);
+        rank_report(rank, "%s: %s: %s: %s", what, wrong, td_status_name(status), message);
     else if (took > limit_ns(rank->plan))
-        complain(rank, "%s: it took %.2f s to notice: %s", what, (double)took / 1e9, message);
+        rank_report(rank, "%s: it was noticed after %.2f s: %s", what, (double)took / 1e9, message);
     note_detection(rank, took);
 }
 
@@ -136,7 +136,7 @@ void judge_collective(struct rank *rank, const struct job *job, td_status status
     int group = job->operation.group;
     job_describe(job, what);
     if (!status && rank->broken[group] && job->operation.index > rank->broken_at[group]) {
-        complain(rank, "%s: it went well on a broken group", what);
+        rank_report(rank, "%s: it returned TD_OK on a broken group", what);
         return;
     }
     if (!status)
@@ -149,11 +149,11 @@ void judge_collective(struct rank *rank, const struct job *job, td_status status
         rank->broken[group] = true;
         judge_failure(rank, job, status, message, since);
     } else if (status != rank->broken_with[group] && !is_woken(rank, group, status, message)) {
-        complain(rank, "%s: it was %s before: %s: %s", what,
-                 td_status_name(rank->broken_with[group]), td_status_name(status), message);
+        rank_report(rank, "%s: it was %s before: %s: %s", what,
+                    td_status_name(rank->broken_with[group]), td_status_name(status), message);
     } else if (!job->operation.async && td__now_ns() - since > 2 * SECOND * slowness()) {
-        complain(rank, "%s: the group was broken, but it took %.2f s", what,
-                 (double)(td__now_ns() - since) / 1e9);
+        rank_report(rank, "%s: the group was broken, but it took %.2f s", what,
+                    (double)(td__now_ns() - since) / 1e9);
     }
 }
 
@@ -170,15 +170,15 @@ void judge_message(struct rank *rank, const struct job *job, int partner, td_sta
     /* The victim may have had the memory that the messages of the others go through. */
     with_victim = with_victim || names_rank(message, rank->victim);
     job_describe(job, what);
-    /* Whoever waits for a stopped rank until the timeout is late by as much for all the others, who
-     * wait for the same time: which of them gives up first is chance, and the other side sees that. */
+    /* A rank that waits for a stopped rank until the timeout is late by as much for all others, which wait for
+     * the same time: which of them times out first is chance, and the other side sees that. */
     bool late = rank->fault == FAULT_STOP &&
                 (status == TD_ERR_TIMEOUT || strstr(message, "gave up before"));
     if (!with_victim && late)
         return;
     if (!with_victim && rank->fault != FAULT_EARLY)
-        complain(rank, "%s: a message from or to rank %d, which is alive: %s: %s", what, partner,
-                 td_status_name(status), message);
+        rank_report(rank, "%s: a message from or to rank %d, which is alive: %s: %s", what, partner,
+                    td_status_name(status), message);
     else
         judge_failure(rank, job, status, message, since);
 }

@@ -4,7 +4,7 @@
  *     rank 1 ─ eth0 ════ plug1 ┼ bridge ── the host, with the store
  *     rank 2 ─ eth0 ════ plug2 ┘
  *
- * Each host of a round is a network namespace without a name: it is gone with the last process in it and
+ * Each host of a round is a network namespace without a name: it ends with the last process in it and
  * the last descriptor of it. The host's namespace is one of its own, too, so that all sockets in it are
  * those of the rounds. */
 #include "chaos.h"

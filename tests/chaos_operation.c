@@ -16,9 +16,9 @@ static void check_result(struct rank *rank, struct job *job)
     char what[200];
     job_describe(job, what);
     if (!job_result_is_right(job))
-        complain(rank, "%s: it went well, but the result is wrong", what);
+        rank_report(rank, "%s: it returned TD_OK, but the result is wrong", what);
     else if (!job_input_is_whole(job))
-        complain(rank, "%s: it went well, but the input has changed", what);
+        rank_report(rank, "%s: it returned TD_OK, but the input has changed", what);
     else
         atomic_fetch_add(&rank->report->operations, 1);
 }
@@ -124,11 +124,11 @@ static void check_message(struct rank *rank, struct job *job, int work)
         data += (size_t)(work + 1) * bytes;
     job_describe(job, what);
     if ((expected != TD_ANY_SOURCE && source != expected) || !plan_has(job->members, source))
-        complain(rank, "%s: a message came from rank %d", what, source);
+        rank_report(rank, "%s: a message came from rank %d", what, source);
     else if (received != bytes)
-        complain(rank, "%s: %zu bytes came from rank %d", what, received, source);
+        rank_report(rank, "%s: %zu bytes came from rank %d", what, received, source);
     else if (!pattern_is(data, o, o->count, source, 0))
-        complain(rank, "%s: what came from rank %d is wrong", what, source);
+        rank_report(rank, "%s: what came from rank %d is wrong", what, source);
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static void run_final(struct rank *rank, int lane, int group, int index, bool lo
     show_place(rank, lane, &last);
     start(rank, &job);
     if (lost && plan_has(job.members, rank->victim) && !rank->broken[group])
-        complain(rank, "group %d is as good as before, though the victim is in it", group);
+        rank_report(rank, "group %d is as good as before, though the victim is in it", group);
     finish(rank, &job);
     job_clean_up(&job);
 }
@@ -231,10 +231,10 @@ void run_last(struct rank *rank, int lane)
     int own = plan->groups - 1;
     for (int g = lane ? own : 0; g < (lane ? own + 1 : own); g++) {
         bool lost = plan->fault != FAULT_PAUSE && plan->fault != FAULT_LATE &&
-                    (plan->fault != FAULT_ABORT || g == plan->given_up) &&
+                    (plan->fault != FAULT_ABORT || g == plan->aborted_group) &&
                     (plan->fault != FAULT_CUT || rank->rank != plan->victim);
         if (plan->fault == FAULT_ABORT && lost)
-            rank_await_strike(rank); /* another thread gives the group up */
+            rank_await_abort(rank); /* another thread aborts the group */
         run_final(rank, lane, g, plan->count[lane] + g, lost);
     }
 }
@@ -254,7 +254,7 @@ static void look_back(struct rank *rank, struct line *line)
     struct job *job = &line->late[line->late_first];
     job_describe(job, what);
     if (!job_is_marked(job))
-        complain(rank, "%s: it had failed, and then somebody wrote to its memory", what);
+        rank_report(rank, "%s: its memory was written to after it had failed", what);
     job_clean_up(job);
     line->late_first = (line->late_first + 1) % MOST_LATE;
     line->late_used--;

@@ -1,5 +1,5 @@
-/* What happens in a round, and in each operation of it. Everything comes out of the seed, so the host and
- * all ranks know it without asking each other, and a round can be repeated. */
+/* What happens in a round, and in each operation of it. Everything is derived from the seed, so the host and all
+ * ranks know it without asking each other, and a round can be repeated. */
 #include "chaos.h"
 
 #include <stdio.h>
@@ -15,28 +15,28 @@ uint64_t mix(uint64_t a, uint64_t b)
     return z ^ z >> 31;
 }
 
-struct dice {
+struct rng {
     uint64_t state;
 };
 
-static uint64_t roll(struct dice *dice, uint64_t sides)
+static uint64_t draw(struct rng *rng, uint64_t sides)
 {
-    dice->state = mix(dice->state, 1);
-    return (dice->state >> 8) % sides;
+    rng->state = mix(rng->state, 1);
+    return (rng->state >> 8) % sides;
 }
 
-static bool chance(struct dice *dice, int percent)
+static bool chance(struct rng *rng, int percent)
 {
-    return roll(dice, 100) < (uint64_t)percent;
+    return draw(rng, 100) < (uint64_t)percent;
 }
 
 /* One of `count`, as often as its weight says. */
-static int choose(struct dice *dice, const int *weights, int count)
+static int choose(struct rng *rng, const int *weights, int count)
 {
     int sum = 0, i = 0;
     for (int k = 0; k < count; k++)
         sum += weights[k];
-    int at = (int)roll(dice, (uint64_t)sum);
+    int at = (int)draw(rng, (uint64_t)sum);
     while (at >= weights[i])
         at -= weights[i++];
     return i;
@@ -53,32 +53,32 @@ bool plan_has(const struct members *members, int rank)
 }
 
 /* Some of the ranks, in any order; two at least. */
-static void choose_members(struct dice *dice, const struct plan *plan, struct members *members)
+static void choose_members(struct rng *rng, const struct plan *plan, struct members *members)
 {
     int ranks[MAX_RANKS], left = 0;
     bool without = plan->fault == FAULT_STOP; /* only the world waits for one that is stopped */
     for (int r = 0; r < plan->size; r++)
         if (!without || r != plan->victim)
             ranks[left++] = r;
-    members->size = left < 2 ? left : 2 + (int)roll(dice, (uint64_t)left - 1);
+    members->size = left < 2 ? left : 2 + (int)draw(rng, (uint64_t)left - 1);
     for (int i = 0; i < members->size; i++) {
-        int pick = (int)roll(dice, (uint64_t)left);
+        int pick = (int)draw(rng, (uint64_t)left);
         members->ranks[i] = ranks[pick];
         ranks[pick] = ranks[--left];
     }
 }
 
-static void choose_hosts(struct dice *dice, struct plan *plan)
+static void choose_hosts(struct rng *rng, struct plan *plan)
 {
-    int hosts = 2 + (int)roll(dice, (uint64_t)(plan->size > 3 ? 3 : 1));
-    bool scattered = chance(dice, 30);
+    int hosts = 2 + (int)draw(rng, (uint64_t)(plan->size > 3 ? 3 : 1));
+    bool scattered = chance(rng, 30);
     for (int r = 0; r < plan->size; r++)
-        plan->hosts[r] = scattered ? (int)roll(dice, (uint64_t)hosts) : r * hosts / plan->size;
-    if (plan->fault == FAULT_CUT) /* its cable is nobody else's */
+        plan->hosts[r] = scattered ? (int)draw(rng, (uint64_t)hosts) : r * hosts / plan->size;
+    if (plan->fault == FAULT_CUT) /* no other rank is on its host */
         plan->hosts[plan->victim] = hosts;
 }
 
-static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
+static void choose_fault(struct rng *rng, struct plan *plan, bool spaces)
 {
     static const int faults[FAULTS] = {
         [FAULT_KILL] = 50, [FAULT_EARLY] = 7,  [FAULT_LATE] = 7, [FAULT_PAUSE] = 7,
@@ -86,40 +86,40 @@ static void choose_fault(struct dice *dice, struct plan *plan, bool spaces)
     static const int ways[WAYS] = {
         [WAY_SHM] = 36, [WAY_TCP] = 24, [WAY_HOSTS] = 28, [WAY_BACKEND] = 12};
     static const int64_t delays[] = {0, 20000, 200000, 2000000, 20000000};
-    plan->fault = (enum fault)choose(dice, faults, FAULTS);
-    plan->way = (enum chaos_way)choose(dice, ways, WAYS);
+    plan->fault = (enum fault)choose(rng, faults, FAULTS);
+    plan->way = (enum chaos_way)choose(rng, ways, WAYS);
     /* Thrown where it does not count as well, so that a seed means the same rounds everywhere. */
-    bool cut = plan->fault == FAULT_CUT, apart = cut || chance(dice, 5);
+    bool cut = plan->fault == FAULT_CUT, apart = cut || chance(rng, 5);
     if (apart && (cut || spaces))
         plan->way = WAY_SPACES;
-    plan->victim = (int)roll(dice, (uint64_t)plan->size);
-    plan->end = (enum end)roll(dice, ENDS);
-    plan->delay_ns = (int64_t)roll(dice, (uint64_t)delays[roll(dice, 5)] + 1);
-    plan->pause_ns = 100000000 + (int64_t)roll(dice, 600000000);
-    plan->short_ms = 1000 + (int64_t)roll(dice, 500);
+    plan->victim = (int)draw(rng, (uint64_t)plan->size);
+    plan->end = (enum end)draw(rng, ENDS);
+    plan->delay_ns = (int64_t)draw(rng, (uint64_t)delays[draw(rng, 5)] + 1);
+    plan->pause_ns = 100000000 + (int64_t)draw(rng, 600000000);
+    plan->short_ms = 1000 + (int64_t)draw(rng, 500);
     bool outside = plan->fault == FAULT_PAUSE || plan->fault == FAULT_STOP ||
                    plan->fault == FAULT_CUT;
     bool possible = plan->fault == FAULT_KILL && plan->end <= END_ABORT;
-    plan->by_host = outside || (possible && chance(dice, 60));
+    plan->by_host = outside || (possible && chance(rng, 60));
 }
 
-static void choose_store(struct dice *dice, struct plan *plan)
+static void choose_store(struct rng *rng, struct plan *plan)
 {
-    static const int places[] = {[STORE_HOST] = 60, [STORE_RANK_0] = 20, [STORE_FILE] = 20};
-    plan->store = (enum chaos_place)choose(dice, places, 3);
-    /* Who has the store stays until the others have left. */
+    static const int stores[] = {[STORE_HOST] = 60, [STORE_RANK_0] = 20, [STORE_FILE] = 20};
+    plan->store = (enum chaos_store)choose(rng, stores, 3);
+    /* The rank that hosts the store stays until the others have left. */
     if (plan->way == WAY_SPACES || (plan->fault == FAULT_LEAVE && plan->victim == 0))
         plan->store = STORE_HOST;
 }
 
-static void choose_after(struct dice *dice, struct plan *plan)
+static void choose_after(struct rng *rng, struct plan *plan)
 {
     static const int weights[] = {
         [AFTER_NOTHING] = 40, [AFTER_SHRINK] = 25, [AFTER_LOSS] = 20, [AFTER_GROW] = 15};
     bool store_stays = plan->store != STORE_RANK_0 || plan->victim != 0;
-    enum after after = (enum after)choose(dice, weights, 4);
-    plan->second = (plan->victim + 1 + (int)roll(dice, (uint64_t)plan->size - 1)) % plan->size;
-    plan->second_delay_ns = (int64_t)roll(dice, chance(dice, 50) ? 3000000 : 40000000);
+    enum after after = (enum after)choose(rng, weights, 4);
+    plan->second = (plan->victim + 1 + (int)draw(rng, (uint64_t)plan->size - 1)) % plan->size;
+    plan->second_delay_ns = (int64_t)draw(rng, chance(rng, 50) ? 3000000 : 40000000);
     if (plan->fault != FAULT_KILL && plan->fault != FAULT_LEAVE && plan->fault != FAULT_CUT)
         after = AFTER_NOTHING;
     if (after == AFTER_LOSS && plan->size < 3)
@@ -133,29 +133,29 @@ static void choose_after(struct dice *dice, struct plan *plan)
 
 void plan_make(uint64_t seed, int round, bool spaces, struct plan *plan)
 {
-    struct dice dice = {mix(seed, (uint64_t)round)};
+    struct rng rng = {mix(seed, (uint64_t)round)};
     *plan = (struct plan){.seed = seed, .round = round};
-    plan->size = 2 + (int)roll(&dice, MAX_RANKS - 1);
-    choose_fault(&dice, plan, spaces);
-    choose_store(&dice, plan);
+    plan->size = 2 + (int)draw(&rng, MAX_RANKS - 1);
+    choose_fault(&rng, plan, spaces);
+    choose_store(&rng, plan);
     if (plan->way == WAY_HOSTS || plan->way == WAY_SPACES)
-        choose_hosts(&dice, plan);
-    plan->groups = 2 + (int)roll(&dice, MAX_GROUPS - 1);
+        choose_hosts(&rng, plan);
+    plan->groups = 2 + (int)draw(&rng, MAX_GROUPS - 1);
     for (int g = 0; g < plan->groups; g++)
-        choose_members(&dice, plan, &plan->group[g]);
+        choose_members(&rng, plan, &plan->group[g]);
     plan->group[0].size = plan->size;
     for (int r = 0; r < plan->size; r++)
         plan->group[0].ranks[r] = r;
     for (int lane = 0; lane < LANES; lane++) {
-        plan->count[lane] = 10 + (int)roll(&dice, MAX_OPERATIONS - 10);
-        plan->stop_at[lane] = (int)roll(&dice, (uint64_t)plan->count[lane]);
+        plan->count[lane] = 10 + (int)draw(&rng, MAX_OPERATIONS - 10);
+        plan->stop_at[lane] = (int)draw(&rng, (uint64_t)plan->count[lane]);
     }
-    if (plan->groups == 2 && chance(&dice, 30))
+    if (plan->groups == 2 && chance(&rng, 30))
         plan->count[1] = plan->stop_at[1] = 0; /* no second lane */
-    choose_after(&dice, plan);
+    choose_after(&rng, plan);
     do
-        plan->given_up = (int)roll(&dice, (uint64_t)plan->groups);
-    while (!plan_has(&plan->group[plan->given_up], plan->victim));
+        plan->aborted_group = (int)draw(&rng, (uint64_t)plan->groups);
+    while (!plan_has(&plan->group[plan->aborted_group], plan->victim));
 }
 
 void plan_describe(const struct plan *plan, char *text, size_t room)
@@ -186,26 +186,26 @@ void plan_describe(const struct plan *plan, char *text, size_t room)
 
 /* ---- An operation ---------------------------------------------------------------------------- */
 
-static size_t choose_count(struct dice *dice, size_t element, int parts)
+static size_t choose_count(struct rng *rng, size_t element, int parts)
 {
     static const size_t switches[] = {64,       4 << 10,   8 << 10,   16 << 10, 32 << 10,
                                       64 << 10, 256 << 10, 512 << 10, 1 << 20};
     static const int weights[] = {6, 44, 38, 12};
     size_t each = element * (size_t)parts, bytes;
-    switch (choose(dice, weights, 4)) {
+    switch (choose(rng, weights, 4)) {
     case 0:
         return 0;
     case 1:
-        return 1 + roll(dice, 600);
+        return 1 + draw(rng, 600);
     case 2: /* about a size at which something changes */
-        bytes = switches[roll(dice, sizeof switches / sizeof *switches)];
-        return (chance(dice, 50) ? bytes / element : bytes / each) + roll(dice, 3);
+        bytes = switches[draw(rng, sizeof switches / sizeof *switches)];
+        return (chance(rng, 50) ? bytes / element : bytes / each) + draw(rng, 3);
     default:
-        return (1 + roll(dice, 2 << 20)) / each;
+        return (1 + draw(rng, 2 << 20)) / each;
     }
 }
 
-static td_reduce_op choose_op(struct dice *dice, td_dtype dtype, int size)
+static td_reduce_op choose_op(struct rng *rng, td_dtype dtype, int size)
 {
     static const td_reduce_op integers[] = {TD_SUM,  TD_PRODUCT, TD_MIN, TD_MAX,
                                             TD_BAND, TD_BOR,     TD_BXOR};
@@ -215,62 +215,61 @@ static td_reduce_op choose_op(struct dice *dice, td_dtype dtype, int size)
     if (dtype == TD_COMPLEX64 || dtype == TD_COMPLEX128)
         return TD_SUM;
     if (dtype == TD_F32 || dtype == TD_F64 || dtype == TD_F16 || dtype == TD_BF16)
-        return floats[roll(dice, exact ? 6 : 5)];
-    return integers[roll(dice, 7)];
+        return floats[draw(rng, exact ? 6 : 5)];
+    return integers[draw(rng, 7)];
 }
 
-/* Who sends to whom. A victim that is stopped costs everyone who talks to it a timeout each time. */
-static void choose_pair(struct dice *dice, const struct members *members, int victim, bool stopped,
+/* The sender and the receiver. A victim that is stopped costs each peer a timeout each time. */
+static void choose_pair(struct rng *rng, const struct members *members, int victim, bool stopped,
                         struct operation *operation)
 {
-    operation->root = (int)roll(dice, (uint64_t)members->size);
-    operation->peer = (operation->root + 1 + (int)roll(dice, (uint64_t)members->size - 1)) %
+    operation->root = (int)draw(rng, (uint64_t)members->size);
+    operation->peer = (operation->root + 1 + (int)draw(rng, (uint64_t)members->size - 1)) %
                       members->size;
     bool touches = members->ranks[operation->root] == victim ||
                    members->ranks[operation->peer] == victim || operation->kind != KIND_PAIR;
     if (stopped && touches && plan_has(members, victim) && operation->kind >= KIND_PAIR)
         operation->kind = KIND_ALL_REDUCE;
-    /* Who asks for a message of anybody waits as long as anybody is left. */
+    /* A recv with TD_ANY_SOURCE waits as long as any rank is left. */
     if (operation->kind == KIND_FAN_IN && members->size > 2 && plan_has(members, victim))
         operation->kind = KIND_RING;
 }
 
-static void choose_operation(struct dice *dice, const struct members *members, int victim,
+static void choose_operation(struct rng *rng, const struct members *members, int victim,
                              bool stopped, struct operation *operation)
 {
     static const int kinds[KINDS] = {8, 8, 16, 6, 6, 10, 8, 8, 6, 6, 8, 5, 5};
-    operation->kind = (enum kind)choose(dice, kinds, KINDS);
-    operation->dtype = (td_dtype)roll(dice, TD_COMPLEX128 + 1);
-    operation->op = choose_op(dice, operation->dtype, members->size);
+    operation->kind = (enum kind)choose(rng, kinds, KINDS);
+    operation->dtype = (td_dtype)draw(rng, TD_COMPLEX128 + 1);
+    operation->op = choose_op(rng, operation->dtype, members->size);
     bool parts = operation->kind >= KIND_SCATTER && operation->kind <= KIND_UNEVEN;
-    operation->count = choose_count(dice, td_dtype_size(operation->dtype),
+    operation->count = choose_count(rng, td_dtype_size(operation->dtype),
                                     parts ? members->size : 1);
-    operation->async = chance(dice, 35);
-    operation->in_place = chance(dice, 30);
+    operation->async = chance(rng, 35);
+    operation->in_place = chance(rng, 30);
     if (members->size > 1)
-        choose_pair(dice, members, victim, stopped, operation);
+        choose_pair(rng, members, victim, stopped, operation);
     else if (operation->kind >= KIND_PAIR)
         operation->kind = KIND_ALL_REDUCE;
 }
 
 void plan_operation(const struct plan *plan, int lane, int index, struct operation *operation)
 {
-    struct dice dice = {
-        mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)(lane << 16 | index))};
-    *operation = (struct operation){.key = dice.state, .index = index};
+    struct rng rng = {mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)(lane << 16 | index))};
+    *operation = (struct operation){.key = rng.state, .index = index};
     int own = plan->groups - 1; /* the second lane's */
-    operation->group = lane ? own : chance(&dice, 45) ? 0 : (int)roll(&dice, (uint64_t)own);
-    choose_operation(&dice, &plan->group[operation->group], plan->victim, plan->fault == FAULT_STOP,
+    operation->group = lane ? own : chance(&rng, 45) ? 0 : (int)draw(&rng, (uint64_t)own);
+    choose_operation(&rng, &plan->group[operation->group], plan->victim, plan->fault == FAULT_STOP,
                      operation);
 }
 
 void plan_rest_operation(const struct plan *plan, const struct members *members, int attempt,
                          int index, struct operation *operation)
 {
-    struct dice dice = {
+    struct rng rng = {
         mix(mix(plan->seed, (uint64_t)plan->round), (uint64_t)((attempt + 2) << 16 | index))};
-    *operation = (struct operation){.key = dice.state, .index = index, .group = REST};
-    choose_operation(&dice, members, plan->second, false, operation);
+    *operation = (struct operation){.key = rng.state, .index = index, .group = REST};
+    choose_operation(&rng, members, plan->second, false, operation);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */

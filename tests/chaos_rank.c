@@ -1,4 +1,4 @@
-/* One rank: begins, runs its lanes, leaves. Where it is the victim and strikes itself, a thread does it
+/* One rank: starts, runs its lanes, leaves. Where it is the victim and injects the fault itself, a thread does it
  * after the delay of the plan, whatever the rank is doing then. */
 #include "chaos.h"
 
@@ -34,7 +34,7 @@ static void set_state(struct rank *rank, enum state state)
     page_ring(rank->page);
 }
 
-void complain(struct rank *rank, const char *format, ...)
+void rank_report(struct rank *rank, const char *format, ...)
 {
     va_list args;
     if (atomic_flag_test_and_set(&rank->report->complained))
@@ -57,7 +57,7 @@ static void await_beginning(struct rank *rank)
     }
 }
 
-/* Waits until all ranks that are to live have come this far. */
+/* Waits until all ranks that are to live have arrived here. */
 static void await_others(struct rank *rank, enum state state)
 {
     const struct plan *plan = rank->plan;
@@ -96,42 +96,42 @@ static _Noreturn void end_self(enum end end)
         kill(getpid(), SIGKILL);
 }
 
-struct strike {
+struct injection {
     struct rank *rank;
     _Atomic int64_t *when;
     int64_t delay_ns;
 };
 
-static atomic_bool struck; /* the group is given up */
+static atomic_bool injected; /* the group is aborted */
 
-static void *strike_later(void *arg)
+static void *inject_later(void *arg)
 {
-    struct strike *strike = arg;
-    struct rank *rank = strike->rank;
+    struct injection *injection = arg;
+    struct rank *rank = injection->rank;
     const struct plan *plan = rank->plan;
-    if (strike->delay_ns)
-        td__sleep_ns(strike->delay_ns);
-    atomic_store(strike->when, td__now_ns());
+    if (injection->delay_ns)
+        td__sleep_ns(injection->delay_ns);
+    atomic_store(injection->when, td__now_ns());
     page_ring(rank->page);
     if (plan->fault != FAULT_ABORT)
         end_self(plan->end);
-    if (td_group_abort(rank->groups[plan->given_up]))
-        complain(rank, "giving group %d up failed: %s", plan->given_up, td_last_error());
-    atomic_store(&struck, true);
+    if (td_group_abort(rank->groups[plan->aborted_group]))
+        rank_report(rank, "aborting group %d failed: %s", plan->aborted_group, td_last_error());
+    atomic_store(&injected, true);
     return NULL;
 }
 
-static pthread_t strike_thread;
-static bool strike_begun;
+static pthread_t inject_thread;
+static bool inject_begun;
 
-void strike_self(struct rank *rank, _Atomic int64_t *when, int64_t delay_ns)
+void inject_self(struct rank *rank, _Atomic int64_t *when, int64_t delay_ns)
 {
-    static struct strike strike;
-    strike = (struct strike){rank, when, delay_ns};
-    if (!delay_ns || pthread_create(&strike_thread, NULL, strike_later, &strike))
-        strike_later(&strike);
+    static struct injection injection;
+    injection = (struct injection){rank, when, delay_ns};
+    if (!delay_ns || pthread_create(&inject_thread, NULL, inject_later, &injection))
+        inject_later(&injection);
     else
-        strike_begun = true;
+        inject_begun = true;
 }
 
 static bool is_victim(const struct rank *rank)
@@ -149,13 +149,13 @@ void rank_at(struct rank *rank, int lane, int index)
         atomic_store(&rank->page->reached, true);
         page_ring(rank->page);
     } else {
-        strike_self(rank, &rank->page->fault_ns, rank->plan->delay_ns);
+        inject_self(rank, &rank->page->fault_ns, rank->plan->delay_ns);
     }
 }
 
-static void await_strike(struct rank *rank)
+static void await_injection(struct rank *rank)
 {
-    while (rank->plan->fault != FAULT_CUT || !atomic_load(&rank->page->struck))
+    while (rank->plan->fault != FAULT_CUT || !atomic_load(&rank->page->injected))
         td__sleep_ns(1000000);
 }
 
@@ -169,14 +169,14 @@ static void judge_init(struct rank *rank, td_status status, int64_t since)
     int64_t took = td__now_ns() - since;
     snprintf(victim, sizeof victim, "rank %d", rank->plan->victim);
     if (rank->plan->fault != FAULT_EARLY || !atomic_load(&rank->page->fault_ns))
-        complain(rank, "the world was not made: %s: %s", td_status_name(status), message);
+        rank_report(rank, "the world was not made: %s: %s", td_status_name(status), message);
     else if (status != TD_ERR_PEER && status != TD_ERR_TIMEOUT)
-        complain(rank, "another status was due: %s: %s", td_status_name(status), message);
+        rank_report(rank, "another status was due: %s: %s", td_status_name(status), message);
     else if (!strstr(message, victim) &&
              !(rank->plan->store == STORE_RANK_0 && rank->plan->victim == 0))
-        complain(rank, "the victim is not named: %s: %s", td_status_name(status), message);
+        rank_report(rank, "the victim is not named: %s: %s", td_status_name(status), message);
     else if (took > (EARLY_MS + 4000) * (int64_t)1000000 * slowness())
-        complain(rank, "it took %.2f s to notice: %s", (double)took / 1e9, message);
+        rank_report(rank, "it was noticed after %.2f s: %s", (double)took / 1e9, message);
 }
 
 td_status rank_begin(struct rank *rank)
@@ -208,11 +208,11 @@ static void make_groups(struct rank *rank)
         const struct members *members = &plan->group[g];
         bool brief = plan->fault == FAULT_STOP && plan_has(members, plan->victim);
         if (g && td_new_group(members->ranks, members->size, NULL, &rank->groups[g]))
-            complain(rank, "group %d was not made: %s", g, td_last_error());
+            rank_report(rank, "group %d was not made: %s", g, td_last_error());
         if (!plan_has(members, rank->rank))
             continue;
         if (td_get_world_size(rank->groups[g]) != members->size)
-            complain(rank, "group %d has %d ranks", g, td_get_world_size(rank->groups[g]));
+            rank_report(rank, "group %d has %d ranks", g, td_get_world_size(rank->groups[g]));
         td_group_set_timeout(rank->groups[g], (brief ? plan->short_ms : TIMEOUT_MS) * slowness());
     }
 }
@@ -234,8 +234,8 @@ static void *run_one(void *arg)
                   plan->fault != FAULT_ABORT;
     run_lane(rank, lane->lane, leaves ? plan->stop_at[lane->lane] : plan->count[lane->lane]);
     if (doomed && !leaves)
-        await_strike(rank);
-    if (is_victim(rank) && plan->fault == FAULT_ABORT) /* it is not given up by oneself at once */
+        await_injection(rank);
+    if (is_victim(rank) && plan->fault == FAULT_ABORT) /* the abort takes a moment */
         while (!atomic_load(&rank->page->fault_ns))
             td__sleep_ns(1000000);
     if (!leaves)
@@ -243,10 +243,10 @@ static void *run_one(void *arg)
     return NULL;
 }
 
-void rank_await_strike(const struct rank *rank)
+void rank_await_abort(const struct rank *rank)
 {
     td__deadline end = td__deadline_in_ms(STRIKE_MS);
-    while (is_victim(rank) && !atomic_load(&struck) && !td__deadline_passed(end))
+    while (is_victim(rank) && !atomic_load(&injected) && !td__deadline_passed(end))
         td__sleep_ns(1000000);
 }
 
@@ -258,9 +258,9 @@ static void run_lanes(struct rank *rank)
     run_one(&lanes[0]);
     if (second)
         pthread_join(thread, NULL);
-    if (strike_begun) /* only one that gives a group up comes back from it */
-        pthread_join(strike_thread, NULL);
-    strike_begun = false;
+    if (inject_begun) /* only an abort returns */
+        pthread_join(inject_thread, NULL);
+    inject_begun = false;
 }
 
 static void leave(struct rank *rank, const struct holdings *before)
@@ -272,15 +272,15 @@ static void leave(struct rank *rank, const struct holdings *before)
     int64_t took = td__now_ns() - since;
     atomic_store(&rank->report->destroy_ns, took);
     if (status)
-        complain(rank, "leaving failed: %s: %s", td_status_name(status), td_last_error());
+        rank_report(rank, "leaving failed: %s: %s", td_status_name(status), td_last_error());
     else if (took > limit * 1000000000 * slowness() && rank->plan->store != STORE_RANK_0)
-        complain(rank, "leaving took %.2f s", (double)took / 1e9);
+        rank_report(rank, "leaving took %.2f s", (double)took / 1e9);
     left_compare(before, left, sizeof left);
     if (*left && !(is_victim(rank) && rank->plan->fault == FAULT_LATE)) /* it has one thread more */
-        complain(rank, "after leaving there are still %s", left);
+        rank_report(rank, "after leaving there are still %s", left);
 }
 
-/* The order matters to others: who leaves before they have noticed the victim's end might be taken for
+/* The order matters to others: a rank that leaves before they have noticed the victim's end might be taken for
  * it. */
 static void part(struct rank *rank, const struct holdings *before)
 {
@@ -296,10 +296,10 @@ static void part(struct rank *rank, const struct holdings *before)
     set_state(rank, STATE_FINISHED);
     await_others(rank, STATE_FINISHED);
     if (is_victim(rank) && plan->fault == FAULT_LATE)
-        strike_self(rank, &rank->page->fault_ns, plan->delay_ns / 4);
+        inject_self(rank, &rank->page->fault_ns, plan->delay_ns / 4);
     leave(rank, before);
     if (is_victim(rank) && plan->fault == FAULT_LATE)
-        await_strike(rank);
+        await_injection(rank);
 }
 
 int rank_main(const struct plan *plan, int number, struct page *page, bool again)
@@ -315,11 +315,11 @@ int rank_main(const struct plan *plan, int number, struct page *page, bool again
     char left[300];
     set_state(&rank, STATE_INIT);
     if (is_victim(&rank) && plan->fault == FAULT_EARLY)
-        strike_self(&rank, &page->fault_ns, plan->delay_ns * 3);
+        inject_self(&rank, &page->fault_ns, plan->delay_ns * 3);
     if (rank_begin(&rank)) {
         left_compare(&before, left, sizeof left);
         if (*left)
-            complain(&rank, "after a world that was not made there are still %s", left);
+            rank_report(&rank, "after a world that was not made there are still %s", left);
         set_state(&rank, STATE_DONE);
         return 0;
     }

@@ -1,13 +1,13 @@
-/* What the survivors do after a loss: agree on who is left, and go on; then, perhaps, take back one who was
+/* What the survivors do after a loss: shrink the group, and go on; then, perhaps, let a rank rejoin that was
  * started again.
  *
  *     shrink ── operations ── done
  *        ^          └ the second victim dies ┐
  *        └───────────────────────────────────┘
  *
- * Every survivor writes down who is left after each attempt. All must have the same, and the host
- * compares. The second victim strikes itself at some moment of the first attempt; where it is still
- * counted among those who are left, it does not take part in the last operation, so that all learn of its
+ * Every survivor records the ranks that are left after each attempt. All must have the same, and the host
+ * compares. The second victim dies at some moment of the first attempt; where it is still
+ * counted among the ranks that are left, it does not take part in the last operation, so that all learn of its
  * end. */
 #include "chaos.h"
 
@@ -31,13 +31,13 @@ static bool take_members(struct rank *rank, td_group *group)
     int size = td_get_world_size(group), last = -1;
     rank->rest.size = size;
     if (size < 1 || size > plan->size || td_get_process_group_ranks(group, rank->rest.ranks)) {
-        complain(rank, "the group that is left has %d ranks", size);
+        rank_report(rank, "the group that is left has %d ranks", size);
         return false;
     }
     for (int i = 0; i < size; i++) {
         int r = rank->rest.ranks[i];
         if (r <= last || r >= plan->size) {
-            complain(rank, "the group that is left has rank %d behind rank %d", r, last);
+            rank_report(rank, "the group that is left has rank %d behind rank %d", r, last);
             return false;
         }
         last = r;
@@ -55,7 +55,8 @@ static void check_members(struct rank *rank, int attempt)
     bool may_have = attempt == 0 && mask == (expected | second);
     atomic_store(&rank->report->left[attempt], mask);
     if (mask != expected && !may_have)
-        complain(rank, "ranks %x are left in attempt %d, it should be %x", mask, attempt, expected);
+        rank_report(rank, "ranks %x are left in attempt %d, it should be %x", mask, attempt,
+                    expected);
 }
 
 static bool shrink(struct rank *rank, int attempt, td_group **group)
@@ -66,8 +67,8 @@ static bool shrink(struct rank *rank, int attempt, td_group **group)
     rank->attempt = attempt;
     td_status status = td_group_shrink(*group, NULL, &rest);
     if (status) {
-        complain(rank, "shrinking, attempt %d: %s: %s", attempt, td_status_name(status),
-                 td_last_error());
+        rank_report(rank, "shrinking, attempt %d: %s: %s", attempt, td_status_name(status),
+                    td_last_error());
         return false;
     }
     *group = rest;
@@ -88,7 +89,7 @@ static void use_all(struct rank *rank, td_group *group)
     if (!take_members(rank, group))
         return;
     if (rank->rest.size != rank->plan->size)
-        complain(rank, "the group has grown to %d ranks", rank->rest.size);
+        rank_report(rank, "the group has grown to %d ranks", rank->rest.size);
     else
         run_rest(rank, GROWN, OPERATIONS, true);
 }
@@ -100,7 +101,7 @@ static void grow(struct rank *rank, td_group *group)
     page_ring(rank->page);
     td_status status = td_group_grow(group, NULL, &grown);
     if (status)
-        complain(rank, "growing: %s: %s", td_status_name(status), td_last_error());
+        rank_report(rank, "growing: %s: %s", td_status_name(status), td_last_error());
     else
         use_all(rank, grown);
 }
@@ -113,7 +114,7 @@ void recover(struct rank *rank)
     rank->victim = plan->second;
     rank->fault_ns = &rank->page->second_ns;
     if (dies)
-        strike_self(rank, &rank->page->second_ns, plan->second_delay_ns);
+        inject_self(rank, &rank->page->second_ns, plan->second_delay_ns);
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         rank->fault = plan->second >= 0 ? FAULT_KILL : FAULT_PAUSE;
         if (!shrink(rank, attempt, &group))

@@ -1,4 +1,4 @@
-/* What came of a round: how its ranks have ended, what they say, and what they have left behind. */
+/* The outcome of a round: how its ranks have ended, what they report, and what they have left behind. */
 #include "chaos_host.h"
 
 #include "base/fail.h"
@@ -55,7 +55,7 @@ static void show_output(struct host *host, int rank)
     host_report(host, "    its output: %s", text);
 }
 
-/* All who live to the end agree on who was left after each attempt. */
+/* All ranks that live to the end agree on the ranks that were left after each attempt. */
 static void compare_rests(struct host *host)
 {
     const struct plan *plan = host->plan;
@@ -76,9 +76,9 @@ void host_judge(struct host *host)
 {
     const struct plan *plan = host->plan;
     struct outcome *outcome = host->outcome;
-    outcome->struck = atomic_load(&host->page->fault_ns) != 0;
-    if (!outcome->struck)
-        host_report(host, "the victim was not struck");
+    outcome->injected = atomic_load(&host->page->fault_ns) != 0;
+    if (!outcome->injected)
+        host_report(host, "the fault was not injected");
     if (host->again && !ended_as_planned(plan, plan->victim, host->first.status))
         host_report(host, "rank %d ended first with status %x", plan->victim, host->first.status);
     if (plan->after == AFTER_GROW && !host->again)
@@ -127,7 +127,7 @@ void host_check_left(struct host *host)
     const struct plan *plan = host->plan;
     for (int r = 0; r < plan->size; r++)
         pids[r] = host->ranks[r].pid;
-    /* The file of a store is removed by the last one who leaves in order. */
+    /* The last process that leaves in order removes the file of a store. */
     bool last_died = plan->fault == FAULT_LATE || plan->fault == FAULT_STOP;
     td__deadline end = td__deadline_in_ms(LEFT_S * 1000);
     do {

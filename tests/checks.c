@@ -34,7 +34,7 @@ int td_test_run_rank(const struct td_test *test)
         rank = atoi(getenv("RANK"));
         size = atoi(getenv("WORLD_SIZE"));
     }
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what was printed before a crash is in the story */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* output before a crash is in the report */
     test->run();
     return 0;
 }

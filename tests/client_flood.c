@@ -70,7 +70,8 @@ static void send_payload(const struct flood_client *client, const struct payload
     (void)!send(client->fd, what, size, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void open_client(const struct client_flood *flood, struct flood_client *client, const struct payloads *payloads)
+static void open_client(const struct client_flood *flood, struct flood_client *client,
+                        const struct payloads *payloads)
 {
     struct sockaddr_in address = {.sin_family = AF_INET,
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
@@ -134,9 +135,9 @@ static void run_flood(void *arg)
         enum manner manner = flood->manner == MANNERS ? (enum manner)(i / ports % MANNERS)
                                                       : (enum manner)flood->manner;
         clients[i] = (struct flood_client){.fd = -1,
-                                     .port = flood->ports[i % ports],
-                                     .index = (size_t)(i % ports),
-                                     .manner = manner};
+                                           .port = flood->ports[i % ports],
+                                           .index = (size_t)(i % ports),
+                                           .manner = manner};
     }
     for (;;) {
         for (int i = 0; i < flood->count; i++) {

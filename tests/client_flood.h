@@ -29,11 +29,10 @@ struct client_flood {
 
 /* Shared with the flooding process. */
 struct client_flood_state {
-    atomic_int held;    /* connections that are open now */
-    atomic_long opened; /* so far */
-    atomic_long
-        answers;        /* bytes received, other than the one challenge to a replayed hello */
-    atomic_long cpu_us; /* used by the flooding process, at its end */
+    atomic_int held;     /* connections that are open now */
+    atomic_long opened;  /* so far */
+    atomic_long answers; /* bytes received, other than the one challenge to a replayed hello */
+    atomic_long cpu_us;  /* used by the flooding process, at its end */
     atomic_long attempts_wanted; /* it ends after that many; 0: never */
 };
 

@@ -195,7 +195,7 @@ static void make_buffers(struct flight *flight)
     }
     flight->in = guarded_make(in, shift, chooses_arena(flight, 0));
     flight->input = flight->in.data;
-    if (out || flight->number % 2) { /* some of those who get nothing pass NULL */
+    if (out || flight->number % 2) { /* some ranks without an output pass NULL */
         size_t unused = out ? out : part_bytes(flight);
         flight->out = guarded_make(unused, shift, chooses_arena(flight, 1));
         flight->output = flight->out.data;
@@ -274,7 +274,7 @@ td_work *flight_work(const struct flight *flight)
     return flight->work;
 }
 
-/* ---- What must come out ---------------------------------------------------------------------- */
+/* ---- The expected results -------------------------------------------------------------------- */
 
 /* The same bits on all ranks, whatever the order of the reduction. */
 static void check_same(const struct flight *flight)

@@ -6,7 +6,7 @@
  *
  * Every rank knows the inputs of all, since these follow from the number of the case, and computes what
  * must come out, bit for bit: loaded, combined along the tree and stored, step by step. The memory around
- * the buffers, inputs that are not in place and outputs of those who get nothing must stay as they were. */
+ * the buffers, inputs that are not in place and outputs of ranks that get no result must be unchanged. */
 #ifndef TANDEM_TESTS_COLLECTIVE_CASES_H
 #define TANDEM_TESTS_COLLECTIVE_CASES_H
 
@@ -72,7 +72,7 @@ struct flight *case_start(struct scene *scene, const struct collective_case *wha
 /** The work of a case that was started asynchronously; still the flight's. */
 td_work *flight_work(const struct flight *flight);
 
-/** Waits for it, checks what came of it, and frees it. */
+/** Waits for it, checks its result, and frees it. */
 void flight_finish(struct flight *flight);
 
 /** Starts and finishes it; under ThreadSanitizer some of the cases only. */

@@ -44,7 +44,7 @@ static void ring(const struct variant *v)
     td_tensor_release(out);
 }
 
-/* Everybody to everybody in one batch. */
+/* From every rank to every rank in one batch. */
 static void batch(const struct variant *v)
 {
     int rank = td_get_rank(NULL), size = td_get_world_size(NULL), count = 0;

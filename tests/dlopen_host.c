@@ -107,7 +107,7 @@ static void calls(const char *path)
     fork_once();
 }
 
-/* A failure of one's own: its sentence has the number in it, and nobody else's. */
+/* A failure of this thread: the sentence has its number, and no other thread's. */
 static void *fail_alone(void *library)
 {
     FIND(td_tcp_store_open);

@@ -9,7 +9,7 @@
 
 #define ENDPOINT_SECRET "a secret for tests"
 
-/** Time enough for anything that comes at all. */
+/** A generous timeout. */
 td__deadline soon(void);
 
 /** Hands the cards of all of them to all of them. */
@@ -29,7 +29,7 @@ struct td__auth endpoint_guest(const struct td__endpoint *endpoint, const char *
 /** The other side closes the connection soon, and has sent nothing. Closes it here, too. */
 void check_closed(int fd);
 
-/** Meets the endpoints of the other ranks of the test. */
+/** Exchanges addresses with the other ranks of the test. */
 void meet_by_files(struct td__endpoint *endpoint);
 
 /** Zeroed memory that all ranks of the test share. */

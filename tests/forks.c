@@ -54,7 +54,7 @@ pid_t fork_start(void (*fn)(void *), void *arg)
     return pid;
 }
 
-/* Only the forks are waited for: other children are somebody else's. */
+/* Waits for the forks only, not for other children. */
 static void look_at(struct started *fork)
 {
     int status;
@@ -129,8 +129,8 @@ void *fork_shared(size_t size)
     return memory;
 }
 
-/* Bound, but not listening: the system gives the port to nobody, and a connection to it is refused.
- * The socket stays open until the process ends. */
+/* Bound, but not listening: the system gives the port to no other socket, and a connection to it is refused. The
+ * socket stays open until the process ends. */
 int reserve_port(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

@@ -1,4 +1,4 @@
-/* Memory whose surroundings are watched: whoever writes beside it is noticed. */
+/* Memory between guard bytes, which detect writes out of bounds. */
 #ifndef TANDEM_TESTS_GUARDED_MEMORY_H
 #define TANDEM_TESTS_GUARDED_MEMORY_H
 

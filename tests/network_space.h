@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-/** Moves this process into a new one: as root, or as somebody who may have namespaces of users. False, and
+/** Moves this process into a new one: as root, or as a user that may create user namespaces. False, and
  *  errno is set, where it may not. */
 bool network_space_enter(void);
 

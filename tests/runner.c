@@ -3,7 +3,7 @@
  *     the runner ── fork ──> a host for the test ── fork, exec ──> rank 0, rank 1, …
  *     makes and removes      runs its store, captures             td_test_run_rank() in checks.c
  *     its directory          the ranks' output, ends
- *                            them, and prints what came of it
+ *                            them, and prints the outcome
  *
  * The host is a process of its own, so that a store that crashes takes one test with it and no more.
  * Nothing outlives the runner: each process is killed by the kernel when its parent dies, and what
@@ -271,7 +271,8 @@ static bool start_rank(struct job *job, int index)
     rank->output_fd = fds[0];
     if (rank->pid < 0)
         return false;
-    setpgid(rank->pid, rank->pid); /* here too: whoever is first, kill() finds the group */
+    setpgid(rank->pid,
+            rank->pid); /* in both processes: whichever is first, kill() finds the group */
     atomic_store(&job->page->ranks[index].pid, rank->pid);
     return true;
 }
@@ -293,7 +294,7 @@ static void read_output(struct rank *rank)
         } else if (got < 0 && errno == EINTR) {
             continue;
         } else {
-            if (got == 0) { /* closed by everyone who had it: poll() need not look at it again */
+            if (got == 0) { /* closed by all processes: no more poll() */
                 close(rank->output_fd);
                 rank->output_fd = -1;
             }
@@ -398,7 +399,7 @@ static void watch(struct job *job)
     }
 }
 
-/* ---- The story ------------------------------------------------------------------------------- */
+/* ---- The report ------------------------------------------------------------------------------ */
 
 static void print_output(const struct rank *rank)
 {
@@ -434,14 +435,14 @@ static void print_rank(const struct job *job, int index)
     print_output(rank);
 }
 
-/* The rank to speak of next: those that failed first, in the order in which they ended, then those
- * that were killed for it; -1 when all have been. */
-static int next_in_story(const struct job *job, const bool *told)
+/* The rank to report next: those that failed first, in the order in which they ended, then those that were killed
+ * for it; -1 when all have been. */
+static int next_to_report(const struct job *job, const bool *done)
 {
     int next = -1;
     for (int i = 0; i < job->rank_count; i++) {
         bool failed = has_failed(job, i);
-        if (told[i] || (!failed && job->ranks[i].end != AFTER_ANOTHER))
+        if (done[i] || (!failed && job->ranks[i].end != AFTER_ANOTHER))
             continue;
         bool next_failed = next >= 0 && has_failed(job, next);
         if (next < 0 || failed > next_failed ||
@@ -451,10 +452,10 @@ static int next_in_story(const struct job *job, const bool *told)
     return next;
 }
 
-static void print_story(const struct job *job)
+static void print_report(const struct job *job)
 {
-    bool told[TD_TEST_MAX_RANKS] = {false};
-    for (int i; (i = next_in_story(job, told)) >= 0; told[i] = true)
+    bool done[TD_TEST_MAX_RANKS] = {false};
+    for (int i; (i = next_to_report(job, done)) >= 0; done[i] = true)
         print_rank(job, i);
     if (job->trouble[0])
         printf("     %s\n", job->trouble);
@@ -467,7 +468,7 @@ static int report(const struct job *job)
     double seconds = (double)(td__now_ns() - job->start_ns) / 1e9;
     if (any_failed(job) || job->trouble[0] || job->left_behind[0]) {
         printf("FAIL %s (%.2f s)\n", job->test->name, seconds);
-        print_story(job);
+        print_report(job);
         return TD_TEST_EXIT_FAILED;
     }
     for (int i = 0; i < job->rank_count; i++) {

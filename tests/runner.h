@@ -87,7 +87,7 @@ void td_test_barrier(void);
 /** 1, or 5 where a sanitizer slows everything down. */
 int td_test_slowness(void);
 
-/** What came of a child process. */
+/** How a child process has ended. */
 struct td_test_child {
     int status;   /* of waitpid() */
     char *output; /* standard output and error, ended by a NUL; for free() */
@@ -132,7 +132,7 @@ struct td_test_child td_test_exec(const char *const *argv);
 #define CHECK_FAILS(call, status, part)                                                            \
     td_test_check_fails(__FILE__, __LINE__, #call, (call), (status), (part))
 
-/** Something that another thread or process brings about; given up after half a minute. */
+/** Waits until another thread or process makes the condition true; fails after half a minute. */
 #define CHECK_SOON(condition)                                                                      \
     do {                                                                                           \
         for (int td_left = 30000 * td_test_slowness(); !(condition); td_left--)                    \

@@ -8,7 +8,7 @@
 
 enum { TD_TEST_MAX_RANKS = 64, TD_TEST_EXIT_FAILED = 1, TD_TEST_EXIT_SKIPPED = 77 };
 
-/* How a rank is told of it: the number of its fd. */
+/* The variable with the number of its fd. */
 #define TD_TEST_PAGE_VARIABLE "TD_TEST_PAGE"
 #define TD_TEST_DIRECTORY_VARIABLE "TD_TEST_DIRECTORY"
 

@@ -521,7 +521,7 @@ static void closing_a_handle_keeps_its_keys(td_store *a, td_store *b)
     store_expect(b, "large", large, 4 << 20);
     free(large);
 
-    td_store *late = factory->open_again(); /* a newcomer sees what was set before it came */
+    td_store *late = factory->open_again(); /* a later handle sees what was set before */
     store_expect_text(late, "small", "12");
     CHECK_OK(td_store_close(late));
 }

@@ -52,7 +52,7 @@ static void start_waiter(struct waiter *waiter, td_store *store, const char *con
     CHECK_EQ(pthread_create(&waiter->thread, NULL, run_waiter, waiter), 0);
 }
 
-/* The waiter comes back with that value, soon after now. */
+/* The waiter returns with that value, soon after now. */
 static void expect_woken(struct waiter *waiter, const char *text)
 {
     int64_t start = td__now_ns();
@@ -65,7 +65,7 @@ static void expect_woken(struct waiter *waiter, const char *text)
     td_bytes_free(&waiter->value);
 }
 
-/* ---- Who wakes a waiter ---------------------------------------------------------------------- */
+/* ---- What wakes a waiter --------------------------------------------------------------------- */
 
 static void get_waits_for_set(td_store *a, td_store *b)
 {
@@ -74,7 +74,7 @@ static void get_waits_for_set(td_store *a, td_store *b)
     start_waiter(&same, a, &key, 1);
     start_waiter(&other, b, &key, 1);
     give_time_to_wait();
-    store_set_text(b, "another", "x"); /* wakes nobody for good */
+    store_set_text(b, "another", "x"); /* completes no wait */
     store_settle(b);
     CHECK(!atomic_load(&same.done) && !atomic_load(&other.done));
     store_set_text(a, key, "here");
@@ -127,7 +127,7 @@ static void waits_for_all_in_reverse(td_store *a, td_store *b)
     expect_woken(&waiter, NULL);
 }
 
-/* A key that came and went must not count: all must exist at one moment. */
+/* A key that was set and deleted must not count: all must exist at one moment. */
 static void deleted_again_does_not_count(td_store *a, td_store *b)
 {
     const char *keys[] = {"one", "two"};
@@ -159,8 +159,8 @@ static void many_wait_for_one_key(td_store *a, td_store *b)
         expect_woken(&waiters[i], "go");
 }
 
-/* Large values go out to those who wait while the same handle sends more of them: neither direction
- * may wait for the other for ever. What a waiter gets is one of the values, not a mixture. */
+/* Large values go to waiters while the same handle sends more of them: neither direction may wait for the other
+ * for ever. What a waiter gets is one of the values, not a mixture. */
 static void large_values_to_many(td_store *a, td_store *b)
 {
     enum { COUNT = 4, SIZE = 8 << 20 };

@@ -113,7 +113,7 @@ td_store *open_of_ranks(const char *kind)
     td_store *store = NULL;
     if (!strcmp(kind, "file")) {
         store = open_file();
-        td_test_barrier(); /* else one may have closed it, and removed the file, before another came */
+        td_test_barrier(); /* else one may have closed it, and removed the file, before another opened it */
     } else {
         CHECK_OK(td_tcp_store_open("127.0.0.1", atoi(getenv("MASTER_PORT")), NULL, &store));
     }

@@ -31,7 +31,7 @@ td_store *open_view_of(td_store *base);
 /** A store that all ranks of the test share: "tcp", "prefix" or "file". */
 td_store *open_of_ranks(const char *kind);
 
-/** All ranks have come here: each counts itself, and waits for the one that completes the count. */
+/** A barrier: each rank adds 1, and waits for the rank that completes the count. */
 void count_in(td_store *store, int round);
 
 #endif

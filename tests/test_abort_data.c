@@ -1,5 +1,5 @@
-/* A group that is given up in the middle of its calls: a call that returns TD_OK has the right result, and
- * the memory of one that failed is its owner's again at once. */
+/* A group that is aborted in the middle of its calls: a call that returns TD_OK has the right result, and the
+ * memory of one that failed is its owner's again at once. */
 #include "runner.h"
 #include "ways.h"
 
@@ -39,8 +39,8 @@ static void check(const float *data, float value, int round, int call, const cha
                  (double)data[i], (double)value);
 }
 
-/* Calls until the group is given up. What failed is overwritten at once: others must not see that, nor
- * write there any more. */
+/* Calls until the group is aborted. What failed is overwritten at once: others must not see that, nor write there
+ * any more. */
 static void call_on(td_group *group, float *in, float *out, int round)
 {
     int size = td_test_size(), last = 0;
@@ -73,7 +73,7 @@ static void abort_calls(const struct way *way, bool shareable, bool in_place)
         struct moment moment = {group, 100000 + round * 37000};
         pthread_t thread;
         CHECK_OK(td_group_barrier(group, NULL));
-        td_test_barrier(); /* nobody is still in it when it is given up */
+        td_test_barrier(); /* no rank is still in it when it is aborted */
         if (td_test_rank() == 0)
             CHECK(!pthread_create(&thread, NULL, give_up, &moment));
         call_on(group, in, out, round);

@@ -44,7 +44,7 @@ static void join_and_die(void)
     waitpid(pid, NULL, 0);
 }
 
-/* Rank 2 dies while it waits for rank 1, who hears of it as soon as it comes. The next time they meet. */
+/* Rank 2 dies while it waits for rank 1, which fails as soon as it starts. The next attempt succeeds. */
 RANKS(death_before_all_have_joined, .ranks = 3)
 {
     int rank = td_test_rank();
@@ -62,7 +62,7 @@ RANKS(death_before_all_have_joined, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* Rank 2 is started again at once, as a launcher does it: nobody takes that for two processes with one rank. */
+/* Rank 2 is restarted at once, as a launcher does it: that is no duplicate rank. */
 RANKS(death_before_all_have_joined_and_rejoin, .ranks = 3)
 {
     int rank = td_test_rank();
@@ -90,7 +90,7 @@ RANKS(death_before_a_world_is_complete, .ranks = 3, .may_die = 1 << 2)
     CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had met");
 }
 
-/* In the second meeting of these processes. */
+/* In the second world of these processes. */
 RANKS(death_before_the_second_world_is_complete, .ranks = 3, .may_die = 1 << 0)
 {
     CHECK_OK(td_init_process_group(NULL));
@@ -103,7 +103,7 @@ RANKS(death_before_the_second_world_is_complete, .ranks = 3, .may_die = 1 << 0)
     check_init_fails(NULL, "rank 0 (on ");
 }
 
-/* It is on another machine, where somebody else has seen it. */
+/* It is on another machine, where another rank has seen it. */
 RANKS(a_lost_rank_that_is_reported, .ranks = 2)
 {
     static const char text[] = "group \"world\": rank 1 (on moon, pid 7) was killed by SIGSEGV";

@@ -643,7 +643,8 @@ static void allocate_in_fork(void *arg)
 {
     (void)arg;
     for (int i = 0; i < 10; i++) {
-        void *memory = td_alloc(1000); /* no lock may have come along that nobody opens */
+        void *memory = td_alloc(
+            1000); /* no lock may be held by a thread that the child does not have */
         if (!memory)
             _exit(9);
         td_free(memory);

@@ -120,7 +120,7 @@ TEST(a_gradient_that_is_held_stays_the_gradient)
         CHECK_EQ(first(held), 6);
         td_tensor_release(held);
         CHECK_OK(
-            td_tensor_zero_grad(x)); /* nobody has it: a sum over two passes begins at 0 again */
+            td_tensor_zero_grad(x)); /* not retained: a sum over two passes begins at 0 again */
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
         CHECK_OK(td_backward(td_sum(td_mul(x, x))));
         CHECK_EQ(first(td_tensor_grad(x)), 12);

@@ -506,7 +506,7 @@ TEST(conditions_and_threads)
     pthread_sigmask(SIG_SETMASK, NULL, &mine);
     CHECK(!sigismember(&mine, SIGTERM)); /* and this one still gets them */
 
-    meeting.here = false; /* a thread may come while nobody has a deadline */
+    meeting.here = false; /* a wait without a deadline */
     CHECK_EQ(td__thread_start(&thread, "td-come", come, &meeting), 0);
     pthread_mutex_lock(&meeting.lock);
     while (!meeting.here)

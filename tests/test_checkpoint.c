@@ -487,9 +487,8 @@ TEST(stale_temporary_files_are_removed_and_open_ones_are_not)
 
 /* ---- Writers that are killed ---------------------------------------------------------------------- */
 
-/* Writes checkpoints from `from` on until it is killed; *done is the last step that was reported. The
- * weights are all equal to the step; there are enough of them that most kills strike while they are
- * written. */
+/* Writes checkpoints from `from` on until it is killed; *done is the last step that was reported. The weights are
+ * all equal to the step; there are enough of them that most kills happen while they are written. */
 static void write_forever(const char *directory, int64_t from, _Atomic int64_t *done)
 {
     td_training training = {.model = td_linear(1000, 1000)};
@@ -569,7 +568,7 @@ TEST(killed_writers_leave_a_whole_checkpoint, .deadline_s = 120)
             _exit(0);
         }
         int64_t before = atomic_load(done);
-        if (i % 4) /* most are struck while they write, some before */
+        if (i % 4) /* most are killed while they write, some before */
             CHECK_SOON(atomic_load(done) > before);
         sleep_random(generator);
         CHECK(!kill(writer, SIGKILL));

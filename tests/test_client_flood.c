@@ -79,9 +79,9 @@ RANKS(a_job_under_a_client_flood, .ranks = 2, .deadline_s = 120)
 
     /* Each rank floods its own listener and that of the job's store. */
     struct client_flood flood = {.count = clients / 2,
-                          .ports = {0, atoi(getenv("MASTER_PORT"))},
-                          .purpose = {"link", "store"},
-                          .manner = MANNERS};
+                                 .ports = {0, atoi(getenv("MASTER_PORT"))},
+                                 .purpose = {"link", "store"},
+                                 .manner = MANNERS};
     CHECK(listening_ports(flood.ports, 1) == 1);
     snprintf(flood.secret, sizeof flood.secret, "%s", getenv("TANDEM_SECRET"));
     client_flood_start(&flood);
@@ -97,9 +97,10 @@ RANKS(a_job_under_a_client_flood, .ranks = 2, .deadline_s = 120)
     for (int i = 0; i < 100; i++)
         CHECK_OK(td_store_add(store, "sum", 1, NULL));
     CHECK_OK(td_store_close(store));
-    printf("all_reduce of 64 KiB: %.3f ms, with %d unauthenticated clients %.3f ms; %d were held, %ld opened\n",
-           before, clients, during, atomic_load(&flood.state->held),
-           atomic_load(&flood.state->opened));
+    printf(
+        "all_reduce of 64 KiB: %.3f ms, with %d unauthenticated clients %.3f ms; %d were held, %ld opened\n",
+        before, clients, during, atomic_load(&flood.state->held),
+        atomic_load(&flood.state->opened));
     td_test_barrier();
     client_flood_stop(&flood);
     work(NULL, &rounds);
@@ -124,10 +125,10 @@ TEST(clients_connect_during_a_client_flood, .deadline_s = 120)
     td_tcp_store_options options = {.host_server = true, .secret = "s"};
     CHECK_OK(td_tcp_store_open("0.0.0.0", 0, &options, &server));
     struct client_flood flood = {.count = client_flood_size(2000),
-                          .ports = {td_tcp_store_port(server)},
-                          .purpose = {"store"},
-                          .secret = "s",
-                          .manner = MANNERS};
+                                 .ports = {td_tcp_store_port(server)},
+                                 .purpose = {"store"},
+                                 .secret = "s",
+                                 .manner = MANNERS};
     client_flood_start(&flood);
     double slowest = 0;
     for (int i = 0; i < 100; i++) {
@@ -140,7 +141,8 @@ TEST(clients_connect_during_a_client_flood, .deadline_s = 120)
         slowest = took > slowest ? took : slowest;
         td__sleep_ns(5000000);
     }
-    printf("the slowest of 100 clients, with %d unauthenticated ones, took %.1f ms\n", flood.count, slowest);
+    printf("the slowest of 100 clients, with %d unauthenticated ones, took %.1f ms\n", flood.count,
+           slowest);
     client_flood_stop(&flood);
     CHECK_OK(td_store_close(server));
 }
@@ -171,11 +173,12 @@ TEST(cost_of_unauthenticated_clients, .hidden = true, .deadline_s = 120)
         td_store *server;
         td_tcp_store_options options = {.host_server = true, .secret = "s"};
         CHECK_OK(td_tcp_store_open("127.0.0.1", 0, &options, &server));
-        struct client_flood flood = {.count = manner == SILENT || manner == HALF_A_HELLO ? 10000 : 100,
-                              .ports = {td_tcp_store_port(server)},
-                              .purpose = {"store"},
-                              .secret = "s",
-                              .manner = manner};
+        struct client_flood flood = {.count = manner == SILENT || manner == HALF_A_HELLO ? 10000
+                                                                                         : 100,
+                                     .ports = {td_tcp_store_port(server)},
+                                     .purpose = {"store"},
+                                     .secret = "s",
+                                     .manner = manner};
         flood.count = client_flood_size(flood.count);
         flood.state = NULL;
         double before = server_cpu_us();

@@ -250,7 +250,7 @@ RANKS(any_sequence_with_a_processor_each, .ranks = 4, .deadline_s = 60)
     run_sequence(&(struct setup){.processors = 8});
 }
 
-/* A root that only gives is not held up by those who have not called yet. */
+/* A root that only sends does not wait for ranks that have not called yet. */
 RANKS(root_runs_ahead, .ranks = 3)
 {
     enum { AHEAD = 24 };

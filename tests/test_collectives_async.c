@@ -93,7 +93,7 @@ RANKS(works_are_released_without_waiting, .ranks = 3)
         CHECK_OK(td_group_all_reduce(results + 100 * i, values, 100, TD_F32, TD_SUM, NULL, &work));
         td_work_release(work);
     }
-    /* A blocking call comes after all of them. */
+    /* A blocking call runs after all of them. */
     CHECK_OK(td_group_barrier(NULL, NULL));
     for (int i = 0; i < 100 * 50; i++)
         CHECK_EQ(results[i], 6);
@@ -245,7 +245,7 @@ RANKS(callbacks_start_calls_while_the_group_is_destroyed, .ranks = 2)
     scene_close(&scene);
 }
 
-/* A call comes forward also where its caller neither waits for it nor asks. */
+/* A call makes progress also where its caller neither waits for it nor tests it. */
 RANKS(works_complete_without_waiting, .ranks = 2)
 {
     struct scene scene = scene_open(&here);
@@ -263,7 +263,7 @@ RANKS(works_complete_without_waiting, .ranks = 2)
     scene_close(&scene);
 }
 
-/* Whoever waits for a late call carries out those before it, in their order. */
+/* A thread that waits for a late call carries out those before it, in their order. */
 RANKS(waiting_for_the_last_completes_all, .ranks = 2)
 {
     struct scene scene = scene_open(&here);
@@ -339,7 +339,7 @@ static void *wait_for_work(void *arg)
     return NULL;
 }
 
-/* Whoever comes first carries them out; each is carried out once. */
+/* The first thread that waits carries them out; each is carried out once. */
 RANKS(threads_wait_for_works_of_one_group, .ranks = 2)
 {
     struct scene scene = scene_open(&here);

@@ -232,7 +232,8 @@ TEST(malformed_files)
     CHECK(!td_idx_dataset(td_test_temp_dir(), NULL, NULL));
     CHECK_CONTAINS(td_last_error(), "not a regular file");
     CHECK_EQ(mkfifo(path_of("pipe"), 0600), 0);
-    CHECK(!td_idx_dataset(path_of("pipe"), NULL, NULL)); /* nobody writes, and it does not wait */
+    CHECK(
+        !td_idx_dataset(path_of("pipe"), NULL, NULL)); /* no process writes, and it does not wait */
     CHECK(!td_text_dataset(path_of("pipe"), 4));
     CHECK_CONTAINS(td_last_error(), "not a regular file");
 

@@ -309,7 +309,7 @@ RANKS(buffers_follow_the_first_rank, .ranks = 2)
 
 /* ---- The reducer ------------------------------------------------------------------------------------------ */
 
-/* A module that was moved has other tensors, whose gradients nobody would average. */
+/* A module that was moved has other tensors, whose gradients would not be averaged. */
 RANKS(a_module_that_was_moved_is_refused, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));

@@ -46,7 +46,7 @@ RANKS(suite_without_shared_memory, .ranks = 3, .deadline_s = 60)
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-/* Roots are ranks of the world; ranks that are not in the group are told so. */
+/* Roots are ranks of the world; ranks that are not in the group are an error. */
 RANKS(a_group_of_some, .ranks = 4)
 {
     CHECK_OK(td_init_process_group(NULL));

@@ -1,6 +1,6 @@
-/* Threads of the library leave the environment alone: the program may be changing it by setenv(), and a getenv() at
- * that moment can crash. In this program getenv() is the one below, which notes who asks. (What the C library
- * reads for itself does not come by here.) */
+/* Threads of the library leave the environment alone: the program may be changing it by setenv(), and a getenv()
+ * at that moment can crash. In this program getenv() is the one below, which records its callers. (What the C
+ * library reads for itself does not call it.) */
 #include "runner.h"
 
 #include "ways.h"
@@ -37,7 +37,7 @@ char *getenv(const char *name)
     return NULL;
 }
 
-/* Everything for which there are threads: a store, links, works, messages, and those who look after others. */
+/* Everything that has threads: a store, links, works, messages, failure detectors. */
 static void use_all(const struct way *way)
 {
     float x[4] = {1, 2, 3, 4};

@@ -1,5 +1,5 @@
-/* What only the file store does: its file, and what becomes of it when processes are killed, disks
- * are full, or somebody else writes to it. The rules of stores are in the suite for all of them. */
+/* What only the file store does: its file, and what becomes of it when processes are killed, disks are full, or
+ * another program writes to it. The rules of stores are in the suite for all of them. */
 #include "runner.h"
 
 #include "base/clock.h"
@@ -657,7 +657,7 @@ TEST(truncated_and_random_files_are_errors)
     CHECK(!exists(path));
 }
 
-/* Records whose checksums are right, from somebody who means harm. */
+/* Hostile records whose checksums are right. */
 TEST(malformed_records_are_errors)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* The pages of the flight recorder: entries, names, times, who may write where, and reading what was torn or
- * made up. */
+/* The pages of the flight recorder: entries, names, times, owners of slots, and reading what was torn or made up.
+ * */
 #include "runner.h"
 
 #include "os/flight_read.h"
@@ -125,7 +125,7 @@ static void *write_many(void *log)
     return NULL;
 }
 
-/* The first thread counts by itself until another one comes, at any moment. */
+/* The first thread counts alone until another one starts, at any moment. */
 TEST(threads_share_the_numbers)
 {
     for (int attempt = 0; attempt < 20; attempt++) {
@@ -377,14 +377,14 @@ TEST(a_slot_has_one_owner_at_a_time)
 
     struct td_test_child child = td_test_fork(work_and_die, NULL);
     free(child.output);
-    CHECK_OK(td__flight_open(0, 1, &first)); /* after one that is gone */
+    CHECK_OK(td__flight_open(0, 1, &first)); /* after one that has ended */
     read_slot(&book, 0);
     CHECK_EQ(page.pid, getpid());
     td__flight_close(first);
     td__flight_book_close(&book);
 }
 
-/* A rank is seen to wait before it knows who it is. */
+/* A waiting process is visible before its rank is known. */
 TEST(a_log_is_begun_before_the_rank_is_known)
 {
     struct td__flight_book book = open_book(1);
@@ -429,7 +429,7 @@ TEST(a_rank_with_two_worlds_has_one_log)
     read_slot(&book, 0);
     CHECK_EQ(page.count, 1);
     CHECK_EQ(page.phase, TD__FLIGHT_JOINING);
-    td__flight_close(second); /* it did not come to that */
+    td__flight_close(second); /* it was not used */
     read_slot(&book, 0);
     CHECK_EQ(page.phase, TD__FLIGHT_JOINED);
     CHECK_OK(td__flight_open(0, 2, &second));
@@ -565,7 +565,7 @@ TEST(a_wrong_location_is_reported)
     check_refused("it must be a path with a slash");
 }
 
-/* Whoever may write to a file may cut it while it is mapped. */
+/* A process that may write to a file may truncate it while it is mapped. */
 TEST(files_of_others)
 {
     char prefix[512], path[600], other[600];
@@ -583,7 +583,7 @@ TEST(files_of_others)
     CHECK_EQ(fchmod(fd, 0620), 0);
     check_refused("others may write to it");
     CHECK_EQ(fchmod(fd, 0644), 0);
-    if (geteuid() == 0) { /* who else could make one */
+    if (geteuid() == 0) { /* only root can make one */
         CHECK_EQ(fchown(fd, 65534, 65534), 0);
         check_refused("it belongs to another user");
     }

@@ -91,7 +91,7 @@ RANKS(death_of_a_parent_on_hosts, .ranks = 4, .may_die = 1 << 1, .deadline_s = 1
     lose_a_parent(&(struct way){.hosts = "abab"}, "");
 }
 
-/* A store of the rank's own: who is connected to it, and who waits in it, learns of its end. */
+/* A store that the rank hosts: its clients, also those that wait, get its end as an error. */
 static int store_port;
 
 static void serve_and_die(void)
@@ -241,7 +241,7 @@ TEST(descriptors_of_a_child)
     CHECK(is_connected(theirs[0]) && is_connected(theirs[1]));
 }
 
-/* Without a descriptor for the dead socket that takes the places. */
+/* Without a descriptor for the dead socket that replaces them. */
 TEST(descriptors_of_a_child_that_has_none_left)
 {
     int theirs[2][2], last = -1;

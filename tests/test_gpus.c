@@ -1,5 +1,5 @@
-/* How many GPUs CUDA_VISIBLE_DEVICES leaves, on machines that are made of files in a temporary directory.
- * What is expected is what cuDeviceGetCount() tells, with one GPU and a driver of version 580. */
+/* How many GPUs CUDA_VISIBLE_DEVICES leaves, on machines that are made of files in a temporary directory. The
+ * expected numbers are those of cuDeviceGetCount(), with one GPU and a driver of version 580. */
 #include "runner.h"
 
 #include "launch/options.h"

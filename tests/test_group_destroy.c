@@ -362,7 +362,8 @@ RANKS(aborting_what_is_destroyed, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* A work that nobody waits for ends with the group; who comes to wait in that moment is told. */
+/* A work that no thread waits for ends with the group; a thread that begins to wait at that moment gets an error.
+ * */
 static void *wait_late(void *arg)
 {
     td_work *work = arg;

@@ -23,7 +23,7 @@ static void leave_early(const char *transport, const char *hosts)
     int64_t value = rank == 0 ? 42 : -1, sum = -1, one = rank;
     CHECK_OK(td_new_group(NULL, 0, NULL, &given));
     CHECK_OK(td_new_group(NULL, 0, NULL, &taken));
-    CHECK_OK(td_new_group(NULL, 0, NULL, &unused)); /* which nobody ever uses */
+    CHECK_OK(td_new_group(NULL, 0, NULL, &unused)); /* which is never used */
     if (rank)
         td__sleep_ns(300000000);
     CHECK_OK(td_group_broadcast(&value, 1, TD_I64, 0, given, NULL));

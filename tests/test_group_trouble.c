@@ -1,5 +1,5 @@
-/* Groups in trouble: ranks that do not come, that call something else, that pass what makes no sense. The
- * message names the culprit, everybody gets it, and what was refused has changed nothing. */
+/* Failing groups: ranks that are missing, that call something else, that pass invalid arguments. The error names
+ * the rank, all ranks get it, and refused calls have changed nothing. */
 #include "guarded_memory.h"
 #include "runner.h"
 #include "ways.h"
@@ -32,7 +32,7 @@ static void check_broken(td_group *group, td_status status)
     CHECK_PROMPT(before);
 }
 
-/* ---- Ranks that do not come ------------------------------------------------------------------ */
+/* ---- Missing ranks --------------------------------------------------------------------------- */
 
 static void miss_rank_2(size_t count, const char *transport, const char *hosts)
 {
@@ -134,7 +134,7 @@ RANKS(a_rank_that_dies, .ranks = 3, .may_die = 1 << 2)
     CHECK(status == TD_ERR_PEER || status == TD_ERR_TIMEOUT);
     CHECK_CONTAINS(td_last_error(), "rank 2");
     check_broken(NULL, status);
-    CHECK_OK(td_destroy_process_group()); /* does not wait for the dead */
+    CHECK_OK(td_destroy_process_group()); /* does not wait for the dead rank */
 }
 
 RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
@@ -169,7 +169,7 @@ RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* It is alive and well, but will not come any more. */
+/* It is alive, but has left. */
 static void leave_and_stay(const char *transport, const char *hosts)
 {
     open_world(&(struct way){transport, hosts}, 0);
@@ -204,7 +204,7 @@ RANKS(a_rank_that_leaves_another_host, .ranks = 4)
     leave_and_stay(NULL, "0011");
 }
 
-/* One of them has been told to use no shared memory. */
+/* One of them uses no shared memory. */
 RANKS(different_transports, .ranks = 3)
 {
     if (td_test_rank() == 1)
@@ -226,7 +226,7 @@ static float data[200000], other[200000];
 
 enum wrong { COUNT, SIZE, DTYPE, OP, KIND, ROOT, ORDER, BARRIER, GIVERS, WRONGS };
 
-/* One call of everybody's, and another of the last rank's. */
+/* One call of all ranks but the last, and another of the last. */
 static td_status make_call(td_group *group, enum wrong wrong, bool odd)
 {
     size_t count = 100;
@@ -284,7 +284,7 @@ static void check_mismatches(void)
             td_new_group(NULL, 0, &(td_group_options){.timeout_ms = 60000, .name = what}, &group));
         int64_t before = td__now_ns();
         td_status status = make_call(group, (enum wrong)wrong, rank == last);
-        /* A rank whose part needed nobody else learns of it in its next call. */
+        /* A rank whose part needed no other rank gets the error in its next call. */
         for (int i = 0; i < 2 && !status; i++)
             status = td_group_barrier(group, NULL);
         if (status != TD_ERR_MISMATCH)
@@ -342,7 +342,7 @@ RANKS(uneven_counts_that_do_not_fit, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* More comes than there is room for: not a byte of it may be written behind the buffer, by anybody. */
+/* More data than the buffer holds: no rank may write a byte behind the buffer. */
 RANKS(uneven_counts_that_are_too_large, .ranks = 4)
 {
     enum { MANY = 50000, FEW = 10 };
@@ -359,7 +359,7 @@ RANKS(uneven_counts_that_are_too_large, .ranks = 4)
     size_t room = rank == 3 ? 3 * MANY + FEW : 4 * MANY;
     struct guarded output = guarded_make(room * sizeof(float), 0, true);
     td_status status = td_group_all_to_all_v(output.data, input, out, in, TD_F32, NULL, NULL);
-    td__sleep_ns(50000000); /* for others who may still be at it */
+    td__sleep_ns(50000000); /* for other ranks that may still write */
     CHECK(guarded_is_whole(&output));
     status = status ? status : td_group_barrier(NULL, NULL);
     CHECK_FAILS(status, TD_ERR_MISMATCH, "rank 1 sends 50000 elements to rank 3, which expects 10");

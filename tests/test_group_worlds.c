@@ -1,5 +1,5 @@
-/* Worlds that are objects: several in a process, over stores of their own, without td_init_process_group(); groups in
- * each of them, made by their members alone; names that tell all of them apart. */
+/* Worlds that are objects: several in a process, over stores of their own, without td_init_process_group();
+ * groups in each of them, made by their members alone; names that are unique. */
 #include "forks.h"
 #include "process_counts.h"
 #include "runner.h"
@@ -239,7 +239,7 @@ RANKS(unnamed_groups_have_names_of_their_own, .ranks = 4)
     }
     CHECK_OK(td_group_shrink(groups[1], NULL, &groups[9]));
     for (int i = 0; i < MADE; i++)
-        check_name(groups[i == 1 ? 0 : i], names[i]); /* that one was given up by the shrink */
+        check_name(groups[i == 1 ? 0 : i], names[i]); /* the shrink has aborted that one */
     snprintf(names[1], NAME, "%s", td_group_name(groups[1]));
     for (int a = 0; a < MADE; a++) {
         CHECK(strcmp(names[a], "world") != 0);
@@ -254,7 +254,7 @@ RANKS(unnamed_groups_have_names_of_their_own, .ranks = 4)
     CHECK_OK(td_group_destroy(same[1]));
 }
 
-/* The names of a world that nobody has named, and of its groups, also after its end. */
+/* The names of an unnamed world, and of its groups, also after its end. */
 TEST(names_of_an_opened_world)
 {
     td_store *store;

@@ -273,7 +273,7 @@ RANKS(wrong_lists_are_refused, .ranks = 3)
     CHECK_FAILS(td_set_call_timeout(-2), TD_ERR_INVALID, "-2 ms");
     CHECK_FAILS(td_get_process_group_ranks(NULL, NULL), TD_ERR_INVALID, "NULL");
     CHECK(group == unchanged);
-    /* Refused lists are not counted: what comes next is the same group everywhere. */
+    /* Refused lists are not counted: the next group is the same on all ranks. */
     if (td_test_rank() == 1)
         CHECK_FAILS(td_new_group(NULL, 0, &(td_group_options){.backend_options = "x"}, &group),
                     TD_ERR_INVALID, "\"x\"");

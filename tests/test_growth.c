@@ -1,4 +1,4 @@
-/* Deaths while a group grows: whoever is left learns of them, and nobody waits for the timeout. */
+/* Deaths while a group grows: the survivors get an error, and none waits for the timeout. */
 #include "forks.h"
 #include "runner.h"
 #include "ways.h"
@@ -19,7 +19,7 @@ enum { RANKS = 3, LOST = 2, TIMEOUT_MS = 120000, SOON_S = 20 };
 struct shared {
     atomic_int met;      /* ranks of the first world */
     atomic_int growing;  /* members that are in td_group_grow(), or about to be */
-    atomic_bool telling; /* the first one is about to tell the newcomer of the others */
+    atomic_bool sending; /* rank 0 is about to send the list of ranks to the new one */
 };
 
 struct round {
@@ -31,7 +31,7 @@ struct round {
     const struct way *way;
 };
 
-static struct shared *told; /* what the store below sets a flag in */
+static struct shared *flags; /* the store below sets a flag here */
 static const struct td__store_ops *file_ops;
 
 static td_status set_or_stop(td_store *store, const struct td__span *keys,
@@ -40,7 +40,7 @@ static td_status set_or_stop(td_store *store, const struct td__span *keys,
     static const char card[] = "card/world/2/";
     for (size_t i = 0; i < count; i++)
         if (memmem(keys[i].data, keys[i].size, card, sizeof card - 1)) {
-            atomic_store(&told->telling, true);
+            atomic_store(&flags->sending, true);
             for (;;)
                 pause();
         }
@@ -53,7 +53,7 @@ static td_store *open_store(const struct round *round)
     td_store *store;
     CHECK_OK(td_file_store_open(round->path, &store));
     if (round->tells_nobody && round->rank == 0) {
-        told = round->shared;
+        flags = round->shared;
         file_ops = store->ops;
         ops = *file_ops;
         ops.set = set_or_stop;
@@ -79,8 +79,8 @@ static td_status sum(td_group *group)
     return td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, group, NULL);
 }
 
-/* Another member is killed somewhere in it. Where this one has a new group all the same, it is of no use: the
- * newcomer cannot have been told of the others, or learns that one has died. */
+/* Another member is killed somewhere in it. Where this one has a new group all the same, it is of no use: the new
+ * rank cannot have the list of the others, or gets the error that one has died. */
 static void grow_and_fail(const struct round *round)
 {
     td_group *rest, *grown;
@@ -118,7 +118,7 @@ static void be_rank(void *arg)
     grow_and_fail(round);
 }
 
-/* Three ranks, of whom the last has died; the others let its successor in, if there is one. */
+/* Three ranks, the last of which has died; the others let its replacement rejoin, if there is one. */
 static void begin(struct round *round, const struct way *way, int number, pid_t pids[RANKS])
 {
     round->shared = fork_shared(sizeof *round->shared);
@@ -130,7 +130,7 @@ static void begin(struct round *round, const struct way *way, int number, pid_t 
     fork_kill(pids[LOST], SIGKILL);
 }
 
-/* After so many nanoseconds; a negative number: when it is about to tell the newcomer. */
+/* After so many nanoseconds; a negative number: when it is about to send the list to the new rank. */
 static void kill_the_first(const struct way *way, int number, int64_t after_ns)
 {
     struct round round = {.tells_nobody = after_ns < 0};
@@ -141,7 +141,7 @@ static void kill_the_first(const struct way *way, int number, int64_t after_ns)
     pid_t newcomer = fork_start(be_rank, &round);
     CHECK_SOON(atomic_load(&round.shared->growing) == RANKS - 1);
     if (after_ns < 0)
-        CHECK_SOON(atomic_load(&round.shared->telling));
+        CHECK_SOON(atomic_load(&round.shared->sending));
     else
         td__sleep_ns(after_ns);
     fork_kill(pids[0], SIGKILL);
@@ -157,7 +157,7 @@ static void kill_in_each_phase(const struct way *way)
         kill_the_first(way, i, i * 500000);
 }
 
-/* The first one waits for newcomers in the store, where nobody tells it. */
+/* Rank 0 waits for new ranks in the store, where no report reaches it. */
 static void kill_another(const struct way *way)
 {
     struct round round = {0};

@@ -124,7 +124,7 @@ struct expected {
     double *y, *lse, *gq, *gk, *gv;
 };
 
-/* What comes of row i of item b. */
+/* The result of row i of item b. */
 static void expect_row(const struct attention *a, struct expected *x, int64_t b, int64_t i)
 {
     double *p = calloc((size_t)a->s + 1, sizeof *p), total = 0;

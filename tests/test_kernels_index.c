@@ -137,7 +137,7 @@ TEST(indices_of_other_sizes)
             check_walk(TD_F32, way % 3, way / 3 % 3, way / 9, shapes[s], 3);
 }
 
-/* An embedding, and its gradient with words that come twice. */
+/* An embedding, and its gradient with words that occur twice. */
 TEST(rows_of_a_matrix)
 {
     enum { WORDS = 50, WIDTH = 37, COUNT = 200 };

@@ -76,7 +76,7 @@ TEST(matmul_of_all_layouts, .deadline_s = 60)
         }
 }
 
-/* What is between the columns of the result and the next row is nobody's. */
+/* The gap between the columns of the result and the next row is not written. */
 TEST(matmul_stays_inside)
 {
     td_tensor *whole = filled(SHAPE(20, 50), TD_F32);

@@ -130,8 +130,7 @@ static td_module *make(const char *name)
         return td_multihead_attention_with(
             WIDTH, HEADS, &(td_multihead_attention_options){.batch_first = true, .dropout = 0.3});
     if (!strcmp(name, "attention_sequence_first"))
-        return td_multihead_attention(WIDTH,
-                                      HEADS); /* as PyTorch: [L, N, E] unless told otherwise */
+        return td_multihead_attention(WIDTH, HEADS); /* as PyTorch: [L, N, E] by default */
     if (!strcmp(name, "attention_causal"))
         return td_multihead_attention_with(
             WIDTH, HEADS, &(td_multihead_attention_options){.batch_first = true, .causal = true});

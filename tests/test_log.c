@@ -48,7 +48,7 @@ TEST(log_levels)
             snprintf(line, sizeof line, ": line %c\n", *level);
             CHECK_EQ(strstr(output, line) != NULL, strchr(levels[i].shown, *level) != NULL);
         }
-        if (i + 1 == COUNT_OF(levels)) /* a wrong value is told */
+        if (i + 1 == COUNT_OF(levels)) /* a wrong value is reported */
             CHECK_CONTAINS(output,
                            "TANDEM_LOG is \"loud\"; it must be error, warn, info or debug\n");
         else

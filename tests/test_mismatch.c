@@ -1,4 +1,4 @@
-/* Ranks that make different calls, every pair of calls and in every kind of world: all are told so long
+/* Ranks that make different calls, every pair of calls and in every kind of world: all get TD_ERR_MISMATCH long
  * before the timeout, and with both calls. */
 #include "runner.h"
 #include "ways.h"
@@ -47,7 +47,7 @@ static td_status start(td_group *group, int kind, float *data, float *other, siz
     }
 }
 
-/* A rank whose part needed nobody else learns of it in a later call. */
+/* A rank whose part needed no other rank gets the error in a later call. */
 static void check_mismatch(td_group *group, td_work *work, int kind, int odd_kind)
 {
     td_status status = td_work_wait(work, 0);

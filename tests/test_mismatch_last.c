@@ -1,4 +1,4 @@
-/* Calls that differ and are the last ones: a rank whose part needs nobody returns at once, and learns of the
+/* Calls that differ and are the last ones: a rank whose part needs no other rank returns at once, and gets the
  * difference when it destroys the group. All ranks learn of it, in their call or then. */
 #include "runner.h"
 #include "ways.h"
@@ -79,7 +79,7 @@ static void run_pair(const struct last_call *most, const struct last_call *odd, 
              td_status_name(status), td_status_name(destroyed), td_last_error());
     CHECK_CONTAINS(td_last_error(), "called");
     if (status)
-        CHECK_OK(td_group_destroy(group)); /* it has been told */
+        CHECK_OK(td_group_destroy(group)); /* it has got the error */
     free(data);
     free(other);
 }
@@ -241,7 +241,7 @@ static void destroy_soon(void)
         FAIL("leaving has taken %lld ms", (long long)took);
 }
 
-/* Rank 0 gives and leaves; the others come for it much later, or have it and leave much later. */
+/* Rank 0 sends and leaves; the others receive much later, or leave much later. */
 static void leave_early(const struct way *way, bool called)
 {
     int value = td_test_rank() ? 0 : 7;

@@ -379,7 +379,7 @@ static td_tensor *no_tensor(td_tensor *tensor, void *arg)
     return NULL;
 }
 
-/* A replica: what runs through it goes back to the tensors that it came from. */
+/* A replica: gradients through it reach the tensors that it was made of. */
 TEST(clones_with_results_of_the_tensors)
 {
     td_module *net = td_sequential(td_linear(2, 1), td_batch_norm1d(1), NULL);

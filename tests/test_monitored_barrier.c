@@ -1,4 +1,4 @@
-/* The barrier that names who is missing: who came and who did not, other calls, aborts, late ranks. */
+/* The monitored barrier: missing ranks, other calls, aborts, late ranks. */
 #include "runner.h"
 #include "ways.h"
 
@@ -28,7 +28,7 @@ static td_group *new_group(const char *name)
             CHECK_EQ(missing_[i_], list_[i_]);                                                     \
     } while (0)
 
-/* ---- Ranks that do not come ------------------------------------------------------------------ */
+/* ---- Missing ranks --------------------------------------------------------------------------- */
 
 static void miss_some(const struct way *way)
 {
@@ -67,7 +67,7 @@ RANKS(barriers_that_name_the_missing_hosts, .ranks = 4)
     miss_some(&mixed);
 }
 
-/* Rank 3 comes when rank 0 has given up. It learns so at once, and all are in step in the next one. */
+/* Rank 3 joins after rank 0 has timed out. It fails at once, and all are in step in the next barrier. */
 static void come_late(const struct way *way)
 {
     open_world(way, 0);
@@ -166,7 +166,7 @@ RANKS(monitored_barriers_that_do_not_wait_tcp, .ranks = 3)
     do_not_wait(&tcp);
 }
 
-/* Nobody waits for the timeout, nor does the sentence speak of it. */
+/* No rank waits for the timeout, and the sentence does not name it. */
 static void die(const struct way *way, const char *how)
 {
     char part[64];
@@ -202,7 +202,7 @@ RANKS(dead_at_a_monitored_barrier_hosts, .ranks = 4, .may_die = 1 << 2)
     die(&mixed, "");
 }
 
-/* One is dead and another one late: both are named, each with what is wrong with it. */
+/* One rank is dead and another one late: both are named, each with the reason. */
 RANKS(dead_and_late_at_a_monitored_barrier, .ranks = 4, .may_die = 1 << 1)
 {
     open_world(&tcp, 0);
@@ -239,7 +239,7 @@ RANKS(queried_by_a_rank_that_died, .ranks = 3, .may_die = 1 << 0)
 
 /* ---- Other calls ----------------------------------------------------------------------------- */
 
-/* Everybody is in the barrier but `odd`, which is in a collective; -1: only rank 1 is in the barrier. */
+/* All ranks but `odd` are in the barrier; `odd` is in a collective; -1: only rank 1 is in the barrier. */
 static void call_another(int odd, bool barrier)
 {
     int rank = td_test_rank();
@@ -331,7 +331,7 @@ RANKS(a_collective_before_a_monitored_barrier, .ranks = 3)
 
 /* ---- Aborts ---------------------------------------------------------------------------------- */
 
-/* Rank 3 never comes; `by` gives the group up. */
+/* Rank 3 never joins; `by` aborts the group. */
 static void abort_it(const struct way *way, int by)
 {
     int rank = td_test_rank();

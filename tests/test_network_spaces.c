@@ -3,7 +3,7 @@
  *
  *     ranks 0 and 1 ── tda 10.99.0.1 ════ tdb 10.99.0.2 ── ranks 2 and 3
  *
- * The namespaces have no names, so they are gone with the last process in them, whatever happens. */
+ * The namespaces have no names, so they end with the last process in them. */
 #include "forks.h"
 #include "network_space.h"
 #include "runner.h"

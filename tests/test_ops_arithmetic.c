@@ -135,7 +135,7 @@ TEST(null_is_handed_on)
         CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32)));
         char before[400];
         snprintf(before, sizeof before, "%s", td_last_error());
-        CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32))); /* once more: nobody has read this one */
+        CHECK(!td_add(a, td_zeros(SHAPE(3), TD_F32))); /* once more: the error was not read */
         td_tensor *(*two[])(td_tensor *, td_tensor *) = {
             td_add,         td_sub, td_mul, td_div, td_pow,         td_maximum,
             td_minimum,     td_eq,  td_ne,  td_lt,  td_logical_and, td_logical_or,

@@ -1,4 +1,4 @@
-/* Operators of networks where sizes are 0, elements are halves, or nobody has a scope. */
+/* Operators of networks where sizes are 0, elements are halves, or there is no scope. */
 #include "gradcheck.h"
 #include "runner.h"
 

@@ -1,4 +1,4 @@
-/* Joining and splitting, copies to other dtypes and devices, ranges, triangles, and who owns results. */
+/* Joining and splitting, copies to other dtypes and devices, ranges, triangles, and the ownership of results. */
 #include "ops_values.h"
 
 #include <math.h>
@@ -233,7 +233,7 @@ TEST(triangles)
     }
 }
 
-/* ---- Who owns results --------------------------------------------------------------------------- */
+/* ---- Ownership of results ----------------------------------------------------------------------- */
 
 /* Without a scope every result is the caller's, and nothing is left over; the sanitizer counts. */
 TEST(results_without_a_scope)

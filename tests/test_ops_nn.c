@@ -58,7 +58,7 @@ TEST(activations)
     }
 }
 
-/* The gradient is written over that of the result only where nobody else has that. */
+/* The gradient overwrites that of the result only where nothing else refers to it. */
 TEST(activations_leave_gradients_of_others_alone)
 {
     {

@@ -229,7 +229,7 @@ static void *use(void *tensor)
     return NULL;
 }
 
-/* Several threads come with one tensor that is out of date. */
+/* Several threads use one view that is out of date. */
 TEST(threads_use_a_changed_base)
 {
     enum { THREADS = 4, ROUNDS = 20 };

@@ -225,7 +225,7 @@ TEST(a_name_that_cannot_exist)
     CHECK_EQ(status, TD_ERR_INVALID);
     CHECK_CONTAINS(td_last_error(), name);
     CHECK_EQ(list.count, 0);
-    CHECK(retry); /* names come and go */
+    CHECK(retry); /* names may appear later */
     CHECK_PROMPT(start);
 }
 
@@ -264,7 +264,7 @@ TEST(a_name_server_that_does_not_answer)
     check_waited(start);
     CHECK(!retry);
     CHECK_EQ(list.count, 0);
-    CHECK_OK(resolve("127.0.0.1", 80, &list)); /* a numeric one asks nobody */
+    CHECK_OK(resolve("127.0.0.1", 80, &list)); /* a numeric one needs no name server */
     _exit(0); /* the look-up goes on, and would hold up an orderly end */
 }
 
@@ -493,7 +493,7 @@ static int open_descriptors(void)
     return count;
 }
 
-/* Sends `count` descriptors and some bytes, as somebody else might. */
+/* Sends `count` descriptors and some bytes. */
 static void send_descriptors(int socket, const int *fds, int count, const char *data, size_t size)
 {
     union {
@@ -529,7 +529,7 @@ TEST(descriptors_are_passed)
     CHECK_EQ(read(pipe_fds[0], &byte, 1), 1);
     close(passed);
 
-    send_descriptors(pair[0], pipe_fds, 1, "12", 2); /* the bytes may come later */
+    send_descriptors(pair[0], pipe_fds, 1, "12", 2); /* the bytes may arrive later */
     CHECK_EQ(td__send_all(pair[0], "345678", 6, in_a_while()), 0);
     CHECK_EQ(td__recv_fd(pair[1], &passed, data, 8, in_a_while()), 0);
     CHECK_MEM(data, "12345678", 8);
@@ -553,7 +553,7 @@ TEST(descriptors_that_do_not_come)
     CHECK_EQ(td__recv_fd(pair[1], &passed, data, 8, in_a_while()), EPROTO);
     send_descriptors(pair[0], pair, 1, "12", 2); /* half of the bytes, and then none */
     CHECK_EQ(td__recv_fd(pair[1], &passed, data, 8, td__deadline_in_ms(50)), ETIMEDOUT);
-    CHECK_EQ(open_descriptors(), before); /* the one that had come was closed */
+    CHECK_EQ(open_descriptors(), before); /* the one that had arrived was closed */
     close(pair[0]);
     CHECK_EQ(td__recv_fd(pair[1], &passed, data, 8, in_a_while()), ENODATA);
     CHECK_EQ(passed, -77);

@@ -1,4 +1,4 @@
-/* The pool of threads: every index once, whoever calls, and nothing that hangs. */
+/* The pool of threads: every index once, from any thread, and no hang. */
 #include "runner.h"
 #include "thread_sanitizer.h"
 
@@ -117,11 +117,11 @@ static void loop_in_child(void *arg)
     check_loop(INDICES, 1);
 }
 
-static atomic_bool told, has_ended;
+static atomic_bool stopped, has_ended;
 
-static void *loop_until_told(void *arg)
+static void *loop_until_stopped(void *arg)
 {
-    while (!atomic_load(&told))
+    while (!atomic_load(&stopped))
         loop_often(arg);
     atomic_store(&has_ended, true);
     return NULL;
@@ -134,14 +134,14 @@ TEST(a_forked_child_has_its_own_pool, .deadline_s = 60)
     CHECK_OK(td_set_num_threads(3));
     check_loop(INDICES, 1);
     pthread_t thread;
-    CHECK_EQ(pthread_create(&thread, NULL, loop_until_told, NULL), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, loop_until_stopped, NULL), 0);
     pthread_detach(thread);
     for (int i = 0; i < 10; i++) {
         struct td_test_child child = td_test_fork(loop_in_child, NULL);
         CHECK_EQ(child.status, 0);
         free(child.output);
     }
-    atomic_store(&told, true);
+    atomic_store(&stopped, true);
     while (!atomic_load(&has_ended))
         usleep(1000);
     check_loop(INDICES, 1);

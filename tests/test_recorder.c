@@ -211,7 +211,7 @@ static bool has_group(const char *name)
     return false;
 }
 
-/* Groups that were given no name are told apart in the log, too. */
+/* Unnamed groups have different names in the log, too. */
 RANKS(names_of_unnamed_groups, .ranks = 2)
 {
     td_group *first, *second, *rest;

@@ -152,7 +152,7 @@ TEST(the_environment_decides)
     }
     unsetenv("TANDEM_SHM_REDUCE");
     CHECK_OK(td__reduce_methods_read());
-    td__reduce_methods_adopt(0); /* nobody has found anything */
+    td__reduce_methods_adopt(0); /* nothing was measured */
     td__reduce_methods_adopt(0x25);
     CHECK_EQ(td__reduce_methods(), 0x25);
     td__reduce_methods_adopt(TD__METHODS_STAGED);

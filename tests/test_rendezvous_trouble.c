@@ -26,7 +26,7 @@ enum { PATIENCE_MS = 60000 }; /* a timeout that must not be reached */
 struct common {
     struct init_url init;
     atomic_int arrived;
-    atomic_int told;
+    atomic_int failed; /* ranks that got their error */
     atomic_bool released, closing, closed;
     pid_t pids[8];
     char messages[8][600];
@@ -42,7 +42,7 @@ static struct common *make_common(struct init_url init)
 static void keep_message(struct common *common, int index)
 {
     snprintf(common->messages[index], sizeof common->messages[index], "%s", td_last_error());
-    atomic_fetch_add(&common->told, 1);
+    atomic_fetch_add(&common->failed, 1);
 }
 
 static bool names_process(const char *message, pid_t pid)
@@ -163,8 +163,8 @@ static void disagree_on_size(int rank, void *arg)
     struct common *common = arg;
     td_world world;
     common->pids[rank] = getpid();
-    CHECK_FAILS(rendezvous_at(&common->init, rank, rank ? 4 : 3, PATIENCE_MS, &world), TD_ERR_MISMATCH,
-                "; all must have the same");
+    CHECK_FAILS(rendezvous_at(&common->init, rank, rank ? 4 : 3, PATIENCE_MS, &world),
+                TD_ERR_MISMATCH, "; all must have the same");
     keep_message(common, rank);
 }
 
@@ -284,8 +284,8 @@ TEST(each_address_tried_is_listed_when_rank_0_is_missing)
         struct init_url init;
         td_world world;
         char text[100];
-        snprintf(init.url, sizeof init.url,
-                 strchr(hosts[i], ':') ? "tcp://[%s]:%d" : "tcp://%s:%d", hosts[i], port);
+        snprintf(init.url, sizeof init.url, strchr(hosts[i], ':') ? "tcp://[%s]:%d" : "tcp://%s:%d",
+                 hosts[i], port);
         int64_t start = td__now_ns();
         CHECK_EQ(rendezvous_at(&init, 1, 2, 300, &world), TD_ERR_TIMEOUT);
         CHECK_PROMPT(start);
@@ -305,7 +305,7 @@ static void wait_for_the_last(void *arg)
     common->pids[rank] = getpid();
     CHECK_FAILS(rendezvous_at(&common->init, rank, 4, PATIENCE_MS, &world), TD_ERR_PEER,
                 "the connection to the server is lost");
-    atomic_fetch_add(&common->told, 1);
+    atomic_fetch_add(&common->failed, 1);
 }
 
 TEST(the_death_of_the_host_fails_waiting_ranks)
@@ -320,7 +320,7 @@ TEST(the_death_of_the_host_fails_waiting_ranks)
         td_tcp_store_open("127.0.0.1", atoi(strrchr(common->init.url, ':') + 1), NULL, &store));
     CHECK_SOON(!td_store_add(store, "\1rendezvous/0.0/0/joined", 0, &come) && come == 3);
     fork_kill(host, SIGKILL);
-    CHECK_SOON(atomic_load(&common->told) == 2);
+    CHECK_SOON(atomic_load(&common->failed) == 2);
     for (int i = 0; i < 2; i++)
         fork_join(others[i]);
     CHECK_OK(td_store_close(store));
@@ -394,7 +394,7 @@ static void run_beside(int index, void *arg)
     else
         CHECK_EQ(status, index == 2 ? TD_ERR_SYSTEM : TD_ERR_AUTH);
     keep_message(common, index);
-    if (atomic_load(&common->told) == 2)
+    if (atomic_load(&common->failed) == 2)
         atomic_store(&common->released, true);
 }
 
@@ -440,7 +440,7 @@ static void run_beside_the_second(int index, void *arg)
                 CHECK_OK(td_world_close(&world));
         }
         atomic_fetch_add(&common->arrived, 1);
-        while (atomic_load(&common->told) < 2) {
+        while (atomic_load(&common->failed) < 2) {
             CHECK_OK(td_store_add(world.store, "steps", 1, NULL));
             td__sleep_ns(200000);
         }
@@ -645,7 +645,7 @@ static void part_from_the_dead(void *arg)
     CHECK_OK(rendezvous_at(&common->init, rank, 3, PATIENCE_MS, &world));
     use_world(&world, rank, 3);
     if (rank) {
-        atomic_fetch_add(&common->told, 1);
+        atomic_fetch_add(&common->failed, 1);
         for (;;)
             pause();
     }
@@ -661,7 +661,7 @@ TEST(leaving_does_not_wait_for_dead_ranks)
     pid_t pids[3];
     for (int i = 0; i < 3; i++)
         pids[i] = fork_start(part_from_the_dead, common);
-    CHECK_SOON(atomic_load(&common->told) == 2);
+    CHECK_SOON(atomic_load(&common->failed) == 2);
     bool first_killed = false;
     for (int i = 0; i < 3; i++) { /* one before the host closes, one meanwhile */
         if (pids[i] == common->pids[0])

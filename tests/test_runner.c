@@ -224,8 +224,7 @@ static void read_note(const char *name, char *text, size_t room)
     fclose(file);
 }
 
-/* The process that left the note is gone. Its number may be somebody else's by now, but hardly
- * within this test. */
+/* The process that left the note has ended. Its pid may have been reused by now, but hardly within this test. */
 static bool is_gone(const char *name)
 {
     char text[32];

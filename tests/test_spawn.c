@@ -22,7 +22,7 @@
 
 #define SECOND ((int64_t)1000000000)
 
-/* What the processes tell the test, in memory that they share. */
+/* What the processes report to the test, in shared memory. */
 struct notes {
     atomic_int started, ended;
     atomic_bool go;
@@ -405,7 +405,7 @@ TEST(arguments_are_checked)
     CHECK_EQ(td_spawn_pid(NULL, 0), -1);
 }
 
-/* A child that dies before it has heard of its task: the parent must not die of a broken pipe. */
+/* A child that dies before it has read its task: the parent must not die of a broken pipe. */
 static atomic_bool doomed;
 
 static void die_young(void)
@@ -544,7 +544,7 @@ TEST(a_job_ends_with_the_thread_that_started_it)
     CHECK_FAILS(td_spawn_join(context, 0), TD_ERR_PEER, "was killed by SIGKILL");
 }
 
-/* ---- Nobody is left -------------------------------------------------------------------------- */
+/* ---- No process is left ---------------------------------------------------------------------- */
 
 static td_status stay(int rank, void *arg)
 {
@@ -562,7 +562,8 @@ static void start_and_stay(void *arg)
 TEST(none_outlives_a_killed_parent)
 {
     struct notes *notes = make_notes();
-    CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0); /* orphans come here, and are buried here */
+    CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1),
+             0); /* orphans are reparented to and reaped by this process */
     pid_t parent = fork_start(start_and_stay, notes);
     CHECK_SOON(atomic_load(&notes->started) == 4);
     fork_kill(parent, SIGKILL);

@@ -282,7 +282,7 @@ RANKS(file_8_ranks, .ranks = 8)
     work_together("file");
 }
 
-/* A process that dies while it uses the file blocks nobody, and the last one still removes it. */
+/* A process that dies while it uses the file blocks no other, and the last one still removes it. */
 RANKS(file_user_dies, .ranks = 4, .may_die = 1 << 3)
 {
     td_store *store = open_of_ranks("file");

@@ -1,6 +1,6 @@
-/* Collectives over sockets: every operation, for 1 to 9 ranks, many counts, in place and not, every
- * algorithm by its name; compared bit for bit with td__reduce_many() over the inputs in the order of
- * the ranks. Each rank is a thread, knows the inputs of all, and computes what must come out. */
+/* Collectives over sockets: every operation, for 1 to 9 ranks, many counts, in place and not, every algorithm by
+ * its name; compared bit for bit with td__reduce_many() over the inputs in the order of the ranks. Each rank is a
+ * thread, knows the inputs of all, and computes the expected results. */
 #include "tcp_world.h"
 
 #include "collective/select.h"
@@ -12,7 +12,7 @@
 
 enum { LARGEST = 9 };
 
-/* ---- Inputs and what must come of them ------------------------------------------------------- */
+/* ---- Inputs and expected results ------------------------------------------------------------- */
 
 /* An element of whatever fits the type. */
 static void make_element(td_dtype dtype, uint64_t random, void *to)

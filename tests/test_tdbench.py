@@ -39,7 +39,7 @@ def unread(pipe):
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]
 
 
-def story(done):
+def outcome(done):
     """How a program has ended, for messages."""
     return (
         f"{done.args}\nexit code {done.returncode}\n"
@@ -56,7 +56,7 @@ class Test(unittest.TestCase):
             text=True,
             timeout=DEADLINE,
         )
-        self.assertIn(done.returncode, codes, story(done))
+        self.assertIn(done.returncode, codes, outcome(done))
         return done
 
     def bench(self, *arguments, **options):
@@ -156,9 +156,9 @@ class Output(Test):
         for more in ([], ["--transport", "tcp"], ["--memory", "malloc"]):
             done = self.bench(*arguments, *more, codes=(0, 1))
             if done.returncode == 1:
-                self.assertIn("rules that were not kept", done.stderr, story(done))
+                self.assertIn("rules that were not kept", done.stderr, outcome(done))
             rows = self.rows(done)
-            self.assertEqual([row["bytes"] for row in rows], [8] * 8 + [65536] * 8, story(done))
+            self.assertEqual([row["bytes"] for row in rows], [8] * 8 + [65536] * 8, outcome(done))
             self.assertEqual(rows[0]["rule"], "all_reduce <= reduce_scatter + all_gather")
             for row in rows:
                 expected = row["whole_us"] / row["sum_us"]  # of rounded figures
@@ -166,11 +166,11 @@ class Output(Test):
                 self.assertTrue(row["kept"] or row["ratio"] > 1.1, row)
             # Which rules are kept in four rounds on a busy machine is chance; the exit code is not.
             broken = sum(not row["kept"] for row in rows)
-            self.assertEqual(done.returncode, 1 if broken else 0, story(done))
+            self.assertEqual(done.returncode, 1 if broken else 0, outcome(done))
             if broken:
-                self.assertIn(f"rules that were not kept: {broken}", done.stderr, story(done))
+                self.assertIn(f"rules that were not kept: {broken}", done.stderr, outcome(done))
 
-    def test_nobody_ends_before_all_rows_are_printed(self):
+    def test_no_rank_ends_before_all_rows_are_printed(self):
         """Ranks whose rules are broken fail, which ends the others, and so must wait for rank 0."""
         command = [PROGRAMS["tdbench"], "--rules", "-n", "2", "-b", "4,8K,64K", "-i", "4", "-j"]
         process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE,
@@ -180,8 +180,8 @@ class Output(Test):
             time.sleep(1)
             ranks = self.ranks_of(process.pid)
             rows = process.stdout.read().splitlines()
-            told = process.stderr.read()
-        self.assertEqual(len(rows), 24, told)
+            errors = process.stderr.read()
+        self.assertEqual(len(rows), 24, errors)
         self.assertIsNotNone(ranks, "a rank has ended while another one was printing")
 
     def test_no_check(self):

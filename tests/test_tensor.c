@@ -415,7 +415,8 @@ TEST(lists_have_their_length_and_arrays_are_copied)
     CHECK(strstr(td_last_error(), "td_from_array: the array is NULL for a tensor of shape [2]"));
     CHECK(td_from_array(numbers, TD_SHAPE(-1), TD_F32) == NULL);
     CHECK_EQ(td_last_status(), TD_ERR_INVALID);
-    CHECK(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32) == NULL); /* more than TD_MAX_DIMS */
+    CHECK(td_zeros(TD_SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32) ==
+          NULL); /* more than TD_MAX_DIMS */
 }
 
 TEST(a_null_passes_a_failure_on_and_is_one_by_itself)
@@ -426,9 +427,9 @@ TEST(a_null_passes_a_failure_on_and_is_one_by_itself)
     CHECK_EQ(td_last_status(), TD_ERR_INVALID);
     CHECK(strstr(td_last_error(), "td_add: an argument is NULL"));
 
-    CHECK(td_neg(td_add(td_matmul(x, y), x)) == NULL); /* the failure inside is the one to tell */
+    CHECK(td_neg(td_add(td_matmul(x, y), x)) == NULL); /* the inner failure is reported */
     CHECK(strstr(td_last_error(), "td_matmul: "));
-    CHECK(td_sub(x, NULL) == NULL); /* that one was read: it is not told again */
+    CHECK(td_sub(x, NULL) == NULL); /* that one was read: it is not reported again */
     CHECK(strstr(td_last_error(), "td_sub: an argument is NULL"));
 
     CHECK(td_backward(td_mean(td_matmul(x, y))) == TD_ERR_INVALID);

@@ -187,7 +187,7 @@ RANKS(missing_and_oversized_messages, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* A receive that no thread waits for, and that nobody answers, is complete when its world is gone. */
+/* A receive that no thread waits for, and that no rank answers, is complete when its world has ended. */
 RANKS(works_outlive_a_world_of_the_toy, .ranks = 2)
 {
     int data = 0;
@@ -227,7 +227,7 @@ static void *be_a_member(void *arg)
     CHECK(value == 6);
     td_reduce_op_destroy(op);
 
-    /* Letters that nobody reads. */
+    /* Letters that are not read. */
     int next = (member->rank + 1) % THREADS;
     for (int i = 0; i < 3; i++)
         CHECK_OK(td_group_send(&value, 1, TD_F64, next, i, group, NULL));

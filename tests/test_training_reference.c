@@ -13,11 +13,11 @@
 
 enum { STEPS = 100, FEW_STEPS = 10, SEED = 1234 };
 
-/* One training; whoever made it leaves the parts to train(), which destroys them. */
+/* One training; train() destroys its parts. */
 struct training {
     td_module *network;
     td_dataset *data;
-    td_sampler *sampler; /* that is told the epoch, or NULL */
+    td_sampler *sampler; /* gets the epoch, or NULL */
     td_loader *loader;
     td_optimizer *optimizer;
     td_tensor *(*loss)(td_tensor *x, td_tensor *target);

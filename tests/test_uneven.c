@@ -375,7 +375,7 @@ RANKS(wrong_arguments, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* ---- A group that is given up ---------------------------------------------------------------- */
+/* ---- A group that is aborted ----------------------------------------------------------------- */
 
 static void *give_up(void *group)
 {

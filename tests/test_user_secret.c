@@ -54,7 +54,8 @@ TEST(user_secret_is_made_on_first_use)
 {
     struct stat info;
     CHECK(access(secret_path(), F_OK));
-    struct td__secret first = bound_secret("here"), second = bound_secret("here"), other = bound_secret("there");
+    struct td__secret first = bound_secret("here"), second = bound_secret("here"),
+                      other = bound_secret("there");
     CHECK(same(&first, &second));
     CHECK(!same(&first, &other));
     CHECK(!stat(secret_path(), &info));
@@ -266,7 +267,8 @@ TEST(two_processes_need_a_home)
     struct init_url tcp = tcp_init_url(), file = file_init_url();
     VARIABLES("HOME=");
     for (int rank = 0; rank < 2; rank++) /* also the rank that starts before the store */
-        CHECK_FAILS(rendezvous_at(&tcp, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH, "TANDEM_SECRET");
+        CHECK_FAILS(rendezvous_at(&tcp, rank, 2, PATIENCE_MS, &world), TD_ERR_AUTH,
+                    "TANDEM_SECRET");
     CHECK_FAILS(
         td_tcp_store_open("127.0.0.1", 0, &(td_tcp_store_options){.host_server = true}, &store),
         TD_ERR_AUTH, "HOME is not set");
@@ -341,8 +343,7 @@ static void try_to_join(void *arg)
                                   &(td_tcp_store_options){.secret = "a guess"}, &store),
                 TD_ERR_AUTH, "refused");
     VARIABLES("TANDEM_INSECURE=1");
-    CHECK_FAILS(td_tcp_store_open("127.0.0.1", other->port, NULL, &store), TD_ERR_AUTH,
-                "refused");
+    CHECK_FAILS(td_tcp_store_open("127.0.0.1", other->port, NULL, &store), TD_ERR_AUTH, "refused");
 }
 
 static void join_without_secrets(void *arg)

@@ -4,7 +4,7 @@
  *
  *     c/<sequence>/<rank>    label, data        set by each rank, read by all
  *
- * Who has read all keys of one collective knows that all ranks have come this far, and so have read
+ * A rank that has read all keys of one collective knows that all ranks have begun it, and so have read
  * those of the one before: only then it removes its own former key. The last rank to leave the
  * group removes the rest.
  *
@@ -50,7 +50,7 @@ static void remove_last(const struct toy *toy, int rank)
     td_store_delete_key(toy->context->store, key, NULL);
 }
 
-/* What nobody needs when all have left. */
+/* What is not needed when all have left. */
 static void remove_leftovers(const struct toy *toy)
 {
     td_store *store = toy->context->store;
@@ -77,7 +77,7 @@ static void toy_destroy(void *self)
     struct toy *toy = self;
     char key[64];
     int64_t left = 0;
-    while (toy->pending) { /* nobody will send to them any more */
+    while (toy->pending) { /* no rank will send to them any more */
         struct pending *next = toy->pending->next;
         td_work_complete(toy->pending->work,
                          td_fail(TD_ERR_STATE, "group \"%s\" was destroyed", toy->context->name),

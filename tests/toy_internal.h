@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-/* A message that has come, and has no recv yet. */
+/* A message that has arrived, and has no recv yet. */
 struct letter {
     struct letter *next;
     int32_t from, tag;
@@ -19,7 +19,7 @@ struct pending {
     td_work *work;
     td_call call;
     int64_t deadline_ms;
-    struct letter *letter; /* once it has come */
+    struct letter *letter; /* once it has arrived */
 };
 
 struct toy {

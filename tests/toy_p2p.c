@@ -139,7 +139,7 @@ td_status toy_post(void *self, const td_call *call, td_work *work)
     return TD_OK;
 }
 
-/* Takes the next letter out of the mailbox, where one comes within `wait_ms`. */
+/* Takes the next letter out of the mailbox, where one arrives within `wait_ms`. */
 static struct letter *open_mailbox(struct toy *toy, int64_t wait_ms)
 {
     char key[64];

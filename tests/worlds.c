@@ -23,7 +23,7 @@ struct init_url file_init_url(void)
 }
 
 td_status rendezvous_at(const struct init_url *init, int rank, int world_size, int64_t timeout_ms,
-                  td_world *world)
+                        td_world *world)
 {
     td_rendezvous_options options = {
         .rank = rank, .world_size = world_size, .timeout_ms = timeout_ms};

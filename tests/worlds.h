@@ -17,7 +17,7 @@ struct init_url file_init_url(void);
 
 /** td_rendezvous() at that URL. */
 td_status rendezvous_at(const struct init_url *init, int rank, int world_size, int64_t timeout_ms,
-                  td_world *world);
+                        td_world *world);
 
 /** Checks that `world` is a fresh one of that rank and size, and that its ranks reach each other
  *  through its store: each sets its key and reads those of all. */

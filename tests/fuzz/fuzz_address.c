@@ -29,7 +29,7 @@ static void split(const char *text, size_t room)
     free(host);
 }
 
-/* Whether td__resolve() needs nobody's help. */
+/* Whether td__resolve() needs no name server. */
 static bool is_numeric(const char *text)
 {
     char copy[128]; /* longer ones are names */

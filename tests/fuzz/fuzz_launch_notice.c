@@ -1,4 +1,4 @@
-/* What the launchers of several nodes tell each other by way of the store: what a node brings along, and
+/* What the launchers of several nodes exchange through the store: what a node has, and
  * what went wrong on one.
  *
  *     byte 0    bits 0 to 2: how many nodes there are, less one; bits 3 to 5: which of them reads

@@ -1,10 +1,10 @@
-/* Strangers at the listener of an endpoint, and the requests of those who are let in.
+/* Unauthenticated clients at the listener of an endpoint, and the requests of admitted ones.
  *
  *     byte 0    bit 0: the job asks for TLS; bits 1 to 7: how many bytes come at a time, 0: all
  *     then      steps: control, length, that many bytes
  *
  *     control   bits 0 and 1   which pending
- *               bit 2          it is a new one; the one before is not heard of again
+ *               bit 2          it is a new one; the one before is left open
  *               bit 3          it comes by the unix socket
  *               bit 4          it ends behind the bytes
  *               bit 5          what is due (a hello, a proof) comes before the bytes, and is right

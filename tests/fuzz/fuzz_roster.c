@@ -1,5 +1,4 @@
-/* The list of those who have come, as it is read out of the store: each line is an entry, or is passed
- * over, and none is read twice. */
+/* The roster as it is read from the store: each line is an entry, or is passed over, and none is read twice. */
 #include "fuzz.h"
 
 #include "store/peer_watch.h"

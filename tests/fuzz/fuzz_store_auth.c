@@ -1,7 +1,7 @@
 /* The handshake from both sides. The input is a byte, a secret (up to a zero byte), and then, as
  * the first byte says:
  *
- *     0, 1, 2     a hello, a challenge, a proof, from somebody who does not know the secret
+ *     0, 1, 2     a hello, a challenge, a proof, from a client without the secret
  *     otherwise   what is changed in a handshake that is right: a bit there is flipped for each
  *                 that is set here. It must be refused exactly when there are such. */
 #include "fuzz.h"

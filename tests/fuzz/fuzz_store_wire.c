@@ -20,7 +20,7 @@ enum { CLIENTS = 2, LONGEST_INPUT = 8192 };
 struct client {
     struct td__session session;
     struct td__buffer in;
-    bool has_output; /* what the engine has told */
+    bool has_output; /* the engine has reported output */
     bool open;
     bool slow;
 };
@@ -73,7 +73,7 @@ static void take_output(struct client *client)
     client->has_output = false;
 }
 
-/* The end of a read: all is sent, and those who were full are given what they are owed. */
+/* The end of a read: all is sent, and clients that were full get their pending answers. */
 static void flush_all(struct client *clients)
 {
     for (int i = 0; i < CLIENTS; i++) {
@@ -168,7 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     for (int i = 0; i < CLIENTS; i++)
         end(&clients[i]);
-    check(engine.waiting.size == 0); /* nobody waits when nobody is there */
+    check(engine.waiting.size == 0); /* without clients there are no waiters */
     td__engine_free(&engine);
     return 0;
 }

@@ -1,5 +1,5 @@
-/* A worker for the tests of what tdrun tells: a few collectives, and then one rank does what the first
- * argument says, while the others go on to the next one. */
+/* A worker for the tests of the postmortem: a few collectives, and then one rank does what the first argument
+ * says, while the others go on to the next one. */
 #include <tandem/tandem.h>
 
 #include <signal.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Tells the test that this rank has come so far. */
+/* Tells the test that this rank has arrived here. */
 static void leave_mark(const char *name, int rank)
 {
     char path[64];
@@ -18,7 +18,7 @@ static void leave_mark(const char *name, int rank)
         fclose(file);
 }
 
-/* Until both others have come so far as well. */
+/* Until both others have arrived here as well. */
 static void wait_for_marks(const char *first, const char *second)
 {
     for (int i = 0; i < 1000 && (access(first, F_OK) || access(second, F_OK)); i++)
@@ -49,13 +49,13 @@ static int fail(void)
     return 1;
 }
 
-/* Goes on without the one that died, and comes to grief by itself. */
+/* Goes on without the rank that died, and fails by itself. */
 static void fail_later(int rank)
 {
     td_group *rest;
     if (!td_group_shrink(NULL, &(td_group_options){.name = "rest"}, &rest) &&
         !td_group_barrier(rest, NULL)) {
-        /* Nobody fails while the other one may still be in the barrier. */
+        /* No rank fails while the other one may still be in the barrier. */
         leave_mark("past", rank);
         wait_for_marks("past.0", "past.2");
         exit(5);

@@ -11,7 +11,7 @@ from harness import Terminal, Test, is_alive, processes_with, read_file, read_st
 
 STAY = "echo $$ > pid.$RANK.tmp; mv pid.$RANK.tmp pid.$RANK; exec sleep 1000"
 
-# Notes each of the usual signals in a file, and goes on, or ends where it is told to.
+# Records each of the usual signals in a file, and goes on, or ends where the test says so.
 NOTE_SIGNALS = """
 import os, signal, sys, time
 rank = os.environ["RANK"]
@@ -28,7 +28,7 @@ while True:  # a signal that comes just before a sleep is handled after it
     time.sleep(0.1)
 """
 
-# A grandchild in a session of its own, whose parent is gone: nothing connects it to the worker.
+# A grandchild in a session of its own, whose parent has ended: nothing connects it to the worker.
 DAEMON = """
 import os, signal, sys, time
 if os.fork() == 0:
@@ -118,7 +118,7 @@ class Signals(Ending):
         self.check_nothing_left()
 
     def test_while_output_is_stuck(self):
-        """Nobody reads tdrun's output: it can be ended all the same."""
+        """tdrun ends also when its output is not read."""
         read_end, write_end = os.pipe()
         job = self.start(
             "--standalone", "sh", "-c", "echo $$ > pid.0; while :; do echo 0123456789abcdef; done",
@@ -313,7 +313,7 @@ class Daemons(Ending):
         self.check_code(job.finish(), 4)
 
     def test_first_process_of_a_container(self):
-        """As process 1 nobody else reaps, and signals have no default action."""
+        """As process 1 it must reap itself, and signals have no default action."""
         unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
         allowed = subprocess.run([*unshare, "true"], capture_output=True, check=False)
         if allowed.returncode:

@@ -208,7 +208,7 @@ class Examples(Programs):
                 self.assertRegex(lines[2 * rank + 1], rf"^rank {rank}: step {end}, loss \d")
 
     def test_13_ring_all_reduce(self):
-        """The bytes are those that the flight recorder has seen, not those that the program tells."""
+        """The bytes are those that the flight recorder has seen, not those that the program prints."""
         for ranks in 1, 2, 3, 4:
             self.assertEqual(
                 self.run_ranks(ranks, "13_ring_all_reduce", "0", "12"),
@@ -233,7 +233,7 @@ class Examples(Programs):
             "--standalone", f"--nproc-per-node={ranks}", "sh", "-c",
             f'TANDEM_FLIGHT="$TEST_DIR/page" exec {program} {count}',
         )  # fmt: skip
-        told = [int(line.split()[-3]) for line in self.lines(job)]
+        reported = [int(line.split()[-3]) for line in self.lines(job)]
         pages = [self.path(f"page.{rank}") for rank in range(ranks)]
         postmortem = json.loads(self.run_job("postmortem", "--json", *pages).out)
         sent = [
@@ -244,7 +244,7 @@ class Examples(Programs):
             )
             for rank in postmortem["ranks"]
         ]
-        self.assertEqual(sent, told)
+        self.assertEqual(sent, reported)
         self.assertEqual(
             [len(rank["operations"]) for rank in postmortem["ranks"]], [4 * (ranks - 1) + 1] * ranks
         )
@@ -306,7 +306,7 @@ class Pages(Programs):
 
 
 def write_pictures(directory, count):
-    """Files like those of Fashion-MNIST: pictures of ten classes, which can be told apart."""
+    """Files like those of Fashion-MNIST: pictures of ten classes that can be learned."""
     numbers = random.Random(1)
     classes = [bytes(numbers.randrange(256) for _ in range(28 * 28)) for _ in range(10)]
     labels = bytes(numbers.randrange(10) for _ in range(count))

@@ -13,7 +13,7 @@ from harness import Test, is_alive, processes_with, read_file, wait_until
 
 WORKER = SURVIVE = None  # set below
 
-# Rank 1 does what is asked of it; the others wait until they are told to end.
+# Rank 1 runs its argument; the others wait for the file that ends them.
 HOLD = "touch up.$RANK; until [ -e go ]; do sleep 0.01; done; echo $RANK ends"
 
 
@@ -46,7 +46,7 @@ class KeepTest(Test):
 
 class Failures(KeepTest):
     def test_the_others_go_on(self):
-        """It is said at once, and they end by themselves."""
+        """It is reported at once, and they end by themselves."""
         job = self.start_job("sh", "-c", odd("echo out; echo last words >&2; exit 3"))
         self.assertEqual(self.next_line(job), "last words\n")
         self.assertRegex(
@@ -78,7 +78,7 @@ class Failures(KeepTest):
         self.finish(job, 0)
         self.assertIn("2 of 4 workers ended with exit code 0", job.err)
 
-    def test_nobody_is_left(self):
+    def test_no_worker_is_left(self):
         job = self.start_job("sh", "-c", "exit $((RANK + 5))")
         self.finish(job, 1)
         self.assertEqual(len(re.findall(r"^tdrun: rank \d \(pid", job.err, re.MULTILINE)), 3)
@@ -86,14 +86,14 @@ class Failures(KeepTest):
         self.assertIn("0 of 3 workers ended with exit code 0", job.err)
         self.assertEqual(job.err.count("it wrote nothing"), 3)
 
-    def test_many_are_told_in_short(self):
+    def test_many_are_reported_in_short(self):
         job = self.start_job("sh", "-c", "exit 1", workers=12)
         self.finish(job, 1)
         self.assertEqual(job.err.count("it wrote nothing"), 8)
         self.assertIn("tdrun: and 4 more failed\n", job.err)
 
-    def test_nobody_outlives_a_late_failure(self):
-        """Who fails after another one has ended well was not outlived."""
+    def test_a_failure_after_a_success_counts(self):
+        """A worker that fails after another one has exited with 0 counts."""
         late = (
             "if [ $RANK = 0 ]; then echo $$ > pid.tmp; mv pid.tmp pid; exit 0; fi;"
             "until [ -e pid ]; do sleep 0.01; done;"
@@ -119,7 +119,7 @@ class Failures(KeepTest):
 
 
 class Restarts(KeepTest):
-    def test_by_itself_in_its_place(self):
+    def test_by_itself_with_its_rank(self):
         show = "env > env.$RANK.$(ls | grep -c ^env.$RANK); [ $RANK.$TANDEM_REJOIN = 1. ] && exit 3;"
         job = self.start_job("sh", "-c", show + HOLD, restarts=2)
         self.assertIn("starting it again (restart 1 of 2)", self.next_line(job))
@@ -163,7 +163,7 @@ class Restarts(KeepTest):
         self.finish(job, 0)
         self.assertEqual(sorted(job.out.split()), sorted(2 * [str(rank) for rank in range(32)]))
 
-    def test_a_program_that_is_gone(self):
+    def test_a_program_that_was_removed(self):
         program = self.script("program", "#!/bin/sh\n" + odd(AFTER_THEM + "rm program; exit 3"))
         job = self.start_job(program, restarts=1)
         self.assertIn("starting it again", self.next_line(job))
@@ -297,15 +297,15 @@ class Nodes(KeepTest):
             for line in done:
                 self.assertIn(f"done, 6 steps, {3 + restarts} ranks, model 6", line)
 
-    def test_the_flag_is_everybodys(self):
+    def test_the_flag_is_that_of_all_nodes(self):
         jobs = self.start_nodes("true", flags=("--keep-going", None))
         for job in jobs:
             self.check_code(job.finish(), 1)
             self.assertIn("--keep-going must be the same on all nodes", job.err)
 
 
-class Story(KeepTest):
-    def read_story(self):
+class Postmortem(KeepTest):
+    def read_postmortem(self):
         with open(self.path("postmortem.json"), encoding="utf-8") as file:
             return json.load(file)
 
@@ -319,7 +319,7 @@ class Story(KeepTest):
         )
         self.assertEqual(job.err.count("where the workers were"), 1)
         self.assertRegex(job.err, r"\n  rank 1 \(pid \d+\) failed first: killed by SIGKILL")
-        self.assertEqual(self.read_story()["first"], 1)
+        self.assertEqual(self.read_postmortem()["first"], 1)
 
     def test_a_failure_that_was_outlived_is_no_cause(self):
         job = self.start_job(WORKER, "outlived")
@@ -338,7 +338,7 @@ class Story(KeepTest):
             WORKER, "exit", "0", workers=1, restarts=1, options=["--postmortem-file=postmortem.json"]
         )
         self.finish(job, 1)
-        (rank,) = self.read_story()["ranks"]
+        (rank,) = self.read_postmortem()["ranks"]
         self.assertEqual(
             [call["operation"] for call in rank["operations"]], ["all_reduce", "barrier"]
         )
@@ -347,7 +347,7 @@ class Story(KeepTest):
 
 
 class Survive(KeepTest):
-    """The example: a process dies, and the others go on, or it comes back."""
+    """The example: a process dies, and the others go on, or it rejoins."""
 
     def survive(self, die, size, restarts):
         job = self.start_job(SURVIVE, "--die", str(die), "3", restarts=restarts)

@@ -103,12 +103,12 @@ class Work(Nodes):
 
 class Failures(Nodes):
     def test_one_ends_all(self):
-        fail = "[ $RANK = 3 ] && { echo told >&2; exit 5; }; exec sleep 1000"
+        fail = "[ $RANK = 3 ] && { echo failed >&2; exit 5; }; exec sleep 1000"
         jobs = self.start_nodes(3, "sh", "-c", fail)
         self.finish(jobs, 5)
         for job in jobs:
             self.assertRegex(job.err, r"rank 3 \(local rank 1 on node 1, pid \d+\).* exit code 5")
-        self.assertIn("    | told", jobs[1].err)
+        self.assertIn("    | failed", jobs[1].err)
 
     def test_signal(self):
         crash = "[ $RANK = 0 ] && kill -ABRT $$; exec sleep 1000"
@@ -186,10 +186,10 @@ class Endings(Nodes):
                 os.unlink(self.path(f"pid.{rank}"))
             self.port = free_port()
 
-    def killed(self, jobs, victim, who):
+    def killed(self, jobs, victim, process):
         pids = self.wait_workers(2 * len(jobs))
         begin = time.monotonic()
-        os.kill(jobs[victim].agent() if who == "agent" else jobs[victim].pid, signal.SIGKILL)
+        os.kill(jobs[victim].agent() if process == "agent" else jobs[victim].pid, signal.SIGKILL)
         for rank, job in enumerate(jobs):
             job.finish()
             if rank != victim:
@@ -227,7 +227,7 @@ class Endings(Nodes):
         return "td-watch\n" in [read_file(f"{tasks}/{task}/comm") for task in os.listdir(tasks)]
 
 
-class Meeting(Nodes):
+class Rendezvous(Nodes):
     def test_missing_nodes_are_named(self):
         jobs = [
             self.start_node(4, rank, "--rdzv-conf=join_timeout=0.5", "true") for rank in (0, 2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tdrun tells about the last operations of its workers, and while they are at it."""
+"""The postmortem of tdrun, and tdrun status."""
 
 import fcntl
 import glob
@@ -24,7 +24,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
-class StoryTest(Test):
+class PostmortemTest(Test):
     def start_job(self, *arguments, workers=3, options=(), **popen):
         return self.start(
             "--standalone", f"--nproc-per-node={workers}", *options, WORKER, *arguments, **popen
@@ -46,12 +46,12 @@ class StoryTest(Test):
     def lines(self, text):
         """The lines of the postmortem, each one whole again."""
         self.assertIn("where the workers were", text)
-        told = text.split("the worst first:\n")[1].splitlines()
-        told = [line for line in told if line.startswith("  ")]  # others are the workers' own
-        for line in told:
+        lines = text.split("the worst first:\n")[1].splitlines()
+        lines = [line for line in lines if line.startswith("  ")]  # others are the workers' own
+        for line in lines:
             self.assertLessEqual(len(line), 100)
-        told = "\n".join(told).replace("\n      ", " ")
-        return [line.strip() for line in told.splitlines()]
+        lines = "\n".join(lines).replace("\n      ", " ")
+        return [line.strip() for line in lines.splitlines()]
 
     def start_late(self, then):
         """A job whose rank 1 does not join, until there is a file named go."""
@@ -79,7 +79,7 @@ class StoryTest(Test):
         wait_until(are_there, f"ranks {ranks} in their call")
 
 
-class Failures(StoryTest):
+class Failures(PostmortemTest):
     def test_killed(self):
         job = self.start_job("kill", options=["--postmortem-file", "postmortem.json"]).finish()
         self.check_code(job, 128 + signal.SIGKILL)
@@ -136,7 +136,7 @@ class Failures(StoryTest):
             lines[3], "rank 1 had not come to td_init_process_group(), where ranks 0, 2 waited"
         )
 
-    def test_programs_without_operations_have_no_story(self):
+    def test_programs_without_operations_have_no_postmortem(self):
         job = self.run_job("--standalone", "--nproc-per-node=2", "sh", "-c", "exit $RANK")
         self.check_code(job, 1)
         self.assertNotIn("where the workers were", job.err)
@@ -149,13 +149,13 @@ class Failures(StoryTest):
         self.assertNotIn("\033", job.err)
         self.assertIn('(bucket ?[31m3)', " ".join(self.lines(job.err)))
 
-    def test_a_story_file_that_cannot_be_made(self):
+    def test_a_postmortem_file_that_cannot_be_made(self):
         job = self.start_job("exit", options=["--postmortem-file", "no/where"]).finish()
         self.check_code(job, 3)
         self.assertIn("--postmortem-file no/where: No such file", job.err)
 
-    def test_half_a_story_file_is_removed(self):
-        """On a disk that is full, which takes a file system of one's own."""
+    def test_half_a_postmortem_file_is_removed(self):
+        """On a full disk, which takes a file system for the test."""
         if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
             self.skipTest("no right to make a mount namespace")
         os.mkdir(self.path("full"))
@@ -174,14 +174,14 @@ class Failures(StoryTest):
         self.assertIn("--postmortem-file full/postmortem: No space left on device", job.err)
         self.assertEqual(job.out.split(), ["rest"])
 
-    def test_each_round_has_its_story(self):
+    def test_each_round_has_its_postmortem(self):
         job = self.start_job("exit", options=["--max-restarts", "1"]).finish()
         self.check_code(job, 3)
         self.assertEqual(job.err.count("where the workers were"), 2)
 
 
-class Interrupted(StoryTest):
-    def test_who_is_missing(self):
+class Interrupted(PostmortemTest):
+    def test_missing_ranks(self):
         job = self.start_job("hang")
         self.wait_in_calls(job, [0, 2])
         job.signal(signal.SIGINT)
@@ -196,7 +196,7 @@ class Interrupted(StoryTest):
             lines[3], r"^rank 1 had not come to all_reduce #3 .*, where ranks 0, 2 waited$"
         )
 
-    def test_who_has_not_joined(self):
+    def test_ranks_that_have_not_joined(self):
         job = self.start_late("true")
         self.wait_joining(job, [0, 2])
         table = self.ask("status", str(job.pid)).stdout
@@ -236,7 +236,7 @@ class Interrupted(StoryTest):
         self.assertRegex(lines[1], r"^ranks 0, 2-17: each was in all_reduce #3")
 
 
-class Status(StoryTest):
+class Status(PostmortemTest):
     def test_table(self):
         job = self.start_job("hang")
         self.wait_in_calls(job, [0, 2])
@@ -259,7 +259,7 @@ class Status(StoryTest):
         job.finish()
 
     def test_a_page_that_claims_too_much(self):
-        """Memory of the size that it names is not taken for it."""
+        """Memory of the size that it claims is not allocated."""
         job = self.start_job("hang")
         self.wait_in_calls(job, [0, 2])
         book = next(
@@ -284,8 +284,8 @@ class Status(StoryTest):
         self.assertRegex(
             answer.stdout, rf"^job {os.getpid()} on \S+ names 65536 ranks, and has .*\n$"
         )
-        (told,) = json.loads(self.ask("status", "--json", str(os.getpid())).stdout)
-        self.assertEqual(told["ranks"], [])
+        (job,) = json.loads(self.ask("status", "--json", str(os.getpid())).stdout)
+        self.assertEqual(job["ranks"], [])
         self.assertLess(os.fstat(memory).st_blocks, 100)
 
     def test_watching(self):
@@ -342,7 +342,7 @@ class Status(StoryTest):
         self.assertIn("it is", job.out)
 
 
-class Files(StoryTest):
+class Files(PostmortemTest):
     def test_pages_without_a_launcher(self):
         common = {
             "WORLD_SIZE": "2",

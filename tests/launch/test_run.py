@@ -12,7 +12,7 @@ import time
 import harness
 from harness import Test, read_file
 
-# Rank 2 dies; the others fail at once because its end of a pipe closes. They are often gone first.
+# Rank 2 dies; the others fail at once because its end of a pipe closes. They often end first.
 CAUSE_AND_CONSEQUENCE = """
 import os, sys
 rank = int(os.environ["RANK"])
