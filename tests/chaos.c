@@ -1,4 +1,4 @@
-/* Fault injection, round after round; chaos.h has the picture.
+/* Fault injection, round after round; chaos.h has the overview.
  *
  *     chaos                            a short run, for CTest
  *     chaos --long                     1,000 rounds

@@ -222,7 +222,7 @@ void run_rest(struct rank *rank, int attempt, int count, bool last);
 /** Called by a lane before operation `index`. */
 void rank_at(struct rank *rank, int lane, int index);
 
-/** The victim that gives a group up has done so; the others go on at once. */
+/** Waits until the victim has aborted its group; other ranks return at once. */
 void rank_await_abort(const struct rank *rank);
 
 /* ---- Data ------------------------------------------------------------------------------------ */

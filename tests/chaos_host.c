@@ -74,7 +74,7 @@ static void start_again(struct host *host)
         host_report(host, "the victim could not be started again: %s", strerror(errno));
 }
 
-/* What is due now. */
+/* Injects faults and resumes ranks whose time has come. */
 static void act(struct host *host)
 {
     const struct plan *plan = host->plan;
@@ -158,16 +158,16 @@ static void kill_running(struct host *host, bool stacks)
 
 static void watch(struct host *host, bool stacks)
 {
-    int64_t trouble = 0;
+    int64_t failed_ns = 0;
     td__deadline end = td__deadline_in_ms((int64_t)DEADLINE_S * 1000 * slowness());
     bool aborted_group = false;
     for (;;) {
         uint32_t events = atomic_load(&host->page->events);
-        if (!reap(host, &trouble))
+        if (!reap(host, &failed_ns))
             break;
         act(host);
         bool late = td__deadline_passed(end) ||
-                    (trouble && td__now_ns() - trouble > AFTER_DEATH_S * SECOND);
+                    (failed_ns && td__now_ns() - failed_ns > AFTER_DEATH_S * SECOND);
         if ((late || host_ended_by) && !aborted_group) {
             kill_running(host, stacks && late);
             aborted_group = true;

@@ -1,7 +1,7 @@
 /* The host of a round, for its files:
  *
  *     chaos_setup.c      the page, the store, the environment and the networks of a round; starting a rank
- *     chaos_host.c       striking and watching
+ *     chaos_host.c       injecting the fault and watching
  *     chaos_verdict.c    the outcome, and what is left behind */
 #ifndef TANDEM_TESTS_CHAOS_HOST_H
 #define TANDEM_TESTS_CHAOS_HOST_H
@@ -39,7 +39,7 @@ void host_report(struct host *host, const char *format, ...) __attribute__((form
 /** Makes all that the ranks need. False, and a line in the report, where that fails. */
 bool host_set_up(struct host *host);
 
-/** Starts a rank; `again`: in the place of one that has ended. */
+/** Starts a rank; `again`: it replaces one that has ended. */
 bool host_start_rank(struct host *host, int index, bool again);
 
 /** Looks at how all ranks have ended, and at what they say. */

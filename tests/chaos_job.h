@@ -26,7 +26,7 @@ struct job {
 /** Makes the buffers, and fills them in. */
 void job_prepare(struct job *job);
 
-/** Gives back the buffers, and the works, which are complete. */
+/** Frees the buffers and the works, which are complete. */
 void job_clean_up(struct job *job);
 
 /** After a failure: marks the buffers, which are the caller's again; and whether the marks are still there,

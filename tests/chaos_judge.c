@@ -113,7 +113,7 @@ void job_describe(const struct job *job, char text[200])
              td_reduce_op_name(operation->op), operation->group, operation->root, operation->peer);
 }
 
-/* A call has failed: it must be because of the victim, say so, and not have taken too long. */
+/* A call has failed: the error must name the victim as the cause, and come in time. */
 static void judge_failure(struct rank *rank, const struct job *job, td_status status,
                           const char *message, int64_t since)
 {

@@ -107,7 +107,7 @@ static void find_unix_sockets(const pid_t *pids, int count, char *text, size_t r
         fclose(file);
 }
 
-/* Listeners and connections, in a network that is our own; those that wait for their time are none. */
+/* Listeners and connections in the network namespace of this round, without those in TIME_WAIT. */
 static void find_tcp_sockets(const char *path, char *text, size_t room)
 {
     char line[512];

@@ -1,4 +1,4 @@
-/* Networks of our own.
+/* Networks of namespaces.
  *
  *     rank 0 ─ eth0 ════ plug0 ┐
  *     rank 1 ─ eth0 ════ plug1 ┼ bridge ── the host, with the store

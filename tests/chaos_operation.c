@@ -1,7 +1,7 @@
 /* Running operations.
  *
  * Every rank makes every call of its groups, broken or not: on a broken one a collective must fail at
- * once, and messages between two that live still go through.
+ * once, and messages between two live ranks still arrive.
  *
  * Works are waited for when too many are under way, in the order in which they were started, and after
  * each operation that is not asynchronous. */

@@ -1,9 +1,9 @@
 /* The data of operations.
  *
- * The elements of one rank's part are small whole numbers that repeat after PERIOD elements, a prime, so
- * that a block which ends up in the wrong place shows. Small whole numbers and their sums are exact in
- * every dtype, whatever the order in which they are added. A result repeats after PERIOD elements too: the
- * first ones are compared with what they should be, and the others with the first. */
+ * The elements of one rank's part are small whole numbers that repeat after PERIOD elements, a prime, so that a
+ * misplaced block is detected. Small whole numbers and their sums are exact in every dtype, whatever the order
+ * in which they are added. A result repeats after PERIOD elements too: the first ones are compared with what
+ * they should be, and the others with the first. */
 #include "chaos.h"
 
 #include <string.h>

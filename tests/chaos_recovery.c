@@ -7,8 +7,7 @@
  *
  * Every survivor records the ranks that are left after each attempt. All must have the same, and the host
  * compares. The second victim dies at some moment of the first attempt; where it is still
- * counted among the ranks that are left, it does not take part in the last operation, so that all learn of its
- * end. */
+ * counted among the ranks that are left, it does not take part in the last operation, so that all get the error. */
 #include "chaos.h"
 
 #include <stdio.h>
@@ -121,7 +120,7 @@ void recover(struct rank *rank)
             break;
         bool more = plan->second >= 0 && plan_has(&rank->rest, plan->second);
         if (!more)
-            rank->fault = FAULT_PAUSE; /* nothing may go wrong from here on */
+            rank->fault = FAULT_PAUSE; /* no failure is allowed from here on */
         run_rest(rank, attempt, OPERATIONS, !dies);
         if (!more)
             break;

@@ -1,4 +1,4 @@
-/* The inside of a test: where it stands, its helpers, and its checks. */
+/* The inside of a test: its state, its helpers, and its checks. */
 #include "runner_page.h"
 
 #include "base/clock.h"

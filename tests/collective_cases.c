@@ -18,8 +18,8 @@
 
 static int pretended;
 
-/* Stands before the one of the C library. What Tandem does where every rank has a processor of its own can
- * so be tested anywhere, if slowly. */
+/* Replaces the function of the C library, so that the paths for a processor a rank can be tested anywhere, if
+ * slowly. */
 int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 {
     if (!pretended) {

@@ -48,7 +48,7 @@ enum memory {
     MEMORIES,
 };
 
-/* Stand for the scene's own operation, and its sum with another factor on each rank. */
+/* The scene's own operation, and its sum with another factor on each rank. */
 #define OWN_OP ((td_reduce_op)-1)
 #define SCALED_SUM ((td_reduce_op)-2)
 

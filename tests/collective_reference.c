@@ -1,6 +1,6 @@
 /* Inputs and references; see collective_reference.h.
  *
- * An input is a sequence of 64-bit words, each a function of case, rank and place, of which some bits are
+ * An input is a sequence of 64-bit words, each a function of case, rank and index, of which some bits are
  * kept and some set, so that every element is an ordinary number of its type. */
 #include "collective_reference.h"
 

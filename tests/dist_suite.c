@@ -8,7 +8,7 @@
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Where element `number`, in the order of the indices, stands. */
+/* The address of element `number`, in the order of the indices. */
 static int32_t *element_at(const td_tensor *tensor, int64_t number)
 {
     int64_t at = 0;
@@ -186,7 +186,7 @@ static void lists(const struct variant *v)
     for (int r = 0; r < size; r++)
         check_tensor(list[r], 1000 * r, 1);
 
-    /* The tensor may stand in the list. */
+    /* The tensor may be in the list. */
     put(list[rank], 7 * rank);
     RUN(v, td_all_gather(list, size, list[rank], NULL, work));
     for (int r = 0; r < size; r++)

@@ -33,7 +33,7 @@ const struct layout_case layout_cases[] = {
 };
 const int layout_cases_count = sizeof layout_cases / sizeof *layout_cases;
 
-/* A tensor that lies as the letter says. */
+/* A tensor in the layout of this letter. */
 static td_tensor *make(const int64_t *shape, int ndim, char letter, td_dtype dtype)
 {
     int64_t sizes[TD_MAX_DIMS];

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a C program that stands in a page to a file: extract_program.py PAGE NUMBER FILE
+"""Writes a C program of a page to a file: extract_program.py PAGE NUMBER FILE
 
 The page's blocks of C (between ```c and ```) are counted from 1.
 """

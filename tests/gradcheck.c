@@ -43,7 +43,7 @@ td_tensor *gradcheck_random(const int64_t *shape, int ndim, double low, double h
     return tensor;
 }
 
-/* Where the element with this number, in the order of the indices, stands. */
+/* The address of the element with this number, in the order of the indices. */
 static double *element_at(const td_tensor *tensor, int64_t number)
 {
     int64_t at = 0;

@@ -7,11 +7,11 @@
  *     …
  *     gradcheck("td_mul", product, NULL, (td_tensor *[]){a, b}, 2);
  *
- * The function is any expression of its inputs. What the backward passes say about it is compared
- * with (f(x + h) - f(x - h)) / 2h, element by element, for a random gradient of the result: with
- * inputs as they are, transposed in memory, every second element of something larger, and expanded
- * from size 1; with each input alone asking for its gradient; with a gradient of the result that
- * has strides; and twice over one record. The first difference fails the test. */
+ * The function is any expression of its inputs. Its gradients are compared with (f(x + h) - f(x - h)) / 2h,
+ * element by element, for a random gradient of the result: with inputs as they are, transposed in memory, every
+ * second element of something larger, and expanded from size 1; with each input alone requiring grad;
+ * with a gradient of the result that has strides; and twice over one graph. The first difference fails the
+ * test. */
 #ifndef TANDEM_TESTS_GRADCHECK_H
 #define TANDEM_TESTS_GRADCHECK_H
 
@@ -23,7 +23,7 @@ typedef td_tensor *(*gradcheck_fn)(td_tensor *const *inputs, const void *arg);
 
 enum { GRADCHECK_MOST = 8 }; /* inputs */
 
-/** Inputs of dtype f64 ask for their gradient, others (indices, masks) are handed on. The inputs are
+/** Inputs of dtype f64 require grad, others (indices, masks) are passed as they are. The inputs are
  *  not changed. Their values must be away from where the function has a kink or a step. */
 void gradcheck(const char *name, gradcheck_fn fn, const void *arg, td_tensor *const *inputs,
                int count);

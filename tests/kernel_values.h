@@ -35,7 +35,7 @@ static inline int64_t below(int64_t limit)
     return (int64_t)((seed >> 33) % (uint64_t)limit);
 }
 
-/* Where the element with this number, in the order of the indices, stands. */
+/* The address of the element with this number, in the order of the indices. */
 static inline void *place(const td_tensor *tensor, int64_t number)
 {
     int64_t at = 0;

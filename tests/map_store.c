@@ -151,7 +151,7 @@ static td_status map_get(void *self, const char *key, int64_t timeout_ms, td_byt
 {
     struct shared_map *map = enter(self);
     if (await(map, &key, 1, timeout_ms))
-        return leave(map, TD_ERR_TIMEOUT); /* the library says which key */
+        return leave(map, TD_ERR_TIMEOUT); /* the library names the key */
     return leave(map, give(*find(map, key), value));
 }
 

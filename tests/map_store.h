@@ -1,5 +1,5 @@
-/* A store of a program's own for tests, by the public headers alone: a hash map under a mutex and a condition
- * variable, handed over by td_store_create(). */
+/* A user-defined store for tests, by the public headers alone: a hash map under a mutex and a condition variable,
+ * passed to td_store_create(). */
 #ifndef TANDEM_TESTS_MAP_STORE_H
 #define TANDEM_TESTS_MAP_STORE_H
 

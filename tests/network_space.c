@@ -1,4 +1,4 @@
-/* A network namespace of one's own; see network_space.h. */
+/* Network namespaces; see network_space.h. */
 #include "network_space.h"
 
 #include <fcntl.h>

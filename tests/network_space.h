@@ -1,4 +1,4 @@
-/* A network namespace of one's own, for tests that join or cut networks. */
+/* Network namespaces, for tests that join or cut networks. */
 #ifndef TANDEM_TESTS_NETWORK_SPACE_H
 #define TANDEM_TESTS_NETWORK_SPACE_H
 

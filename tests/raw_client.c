@@ -1,4 +1,4 @@
-/* A client with bad manners; see raw_client.h. */
+/* A misbehaving client; see raw_client.h. */
 #include "raw_client.h"
 
 #include "runner.h"
@@ -31,7 +31,7 @@ int raw_connect(int port)
                                   .size = sizeof address.v4};
     int fd = td__connect_to(&address, soon());
     if (fd == -ECONNRESET)
-        return -1; /* turned away */
+        return -1; /* rejected */
     if (fd < 0)
         FAIL("connecting to port %d: %s", port, strerror(-fd));
     return fd;

@@ -1,6 +1,5 @@
-/* A client of the store's server that can do what td_tcp_store_open() never does: send half a
- * message, lie about a length, or stay silent. And one that behaves, to see that the server still
- * serves. */
+/* A client of the store's server that can do what td_tcp_store_open() never does: send half a request or a wrong
+ * length, or stay silent. And a correct one, to see that the server still serves. */
 #ifndef TANDEM_TESTS_RAW_CLIENT_H
 #define TANDEM_TESTS_RAW_CLIENT_H
 

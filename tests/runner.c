@@ -166,7 +166,7 @@ struct job {
     td_store *store;
     struct rank ranks[TD_TEST_MAX_RANKS];
     char left_behind[512];
-    char trouble[2048]; /* what went wrong outside the ranks */
+    char error[2048]; /* what went wrong outside the ranks */
 };
 
 /* A test depends on nothing that a launcher or a person has set outside. */
@@ -457,8 +457,8 @@ static void print_report(const struct job *job)
     bool done[TD_TEST_MAX_RANKS] = {false};
     for (int i; (i = next_to_report(job, done)) >= 0; done[i] = true)
         print_rank(job, i);
-    if (job->trouble[0])
-        printf("     %s\n", job->trouble);
+    if (job->error[0])
+        printf("     %s\n", job->error);
     if (job->left_behind[0])
         printf("     left behind, and killed: %s\n", job->left_behind);
 }
@@ -466,7 +466,7 @@ static void print_report(const struct job *job)
 static int report(const struct job *job)
 {
     double seconds = (double)(td__now_ns() - job->start_ns) / 1e9;
-    if (any_failed(job) || job->trouble[0] || job->left_behind[0]) {
+    if (any_failed(job) || job->error[0] || job->left_behind[0]) {
         printf("FAIL %s (%.2f s)\n", job->test->name, seconds);
         print_report(job);
         return TD_TEST_EXIT_FAILED;
@@ -505,7 +505,7 @@ static int host(const struct td_test *test, const char *directory)
     while (started < job.rank_count && start_rank(&job, started))
         started++;
     if (started < job.rank_count) {
-        snprintf(job.trouble, sizeof job.trouble, "rank %d could not be started: %s", started,
+        snprintf(job.error, sizeof job.error, "rank %d could not be started: %s", started,
                  strerror(errno));
         job.rank_count = started;
         kill_running(&job, AFTER_ANOTHER);
@@ -513,7 +513,7 @@ static int host(const struct td_test *test, const char *directory)
     watch(&job);
     end_children(LEFT_BEHIND_S, job.left_behind, sizeof job.left_behind);
     if (job.store && td_store_close(job.store))
-        snprintf(job.trouble, sizeof job.trouble, "closing the store: %s", td_last_error());
+        snprintf(job.error, sizeof job.error, "closing the store: %s", td_last_error());
     return report(&job);
 }
 

@@ -140,11 +140,11 @@ struct td_test_child td_test_exec(const char *const *argv);
     } while (0)
 
 /** `since` (of td__now_ns()) is not long ago: what ran since then did not wait for a timeout. Its limit of
- *  20 seconds is no measure of speed, and holds on a busy machine; the timeout that would have been waited
+ *  20 seconds does not measure speed, and holds on a busy machine; the timeout that would have been waited
  *  for must be a minute or more. */
 #define CHECK_PROMPT(since) td_test_check_prompt(__FILE__, __LINE__, (since))
 
-/** Fails with a message of one's own. */
+/** Fails with this message. */
 #define FAIL(...) td_test_fail(__FILE__, __LINE__, __VA_ARGS__)
 
 _Noreturn void td_test_fail(const char *file, int line, const char *format, ...)

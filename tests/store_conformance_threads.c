@@ -215,22 +215,22 @@ static void waiting_does_not_block_others(td_store *a, td_store *b)
 static void each_waiter_has_its_own_deadline(td_store *a, td_store *b)
 {
     const char *keys[] = {"comes", "never", "never either"};
-    struct waiter patient, hasty[2];
-    start_waiter(&patient, a, &keys[0], 1);
+    struct waiter waiting, timed[2];
+    start_waiter(&waiting, a, &keys[0], 1);
     give_time_to_wait();
     for (int i = 0; i < 2; i++) {
-        hasty[i] = (struct waiter){
+        timed[i] = (struct waiter){
             .store = a, .keys = &keys[1 + i], .count = 1, .timeout_ms = 30 + 30 * i};
-        CHECK_EQ(pthread_create(&hasty[i].thread, NULL, run_waiter, &hasty[i]), 0);
+        CHECK_EQ(pthread_create(&timed[i].thread, NULL, run_waiter, &timed[i]), 0);
     }
     for (int i = 0; i < 2; i++) {
-        CHECK_SOON(atomic_load(&hasty[i].done));
-        pthread_join(hasty[i].thread, NULL);
-        CHECK_EQ(hasty[i].status, TD_ERR_TIMEOUT);
+        CHECK_SOON(atomic_load(&timed[i].done));
+        pthread_join(timed[i].thread, NULL);
+        CHECK_EQ(timed[i].status, TD_ERR_TIMEOUT);
     }
-    CHECK(!atomic_load(&patient.done));
+    CHECK(!atomic_load(&waiting.done));
     store_set_text(b, "comes", "x");
-    expect_woken(&patient, "x");
+    expect_woken(&waiting, "x");
 }
 
 static void never_means_never(td_store *a, td_store *b)

@@ -1,4 +1,4 @@
-/* Ranks that end before all have met: the others learn it at once, and how. */
+/* Ranks that end before all have joined: the others get the error at once, with how they ended. */
 #include "runner.h"
 
 #include "base/clock.h"

@@ -183,7 +183,8 @@ TEST(arena_gives_large_memory_back)
     }
     struct stat info;
     CHECK_EQ(fstat(td__arena_fd(arena), &info), 0);
-    CHECK(info.st_blocks * 512 < (off_t)(BLOCKS * 128 * 4096)); /* pages were given back */
+    CHECK(info.st_blocks * 512 <
+          (off_t)(BLOCKS * 128 * 4096)); /* pages were returned to the system */
     td__arena_destroy(arena);
 }
 
@@ -380,7 +381,7 @@ TEST(arena_views_only_what_cannot_shrink)
     CHECK_FAILS(td__arena_view_open(file, 1, &view), TD_ERR_INVALID, "");
     CHECK_EQ(view.fd, 77);
 
-    /* One that may not be written is no reason to crash, now or at the first look. */
+    /* One that is not writable must not crash, now or at the first access. */
     int fixed = memfd_create("fixed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK_EQ(ftruncate(fixed, 4096), 0);
     CHECK_EQ(fcntl(fixed, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_WRITE), 0);
@@ -415,7 +416,7 @@ static unsigned place_of(const void *address)
     return (unsigned)((uintptr_t)address / td__page_size() & 255);
 }
 
-/* Buffers at the same offset in all arenas stand at places that differ from each other. */
+/* Buffers at the same offset in all arenas have addresses that differ in these bits. */
 TEST(arena_views_stand_apart)
 {
     enum { VIEWS = 16 };

@@ -44,18 +44,18 @@ static enum outcome shake_hands(struct td__auth *client, struct td__auth *server
     return td__auth_check_proof(server, proof) ? AGREED : PROOF_REFUSED;
 }
 
-static const struct tamper honest = {.message = -1};
+static const struct tamper untampered = {.message = -1};
 
 TEST(auth_same_secret)
 {
     struct td__auth client = side("secret", "store"), server = side("secret", "store");
     CHECK(client.secret.given);
     for (int i = 0; i < 3; i++)
-        CHECK_EQ(shake_hands(&client, &server, honest), AGREED);
+        CHECK_EQ(shake_hands(&client, &server, untampered), AGREED);
     client = side("", "store");
     server = side(NULL, "store");
     CHECK(!client.secret.given && !server.secret.given);
-    CHECK_EQ(shake_hands(&client, &server, honest), AGREED); /* none on both sides */
+    CHECK_EQ(shake_hands(&client, &server, untampered), AGREED); /* none on both sides */
 }
 
 TEST(auth_other_secret)
@@ -65,7 +65,7 @@ TEST(auth_other_secret)
     for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++) {
         struct td__auth client = side(secrets[i][0], "store"),
                         server = side(secrets[i][1], "store");
-        CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+        CHECK_EQ(shake_hands(&client, &server, untampered), HELLO_REFUSED);
     }
     /* A server that takes any hello still cannot prove itself, … */
     struct td__auth client = side("one", "store"), server = side("two", "store");
@@ -88,22 +88,22 @@ TEST(auth_other_secret)
 TEST(auth_other_purpose)
 {
     struct td__auth client = side("secret", "store"), server = side("secret", "rpc");
-    CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+    CHECK_EQ(shake_hands(&client, &server, untampered), HELLO_REFUSED);
     server.purpose = "stor";
-    CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+    CHECK_EQ(shake_hands(&client, &server, untampered), HELLO_REFUSED);
     server.purpose = "store";
-    CHECK_EQ(shake_hands(&client, &server, honest), AGREED);
+    CHECK_EQ(shake_hands(&client, &server, untampered), AGREED);
 }
 
 TEST(auth_other_identity)
 {
     struct td__auth client = side("secret", "link"), server = client;
     client.identity[TD__IDENTITY_SIZE - 1] = 1;
-    CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+    CHECK_EQ(shake_hands(&client, &server, untampered), HELLO_REFUSED);
     server.identity[0] = 1;
-    CHECK_EQ(shake_hands(&client, &server, honest), HELLO_REFUSED);
+    CHECK_EQ(shake_hands(&client, &server, untampered), HELLO_REFUSED);
     memcpy(server.identity, client.identity, TD__IDENTITY_SIZE);
-    CHECK_EQ(shake_hands(&client, &server, honest), AGREED);
+    CHECK_EQ(shake_hands(&client, &server, untampered), AGREED);
     /* A server that takes any hello still proves only its own. */
     uint8_t hello[TD__HELLO_SIZE], challenge[TD__CHALLENGE_SIZE];
     server.identity[0] = 1;

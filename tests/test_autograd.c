@@ -1,5 +1,5 @@
-/* The record and the backward pass themselves, with operators of this file's own where that shows
- * more: order, accumulation, hooks, what is refused, long records, threads, devices. */
+/* The graph and the backward pass, with operators defined here where that shows more: order, accumulation, hooks,
+ * what is refused, long graphs, threads, devices. */
 #include "runner.h"
 
 #include "autograd/graph.h"
@@ -24,7 +24,7 @@ static double first(const td_tensor *tensor)
     return ((const double *)td_tensor_data(tensor))[0];
 }
 
-/* ---- An operator of one's own -------------------------------------------------------------------- */
+/* ---- A user-defined operator --------------------------------------------------------------------- */
 
 static td_status cube_backward(td_node *node, td_tensor *const *grad_outputs,
                                td_tensor **grad_inputs)
@@ -244,7 +244,7 @@ TEST(several_outputs_with_their_gradients)
 
 /* ---- Twice, and in place ---------------------------------------------------------------------------- */
 
-TEST(a_second_pass_needs_the_record)
+TEST(a_second_pass_needs_the_graph)
 {
     {
         TD_SCOPE;
@@ -276,7 +276,7 @@ TEST(what_backward_needs_must_not_change)
     }
 }
 
-/* The gradient of a part has the shape of the whole, which here is no memory at all before. */
+/* The gradient of a part has the shape of the whole, which has no memory before. */
 TEST(out_of_memory_is_reported_as_such)
 {
     {
@@ -408,9 +408,9 @@ TEST(the_end_of_a_pass_can_be_waited_for)
     }
 }
 
-/* ---- Long records, threads, devices ------------------------------------------------------------------------ */
+/* ---- Long graphs, threads, devices ------------------------------------------------------------------------- */
 
-TEST(a_record_of_100000_nodes_needs_no_deep_stack)
+TEST(a_graph_of_100000_nodes_needs_no_deep_stack)
 {
     td_tensor *x = leaf(1, 1), *y = td_tensor_retain(x);
     for (int i = 0; i < 100000; i++) {
@@ -422,7 +422,7 @@ TEST(a_record_of_100000_nodes_needs_no_deep_stack)
     CHECK_OK(td_backward(y));
     CHECK_EQ(first(td_tensor_grad(x)), 1);
     td_tensor_release(y);
-    td_tensor_release(again); /* this one frees the whole record */
+    td_tensor_release(again); /* this one frees the whole graph */
     td_tensor_release(x);
 }
 

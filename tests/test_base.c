@@ -143,7 +143,7 @@ TEST(last_error_grows_by_a_context)
     char *text = malloc(10000);
     memset(text, 'x', 9999);
     text[9999] = '\0';
-    td_fail(TD_ERR_SYSTEM, "%s", text); /* cut, and says so */
+    td_fail(TD_ERR_SYSTEM, "%s", text); /* cut, and marked as cut */
     size_t length = strlen(td_last_error());
     CHECK(length > 1000 && length < 9999);
     CHECK_STR(td_last_error() + length - 3, "...");

@@ -343,7 +343,7 @@ RANKS(groups_and_sizes, .ranks = 3)
     }
     td_test_barrier();
 
-    /* With another number of ranks the epoch begins anew, and generators are left alone. */
+    /* With another number of ranks the epoch begins anew, and generators are unchanged. */
     td_dataset *dataset = make_dataset();
     td_sampler *sampler = td_distributed_sampler(dataset, NULL);
     td_training all = {.sampler = sampler, .step = 1};
@@ -443,7 +443,7 @@ TEST(damaged_ones_are_passed_over)
     CHECK_EQ(training.step, 1);
     CHECK_CONTAINS(warning, newest);
 
-    /* A dtype that no file of ours can have is a damage, too. */
+    /* A dtype that Tandem's files cannot have is a damaged file, too. */
     static char file[1 << 14];
     training.step = 2;
     CHECK_OK(td_training_save_numbered(directory, &training, 0, NULL));

@@ -1,6 +1,6 @@
-/* The collectives in every kind of world: over sockets only, on several hosts (as TANDEM_HOST_ID
- * pretends), with other names of the backend, and with an algorithm of one's choice. A smaller matrix than
- * that of test_collectives.c; what a reduction gives is the same bits here as there. */
+/* The collectives in every kind of world: over sockets only, on several hosts (simulated by TANDEM_HOST_ID), with
+ * other names of the backend, and with a chosen algorithm. A smaller matrix than that of test_collectives.c; what
+ * a reduction gives is the same bits here as there. */
 #include "collective_cases.h"
 
 #include "reduction_reference.h"

@@ -1,4 +1,4 @@
-/* Datasets of tensors and of one's own, loaders, and what they do with memory and errors. */
+/* Datasets of tensors and user-defined ones, loaders, and what they do with memory and errors. */
 #include "runner.h"
 
 #include "data/loader.h"
@@ -101,7 +101,7 @@ TEST(subsets)
     td_tensor_release(tensor);
 }
 
-/* ---- A dataset of one's own ------------------------------------------------------------------- */
+/* ---- A user-defined dataset ------------------------------------------------------------------- */
 
 struct own {
     int64_t size, fails_at; /* -1: none */

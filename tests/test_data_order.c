@@ -435,7 +435,7 @@ TEST(refused_positions)
     CHECK(!td_loader_next(other, &batch));
     CHECK_EQ(td_loader_status(other), TD_ERR_STATE);
     CHECK_CONTAINS(td_last_error(), "another loader is in the middle");
-    CHECK(td_loader_next(loader, &batch)); /* the other one did no harm */
+    CHECK(td_loader_next(loader, &batch)); /* the other one changed nothing */
     CHECK_EQ(*(int64_t *)td_tensor_data(batch.input), 2);
     td_loader_reset(loader);
     CHECK_OK(td_sampler_set_position(sampler, &position));
@@ -447,7 +447,7 @@ TEST(refused_positions)
     td_dataset_release(dataset);
 }
 
-/* ---- A sampler of one's own ------------------------------------------------------------------- */
+/* ---- A user-defined sampler ------------------------------------------------------------------- */
 
 struct backwards {
     int64_t size;

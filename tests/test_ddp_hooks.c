@@ -131,8 +131,7 @@ RANKS(before_its_start_powersgd_is_the_average, .ranks = 2, .deadline_s = 60)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* One pass over gradients of one's own: a matrix n x m of rank 2 over all ranks, a vector, an empty one
- * and a small one. */
+/* One pass over plain gradients: a matrix n x m of rank 2 over all ranks, a vector, an empty one and a small one. */
 enum { ROWS = 30, COLUMNS = 20 };
 
 static double element(int rank, int i, int j)
@@ -237,7 +236,7 @@ RANKS(powersgd_is_exact_where_the_rank_is_enough, .ranks = 2)
     /* The mean of matrices of rank 2 has rank 2, and a product with any Q has its image. */
     td_powersgd_options options = {.rank = 2, .start_step = -1, .seed = 3};
     CHECK(worst_error(&options, 1, false) < 1e-9);
-    options.rank = 4; /* two rows of P come to nothing */
+    options.rank = 4; /* two rows of P are zero */
     options.min_compression_rate = 1;
     CHECK(worst_error(&options, 3, false) < 1e-9);
     options.no_warm_start = options.no_error_feedback = true;

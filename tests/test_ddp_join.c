@@ -226,7 +226,7 @@ RANKS(one_pass_of_one_rank, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* Passes without synchronisation, and forwards without a record, are shadowed as what they are. */
+/* Passes without synchronisation, and forwards without grad, are shadowed as such. */
 RANKS(other_kinds_of_forward_are_shadowed, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));

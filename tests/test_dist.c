@@ -265,7 +265,7 @@ RANKS(several_works_at_once, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* What did not arrive is not unpacked, and the tensor is let go. */
+/* Data that did not arrive are not unpacked, and the tensor is released. */
 RANKS(a_failed_work_leaves_the_tensor_alone, .ranks = 2)
 {
     CHECK_OK(td_init_process_group(NULL));

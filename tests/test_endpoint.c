@@ -404,7 +404,7 @@ TEST(links_wait_until_they_are_taken)
     CHECK_OK(td__endpoint_connect(e[1], 0, 5, TD__CHANNEL_MESSAGES, soon(), &channel));
     send(first, "1", 1, 0);
     send(second, "2", 1, 0);
-    /* Group, channel and rank decide; those that fit come in order. */
+    /* Links match by group, channel and rank; matching ones are taken in order. */
     CHECK_OK(td__endpoint_accept(e[0], 1, 6, TD__CHANNEL_COLLECTIVE, soon(), &got[0]));
     CHECK_OK(td__endpoint_accept(e[0], 1, 5, TD__CHANNEL_MESSAGES, soon(), &got[1]));
     CHECK_OK(td__endpoint_accept(e[0], 1, 5, TD__CHANNEL_COLLECTIVE, soon(), &got[2]));
@@ -538,7 +538,7 @@ TEST(descriptors_before_and_after_they_are_requested)
     CHECK_OK(td__endpoint_fetch(e[1], 0, 22, soon(), NULL, &fd));
     check_paper(fd, "late");
     pthread_join(thread, NULL);
-    CHECK_OK(td__endpoint_fetch(e[0], 0, 22, soon(), NULL, &fd)); /* even one's own */
+    CHECK_OK(td__endpoint_fetch(e[0], 0, 22, soon(), NULL, &fd)); /* even this rank's */
     check_paper(fd, "late");
     td__endpoint_forget(e[0], 21);
     CHECK_FAILS(td__endpoint_fetch_now(e[1], 0, 21, soon(), &fd), TD_ERR_PEER, "share its memory");

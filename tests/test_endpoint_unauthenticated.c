@@ -15,7 +15,7 @@
 
 enum { LINK = 1, SHARED_FD = 2 };
 
-/* ---- Clients of one's own making -------------------------------------------------------------- */
+/* ---- Raw clients ------------------------------------------------------------------------------ */
 
 static int connect_host(const char *host, int port)
 {
@@ -217,7 +217,7 @@ TEST(a_wrong_proof_gets_nothing)
     close_scene(e, shared_fd);
 }
 
-/* Of the job, but what they ask for makes no sense. */
+/* Clients of the job with invalid requests. */
 TEST(wrong_requests_get_nothing)
 {
     static const struct {
@@ -240,8 +240,7 @@ TEST(wrong_requests_get_nothing)
     close_scene(e, shared_fd);
 }
 
-/* A right request for an endpoint that its listener does not have: no service, and the reply says that the endpoint has
- * left. */
+/* A valid request for an endpoint that its listener does not have: the reply says that the endpoint has left. */
 TEST(a_request_for_a_closed_endpoint)
 {
     static const uint32_t kinds[] = {TD__WANT_LINK, TD__WANT_SHARED_FD, TD__WANT_ANSWER,
@@ -310,11 +309,11 @@ TEST(no_secret_no_links_beyond_this_host)
 /* More silent clients than the limit: the oldest are evicted, and ranks of the job can still connect. */
 TEST(many_silent_unauthenticated_clients, .deadline_s = 60)
 {
-    enum { CROWD = 2200 }; /* unauthenticated clients get a quarter of the descriptors */
-    static int fds[CROWD];
+    enum { CLIENTS = 2200 }; /* unauthenticated clients get a quarter of the descriptors */
+    static int fds[CLIENTS];
     struct rlimit limit;
     CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    if (limit.rlim_max < 3 * CROWD)
+    if (limit.rlim_max < 3 * CLIENTS)
         td_test_skip("only %lu descriptors", (unsigned long)limit.rlim_max);
     limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -323,7 +322,7 @@ TEST(many_silent_unauthenticated_clients, .deadline_s = 60)
     uint8_t hello[TD__HELLO_SIZE];
     struct td__auth auth = endpoint_guest(e[0], "another secret");
     CHECK_OK(td__auth_hello(&auth, hello));
-    for (int i = 0; i < CROWD; i++) {
+    for (int i = 0; i < CLIENTS; i++) {
         fds[i] = connect_to(e[0], i % 2);
         if (i % 3)
             send_all(fds[i], hello, (size_t)(i % (TD__HELLO_SIZE - 1))); /* half a hello */
@@ -332,7 +331,7 @@ TEST(many_silent_unauthenticated_clients, .deadline_s = 60)
     }
     check_service(e);
     check_closed(fds[0]); /* the first one had to go */
-    for (int i = 1; i < CROWD; i++)
+    for (int i = 1; i < CLIENTS; i++)
         close(fds[i]);
     close_scene(e, shared_fd);
 }

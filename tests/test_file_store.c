@@ -510,8 +510,8 @@ TEST(large_values_come_and_go, .deadline_s = 60)
 
 /* ---- A disk that is full, or cannot be written ------------------------------------------------- */
 
-/* Fills the store until it refuses, and checks that everything before that is there, and that it
- * goes on once there is room. */
+/* Fills the store until a call fails, and checks that everything before that is there, and that it works again
+ * once there is space. */
 static void fill_up(const char *path, const char *reason)
 {
     static char bytes[10000];

@@ -1,5 +1,4 @@
-/* The pages of the flight recorder: entries, names, times, owners of slots, and reading what was torn or made up.
- * */
+/* The pages of the flight recorder: entries, names, times, owners of slots, and reading what was torn or made up. */
 #include "runner.h"
 
 #include "os/flight_read.h"
@@ -399,19 +398,19 @@ TEST(a_log_is_begun_before_the_rank_is_known)
     CHECK_EQ(page.rank, 3);
     CHECK_EQ(page.size, 4);
     td__flight_set_phase(log, TD__FLIGHT_JOINED);
-    td__flight_give_up(TD_OK, ""); /* it was not in vain */
+    td__flight_give_up(TD_OK, ""); /* it has succeeded */
     read_slot(&book, 0);
     CHECK_EQ(page.phase, TD__FLIGHT_JOINED);
     CHECK_EQ(page.pid, getpid());
     td__flight_close(log);
 
     td__flight_expect(-1, 0);
-    td__flight_give_up(TD_ERR_TIMEOUT, "nobody came");
+    td__flight_give_up(TD_ERR_TIMEOUT, "no rank has joined");
     read_slot(&book, 0);
     CHECK_EQ(page.phase, TD__FLIGHT_JOINING);
     CHECK_EQ(page.pid, 0);
     CHECK_EQ(page.failure, TD_ERR_TIMEOUT);
-    CHECK_STR(page.sentence, "nobody came");
+    CHECK_STR(page.sentence, "no rank has joined");
     td__flight_book_close(&book);
 }
 
@@ -562,7 +561,7 @@ TEST(a_wrong_location_is_reported)
     setenv("TANDEM_FLIGHT", "1:2:3", 1);
     check_refused("process 1 has no page 3 of a flight recorder open as 2");
     setenv("TANDEM_FLIGHT", "1:2", 1);
-    check_refused("it must be a path with a slash");
+    check_refused("it can be a path with a slash");
 }
 
 /* A process that may write to a file may truncate it while it is mapped. */

@@ -56,7 +56,7 @@ TEST(a_module_gives_several_results)
     CHECK(td_tensor_list_get(&results, "product") == results.at[1]);
     CHECK(td_tensor_list_get(&results, "no such") == NULL);
 
-    /* By name, wherever it stands; the list may be given back for the results. */
+    /* By name, at any index; the list may be reused for the results. */
     td_tensor_list both = {.count = 3, .at = {a, a, b}, .names = {NULL, NULL, "b"}};
     CHECK_OK(td_forward_list(pair, &both, &both));
     CHECK_EQ(both.count, 2);

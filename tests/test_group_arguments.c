@@ -1,5 +1,5 @@
-/* Arguments that make no sense: each call refuses them with a sentence, starts nothing, and the group is as
- * good as before. Also calls without a world, outside of a group, and in a child of fork(). */
+/* Invalid arguments: each call refuses them with a sentence, starts nothing, and leaves the group intact. Also
+ * calls without a world, outside of a group, and in a child of fork(). */
 #include "runner.h"
 
 #include <tandem/group.h>
@@ -90,7 +90,7 @@ static void refuse_numbers(void)
     CHECK_OK(td_reduce_op_create_premul_sum(2, &op));
     td_reduce_op_destroy(op);
     td_reduce_op_destroy(op);     /* again does nothing */
-    td_reduce_op_destroy(TD_SUM); /* nor to those that are not one's own */
+    td_reduce_op_destroy(TD_SUM); /* nor to groups without this rank */
     REFUSES(td_group_all_reduce(out, in, 4, TD_F32, op, NULL, NULL), "is no reduction");
     REFUSES(td_reduce_op_create(NULL, NULL, &op), "NULL");
     REFUSES(td_reduce_op_create_premul_sum(2, NULL), "NULL");

@@ -1,4 +1,4 @@
-/* A group is destroyed while other threads are in calls on it: they are waited for. */
+/* A group is destroyed while other threads are in calls on it: td_group_destroy() waits for them. */
 #include "runner.h"
 #include "ways.h"
 
@@ -362,8 +362,7 @@ RANKS(aborting_what_is_destroyed, .ranks = 2)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* A work that no thread waits for ends with the group; a thread that begins to wait at that moment gets an error.
- * */
+/* A work that no thread waits for ends with the group; a thread that begins to wait at that moment gets an error. */
 static void *wait_late(void *arg)
 {
     td_work *work = arg;

@@ -1,5 +1,5 @@
-/* Handles that outlive their world: every call on an ended group is TD_ERR_STATE, what is only asked is still
- * answered, and works that are complete stay what they are. Best run under AddressSanitizer. */
+/* Handles that outlive their world: every call on an ended group is TD_ERR_STATE, rank, size and names can still
+ * be read, and complete works keep their status. Best run under AddressSanitizer. */
 #include "runner.h"
 
 #include <tandem/tandem.h>

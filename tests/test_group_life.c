@@ -1,5 +1,5 @@
-/* The life of groups: ranks that leave early, hundreds of groups, ranks that are threads, and that nothing
- * is left behind. */
+/* Groups from creation to destruction: ranks that leave early, hundreds of groups, ranks that are threads, and
+ * that nothing is left behind. */
 #include "process_counts.h"
 #include "runner.h"
 #include "ways.h"
@@ -61,7 +61,7 @@ static void leave_after(size_t count, const char *transport)
     memset(data, td_test_rank() == 0 ? 7 : 0, count);
     CHECK_OK(td_group_barrier(NULL, NULL));
     if (td_test_rank() == 0)
-        td__sleep_ns(700000000); /* the others are asleep, and say so */
+        td__sleep_ns(700000000); /* the others sleep, and their state shows it */
     CHECK_OK(td_group_broadcast(data, count, TD_U8, 0, NULL, NULL));
     for (size_t i = 0; i < count; i++)
         CHECK_EQ(data[i], 7);

@@ -125,7 +125,7 @@ RANKS(a_rank_that_dies, .ranks = 3, .may_die = 1 << 2)
 {
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_group_barrier(NULL, NULL));
-    td_test_barrier(); /* all have come out of it */
+    td_test_barrier(); /* all have returned from it */
     if (td_test_rank() == 2)
         raise(SIGKILL);
     CHECK_OK(td_group_set_timeout(NULL, 2000));
@@ -141,7 +141,7 @@ RANKS(a_rank_that_dies_tcp, .ranks = 3, .may_die = 1 << 2)
 {
     open_world(&tcp, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
-    td_test_barrier(); /* all have come out of it */
+    td_test_barrier(); /* all have returned from it */
     if (td_test_rank() == 2)
         raise(SIGKILL);
     float x = 1;
@@ -157,7 +157,7 @@ RANKS(a_rank_that_dies_on_another_host, .ranks = 4, .may_die = 1 << 3)
 {
     open_world(&(struct way){NULL, "0011"}, 0);
     CHECK_OK(td_group_barrier(NULL, NULL));
-    td_test_barrier(); /* all have come out of it */
+    td_test_barrier(); /* all have returned from it */
     if (td_test_rank() == 3)
         raise(SIGKILL);
     float x = 1;

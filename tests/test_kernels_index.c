@@ -13,7 +13,7 @@ static const td_dtype all_dtypes[] = {TD_F32, TD_F64,  TD_F16,       TD_BF16,   
                                       TD_U64, TD_BOOL, TD_COMPLEX64, TD_COMPLEX128};
 enum { ALL_DTYPES = sizeof all_dtypes / sizeof *all_dtypes };
 
-/* Where the element at these indices stands. */
+/* The address of the element at these indices. */
 static char *element(const td_tensor *tensor, const int64_t *at)
 {
     int64_t offset = 0;
@@ -44,8 +44,8 @@ static int small_of(const void *element, td_dtype dtype)
     FAIL("no small number of %s", td_dtype_name(dtype));
 }
 
-/* Three dimensions, of which `layout` says how they stand in memory: in order, the first and the last
- * swapped, or every second element of each line. */
+/* Three dimensions in the memory layout `layout`: in order, the first and the last swapped, or every second
+ * element of each line. */
 static td_tensor *make(const int64_t shape[3], td_dtype dtype, int layout)
 {
     int64_t turned[] = {shape[2], shape[1], shape[0]};

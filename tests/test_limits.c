@@ -1,5 +1,5 @@
-/* Processes that may have few descriptors, or small files only: what they ask for fails soon, and the sentence
- * names the limit. */
+/* Processes with low limits of descriptors or file sizes: calls beyond them fail soon, and the sentence names the
+ * limit. */
 #include "forks.h"
 #include "runner.h"
 #include "worlds.h"

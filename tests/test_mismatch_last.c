@@ -1,5 +1,5 @@
 /* Calls that differ and are the last ones: a rank whose part needs no other rank returns at once, and gets the
- * difference when it destroys the group. All ranks learn of it, in their call or then. */
+ * difference when it destroys the group. All ranks get it, in their call or then. */
 #include "runner.h"
 #include "ways.h"
 
@@ -228,7 +228,7 @@ RANKS(lists_tcp, .ranks = 3)
     run_lists(&tcp);
 }
 
-/* ---- Leaving is no barrier --------------------------------------------------------------------- */
+/* ---- Leaving does not wait for other ranks ----------------------------------------------------- */
 
 enum { LATE_MS = 3500, SOON_MS = 3000 };
 

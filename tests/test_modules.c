@@ -1,5 +1,5 @@
-/* Modules: putting them together, names, modes, states, clones, devices, text, modules of one's own,
- * and what is refused. */
+/* Modules: putting them together, names, modes, states, clones, devices, text, user-defined modules, and what is
+ * refused. */
 #include "runner.h"
 
 #include <tandem/nn.h>
@@ -490,7 +490,7 @@ TEST(text_is_that_of_pytorch)
     td_module_destroy(relu);
 }
 
-/* ---- Modules of one's own ---------------------------------------------------------------------------- */
+/* ---- User-defined modules ---------------------------------------------------------------------------- */
 
 struct scale {
     double factor;
@@ -629,7 +629,7 @@ TEST(children_are_replaced)
     td_module_destroy(net);
 }
 
-/* The example learns its one batch by heart. */
+/* The example overfits its one batch. */
 TEST(the_example_runs, .deadline_s = 40)
 {
     struct td_test_child child = td_test_exec(

@@ -336,7 +336,7 @@ static void abort_it(const struct way *way, int by)
 {
     int rank = td_test_rank();
     open_world(way, 0);
-    td_group *group = new_group("given up");
+    td_group *group = new_group("aborted");
     CHECK_OK(td_group_barrier(group, NULL));
     if (rank == by) {
         td__sleep_ns(300000000);

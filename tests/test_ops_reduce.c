@@ -243,7 +243,7 @@ TEST(gradients_of_special_elements)
     }
 }
 
-TEST(indices_belong_to_the_record)
+TEST(indices_belong_to_the_graph)
 {
     {
         TD_SCOPE;

@@ -50,7 +50,7 @@ TEST(gradients_of_a_base_with_gaps)
     CHECK(memory[1] == 0 && memory[4] == 0);
 }
 
-TEST(a_record_can_be_used_twice)
+TEST(a_graph_can_be_used_twice)
 {
     {
         TD_SCOPE;

@@ -466,7 +466,7 @@ TEST(states_that_do_not_fit)
     CHECK_FAILS(td_optimizer_load_state(adamw, good), TD_ERR_INVALID, "td_adam()");
     CHECK_OK(td_state_add_number(good, "state.99.exp_avg", 1));
     CHECK_FAILS(td_optimizer_load_state(adam, good), TD_ERR_INVALID, "state.99.exp_avg");
-    train(net, adam, schedule, 2, 3); /* it goes on as if nothing had happened */
+    train(net, adam, schedule, 2, 3); /* the next step is unaffected */
     td_optimizer_destroy(adamw);
     td_state_destroy(good);
     td_schedule_destroy(schedule);

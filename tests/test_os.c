@@ -265,7 +265,7 @@ TEST(a_name_server_that_does_not_answer)
     CHECK(!retry);
     CHECK_EQ(list.count, 0);
     CHECK_OK(resolve("127.0.0.1", 80, &list)); /* a numeric one needs no name server */
-    _exit(0); /* the look-up goes on, and would hold up an orderly end */
+    _exit(0); /* the look-up goes on, and would delay an orderly exit */
 }
 
 /* ---- Sockets --------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* The recorder: what calls leave in the log of their root, and what can be asked about them meanwhile. */
+/* The recorder: what calls leave in the log of their root, and queries about them meanwhile. */
 #include "runner.h"
 
 #include "base/clock.h"

@@ -1,6 +1,5 @@
-/* Rendezvous as one process sees it: URLs, options, variables, what is detected, and schemes of
- * one's own. Worlds of several processes are in test_rendezvous_worlds.c, what goes wrong between
- * them in test_rendezvous_trouble.c. */
+/* Rendezvous as one process sees it: URLs, options, variables, what is detected, and registered schemes. Worlds
+ * of several processes are in test_rendezvous_worlds.c, their failures in test_rendezvous_trouble.c. */
 #include "forks.h"
 #include "runner.h"
 
@@ -179,7 +178,7 @@ TEST(env_refuses_what_no_launcher_sets)
         expect_part("env://", NULL, "the variable TANDEM_AGENT_STORE is \"");
         CHECK_CONTAINS(td_last_error(), places[i]);
     }
-    VARIABLES("TANDEM_AGENT_STORE=elsewhere:29500"); /* another job's is none of ours */
+    VARIABLES("TANDEM_AGENT_STORE=elsewhere:29500"); /* that of another job is ignored */
     expect_alone("env://", NULL);
 }
 
@@ -324,7 +323,7 @@ TEST(options_are_checked)
     expect_alone("tcp://127.0.0.1:0?rank=0&world_size=1",
                  &(td_rendezvous_options){.world_size = -1, .rank = -1});
     expect_part("tcp://127.0.0.1:1?rank=4&world_size=5", &(td_rendezvous_options){.world_size = 2},
-                "rank 4 is outside 0 to 1"); /* the rank of the URL stands */
+                "rank 4 is outside 0 to 1"); /* the rank of the URL is used */
     expect_part("tcp://127.0.0.1:0", &(td_rendezvous_options){.world_size = 2, .rank = -1},
                 "the rank is missing");
     CHECK_OK(td_rendezvous("tcp://127.0.0.1:0",
@@ -509,7 +508,7 @@ TEST(mpi_names_a_missing_variable)
     expect_part(NULL, NULL, "MASTER_PORT is 65536, which is outside 0 to 65535");
 }
 
-/* ---- Schemes of one's own -------------------------------------------------------------------- */
+/* ---- Registered schemes ---------------------------------------------------------------------- */
 
 struct own {
     int rank, world_size;

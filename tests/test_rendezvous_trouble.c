@@ -451,9 +451,9 @@ static void run_beside_the_second(int index, void *arg)
     }
     CHECK_SOON(atomic_load(&common->arrived) == 2);
     td_status status = rendezvous_at(&common->init, index - 2, 2, 1000, &world);
-    /* The first job's file went with its first meeting when both ranks had left before either came
-     * back. Then nothing in the new one tells of a first meeting, and the other job has its own
-     * there, beside the second of the first: the keys of the two are apart. */
+    /* The first job's file was removed with its first world if both ranks had left before either rejoined. The
+     * new file then has no trace of that world, and the other job joins its first one there, beside the second of
+     * the first job: their keys differ. */
     CHECK(status != TD_OK || !strncmp(common->init.url, "file:", 5));
     if (!status)
         CHECK_OK(td_world_close(&world));

@@ -1,4 +1,4 @@
-/* Worlds of several processes that meet, by every scheme; once, and again. */
+/* Worlds of several processes by every scheme; once, and again. */
 #include "forks.h"
 #include "runner.h"
 #include "worlds.h"
@@ -207,7 +207,7 @@ TEST(worlds_meet_by_mpi_at_the_master)
     fork_ranks(4, meet_by_environment, &meeting);
 }
 
-/* ---- URLs and schemes of one's own ----------------------------------------------------------- */
+/* ---- URLs and registered schemes ------------------------------------------------------------- */
 
 static void meet_by_url(int rank, void *arg)
 {
@@ -450,8 +450,7 @@ TEST(a_rank_may_rejoin_before_the_host_has_left)
     fork_ranks(2, come_back_early, shared);
 }
 
-/* Rank 0 was there in vain; it tries once more, together with a rank 1 that comes for the first
- * time. */
+/* Rank 0 has timed out; it tries once more, together with a rank 1 that tries for the first time. */
 static void come_late(int rank, void *arg)
 {
     struct meeting_beside *shared = arg;

@@ -1,5 +1,5 @@
-/* The runner tests itself: hidden tests that go wrong in every way, run by a second runner, whose
- * output and traces are looked at. */
+/* The runner tests itself: hidden tests that fail in every way, run by a second runner, whose output and
+ * leftovers are checked. */
 #include "runner.h"
 
 #include "base/clock.h"
@@ -22,14 +22,14 @@
 
 static void note(const char *name, const char *text)
 {
-    char path[512], aside[520];
+    char path[512], temporary[520];
     snprintf(path, sizeof path, "%s/%s", getenv(NOTES), name);
-    snprintf(aside, sizeof aside, "%s.new", path);
-    FILE *file = fopen(aside, "w");
+    snprintf(temporary, sizeof temporary, "%s.new", path);
+    FILE *file = fopen(temporary, "w");
     CHECK(file != NULL);
     fputs(text, file);
     fclose(file);
-    CHECK_EQ(rename(aside, path), 0); /* it appears with its text */
+    CHECK_EQ(rename(temporary, path), 0); /* it appears with its text */
 }
 
 static bool has_note(const char *name)
@@ -67,7 +67,7 @@ static void start_daemon(void)
 
 TEST(victim_passes, .hidden = true)
 {
-    printf("nobody sees this\n");
+    printf("this is not shown\n");
     note("directory", td_test_temp_dir());
     char path[512];
     snprintf(path, sizeof path, "%s/file", td_test_temp_dir());
@@ -162,7 +162,7 @@ RANKS(victim_rank_dies, .ranks = 3, .hidden = true)
 RANKS(victim_rank_fails, .ranks = 3, .hidden = true)
 {
     if (td_test_rank() == 1) {
-        printf("rank one speaks\n");
+        printf("rank one prints\n");
         CHECK(td_test_rank() == 0);
     }
     for (;;)
@@ -245,7 +245,7 @@ TEST(a_pass_is_one_line)
     CHECK_EQ(child.status, 0);
     CHECK(!strncmp(child.output, "ok   victim_passes (", 20));
     CHECK_CONTAINS(child.output, " s)\n1 tests, 0 failed\n");
-    CHECK(!strstr(child.output, "nobody"));
+    CHECK(!strstr(child.output, "this is not shown"));
     CHECK(directory_is_gone());
     free(child.output);
 }
@@ -318,10 +318,11 @@ TEST(a_rank_killed_by_a_signal_is_named)
 TEST(ranks_are_ended_after_the_first_failure)
 {
     const char *const parts[] = {"rank 1 of 3: exit code 1",    "CHECK(td_test_rank() == 0)",
-                                 "| rank one speaks\n",         "rank 0 of 3: still running ",
+                                 "| rank one prints\n",         "rank 0 of 3: still running ",
                                  "rank 2 of 3: still running ", NULL};
     char *output = expect_failure("victim_rank_fails", parts);
-    CHECK(strstr(output, "rank 1 of 3") < strstr(output, "rank 0 of 3")); /* the culprit first */
+    CHECK(strstr(output, "rank 1 of 3") <
+          strstr(output, "rank 0 of 3")); /* the rank that failed, first */
     free(output);
 }
 

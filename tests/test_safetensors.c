@@ -1,5 +1,5 @@
-/* Safetensors files: recorded ones of others, what is written read again here and by a reader in
- * Python, hostile and damaged ones, and what a disk or a directory refuses. */
+/* Safetensors files: recorded ones of other programs, written files read back here and by a reader in Python,
+ * hostile and damaged ones, and failures of disks and directories. */
 #include "runner.h"
 
 #include <tandem/tandem.h>
@@ -493,7 +493,7 @@ static void save_as_nobody(void *arg)
 TEST(without_permission_nothing_changes)
 {
     if (geteuid() != 0)
-        td_test_skip("only root can become somebody else");
+        td_test_skip("only root can become another user");
     CHECK(!chmod(td_test_temp_dir(), 0755));
     CHECK(!mkdir(temp_path("open"), 0777) && !chmod(temp_path("open"), 0777));
     write_file(temp_path("open/theirs"), "abc", 3);

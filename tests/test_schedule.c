@@ -1,5 +1,5 @@
-/* Schedules: every algorithm is proven for every group size from 1 to 64 and every root; and the
- * prover itself finds what is wrong in schedules that were spoilt on purpose. */
+/* Schedules: every algorithm is proven for every group size from 1 to 64 and every root; and the prover finds the
+ * errors in schedules that were changed on purpose. */
 #include "runner.h"
 
 #include "collective/schedule.h"

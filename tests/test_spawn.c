@@ -257,15 +257,15 @@ static td_status fail_by_abort(int rank, void *arg)
     sleep_on();
 }
 
-/* The job of three fails, and the message is about the culprit. */
-static void expect_failure(td_spawn_fn fn, int culprit, td_status status, const char *what)
+/* The job of three fails, and the error names the rank. */
+static void expect_failure(td_spawn_fn fn, int rank, td_status status, const char *what)
 {
     struct notes *notes = make_notes();
     char message[300];
     int64_t start = td__now_ns();
     CHECK_EQ(td_spawn(fn, notes, 3, NULL), status);
-    CHECK_PROMPT(start); /* the others heed SIGTERM */
-    snprintf(message, sizeof message, "rank %d (process %d) %s", culprit, (int)notes->pids[culprit],
+    CHECK_PROMPT(start); /* the others end by SIGTERM */
+    snprintf(message, sizeof message, "rank %d (process %d) %s", rank, (int)notes->pids[rank],
              what);
     CHECK_STR(td_last_error(), message);
     expect_all_gone(notes);
@@ -652,7 +652,7 @@ static td_status use_inherited(int rank, void *arg)
 {
     (void)rank;
     CHECK_FAILS(td_store_set(arg, "key", "x", 1), TD_ERR_STATE, "was opened before fork()");
-    return td_store_close(arg); /* without harm to the parent's */
+    return td_store_close(arg); /* the parent's stays open */
 }
 
 TEST(a_store_of_the_parent_survives_the_children)

@@ -56,7 +56,7 @@ TEST(prefixes_nest)
     td_bytes value = {0};
     CHECK_FAILS(td_store_get(inner, "missing", 10, &value), TD_ERR_TIMEOUT, "missing");
     CHECK_OK(td_store_close(base));
-    CHECK_OK(td_store_close(outer)); /* the base before what stands on it, twice over */
+    CHECK_OK(td_store_close(outer)); /* the base before the stores over it, twice */
     store_expect_text(inner, "k", "1");
     CHECK_OK(td_store_close(inner));
     store_expect_text(sibling, "r/k", "4");
@@ -76,7 +76,7 @@ TEST(prefixes_of_all_kinds)
     CHECK_OK(td_prefix_store_open("\1own", base, &internal)); /* Tandem's own do not count … */
     store_set_text(internal, "k", "3");
     CHECK_EQ(store_count(base), 2);
-    CHECK_EQ(store_count(internal), 1); /* … except to the one that asks for them */
+    CHECK_EQ(store_count(internal), 1); /* … except through that prefix */
 
     CHECK_FAILS(td_prefix_store_open(NULL, base, &store), TD_ERR_INVALID, "prefix is NULL");
     CHECK_FAILS(td_prefix_store_open("p", NULL, &store), TD_ERR_INVALID, "base store is NULL");

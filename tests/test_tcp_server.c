@@ -1,6 +1,6 @@
-/* The store's server among clients that know the secret and misbehave: they are turned away, and other clients do
- * not notice. Clients without the secret are in test_tcp_unauthenticated.c, what a client sees when its server is
- * in trouble in test_tcp_loss.c. */
+/* The store's server among clients that know the secret and misbehave: they are disconnected, and other clients
+ * do not notice. Clients without the secret are in test_tcp_unauthenticated.c, what a client sees when its server
+ * fails in test_tcp_loss.c. */
 #include "raw_client.h"
 #include "runner.h"
 
@@ -25,7 +25,7 @@ static uint32_t next_random(uint32_t *state)
     return *state >> 8;
 }
 
-/* After a request that is fine, something that is not: the first is answered, then it is over. */
+/* A valid request, then an invalid one: the first is answered, then the connection is closed. */
 static void expect_ended(const struct client_scene *scene, const void *bytes, size_t size)
 {
     struct td__buffer body;
@@ -396,23 +396,23 @@ TEST(a_waiter_that_does_not_read_costs_little, .deadline_s = 40)
     scene_close(&scene);
 }
 
-/* A client that asks for much at once, and reads as fast as it can. */
-struct glutton {
+/* A client that requests much at once, and reads as fast as it can. */
+struct greedy_client {
     int fd;
     size_t bytes; /* that it gets */
     atomic_bool full;
 };
 
-static void *devour(void *arg)
+static void *read_all(void *arg)
 {
-    struct glutton *glutton = arg;
+    struct greedy_client *client = arg;
     static _Thread_local char bytes[1 << 20];
-    for (size_t left = glutton->bytes; left;) {
+    for (size_t left = client->bytes; left;) {
         size_t now = left < sizeof bytes ? left : sizeof bytes;
-        raw_receive(glutton->fd, bytes, now);
+        raw_receive(client->fd, bytes, now);
         left -= now;
     }
-    atomic_store(&glutton->full, true);
+    atomic_store(&client->full, true);
     return NULL;
 }
 
@@ -432,17 +432,17 @@ TEST(a_greedy_client_does_not_starve_others, .deadline_s = 40)
         td__buffer_put_string(&requests, "large", 5);
         td__wire_end(&requests, start);
     }
-    struct glutton glutton = {.fd = raw_open(scene.port, RAW_SECRET),
-                              .bytes = (size_t)TIMES * (TD__WIRE_HEADER + 4 + SIZE)};
-    CHECK_EQ(pthread_create(&thread, NULL, devour, &glutton), 0);
-    CHECK(raw_send(glutton.fd, requests.data, requests.size));
-    int answered = 0; /* while the other one gets its 1.5 GB */
-    for (; !atomic_load(&glutton.full); answered++)
+    struct greedy_client client = {.fd = raw_open(scene.port, RAW_SECRET),
+                                   .bytes = (size_t)TIMES * (TD__WIRE_HEADER + 4 + SIZE)};
+    CHECK_EQ(pthread_create(&thread, NULL, read_all, &client), 0);
+    CHECK(raw_send(client.fd, requests.data, requests.size));
+    int answered = 0; /* while the greedy client gets its 1.5 GB */
+    for (; !atomic_load(&client.full); answered++)
         CHECK_OK(td_store_add(scene.store, "key", 1, NULL));
     if (answered < 10)
         FAIL("another client got only %d answers meanwhile", answered);
     CHECK_EQ(pthread_join(thread, NULL), 0);
-    close(glutton.fd);
+    close(client.fd);
     td__buffer_free(&requests);
     free(value);
     scene_close(&scene);
@@ -489,7 +489,7 @@ TEST(a_waiter_may_cancel_a_pending_answer)
     scene_close(&scene);
 }
 
-/* The server is closed while clients ask for more than they can read at once. */
+/* The server is closed while clients request more than they can read at once. */
 struct asker {
     int port;
     atomic_int asking;

@@ -19,8 +19,8 @@
 
 /* ---- One process ----------------------------------------------------------------------------- */
 
-/* A port that the system gives to no other socket while `fd` is open, and that has no listener. A server of ours
- * can, since both sides set SO_REUSEADDR. */
+/* A port that the system gives to no other socket while `fd` is open, and that has no listener. A server of the
+ * test can bind it, since both sides set SO_REUSEADDR. */
 static int silent_port(int *fd)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -260,7 +260,7 @@ TEST(tcp_unauthenticated_clients_get_nothing)
     CHECK_OK(td_store_close(server));
 }
 
-/* One that has the secret and sends nonsense is shut out; the others go on. */
+/* A client that has the secret and sends garbage is disconnected; the others go on. */
 TEST(tcp_garbage_of_a_client_harms_no_other)
 {
     td_store *server = open_tcp();
@@ -403,8 +403,8 @@ static bool is_stopped(int pid)
     return state == 'T';
 }
 
-/* The process that hosts the store stops: every call comes back, soon after its own time is over,
- * whatever another thread is waiting for. */
+/* The process that hosts the store stops: every call returns soon after its own timeout, whatever another thread
+ * is waiting for. */
 RANKS(tcp_host_stops, .ranks = 2, .may_die = 1 << 0, .deadline_s = 60)
 {
     td_store *meeting = open_of_ranks("tcp"), *store;

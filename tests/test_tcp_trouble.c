@@ -1,4 +1,4 @@
-/* Collectives over sockets in trouble: ranks that call different things, leave, are late, or send what no rank
+/* Failing collectives over sockets: ranks that call different operations, leave, are late, or send what no rank
  * would send. Every rank must fail soon, and name the rank. */
 #include "tcp_world.h"
 

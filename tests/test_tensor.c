@@ -29,7 +29,7 @@ static td_tensor *counting(const int64_t *shape, int ndim)
     return tensor;
 }
 
-/* Where the element with this number, in the order of the indices, stands. */
+/* The address of the element with this number, in the order of the indices. */
 static char *element_at(const td_tensor *tensor, int64_t number)
 {
     int64_t at = 0;

@@ -1,6 +1,6 @@
-/* Results have the same bits for any number of threads. Each case is an expression over tensors that
- * are large enough to be shared, with sizes that are multiples of nothing; it is computed with one thread
- * and then with others, forwards and, where it has a gradient, backwards. */
+/* Results have the same bits for any number of threads. Each case is an expression over tensors that are large
+ * enough to be shared, with sizes that are no multiples of a block; it is computed with one thread and then with
+ * others, forwards and, where it has a gradient, backwards. */
 #include "runner.h"
 
 #include "tensor/kernels.h"
@@ -117,7 +117,7 @@ static void check_case(case_fn *run)
 
 /* ---- Elements ------------------------------------------------------------------------------------ */
 
-/* Tells two ways that round differently apart: the loop's body and its end, for example. */
+/* Shows the difference between two paths that round differently: the loop's body and its end, for example. */
 static void keep_unary(struct results *results, td_dtype dtype)
 {
     td_tensor *x = matrix(dtype), *grad = matrix(dtype);

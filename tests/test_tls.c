@@ -299,7 +299,7 @@ TEST(a_close_loses_nothing)
     for (int round = 0; round < 20; round++) {
         int ends[2];
         tls_pair(ends);
-        CHECK_EQ(td__send_all(ends[1], "nobody reads this", 17, soon()), 0);
+        CHECK_EQ(td__send_all(ends[1], "this is not read", 16, soon()), 0);
         CHECK_EQ(td__send_all(ends[0], sent, sizeof sent, soon()), 0);
         close(ends[0]);
         CHECK_EQ(td__recv_all(ends[1], got, sizeof got, soon()), 0);
@@ -327,8 +327,7 @@ static void end_now(void)
     _exit(0);
 }
 
-/* … and one that just exits, with the end still open. What a leak checker says about the memory of such a
- * process is no matter. */
+/* … and one that just exits, with the end still open. Leak reports about such a process are ignored. */
 static void write_and_exit(void *arg)
 {
     atexit(end_now); /* after what TLS does, which is registered later */
@@ -503,7 +502,7 @@ static void open_with_middle(struct middle *middle, pthread_t *thread, int ends[
 
 TEST(nothing_is_to_be_seen_on_the_way)
 {
-    static const char text[] = "what nobody on the way is to read";
+    static const char text[] = "not readable on the network";
     struct middle middle = {0};
     pthread_t thread;
     int ends[2];

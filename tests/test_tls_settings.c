@@ -67,7 +67,7 @@ TEST(tls_needs_a_secret)
     CHECK_OK(td_store_close(store));
 }
 
-/* Both ways: the client says which variable it is, at once, and the server goes on. */
+/* Both ways: the client's error names the variable, at once, and the server goes on. */
 TEST(both_sides_have_tls_or_none_has)
 {
     for (int server_tls = 0; server_tls < 2; server_tls++) {

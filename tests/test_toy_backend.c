@@ -1,5 +1,5 @@
-/* A backend from outside: the toy backend passes the suite of the tensor calls, cleans up after
- * itself, and fails in sentences. */
+/* A backend outside the library: the toy backend passes the suite of the tensor calls, leaves no keys, and its
+ * errors have texts. */
 #include "dist_suite.h"
 #include "runner.h"
 #include "toy_backend.h"

@@ -1,5 +1,5 @@
-/* Proven connections: reaching a server, and listening for clients. The servers here are made by
- * hand, honest ones and others. */
+/* Proven connections: reaching a server, and listening for clients. The servers here are made by hand, correct
+ * ones and others. */
 #include "runner.h"
 
 #include "base/clock.h"
@@ -33,15 +33,15 @@ static struct td__secret make_secret(const char *text)
 /* ---- Servers --------------------------------------------------------------------------------- */
 
 enum manner {
-    HONEST,
+    CORRECT,
     SILENT,       /* accepts, and says nothing */
     REFUSES,      /* takes the hello, and refuses it */
     LIES,         /* sends a challenge made of chance */
-    RESETS_FIRST, /* resets the first connection, and is honest to the second */
+    RESETS_FIRST, /* resets the first connection, and is correct on the second */
     PROXY, /* closes the first connections without a byte, then is correct: a proxy whose server starts */
     CLOSES,       /* closes all of them */
     LIKE_REFUSED, /* sends a challenge that begins as a refusal does */
-    WRONG_WORDS,  /* sends a few bytes that are no challenge, and closes */
+    WRONG_WORDS,  /* sends a few bytes instead of a challenge, and closes */
     WRONG_SILENT, /* sends them, and waits for more */
 };
 
@@ -161,7 +161,7 @@ static void *serve(void *arg)
         while (server->manner == WRONG_SILENT && !atomic_load(&server->end))
             td__sleep_ns(MS);
         break;
-    case HONEST:
+    case CORRECT:
         be_honest(server, fd);
         break;
     }
@@ -337,8 +337,8 @@ TEST(trust_other_protocols_are_refused_at_once)
 
 /* ---- No listener ----------------------------------------------------------------------------- */
 
-/* A port that the system gives to no other socket while `fd` is open, and that has no listener. A server of ours
- * can, since both sides set SO_REUSEADDR. */
+/* A port that the system gives to no other socket while `fd` is open, and that has no listener. A server of the
+ * test can bind it, since both sides set SO_REUSEADDR. */
 static int silent_port(int *fd)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};

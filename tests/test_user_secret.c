@@ -354,7 +354,7 @@ static void join_without_secrets(void *arg)
     CHECK_OK(td_store_close(store));
 }
 
-/* Runs `fn` as another user, beside a store of ours. The fork is made before the server's thread. */
+/* Runs `fn` as another user, beside a store of this one. The fork is made before the server's thread. */
 static void beside_a_store(struct other_user *other, void (*fn)(void *))
 {
     td_store *store;

@@ -31,7 +31,7 @@ static void play(struct table *table, int player)
     for (int round = 0; round < 2000; round++) {
         await_ball(table, player, 2 * round + player, round % 2);
         if (round % 200 == 50 + 100 * player)
-            td__sleep_ns(3000000); /* long enough for the other one to fall asleep */
+            td__sleep_ns(3000000); /* long enough for the other process to sleep */
         atomic_fetch_add(&table->ball, 1);
         td__wait_event_signal(&table->events[!player]);
     }

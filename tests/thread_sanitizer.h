@@ -1,4 +1,4 @@
-/* Whether ThreadSanitizer looks at every access: then a test does less of what one thread does alone. */
+/* Whether ThreadSanitizer is on: then tests do less work that only one thread does. */
 #ifndef TANDEM_TESTS_THREAD_SANITIZER_H
 #define TANDEM_TESTS_THREAD_SANITIZER_H
 

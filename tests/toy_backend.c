@@ -1,6 +1,6 @@
 /* The toy backend.
  *
- * A collective: every rank puts what it has under a key of its own, and reads the keys of all.
+ * A collective: every rank stores its data under a key of its own, and reads the keys of all.
  *
  *     c/<sequence>/<rank>    label, data        set by each rank, read by all
  *
@@ -17,9 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What stands in front of a rank's data, so that the others notice a call that is not theirs. Its
- * size keeps the data behind it aligned. Operations of the user's own have other numbers on other
- * ranks, and count as one. */
+/* The label in front of a rank's data, by which the others notice a different call. Its size keeps the data
+ * behind it aligned. User-defined operations have other numbers on other ranks, and count as one. */
 struct label {
     int32_t kind, dtype, op, root;
     uint64_t count;
@@ -279,7 +278,7 @@ static td_status toy_reduce_scatter(void *self, const td_call *call)
     return end_round(&round, status);
 }
 
-/* In front of the data stands a table: how many elements go to each rank. */
+/* In front of the data is a table: how many elements go to each rank. */
 static td_status take_parts(const struct round *round)
 {
     const td_backend_context *context = round->toy->context;

@@ -1,5 +1,5 @@
-/* A whole backend outside the library, over nothing but the group's store: the example of
- * docs/adding-a-backend.md. Slow, and easy to read. */
+/* A whole backend outside the library, over the group's store alone: the example of docs/adding-a-backend.md.
+ * Slow, and easy to read. */
 #ifndef TANDEM_TESTS_TOY_BACKEND_H
 #define TANDEM_TESTS_TOY_BACKEND_H
 

@@ -1,5 +1,5 @@
-/* The recording is text, a line for each fact; see record_training.py for the lines. They are read in
- * the order in which they stand, and only once. */
+/* The recording is text, a line for each fact; see record_training.py for the lines. They are read in order, and
+ * only once. */
 #include "training_recording.h"
 
 #include "runner.h"

@@ -26,7 +26,7 @@ void recording_check_loss(struct recording *recording, double loss);
 /** A parameter after the last step, within 1e-3 of its norm. */
 void recording_check_final(struct recording *recording, const char *name, td_tensor *parameter);
 
-/** Whether the default generator stands where PyTorch's stood in the end. */
+/** Whether the default generator has the state that PyTorch's had in the end. */
 void recording_check_next(struct recording *recording);
 
 /** The root of the sum of squares of a contiguous f32 tensor. */

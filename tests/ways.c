@@ -1,4 +1,4 @@
-/* Ways; see ways.h. */
+/* Transports; see ways.h. */
 #include "ways.h"
 
 #include "runner.h"

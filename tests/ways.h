@@ -1,4 +1,4 @@
-/* The ways between the ranks of a test. */
+/* The transports between the ranks of a test. */
 #ifndef TANDEM_TESTS_WAYS_H
 #define TANDEM_TESTS_WAYS_H
 

@@ -2,7 +2,7 @@
  * read from them is in its range and printable, and the postmortem can be printed.
  *
  * A page has 28 KiB, most of it the same: an input is a list of changes to a book of two logs, each two
- * bytes of place (in steps of 8), one byte of length, and the bytes. It begins with a byte of wishes. */
+ * bytes of offset (in steps of 8), one byte of length, and the bytes. It begins with a byte of flags. */
 #include "fuzz.h"
 
 #include "launch/postmortem.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RAW = 1, TELL = 2, JSON = 4, ELSEWHERE = 8, FILES = 16, SLOTS = 2 };
+enum { RAW = 1, PRINT = 2, JSON = 4, ELSEWHERE = 8, FILES = 16, SLOTS = 2 };
 enum { SIZE = TD__FLIGHT_HEAD + SLOTS * sizeof(struct td__flight_bytes) };
 
 static void check(bool condition)
@@ -69,7 +69,7 @@ static void read_all(const uint8_t *bytes, size_t size, const struct td__flight_
     }
 }
 
-static void tell(const uint8_t *bytes, const struct td__flight_now *now, unsigned wishes)
+static void print_postmortem(const uint8_t *bytes, const struct td__flight_now *now, unsigned flags)
 {
     struct td__postmortem postmortem;
     struct td__buffer text = {0};
@@ -82,9 +82,9 @@ static void tell(const uint8_t *bytes, const struct td__flight_now *now, unsigne
         free(book);
         return;
     }
-    bool files = wishes & FILES;
+    bool files = flags & FILES;
     check(td__postmortem_take(book, 1, now, !files, files ? -1 : 0, &postmortem) == TD_OK);
-    if (wishes & JSON)
+    if (flags & JSON)
         td__postmortem_print_json(&postmortem, true, &text);
     else
         td__postmortem_print(&postmortem, "  ", &text);
@@ -94,7 +94,7 @@ static void tell(const uint8_t *bytes, const struct td__flight_now *now, unsigne
     td__postmortem_free(&postmortem);
 }
 
-/* A book with which nothing is wrong. */
+/* A valid book. */
 static void make_book(uint8_t *bytes, const struct td__flight_now *now)
 {
     struct td__flight_head head = {.magic = TD__FLIGHT_MAGIC,
@@ -148,17 +148,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         make_book(book, &now);
     if (!size)
         return 0;
-    unsigned wishes = *data++;
+    unsigned flags = *data++;
     size--;
-    if (wishes & RAW) {
+    if (flags & RAW) {
         read_all(data, size, &now);
         return 0;
     }
-    now.boot = wishes & ELSEWHERE ? 43 : 42;
+    now.boot = flags & ELSEWHERE ? 43 : 42;
     memcpy(changed, book, SIZE);
     change(changed, data, size);
-    if (wishes & TELL)
-        tell(changed, &now, wishes);
+    if (flags & PRINT)
+        print_postmortem(changed, &now, flags);
     else
         read_all(changed, SIZE, &now);
     return 0;

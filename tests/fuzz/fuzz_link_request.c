@@ -1,6 +1,6 @@
 /* Unauthenticated clients at the listener of an endpoint, and the requests of admitted ones.
  *
- *     byte 0    bit 0: the job asks for TLS; bits 1 to 7: how many bytes come at a time, 0: all
+ *     byte 0    bit 0: the job uses TLS; bits 1 to 7: how many bytes come at a time, 0: all
  *     then      steps: control, length, that many bytes
  *
  *     control   bits 0 and 1   which pending
@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STRANGERS = 4, MOST_STEPS = 64, RANKS = 5, RIGHT = 0x77 };
+enum { CLIENTS = 4, MOST_STEPS = 64, RANKS = 5, RIGHT = 0x77 };
 
 static void check(bool condition)
 {
@@ -161,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct td__auth_listener listener;
     static struct step steps[MOST_STEPS];
-    int fds[STRANGERS] = {-1, -1, -1, -1};
+    int fds[CLIENTS] = {-1, -1, -1, -1};
     if (size < 1)
         return 0;
     memset(&listener, 0, offsetof(struct td__auth_listener, nonces));

@@ -62,7 +62,7 @@ void memory_socket_more(int fd, const uint8_t *data, size_t size)
     int number = number_of(fd), part = 0;
     if (number < 0 || !size)
         return;
-    if (sockets[number].at == sockets[number].total) { /* all that came was taken */
+    if (sockets[number].at == sockets[number].total) { /* all was read */
         memset(sockets[number].parts, 0, sizeof sockets[number].parts);
         sockets[number].at = sockets[number].total = 0;
     }

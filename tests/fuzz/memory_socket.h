@@ -15,18 +15,17 @@
  *  once). What is sent on it is thrown away. `data` is kept, not copied. */
 int memory_socket(const uint8_t *data, size_t size, size_t piece);
 
-/** More that comes, behind what has come before. Beyond a few pieces that were not taken, the rest is
- *  lost. */
+/** More bytes, behind those before. Beyond a few pieces that were not read, the rest is lost. */
 void memory_socket_more(int fd, const uint8_t *data, size_t size);
 
-/** The other side closes, behind what has come. */
+/** The other side closes, behind the bytes before. */
 void memory_socket_end(int fd);
 
 /** How many are not closed; and forgets all. */
 int memory_socket_reset(void);
 
-/** While it is on, time goes by as fast as it is looked at: each look at the clock takes a tenth of a
- *  millisecond, and a sleep no time at all. So waiting for a deadline is short, and always the same. */
+/** While it is on, each read of the clock advances it by a tenth of a millisecond, and a sleep takes
+ *  no time. So waiting for a deadline is short, and always the same. */
 void memory_clock(bool on);
 
 #endif

@@ -16,8 +16,7 @@ static bool complain(const char *path)
     return false;
 }
 
-/* The input lies in memory of exactly its size, so that a sanitizer sees every step past its end.
- * */
+/* The input lies in memory of exactly its size, so that a sanitizer sees every step past its end. */
 static bool replay_file(const char *path, size_t size)
 {
     bool ok = false;
