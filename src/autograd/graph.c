@@ -111,7 +111,7 @@ static void leave(td_tensor *tensor)
  * one. */
 __attribute__((constructor)) static void register_with_tensors(void)
 {
-    td__tensor_leave = leave;
+    td__tensor_on_destroy = leave;
 }
 
 /* A node and its arrays are one allocation. */

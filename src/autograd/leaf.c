@@ -255,7 +255,7 @@ static td_status add_to_grad(struct td_node *node, td_tensor *grad)
                            ? kernels->copy(output->grad, grad)
                            : kernels->binary(TD__ADD, output->grad, output->grad, grad);
     node->grad_is_zero = false;
-    td__tensor_touch(output->grad);
+    td__tensor_bump_version(output->grad);
     return status;
 }
 
@@ -318,7 +318,7 @@ td_tensor *td__leaf_target(struct td_node *node, bool *accumulate)
     }
     *accumulate = !node->grad_is_zero;
     node->grad_is_zero = false;
-    td__tensor_touch(output->grad);
+    td__tensor_bump_version(output->grad);
     return output->grad;
 }
 

@@ -39,8 +39,8 @@ td_status td__check_indices(const char *call, const char *what, const td_tensor 
     for (int64_t i = 0; i < indices->layout.numel; i++)
         if (data[i] < 0 || data[i] >= size)
             return td_fail(TD_ERR_INVALID,
-                           "%s: the %s at %s is %" PRId64 "; it must be 0 to %" PRId64, call,
-                           what, td__place_text(&indices->layout, i), data[i], size - 1);
+                           "%s: the %s at %s is %" PRId64 "; it must be 0 to %" PRId64, call, what,
+                           td__index_text(&indices->layout, i), data[i], size - 1);
     return TD_OK;
 }
 

@@ -159,7 +159,7 @@ static td_status copy_back(td_tensor *running, td_tensor *contiguous)
         return TD_OK;
     if (running != contiguous)
         TD_TRY(td__kernels_of(running)->copy(running, contiguous));
-    td__tensor_touch(running);
+    td__tensor_bump_version(running);
     return TD_OK;
 }
 

@@ -324,7 +324,7 @@ td_status td__record_in_place(const td_function *function, td_tensor *tensor,
                               const td_node_spec *spec)
 {
     struct td_node *node;
-    td__tensor_touch(tensor);
+    td__tensor_bump_version(tensor);
     TD_TRY(td__node_make(function, 1, spec, &node));
     if (!node)
         return TD_OK;

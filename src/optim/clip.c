@@ -105,7 +105,7 @@ td_status td_clip_grad_norm_of_(td_tensor *const *parameters, int count, double 
         if (!grad)
             continue;
         TD_TRY(td__kernels_of(grad)->binary_scalar(TD__MUL, grad, grad, factor, false));
-        td__tensor_touch(grad);
+        td__tensor_bump_version(grad);
     }
     if (norm)
         *norm = total;
@@ -124,7 +124,7 @@ td_status td_clip_grad_value_of_(td_tensor *const *parameters, int count, double
         if (!grad)
             continue;
         TD_TRY(td__kernels_of(grad)->clamp(grad, grad, -limit, limit));
-        td__tensor_touch(grad);
+        td__tensor_bump_version(grad);
     }
     return TD_OK;
 }

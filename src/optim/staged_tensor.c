@@ -36,7 +36,7 @@ td_status td__staged_close(struct td__staged_tensor *staged, bool write)
     if (staged->copy && write)
         status = td__kernels_of(staged->tensor)->copy(staged->tensor, staged->copy);
     if (staged->tensor && write)
-        td__tensor_touch(staged->tensor);
+        td__tensor_bump_version(staged->tensor);
     td_tensor_release(staged->copy);
     *staged = (struct td__staged_tensor){0};
     return status;

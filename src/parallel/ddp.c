@@ -299,7 +299,7 @@ td_status td__ddp_synchronise(struct td__ddp *ddp)
                            ? td_broadcast_coalesced(tensors, ddp->count, source, ddp->group, NULL)
                            : TD_OK;
     for (int i = 0; i < ddp->count && !status; i++)
-        td__tensor_touch(tensors[i]);
+        td__tensor_bump_version(tensors[i]);
     free(tensors);
     ddp->buffers_changed = true;
     return status ? status : broadcast_buffers(ddp);

@@ -143,7 +143,7 @@ td_status td_periodic_averager_step(td_periodic_averager *averager)
     TD_TRY(td_all_reduce_coalesced(averager->parameters, averager->count, TD_AVG,
                                    averager->options.group, NULL));
     for (int i = 0; i < averager->count; i++)
-        td__tensor_touch(averager->parameters[i]);
+        td__tensor_bump_version(averager->parameters[i]);
     return TD_OK;
 }
 

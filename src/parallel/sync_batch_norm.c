@@ -127,7 +127,7 @@ static td_status move(td_tensor *running, td_tensor *to, double momentum, double
     const struct td__kernels *kernels = td__kernels_of(running);
     TD_TRY(kernels->binary_scalar(TD__MUL, running, running, 1 - momentum, false));
     TD_TRY(kernels->add_scaled(running, running, to, momentum * factor));
-    td__tensor_touch(running);
+    td__tensor_bump_version(running);
     return TD_OK;
 }
 

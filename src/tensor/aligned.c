@@ -1,4 +1,4 @@
-/* Memory to work in, and what a thread keeps of it; see aligned.h. */
+/* Workspace memory, and each thread's cache of it; see aligned.h. */
 #include "tensor/aligned.h"
 
 #include <pthread.h>
@@ -41,7 +41,7 @@ static void make_key(void)
     has_key = pthread_key_create(&key, drop_all) == 0;
 }
 
-/* With a priority, so that it comes after the destructor that ends the threads of the pool. */
+/* With a priority, so that it runs after the destructor that ends the threads of the pool. */
 __attribute__((destructor(200))) static void drop_key(void)
 {
     if (has_key)
@@ -58,7 +58,7 @@ static struct block take(int i)
     return block;
 }
 
-/* The smallest block that is large enough, but not much larger. */
+/* Best fit, but no block that is much larger. */
 static struct block find(size_t bytes)
 {
     int best = -1;

@@ -1,8 +1,8 @@
-/* Memory for loops of vectors to work in: aligned to 64 bytes, a line of the cache.
+/* Workspaces for vectorised loops, aligned to cache lines of 64 bytes.
  *
- * A thread keeps what it has freed, up to some megabytes, for the next time: malloc() would give blocks
- * of this size back to the system each time, and new pages cost as much as the work that is done in
- * them. aligned_alloc() moreover leaves holes behind that it does not find again. */
+ * A thread caches what it has freed, up to some megabytes: malloc() would return blocks of this size to the
+ * kernel each time, and new pages cost as much as the work done in them. aligned_alloc() moreover leaves holes
+ * that it does not reuse. */
 #ifndef TD_TENSOR_ALIGNED_H
 #define TD_TENSOR_ALIGNED_H
 
@@ -17,7 +17,7 @@ struct td__aligned {
 /** Memory that is not initialised. */
 struct td__aligned td__aligned_alloc(size_t bytes);
 
-/** Takes it back, from any thread; nothing where there is none. */
+/** Frees it, from any thread; does nothing without memory. */
 void td__aligned_free(struct td__aligned *aligned);
 
 #endif

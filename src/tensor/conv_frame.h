@@ -1,4 +1,4 @@
-/* A part of a picture with zeros around it, so that a kernel never has to look where the picture ends. */
+/* A frame: a part of an image with zeros around it, so that a kernel needs no bounds checks. */
 #ifndef TD_TENSOR_CONV_FRAME_H
 #define TD_TENSOR_CONV_FRAME_H
 
@@ -9,14 +9,14 @@
 #include <string.h>
 
 struct td__conv_frame {
-    int64_t channels, height, width; /* of the picture */
-    int64_t left;          /* the picture's column that is the frame's first, or less than 0 */
+    int64_t channels, height, width; /* of the image */
+    int64_t left;          /* the image's column that is the frame's first; may be negative */
     int64_t rows, columns; /* of the frame */
     int64_t plane;         /* elements from one channel to the next */
 };
 
-/** Chooses the distance of channels: an odd number of cache lines, so that the same pixel of all channels
- *  does not fall into the same few sets of the cache. */
+/** Chooses the distance of channels: an odd number of cache lines, so that the same pixel of all channels does
+ *  not map to the same few cache sets. */
 static inline void td__conv_frame_space(struct td__conv_frame *frame)
 {
     frame->plane = ((frame->rows * frame->columns + 15) / 16 | 1) * 16;
@@ -27,7 +27,7 @@ static inline int64_t td__conv_frame_size(const struct td__conv_frame *frame)
     return frame->channels * frame->plane;
 }
 
-/** Makes zeros of new memory for a frame. */
+/** Zeroes new memory for a frame. */
 static inline void td__conv_frame_clear(const struct td__conv_frame *frame, size_t size, void *to)
 {
     memset(to, 0, (size_t)td__conv_frame_size(frame) * size);
@@ -36,8 +36,8 @@ static inline void td__conv_frame_clear(const struct td__conv_frame *frame, size
 typedef char td__conv_bytes64 __attribute__((vector_size(64), aligned(1), may_alias));
 typedef char td__conv_bytes32 __attribute__((vector_size(32), aligned(1), may_alias));
 
-/** Copies rows of `bytes` bytes. Calls of memcpy() would take longer than most rows; the last piece of a row
- *  overlaps the one before. */
+/** Copies rows of `bytes` bytes, inline, since a call of memcpy() takes longer than most rows; the last piece of
+ *  a row overlaps the one before. */
 TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *from,
                                            size_t from_row, int64_t rows, size_t bytes)
 {
@@ -45,7 +45,7 @@ TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *
         if (bytes >= 64) {
             for (size_t i = 0; i + 64 < bytes; i += 64) {
                 *(td__conv_bytes64 *)(to + i) = *(const td__conv_bytes64 *)(from + i);
-                __asm__ volatile("" ::: "memory"); /* otherwise it becomes a call after all */
+                __asm__ volatile("" ::: "memory"); /* otherwise compilers call memcpy() */
             }
             *(td__conv_bytes64 *)(to + bytes - 64) = *(const td__conv_bytes64 *)(from + bytes - 64);
         } else if (bytes >= 32) {
@@ -58,11 +58,10 @@ TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *
     }
 }
 
-/** Fills `to` [channels, plane], whose first row is the picture's row `top`; of the frame's rows
- *  only the first `used`. Elements have `size` bytes. Left and right of the picture there are zeros
- *  already, as that is so for all parts of it. */
+/** Fills the first `used` rows of `to` [channels, plane], whose first row is the image's row `top`. Elements have
+ *  `size` bytes. The columns left and right of the image must be zeros already. */
 static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64_t top,
-                                       int64_t used, size_t size, const char *picture, char *to)
+                                       int64_t used, size_t size, const char *image, char *to)
 {
     const int64_t skipped = frame->left > 0 ? frame->left : 0;
     const int64_t before = frame->left < 0 ? -frame->left : 0;
@@ -82,7 +81,7 @@ static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64
         if (begin < end)
             td__conv_frame_copy(
                 row + (size_t)(begin - top) * row_bytes, row_bytes,
-                picture + (size_t)((c * frame->height + begin) * frame->width + skipped) * size,
+                image + (size_t)((c * frame->height + begin) * frame->width + skipped) * size,
                 (size_t)frame->width * size, end - begin, bytes);
     }
 }

@@ -1,33 +1,32 @@
-/* The loops between pictures and columns, for one type of elements: REAL and NAMED() are the
- * includer's. See conv.h. */
+/* The loops of im2col and col2im, for one type of elements: the includer defines REAL and NAMED(). See
+ * conv.h. */
 
-/* ---- Out of a picture with padding, without looking at its borders ----------------------------- */
+/* ---- From an image with padding, without bounds checks ----------------------------------------- */
 
-/* The picture of an item, with its padding. */
+/* The image of an item, with its padding. */
 static inline const REAL *NAMED(padded)(struct td__conv *conv, int64_t item)
 {
     const struct td__window *w = &conv->window;
-    const REAL *x = (const REAL *)conv->x + item * conv->x_picture;
-    if (w->padding[0] == 0 && w->padding[1] == 0 && item < conv->pictures - 1)
+    const REAL *x = (const REAL *)conv->x + item * conv->x_image;
+    if (w->padding[0] == 0 && w->padding[1] == 0 && item < conv->images - 1)
         return x;
-    for (int64_t c = 0; c < conv->channels && conv->held != item; c++)
+    for (int64_t c = 0; c < conv->channels && conv->padded_item != item; c++)
         for (int64_t y = 0; y < conv->height; y++) {
             int64_t row = c * conv->padded_height + y + w->padding[0];
-            memcpy((REAL *)conv->room + row * conv->padded_width + w->padding[1],
+            memcpy((REAL *)conv->padded + row * conv->padded_width + w->padding[1],
                    x + (c * conv->height + y) * conv->width, (size_t)conv->width * sizeof *x);
         }
-    conv->held = item;
-    return conv->room;
+    conv->padded_item = item;
+    return conv->padded;
 }
 
-/* Elements that follow each other in the picture, at `from`, and go to `at` in a row. */
+/* Contiguous elements at `from` in the image, which go to `at` in a row. */
 struct NAMED(run) {
     int64_t from;
     int64_t at, count;
 };
 
-/* Copies runs in the order in which they stand in the row, `chunk` elements at a time: what is too
- * much is overwritten by the next one. */
+/* Copies runs in the order of the row, `chunk` elements at a time: the next run overwrites the excess. */
 static inline __attribute__((always_inline)) void NAMED(copy_runs)(const struct NAMED(run) * runs,
                                                                    int many, const REAL *from,
                                                                    REAL *to, const int chunk)
@@ -130,7 +129,7 @@ TD__VECTOR static void NAMED(rows_of_padded)(const struct td__conv *conv,
     }
 }
 
-/* ---- Out of a picture as it is ------------------------------------------------------------------ */
+/* ---- From an image without padding ------------------------------------------------------------- */
 
 /* Which of `count` pixels, `stride` apart from `at` on, are inside 0 … size - 1: first … end - 1. */
 static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64_t count,
@@ -144,20 +143,20 @@ static inline void NAMED(inside)(int64_t at, int64_t stride, int64_t size, int64
         *end = *first;
 }
 
-/* What lies under one place of the kernel, for `count` output pixels of a row from (oy, ox) on. */
-static inline void NAMED(take)(const struct td__conv *conv, const REAL *picture, int64_t place,
+/* The input under one kernel position, for `count` output pixels of a row from (oy, ox) on. */
+static inline void NAMED(take)(const struct td__conv *conv, const REAL *image, int64_t position,
                                int64_t oy, int64_t ox, int64_t count, REAL *restrict to)
 {
     const struct td__window *w = &conv->window;
-    int64_t y = oy * w->stride[0] - w->padding[0] + place / w->kernel[1] * w->dilation[0];
-    int64_t x = ox * w->stride[1] - w->padding[1] + place % w->kernel[1] * w->dilation[1];
+    int64_t y = oy * w->stride[0] - w->padding[0] + position / w->kernel[1] * w->dilation[0];
+    int64_t x = ox * w->stride[1] - w->padding[1] + position % w->kernel[1] * w->dilation[1];
     int64_t first = 0, end = 0;
     if (y >= 0 && y < conv->height)
         NAMED(inside)(x, w->stride[1], conv->width, count, &first, &end);
     for (int64_t i = 0; i < first; i++)
         to[i] = 0;
     for (int64_t i = first; i < end; i++)
-        to[i] = picture[y * conv->width + x + i * w->stride[1]];
+        to[i] = image[y * conv->width + x + i * w->stride[1]];
     for (int64_t i = end; i < count; i++)
         to[i] = 0;
 }
@@ -168,7 +167,7 @@ TD__VECTOR static void NAMED(columns_of_plain)(const struct td__conv *conv,
 {
     const int64_t kernel = conv->window.kernel[0] * conv->window.kernel[1];
     for (int64_t k = 0; k < part->rows; k++) {
-        const int64_t channel = (part->k0 + k) / kernel, place = (part->k0 + k) % kernel;
+        const int64_t channel = (part->k0 + k) / kernel, position = (part->k0 + k) % kernel;
         REAL *to = packed + k * width;
         for (int64_t done = 0, count; done < part->columns; done += count) {
             int64_t oy = (part->n0 + done) / conv->out_width;
@@ -176,7 +175,7 @@ TD__VECTOR static void NAMED(columns_of_plain)(const struct td__conv *conv,
             count = conv->out_width - ox < part->columns - done ? conv->out_width - ox
                                                                 : part->columns - done;
             NAMED(take)
-            (conv, x + channel * conv->height * conv->width, place, oy, ox, count, to + done);
+            (conv, x + channel * conv->height * conv->width, position, oy, ox, count, to + done);
         }
         for (int64_t j = part->columns; j < width; j++)
             to[j] = 0;
@@ -216,8 +215,8 @@ void NAMED(td__conv_columns)(const struct td__gemm *gemm, const struct td__gemm_
                              int64_t width, void *packed)
 {
     struct td__conv *conv = (struct td__conv *)gemm->b;
-    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
-    if (conv->room)
+    const REAL *x = (const REAL *)conv->x + part->item * conv->x_image;
+    if (conv->padded)
         NAMED(columns_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, packed);
     else
         NAMED(columns_of_plain)(conv, part, x, width, packed);
@@ -227,14 +226,14 @@ void NAMED(td__conv_rows)(const struct td__gemm *gemm, const struct td__gemm_par
                           int64_t width, void *packed)
 {
     struct td__conv *conv = (struct td__conv *)gemm->b;
-    const REAL *x = (const REAL *)conv->x + part->item * conv->x_picture;
-    if (conv->room)
+    const REAL *x = (const REAL *)conv->x + part->item * conv->x_image;
+    if (conv->padded)
         NAMED(rows_of_padded)(conv, part, NAMED(padded)(conv, part->item), width, packed);
     else
         NAMED(rows_of_plain)(conv, part, x, width, packed);
 }
 
-/* ---- Back to a picture -------------------------------------------------------------------------- */
+/* ---- col2im ------------------------------------------------------------------------------------ */
 
 static inline void NAMED(add_row)(REAL *restrict to, const REAL *restrict from, int64_t count)
 {
@@ -251,8 +250,8 @@ TD__VECTOR static void NAMED(add)(const struct td__conv *conv, const struct td__
 {
     const struct td__window *w = &conv->window;
     for (int64_t c = piece->c0; c < piece->c0 + piece->channels; c++)
-        for (int64_t place = 0; place < w->kernel[0] * w->kernel[1]; place++) {
-            const int64_t ky = place / w->kernel[1], kx = place % w->kernel[1];
+        for (int64_t position = 0; position < w->kernel[0] * w->kernel[1]; position++) {
+            const int64_t ky = position / w->kernel[1], kx = position % w->kernel[1];
             const int64_t at = kx * w->dilation[1] - w->padding[1];
             int64_t first, end;
             NAMED(inside)(at, w->stride[1], conv->width, conv->out_width, &first, &end);

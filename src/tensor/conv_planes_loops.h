@@ -1,5 +1,5 @@
-/* The loops of cpu_conv_planes.c, for one type of elements: REAL, INTEGER, LANES and NAMED() are the
- * includer's. Vectors have 64 bytes for every instruction set, so that sums have the same order. */
+/* The loops of cpu_conv_planes.c, for one type of elements: the includer defines REAL, INTEGER, LANES and NAMED().
+ * Vectors have 64 bytes for every instruction set, so that sums have the same order. */
 
 typedef REAL NAMED(lanes) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 typedef REAL NAMED(half) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
@@ -7,7 +7,7 @@ typedef INTEGER NAMED(mask) __attribute__((vector_size(64)));
 
 #define VECTOR NAMED(lanes)
 
-/* Before a loop whose count is a constant: only when no loop is left of it are the sums registers. */
+/* Before a loop with a constant count: only when it is fully unrolled are the sums in registers. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
 #else
@@ -47,8 +47,8 @@ TD__INLINE void NAMED(add_taps)(const struct plane *p, const int rows, const int
     }
 }
 
-/* Column by column of a kernel of `height` rows: a row of the frame is loaded once for all rows of the
- * result that it is a part of. */
+/* Column by column of a kernel of `height` rows: a row of the frame is loaded once for all result rows that use
+ * it. */
 TD__INLINE void NAMED(add_columns)(const struct plane *p, const int rows, const int vectors,
                                    const int height, const REAL *frame, const REAL *w,
                                    VECTOR sums[][2])
@@ -67,7 +67,7 @@ TD__INLINE void NAMED(add_columns)(const struct plane *p, const int rows, const 
             VECTOR row1 = {0};
             if (vectors == 2)
                 row1 = *(const VECTOR *)(from + LANES);
-            __asm__ volatile("" ::: "memory"); /* otherwise compilers load it again for each row */
+            __asm__ volatile("" ::: "memory"); /* otherwise compilers reload it for each row */
             UNROLLED
             for (int i = 0; i < rows; i++) {
                 if (y < i || y - i >= height)
@@ -80,8 +80,8 @@ TD__INLINE void NAMED(add_columns)(const struct plane *p, const int rows, const 
     }
 }
 
-/* `rows` rows of one or two vectors, of which `columns` columns are stored. The first three are constants
- * where this is inlined; a kernel's height of 0 is any. */
+/* `rows` rows of one or two vectors, of which `columns` columns are stored. The first three arguments are
+ * constants after inlining; a `height` of 0 is any. */
 TD__INLINE void NAMED(plane_rows)(const int rows, const int vectors, const int height,
                                   const struct plane *p, const REAL *frame, const REAL *w,
                                   REAL first, int64_t columns, REAL *out)
@@ -114,8 +114,8 @@ TD__INLINE void NAMED(plane_rows)(const int rows, const int vectors, const int h
     }
 }
 
-/* The columns from `x` on, as many as `vectors` have. The last rows are made twice where their number does
- * not divide the height. */
+/* The columns from `x` on, as many as `vectors` have. Some of the last rows are computed twice if `rows` does not
+ * divide the height. */
 TD__INLINE void NAMED(plane_columns)(const int vectors, const int height, const struct plane *p,
                                      const REAL *frame, const REAL *w, REAL first, int64_t x,
                                      REAL *out)
@@ -171,8 +171,8 @@ TD__INLINE REAL NAMED(sum_of)(VECTOR sums)
     return LANES == 16 ? (part[0] + part[2]) + (part[1] + part[3]) : part[0] + part[1];
 }
 
-/* Adds sum over pixels of the plane `grad_y` times what lies under each of up to 9 taps to `grad_w`; their
- * number is a constant. After the end of a row lanes of the frame are masked, as they may be infinite. */
+/* Adds the dot product of the plane `grad_y` and the input under each of up to 9 taps to `grad_w`; `taps` is a
+ * constant. Lanes of the frame after the end of a row are masked, as they may be infinite. */
 TD__INLINE void NAMED(dot_taps)(const struct plane *p, const int taps, const REAL *frame,
                                 const int64_t *offsets, const REAL *grad_y, REAL *grad_w)
 {
@@ -202,7 +202,7 @@ TD__INLINE void NAMED(dot_taps)(const struct plane *p, const int taps, const REA
         grad_w[t] += NAMED(sum_of)(sums[t]);
 }
 
-/* Kernels of 9 and 25 places leave no single one, whose sum would be waited for at each step. */
+/* With 9 and 25 taps none is left over alone, whose sum would be a dependency chain. */
 TD__VECTOR static void NAMED(dot_plane)(const struct plane *p, const void *frame,
                                         const void *grad_y, void *grad_w)
 {
@@ -219,8 +219,8 @@ TD__VECTOR static void NAMED(dot_plane)(const struct plane *p, const void *frame
         NAMED(dot_taps)(p, 1, frame, p->offsets + t, grad_y, (REAL *)grad_w + t);
 }
 
-/* One row into a row of a frame: elements that are `right` apart there; or with phases, every phases-th
- * element goes to the same part of the row. */
+/* Copies a row into a row of a frame, with elements `right` apart; with phases, every phases-th element goes to
+ * the same part of the row. */
 TD__INLINE void NAMED(fill_row)(const struct plane_frame *f, const REAL *restrict from,
                                 REAL *restrict to)
 {
@@ -257,11 +257,11 @@ TD__INLINE void NAMED(fill_row)(const struct plane_frame *f, const REAL *restric
     }
 }
 
-/* The channels of a group; what is not covered was 0 before and stays so. */
+/* The channels of a group; other elements stay 0. */
 TD__VECTOR static void NAMED(fill_frame)(const struct plane_frame *frame, const void *source,
                                          void *data)
 {
-    const struct plane_frame f = *frame; /* which no store can change */
+    const struct plane_frame f = *frame; /* a copy that no store can alias */
     const REAL *from = source;
     for (int64_t c = 0; c < f.channels; c++) {
         REAL *to = (REAL *)data + (c * f.rows + f.top) * f.row;

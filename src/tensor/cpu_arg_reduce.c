@@ -1,9 +1,8 @@
-/* Where the greatest or the least element along a dimension is: the first one, and a NaN before all
- * others.
+/* argmax and argmin along a dimension: the first of equal elements, and a NaN before all others.
  *
- * Elements are seen as f32, f64 or i64, which keep their order. Along a dimension without gaps in
- * memory the greatest one is found first, as a reduction, and then its place; along another one the
- * columns of a block are compared side by side. Threads share the results. */
+ * Elements are converted to f32, f64 or i64, which keep their order. Along a contiguous dimension a reduction
+ * finds the greatest element first, then its index is searched; along another dimension the columns of a block
+ * are compared side by side. Threads share the results. */
 #include "tensor/cpu_reduce.h"
 
 #include "base/fail.h"
@@ -25,7 +24,7 @@ struct axis {
 struct search {
     bool least;
     td_dtype dtype;  /* of x */
-    td_dtype loop;   /* as the loops see it */
+    td_dtype loop;   /* in the loops */
     int64_t element; /* bytes of x's */
     struct axis along;
     int count; /* of the other axes */
@@ -37,10 +36,10 @@ struct search {
 
 /* ---- The loops --------------------------------------------------------------------------------- */
 
-/* Whether x comes before the best so far: it is better, or the first NaN. */
+/* Whether x replaces the best so far: it is better, or the first NaN. */
 #define BETTER(x, best) (((x) > (best)) | (((x) != (x)) & ((best) == (best))))
 
-/* One row of columns: where it is better, the best and its place are replaced. */
+/* Compares one row of columns: a better element replaces the best and its index. */
 #define COMPARE(T, sign)                                                                           \
     do {                                                                                           \
         T *restrict b = best;                                                                      \
@@ -48,12 +47,12 @@ struct search {
         for (int64_t i = 0; i < count; i++) {                                                      \
             bool better = first | BETTER(sign a[i], sign b[i]);                                    \
             b[i] = better ? a[i] : b[i];                                                           \
-            places[i] = better ? at : places[i];                                                   \
+            indices[i] = better ? at : indices[i];                                                 \
         }                                                                                          \
     } while (0)
 
 /* For integers the least is the greatest of their complements, which does not overflow. */
-static TD__VECTOR void compare(const struct search *search, void *best, int64_t *restrict places,
+static TD__VECTOR void compare(const struct search *search, void *best, int64_t *restrict indices,
                                const void *x, int64_t at, int64_t count)
 {
     bool first = at == 0;
@@ -78,8 +77,8 @@ static TD__VECTOR void compare(const struct search *search, void *best, int64_t 
     }
 }
 
-/* The first place of `value`, or -1; a NaN for a NaN. Whether it is there at all is asked of all
- * elements at once, since a loop that may end early is no vector code. */
+/* The first index of `value`, or -1; a NaN finds a NaN. A first loop checks whether it occurs at all, since a loop
+ * that may end early is not vectorised. */
 #define FIND(T)                                                                                    \
     do {                                                                                           \
         const T *a = x;                                                                            \
@@ -104,7 +103,7 @@ static TD__VECTOR int64_t find(td_dtype dtype, const void *x, const void *value,
 
 /* ---- Elements ---------------------------------------------------------------------------------- */
 
-/* `count` elements, `step` bytes apart, as the loops want to see them. */
+/* `count` elements, `step` bytes apart, in the dtype of the loops. */
 static const void *fetch(const struct search *search, const char *x, int64_t step, int64_t count,
                          void *buffer)
 {
@@ -123,7 +122,7 @@ static const void *fetch(const struct search *search, const char *x, int64_t ste
     return buffer;
 }
 
-/* ---- The two ways ------------------------------------------------------------------------------ */
+/* ---- Along rows, and along columns ------------------------------------------------------------- */
 
 static int64_t place_in_row(const struct search *search, const char *x)
 {
@@ -160,14 +159,14 @@ static void places_in_columns(const struct search *search, const struct axis *co
                               const char *x, char *out, int64_t count)
 {
     _Alignas(64) char best[BLOCK * 8], buffer[BLOCK * 8];
-    int64_t places[BLOCK];
+    int64_t indices[BLOCK];
     memset(best, 0, sizeof best);
     for (int64_t at = 0; at < search->along.size; at++) {
         const char *row = x + at * search->along.x_step;
-        compare(search, best, places, fetch(search, row, columns->x_step, count, buffer), at,
+        compare(search, best, indices, fetch(search, row, columns->x_step, count, buffer), at,
                 count);
     }
-    td__copy_steps(out, columns->out_step, places, sizeof *places, count, sizeof *places);
+    td__copy_steps(out, columns->out_step, indices, sizeof *indices, count, sizeof *indices);
 }
 
 /* Moves both to position `at` of the first `count` axes. */
@@ -226,13 +225,13 @@ td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int
 {
     td_dtype dtype = x->layout.dtype;
     if (dtype >= TD_COMPLEX64)
-        return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", least ? "argmin" : "argmax",
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: not supported for %s", least ? "argmin" : "argmax",
                        td_dtype_name(dtype));
     if (out->layout.numel == 0)
         return TD_OK;
     struct search search = {.least = least, .dtype = dtype, .loop = loop_dtype(dtype)};
     search.element = (int64_t)td_dtype_size(dtype);
-    search.along.size = 1; /* of a tensor of no dimensions */
+    search.along.size = 1; /* of a tensor without dimensions */
     int64_t index = sizeof(int64_t);
     for (int d = 0; d < x->layout.ndim; d++) {
         struct axis axis = {x->layout.shape[d], x->layout.strides[d] * search.element,
@@ -242,7 +241,7 @@ td_status td__cpu_arg_reduce(bool least, td_tensor *out, const td_tensor *x, int
         else if (axis.size > 1)
             add_axis(&search, axis);
     }
-    /* Short rows are better taken side by side, although their elements are gathered then. */
+    /* Short rows are faster side by side, although their elements are then gathered. */
     const struct axis *last = search.count ? &search.axes[search.count - 1] : NULL;
     bool by_columns = last && (last->x_step < search.along.x_step || search.along.size < 16);
     search.x = td_tensor_data(x);

@@ -1,18 +1,18 @@
 /* Attention, y = softmax(scale q k^T + mask) v, in blocks of the matrix of scores.
  *
  *              keys: s
- *            +----+----+        A block is up to `rows` x KEYS. Forwards, each row carries the greatest
- *      rows  | 1  | 2  |        score and the sum of exponentials that it has met so far; when a later
- *        l   +----+----+        block has a greater one, what was added up before is scaled down.
+ *            +----+----+        A block is up to `rows` x KEYS. Forward, each row keeps the running maximum
+ *      rows  | 1  | 2  |        of its scores and the sum of exponentials; when a later block has a
+ *        l   +----+----+        greater score, the sums are rescaled.
  *            | 3  | 4  |
- *            +----+----+        Blocks above the diagonal are left out where attention is causal.
+ *            +----+----+        Causal attention skips the blocks above the diagonal.
  *
- * Of all that only lse, the logarithm of each row's sum, is kept. Backwards the blocks are computed
- * once more, and p = e^(score - lse) is the softmax at once. With d[i] = sum over e of dy[i, e] y[i, e]:
+ * Only lse, the log-sum-exp of each row, is saved. Backward, the blocks are recomputed, and p = e^(score - lse)
+ * is the softmax. With d[i] = sum over e of dy[i, e] y[i, e]:
  *
  *     ds = p (dy v^T - d)     dq = scale ds k     dk = scale ds^T q     dv = p^T dy
  *
- * Memory: two blocks and a few numbers for each of their rows, whatever the sizes are. */
+ * Memory: two blocks and a few numbers for each of their rows, independent of the sizes. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
@@ -23,13 +23,13 @@
 
 #include <stdlib.h>
 
-/* A pair of blocks stays in the second cache. Rows are fewer where they are cut off at the diagonal,
- * so that less is computed in vain. */
+/* A pair of blocks stays in L2. Causal attention has fewer rows in a block, so that less is computed above the
+ * diagonal. */
 #define ROWS 128
 #define CAUSAL_ROWS 64
 #define KEYS 256
 
-/* Matrices, one for each item of the batch: the columns side by side, strides in elements. */
+/* One matrix for each item of the batch: contiguous columns, strides in elements. */
 struct matrices {
     char *data;
     int64_t item, row;
@@ -46,11 +46,11 @@ struct attention {
     bool causal;
     double scale;
     /* Memory for one block and its rows, of the dtype: */
-    void *scores, *slopes;        /* [rows, keys] */
-    void *most, *sums, *products; /* [rows]: greatest score, sum, d of above */
+    void *scores, *grad_scores; /* [rows, keys] */
+    void *most, *sums, *delta;  /* [rows]: maximum, sum of exponentials, d of above */
 };
 
-/* Which part of the scores is being worked on. */
+/* A block of the scores. */
 struct block {
     int64_t item;
     int64_t first, rows; /* of q */
@@ -68,7 +68,7 @@ static void *row_of(const struct attention *a, const struct matrices *m, int64_t
     return m->data + (item * m->item + row * m->row) * (int64_t)td_dtype_size(a->dtype);
 }
 
-/* How many keys the rows up to `last` see. */
+/* How many keys the rows up to `last` attend to. */
 static int64_t keys_seen(const struct attention *a, int64_t last)
 {
     return a->causal && last + 1 < a->s ? last + 1 : a->s;
@@ -169,14 +169,14 @@ static td_status forward_rows(const struct attention *a, struct block b)
 static td_status backward_block(const struct attention *a, const struct block *b)
 {
     TD_TRY(block_product(a, b, a->scores, &a->q, &a->k, a->d, a->scale));
-    TD_TRY(block_product(a, b, a->slopes, &a->grad_y, &a->v, a->e, 1));
-    (a->dtype == TD_F32 ? slopes_f32 : slopes_f64)(a, b);
+    TD_TRY(block_product(a, b, a->grad_scores, &a->grad_y, &a->v, a->e, 1));
+    (a->dtype == TD_F32 ? grad_scores_f32 : grad_scores_f64)(a, b);
     if (a->grad_v.data)
         TD_TRY(to_keys(a, b, &a->grad_v, a->e, a->scores, &a->grad_y, 1));
     if (a->grad_q.data)
-        TD_TRY(to_rows(a, b, &a->grad_q, a->d, a->slopes, &a->k, a->scale));
+        TD_TRY(to_rows(a, b, &a->grad_q, a->d, a->grad_scores, &a->k, a->scale));
     if (a->grad_k.data)
-        TD_TRY(to_keys(a, b, &a->grad_k, a->d, a->slopes, &a->q, a->scale));
+        TD_TRY(to_keys(a, b, &a->grad_k, a->d, a->grad_scores, &a->q, a->scale));
     return TD_OK;
 }
 
@@ -196,7 +196,7 @@ static td_status backward_rows(const struct attention *a, struct block b)
 
 /* ---- The kernels ------------------------------------------------------------------------------ */
 
-/* Memory that is not the tensor's own is a contiguous copy of it. */
+/* `data` is the tensor's memory or a contiguous copy. */
 static struct matrices matrices_of(const td_tensor *tensor, const void *data)
 {
     const struct td__layout *layout = &tensor->layout;
@@ -241,7 +241,7 @@ static struct attention attention_of(struct td__wide *w, const td_tensor *q, con
     return a;
 }
 
-/* Goes through all blocks of rows. */
+/* Calls `rows` for all blocks of rows. */
 static td_status run(struct attention *a, td_status (*rows)(const struct attention *, struct block))
 {
     int64_t height = a->causal ? CAUSAL_ROWS : ROWS;
@@ -251,10 +251,10 @@ static td_status run(struct attention *a, td_status (*rows)(const struct attenti
     if (!memory)
         return td__fail_nomem("attention");
     a->scores = memory;
-    a->slopes = memory + height * keys * size;
+    a->grad_scores = memory + height * keys * size;
     a->most = memory + height * 2 * keys * size;
     a->sums = (char *)a->most + height * size;
-    a->products = (char *)a->sums + height * size;
+    a->delta = (char *)a->sums + height * size;
     td_status status = TD_OK;
     for (int64_t item = 0; item < a->items && !status; item++)
         for (int64_t first = 0; first < a->l && !status; first += height)
@@ -291,7 +291,7 @@ td_status td__cpu_attention_grad(td_tensor *grad_q, td_tensor *grad_k, td_tensor
     a.grad_k = result(&w, grad_k);
     a.grad_v = result(&w, grad_v);
     if (w.status == TD_OK) {
-        /* All rows add to the gradients of k and v; some of these may not be seen by any. */
+        /* All rows add to the gradients of k and v; no row may attend to some keys. */
         for (int64_t item = 0; item < a.items; item++) {
             if (a.grad_k.data)
                 clear_rows(&a, &a.grad_k, item, 0, a.s, a.d);

@@ -1,6 +1,6 @@
 /* The loops of cpu_attention.c for one type, with REAL and NAME() of real_f32.h or real_f64.h. */
 
-/* x[j] += mask[row, column + j]. A half becomes an f32 on the way. */
+/* x[j] += mask[row, column + j]; f16 and bf16 are converted to f32. */
 TD__INLINE void NAME(add_mask)(REAL *restrict x, int64_t n, const struct attention *a, int64_t item,
                                int64_t row, int64_t column)
 {
@@ -22,7 +22,7 @@ TD__INLINE void NAME(add_mask)(REAL *restrict x, int64_t n, const struct attenti
             x[j] += real[j * step];
 }
 
-/* How many keys of the block row i of it sees. */
+/* How many keys of the block its row i attends to. */
 TD__INLINE int64_t NAME(keys_of)(const struct attention *a, const struct block *b, int64_t i)
 {
     int64_t seen = b->first + i + 1 - b->from;
@@ -46,8 +46,7 @@ static void NAME(begin_rows)(const struct attention *a, const struct block *b)
     }
 }
 
-/* Turns scores into e^(score - greatest of the row so far), and scales what the rows of y have so far
- * to the same. */
+/* Replaces scores by e^(score - running maximum of the row), and rescales the rows of y to the same. */
 TD__VECTOR
 static void NAME(soften)(const struct attention *a, const struct block *b, void *y)
 {
@@ -76,7 +75,7 @@ static void NAME(soften)(const struct attention *a, const struct block *b, void 
     }
 }
 
-/* Divides the rows of y by their sums; a row that has seen nothing is 0. */
+/* Divides the rows of y by their sums; a fully masked row is 0. */
 TD__VECTOR
 static void NAME(end_rows)(const struct attention *a, const struct block *b, void *y)
 {
@@ -97,25 +96,25 @@ static void NAME(end_rows)(const struct attention *a, const struct block *b, voi
     }
 }
 
-/* products[i] = the sum of y and grad_y of row i, multiplied element by element. */
+/* delta[i] = the sum of y and grad_y of row i, multiplied element by element. */
 TD__VECTOR
 static void NAME(row_products)(const struct attention *a, const struct block *b, const void *y,
                                const void *grad_y)
 {
     for (int64_t i = 0; i < b->rows; i++)
-        ((REAL *)a->products)[i] = NAME(dot)((const REAL *)y + i * a->y.row,
-                                             (const REAL *)grad_y + i * a->grad_y.row, a->e);
+        ((REAL *)a->delta)[i] = NAME(dot)((const REAL *)y + i * a->y.row,
+                                          (const REAL *)grad_y + i * a->grad_y.row, a->e);
 }
 
-/* scores become p, the softmax; slopes, which are grad_y v^T, become the gradients of the scores. */
+/* scores become p, the softmax; grad_scores, which are grad_y v^T, become the gradients of the scores. */
 TD__VECTOR
-static void NAME(slopes)(const struct attention *a, const struct block *b)
+static void NAME(grad_scores)(const struct attention *a, const struct block *b)
 {
     for (int64_t i = 0; i < b->rows; i++) {
         REAL *restrict p = (REAL *)a->scores + i * b->keys;
-        REAL *restrict ds = (REAL *)a->slopes + i * b->keys;
+        REAL *restrict ds = (REAL *)a->grad_scores + i * b->keys;
         REAL lse = ((const REAL *)a->lse)[b->item * a->l + b->first + i];
-        REAL product = ((const REAL *)a->products)[i];
+        REAL product = ((const REAL *)a->delta)[i];
         int64_t n = lse == -INFINITY ? 0 : NAME(keys_of)(a, b, i);
         if (a->mask)
             NAME(add_mask)(p, n, a, b->item, b->first + i, b->from);

@@ -2,10 +2,9 @@
  *
  *     z = (x - mean) rstd,  y = z w + b,  rstd = 1 / sqrt(variance + eps)
  *
- * Statistics are two passes: the mean, then the moments of x - mean. Lines are added up in lanes of
- * their own type and the lines' sums in f64, so neither a large mean nor many lines cost precision.
- * Where lines are short (a batch of vectors has S = 1), channels are done side by side instead, with
- * an accumulator in f64 each. */
+ * Statistics take two passes: the mean, then the moments of x - mean. A line is summed in vector lanes of its own
+ * type, and the lines' sums in f64, so neither a large mean nor many lines cost precision. For short lines (a
+ * batch of vectors has S = 1) channels are processed side by side instead, with an f64 accumulator each. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
@@ -15,13 +14,13 @@
 
 #include <stdlib.h>
 
-/* From this length on a line is worth lanes of its own. */
+/* From this length on a line is summed in lanes. */
 #define LONG_LINE 8
 
 /* A line is cut into pieces for its sums, so that the lanes' errors stay small. */
 #define PIECE 4096
 
-/* The operands of one call, forwards or backwards, as numbers of the type that is computed with. */
+/* The operands of one call, forward or backward, in the compute type. */
 struct batch_norm {
     int64_t n, c, s;
     const void *x, *weight, *bias, *grad_y;
@@ -31,11 +30,11 @@ struct batch_norm {
     double momentum, eps;
     const double *from; /* of the loops over channels: what is subtracted, and what is added to */
     double *first, *second;
-    double *sums;  /* [4, C], zeros at first: what is added up for each channel */
-    void *factors; /* [3, C], of the type that is computed with: what its numbers are changed by */
+    double *sums;  /* [4, C], initially zero: the sums of each channel */
+    void *factors; /* [3, C], in the compute type: the coefficients of each channel */
 };
 
-/* A channel is added up by one thread, in the order of its lines. */
+/* One thread sums a channel, in the order of its lines. */
 static void over_channels(struct batch_norm *k, td__range_fn *fn, const double *from, double *first,
                           double *second)
 {
@@ -60,7 +59,7 @@ static void over_lines(struct batch_norm *k, td__range_fn *fn)
 
 static td_status run(struct td__wide *w, struct batch_norm *k, bool f32, bool gradient)
 {
-    /* Room for numbers of either type in both. */
+    /* Large enough for either type. */
     k->sums = calloc((size_t)k->c + 1, 7 * sizeof *k->sums);
     k->factors = k->sums + 4 * k->c;
     if (!k->sums && w->status == TD_OK)

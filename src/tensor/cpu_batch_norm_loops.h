@@ -116,14 +116,14 @@ static void NAME(channel_grad)(void *arg, int64_t begin, int64_t end)
 }
 
 /* Puts the mean of each channel into mean[], in f64, and returns 1 / sqrt(variance + eps) in rstd[].
- * The running statistics move along. */
+ * Updates the running statistics. */
 static void NAME(batch_statistics)(struct batch_norm *k, double *mean, double *rstd)
 {
     double count = (double)(k->n * k->s);
     over_channels(k, NAME(channel_moments), NULL, mean, rstd);
     double *first = k->sums + 2 * k->c, *second = k->sums + 3 * k->c;
     for (int64_t c = 0; c < k->c; c++)
-        mean[c] = (double)(REAL)(mean[c] / count); /* what is rounded off comes back with first[] */
+        mean[c] = (double)(REAL)(mean[c] / count); /* first[] has the rounding error */
     over_channels(k, NAME(channel_moments), mean, first, second);
     REAL *running_mean = k->running_mean, *running_var = k->running_var;
     for (int64_t c = 0; c < k->c; c++) {
@@ -145,7 +145,8 @@ static void NAME(batch_norm)(struct batch_norm *k)
 {
     double *mean = k->sums, *rstd = k->sums + k->c;
     const REAL *weight = k->weight, *bias = k->bias;
-    if (k->training && k->n && k->s) { /* of nothing they are 0, and the running ones stay */
+    if (k->training && k->n &&
+        k->s) { /* without elements they are 0, and the running ones unchanged */
         NAME(batch_statistics)(k, mean, rstd);
     } else if (!k->training) {
         for (int64_t c = 0; c < k->c; c++) {
@@ -170,8 +171,8 @@ static void NAME(batch_norm)(struct batch_norm *k)
     over_lines(k, NAME(channel_apply));
 }
 
-/* With M numbers in a channel: grad_x = w rstd (grad_y - sum grad_y / M - z sum(grad_y z) / M); where
- * the statistics are constants only the first of the three is left. */
+/* With M numbers in a channel: grad_x = w rstd (grad_y - sum grad_y / M - z sum(grad_y z) / M); with constant
+ * statistics only the first term. */
 static void NAME(batch_norm_grad)(struct batch_norm *k)
 {
     double *sum = k->sums, *product = k->sums + k->c, count = (double)(k->n * k->s);

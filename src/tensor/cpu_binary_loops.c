@@ -1,8 +1,8 @@
-/* The loops of binary operations, one for each operation and type. GT and GE are LT and LE with
- * their operands exchanged, which whoever calls has done.
+/* The loops of binary operations, one for each operation and type. GT and GE are LT and LE with their operands
+ * exchanged by the caller.
  *
- * Addition, multiplication and whatever else does not look at the sign is done for integers of both
- * kinds in the unsigned one, where it wraps around. */
+ * Addition, multiplication and other operations that do not depend on the sign use the unsigned type for both
+ * kinds of integers, where they wrap around. */
 #include "tensor/cpu_elementwise.h"
 #include "tensor/cpu_each.h"
 #include "tensor/cpu_math.h"
@@ -32,8 +32,7 @@
 
 /* ---- Floats ------------------------------------------------------------------------------------
  *
- * The functions get their steps as constants, so that an operand that is one element stays in a
- * register. */
+ * The functions get their steps as constants, so that a scalar operand stays in a register. */
 
 #define FLOAT_CASE(op, T, R, expression)                                                           \
     case op: {                                                                                     \
@@ -47,7 +46,7 @@
         break;                                                                                     \
     }
 
-/* Each row by a function whose steps are constants. Where both are 0, a row is one element over and over. */
+/* Each row by a function with constant steps. If both are 0, a row repeats one element. */
 #define EACH_ROW(loop, size)                                                                       \
     do {                                                                                           \
         char *out = pairs->out;                                                                    \
@@ -69,8 +68,8 @@
         }                                                                                          \
     } while (0)
 
-/* With an exponent that is constant in the loop, compilers make loops of their own for the exceptions, and
- * no vector code. */
+/* With an exponent that is constant in the loop, compilers split off loops for the special cases, and do not
+ * vectorise. */
 #define POWERS(T, power)                                                                           \
     do {                                                                                           \
         T *o = (T *)(void *)pairs->out;                                                            \
@@ -163,8 +162,8 @@ TD__VECTOR void td__binary_bf16(enum td__binary_op op, const struct td__pairs *p
 
 /* ---- Complex numbers ---------------------------------------------------------------------------
  *
- * The real part stands first. A division is scaled by the larger part of the divisor, so that
- * nothing overflows on the way. */
+ * The real part comes first. A division is scaled by the larger part of the divisor, so that no intermediate
+ * overflows. */
 
 #define COMPLEX(T)                                                                                 \
     struct T##_pair {                                                                              \
@@ -177,11 +176,11 @@ TD__VECTOR void td__binary_bf16(enum td__binary_op op, const struct td__pairs *p
     static inline struct T##_pair T##_over(struct T##_pair p, struct T##_pair q)                   \
     {                                                                                              \
         T re = q.re < 0 ? -q.re : q.re, im = q.im < 0 ? -q.im : q.im;                              \
-        bool turned = re < im;                                                                     \
-        T large = turned ? q.im : q.re, small = turned ? q.re : q.im;                              \
+        bool swapped = re < im;                                                                    \
+        T large = swapped ? q.im : q.re, small = swapped ? q.re : q.im;                            \
         T ratio = large == 0 ? 0 : small / large;                                                  \
         T scale = 1 / (large + small * ratio);                                                     \
-        if (turned)                                                                                \
+        if (swapped)                                                                               \
             return (struct T##_pair){(p.re * ratio + p.im) * scale,                                \
                                      (p.im * ratio - p.re) * scale};                               \
         return (struct T##_pair){(p.re + p.im * ratio) * scale, (p.im - p.re * ratio) * scale};    \
@@ -235,7 +234,7 @@ void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const 
 
 /* ---- Integers ---------------------------------------------------------------------------------- */
 
-/* 0 for a division by 0. The least number over -1 is itself, as it is negated with wrapping. */
+/* 0 for a division by 0. The minimum over -1 is itself, as negation wraps around. */
 #define QUOTIENT(T, U) (q == 0 ? 0 : q == (T)-1 ? (T)(0 - (U)p) : (T)(p / q))
 
 #define CASES_OF_ORDER(T)                                                                          \
@@ -244,7 +243,7 @@ void td__binary_complex(enum td__binary_op op, td_dtype dtype, void *out, const 
     CASE(TD__LT, T, uint8_t, p < q)                                                                \
     CASE(TD__LE, T, uint8_t, p <= q)
 
-/* W is a type in which nothing overflows but by wrapping around. */
+/* W is an unsigned type, in which arithmetic wraps around. */
 #define UNSIGNED_LOOP(T, W)                                                                        \
     static TD__VECTOR void binary_##T(enum td__binary_op op, void *out, const void *a,             \
                                       const void *b, int64_t count)                                \
@@ -282,8 +281,8 @@ SIGNED_LOOP(int16_t, uint32_t)
 SIGNED_LOOP(int32_t, uint32_t)
 SIGNED_LOOP(int64_t, uint64_t)
 
-/* Wrapping around, which narrower integers do by cutting off. A negative exponent leaves what is a whole
- * number: of 1 and -1 one of them, of all others 0, also of 0. */
+/* Wraps around; narrower integers truncate the result. With a negative exponent 1 and -1 give 1 or -1, all
+ * others, also 0, give 0. */
 static uint64_t power(uint64_t base, uint64_t exponent)
 {
     uint64_t result = 1;

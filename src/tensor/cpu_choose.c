@@ -59,7 +59,7 @@ struct bounds {
     double low, high;
 };
 
-/* NaN passes both comparisons by. */
+/* NaN fails both comparisons and stays. */
 #define CLAMP(T, least, greatest)                                                                  \
     do {                                                                                           \
         T *o = out;                                                                                \
@@ -72,7 +72,7 @@ struct bounds {
         }                                                                                          \
     } while (0)
 
-/* A bound of an integer is rounded inwards, and cut off at the ends of its type. */
+/* The bounds of an integer are rounded inwards, and clamped to the range of its type. */
 #define CLAMP_INTEGER(T, least, greatest)                                                          \
     CLAMP(T,                                                                                       \
           bounds->low <= (double)(least)      ? (least)                                            \
@@ -123,7 +123,7 @@ td_status td__cpu_clamp(td_tensor *out, const td_tensor *x, double low, double h
 {
     td_dtype dtype = x->layout.dtype;
     if (dtype >= TD_BOOL)
-        return td_fail(TD_ERR_UNSUPPORTED, "clamp: there is none for %s", td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "clamp: not supported for %s", td_dtype_name(dtype));
     if (isnan(low) || isnan(high))
         return td_fail(TD_ERR_INVALID, "clamp: a bound is NaN");
     struct bounds bounds = {td__compute_dtype(dtype), low, high};

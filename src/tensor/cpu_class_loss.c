@@ -1,11 +1,11 @@
-/* Losses of classes: x [N, C, S] with a target [N, S] each, the negative log likelihood and the
- * gradient of the cross entropy.
+/* Classification losses: x [N, C, S] with targets [N, S], the negative log likelihood and the gradient of the
+ * cross entropy.
  *
  *     nll            y[n, s] = -w[t] x[n, t, s]
- *     cross entropy  dx[n, c, s] = dy w[t] (e^l[n, c, s] - (c == t)),  l the logarithm of the softmax
+ *     cross entropy  dx[n, c, s] = dy w[t] (e^l[n, c, s] - (c == t)),  l the log-softmax
  *
- * All targets are checked before anything is written; also on the way back, since the memory of the
- * targets is the user's and may have changed. */
+ * All targets are checked before anything is written; also in the backward pass, since the memory of the targets
+ * is the user's and may have changed. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
@@ -15,7 +15,7 @@
 
 #include <inttypes.h>
 
-/* How many positions of the last dimension are done side by side. */
+/* How many positions of the last dimension are processed side by side. */
 #define COLUMNS 128
 
 struct class_loss {
@@ -44,7 +44,7 @@ static td_status check_targets(const struct class_loss *k, const td_tensor *targ
                 TD_ERR_INVALID,
                 "%s: the target at %s is %" PRId64 ", but there are %" PRId64
                 " classes: targets go from 0 to %" PRId64 ", or are ignore_index, %" PRId64,
-                call, td__place_text(&target->layout, i), t, k->c, k->c - 1, k->ignore_index);
+                call, td__index_text(&target->layout, i), t, k->c, k->c - 1, k->ignore_index);
     }
     return TD_OK;
 }

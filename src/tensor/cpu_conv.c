@@ -1,9 +1,8 @@
 /* Convolutions: the sizes, the kernels of kernels.h, and the gradient of the bias.
  *
- * Which loops are used depends on the sizes alone, never on the processor or the number of threads:
- * planes where groups have few channels (cpu_conv_planes.c), plain products for kernels of one place
- * (cpu_conv_plain.c), products that read the pictures in place where there are enough channels
- * (cpu_conv_direct.c), otherwise products of columns (cpu_conv_gemm.c). */
+ * The choice of the algorithm depends on the sizes alone, never on the processor or the number of threads: planes
+ * for few channels in a group (cpu_conv_planes.c), plain products for 1 x 1 kernels (cpu_conv_plain.c), products
+ * that read the images in place for enough channels (cpu_conv_direct.c), otherwise im2col (cpu_conv_gemm.c). */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/cpu_kernels.h"
@@ -19,7 +18,7 @@ static struct td__conv conv_of(const struct td__layout *x, const struct td__layo
     int64_t groups = window->groups > 0 ? window->groups : 1;
     struct td__conv conv = {
         .window = *window,
-        .pictures = x->shape[0],
+        .images = x->shape[0],
         .channels = x->shape[1] / groups,
         .height = x->shape[2],
         .width = x->shape[3],
@@ -30,8 +29,8 @@ static struct td__conv conv_of(const struct td__layout *x, const struct td__layo
     };
     conv.taps = conv.channels * window->kernel[0] * window->kernel[1];
     conv.pixels = conv.out_height * conv.out_width;
-    conv.x_picture = groups * conv.channels * conv.height * conv.width;
-    conv.out_picture = groups * conv.out_channels * conv.pixels;
+    conv.x_image = groups * conv.channels * conv.height * conv.width;
+    conv.out_image = groups * conv.out_channels * conv.pixels;
     conv.padded_height = conv.height + 2 * window->padding[0];
     conv.padded_width = conv.width + 2 * window->padding[1];
     return conv;
@@ -42,7 +41,7 @@ td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
 {
     const struct td__conv conv = conv_of(&x->layout, &out->layout, window);
     struct td__wide wide = {0};
-    const void *pictures = td__widen(&wide, x), *weights = td__widen(&wide, w);
+    const void *images = td__widen(&wide, x), *weights = td__widen(&wide, w);
     const void *biases = td__widen(&wide, bias);
     void *results = td__widen_out(&wide, out, false);
     if (wide.status || out->layout.numel == 0)
@@ -51,7 +50,7 @@ td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
                    : td__conv_fits_plain(&conv)                         ? td__conv_plain
                    : td__conv_fits_direct(conv.out_channels, conv.taps) ? td__conv_direct
                                                                         : td__conv_gemm)(
-        &conv, td__wide_dtype(out), pictures, weights, biases, results);
+        &conv, td__wide_dtype(out), images, weights, biases, results);
     return td__widen_end(&wide);
 }
 
@@ -61,7 +60,7 @@ td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, 
     const struct td__conv conv = conv_of(&grad_x->layout, &grad_y->layout, window);
     struct td__wide wide = {0};
     const void *weights = td__widen(&wide, w), *gradients = td__widen(&wide, grad_y);
-    void *pictures = td__widen_out(&wide, grad_x, false);
+    void *images = td__widen_out(&wide, grad_x, false);
     if (wide.status || grad_x->layout.numel == 0)
         return td__widen_end(&wide);
     const int64_t steps = conv.out_channels * window->kernel[0] * window->kernel[1];
@@ -70,7 +69,7 @@ td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, 
                    : td__conv_fits_plain(&conv)                 ? td__conv_plain_grad_input
                    : td__conv_fits_direct(conv.channels, steps) ? td__conv_direct_grad_input
                                                                 : td__conv_gemm_grad_input)(
-        &conv, td__wide_dtype(grad_x), gradients, weights, pictures);
+        &conv, td__wide_dtype(grad_x), gradients, weights, images);
     return td__widen_end(&wide);
 }
 
@@ -89,9 +88,8 @@ TD__VECTOR static void add_bias_f32(void *arg, int64_t begin, int64_t end)
     const int64_t pixels = job->conv->pixels;
     for (int64_t o = begin; o < end; o++) {
         double sum = 0;
-        for (int64_t i = 0; i < job->conv->pictures; i++) {
-            const float *from = (const float *)job->grad_y + i * job->conv->out_picture +
-                                o * pixels;
+        for (int64_t i = 0; i < job->conv->images; i++) {
+            const float *from = (const float *)job->grad_y + i * job->conv->out_image + o * pixels;
             float part[32] = {0};
             int64_t p = 0;
             for (; p + 32 <= pixels; p += 32)
@@ -113,8 +111,8 @@ static void add_bias_f64(void *arg, int64_t begin, int64_t end)
     const struct bias_job *job = arg;
     const int64_t pixels = job->conv->pixels;
     for (int64_t o = begin; o < end; o++)
-        for (int64_t i = 0; i < job->conv->pictures; i++) {
-            const double *from = (const double *)job->grad_y + i * job->conv->out_picture +
+        for (int64_t i = 0; i < job->conv->images; i++) {
+            const double *from = (const double *)job->grad_y + i * job->conv->out_image +
                                  o * pixels;
             double sum = 0;
             for (int64_t p = 0; p < pixels; p++)
@@ -127,14 +125,14 @@ static void add_bias(const struct td__conv *conv, td_dtype dtype, const void *gr
                      void *grad_bias)
 {
     struct bias_job job = {.conv = conv, .grad_y = grad_y, .grad_bias = grad_bias};
-    const int64_t each = conv->pictures * conv->pixels;
+    const int64_t each = conv->images * conv->pixels;
     td__parallel_for(conv->groups * conv->out_channels,
                      each < TD__GRAIN ? TD__GRAIN / (each + 1) + 1 : 1,
                      dtype == TD_F32 ? add_bias_f32 : add_bias_f64, &job);
 }
 
-/* Pictures as columns would have to be turned, except where the kernel has one place: so even half full
- * vectors of channels are better. */
+/* im2col would have to transpose the columns, except for 1 x 1 kernels: so even half-full vectors of channels
+ * are faster. */
 static bool weight_fits_direct(const struct td__conv *conv)
 {
     return !td__conv_fits_plain(conv) && conv->pixels >= 48 &&
@@ -148,7 +146,7 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
     const td_dtype dtype = td__wide_dtype(grad_w);
     const struct td__conv conv = conv_of(&x->layout, &grad_y->layout, window);
     struct td__wide wide = {0};
-    const void *pictures = td__widen(&wide, x), *gradients = td__widen(&wide, grad_y);
+    const void *images = td__widen(&wide, x), *gradients = td__widen(&wide, grad_y);
     void *weights = td__widen_out(&wide, grad_w, accumulate);
     void *biases = td__widen_out(&wide, grad_bias, accumulate);
     if (wide.status)
@@ -166,6 +164,6 @@ td_status td__cpu_conv2d_grad_weight(td_tensor *grad_w, td_tensor *grad_bias,
     wide.status = (td__conv_fits_planes(&conv) ? td__conv_planes_grad_weight
                    : weight_fits_direct(&conv)
                        ? td__conv_direct_grad_weight
-                       : td__conv_gemm_grad_weight)(&conv, dtype, gradients, pictures, weights);
+                       : td__conv_gemm_grad_weight)(&conv, dtype, gradients, images, weights);
     return td__widen_end(&wide);
 }

@@ -1,14 +1,13 @@
 /* The output of a convolution, and the gradient of its input, by direct products; see conv.h.
  *
- * Both are plans of the same kind. A result is cut into units of rows: one row of the output, or as many
- * rows of the gradient as the stride. Some units of one group of one picture are a job: the part of the
- * source that they depend on is copied with its padding (conv_frame.h), which also keeps it in the
- * second cache, and a product makes all their pixels.
+ * Both use the same kind of plan. A result is divided into units of rows: one row of the output, or as many rows of the
+ * gradient as the stride. A job is some units of one group of one image: it copies the part of the source that they
+ * depend on with its padding (conv_frame.h), which also keeps it in L2, and one product computes all their pixels.
  *
- * The pixels of a gradient fall into phases: under a stride of 2, pixels in even and in odd rows and
- * columns meet different places of the kernel. Each phase is a product with the weights of its places.
+ * The pixels of a gradient have phases: with a stride of 2, pixels in even and in odd rows and columns meet
+ * different kernel positions. Each phase is a product with the weights of its positions.
  *
- * Jobs share nothing that they write, and a pixel's sum does not depend on the job it is in. */
+ * Jobs write no shared memory, and a pixel's sum does not depend on the job that computes it. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
 #include "tensor/conv.h"
@@ -33,36 +32,37 @@ bool td__conv_fits_direct(int64_t channels, int64_t steps)
     return channels * 4 >= vectors * 16 * 3 && steps >= 48;
 }
 
-/* The pixels of a result that meet the same places of the kernel. */
+/* The pixels of a result that meet the same kernel positions. */
 struct phase {
     int64_t row, column; /* of the first one, within a unit */
     int64_t width;       /* pixels in a row */
     int64_t k;           /* steps of the product */
     int64_t *steps;      /* [k] */
-    int64_t places;      /* steps of a channel */
-    int64_t *place_rows; /* [places] rows of the source, from the first one of a unit's frame */
-    int64_t *rows;       /* [pixels of a job] */
-    int64_t b_group;     /* elements of B of a group */
+    int64_t positions;   /* steps of a channel */
+    int64_t
+        *position_rows; /* [positions] rows of the source, from the first one of a unit's frame */
+    int64_t *rows;      /* [pixels of a job] */
+    int64_t b_group;    /* elements of B of a group */
     struct td__aligned b;
 };
 
 struct plan {
     td_dtype dtype;
     const struct td__direct_loops *loops;
-    int64_t pictures, groups;
+    int64_t images, groups;
 
     const void *source;
-    int64_t source_picture;
+    int64_t source_image;
     struct td__conv_frame frame; /* for `most` units */
     int64_t top;                 /* of the first unit's frame */
     int64_t unit_rows;           /* of the source, from one unit's frame to the next */
     bool in_place;               /* the source is its own frame */
 
     void *result;
-    int64_t channels, height, width, result_picture;
+    int64_t channels, height, width, result_image;
     int64_t unit_height, unit_width; /* pixels of the result in a unit: as many phases */
     int64_t units, most;             /* in all, in a job */
-    int64_t jobs_each;               /* jobs of a group of a picture */
+    int64_t jobs_each;               /* jobs of a group of an image */
 
     struct phase *phases;
     int phase_count;
@@ -70,8 +70,8 @@ struct plan {
     atomic_int failed;
 };
 
-/* The memory of a thread: a frame, and the phases of one row of each unit, each as a result of its own. */
-struct workplace {
+/* A thread's workspace: a frame, and the phases of one row of each unit, each as a separate result. */
+struct workspace {
     struct td__aligned frame;
     struct td__aligned phases; /* [unit_width, phase_size] */
     int64_t phase_size;        /* [channels, phase_column] */
@@ -85,15 +85,14 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
 
 /* ---- Jobs ------------------------------------------------------------------------------------- */
 
-/* Which places of the kernel meet the source in unit `unit`, from *begin to *end - 1. In the others there
- * are the zeros above and below it, which need not be added, unless the rows are so short that they would
- * not fill a tile. */
-static void find_places(const struct plan *plan, const struct phase *phase, int64_t unit,
-                        int64_t *begin, int64_t *end)
+/* The kernel positions that meet the source in unit `unit`, from *begin to *end - 1. The others meet the zeros
+ * above and below it and are skipped, unless the rows are too short to fill a tile. */
+static void find_positions(const struct plan *plan, const struct phase *phase, int64_t unit,
+                           int64_t *begin, int64_t *end)
 {
-    const int64_t top = plan->top + unit * plan->unit_rows, *rows = phase->place_rows;
+    const int64_t top = plan->top + unit * plan->unit_rows, *rows = phase->position_rows;
     *begin = 0;
-    *end = phase->places;
+    *end = phase->positions;
     if (phase->width < FULL_ROW)
         return;
     while (*begin < *end && (top + rows[*begin] < 0 || top + rows[*begin] >= plan->frame.height))
@@ -104,7 +103,7 @@ static void find_places(const struct plan *plan, const struct phase *phase, int6
 }
 
 /* Units `first` to `first + units - 1`, the columns of the result `column` elements apart. Those that meet
- * the same places are one product. */
+ * the same positions are one product. */
 static void run_phase(const struct plan *plan, const struct phase *phase, const void *source,
                       int64_t group, int64_t first, int64_t units, int64_t column, void *result)
 {
@@ -119,15 +118,15 @@ static void run_phase(const struct plan *plan, const struct phase *phase, const 
     };
     for (int64_t unit = 0, next; unit < units && phase->width > 0; unit = next) {
         int64_t begin, end, next_begin, next_end;
-        find_places(plan, phase, first + unit, &begin, &end);
+        find_positions(plan, phase, first + unit, &begin, &end);
         for (next = unit + 1; next < units; next++) {
-            find_places(plan, phase, first + next, &next_begin, &next_end);
+            find_positions(plan, phase, first + next, &next_begin, &next_end);
             if (next_begin != begin || next_end != end)
                 break;
         }
         /* Where nothing is left out, all steps are one run: short runs take longer. */
-        const bool all = begin == 0 && end == phase->places;
-        direct.period = all ? phase->k : phase->places;
+        const bool all = begin == 0 && end == phase->positions;
+        direct.period = all ? phase->k : phase->positions;
         direct.begin = begin;
         direct.end = all ? phase->k : end;
         direct.m = (next - unit) * phase->width;
@@ -152,7 +151,7 @@ TD__VECTOR static void spread_f64(const double *restrict from, int64_t count, in
         to[i * step] = from[i];
 }
 
-/* A row with a stride of 2: the most frequent. */
+/* A row with a stride of 2, the common case. */
 TD__VECTOR static void zip_f32(const float *restrict even, const float *restrict odd, int64_t pairs,
                                float *restrict to)
 {
@@ -163,7 +162,7 @@ TD__VECTOR static void zip_f32(const float *restrict even, const float *restrict
 }
 
 /* Row `unit` of channel `channel`, out of the rows of its phases. */
-static void join_row(const struct plan *plan, const struct workplace *work, int64_t channel,
+static void join_row(const struct plan *plan, const struct workspace *work, int64_t channel,
                      int64_t unit, void *to)
 {
     const void *rows[2] = {0};
@@ -187,7 +186,7 @@ static void join_row(const struct plan *plan, const struct workplace *work, int6
 
 /* Row `row` of each unit: its phases one after the other, which are then joined. */
 static void run_phases(const struct plan *plan, int64_t row, const void *source, int64_t group,
-                       int64_t first, int64_t units, const struct workplace *work, void *result)
+                       int64_t first, int64_t units, const struct workspace *work, void *result)
 {
     const size_t row_bytes = (size_t)plan->width * td_dtype_size(plan->dtype);
     int64_t steps = 0;
@@ -207,17 +206,17 @@ static void run_phases(const struct plan *plan, int64_t row, const void *source,
         }
 }
 
-static void run_job(const struct plan *plan, int64_t job, const struct workplace *work)
+static void run_job(const struct plan *plan, int64_t job, const struct workspace *work)
 {
     const int64_t block = job % plan->jobs_each, item = job / plan->jobs_each;
-    const int64_t group = item % plan->groups, picture = item / plan->groups;
+    const int64_t group = item % plan->groups, image = item / plan->groups;
     const int64_t unit = block * plan->most;
     const int64_t units = plan->units - unit < plan->most ? plan->units - unit : plan->most;
 
     const void *source = after(plan->dtype, plan->source,
-                               picture * plan->source_picture + group * plan->frame.channels *
-                                                                    plan->frame.height *
-                                                                    plan->frame.width);
+                               image * plan->source_image + group * plan->frame.channels *
+                                                                plan->frame.height *
+                                                                plan->frame.width);
     const int64_t top = plan->top + unit * plan->unit_rows;
     if (plan->in_place) {
         source = after(plan->dtype, source, top * plan->frame.width + plan->frame.left);
@@ -229,7 +228,7 @@ static void run_job(const struct plan *plan, int64_t job, const struct workplace
     }
     const int64_t y = unit * plan->unit_height;
     void *result = after(plan->dtype, plan->result,
-                         picture * plan->result_picture +
+                         image * plan->result_image +
                              (group * plan->channels * plan->height + y) * plan->width);
     if (plan->phase_count == 1) {
         run_phase(plan, plan->phases, source, group, unit, units, plan->height * plan->width,
@@ -243,10 +242,10 @@ static void run_job(const struct plan *plan, int64_t job, const struct workplace
     }
 }
 
-static bool open_workplace(const struct plan *plan, struct workplace *work)
+static bool open_workplace(const struct plan *plan, struct workspace *work)
 {
     const size_t size = td_dtype_size(plan->dtype);
-    *work = (struct workplace){0};
+    *work = (struct workspace){0};
     if (!plan->in_place) {
         const size_t bytes = (size_t)td__conv_frame_size(&plan->frame) * size;
         work->frame = td__aligned_alloc(bytes);
@@ -255,7 +254,7 @@ static bool open_workplace(const struct plan *plan, struct workplace *work)
         td__conv_frame_clear(&plan->frame, size, work->frame.data);
     }
     if (plan->phase_count > 1) {
-        work->phase_column = plan->most * plan->phases[0].width; /* the widest */
+        work->phase_column = plan->most * plan->phases[0].width; /* the widest phase */
         work->phase_size = plan->channels * work->phase_column;
         work->phases = td__aligned_alloc((size_t)(plan->unit_width * work->phase_size) * size);
         if (!work->phases.data)
@@ -267,7 +266,7 @@ static bool open_workplace(const struct plan *plan, struct workplace *work)
 static void run_jobs(void *arg, int64_t begin, int64_t end)
 {
     struct plan *plan = arg;
-    struct workplace work;
+    struct workspace work;
     if (open_workplace(plan, &work)) {
         for (int64_t job = begin; job < end; job++)
             run_job(plan, job, &work);
@@ -280,14 +279,14 @@ static void run_jobs(void *arg, int64_t begin, int64_t end)
 
 static td_status run_plan(struct plan *plan)
 {
-    td__parallel_for(plan->pictures * plan->groups * plan->jobs_each, 1, run_jobs, plan);
+    td__parallel_for(plan->images * plan->groups * plan->jobs_each, 1, run_jobs, plan);
     return plan->failed ? td__fail_nomem("conv2d") : TD_OK;
 }
 
 /* ---- Plans ------------------------------------------------------------------------------------ */
 
-/* How many units a job has: as many as keep the frame in the second cache, fewer where there would not
- * be enough jobs for all threads. `frame.rows` has the rows of one unit and becomes that of all. */
+/* Chooses the units of a job: as many as keep the frame in L2, fewer if there would not be enough jobs for all
+ * threads. `frame.rows` is that of one unit and becomes that of all. */
 static void choose_units(struct plan *plan)
 {
     const int64_t size = (int64_t)td_dtype_size(plan->dtype);
@@ -296,7 +295,7 @@ static void choose_units(struct plan *plan)
     int64_t most = (FRAME_BYTES / row - plan->frame.rows) / plan->unit_rows + 1;
     const int threads = td_get_num_threads();
     const int64_t jobs = threads > 1 ? (int64_t)threads * JOBS_EACH : 1;
-    const int64_t share = plan->units * plan->pictures * plan->groups / jobs;
+    const int64_t share = plan->units * plan->images * plan->groups / jobs;
     if (most > share)
         most = share;
     if (most * pixels < FEW_PIXELS)
@@ -308,7 +307,7 @@ static void choose_units(struct plan *plan)
     plan->frame.rows += (plan->most - 1) * plan->unit_rows;
 }
 
-/* Where the frames lie inside the pictures, nothing need be copied. */
+/* Frames that lie inside the images need no copy. */
 static void settle_frame(struct plan *plan)
 {
     const int64_t reach = plan->top + (plan->units - plan->most) * plan->unit_rows +
@@ -328,7 +327,7 @@ static void free_plan(struct plan *plan)
     for (int i = 0; i < plan->phase_count; i++) {
         free(plan->phases[i].steps);
         free(plan->phases[i].rows);
-        free(plan->phases[i].place_rows);
+        free(plan->phases[i].position_rows);
         td__aligned_free(&plan->phases[i].b);
     }
     free(plan->phases);
@@ -344,21 +343,22 @@ static td_status make_phases(struct plan *plan, int64_t count)
     return TD_OK;
 }
 
-/* The tables of a phase and memory for its weights, for `places` steps of each channel. Its pixels are `down` and `right`
+/* The tables of a phase and memory for its weights, for `positions` steps of each channel. Its pixels are `down` and `right`
  * elements of the frame apart. */
-static td_status make_tables(struct plan *plan, struct phase *phase, int64_t places, int64_t down,
-                             int64_t right)
+static td_status make_tables(struct plan *plan, struct phase *phase, int64_t positions,
+                             int64_t down, int64_t right)
 {
-    const int64_t pixels = plan->most * phase->width, k = plan->frame.channels * places;
+    const int64_t pixels = plan->most * phase->width, k = plan->frame.channels * positions;
     phase->k = k;
-    phase->places = places;
-    phase->place_rows = calloc((size_t)(places > 0 ? places : 1), sizeof *phase->place_rows);
+    phase->positions = positions;
+    phase->position_rows = calloc((size_t)(positions > 0 ? positions : 1),
+                                  sizeof *phase->position_rows);
     phase->b_group = plan->loops->packed_size(k, plan->channels);
     phase->steps = malloc((size_t)(k > 0 ? k : 1) * sizeof *phase->steps);
     phase->rows = malloc((size_t)(pixels > 0 ? pixels : 1) * sizeof *phase->rows);
     const size_t bytes = (size_t)(plan->groups * phase->b_group) * td_dtype_size(plan->dtype);
     phase->b = td__aligned_alloc(bytes);
-    if (!phase->steps || !phase->rows || !phase->place_rows || !phase->b.data)
+    if (!phase->steps || !phase->rows || !phase->position_rows || !phase->b.data)
         return td__fail_nomem("conv2d");
     memset(phase->b.data, 0, bytes);
     for (int64_t i = 0; i < pixels; i++)
@@ -368,7 +368,7 @@ static td_status make_tables(struct plan *plan, struct phase *phase, int64_t pla
 
 /* ---- Forward ---------------------------------------------------------------------------------- */
 
-/* The bias with room after it: vectors of it are loaded. */
+/* Copies the bias, with padding for vector loads. */
 static td_status copy_bias(struct plan *plan, const void *bias)
 {
     const size_t size = td_dtype_size(plan->dtype);
@@ -393,7 +393,7 @@ static td_status plan_forward(struct plan *plan, const struct td__conv *conv, co
         const int64_t ky = rest % window->kernel[0], channel = rest / window->kernel[0];
         phase->steps[k] = channel * plan->frame.plane +
                           ky * window->dilation[0] * plan->frame.columns + kx * window->dilation[1];
-        phase->place_rows[k % phase->places] = ky * window->dilation[0];
+        phase->position_rows[k % phase->positions] = ky * window->dilation[0];
     }
     for (int64_t g = 0; g < conv->groups; g++)
         plan->loops->pack(after(plan->dtype, w, g * conv->out_channels * conv->taps), conv->taps,
@@ -409,10 +409,10 @@ td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const voi
     struct plan plan = {
         .dtype = dtype,
         .loops = td__direct_loops(dtype),
-        .pictures = conv->pictures,
+        .images = conv->images,
         .groups = conv->groups,
         .source = x,
-        .source_picture = conv->x_picture,
+        .source_image = conv->x_image,
         .frame = {.channels = conv->channels,
                   .height = conv->height,
                   .width = conv->width,
@@ -426,7 +426,7 @@ td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const voi
         .channels = conv->out_channels,
         .height = conv->out_height,
         .width = conv->out_width,
-        .result_picture = conv->out_picture,
+        .result_image = conv->out_image,
         .unit_height = 1,
         .unit_width = 1,
         .units = conv->out_height,
@@ -444,25 +444,25 @@ td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const voi
 
 /* ---- The gradient of the input ---------------------------------------------------------------- */
 
-/* Which pixels of the output a row (or column) `at` of a unit meets by way of a place of the kernel: one
- * for each unit, *first in unit 0, or none. */
-static bool meets(const struct td__window *window, int dim, int64_t at, int64_t place,
+/* The output pixel that row (or column) `at` of a unit meets through a kernel position: one for each unit, *first
+ * in unit 0, or none. */
+static bool meets(const struct td__window *window, int dim, int64_t at, int64_t position,
                   int64_t *first)
 {
-    const int64_t distance = at + window->padding[dim] - place * window->dilation[dim];
+    const int64_t distance = at + window->padding[dim] - position * window->dilation[dim];
     *first = distance / window->stride[dim];
     return distance % window->stride[dim] == 0;
 }
 
-/* The least and the greatest of those, for all rows of a unit and all places. */
+/* The least and the greatest of those, for all rows of a unit and all positions. */
 static void bounds(const struct td__window *window, int dim, int64_t *least, int64_t *greatest)
 {
     *least = INT64_MAX;
     *greatest = INT64_MIN;
     for (int64_t at = 0; at < window->stride[dim]; at++)
-        for (int64_t place = 0; place < window->kernel[dim]; place++) {
+        for (int64_t position = 0; position < window->kernel[dim]; position++) {
             int64_t first;
-            if (!meets(window, dim, at, place, &first))
+            if (!meets(window, dim, at, position, &first))
                 continue;
             *least = first < *least ? first : *least;
             *greatest = first > *greatest ? first : *greatest;
@@ -488,13 +488,13 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
 {
     const struct td__window *window = &conv->window;
     const int64_t kernel = window->kernel[0] * window->kernel[1];
-    int64_t offsets[2], places = 0;
+    int64_t offsets[2], positions = 0;
     for (int64_t i = 0; i < kernel; i++)
-        places += meets(window, 0, phase->row, i / window->kernel[1], &offsets[0]) &&
-                  meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]);
-    const int64_t k = conv->out_channels * places;
+        positions += meets(window, 0, phase->row, i / window->kernel[1], &offsets[0]) &&
+                     meets(window, 1, phase->column, i % window->kernel[1], &offsets[1]);
+    const int64_t k = conv->out_channels * positions;
     phase->width = (conv->width - phase->column + window->stride[1] - 1) / window->stride[1];
-    TD_TRY(make_tables(plan, phase, places, plan->frame.columns, 1));
+    TD_TRY(make_tables(plan, phase, positions, plan->frame.columns, 1));
     int64_t step = 0;
     for (int64_t o = 0; o < conv->out_channels; o++)
         for (int64_t i = 0; i < kernel; i++) {
@@ -504,7 +504,7 @@ static td_status plan_phase(struct plan *plan, const struct td__conv *conv, cons
             phase->steps[step] = o * plan->frame.plane +
                                  (offsets[0] - least[0]) * plan->frame.columns + offsets[1] -
                                  least[1];
-            phase->place_rows[step % places] = offsets[0] - least[0];
+            phase->position_rows[step % positions] = offsets[0] - least[0];
             for (int64_t g = 0; g < conv->groups; g++)
                 pack_step(plan,
                           after(plan->dtype, w, (g * conv->out_channels + o) * conv->taps + i),
@@ -537,10 +537,10 @@ td_status td__conv_direct_grad_input(const struct td__conv *conv, td_dtype dtype
     struct plan plan = {
         .dtype = dtype,
         .loops = td__direct_loops(dtype),
-        .pictures = conv->pictures,
+        .images = conv->images,
         .groups = conv->groups,
         .source = grad_y,
-        .source_picture = conv->out_picture,
+        .source_image = conv->out_image,
         .frame = {.channels = conv->out_channels,
                   .height = conv->out_height,
                   .width = conv->out_width,
@@ -553,7 +553,7 @@ td_status td__conv_direct_grad_input(const struct td__conv *conv, td_dtype dtype
         .channels = conv->channels,
         .height = conv->height,
         .width = conv->width,
-        .result_picture = conv->x_picture,
+        .result_image = conv->x_image,
         .unit_height = window->stride[0],
         .unit_width = window->stride[1],
         .units = (conv->height + window->stride[0] - 1) / window->stride[0],

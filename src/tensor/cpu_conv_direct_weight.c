@@ -1,14 +1,14 @@
 /* The gradient of a convolution's weights by direct products; see conv.h.
  *
- *     grad_w [places, O] += x [places, pixels] grad_y^T [pixels, O]     picture by picture
+ *     grad_w [taps, O] += x [taps, pixels] grad_y^T [pixels, O]     image by image
  *
- * x is read out of frames (conv_frame.h); grad_y is packed. Sums are made of at most CHUNK pixels, which
- * are added up in order.
+ * x is read from frames (conv_frame.h); grad_y is packed. Partial sums have at most CHUNK pixels, and are added
+ * in order.
  *
- * The pictures are cut into parts, each with a gradient of its own, and these are added in order at the
- * end. How many parts there are depends on the sizes alone. Where the weights are too large for that,
- * there is one part, and the threads share its gradient: some pictures at a time are prepared, then jobs
- * with some places and channels each take them in order. */
+ * The images are divided into parts, each with its own gradient, and these are added in order at the end. The
+ * number of parts depends on the sizes alone. If the weights are too large for that, there is one part, and the
+ * threads share its gradient: some images at a time are prepared, then jobs with some taps and channels each
+ * process them in order. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
 #include "tensor/conv.h"
@@ -21,9 +21,9 @@
 
 enum {
     CHUNK = 1024,             /* pixels */
-    READY_BYTES = 512 * 1024, /* of pictures that are prepared, for each thread */
-    MOST_PLACES = 56,         /* of a job */
-    FEW_PLACES = 14,
+    READY_BYTES = 512 * 1024, /* of images that are prepared, for each thread */
+    MOST_TAPS = 56,           /* of a job */
+    FEW_TAPS = 14,
     JOBS_EACH = 4, /* for each thread, where there is enough to do */
 
     MOST_PARTS = 16,
@@ -39,18 +39,18 @@ struct weight_plan {
     void *grad_w;
 
     struct td__conv_frame frame;
-    bool in_place;  /* pictures are their own frames */
-    int64_t *rows;  /* [taps] */
-    int64_t *steps; /* [pixels] */
-    int64_t places; /* of a job */
-    int64_t place_jobs, strip_jobs;
+    bool in_place;    /* images are their own frames */
+    int64_t *rows;    /* [taps] */
+    int64_t *steps;   /* [pixels] */
+    int64_t job_taps; /* of a job */
+    int64_t tap_jobs, strip_jobs;
 
     int64_t parts;
     struct td__aligned sums; /* [parts, weights], or none: grad_w itself */
     atomic_int *failed;
 
     /* Of one part, which works with a copy of the plan. */
-    int64_t first, ready; /* pictures that are prepared */
+    int64_t first, ready; /* images that are prepared */
     int64_t frame_size, packed_size;
     struct td__aligned frames; /* [ready, groups, frame_size] */
     struct td__aligned packed; /* [ready, groups, packed_size] */
@@ -61,28 +61,28 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
     return (char *)data + count * (int64_t)td_dtype_size(dtype);
 }
 
-static const void *picture_of(const struct weight_plan *plan, int64_t picture, int64_t group)
+static const void *image_of(const struct weight_plan *plan, int64_t image, int64_t group)
 {
     const struct td__conv *conv = plan->conv;
     return after(plan->dtype, plan->x,
-                 picture * conv->x_picture + group * conv->channels * conv->height * conv->width);
+                 image * conv->x_image + group * conv->channels * conv->height * conv->width);
 }
 
-/* ---- Preparing pictures ----------------------------------------------------------------------- */
+/* ---- Preparing images ----------------------------------------------------------------------- */
 
 static void prepare(void *arg, int64_t begin, int64_t end)
 {
     const struct weight_plan *plan = arg;
     const struct td__conv *conv = plan->conv;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t picture = plan->first + i / conv->groups, group = i % conv->groups;
+        const int64_t image = plan->first + i / conv->groups, group = i % conv->groups;
         if (!plan->in_place)
             td__conv_frame_fill(&plan->frame, -conv->window.padding[0], plan->frame.rows,
-                                td_dtype_size(plan->dtype), picture_of(plan, picture, group),
+                                td_dtype_size(plan->dtype), image_of(plan, image, group),
                                 after(plan->dtype, plan->frames.data, i * plan->frame_size));
         plan->loops->pack(
             after(plan->dtype, plan->grad_y,
-                  picture * conv->out_picture + group * conv->out_channels * conv->pixels),
+                  image * conv->out_image + group * conv->out_channels * conv->pixels),
             conv->pixels, conv->pixels, conv->out_channels,
             after(plan->dtype, plan->packed.data, i * plan->packed_size));
     }
@@ -93,13 +93,13 @@ static void prepare(void *arg, int64_t begin, int64_t end)
 static void run_job(const struct weight_plan *plan, int64_t job)
 {
     const struct td__conv *conv = plan->conv;
-    const int64_t first = job % plan->place_jobs * plan->places, rest = job / plan->place_jobs;
+    const int64_t first = job % plan->tap_jobs * plan->job_taps, rest = job / plan->tap_jobs;
     const int64_t strip = rest % plan->strip_jobs, group = rest / plan->strip_jobs;
     const int64_t o = strip * plan->loops->strip;
     const int64_t chunks = (conv->pixels + CHUNK - 1) / CHUNK;
     const int64_t most = (conv->pixels + chunks - 1) / chunks;
     struct td__direct direct = {
-        .m = conv->taps - first < plan->places ? conv->taps - first : plan->places,
+        .m = conv->taps - first < plan->job_taps ? conv->taps - first : plan->job_taps,
         .n = conv->out_channels - o < plan->loops->strip ? conv->out_channels - o
                                                          : plan->loops->strip,
         .rows = plan->rows + first,
@@ -110,7 +110,7 @@ static void run_job(const struct weight_plan *plan, int64_t job)
     };
     for (int64_t i = 0; i < plan->ready; i++) {
         const int64_t item = i * conv->groups + group;
-        direct.a = plan->in_place ? picture_of(plan, plan->first + i, group)
+        direct.a = plan->in_place ? image_of(plan, plan->first + i, group)
                                   : after(plan->dtype, plan->frames.data, item * plan->frame_size);
         for (int64_t p = 0; p < conv->pixels; p += most) {
             direct.k = conv->pixels - p < most ? conv->pixels - p : most;
@@ -138,12 +138,12 @@ static void choose_jobs(struct weight_plan *plan)
     const int threads = td_get_num_threads();
     const int64_t wanted = threads > 1 ? (int64_t)threads * JOBS_EACH : 1;
     plan->strip_jobs = (conv->out_channels + plan->loops->strip - 1) / plan->loops->strip;
-    plan->places = MOST_PLACES;
-    while (plan->places > FEW_PLACES &&
-           (conv->taps + plan->places - 1) / plan->places * plan->strip_jobs * conv->groups <
+    plan->job_taps = MOST_TAPS;
+    while (plan->job_taps > FEW_TAPS &&
+           (conv->taps + plan->job_taps - 1) / plan->job_taps * plan->strip_jobs * conv->groups <
                wanted)
-        plan->places -= FEW_PLACES;
-    plan->place_jobs = (conv->taps + plan->places - 1) / plan->places;
+        plan->job_taps -= FEW_TAPS;
+    plan->tap_jobs = (conv->taps + plan->job_taps - 1) / plan->job_taps;
 }
 
 static void fill_tables(struct weight_plan *plan)
@@ -162,7 +162,7 @@ static void fill_tables(struct weight_plan *plan)
                          i % conv->out_width * window->stride[1];
 }
 
-/* Pictures `begin` to `end` - 1, added to plan->grad_w. */
+/* Images `begin` to `end` - 1, added to plan->grad_w. */
 static bool run_part(struct weight_plan *plan, int64_t begin, int64_t end)
 {
     const struct td__conv *conv = plan->conv;
@@ -184,7 +184,7 @@ static bool run_part(struct weight_plan *plan, int64_t begin, int64_t end)
         plan->first = i;
         plan->ready = end - i < most ? end - i : most;
         td__parallel_for(plan->ready * conv->groups, 1, prepare, plan);
-        td__parallel_for(plan->place_jobs * plan->strip_jobs * conv->groups, 1, run_jobs, plan);
+        td__parallel_for(plan->tap_jobs * plan->strip_jobs * conv->groups, 1, run_jobs, plan);
     }
     td__aligned_free(&plan->frames);
     td__aligned_free(&plan->packed);
@@ -199,12 +199,12 @@ static int64_t weights_of(const struct td__conv *conv)
 static void run_parts(void *arg, int64_t begin, int64_t end)
 {
     const struct weight_plan *plan = arg;
-    const int64_t pictures = plan->conv->pictures;
+    const int64_t images = plan->conv->images;
     for (int64_t i = begin; i < end; i++) {
         struct weight_plan part = *plan;
         if (plan->sums.data)
             part.grad_w = after(plan->dtype, plan->sums.data, i * weights_of(plan->conv));
-        if (!run_part(&part, pictures * i / plan->parts, pictures * (i + 1) / plan->parts))
+        if (!run_part(&part, images * i / plan->parts, images * (i + 1) / plan->parts))
             *plan->failed = 1;
     }
 }
@@ -228,9 +228,9 @@ static td_status run_plan(struct weight_plan *plan)
 {
     const struct td__conv *conv = plan->conv;
     const int64_t weights = weights_of(conv);
-    plan->parts = conv->pictures * conv->pixels / PART_PIXELS;
-    if (plan->parts > conv->pictures)
-        plan->parts = conv->pictures;
+    plan->parts = conv->images * conv->pixels / PART_PIXELS;
+    if (plan->parts > conv->images)
+        plan->parts = conv->images;
     if (plan->parts > MOST_PARTS)
         plan->parts = MOST_PARTS;
     if (plan->parts < 2 || plan->parts * weights > PART_ELEMENTS)

@@ -1,13 +1,12 @@
-/* Convolutions as matrix products; conv.h has the picture.
+/* Convolutions as matrix products; conv.h defines the columns.
  *
  *     out    [O, pixels] = w   [O, taps]   columns   [taps, pixels]
- *     grad_x             = w^T [taps, O]   grad_y    [O, pixels],     added up to a picture
+ *     grad_x             = w^T [taps, O]   grad_y    [O, pixels],     then col2im
  *     grad_w [O, taps]  += grad_y [O, pixels] columns^T [pixels, taps]
  *
- * group by group. Threads share the pictures. The weights are packed once for the pictures of a thread.
- * What grad_x is added up from is made in pieces of some channels and some rows, PIECE elements at most
- * where the kernel allows it. grad_w is summed up in PARTS parts of the pictures, whatever the number of
- * threads is, which are added in order. */
+ * group by group. Threads share the images. A thread packs the weights once for its images. The columns of
+ * grad_x are computed in pieces of some channels and some rows, PIECE elements at most if the kernel allows it.
+ * grad_w is summed in PARTS parts of the images, for any number of threads, which are added in order. */
 #include "tensor/conv.h"
 
 #include "base/fail.h"
@@ -21,7 +20,7 @@ enum {
     PIECE = 128 * 1024,
     PARTS = 8,
     PART_ELEMENTS = 1024 * 1024, /* of all parts together, at most */
-    ENOUGH = 1 << 20,            /* multiplications that a thread should have */
+    ENOUGH = 1 << 20,            /* multiplications that pay for a thread */
 };
 
 /* What the threads share. */
@@ -40,7 +39,7 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
     return data ? (char *)data + count * (int64_t)td_dtype_size(dtype) : NULL;
 }
 
-/* How many pictures are worth a thread. */
+/* How many images are worth a thread. */
 static int64_t grain_of(const struct td__conv *conv)
 {
     double each = (double)conv->groups * (double)conv->out_channels * (double)conv->taps *
@@ -50,30 +49,30 @@ static int64_t grain_of(const struct td__conv *conv)
 
 static td_status run_job(struct conv_job *job, td__range_fn *fn)
 {
-    td__parallel_for(job->conv->pictures, grain_of(job->conv), fn, job);
+    td__parallel_for(job->conv->images, grain_of(job->conv), fn, job);
     return job->failed ? td__fail_nomem("conv2d") : TD_OK;
 }
 
-/* Room for a picture with its padding, unless that would be too large. */
-static td_status make_room(struct td__conv *conv, td_dtype dtype)
+/* Allocates an image with its padding, unless that is too large. */
+static td_status alloc_padded(struct td__conv *conv, td_dtype dtype)
 {
-    if (conv->padded_height > TD__CONV_ROOM || conv->padded_width > TD__CONV_ROOM ||
-        conv->padded_height * conv->padded_width > TD__CONV_ROOM ||
-        td__conv_room(conv) > TD__CONV_ROOM)
+    if (conv->padded_height > TD__CONV_PADDED_MAX || conv->padded_width > TD__CONV_PADDED_MAX ||
+        conv->padded_height * conv->padded_width > TD__CONV_PADDED_MAX ||
+        td__conv_padded_size(conv) > TD__CONV_PADDED_MAX)
         return TD_OK;
-    size_t count = (size_t)td__conv_room(conv) + TD__CONV_BEYOND;
-    conv->room = calloc(count, td_dtype_size(dtype));
-    return conv->room ? TD_OK : td__fail_nomem("conv2d");
+    size_t count = (size_t)td__conv_padded_size(conv) + TD__CONV_BEYOND;
+    conv->padded = calloc(count, td_dtype_size(dtype));
+    return conv->padded ? TD_OK : td__fail_nomem("conv2d");
 }
 
-/* The next group: its part of x, and a room that is not filled. */
+/* Moves to the next group: its part of x, and `padded` not filled. */
 static void enter_group(struct td__conv *conv, td_dtype dtype, const void *x, int64_t group)
 {
     conv->x = after(dtype, x, group * conv->channels * conv->height * conv->width);
-    conv->held = -1;
+    conv->padded_item = -1;
 }
 
-/* Where a kernel has one place, and moves by one: pictures are columns as they are. */
+/* A 1 x 1 kernel with stride 1: images are the columns. */
 static bool is_plain(const struct td__conv *conv)
 {
     const struct td__window *w = &conv->window;
@@ -90,7 +89,7 @@ static td_status forward(struct td__conv *conv, const struct conv_job *job, cons
 {
     const td_dtype dtype = job->dtype;
     const bool plain = is_plain(conv);
-    td_status status = plain ? TD_OK : make_room(conv, dtype);
+    td_status status = plain ? TD_OK : alloc_padded(conv, dtype);
     for (int64_t g = 0; g < conv->groups && status == TD_OK; g++) {
         enter_group(conv, dtype, x, g);
         struct td__gemm gemm = {
@@ -103,19 +102,19 @@ static td_status forward(struct td__conv *conv, const struct conv_job *job, cons
             .b = plain ? conv->x : conv,
             .b_row = conv->pixels,
             .b_col = 1,
-            .b_item = conv->x_picture,
+            .b_item = conv->x_image,
             .c = after(dtype, out, g * conv->out_channels * conv->pixels),
             .c_row = conv->pixels,
             .row_bias = after(dtype, job->bias, g * conv->out_channels),
-            .batch = conv->pictures,
-            .c_item = conv->out_picture,
+            .batch = conv->images,
+            .c_item = conv->out_image,
             .alpha = 1,
         };
         if (!plain)
             gemm.pack_b = dtype == TD_F32 ? td__conv_columns_f32 : td__conv_columns_f64;
         status = td__gemm(dtype, &gemm);
     }
-    free(conv->room);
+    free(conv->padded);
     return status;
 }
 
@@ -123,9 +122,9 @@ static void forward_some(void *arg, int64_t begin, int64_t end)
 {
     struct conv_job *job = arg;
     struct td__conv conv = *job->conv;
-    conv.pictures = end - begin;
-    if (forward(&conv, job, after(job->dtype, job->x, begin * conv.x_picture),
-                after(job->dtype, job->result, begin * conv.out_picture)))
+    conv.images = end - begin;
+    if (forward(&conv, job, after(job->dtype, job->x, begin * conv.x_image),
+                after(job->dtype, job->result, begin * conv.out_image)))
         job->failed = 1;
 }
 
@@ -139,54 +138,54 @@ td_status td__conv_gemm(const struct td__conv *conv, td_dtype dtype, const void 
 
 /* ---- The gradient of the input ---------------------------------------------------------------- */
 
-/* One product of the batch, whose columns are added to their picture when it is there. */
-struct spread {
+/* One product of the batch, and the image that its columns are added to. */
+struct col2im {
     struct td__gemm gemm;
     struct td__conv conv;
     struct td__conv_piece piece;
     td_dtype dtype;
-    void *grad_x; /* the group's channels of the first picture */
+    void *grad_x; /* the group's channels of the first image */
     void *columns;
 };
 
-static void spread_item(const struct spread *spread, int64_t item)
+static void col2im_item(const struct col2im *col2im, int64_t item)
 {
-    void *x = after(spread->dtype, spread->grad_x, item * spread->conv.x_picture);
-    if (spread->dtype == TD_F32)
-        td__conv_add_f32(&spread->conv, &spread->piece, spread->gemm.c, x);
+    void *x = after(col2im->dtype, col2im->grad_x, item * col2im->conv.x_image);
+    if (col2im->dtype == TD_F32)
+        td__conv_add_f32(&col2im->conv, &col2im->piece, col2im->gemm.c, x);
     else
-        td__conv_add_f64(&spread->conv, &spread->piece, spread->gemm.c, x);
+        td__conv_add_f64(&col2im->conv, &col2im->piece, col2im->gemm.c, x);
 }
 
 static void item_done(const struct td__gemm *gemm, int64_t item)
 {
-    spread_item(gemm->done_arg, item);
+    col2im_item(gemm->done_arg, item);
 }
 
-/* All pictures, for some channels and rows. */
-static td_status spread_piece(struct spread *spread)
+/* All images, for some channels and rows. */
+static td_status col2im_piece(struct col2im *col2im)
 {
-    const struct td__conv *conv = &spread->conv;
-    struct td__gemm gemm = spread->gemm;
-    gemm.done_arg = spread;
+    const struct td__conv *conv = &col2im->conv;
+    struct td__gemm gemm = col2im->gemm;
+    gemm.done_arg = col2im;
     if (td__gemm_keeps_a(gemm.m, gemm.k)) {
-        gemm.batch = conv->pictures;
+        gemm.batch = conv->images;
         gemm.item_done = item_done;
-        return td__gemm(spread->dtype, &gemm);
+        return td__gemm(col2im->dtype, &gemm);
     }
-    for (int64_t i = 0; i < conv->pictures; i++) {
-        TD_TRY(td__gemm(spread->dtype, &gemm));
-        spread_item(spread, i);
-        gemm.b = after(spread->dtype, gemm.b, gemm.b_item);
+    for (int64_t i = 0; i < conv->images; i++) {
+        TD_TRY(td__gemm(col2im->dtype, &gemm));
+        col2im_item(col2im, i);
+        gemm.b = after(col2im->dtype, gemm.b, gemm.b_item);
     }
     return TD_OK;
 }
 
 /* All pieces of a group. */
-static td_status spread_group(struct spread *spread, const struct td__conv_piece *most,
+static td_status col2im_group(struct col2im *col2im, const struct td__conv_piece *most,
                               const void *weights, const void *grad_y)
 {
-    struct td__conv *conv = &spread->conv;
+    struct td__conv *conv = &col2im->conv;
     const int64_t kernel = conv->window.kernel[0] * conv->window.kernel[1];
     for (int64_t c0 = 0; c0 < conv->channels; c0 += most->channels)
         for (int64_t y0 = 0; y0 < conv->out_height; y0 += most->rows) {
@@ -194,23 +193,23 @@ static td_status spread_group(struct spread *spread, const struct td__conv_piece
             piece.channels = conv->channels - c0 < most->channels ? conv->channels - c0
                                                                   : most->channels;
             piece.rows = conv->out_height - y0 < most->rows ? conv->out_height - y0 : most->rows;
-            spread->piece = piece;
-            spread->gemm = (struct td__gemm){
+            col2im->piece = piece;
+            col2im->gemm = (struct td__gemm){
                 .m = piece.channels * kernel,
                 .n = piece.rows * conv->out_width,
                 .k = conv->out_channels,
-                .a = after(spread->dtype, weights, c0 * kernel),
+                .a = after(col2im->dtype, weights, c0 * kernel),
                 .a_row = 1,
                 .a_col = conv->taps,
-                .b = after(spread->dtype, grad_y, y0 * conv->out_width),
+                .b = after(col2im->dtype, grad_y, y0 * conv->out_width),
                 .b_row = conv->pixels,
                 .b_col = 1,
-                .b_item = conv->out_picture,
-                .c = spread->columns,
+                .b_item = conv->out_image,
+                .c = col2im->columns,
                 .c_row = piece.rows * conv->out_width,
                 .alpha = 1,
             };
-            TD_TRY(spread_piece(spread));
+            TD_TRY(col2im_piece(col2im));
         }
     return TD_OK;
 }
@@ -237,25 +236,25 @@ static void spread_some(void *arg, int64_t begin, int64_t end)
 {
     struct conv_job *job = arg;
     const td_dtype dtype = job->dtype;
-    struct spread spread = {.conv = *job->conv, .dtype = dtype};
-    struct td__conv *conv = &spread.conv;
-    conv->pictures = end - begin;
+    struct col2im col2im = {.conv = *job->conv, .dtype = dtype};
+    struct td__conv *conv = &col2im.conv;
+    conv->images = end - begin;
     const struct td__conv_piece most = largest_piece(conv);
     const int64_t kernel = conv->window.kernel[0] * conv->window.kernel[1];
     const size_t bytes = (size_t)(most.channels * kernel * most.rows * conv->out_width) *
                          td_dtype_size(dtype);
-    spread.columns = malloc(bytes ? bytes : 1);
-    td_status status = spread.columns ? TD_OK : TD_ERR_NOMEM;
-    void *pictures = after(dtype, job->result, begin * conv->x_picture);
-    const void *gradients = after(dtype, job->grad_y, begin * conv->out_picture);
-    memset(pictures, 0, (size_t)(conv->pictures * conv->x_picture) * td_dtype_size(dtype));
+    col2im.columns = malloc(bytes ? bytes : 1);
+    td_status status = col2im.columns ? TD_OK : TD_ERR_NOMEM;
+    void *images = after(dtype, job->result, begin * conv->x_image);
+    const void *gradients = after(dtype, job->grad_y, begin * conv->out_image);
+    memset(images, 0, (size_t)(conv->images * conv->x_image) * td_dtype_size(dtype));
     for (int64_t g = 0; g < conv->groups && status == TD_OK; g++) {
-        spread.grad_x = after(dtype, pictures, g * conv->channels * conv->height * conv->width);
-        status = spread_group(&spread, &most,
+        col2im.grad_x = after(dtype, images, g * conv->channels * conv->height * conv->width);
+        status = col2im_group(&col2im, &most,
                               after(dtype, job->w, g * conv->out_channels * conv->taps),
                               after(dtype, gradients, g * conv->out_channels * conv->pixels));
     }
-    free(spread.columns);
+    free(col2im.columns);
     if (status)
         job->failed = 1;
 }
@@ -270,24 +269,24 @@ td_status td__conv_gemm_grad_input(const struct td__conv *conv, td_dtype dtype, 
 
 /* ---- The gradient of the weights --------------------------------------------------------------- */
 
-/* Picture by picture: grad_w += grad_y columns^T. */
+/* Image by image: grad_w += grad_y columns^T. */
 static td_status add_weights(struct td__conv *conv, td_dtype dtype, const void *x,
                              const void *grad_y, void *grad_w)
 {
     const bool plain = is_plain(conv);
-    td_status status = plain ? TD_OK : make_room(conv, dtype);
-    const int64_t pictures = conv->pictures;
-    for (int64_t i = 0; i < pictures * conv->groups && status == TD_OK; i++) {
-        const int64_t g = i / pictures, picture = i % pictures;
+    td_status status = plain ? TD_OK : alloc_padded(conv, dtype);
+    const int64_t images = conv->images;
+    for (int64_t i = 0; i < images * conv->groups && status == TD_OK; i++) {
+        const int64_t g = i / images, image = i % images;
         enter_group(conv, dtype, x, g);
-        conv->x = after(dtype, conv->x, picture * conv->x_picture);
-        conv->pictures = pictures - picture;
+        conv->x = after(dtype, conv->x, image * conv->x_image);
+        conv->images = images - image;
         struct td__gemm gemm = {
             .m = conv->out_channels,
             .n = conv->taps,
             .k = conv->pixels,
             .a = after(dtype, grad_y,
-                       picture * conv->out_picture + g * conv->out_channels * conv->pixels),
+                       image * conv->out_image + g * conv->out_channels * conv->pixels),
             .a_row = conv->pixels,
             .a_col = 1,
             .b = plain ? conv->x : conv,
@@ -302,11 +301,11 @@ static td_status add_weights(struct td__conv *conv, td_dtype dtype, const void *
             gemm.pack_b = dtype == TD_F32 ? td__conv_rows_f32 : td__conv_rows_f64;
         status = td__gemm(dtype, &gemm);
     }
-    free(conv->room);
+    free(conv->padded);
     return status;
 }
 
-/* Parts of the pictures, each into weights of its own. */
+/* Parts of the images, each into weights of its own. */
 static void add_parts(void *arg, int64_t begin, int64_t end)
 {
     struct conv_job *job = arg;
@@ -314,11 +313,11 @@ static void add_parts(void *arg, int64_t begin, int64_t end)
     const int64_t weights = whole->groups * whole->out_channels * whole->taps;
     for (int64_t i = begin; i < end; i++) {
         struct td__conv conv = *whole;
-        const int64_t first = whole->pictures * i / job->parts;
-        conv.pictures = whole->pictures * (i + 1) / job->parts - first;
-        if (conv.pictures > 0 &&
-            add_weights(&conv, job->dtype, after(job->dtype, job->x, first * conv.x_picture),
-                        after(job->dtype, job->grad_y, first * conv.out_picture),
+        const int64_t first = whole->images * i / job->parts;
+        conv.images = whole->images * (i + 1) / job->parts - first;
+        if (conv.images > 0 &&
+            add_weights(&conv, job->dtype, after(job->dtype, job->x, first * conv.x_image),
+                        after(job->dtype, job->grad_y, first * conv.out_image),
                         after(job->dtype, job->result, i * weights)))
             job->failed = 1;
     }
@@ -340,9 +339,9 @@ td_status td__conv_gemm_grad_weight(const struct td__conv *conv, td_dtype dtype,
     const int64_t weights = conv->groups * conv->out_channels * conv->taps;
     struct conv_job job = {
         .conv = conv, .dtype = dtype, .x = x, .grad_y = grad_y, .result = grad_w, .parts = 1};
-    if (weights == 0 || conv->pictures == 0)
+    if (weights == 0 || conv->images == 0)
         return TD_OK;
-    if (PARTS * weights > PART_ELEMENTS || conv->pictures == 1) {
+    if (PARTS * weights > PART_ELEMENTS || conv->images == 1) {
         add_parts(&job, 0, 1);
         return job.failed ? td__fail_nomem("conv2d") : TD_OK;
     }
@@ -350,7 +349,7 @@ td_status td__conv_gemm_grad_weight(const struct td__conv *conv, td_dtype dtype,
     job.result = calloc((size_t)(PARTS * weights), td_dtype_size(dtype));
     if (!job.result)
         return td__fail_nomem("conv2d");
-    td__parallel_for(PARTS, (grain_of(conv) * PARTS - 1) / conv->pictures + 1, add_parts, &job);
+    td__parallel_for(PARTS, (grain_of(conv) * PARTS - 1) / conv->images + 1, add_parts, &job);
     for (int64_t i = 0; i < PARTS; i++)
         add_all(dtype, after(dtype, job.result, i * weights), weights, grad_w);
     free(job.result);

@@ -1,10 +1,10 @@
-/* Between pictures and columns, for f32 and f64; see conv.h. */
+/* im2col and col2im, for f32 and f64; see conv.h. */
 #include "tensor/conv.h"
 #include "tensor/vector.h"
 
 #include <string.h>
 
-#define WIDEST 64 /* of the rows that a product asks for */
+#define WIDEST 64 /* rows that a product packs, at most */
 
 #define REAL float
 #define NAMED(name) name##_f32

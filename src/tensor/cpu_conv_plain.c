@@ -1,23 +1,23 @@
-/* Convolutions with a kernel of one place; see conv.h.
+/* Convolutions with a 1 x 1 kernel; see conv.h.
  *
  *     out    [O, pixels] = w   [O, C]  x      [C, pixels]
- *     grad_x [C, pixels] = w^T [C, O]  grad_y [O, pixels]     group by group, picture by picture
+ *     grad_x [C, pixels] = w^T [C, O]  grad_y [O, pixels]     group by group, image by image
  *
- * Threads share the pictures, for some of which the weights are packed once; where there are fewer than
- * threads, they share the product of each. */
+ * Threads share the images, and pack the weights once for several; with fewer images than threads, they share the
+ * product of each. */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/parallel_for.h"
 
 #include <stdatomic.h>
 
-enum { ENOUGH = 1 << 18 }; /* multiplications that a thread should have */
+enum { ENOUGH = 1 << 18 }; /* multiplications that pay for a thread */
 
 /* What the threads share. */
 struct plain_job {
     const struct td__conv *conv;
     td_dtype dtype;
-    struct td__gemm gemm; /* of the first group of the first picture */
+    struct td__gemm gemm; /* of the first group of the first image */
     int64_t a_group;      /* elements from the weights of a group to those of the next */
     atomic_int failed;
 };
@@ -36,7 +36,7 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
     return data ? (char *)data + count * (int64_t)td_dtype_size(dtype) : NULL;
 }
 
-/* Pictures `begin` to `end` - 1. */
+/* Images `begin` to `end` - 1. */
 static void multiply_some(void *arg, int64_t begin, int64_t end)
 {
     struct plain_job *job = arg;
@@ -58,12 +58,12 @@ static td_status run_job(struct plain_job *job)
     const struct td__conv *conv = job->conv;
     const double each = (double)conv->groups * (double)job->gemm.m * (double)job->gemm.n *
                         (double)job->gemm.k;
-    const int64_t pictures = conv->pictures;
-    if (pictures < td_get_num_threads())
-        for (int64_t i = 0; i < pictures; i++)
+    const int64_t images = conv->images;
+    if (images < td_get_num_threads())
+        for (int64_t i = 0; i < images; i++)
             multiply_some(job, i, i + 1);
     else
-        td__parallel_for(pictures, each >= ENOUGH ? 1 : (int64_t)(ENOUGH / (each + 1)) + 1,
+        td__parallel_for(images, each >= ENOUGH ? 1 : (int64_t)(ENOUGH / (each + 1)) + 1,
                          multiply_some, job);
     return job->failed ? td__fail_nomem("conv2d") : TD_OK;
 }
@@ -83,10 +83,10 @@ td_status td__conv_plain(const struct td__conv *conv, td_dtype dtype, const void
                  .b = x,
                  .b_row = conv->pixels,
                  .b_col = 1,
-                 .b_item = conv->x_picture,
+                 .b_item = conv->x_image,
                  .c = out,
                  .c_row = conv->pixels,
-                 .c_item = conv->out_picture,
+                 .c_item = conv->out_image,
                  .row_bias = bias,
                  .alpha = 1},
         .a_group = conv->out_channels * conv->channels,
@@ -109,10 +109,10 @@ td_status td__conv_plain_grad_input(const struct td__conv *conv, td_dtype dtype,
                  .b = grad_y,
                  .b_row = conv->pixels,
                  .b_col = 1,
-                 .b_item = conv->out_picture,
+                 .b_item = conv->out_image,
                  .c = grad_x,
                  .c_row = conv->pixels,
-                 .c_item = conv->x_picture,
+                 .c_item = conv->x_image,
                  .alpha = 1},
         .a_group = conv->out_channels * conv->channels,
     };

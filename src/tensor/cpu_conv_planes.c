@@ -1,13 +1,13 @@
 /* Convolutions with few channels in a group; see conv.h.
  *
- * The channels of a group are copied into a frame with zeros around them. A plane of the output is then a
- * sum, over places of the kernel and channels (taps), of the frame shifted by an offset. With a stride,
- * every s-th column of a row comes first, then those after them, so that pixels of the output still meet
- * columns that are side by side.
+ * The channels of a group are copied into a frame with zeros around them. An output plane is then a sum, over
+ * kernel positions and channels (taps), of the frame shifted by an offset. With a stride, the frame has every
+ * s-th column of a row first, then the columns after those, and so on, so that output pixels still meet adjacent
+ * columns.
  *
- * The gradient of the input is the same sum with the other weights, over a frame of the output's gradient
- * whose pixels are as far apart as the stride says. The gradient of a weight is the product of two
- * planes, the output's gradient and the shifted frame, summed up; picture by picture. */
+ * The gradient of the input is the same sum with the weights of swap_weights(), over a frame of the output's
+ * gradient whose pixels are `stride` apart. The gradient of a weight is the dot product of two planes, the output's
+ * gradient and the shifted frame, summed over the images. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
 #include "tensor/conv.h"
@@ -21,7 +21,7 @@
 enum {
     FEW = 8,                /* channels of a group */
     BEYOND = 64,            /* elements that may be read after a frame */
-    PLANE_WORK = 64 * 1024, /* multiplications that a thread should have */
+    PLANE_WORK = 64 * 1024, /* multiplications that pay for a thread */
 };
 
 /* What one plane is made of. */
@@ -41,7 +41,7 @@ struct plane {
     int64_t weight_row;      /* from there to the next row's */
 };
 
-/* How a frame is made of the channels of a group; it has room for all their pixels. */
+/* How the channels of a group are copied into a frame. */
 struct plane_frame {
     int64_t channels, height, width; /* of the source */
     int64_t rows, row;               /* of the frame of a channel; elements of a row */
@@ -94,18 +94,17 @@ static void fill_frame(const struct planes_job *job, const void *source, void *f
     (job->dtype == TD_F32 ? fill_frame_f32 : fill_frame_f64)(&job->frame, source, frame);
 }
 
-/* `count` indices, of `pictures` pictures of a group each. */
-static td_status run_planes(struct planes_job *job, int64_t count, int64_t pictures,
-                            td__range_fn *fn)
+/* `count` indices, of `images` images of a group each. */
+static td_status run_planes(struct planes_job *job, int64_t count, int64_t images, td__range_fn *fn)
 {
     const double each = (double)job->plane.taps * (double)job->plane.width *
-                        (double)job->plane.height * (double)job->result_planes * (double)pictures;
+                        (double)job->plane.height * (double)job->result_planes * (double)images;
     td__parallel_for(count, each >= PLANE_WORK ? 1 : (int64_t)(PLANE_WORK / (each + 1)) + 1, fn,
                      job);
     return job->failed ? td__fail_nomem("conv2d") : TD_OK;
 }
 
-/* Whether taps are taken column by column, and their tables: `columns` has room for two of them. */
+/* Decides whether taps are taken column by column, and fills their two tables, in `columns`. */
 static void set_columns(struct planes_job *job, int64_t *columns)
 {
     struct plane *plane = &job->plane;
@@ -131,7 +130,7 @@ static void set_columns(struct planes_job *job, int64_t *columns)
 
 /* ---- Forward, and the gradient of the input --------------------------------------------------- */
 
-/* All planes of some groups of pictures. Weights of a plane are [taps]. */
+/* All planes of some groups of images. Weights of a plane are [taps]. */
 static void make_planes(void *arg, int64_t begin, int64_t end)
 {
     struct planes_job *job = arg;
@@ -192,7 +191,7 @@ static struct planes_job input_job(const struct td__conv *conv, td_dtype dtype, 
     };
 }
 
-/* With room for the tables of set_columns() after them. */
+/* Allocates them with the tables of set_columns() after them. */
 static int64_t *input_offsets(const struct planes_job *job)
 {
     const struct td__conv *conv = job->conv;
@@ -219,7 +218,7 @@ td_status td__conv_planes(const struct td__conv *conv, td_dtype dtype, const voi
         return td__fail_nomem("conv2d");
     job.plane.offsets = offsets;
     set_columns(&job, offsets + conv->taps);
-    td_status status = run_planes(&job, conv->pictures * conv->groups, 1, make_planes);
+    td_status status = run_planes(&job, conv->images * conv->groups, 1, make_planes);
     free(offsets);
     return status;
 }
@@ -245,8 +244,8 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
     const int64_t kernel = window->kernel[0] * window->kernel[1];
     const int64_t reach[2] = {(window->kernel[0] - 1) * window->dilation[0],
                               (window->kernel[1] - 1) * window->dilation[1]};
-    /* Pixel (y, x) of the input meets, by way of place (i, j), what is at (y + padding - i * dilation …)
-     * of the output's pixels when these are spread by the stride. */
+    /* Through kernel position (i, j) pixel (y, x) of the input meets (y + padding - i * dilation …) of the output's
+     * pixels, which are `stride` apart. */
     struct planes_job job = {
         .conv = conv,
         .dtype = dtype,
@@ -286,7 +285,7 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
         job.w = weights;
         job.plane.offsets = offsets;
         set_columns(&job, offsets + job.plane.taps);
-        status = run_planes(&job, conv->pictures * conv->groups, 1, make_planes);
+        status = run_planes(&job, conv->images * conv->groups, 1, make_planes);
     }
     free(offsets);
     free(weights);
@@ -295,7 +294,7 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
 
 /* ---- The gradient of the weights -------------------------------------------------------------- */
 
-/* A plane whose rows may be read beyond their end: a copy with zeros there, where they do not fill vectors. */
+/* A plane whose rows may be read beyond their end: a copy padded with zeros, if the rows do not fill vectors. */
 static const void *padded_plane(const struct planes_job *job, const void *from, void *copy)
 {
     if (job->plane.padded_width == job->plane.width)
@@ -307,7 +306,7 @@ static const void *padded_plane(const struct planes_job *job, const void *from, 
     return copy;
 }
 
-/* Some groups, over all pictures. */
+/* Some groups, over all images. */
 static void dot_planes(void *arg, int64_t begin, int64_t end)
 {
     struct planes_job *job = arg;
@@ -324,7 +323,7 @@ static void dot_planes(void *arg, int64_t begin, int64_t end)
         job->failed = 1;
     }
     for (int64_t group = begin; group < end && ok; group++)
-        for (int64_t i = 0; i < conv->pictures; i++) {
+        for (int64_t i = 0; i < conv->images; i++) {
             const int64_t item = i * conv->groups + group;
             fill_frame(job, after(job->dtype, job->source, item * job->source_group), frame.data);
             for (int64_t o = 0; o < conv->out_channels; o++) {
@@ -352,7 +351,7 @@ td_status td__conv_planes_grad_weight(const struct td__conv *conv, td_dtype dtyp
     if (!offsets)
         return td__fail_nomem("conv2d");
     job.plane.offsets = offsets;
-    td_status status = run_planes(&job, conv->groups, conv->pictures, dot_planes);
+    td_status status = run_planes(&job, conv->groups, conv->images, dot_planes);
     free(offsets);
     return status;
 }

@@ -1,9 +1,8 @@
-/* Conversions between dtypes, and the kernels that do no more: fill and copy.
+/* Conversions between dtypes, and the kernels fill and copy.
  *
- * 14 dtypes would make 182 loops. Instead each dtype has a way to f64 or, for integers, to i64, and
- * one back, and a conversion is two passes over a block that stays in the cache. Nothing is rounded
- * twice that way but f64 to a half, which goes by way of f32. The conversions between f32 and the
- * halves, which training in mixed precision lives on, and of bytes to f32 are direct. */
+ * 14 dtypes would need 182 loops. Instead each dtype converts to and from f64 or, for integers, i64, and a
+ * conversion is two passes over a block that stays in the cache. Only f64 to f16 or bf16, through f32, rounds
+ * twice. The conversions between f32 and the halves, for mixed precision, and from bytes to f32 are direct. */
 #include "tensor/cpu_convert.h"
 
 #include "base/fail.h"
@@ -122,8 +121,8 @@ static TD__VECTOR void read_i64(int64_t *restrict to, const void *from, td_dtype
     }
 }
 
-/* The integer in a u64 or an i64 without its fraction. What fits neither becomes the least i64, so
- * that every compiled version agrees, and nothing is undefined. */
+/* Truncates to a u64 or an i64. What fits neither becomes the minimum i64, so that every compiled version agrees,
+ * and nothing is undefined. */
 static inline uint64_t integer_of(double value)
 {
     bool is_signed = value >= -0x1p63 && value < 0x1p63;
@@ -218,8 +217,8 @@ static bool is_integer(td_dtype dtype)
     return (dtype >= TD_I8 && dtype <= TD_U64) || dtype == TD_BOOL;
 }
 
-/* The numbers of a u64 that an i64 does not have: straight to f32, which would be rounded twice
- * otherwise, and to f64 on their way to others. */
+/* For u64 beyond the range of i64: directly to f32, which would otherwise be rounded twice, and to f64 for other
+ * dtypes. */
 static void read_u64(double *restrict to, const void *from, int64_t count)
 {
     READ(uint64_t, 1, (double)value);
@@ -243,7 +242,7 @@ static void complex_to_bool(void *to, const void *from, td_dtype from_dtype, int
     }
 }
 
-/* Small integers, which f32 has all of: what pictures and masks are made of. */
+/* Small integers, which f32 represents exactly: images and masks. */
 static TD__VECTOR void small_to_f32(float *restrict to, const void *from, td_dtype dtype,
                                     int64_t count)
 {

@@ -1,14 +1,14 @@
 /* The loop over tensors; see cpu_each.h.
  *
- * Axes are sorted by the strides of the result and merged where all tensors allow it, so that
- * contiguous tensors of any number of dimensions are one row. Then there are two ways:
+ * Axes are sorted by the strides of the result and merged where all tensors allow it, so that contiguous tensors of
+ * any number of dimensions are one row. Then the loop runs
  *
  *     by rows      along the innermost axis; a tensor that has no gaps there is used as it is,
  *                  another one goes through its buffer
  *     by blocks    where rows are short: a block takes in many of them, through the buffers
  *
- * A buffer of an operand that is one element for the whole row (a stride of 0) is filled once and
- * stays. Everything lives on the stack.
+ * The buffer of an operand with stride 0, one element for the whole row, is filled once. All buffers are on the
+ * stack.
  *
  * Threads share the elements in the order of the axes, in ranges that may begin anywhere in a row. */
 #include "tensor/cpu_each.h"
@@ -21,13 +21,13 @@
 
 #define BUFFER 4096
 #define SHORT_ROW 48
-#define REFILLED 256 /* elements of a buffer that is filled anew for every row */
+#define REFILLED 256 /* elements of a buffer that is refilled for every row */
 
 struct array {
     char *data;       /* of the element at the current index */
     int64_t element;  /* bytes */
     td_dtype dtype;   /* in memory */
-    bool convert;     /* a half that the kernel sees as f32 */
+    bool convert;     /* f16 or bf16, which the kernel gets as f32 */
     bool constant;    /* one element for the whole row, or, for blocks, for all */
     bool plain;       /* no gaps in a row, or, for blocks, none anywhere */
     bool single;      /* a constant that the kernel takes as one element */
@@ -221,7 +221,7 @@ static void move_block(const struct loop *loop, struct array *array, char *flat,
     }
 }
 
-/* The operand's elements, as the kernel wants to see them. */
+/* The operand's elements as the kernel takes them. */
 static void *fetch(struct loop *loop, int k, int64_t count)
 {
     struct array *array = &loop->arrays[k];
@@ -248,8 +248,8 @@ static void *fetch(struct loop *loop, int k, int64_t count)
     return buffer;
 }
 
-/* Where the kernel writes the result, and how it gets from there to its place. */
-static void *place(struct loop *loop)
+/* Where the kernel writes the result; stored to the tensor afterwards if it is a buffer. */
+static void *result_buffer(struct loop *loop)
 {
     struct array *array = &loop->arrays[0];
     return !array->convert && array->plain ? array->data : loop->buffers[0];
@@ -305,7 +305,7 @@ static void run_pairs(const struct loop *loop, void *const arrays[], int64_t cou
 
 static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
 {
-    void *arrays[TD__EACH_ARRAYS] = {place(loop)};
+    void *arrays[TD__EACH_ARRAYS] = {result_buffer(loop)};
     for (int k = 1; k < loop->count; k++)
         arrays[k] = fetch(loop, k, count);
     if (call->pair_fn)
@@ -315,8 +315,7 @@ static void run_chunk(struct loop *loop, int64_t count, const struct call *call)
     put_back(loop, count);
 }
 
-/* Moves all arrays on by `count` along axis `d`, whose end that is at most, and then to the next axis
- * where it is. */
+/* Advances all arrays by `count` along axis `d`, at most to its end, and there to the next axis. */
 static void move_along(struct loop *loop, int d, int64_t count)
 {
     loop->index[d] += count;
@@ -332,7 +331,7 @@ static void move_along(struct loop *loop, int d, int64_t count)
     }
 }
 
-/* Moves all arrays on by `count` elements. */
+/* Advances all arrays by `count` elements. */
 static void move_on(struct loop *loop, int64_t count)
 {
     int inner = loop->ndim - 1;

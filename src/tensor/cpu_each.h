@@ -1,9 +1,8 @@
 /* One loop over the elements of several tensors of one shape.
  *
- * A kernel is a function over plain arrays. The loop hands it the longest arrays that there are:
- * the tensors' own memory where their elements stand one after another, and otherwise blocks in
- * small buffers, into which strided, repeated and half-precision elements are copied. So a kernel
- * needs one loop for each type, and strides cost it nothing. */
+ * A kernel is a function over plain arrays. The loop passes it the longest arrays possible: the tensors' own memory
+ * where it is contiguous, and otherwise blocks in small buffers, into which strided, repeated and half-precision
+ * elements are copied. So a kernel needs one loop for each type, and no strides. */
 #ifndef TD_TENSOR_CPU_EACH_H
 #define TD_TENSOR_CPU_EACH_H
 
@@ -13,8 +12,8 @@
 /* The result and up to three operands. */
 #define TD__EACH_ARRAYS 4
 
-/** Computes `count` elements of arrays[0] from those of the others, which have no gaps. arrays[0]
- *  may be one of them. */
+/** Computes `count` elements of arrays[0] from those of the others, all contiguous. arrays[0] may be one of
+ *  them. */
 typedef void (*td__each_fn)(void *const arrays[], int64_t count, const void *arg);
 
 struct td__each_array {
@@ -29,7 +28,7 @@ struct td__each_array td__each_array(const td_tensor *tensor);
 /** An element for all indices. */
 struct td__each_array td__each_scalar(const void *element, td_dtype dtype);
 
-/** Whether a dtype is f16 or bf16, which kernels see as f32. */
+/** Whether a dtype is f16 or bf16, which kernels get as f32. */
 static inline bool td__is_half(td_dtype dtype)
 {
     return dtype == TD_F16 || dtype == TD_BF16;
@@ -42,8 +41,8 @@ static inline td_dtype td__compute_dtype(td_dtype dtype)
 }
 
 /** Runs `fn` over all elements: arrays[0] is the result, of the shape `shape`, and `arrays[1]` to
- *  `arrays[count - 1]` are operands. f16 and bf16 reach `fn` as f32. With `raw` they are left as
- *  they are. Of many elements several threads call `fn` at the same time. */
+ *  `arrays[count - 1]` are operands. `fn` gets f16 and bf16 as f32, or with `raw` unconverted. For many elements
+ *  several threads call `fn` at the same time. */
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg);
 

@@ -1,5 +1,5 @@
-/* The arithmetic of two operands: binary, binary_scalar, add_scaled. Each kernel says which dtypes it
- * has, and leaves strides to cpu_each.h. */
+/* Arithmetic of two operands: binary, binary_scalar, add_scaled. Each kernel checks its dtypes; cpu_each.h handles
+ * strides. */
 #include "tensor/cpu_elementwise.h"
 
 #include "base/fail.h"
@@ -19,7 +19,7 @@ static bool is_float(td_dtype dtype)
 
 static td_status refuse(const char *kernel, td_dtype dtype)
 {
-    return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", kernel, td_dtype_name(dtype));
+    return td_fail(TD_ERR_UNSUPPORTED, "%s: not supported for %s", kernel, td_dtype_name(dtype));
 }
 
 /* ---- Binary ------------------------------------------------------------------------------------ */
@@ -133,18 +133,18 @@ td_status td__cpu_binary(enum td__binary_op op, td_tensor *out, const td_tensor 
     return binary_loop(op, out, a, td__each_array(b), false);
 }
 
-/* The scalar as an element of `dtype`, or the error that it does not fit. */
+/* Converts the scalar to an element of `dtype`; fails if it does not fit. */
 static td_status scalar_of(void *element, td_dtype dtype, double value, const char *kernel)
 {
     if (td__element_of(element, dtype, value))
         return TD_OK;
     return td_fail(TD_ERR_INVALID, "%s: the number %g is not in the range of %s", kernel, value,
-                    td_dtype_name(dtype));
+                   td_dtype_name(dtype));
 }
 
-/* ---- Powers with a number for an exponent --------------------------------------------------------
+/* ---- Powers with a scalar exponent ---------------------------------------------------------------
  *
- * Those that are a few multiplications or a root are computed as such, as PyTorch does. */
+ * Some are computed by a few multiplications or a root, as in PyTorch. */
 
 #define POWER(T, expression)                                                                       \
     do {                                                                                           \

@@ -18,13 +18,13 @@ void td__binary_bool(enum td__binary_op op, void *out, const void *a, const void
 void td__binary_f32(enum td__binary_op op, const struct td__pairs *pairs);
 void td__binary_f64(enum td__binary_op op, const struct td__pairs *pairs);
 
-/** ADD, SUB, MUL and DIV of bf16 without a detour over buffers of f32. */
+/** ADD, SUB, MUL and DIV of bf16 without buffers of f32. */
 void td__binary_bf16(enum td__binary_op op, const struct td__pairs *pairs);
 
-/** The sine (quarters 0) or cosine (1) of f32. */
-void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters);
+/** sin(x + quarters * pi / 2) of f32: the sine (quarters 0) or cosine (1). */
+void td__sin_quarters_array(float *out, const float *x, int64_t count, uint32_t quarters);
 
-/** What people call the operations, by enum td__unary_op. */
+/** The names of the operations, by enum td__unary_op. */
 extern const char *const td__unary_names[];
 
 td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x);

@@ -1,5 +1,4 @@
-/* Chooses the loops of a matrix product, gives them their memory, and shares large products among
- * threads. */
+/* Chooses the loops of a matrix product, allocates their workspace, and divides large products among threads. */
 #include "base/fail.h"
 #include "base/half.h"
 #include "base/simd.h"
@@ -14,17 +13,16 @@
 #include <xmmintrin.h>
 #endif
 
-/* So many multiplications are worth a thread; twice as many where there are so few steps that most of the
- * time goes to C. */
+/* Multiplications that pay for a thread; twice as many with so few steps that writing C takes most of the
+ * time. */
 #define ENOUGH (1 << 18)
 #define SHALLOW 32
 
-/* What a thread takes of a shared product: columns that fill the strips of every instruction set, and
- * panels to pack. */
+/* A thread's share of a product: columns that fill the strips of every instruction set, and panels to pack. */
 #define STRIP_COLUMNS 32
 #define PANELS 4
 
-/* Products that are turned have at most so many columns and rows. */
+/* The columns and rows of a product that is computed transposed, at most. */
 #define NARROW 12
 #define TALL 256
 
@@ -52,7 +50,7 @@ const struct td__direct_loops *td__direct_loops(td_dtype dtype)
     return dtype == TD_F32 ? &td__direct_generic_f32 : &td__direct_generic_f64;
 }
 
-/* Bytes of an element of what is computed in, and of C. */
+/* Bytes of an element of the compute type, and of C. */
 static int64_t size_of_wide(td_dtype dtype)
 {
     return dtype == TD_F64 ? sizeof(double) : sizeof(float);
@@ -63,7 +61,7 @@ static int64_t size_of_c(td_dtype dtype, const struct td__gemm *gemm)
     return gemm->c_half ? (int64_t)sizeof(uint16_t) : size_of_wide(dtype);
 }
 
-/* Single elements of what is computed in, and of C. */
+/* Single elements of the compute type, and of C. */
 static double wide_at(td_dtype dtype, const void *data, int64_t at)
 {
     return dtype == TD_F64 ? ((const double *)data)[at] : (double)((const float *)data)[at];
@@ -88,7 +86,7 @@ static void set_c(td_dtype dtype, const struct td__gemm *gemm, int64_t at, doubl
                                                     : td__f32_to_bf16((float)value);
 }
 
-/* Without columns of A there is nothing to add up: C is the bias, or 0, or stays. */
+/* For k = 0: C is the bias, or 0, or unchanged. */
 static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t item)
 {
     for (int64_t i = 0; i < gemm->m; i++)
@@ -103,7 +101,7 @@ static void finish_empty(td_dtype dtype, const struct td__gemm *gemm, int64_t it
         }
 }
 
-/* Makes subnormal numbers 0 in this thread, or no longer. Returns what was before. */
+/* Switches flush-to-zero of subnormal numbers in this thread. Returns the former state. */
 static unsigned flush_subnormals(unsigned state)
 {
 #if defined(__x86_64__)
@@ -150,7 +148,7 @@ static bool run_part(const struct gemm_job *job, const struct td__gemm *gemm)
     return true;
 }
 
-/* Where part `i` begins, of `size` rows or columns: at a multiple of what fills tiles. */
+/* Where part `i` of `size` rows or columns begins: at a multiple of the tile size. */
 static int64_t begin_of(const struct gemm_job *job, int64_t size, int64_t i)
 {
     const int64_t step = job->by_rows ? 14 : 32;
@@ -223,8 +221,8 @@ static td_status run_shared(struct gemm_job *job)
     return job->failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
-/* Where A is too large for that, or B has too few strips, or there are few steps, each thread packs its own
- * part of the larger side, and all of the smaller one. */
+/* If A is too large for that, or B has too few strips, or there are few steps, each thread packs its own part of
+ * the larger side, and all of the smaller one. */
 static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
     struct gemm_job job = {.dtype = dtype,
@@ -246,33 +244,33 @@ static td_status run(td_dtype dtype, const struct td__gemm *gemm)
     return job.failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
-/* A result of few columns would leave most of a vector unused. Its transpose has long rows:
- * C^T = B^T A^T, made aside and turned. alpha scales A, which must not become B. */
+/* A C of few columns would leave most of a vector unused. Its transpose has long rows: C^T = B^T A^T, computed in
+ * a buffer and transposed. alpha scales A, which must not become B. */
 static bool is_narrow(const struct td__gemm *gemm)
 {
     return gemm->n <= NARROW && gemm->m >= 2 * gemm->n && gemm->m <= TALL && gemm->batch == 1 &&
            gemm->alpha == 1 && !gemm->pack_b && !gemm->item_done && !gemm->row_bias;
 }
 
-/* C of `gemm` from C^T, rows of m elements of what is computed in, or the other way round. */
-static void turn_c(td_dtype dtype, const struct td__gemm *gemm, void *turned, bool back)
+/* Transposes C^T, rows of m elements of the compute type, into C of `gemm`, or the other way round. */
+static void transpose_c(td_dtype dtype, const struct td__gemm *gemm, void *transposed, bool back)
 {
-    const struct td__gemm aside = {.c = turned};
+    const struct td__gemm aside = {.c = transposed};
     for (int64_t i = 0; i < gemm->m; i++)
         for (int64_t j = 0; j < gemm->n; j++) {
             const int64_t at = i * gemm->c_row + j, there = j * gemm->m + i;
             if (!back)
                 set_c(dtype, &aside, there, get_c(dtype, gemm, at));
             else if (dtype == TD_F32)
-                ((float *)gemm->c)[at] = ((const float *)turned)[there];
+                ((float *)gemm->c)[at] = ((const float *)transposed)[there];
             else
-                set_c(dtype, gemm, at, wide_at(dtype, turned, there));
+                set_c(dtype, gemm, at, wide_at(dtype, transposed, there));
         }
 }
 
-static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
+static td_status run_transposed(td_dtype dtype, const struct td__gemm *gemm)
 {
-    double turned[NARROW * TALL]; /* of either dtype */
+    double transposed[NARROW * TALL]; /* of either dtype */
     struct td__gemm other = *gemm;
     other.m = gemm->n;
     other.n = gemm->m;
@@ -282,19 +280,19 @@ static td_status run_turned(td_dtype dtype, const struct td__gemm *gemm)
     other.b = gemm->a;
     other.b_row = gemm->a_col;
     other.b_col = gemm->a_row;
-    other.c = turned;
+    other.c = transposed;
     other.c_row = gemm->m;
     other.row_bias = gemm->column_bias;
     other.column_bias = NULL;
     other.c_half = false;
     if (gemm->accumulate)
-        turn_c(dtype, gemm, turned, false);
+        transpose_c(dtype, gemm, transposed, false);
     TD_TRY(run(dtype, &other));
-    turn_c(dtype, gemm, turned, true);
+    transpose_c(dtype, gemm, transposed, true);
     return TD_OK;
 }
 
-/* A C of halves is rounded once: it is made in blocks of rows for which all of A can be kept. */
+/* A C of halves is rounded once: it is computed in blocks of rows whose part of A fits the packed A. */
 static td_status run_blocks(td_dtype dtype, const struct td__gemm *whole)
 {
     struct td__gemm gemm = *whole;
@@ -311,7 +309,7 @@ static td_status run_blocks(td_dtype dtype, const struct td__gemm *whole)
     return TD_OK;
 }
 
-/* Halves have steps of their own: bf16 is multiplied in pairs, a last one filled up with 0. */
+/* The steps of halves: bf16 is multiplied in pairs, the last one padded with 0. */
 static void count_steps(td_dtype dtype, struct td__gemm *gemm)
 {
     if (dtype != TD_F16 && dtype != TD_BF16)
@@ -339,6 +337,6 @@ td_status td__gemm(td_dtype dtype, const struct td__gemm *asked)
     }
     count_steps(dtype, &gemm);
     if (is_narrow(&gemm))
-        return run_turned(dtype, &gemm);
+        return run_transposed(dtype, &gemm);
     return gemm.c_half ? run_blocks(dtype, &gemm) : run(dtype, &gemm);
 }

@@ -1,4 +1,4 @@
-/* Matrix products without extensions beyond what the compiler may use anyway. */
+/* Matrix products with the compiler's baseline instruction set. */
 #define VECTOR_BYTES 16
 #define MAX_ROWS 6
 

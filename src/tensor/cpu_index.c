@@ -1,15 +1,14 @@
-/* Elements by their indices along one dimension of a table.
+/* Gather and scatter along one dimension of a table.
  *
  *     gather       flat[i, j, k]  = table[i, index[i, j, k], k]
  *     scatter_add  table[i, index[i, j, k], k] += flat[i, j, k]
  *
- * index_select and index_add are the same with an index that is repeated over the other dimensions,
- * by strides of 0. So there is one walk: over the lines of `flat` along its last dimension, after
- * dimensions that can be seen as one were merged. Where the index is the same along a line, the line
- * is one copy or one addition: a row of an embedding, for example.
+ * index_select and index_add are the same with an index that is broadcast over the other dimensions, by strides of
+ * 0. So there is one loop: over the lines of `flat` along its last dimension, after merging dimensions. If the
+ * index is the same along a line, the line is one copy or one addition: a row of an embedding, for example.
  *
- * All indices are checked before anything is written. Threads share the lines of a gather; additions
- * happen in the order of the indices. */
+ * All indices are checked before anything is written. Threads share the lines of a gather; additions are in the
+ * order of the indices. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
@@ -112,11 +111,11 @@ static void walk_lines(const struct walk *walk, int64_t begin, int64_t end,
     for (int64_t number = begin; number < end; number++) {
         visit(&line);
         for (int d = last; d-- > 0;) {
-            int64_t turns = ++at[d] < walk->shape[d] ? 1 : 1 - walk->shape[d];
-            line.flat += turns * walk->strides[FLAT][d] * size;
-            line.table += turns * walk->strides[TABLE][d] * size;
-            line.index += turns * walk->strides[INDEX][d];
-            if (turns == 1)
+            int64_t steps = ++at[d] < walk->shape[d] ? 1 : 1 - walk->shape[d];
+            line.flat += steps * walk->strides[FLAT][d] * size;
+            line.table += steps * walk->strides[TABLE][d] * size;
+            line.index += steps * walk->strides[INDEX][d];
+            if (steps == 1)
                 break;
             at[d] = 0;
         }
@@ -131,7 +130,7 @@ static td_status refuse(const char *call, const struct td__layout *index, int64_
     return td_fail(TD_ERR_INVALID,
                    "%s: the index at %s is %" PRId64 ", but dimension %d has %" PRId64
                    " elements: indices go from 0 to %" PRId64,
-                   call, td__place_text(index, number), value, dim, size, size - 1);
+                   call, td__index_text(index, number), value, dim, size, size - 1);
 }
 
 /* Each index is below the size of the table's dimension. */

@@ -1,4 +1,4 @@
-/* The table of the processor's kernels; see kernels.h for what each does. */
+/* The table of the CPU kernels; kernels.h has the contract of each. */
 #include "tensor/kernels.h"
 
 #include "tensor/cpu_kernels.h"

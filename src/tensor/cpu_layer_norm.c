@@ -2,9 +2,8 @@
  *
  *     z = (x - mean) rstd,  y = z w + b,  rstd = 1 / sqrt(variance + eps)
  *
- * A row is read twice for the statistics, so that a large mean does not swallow the variance, and
- * stays in the cache meanwhile. Threads share the rows, and for the gradients of weight and bias the
- * columns. */
+ * Statistics take two passes over a row, so that a large mean does not cancel the variance; the row stays in the
+ * cache. Threads share the rows, and for the gradients of weight and bias the columns. */
 #include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"
@@ -14,7 +13,7 @@
 #define WIDTH 64
 #define BLOCK 64
 
-/* The operands of one call, forwards or backwards, as numbers of the type that is computed with. */
+/* The operands of one call, forward or backward, in the compute type. */
 struct layer_norm {
     int64_t rows, n;
     const void *x, *weight, *bias, *grad_y;

@@ -1,10 +1,9 @@
 /* Functions of one number, for loops over arrays.
  *
- * Those of f32 have no branches, calls or tables, so that a loop over them becomes vector code. The
- * polynomials are the best ones of their degree (Remez) over the reduced range, with a relative error
- * below 2^-25; what they return is within about 2 units in the last place, over the whole range, down
- * to subnormal results. Nothing here needs fused multiplications, and nothing is harmed by them. The
- * functions of f64 are made of the C library's. */
+ * Those of f32 have no branches, calls or tables, so that loops over them are vectorised. The polynomials are
+ * minimax (Remez) over the reduced range, with a relative error below 2^-25; results are within about 2 ulp, over
+ * the whole range, down to subnormal results. Fused multiply-add is neither needed nor harmful. The functions of
+ * f64 use the C library. */
 #ifndef TD_TENSOR_CPU_MATH_H
 #define TD_TENSOR_CPU_MATH_H
 
@@ -23,11 +22,11 @@
 #define TD__1_BY_SQRT_2_PI 0.39894228040143267794
 #define TD__GELU_CUBE 0.044715
 
-/* The logarithm of 2 in two parts: a product of the first with a small integer is exact. */
+/* log(2) in two parts: a product of the first with a small integer is exact. */
 #define TD__LN2_HIGH 0.693359375f
 #define TD__LN2_LOW -2.12194440e-4f
 
-/* Adding it rounds to an integer, which then stands in the low bits. */
+/* Adding it rounds to an integer, in the low bits. */
 #define TD__ROUNDER 12582912.0f /* 1.5 * 2^23 */
 
 /* ---- Exponentials ------------------------------------------------------------------------------ */
@@ -133,8 +132,8 @@ TD__MATH float td__log1p_f32(float x)
 
 /* ---- The normal distribution ------------------------------------------------------------------- */
 
-/* The part of the normal distribution beyond x >= 0, divided by e^(-x^2 / 2). A polynomial in
- * (x - 2.5) / (x + 2.5), which maps all of it into -1 to 1. */
+/* The upper tail of the normal distribution for x >= 0, divided by e^(-x^2 / 2). A polynomial in
+ * (x - 2.5) / (x + 2.5), which maps the range into -1 to 1. */
 TD__MATH float td__tail_f32(float x)
 {
     float inverse = 1 / (x + 2.5f);
@@ -152,33 +151,33 @@ TD__MATH float td__tail_f32(float x)
     return p * inverse;
 }
 
-/* The normal distribution at x; *bell gets e^(-x^2 / 2). Beyond 15 nothing is left. The power of two of
- * the bell is added to the exponent, 64 more than it is, so that only the last product may be subnormal;
- * what that makes of a NaN does not matter, as the tail is one, too. */
-TD__MATH float td__normal_f32(float x, float *bell)
+/* The normal CDF at x; *gauss gets e^(-x^2 / 2), which is 0 beyond 15. Its power of two is added to the exponent
+ * plus 64, so that only the last product may be subnormal; the value for a NaN does not matter, as the tail is NaN,
+ * too. */
+TD__MATH float td__normal_f32(float x, float *gauss)
 {
     float a = fabsf(x);
     a = a > 15 ? 15 : a;
     float high = td__f32_of_bits(td__bits_of_f32(a) & 0xfffff000); /* as in td__exp_square_f32() */
     int32_t k;
     float e = 1 + td__exp_reduced(-0.5f * (high * high), -0.5f * ((a - high) * (a + high)), &k);
-    *bell = td__f32_of_bits(td__bits_of_f32(e) + ((uint32_t)(k + 64) << 23)) * 0x1p-64f;
-    float tail = td__tail_f32(a) * *bell;
+    *gauss = td__f32_of_bits(td__bits_of_f32(e) + ((uint32_t)(k + 64) << 23)) * 0x1p-64f;
+    float tail = td__tail_f32(a) * *gauss;
     return x < 0 ? tail : 1 - tail;
 }
 
 TD__MATH float td__gelu_f32(float x)
 {
-    float bell;
-    return x * td__normal_f32(x, &bell);
+    float gauss;
+    return x * td__normal_f32(x, &gauss);
 }
 
 TD__MATH float td__gelu_slope_f32(float x)
 {
-    float bell;
-    float normal = td__normal_f32(x, &bell);
-    float a = x > 15 ? 15 : x < -15 ? -15 : x; /* beyond, the bell is 0 */
-    return normal + a * bell * (float)TD__1_BY_SQRT_2_PI;
+    float gauss;
+    float normal = td__normal_f32(x, &gauss);
+    float a = x > 15 ? 15 : x < -15 ? -15 : x; /* beyond, gauss is 0 */
+    return normal + a * gauss * (float)TD__1_BY_SQRT_2_PI;
 }
 
 TD__MATH float td__erf_f32(float x)
@@ -233,12 +232,12 @@ TD__MATH float td__erf_slope_f32(float x)
 
 /* ---- Sine and cosine --------------------------------------------------------------------------- */
 
-/* Up to where td__turn_f32() may be used. */
-#define TD__TURN_LIMIT 0x1p20f
+/* The greatest |x| of td__sin_quarters_f32(). */
+#define TD__SIN_LIMIT 0x1p20f
 
 /* sin(x + quarters * pi / 2), computed in f64: x = k pi/2 + r, where the upper part of pi/2 has so
  * few bits that its product with k is exact. */
-TD__MATH float td__turn_f32(float x, uint32_t quarters)
+TD__MATH float td__sin_quarters_f32(float x, uint32_t quarters)
 {
     const double rounder = 6755399441055744.0; /* 1.5 * 2^52 */
     double shifted = x * 0.63661977236758134308 + rounder;
@@ -307,8 +306,7 @@ TD__MATH float td__exp2_wide(double t)
     return (float)(p * scale);
 }
 
-/* x^y as C has it, within 0.51 units in the last place: 2^(y log2 |x|) in f64, and then whatever is an
- * exception. */
+/* x^y as in C, within 0.51 ulp: 2^(y log2 |x|) in f64, and then the special cases. */
 TD__MATH float td__pow_f32(float x, float y)
 {
     float a = fabsf(x);

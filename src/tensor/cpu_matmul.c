@@ -1,8 +1,8 @@
-/* matmul and linear: from tensors to matrix products.
+/* matmul and linear, by matrix products.
  *
- * Operands are used where they are, whatever their strides. A batch is one product after another, except where all of it is one: a batch of A against
- * a single B, with the rows of A and of the result at equal distances. Threads share the products of a
- * large batch, and otherwise each product. */
+ * Operands are used in place, with any strides. A batch is one product after another, unless it can be merged into
+ * one: a batch of A with a single B, with the rows of A and of the result at equal distances. Threads share the
+ * products of a large batch, and otherwise each product. */
 #include "base/fail.h"
 #include "tensor/cpu_kernels.h"
 #include "tensor/gemm.h"
@@ -11,7 +11,7 @@
 
 #include <stdatomic.h>
 
-/* So many multiplications are worth a thread. */
+/* Multiplications that pay for a thread. */
 #define ENOUGH (1 << 19)
 
 /* The dimensions before the last two, all of one shape. */
@@ -29,8 +29,7 @@ static int64_t count_of(const struct batch *batch)
     return count;
 }
 
-/* Makes one product of a batch of them with the same B, where rows follow each other at the same
- * distance all through the batch. */
+/* Merges a batch with the same B into one product, if the rows are at equal distances across the batch. */
 static bool merge(const struct batch *batch, struct td__gemm *gemm)
 {
     int64_t rows = gemm->m;
@@ -98,7 +97,7 @@ static td_status multiply(td_dtype dtype, const struct batch *batch, struct td__
     return job.failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
-/* Where the elements of a product are, and how they are laid out. */
+/* The elements of one side of a product, and their layout. */
 struct side {
     const void *data;
     struct td__layout layout;
@@ -141,8 +140,7 @@ static td_status multiply_views(td_tensor *out, const td_tensor *a, const td_ten
                           dtype == TD_F16 || dtype == TD_BF16);
 }
 
-/* Products of halves that are not made as they are: bf16 that is scaled, and results whose columns are not
- * side by side. */
+/* Products of halves that need f32 copies: scaled bf16, and results without contiguous columns. */
 static td_status multiply_wide(td_tensor *out, const td_tensor *a, const td_tensor *b, double alpha,
                                bool accumulate)
 {
@@ -165,7 +163,7 @@ static td_status multiply_wide(td_tensor *out, const td_tensor *a, const td_tens
 
 static td_status refuse(const char *what, td_dtype dtype)
 {
-    return td_fail(TD_ERR_UNSUPPORTED, "%s: no product of %s; of floats (f32, f64, f16, bf16) only",
+    return td_fail(TD_ERR_UNSUPPORTED, "%s: not supported for %s, only for f32, f64, f16 and bf16",
                    what, td_dtype_name(dtype));
 }
 

@@ -1,11 +1,11 @@
-/* Losses of two tensors, element by element: x the input, y the target.
+/* Elementwise losses of two tensors: x the input, y the target.
  *
  *     mse         (x - y)^2                               2 (x - y)
  *     l1          |x - y|                                 sign(x - y)
  *     bce_logits  max(x, 0) - x y + log(1 + e^-|x|)       1 / (1 + e^-x) - y
  *
- * A sum of all is made in pieces: one is written aside, added up in lanes, and its sum to one in f64.
- * Each block of pieces has such a sum, whichever thread makes it; these are added up in their order. */
+ * A sum over all elements is computed in pieces: a piece goes to a buffer, is summed in lanes, and added to an f64
+ * sum. Each block of pieces has its own f64 sum, independent of the threads; these are added in order. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"
@@ -18,7 +18,7 @@
 #define PIECE 1024
 #define PIECES 32
 
-/* One call, forwards or backwards. */
+/* One call, forward or backward. */
 struct pair_loss {
     enum td__pair_loss loss;
     void *out;

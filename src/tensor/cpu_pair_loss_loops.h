@@ -28,8 +28,9 @@ TD__VECTOR
 static void NAME(pair_each)(void *arg, int64_t begin, int64_t end)
 {
     const struct pair_loss *k = arg;
-    NAME(pair_piece)(k->loss, (REAL *)k->out + begin, (const REAL *)k->x + begin,
-                     (const REAL *)k->y + begin, end - begin, (REAL)k->scale);
+    NAME(pair_piece)
+    (k->loss, (REAL *)k->out + begin, (const REAL *)k->x + begin, (const REAL *)k->y + begin,
+     end - begin, (REAL)k->scale);
 }
 
 /* The sums of blocks of PIECES pieces. */
@@ -43,7 +44,8 @@ static void NAME(pair_sums)(void *arg, int64_t begin, int64_t end)
         for (int64_t i = block * PIECES * PIECE; i < last && i < k->n; i += PIECE) {
             REAL piece[PIECE];
             int64_t count = k->n - i < PIECE ? k->n - i : PIECE;
-            NAME(pair_piece)(k->loss, piece, (const REAL *)k->x + i, (const REAL *)k->y + i, count, 1);
+            NAME(pair_piece)
+            (k->loss, piece, (const REAL *)k->x + i, (const REAL *)k->y + i, count, 1);
             sum += (double)NAME(sum)(piece, count);
         }
         k->sums[block] = sum;

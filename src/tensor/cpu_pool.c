@@ -1,6 +1,5 @@
-/* Pooling: each output pixel stands for a window of the picture, of which it has the greatest
- * element or the mean. The windows of one dimension follow from those of the other by nothing, so a
- * window is two ranges. Pictures and channels are all alike: planes, which threads share. */
+/* Pooling: each output pixel is the maximum or the mean of a window of the image. A window is two independent
+ * ranges, of rows and of columns. Images and channels are treated alike, as planes, which threads share. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
 #include "tensor/cpu_kernels.h"
@@ -13,7 +12,7 @@
 #include <string.h>
 
 struct pool {
-    int64_t pictures;
+    int64_t images;
     int64_t in[2], out[2];
     const struct td__window *window; /* NULL: adaptive */
 };
@@ -24,7 +23,7 @@ struct range {
     int64_t divisor; /* of a mean */
 };
 
-/* What output index i of a dimension covers. */
+/* The input range of output index i of a dimension. */
 static inline struct range range_at(const struct pool *pool, int dim, int64_t i)
 {
     const struct td__window *w = pool->window;
@@ -39,7 +38,7 @@ static inline struct range range_at(const struct pool *pool, int dim, int64_t i)
     range.step = w->dilation[dim];
     range.start = i * w->stride[dim] - w->padding[dim];
     range.end = range.start + (w->kernel[dim] - 1) * range.step + 1;
-    /* The padding counts, but not what a last window reaches beyond it. */
+    /* The padding counts, but not what the last window covers beyond it. */
     int64_t limit = size + w->padding[dim];
     range.divisor = (range.end < limit ? range.end : limit) - range.start;
     if (range.start < 0)
@@ -51,7 +50,7 @@ static inline struct range range_at(const struct pool *pool, int dim, int64_t i)
     return range;
 }
 
-/* Columns of a row with its padding, and as far as a last window reaches. */
+/* Columns of a row with its padding, up to the end of the last window. */
 static int64_t padded_width(const struct pool *pool)
 {
     const struct td__window *w = pool->window;
@@ -75,14 +74,14 @@ static struct pool pool_of(const td_tensor *in, const td_tensor *out,
                            const struct td__window *window)
 {
     return (struct pool){
-        .pictures = in->layout.shape[0] * in->layout.shape[1],
+        .images = in->layout.shape[0] * in->layout.shape[1],
         .in = {in->layout.shape[2], in->layout.shape[3]},
         .out = {out->layout.shape[2], out->layout.shape[3]},
         .window = window,
     };
 }
 
-/* Windows of 2 x 2, side by side, all inside, and of a picture that is not too large. */
+/* Windows of 2 x 2 with stride 2, all inside an image that is not too large. */
 static bool is_pairs(const struct pool *pool)
 {
     const struct td__window *w = pool->window;
@@ -95,7 +94,7 @@ static bool is_pairs(const struct pool *pool)
 
 /* ---- Planes ------------------------------------------------------------------------------------ */
 
-enum { PLANE_WORK = 32 * 1024 }; /* elements that a thread should have */
+enum { PLANE_WORK = 32 * 1024 }; /* elements that pay for a thread */
 
 /* What threads do with each of some planes: from `in` to `made` elements, or back. */
 struct pool_job {
@@ -111,7 +110,7 @@ struct pool_job {
 static td_status run_pool(struct pool_job *job, td__range_fn *fn)
 {
     const int64_t each = job->in + job->made + 1;
-    td__parallel_for(job->pool.pictures, PLANE_WORK / each + 1, fn, job);
+    td__parallel_for(job->pool.images, PLANE_WORK / each + 1, fn, job);
     return job->failed ? td__fail_nomem("pooling") : TD_OK;
 }
 
@@ -127,45 +126,45 @@ static struct pool_job job_of(const td_tensor *in, const td_tensor *out,
     };
 }
 
-/* Room for rows of windows of a fixed size. */
-static struct td__aligned open_room(struct pool_job *job)
+/* Allocates the rows for windows of a fixed size. */
+static struct td__aligned alloc_scratch(struct pool_job *job)
 {
-    struct td__aligned room = {0};
+    struct td__aligned scratch = {0};
     if (job->pool.window) {
         const int64_t count = 2 * padded_width(&job->pool) + 2 * job->pool.out[1];
-        const int64_t spare = job->pairs ? job->made : 0; /* for indices that nobody wants */
-        room = td__aligned_alloc((size_t)(count + spare) * sizeof(double));
-        if (!room.data)
+        const int64_t spare = job->pairs ? job->made : 0; /* for indices that are not returned */
+        scratch = td__aligned_alloc((size_t)(count + spare) * sizeof(double));
+        if (!scratch.data)
             job->failed = 1;
     }
-    return room;
+    return scratch;
 }
 
 static void max_planes(void *arg, int64_t begin, int64_t end)
 {
     struct pool_job *job = arg;
     const struct pool *pool = &job->pool;
-    struct td__aligned room = open_room(job);
+    struct td__aligned scratch = alloc_scratch(job);
     for (int64_t i = begin; i < end && !job->failed; i++) {
-        int32_t *places = job->indices ? job->indices + i * job->made : NULL;
+        int32_t *argmax = job->indices ? job->indices + i * job->made : NULL;
         const float *x = (const float *)job->from + i * job->in;
         float *out = (float *)job->to + i * job->made;
         const double *x64 = (const double *)job->from + i * job->in;
         double *out64 = (double *)job->to + i * job->made;
         if (!pool->window && job->is_f32)
-            max_any_f32(pool, x, out, places);
+            max_any_f32(pool, x, out, argmax);
         else if (!pool->window)
-            max_any_f64(pool, x64, out64, places);
+            max_any_f64(pool, x64, out64, argmax);
         else if (job->is_f32 && job->pairs)
-            max_pairs_f32(pool, x, out, places ? places : room.data);
+            max_pairs_f32(pool, x, out, argmax ? argmax : scratch.data);
         else if (job->is_f32)
-            max_rows_f32(pool, x, out, places, room.data);
+            max_rows_f32(pool, x, out, argmax, scratch.data);
         else if (job->pairs)
-            max_pairs_f64(pool, x64, out64, places ? places : room.data);
+            max_pairs_f64(pool, x64, out64, argmax ? argmax : scratch.data);
         else
-            max_rows_f64(pool, x64, out64, places, room.data);
+            max_rows_f64(pool, x64, out64, argmax, scratch.data);
     }
-    td__aligned_free(&room);
+    td__aligned_free(&scratch);
 }
 
 static td_status max_pool(td_tensor *out, td_tensor *indices, const td_tensor *x,
@@ -174,7 +173,7 @@ static td_status max_pool(td_tensor *out, td_tensor *indices, const td_tensor *x
     struct pool_job job = job_of(x, out, window);
     if (job.in > INT32_MAX)
         return td_fail(TD_ERR_UNSUPPORTED,
-                       "max_pool2d: a picture of %lld pixels; the greatest one's index is i32",
+                       "max_pool2d: an image has %lld pixels, but its indices are i32",
                        (long long)job.in);
     struct td__wide wide = {0};
     job.from = td__widen(&wide, x);
@@ -228,22 +227,22 @@ static void average_planes(void *arg, int64_t begin, int64_t end)
 {
     struct pool_job *job = arg;
     const struct pool *pool = &job->pool;
-    struct td__aligned room = open_room(job);
+    struct td__aligned scratch = alloc_scratch(job);
     for (int64_t i = begin; i < end && !job->failed; i++) {
         const float *x = (const float *)job->from + i * job->in;
         float *out = (float *)job->to + i * job->made;
         const double *x64 = (const double *)job->from + i * job->in;
         double *out64 = (double *)job->to + i * job->made;
         if (job->is_f32 && pool->window)
-            average_rows_f32(pool, x, out, room.data);
+            average_rows_f32(pool, x, out, scratch.data);
         else if (job->is_f32)
             average_f32(pool, x, out);
         else if (pool->window)
-            average_rows_f64(pool, x64, out64, room.data);
+            average_rows_f64(pool, x64, out64, scratch.data);
         else
             average_f64(pool, x64, out64);
     }
-    td__aligned_free(&room);
+    td__aligned_free(&scratch);
 }
 
 static td_status average_pool(td_tensor *out, const td_tensor *x, const struct td__window *window)
@@ -261,22 +260,22 @@ static void average_grad_planes(void *arg, int64_t begin, int64_t end)
 {
     struct pool_job *job = arg;
     const struct pool *pool = &job->pool;
-    struct td__aligned room = open_room(job);
+    struct td__aligned scratch = alloc_scratch(job);
     for (int64_t i = begin; i < end && !job->failed; i++) {
         const float *grad_y = (const float *)job->from + i * job->made;
         float *grad_x = (float *)job->to + i * job->in;
         const double *grad_y64 = (const double *)job->from + i * job->made;
         double *grad_x64 = (double *)job->to + i * job->in;
         if (job->is_f32 && pool->window)
-            average_rows_grad_f32(pool, grad_y, grad_x, room.data);
+            average_rows_grad_f32(pool, grad_y, grad_x, scratch.data);
         else if (job->is_f32)
             average_grad_f32(pool, grad_y, grad_x);
         else if (pool->window)
-            average_rows_grad_f64(pool, grad_y64, grad_x64, room.data);
+            average_rows_grad_f64(pool, grad_y64, grad_x64, scratch.data);
         else
             average_grad_f64(pool, grad_y64, grad_x64);
     }
-    td__aligned_free(&room);
+    td__aligned_free(&scratch);
 }
 
 static td_status average_pool_grad(td_tensor *grad_x, const td_tensor *grad_y,

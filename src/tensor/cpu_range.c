@@ -6,8 +6,8 @@
 
 #include <math.h>
 
-/* How many of `count` numbers of `size` bytes stand in whole pairs of vectors, and where the vector
- * begins that number i is in. */
+/* How many of `count` numbers of `size` bytes are in whole pairs of vectors, and where the vector of number i
+ * begins. */
 TD__INLINE int64_t whole_of(int64_t count, int64_t size)
 {
     return count / (64 / size) * (64 / size);

@@ -1,7 +1,7 @@
 /* Reductions over any dimensions of a tensor with any strides.
  *
- * The axes of the operand are sorted by its strides, the largest first, and merged; each is kept or
- * reduced. The innermost one decides the way:
+ * The axes of the operand are sorted by its strides, the largest first, and merged; each is kept or reduced. The
+ * innermost one determines the order:
  *
  *     rows       it is reduced:  x x x x -> y     one result after another, along the rows
  *                                x x x x -> y     that belong to it
@@ -10,13 +10,12 @@
  *                                | | | |
  *                                y y y y
  *
- * Where the innermost axis is reduced but short, the columns along a longer axis are the better
- * rows. What the loops cannot take as it is, for its strides or its dtype, is copied into a buffer
- * block by block, on the stack.
+ * If the innermost axis is reduced but short, the loops run along a longer axis. Elements whose strides or dtype the
+ * loops do not support are copied block by block into a buffer on the stack.
  *
- * Threads share blocks of results. Where there are few results, what is reduced to them is cut into
- * chunks as well, each of which gives totals of its own; these are put together in their order at the
- * end. Blocks and chunks depend on the shape alone, so the bits do not depend on the threads. */
+ * Threads share blocks of results. With few results the elements of each are divided into chunks as well, each with
+ * totals of its own; these are combined in order at the end. Blocks and chunks depend on the shape alone, so the
+ * bits do not depend on the threads. */
 #include "tensor/cpu_reduce.h"
 
 #include "base/fail.h"
@@ -47,15 +46,15 @@ struct walk {
 };
 
 /* A position in a walk. */
-struct place {
+struct position {
     int64_t index[TD_MAX_DIMS];
     const char *x;
     char *out;
 };
 
-/* What is to be done, the same for all threads. */
+/* The reduction, the same for all threads. */
 struct reduction {
-    enum td__reduce_kind kind; /* as the loops see it */
+    enum td__reduce_kind kind; /* in the loops */
     bool mean;
     const struct td__reducer *reducer;
     td_dtype x_dtype;
@@ -63,13 +62,13 @@ struct reduction {
     int64_t x_size;     /* of an element */
     int64_t total_size; /* of a total */
     bool truth;         /* all and any: elements are 0 or 1 */
-    bool flip;          /* the order of u64 in i64: the highest bit is turned over */
-    bool direct;        /* the loops take the elements where they are */
+    bool flip;          /* u64 compared as i64: the highest bit is inverted */
+    bool direct;        /* the loops read the elements in place */
     double divisor;     /* of the mean */
     const char *x;
     char *out;
     struct axis inner;   /* along which the loops run */
-    struct axis along;   /* along which the results of a block stand: it is inner for columns */
+    struct axis along;   /* of the results of a block: it is `inner` for columns */
     struct walk kept;    /* the axes that are neither of the two */
     struct walk reduced; /* the same */
     int64_t stretch;     /* elements of a row that are reduced at a time */
@@ -81,7 +80,7 @@ struct reduction {
     char *partial;       /* the totals of each block and chunk, where there are several chunks */
 };
 
-/* What a thread needs for it. */
+/* A thread's buffers. */
 struct scratch {
     _Alignas(64) char totals[BLOCK * 16];
     _Alignas(64) char rows[TD__REDUCE_ROWS][BLOCK * 16];
@@ -123,7 +122,7 @@ static struct walk axes_of(const td_tensor *out, const td_tensor *x, unsigned di
     return merged;
 }
 
-/* Which axis the loops run along. */
+/* The axis that the loops run along. */
 static int inner_axis(const struct walk *axes)
 {
     int last = axes->count - 1;
@@ -159,29 +158,29 @@ static int64_t positions(const struct walk *walk)
 }
 
 /* Moves from the first position to number `at`. */
-static void seek(const struct walk *walk, struct place *place, int64_t at)
+static void seek(const struct walk *walk, struct position *position, int64_t at)
 {
     for (int i = walk->count; i-- > 0; at /= walk->axes[i].size) {
-        place->index[i] = at % walk->axes[i].size;
-        place->x += place->index[i] * walk->axes[i].x_step;
-        place->out += place->index[i] * walk->axes[i].out_step;
+        position->index[i] = at % walk->axes[i].size;
+        position->x += position->index[i] * walk->axes[i].x_step;
+        position->out += position->index[i] * walk->axes[i].out_step;
     }
 }
 
 /* Moves to the next position, or, from the last one, back to the first. */
-static void advance(const struct walk *walk, struct place *place)
+static void advance(const struct walk *walk, struct position *position)
 {
     for (int i = walk->count; i-- > 0;) {
         const struct axis *axis = &walk->axes[i];
-        place->x += axis->x_step;
-        if (++place->index[i] < axis->size)
+        position->x += axis->x_step;
+        if (++position->index[i] < axis->size)
             return;
-        place->x -= axis->size * axis->x_step;
-        place->index[i] = 0;
+        position->x -= axis->size * axis->x_step;
+        position->index[i] = 0;
     }
 }
 
-/* How the work is cut. */
+/* Divides the work into blocks and chunks. */
 static void cut(struct reduction *r)
 {
     bool rows = r->inner.reduced;
@@ -211,7 +210,7 @@ static void flip(void *elements, int64_t count)
         x[i] ^= UINT64_C(1) << 63;
 }
 
-/* `count` elements from x on along the inner axis, as the loops want to see them. */
+/* `count` elements from x on along the inner axis, in the dtype of the loops. */
 static const void *fetch(const struct reduction *r, const char *x, int64_t count, void *buffer)
 {
     if (r->direct)
@@ -255,7 +254,7 @@ static void start(const struct reduction *r, char *totals, int64_t count)
     td__copy_steps(totals, (int64_t)size, one, 0, count, size);
 }
 
-/* Puts the totals into their places. */
+/* Converts the totals and stores them. */
 static void finish(const struct reduction *r, char *totals, char *out, int64_t count)
 {
     _Alignas(64) char converted[BLOCK * 16];
@@ -269,24 +268,24 @@ static void finish(const struct reduction *r, char *totals, char *out, int64_t c
     td__copy_steps(out, r->along.out_step, converted, (int64_t)size, count, size);
 }
 
-/* ---- The two ways ------------------------------------------------------------------------------ */
+/* ---- Rows, and columns ------------------------------------------------------------------------- */
 
 /* One result: the items `from` to `to` - 1 of its rows, which begin at x. */
 static void reduce_row(const struct reduction *r, struct scratch *scratch, const char *x,
                        char *total, int64_t from, int64_t to)
 {
-    struct place place = {.x = x};
-    seek(&r->reduced, &place, from / r->stretches);
+    struct position position = {.x = x};
+    seek(&r->reduced, &position, from / r->stretches);
     int64_t at = from % r->stretches * r->stretch;
     for (int64_t item = from; item < to; item++) {
         int64_t left = r->inner.size - at;
         int64_t count = left < r->stretch ? left : r->stretch;
-        const void *row = fetch(r, place.x + at * r->inner.x_step, count, scratch->rows[0]);
+        const void *row = fetch(r, position.x + at * r->inner.x_step, count, scratch->rows[0]);
         r->reducer->row(r->kind, total, row, count);
         at += r->stretch;
         if (at >= r->inner.size) {
             at = 0;
-            advance(&r->reduced, &place);
+            advance(&r->reduced, &position);
         }
     }
 }
@@ -295,14 +294,14 @@ static void reduce_row(const struct reduction *r, struct scratch *scratch, const
 static void reduce_columns(const struct reduction *r, struct scratch *scratch, const char *x,
                            int64_t count, int64_t from, int64_t to)
 {
-    struct place place = {.x = x};
-    seek(&r->reduced, &place, from);
+    struct position position = {.x = x};
+    seek(&r->reduced, &position, from);
     const void *rows[TD__REDUCE_ROWS];
     int n = 0;
     for (int64_t item = from; item < to; item++) {
-        rows[n] = fetch(r, place.x, count, scratch->rows[n]);
+        rows[n] = fetch(r, position.x, count, scratch->rows[n]);
         n++;
-        advance(&r->reduced, &place);
+        advance(&r->reduced, &position);
         if (n == TD__REDUCE_ROWS || item == to - 1) {
             r->reducer->columns(r->kind, scratch->totals, rows, n, count);
             n = 0;
@@ -327,16 +326,16 @@ static void reduce_block(const struct reduction *r, struct scratch *scratch, con
 
 /* ---- Jobs: a block of results and a chunk of what is reduced to them ---------------------------- */
 
-/* Where block `number` of the results begins; *count gets how many they are. */
-static struct place place_of_block(const struct reduction *r, int64_t number, int64_t *count)
+/* Where block `number` of the results begins; *count gets their number. */
+static struct position position_of_block(const struct reduction *r, int64_t number, int64_t *count)
 {
-    struct place place = {.x = r->x, .out = r->out};
-    seek(&r->kept, &place, number / r->blocks);
+    struct position position = {.x = r->x, .out = r->out};
+    seek(&r->kept, &position, number / r->blocks);
     int64_t at = number % r->blocks * r->block, left = r->along.size - at;
-    place.x += at * r->along.x_step;
-    place.out += at * r->along.out_step;
+    position.x += at * r->along.x_step;
+    position.out += at * r->along.out_step;
     *count = left < r->block ? left : r->block;
-    return place;
+    return position;
 }
 
 static char *partial_of(const struct reduction *r, int64_t job)
@@ -351,18 +350,18 @@ static void run_jobs(void *arg, int64_t begin, int64_t end)
     for (int64_t job = begin; job < end; job++) {
         int64_t count, chunk = job % r->chunks;
         int64_t from = r->items * chunk / r->chunks, to = r->items * (chunk + 1) / r->chunks;
-        struct place place = place_of_block(r, job / r->chunks, &count);
+        struct position position = position_of_block(r, job / r->chunks, &count);
         start(r, scratch.totals, count);
-        if (from < to) /* otherwise the totals of nothing */
-            reduce_block(r, &scratch, place.x, count, from, to);
+        if (from < to) /* otherwise the neutral totals stay */
+            reduce_block(r, &scratch, position.x, count, from, to);
         if (r->chunks > 1)
             memcpy(partial_of(r, job), scratch.totals, (size_t)(count * r->total_size));
         else
-            finish(r, scratch.totals, place.out, count);
+            finish(r, scratch.totals, position.out, count);
     }
 }
 
-/* The totals of all chunks become those of their block. */
+/* Combines the totals of all chunks of a block. */
 static void join_chunks(const struct reduction *r, int64_t number)
 {
     const struct td__reducer *reducer = r->reducer == &td__reducer_f32 ? &td__reducer_f64
@@ -370,7 +369,7 @@ static void join_chunks(const struct reduction *r, int64_t number)
     enum td__reduce_kind kind = r->kind == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : r->kind;
     _Alignas(64) char totals[BLOCK * 16];
     int64_t count;
-    struct place place = place_of_block(r, number, &count);
+    struct position position = position_of_block(r, number, &count);
     start(r, totals, count);
     for (int64_t chunk = 0; chunk < r->chunks; chunk += TD__REDUCE_ROWS) {
         const void *rows[TD__REDUCE_ROWS];
@@ -379,7 +378,7 @@ static void join_chunks(const struct reduction *r, int64_t number)
             rows[n] = partial_of(r, number * r->chunks + chunk + n);
         reducer->columns(kind, totals, rows, n, count);
     }
-    finish(r, totals, place.out, count);
+    finish(r, totals, position.out, count);
 }
 
 static td_status run(struct reduction *r)
@@ -457,7 +456,7 @@ td_status td__cpu_reduce(enum td__reduce_kind kind, td_tensor *out, const td_ten
 {
     td_dtype dtype = x->layout.dtype;
     if (!has_reduction(kind, dtype))
-        return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", names[kind],
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: not supported for %s", names[kind],
                        td_dtype_name(dtype));
     if (out->layout.numel == 0)
         return TD_OK;

@@ -8,11 +8,11 @@
 #define TD__REDUCE_ROWS 8
 #define TD__REDUCE_COLUMNS 512
 
-/** How elements of one type are reduced. The loops know SUM, PROD, MAX, MIN and SQUARES; the other
- *  kinds are one of these with something before or after. */
+/** How elements of one type are reduced. The loops have SUM, PROD, MAX, MIN and SQUARES; the other kinds are one of
+ *  these with a conversion before or after. */
 struct td__reducer {
-    td_dtype dtype; /* of the elements as the loops see them */
-    td_dtype total; /* of what they are reduced to */
+    td_dtype dtype; /* of the elements in the loops */
+    td_dtype total; /* of the totals */
     /** *total = *total op x[0] op … op x[count - 1]. */
     void (*row)(enum td__reduce_kind kind, void *total, const void *x, int64_t count);
     /** total[i] = total[i] op rows[0][i] op … op rows[n - 1][i], for `count` columns. */

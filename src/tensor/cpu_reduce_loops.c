@@ -1,9 +1,8 @@
 /* The loops of reductions.
  *
- * A row is reduced in 4 vectors of 64 bytes, columns by eight rows at a time, in a tree. What comes
- * out is added up in f64, whatever the elements are, and a row is handed over in stretches of bounded
- * length. So the error of an f32 sum does not grow with the number of elements, and the order of the
- * additions depends on nothing but the shape.
+ * A row is reduced in 4 vectors of 64 bytes, columns by eight rows at a time, in a tree. Totals are f64 for all
+ * floats, and a row is passed in stretches of bounded length. So the error of an f32 sum does not grow with the
+ * number of elements, and the order of the additions depends on the shape only.
  *
  * The inline functions get the kind as a constant, so that each kind becomes a loop of its own. */
 #include "tensor/cpu_reduce.h"
@@ -20,7 +19,7 @@ typedef enum td__reduce_kind kind;
 typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef double f64x8 __attribute__((vector_size(64), aligned(8), may_alias));
 
-/* What changes no total. */
+/* The neutral element. */
 ALWAYS double neutral(kind k)
 {
     switch (k) {
@@ -35,7 +34,7 @@ ALWAYS double neutral(kind k)
     }
 }
 
-/* How totals of several stretches become one. */
+/* The kind that combines the totals of several stretches. */
 ALWAYS kind joining(kind k)
 {
     return k == TD__REDUCE_SQUARES ? TD__REDUCE_SUM : k;
@@ -88,132 +87,132 @@ ALWAYS double fold_f32(kind k, f32x16 v)
 
 /* ---- Floats ------------------------------------------------------------------------------------
  *
- * T is the element, V a vector of LANES of them. A NaN stays, and comes in. */
+ * T is the element, V a vector of LANES of them. NaN propagates. */
 
-#define FLOATS(name, T, V, LANES)                                                                    \
-    ALWAYS T step_##name(kind k, T total, T x)                                                       \
-    {                                                                                                \
-        T best;                                                                                      \
-        switch (k) {                                                                                 \
-        case TD__REDUCE_PROD:                                                                        \
-            return total * x;                                                                        \
-        case TD__REDUCE_MAX:                                                                         \
-            best = x > total ? x : total;                                                            \
-            return x != x ? x : best;                                                                \
-        case TD__REDUCE_MIN:                                                                         \
-            best = x < total ? x : total;                                                            \
-            return x != x ? x : best;                                                                \
-        case TD__REDUCE_SQUARES:                                                                     \
-            return total + x * x;                                                                    \
-        default:                                                                                     \
-            return total + x;                                                                        \
-        }                                                                                            \
-    }                                                                                                \
-                                                                                                     \
-    ALWAYS V vector_step_##name(kind k, V total, V x)                                                \
-    {                                                                                                \
-        return k == TD__REDUCE_PROD      ? total * x                                                 \
-               : k == TD__REDUCE_SQUARES ? total + x * x                                             \
-                                         : total + x;                                                \
-    }                                                                                                \
-                                                                                                     \
-    /* A comparison of vectors is not something that every compiler knows to split. */               \
-    ALWAYS void extreme_row_of_##name(kind k, double *total, const T *x, int64_t count)              \
-    {                                                                                                \
-        T lanes[4 * LANES], rest = (T)neutral(k);                                                    \
-        int64_t i = 0;                                                                               \
-        for (int lane = 0; lane < 4 * LANES; lane++)                                                 \
-            lanes[lane] = rest;                                                                      \
-        for (; i + 4 * LANES <= count; i += 4 * LANES)                                               \
-            for (int lane = 0; lane < 4 * LANES; lane++)                                             \
-                lanes[lane] = step_##name(k, lanes[lane], x[i + lane]);                              \
-        for (; i < count; i++)                                                                       \
-            rest = step_##name(k, rest, x[i]);                                                       \
-        if (count >= 4 * LANES)                                                                      \
-            for (int lane = 0; lane < 4 * LANES; lane++)                                             \
-                rest = step_##name(k, rest, lanes[lane]);                                            \
-        *total = step_f64(k, *total, (double)rest);                                                  \
-    }                                                                                                \
-                                                                                                     \
-    ALWAYS void row_of_##name(kind k, double *total, const T *x, int64_t count)                      \
-    {                                                                                                \
-        kind join = joining(k);                                                                      \
-        T rest = (T)neutral(k);                                                                      \
-        V a = (V){0} + rest, b = a, c = a, d = a;                                                    \
-        int64_t i = 0;                                                                               \
-        for (; i + 4 * LANES <= count; i += 4 * LANES) {                                             \
-            const V *at = (const V *)(x + i);                                                        \
-            a = vector_step_##name(k, a, at[0]);                                                     \
-            b = vector_step_##name(k, b, at[1]);                                                     \
-            c = vector_step_##name(k, c, at[2]);                                                     \
-            d = vector_step_##name(k, d, at[3]);                                                     \
-        }                                                                                            \
-        for (; i + LANES <= count; i += LANES)                                                       \
-            a = vector_step_##name(k, a, *(const V *)(x + i));                                       \
-        a = vector_step_##name(join, a, b);                                                          \
-        c = vector_step_##name(join, c, d);                                                          \
-        a = vector_step_##name(join, a, c);                                                          \
-        for (; i < count; i++)                                                                       \
-            rest = step_##name(k, rest, x[i]);                                                       \
-        double sum = rest;                                                                           \
-        if (count >= LANES)                                                                          \
-            sum = step_f64(join, sum, fold_##name(join, a));                                         \
-        *total = step_f64(join, *total, sum);                                                        \
-    }                                                                                                \
-                                                                                                     \
-    /* The best of eight rows, in the type itself: a comparison in two types at once is no vector  \
-     * code. Of fewer rows some are taken several times. */ \
-    ALWAYS void extreme_columns_of_##name(kind k, double *restrict total,                            \
-                                          const void *const rows[], int n, int64_t count)            \
-    {                                                                                                \
-        const T *x[TD__REDUCE_ROWS];                                                                 \
-        for (int r = 0; r < TD__REDUCE_ROWS; r++)                                                    \
-            x[r] = rows[r < n ? r : 0];                                                              \
-        T best[TD__REDUCE_COLUMNS];                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                                        \
-            T a = step_##name(k, x[0][i], x[1][i]), b = step_##name(k, x[2][i], x[3][i]);            \
-            T c = step_##name(k, x[4][i], x[5][i]), d = step_##name(k, x[6][i], x[7][i]);            \
-            best[i] = step_##name(k, step_##name(k, a, b), step_##name(k, c, d));                    \
-        }                                                                                            \
-        for (int64_t i = 0; i < count; i++)                                                          \
-            total[i] = step_f64(k, total[i], (double)best[i]);                                       \
-    }                                                                                                \
-                                                                                                     \
-    ALWAYS void columns_of_##name(kind k, double *restrict total, const void *const rows[], int n,   \
-                                  int64_t count)                                                     \
-    {                                                                                                \
-        kind join = joining(k);                                                                      \
-        T none = (T)neutral(k);                                                                      \
-        if (n < TD__REDUCE_ROWS) {                                                                   \
-            for (int r = 0; r < n; r++) {                                                            \
-                const T *restrict x = rows[r];                                                       \
-                for (int64_t i = 0; i < count; i++)                                                  \
-                    total[i] = step_f64(join, total[i], (double)step_##name(k, none, x[i]));         \
-            }                                                                                        \
-            return;                                                                                  \
-        }                                                                                            \
-        const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict x2 = rows[2];              \
-        const T *restrict x3 = rows[3], *restrict x4 = rows[4], *restrict x5 = rows[5];              \
-        const T *restrict x6 = rows[6], *restrict x7 = rows[7];                                      \
-        for (int64_t i = 0; i < count; i++) {                                                        \
-            T a = step_##name(k, step_##name(k, none, x0[i]), x1[i]);                                \
-            T b = step_##name(k, step_##name(k, none, x2[i]), x3[i]);                                \
-            T c = step_##name(k, step_##name(k, none, x4[i]), x5[i]);                                \
-            T d = step_##name(k, step_##name(k, none, x6[i]), x7[i]);                                \
-            T sum = step_##name(join, step_##name(join, a, b), step_##name(join, c, d));             \
-            total[i] = step_f64(join, total[i], (double)sum);                                        \
-        }                                                                                            \
-    }                                                                                                \
-                                                                                                     \
-    static TD__VECTOR void row_##name(kind k, void *total, const void *x, int64_t count)             \
-    {                                                                                                \
-        FOR_EACH_KIND(k, CALL_ROW, name)                                                             \
-    }                                                                                                \
-                                                                                                     \
-    static TD__VECTOR void columns_##name(kind k, void *total, const void *const rows[], int n,      \
-                                          int64_t count)                                             \
-    {                                                                                                \
-        FOR_EACH_KIND(k, CALL_COLUMNS, name)                                                         \
+#define FLOATS(name, T, V, LANES)                                                                      \
+    ALWAYS T step_##name(kind k, T total, T x)                                                         \
+    {                                                                                                  \
+        T best;                                                                                        \
+        switch (k) {                                                                                   \
+        case TD__REDUCE_PROD:                                                                          \
+            return total * x;                                                                          \
+        case TD__REDUCE_MAX:                                                                           \
+            best = x > total ? x : total;                                                              \
+            return x != x ? x : best;                                                                  \
+        case TD__REDUCE_MIN:                                                                           \
+            best = x < total ? x : total;                                                              \
+            return x != x ? x : best;                                                                  \
+        case TD__REDUCE_SQUARES:                                                                       \
+            return total + x * x;                                                                      \
+        default:                                                                                       \
+            return total + x;                                                                          \
+        }                                                                                              \
+    }                                                                                                  \
+                                                                                                       \
+    ALWAYS V vector_step_##name(kind k, V total, V x)                                                  \
+    {                                                                                                  \
+        return k == TD__REDUCE_PROD      ? total * x                                                   \
+               : k == TD__REDUCE_SQUARES ? total + x * x                                               \
+                                         : total + x;                                                  \
+    }                                                                                                  \
+                                                                                                       \
+    /* Not every compiler can split a comparison of vectors. */                                        \
+    ALWAYS void extreme_row_of_##name(kind k, double *total, const T *x, int64_t count)                \
+    {                                                                                                  \
+        T lanes[4 * LANES], rest = (T)neutral(k);                                                      \
+        int64_t i = 0;                                                                                 \
+        for (int lane = 0; lane < 4 * LANES; lane++)                                                   \
+            lanes[lane] = rest;                                                                        \
+        for (; i + 4 * LANES <= count; i += 4 * LANES)                                                 \
+            for (int lane = 0; lane < 4 * LANES; lane++)                                               \
+                lanes[lane] = step_##name(k, lanes[lane], x[i + lane]);                                \
+        for (; i < count; i++)                                                                         \
+            rest = step_##name(k, rest, x[i]);                                                         \
+        if (count >= 4 * LANES)                                                                        \
+            for (int lane = 0; lane < 4 * LANES; lane++)                                               \
+                rest = step_##name(k, rest, lanes[lane]);                                              \
+        *total = step_f64(k, *total, (double)rest);                                                    \
+    }                                                                                                  \
+                                                                                                       \
+    ALWAYS void row_of_##name(kind k, double *total, const T *x, int64_t count)                        \
+    {                                                                                                  \
+        kind join = joining(k);                                                                        \
+        T rest = (T)neutral(k);                                                                        \
+        V a = (V){0} + rest, b = a, c = a, d = a;                                                      \
+        int64_t i = 0;                                                                                 \
+        for (; i + 4 * LANES <= count; i += 4 * LANES) {                                               \
+            const V *at = (const V *)(x + i);                                                          \
+            a = vector_step_##name(k, a, at[0]);                                                       \
+            b = vector_step_##name(k, b, at[1]);                                                       \
+            c = vector_step_##name(k, c, at[2]);                                                       \
+            d = vector_step_##name(k, d, at[3]);                                                       \
+        }                                                                                              \
+        for (; i + LANES <= count; i += LANES)                                                         \
+            a = vector_step_##name(k, a, *(const V *)(x + i));                                         \
+        a = vector_step_##name(join, a, b);                                                            \
+        c = vector_step_##name(join, c, d);                                                            \
+        a = vector_step_##name(join, a, c);                                                            \
+        for (; i < count; i++)                                                                         \
+            rest = step_##name(k, rest, x[i]);                                                         \
+        double sum = rest;                                                                             \
+        if (count >= LANES)                                                                            \
+            sum = step_f64(join, sum, fold_##name(join, a));                                           \
+        *total = step_f64(join, *total, sum);                                                          \
+    }                                                                                                  \
+                                                                                                       \
+    /* The best of eight rows, in the type itself: a comparison in two types is not vectorised. With \
+     * fewer rows some are repeated. */ \
+    ALWAYS void extreme_columns_of_##name(kind k, double *restrict total,                              \
+                                          const void *const rows[], int n, int64_t count)              \
+    {                                                                                                  \
+        const T *x[TD__REDUCE_ROWS];                                                                   \
+        for (int r = 0; r < TD__REDUCE_ROWS; r++)                                                      \
+            x[r] = rows[r < n ? r : 0];                                                                \
+        T best[TD__REDUCE_COLUMNS];                                                                    \
+        for (int64_t i = 0; i < count; i++) {                                                          \
+            T a = step_##name(k, x[0][i], x[1][i]), b = step_##name(k, x[2][i], x[3][i]);              \
+            T c = step_##name(k, x[4][i], x[5][i]), d = step_##name(k, x[6][i], x[7][i]);              \
+            best[i] = step_##name(k, step_##name(k, a, b), step_##name(k, c, d));                      \
+        }                                                                                              \
+        for (int64_t i = 0; i < count; i++)                                                            \
+            total[i] = step_f64(k, total[i], (double)best[i]);                                         \
+    }                                                                                                  \
+                                                                                                       \
+    ALWAYS void columns_of_##name(kind k, double *restrict total, const void *const rows[], int n,     \
+                                  int64_t count)                                                       \
+    {                                                                                                  \
+        kind join = joining(k);                                                                        \
+        T none = (T)neutral(k);                                                                        \
+        if (n < TD__REDUCE_ROWS) {                                                                     \
+            for (int r = 0; r < n; r++) {                                                              \
+                const T *restrict x = rows[r];                                                         \
+                for (int64_t i = 0; i < count; i++)                                                    \
+                    total[i] = step_f64(join, total[i], (double)step_##name(k, none, x[i]));           \
+            }                                                                                          \
+            return;                                                                                    \
+        }                                                                                              \
+        const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict x2 = rows[2];                \
+        const T *restrict x3 = rows[3], *restrict x4 = rows[4], *restrict x5 = rows[5];                \
+        const T *restrict x6 = rows[6], *restrict x7 = rows[7];                                        \
+        for (int64_t i = 0; i < count; i++) {                                                          \
+            T a = step_##name(k, step_##name(k, none, x0[i]), x1[i]);                                  \
+            T b = step_##name(k, step_##name(k, none, x2[i]), x3[i]);                                  \
+            T c = step_##name(k, step_##name(k, none, x4[i]), x5[i]);                                  \
+            T d = step_##name(k, step_##name(k, none, x6[i]), x7[i]);                                  \
+            T sum = step_##name(join, step_##name(join, a, b), step_##name(join, c, d));               \
+            total[i] = step_f64(join, total[i], (double)sum);                                          \
+        }                                                                                              \
+    }                                                                                                  \
+                                                                                                       \
+    static TD__VECTOR void row_##name(kind k, void *total, const void *x, int64_t count)               \
+    {                                                                                                  \
+        FOR_EACH_KIND(k, CALL_ROW, name)                                                               \
+    }                                                                                                  \
+                                                                                                       \
+    static TD__VECTOR void columns_##name(kind k, void *total, const void *const rows[], int n,        \
+                                          int64_t count)                                               \
+    {                                                                                                  \
+        FOR_EACH_KIND(k, CALL_COLUMNS, name)                                                           \
     }
 
 FLOATS(f64, double, f64x8, 8)

@@ -1,11 +1,11 @@
-/* Softmax and its logarithm over the middle one of three dimensions, [outer, n, inner].
+/* Softmax and log-softmax over the middle one of three dimensions, [outer, n, inner].
  *
  *     softmax      y = e^(x - max) / sum e^(x - max)      dx = y (dy - sum dy y)
  *     logarithm    y = x - max - log sum e^(x - max)      dx = dy - e^y sum dy
  *
- * Where inner is 1, a row is done at a time: it stays in the cache while it is read for the maximum,
- * the exponentials and the quotients. Otherwise COLUMNS columns are done side by side. Threads share the
- * rows, or the blocks of columns. */
+ * If inner is 1, a row is processed at a time: it stays in the cache for the maximum, the exponentials and the
+ * quotients. Otherwise COLUMNS columns are processed side by side. Threads share the rows, or the blocks of
+ * columns. */
 #include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"
@@ -14,13 +14,13 @@
 
 #define COLUMNS 128
 
-/* One call, forwards or backwards. */
+/* One call, forward or backward. */
 struct softmax {
     int64_t outer, n, inner;
     int64_t blocks; /* of columns, where inner is not 1 */
     void *to;
     const void *from; /* x, or the gradient of y */
-    const void *y;    /* backwards */
+    const void *y;    /* backward only */
     bool logarithm;
 };
 
@@ -39,7 +39,7 @@ static struct softmax softmax_of(const td_tensor *x, bool logarithm)
                             .logarithm = logarithm};
 }
 
-/* An exponential is worth a few elements of other loops. */
+/* An exponential costs as much as a few elements of other loops. */
 static void run(struct softmax *k, td__range_fn *fn)
 {
     int64_t width = k->inner < COLUMNS ? k->inner : COLUMNS;

@@ -8,7 +8,7 @@ TD__INLINE void NAME(softmax_row)(REAL *y, const REAL *x, int64_t n, bool logari
         y[i] = REAL_EXP(x[i] - most);
     REAL sum = NAME(sum)(y, n);
     if (logarithm) {
-        /* Not x - (most + log): the sum of the two would be rounded in the size of most. */
+        /* Not x - (most + log): that sum would be rounded at the magnitude of `most`. */
         REAL log_sum = REAL_LOG(sum);
         for (int64_t i = 0; i < n; i++)
             y[i] = x[i] - most - log_sum;
@@ -108,7 +108,7 @@ static void NAME(softmax_grad_columns)(REAL *gx, const REAL *gy, const REAL *res
     }
 }
 
-/* Where block `unit` of columns begins; *width gets how many they are. */
+/* Where block `unit` of columns begins; *width gets their number. */
 static int64_t NAME(columns_at)(const struct softmax *k, int64_t unit, int64_t *width)
 {
     int64_t j = unit % k->blocks * COLUMNS;

@@ -1,10 +1,8 @@
-/* Transposes in tiles that fit the registers. Rows of large matrices are often a power of two apart, where
- * the lines of a tile would push each other out of the cache; here each is read and written once, as a
- * whole.
+/* Transposes in tiles that fit the registers. Rows of large matrices are often a power of two apart, so that the
+ * lines of a tile would evict each other from the cache; here each is read and written once, as a whole.
  *
- * A tile is transposed by halves: its off-diagonal quarters change places, then those of each quarter,
- * down to single elements. In vectors, rows i and i + s exchange the elements whose index has the bit s
- * set or not. */
+ * A tile is transposed recursively: its off-diagonal quarters are swapped, then those of each quarter, down to
+ * single elements. In vectors, rows i and i + s exchange the elements whose index has the bit s set or not. */
 #include "tensor/cpu_transpose.h"
 
 #include "tensor/vector.h"
@@ -72,7 +70,7 @@ TD__INLINE void tile_u64x8(char *to, int64_t to_pitch, const char *from, int64_t
         memcpy(to + i * to_pitch, &row[i], sizeof row[i]);
 }
 
-/* What is left at the edges. */
+/* The remainder at the edges. */
 TD__INLINE void transpose_edge(char *to, int64_t to_pitch, const char *from, int64_t from_pitch,
                                int64_t rows, int64_t columns, size_t element)
 {
@@ -98,8 +96,9 @@ TD__INLINE void transpose_edge(char *to, int64_t to_pitch, const char *from, int
             }                                                                                      \
     } while (0)
 
-TD__VECTOR void td__transpose_plane(char *to, int64_t to_pitch, const char *from, int64_t from_pitch,
-                              int64_t rows, int64_t columns, size_t element)
+TD__VECTOR void td__transpose_plane(char *to, int64_t to_pitch, const char *from,
+                                    int64_t from_pitch, int64_t rows, int64_t columns,
+                                    size_t element)
 {
     switch (element) {
     case 2:

@@ -9,7 +9,7 @@
  * to[a][b] = from[b][a] for `rows` times `columns` elements of `element` bytes (2, 4 or 8): the rows of
  * `to` are `to_pitch` bytes apart, and so are `columns` rows of `from` by `from_pitch`.
  */
-void td__transpose_plane(char *to, int64_t to_pitch, const char *from, int64_t from_pitch, int64_t rows,
-                   int64_t columns, size_t element);
+void td__transpose_plane(char *to, int64_t to_pitch, const char *from, int64_t from_pitch,
+                         int64_t rows, int64_t columns, size_t element);
 
 #endif

@@ -1,7 +1,7 @@
 /* Operations on one operand.
  *
- * The functions of f32 are polynomials of cpu_math.h, which become vector code; those of f64 are the C
- * library's. The halves are computed in f32. */
+ * The functions of f32 are polynomials of cpu_math.h, which are vectorised; those of f64 are the C library's. The
+ * halves are computed in f32. */
 #include "tensor/cpu_elementwise.h"
 
 #include "base/fail.h"
@@ -72,26 +72,26 @@ static bool has_unary(enum td__unary_op op, td_dtype dtype)
     CASE(TD__NOT, T, uint8_t, v == 0)                                                              \
     CASE(TD__ISNAN, T, uint8_t, v != v)
 
-/* Numbers beyond the reach of td__turn_f32() are rare: they are done again, by the C library. */
-static void turn_far(float *out, const float *x, int64_t count, uint32_t quarters)
+/* Numbers beyond TD__SIN_LIMIT are rare: the C library recomputes them. */
+static void sin_far(float *out, const float *x, int64_t count, uint32_t quarters)
 {
     for (int64_t i = 0; i < count; i++)
-        if (!(fabsf(x[i]) <= TD__TURN_LIMIT))
+        if (!(fabsf(x[i]) <= TD__SIN_LIMIT))
             out[i] = quarters ? cosf(x[i]) : sinf(x[i]);
 }
 
-TD__VECTOR void td__turn_array(float *out, const float *x, int64_t count, uint32_t quarters)
+TD__VECTOR void td__sin_quarters_array(float *out, const float *x, int64_t count, uint32_t quarters)
 {
     for (int64_t at = 0; at < count; at += BLOCK) {
         float result[BLOCK];
         int64_t n = count - at < BLOCK ? count - at : BLOCK;
         int far = 0;
         for (int64_t i = 0; i < n; i++) {
-            result[i] = td__turn_f32(x[at + i], quarters);
-            far |= !(fabsf(x[at + i]) <= TD__TURN_LIMIT);
+            result[i] = td__sin_quarters_f32(x[at + i], quarters);
+            far |= !(fabsf(x[at + i]) <= TD__SIN_LIMIT);
         }
         if (far)
-            turn_far(result, x + at, n, quarters);
+            sin_far(result, x + at, n, quarters);
         memcpy(out + at, result, (size_t)n * sizeof *out);
     }
 }
@@ -107,10 +107,10 @@ static TD__VECTOR void unary_f32(enum td__unary_op op, void *out, const void *x,
         CASE(TD__LOG, float, float, td__log_f32(v))
         CASE(TD__LOG1P, float, float, td__log1p_f32(v))
     case TD__SIN:
-        td__turn_array(out, x, count, 0);
+        td__sin_quarters_array(out, x, count, 0);
         break;
     case TD__COS:
-        td__turn_array(out, x, count, 1);
+        td__sin_quarters_array(out, x, count, 1);
         break;
         CASE(TD__TANH, float, float, td__tanh_f32(v))
         CASE(TD__SIGMOID, float, float, td__sigmoid_f32(v))
@@ -215,7 +215,7 @@ td_status td__cpu_unary(enum td__unary_op op, td_tensor *out, const td_tensor *x
 {
     td_dtype dtype = x->layout.dtype;
     if (!has_unary(op, dtype))
-        return td_fail(TD_ERR_UNSUPPORTED, "%s: there is none for %s", td__unary_names[op],
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: not supported for %s", td__unary_names[op],
                        td_dtype_name(dtype));
     struct unary unary = {.op = op};
     switch (td__compute_dtype(dtype)) {

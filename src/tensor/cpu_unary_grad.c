@@ -1,5 +1,5 @@
-/* The gradients of the operations on one operand: the incoming gradient g times the derivative, out
- * of what the operation saved, its operand or its result s. */
+/* The gradients of the operations on one operand: the incoming gradient g times the derivative, from the saved
+ * tensor s, the operand or the result. */
 #include "tensor/cpu_elementwise.h"
 
 #include "base/fail.h"
@@ -47,14 +47,14 @@
             o[i] = -x[i];                                                                          \
     } while (0)
 
-/* g cos(s), or -g sin(s): a cosine, turned by another quarter. */
-static void turn_gradient(float *out, const float *grad, const float *saved, int64_t count,
-                          bool of_sine)
+/* g cos(s), or -g sin(s): a cosine, shifted by another quarter. */
+static void sin_gradient(float *out, const float *grad, const float *saved, int64_t count,
+                         bool of_sine)
 {
     for (int64_t at = 0; at < count; at += BLOCK) {
         float slope[BLOCK];
         int64_t n = count - at < BLOCK ? count - at : BLOCK;
-        td__turn_array(slope, saved + at, n, of_sine ? 1 : 0);
+        td__sin_quarters_array(slope, saved + at, n, of_sine ? 1 : 0);
         for (int64_t i = 0; i < n; i++)
             out[at + i] = of_sine ? grad[at + i] * slope[i] : -grad[at + i] * slope[i];
     }
@@ -70,7 +70,7 @@ static TD__VECTOR void grad_f32(enum td__unary_op op, void *out, const void *gra
         CASES_OF_ARITHMETIC(float)
     case TD__SIN:
     case TD__COS:
-        turn_gradient(out, grad, saved, count, op == TD__SIN);
+        sin_gradient(out, grad, saved, count, op == TD__SIN);
         break;
         CASE(TD__GELU, float, g *td__gelu_slope_f32(s))
         CASE(TD__GELU_TANH, float, g *td__gelu_tanh_slope_f32(s))
@@ -125,8 +125,8 @@ td_status td__cpu_unary_grad(enum td__unary_op op, td_tensor *grad_x, const td_t
 {
     td_dtype dtype = grad_x->layout.dtype;
     if (!has_gradient(op) || dtype > TD_BF16)
-        return td_fail(TD_ERR_UNSUPPORTED, "%s: it has no gradient for %s", td__unary_names[op],
-                       td_dtype_name(dtype));
+        return td_fail(TD_ERR_UNSUPPORTED, "%s: its gradient is not supported for %s",
+                       td__unary_names[op], td_dtype_name(dtype));
     struct gradient gradient = {op, dtype == TD_F64};
     td__each_tensors(grad_x, grad_y, op == TD__NEG ? NULL : saved, NULL, run_gradient, &gradient);
     return TD_OK;

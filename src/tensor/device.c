@@ -1,6 +1,6 @@
-/* Devices and their workers; see device.h. The table of devices only grows, so that a pointer to
- * one stays good; a lock guards its growth. A worker is a thread with a queue, started by the first
- * job. A fork has the devices but not their threads: the child starts new ones. */
+/* Devices and their workers; see device.h. The table of devices only grows, so that pointers to devices stay valid;
+ * a lock protects it. A worker is a thread with a queue, started by the first job. A forked child has the devices
+ * but not their threads, and starts new ones. */
 #include "tensor/device_internal.h"
 
 #include "base/fail.h"
@@ -60,7 +60,7 @@ static const struct td__device_kind cpu_kind = {
 
 /* ---- The table --------------------------------------------------------------------------------- */
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* the innermost: nothing below it */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* innermost */
 static struct td__device host = {
     .name = "cpu", .index = -1, .kind = &cpu_kind, .kernels = &td__cpu_kernels};
 static struct td__device *numbered[MOST_DEVICES];
@@ -125,7 +125,7 @@ struct job {
 
 struct td__device_worker {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a job has come, or the last one is done */
+    pthread_cond_t changed; /* a job was submitted, or the last one is done */
     struct job *first, **last;
     bool busy;
     unsigned fork_generation;
@@ -172,15 +172,15 @@ static td_status start_worker(struct td__device *device)
     int error = td__thread_start(&thread, name, work, worker);
     if (error) {
         free(worker);
-        return td_fail(TD_ERR_SYSTEM, "device %s: its worker thread does not start: %s",
-                       device->name, td__errno_text(error));
+        return td_fail(TD_ERR_SYSTEM, "device %s: cannot start its worker thread: %s", device->name,
+                       td__errno_text(error));
     }
     pthread_detach(thread);
     device->worker = worker;
     return TD_OK;
 }
 
-/* The worker of a numbered device; that of a parent process is left alone. */
+/* The worker of a numbered device; starts a new one after a fork. */
 static td_status find_worker(struct td__device *device, struct td__device_worker **worker)
 {
     td_status status = TD_OK;
@@ -237,7 +237,7 @@ td_status td_device_synchronize(const char *name)
     TD_TRY(find_worker(device, &worker));
     if (worker == this_worker)
         return td_fail(TD_ERR_STATE,
-                       "td_device_synchronize: the worker of %s would wait for itself", name);
+                       "td_device_synchronize: the worker of %s cannot wait for itself", name);
     pthread_mutex_lock(&worker->lock);
     while (worker->first || worker->busy)
         pthread_cond_wait(&worker->changed, &worker->lock);

@@ -1,15 +1,14 @@
-/* A matrix product whose left side is read where it lies, with no copy: C = A B, written turned.
+/* A matrix product that reads A in place, without packing: C = A B, written transposed.
  *
  *     C (i, j) = bias (j) + sum over p of a[rows[i] + steps[p]] B (p, j)
  *
  * Any matrix whose elements are at the sum of an offset for the row and one for the column can be A.
- * The three products of a convolution are of this kind: rows are output pixels and steps the places of
- * the kernel in all channels, or rows are those places and steps the pixels. B has channels as columns
- * and is packed; vectors are vectors of channels, so that no part of them is lost at the end of a row of
- * pixels, whatever stride and dilation are.
+ * The three products of a convolution have this form: rows are output pixels and steps the taps, or rows are taps
+ * and steps the pixels. B has channels as columns and is packed; vectors are vectors of channels, so that the end of
+ * a row of pixels leaves no lanes unused, for any stride and dilation.
  *
- * Each element is summed up along p in order, with one rounding a step where the instruction set can,
- * whatever the others are. direct_loops.h has the loops; they are compiled for each instruction set. */
+ * Each element is summed along p in order, with one rounding a step if the instruction set has FMA, independent of
+ * the other elements. direct_loops.h has the loops; they are compiled for each instruction set. */
 #ifndef TD_TENSOR_DIRECT_H
 #define TD_TENSOR_DIRECT_H
 
@@ -25,9 +24,9 @@ struct td__direct {
     const int64_t *steps; /* [k] */
     /* Of every `period` steps only those from `begin` to `end` - 1 are taken: A has 0 in the others. */
     int64_t period, begin, end;
-    const void *b;        /* aligned to 64 bytes: strips of columns, see td__direct_loops */
-    const void *bias;     /* [n] or NULL: what the sums begin with instead of 0 */
-    void *c;              /* element (i, j) is c[j * c_column + i] */
+    const void *b;    /* aligned to 64 bytes: strips of columns, see td__direct_loops */
+    const void *bias; /* [n] or NULL: what the sums begin with instead of 0 */
+    void *c;          /* element (i, j) is c[j * c_column + i] */
     int64_t c_column;
     bool add; /* to C; otherwise it is overwritten */
 };

@@ -1,11 +1,11 @@
-/* The loops of direct.h. A part of gemm_loops.h, which has the names.
+/* The loops of direct.h. A part of gemm_loops.h, which defines the names.
  *
  * A tile is up to MAX_ROWS rows by two vectors of columns, held in registers while p runs. A step loads
  * the two vectors of a strip of B, and multiplies them with one element of each row, which is read from
- * its place in memory. The tile is then turned, so that each column is stored as a run. */
+ * memory in place. The tile is then transposed, so that each column is stored contiguously. */
 
 /* Where a tile goes. */
-struct NAMED(turned_target) {
+struct NAMED(direct_target) {
     REAL *c; /* of the tile's first column */
     int64_t c_column;
     const REAL *bias;
@@ -18,25 +18,25 @@ struct NAMED(turned_target) {
 /* Stores columns of `rows` elements; `rows` is a constant. Where the next tile's elements follow (`more`),
  * whole vectors are stored: those after the last row are overwritten by that tile, or have -0 added. */
 static inline __attribute__((always_inline)) void
-NAMED(store_turned)(const int rows, const REAL *turned, const struct NAMED(turned_target) * to,
-                    int columns, REAL *c)
+NAMED(store_columns)(const int rows, const REAL *transposed, const struct NAMED(direct_target) * to,
+                     int columns, REAL *c)
 {
-    for (int j = 0; j < columns; j++, turned += LANES, c += to->c_column) {
+    for (int j = 0; j < columns; j++, transposed += LANES, c += to->c_column) {
         if (to->more && to->add)
-            *(UNALIGNED *)c += *(const UNALIGNED *)turned;
+            *(UNALIGNED *)c += *(const UNALIGNED *)transposed;
         else if (to->more)
-            *(UNALIGNED *)c = *(const UNALIGNED *)turned;
+            *(UNALIGNED *)c = *(const UNALIGNED *)transposed;
         else if (to->add)
             for (int i = 0; i < rows; i++)
-                c[i] += turned[i];
+                c[i] += transposed[i];
         else
-            memcpy(c, turned, (size_t)rows * sizeof *c);
+            memcpy(c, transposed, (size_t)rows * sizeof *c);
     }
 }
 
 /* Squares of LANES rows are turned and stored; those after the last row are -0. */
 static inline __attribute__((always_inline)) void
-NAMED(turn_tile)(const int rows, const int vectors, const struct NAMED(turned_target) * to,
+NAMED(store_transposed)(const int rows, const int vectors, const struct NAMED(direct_target) * to,
                  VECTOR sums[][2])
 {
     UNROLLED
@@ -66,7 +66,7 @@ NAMED(turn_tile)(const int rows, const int vectors, const struct NAMED(turned_ta
             UNROLLED
             for (int i = 0; i < LANES_ARE; i++)
                 *(UNALIGNED *)(turned + i * LANES) = square[i];
-            NAMED(store_turned)
+            NAMED(store_columns)
             (rows - i0 < LANES ? rows - i0 : LANES, turned, to, left < LANES ? left : LANES, c);
         }
     }
@@ -75,10 +75,9 @@ NAMED(turn_tile)(const int rows, const int vectors, const struct NAMED(turned_ta
 /* One tile. `rows` and `vectors` are constants where this is inlined, so that the sums are registers. */
 static inline __attribute__((always_inline)) void
 NAMED(direct_tile)(const int rows, const int vectors, const struct td__direct *direct,
-                   const int64_t *offsets, const REAL *b, const struct NAMED(turned_target) * to)
+                   const int64_t *offsets, const REAL *b, const struct NAMED(direct_target) * to)
 {
-    /* Offsets of the first rows are in registers. The others stay in memory: compilers would keep them
-     * in vector registers, from where they come through the units that multiply. */
+    /* Offsets of the first rows are in registers; the others in memory, not in vector registers. */
     struct {
         int64_t offsets[MAX_ROWS];
     } far;
@@ -121,12 +120,12 @@ NAMED(direct_tile)(const int rows, const int vectors, const struct td__direct *d
         step += left_out;
         b += left_out * STRIP;
     }
-    NAMED(turn_tile)(rows, vectors, to, sums);
+    NAMED(store_transposed)(rows, vectors, to, sums);
 }
 
 #define TILE(rows)                                                                                 \
     static void NAMED(direct_tile##rows)(const struct td__direct *direct, const int64_t *offsets,  \
-                                         const REAL *b, const struct NAMED(turned_target) * to)    \
+                                         const REAL *b, const struct NAMED(direct_target) * to)    \
     {                                                                                              \
         if (to->columns > LANES)                                                                   \
             NAMED(direct_tile)(rows, 2, direct, offsets, b, to);                                   \
@@ -139,18 +138,18 @@ FOR_EACH_HEIGHT(TILE)
 #define TILE(rows) NAMED(direct_tile##rows),
 static void (*const NAMED(direct_tiles)[])(const struct td__direct *direct, const int64_t *offsets,
                                            const REAL *b,
-                                           const struct NAMED(turned_target) *
+                                           const struct NAMED(direct_target) *
                                                to) = {FOR_EACH_HEIGHT(TILE)};
 #undef TILE
 
-/* A tile's rows of A stay in the first cache while the strips of B go past them. */
+/* A tile's rows of A stay in L1 for all strips of B. */
 static void NAMED(run_direct)(const struct td__direct *direct)
 {
     const int64_t height = NAMED(piece)(direct->m, MAX_ROWS);
     for (int64_t i = 0; i < direct->m; i += height)
         for (int64_t j = 0; j < direct->n; j += STRIP) {
             const int64_t left = direct->n - j;
-            struct NAMED(turned_target) to = {
+            struct NAMED(direct_target) to = {
                 .c = (REAL *)direct->c + j * direct->c_column + i,
                 .c_column = direct->c_column,
                 .bias = direct->bias ? (const REAL *)direct->bias + j : NULL,

@@ -1,5 +1,5 @@
-/* The inverse of erf(): a first guess by the rational approximations of matlab's erfinv (one for the
- * middle, one for the tails), made better by two of Newton's steps.
+/* The inverse of erf(): the rational approximations of matlab's erfinv (one for the middle, one for the tails),
+ * refined by two Newton steps.
  *
  * The polynomials are evaluated with one rounding for each multiplication and addition (FMA), whether
  * the processor has an instruction for that or not; nothing else is fused (src/CMakeLists.txt). */

@@ -1,5 +1,5 @@
 /* The inverse of erf(), bit for bit that of PyTorch 1.13 on a processor with AVX2 and with the same C
- * library: both ask it for erf, exp and log, whose last bits are its own. */
+ * library: both call its erf, exp and log, whose last bits differ between versions. */
 #ifndef TD_TENSOR_ERFINV_H
 #define TD_TENSOR_ERFINV_H
 

@@ -1,11 +1,11 @@
 /* The loops of a matrix product, for one instruction set and one type of elements.
  *
- * The file that includes this defines REAL, REAL_BYTES, VECTOR_BYTES, MAX_ROWS, LOOPS and DIRECT, the names of
- * the tables that come out of it; it may do so twice, for f32 and f64.
+ * The file that includes this defines REAL, REAL_BYTES, VECTOR_BYTES, MAX_ROWS, and LOOPS and DIRECT, the names of
+ * the two tables; it may include this twice, for f32 and f64.
  *
- *            n ->          strip of B: k x STRIP, packed, stays in the first cache
+ *            n ->          strip of B: k x STRIP, packed, stays in L1
  *           +--+--+--+
- *         k |  |  |  |     panel of A: up to MAX_ROWS x k, packed; goes past once for each strip
+ *         k |  |  |  |     panel of A: up to MAX_ROWS x k, packed; read once for each strip
  *           +--+--+--+
  *     +---+ +--+--+--+
  *     |   | |  |##|  |     tile of C: rows x STRIP, held in registers while k runs
@@ -13,18 +13,17 @@
  *     |   | |  |  |  |
  *     +---+ +--+--+--+
  *
- * A step along k loads two vectors of the strip, and multiplies them with each of the panel's
- * elements. k is cut into pieces, and so is m, of sizes as equal as can be: a rest of one row would
- * use the processor badly. Each element of C is summed up along k in one fixed order, whatever m
- * and n are. */
+ * A step along k loads two vectors of the strip, and multiplies them with each of the panel's elements. k and m are
+ * divided into pieces of nearly equal size: a remainder of one row would be slow. Each element of C is summed along
+ * k in one fixed order, for all m and n. */
 #include "base/half.h"
 #include "tensor/direct.h"
 #include "tensor/gemm.h"
 
 #include <string.h>
 
-/* Products of pairs of bf16 (PAIRS) have a MULTIPLY_ADD of their own, and a STORE_HALVES, which rounds and
- * stores a row of a tile. */
+/* Products of pairs of bf16 (PAIRS) define their own MULTIPLY_ADD, and STORE_HALVES, which rounds and stores a row
+ * of a tile. */
 #ifndef MULTIPLY_ADD
 #define PAIRS 0
 #define ALIGNED_TO sizeof(REAL)
@@ -34,7 +33,7 @@
 #define ALIGNED_TO 2 /* a pair begins at any element */
 #endif
 
-/* Before a loop whose count is a constant: no loop is left of it. Only then are arrays registers. */
+/* Before a loop with a constant count: fully unrolled. Only then are arrays in registers. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
 #else
@@ -51,13 +50,13 @@ typedef REAL NAMED(unaligned)
 #define LANES_ARE (VECTOR_BYTES / REAL_BYTES) /* the same for the preprocessor */
 #define STRIP (2 * LANES)
 #define DEPTH 256                     /* along k */
-#define BLOCK (TD__GEMM_KEPT / DEPTH) /* along m, where A is not kept as a whole */
-#define FLAT_MOST (128 * 1024)        /* elements of B that stay in the second cache */
-/* With so few steps, tiles of few rows are better: rows of C that are a power of two apart fall into the
- * same set of the first cache, which has room for 8 of them. */
+#define BLOCK (TD__GEMM_KEPT / DEPTH) /* along m, if A is not kept as a whole */
+#define FLAT_MOST (128 * 1024)        /* elements of B that stay in L2 */
+/* With so few steps, tiles of few rows are faster: rows of C that are a power of two apart map to the same L1 set,
+ * which has 8 ways. */
 #define SHALLOW 64
 #define FEW_ROWS 6
-#define NEAR_ROWS 8 /* of a tile that are used where they lie: their offsets are in registers */
+#define NEAR_ROWS 8 /* of a tile that is read in place: their offsets are in registers */
 
 /* Calls a macro for each number of rows that a tile may have. */
 #if MAX_ROWS == 14
@@ -69,14 +68,14 @@ typedef REAL NAMED(unaligned)
 
 #include "tensor/gemm_tiles.h"
 
-/* The size of the pieces when `size` is cut into pieces of at most `most`, as equal as can be. */
+/* The size of the pieces when `size` is divided into nearly equal pieces of at most `most`. */
 static int64_t NAMED(piece)(int64_t size, int64_t most)
 {
     int64_t pieces = (size + most - 1) / most;
     return (size + pieces - 1) / pieces;
 }
 
-/* Pieces of k are even: a pair of halves is never cut. */
+/* Pieces of k are even, so that no pair of halves is split. */
 static int64_t NAMED(depth_of)(const struct td__gemm *gemm)
 {
     return (NAMED(piece)(gemm->k, DEPTH) + 1) / 2 * 2;
@@ -98,7 +97,7 @@ static void NAMED(widen_row)(td_dtype half, const uint16_t *restrict from, int64
 
 #define SLACK 64 /* elements after what is packed: the last vectors may reach beyond its end */
 
-#include "tensor/gemm_turn.h"
+#include "tensor/gemm_transpose.h"
 #if PAIRS
 #include "tensor/gemm_pack_pairs.h"
 #else
@@ -123,7 +122,7 @@ static inline struct NAMED(target)
     };
 }
 
-/* Asks for the next tile of C, `next` rows at most, while this one of `height` rows is made. */
+/* Prefetches the next tile of C, `next` rows at most, while this one of `height` rows is computed. */
 static inline void NAMED(prefetch)(const struct NAMED(target) * to, int64_t height, int64_t next)
 {
     const int64_t row = to->halves ? to->half_row * (int64_t)sizeof *to->halves
@@ -137,8 +136,8 @@ static inline void NAMED(prefetch)(const struct NAMED(target) * to, int64_t heig
 }
 
 #if PAIRS
-/* Whether rows of A are used where they lie: turning them into panels takes long where few strips use it.
- * Rows that are 2 KiB apart would fall into the same few sets of the cache. */
+/* Whether rows of A are read in place: packing panels does not pay for few strips. Rows that are 2 KiB apart would
+ * map to the same few cache sets. */
 static bool NAMED(is_in_place)(const struct td__gemm *gemm)
 {
     return gemm->a_col == 1 && gemm->n <= 4 * STRIP && gemm->half_k % 2 == 0 && !gemm->packed_a &&
@@ -146,8 +145,8 @@ static bool NAMED(is_in_place)(const struct td__gemm *gemm)
 }
 #endif
 
-/* The panels of A, of `m` rows, times a strip of B, which is packed unless it is used so rarely that this
- * would not pay. `to` is where the first panel's tile goes. */
+/* Multiplies the panels of A, of `m` rows, by a strip of B, which is packed unless it is used too rarely to pay. `to`
+ * is the target of the first panel's tile. */
 static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_part *part,
                             const REAL *panels, int64_t m, int64_t rows, REAL *strip,
                             struct NAMED(target) to)
@@ -209,7 +208,7 @@ static void NAMED(pack_panels)(const struct td__gemm *gemm, int64_t begin, int64
         if (i + 1 < end) {
             NAMED(pack_a)(gemm, m0, height, rows, k0, deep, to);
         } else {
-            /* What is written beyond its end must not touch what another thread has packed there. */
+            /* Writes beyond its end must not overwrite what another thread has packed there. */
             REAL panel[MAX_ROWS * DEPTH + SLACK];
             NAMED(pack_a)(gemm, m0, height, rows, k0, deep, panel);
             memcpy(to, panel, (size_t)(height * deep) * sizeof *to);
@@ -266,7 +265,7 @@ static void NAMED(make_strip)(const struct td__gemm *gemm, int64_t item, int64_t
     (void)sums;
 }
 
-/* All of A is packed first: the tiles of a strip are then finished before the next strip. */
+/* All of A is packed first: the tiles of a strip are then complete before the next strip. */
 static void NAMED(run_kept)(const struct td__gemm *gemm, REAL *strip, REAL *sums, REAL *panels)
 {
     const REAL *kept = gemm->packed_a;
@@ -286,7 +285,7 @@ static void NAMED(run_kept)(const struct td__gemm *gemm, REAL *strip, REAL *sums
     }
 }
 
-/* A block of A is packed, and goes past all of B. */
+/* A block of A is packed, and multiplied by all of B. */
 static void NAMED(run_blocks)(const struct td__gemm *gemm, int64_t depth, REAL *strip, REAL *panels)
 {
     int64_t block = NAMED(piece)(gemm->m, BLOCK);
@@ -305,8 +304,8 @@ static void NAMED(run_blocks)(const struct td__gemm *gemm, int64_t depth, REAL *
         }
 }
 
-/* With few steps along k most of the time goes to C, which should then be written row by row: all of
- * B is packed, and each panel of A goes past it. */
+/* With few steps along k writing C takes most of the time, and is faster row by row: all of B is packed, and each
+ * panel of A is multiplied by it. */
 static bool NAMED(is_flat)(const struct td__gemm *gemm)
 {
     return gemm->batch == 1 && !gemm->pack_b && !gemm->item_done && gemm->k <= DEPTH &&
@@ -324,7 +323,7 @@ static void NAMED(run_flat)(const struct td__gemm *gemm, REAL *panel, REAL *stri
     for (int64_t m0 = 0; m0 < gemm->m; m0 += rows) {
         int64_t height = gemm->m - m0 < rows ? gemm->m - m0 : rows;
         NAMED(pack_a)(gemm, m0, height, rows, 0, gemm->k, panel);
-        /* Tiles of few steps are so short that finding each one's place from the beginning shows. */
+        /* Tiles of few steps are so short that computing each one's address anew is measurable. */
         const struct td__gemm_part first = NAMED(part_at)(gemm, 0, 0, gemm->k, 0);
         struct NAMED(target) to = NAMED(target_at)(gemm, &first, m0);
         for (int64_t n0 = 0; n0 < gemm->n; n0 += STRIP, to.c += STRIP) {
@@ -339,7 +338,7 @@ static void NAMED(run_flat)(const struct td__gemm *gemm, REAL *panel, REAL *stri
 #include "tensor/gemm_thin.h"
 #endif
 
-/* The first part of the memory to work in has a strip, or a panel. */
+/* The first part of the workspace has a strip, or a panel. */
 #define FIRST_PART (STRIP > MAX_ROWS ? STRIP : MAX_ROWS)
 
 static void NAMED(run)(const struct td__gemm *gemm, void *work)

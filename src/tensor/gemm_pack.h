@@ -1,8 +1,6 @@
-/* Packing A and B for the tiles of a matrix product. A part of gemm_loops.h, which has the picture and
- * the names.
+/* Packing A and B for the tiles of a matrix product. A part of gemm_loops.h, which has the diagram and the names.
  *
- * Whole vectors are written where that is not exact: what is too much lands where the next ones go,
- * and after the last one there is room for it (SLACK). */
+ * Whole vectors are written: the next ones overwrite the excess, and SLACK follows the last one. */
 
 #if REAL_BYTES == 4
 /* Where step p of a product is in operands that are halves. Those of bf16 are multiplied in pairs, the
@@ -73,7 +71,7 @@ static void NAMED(pack_panel)(const struct td__gemm *gemm, int64_t m0, int64_t h
     if (gemm->a_col == 1) {
         /* The last vector first: it reaches into the next column. */
         for (int64_t i = vectors - LANES; i >= 0; i -= LANES)
-            NAMED(turn)
+            NAMED(transpose)
         (a + i * gemm->a_row, gemm->a_row, height - i < LANES ? height - i : LANES, depth, alpha,
          height, packed + i);
     } else if (gemm->a_row == 1 && m0 + vectors <= gemm->m) {
@@ -123,7 +121,7 @@ static void NAMED(pack_strip)(const struct td__gemm *gemm, const struct td__gemm
     const int64_t columns = part->columns;
     if (gemm->b_row == 1) {
         for (int64_t j = 0; j < columns; j += LANES)
-            NAMED(turn)
+            NAMED(transpose)
         (b + j * gemm->b_col, gemm->b_col, columns - j < LANES ? columns - j : LANES, part->rows, 1,
          STRIP, packed + j);
     } else if (gemm->b_col == 1 && columns == STRIP) {

@@ -55,7 +55,7 @@ static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from,
         /* The last vector first: it may reach into the next step. */
         for (int64_t i = (many - 1) / LANES * LANES; i >= 0; i -= LANES) {
             const int64_t count = many - i < LANES ? many - i : LANES;
-            NAMED(turn)(from + i * next + 2 * k0, next, count, whole, width, packed + i);
+            NAMED(transpose)(from + i * next + 2 * k0, next, count, whole, width, packed + i);
         }
     } else if (next == 1) {
         for (int64_t p = 0; p < whole; p++) {

@@ -1,10 +1,9 @@
-/* Products of few rows with a B whose columns lie along k: what a linear layer of few samples is, and,
- * turned, one of few outputs. A part of gemm_loops.h, which has the names.
+/* Products of few rows with a B whose columns are contiguous along k: a linear layer with few samples, and,
+ * transposed, one with few outputs. A part of gemm_loops.h, which has the names.
  *
- * Each element of B meets one panel of A only, so a strip is not packed: squares of LANES columns by LANES
- * steps are turned in registers, beside the multiplications of the square before. A is packed in blocks of
- * LANES steps, [blocks, m, LANES]: rows stay as they are, and no two of them fall into one set of the
- * cache. */
+ * Each element of B is used by one panel of A only, so a strip is not packed: squares of LANES columns by LANES steps
+ * are transposed in registers, overlapping the multiplications of the square before. A is packed in blocks of LANES
+ * steps, [blocks, m, LANES]: rows are not transposed, and no two of them map to one cache set. */
 
 #define THIN 12 /* rows at most: their sums and a square fill the registers */
 #if MAX_ROWS == 14
@@ -20,7 +19,7 @@ static bool NAMED(is_thin)(const struct td__gemm *gemm)
            !gemm->half_k && !gemm->packed_a;
 }
 
-/* Row by row, which processors read ahead. */
+/* Row by row, which the hardware prefetches. */
 static void NAMED(pack_thin)(const struct td__gemm *gemm, REAL *packed)
 {
     const REAL alpha = (REAL)gemm->alpha;
@@ -34,7 +33,7 @@ static void NAMED(pack_thin)(const struct td__gemm *gemm, REAL *packed)
     }
 }
 
-/* Adds `count` steps to a tile of one vector: `square` has them turned. */
+/* Adds `count` steps to a tile of one vector: `square` has them transposed. */
 static inline __attribute__((always_inline)) void NAMED(add_square)(const int rows, const int count,
                                                                     const REAL *a,
                                                                     const VECTOR *square,

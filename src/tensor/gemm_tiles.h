@@ -1,7 +1,7 @@
-/* Tiles of C: the innermost loop of a matrix product. A part of gemm_loops.h, which has the picture
- * and the names. */
+/* Tiles of C: the innermost loop of a matrix product. A part of gemm_loops.h, which has the diagram and the
+ * names. */
 
-/* Where a tile of C goes, and what happens to it on the way. */
+/* Where a tile of C goes, and how it is stored. */
 struct NAMED(target) {
     REAL *c;
     int64_t c_row;
@@ -15,8 +15,8 @@ struct NAMED(target) {
     bool add;
 };
 
-/* `count` elements, at most 2 LANES. The last piece overlaps the one before: a call of memcpy() would take
- * longer. */
+/* Copies `count` elements, at most 2 LANES, faster than a call of memcpy(). The last piece overlaps the one
+ * before. */
 static inline void NAMED(copy_few)(REAL *to, const REAL *from, int count)
 {
     if (count >= LANES) {
@@ -46,7 +46,7 @@ static inline void NAMED(narrow_row)(td_dtype half, const REAL *restrict from, i
 }
 #endif
 
-/* What a tile at the right edge of C begins with, and where its sums go. */
+/* The initial sums of a tile at the right edge of C, and their target. */
 static __attribute__((noinline)) void NAMED(begin_part)(const struct NAMED(target) * to, int rows,
                                                         REAL *sums)
 {
@@ -80,7 +80,7 @@ static __attribute__((noinline)) void NAMED(store_part)(const struct NAMED(targe
         NAMED(copy_few)(to->c + i * to->c_row, sums + i * STRIP, to->columns);
 }
 
-/* What a whole tile begins with: what is added to the product. */
+/* The initial sums of a whole tile: what is added to the product. */
 static inline __attribute__((always_inline)) void
 NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to, VECTOR sums[][2])
 {
@@ -111,7 +111,7 @@ NAMED(begin)(const int rows, const int vectors, const struct NAMED(target) * to,
     }
 }
 
-/* What a tile of any width begins with: what is added to the product. `spread` is for the edge of C. */
+/* The initial sums of a tile of any width: what is added to the product. `spread` is for the edge of C. */
 static inline __attribute__((always_inline)) void NAMED(begin_tile)(const int rows,
                                                                     const int vectors,
                                                                     const struct NAMED(target) * to,
@@ -202,8 +202,8 @@ static void (*const NAMED(tiles)[])(int64_t k, const REAL *a, const REAL *b, int
 #undef TILE
 
 #if PAIRS
-/* The same with rows of A that are used where they lie, `a_row` elements apart. Their offsets are in
- * registers as far as there are some; compilers would keep the others in vector registers. */
+/* The same with rows of A in place, `a_row` elements apart. The offsets of the first NEAR_ROWS are in registers;
+ * compilers would keep the others in vector registers. */
 static inline __attribute__((always_inline)) void
 NAMED(tile_in_place)(const int rows, const int vectors, int64_t k, const uint16_t *a, int64_t a_row,
                      const REAL *b, const struct NAMED(target) * to)

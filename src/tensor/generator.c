@@ -1,4 +1,4 @@
-/* Generators: an engine with a lock, its state as bytes, and the numbers that other rooms draw.
+/* Generators: an engine with a lock, its state as bytes, and the numbers that other components draw.
  *
  * The bytes of a state are those of PyTorch's CPU generator, little-endian, padding included:
  *
@@ -43,7 +43,7 @@ void td__generator_unlock(td_generator *generator)
     pthread_mutex_unlock(&generator->lock);
 }
 
-/* ---- Life and seeds -------------------------------------------------------------------------- */
+/* ---- Creation and seeds ---------------------------------------------------------------------- */
 
 td_generator *td_generator_create(uint64_t seed)
 {
@@ -139,12 +139,12 @@ td_status td_generator_set_state(td_generator *generator, const void *state, siz
                        "td_generator_set_state: the state of a generator has %d bytes, not %zu",
                        TD_GENERATOR_STATE_SIZE, state ? size : 0);
     uint64_t left = take(state, AT_LEFT, 4), next = take(state, AT_NEXT, 8);
-    /* The words from `next` on must be there for all the calls that are left. A fresh one has its
-     * next word at 0 and one call left. */
+    /* The words from `next` on must suffice for the calls that are left. A new generator has its next word at 0 and
+     * one call left. */
     if (take(state, AT_SEEDED, 4) != 1 || left < 1 || left > TD__MT19937_WORDS ||
         next > TD__MT19937_WORDS || left - 1 + next > TD__MT19937_WORDS)
         return td_fail(TD_ERR_INVALID,
-                       "td_generator_set_state: these bytes are no state of a generator: word "
+                       "td_generator_set_state: these bytes are not the state of a generator: word "
                        "%" PRIu64 " is next and %" PRIu64 " calls are left of %d",
                        next, left, TD__MT19937_WORDS);
     uint64_t bits = take(state, AT_NORMAL, 8);
@@ -161,7 +161,7 @@ td_status td_generator_set_state(td_generator *generator, const void *state, siz
     return TD_OK;
 }
 
-/* ---- What other rooms draw ------------------------------------------------------------------- */
+/* ---- Numbers for other components ------------------------------------------------------------ */
 
 uint32_t td__generator_u32(td_generator *generator)
 {

@@ -1,16 +1,16 @@
-/* The kernels of a device: all that computes with elements, one slot each.
+/* The kernels of a device: everything that computes with elements, one slot each.
  *
  * What a kernel may rely on: shapes, dtypes and devices were checked by the operator that calls it,
  * the results are allocated, no result overlaps an operand unless the slot says that it may, and
  * all tensors are on the device of the table. Strides may be any, with 0 for a dimension that is
  * broadcast, except where a slot asks for contiguous tensors; results never have a stride of 0.
- * A size may be 0. Kernels know nothing of gradients, and keep no tensor.
+ * A size may be 0. Kernels do not know autograd, and keep no tensor.
  *
- * What a kernel may do: fail with TD_ERR_NOMEM for memory it needs for a moment, or with
- * TD_ERR_UNSUPPORTED for a dtype that the slot does not name. "Floats" are f32, f64, f16, bf16;
+ * A kernel may fail with TD_ERR_NOMEM for its workspace, or with TD_ERR_UNSUPPORTED for a dtype that the slot does
+ * not name. "Floats" are f32, f64, f16, bf16;
  * the halves are computed in f32 and rounded once. "Numbers" are floats and integers.
  *
- * Shapes stand behind the arguments: out [N, M]. */
+ * Shapes follow the arguments: out [N, M]. */
 #ifndef TD_TENSOR_KERNELS_H
 #define TD_TENSOR_KERNELS_H
 
@@ -78,14 +78,14 @@ enum td__reduce_kind {
     TD__REDUCE_SQUARES, /* floats: the sum of squares */
 };
 
-/* Losses of two tensors, element by element: x the input, y the target. */
+/* Elementwise losses of two tensors: x the input, y the target. */
 enum td__pair_loss {
     TD__LOSS_MSE,        /* (x - y)^2 */
     TD__LOSS_L1,         /* |x - y| */
     TD__LOSS_BCE_LOGITS, /* max(x, 0) - x y + log(1 + exp(-|x|)) */
 };
 
-/* How a window moves over a picture. Index 0 is the height, 1 the width. */
+/* How a window moves over an image. Index 0 is the height, 1 the width. */
 struct td__window {
     int64_t kernel[2];
     int64_t stride[2];
@@ -100,8 +100,8 @@ struct td__kernels {
 
     /** out[i] = value, converted as td_full() does, after a check that it fits. */
     td_status (*fill)(td_tensor *out, double value);
-    /** out[i] = x[i], with conversion between any two dtypes: towards 0 from floats to integers,
-     *  what does not fit is undefined but harmless; not 0 for bool; the real part of complex. */
+    /** out[i] = x[i], with conversion between any two dtypes: floats to integers truncate, and give some number if
+     *  they do not fit; to bool != 0; complex to its real part. */
     td_status (*copy)(td_tensor *out, const td_tensor *x);
     td_status (*unary)(enum td__unary_op op, td_tensor *out, const td_tensor *x);
     /** The gradient of x: grad_x[i] = grad_y[i] * derivative, from what the operation saves (NULL
@@ -123,8 +123,8 @@ struct td__kernels {
     td_status (*clamp)(td_tensor *out, const td_tensor *x, double low, double high);
 
     /* ---- Reductions: out has the dimensions of x, with size 1 where bit d of `dims` is set, and
-     * its dtype (bool for ALL and ANY). Sums and products of bool and integers may be asked for in
-     * i64, and those of halves in f32: then they are not rounded to the dtype of x. ------------- */
+     * its dtype (bool for ALL and ANY). `out` may be i64 for sums and products of bool and integers, and f32 for
+     * those of halves: then they are not rounded to the dtype of x. ------------------------------ */
 
     td_status (*reduce)(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
                         unsigned dims);
@@ -155,8 +155,8 @@ struct td__kernels {
 
     /* ---- Pooling: x [N, C, H, W], all contiguous, floats ------------------------------------- */
 
-    /** indices (i32, shape of out): where in its H W picture each greatest element is. NULL where
-     *  nobody needs them. NaN is greatest; of equal ones the first. */
+    /** indices (i32, shape of out): the index of each maximum in its H W image; may be NULL. NaN is greatest; of equal
+     *  elements the first. */
     td_status (*max_pool2d)(td_tensor *out, td_tensor *indices, const td_tensor *x,
                             const struct td__window *window);
     /** Also for adaptive_max_pool2d. */
@@ -195,7 +195,7 @@ struct td__kernels {
 
     /* ---- Softmax: contiguous [A, D, B], over D; floats ---------------------------------------- */
 
-    /** Softmax, or its logarithm. */
+    /** Softmax, or log-softmax. */
     td_status (*softmax)(td_tensor *out, const td_tensor *x, bool logarithm);
     /** From the result y. grad_x may be grad_y. */
     td_status (*softmax_grad)(td_tensor *grad_x, const td_tensor *grad_y, const td_tensor *y,
@@ -207,7 +207,7 @@ struct td__kernels {
     /** out [B, L, E] = softmax(scale q k^T + mask) v, without ever holding all of B L S. mask
      *  [B, L, S] is of q's dtype and added, broadcast by strides of 0, or NULL. causal: row i sees
      *  columns up to i only. lse [B, L] (f32, f64 for f64; contiguous): the logarithm of each row's
-     *  sum, for the gradient; NULL where nobody needs it. A row that sees nothing is 0. */
+     *  sum, for the gradient; may be NULL. A fully masked row is 0. */
     td_status (*attention)(td_tensor *out, td_tensor *lse, const td_tensor *q, const td_tensor *k,
                            const td_tensor *v, const td_tensor *mask, bool causal, double scale);
     /** From the result y and lse. Each of the three results may be NULL. */
@@ -216,8 +216,8 @@ struct td__kernels {
                                 const td_tensor *v, const td_tensor *y, const td_tensor *lse,
                                 const td_tensor *mask, bool causal, double scale);
 
-    /* ---- Indices (i64), checked by the kernel: TD_ERR_INVALID names the first bad one, where it
-     * stands and the range. Any dtype ------------------------------------------------------------ */
+    /* ---- Indices (i64), checked by the kernel: TD_ERR_INVALID names the first bad one, its position and the range.
+     * Any dtype ----------------------------------------------------------------------------------- */
 
     /** out [..., n, ...] = x at the n indices along dim; index [n] contiguous. */
     td_status (*index_select)(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index);

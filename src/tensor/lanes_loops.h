@@ -1,6 +1,6 @@
-/* Sums and maxima of a line of numbers, in lanes: lane i has the elements i, i + LANES, …, and the
- * lanes are added up by halves at the end. Compilers may not do that by themselves, since it is
- * another order of additions. It is fast, and the error grows like n / LANES rather than like n.
+/* Sums and maxima of a line of numbers, in vector lanes: lane i has the elements i, i + LANES, …, and the lanes are
+ * added by halves at the end. Compilers may not do that by themselves, since it reorders the additions. It is fast,
+ * and the error grows like n / LANES rather than like n.
  *
  * Included by real_f32.h and real_f64.h, once each in a source file. */
 
@@ -67,7 +67,7 @@ TD__INLINE REAL NAME(dot)(const REAL *a, const REAL *b, int64_t n)
     return n < LANES ? rest : NAME(fold_sum)(s + t) + rest;
 }
 
-/* The greatest; -infinity without elements. NaN may be passed over. */
+/* The maximum; -infinity without elements. NaN may be ignored. */
 TD__INLINE REAL NAME(max)(const REAL *x, int64_t n)
 {
     REAL most = -INFINITY;

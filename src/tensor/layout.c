@@ -1,9 +1,9 @@
-/* Layouts: shape and strides, their limits, and what they say about memory.
+/* Layouts: shape and strides, their limits, and the memory that they cover.
  *
  * All sizes are checked once, in td__layout_init(), by a bound that holds for every view as well:
  * the product of all sizes that are not 0, in bytes, and the extent in bytes fit an int64_t. A
- * shape such as [2^40, 0, 2^40] is refused for that, although it has no elements, so that no later
- * product of some of its sizes can overflow. */
+ * shape such as [2^40, 0, 2^40] is rejected, although it has no elements, so that no later product of some of its
+ * sizes can overflow. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 
@@ -14,9 +14,9 @@
 const char *td__shape_text(const int64_t *shape, int ndim)
 {
     static _Thread_local char texts[2][TD_MAX_DIMS * 22 + 3];
-    static _Thread_local int turn;
-    turn = !turn;
-    char *text = texts[turn];
+    static _Thread_local int which;
+    which = !which;
+    char *text = texts[which];
     size_t at = 0;
     text[at++] = '[';
     for (int d = 0; d < ndim; d++)
@@ -25,12 +25,12 @@ const char *td__shape_text(const int64_t *shape, int ndim)
     return text;
 }
 
-const char *td__place_text(const struct td__layout *layout, int64_t number)
+const char *td__index_text(const struct td__layout *layout, int64_t number)
 {
-    int64_t place[TD_MAX_DIMS];
+    int64_t index[TD_MAX_DIMS];
     for (int d = layout->ndim; d-- > 0; number /= layout->shape[d])
-        place[d] = number % layout->shape[d];
-    return td__shape_text(place, layout->ndim);
+        index[d] = number % layout->shape[d];
+    return td__shape_text(index, layout->ndim);
 }
 
 /* The number of elements, and in *bytes their bytes, counting sizes of 0 as 1. */

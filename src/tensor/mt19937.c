@@ -1,8 +1,8 @@
 /* The Mersenne Twister mt19937 of Matsumoto and Nishimura: 624 words of state, which are replaced
  * all at once, and a tempering of each word on its way out.
  *
- * Both loops are vector code: word i of the next state needs words i, i + 1 and i + 397 of the last
- * one, or word i - 227 of the new one, never a neighbour that is made in the same step. */
+ * Both loops are vectorised: word i of the next state needs words i, i + 1 and i + 397 of the last one, or word
+ * i - 227 of the new one, never a neighbour of the same vector. */
 #include "tensor/random_internal.h"
 
 enum { N = TD__MT19937_WORDS, M = 397 };

@@ -1,19 +1,18 @@
-/* The pool of threads behind td__parallel_for(), and how many they are.
+/* The thread pool of td__parallel_for(), and the number of threads.
  *
- * There is one loop at a time. Whoever sets `busy` owns the pool; others run their loops by themselves,
- * so that nobody waits for a loop that is not its own, and loops inside of loops cannot block.
+ * There is one loop at a time. The thread that sets `busy` owns the pool; other threads run their loops alone, so
+ * that no thread waits for another's loop, and nested loops cannot deadlock.
  *
- * A loop is cut into pieces, a few for each thread. A thread starts with the pieces of its own slice, so
- * that it meets the same memory in every loop over the same tensor; then it takes those that others
- * have not come to. The caller therefore never waits for a thread that is not awake yet, only for pieces
- * that were begun.
+ * A loop is divided into pieces, a few for each thread. A thread starts with the pieces of its own slice, so that it
+ * accesses the same memory in every loop over the same tensor; then it steals pieces of other slices. So the caller
+ * never waits for a thread to wake up, only for pieces that were started.
  *
- * The word `state` says which loop this is, whether it takes helpers, and how many are in it:
+ * The word `state` has the number of the loop, whether helpers may join, and how many are in it:
  *
  *     number of the loop << 17 | open << 16 | helpers
  *
- * A helper adds itself only while the loop is open. The owner closes it when no piece is left, and
- * returns when the helpers are 0; then nobody looks at `job` any more, until the next loop is opened. */
+ * A helper joins only while the loop is open. The owner closes it when no piece is left, and returns when there are
+ * no helpers; then no thread reads `job` until the next loop is opened. */
 #include "tensor/parallel_for.h"
 
 #include "base/fail.h"
@@ -28,9 +27,9 @@
 #include <unistd.h>
 
 enum {
-    MOST_THREADS = 256, /* more are asked for in vain */
+    MOST_THREADS = 256, /* more are not used */
     PIECES = 8,         /* for each thread */
-    SPIN_NS = 200000,   /* awake before going to sleep */
+    SPIN_NS = 200000,   /* before going to sleep */
 };
 
 #define HELPERS UINT64_C(0xffff)
@@ -39,7 +38,7 @@ enum {
 
 /* ---- The number of threads ------------------------------------------------------------------- */
 
-static atomic_int num_threads; /* 0: not asked for yet */
+static atomic_int num_threads; /* 0: not determined yet */
 
 static int count_cores(void)
 {
@@ -54,7 +53,7 @@ static int default_threads(void)
     const char *text = getenv("OMP_NUM_THREADS");
     if (text) {
         char *end;
-        long number = strtol(text, &end, 10); /* a list, as in "4,2", counts by its first number */
+        long number = strtol(text, &end, 10); /* of a list, as in "4,2", the first number */
         if (end != text && number > 0 && number <= INT_MAX)
             return (int)number;
     }
@@ -73,7 +72,8 @@ int td_get_num_threads(void)
 td_status td_set_num_threads(int number)
 {
     if (number < 1)
-        return td_fail(TD_ERR_INVALID, "td_set_num_threads: %d threads; at least 1", number);
+        return td_fail(TD_ERR_INVALID, "td_set_num_threads: %d threads; it must be at least 1",
+                       number);
     atomic_store(&num_threads, number);
     return TD_OK;
 }
@@ -85,7 +85,7 @@ struct slice {
     int64_t end;
 };
 
-/* The loop that runs. Its owner writes it while nobody is in it. */
+/* The current loop. Its owner writes it while no helper is in it. */
 struct job {
     td__range_fn *fn;
     void *arg;
@@ -106,7 +106,7 @@ static struct {
     atomic_bool owner_sleeps;
     atomic_bool stopping;
     atomic_bool
-        may_spin; /* no: with more threads than processors, one that is awaited needs this one */
+        may_spin; /* false with more threads than processors: the awaited thread needs this one's */
     int cores;
     atomic_int thread_count;
     pthread_t threads[MOST_THREADS];
@@ -114,7 +114,7 @@ static struct {
           .opened = PTHREAD_COND_INITIALIZER,
           .left = PTHREAD_COND_INITIALIZER};
 
-/* In a child only the thread that called fork() is there; the lock may be one that was held. */
+/* A forked child has only the thread that called fork(), and the lock may have been held. */
 static void reset_in_child(void)
 {
     pthread_mutex_init(&pool.lock, NULL);
@@ -141,7 +141,7 @@ static void relax(void)
 #endif
 }
 
-/* Waits awake, for a moment, until (state & mask) is not `value` any more. */
+/* Spins for a moment until (state & mask) differs from `value`. */
 static bool spin_while(uint64_t mask, uint64_t value)
 {
     if (!atomic_load_explicit(&pool.may_spin, memory_order_relaxed))
@@ -155,10 +155,10 @@ static bool spin_while(uint64_t mask, uint64_t value)
     }
 }
 
-static void run_pieces(struct job *job, int place)
+static void run_pieces(struct job *job, int first)
 {
     for (int i = 0; i < job->threads; i++) {
-        struct slice *slice = &job->slices[(place + i) % job->threads];
+        struct slice *slice = &job->slices[(first + i) % job->threads];
         for (;;) {
             int64_t at = atomic_fetch_add_explicit(&slice->next, 1, memory_order_relaxed);
             if (at >= slice->end)
@@ -171,13 +171,13 @@ static void run_pieces(struct job *job, int place)
 
 /* ---- Helpers ---------------------------------------------------------------------------------- */
 
-/* A loop that is open and not number `seen`. */
+/* Whether a loop other than number `seen` is open. */
 static bool is_new(uint64_t state, uint64_t seen)
 {
     return (state & OPEN) && state / NUMBER != seen;
 }
 
-/* Waits for a loop to help in, and is in it: its state, or 0 at the end. */
+/* Waits for a loop and joins it: its state, or 0 when the pool ends. */
 static uint64_t enter_loop(uint64_t seen)
 {
     for (;;) {
@@ -215,10 +215,10 @@ static void *help(void *arg)
     (void)arg;
     uint64_t seen = 0, state;
     while ((state = enter_loop(seen))) {
-        /* As many as are in it may differ from the number of threads: after a lower one was set. */
-        int place = (int)(state & HELPERS);
-        if (place < pool.job.threads)
-            run_pieces(&pool.job, place);
+        /* More helpers than the loop has slices: after the number of threads was lowered. */
+        int first = (int)(state & HELPERS);
+        if (first < pool.job.threads)
+            run_pieces(&pool.job, first);
         seen = state / NUMBER;
         leave_loop();
     }
@@ -227,7 +227,7 @@ static void *help(void *arg)
 
 /* ---- The owner -------------------------------------------------------------------------------- */
 
-/* A thread that cannot be started is one that does not help. */
+/* If a thread cannot be started, the pool works with fewer. */
 static void start_helpers(int wanted)
 {
     pthread_mutex_lock(&pool.lock);

@@ -1,4 +1,4 @@
-/* A loop that the threads of a pool share.
+/* A parallel loop over a thread pool.
  *
  *     struct sum_job { const float *x; double *sums; };
  *
@@ -11,20 +11,19 @@
  *
  *     td__parallel_for(blocks, 1, sum_blocks, &job);
  *
- * Results must have the same bits for any number of threads. So nothing may depend on where a range
- * begins or ends: each index is computed by itself, or the indices are those of blocks of a fixed
- * size, as above, and what the blocks give is put together afterwards in their order.
+ * Results must have the same bits for any number of threads. So nothing may depend on where a range begins or ends:
+ * each index is computed independently, or the indices are those of blocks of a fixed size, as above, and the
+ * results of the blocks are combined afterwards in order.
  *
- * The pool's threads are started by the first loop that is long enough, and at most
- * td_get_num_threads() - 1 of them take part in a loop; the caller is the last one. They wait for the
- * next loop awake for some microseconds, then asleep; they take no signals. A child of fork() starts
- * its own. They end at exit() and before the library is unloaded. */
+ * The first loop that is long enough starts the pool's threads; at most td_get_num_threads() - 1 of them and the
+ * caller run a loop. They spin for some microseconds for the next loop, then sleep; they block all signals. A forked
+ * child starts its own. They end at exit() and before the library is unloaded. */
 #ifndef TD_TENSOR_PARALLEL_FOR_H
 #define TD_TENSOR_PARALLEL_FOR_H
 
 #include <stdint.h>
 
-/* Elements that are worth a grain, where the work of one is a few instructions. */
+/* Elements of a grain, for a few instructions each. */
 #define TD__GRAIN 32768
 
 /** The grain of a loop whose indices stand for `elements` elements each. */
@@ -41,11 +40,10 @@ typedef void td__range_fn(void *arg, int64_t begin, int64_t end);
  * when all calls have. A range begins at a multiple of `grain`, which should be worth 10 microseconds
  * or more, and is not empty.
  *
- * The calls come at the same time, from this thread and from others. It is one call in this thread
- * where there is only one grain, where one thread is asked for, inside another such loop, and while
- * another thread of the program runs one: it never waits for anything but its own work. `fn` must not
- * fail in a way that td_last_error() should tell, as that belongs to a thread; it leaves a status in
- * what `arg` points to, and the caller writes the message.
+ * The calls are concurrent, in this thread and in others. It is one call in this thread if there is only one grain,
+ * with td_set_num_threads(1), inside another such loop, and while another thread of the program runs one: it never
+ * waits for anything but its own work. `fn` must not call td_fail(), as the last error belongs to a thread; it
+ * stores a status through `arg`, and the caller writes the error.
  */
 void td__parallel_for(int64_t count, int64_t grain, td__range_fn *fn, void *arg);
 

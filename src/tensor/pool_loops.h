@@ -1,8 +1,8 @@
-/* The loops of pooling over one picture, for one type of elements: REAL and NAMED() are the
- * includer's. See cpu_pool.c. */
+/* The loops of pooling over one image, for one type of elements: the includer defines REAL and NAMED(). See
+ * cpu_pool.c. */
 
-/* The greatest of each window: NaN is greater than all, of equal ones the first counts. A window that
- * lies outside has -infinity, and the index -1. `indices` may be NULL. */
+/* The maximum of each window: NaN is greatest, of equal elements the first counts. A window outside of the image has
+ * -infinity, and the index -1. `indices` may be NULL. */
 static void NAMED(max_any)(const struct pool *pool, const REAL *x, REAL *out, int32_t *indices)
 {
     for (int64_t oy = 0; oy < pool->out[0]; oy++)
@@ -24,35 +24,34 @@ static void NAMED(max_any)(const struct pool *pool, const REAL *x, REAL *out, in
         }
 }
 
-/* The same for windows of 2 x 2 that lie side by side, without a branch: first the greater one of
- * each two that stand above each other, for as many rows as there is room, then of each two of
- * these. */
+/* The same for windows of 2 x 2 with stride 2, without a branch: first the maxima of vertical pairs, for as many rows
+ * as ELEMENTS allows, then the maxima of two of these. */
 TD__VECTOR static void NAMED(max_pairs)(const struct pool *pool, const REAL *restrict x,
                                         REAL *restrict out, int32_t *restrict indices)
 {
-    enum { ROOM = 1024 };
-    REAL values[ROOM];
-    int32_t places[ROOM];
+    enum { ELEMENTS = 1024 };
+    REAL values[ELEMENTS];
+    int32_t argmax[ELEMENTS];
     const int32_t width = (int32_t)pool->in[1], used = 2 * (int32_t)pool->out[1];
-    const int32_t rows = (int32_t)pool->out[0], most = ROOM / used;
+    const int32_t rows = (int32_t)pool->out[0], most = ELEMENTS / used;
     for (int32_t y0 = 0; y0 < rows; y0 += most) {
         const int32_t end = y0 + most < rows ? y0 + most : rows;
         for (int32_t y = y0; y < end; y++) {
             const int32_t first = 2 * y * width;
             const REAL *upper = x + first, *lower = upper + width;
             REAL *value = values + (y - y0) * used;
-            int32_t *place = places + (y - y0) * used;
+            int32_t *row_argmax = argmax + (y - y0) * used;
             for (int32_t i = 0; i < used; i++) {
                 REAL a = upper[i], b = lower[i];
                 bool below = !(a >= b) & (a == a);
                 value[i] = below ? b : a;
-                place[i] = first + i + (below ? width : 0);
+                row_argmax[i] = first + i + (below ? width : 0);
             }
         }
         const int32_t pairs = (end - y0) * used / 2;
         for (int32_t i = 0; i < pairs; i++) {
             REAL a = values[2 * i], b = values[2 * i + 1];
-            int32_t left = places[2 * i], right = places[2 * i + 1];
+            int32_t left = argmax[2 * i], right = argmax[2 * i + 1];
             bool same = (a == b) | ((a != a) & (b != b));
             bool other = (!(a >= b) & (a == a)) | (same & (right < left));
             out[i] = other ? b : a;

@@ -1,68 +1,68 @@
-/* Pooling with windows of a fixed size, row by row of the output, for one type of elements: REAL and
- * NAMED() are the includer's. See cpu_pool.c.
+/* Pooling with windows of a fixed size, row by row of the output, for one type of elements: the includer defines REAL
+ * and NAMED(). See cpu_pool.c.
  *
- * Rows of the picture are put into a row with room for the padding, so that loops over output pixels need
- * no bounds and are vector code. */
+ * Rows of the image are copied into a row with padding, so that loops over output pixels need no bounds checks and are
+ * vectorised. */
 
-/* Whether b at place q comes before a at place p: greater, or NaN, or the same and first. */
+/* Whether b at index q comes before a at index p: greater, or NaN, or the same and first. */
 #define BETTER(b, q, a, p)                                                                         \
     (((b) > (a)) | (((b) != (b)) & ((a) == (a))) |                                                 \
      ((((a) == (b)) | (((a) != (a)) & ((b) != (b)))) & ((q) < (p))))
 
-/* The greatest of the rows that a window covers, for each column. */
+/* The maximum over the rows of a window, for each column. */
 TD__INLINE void NAMED(max_down)(const struct pool *pool, const struct range *rows, const REAL *x,
-                                REAL *restrict values, int32_t *restrict places)
+                                REAL *restrict values, int32_t *restrict argmax)
 {
     const int64_t width = pool->in[1], left = pool->window->padding[1];
     values += left;
-    places += left;
+    argmax += left;
     for (int64_t i = 0; i < width; i++) {
         values[i] = -(REAL)INFINITY;
-        places[i] = INT32_MAX;
+        argmax[i] = INT32_MAX;
     }
     for (int64_t y = rows->start; y < rows->end; y += rows->step) {
         const REAL *restrict row = x + y * width;
         const int32_t first = (int32_t)(y * width);
         for (int32_t i = 0; i < (int32_t)width; i++) {
             REAL a = values[i], b = row[i];
-            const int32_t p = places[i], q = first + i;
+            const int32_t p = argmax[i], q = first + i;
             const bool better = BETTER(b, q, a, p);
             values[i] = better ? b : a;
-            places[i] = better ? q : p;
+            argmax[i] = better ? q : p;
         }
     }
 }
 
 /* Every `stride`-th of `count` windows takes one more column. */
-TD__INLINE void NAMED(max_across)(const REAL *restrict values, const int32_t *restrict places,
+TD__INLINE void NAMED(max_across)(const REAL *restrict values, const int32_t *restrict argmax,
                                   int64_t count, const int64_t stride, REAL *restrict out,
                                   int32_t *restrict where)
 {
     for (int64_t i = 0; i < count; i++) {
         REAL a = out[i], b = values[i * stride];
-        const int32_t p = where[i], q = places[i * stride];
+        const int32_t p = where[i], q = argmax[i * stride];
         const bool better = BETTER(b, q, a, p);
         out[i] = better ? b : a;
         where[i] = better ? q : p;
     }
 }
 
-/* A plane; `room` has space for two rows with padding, and one of indices of the output. */
+/* A plane; `scratch` has space for two rows with padding, and one of indices of the output. */
 TD__VECTOR static void NAMED(max_rows)(const struct pool *pool, const REAL *x, REAL *out,
-                                       int32_t *indices, void *room)
+                                       int32_t *indices, void *scratch)
 {
     const struct td__window *w = pool->window;
     const int64_t padded = padded_width(pool), count = pool->out[1];
-    REAL *values = room;
-    int32_t *places = (int32_t *)(values + padded), *spare = places + padded;
+    REAL *values = scratch;
+    int32_t *argmax = (int32_t *)(values + padded), *spare = argmax + padded;
     for (int64_t i = 0; i < padded; i++) {
         values[i] = -(REAL)INFINITY;
-        places[i] = INT32_MAX;
+        argmax[i] = INT32_MAX;
     }
     for (int64_t oy = 0; oy < pool->out[0]; oy++, out += count) {
         int32_t *where = indices ? indices + oy * count : spare;
         struct range rows = range_at(pool, 0, oy);
-        NAMED(max_down)(pool, &rows, x, values, places);
+        NAMED(max_down)(pool, &rows, x, values, argmax);
         for (int64_t i = 0; i < count; i++) {
             out[i] = -(REAL)INFINITY;
             where[i] = INT32_MAX;
@@ -70,11 +70,11 @@ TD__VECTOR static void NAMED(max_rows)(const struct pool *pool, const REAL *x, R
         for (int64_t k = 0; k < w->kernel[1]; k++) {
             const int64_t at = k * w->dilation[1];
             if (w->stride[1] == 1)
-                NAMED(max_across)(values + at, places + at, count, 1, out, where);
+                NAMED(max_across)(values + at, argmax + at, count, 1, out, where);
             else if (w->stride[1] == 2)
-                NAMED(max_across)(values + at, places + at, count, 2, out, where);
+                NAMED(max_across)(values + at, argmax + at, count, 2, out, where);
             else
-                NAMED(max_across)(values + at, places + at, count, w->stride[1], out, where);
+                NAMED(max_across)(values + at, argmax + at, count, w->stride[1], out, where);
         }
         for (int64_t i = 0; i < count && indices; i++)
             where[i] = where[i] == INT32_MAX ? -1 : where[i];
@@ -88,7 +88,7 @@ TD__INLINE void NAMED(add_across)(const REAL *restrict row, int64_t count, const
         out[i] += row[i * stride];
 }
 
-/* What the sums of an output row are divided by; `room` has space for a row with padding and these. */
+/* What the sums of an output row are divided by; `scratch` has space for a row with padding and these. */
 TD__INLINE void NAMED(divisors)(const struct pool *pool, REAL *restrict divisors)
 {
     for (int64_t ox = 0; ox < pool->out[1]; ox++) {
@@ -99,11 +99,11 @@ TD__INLINE void NAMED(divisors)(const struct pool *pool, REAL *restrict divisors
 
 /* Sums go through a window row by row. */
 TD__VECTOR static void NAMED(average_rows)(const struct pool *pool, const REAL *x, REAL *out,
-                                           void *room)
+                                           void *scratch)
 {
     const struct td__window *w = pool->window;
     const int64_t padded = padded_width(pool), count = pool->out[1], width = pool->in[1];
-    REAL *row = room, *divisors = row + padded;
+    REAL *row = scratch, *divisors = row + padded;
     for (int64_t i = 0; i < padded; i++)
         row[i] = 0;
     NAMED(divisors)(pool, divisors);
@@ -129,14 +129,14 @@ TD__VECTOR static void NAMED(average_rows)(const struct pool *pool, const REAL *
     }
 }
 
-/* Shares reach a pixel in the order of their windows: later places of a window first, as these belong to
- * earlier windows. */
+/* A pixel adds its gradients in the order of the windows: later columns of a window first, as these belong to earlier
+ * windows. */
 TD__VECTOR static void NAMED(average_rows_grad)(const struct pool *pool, const REAL *grad_y,
-                                                REAL *grad_x, void *room)
+                                                REAL *grad_x, void *scratch)
 {
     const struct td__window *w = pool->window;
     const int64_t padded = padded_width(pool), count = pool->out[1], width = pool->in[1];
-    REAL *row = room, *divisors = row + padded, *shares = divisors + count;
+    REAL *row = scratch, *divisors = row + padded, *shares = divisors + count;
     memset(grad_x, 0, (size_t)(pool->in[0] * width) * sizeof *grad_x);
     NAMED(divisors)(pool, divisors);
     for (int64_t oy = 0; oy < pool->out[0]; oy++, grad_y += count) {

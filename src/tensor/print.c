@@ -4,8 +4,8 @@
  *             [   nan,   -inf]])        one width for all, of the finite ones
  *
  * More than 1,000 elements are summarised: of each dimension of more than 6 the first three and the
- * last three are shown. Only elements that are shown decide how numbers look. Two passes go over
- * them, one that looks at all numbers and one that finds their width, and then they are written. */
+ * last three are shown. Only the elements that are shown determine the format. Two passes find the format and the
+ * width, then the elements are written. */
 #include "base/buffer.h"
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
@@ -39,7 +39,7 @@ struct printer {
     const int64_t *shape;
     const int64_t *strides;
     bool summarised;
-    bool wrapped;             /* a suffix stands on a line of its own */
+    bool wrapped;             /* a suffix is on a line of its own */
     struct format formats[2]; /* the second one is of imaginary parts */
 };
 
@@ -249,7 +249,7 @@ static void put_row(struct printer *printer, int dim, const char *data, int inde
             put_lines(printer, 1, indent + 1);
             on_line = 0;
         }
-        if (gap) { /* stands for an element of its own */
+        if (gap) { /* counts as an element */
             put_text(printer, " ...");
             gap = false;
         } else {
@@ -291,14 +291,14 @@ static void put_dimension(struct printer *printer, int dim, const char *data, in
     put_text(printer, "]");
 }
 
-/* Something behind the elements, on the same line where it fits. */
+/* A suffix after the elements, on the same line if it fits. */
 static void put_suffix(struct printer *printer, const char *suffix)
 {
     size_t line = 0;
     const struct td__buffer *text = &printer->text;
     while (line < text->size && text->data[text->size - 1 - line] != '\n')
         line++;
-    /* Counted as PyTorch does, which takes a line of elements for two characters longer. */
+    /* Counted as in PyTorch, which adds two characters to a line of elements. */
     bool fits = line + (printer->wrapped ? 0 : 2) + strlen(suffix) + 2 <= LINE;
     put_text(printer, fits ? ", " : ",\n       ");
     printer->wrapped = printer->wrapped || !fits;

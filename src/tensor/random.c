@@ -1,12 +1,12 @@
 /* Filling tensors with random numbers.
  *
- * A maker (random_makers.h) writes the next few numbers of a kind one after another. fill() calls it over the tensor's memory where that is one run, and over a buffer that it then
- * scatters where it is not. Which element gets which number follows PyTorch's iteration: dimensions
- * are put in the order of their strides first, so that a transposed tensor gets the numbers in the
- * order of its memory. */
+ * A distribution (random_distributions.h) draws the next numbers into an array. fill() draws into the tensor's memory
+ * if that is contiguous, and otherwise into a buffer that it then scatters. Which element gets which number follows
+ * PyTorch's iteration: dimensions are sorted by their strides first, so that a transposed tensor gets the numbers in
+ * the order of its memory. */
 #include "base/fail.h"
 #include "tensor/random_internal.h"
-#include "tensor/random_makers.h"
+#include "tensor/random_distributions.h"
 #include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
@@ -63,7 +63,7 @@ static struct td__layout iteration_of(const struct td__layout *layout)
     return joined;
 }
 
-/* The place of element `index`, counted in the order of iteration. */
+/* The offset of element `index` in the order of iteration. */
 static int64_t offset_of(const struct td__layout *iteration, int64_t index)
 {
     int64_t offset = 0;
@@ -88,45 +88,48 @@ static void scatter(const struct td__layout *iteration, char *data, int64_t firs
 }
 
 /* Fills the whole tensor, under the generator's lock. */
-static void fill(td_tensor *tensor, const struct td__maker *maker, td_generator *generator)
+static void fill(td_tensor *tensor, const struct td__distribution *distribution,
+                 td_generator *generator)
 {
     _Alignas(64) char block[TD__RANDOM_BLOCK * sizeof(double)];
     struct td__layout iteration = iteration_of(&tensor->layout);
     size_t size = td_dtype_size(iteration.dtype);
     bool one_run = iteration.ndim == 0 || (iteration.ndim == 1 && iteration.strides[0] == 1);
     char *data = td_tensor_data(tensor);
-    td__tensor_touch(tensor);
+    td__tensor_bump_version(tensor);
     generator = td__generator_lock(generator);
     for (int64_t at = 0; at < iteration.numel; at += TD__RANDOM_BLOCK) {
         int64_t count = iteration.numel - at < TD__RANDOM_BLOCK ? iteration.numel - at
                                                                 : TD__RANDOM_BLOCK;
-        maker->make(generator, maker, one_run ? data + (size_t)at * size : block, count);
+        distribution->draw(generator, distribution, one_run ? data + (size_t)at * size : block,
+                           count);
         if (!one_run)
             scatter(&iteration, data, at, block, count);
     }
     td__generator_unlock(generator);
 }
 
-/* ---- Numbers that go to one run of memory ---------------------------------------------------------- */
+/* ---- Contiguous tensors ---------------------------------------------------------------------------- */
 
-/* A contiguous tensor of 16 elements and more. Where the number is no multiple of 16, uniform
- * numbers are drawn for all elements, and then the last 16 are made anew. */
-static void fill_normal_groups(td_tensor *tensor, const struct td__maker *maker,
+/* A contiguous tensor of 16 elements and more. If their number is not a multiple of 16, the last 16 are drawn
+ * again. */
+static void fill_normal_groups(td_tensor *tensor, const struct td__distribution *distribution,
                                td_generator *generator)
 {
     char *data = td_tensor_data(tensor);
-    size_t size = td_dtype_size(maker->dtype);
-    td__tensor_touch(tensor);
+    size_t size = td_dtype_size(distribution->dtype);
+    td__tensor_bump_version(tensor);
     int64_t whole = tensor->layout.numel / TD__NORMAL_GROUP * TD__NORMAL_GROUP,
             rest = tensor->layout.numel - whole;
     generator = td__generator_lock(generator);
     for (int64_t at = 0; at < whole; at += TD__RANDOM_BLOCK)
-        td__make_normal_groups(generator, maker, data + (size_t)at * size,
+        td__draw_normal_groups(generator, distribution, data + (size_t)at * size,
                                whole - at < TD__RANDOM_BLOCK ? whole - at : TD__RANDOM_BLOCK);
     if (rest) {
         uint32_t unused[2 * TD__NORMAL_GROUP];
-        td__mt19937_fill(&generator->engine, unused, maker->dtype == TD_F64 ? 2 * rest : rest);
-        td__make_normal_groups(generator, maker,
+        td__mt19937_fill(&generator->engine, unused,
+                         distribution->dtype == TD_F64 ? 2 * rest : rest);
+        td__draw_normal_groups(generator, distribution,
                                data + (size_t)(whole + rest - TD__NORMAL_GROUP) * size,
                                TD__NORMAL_GROUP);
     }
@@ -140,10 +143,10 @@ void td__dropout_mask(td_generator *generator, unsigned char *mask, int64_t n, d
             memset(mask, p <= 0, (size_t)n);
         return;
     }
-    struct td__maker maker = {.dtype = TD_BOOL, .p = 1 - p};
+    struct td__distribution distribution = {.dtype = TD_BOOL, .p = 1 - p};
     generator = td__generator_lock(generator);
     for (int64_t at = 0; at < n; at += TD__RANDOM_BLOCK)
-        td__make_bernoulli(generator, &maker, mask + at,
+        td__draw_bernoulli(generator, &distribution, mask + at,
                            n - at < TD__RANDOM_BLOCK ? n - at : TD__RANDOM_BLOCK);
     td__generator_unlock(generator);
 }
@@ -157,7 +160,7 @@ static bool is_float(td_dtype dtype)
 
 static td_status check_dtype(const char *call, td_dtype dtype, bool floats_only)
 {
-    if (is_float(dtype) || td_dtype_size(dtype) == 0) /* what is no dtype td_empty() refuses */
+    if (is_float(dtype) || td_dtype_size(dtype) == 0) /* td_empty() rejects an invalid dtype */
         return TD_OK;
     if (floats_only)
         return td_fail(
@@ -245,12 +248,12 @@ td_status td_uniform_(td_tensor *tensor, double from, double to, td_generator *g
     double range = as_dtype(dtype, as_dtype(dtype, to) - low);
     if (!(from <= to) || !isfinite(low) || !isfinite(range))
         return td_fail(TD_ERR_INVALID,
-                       "td_uniform_: from %g to %g is no range of %s: both must be finite, the "
+                       "td_uniform_: from %g to %g is not a range of %s: both must be finite, the "
                        "first one not above the second one, and their difference finite",
                        from, to, td_dtype_name(dtype));
-    struct td__maker maker = {
-        .make = td__make_uniform, .dtype = dtype, .from = low, .range = range};
-    fill(tensor, &maker, generator);
+    struct td__distribution distribution = {
+        .draw = td__draw_uniform, .dtype = dtype, .from = low, .range = range};
+    fill(tensor, &distribution, generator);
     return TD_OK;
 }
 
@@ -260,12 +263,12 @@ td_status td_normal_(td_tensor *tensor, double mean, double std, td_generator *g
     if (!(std >= 0))
         return td_fail(TD_ERR_INVALID,
                        "td_normal_: the standard deviation is %g; it must be 0 or above", std);
-    struct td__maker maker = {
-        .make = td__make_normal, .dtype = tensor->layout.dtype, .from = mean, .range = std};
+    struct td__distribution distribution = {
+        .draw = td__draw_normal, .dtype = tensor->layout.dtype, .from = mean, .range = std};
     if (tensor->layout.numel >= TD__NORMAL_GROUP && td__layout_is_contiguous(&tensor->layout))
-        fill_normal_groups(tensor, &maker, generator);
+        fill_normal_groups(tensor, &distribution, generator);
     else
-        fill(tensor, &maker, generator);
+        fill(tensor, &distribution, generator);
     return TD_OK;
 }
 
@@ -275,8 +278,9 @@ td_status td_bernoulli_(td_tensor *tensor, double p, td_generator *generator)
     if (!(p >= 0 && p <= 1))
         return td_fail(TD_ERR_INVALID,
                        "td_bernoulli_: the probability is %g; it must be from 0 to 1", p);
-    struct td__maker maker = {.make = td__make_bernoulli, .dtype = tensor->layout.dtype, .p = p};
-    fill(tensor, &maker, generator);
+    struct td__distribution distribution = {
+        .draw = td__draw_bernoulli, .dtype = tensor->layout.dtype, .p = p};
+    fill(tensor, &distribution, generator);
     return TD_OK;
 }
 
@@ -286,12 +290,12 @@ td_status td_random_(td_tensor *tensor, td_generator *generator)
     td_dtype dtype = tensor->layout.dtype;
     int64_t least, most;
     bounds_of(dtype, &least, &most);
-    struct td__maker maker = {
-        .make = td__make_integers, .dtype = dtype, .modulus = (uint64_t)most + 1};
-    maker.wide = dtype == TD_I64 || dtype == TD_U64 || dtype == TD_F64;
+    struct td__distribution distribution = {
+        .draw = td__draw_integers, .dtype = dtype, .modulus = (uint64_t)most + 1};
+    distribution.wide = dtype == TD_I64 || dtype == TD_U64 || dtype == TD_F64;
     if (dtype == TD_U64)
-        maker.modulus = 0;
-    fill(tensor, &maker, generator);
+        distribution.modulus = 0;
+    fill(tensor, &distribution, generator);
     return TD_OK;
 }
 
@@ -300,18 +304,18 @@ td_status td_random_range_(td_tensor *tensor, int64_t from, int64_t to, td_gener
     TD_TRY(check_tensor("td_random_range_", tensor, false));
     TD_TRY(check_range("td_random_range_", tensor->layout.dtype, from, to));
     uint64_t range = (uint64_t)to - (uint64_t)from;
-    struct td__maker maker = {.make = td__make_integers,
-                              .dtype = tensor->layout.dtype,
-                              .modulus = range,
-                              .base = (uint64_t)from,
-                              .wide = range >= UINT64_C(1) << 32};
-    fill(tensor, &maker, generator);
+    struct td__distribution distribution = {.draw = td__draw_integers,
+                                            .dtype = tensor->layout.dtype,
+                                            .modulus = range,
+                                            .base = (uint64_t)from,
+                                            .wide = range >= UINT64_C(1) << 32};
+    fill(tensor, &distribution, generator);
     return TD_OK;
 }
 
 /* ---- Public: making -------------------------------------------------------------------------- */
 
-/* What could be refused is checked before there is a tensor, so that filling it cannot fail. */
+/* All arguments are checked before the tensor is created, so that filling it cannot fail. */
 
 td_tensor *td_rand(const int64_t *shape, int ndim, td_dtype dtype)
 {
@@ -344,7 +348,7 @@ td_tensor *td_randperm_with(int64_t n, td_dtype dtype, td_generator *generator)
     if (check_dtype("td_randperm", dtype, false))
         return NULL;
     if (n < 0) {
-        td_fail(TD_ERR_INVALID, "td_randperm: %" PRId64 " numbers were asked for", n);
+        td_fail(TD_ERR_INVALID, "td_randperm: n is %" PRId64 "; it must not be negative", n);
         return NULL;
     }
     if (n > 0 && td_dtype_size(dtype) && check_range("td_randperm", dtype, 0, n))

@@ -1,4 +1,4 @@
-/* Random numbers inside the library: the engine, generators, and what dropout and samplers draw. */
+/* Random numbers inside the library: the engine, generators, and the draws of dropout and samplers. */
 #ifndef TD_TENSOR_RANDOM_INTERNAL_H
 #define TD_TENSOR_RANDOM_INTERNAL_H
 
@@ -17,10 +17,10 @@ struct td__mt19937 {
     uint32_t words[TD__MT19937_WORDS];
 };
 
-/** Begins with the lower 32 bits of a seed. */
+/** Seeds with the lower 32 bits of `seed`. */
 void td__mt19937_seed(struct td__mt19937 *engine, uint64_t seed);
 
-/** Begins with an array of numbers, as Python's random.seed() does. `count` is not 0. */
+/** Seeds with an array of numbers, as Python's random.seed(). `count` is not 0. */
 void td__mt19937_seed_array(struct td__mt19937 *engine, const uint32_t *keys, int count);
 
 uint32_t td__mt19937_u32(struct td__mt19937 *engine);
@@ -31,9 +31,9 @@ void td__mt19937_fill(struct td__mt19937 *engine, uint32_t *numbers, int64_t cou
 /* ---- Generators (generator.c) ---------------------------------------------------------------- */
 
 struct td_generator {
-    pthread_mutex_t lock; /* guards the rest; nothing is taken after it */
+    pthread_mutex_t lock; /* protects the rest; innermost */
     struct td__mt19937 engine;
-    bool has_normal; /* the second one of a pair of normal numbers waits in `normal` */
+    bool has_normal; /* `normal` has the second number of a pair */
     double normal;
 };
 

@@ -1,4 +1,4 @@
-/* Before a file of loops (…_loops.h): they are about to be defined for f64. */
+/* Included before a file of loops (…_loops.h), to define them for f64. */
 #undef REAL
 #undef NAME
 #undef REAL_EXP

@@ -1,11 +1,11 @@
-/* Scopes: who releases results. Each thread has one list of the tensors that its scopes hold, and a
- * list of marks: a scope holds what stands above its mark, the innermost what stands last.
+/* Scopes, which own results. Each thread has one stack of the tensors that its scopes hold, and a stack of marks: a
+ * scope holds the tensors from its mark to the next one.
  *
  *     held    a b c d e f g
  *     marks   0   2     5          three scopes: a b, c d e, f g
  *
- * Ending a scope also ends those that were begun inside and not ended (left by longjmp). The lists
- * of a thread are freed with its outermost scope. */
+ * Ending a scope also ends scopes inside it that were not ended (left by longjmp). A thread's stacks are freed with
+ * its outermost scope. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 
@@ -35,7 +35,7 @@ td_scope td_scope_begin(void)
     td_scope scope = {.depth = scopes.depth + 1};
     if (scopes.depth == scopes.mark_capacity &&
         !grow((void **)&scopes.marks, &scopes.mark_capacity, sizeof scopes.marks[0]))
-        return (td_scope){0}; /* what is made belongs to the scope around this one */
+        return (td_scope){0}; /* results then belong to the enclosing scope */
     scopes.marks[scopes.depth++] = scopes.count;
     return scope;
 }
@@ -58,8 +58,8 @@ void td_scope_end(td_scope *scope)
     }
 }
 
-/* Puts the tensor into the list at `place`. */
-static td_tensor *hold(td_tensor *tensor, size_t place)
+/* Inserts the tensor into the stack at `index`. */
+static td_tensor *hold(td_tensor *tensor, size_t index)
 {
     if (scopes.count == scopes.capacity &&
         !grow((void **)&scopes.held, &scopes.capacity, sizeof scopes.held[0])) {
@@ -67,9 +67,9 @@ static td_tensor *hold(td_tensor *tensor, size_t place)
         td__fail_nomem("td_scope");
         return NULL;
     }
-    memmove(scopes.held + place + 1, scopes.held + place,
-            (scopes.count - place) * sizeof scopes.held[0]);
-    scopes.held[place] = tensor;
+    memmove(scopes.held + index + 1, scopes.held + index,
+            (scopes.count - index) * sizeof scopes.held[0]);
+    scopes.held[index] = tensor;
     scopes.count++;
     return tensor;
 }

@@ -1,6 +1,5 @@
-/* States: a list of entries in order, and a map from their names to them. Each entry is one block of
- * memory with its name behind it, so that names and map nodes stay where they are when the list
- * grows. */
+/* States: an ordered list of entries, and a map from their names. Each entry is one block of memory with its name
+ * after it, so that names and map nodes do not move when the list grows. */
 #include "base/fail.h"
 #include "base/map.h"
 #include "tensor/kernels.h"
@@ -32,7 +31,7 @@ td_state *td_state_create(void)
     return state;
 }
 
-/* Removes all entries behind the first `count`. */
+/* Removes all entries after the first `count`. */
 static void cut(td_state *state, int count)
 {
     while (state->count > count) {
@@ -53,7 +52,7 @@ void td_state_destroy(td_state *state)
     free(state);
 }
 
-/* ---- Putting in --------------------------------------------------------------------------------- */
+/* ---- Adding ------------------------------------------------------------------------------------- */
 
 static td_status reserve(td_state *state)
 {
@@ -148,7 +147,7 @@ td_status td_state_add_all(td_state *state, const char *prefix, const td_state *
     return TD_OK;
 }
 
-/* ---- Looking ------------------------------------------------------------------------------------ */
+/* ---- Lookup ------------------------------------------------------------------------------------- */
 
 int td_state_count(const td_state *state)
 {
@@ -214,7 +213,7 @@ td_status td_state_get_integer(const td_state *state, const char *name, int64_t 
     return TD_OK;
 }
 
-/* ---- Others of it ------------------------------------------------------------------------------- */
+/* ---- Copies ------------------------------------------------------------------------------------- */
 
 td_state *td_state_part(const td_state *state, const char *prefix)
 {

@@ -1,5 +1,5 @@
-/* Storages: counted memory of a device. How the memory goes back is one function pointer, so that
- * malloc's memory, td_alloc()'s and a user's are the same to everybody else. */
+/* Storages: reference-counted memory of a device. One function pointer frees it, so that memory of malloc(), of
+ * td_alloc() and of the user is handled alike. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 

@@ -1,4 +1,4 @@
-/* Tensors: making them, counting them, what they are, and copies. */
+/* Tensors: creation, references, metadata and copies. */
 #include "base/fail.h"
 #include "tensor/kernels.h"
 
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Making one ------------------------------------------------------------------------------ */
+/* ---- Creation -------------------------------------------------------------------------------- */
 
 td_tensor *td__tensor_over(struct td__storage *storage, int64_t offset,
                            const struct td__layout *layout)
@@ -196,7 +196,7 @@ td_tensor *td_from_blob(void *data, const int64_t *shape, int ndim, const int64_
         return NULL;
     td_tensor *tensor = td__tensor_over(storage, 0, &layout);
     if (!tensor)
-        storage->free_fn = NULL; /* the memory stays the caller's */
+        storage->free_fn = NULL; /* the caller keeps the memory */
     td__storage_release(storage);
     return td__adopt(tensor);
 }
@@ -208,19 +208,19 @@ td_tensor *td_tensor_retain(td_tensor *tensor)
     return tensor;
 }
 
-void (*td__tensor_leave)(td_tensor *tensor);
+void (*td__tensor_on_destroy)(td_tensor *tensor);
 
 void td_tensor_release(td_tensor *tensor)
 {
     if (!tensor || atomic_fetch_sub_explicit(&tensor->owners, 1, memory_order_acq_rel) > 1)
         return;
     if (tensor->node || tensor->idle || atomic_load_explicit(&tensor->base, memory_order_relaxed))
-        td__tensor_leave(tensor);
+        td__tensor_on_destroy(tensor);
     td__storage_release(tensor->storage);
     free(tensor);
 }
 
-/* ---- What it is ------------------------------------------------------------------------------ */
+/* ---- Metadata -------------------------------------------------------------------------------- */
 
 void *td_tensor_data(const td_tensor *tensor)
 {
@@ -354,7 +354,7 @@ td_status td__tensor_copy(td_tensor *dst, td_tensor *src)
     if (same || to->numel == 0)
         return TD_OK;
 
-    /* Their extents may cross without a common element; then the copy aside only costs time. */
+    /* Extents may overlap without a common element; then the temporary copy only costs time. */
     bool apart = dst_data + td__layout_extent(to) <= src_data ||
                  src_data + td__layout_extent(from) <= dst_data;
     td_tensor *aside = apart ? td_tensor_retain(src) : td__clone(src);
@@ -362,6 +362,6 @@ td_status td__tensor_copy(td_tensor *dst, td_tensor *src)
         return TD_ERR_NOMEM;
     td__layout_copy(to, dst_data, &aside->layout, td_tensor_data(aside));
     td_tensor_release(aside);
-    td__tensor_touch(dst);
+    td__tensor_bump_version(dst);
     return TD_OK;
 }

@@ -1,4 +1,4 @@
-/* What a tensor is made of: a counted storage, and a layout over it. */
+/* A tensor: a reference-counted storage, and a layout over it. */
 #ifndef TD_TENSOR_TENSOR_INTERNAL_H
 #define TD_TENSOR_TENSOR_INTERNAL_H
 
@@ -10,23 +10,23 @@
 
 /* ---- Storage (storage.c) --------------------------------------------------------------------- */
 
-/** From how many bytes on memory is of td_alloc(). Below, what another rank would save by mapping
- * it is less than what an allocation costs here. */
+/** From this size on memory is of td_alloc(). Below, an allocation costs more than another rank saves by mapping
+ * it. */
 #define TD__STORAGE_SHARED_FROM 4096
 
 struct td__storage {
     atomic_int owners;
-    atomic_uint version; /* how often elements were changed by a function that says so */
-    atomic_uint history; /* how many of those changes were recorded for gradients */
+    atomic_uint version; /* the number of td__tensor_bump_version() calls */
+    atomic_uint history; /* how many of those changes autograd has recorded */
     struct td__device *device;
     void *data;
     size_t bytes;
-    td_blob_free_fn free_fn; /* how `data` goes back; NULL: not at all */
+    td_blob_free_fn free_fn; /* frees `data`; or NULL */
     void *arg;
 };
 
-/** Memory for `bytes` bytes on `device`, aligned to 64, with one owner. NULL (with the last error
- *  set) without memory. */
+/** Allocates `bytes` bytes on `device`, aligned to 64, with one reference. NULL (with the last error set) without
+ *  memory. */
 struct td__storage *td__storage_create(struct td__device *device, size_t bytes);
 
 /** A storage over `data` of the device `cpu`, as td_from_blob() has it. */
@@ -53,11 +53,11 @@ struct td__layout {
 td_status td__layout_init(struct td__layout *layout, const char *call, const int64_t *shape,
                           int ndim, const int64_t *strides, td_dtype dtype);
 
-/** "[2, 3]", into a buffer of the thread's own; two calls may stand in one sentence. */
+/** "[2, 3]", in a thread-local buffer; the results of two calls can be used together. */
 const char *td__shape_text(const int64_t *shape, int ndim);
 
-/** Where element `number`, in the order of the indices, is: "[1, 2]"; as td__shape_text(). */
-const char *td__place_text(const struct td__layout *layout, int64_t number);
+/** The index of element `number`, "[1, 2]"; as td__shape_text(). */
+const char *td__index_text(const struct td__layout *layout, int64_t number);
 
 /** Gives it the strides of a contiguous tensor. */
 void td__layout_set_contiguous(struct td__layout *layout);
@@ -86,29 +86,25 @@ struct td_tensor {
     int64_t offset; /* of the first element in the storage, in elements */
     struct td__layout layout;
 
-    /* For gradients, kept by the room autograd: the node that made this tensor, which result of it
-     * this is, and how many recorded changes of the storage that takes into account. NULL where no
-     * gradient is asked for. Whoever looks at the node brings it up to date before, by
-     * td__refresh_node(). */
+    /* Used by autograd: the node that computed this tensor, the number of this result, and the storage's history that
+     * it includes. NULL if the tensor does not require grad. Call td__refresh_node() before reading the node. */
     struct td_node *node;
     int output_nr;
     atomic_uint history;
-    _Atomic(struct td__view_base *) base; /* what it shares with its views; NULL: has none */
-    struct td_node
-        *idle; /* of a leaf that asks for no gradient at present: the one that it has is kept */
+    _Atomic(struct td__view_base *) base; /* shared with its views; NULL: has none */
+    struct td_node *idle; /* of a leaf that does not require grad at present: keeps its grad */
 };
 
-/** How a tensor that ends lets go of what autograd keeps for it; set by that room. */
-extern void (*td__tensor_leave)(td_tensor *tensor);
+/** Called when a tensor with autograd state is destroyed; set by autograd. */
+extern void (*td__tensor_on_destroy)(td_tensor *tensor);
 
-/** A tensor over `storage`, of which it becomes one more owner. NULL (with the last error set)
- * without memory. */
+/** A tensor over `storage`, which gets one more reference. NULL (with the last error set) without memory. */
 td_tensor *td__tensor_over(struct td__storage *storage, int64_t offset,
                            const struct td__layout *layout);
 
-/** To be called where elements of the tensor were changed in place: what was saved for a gradient
- *  before is then known to be gone. */
-static inline void td__tensor_touch(td_tensor *tensor)
+/** Called after an in-place change of the elements: tensors that were saved for backward before are then
+ *  detected as changed. */
+static inline void td__tensor_bump_version(td_tensor *tensor)
 {
     atomic_fetch_add_explicit(&tensor->storage->version, 1, memory_order_relaxed);
 }
@@ -123,7 +119,7 @@ static inline bool td__same_shape(const td_tensor *a, const td_tensor *b)
     return true;
 }
 
-/** "[2, 3]" for a sentence, as td__shape_text(). */
+/** "[2, 3]", as td__shape_text(). */
 static inline const char *td__shape_of(const td_tensor *tensor)
 {
     return td__shape_text(tensor->layout.shape, tensor->layout.ndim);
@@ -134,13 +130,12 @@ static inline const struct td__kernels *td__kernels_of(const td_tensor *tensor)
     return tensor->storage->device->kernels;
 }
 
-/* Raw functions: as the public ones without the two underscores, but they record nothing, never
- * look at a scope, and always give the caller one reference. A NULL tensor gives NULL. `call` is
- * the name for messages. */
+/* Raw functions: as the public ones without the second underscore, but without autograd and scopes: the caller always
+ * gets one reference. A NULL tensor gives NULL. `call` is the name for error texts. */
 
 td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
                      struct td__device *device);
-/** Not set, contiguous, on the same device; td__zeros_like: zeros. */
+/** Uninitialised, contiguous, on the same device; td__zeros_like: zeros. */
 td_tensor *td__empty_like(const td_tensor *tensor);
 td_tensor *td__empty_like_as(const td_tensor *tensor, td_dtype dtype);
 td_tensor *td__zeros_like(const td_tensor *tensor);
@@ -170,8 +165,8 @@ td_tensor *td__squeeze(td_tensor *tensor, int dim);
 
 /* ---- Scopes (scope.c) ------------------------------------------------------------------------ */
 
-/** Hands a result to the thread's innermost scope, where there is one; its caller owns it
- * otherwise. NULL stays NULL; without memory the tensor is released, and NULL returned. */
+/** Gives a result to the thread's innermost scope; without a scope the caller owns it. NULL stays NULL; without
+ * memory the tensor is released, and NULL returned. */
 td_tensor *td__adopt(td_tensor *tensor);
 
 #endif

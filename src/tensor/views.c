@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* A view of `tensor`, which knows of as many recorded changes as that one does. */
+/* A view of `tensor`, with the same history. */
 static td_tensor *view_of(const td_tensor *tensor, int64_t offset, const struct td__layout *layout)
 {
     td_tensor *view = td__tensor_over(tensor->storage, offset, layout);
@@ -92,7 +92,7 @@ td_tensor *td__select_index(td_tensor *tensor, int dim, int64_t index)
     return view_of(tensor, offset, &layout);
 }
 
-/* An index of Python's slices: negative from the end, then cut off to 0 … size. */
+/* An index of Python's slices: negative from the end, then clamped to 0 … size. */
 static int64_t clamp_index(int64_t index, int64_t size)
 {
     if (index < 0)
@@ -120,7 +120,7 @@ td_tensor *td__slice(td_tensor *tensor, int dim, int64_t start, int64_t end, int
 
 /* ---- Reshape --------------------------------------------------------------------------------- */
 
-/* Copies the shape to `full`, with the number that is left for a -1. */
+/* Copies the shape to `full`, and computes the size for a -1. */
 static td_status fill_in_shape(const td_tensor *tensor, const int64_t *shape, int ndim,
                                int64_t *full)
 {
@@ -154,8 +154,8 @@ static td_status fill_in_shape(const td_tensor *tensor, const int64_t *shape, in
 
 /* Finds strides for the new shape over the same memory; false where there are none.
  *
- * From the last dimension on, the old dimensions fall into blocks in which the elements stand at
- * even distances. Each block must be divided among new dimensions without a rest. */
+ * From the last dimension on, the old dimensions are grouped into blocks with equal distances between elements. Each
+ * block must be divided among new dimensions without a remainder. */
 static bool strides_for(const struct td__layout *old, struct td__layout *new)
 {
     int n = new->ndim - 1;
@@ -221,9 +221,10 @@ td_tensor *td__permute(td_tensor *tensor, const int *dims, int ndim)
     struct td__layout layout = tensor->layout;
     unsigned seen = 0;
     if (ndim != layout.ndim || (ndim > 0 && !dims)) {
-        td_fail(TD_ERR_INVALID,
-                "td_permute: %d dimensions are named for a tensor of shape %s; each must be, once",
-                ndim, td__shape_of(tensor));
+        td_fail(
+            TD_ERR_INVALID,
+            "td_permute: %d dimensions for a tensor of shape %s; name each of its dimensions once",
+            ndim, td__shape_of(tensor));
         return NULL;
     }
     for (int d = 0; d < ndim; d++) {

@@ -1,4 +1,4 @@
-/* Halves by way of f32; see widen.h. */
+/* f16 and bf16 through f32; see widen.h. */
 #include "tensor/widen.h"
 
 #include "base/fail.h"
@@ -29,7 +29,7 @@ static void convert_elements(void *arg, int64_t begin, int64_t end)
         td__convert_to_half(c->data + begin, c->layout->dtype, c->copy + begin, end - begin);
 }
 
-/* Rows: side by side in the copy, their elements some way apart in the tensor. */
+/* Rows: contiguous in the copy, strided in the tensor. */
 static void convert_rows(void *arg, int64_t begin, int64_t end)
 {
     const struct conversion *c = arg;
@@ -85,15 +85,14 @@ static void *add_copy(struct td__wide *wide, const td_tensor *tensor, td_tensor 
     return copy.data;
 }
 
-/* Whether the tensor can be used at all; a failure is noted. */
+/* Whether the dtype is supported; otherwise sets wide->status. */
 static bool is_float(struct td__wide *wide, const td_tensor *tensor)
 {
     td_dtype dtype = tensor->layout.dtype;
     if (wide->status == TD_OK && dtype != TD_F32 && dtype != TD_F64 && !is_half(dtype))
-        wide->status = td_fail(
-            TD_ERR_UNSUPPORTED,
-            "there is no such kernel for %s, for floats (f32, f64, f16, bf16) only",
-            td_dtype_name(dtype));
+        wide->status = td_fail(TD_ERR_UNSUPPORTED,
+                               "not supported for %s, only for f32, f64, f16 and bf16",
+                               td_dtype_name(dtype));
     return wide->status == TD_OK;
 }
 

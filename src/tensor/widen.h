@@ -1,4 +1,4 @@
-/* Halves by way of f32: a copy of each operand in f32, a result in f32 that is rounded at the end.
+/* f16 and bf16 through f32: a copy of each operand in f32, a result in f32 that is rounded at the end.
  *
  *     struct td__wide w = {0};
  *     const float *x = td__widen(&w, x_tensor);     the elements themselves where they are wide
@@ -25,7 +25,7 @@ struct td__wide {
     } parts[TD__WIDE_MOST];
 };
 
-/** The dtype that is computed in: f64 for f64, f32 for the other floats. */
+/** The compute type: f64 for f64, f32 for the other floats. */
 static inline td_dtype td__wide_dtype(const td_tensor *tensor)
 {
     return tensor->layout.dtype == TD_F64 ? TD_F64 : TD_F32;
@@ -34,7 +34,7 @@ static inline td_dtype td__wide_dtype(const td_tensor *tensor)
 /** The elements of an operand; NULL for NULL. */
 const void *td__widen(struct td__wide *wide, const td_tensor *tensor);
 
-/** Where the elements of a result go; with what is there already where `keep`. NULL for NULL. */
+/** Where the elements of a result go; with their present values if `keep`. NULL for NULL. */
 void *td__widen_out(struct td__wide *wide, td_tensor *tensor, bool keep);
 
 /** Rounds the results, unless something failed, and frees the copies. Returns the status. */

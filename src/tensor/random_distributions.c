@@ -1,9 +1,8 @@
-/* Makers: words of a generator, drawn in blocks, become numbers.
+/* Distributions: numbers from words of a generator, drawn in blocks.
  *
- * The loops are such that the compiler makes vector code of them. PyTorch's loops multiply and add in
- * one rounding; so do these, in a version for processors that can do that, and in a slow one, with
- * the same bits, for others. */
-#include "tensor/random_makers.h"
+ * Compilers vectorise the loops. PyTorch's loops use fused multiply-add; so do these, in a version for processors with
+ * FMA, and in a slow one, with the same bits, for others. */
+#include "tensor/random_distributions.h"
 
 #include <float.h>
 #include <math.h>
@@ -97,26 +96,26 @@ int td__float_digits(td_dtype dtype)
                              : 8;
 }
 
-void td__make_uniform(td_generator *generator, const struct td__maker *maker, void *out,
-                      int64_t count)
+void td__draw_uniform(td_generator *generator, const struct td__distribution *distribution,
+                      void *out, int64_t count)
 {
-    if (maker->dtype == TD_F64) {
-        draw_f64(generator, out, count, maker->from, maker->range);
+    if (distribution->dtype == TD_F64) {
+        draw_f64(generator, out, count, distribution->from, distribution->range);
         return;
     }
     /* As many bits as the dtype holds: rounding more of them could give `to` itself. */
-    uint32_t mask = (UINT32_C(1) << td__float_digits(maker->dtype)) - 1;
+    uint32_t mask = (UINT32_C(1) << td__float_digits(distribution->dtype)) - 1;
     float numbers[TD__RANDOM_BLOCK];
-    float *to = maker->dtype == TD_F32 ? out : numbers;
-    draw_f32(generator, to, count, mask, (float)maker->from, (float)maker->range);
-    if (maker->dtype != TD_F32)
+    float *to = distribution->dtype == TD_F32 ? out : numbers;
+    draw_f32(generator, to, count, mask, (float)distribution->from, (float)distribution->range);
+    if (distribution->dtype != TD_F32)
         for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)out)[i] = td__to_half(maker->dtype, numbers[i]);
+            ((uint16_t *)out)[i] = td__to_half(distribution->dtype, numbers[i]);
 }
 
 /* ---- Normal numbers -------------------------------------------------------------------------- */
 
-/* One at a time, as a pair in f64 of which the second one waits for the next call. */
+/* One at a time; computed as a pair in f64, of which the generator keeps the second one for the next call. */
 static double one_normal(td_generator *generator)
 {
     if (generator->has_normal) {
@@ -131,36 +130,36 @@ static double one_normal(td_generator *generator)
     return radius * cos(angle);
 }
 
-void td__make_normal(td_generator *generator, const struct td__maker *maker, void *out,
-                     int64_t count)
+void td__draw_normal(td_generator *generator, const struct td__distribution *distribution,
+                     void *out, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        double x = fma(one_normal(generator), maker->range, maker->from);
-        if (maker->dtype == TD_F64)
+        double x = fma(one_normal(generator), distribution->range, distribution->from);
+        if (distribution->dtype == TD_F64)
             ((double *)out)[i] = x;
-        else if (maker->dtype == TD_F32)
+        else if (distribution->dtype == TD_F32)
             ((float *)out)[i] = (float)x;
         else
-            ((uint16_t *)out)[i] = td__to_half(maker->dtype, (float)x);
+            ((uint16_t *)out)[i] = td__to_half(distribution->dtype, (float)x);
     }
 }
 
 /* A multiple of 16 of them. */
-void td__make_normal_groups(td_generator *generator, const struct td__maker *maker, void *out,
-                            int64_t count)
+void td__draw_normal_groups(td_generator *generator, const struct td__distribution *distribution,
+                            void *out, int64_t count)
 {
-    if (maker->dtype == TD_F64) {
+    if (distribution->dtype == TD_F64) {
         draw_f64(generator, out, count, 0, 1);
-        td__normal_from_uniform_f64(out, count, maker->from, maker->range);
+        td__normal_from_uniform_f64(out, count, distribution->from, distribution->range);
         return;
     }
     float numbers[TD__RANDOM_BLOCK];
-    float *to = maker->dtype == TD_F32 ? out : numbers;
+    float *to = distribution->dtype == TD_F32 ? out : numbers;
     draw_f32(generator, to, count, (UINT32_C(1) << FLT_MANT_DIG) - 1, 0, 1);
-    td__normal_from_uniform_f32(to, count, (float)maker->from, (float)maker->range);
-    if (maker->dtype != TD_F32)
+    td__normal_from_uniform_f32(to, count, (float)distribution->from, (float)distribution->range);
+    if (distribution->dtype != TD_F32)
         for (int64_t i = 0; i < count; i++)
-            ((uint16_t *)out)[i] = td__to_half(maker->dtype, numbers[i]);
+            ((uint16_t *)out)[i] = td__to_half(distribution->dtype, numbers[i]);
 }
 
 /* ---- Integers, and ones or zeros ------------------------------------------------------------- */
@@ -194,23 +193,24 @@ void td__put_integer(void *out, td_dtype dtype, int64_t i, uint64_t value)
     }
 }
 
-void td__make_integers(td_generator *generator, const struct td__maker *maker, void *out,
-                       int64_t count)
+void td__draw_integers(td_generator *generator, const struct td__distribution *distribution,
+                       void *out, int64_t count)
 {
     uint32_t words[2 * TD__RANDOM_BLOCK];
-    td__mt19937_fill(&generator->engine, words, maker->wide ? 2 * count : count);
+    td__mt19937_fill(&generator->engine, words, distribution->wide ? 2 * count : count);
     for (int64_t i = 0; i < count; i++) {
-        uint64_t number = maker->wide ? join(words, i) : words[i];
-        td__put_integer(out, maker->dtype, i,
-                        (maker->modulus ? number % maker->modulus : number) + maker->base);
+        uint64_t number = distribution->wide ? join(words, i) : words[i];
+        td__put_integer(out, distribution->dtype, i,
+                        (distribution->modulus ? number % distribution->modulus : number) +
+                            distribution->base);
     }
 }
 
-void td__make_bernoulli(td_generator *generator, const struct td__maker *maker, void *out,
-                        int64_t count)
+void td__draw_bernoulli(td_generator *generator, const struct td__distribution *distribution,
+                        void *out, int64_t count)
 {
     uint32_t words[2 * TD__RANDOM_BLOCK];
     td__mt19937_fill(&generator->engine, words, 2 * count);
     for (int64_t i = 0; i < count; i++)
-        td__put_integer(out, maker->dtype, i, unit_of(join(words, i)) < maker->p);
+        td__put_integer(out, distribution->dtype, i, unit_of(join(words, i)) < distribution->p);
 }

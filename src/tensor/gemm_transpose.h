@@ -1,5 +1,4 @@
-/* Turning squares of elements, which packing and direct products need. A part of gemm_loops.h, which has
- * the names. */
+/* Transposing squares of elements, for packing and direct products. A part of gemm_loops.h, which has the names. */
 
 #if LANES_ARE == 8
 #define SHUFFLE(a, b, from, s)                                                                     \
@@ -75,18 +74,18 @@ static inline __attribute__((always_inline)) void NAMED(exchange_all)(VECTOR v[L
 
 #if PAIRS
 #define SOURCE uint16_t /* two of which are a REAL */
-#define TURN_ALPHA
+#define TRANSPOSE_ALPHA
 #define SCALED(x) (x)
 #else
 #define SOURCE REAL
-#define TURN_ALPHA REAL alpha,
+#define TRANSPOSE_ALPHA REAL alpha,
 #define SCALED(x) (alpha * (x))
 #endif
 
 /* `count` rows, at most LANES, `row` apart, of `depth` steps side by side, times alpha: step p of row i
  * goes to to[p * width + i]. Also writes the rest of the vector there. */
-static void NAMED(turn)(const SOURCE *from, int64_t row, int64_t count, int64_t depth,
-                        TURN_ALPHA int64_t width, REAL *to)
+static void NAMED(transpose)(const SOURCE *from, int64_t row, int64_t count, int64_t depth,
+                             TRANSPOSE_ALPHA int64_t width, REAL *to)
 {
     const SOURCE *rows[LANES_ARE];
     const int elements = sizeof(REAL) / sizeof(SOURCE);
@@ -114,5 +113,5 @@ static void NAMED(turn)(const SOURCE *from, int64_t row, int64_t count, int64_t 
 }
 
 #undef SOURCE
-#undef TURN_ALPHA
+#undef TRANSPOSE_ALPHA
 #undef SCALED
