@@ -472,20 +472,20 @@ static void *map_apart(const struct td__arena_view *view, size_t size)
 {
     const struct td__arena *own = td__arena_default();
     uintptr_t wanted = (own ? (uintptr_t)own->base : 0) + view->number % COLOURS * td__page_size();
-    char *room = mmap(NULL, size + SPAN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                      0);
-    if (room == MAP_FAILED)
+    char *reserved = mmap(NULL, size + SPAN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                          -1, 0);
+    if (reserved == MAP_FAILED)
         return MAP_FAILED;
-    size_t before = (wanted - (uintptr_t)room) % SPAN;
-    void *base = mmap(room + before, size, PROT_READ | PROT_WRITE,
+    size_t before = (wanted - (uintptr_t)reserved) % SPAN;
+    void *base = mmap(reserved + before, size, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_NORESERVE | MAP_FIXED, view->fd, 0);
     if (base == MAP_FAILED) {
-        munmap(room, size + SPAN);
+        munmap(reserved, size + SPAN);
         return MAP_FAILED;
     }
     if (before)
-        munmap(room, before);
-    munmap(room + before + size, SPAN - before);
+        munmap(reserved, before);
+    munmap(reserved + before + size, SPAN - before);
     return base;
 }
 

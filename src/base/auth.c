@@ -77,14 +77,14 @@ static td_status open_secret_file(const char *path, int *fd_out)
     return TD_OK;
 }
 
-static td_status read_secret_file(const char *path, char *text, size_t room)
+static td_status read_secret_file(const char *path, char *text, size_t capacity)
 {
     int fd = -1;
     TD_TRY(open_secret_file(path, &fd));
     size_t size = 0;
     ssize_t got = 1;
-    while (got > 0 && size < room) {
-        got = read(fd, text + size, room - size);
+    while (got > 0 && size < capacity) {
+        got = read(fd, text + size, capacity - size);
         if (got > 0)
             size += (size_t)got;
     }
@@ -93,7 +93,7 @@ static td_status read_secret_file(const char *path, char *text, size_t room)
     if (got < 0)
         return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: cannot read %s: %s", path,
                        td__errno_text(error));
-    if (size == room)
+    if (size == capacity)
         return td_fail(TD_ERR_AUTH, "TANDEM_SECRET_FILE: %s is longer than %d bytes", path,
                        SECRET_LIMIT);
     if (memchr(text, 0, size)) /* text functions would stop there */

@@ -35,7 +35,7 @@ void td__fork_release(void)
     pthread_mutex_unlock(&lock);
 }
 
-static bool make_room(int fd)
+static bool grow_table(int fd)
 {
     if (fd < capacity)
         return true;
@@ -55,7 +55,7 @@ static bool make_room(int fd)
 void td__fork_exclude(int fd)
 {
     struct stat file;
-    if (fd >= 0 && !fstat(fd, &file) && make_room(fd))
+    if (fd >= 0 && !fstat(fd, &file) && grow_table(fd))
         table[fd] = (struct excluded){.device = file.st_dev, .file = file.st_ino};
 }
 
