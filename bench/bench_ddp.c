@@ -1,12 +1,11 @@
-/* Trains a network with DistributedDataParallel and without, in turns, and prints the steps a second of
- * both, and how many times as long a step with it takes.
+/* Trains a network with DistributedDataParallel and without, in turns, and prints the steps a second of both, and the
+ * ratio of the step times.
  *
  *     bench_ddp NETWORK [--ranks N] [--seconds S] [--table]
  *
- * NETWORK is mlp or conv; bench/peers/torch_ddp.py has the same ones. All ranks train at the same time,
- * one thread each, also without communication: so the ranks take as much of each other's memory and
- * processor in both turns. A turn is ten steps, from when all ranks begin until all have ended; the time
- * of a step is a tenth of the median turn. */
+ * NETWORK is mlp or conv; bench/peers/torch_ddp.py has the same ones. All ranks train at the same time, one thread
+ * each, also without communication: so the ranks compete for memory and processors alike in both turns. A turn is ten
+ * steps, from a barrier until all ranks have ended; the time of a step is a tenth of the median turn. */
 #include "measure.h"
 #include "networks.h"
 
@@ -69,7 +68,7 @@ static void turn(struct training *training, td_tensor *input, td_tensor *target)
     training->times[training->count++] = now_ns() - begin;
 }
 
-/* Turns of both, until the first rank says that the time is over. */
+/* Turns of both, until the first rank's time is over. */
 static void train_in_turns(struct training *both, double seconds)
 {
     td_tensor *input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);

@@ -22,13 +22,13 @@ struct ops_row {
 /** Times the row and prints its line. */
 void ops_row(const struct ops_row *row);
 
-/** Whether a row of that name was asked for. */
+/** Whether the command line selects the row `what`. */
 bool bench_is_wanted(const char *what);
 
 /** A tensor of numbers between -1 and 1. */
 td_tensor *bench_filled(const int64_t *shape, int ndim);
 
-/** Ends the program where an expression has failed; returns it. */
+/** Returns `tensor`; ends the program if it is NULL. */
 td_tensor *bench_made(td_tensor *tensor);
 
 /** The rows. */

@@ -33,7 +33,7 @@ static void bench_linear(const char *what, int64_t n, int64_t in, int64_t out)
         ops_row(&(struct ops_row){what, "forward", y, x, w, bias, .call = call_linear});
         ops_row(&(struct ops_row){what, "grad_input", x, y, w, .call = call_matmul});
         ops_row(&(struct ops_row){what, "grad_weight", grad_w, td_transpose(y, 0, 1), x,
-                                      .call = call_accumulate});
+                                  .call = call_accumulate});
     }
 }
 
@@ -89,10 +89,10 @@ static void bench_conv(const char *what, const int64_t x_shape[4], int64_t group
         td_tensor *weight = bench_filled(SHAPE(out, x_shape[1] / groups, kernel, kernel)),
                   *bias = bench_filled(SHAPE(out));
         ops_row(&(struct ops_row){what, "forward", y, x, weight, bias, w, .call = call_conv});
-        ops_row(&(struct ops_row){what, "grad_input", x, y, weight, NULL, w,
-                                      .call = call_conv_input});
+        ops_row(
+            &(struct ops_row){what, "grad_input", x, y, weight, NULL, w, .call = call_conv_input});
         ops_row(&(struct ops_row){what, "grad_weight", weight, y, x, bias, w,
-                                      .call = call_conv_weight});
+                                  .call = call_conv_weight});
     }
 }
 
@@ -115,8 +115,8 @@ static void bench_pool(const char *what, int64_t n, int64_t c, int64_t size)
                   *y = bench_filled(SHAPE(n, c, size / 2, size / 2));
         td_tensor *indices = td_zeros(SHAPE(n, c, size / 2, size / 2), TD_I32);
         ops_row(&(struct ops_row){what, "forward", y, x, indices, NULL, w, .call = call_pool});
-        ops_row(&(struct ops_row){what, "grad_input", x, y, indices, NULL, w,
-                                      .call = call_pool_grad});
+        ops_row(
+            &(struct ops_row){what, "grad_input", x, y, indices, NULL, w, .call = call_pool_grad});
     }
 }
 

@@ -1,5 +1,4 @@
-/* Rows of what a program calls: operators with the memory of their results, backward passes, and steps
- * of optimizers. */
+/* Rows of public functions: operators, which allocate their results, backward passes, and steps of optimizers. */
 #include "bench_ops.h"
 
 #include <tandem/autograd.h>
@@ -15,7 +14,7 @@ struct operation {
     td_dtype dtype;                 /* of all inputs */
     int64_t shapes[MOST_INPUTS][4]; /* the first 0 ends a shape */
     bool positive;                  /* the inputs are */
-    int constants;                  /* of the inputs, the last ones, that ask for no gradient */
+    int constants;                  /* how many of the last inputs do not require grad */
 };
 
 /* ---- The operators ---------------------------------------------------------------------------- */

@@ -6,9 +6,8 @@
  *               block copied out; compiled for the same instruction set
  *     tandem    td__reduce_many() with the kernels of that instruction set
  *
- * GB/s are the bytes of all sources over the time. The variants of a row run in turns, and each
- * figure is the best of many windows of a millisecond, since whatever else runs on the machine only
- * makes them slower. */
+ * GB/s are the bytes of all sources over the time. The variants of a row run in turns, and each figure is the best of
+ * many windows of a millisecond, since other load only makes them slower. */
 #include "measure.h"
 
 #include "base/clock.h"
@@ -26,7 +25,7 @@ struct bench {
     void *buffers[MOST];
     void *copies[MOST];
     bool table;
-    bool apart; /* destinations that are not the sources */
+    bool out_of_place; /* destinations that are not the sources */
     int row_ms;
 };
 
@@ -106,7 +105,7 @@ static void run_once(const struct bench *bench, const struct job *job, int varia
         tandem(job);
 }
 
-/* What this thread has run: the time in which it had to wait for a processor does not count. */
+/* The CPU time of this thread: waiting for a processor does not count. */
 static int64_t thread_ns(void)
 {
     struct timespec now;
@@ -124,7 +123,7 @@ static double window(const struct bench *bench, const struct job *job, int varia
         for (int64_t i = 0; i < batch; i++)
             run_once(bench, job, variant);
         runs += batch;
-        batch *= 2; /* so that reading the clock does not count */
+        batch *= 2; /* amortises reading the clock */
         end = thread_ns();
     } while (end - start < WINDOW_NS);
     return (double)(end - start) / (double)runs;
@@ -132,7 +131,7 @@ static double window(const struct bench *bench, const struct job *job, int varia
 
 static void measure(const struct bench *bench, int n, size_t bytes)
 {
-    struct job job = {.dst = bench->apart ? bench->copies : bench->buffers,
+    struct job job = {.dst = bench->out_of_place ? bench->copies : bench->buffers,
                       .src = bench->buffers,
                       .n = n,
                       .bytes = bytes};
@@ -182,10 +181,10 @@ static void *allocate(size_t bytes)
 }
 
 static const char usage[] =
-    "usage: bench_reduce [--table] [--apart] [--ms MILLISECONDS] [KIB…]\n"
+    "usage: bench_reduce [--table] [--out-of-place] [--ms MILLISECONDS] [KIB…]\n"
     "\n"
     "Sums 2, 4 and 8 buffers of f32 of 16, 256 and 65536 KiB each, or of KIB, into all of them;\n"
-    "with --apart into as many others. A row takes --ms (1000) or longer.\n";
+    "with --out-of-place into as many others. A row takes --ms (1000) or longer.\n";
 
 int main(int argc, char **argv)
 {
@@ -199,8 +198,8 @@ int main(int argc, char **argv)
             return 0;
         } else if (!strcmp(option, "--table")) {
             bench.table = true;
-        } else if (!strcmp(option, "--apart")) {
-            bench.apart = true;
+        } else if (!strcmp(option, "--out-of-place")) {
+            bench.out_of_place = true;
         } else if (!strcmp(option, "--ms")) {
             bench.row_ms = bench_number(option, argv[++i], 1);
         } else if (*option != '-' && size_count < 16) {

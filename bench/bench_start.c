@@ -1,4 +1,4 @@
-/* Starting a job: how long until its processes run, have met, and have ended.
+/* The start of a job: the time until its processes run, have completed the rendezvous, and have ended.
  *
  *     start        from before tdrun is started until both of 2 workers are in main()
  *     meet         until the last of 64 or 256 ranks has returned from td_rendezvous()
@@ -7,8 +7,8 @@
  *     rendezvous   td_rendezvous() alone, in 2 to 16 processes that run already: the slowest rank's
  *
  * The workers are this program again. They read CLOCK_MONOTONIC, which is the same in all processes,
- * first thing in main() and after the meeting, and write it to a board: a memfd of the parent that
- * they open through /proc, so that nothing depends on what the launcher does with their output. */
+ * first thing in main() and after the rendezvous, and write it to a memfd of the parent that they open through /proc,
+ * so that nothing depends on what the launcher does with their output. */
 #include "measure.h"
 
 #include "base/clock.h"
@@ -26,9 +26,9 @@
 
 enum { MAX_RANKS = 4096, MAX_ROUNDS = 1000, MAX_WORDS = 60 };
 
-/* What one rank has noted on the board; 0 for what it has not reached. */
-struct note {
-    int64_t begun; /* the rank's first moment */
+/* The times of one rank, in the memfd; 0 for what it has not reached. */
+struct rank_times {
+    int64_t begun; /* at the start of main() */
     int64_t met;   /* it has returned from td_rendezvous() */
 };
 
@@ -43,43 +43,44 @@ struct bench {
     bool table;
     int rounds;     /* 0: each measurement's own */
     char **command; /* the launcher; "{n}" stands for the number of processes */
-    char path[64];  /* of the board */
-    struct note *board;
+    char path[64];  /* of the memfd */
+    struct rank_times *records;
 };
 
 extern char **environ;
 
 /* ---- The workers ----------------------------------------------------------------------------- */
 
-static td_status note_meeting(struct note *note)
+static td_status record_rendezvous(struct rank_times *record)
 {
     td_world world;
     td_status status = td_rendezvous(NULL, NULL, &world);
-    note->met = td__now_ns();
+    record->met = td__now_ns();
     return status ? status : td_world_close(&world);
 }
 
-/* A process that a launcher has started: "--worker start|meet BOARD". */
+/* A process that a launcher has started: "--worker start|meet RECORDS". */
 static int run_worker(int64_t begun, const char *task, const char *path)
 {
     const char *rank = getenv("RANK");
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (!rank || fd < 0)
         bench_die("worker: %s", rank ? strerror(errno) : "RANK is not set");
-    struct note note = {.begun = begun};
+    struct rank_times record = {.begun = begun};
     if (!strcmp(task, "meet"))
-        bench_check(note_meeting(&note));
-    if (pwrite(fd, &note, sizeof note, atoi(rank) * (off_t)sizeof note) != (ssize_t)sizeof note)
-        bench_die("worker: the board cannot be written: %s", strerror(errno));
+        bench_check(record_rendezvous(&record));
+    if (pwrite(fd, &record, sizeof record, atoi(rank) * (off_t)sizeof record) !=
+        (ssize_t)sizeof record)
+        bench_die("worker: cannot write its times: %s", strerror(errno));
     return 0;
 }
 
 /* A process that td_spawn() has started. */
-static td_status run_spawned(int rank, void *board)
+static td_status run_spawned(int rank, void *records)
 {
-    struct note *note = (struct note *)board + rank;
-    note->begun = td__now_ns();
-    return note_meeting(note);
+    struct rank_times *record = (struct rank_times *)records + rank;
+    record->begun = td__now_ns();
+    return record_rendezvous(record);
 }
 
 /* ---- One run --------------------------------------------------------------------------------- */
@@ -130,24 +131,24 @@ static void run_once(const struct bench *bench, bool spawn, int ranks, const cha
                      struct moments *moments)
 {
     bool meets = spawn || !strcmp(task, "meet");
-    memset(bench->board, 0, (size_t)ranks * sizeof *bench->board);
+    memset(bench->records, 0, (size_t)ranks * sizeof *bench->records);
     *moments = (struct moments){0};
     if (spawn) {
         moments->begin = td__now_ns();
-        bench_check(td_spawn(run_spawned, bench->board, ranks, NULL));
+        bench_check(td_spawn(run_spawned, bench->records, ranks, NULL));
         moments->end = td__now_ns();
     } else {
         launch(bench, ranks, task, moments);
     }
     for (int rank = 0; rank < ranks; rank++) {
-        const struct note *note = &bench->board[rank];
-        if (!note->begun || (meets && !note->met))
-            bench_die("rank %d of %d has left no note", rank, ranks);
-        int64_t rendezvous = note->met - note->begun;
-        if (note->begun > moments->all_begun)
-            moments->all_begun = note->begun;
-        if (note->met > moments->all_met)
-            moments->all_met = note->met;
+        const struct rank_times *record = &bench->records[rank];
+        if (!record->begun || (meets && !record->met))
+            bench_die("rank %d of %d has written no times", rank, ranks);
+        int64_t rendezvous = record->met - record->begun;
+        if (record->begun > moments->all_begun)
+            moments->all_begun = record->begun;
+        if (record->met > moments->all_met)
+            moments->all_met = record->met;
         if (rendezvous > moments->longest_rendezvous)
             moments->longest_rendezvous = rendezvous;
     }
@@ -218,14 +219,14 @@ static void measure_rendezvous(const struct bench *bench)
     }
 }
 
-static void make_board(struct bench *bench)
+static void make_records(struct bench *bench)
 {
-    size_t size = MAX_RANKS * sizeof *bench->board;
-    int fd = memfd_create("board", MFD_CLOEXEC);
+    size_t size = MAX_RANKS * sizeof *bench->records;
+    int fd = memfd_create("bench_start", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)size))
         bench_die("memfd: %s", strerror(errno));
-    bench->board = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (bench->board == MAP_FAILED)
+    bench->records = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (bench->records == MAP_FAILED)
         bench_die("mmap: %s", strerror(errno));
     snprintf(bench->path, sizeof bench->path, "/proc/%ld/fd/%d", (long)getpid(), fd);
 }
@@ -247,14 +248,14 @@ static const char usage[] =
     "Measures how long a job takes to start. WHAT is one of these, all of them by default:\n"
     "\n"
     "  start            until both of 2 workers of tdrun are in main()\n"
-    "  meet             until all of 64 and 256 workers have met, and until tdrun has ended\n"
+    "  meet             until td_rendezvous() of 64 and 256 workers, and until tdrun has ended\n"
     "  spawn            both of these with td_spawn()\n"
     "  rendezvous       td_rendezvous() alone, in 2, 4, 8 and 16 processes\n"
     "\n"
     "LAUNCHER takes the place of tdrun, with {n} for the number of processes, as in\n"
     "  bench_start --peer torch start -- torchrun --standalone --nproc_per_node={n} --no_python\n"
     "\n"
-    "  --table          a table for people instead of one line of JSON for each figure\n"
+    "  --table          a table instead of one line of JSON for each figure\n"
     "  --rounds N       runs of which the median is taken (20 for start, 5 for meet, 7 for\n"
     "                   rendezvous)\n"
     "  --peer NAME      the name in the JSON (tandem)\n";
@@ -302,7 +303,7 @@ int main(int argc, char **argv)
     if (!bench.command)
         bench.command = own_command();
 
-    make_board(&bench);
+    make_records(&bench);
     if (bench.table)
         printf("%-14s %5s %10s %10s\n", "", "ranks", "median ms", "least ms");
     if (wants(count, what, "start"))

@@ -1,15 +1,15 @@
-/* Calls on the TCP store: how long one takes, and how many a second a server answers.
+/* Calls on the TCP store: the time of one, and how many a second a server answers.
  *
  *     server   a process of its own; its main thread sleeps, the store's thread serves
  *     clients  1 or 8 processes, one connection each
  *
  * Each row is one operation with one number of clients. The clients warm up together, agree on a
- * number of calls that takes about a second, meet at a barrier of the store, and make that many
+ * number of calls that takes about a second, call a barrier of the store, and make that many
  * calls each. The rate is all calls over the time from the first client's start to the last one's
  * end. A call's time is from the return of the one before to its own.
  *
- * td_store_set() does not wait for the server, so its own time says little: a get follows the last
- * set inside the measured time, and the rate is that of sets carried out.
+ * td_store_set() does not wait for the server, so its time means little: a get follows the last set inside the measured
+ * time, and the rate is that of completed sets.
  *
  * peers/torch_store.py does the same, step by step, with PyTorch's TCPStore. */
 #include "measure.h"
@@ -32,7 +32,7 @@ enum {
     TIMEOUT_MS = 60000,
 };
 
-/* What a client process tells the parent, in memory that both see. */
+/* The results of a client process, in memory shared with the parent. */
 struct result {
     int64_t start, end;
     int64_t calls;
@@ -96,7 +96,7 @@ static void call_multi_get(td_store *store)
 static const struct operation {
     const char *what;
     void (*call)(td_store *store);
-    bool silent; /* is not answered: a get at the end makes sure that all were carried out */
+    bool silent; /* without reply: a get at the end waits for completion */
 } operations[] = {
     {"set", call_set, true},    {"get", call_get, false},
     {"add", call_add, false},   {"compare_set", call_compare_set, false},
@@ -285,9 +285,9 @@ static const char usage[] =
     "Measures calls on the TCP store: WHAT is set, get, add, compare_set, wait or multi_get_16, all\n"
     "of them by default. Prints one line of JSON for each operation and number of clients.\n"
     "\n"
-    "  --table          a table for people\n"
+    "  --table          a table instead of JSON\n"
     "  --clients N      with N clients only, instead of 1 and 8; may be given several times\n"
-    "  --ms N           how long each measurement takes, about (1000)\n"
+    "  --ms N           approximate time of each measurement (1000)\n"
     "  --host HOST      where the server listens (127.0.0.1); unix:@NAME is a unix socket\n";
 
 int main(int argc, char **argv)

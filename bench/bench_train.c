@@ -1,11 +1,11 @@
-/* Trains a network on random data for a moment, and prints how many steps a second it makes, what the
- * process needed of memory, and how long it took from its start to the end of its first step.
+/* Trains a network on random data, and prints the steps a second, the peak memory of the process, and the time from its
+ * start to the end of its first step.
  *
  *     bench_train NETWORK [--seconds S] [--started NS] [--table]
  *
  * NETWORK is mlp, conv or transformer; bench/peers/torch_train.py has the same ones. --started is the
- * time of CLOCK_MONOTONIC at which this process was started. The rate is that of the median step, so
- * that a moment in which others had the processor counts little. */
+ * time of CLOCK_MONOTONIC at which this process was started. The rate is that of the median step, so that preemption
+ * counts little. */
 #include "measure.h"
 #include "networks.h"
 
@@ -45,14 +45,14 @@ static td_module *transformer_layer(void)
             .batch_first = true, .feedforward = FEED_FORWARD, .dropout = TD_ZERO, .causal = true});
 }
 
-enum { TOKENS, PLACES, BLOCKS, HEAD }; /* the children of the transformer */
+enum { TOKENS, POSITIONS, BLOCKS, HEAD }; /* the children of the transformer */
 
 static td_tensor *transformer_forward(td_module *module, td_tensor *const *inputs, int count)
 {
     (void)count;
-    td_tensor *places = td_arange(0, SEQUENCE, 1, TD_I64);
+    td_tensor *positions = td_arange(0, SEQUENCE, 1, TD_I64);
     td_tensor *x = td_add(td_forward(td_child(module, TOKENS), inputs[0]),
-                          td_forward(td_child(module, PLACES), places));
+                          td_forward(td_child(module, POSITIONS), positions));
     x = td_forward(td_child(module, BLOCKS), x);
     return td_f_flatten(td_forward(td_child(module, HEAD), x), 0, 1);
 }
@@ -64,7 +64,7 @@ static td_module *transformer(void)
 {
     td_module *layers[LAYERS], *network = td_module_create(&transformer_ops);
     td_module_add_child(network, "tokens", td_embedding(VOCABULARY, WIDTH));
-    td_module_add_child(network, "places", td_embedding(SEQUENCE, WIDTH));
+    td_module_add_child(network, "positions", td_embedding(SEQUENCE, WIDTH));
     for (int i = 0; i < LAYERS; i++)
         layers[i] = transformer_layer();
     td_module_add_child(network, "layers", td_sequential_of(layers, LAYERS));
@@ -72,7 +72,7 @@ static td_module *transformer(void)
     return td_module_finish(network);
 }
 
-static void make_pictures(struct training *training)
+static void make_images(struct training *training)
 {
     training->input = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
     training->target = td_randint(0, 10, TD_SHAPE(64), TD_I64);
@@ -104,7 +104,7 @@ static void make(struct training *training)
     if (strcmp(training->name, "transformer") == 0)
         make_text(training);
     else
-        make_pictures(training);
+        make_images(training);
     training->optimizer = td_sgd(training->network, &(td_sgd_options){.lr = 0.01, .momentum = 0.5});
     if (!training->optimizer || !training->input || !training->target)
         bench_die("%s", td_last_error());

@@ -1,7 +1,7 @@
 """The rounds and the table of scripts/bench.
 
-A round runs every program once for every number of ranks, and rounds follow each other, so that a
-change of the machine's state meets all of them. What counts is the median over the rounds.
+A round runs every program once for every number of ranks, so that a change of the machine's state affects all
+programs. The result is the median over the rounds.
 """
 
 import json
@@ -34,7 +34,7 @@ def parse_size(text):
 
 
 def machine():
-    """The processor, in words."""
+    """The name of the processor."""
     model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -51,7 +51,7 @@ def machine():
 
 
 def run_program(program, ranks, operations, sizes, seconds):
-    """The rows that it printed; an unhappy end is told and costs the rows that are missing."""
+    """The rows that it printed; a failure is reported, and its rows are missing."""
     command = [str(word) for word in program.command(ranks, operations, sizes, seconds)]
     process = subprocess.Popen(
         command, env=program.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -189,7 +189,7 @@ def table_lines(rows, settings, targets):
 
 
 def notes(rows, settings, programs, share):
-    """What a reader of the table must know, line by line."""
+    """The notes on the table, line by line."""
     lines = [
         f"Mode {settings.mode}; median of {settings.rounds} rounds; {machine()};"
         f" {time.strftime('%Y-%m-%d')}.",
@@ -213,7 +213,7 @@ def notes(rows, settings, programs, share):
 
 
 def write_table(rows, settings, programs, share, path):
-    """Prints the table and keeps it; returns whether all results were right."""
+    """Prints the table and saves it; returns whether all results were right."""
     targets = read_targets(peer_programs.HERE / "targets.txt")
     lines, missed = table_lines(rows, settings, targets)
     if any(peer != "tandem" and peer in peer_programs.PEERS for peer in {r["peer"] for r in rows}):

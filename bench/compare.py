@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "release"
-PATIENCE_S = 300  # for one command
+TIMEOUT_S = 300  # for one command
 
 
 def arguments(doc, program):
@@ -56,13 +56,13 @@ def python_with_torch():
 
 
 def busy_s():
-    """Processor time that all programs have used since boot."""
+    """CPU time of all programs since boot."""
     fields = [int(field) for field in open("/proc/stat").readline().split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def own_s():
-    """Processor time of what this program has started, and has ended."""
+    """CPU time of the child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -85,9 +85,9 @@ def run_rounds(name, commands, rounds):
                 show_progress(f"round {number + 1} of {rounds}: {label}")
                 command = command() if callable(command) else command
                 try:
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
                 except subprocess.TimeoutExpired:
-                    sys.exit(f"{' '.join(map(str, command))} has not ended within {PATIENCE_S} s")
+                    sys.exit(f"{' '.join(map(str, command))} has not ended within {TIMEOUT_S} s")
                 if done.returncode:
                     sys.exit(f"{done.stderr}{' '.join(map(str, command))} has failed")
                 file.write(done.stdout)

@@ -1,11 +1,11 @@
-/* What the machine itself can do, as JSON lines: the limits that the collectives are compared with.
+/* The limits of the machine, as JSON lines, to compare the collectives with.
  *
  *     limits RANKS SIZE[,SIZE…] [SECONDS]
  *
  * "memcpy": RANKS processes copy SIZE bytes each at the same time. An all_reduce on one host moves
  * about as many bytes. Measured as the peers are: a barrier before each iteration, the median over
- * iterations. An iteration lasts from the first start to the last end, so that processes that take
- * turns on a processor are not flattered.
+ * iterations. An iteration lasts from the first start to the last end, so that processes that share a processor do not
+ * look too fast.
  *
  * "spin": a round trip of two processes that spin on a shared cache line. On a virtual machine it
  * depends on where the host has put the processors: runs in which it differs are not comparable. */
@@ -49,7 +49,7 @@ static void *map(size_t bytes, int kind)
     return memory;
 }
 
-/* The n-th barrier is passed when all have come to it n times. */
+/* The n-th barrier ends when all processes have arrived n times. */
 static void barrier(void)
 {
     unsigned all = (unsigned)ranks, mine = atomic_fetch_add(&shared->arrived, 1);
@@ -131,7 +131,7 @@ static void measure_copies(char *sizes)
     }
 }
 
-/* Answers until it is told to end: the parent's turns are even, the child's are odd. */
+/* Replies until OVER: the parent's turns are even, the child's are odd. */
 static void answer(void)
 {
     for (;;) {

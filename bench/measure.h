@@ -1,4 +1,4 @@
-/* What the benchmarks share: ending with a reason, and medians. */
+/* What the benchmarks share: failing with a reason, and medians. */
 #ifndef TD_BENCH_MEASURE_H
 #define TD_BENCH_MEASURE_H
 
@@ -46,7 +46,7 @@ static inline int bench_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/** Sorts `values`. What stands at a fraction of them is then bench_at(). */
+/** Sorts `values`, for bench_at(). */
 static inline void bench_sort(int64_t *values, size_t count)
 {
     qsort(values, count, sizeof *values, bench_compare);

@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# What each peer is, as the table and the picture name it.
+# What each peer is, as the table and the plot name it.
 NAMES = {
     "tandem": "Tandem",
     "openmpi": "Open MPI",
@@ -141,7 +141,7 @@ def torch(mode, binaries):
 
 
 def find(names, mode, binaries):
-    """The programs of those peers that are installed; says which are not."""
+    """The programs of the installed peers; prints which are not installed."""
     makers = {"openmpi": openmpi, "mpich": mpich, "gloo": gloo, "torch": torch}
     found = []
     for name in names:

@@ -1,6 +1,6 @@
 """Draws all_reduce of Tandem and its peers as an SVG: time over size, both logarithmic.
 
-    python3 bench/picture.py ROWS.jsonl... PICTURE.svg
+    python3 bench/plot.py ROWS.jsonl... PLOT.svg
 
 One panel for each number of ranks. Only the standard library is used.
 """

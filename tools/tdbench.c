@@ -1,7 +1,7 @@
 /* tdbench: measures collective operations and checks their results.
  *
- * With --ranks it starts the ranks itself (td_spawn()), for each number of them a world of its own.
- * Without, every rank was started by a launcher, or there is only this one. Only rank 0 prints. */
+ * With --ranks it starts the ranks itself (td_spawn()), in a new world for each number of them. Without, a launcher
+ * has started every rank, or there is only this one. Only rank 0 prints. */
 #include "tdbench.h"
 
 #include "base/fail.h"
@@ -19,7 +19,7 @@ static int fail(int code)
     return code;
 }
 
-/* All sizes of one operation. Small ones that grow to the same number of parts are one row. */
+/* All sizes of one operation. Small sizes that round up to the same number of parts are one row. */
 static td_status run_operation(struct bench_world *world, const struct bench_operation *operation)
 {
     const struct bench_list *sizes = &world->options->sizes;
@@ -41,8 +41,8 @@ static td_status run_operation(struct bench_world *world, const struct bench_ope
     return TD_OK;
 }
 
-/* A wrong result is reported at the end, in `wrong`: until then all ranks go on together. */
-static td_status run_operations(const struct bench_options *options, char *wrong, size_t room)
+/* A wrong result is reported at the end, in `wrong`: until then all ranks continue. */
+static td_status run_operations(const struct bench_options *options, char *wrong, size_t capacity)
 {
     struct bench_world world;
     td_status status = TD_OK;
@@ -58,15 +58,15 @@ static td_status run_operations(const struct bench_options *options, char *wrong
     if (!status)
         status = td_group_barrier(NULL, NULL);
     if (broken)
-        snprintf(wrong, room, "rules that were not kept: %d", broken);
+        snprintf(wrong, capacity, "broken rules: %d", broken);
     if (world.wrong)
-        snprintf(wrong, room, "wrong elements: %lld; the first: %s", (long long)world.wrong,
+        snprintf(wrong, capacity, "wrong elements: %lld; the first: %s", (long long)world.wrong,
                  world.first_wrong);
     bench_world_close(&world);
     return status;
 }
 
-/* What each rank does, whoever has started it. */
+/* The main function of each rank. */
 static td_status run_rank(int rank, void *arg)
 {
     const struct bench_options *options = arg;
@@ -80,7 +80,7 @@ static td_status run_rank(int rank, void *arg)
         return td_fail(TD_ERR_INVALID, "--root %d: of %d ranks, the last is %d", options->root,
                        size, size - 1);
     if (!options->ranks.count && size == 1)
-        fprintf(stderr, "tdbench: no launcher has started more ranks, so there is only one; "
+        fprintf(stderr, "tdbench: there is only one rank, since no launcher has started more; "
                         "-n 2 starts two here\n");
     TD_TRY(run_operations(options, wrong, sizeof wrong));
     TD_TRY(td_destroy_process_group());

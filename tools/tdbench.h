@@ -2,11 +2,11 @@
  *
  *     tdbench.c            main: starts the ranks, or joins those that a launcher has started
  *     tdbench_options.c    the command line
- *     tdbench_units.c      sizes, times and rates that people wrote
- *     tdbench_operations.c what is measured: the call, what it is fed, what must come out
+ *     tdbench_units.c      sizes, times and rates, from and to text
+ *     tdbench_operations.c what is measured: the call, its input, its expected output
  *     tdbench_values.c     the values that are sent, and the search for wrong ones
  *     tdbench_measure.c    a row: warm-up, iterations, check
- *     tdbench_rules.c      --rules: operations beside others that do the same together
+ *     tdbench_rules.c      --rules: operations against others that do the same together
  *     tdbench_report.c     the table and the JSON lines
  *     tdbench_simulate.c   --simulate */
 #ifndef TDBENCH_H
@@ -31,8 +31,8 @@ struct bench_options {
     bool help, version, simulate, rules, json, async, no_check;
     const struct bench_operation *operations[BENCH_MAX_OPERATIONS];
     int operation_count;
-    struct bench_list ranks; /* empty: those that a launcher has started */
-    struct bench_list sizes; /* of --bytes, or made of the next three */
+    struct bench_list ranks; /* empty: the launcher's */
+    struct bench_list sizes; /* of --bytes, or from the next three */
     int64_t min, max;
     int factor;
     td_dtype dtype;
@@ -47,7 +47,7 @@ struct bench_options {
     struct td__network network; /* of --simulate */
 };
 
-/** Takes the command line; TD_ERR_INVALID with a sentence for a mistake in it. */
+/** Parses the command line; TD_ERR_INVALID with a text for a mistake in it. */
 td_status bench_options_parse(int argc, char **argv, struct bench_options *options);
 
 void bench_options_help(FILE *out);
@@ -63,7 +63,7 @@ bool bench_parse_time(const char *text, double *seconds);
 /** "10GB/s", "100Gb/s" (bits): bytes a second. */
 bool bench_parse_rate(const char *text, double *bytes_per_second);
 
-/** "64K" for 65536, digits for what is no round number; in a buffer of the caller's. */
+/** "64K" for 65536, digits for other numbers; in the caller's buffer. */
 const char *bench_size_text(int64_t bytes, char text[24]);
 
 /** "5.00 µs", "1.20 s"; padded to `width` columns. */
@@ -78,11 +78,11 @@ struct bench_world {
     char *in, *out;        /* `in` is NULL where no operation needs it */
     size_t *counts;        /* of uneven parts, for each rank … */
     size_t counts_whole;   /* … of so many elements in all */
-    double *times;         /* room for the iterations of a row, in seconds */
-    char *pattern;         /* room for one period, of any type */
+    double *times;         /* of the iterations of a row, in seconds */
+    char *pattern;         /* one period, of any type */
     char *scratch;         /* for two */
     int64_t wrong;         /* elements of this rank, over all rows */
-    char first_wrong[256]; /* a sentence about the first of them */
+    char first_wrong[256]; /* a text about the first of them */
 };
 
 /** Allocates the memory that the operations need, and touches every page of it. */
@@ -93,26 +93,26 @@ void bench_world_close(struct bench_world *world);
 
 struct bench_operation {
     const char *name;
-    bool parts;       /* the buffer is cut into one part a rank */
-    bool needs_input; /* is not carried out in place */
+    bool parts;       /* the buffer has one part a rank */
+    bool needs_input; /* is out of place */
     bool reduces;
 
-    /** One call, on `count` elements (of a part, where there are parts). With `work` it may leave a
-     *  work there that is to be waited for. */
+    /** One call, on `count` elements (of a part, if there are parts). With `work` it may return a work to wait
+     *  for. */
     td_status (*call)(struct bench_world *world, size_t count, td_work **work);
 
-    /** Puts known values where `call` takes its input from. NULL: takes none. */
+    /** Writes known values to the input of `call`. NULL: it has none. */
     void (*fill)(struct bench_world *world, size_t count);
 
-    /** The number of elements that `call` should have brought to this rank and has not. */
+    /** The number of wrong elements in this rank's output. */
     int64_t (*check)(struct bench_world *world, size_t count);
 };
 
 /** All of them, ended by one without a name. */
 extern const struct bench_operation bench_operations[];
 
-/** Finds an operation by its name, with or without its hyphens and underscores; else NULL, and
- *  *nearest is the one that was probably meant, or NULL. */
+/** Finds an operation by its name, with or without hyphens and underscores; else NULL, and *nearest is the one with
+ *  the most similar name, or NULL. */
 const struct bench_operation *bench_operation_find(const char *name,
                                                    const struct bench_operation **nearest);
 
@@ -121,9 +121,9 @@ double bench_bus_factor(const struct bench_operation *operation, int ranks);
 
 /* ---- Values ------------------------------------------------------------------------------------
  *
- * Element i of what rank r sends depends on r and on i modulo BENCH_PERIOD, a prime: what is sent
- * to a wrong place is noticed, since no block has a multiple of that many elements but by bad luck,
- * and a buffer is compared at the speed of memory. */
+ * Element i of what rank r sends depends on r and on i modulo BENCH_PERIOD, a prime: data at a wrong offset is
+ * detected, since hardly any block has a multiple of that many elements, and a buffer is compared at the speed of
+ * memory. */
 
 enum { BENCH_PERIOD = 4093 };
 
@@ -146,42 +146,42 @@ struct bench_row {
     size_t bytes, count;
     int iterations;
     double median, min, p99; /* seconds */
-    int64_t wrong;           /* elements on all ranks; -1 where it was not looked at */
+    int64_t wrong;           /* elements on all ranks; -1: not checked */
 };
 
 /** Measures `operation` with a buffer of about `bytes`; collective. row->bytes is its true size. */
 td_status bench_measure(struct bench_world *world, const struct bench_operation *operation,
                         int64_t bytes, struct bench_row *row);
 
-/** One call behind a barrier, and how long this rank took. */
+/** One call after a barrier, and this rank's time. */
 td_status bench_once(struct bench_world *world, const struct bench_operation *operation,
                      size_t count, double *seconds);
 
-/** The slowest rank's of each value; collective. */
+/** The maximum over the ranks of each value; collective. */
 td_status bench_maximum(double *values, size_t count);
 void bench_sort(double *values, size_t count);
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
-/** The operations that the rules are about, for the options of a run. */
+/** Sets the operations of the rules in the options. */
 void bench_rules_operations(struct bench_options *options);
 
-/** Measures and prints all rules at all sizes; collective. *broken: how many were not kept. */
+/** Measures and prints all rules at all sizes; collective. *broken: how many are broken. */
 td_status bench_rules_run(struct bench_world *world, int *broken);
 
-/** The size that a buffer asked for with `bytes` will have: whole elements, whole parts. */
+/** `bytes` rounded up to whole elements and whole parts. */
 size_t bench_true_bytes(const struct bench_world *world, const struct bench_operation *operation,
                         int64_t bytes);
 
 /** The transport in use, in words. */
 const char *bench_transport_name(const struct bench_world *world);
 
-/** Where and with what is measured, as comments. */
-void bench_print_place(const struct bench_world *world);
+/** Prints the host, the ranks and the transport, as comments. */
+void bench_print_environment(const struct bench_world *world);
 void bench_print_header(const struct bench_world *world);
 void bench_print_row(const struct bench_world *world, const struct bench_row *row);
 
-/** Prints the table of prices; the exit code. */
+/** Prints the table of costs; returns the exit code. */
 int bench_simulate(const struct bench_options *options);
 
 #endif

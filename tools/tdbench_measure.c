@@ -1,11 +1,11 @@
-/* A row of the table. Before each iteration all ranks pass a barrier; each rank times its own call,
- * and an iteration takes as long as its slowest rank. The ranks put their times together when the
- * row is done, so that nothing but the barrier stands between two calls.
+/* A row of the table. Before each iteration all ranks call a barrier; each rank times its own call, and an iteration
+ * takes as long as its slowest rank. The ranks exchange their times after the row, so that only the barrier is
+ * between two calls.
  *
  *     warm-up -> number of iterations -> iterations -> maxima over the ranks -> check
  *
- * The buffers hold zeros meanwhile: sums that are formed again and again stay what they are. Known
- * values are put in for one more call, the one that is checked. */
+ * The buffers hold zeros meanwhile, so that repeated sums do not change them. One more call, with known values, is
+ * checked. */
 #include "tdbench.h"
 
 #include "base/clock.h"
@@ -22,7 +22,7 @@ static char *allocate(const struct bench_world *world, size_t bytes)
 {
     bool malloced = !strcmp(world->options->memory, "malloc");
     char *memory = malloced ? aligned_alloc(64, (bytes + 63) & ~(size_t)63) : td_alloc(bytes);
-    /* An untouched page costs nothing to read, and a lot at the first write. */
+    /* An untouched page is cheap to read, and expensive at the first write. */
     for (size_t i = 0; memory && i < bytes; i += PAGE)
         ((volatile char *)memory)[i] = 0;
     return memory;
@@ -63,8 +63,7 @@ td_status bench_world_open(struct bench_world *world, const struct bench_options
         return TD_OK;
     bench_world_close(world);
     char text[24];
-    return td_fail(TD_ERR_NOMEM,
-                   "out of memory for buffers of %s bytes; --max asks for smaller ones",
+    return td_fail(TD_ERR_NOMEM, "out of memory for buffers of %s bytes; --max sets the largest",
                    bench_size_text((int64_t)most, text));
 }
 
@@ -113,7 +112,7 @@ td_status bench_maximum(double *values, size_t count)
     return td_group_all_reduce(values, values, count, TD_F64, TD_MAX, NULL, NULL);
 }
 
-/* The fastest of the warm-up's iterations says how many there is time for. */
+/* Computes the number of iterations from the fastest one of the warm-up. */
 static td_status choose_iterations(struct bench_world *world,
                                    const struct bench_operation *operation, size_t count,
                                    int *iterations)
@@ -152,7 +151,7 @@ static td_status measure_time(struct bench_world *world, const struct bench_oper
         TD_TRY(bench_once(world, operation, row->count, &world->times[i]));
     TD_TRY(bench_maximum(world->times, n));
     bench_sort(world->times, n);
-    /* A message takes half of its round trip. */
+    /* The time of a message is half of its round trip. */
     double share = !strcmp(operation->name, "sendrecv") ? 0.5 : 1;
     row->median = world->times[n / 2] * share;
     row->min = world->times[0] * share;

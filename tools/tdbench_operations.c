@@ -1,7 +1,7 @@
-/* What is measured. In place where the operation allows it: all_reduce, broadcast and reduce work
- * on `out` alone, the others take `in` and give `out`.
+/* The operations. In place where possible: all_reduce, broadcast and reduce use `out` alone, the others read `in` and
+ * write `out`.
  *
- *                       input                       must come out
+ *                       input                       expected output
  *     all_reduce        out: the rank's values      out: reduced
  *     broadcast         out of the root             out: the root's
  *     reduce            out: the rank's values      out of the root: reduced
@@ -64,7 +64,7 @@ static td_status call_reduce_scatter(struct bench_world *world, size_t count, td
     return td_group_reduce_scatter(world->out, world->in, count, DTYPE, OP, NULL, work);
 }
 
-/* Where the root has all, they do what broadcast and reduce do, and are in place like these. */
+/* If the root has all elements, they do what broadcast and reduce do, and are in place like these. */
 static bool is_one(const struct bench_world *world)
 {
     return !strcmp(world->options->parts, "one");
@@ -152,8 +152,8 @@ static td_status receive_one(struct bench_world *world, size_t count, bool async
         &work);
 }
 
-/* A round trip of ranks 0 and 1, whose second message cannot be started before the first has come:
- * so a work is waited for here, and none is left. */
+/* A round trip of ranks 0 and 1. The second message starts after the first has arrived, so this waits for the work
+ * and returns none. */
 static td_status call_sendrecv(struct bench_world *world, size_t count, td_work **work)
 {
     if (world->rank > 1)
@@ -304,7 +304,7 @@ double bench_bus_factor(const struct bench_operation *operation, int ranks)
 
 enum { NAME_ROOM = 32 };
 
-/* Small letters only, so that allreduce, All-Reduce and all_reduce are the same. */
+/* Lower-case letters only, so that allreduce, All-Reduce and all_reduce are equal. */
 static void plain(const char *name, char letters[NAME_ROOM])
 {
     size_t used = 0;
@@ -343,7 +343,7 @@ const struct bench_operation *bench_operation_find(const char *name,
         plain(at->name, known);
         if (!strcmp(typed, known))
             return at;
-        /* At least two thirds of the letters of both are right. */
+        /* At least two thirds of the letters of both match. */
         size_t same = common(typed, known), all = strlen(typed) + strlen(known);
         if (6 * same >= 2 * all && 1000 * same / all > best) {
             best = 1000 * same / all;

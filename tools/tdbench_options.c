@@ -48,7 +48,7 @@ static td_status set_list(const struct td__flag *flag, const char *value, void *
 static td_status set_dtype(const struct td__flag *flag, const char *value, void *target)
 {
     if (!td_dtype_parse(value, (td_dtype *)((char *)target + flag->offset)))
-        return td_fail(TD_ERR_INVALID, "\"%s\" is no type of elements: f32, f64, f16, bf16, i8 …",
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not a dtype such as f32, f64, f16, bf16, i8 …",
                        value);
     return TD_OK;
 }
@@ -62,11 +62,11 @@ static td_status set_reduce_op(const struct td__flag *flag, const char *value, v
         }
     }
     return td_fail(TD_ERR_INVALID,
-                   "\"%s\" is none of sum, product, min, max, avg, band, bor, bxor, premul_sum",
+                   "\"%s\" is not one of sum, product, min, max, avg, band, bor, bxor, premul_sum",
                    value);
 }
 
-/* One of the words that the flag's argument names: "shm|tcp". */
+/* One of the words in the flag's argument: "shm|tcp". */
 static td_status set_word(const struct td__flag *flag, const char *value, void *target)
 {
     const char *word = flag->argument;
@@ -76,7 +76,7 @@ static td_status set_word(const struct td__flag *flag, const char *value, void *
         length = strcspn(word, "|");
     }
     if (strlen(value) != length || strncmp(value, word, length) != 0)
-        return td_fail(TD_ERR_INVALID, "\"%s\" is none of %s", value, flag->argument);
+        return td_fail(TD_ERR_INVALID, "\"%s\" is not one of %s", value, flag->argument);
     return td__flag_set_text(flag, value, target);
 }
 
@@ -103,7 +103,7 @@ static td_status set_time(const struct td__flag *flag, const char *value, void *
     return TD_OK;
 }
 
-/* Kept as seconds a byte. */
+/* Stored as seconds a byte. */
 static td_status set_rate(const struct td__flag *flag, const char *value, void *target)
 {
     double rate;
@@ -118,11 +118,11 @@ static td_status set_rate(const struct td__flag *flag, const char *value, void *
 #define AT(field) .offset = offsetof(struct bench_options, field)
 
 static const struct td__flag flags[] = {
-    {"ranks", 'n', "N[,N...]", "start so many ranks here (those of the launcher)", set_list,
-     AT(ranks), 1, MAX_RANKS},
+    {"ranks", 'n', "N[,N...]", "start N ranks here (those of the launcher)", set_list, AT(ranks), 1,
+     MAX_RANKS},
     {"min", 0, "SIZE", "smallest buffer (4)", set_size, AT(min)},
     {"max", 0, "SIZE", "largest buffer (256M)", set_size, AT(max)},
-    {"factor", 'f', "N", "each buffer so many times the last (4)", td__flag_set_int, AT(factor), 2,
+    {"factor", 'f', "N", "each buffer is N times the last (4)", td__flag_set_int, AT(factor), 2,
      1 << 20},
     {"bytes", 'b', "SIZE[,SIZE...]", "these buffers instead", set_list, AT(sizes), 0, 0},
     {"dtype", 'd', "TYPE", "f32, f64, f16, bf16, i8, u8, i32, i64 … (f32)", set_dtype, AT(dtype)},
@@ -131,21 +131,19 @@ static const struct td__flag flags[] = {
     {"root", 0, "RANK", "of broadcast, reduce, gather and scatter (0)", td__flag_set_int, AT(root),
      0, MAX_RANKS - 1},
     {"transport", 0, "shm|tcp", "between ranks of one host (shm)", set_word, AT(transport)},
-    {"memory", 0, "tandem|malloc", "where the buffers are from (tandem: td_alloc())", set_word,
+    {"memory", 0, "tandem|malloc", "allocator of the buffers (tandem: td_alloc())", set_word,
      AT(memory)},
     {"parts", 0, "random|one|even",
      "of all_gather_v and reduce_scatter_v (random); one: the root's", set_word, AT(parts)},
     {"iters", 'i', "N", "iterations of a row (5 to 1000, from --time)", td__flag_set_int,
      AT(iterations), 1, 10000000},
-    {"time", 't', "SECONDS", "how long a row takes, about (0.8)", set_positive_seconds,
-     AT(seconds)},
-    {"warmup", 'w', "N", "iterations before (3)", td__flag_set_int, AT(warmup), 1, 1000000},
-    {"check", 0, NULL, "look for wrong results at every size (the default)", unset_bool,
-     AT(no_check)},
-    {"no-check", 0, NULL, "do not", td__flag_set_bool, AT(no_check)},
-    {"async", 0, NULL, "start each call with a work, and wait for it", td__flag_set_bool,
+    {"time", 't', "SECONDS", "approximate time of a row (0.8)", set_positive_seconds, AT(seconds)},
+    {"warmup", 'w', "N", "warm-up iterations (3)", td__flag_set_int, AT(warmup), 1, 1000000},
+    {"check", 0, NULL, "check the results at every size (the default)", unset_bool, AT(no_check)},
+    {"no-check", 0, NULL, "do not check them", td__flag_set_bool, AT(no_check)},
+    {"async", 0, NULL, "make each call asynchronous, and wait for its work", td__flag_set_bool,
      AT(async)},
-    {"rules", 0, NULL, "instead: no operation takes longer than others that do the same",
+    {"rules", 0, NULL, "check that no operation takes longer than others that do the same",
      td__flag_set_bool, AT(rules)},
     {"json", 'j', NULL, "print one line of JSON a row", td__flag_set_bool, AT(json)},
     {"simulate", 0, NULL, "print what the algorithms would cost on a network", td__flag_set_bool,
@@ -154,7 +152,7 @@ static const struct td__flag flags[] = {
     {"bandwidth", 0, "RATE", "--simulate: of a link (10GB/s)", set_rate, AT(network.byte)},
     {"reduce", 0, "RATE", "--simulate: at which a rank reduces (8GB/s)", set_rate,
      AT(network.reduce_byte)},
-    {"help", 'h', NULL, "print this", td__flag_set_bool, AT(help)},
+    {"help", 'h', NULL, "print this help", td__flag_set_bool, AT(help)},
     {"version", 'V', NULL, "print the version", td__flag_set_bool, AT(version)},
 };
 
@@ -274,8 +272,8 @@ static td_status finish(struct bench_options *options)
 
 td_status bench_options_parse(int argc, char **argv, struct bench_options *options)
 {
-    /* A message after another in the same round costs a fifth of the first one's latency, a copy
-     * half of a reduction: good enough where the algorithms are compared, not predicted. */
+    /* A further message of the same round costs a fifth of the first one's latency, a copy half of a reduction: good
+     * enough to compare the algorithms. */
     *options = (struct bench_options){
         .min = 4,
         .max = 256 << 20,

@@ -17,7 +17,7 @@ const char *bench_transport_name(const struct bench_world *world)
     return world->local_size == world->size ? "shm" : "shm+tcp";
 }
 
-void bench_print_place(const struct bench_world *world)
+void bench_print_environment(const struct bench_world *world)
 {
     int processors = td__processors();
     printf("# tdbench %s on %s: %d rank%s, %d processor%s, %s; transport %s, memory %s%s\n",
@@ -32,7 +32,7 @@ void bench_print_header(const struct bench_world *world)
 {
     if (world->options->json)
         return;
-    bench_print_place(world);
+    bench_print_environment(world);
     printf("#\n");
     printf("# %-16s %10s %10s %-10s %-7s %11s %11s %11s %8s %8s %7s\n", "", "size", "count", "", "",
            "median", "least", "p99", "algbw", "busbw", "wrong");

@@ -1,14 +1,13 @@
-/* --rules: no operation takes longer than others that do the same together, and none is slower in place
- * than out of place.
+/* --rules: no operation takes longer than others that do the same together, and none is slower in place than out of
+ * place.
  *
- * All operations are measured in turns, one call of each in a round, in an order that changes from round to
- * round, so that whatever else happens on the machine happens to all of them. Before every call each rank
- * writes its input anew, as a program would have computed it: what others read is in the writer's cache.
- * Medians over the rounds are compared, each of the slowest rank.
+ * A round has one call of each operation, in an order that changes from round to round, so that other load on the
+ * machine affects all of them. Before every call each rank rewrites its input, as a program would have computed it:
+ * what others read is in the writer's cache. Medians over the rounds of the slowest rank's times are compared.
  *
- * What two operations take together is the sum of their medians. A rule is kept where the left side takes at
- * most SLACK times that, or is above it by no more than what the clock cannot tell apart. Where one is not,
- * the size is measured three times more, and the medians of all four count. */
+ * The right side of a rule is the sum of its operations' medians. A rule is kept if the left side takes at most SLACK
+ * times that, or exceeds it by no more than the resolution of the clock. If one is broken, the size is measured three
+ * times more, and the medians of all four count. */
 #include "tdbench.h"
 
 #include "base/clock.h"
@@ -28,13 +27,13 @@ static char *own_part(struct bench_world *world, char *whole, size_t count)
     return whole + (size_t)world->rank * count * td_dtype_size(world->options->dtype);
 }
 
-static td_status all_reduce_apart(struct bench_world *world, size_t count, td_work **work)
+static td_status all_reduce_out_of_place(struct bench_world *world, size_t count, td_work **work)
 {
     return td_group_all_reduce(world->out, world->in, count, world->options->dtype,
                                world->options->op, NULL, work);
 }
 
-static td_status reduce_apart(struct bench_world *world, size_t count, td_work **work)
+static td_status reduce_out_of_place(struct bench_world *world, size_t count, td_work **work)
 {
     void *output = world->rank == world->options->root ? world->out : NULL;
     return td_group_reduce(output, world->in, count, world->options->dtype, world->options->root,
@@ -69,9 +68,9 @@ static void fill_own_part(struct bench_world *world, size_t count)
 }
 
 static const struct bench_operation variants[] = {
-    {"all_reduce apart", .needs_input = true, .reduces = true, .call = all_reduce_apart,
-     .fill = fill_input},
-    {"reduce apart", .needs_input = true, .reduces = true, .call = reduce_apart,
+    {"all_reduce out of place", .needs_input = true, .reduces = true,
+     .call = all_reduce_out_of_place, .fill = fill_input},
+    {"reduce out of place", .needs_input = true, .reduces = true, .call = reduce_out_of_place,
      .fill = fill_input},
     {"reduce_scatter in place", .parts = true, .needs_input = true, .reduces = true,
      .call = reduce_scatter_in_place, .fill = fill_inputs},
@@ -89,14 +88,10 @@ struct rule {
 };
 
 static const struct rule rules[RULES] = {
-    {"all_reduce", {"reduce_scatter", "all_gather"}},
-    {"all_reduce", {"reduce", "broadcast"}},
-    {"all_reduce", {"all_reduce apart"}},
-    {"broadcast", {"scatter", "all_gather"}},
-    {"reduce", {"reduce_scatter", "gather"}},
-    {"reduce", {"reduce apart"}},
-    {"reduce_scatter in place", {"reduce_scatter"}},
-    {"all_gather in place", {"all_gather"}},
+    {"all_reduce", {"reduce_scatter", "all_gather"}}, {"all_reduce", {"reduce", "broadcast"}},
+    {"all_reduce", {"all_reduce out of place"}},      {"broadcast", {"scatter", "all_gather"}},
+    {"reduce", {"reduce_scatter", "gather"}},         {"reduce", {"reduce out of place"}},
+    {"reduce_scatter in place", {"reduce_scatter"}},  {"all_gather in place", {"all_gather"}},
 };
 
 static const struct bench_operation *find(const char *name)
@@ -153,8 +148,8 @@ static td_status run_one(struct bench_world *world, struct round_table *table, i
     return bench_once(world, operation, count, &table->times[column][round]);
 }
 
-/* Each round in another order, the same on all ranks: what a call takes depends a little on the one
- * before it, more so where ranks share processors. */
+/* Each round has another order, the same on all ranks: the time of a call depends a little on the call before it, more
+ * so if ranks share processors. */
 static void shuffle(int *columns, int count, uint32_t *state)
 {
     for (int k = count - 1; k > 0; k--) {
@@ -184,7 +179,7 @@ static td_status run_rounds(struct bench_world *world, struct round_table *table
     return TD_OK;
 }
 
-/* A few rounds say how many there is time for; all ranks know the same times. */
+/* Computes the number of rounds from a few of them; all ranks have the same times. */
 static td_status choose_rounds(struct bench_world *world, struct round_table *table)
 {
     double round = 0;
@@ -211,7 +206,7 @@ static double median_of(const struct bench_world *world, const struct round_tabl
 
 /* ---- Printing -------------------------------------------------------------------------------- */
 
-/* The least that two readings of the clock differ by, if they do. */
+/* The resolution of the clock: the least difference of two readings. */
 static double find_clock_step(void)
 {
     int64_t step = INT64_MAX, before = td__now_ns();
@@ -228,7 +223,7 @@ struct finding {
     double whole, sum;
 };
 
-/* A time is right to one step of the clock, and there are two or three of them. */
+/* The error of a time is one step of the clock, and a rule has two or three times. */
 static bool is_kept(const struct finding *finding, int rule, double clock_step)
 {
     int times = rules[rule].parts[1] ? 3 : 2;
@@ -244,7 +239,7 @@ static struct finding find_times(const struct bench_world *world, const struct r
     return found;
 }
 
-/* The medians over the first `count`; of an even number, between the two in the middle. */
+/* The medians over the first `count` findings. */
 static struct finding middle_of(const struct finding *findings, int count)
 {
     double wholes[TRIES], sums[TRIES];
@@ -289,7 +284,7 @@ static void print_header(const struct bench_world *world)
 {
     if (world->options->json)
         return;
-    bench_print_place(world);
+    bench_print_environment(world);
     printf("#\n# %-42s %5s %8s %11s %11s %7s\n", "rule, in us", "ranks", "bytes", "left side",
            "right side", "ratio");
 }
@@ -299,7 +294,7 @@ static void print_header(const struct bench_world *world)
 static td_status run_size(struct bench_world *world, struct round_table *table, int *broken)
 {
     struct finding found[RULES][TRIES];
-    int tries = 1; /* all ranks know the same times, so they try as often */
+    int tries = 1; /* all ranks have the same times, so they try as often */
     TD_TRY(choose_rounds(world, table));
     for (int attempt = 0; attempt < tries; attempt++) {
         TD_TRY(run_rounds(world, table, table->rounds));

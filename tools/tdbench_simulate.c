@@ -1,6 +1,5 @@
-/* --simulate: what every algorithm would cost on a network that one may not have, which is the
- * cheapest, and which one the library takes there. Each cell builds its schedules anew: a few
- * seconds for all operations with 100,000 ranks. */
+/* --simulate: the cost of every algorithm on a model network, the cheapest one, and the one that the library chooses.
+ * Each cell rebuilds its schedules: a few seconds for all operations with 100,000 ranks. */
 #include "tdbench.h"
 
 #include "collective/select.h"
@@ -10,7 +9,7 @@
 
 enum { MAX_ALGORITHMS = 8, CELL = 12, EXIT_TROUBLE = 1, EXIT_USAGE = 2 };
 
-/* Prices closer than this are the same. */
+/* Costs closer than this are equal. */
 static const double tie = 1.005;
 
 /* The algorithms of one operation. */
@@ -118,7 +117,7 @@ static bool simulate_operation(const struct bench_options *options, td_op_kind o
     return true;
 }
 
-/* Whether an operation was asked for; without a name, all are. */
+/* Whether the command line names the operation, or none. */
 static bool is_wanted(const struct bench_options *options, td_op_kind op)
 {
     for (int i = 0; i < options->operation_count; i++)

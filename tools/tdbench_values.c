@@ -1,16 +1,15 @@
-/* The values that are sent, and the search for wrong ones; see tdbench.h.
+/* The values that are sent, and the check for wrong ones; see tdbench.h.
  *
- * They are small whole numbers, so that every sum of them is exact in every type, in whatever order
- * it is formed, and there is one right result. What must come out of a reduction is computed for
- * one period by the functions that the library itself reduces with: those have tests of their own,
- * and what is checked here is that the right elements of the right ranks came together. */
+ * They are small integers, so that every sum of them is exact in every type, in any order, and there is one right
+ * result. The expected result of a reduction is computed for one period by the library's own reductions: those have
+ * their own tests; this checks that the right elements of the right ranks were combined. */
 #include "tdbench.h"
 
 #include "reduce/reduction.h"
 
 #include <string.h>
 
-/* The largest number up to which all whole ones exist in a type, as a power of two. */
+/* log2 of the number up to which a type represents all integers. */
 static int exact_bits(td_dtype dtype)
 {
     switch (dtype) {
@@ -27,7 +26,7 @@ static int exact_bits(td_dtype dtype)
     }
 }
 
-/* A mixing of both numbers in which every bit of the result depends on all of theirs. */
+/* A hash of both numbers. */
 static uint32_t mix(uint32_t rank, uint32_t i)
 {
     uint32_t x = rank * 0x9e3779b9u + i * 0x85ebca6bu + 1;
@@ -38,8 +37,8 @@ static uint32_t mix(uint32_t rank, uint32_t i)
     return x ^ x >> 16;
 }
 
-/* The whole number that stands for element i of a rank. Sums over all ranks stay exact, and so do
- * products: a few ranks have twos, the others ones. */
+/* The integer value of element i of a rank. Sums over all ranks stay exact, and so do products: a few ranks have twos,
+ * the others ones. */
 static int number_of(const struct bench_world *world, int rank, uint32_t i)
 {
     uint32_t bits = mix((uint32_t)rank, i);

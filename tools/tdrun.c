@@ -15,7 +15,7 @@ static int fail(int code)
     return code;
 }
 
-/* Descriptors 0 to 2 that were closed would be taken by something that is no standard stream. */
+/* Opens closed descriptors among 0 to 2, which other files would get otherwise. */
 static void fill_standard_descriptors(void)
 {
     int fd;
@@ -58,7 +58,7 @@ static int run(int argc, char **argv, const struct td__run_options *options)
     }
     if (td__worker_program_plan(options, &program, &code))
         return fail(code);
-    if (program.by_itself) /* what -u does for the others */
+    if (program.by_itself) /* as -u does for the others */
         setenv("PYTHONUNBUFFERED", "1", 0);
     struct td__agent_job job = {.options = options, .secret = &secret, .program = &program};
     if (td__job_secret_find(options, &secret)) {

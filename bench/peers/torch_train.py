@@ -26,7 +26,7 @@ class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Embedding(SEQUENCE, WIDTH)
+        self.positions = nn.Embedding(SEQUENCE, WIDTH)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(WIDTH, HEADS, FEED_FORWARD, dropout=0, batch_first=True)
             for _ in range(LAYERS)
@@ -36,7 +36,7 @@ class Transformer(nn.Module):
         self.range = torch.arange(SEQUENCE)
 
     def forward(self, x):
-        x = self.tokens(x) + self.places(self.range)
+        x = self.tokens(x) + self.positions(self.range)
         for layer in self.layers:
             x = layer(x, self.mask)
         return self.head(x).flatten(0, 1)
