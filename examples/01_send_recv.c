@@ -4,8 +4,8 @@
  *     rank 0 has data 1
  *     rank 1 has data 1
  *
- * The program starts its two processes by itself (td_spawn()). A rank that fails returns its status,
- * and its message comes back to main(). */
+ * The program starts its two processes itself (td_spawn()). A rank that fails returns its status, and main() gets the
+ * text of its error. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ static td_status run(int rank, td_tensor *tensor)
         td_fill_(tensor, 1);
         status = td_send(tensor, 1, 0, NULL); /* to rank 1, tag 0, in the world */
     } else {
-        status = td_recv(tensor, 0, 0, NULL, NULL); /* its memory must be there already */
+        status = td_recv(tensor, 0, 0, NULL, NULL); /* into memory that exists already */
     }
     if (!status)
         printf("rank %d has data %g\n", rank, td_item(tensor));

@@ -1,4 +1,4 @@
-/* Point-to-point, not blocking: the calls return at once, and the tensor may be used after the wait.
+/* Point-to-point, non-blocking: the calls return at once, and the tensor may be used after the wait.
  *
  *     $ ./02_isend_irecv
  *     rank 0 started sending
@@ -6,8 +6,8 @@
  *     rank 0 has data 1
  *     rank 1 has data 1
  *
- * The program starts its two processes by itself. Until td_work_wait() returns, the tensor belongs to
- * the message: rank 0 must not change it, and what rank 1 would read is not defined. */
+ * The program starts its two processes itself. Until td_work_wait() returns, the operation owns the tensor: rank 0
+ * must not change it, and rank 1 must not read it. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

@@ -5,7 +5,7 @@
  *     rank 1: 2 in the group of ranks 0 and 1, 3 in the world
  *     rank 2: not in the group, 3 in the world
  *
- * An operation on a group that a rank is not part of is an error there, so it asks first. */
+ * An operation on a group that a rank is not a member of is an error there, so the rank checks first. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void check(td_status status)
     exit(1);
 }
 
-/* The sum of a one of each rank. */
+/* The sum of one 1 from each rank. */
 static double count_ranks(td_group *group)
 {
     double count = 0;

@@ -5,8 +5,8 @@
  *     rank 0: reduce           6
  *     …
  *
- * Every rank makes the same calls in the same order. TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX, TD_AVG and
- * others reduce; the last argument would be a td_work ** for a call that does not block. */
+ * Every rank makes the same calls in the same order. Reductions are TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX, TD_AVG and
+ * others; the last argument is a td_work ** for a non-blocking call, here NULL. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -66,11 +66,11 @@ int main(void)
         check(td_all_gather(out, size, own, NULL, NULL));
         show("all_gather", out, size); /* a list of all, everywhere */
         check(td_reduce_scatter(t = scalar(0), in, size, TD_SUM, NULL, NULL));
-        show("reduce_scatter", &t, 1); /* the sum of everybody's tensor r */
+        show("reduce_scatter", &t, 1); /* the sum of all ranks' tensor r */
         check(td_all_to_all(out, size, in, size, NULL, NULL));
-        show("all_to_all", out, size); /* everybody's tensor r */
+        show("all_to_all", out, size); /* all ranks' tensor r */
         check(td_barrier(NULL, NULL));
-        show("barrier", NULL, 0); /* all ranks have come this far */
+        show("barrier", NULL, 0); /* all ranks have reached it */
     }
     check(td_destroy_process_group());
     return 0;

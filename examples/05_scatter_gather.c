@@ -1,5 +1,5 @@
-/* Scatter and gather of one's own, in two ways: of single messages, and of the halves that
- * torch.distributed had at first (scatter_send, scatter_recv, gather_send, gather_recv).
+/* A user's own scatter and gather, twice: with single messages, and with the halves that torch.distributed had at
+ * first (scatter_send, scatter_recv, gather_send, gather_recv).
  *
  *     $ tdrun --standalone --nproc-per-node=3 ./05_scatter_gather
  *     rank 0 got 0 by messages
@@ -8,7 +8,7 @@
  *     rank 0 gathered 1 of rank 1 by messages
  *     …
  *
- * Rank 0 deals out 0, 1, 2 …; each rank squares its number, and rank 0 collects the squares. */
+ * Rank 0 scatters 0, 1, 2 …; each rank squares its number, and rank 0 gathers the squares. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

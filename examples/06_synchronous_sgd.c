@@ -4,7 +4,7 @@
  *     $ tdrun --standalone --nproc-per-node=2 ./06_synchronous_sgd [fashion-mnist]
  *     rank 0, epoch 0: loss 2.2…
  *
- * Without an argument it learns 512 pictures that it makes up. */
+ * Without an argument it learns 512 generated images. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -21,8 +21,8 @@ static void check(bool good)
     exit(1);
 }
 
-/* A picture of noise for each class, and samples that are one of them with more noise. */
-static td_dataset *make_up_pictures(void)
+/* An image of noise for each class, and samples that are one of them with more noise. */
+static td_dataset *make_up_images(void)
 {
     td_dataset *dataset = NULL;
     {
@@ -56,13 +56,13 @@ static void average_gradients(const td_state *parameters)
 int main(int argc, char **argv)
 {
     check(!td_init_process_group(NULL));
-    td_manual_seed(1234); /* the same first weights, and the same pictures, on all ranks */
+    td_manual_seed(1234); /* the same first weights, and the same images, on all ranks */
     bool real = argc > 1 && !strcmp(argv[1], "fashion-mnist");
     if (argc > 1 && !real) {
         fprintf(stderr, "usage: 06_synchronous_sgd [fashion-mnist]\n");
         return 2;
     }
-    td_dataset *all = real ? td_fashion_mnist(TD_TRAIN, NULL) : make_up_pictures();
+    td_dataset *all = real ? td_fashion_mnist(TD_TRAIN, NULL) : make_up_images();
     td_dataset *part = td_partition_dataset(all, NULL); /* this rank's */
     td_loader *loader = td_loader_create(
         part, &(td_loader_options){.batch_size = BATCH / td_get_world_size(NULL), .shuffle = true});

@@ -7,8 +7,8 @@
  *     …
  *     epoch 0: loss 0.9…
  *
- * The devices cpu:0 and cpu:1 are threads with tensors of their own: what works here works with
- * accelerators. DDP (example 08) is faster: it copies the model once, not in each step. */
+ * The devices cpu:0 and cpu:1 are threads with separate tensors: what works here works with accelerators. DDP
+ * (example 08) is faster: it copies the model once, not in each step. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static void check(bool good)
     exit(1);
 }
 
-/* A linear layer that tells what it is given: a module of one's own with one child. */
+/* A linear layer that prints its input: a user's own module with one child. */
 static bool silent;
 
 static td_tensor *forward(td_module *module, td_tensor *const *inputs, int count)
@@ -45,7 +45,7 @@ static td_module *make_model(void)
     return td_module_finish(model);
 }
 
-/* Random inputs, whose first elements are to be found in the output. */
+/* Random inputs, whose first elements are the targets. */
 static td_dataset *make_data(void)
 {
     td_dataset *data = NULL;
@@ -59,8 +59,7 @@ static td_dataset *make_data(void)
 
 int main(void)
 {
-    const char *device =
-        "cpu:0"; /* where the module itself is, and where results are put together */
+    const char *device = "cpu:0"; /* of the module itself, and of the gathered results */
     td_manual_seed(1);
     td_module *model = td_data_parallel(make_model(),
                                         &(td_data_parallel_options){.device_count = 2});

@@ -12,7 +12,7 @@
 
 enum { SAMPLES = 100, WIDTH = 10, EPOCHS = 5 };
 
-/* 100 random inputs, and what a fixed linear function makes of them. */
+/* 100 random inputs, and their images under a fixed linear function. */
 static td_dataset *make_data(void)
 {
     td_dataset *data = NULL;
@@ -54,7 +54,7 @@ static td_status process(int rank, void *arg)
         data, &(td_loader_options){.batch_size = 10, .sampler = sampler});
     td_module *model = td_ddp(td_linear(WIDTH, WIDTH), NULL); /* rank 0's weights, everywhere */
     td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.5});
-    status = loader && sgd ? TD_OK : TD_ERR_INVALID; /* td_last_error() says which, and why */
+    status = loader && sgd ? TD_OK : TD_ERR_INVALID; /* td_last_error() has the reason */
     for (int epoch = 0; epoch < EPOCHS && !status; epoch++) {
         double loss;
         td_sampler_set_epoch(sampler, epoch);

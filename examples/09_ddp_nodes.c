@@ -1,13 +1,12 @@
-/* DistributedDataParallel on several nodes without a launcher: on each node one program starts that
- * node's processes. The global rank is unique in the job; the local rank says which device of its node
- * a process uses.
+/* DistributedDataParallel on several nodes without a launcher: on each node one program starts that node's processes.
+ * The global rank is unique in the job; the local rank selects the device of its node.
  *
  *     node0$ export NODES=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=12355 TANDEM_SECRET=…
  *     node0$ NODE_RANK=0 ./09_ddp_nodes
  *     node1$ NODE_RANK=1 ./09_ddp_nodes                      with the same exports
  *
- * TANDEM_SECRET is a text that only the job knows; on one host, for a try, it may be left out. With
- * tdrun (example 10) none of this is the program's business. */
+ * TANDEM_SECRET is a text that only the job knows; on one host it may be left out. With tdrun (example 10) the program
+ * needs none of this. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -22,7 +21,7 @@ struct job {
 
 static td_status set_up(const struct job *job, int global_rank)
 {
-    /* Where no secret is set, td_spawn() gives its processes one of their own; but here there are others. */
+    /* Otherwise td_spawn() gives its processes a random secret, which the other nodes do not have. */
     setenv("TANDEM_SECRET", job->secret, 1);
     return td_init_process_group(&(td_init_options){
         .init_method = job->url, .rank = global_rank, .world_size = job->nodes * PER_NODE});
@@ -35,7 +34,7 @@ static td_status train_step(td_module *model, td_optimizer *sgd, const char *dev
         TD_SCOPE;
         td_tensor *x = td_tensor_to(td_randn(TD_SHAPE(SAMPLES, WIDTH), TD_F32), device);
         td_optimizer_zero_grad(sgd);
-        td_tensor *loss = td_mse_loss(td_forward(model, x), x); /* learn to do nothing */
+        td_tensor *loss = td_mse_loss(td_forward(model, x), x); /* learns the identity */
         status = td_backward(loss);
         if (!status)
             status = td_optimizer_step(sgd);
@@ -53,7 +52,7 @@ static td_status process(int local_rank, void *arg)
         return status;
     char device[16];
     snprintf(device, sizeof device, "cpu:%d", local_rank);
-    td_manual_seed((uint64_t)global_rank); /* other data on each rank */
+    td_manual_seed((uint64_t)global_rank); /* different data on each rank */
     td_module *net = td_linear(WIDTH, WIDTH);
     td_module_to(net, device);
     td_module *model = td_ddp(net, NULL);

@@ -1,5 +1,5 @@
-/* DistributedDataParallel under tdrun: the launcher says who everybody is, and the program is the same
- * on one process, on all cores, and on several nodes.
+/* DistributedDataParallel under tdrun: the launcher assigns the ranks, and the program is the same for one process, all
+ * cores, and several nodes.
  *
  *     $ tdrun --standalone --nproc-per-node=2 ./10_ddp_tdrun
  *
@@ -7,7 +7,7 @@
  *     node0$ tdrun --nnodes=2 --node-rank=0 --nproc-per-node=2 --master-addr=10.0.0.1 ./10_ddp_tdrun
  *     node1$ tdrun --nnodes=2 --node-rank=1 --nproc-per-node=2 --master-addr=10.0.0.1 ./10_ddp_tdrun
  *
- * Of two small batches only the second one is synchronised, with the gradients of both. */
+ * Gradient accumulation: of two small batches only the second one is synchronised, with the gradients of both. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ static void check(bool good)
     exit(1);
 }
 
-/* The loss for random inputs, whose first elements are to be found in the output. */
+/* The loss for random inputs, whose first elements are the targets. */
 static td_tensor *forward(td_module *model)
 {
     td_tensor *x = td_randn(TD_SHAPE(BATCH, INPUTS), TD_F32);
@@ -37,7 +37,7 @@ int main(void)
     printf("rank %d of %d, local rank %d of %d\n", rank, td_get_world_size(NULL),
            td_get_local_rank(), td_get_local_size());
 
-    td_manual_seed((uint64_t)rank); /* other data on each rank; the weights become rank 0's */
+    td_manual_seed((uint64_t)rank); /* different data on each rank; the weights become rank 0's */
     td_module *model = td_ddp(
         td_sequential(td_linear(INPUTS, 10), td_relu(), td_linear(10, OUTPUTS), NULL), NULL);
     td_optimizer *adam = td_adam(model, &(td_adam_options){.lr = 0.02});
@@ -50,7 +50,7 @@ int main(void)
         {
             TD_NO_SYNC(model);
             check(!td_backward(forward(model)));
-        } /* is only added up here */
+        } /* accumulates only */
         td_tensor *loss = forward(model);
         check(!td_backward(loss)); /* averages the sum of both over all ranks */
         check(!td_optimizer_step(adam));

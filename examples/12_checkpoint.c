@@ -1,11 +1,11 @@
-/* Checkpoints: rank 0 saves a model, all load it, and training goes on from a directory of checkpoints.
+/* Checkpoints: rank 0 saves a model, all ranks load it, and training resumes from a directory of checkpoints.
  *
  *     $ tdrun --standalone --nproc-per-node=2 ./12_checkpoint [directory]
  *     rank 0: begins at step 0
  *     rank 0: step 10, loss 1.0…
  *
- * The first part is demo_checkpoint() of PyTorch's tutorial. The second keeps everything that training
- * needs to go on bit for bit: start it again with the same directory, and it continues. */
+ * The first part is demo_checkpoint() of PyTorch's tutorial. The second saves everything that training needs to resume
+ * bit for bit: start it again with the same directory, and it continues. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ static void check(td_status status)
     exit(1);
 }
 
-/* On the device of this rank, to which inputs are moved by themselves. */
+/* On the device of this rank; td_ddp() moves inputs there. */
 static td_module *make_model(const char *device)
 {
     td_module *toy = td_sequential(td_linear(10, 10), td_relu(), td_dropout(0.1), td_linear(10, 5),
@@ -51,14 +51,14 @@ int main(int argc, char **argv)
     int rank = td_get_rank(NULL);
     char device[16];
     snprintf(device, sizeof device, "cpu:%d", td_get_local_rank());
-    td_manual_seed((uint64_t)rank); /* others on each rank; td_ddp() makes the weights equal */
+    td_manual_seed((uint64_t)rank); /* different weights on each rank; td_ddp() makes them equal */
     td_module *model = make_model(device);
     td_optimizer *sgd = td_sgd(model, &(td_sgd_options){.lr = 0.001, .momentum = 0.9});
     if (!model || !sgd)
         check(TD_ERR_NOMEM);
 
-    /* Weights alone. All ranks have the same ones, so saving them in one process is enough; the barrier
-     * makes sure that the others read when the file is there. */
+    /* Weights alone. All ranks have the same ones, so one process saves them; the barrier makes the others wait for the
+     * file. */
     const char *directory = argc > 1 ? argv[1] : ".";
     char path[4096];
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
@@ -66,11 +66,12 @@ int main(int argc, char **argv)
         check(td_save_module(path, model));
     check(td_barrier(NULL, NULL));
     check(td_load_module(path, model));
-    step(model, sgd, device); /* its all-reduce keeps rank 0 here until all have read */
+    step(model, sgd,
+         device); /* its all_reduce keeps rank 0 from removing the file before all have read it */
     if (rank == 0)
         unlink(path);
 
-    /* All of a training. Every rank calls these: rank 0 writes, and all get the same result. */
+    /* The whole training state. Every rank calls these: rank 0 writes, and all get the same result. */
     td_training training = {.model = model, .optimizer = sgd};
     snprintf(path, sizeof path, "%s/checkpoints", directory);
     bool resumed = false;

@@ -1,13 +1,12 @@
-/* A ring all-reduce made of single messages, compared with td_all_reduce():
+/* A ring all_reduce with single messages, compared with td_all_reduce():
  *
  *     $ tdrun --standalone --nproc-per-node=4 ./13_ring_all_reduce [elements…]
  *     rank 0: the ring and all_reduce agree on 1000 elements, 6000 bytes sent
  *
  *     rank 0 ──> rank 1 ──> rank 2 ──> rank 3 ──> rank 0
  *
- * The tensor is cut into as many chunks as there are ranks. In size - 1 steps each chunk travels once
- * around the ring and is added up on its way, so that each rank has the sum of one chunk; in as many
- * steps the sums travel around:
+ * The tensor has one chunk for each rank. In size - 1 steps each chunk goes once around the ring and is summed
+ * (reduce_scatter), so that each rank has the sum of one chunk; in as many steps the sums go around (all_gather):
  *
  *     step          0                1                2          then, to be copied: 3, 4, 5
  *     rank 0    sends chunk 0    sends chunk 3    sends chunk 2      1, 0, 3
@@ -54,7 +53,7 @@ static void exchange(struct ring *ring, td_tensor *going, td_tensor *coming)
     ring->sent += td_tensor_nbytes(going);
 }
 
-/* tensor = the sum of everybody's. */
+/* tensor = the sum over all ranks. */
 static void ring_all_reduce(struct ring *ring, td_tensor *tensor)
 {
     for (int step = 0; step < ring->size - 1; step++) {
@@ -76,7 +75,7 @@ static bool compare(struct ring ring, int64_t count)
     bool agree = false;
     {
         TD_SCOPE;
-        /* Small integers, so that the sums are the same bits in whatever order they are made. */
+        /* Small integers, so that the sums have the same bits in any order. */
         td_manual_seed((uint64_t)ring.rank);
         td_tensor *by_ring = td_randint(-100, 100, &count, 1, TD_F32);
         td_tensor *at_once = td_clone(by_ring);

@@ -35,7 +35,8 @@ int main(void)
         w1[h][0] = number(), w1[h][1] = number(), w2[h] = number();
 
     check(!td_init_process_group(NULL));
-    srand((unsigned)td_get_rank(NULL) + 100); /* the same weights, and other samples on each rank */
+    srand((unsigned)td_get_rank(NULL) +
+          100); /* the same weights, but different samples on each rank */
     td_reducer_buffer buffers[] = {{.count = HIDDEN * INPUTS, .dtype = TD_F32},
                                    {.count = HIDDEN, .dtype = TD_F32}};
     td_reducer *reducer = td_reducer_create(buffers, 2, NULL); /* 1 */
@@ -68,7 +69,7 @@ int main(void)
             }
         }
         check(!td_reducer_ready(reducer, 0));                         /* 3 */
-        check(!td_reducer_wait(reducer)); /* now both are averages */ /* 4 */
+        check(!td_reducer_wait(reducer)); /* both are averages now */ /* 4 */
         for (int h = 0; h < HIDDEN; h++) {
             w1[h][0] -= 0.1F * grad1[h][0], w1[h][1] -= 0.1F * grad1[h][1];
             w2[h] -= 0.1F * grad2[h];

@@ -1,12 +1,11 @@
-/* A tour of tensors and gradients for people who know PyTorch; what you would write there stands
- * beside each line.
+/* A tour of tensors and gradients for users of PyTorch; each line has the PyTorch expression beside it.
  *
  *     $ ./15_tour
  *     tensor([[0., 1., 2.],
  *             [3., 4., 5.]])
  *     …
  *
- * Tensors that functions return belong to the TD_SCOPE around them, and end with it. */
+ * Tensors that functions return belong to the enclosing TD_SCOPE, and are released with it. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -55,7 +54,7 @@ static td_status gradients(void)
     return TD_OK;
 }
 
-/* What is wrong is said once, at the end of an expression. */
+/* A failure is reported once, at the end of an expression. */
 static void failures(void)
 {
     td_tensor *a = td_ones(TD_SHAPE(2, 3), TD_F32), *b = td_ones(TD_SHAPE(4), TD_F32);

@@ -37,7 +37,7 @@ int main(void)
     for (int i = 0; i < 4; i++)
         right = right && data[i] == expected * (float)(i + 1);
     if (!right)
-        fprintf(stderr, "all_reduce: that is wrong\n");
+        fprintf(stderr, "all_reduce: the sum is wrong\n");
     td_tensor_release(tensor);
     check(td_destroy_process_group());
     return right ? 0 : 1;

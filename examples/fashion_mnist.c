@@ -2,8 +2,8 @@
  *
  *     tdrun --standalone --nproc-per-node=2 fashion_mnist [--epochs 5] [--hook fp16] [--out DIR]
  *
- * It shows a progress bar, the accuracy on the test images after each epoch, and at the end what the
- * training has cost. The loss of each step, and a picture of it, go to the folder --out. */
+ * It shows a progress bar, the accuracy on the test images after each epoch, and at the end the cost of the training.
+ * The loss of each step, and a plot of it, go to the directory --out. */
 #include <tandem/tandem.h>
 
 #include <errno.h>
@@ -101,7 +101,7 @@ static td_status train_epoch(struct run *run, int epoch)
     return status ? status : td_loader_status(run->train);
 }
 
-/* The share of test images that all ranks together have told right. */
+/* The accuracy on the test images, over all ranks. */
 static td_status test(struct run *run, double *accuracy)
 {
     double counts[2] = {0, 0}; /* right, all */
@@ -121,7 +121,7 @@ static td_status test(struct run *run, double *accuracy)
     return status;
 }
 
-/* ---- What is left behind --------------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------------- */
 
 /* A line through the means of groups of steps. */
 static void draw_losses(FILE *file, const struct run *run)
@@ -255,7 +255,7 @@ static td_status set_up_data(struct run *run)
     return run->train && run->test ? TD_OK : TD_ERR_INVALID;
 }
 
-/* What is done with the gradients on their way to the other processes. */
+/* The compression of the gradients. */
 static td_comm_hook choose_hook(struct run *run)
 {
     const char *name = run->settings.hook;

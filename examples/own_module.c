@@ -1,4 +1,4 @@
-/* An operator and a module of one's own, and a few steps of training.
+/* A user's own operator and module, and a few steps of training.
  *
  *     $ ./own_module
  *     step   0  loss 2.3…
@@ -13,8 +13,8 @@
 
 /* ---- An operator: y = x^2 where x > 0, else 0 ---------------------------------------------------- */
 
-/* The gradient of x is 2 max(x, 0) times that of y. Nothing is recorded here, and what is made is
- * released behind it. */
+/* The gradient of x is 2 max(x, 0) times that of y. Autograd records nothing here, and the results are released after
+ * it. */
 static td_status relu_squared_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     td_tensor *positive = td_f_relu(td_node_saved(node, 0));
@@ -68,7 +68,7 @@ static const td_module_ops net_ops = {
     .forward = net_forward,
 };
 
-/* No call needs a check: the first failure sticks, and td_module_finish() gives NULL then. */
+/* No call needs a check: the first failure is sticky, and td_module_finish() then returns NULL. */
 static td_module *net_create(void)
 {
     td_module *net = td_module_create(&net_ops);
@@ -82,14 +82,14 @@ static td_module *net_create(void)
     return td_module_finish(net);
 }
 
-/* ---- Training on one batch of random pictures ----------------------------------------------------- */
+/* ---- Training on one batch of random images ----------------------------------------------------- */
 
-static td_status train(td_module *net, td_optimizer *adam, td_tensor *pictures, td_tensor *classes)
+static td_status train(td_module *net, td_optimizer *adam, td_tensor *images, td_tensor *classes)
 {
     for (int step = 0; step <= 45; step++) {
         TD_SCOPE;
         td_optimizer_zero_grad(adam);
-        td_tensor *loss = td_nll_loss(td_forward(net, pictures), classes);
+        td_tensor *loss = td_nll_loss(td_forward(net, images), classes);
         td_status status = td_backward(loss);
         if (!status)
             status = td_optimizer_step(adam);
@@ -106,15 +106,15 @@ int main(void)
     td_manual_seed(1234);
     td_module *net = net_create();
     td_optimizer *adam = td_adam(net, &(td_adam_options){.lr = 0.003});
-    td_tensor *pictures = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
+    td_tensor *images = td_randn(TD_SHAPE(64, 1, 28, 28), TD_F32);
     td_tensor *classes = td_randint(0, 10, TD_SHAPE(64), TD_I64);
-    td_status status = adam ? train(net, adam, pictures, classes) : TD_ERR_INVALID;
+    td_status status = adam ? train(net, adam, images, classes) : TD_ERR_INVALID;
     if (status)
         fprintf(stderr, "%s\n", td_last_error());
     else
         td_module_print(net, stdout);
     td_tensor_release(classes);
-    td_tensor_release(pictures);
+    td_tensor_release(images);
     td_optimizer_destroy(adam);
     td_module_destroy(net);
     return status ? 1 : 0;

@@ -1,5 +1,5 @@
-/* A store of one's own: a directory in which each key is a file. The processes of a job find each other
- * through it, and form a world.
+/* A user's own store: a directory in which each key is a file. The processes of a job use it for the rendezvous, and
+ * form a world.
  *
  *     $ tdrun --standalone --nproc-per-node=3 ./own_store "$(mktemp -d)"
  *     rank 0 of 3: the sum is 3
@@ -19,7 +19,7 @@
 
 /* ---- Files --------------------------------------------------------------------------------------- */
 
-/* Locks the directory for all processes and all threads: each opens the lock anew. */
+/* Locks the directory for all processes and all threads: each call opens the lock file. */
 static td_status lock(const char *directory, int *held)
 {
     char path[1024];
@@ -30,8 +30,8 @@ static td_status lock(const char *directory, int *held)
     return TD_OK;
 }
 
-/* A key may have any bytes: '/', and the control characters of Tandem's own keys. So the file's name is in
- * hexadecimal digits. */
+/* A key may have any bytes, such as '/' and the control characters in Tandem's own keys. So the name of the file is
+ * hexadecimal. */
 static td_status enter(const char *directory, const char *key, char path[1024], int *held)
 {
     int length = snprintf(path, 1024, "%.700s/k", directory);
@@ -42,7 +42,7 @@ static td_status enter(const char *directory, const char *key, char path[1024], 
     return lock(directory, held);
 }
 
-/* *there false: there is no such file. */
+/* *there is false if the file does not exist. */
 static td_status read_file(const char *path, td_bytes *value, bool *there)
 {
     struct stat status;
@@ -82,7 +82,7 @@ static td_status directory_set(void *self, const char *key, const void *value, s
     return status;
 }
 
-/* It never waits: after TD_ERR_TIMEOUT it is called again as long as there is time. */
+/* Never waits: after TD_ERR_TIMEOUT it is called again until the timeout has passed. */
 static td_status directory_get(void *self, const char *key, int64_t timeout_ms, td_bytes *value)
 {
     (void)timeout_ms;

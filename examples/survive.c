@@ -1,10 +1,10 @@
-/* Survive: steps that go on when a process dies.
+/* Survive: steps that continue when a process dies.
  *
  *     tdrun --standalone --nproc-per-node=3 --keep-going ./survive --die 1 3
  *     tdrun --standalone --nproc-per-node=3 --keep-going --max-restarts 1 ./survive --die 1 3
  *
- * Rank 1 kills itself after step 3. In the first run the others do the rest of the steps without
- * it. In the second one tdrun starts it again, and all three do. */
+ * Rank 1 kills itself after step 3. In the first run the others do the remaining steps without it. In the second one
+ * tdrun restarts it, and all three do. */
 #include <tandem/tandem.h>
 
 #include <signal.h>
@@ -14,7 +14,7 @@
 
 enum { STEPS = 6, COME_BACK_MS = 60000 };
 
-/* What a process that comes back needs from the others. */
+/* What a restarted process needs from the others. */
 struct state {
     int64_t step; /* how many are done */
     double model;
@@ -31,8 +31,8 @@ static void check(td_status status)
     exit(1);
 }
 
-/* Everybody takes the state of the one who is farthest: a survivor may have ended the step in which
- * another one failed, and who comes back knows of none. */
+/* Every rank takes the most advanced state: a survivor may have completed the step in which another one failed, and a
+ * restarted rank has none. */
 static td_status catch_up(td_group *group, struct state *state)
 {
     int64_t farthest = state->step * whole + own;
@@ -59,7 +59,7 @@ static td_status work(td_group *group, struct state *state)
     return status;
 }
 
-/* A group of those who are left, and where they are started again of all. */
+/* A group of the remaining ranks, and after a restart of all. */
 static td_group *recover(td_group *group, bool comes_back)
 {
     td_group *rest, *all;
@@ -78,14 +78,14 @@ static td_group *recover(td_group *group, bool comes_back)
 int main(int argc, char **argv)
 {
     const char *rejoins = getenv("TANDEM_REJOIN"), *restarts = getenv("TORCHELASTIC_MAX_RESTARTS");
-    bool back = rejoins && !strcmp(rejoins, "1"); /* tdrun has started this rank again */
+    bool back = rejoins && !strcmp(rejoins, "1"); /* tdrun has restarted this rank */
     if (argc == 4 && !strcmp(argv[1], "--die") && !back) {
         die_rank = atoi(argv[2]);
         die_step = atoi(argv[3]);
     }
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a process that is killed leaves no line behind */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a killed process does not flush its buffer */
 
-    check(td_init_process_group(NULL)); /* who comes back waits here for td_group_grow() */
+    check(td_init_process_group(NULL)); /* a restarted rank waits here for td_group_grow() */
     own = td_get_rank(NULL);
     whole = td_get_world_size(NULL);
     if (back)
