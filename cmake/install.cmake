@@ -1,5 +1,5 @@
-# What `cmake --install` puts where. Both package files find the prefix from their own place, so
-# that an installed tree can be moved.
+# The files of `cmake --install`. Both package files derive the prefix from their own path, so that an
+# installed tree can be moved.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
