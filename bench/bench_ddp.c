@@ -1,11 +1,12 @@
-/* Trains a network with DistributedDataParallel and without, in turns, and prints the steps a second of both, and the
- * ratio of the step times.
+/* Trains a network with DistributedDataParallel and without, in turns, and prints the steps a second of
+ * both, and the ratio of the step times.
  *
  *     bench_ddp NETWORK [--ranks N] [--seconds S] [--table]
  *
- * NETWORK is mlp or conv; bench/peers/torch_ddp.py has the same ones. All ranks train at the same time, one thread
- * each, also without communication: so the ranks compete for memory and processors alike in both turns. A turn is ten
- * steps, from a barrier until all ranks have ended; the time of a step is a tenth of the median turn. */
+ * NETWORK is mlp or conv; bench/peers/torch_ddp.py has the same ones. All ranks train at the same time, one
+ * thread each, also without communication: so the ranks compete for memory and processors alike in both
+ * turns. A turn is ten steps, from a barrier until all ranks have ended; the time of a step is a tenth of
+ * the median turn. */
 #include "measure.h"
 #include "networks.h"
 

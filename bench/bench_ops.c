@@ -1,8 +1,8 @@
 /* Measures operators and optimizers, as bench/peers/torch_ops.py does with PyTorch.
  *
- * A row is an operation with its sizes, and a pass: forward, or a gradient. Each is called in samples of about a
- * millisecond; the row has the median and the minimum time of a call. With one thread it is CPU time, which other
- * programs disturb less. */
+ * A row is an operation with its sizes, and a pass: forward, or a gradient. Each is called in samples of
+ * about a millisecond; the row has the median and the minimum time of a call. With one thread it is CPU
+ * time, which other programs disturb less. */
 #include "bench_ops.h"
 
 #include <time.h>

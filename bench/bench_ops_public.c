@@ -1,4 +1,5 @@
-/* Rows of public functions: operators, which allocate their results, backward passes, and steps of optimizers. */
+/* Rows of public functions: operators, which allocate their results, backward passes, and steps of
+ * optimizers. */
 #include "bench_ops.h"
 
 #include <tandem/autograd.h>

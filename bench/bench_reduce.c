@@ -6,8 +6,8 @@
  *               block copied out; compiled for the same instruction set
  *     tandem    td__reduce_many() with the kernels of that instruction set
  *
- * GB/s are the bytes of all sources over the time. The variants of a row run in turns, and each figure is the best of
- * many windows of a millisecond, since other load only makes them slower. */
+ * GB/s are the bytes of all sources over the time. The variants of a row run in turns, and each figure is
+ * the best of many windows of a millisecond, since other load only makes them slower. */
 #include "measure.h"
 
 #include "base/clock.h"

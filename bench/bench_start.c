@@ -6,9 +6,9 @@
  *     spawn_…      the same with td_spawn() instead of tdrun
  *     rendezvous   td_rendezvous() alone, in 2 to 16 processes that run already: the slowest rank's
  *
- * The workers are this program again. They read CLOCK_MONOTONIC, which is the same in all processes,
- * first thing in main() and after the rendezvous, and write it to a memfd of the parent that they open through /proc,
- * so that nothing depends on what the launcher does with their output. */
+ * The workers are this program again. They read CLOCK_MONOTONIC, which is the same in all processes, first
+ * thing in main() and after the rendezvous, and write it to a memfd of the parent that they open through
+ * /proc, so that nothing depends on what the launcher does with their output. */
 #include "measure.h"
 
 #include "base/clock.h"

@@ -8,8 +8,8 @@
  * calls each. The rate is all calls over the time from the first client's start to the last one's
  * end. A call's time is from the return of the one before to its own.
  *
- * td_store_set() does not wait for the server, so its time means little: a get follows the last set inside the measured
- * time, and the rate is that of completed sets.
+ * td_store_set() does not wait for the server, so its time means little: a get follows the last set inside
+ * the measured time, and the rate is that of completed sets.
  *
  * peers/torch_store.py does the same, step by step, with PyTorch's TCPStore. */
 #include "measure.h"

@@ -1,11 +1,11 @@
-/* Trains a network on random data, and prints the steps a second, the peak memory of the process, and the time from its
- * start to the end of its first step.
+/* Trains a network on random data, and prints the steps a second, the peak memory of the process, and the
+ * time from its start to the end of its first step.
  *
  *     bench_train NETWORK [--seconds S] [--started NS] [--table]
  *
- * NETWORK is mlp, conv or transformer; bench/peers/torch_train.py has the same ones. --started is the
- * time of CLOCK_MONOTONIC at which this process was started. The rate is that of the median step, so that preemption
- * counts little. */
+ * NETWORK is mlp, conv or transformer; bench/peers/torch_train.py has the same ones. --started is the time
+ * of CLOCK_MONOTONIC at which this process was started. The rate is that of the median step, so that
+ * preemption counts little. */
 #include "measure.h"
 #include "networks.h"
 

@@ -2,10 +2,10 @@
  *
  *     limits RANKS SIZE[,SIZE…] [SECONDS]
  *
- * "memcpy": RANKS processes copy SIZE bytes each at the same time. An all_reduce on one host moves
- * about as many bytes. Measured as the peers are: a barrier before each iteration, the median over
- * iterations. An iteration lasts from the first start to the last end, so that processes that share a processor do not
- * look too fast.
+ * "memcpy": RANKS processes copy SIZE bytes each at the same time. An all_reduce on one host moves about as
+ * many bytes. Measured as the peers are: a barrier before each iteration, the median over iterations. An
+ * iteration lasts from the first start to the last end, so that processes that share a processor do not look
+ * too fast.
  *
  * "spin": a round trip of two processes that spin on a shared cache line. On a virtual machine it
  * depends on where the host has put the processors: runs in which it differs are not comparable. */

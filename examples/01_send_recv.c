@@ -4,8 +4,8 @@
  *     rank 0 has data 1
  *     rank 1 has data 1
  *
- * The program starts its two processes itself (td_spawn()). A rank that fails returns its status, and main() gets the
- * text of its error. */
+ * The program starts its two processes itself (td_spawn()). A rank that fails returns its status, and main()
+ * gets the text of its error. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

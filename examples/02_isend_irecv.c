@@ -6,8 +6,8 @@
  *     rank 0 has data 1
  *     rank 1 has data 1
  *
- * The program starts its two processes itself. Until td_work_wait() returns, the operation owns the tensor: rank 0
- * must not change it, and rank 1 must not read it. */
+ * The program starts its two processes itself. Until td_work_wait() returns, the operation owns the tensor:
+ * rank 0 must not change it, and rank 1 must not read it. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

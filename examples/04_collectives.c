@@ -5,8 +5,8 @@
  *     rank 0: reduce           6
  *     …
  *
- * Every rank makes the same calls in the same order. Reductions are TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX, TD_AVG and
- * others; the last argument is a td_work ** for a non-blocking call, here NULL. */
+ * Every rank makes the same calls in the same order. Reductions are TD_SUM, TD_PRODUCT, TD_MIN, TD_MAX,
+ * TD_AVG and others; the last argument is a td_work ** for a non-blocking call, here NULL. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* A user's own scatter and gather, twice: with single messages, and with the halves that torch.distributed had at
- * first (scatter_send, scatter_recv, gather_send, gather_recv).
+/* A user's own scatter and gather, twice: with single messages, and with the halves that torch.distributed
+ * had at first (scatter_send, scatter_recv, gather_send, gather_recv).
  *
  *     $ tdrun --standalone --nproc-per-node=3 ./05_scatter_gather
  *     rank 0 got 0 by messages

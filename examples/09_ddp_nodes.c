@@ -1,12 +1,12 @@
-/* DistributedDataParallel on several nodes without a launcher: on each node one program starts that node's processes.
- * The global rank is unique in the job; the local rank selects the device of its node.
+/* DistributedDataParallel on several nodes without a launcher: on each node one program starts that node's
+ * processes. The global rank is unique in the job; the local rank selects the device of its node.
  *
  *     node0$ export NODES=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=12355 TANDEM_SECRET=…
  *     node0$ NODE_RANK=0 ./09_ddp_nodes
  *     node1$ NODE_RANK=1 ./09_ddp_nodes                      with the same exports
  *
- * TANDEM_SECRET is a text that only the job knows; on one host it may be left out. With tdrun (example 10) the program
- * needs none of this. */
+ * TANDEM_SECRET is a text that only the job knows; on one host it may be left out. With tdrun (example 10)
+ * the program needs none of this. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* DistributedDataParallel under tdrun: the launcher assigns the ranks, and the program is the same for one process, all
- * cores, and several nodes.
+/* DistributedDataParallel under tdrun: the launcher assigns the ranks, and the program is the same for one
+ * process, all cores, and several nodes.
  *
  *     $ tdrun --standalone --nproc-per-node=2 ./10_ddp_tdrun
  *
@@ -7,7 +7,8 @@
  *     node0$ tdrun --nnodes=2 --node-rank=0 --nproc-per-node=2 --master-addr=10.0.0.1 ./10_ddp_tdrun
  *     node1$ tdrun --nnodes=2 --node-rank=1 --nproc-per-node=2 --master-addr=10.0.0.1 ./10_ddp_tdrun
  *
- * Gradient accumulation: of two small batches only the second one is synchronised, with the gradients of both. */
+ * Gradient accumulation: of two small batches only the second one is synchronised, with the gradients of
+ * both. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

@@ -4,8 +4,8 @@
  *     $ tdrun --standalone --nproc-per-node=2 ./11_model_parallel
  *     rank 0: net1 on cpu:0, net2 on cpu:1, loss 1.1… to 0.0…
  *
- * Tensors of different devices do not mix; td_tensor_to() copies them to another device, and their gradients back.
- * With accelerators the devices would be 2 * local rank and 2 * local rank + 1. */
+ * Tensors of different devices do not mix; td_tensor_to() copies them to another device, and their gradients
+ * back. With accelerators the devices would be 2 * local rank and 2 * local rank + 1. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>

@@ -1,11 +1,12 @@
-/* Checkpoints: rank 0 saves a model, all ranks load it, and training resumes from a directory of checkpoints.
+/* Checkpoints: rank 0 saves a model, all ranks load it, and training resumes from a directory of
+ * checkpoints.
  *
  *     $ tdrun --standalone --nproc-per-node=2 ./12_checkpoint [directory]
  *     rank 0: begins at step 0
  *     rank 0: step 10, loss 1.0…
  *
- * The first part is demo_checkpoint() of PyTorch's tutorial. The second saves everything that training needs to resume
- * bit for bit: start it again with the same directory, and it continues. */
+ * The first part is demo_checkpoint() of PyTorch's tutorial. The second saves everything that training needs
+ * to resume bit for bit: start it again with the same directory, and it continues. */
 #include <tandem/tandem.h>
 
 #include <stdio.h>
@@ -57,8 +58,8 @@ int main(int argc, char **argv)
     if (!model || !sgd)
         check(TD_ERR_NOMEM);
 
-    /* Weights alone. All ranks have the same ones, so one process saves them; the barrier makes the others wait for the
-     * file. */
+    /* Weights alone. All ranks have the same ones, so one process saves them; the barrier makes the others
+     * wait for the file. */
     const char *directory = argc > 1 ? argv[1] : ".";
     char path[4096];
     snprintf(path, sizeof path, "%s/model.safetensors", directory);

@@ -5,8 +5,9 @@
  *
  *     rank 0 ──> rank 1 ──> rank 2 ──> rank 3 ──> rank 0
  *
- * The tensor has one chunk for each rank. In size - 1 steps each chunk goes once around the ring and is summed
- * (reduce_scatter), so that each rank has the sum of one chunk; in as many steps the sums go around (all_gather):
+ * The tensor has one chunk for each rank. In size - 1 steps each chunk goes once around the ring and is
+ * summed (reduce_scatter), so that each rank has the sum of one chunk; in as many steps the sums go around
+ * (all_gather):
  *
  *     step          0                1                2          then, to be copied: 3, 4, 5
  *     rank 0    sends chunk 0    sends chunk 3    sends chunk 2      1, 0, 3

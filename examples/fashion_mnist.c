@@ -2,8 +2,8 @@
  *
  *     tdrun --standalone --nproc-per-node=2 fashion_mnist [--epochs 5] [--hook fp16] [--out DIR]
  *
- * It shows a progress bar, the accuracy on the test images after each epoch, and at the end the cost of the training.
- * The loss of each step, and a plot of it, go to the directory --out. */
+ * It shows a progress bar, the accuracy on the test images after each epoch, and at the end the cost of the
+ * training. The loss of each step, and a plot of it, go to the directory --out. */
 #include <tandem/tandem.h>
 
 #include <errno.h>

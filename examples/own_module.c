@@ -13,8 +13,8 @@
 
 /* ---- An operator: y = x^2 where x > 0, else 0 ---------------------------------------------------- */
 
-/* The gradient of x is 2 max(x, 0) times that of y. Autograd records nothing here, and the results are released after
- * it. */
+/* The gradient of x is 2 max(x, 0) times that of y. Autograd records nothing here, and the results are
+ * released after it. */
 static td_status relu_squared_backward(td_node *node, td_tensor *const *grad_y, td_tensor **grad_x)
 {
     td_tensor *positive = td_f_relu(td_node_saved(node, 0));

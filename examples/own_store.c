@@ -1,5 +1,5 @@
-/* A user's own store: a directory in which each key is a file. The processes of a job use it for the rendezvous, and
- * form a world.
+/* A user's own store: a directory in which each key is a file. The processes of a job use it for the
+ * rendezvous, and form a world.
  *
  *     $ tdrun --standalone --nproc-per-node=3 ./own_store "$(mktemp -d)"
  *     rank 0 of 3: the sum is 3
@@ -30,8 +30,8 @@ static td_status lock(const char *directory, int *held)
     return TD_OK;
 }
 
-/* A key may have any bytes, such as '/' and the control characters in Tandem's own keys. So the name of the file is
- * hexadecimal. */
+/* A key may have any bytes, such as '/' and the control characters in Tandem's own keys. So the name of the
+ * file is hexadecimal. */
 static td_status enter(const char *directory, const char *key, char path[1024], int *held)
 {
     int length = snprintf(path, 1024, "%.700s/k", directory);

@@ -3,8 +3,8 @@
  *     tdrun --standalone --nproc-per-node=3 --keep-going ./survive --die 1 3
  *     tdrun --standalone --nproc-per-node=3 --keep-going --max-restarts 1 ./survive --die 1 3
  *
- * Rank 1 kills itself after step 3. In the first run the others do the remaining steps without it. In the second one
- * tdrun restarts it, and all three do. */
+ * Rank 1 kills itself after step 3. In the first run the others do the remaining steps without it. In the
+ * second one tdrun restarts it, and all three do. */
 #include <tandem/tandem.h>
 
 #include <signal.h>
@@ -31,8 +31,8 @@ static void check(td_status status)
     exit(1);
 }
 
-/* Every rank takes the most advanced state: a survivor may have completed the step in which another one failed, and a
- * restarted rank has none. */
+/* Every rank takes the most advanced state: a survivor may have completed the step in which another one
+ * failed, and a restarted rank has none. */
 static td_status catch_up(td_group *group, struct state *state)
 {
     int64_t farthest = state->step * whole + own;

@@ -1,7 +1,7 @@
 /* tdbench: measures collective operations and checks their results.
  *
- * With --ranks it starts the ranks itself (td_spawn()), in a new world for each number of them. Without, a launcher
- * has started every rank, or there is only this one. Only rank 0 prints. */
+ * With --ranks it starts the ranks itself (td_spawn()), in a new world for each number of them. Without, a
+ * launcher has started every rank, or there is only this one. Only rank 0 prints. */
 #include "tdbench.h"
 
 #include "base/fail.h"

@@ -111,8 +111,8 @@ struct bench_operation {
 /** All of them, ended by one without a name. */
 extern const struct bench_operation bench_operations[];
 
-/** Finds an operation by its name, with or without hyphens and underscores; else NULL, and *nearest is the one with
- *  the most similar name, or NULL. */
+/** Finds an operation by its name, with or without hyphens and underscores; else NULL, and *nearest is the
+ *  one with the most similar name, or NULL. */
 const struct bench_operation *bench_operation_find(const char *name,
                                                    const struct bench_operation **nearest);
 
@@ -121,9 +121,9 @@ double bench_bus_factor(const struct bench_operation *operation, int ranks);
 
 /* ---- Values ------------------------------------------------------------------------------------
  *
- * Element i of what rank r sends depends on r and on i modulo BENCH_PERIOD, a prime: data at a wrong offset is
- * detected, since hardly any block has a multiple of that many elements, and a buffer is compared at the speed of
- * memory. */
+ * Element i of what rank r sends depends on r and on i modulo BENCH_PERIOD, a prime: data at a wrong offset
+ * is detected, since hardly any block has a multiple of that many elements, and a buffer is compared at the
+ * speed of memory. */
 
 enum { BENCH_PERIOD = 4093 };
 

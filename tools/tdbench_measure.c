@@ -1,11 +1,11 @@
-/* A row of the table. Before each iteration all ranks call a barrier; each rank times its own call, and an iteration
- * takes as long as its slowest rank. The ranks exchange their times after the row, so that only the barrier is
- * between two calls.
+/* A row of the table. Before each iteration all ranks call a barrier; each rank times its own call, and an
+ * iteration takes as long as its slowest rank. The ranks exchange their times after the row, so that only
+ * the barrier is between two calls.
  *
  *     warm-up -> number of iterations -> iterations -> maxima over the ranks -> check
  *
- * The buffers hold zeros meanwhile, so that repeated sums do not change them. One more call, with known values, is
- * checked. */
+ * The buffers hold zeros meanwhile, so that repeated sums do not change them. One more call, with known
+ * values, is checked. */
 #include "tdbench.h"
 
 #include "base/clock.h"

@@ -1,5 +1,5 @@
-/* The operations. In place where possible: all_reduce, broadcast and reduce use `out` alone, the others read `in` and
- * write `out`.
+/* The operations. In place where possible: all_reduce, broadcast and reduce use `out` alone, the others read
+ * `in` and write `out`.
  *
  *                       input                       expected output
  *     all_reduce        out: the rank's values      out: reduced
@@ -152,8 +152,8 @@ static td_status receive_one(struct bench_world *world, size_t count, bool async
         &work);
 }
 
-/* A round trip of ranks 0 and 1. The second message starts after the first has arrived, so this waits for the work
- * and returns none. */
+/* A round trip of ranks 0 and 1. The second message starts after the first has arrived, so this waits for
+ * the work and returns none. */
 static td_status call_sendrecv(struct bench_world *world, size_t count, td_work **work)
 {
     if (world->rank > 1)

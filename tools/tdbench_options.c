@@ -272,8 +272,8 @@ static td_status finish(struct bench_options *options)
 
 td_status bench_options_parse(int argc, char **argv, struct bench_options *options)
 {
-    /* A further message of the same round costs a fifth of the first one's latency, a copy half of a reduction: good
-     * enough to compare the algorithms. */
+    /* A further message of the same round costs a fifth of the first one's latency, a copy half of a
+     * reduction: good enough to compare the algorithms. */
     *options = (struct bench_options){
         .min = 4,
         .max = 256 << 20,

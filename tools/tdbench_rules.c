@@ -1,13 +1,14 @@
-/* --rules: no operation takes longer than others that do the same together, and none is slower in place than out of
- * place.
+/* --rules: no operation takes longer than others that do the same together, and none is slower in place than
+ * out of place.
  *
- * A round has one call of each operation, in an order that changes from round to round, so that other load on the
- * machine affects all of them. Before every call each rank rewrites its input, as a program would have computed it:
- * what others read is in the writer's cache. Medians over the rounds of the slowest rank's times are compared.
+ * A round has one call of each operation, in an order that changes from round to round, so that other load
+ * on the machine affects all of them. Before every call each rank rewrites its input, as a program would
+ * have computed it: what others read is in the writer's cache. Medians over the rounds of the slowest rank's
+ * times are compared.
  *
- * The right side of a rule is the sum of its operations' medians. A rule is kept if the left side takes at most SLACK
- * times that, or exceeds it by no more than the resolution of the clock. If one is broken, the size is measured three
- * times more, and the medians of all four count. */
+ * The right side of a rule is the sum of its operations' medians. A rule is kept if the left side takes at
+ * most SLACK times that, or exceeds it by no more than the resolution of the clock. If one is broken, the
+ * size is measured three times more, and the medians of all four count. */
 #include "tdbench.h"
 
 #include "base/clock.h"
@@ -148,8 +149,8 @@ static td_status run_one(struct bench_world *world, struct round_table *table, i
     return bench_once(world, operation, count, &table->times[column][round]);
 }
 
-/* Each round has another order, the same on all ranks: the time of a call depends a little on the call before it, more
- * so if ranks share processors. */
+/* Each round has another order, the same on all ranks: the time of a call depends a little on the call
+ * before it, more so if ranks share processors. */
 static void shuffle(int *columns, int count, uint32_t *state)
 {
     for (int k = count - 1; k > 0; k--) {

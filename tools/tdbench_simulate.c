@@ -1,5 +1,5 @@
-/* --simulate: the cost of every algorithm on a model network, the cheapest one, and the one that the library chooses.
- * Each cell rebuilds its schedules: a few seconds for all operations with 100,000 ranks. */
+/* --simulate: the cost of every algorithm on a model network, the cheapest one, and the one that the library
+ * chooses. Each cell rebuilds its schedules: a few seconds for all operations with 100,000 ranks. */
 #include "tdbench.h"
 
 #include "collective/select.h"

@@ -1,8 +1,9 @@
 /* The values that are sent, and the check for wrong ones; see tdbench.h.
  *
- * They are small integers, so that every sum of them is exact in every type, in any order, and there is one right
- * result. The expected result of a reduction is computed for one period by the library's own reductions: those have
- * their own tests; this checks that the right elements of the right ranks were combined. */
+ * They are small integers, so that every sum of them is exact in every type, in any order, and there is one
+ * right result. The expected result of a reduction is computed for one period by the library's own
+ * reductions: those have their own tests; this checks that the right elements of the right ranks were
+ * combined. */
 #include "tdbench.h"
 
 #include "reduce/reduction.h"
@@ -37,8 +38,8 @@ static uint32_t mix(uint32_t rank, uint32_t i)
     return x ^ x >> 16;
 }
 
-/* The integer value of element i of a rank. Sums over all ranks stay exact, and so do products: a few ranks have twos,
- * the others ones. */
+/* The integer value of element i of a rank. Sums over all ranks stay exact, and so do products: a few ranks
+ * have twos, the others ones. */
 static int number_of(const struct bench_world *world, int rank, uint32_t i)
 {
     uint32_t bits = mix((uint32_t)rank, i);

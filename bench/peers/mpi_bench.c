@@ -107,8 +107,8 @@ static void measure(const char *peer, const char *op, size_t bytes, double secon
     fflush(stdout);
 }
 
-/* Touches every page: untouched pages all map to the one zero page, which makes reads too fast. The compiler must not
- * see that these are the zeros of calloc(). */
+/* Touches every page: untouched pages all map to the one zero page, which makes reads too fast. The compiler
+ * must not see that these are the zeros of calloc(). */
 static float *allocate(size_t bytes)
 {
     char *memory = malloc(bytes);

@@ -84,8 +84,8 @@ bool td__auth_may_be_hello(const uint8_t bytes[TD__MAGIC_SIZE]);
 
 bool td__auth_check_hello(struct td__auth *server, const uint8_t hello[TD__HELLO_SIZE]);
 
-/** What a server sends after a wrong hello, before it closes the connection. A challenge may begin with the same
- *  bytes, but is longer. */
+/** What a server sends after a wrong hello, before it closes the connection. A challenge may begin with the
+ *  same bytes, but is longer. */
 void td__auth_refusal(uint8_t refusal[TD__REFUSAL_SIZE]);
 bool td__auth_is_refusal(const uint8_t bytes[TD__REFUSAL_SIZE]);
 

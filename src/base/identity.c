@@ -1,4 +1,5 @@
-/* Rank and size in one atomic word, so that a reader never sees the rank of one world and the size of another. */
+/* Rank and size in one atomic word, so that a reader never sees the rank of one world and the size of
+ * another. */
 #include "base/host.h"
 #include "base/thread.h"
 

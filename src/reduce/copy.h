@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/** As memcpy(); `to` may equal `from`. With `nontemporal` the stores are non-temporal: a third of the memory traffic is
- *  saved if the target would not stay in the caches anyway. */
+/** As memcpy(); `to` may equal `from`. With `nontemporal` the stores are non-temporal: a third of the memory
+ *  traffic is saved if the target would not stay in the caches anyway. */
 void td__copy_bytes(void *to, const void *from, size_t size, bool nontemporal);
 
 /** The size of the L2 cache, a core's own, or of the L3 cache, which cores share. */

@@ -3,11 +3,11 @@
  *     fused     a loop that reads a line of every buffer and writes the result to all of them at once
  *     staged    a block at a time: the result goes to the first buffer, and from there to the others
  *
- * Fused is up to 1.7 times as fast while the L1 cache holds a line of every buffer. Staged is about three times
- * as fast when it does not: with more buffers than ways in a cache set, if a line takes several iterations, or
- * if the buffers' lines alias in the cache (AMD; see td__reduce_clash()). The first rank of a comm that needs it
- * measures, in a few milliseconds, which is faster for how many buffers; the others adopt its result. The bits
- * of the result are the same.
+ * Fused is up to 1.7 times as fast while the L1 cache holds a line of every buffer. Staged is about three
+ * times as fast when it does not: with more buffers than ways in a cache set, if a line takes several
+ * iterations, or if the buffers' lines alias in the cache (AMD; see td__reduce_clash()). The first rank of a
+ * comm that needs it measures, in a few milliseconds, which is faster for how many buffers; the others adopt
+ * its result. The bits of the result are the same.
  *
  * TANDEM_SHM_REDUCE=fused or =staged overrides it. It is read when a world is created. */
 #ifndef TD_REDUCE_REDUCE_METHOD_H

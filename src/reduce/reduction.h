@@ -2,16 +2,16 @@
  *
  *     data (dtype) --load--> accumulator --combine--> … --combine--> accumulator --store--> data
  *
- * The accumulator is f32 for sums and products of f16 and bf16, which are rounded once, in the store; otherwise
- * it has the dtype itself. Between load and store any rank may combine any two accumulators; the tree of
- * collective/tree.h defines which. td__reduce_many() does all three for several ranks' buffers in one pass, with
- * the same bits.
+ * The accumulator is f32 for sums and products of f16 and bf16, which are rounded once, in the store;
+ * otherwise it has the dtype itself. Between load and store any rank may combine any two accumulators; the
+ * tree of collective/tree.h defines which. td__reduce_many() does all three for several ranks' buffers in
+ * one pass, with the same bits.
  *
- * The bits depend on the values and the tree only: not on the instruction set, the alignment, the offset of an
- * element in its buffer, or the order of two operands.
+ * The bits depend on the values and the tree only: not on the instruction set, the alignment, the offset of
+ * an element in its buffer, or the order of two operands.
  *
- * Buffers are aligned to their elements (complex ones to the parts). Nothing here can fail: the code that creates
- * a reduction checks it once, with td__reduction_check(). */
+ * Buffers are aligned to their elements (complex ones to the parts). Nothing here can fail: the code that
+ * creates a reduction checks it once, with td__reduction_check(). */
 #ifndef TD_REDUCE_REDUCTION_H
 #define TD_REDUCE_REDUCTION_H
 
@@ -44,8 +44,8 @@ void td__reduce_load(const struct td__reduction *reduction, void *acc, const voi
 void td__reduce_combine(const struct td__reduction *reduction, void *acc, const void *other,
                         size_t count);
 
-/** Converts accumulators over `size` ranks, by which TD_AVG divides, to elements. `dst` may be `acc` if they have
- *  the same type, and must not overlap it otherwise. */
+/** Converts accumulators over `size` ranks, by which TD_AVG divides, to elements. `dst` may be `acc` if they
+ *  have the same type, and must not overlap it otherwise. */
 void td__reduce_store(const struct td__reduction *reduction, void *dst, const void *acc,
                       size_t count, int size);
 

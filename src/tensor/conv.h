@@ -1,12 +1,13 @@
 /* What the files of the convolution share: its sizes, and im2col.
  *
- * For one group of one image a convolution is a product: out [O, pixels] = w [O, taps] columns [taps, pixels]. A
- * tap is an input channel and a kernel position; the column of an output pixel has the input under the kernel
- * there, 0 outside the image. This matrix never exists as a whole: the product packs parts of it.
+ * For one group of one image a convolution is a product: out [O, pixels] = w [O, taps] columns [taps,
+ * pixels]. A tap is an input channel and a kernel position; the column of an output pixel has the input
+ * under the kernel there, 0 outside the image. This matrix never exists as a whole: the product packs parts
+ * of it.
  *
  * The parts are copied from an image with its padding, which needs no bounds checks and may be read a little
- * beyond its end: from a copy in `padded`, or from x itself without padding, if memory follows. Larger images
- * (TD__CONV_PADDED_MAX) are used as they are, more slowly. */
+ * beyond its end: from a copy in `padded`, or from x itself without padding, if memory follows. Larger
+ * images (TD__CONV_PADDED_MAX) are used as they are, more slowly. */
 #ifndef TD_TENSOR_CONV_H
 #define TD_TENSOR_CONV_H
 
@@ -48,8 +49,8 @@ void td__conv_rows_f32(const struct td__gemm *gemm, const struct td__gemm_part *
 void td__conv_rows_f64(const struct td__gemm *gemm, const struct td__gemm_part *part, int64_t width,
                        void *packed);
 
-/** col2im: adds columns [taps of `channels` channels from c0 on, pixels of output rows y0 …] to the image `x` of
- *  the group. */
+/** col2im: adds columns [taps of `channels` channels from c0 on, pixels of output rows y0 …] to the image
+ *  `x` of the group. */
 struct td__conv_piece {
     int64_t c0, channels;
     int64_t y0, rows;

@@ -36,8 +36,8 @@ static inline void td__conv_frame_clear(const struct td__conv_frame *frame, size
 typedef char td__conv_bytes64 __attribute__((vector_size(64), aligned(1), may_alias));
 typedef char td__conv_bytes32 __attribute__((vector_size(32), aligned(1), may_alias));
 
-/** Copies rows of `bytes` bytes, inline, since a call of memcpy() takes longer than most rows; the last piece of
- *  a row overlaps the one before. */
+/** Copies rows of `bytes` bytes, inline, since a call of memcpy() takes longer than most rows; the last
+ *  piece of a row overlaps the one before. */
 TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *from,
                                            size_t from_row, int64_t rows, size_t bytes)
 {
@@ -58,8 +58,8 @@ TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *
     }
 }
 
-/** Fills the first `used` rows of `to` [channels, plane], whose first row is the image's row `top`. Elements have
- *  `size` bytes. The columns left and right of the image must be zeros already. */
+/** Fills the first `used` rows of `to` [channels, plane], whose first row is the image's row `top`. Elements
+ *  have `size` bytes. The columns left and right of the image must be zeros already. */
 static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64_t top,
                                        int64_t used, size_t size, const char *image, char *to)
 {

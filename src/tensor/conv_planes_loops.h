@@ -1,5 +1,5 @@
-/* The loops of cpu_conv_planes.c, for one type of elements: the includer defines REAL, INTEGER, LANES and NAMED().
- * Vectors have 64 bytes for every instruction set, so that sums have the same order. */
+/* The loops of cpu_conv_planes.c, for one type of elements: the includer defines REAL, INTEGER, LANES and
+ * NAMED(). Vectors have 64 bytes for every instruction set, so that sums have the same order. */
 
 typedef REAL NAMED(lanes) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 typedef REAL NAMED(half) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
@@ -114,8 +114,8 @@ TD__INLINE void NAMED(plane_rows)(const int rows, const int vectors, const int h
     }
 }
 
-/* The columns from `x` on, as many as `vectors` have. Some of the last rows are computed twice if `rows` does not
- * divide the height. */
+/* The columns from `x` on, as many as `vectors` have. Some of the last rows are computed twice if `rows`
+ * does not divide the height. */
 TD__INLINE void NAMED(plane_columns)(const int vectors, const int height, const struct plane *p,
                                      const REAL *frame, const REAL *w, REAL first, int64_t x,
                                      REAL *out)

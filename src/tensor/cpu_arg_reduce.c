@@ -77,8 +77,8 @@ static TD__VECTOR void compare(const struct search *search, void *best, int64_t 
     }
 }
 
-/* The first index of `value`, or -1; a NaN finds a NaN. A first loop checks whether it occurs at all, since a loop
- * that may end early is not vectorised. */
+/* The first index of `value`, or -1; a NaN finds a NaN. A first loop checks whether it occurs at all, since
+ * a loop that may end early is not vectorised. */
 #define FIND(T)                                                                                    \
     do {                                                                                           \
         const T *a = x;                                                                            \

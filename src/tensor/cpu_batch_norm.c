@@ -2,9 +2,10 @@
  *
  *     z = (x - mean) rstd,  y = z w + b,  rstd = 1 / sqrt(variance + eps)
  *
- * Statistics take two passes: the mean, then the moments of x - mean. A line is summed in vector lanes of its own
- * type, and the lines' sums in f64, so neither a large mean nor many lines cost precision. For short lines (a
- * batch of vectors has S = 1) channels are processed side by side instead, with an f64 accumulator each. */
+ * Statistics take two passes: the mean, then the moments of x - mean. A line is summed in vector lanes of
+ * its own type, and the lines' sums in f64, so neither a large mean nor many lines cost precision. For short
+ * lines (a batch of vectors has S = 1) channels are processed side by side instead, with an f64 accumulator
+ * each. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"

@@ -1,11 +1,11 @@
-/* Classification losses: x [N, C, S] with targets [N, S], the negative log likelihood and the gradient of the
- * cross entropy.
+/* Classification losses: x [N, C, S] with targets [N, S], the negative log likelihood and the gradient of
+ * the cross entropy.
  *
  *     nll            y[n, s] = -w[t] x[n, t, s]
  *     cross entropy  dx[n, c, s] = dy w[t] (e^l[n, c, s] - (c == t)),  l the log-softmax
  *
- * All targets are checked before anything is written; also in the backward pass, since the memory of the targets
- * is the user's and may have changed. */
+ * All targets are checked before anything is written; also in the backward pass, since the memory of the
+ * targets is the user's and may have changed. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"

@@ -1,8 +1,9 @@
 /* Convolutions: the sizes, the kernels of kernels.h, and the gradient of the bias.
  *
- * The choice of the algorithm depends on the sizes alone, never on the processor or the number of threads: planes
- * for few channels in a group (cpu_conv_planes.c), plain products for 1 x 1 kernels (cpu_conv_plain.c), products
- * that read the images in place for enough channels (cpu_conv_direct.c), otherwise im2col (cpu_conv_gemm.c). */
+ * The choice of the algorithm depends on the sizes alone, never on the processor or the number of threads:
+ * planes for few channels in a group (cpu_conv_planes.c), plain products for 1 x 1 kernels
+ * (cpu_conv_plain.c), products that read the images in place for enough channels (cpu_conv_direct.c),
+ * otherwise im2col (cpu_conv_gemm.c). */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/cpu_kernels.h"

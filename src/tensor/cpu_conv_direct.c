@@ -1,8 +1,9 @@
 /* The output of a convolution, and the gradient of its input, by direct products; see conv.h.
  *
- * Both use the same kind of plan. A result is divided into units of rows: one row of the output, or as many rows of the
- * gradient as the stride. A job is some units of one group of one image: it copies the part of the source that they
- * depend on with its padding (conv_frame.h), which also keeps it in L2, and one product computes all their pixels.
+ * Both use the same kind of plan. A result is divided into units of rows: one row of the output, or as many
+ * rows of the gradient as the stride. A job is some units of one group of one image: it copies the part of
+ * the source that they depend on with its padding (conv_frame.h), which also keeps it in L2, and one product
+ * computes all their pixels.
  *
  * The pixels of a gradient have phases: with a stride of 2, pixels in even and in odd rows and columns meet
  * different kernel positions. Each phase is a product with the weights of its positions.
@@ -343,8 +344,8 @@ static td_status make_phases(struct plan *plan, int64_t count)
     return TD_OK;
 }
 
-/* The tables of a phase and memory for its weights, for `positions` steps of each channel. Its pixels are `down` and `right`
- * elements of the frame apart. */
+/* The tables of a phase and memory for its weights, for `positions` steps of each channel. Its pixels are
+ * `down` and `right` elements of the frame apart. */
 static td_status make_tables(struct plan *plan, struct phase *phase, int64_t positions,
                              int64_t down, int64_t right)
 {
@@ -444,8 +445,8 @@ td_status td__conv_direct(const struct td__conv *conv, td_dtype dtype, const voi
 
 /* ---- The gradient of the input ---------------------------------------------------------------- */
 
-/* The output pixel that row (or column) `at` of a unit meets through a kernel position: one for each unit, *first
- * in unit 0, or none. */
+/* The output pixel that row (or column) `at` of a unit meets through a kernel position: one for each unit,
+ * *first in unit 0, or none. */
 static bool meets(const struct td__window *window, int dim, int64_t at, int64_t position,
                   int64_t *first)
 {

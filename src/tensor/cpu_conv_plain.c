@@ -3,8 +3,8 @@
  *     out    [O, pixels] = w   [O, C]  x      [C, pixels]
  *     grad_x [C, pixels] = w^T [C, O]  grad_y [O, pixels]     group by group, image by image
  *
- * Threads share the images, and pack the weights once for several; with fewer images than threads, they share the
- * product of each. */
+ * Threads share the images, and pack the weights once for several; with fewer images than threads, they
+ * share the product of each. */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/parallel_for.h"

@@ -1,13 +1,13 @@
 /* Convolutions with few channels in a group; see conv.h.
  *
- * The channels of a group are copied into a frame with zeros around them. An output plane is then a sum, over
- * kernel positions and channels (taps), of the frame shifted by an offset. With a stride, the frame has every
- * s-th column of a row first, then the columns after those, and so on, so that output pixels still meet adjacent
- * columns.
+ * The channels of a group are copied into a frame with zeros around them. An output plane is then a sum,
+ * over kernel positions and channels (taps), of the frame shifted by an offset. With a stride, the frame has
+ * every s-th column of a row first, then the columns after those, and so on, so that output pixels still
+ * meet adjacent columns.
  *
  * The gradient of the input is the same sum with the weights of swap_weights(), over a frame of the output's
- * gradient whose pixels are `stride` apart. The gradient of a weight is the dot product of two planes, the output's
- * gradient and the shifted frame, summed over the images. */
+ * gradient whose pixels are `stride` apart. The gradient of a weight is the dot product of two planes, the
+ * output's gradient and the shifted frame, summed over the images. */
 #include "base/fail.h"
 #include "tensor/aligned.h"
 #include "tensor/conv.h"
@@ -244,8 +244,8 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
     const int64_t kernel = window->kernel[0] * window->kernel[1];
     const int64_t reach[2] = {(window->kernel[0] - 1) * window->dilation[0],
                               (window->kernel[1] - 1) * window->dilation[1]};
-    /* Through kernel position (i, j) pixel (y, x) of the input meets (y + padding - i * dilation …) of the output's
-     * pixels, which are `stride` apart. */
+    /* Through kernel position (i, j) pixel (y, x) of the input meets (y + padding - i * dilation …) of the
+     * output's pixels, which are `stride` apart. */
     struct planes_job job = {
         .conv = conv,
         .dtype = dtype,
@@ -294,7 +294,8 @@ td_status td__conv_planes_grad_input(const struct td__conv *conv, td_dtype dtype
 
 /* ---- The gradient of the weights -------------------------------------------------------------- */
 
-/* A plane whose rows may be read beyond their end: a copy padded with zeros, if the rows do not fill vectors. */
+/* A plane whose rows may be read beyond their end: a copy padded with zeros, if the rows do not fill
+ * vectors. */
 static const void *padded_plane(const struct planes_job *job, const void *from, void *copy)
 {
     if (job->plane.padded_width == job->plane.width)

@@ -121,8 +121,8 @@ static TD__VECTOR void read_i64(int64_t *restrict to, const void *from, td_dtype
     }
 }
 
-/* Truncates to a u64 or an i64. What fits neither becomes the minimum i64, so that every compiled version agrees,
- * and nothing is undefined. */
+/* Truncates to a u64 or an i64. What fits neither becomes the minimum i64, so that every compiled version
+ * agrees, and nothing is undefined. */
 static inline uint64_t integer_of(double value)
 {
     bool is_signed = value >= -0x1p63 && value < 0x1p63;
@@ -217,8 +217,8 @@ static bool is_integer(td_dtype dtype)
     return (dtype >= TD_I8 && dtype <= TD_U64) || dtype == TD_BOOL;
 }
 
-/* For u64 beyond the range of i64: directly to f32, which would otherwise be rounded twice, and to f64 for other
- * dtypes. */
+/* For u64 beyond the range of i64: directly to f32, which would otherwise be rounded twice, and to f64 for
+ * other dtypes. */
 static void read_u64(double *restrict to, const void *from, int64_t count)
 {
     READ(uint64_t, 1, (double)value);

@@ -1,7 +1,7 @@
 /* Dropout: each block of elements is kept with probability 1 - p, and then scaled by 1 / (1 - p); its
  * gradient is the same with the same mask. 1 - p and the factor are numbers of the tensor's dtype, as in
- * PyTorch, so that the results have its bits. Dropped elements are multiplied by 0: they keep their sign, and NaN
- * and infinity become NaN. One thread draws the mask, in order. */
+ * PyTorch, so that the results have its bits. Dropped elements are multiplied by 0: they keep their sign,
+ * and NaN and infinity become NaN. One thread draws the mask, in order. */
 #include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"

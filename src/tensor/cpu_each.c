@@ -1,14 +1,14 @@
 /* The loop over tensors; see cpu_each.h.
  *
- * Axes are sorted by the strides of the result and merged where all tensors allow it, so that contiguous tensors of
- * any number of dimensions are one row. Then the loop runs
+ * Axes are sorted by the strides of the result and merged where all tensors allow it, so that contiguous
+ * tensors of any number of dimensions are one row. Then the loop runs
  *
  *     by rows      along the innermost axis; a tensor that has no gaps there is used as it is,
  *                  another one goes through its buffer
  *     by blocks    where rows are short: a block takes in many of them, through the buffers
  *
- * The buffer of an operand with stride 0, one element for the whole row, is filled once. All buffers are on the
- * stack.
+ * The buffer of an operand with stride 0, one element for the whole row, is filled once. All buffers are on
+ * the stack.
  *
  * Threads share the elements in the order of the axes, in ranges that may begin anywhere in a row. */
 #include "tensor/cpu_each.h"

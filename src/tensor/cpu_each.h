@@ -1,8 +1,8 @@
 /* One loop over the elements of several tensors of one shape.
  *
- * A kernel is a function over plain arrays. The loop passes it the longest arrays possible: the tensors' own memory
- * where it is contiguous, and otherwise blocks in small buffers, into which strided, repeated and half-precision
- * elements are copied. So a kernel needs one loop for each type, and no strides. */
+ * A kernel is a function over plain arrays. The loop passes it the longest arrays possible: the tensors' own
+ * memory where it is contiguous, and otherwise blocks in small buffers, into which strided, repeated and
+ * half-precision elements are copied. So a kernel needs one loop for each type, and no strides. */
 #ifndef TD_TENSOR_CPU_EACH_H
 #define TD_TENSOR_CPU_EACH_H
 
@@ -41,8 +41,8 @@ static inline td_dtype td__compute_dtype(td_dtype dtype)
 }
 
 /** Runs `fn` over all elements: arrays[0] is the result, of the shape `shape`, and `arrays[1]` to
- *  `arrays[count - 1]` are operands. `fn` gets f16 and bf16 as f32, or with `raw` unconverted. For many elements
- *  several threads call `fn` at the same time. */
+ *  `arrays[count - 1]` are operands. `fn` gets f16 and bf16 as f32, or with `raw` unconverted. For many
+ *  elements several threads call `fn` at the same time. */
 void td__each_run(const struct td__layout *shape, const struct td__each_array *arrays, int count,
                   bool raw, td__each_fn fn, const void *arg);
 

@@ -1,5 +1,5 @@
-/* Arithmetic of two operands: binary, binary_scalar, add_scaled. Each kernel checks its dtypes; cpu_each.h handles
- * strides. */
+/* Arithmetic of two operands: binary, binary_scalar, add_scaled. Each kernel checks its dtypes; cpu_each.h
+ * handles strides. */
 #include "tensor/cpu_elementwise.h"
 
 #include "base/fail.h"

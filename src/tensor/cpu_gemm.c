@@ -1,4 +1,5 @@
-/* Chooses the loops of a matrix product, allocates their workspace, and divides large products among threads. */
+/* Chooses the loops of a matrix product, allocates their workspace, and divides large products among
+ * threads. */
 #include "base/fail.h"
 #include "base/half.h"
 #include "base/simd.h"
@@ -221,8 +222,8 @@ static td_status run_shared(struct gemm_job *job)
     return job->failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
-/* If A is too large for that, or B has too few strips, or there are few steps, each thread packs its own part of
- * the larger side, and all of the smaller one. */
+/* If A is too large for that, or B has too few strips, or there are few steps, each thread packs its own
+ * part of the larger side, and all of the smaller one. */
 static td_status run(td_dtype dtype, const struct td__gemm *gemm)
 {
     struct gemm_job job = {.dtype = dtype,
@@ -244,8 +245,8 @@ static td_status run(td_dtype dtype, const struct td__gemm *gemm)
     return job.failed ? td__fail_nomem("matrix product") : TD_OK;
 }
 
-/* A C of few columns would leave most of a vector unused. Its transpose has long rows: C^T = B^T A^T, computed in
- * a buffer and transposed. alpha scales A, which must not become B. */
+/* A C of few columns would leave most of a vector unused. Its transpose has long rows: C^T = B^T A^T,
+ * computed in a buffer and transposed. alpha scales A, which must not become B. */
 static bool is_narrow(const struct td__gemm *gemm)
 {
     return gemm->n <= NARROW && gemm->m >= 2 * gemm->n && gemm->m <= TALL && gemm->batch == 1 &&

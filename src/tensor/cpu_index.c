@@ -3,12 +3,13 @@
  *     gather       flat[i, j, k]  = table[i, index[i, j, k], k]
  *     scatter_add  table[i, index[i, j, k], k] += flat[i, j, k]
  *
- * index_select and index_add are the same with an index that is broadcast over the other dimensions, by strides of
- * 0. So there is one loop: over the lines of `flat` along its last dimension, after merging dimensions. If the
- * index is the same along a line, the line is one copy or one addition: a row of an embedding, for example.
+ * index_select and index_add are the same with an index that is broadcast over the other dimensions, by
+ * strides of 0. So there is one loop: over the lines of `flat` along its last dimension, after merging
+ * dimensions. If the index is the same along a line, the line is one copy or one addition: a row of an
+ * embedding, for example.
  *
- * All indices are checked before anything is written. Threads share the lines of a gather; additions are in the
- * order of the indices. */
+ * All indices are checked before anything is written. Threads share the lines of a gather; additions are in
+ * the order of the indices. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"

@@ -1,5 +1,5 @@
-/* The CPU kernels of kernels.h, for the table in cpu_kernels.c; elementwise kernels, conversions and reductions are
- * in cpu_elementwise.h, cpu_convert.h and cpu_reduce.h. */
+/* The CPU kernels of kernels.h, for the table in cpu_kernels.c; elementwise kernels, conversions and
+ * reductions are in cpu_elementwise.h, cpu_convert.h and cpu_reduce.h. */
 #ifndef TD_TENSOR_CPU_KERNELS_H
 #define TD_TENSOR_CPU_KERNELS_H
 

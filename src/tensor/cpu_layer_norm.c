@@ -2,8 +2,8 @@
  *
  *     z = (x - mean) rstd,  y = z w + b,  rstd = 1 / sqrt(variance + eps)
  *
- * Statistics take two passes over a row, so that a large mean does not cancel the variance; the row stays in the
- * cache. Threads share the rows, and for the gradients of weight and bias the columns. */
+ * Statistics take two passes over a row, so that a large mean does not cancel the variance; the row stays in
+ * the cache. Threads share the rows, and for the gradients of weight and bias the columns. */
 #include "tensor/cpu_kernels.h"
 
 #include "tensor/parallel_for.h"

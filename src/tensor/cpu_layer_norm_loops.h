@@ -1,7 +1,7 @@
 /* The loops of cpu_layer_norm.c for one type, with REAL and NAME() of real_f32.h or real_f64.h. */
 
-/* y, mean and rstd of one row. The rounding error of the mean is in the sum of the differences, and is subtracted
- * separately: with a large mean and a small variance it matters. */
+/* y, mean and rstd of one row. The rounding error of the mean is in the sum of the differences, and is
+ * subtracted separately: with a large mean and a small variance it matters. */
 TD__INLINE void NAME(layer_norm_row)(const struct layer_norm *k, int64_t r)
 {
     int64_t n = k->n;
@@ -78,8 +78,8 @@ static void NAME(layer_norm_grad_rows)(void *arg, int64_t begin, int64_t end)
         NAME(layer_norm_grad_row)(arg, r);
 }
 
-/* The gradients of weight and bias: sums over all rows, WIDTH columns at a time in registers or L1, with partial
- * sums of BLOCK rows, so that errors do not accumulate. */
+/* The gradients of weight and bias: sums over all rows, WIDTH columns at a time in registers or L1, with
+ * partial sums of BLOCK rows, so that errors do not accumulate. */
 TD__VECTOR
 static void NAME(layer_norm_grad_columns)(const struct layer_norm *k, int64_t from, int64_t width)
 {

@@ -1,9 +1,9 @@
 /* Functions of one number, for loops over arrays.
  *
- * Those of f32 have no branches, calls or tables, so that loops over them are vectorised. The polynomials are
- * minimax (Remez) over the reduced range, with a relative error below 2^-25; results are within about 2 ulp, over
- * the whole range, down to subnormal results. Fused multiply-add is neither needed nor harmful. The functions of
- * f64 use the C library. */
+ * Those of f32 have no branches, calls or tables, so that loops over them are vectorised. The polynomials
+ * are minimax (Remez) over the reduced range, with a relative error below 2^-25; results are within about 2
+ * ulp, over the whole range, down to subnormal results. Fused multiply-add is neither needed nor harmful.
+ * The functions of f64 use the C library. */
 #ifndef TD_TENSOR_CPU_MATH_H
 #define TD_TENSOR_CPU_MATH_H
 
@@ -151,9 +151,9 @@ TD__MATH float td__tail_f32(float x)
     return p * inverse;
 }
 
-/* The normal CDF at x; *gauss gets e^(-x^2 / 2), which is 0 beyond 15. Its power of two is added to the exponent
- * plus 64, so that only the last product may be subnormal; the value for a NaN does not matter, as the tail is NaN,
- * too. */
+/* The normal CDF at x; *gauss gets e^(-x^2 / 2), which is 0 beyond 15. Its power of two is added to the
+ * exponent plus 64, so that only the last product may be subnormal; the value for a NaN does not matter, as
+ * the tail is NaN, too. */
 TD__MATH float td__normal_f32(float x, float *gauss)
 {
     float a = fabsf(x);

@@ -1,8 +1,8 @@
 /* matmul and linear, by matrix products.
  *
- * Operands are used in place, with any strides. A batch is one product after another, unless it can be merged into
- * one: a batch of A with a single B, with the rows of A and of the result at equal distances. Threads share the
- * products of a large batch, and otherwise each product. */
+ * Operands are used in place, with any strides. A batch is one product after another, unless it can be
+ * merged into one: a batch of A with a single B, with the rows of A and of the result at equal distances.
+ * Threads share the products of a large batch, and otherwise each product. */
 #include "base/fail.h"
 #include "tensor/cpu_kernels.h"
 #include "tensor/gemm.h"

@@ -4,8 +4,9 @@
  *     l1          |x - y|                                 sign(x - y)
  *     bce_logits  max(x, 0) - x y + log(1 + e^-|x|)       1 / (1 + e^-x) - y
  *
- * A sum over all elements is computed in pieces: a piece goes to a buffer, is summed in lanes, and added to an f64
- * sum. Each block of pieces has its own f64 sum, independent of the threads; these are added in order. */
+ * A sum over all elements is computed in pieces: a piece goes to a buffer, is summed in lanes, and added to
+ * an f64 sum. Each block of pieces has its own f64 sum, independent of the threads; these are added in
+ * order. */
 #include "tensor/cpu_kernels.h"
 
 #include "base/fail.h"

@@ -1,7 +1,7 @@
 /* Reductions over any dimensions of a tensor with any strides.
  *
- * The axes of the operand are sorted by its strides, the largest first, and merged; each is kept or reduced. The
- * innermost one determines the order:
+ * The axes of the operand are sorted by its strides, the largest first, and merged; each is kept or reduced.
+ * The innermost one determines the order:
  *
  *     rows       it is reduced:  x x x x -> y     one result after another, along the rows
  *                                x x x x -> y     that belong to it
@@ -10,12 +10,12 @@
  *                                | | | |
  *                                y y y y
  *
- * If the innermost axis is reduced but short, the loops run along a longer axis. Elements whose strides or dtype the
- * loops do not support are copied block by block into a buffer on the stack.
+ * If the innermost axis is reduced but short, the loops run along a longer axis. Elements whose strides or
+ * dtype the loops do not support are copied block by block into a buffer on the stack.
  *
- * Threads share blocks of results. With few results the elements of each are divided into chunks as well, each with
- * totals of its own; these are combined in order at the end. Blocks and chunks depend on the shape alone, so the
- * bits do not depend on the threads. */
+ * Threads share blocks of results. With few results the elements of each are divided into chunks as well,
+ * each with totals of its own; these are combined in order at the end. Blocks and chunks depend on the shape
+ * alone, so the bits do not depend on the threads. */
 #include "tensor/cpu_reduce.h"
 
 #include "base/fail.h"

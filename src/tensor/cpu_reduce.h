@@ -8,8 +8,8 @@
 #define TD__REDUCE_ROWS 8
 #define TD__REDUCE_COLUMNS 512
 
-/** How elements of one type are reduced. The loops have SUM, PROD, MAX, MIN and SQUARES; the other kinds are one of
- *  these with a conversion before or after. */
+/** How elements of one type are reduced. The loops have SUM, PROD, MAX, MIN and SQUARES; the other kinds are
+ *  one of these with a conversion before or after. */
 struct td__reducer {
     td_dtype dtype; /* of the elements in the loops */
     td_dtype total; /* of the totals */

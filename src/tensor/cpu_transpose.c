@@ -1,8 +1,9 @@
-/* Transposes in tiles that fit the registers. Rows of large matrices are often a power of two apart, so that the
- * lines of a tile would evict each other from the cache; here each is read and written once, as a whole.
+/* Transposes in tiles that fit the registers. Rows of large matrices are often a power of two apart, so that
+ * the lines of a tile would evict each other from the cache; here each is read and written once, as a whole.
  *
- * A tile is transposed recursively: its off-diagonal quarters are swapped, then those of each quarter, down to
- * single elements. In vectors, rows i and i + s exchange the elements whose index has the bit s set or not. */
+ * A tile is transposed recursively: its off-diagonal quarters are swapped, then those of each quarter, down
+ * to single elements. In vectors, rows i and i + s exchange the elements whose index has the bit s set or
+ * not. */
 #include "tensor/cpu_transpose.h"
 
 #include "tensor/vector.h"

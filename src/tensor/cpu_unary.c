@@ -1,7 +1,7 @@
 /* Operations on one operand.
  *
- * The functions of f32 are polynomials of cpu_math.h, which are vectorised; those of f64 are the C library's. The
- * halves are computed in f32. */
+ * The functions of f32 are polynomials of cpu_math.h, which are vectorised; those of f64 are the C
+ * library's. The halves are computed in f32. */
 #include "tensor/cpu_elementwise.h"
 
 #include "base/fail.h"

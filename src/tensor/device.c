@@ -1,6 +1,6 @@
-/* Devices and their workers; see device.h. The table of devices only grows, so that pointers to devices stay valid;
- * a lock protects it. A worker is a thread with a queue, started by the first job. A forked child has the devices
- * but not their threads, and starts new ones. */
+/* Devices and their workers; see device.h. The table of devices only grows, so that pointers to devices stay
+ * valid; a lock protects it. A worker is a thread with a queue, started by the first job. A forked child has
+ * the devices but not their threads, and starts new ones. */
 #include "tensor/device_internal.h"
 
 #include "base/fail.h"

@@ -2,13 +2,14 @@
  *
  *     C (i, j) = bias (j) + sum over p of a[rows[i] + steps[p]] B (p, j)
  *
- * Any matrix whose elements are at the sum of an offset for the row and one for the column can be A.
- * The three products of a convolution have this form: rows are output pixels and steps the taps, or rows are taps
- * and steps the pixels. B has channels as columns and is packed; vectors are vectors of channels, so that the end of
- * a row of pixels leaves no lanes unused, for any stride and dilation.
+ * Any matrix whose elements are at the sum of an offset for the row and one for the column can be A. The
+ * three products of a convolution have this form: rows are output pixels and steps the taps, or rows are
+ * taps and steps the pixels. B has channels as columns and is packed; vectors are vectors of channels, so
+ * that the end of a row of pixels leaves no lanes unused, for any stride and dilation.
  *
- * Each element is summed along p in order, with one rounding a step if the instruction set has FMA, independent of
- * the other elements. direct_loops.h has the loops; they are compiled for each instruction set. */
+ * Each element is summed along p in order, with one rounding a step if the instruction set has FMA,
+ * independent of the other elements. direct_loops.h has the loops; they are compiled for each instruction
+ * set. */
 #ifndef TD_TENSOR_DIRECT_H
 #define TD_TENSOR_DIRECT_H
 

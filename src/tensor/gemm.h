@@ -1,8 +1,8 @@
 /* The matrix product behind all of «Products» in kernels.h: C = A B.
  *
- * Operands have any strides, since they are packed first. B need not exist in memory: a convolution packs parts of
- * the images instead, in the order that the product needs.
- * gemm_loops.h has the loops; they are compiled for each instruction set. */
+ * Operands have any strides, since they are packed first. B need not exist in memory: a convolution packs
+ * parts of the images instead, in the order that the product needs. gemm_loops.h has the loops; they are
+ * compiled for each instruction set. */
 #ifndef TD_TENSOR_GEMM_H
 #define TD_TENSOR_GEMM_H
 
@@ -32,8 +32,8 @@ struct td__gemm {
     td__gemm_pack_fn pack_b; /* or NULL; if set, it reads B through `b` */
     void *c;                 /* [m, n], the columns side by side */
     int64_t c_row;
-    /* A batch of products with the same A, which is packed once: b_item and c_item elements from the B and C of one
-     * to the next. A batch of 0 is 1. */
+    /* A batch of products with the same A, which is packed once: b_item and c_item elements from the B and C
+     * of one to the next. A batch of 0 is 1. */
     int64_t batch, b_item, c_item;
     /* Called when a product of the batch is complete; only if td__gemm_keeps_a(). */
     void (*item_done)(const struct td__gemm *gemm, int64_t item);
@@ -80,8 +80,8 @@ struct td__gemm_loops {
     /** Whether a product has so few steps that `run` writes C row by row. */
     bool (*is_flat)(const struct td__gemm *gemm);
 
-    /** If td__gemm_keeps_a(), A can be packed beforehand, panel by panel, and shared by products with the same A: the
-     *  number of panels, the bytes of all of them, and packing some. */
+    /** If td__gemm_keeps_a(), A can be packed beforehand, panel by panel, and shared by products with the
+     *  same A: the number of panels, the bytes of all of them, and packing some. */
     int64_t (*a_panels)(const struct td__gemm *gemm);
     size_t (*a_bytes)(const struct td__gemm *gemm);
     void (*pack_a)(const struct td__gemm *gemm, int64_t begin, int64_t end, void *packed);

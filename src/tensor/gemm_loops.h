@@ -1,7 +1,7 @@
 /* The loops of a matrix product, for one instruction set and one type of elements.
  *
- * The file that includes this defines REAL, REAL_BYTES, VECTOR_BYTES, MAX_ROWS, and LOOPS and DIRECT, the names of
- * the two tables; it may include this twice, for f32 and f64.
+ * The file that includes this defines REAL, REAL_BYTES, VECTOR_BYTES, MAX_ROWS, and LOOPS and DIRECT, the
+ * names of the two tables; it may include this twice, for f32 and f64.
  *
  *            n ->          strip of B: k x STRIP, packed, stays in L1
  *           +--+--+--+
@@ -13,17 +13,17 @@
  *     |   | |  |  |  |
  *     +---+ +--+--+--+
  *
- * A step along k loads two vectors of the strip, and multiplies them with each of the panel's elements. k and m are
- * divided into pieces of nearly equal size: a remainder of one row would be slow. Each element of C is summed along
- * k in one fixed order, for all m and n. */
+ * A step along k loads two vectors of the strip, and multiplies them with each of the panel's elements. k
+ * and m are divided into pieces of nearly equal size: a remainder of one row would be slow. Each element of
+ * C is summed along k in one fixed order, for all m and n. */
 #include "base/half.h"
 #include "tensor/direct.h"
 #include "tensor/gemm.h"
 
 #include <string.h>
 
-/* Products of pairs of bf16 (PAIRS) define their own MULTIPLY_ADD, and STORE_HALVES, which rounds and stores a row
- * of a tile. */
+/* Products of pairs of bf16 (PAIRS) define their own MULTIPLY_ADD, and STORE_HALVES, which rounds and stores
+ * a row of a tile. */
 #ifndef MULTIPLY_ADD
 #define PAIRS 0
 #define ALIGNED_TO sizeof(REAL)
@@ -52,8 +52,8 @@ typedef REAL NAMED(unaligned)
 #define DEPTH 256                     /* along k */
 #define BLOCK (TD__GEMM_KEPT / DEPTH) /* along m, if A is not kept as a whole */
 #define FLAT_MOST (128 * 1024)        /* elements of B that stay in L2 */
-/* With so few steps, tiles of few rows are faster: rows of C that are a power of two apart map to the same L1 set,
- * which has 8 ways. */
+/* With so few steps, tiles of few rows are faster: rows of C that are a power of two apart map to the same
+ * L1 set, which has 8 ways. */
 #define SHALLOW 64
 #define FEW_ROWS 6
 #define NEAR_ROWS 8 /* of a tile that is read in place: their offsets are in registers */
@@ -136,8 +136,8 @@ static inline void NAMED(prefetch)(const struct NAMED(target) * to, int64_t heig
 }
 
 #if PAIRS
-/* Whether rows of A are read in place: packing panels does not pay for few strips. Rows that are 2 KiB apart would
- * map to the same few cache sets. */
+/* Whether rows of A are read in place: packing panels does not pay for few strips. Rows that are 2 KiB apart
+ * would map to the same few cache sets. */
 static bool NAMED(is_in_place)(const struct td__gemm *gemm)
 {
     return gemm->a_col == 1 && gemm->n <= 4 * STRIP && gemm->half_k % 2 == 0 && !gemm->packed_a &&
@@ -145,8 +145,8 @@ static bool NAMED(is_in_place)(const struct td__gemm *gemm)
 }
 #endif
 
-/* Multiplies the panels of A, of `m` rows, by a strip of B, which is packed unless it is used too rarely to pay. `to`
- * is the target of the first panel's tile. */
+/* Multiplies the panels of A, of `m` rows, by a strip of B, which is packed unless it is used too rarely to
+ * pay. `to` is the target of the first panel's tile. */
 static void NAMED(multiply)(const struct td__gemm *gemm, const struct td__gemm_part *part,
                             const REAL *panels, int64_t m, int64_t rows, REAL *strip,
                             struct NAMED(target) to)
@@ -304,8 +304,8 @@ static void NAMED(run_blocks)(const struct td__gemm *gemm, int64_t depth, REAL *
         }
 }
 
-/* With few steps along k writing C takes most of the time, and is faster row by row: all of B is packed, and each
- * panel of A is multiplied by it. */
+/* With few steps along k writing C takes most of the time, and is faster row by row: all of B is packed, and
+ * each panel of A is multiplied by it. */
 static bool NAMED(is_flat)(const struct td__gemm *gemm)
 {
     return gemm->batch == 1 && !gemm->pack_b && !gemm->item_done && gemm->k <= DEPTH &&

@@ -1,4 +1,5 @@
-/* Packing A and B for the tiles of a matrix product. A part of gemm_loops.h, which has the diagram and the names.
+/* Packing A and B for the tiles of a matrix product. A part of gemm_loops.h, which has the diagram and the
+ * names.
  *
  * Whole vectors are written: the next ones overwrite the excess, and SLACK follows the last one. */
 

@@ -1,9 +1,10 @@
 /* Products of few rows with a B whose columns are contiguous along k: a linear layer with few samples, and,
  * transposed, one with few outputs. A part of gemm_loops.h, which has the names.
  *
- * Each element of B is used by one panel of A only, so a strip is not packed: squares of LANES columns by LANES steps
- * are transposed in registers, overlapping the multiplications of the square before. A is packed in blocks of LANES
- * steps, [blocks, m, LANES]: rows are not transposed, and no two of them map to one cache set. */
+ * Each element of B is used by one panel of A only, so a strip is not packed: squares of LANES columns by
+ * LANES steps are transposed in registers, overlapping the multiplications of the square before. A is packed
+ * in blocks of LANES steps, [blocks, m, LANES]: rows are not transposed, and no two of them map to one cache
+ * set. */
 
 #define THIN 12 /* rows at most: their sums and a square fill the registers */
 #if MAX_ROWS == 14

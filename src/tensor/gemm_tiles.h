@@ -202,8 +202,8 @@ static void (*const NAMED(tiles)[])(int64_t k, const REAL *a, const REAL *b, int
 #undef TILE
 
 #if PAIRS
-/* The same with rows of A in place, `a_row` elements apart. The offsets of the first NEAR_ROWS are in registers;
- * compilers would keep the others in vector registers. */
+/* The same with rows of A in place, `a_row` elements apart. The offsets of the first NEAR_ROWS are in
+ * registers; compilers would keep the others in vector registers. */
 static inline __attribute__((always_inline)) void
 NAMED(tile_in_place)(const int rows, const int vectors, int64_t k, const uint16_t *a, int64_t a_row,
                      const REAL *b, const struct NAMED(target) * to)

@@ -1,4 +1,5 @@
-/* Transposing squares of elements, for packing and direct products. A part of gemm_loops.h, which has the names. */
+/* Transposing squares of elements, for packing and direct products. A part of gemm_loops.h, which has the
+ * names. */
 
 #if LANES_ARE == 8
 #define SHUFFLE(a, b, from, s)                                                                     \

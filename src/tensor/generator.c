@@ -139,8 +139,8 @@ td_status td_generator_set_state(td_generator *generator, const void *state, siz
                        "td_generator_set_state: the state of a generator has %d bytes, not %zu",
                        TD_GENERATOR_STATE_SIZE, state ? size : 0);
     uint64_t left = take(state, AT_LEFT, 4), next = take(state, AT_NEXT, 8);
-    /* The words from `next` on must suffice for the calls that are left. A new generator has its next word at 0 and
-     * one call left. */
+    /* The words from `next` on must suffice for the calls that are left. A new generator has its next word
+     * at 0 and one call left. */
     if (take(state, AT_SEEDED, 4) != 1 || left < 1 || left > TD__MT19937_WORDS ||
         next > TD__MT19937_WORDS || left - 1 + next > TD__MT19937_WORDS)
         return td_fail(TD_ERR_INVALID,

@@ -6,9 +6,9 @@
  * broadcast, except where a slot asks for contiguous tensors; results never have a stride of 0.
  * A size may be 0. Kernels do not know autograd, and keep no tensor.
  *
- * A kernel may fail with TD_ERR_NOMEM for its workspace, or with TD_ERR_UNSUPPORTED for a dtype that the slot does
- * not name. "Floats" are f32, f64, f16, bf16;
- * the halves are computed in f32 and rounded once. "Numbers" are floats and integers.
+ * A kernel may fail with TD_ERR_NOMEM for its workspace, or with TD_ERR_UNSUPPORTED for a dtype that the
+ * slot does not name. "Floats" are f32, f64, f16, bf16; the halves are computed in f32 and rounded once.
+ * "Numbers" are floats and integers.
  *
  * Shapes follow the arguments: out [N, M]. */
 #ifndef TD_TENSOR_KERNELS_H
@@ -100,8 +100,8 @@ struct td__kernels {
 
     /** out[i] = value, converted as td_full() does, after a check that it fits. */
     td_status (*fill)(td_tensor *out, double value);
-    /** out[i] = x[i], with conversion between any two dtypes: floats to integers truncate, and give some number if
-     *  they do not fit; to bool != 0; complex to its real part. */
+    /** out[i] = x[i], with conversion between any two dtypes: floats to integers truncate, and give some
+     *  number if they do not fit; to bool != 0; complex to its real part. */
     td_status (*copy)(td_tensor *out, const td_tensor *x);
     td_status (*unary)(enum td__unary_op op, td_tensor *out, const td_tensor *x);
     /** The gradient of x: grad_x[i] = grad_y[i] * derivative, from what the operation saves (NULL
@@ -122,9 +122,9 @@ struct td__kernels {
     /** Numbers; NaN stays NaN. */
     td_status (*clamp)(td_tensor *out, const td_tensor *x, double low, double high);
 
-    /* ---- Reductions: out has the dimensions of x, with size 1 where bit d of `dims` is set, and
-     * its dtype (bool for ALL and ANY). `out` may be i64 for sums and products of bool and integers, and f32 for
-     * those of halves: then they are not rounded to the dtype of x. ------------------------------ */
+    /* ---- Reductions: out has the dimensions of x, with size 1 where bit d of `dims` is set, and its dtype
+     * (bool for ALL and ANY). `out` may be i64 for sums and products of bool and integers, and f32 for those
+     * of halves: then they are not rounded to the dtype of x. ------------------------------ */
 
     td_status (*reduce)(enum td__reduce_kind kind, td_tensor *out, const td_tensor *x,
                         unsigned dims);
@@ -155,8 +155,8 @@ struct td__kernels {
 
     /* ---- Pooling: x [N, C, H, W], all contiguous, floats ------------------------------------- */
 
-    /** indices (i32, shape of out): the index of each maximum in its H W image; may be NULL. NaN is greatest; of equal
-     *  elements the first. */
+    /** indices (i32, shape of out): the index of each maximum in its H W image; may be NULL. NaN is
+     *  greatest; of equal elements the first. */
     td_status (*max_pool2d)(td_tensor *out, td_tensor *indices, const td_tensor *x,
                             const struct td__window *window);
     /** Also for adaptive_max_pool2d. */
@@ -216,8 +216,8 @@ struct td__kernels {
                                 const td_tensor *v, const td_tensor *y, const td_tensor *lse,
                                 const td_tensor *mask, bool causal, double scale);
 
-    /* ---- Indices (i64), checked by the kernel: TD_ERR_INVALID names the first bad one, its position and the range.
-     * Any dtype ----------------------------------------------------------------------------------- */
+    /* ---- Indices (i64), checked by the kernel: TD_ERR_INVALID names the first bad one, its position and
+     * the range. Any dtype ------------------------------------------------------------------------ */
 
     /** out [..., n, ...] = x at the n indices along dim; index [n] contiguous. */
     td_status (*index_select)(td_tensor *out, const td_tensor *x, int dim, const td_tensor *index);

@@ -1,6 +1,6 @@
-/* Sums and maxima of a line of numbers, in vector lanes: lane i has the elements i, i + LANES, …, and the lanes are
- * added by halves at the end. Compilers may not do that by themselves, since it reorders the additions. It is fast,
- * and the error grows like n / LANES rather than like n.
+/* Sums and maxima of a line of numbers, in vector lanes: lane i has the elements i, i + LANES, …, and the
+ * lanes are added by halves at the end. Compilers may not do that by themselves, since it reorders the
+ * additions. It is fast, and the error grows like n / LANES rather than like n.
  *
  * Included by real_f32.h and real_f64.h, once each in a source file. */
 

@@ -1,9 +1,9 @@
 /* Layouts: shape and strides, their limits, and the memory that they cover.
  *
- * All sizes are checked once, in td__layout_init(), by a bound that holds for every view as well:
- * the product of all sizes that are not 0, in bytes, and the extent in bytes fit an int64_t. A
- * shape such as [2^40, 0, 2^40] is rejected, although it has no elements, so that no later product of some of its
- * sizes can overflow. */
+ * All sizes are checked once, in td__layout_init(), by a bound that holds for every view as well: the
+ * product of all sizes that are not 0, in bytes, and the extent in bytes fit an int64_t. A shape such as
+ * [2^40, 0, 2^40] is rejected, although it has no elements, so that no later product of some of its sizes
+ * can overflow. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 

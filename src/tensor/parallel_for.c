@@ -1,18 +1,18 @@
 /* The thread pool of td__parallel_for(), and the number of threads.
  *
- * There is one loop at a time. The thread that sets `busy` owns the pool; other threads run their loops alone, so
- * that no thread waits for another's loop, and nested loops cannot deadlock.
+ * There is one loop at a time. The thread that sets `busy` owns the pool; other threads run their loops
+ * alone, so that no thread waits for another's loop, and nested loops cannot deadlock.
  *
- * A loop is divided into pieces, a few for each thread. A thread starts with the pieces of its own slice, so that it
- * accesses the same memory in every loop over the same tensor; then it steals pieces of other slices. So the caller
- * never waits for a thread to wake up, only for pieces that were started.
+ * A loop is divided into pieces, a few for each thread. A thread starts with the pieces of its own slice, so
+ * that it accesses the same memory in every loop over the same tensor; then it steals pieces of other
+ * slices. So the caller never waits for a thread to wake up, only for pieces that were started.
  *
  * The word `state` has the number of the loop, whether helpers may join, and how many are in it:
  *
  *     number of the loop << 17 | open << 16 | helpers
  *
- * A helper joins only while the loop is open. The owner closes it when no piece is left, and returns when there are
- * no helpers; then no thread reads `job` until the next loop is opened. */
+ * A helper joins only while the loop is open. The owner closes it when no piece is left, and returns when
+ * there are no helpers; then no thread reads `job` until the next loop is opened. */
 #include "tensor/parallel_for.h"
 
 #include "base/fail.h"

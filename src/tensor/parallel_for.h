@@ -11,13 +11,13 @@
  *
  *     td__parallel_for(blocks, 1, sum_blocks, &job);
  *
- * Results must have the same bits for any number of threads. So nothing may depend on where a range begins or ends:
- * each index is computed independently, or the indices are those of blocks of a fixed size, as above, and the
- * results of the blocks are combined afterwards in order.
+ * Results must have the same bits for any number of threads. So nothing may depend on where a range begins
+ * or ends: each index is computed independently, or the indices are those of blocks of a fixed size, as
+ * above, and the results of the blocks are combined afterwards in order.
  *
- * The first loop that is long enough starts the pool's threads; at most td_get_num_threads() - 1 of them and the
- * caller run a loop. They spin for some microseconds for the next loop, then sleep; they block all signals. A forked
- * child starts its own. They end at exit() and before the library is unloaded. */
+ * The first loop that is long enough starts the pool's threads; at most td_get_num_threads() - 1 of them and
+ * the caller run a loop. They spin for some microseconds for the next loop, then sleep; they block all
+ * signals. A forked child starts its own. They end at exit() and before the library is unloaded. */
 #ifndef TD_TENSOR_PARALLEL_FOR_H
 #define TD_TENSOR_PARALLEL_FOR_H
 

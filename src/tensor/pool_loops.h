@@ -1,8 +1,8 @@
 /* The loops of pooling over one image, for one type of elements: the includer defines REAL and NAMED(). See
  * cpu_pool.c. */
 
-/* The maximum of each window: NaN is greatest, of equal elements the first counts. A window outside of the image has
- * -infinity, and the index -1. `indices` may be NULL. */
+/* The maximum of each window: NaN is greatest, of equal elements the first counts. A window outside of the
+ * image has -infinity, and the index -1. `indices` may be NULL. */
 static void NAMED(max_any)(const struct pool *pool, const REAL *x, REAL *out, int32_t *indices)
 {
     for (int64_t oy = 0; oy < pool->out[0]; oy++)
@@ -24,8 +24,8 @@ static void NAMED(max_any)(const struct pool *pool, const REAL *x, REAL *out, in
         }
 }
 
-/* The same for windows of 2 x 2 with stride 2, without a branch: first the maxima of vertical pairs, for as many rows
- * as ELEMENTS allows, then the maxima of two of these. */
+/* The same for windows of 2 x 2 with stride 2, without a branch: first the maxima of vertical pairs, for as
+ * many rows as ELEMENTS allows, then the maxima of two of these. */
 TD__VECTOR static void NAMED(max_pairs)(const struct pool *pool, const REAL *restrict x,
                                         REAL *restrict out, int32_t *restrict indices)
 {

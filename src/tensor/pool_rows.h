@@ -1,8 +1,8 @@
-/* Pooling with windows of a fixed size, row by row of the output, for one type of elements: the includer defines REAL
- * and NAMED(). See cpu_pool.c.
+/* Pooling with windows of a fixed size, row by row of the output, for one type of elements: the includer
+ * defines REAL and NAMED(). See cpu_pool.c.
  *
- * Rows of the image are copied into a row with padding, so that loops over output pixels need no bounds checks and are
- * vectorised. */
+ * Rows of the image are copied into a row with padding, so that loops over output pixels need no bounds
+ * checks and are vectorised. */
 
 /* Whether b at index q comes before a at index p: greater, or NaN, or the same and first. */
 #define BETTER(b, q, a, p)                                                                         \
@@ -129,8 +129,8 @@ TD__VECTOR static void NAMED(average_rows)(const struct pool *pool, const REAL *
     }
 }
 
-/* A pixel adds its gradients in the order of the windows: later columns of a window first, as these belong to earlier
- * windows. */
+/* A pixel adds its gradients in the order of the windows: later columns of a window first, as these belong
+ * to earlier windows. */
 TD__VECTOR static void NAMED(average_rows_grad)(const struct pool *pool, const REAL *grad_y,
                                                 REAL *grad_x, void *scratch)
 {

@@ -3,8 +3,8 @@
  *     tensor([[1.0000, 2.5000],         4 digits, or scientific where numbers are far apart
  *             [   nan,   -inf]])        one width for all, of the finite ones
  *
- * More than 1,000 elements are summarised: of each dimension of more than 6 the first three and the
- * last three are shown. Only the elements that are shown determine the format. Two passes find the format and the
+ * More than 1,000 elements are summarised: of each dimension of more than 6 the first three and the last
+ * three are shown. Only the elements that are shown determine the format. Two passes find the format and the
  * width, then the elements are written. */
 #include "base/buffer.h"
 #include "base/fail.h"

@@ -1,9 +1,9 @@
 /* Filling tensors with random numbers.
  *
- * A distribution (random_distributions.h) draws the next numbers into an array. fill() draws into the tensor's memory
- * if that is contiguous, and otherwise into a buffer that it then scatters. Which element gets which number follows
- * PyTorch's iteration: dimensions are sorted by their strides first, so that a transposed tensor gets the numbers in
- * the order of its memory. */
+ * A distribution (random_distributions.h) draws the next numbers into an array. fill() draws into the
+ * tensor's memory if that is contiguous, and otherwise into a buffer that it then scatters. Which element
+ * gets which number follows PyTorch's iteration: dimensions are sorted by their strides first, so that a
+ * transposed tensor gets the numbers in the order of its memory. */
 #include "base/fail.h"
 #include "tensor/random_internal.h"
 #include "tensor/random_distributions.h"

@@ -1,7 +1,7 @@
 /* Distributions: numbers from words of a generator, drawn in blocks.
  *
- * Compilers vectorise the loops. PyTorch's loops use fused multiply-add; so do these, in a version for processors with
- * FMA, and in a slow one, with the same bits, for others. */
+ * Compilers vectorise the loops. PyTorch's loops use fused multiply-add; so do these, in a version for
+ * processors with FMA, and in a slow one, with the same bits, for others. */
 #include "tensor/random_distributions.h"
 
 #include <float.h>

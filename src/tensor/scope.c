@@ -1,11 +1,11 @@
-/* Scopes, which own results. Each thread has one stack of the tensors that its scopes hold, and a stack of marks: a
- * scope holds the tensors from its mark to the next one.
+/* Scopes, which own results. Each thread has one stack of the tensors that its scopes hold, and a stack of
+ * marks: a scope holds the tensors from its mark to the next one.
  *
  *     held    a b c d e f g
  *     marks   0   2     5          three scopes: a b, c d e, f g
  *
- * Ending a scope also ends scopes inside it that were not ended (left by longjmp). A thread's stacks are freed with
- * its outermost scope. */
+ * Ending a scope also ends scopes inside it that were not ended (left by longjmp). A thread's stacks are
+ * freed with its outermost scope. */
 #include "base/fail.h"
 #include "tensor/tensor_internal.h"
 

@@ -1,5 +1,5 @@
-/* States: an ordered list of entries, and a map from their names. Each entry is one block of memory with its name
- * after it, so that names and map nodes do not move when the list grows. */
+/* States: an ordered list of entries, and a map from their names. Each entry is one block of memory with its
+ * name after it, so that names and map nodes do not move when the list grows. */
 #include "base/fail.h"
 #include "base/map.h"
 #include "tensor/kernels.h"

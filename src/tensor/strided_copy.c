@@ -1,13 +1,14 @@
 /* Copies between two layouts of one shape.
  *
- * The dimensions are sorted by the destination's strides, and neighbours without a gap on both sides are merged.
- * Usually few are left: a contiguous tensor is one run, a narrowed one is a run for each row, a transposed one is
+ * The dimensions are sorted by the destination's strides, and neighbours without a gap on both sides are
+ * merged. Usually few are left: a contiguous tensor is one run, a narrowed one is a run for each row, a
+ * transposed one is
  *
  *     destination   a0 a1 a2 a3 ...      fastest: one dimension
  *     source        a0 .. b0 .. c0 ..    fastest: another
  *
- * Runs are memcpy(). In the last case the two dimensions are walked in square tiles, so that the
- * cache lines of both sides are used completely before they are evicted; if both are dense, cpu_transpose.h does it in
+ * Runs are memcpy(). In the last case the two dimensions are walked in square tiles, so that the cache lines
+ * of both sides are used completely before they are evicted; if both are dense, cpu_transpose.h does it in
  * registers.
  *
  * Runs and planes are cut into pieces, which threads share. */
@@ -105,8 +106,8 @@ static void copy_plane(char *dst, const char *src, struct axis outer, struct axi
     }
 }
 
-/* Removes the axis along which the source is densest from `axes`; returns one of size 1 if that is the innermost one,
- * which is last. */
+/* Removes the axis along which the source is densest from `axes`; returns one of size 1 if that is the
+ * innermost one, which is last. */
 static struct axis take_dense(struct axes *axes)
 {
     int found = axes->count - 1;

@@ -10,8 +10,8 @@
 
 /* ---- Storage (storage.c) --------------------------------------------------------------------- */
 
-/** From this size on memory is of td_alloc(). Below, an allocation costs more than another rank saves by mapping
- * it. */
+/** From this size on memory is of td_alloc(). Below, an allocation costs more than another rank saves by
+ *  mapping it. */
 #define TD__STORAGE_SHARED_FROM 4096
 
 struct td__storage {
@@ -25,8 +25,8 @@ struct td__storage {
     void *arg;
 };
 
-/** Allocates `bytes` bytes on `device`, aligned to 64, with one reference. NULL (with the last error set) without
- *  memory. */
+/** Allocates `bytes` bytes on `device`, aligned to 64, with one reference. NULL (with the last error set)
+ *  without memory. */
 struct td__storage *td__storage_create(struct td__device *device, size_t bytes);
 
 /** A storage over `data` of the device `cpu`, as td_from_blob() has it. */
@@ -86,8 +86,9 @@ struct td_tensor {
     int64_t offset; /* of the first element in the storage, in elements */
     struct td__layout layout;
 
-    /* Used by autograd: the node that computed this tensor, the number of this result, and the storage's history that
-     * it includes. NULL if the tensor does not require grad. Call td__refresh_node() before reading the node. */
+    /* Used by autograd: the node that computed this tensor, the number of this result, and the storage's
+     * history that it includes. NULL if the tensor does not require grad. Call td__refresh_node() before
+     * reading the node. */
     struct td_node *node;
     int output_nr;
     atomic_uint history;
@@ -130,8 +131,8 @@ static inline const struct td__kernels *td__kernels_of(const td_tensor *tensor)
     return tensor->storage->device->kernels;
 }
 
-/* Raw functions: as the public ones without the second underscore, but without autograd and scopes: the caller always
- * gets one reference. A NULL tensor gives NULL. `call` is the name for error texts. */
+/* Raw functions: as the public ones without the second underscore, but without autograd and scopes: the
+ * caller always gets one reference. A NULL tensor gives NULL. `call` is the name for error texts. */
 
 td_tensor *td__empty(const char *call, const int64_t *shape, int ndim, td_dtype dtype,
                      struct td__device *device);

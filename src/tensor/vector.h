@@ -1,13 +1,13 @@
 /* Vectorised loops.
  *
- * A function marked TD__VECTOR is compiled once for each instruction set (without extensions, with
- * AVX2 and FMA, with AVX-512), and the dynamic loader chooses one for the machine (ifunc). Inline functions that it
- * calls are compiled along with it. The files of such functions are named cpu_*.c and built with -O3 in every preset
- * (src/CMakeLists.txt). Not with ThreadSanitizer, which starts after the choice, nor with clang before 17, which names
- * such a function differently from what callers in other files expect.
+ * A function marked TD__VECTOR is compiled once for each instruction set (without extensions, with AVX2 and
+ * FMA, with AVX-512), and the dynamic loader chooses one for the machine (ifunc). Inline functions that it
+ * calls are compiled along with it. The files of such functions are named cpu_*.c and built with -O3 in
+ * every preset (src/CMakeLists.txt). Not with ThreadSanitizer, which starts after the choice, nor with clang
+ * before 17, which names such a function differently from what callers in other files expect.
  *
- * TD__VECTOR_256 is for loops that hardly compute: vectors of 64 bytes move arrays that are not in L1 more slowly than
- * vectors of 32 (by 6 % on a Zen 4). */
+ * TD__VECTOR_256 is for loops that hardly compute: vectors of 64 bytes move arrays that are not in L1 more
+ * slowly than vectors of 32 (by 6 % on a Zen 4). */
 #ifndef TD_TENSOR_VECTOR_H
 #define TD_TENSOR_VECTOR_H
 

@@ -154,8 +154,8 @@ static td_status fill_in_shape(const td_tensor *tensor, const int64_t *shape, in
 
 /* Finds strides for the new shape over the same memory; false where there are none.
  *
- * From the last dimension on, the old dimensions are grouped into blocks with equal distances between elements. Each
- * block must be divided among new dimensions without a remainder. */
+ * From the last dimension on, the old dimensions are grouped into blocks with equal distances between
+ * elements. Each block must be divided among new dimensions without a remainder. */
 static bool strides_for(const struct td__layout *old, struct td__layout *new)
 {
     int n = new->ndim - 1;
