@@ -99,8 +99,8 @@ TD_API td_status td_monitored_barrier(td_group *group, int64_t timeout_ms, bool 
  *
  * A message that has fewer elements than the receiver's tensor fills the first ones. */
 
-/** Sends the elements of `tensor` to rank `dst` of the group, with a `tag` of 0 or above. Returns when `tensor`
- *  may be written again. */
+/** Sends the elements of `tensor` to `dst`, a rank of the world that is in the group, with a `tag` of 0 or above.
+ *  Returns when `tensor` may be written again. */
 TD_API td_status td_send(td_tensor *tensor, int dst, int tag, td_group *group);
 
 /** `src` may be TD_ANY_SOURCE, `tag` TD_ANY_TAG. *source, where not NULL, is the rank that sent it.

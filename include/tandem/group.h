@@ -62,8 +62,8 @@
  * ended or left. TD_ERR_TIMEOUT: not complete within the group's timeout (td_group_set_timeout()).
  * TD_ERR_MISMATCH: the ranks called different operations, or one with different arguments. A rank that
  * has returned by then gets it from a later call, at the latest from td_destroy_process_group() or
- * td_group_destroy(). After one of the last three the group is broken: all further calls on it fail
- * with the same. */
+ * td_group_destroy(). After one of the last three from a collective the group is broken: all further calls on it
+ * fail with the same. A message that failed, or a monitored barrier that named missing ranks, does not break it. */
 #ifndef TANDEM_GROUP_H
 #define TANDEM_GROUP_H
 
@@ -161,7 +161,8 @@ typedef struct td_group_options {
     void *reserved[4]; /* must be zero */
 } td_group_options;
 
-/** Makes a group of ranks[0], ranks[1], … of the world (options->world), in that order; NULL: all of them. */
+/** Makes a group of ranks[0], ranks[1], … of the world (options->world), in that order; NULL: all of them, whatever
+ *  `count` is. */
 TD_API td_status td_new_group(const int *ranks, int count, const td_group_options *options,
                               td_group **group);
 
@@ -232,9 +233,9 @@ TD_API td_status td_group_open(td_store *store, int rank, int size, const td_gro
  *     } */
 
 /** Aborts the group: everything under way on it, on every rank, and every later call fails with
- *  TD_ERR_ABORTED and a sentence that names this rank. From any thread. Not collective; other groups are
- *  not touched. It reaches ranks of other hosts within 50 ms; one that cannot be reached is left to its
- *  own timeout. */
+ *  TD_ERR_ABORTED and a sentence that names this rank; only td_group_shrink() goes on, and can still be
+ *  called. From any thread. Not collective; other groups are not touched. It reaches ranks of other hosts
+ *  within 50 ms; one that cannot be reached is left to its own timeout. */
 TD_API td_status td_group_abort(td_group *group);
 
 /**
