@@ -160,6 +160,41 @@ RANKS(optional_slots, .ranks = 2)
     CHECK(slots.verify_ms > 0);
 }
 
+static td_status fail_to_create(const td_backend_context *context, void *arg, void **self)
+{
+    (void)context, (void)arg, (void)self;
+    return TD_ERR_SYSTEM;
+}
+
+static td_status fail_to_meet(void *self, const td_call *call)
+{
+    (void)self, (void)call;
+    return TD_ERR_SYSTEM;
+}
+
+TEST(failures_without_a_sentence)
+{
+    static const td_backend_ops silent = {.create = slots_create,
+                                          .destroy = slots_destroy,
+                                          .barrier = fail_to_meet},
+                                none = {.create = fail_to_create, .destroy = slots_destroy};
+    struct slots slots = {0};
+    CHECK_OK(td_register_backend("silent", &silent, &slots));
+    CHECK_OK(td_register_backend("none", &none, &slots));
+    td_fail(TD_ERR_PEER, "an old failure"); /* which is not the reason */
+    CHECK_FAILS(td_init_process_group(&(td_init_options){.backend = "none"}), TD_ERR_SYSTEM,
+                "create() of backend \"none\" failed with TD_ERR_SYSTEM, and gave no reason");
+    CHECK_OK(td_init_process_group(&(td_init_options){.backend = "silent"}));
+    td_fail(TD_ERR_PEER, "an old failure");
+    CHECK_FAILS(
+        td_group_barrier(NULL, NULL), TD_ERR_SYSTEM,
+        "barrier #1 on group \"world\": backend \"silent\" failed with TD_ERR_SYSTEM, and gave "
+        "no reason");
+    CHECK_OK(td_destroy_process_group());
+    CHECK_OK(td_register_backend("silent", NULL, NULL));
+    CHECK_OK(td_register_backend("none", NULL, NULL));
+}
+
 RANKS(ranks_that_disagree, .ranks = 2)
 {
     CHECK_OK(init_toy("toy", NULL));

@@ -207,7 +207,14 @@ static td_status serve(td_group *group, const char *key, const td_group_options 
     group->context.timeout_ms = group->timeout_ms;
     if (extra && !(group->context.options = strdup(extra)))
         return td__fail_nomem("group");
-    return group->ops->create(&group->context, arg, &group->self);
+    uint64_t failures = td__error_count();
+    td_status status = group->ops->create(&group->context, arg, &group->self);
+    if (status && td__error_count() == failures)
+        td_fail(
+            status,
+            "group \"%s\": create() of backend \"%s\" failed with %s, and gave no reason by td_fail()",
+            group->name, group->backend, td_status_name(status));
+    return status;
 }
 
 td_status td__group_make(struct td__root *root, const int *ranks, int count, const char *given,

@@ -43,6 +43,17 @@ int64_t td__call_timeout(const td_group *group)
     return thread_timeout_ms ? thread_timeout_ms : group->timeout_ms;
 }
 
+/* A backend that failed without td_fail() has left an older error, which would be taken for the reason. */
+static void ensure_reason(const td_group *group, const td_call *call, td_status status)
+{
+    if (status && td_last_status() != status)
+        td_fail(status,
+                "%s #%llu on group \"%s\": backend \"%s\" failed with %s, and gave no reason by "
+                "td_fail()",
+                td_op_kind_name(call->kind), (unsigned long long)call->sequence, group->name,
+                group->backend, td_status_name(status));
+}
+
 /* `entry` is that of a call which was queued. */
 static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
 {
@@ -52,6 +63,7 @@ static td_status carry_out(td_group *group, const td_call *call, uint64_t entry)
         td_collective_fn slot = td__backend_slot(group->ops, call->kind);
         status = td__needs_padding(group, call) ? td__call_padded(group, call, slot)
                                                 : slot(group->self, call);
+        ensure_reason(group, call, status);
         if (!group->ops->explains_timeouts)
             td__explain_delay(group, call->sequence, -1, status);
         if (status && status != TD_ERR_INVALID && status != TD_ERR_UNSUPPORTED)
