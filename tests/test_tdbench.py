@@ -217,7 +217,7 @@ class Mistakes(Test):
         self.check("unknown option --itres; did you mean --iters?", "all_reduce", "--itres", "3")
         self.check('"4X" is not a size', "all_reduce", "--max", "4X")
         self.check("there is no size between", "all_reduce", "--min", "8", "--max", "4")
-        self.check('"f99" is no type', "all_reduce", "--dtype", "f99")
+        self.check('"f99" is not a dtype', "all_reduce", "--dtype", "f99")
         self.check('"add" is not one of sum', "all_reduce", "--op", "add")
         self.check("there is no band of f32", "all_reduce", "--op", "band")
         self.check('"udp" is not one of shm|tcp', "all_reduce", "--transport", "udp")
