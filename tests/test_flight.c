@@ -561,7 +561,7 @@ TEST(a_wrong_location_is_reported)
     setenv("TANDEM_FLIGHT", "1:2:3", 1);
     check_refused("process 1 has no page 3 of a flight recorder open as 2");
     setenv("TANDEM_FLIGHT", "1:2", 1);
-    check_refused("it can be a path with a slash");
+    check_refused("it must be a path with a slash");
 }
 
 /* A process that may write to a file may truncate it while it is mapped. */
