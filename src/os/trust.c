@@ -433,6 +433,12 @@ td_status td__listen_trusted(const char *host, int port, const char *purpose,
     td__address_text(&address, where);
     if (fd == -EADDRINUSE && address.any.sa_family == AF_UNIX)
         return td_fail(TD_ERR_SYSTEM, "cannot listen at %s: it is in use already", where);
+    if (fd == -EADDRINUSE && !port)
+        return td_fail(
+            TD_ERR_SYSTEM,
+            "no port is free for the %s at %s: all of net.ipv4.ip_local_port_range are in "
+            "use, by programs or by connections that have ended a moment ago",
+            purpose, where);
     if (fd == -EADDRINUSE)
         return td_fail(TD_ERR_SYSTEM,
                        "port %d is in use already (listening for the %s at %s): choose another one "
