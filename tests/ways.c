@@ -26,3 +26,10 @@ void open_world(const struct way *way, int64_t timeout_ms)
     take_way(way);
     CHECK_OK(td_init_process_group(&(td_init_options){.timeout_ms = timeout_ms}));
 }
+
+float sum_on(td_group *group)
+{
+    float value = 1;
+    CHECK_OK(td_group_all_reduce(&value, &value, 1, TD_F32, TD_SUM, group, NULL));
+    return value;
+}

@@ -2,6 +2,8 @@
 #ifndef TANDEM_TESTS_WAYS_H
 #define TANDEM_TESTS_WAYS_H
 
+#include <tandem/group.h>
+
 #include <stdint.h>
 
 struct way {
@@ -17,5 +19,8 @@ void take_way(const struct way *way);
 
 /** Makes this process one of a world whose ranks reach each other so. 0: the usual timeout. */
 void open_world(const struct way *way, int64_t timeout_ms);
+
+/** An all_reduce of ones: how many ranks the group has. */
+float sum_on(td_group *group);
 
 #endif
