@@ -15,7 +15,6 @@
 
 struct tcp_world {
     pthread_mutex_t lock;
-    pthread_cond_t changed;
     int links;
     int pending[MOST_RANKS][MOST_RANKS]; /* [to][from]: the accepting end, plus one */
     struct {
@@ -25,6 +24,7 @@ struct tcp_world {
     } listeners[MOST_RANKS];
     seat_fn body;
     pthread_barrier_t end;
+    struct seat *seats;
 };
 
 static void make_pair(int fds[2])
@@ -65,22 +65,19 @@ static td_status seat_connect(void *arg, int peer, td__deadline deadline, int *f
         CHECK_EQ(world->pending[peer][seat->rank], 0);
         world->pending[peer][seat->rank] = fds[1] + 1;
         world->links++;
-        pthread_cond_broadcast(&world->changed);
+        td__tcp_comm_wake(world->seats[peer].comm);
     }
     pthread_mutex_unlock(&world->lock);
     *fd = fds[0];
     return TD_OK;
 }
 
-static td_status seat_accept(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status seat_accept(void *arg, int peer, int *fd)
 {
     struct seat *seat = arg;
     struct tcp_world *world = seat->world;
     int *pending = &world->pending[seat->rank][peer];
-    bool in_time = true;
     pthread_mutex_lock(&world->lock);
-    while (!*pending && in_time)
-        in_time = td__cond_wait(&world->changed, &world->lock, deadline);
     int got = *pending;
     *pending = 0;
     pthread_mutex_unlock(&world->lock);
@@ -140,7 +137,7 @@ void tcp_world_run(int size, const char *algorithm, seat_fn body, const void *ar
     struct seat seats[MOST_RANKS];
     pthread_t threads[MOST_RANKS];
     CHECK(size <= MOST_RANKS);
-    td__cond_init(&world.changed);
+    world.seats = seats;
     pthread_barrier_init(&world.end, NULL, (unsigned)size);
     for (int i = 0; i < size; i++) {
         seats[i] = (struct seat){.world = &world, .rank = i, .size = size, .arg = arg};
@@ -152,7 +149,6 @@ void tcp_world_run(int size, const char *algorithm, seat_fn body, const void *ar
     for (int i = 0; i < size; i++)
         pthread_join(threads[i], NULL);
     pthread_barrier_destroy(&world.end);
-    pthread_cond_destroy(&world.changed);
 }
 
 struct td__operation seat_call(struct seat *seat, td_op_kind kind, size_t count, td_dtype dtype)

@@ -16,7 +16,8 @@ struct table {
 static void await_ball(struct table *table, int player, int ball, bool oversubscribed)
 {
     struct td__waiting waiting;
-    td__waiting_begin(&waiting, &table->events[player], oversubscribed, SLEEP_NS, soon());
+    td__waiting_begin(&waiting, &table->events[player], oversubscribed, soon());
+    waiting.longest_sleep = SLEEP_NS;
     waiting.sleepers = &table->sleepers;
     while (atomic_load(&table->ball) < ball) {
         int64_t before = td__now_ns();
@@ -62,16 +63,17 @@ TEST(waiting_ends_at_its_deadline)
         struct td__waiting waiting;
         int64_t before = td__now_ns();
         int steps = 0;
-        td__waiting_begin(&waiting, &table.events[0], oversubscribed, 10000000,
-                          td__deadline_in_ms(100));
+        td__waiting_begin(&waiting, &table.events[0], oversubscribed, td__deadline_in_ms(100));
         waiting.sleepers = &table.sleepers;
-        while (td__waiting_step(&waiting))
+        while (td__waiting_step(&waiting)) {
+            waiting.wake_at = td__deadline_in_ms(10);
             steps++;
+        }
         td__waiting_end(&waiting);
         int64_t took = td__now_ns() - before;
         CHECK(took >= 99000000);
         CHECK_PROMPT(before);
-        CHECK(steps > 5); /* it looked around in between */
+        CHECK(steps > 5); /* it returned at `wake_at` */
         CHECK_EQ(table.sleepers, 0);
         CHECK_EQ(table.events[0].sleeping, 0);
     }

@@ -20,7 +20,7 @@ enum {
     ASK_MS = 250,
 };
 
-#define PATIENCE_NS ((int64_t)40000000) /* after the first look, which comes after 50 ms or more */
+#define PATIENCE_NS ((int64_t)50000000) /* after the first look */
 #define SLOWEST_NS ((int64_t)1000000000)
 #define PAUSE_NS ((int64_t)2000000) /* before one is asked again that has not made a call yet */
 
@@ -270,7 +270,7 @@ td_status td__call_history_verify(struct td__call_history *history, td_group *gr
 }
 
 td_status td__call_history_look(struct td__call_history *history, td_group *group,
-                                const struct td__operation *operation)
+                                const struct td__operation *operation, td__deadline *next)
 {
     int64_t now = td__now_ns();
     if (history->sequence != operation->call.sequence) {
@@ -279,10 +279,11 @@ td_status td__call_history_look(struct td__call_history *history, td_group *grou
         history->next = now + PATIENCE_NS;
         history->asked = 0;
     }
+    *next = history->next;
     if (now < history->next)
         return TD_OK;
-    int64_t pause = (now - history->since) / 8;
-    history->next = now + (pause < SLOWEST_NS ? pause : SLOWEST_NS);
+    int64_t pause = now - history->since;
+    *next = history->next = now + (pause < SLOWEST_NS ? pause : SLOWEST_NS);
     int rank = group->ranks[(group->rank + 1 + history->asked++ % (group->size - 1)) % group->size];
     if (td__endpoint_presence(group->root->endpoint, rank) != TD__PRESENT)
         return TD_OK;

@@ -77,8 +77,9 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
 td_status td__call_history_ask(struct td__call_history *history, td_group *group, int rank,
                                const struct td__operation *operation);
 
-/** During a long wait in `operation`: from time to time asks another member. */
+/** During a long wait in `operation`: from time to time asks another member. *next becomes the time at which
+ *  to call this again. */
 td_status td__call_history_look(struct td__call_history *history, td_group *group,
-                                const struct td__operation *operation);
+                                const struct td__operation *operation, td__deadline *next);
 
 #endif

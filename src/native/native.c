@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { WAKE_MS = 200 }; /* for all ranks of this host to be woken, after a failure */
+
 /* ---- Options --------------------------------------------------------------------------------- */
 
 /* "name=value name=value", separated by spaces or commas. */
@@ -138,27 +140,32 @@ static inline td_status look_for_losses(struct td__native *native,
     return losses == native->losses ? TD_OK : find_losses(native, operation, losses);
 }
 
-/* During long waits. A failure on one host must reach ranks of another that wait for each other: a rank that waits in
- * the comm checks the lane, and one that waits on links checks the comm. */
-static td_status look_from_team(void *arg, const struct td__operation *operation)
+/* Before a waiting thread sleeps. A failure on one host must reach ranks of another that wait for each other:
+ * a rank that waits in the comm checks the lane, and one that waits on links checks the comm. */
+static td_status look_from_comm(void *arg, const struct td__operation *operation, unsigned sleeps,
+                                td__deadline *next)
 {
     struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
     TD_TRY(look_for_losses(native, operation));
-    if (native->hierarchy)
+    if (native->hierarchy && sleeps) {
+        if (sleeps == 1)
+            td__hierarchy_watch_links(native->hierarchy);
         TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
-    return native->history ? td__call_history_look(native->history, native->group, operation)
+    }
+    return native->history ? td__call_history_look(native->history, native->group, operation, next)
                            : TD_OK;
 }
 
-static td_status look_from_links(void *arg, const struct td__operation *operation)
+static td_status look_from_links(void *arg, const struct td__operation *operation,
+                                 td__deadline *next)
 {
     struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
     if (native->comm)
         TD_TRY(td__shm_state(native->comm));
     TD_TRY(look_for_losses(native, operation));
-    return td__call_history_look(native->history, native->group, operation);
+    return td__call_history_look(native->history, native->group, operation, next);
 }
 
 static void explain(void *arg, const struct td__operation *operation)
@@ -184,6 +191,8 @@ static void abort_group(void *self)
         td__p2p_abort(native->p2p, status);
     if (native->comm) /* behind the messages, which have their reason by now */
         atomic_store(&native->comm->given_up, true);
+    if (native->sockets)
+        td__endpoint_wake_waiters(native->group->root->endpoint);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */
@@ -248,7 +257,7 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
     group->history = native->history;
     group->trace.quick = !places.elsewhere;
     if (native->comm) {
-        native->comm->outside = look_from_team;
+        native->comm->outside = look_from_comm;
         native->comm->outside_arg = native;
         native->comm->explain = explain;
     }
@@ -338,6 +347,17 @@ static td_status together(struct td__native *native, const struct td__operation 
     return td__tcp_comm_run(native->sockets, operation);
 }
 
+/* Members on this host that sleep on links do not see that the comm has failed. */
+static void wake_members(const struct td__native *native)
+{
+    const struct td__shm_comm *comm = native->comm;
+    td__deadline deadline = td__deadline_in_ms(WAKE_MS);
+    for (int i = 0; i < comm->size && !td__deadline_passed(deadline); i++)
+        if (i != comm->index &&
+            td__endpoint_presence(comm->endpoint, comm->world_ranks[i]) == TD__PRESENT)
+            td__endpoint_wake_rank(comm->endpoint, comm->world_ranks[i], deadline);
+}
+
 /* This rank is out of step with the others now. Ranks of its host find the reason in the memory that
  * they share; it is sent to the others. */
 static void fall_out(struct td__native *native, const struct td__operation *operation,
@@ -351,6 +371,8 @@ static void fall_out(struct td__native *native, const struct td__operation *oper
         td__hierarchy_fall_out(native->hierarchy, operation, status);
     if (native->sockets)
         td__tcp_comm_fall_out(native->sockets, operation, status);
+    if (native->comm && native->sockets && td__shm_broke(native->comm))
+        wake_members(native);
     if (native->comm)
         td__shm_await_quiet(native->comm);
     td__error_restore(&error);

@@ -36,6 +36,16 @@ static void release(struct td__p2p *p2p)
     free(p2p);
 }
 
+/* A rank has ended or left, or there is something on a link. */
+static void alert(void *arg)
+{
+    struct td__p2p *p2p = arg;
+    pthread_mutex_lock(&p2p->lock);
+    p2p->alerted = true;
+    td__p2p_wake(p2p);
+    pthread_mutex_unlock(&p2p->lock);
+}
+
 td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p **p2p_out)
 {
     struct td__p2p *p2p = calloc(1, sizeof *p2p);
@@ -62,7 +72,7 @@ td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p *
     }
     p2p->remaining = options->size - 1;
     p2p->lost = -1;
-    p2p->next_deadline = TD__NEVER;
+    p2p->next_deadline = p2p->next_check = TD__NEVER;
     p2p->epoll = p2p->event = -1;
     p2p->oversubscribed = td__crowd(p2p->local_size);
     p2p->maybe_oversubscribed = options->size > td__processors();
@@ -73,6 +83,8 @@ td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p *
     if (p2p->local_size < options->size)
         td__endpoint_listen(options->endpoint, options->key, TD__CHANNEL_MESSAGES,
                             td__p2p_tcp_accept, p2p);
+    p2p->waiter = (struct td__endpoint_waiter){.wake = alert, .arg = p2p};
+    td__endpoint_add_waiter(options->endpoint, &p2p->waiter);
     return TD_OK;
 }
 
@@ -355,6 +367,7 @@ void td__p2p_destroy(struct td__p2p *p2p)
         return;
     td__p2p_stop(p2p);
     part(p2p);
+    td__endpoint_remove_waiter(p2p->options.endpoint, &p2p->waiter);
     if (p2p->local_size < p2p->options.size)
         td__endpoint_listen(p2p->options.endpoint, p2p->options.key, TD__CHANNEL_MESSAGES, NULL,
                             NULL);

@@ -126,6 +126,7 @@ struct td__peer {
     char *exit_reason;
     const char *doubt;           /* its link has ended, and it is not known why: what to say … */
     td__deadline doubt_end;      /* … when it is not known by then */
+    td__deadline left_end;       /* it has left: until when its link may arrive; 0: it has not */
     struct td__post_list posted; /* receives from this rank */
     struct td__arrival_list arrivals;
     struct td__post_list queue;        /* to be written, in order */
@@ -163,7 +164,9 @@ struct td__p2p {
     char *aborted;              /* the group was given up: why … */
     td_status aborted_with;     /* … and what calls get */
     unsigned losses;            /* of the endpoint, as last looked at */
-    int64_t next_pulse;         /* when to look whether the others live */
+    bool alerted;               /* by the endpoint, since the last check of the peers */
+    td__deadline next_check;    /* when to check the peers without that */
+    td__deadline checked;       /* when they were last */
     td__deadline lockout_at; /* 0: the owner of the shared memory lives; else until when others may
                                    still map it */
 
@@ -189,11 +192,15 @@ struct td__p2p {
     bool maybe_oversubscribed; /* the same if all ranks were here, as they can be with links, too */
     enum td__owner owner;      /* of the right to sleep until something happens */
     int sleepers;              /* owners without the lock; a deposed one may still be among them */
+    td__deadline asleep_until; /* of the last one of them */
     int waiters;               /* threads that wait for another to do it */
     pthread_cond_t changed;
     pthread_cond_t thread_wake;
     pthread_t thread;
     bool thread_runs, thread_rests, stopping;
+    bool thread_naps_long;     /* it has to be woken when the owner has gone */
+    uint64_t turns;            /* counts the threads of the program that have been owners */
+    struct td__endpoint_waiter waiter;
     uint64_t posts; /* counts them, so that the thread sees whether there were new ones */
 };
 
@@ -279,7 +286,8 @@ void td__peer_lost(struct td__p2p *p2p, int peer, bool bye, const char *exit_rea
 /** Ends what is past its deadline. */
 void td__expire(struct td__p2p *p2p, int64_t now);
 
-/** Parts with those who have died or left: all of them, or those whom something posted has to do with. */
+/** Parts with ranks that have ended or left: all of them, or those that a post waits for. Sets when to check
+ *  again. */
 void td__p2p_check_peers(struct td__p2p *p2p, bool all);
 
 /** Fails with TD_ERR_PEER and the sentence why nothing can be had from a rank that is gone. */
@@ -319,7 +327,8 @@ struct td__p2p_wait {
     bool drowsy;         /* sleeps at once */
     bool begun;          /* `waiting` is in use */
     bool slept;          /* it is time to look at deadlines */
-    int64_t spins_until; /* with links */
+    td__deadline until;  /* when to return from sleep at the latest */
+    struct td__backoff backoff; /* with links */
 };
 
 static inline bool td__is_set(const atomic_bool *complete)
@@ -337,8 +346,11 @@ void td__p2p_wait_reset(struct td__p2p_wait *wait);
 /** With the lock held: makes whoever sleeps look again. */
 void td__p2p_wake(struct td__p2p *p2p);
 
-/** Ends what is past its deadline, and parts with those who have died. */
+/** Ends what is past its deadline, and parts with ranks that have ended or left, where it is time for that. */
 void td__p2p_check_deadlines(struct td__p2p *p2p);
+
+/** With the lock held, after a new post: wakes the sleeping owner where it would sleep too long. */
+void td__p2p_hasten(struct td__p2p *p2p);
 
 /* ---- p2p_shm.c, p2p_ring.c --------------------------------------------------------- */
 

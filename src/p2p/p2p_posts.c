@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CHECK_NS = 50000000, LEFT_NS = 50000000 };
 enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800 };
 enum { MOST_NAMED = 3 };
 
@@ -57,6 +58,9 @@ void td__post_begin(struct td__p2p *p2p, struct td__post *post)
     p2p->pending++;
     if (post->deadline < p2p->next_deadline)
         p2p->next_deadline = post->deadline;
+    td__deadline check = p2p->checked + CHECK_NS; /* its peer may not be watched yet */
+    if (check < p2p->next_check)
+        p2p->next_check = check;
 }
 
 static void leave_all(struct td__p2p *p2p, struct td__post *post)
@@ -182,6 +186,20 @@ td_status td__any_is_hopeless(struct td__p2p *p2p, const struct td__post *post)
                    died ? "" : ",", p2p->peers[named].exit_reason);
 }
 
+static void check_by(struct td__p2p *p2p, td__deadline when)
+{
+    p2p->next_check = td__deadline_earlier(p2p->next_check, when);
+}
+
+/* A link that a rank opened before it left may still be in the handshake. */
+static bool may_still_connect(struct td__p2p *p2p, struct td__peer *peer)
+{
+    if (!peer->left_end)
+        peer->left_end = td__now_ns() + LEFT_NS;
+    check_by(p2p, peer->left_end);
+    return !td__deadline_passed(peer->left_end);
+}
+
 /* What had come from it before can still be received. */
 static void part_with(struct td__p2p *p2p, int rank, enum td__presence presence)
 {
@@ -195,6 +213,8 @@ static void part_with(struct td__p2p *p2p, int rank, enum td__presence presence)
         td__ring_lose(p2p, rank, exit_reason);
     else if (peer->local < 0 && peer->links[1] && presence != TD__CUT_OFF)
         return; /* its end comes behind its last message */
+    else if (peer->local < 0 && presence == TD__LEFT && may_still_connect(p2p, peer))
+        return;
     else
         td__peer_gone(p2p, rank, exit_reason);
 }
@@ -216,10 +236,12 @@ static void end_doubts(struct td__p2p *p2p)
         if (!peer->doubt || peer->gone)
             continue;
         if (td__deadline_passed(peer->doubt_end) ||
-            td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[r]) != TD__PRESENT)
+            td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[r]) != TD__PRESENT) {
             td__peer_lost(p2p, r, false, peer->doubt);
-        else
-            doubts = true;
+            continue;
+        }
+        doubts = true;
+        check_by(p2p, peer->doubt_end);
     }
     p2p->doubts = doubts;
 }
@@ -238,12 +260,16 @@ static bool is_locked_out(struct td__p2p *p2p, int rank)
         return false;
     if (!p2p->lockout_at)
         p2p->lockout_at = td__deadline_in_ms(LOCKOUT_MS);
+    check_by(p2p, p2p->lockout_at);
     return td__deadline_passed(p2p->lockout_at);
 }
 
 void td__p2p_check_peers(struct td__p2p *p2p, bool all)
 {
     struct td__endpoint *endpoint = p2p->options.endpoint;
+    p2p->alerted = false;
+    p2p->checked = td__now_ns();
+    p2p->next_check = TD__NEVER;
     if (p2p->doubts)
         end_doubts(p2p);
     for (const struct td__post *post = p2p->all; post; post = post->all_next)

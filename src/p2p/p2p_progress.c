@@ -136,6 +136,8 @@ static void attach(struct td__p2p *p2p, td__deadline deadline)
     td_status status = p2p->options.shared(p2p->options.shared_arg, deadline, &memory);
     pthread_mutex_lock(&p2p->lock);
     p2p->attaching = false;
+    if (p2p->waiters)
+        pthread_cond_broadcast(&p2p->changed);
     if (status == TD_ERR_TIMEOUT) {
         td__expire(p2p, td__now_ns());
         p2p->attach_wanted = p2p->pending > 0;
@@ -143,6 +145,7 @@ static void attach(struct td__p2p *p2p, td__deadline deadline)
     }
     p2p->attach_wanted = false;
     if (!status) {
+        p2p->alerted = true; /* for frames of ranks that have ended or left since */
         td__p2p_shm_begin(p2p, memory);
         flush_locals(p2p);
         return;
@@ -198,7 +201,7 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
     bool in_time = true;
     bool owner = false;
     for (;;) {
-        if (wait.slept)
+        if (wait.slept || p2p->alerted)
             td__p2p_check_deadlines(p2p);
         bool happened = do_job(p2p, deadline);
         happened |= td__p2p_pump(p2p);
@@ -212,12 +215,14 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
             continue;
         }
         if (!owner && p2p->owner == TD__OWNER_PROGRAM) {
+            td__p2p_hasten(p2p);
             in_time = wait_for_owner(p2p, deadline);
             continue;
         }
         if (!owner) {
             bool depose = p2p->owner == TD__OWNER_THREAD;
             p2p->owner = TD__OWNER_PROGRAM;
+            p2p->turns++;
             owner = true;
             if (depose)
                 td__p2p_wake(p2p);
@@ -229,6 +234,8 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
         p2p->owner = TD__OWNER_NOBODY;
         if (p2p->waiters)
             pthread_cond_broadcast(&p2p->changed);
+        if (p2p->thread_naps_long && p2p->pending)
+            pthread_cond_signal(&p2p->thread_wake);
     }
     return last;
 }
@@ -246,6 +253,7 @@ void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer
         td__large_copy(p2p); /* the other jobs can take long: they are left to our thread */
         td__p2p_pump(p2p);
         td__p2p_settle(p2p);
+        td__p2p_hasten(p2p);
     }
     pthread_mutex_unlock(&p2p->lock);
     tell(last);
@@ -265,7 +273,7 @@ static void serve(struct td__p2p *p2p)
     struct td__p2p_wait wait = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .drowsy = true};
     p2p->owner = TD__OWNER_THREAD;
     while (p2p->owner == TD__OWNER_THREAD && p2p->pending && !p2p->stopping) {
-        if (wait.slept)
+        if (wait.slept || p2p->alerted)
             td__p2p_check_deadlines(p2p);
         bool happened = do_job(p2p, TD__NEVER);
         happened |= td__p2p_pump(p2p);
@@ -288,7 +296,7 @@ static void serve(struct td__p2p *p2p)
 static void *run(void *arg)
 {
     struct td__p2p *p2p = arg;
-    uint64_t seen = 0;
+    uint64_t seen = 0, turn = 0;
     int64_t nap = NAP_NS;
     pthread_mutex_lock(&p2p->lock);
     while (!p2p->stopping) {
@@ -302,9 +310,14 @@ static void *run(void *arg)
             continue;
         }
         seen = p2p->posts;
+        p2p->thread_naps_long = nap > LONG_NAP_NS;
         td__cond_wait(&p2p->thread_wake, &p2p->lock, td__now_ns() + nap);
+        p2p->thread_naps_long = false;
         if (p2p->owner != TD__OWNER_NOBODY || p2p->waiters || !p2p->pending) {
-            nap = nap < LONG_NAP_NS ? nap * 2 : nap;
+            /* Longer than LONG_NAP_NS only while one thread of the program keeps waiting. */
+            int64_t longest = turn == p2p->turns ? TD__LONGEST_SLEEP_NS : LONG_NAP_NS;
+            nap = nap * 2 < longest ? nap * 2 : longest;
+            turn = p2p->turns;
         } else {
             serve(p2p);
             nap = NAP_NS;
@@ -324,6 +337,7 @@ void td__p2p_attend(struct td__p2p *p2p)
         p2p->thread_runs = !td__thread_start(&p2p->thread, "td-messages", run, p2p);
     if (p2p->sleepers && has_job(p2p))
         td__p2p_wake(p2p);
+    td__p2p_hasten(p2p);
 }
 
 void td__p2p_stop(struct td__p2p *p2p)

@@ -17,7 +17,6 @@ enum {
     EAGER_LIMIT = 8 * 1024,
     ARENA_EAGER_LIMIT = 4 * 1024,
     AT_ONCE = 64,           /* messages of one rank that are taken before another's turn */
-    LOOKS = 40,             /* for a message that may come at once, with a pause between two */
     CLAIM_LIMIT = 2 * 1024, /* messages whose lines are claimed for the next one */
 };
 
@@ -314,9 +313,10 @@ bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data
     struct td__ring_end *end = &peer->reads;
     struct frame *frame = first_frame(end);
     uint32_t kind;
-    int looks = p2p->oversubscribed ? 1 : LOOKS;
-    while (!(kind = atomic_load_explicit(&frame->kind, memory_order_acquire)) && --looks)
-        td__pause_processor();
+    unsigned looks = td__first_looks(p2p->oversubscribed);
+    while (!(kind = atomic_load_explicit(&frame->kind, memory_order_acquire)) &&
+           td__look_again(&looks))
+        ;
     if (kind != TD__MESSAGE_EAGER || !td__tag_fits(tag, frame->tag))
         return false;
     /* Its numbers are read once, since the other side could change them. */

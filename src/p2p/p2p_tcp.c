@@ -254,7 +254,7 @@ void td__p2p_tcp_lose(struct td__p2p *p2p, struct td__p2p_link *link, const char
         td__endpoint_presence(p2p->options.endpoint, world_rank) == TD__PRESENT) {
         peer->doubt = exit_reason;
         peer->doubt_end = td__deadline_in_ms(DOUBT_MS);
-        p2p->doubts = true;
+        p2p->doubts = p2p->alerted = true;
         td__endpoint_watch(p2p->options.endpoint, world_rank);
         td__p2p_tcp_close(p2p, link);
         return;

@@ -1,19 +1,14 @@
-/* Waiting for something to happen, in rings or on links: from spinning to sleeping.
+/* Waiting for a frame in a ring or on a link: spinning, yielding, sleeping (base/wait.h).
  *
- * With rings alone, wait_event.h does it. With links alone, a thread looks at them for a while and then sleeps
- * in epoll. With both, nothing wakes a sleeper for both kinds, so it sleeps on the links, but never
- * longer than a millisecond at a time, and looks at the rings in between. */
+ * With rings alone, a thread waits on its event in shared memory (wait_event.h). With links alone, it spins and
+ * yields, and then sleeps in epoll. With both it spins and yields on both, and then sleeps on the event; the
+ * endpoint's thread signals it when a link is ready (td__endpoint_wake_on()).
+ *
+ * A sleeper is woken by frames, by failures, and by posts of other threads that need an earlier look. */
 #include "p2p/p2p_internal.h"
 #include "p2p/p2p_link.h"
 
-#include <sched.h>
-
-enum {
-    SLICE_NS = 50000000, /* the longest sleep before looking at deadlines */
-    MIXED_NS = 1000000,  /* the longest sleep on links, with rings to look at, too */
-    PEEKS = 8,           /* at the rings, between two steps of waiting */
-    SPIN_NS = 50000,     /* looking at links before sleeping */
-};
+enum { PEEKS = 8 }; /* at the rings, between two steps of waiting */
 
 void td__p2p_wake(struct td__p2p *p2p)
 {
@@ -23,13 +18,24 @@ void td__p2p_wake(struct td__p2p *p2p)
         td__p2p_tcp_wake(p2p);
 }
 
+static td__deadline next_look(const struct td__p2p *p2p)
+{
+    return td__deadline_earlier(p2p->next_deadline, p2p->next_check);
+}
+
+void td__p2p_hasten(struct td__p2p *p2p)
+{
+    if (p2p->sleepers && next_look(p2p) < p2p->asleep_until)
+        td__p2p_wake(p2p);
+}
+
 void td__p2p_wait_reset(struct td__p2p_wait *wait)
 {
     if (wait->begun)
         td__waiting_end(&wait->waiting);
     wait->begun = false;
     wait->slept = false;
-    wait->spins_until = 0;
+    wait->backoff.begun = 0;
 }
 
 /* A pause of the processor takes longer than a message: looks several times before the next one. */
@@ -41,20 +47,20 @@ static bool peek_often(struct td__p2p *p2p)
     return false;
 }
 
-/* Rings and the event. */
+/* Rings, and perhaps links. */
 static bool wait_on_event(struct td__p2p *p2p, struct td__p2p_wait *wait,
-                          const atomic_bool *complete)
+                          const atomic_bool *complete, bool links)
 {
     struct td__waiting *waiting = &wait->waiting;
-    if (!wait->begun) {
-        td__waiting_begin(waiting, td__p2p_shm_own_event(p2p), p2p->oversubscribed, SLICE_NS,
-                          wait->deadline);
-        wait->begun = true;
-        if (wait->drowsy) {
-            waiting->spins = 0;
-            waiting->until = 1;
-        }
-    }
+    struct td__wait_event *event = td__p2p_shm_own_event(p2p);
+    if (!wait->begun && (wait->drowsy || links))
+        td__waiting_begin_asleep(waiting, event, wait->deadline);
+    else if (!wait->begun)
+        td__waiting_begin(waiting, event, p2p->oversubscribed, wait->deadline);
+    wait->begun = true;
+    waiting->wake_at = wait->until;
+    if (links && waiting->announced)
+        td__endpoint_wake_on(p2p->options.endpoint, p2p->epoll);
     bool in_time;
     do {
         waiting->elsewhere = p2p->oversubscribed && !wait->drowsy && !waiting->spins &&
@@ -66,35 +72,36 @@ static bool wait_on_event(struct td__p2p *p2p, struct td__p2p_wait *wait,
     return in_time;
 }
 
-/* Links, and perhaps rings: those have to be looked at from time to time. */
-static bool wait_on_links(struct td__p2p *p2p, struct td__p2p_wait *wait, bool rings)
+static bool sleep_on_links(struct td__p2p *p2p, struct td__p2p_wait *wait)
 {
     int64_t now = td__now_ns();
     if (now >= wait->deadline)
         return false;
-    if (!wait->spins_until)
-        wait->spins_until = wait->drowsy ? 1 : now + SPIN_NS;
-    if (now < wait->spins_until) {
-        if (p2p->maybe_oversubscribed)
-            sched_yield();
-        return true;
-    }
-    int64_t left = wait->deadline - now;
-    int64_t most = rings ? MIXED_NS : SLICE_NS;
-    td__p2p_tcp_sleep(p2p, left < most ? left : most);
+    td__deadline end = td__deadline_earlier(td__deadline_earlier(wait->deadline, wait->until),
+                                            now + TD__LONGEST_SLEEP_NS);
+    td__p2p_tcp_sleep(p2p, end > now ? end - now : 0);
     wait->slept = true;
     return true;
 }
 
-/* Waits a moment without the lock; false when it is too late. */
+/* Without the lock, `links` or rings or both; false when the deadline has passed. */
+static bool wait_once(struct td__p2p *p2p, struct td__p2p_wait *wait, const atomic_bool *complete,
+                      bool links, bool rings)
+{
+    if (links && !wait->drowsy && !wait->slept &&
+        td__backoff(&wait->backoff, p2p->maybe_oversubscribed))
+        return !td__deadline_passed(wait->deadline);
+    return rings ? wait_on_event(p2p, wait, complete, links) : sleep_on_links(p2p, wait);
+}
+
 bool td__p2p_wait_step(struct td__p2p *p2p, struct td__p2p_wait *wait, const atomic_bool *complete)
 {
-    bool in_time;
+    wait->until = p2p->asleep_until = next_look(p2p);
     if (p2p->epoll < 0 && !p2p->attached) {
-        /* Another thread is getting the shared memory. */
+        /* Another thread is getting the shared memory, and signals when it has it. */
         p2p->waiters++;
         td__cond_wait(&p2p->changed, &p2p->lock,
-                      td__deadline_earlier(wait->deadline, td__now_ns() + MIXED_NS));
+                      td__deadline_earlier(wait->deadline, wait->until));
         p2p->waiters--;
         wait->slept = true;
         return !td__deadline_passed(wait->deadline);
@@ -102,10 +109,7 @@ bool td__p2p_wait_step(struct td__p2p *p2p, struct td__p2p_wait *wait, const ato
     bool links = p2p->epoll >= 0, rings = p2p->attached; /* which others set, with the lock */
     p2p->sleepers++;
     pthread_mutex_unlock(&p2p->lock);
-    if (links)
-        in_time = wait_on_links(p2p, wait, rings);
-    else
-        in_time = wait_on_event(p2p, wait, complete);
+    bool in_time = wait_once(p2p, wait, complete, links, rings);
     pthread_mutex_lock(&p2p->lock);
     p2p->sleepers--;
     return in_time;
@@ -115,8 +119,6 @@ void td__p2p_check_deadlines(struct td__p2p *p2p)
 {
     int64_t now = td__now_ns();
     td__expire(p2p, now);
-    if (now < p2p->next_pulse || !p2p->pending)
-        return;
-    p2p->next_pulse = now + SLICE_NS;
-    td__p2p_check_peers(p2p, false);
+    if (p2p->pending && (p2p->alerted || now >= p2p->next_check))
+        td__p2p_check_peers(p2p, false);
 }

@@ -12,10 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { LISTEN_MS = 10000 };
+enum { LISTEN_MS = 10000, BATCH = 16 };
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;  /* held while a domain is opened */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* for the table and `users` */
@@ -95,13 +96,31 @@ void td__domain_remove(struct td__domain *domain, struct td__endpoint *endpoint)
 
 /* ---- Listening ------------------------------------------------------------------------------- */
 
+/* Wakes the waiters of the endpoints whose descriptors are ready. */
+static void wake_waiters(struct td__domain *domain)
+{
+    struct epoll_event ready[BATCH];
+    int count = epoll_wait(domain->wake_set, ready, BATCH, 0);
+    for (int i = 0; i < count; i++) {
+        struct td__endpoint *endpoint = begin_service(domain, ready[i].data.u32);
+        if (!endpoint)
+            continue;
+        td__endpoint_wake_waiters(endpoint);
+        end_service(domain);
+    }
+}
+
 static void *run_listener(void *arg)
 {
     struct td__domain *domain = arg;
-    struct pollfd fds[2] = {{.fd = td__auth_listener_fd(domain->listener), .events = POLLIN},
-                            {.fd = domain->wake, .events = POLLIN}};
-    for (int timeout = 0; !fds[1].revents; timeout = td__auth_listener_turn(domain->listener))
-        poll(fds, 2, timeout);
+    struct pollfd fds[3] = {{.fd = td__auth_listener_fd(domain->listener), .events = POLLIN},
+                            {.fd = domain->wake, .events = POLLIN},
+                            {.fd = domain->wake_set, .events = POLLIN}};
+    for (int timeout = 0; !fds[1].revents; timeout = td__auth_listener_turn(domain->listener)) {
+        poll(fds, 3, timeout);
+        if (fds[2].revents)
+            wake_waiters(domain);
+    }
     td__auth_listener_close(domain->listener);
     return NULL;
 }
@@ -116,7 +135,8 @@ static td_status open_listener(struct td__domain *domain, int tcp_fd, int local_
     memcpy(options.identity, domain->identity, TD__IDENTITY_SIZE);
     TD_TRY(td__auth_listener_open(tcp_fd, local_fd, &options, &domain->listener));
     domain->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int error = domain->wake < 0
+    domain->wake_set = epoll_create1(EPOLL_CLOEXEC);
+    int error = domain->wake < 0 || domain->wake_set < 0
                     ? errno
                     : td__thread_start(&domain->thread, "td-endpoint", run_listener, domain);
     if (!error)
@@ -124,6 +144,8 @@ static td_status open_listener(struct td__domain *domain, int tcp_fd, int local_
     td__auth_listener_close(domain->listener);
     if (domain->wake >= 0)
         close(domain->wake);
+    if (domain->wake_set >= 0)
+        close(domain->wake_set);
     return td_fail(TD_ERR_SYSTEM, "no thread to listen for other ranks: %s", td__errno_text(error));
 }
 
@@ -134,6 +156,7 @@ static void close_listener(struct td__domain *domain)
     (void)written;
     pthread_join(domain->thread, NULL);
     close(domain->wake);
+    close(domain->wake_set);
 }
 
 /* A unix socket in the abstract namespace, under a name that cannot be guessed. */

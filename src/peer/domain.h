@@ -36,7 +36,8 @@ struct td__domain {
     int port;
     char local[TD__CARD_TEXT]; /* "unix:@name" */
     pthread_t thread;
-    int wake; /* an eventfd that ends the thread */
+    int wake;     /* an eventfd that ends the thread */
+    int wake_set; /* an epoll set that the thread polls: see td__endpoint_wake_on() */
     struct td__auth_listener *listener;
 
     pthread_mutex_t lock;           /* for what follows */

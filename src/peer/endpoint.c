@@ -183,7 +183,8 @@ static td_status try_request(struct td__endpoint *endpoint, int rank, bool local
         status = td_fail(TD_ERR_TIMEOUT, "it does not receive");
     else if (error)
         status = td_fail(TD_ERR_PEER, "it closed the connection: %s", td__errno_text(error));
-    else if (request->what != TD__WANT_LOSS_REPORT && request->what != TD__WANT_HAND_OVER)
+    else if (request->what != TD__WANT_LOSS_REPORT && request->what != TD__WANT_HAND_OVER &&
+             request->what != TD__WANT_WAKE)
         status = td__endpoint_await_reply(endpoint, rank, fd, deadline, &ended);
     *retry = ended || (error && error != ETIMEDOUT);
     if (status)

@@ -82,7 +82,8 @@ void td__endpoint_stop_detector(struct td__endpoint *endpoint);
 /** What is known of `rank`. Cheap. */
 enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int rank);
 
-/** How many ranks are TD__ENDED or TD__CUT_OFF. Cheap: compare with an earlier number to see new losses. */
+/** How many ranks are TD__ENDED or TD__CUT_OFF: the epoch of the failure detector. Cheap: compare with an
+ *  earlier number to see new losses. Leaving in order is no loss, but wakes the waiters as one does. */
 unsigned td__endpoint_losses(const struct td__endpoint *endpoint);
 
 /** Watches `rank` from now on, on whatever host it is; for a caller that waits for it. Cheap after the first
@@ -98,6 +99,37 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
 /** The same for a caller whose connection to `rank` has ended: waits until the failure detector knows why,
  *  at most until the deadline. NULL where it does not find out. Does not wait on the detector's thread. */
 const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__deadline deadline);
+
+/* ---- Waiters ---------------------------------------------------------------------------------
+ *
+ * A thread that waits for other ranks sleeps until what it waits for is signalled, or until something happens
+ * that may have made its wait hopeless: a rank has ended, left or is cut off, a group was aborted, another
+ * rank has connected. Each of these wakes all waiters of the endpoint, and each looks for itself: at the
+ * presence of the ranks that it waits for, at the state of its group. */
+
+struct td__endpoint_waiter {
+    struct td__endpoint_waiter *next; /* the endpoint's */
+
+    /** Makes the thread look again, now or when it next goes to sleep. On any thread, with the lock of the
+     *  endpoint held: must not block, nor call the endpoint. */
+    void (*wake)(void *arg);
+    void *arg;
+};
+
+/** Adds a waiter, which stays the caller's; after td__endpoint_remove_waiter() its wake() is not called any
+ *  more. For the life of a communicator, not for a call. */
+void td__endpoint_add_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter);
+void td__endpoint_remove_waiter(struct td__endpoint *endpoint, struct td__endpoint_waiter *waiter);
+
+/** Wakes all waiters of this rank, after a change that they look at. */
+void td__endpoint_wake_waiters(struct td__endpoint *endpoint);
+
+/** Wakes those of `rank`, where it can be reached by the deadline. */
+void td__endpoint_wake_rank(struct td__endpoint *endpoint, int rank, td__deadline deadline);
+
+/** Wakes all waiters of this rank once, as soon as `fd` is readable, which may be now: for a waiter that
+ *  sleeps on memory, and has descriptors, too. Ends with the descriptor. */
+void td__endpoint_wake_on(struct td__endpoint *endpoint, int fd);
 
 /* ---- Queries ---------------------------------------------------------------------------------
  *

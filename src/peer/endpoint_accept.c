@@ -52,7 +52,7 @@ uint32_t td__request_number(const uint8_t bytes[TD__REQUEST_SIZE])
 bool td__request_read(const uint8_t bytes[TD__REQUEST_SIZE], int size, struct td__request *request)
 {
     uint32_t what = td__load_u32(bytes), rank = td__load_u32(bytes + 4);
-    if (what < TD__WANT_LINK || what > TD__WANT_HAND_OVER || rank >= (uint32_t)size)
+    if (what < TD__WANT_LINK || what > TD__WANT_WAKE || rank >= (uint32_t)size)
         return false;
     *request = (struct td__request){
         .what = (enum td__want)what,
@@ -87,7 +87,7 @@ static void add_arrival(struct td__endpoint *endpoint, const struct td__request 
     while (*end)
         end = &(*end)->next;
     *end = arrival;
-    pthread_cond_broadcast(&endpoint->arrived);
+    td__waiters_wake(endpoint);
 }
 
 bool td__reply(int fd, char reply)

@@ -1,5 +1,5 @@
 /* What the files of an endpoint share with each other: endpoint.c, endpoint_accept.c, endpoint_card.c,
- * endpoint_queries.c, failure_detector.c, fd_exchange.c, domain.c and presence.c. */
+ * endpoint_queries.c, endpoint_waiters.c, failure_detector.c, fd_exchange.c, domain.c and presence.c. */
 #ifndef TD_PEER_ENDPOINT_INTERNAL_H
 #define TD_PEER_ENDPOINT_INTERNAL_H
 
@@ -60,6 +60,7 @@ enum td__want {
     TD__WANT_LOSS_REPORT, /* reports a loss: `channel` is the presence, `group` the rank, and `value` the
                              wait status */
     TD__WANT_HAND_OVER, /* hands over a shared descriptor, which follows the request */
+    TD__WANT_WAKE,      /* wakes the waiters */
 };
 
 struct td__request {
@@ -90,7 +91,8 @@ struct td__endpoint {
     struct td__card *peers;
 
     pthread_mutex_t lock;
-    pthread_cond_t arrived;
+    pthread_cond_t arrived; /* broadcast with every wake of the waiters, and on an arrival */
+    struct td__endpoint_waiter *waiters;
     struct td__endpoint_arrival *arrivals;
     struct td__link_handler *link_handlers;
     struct td__shared_fd *shared_fds;
@@ -200,6 +202,11 @@ void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request 
 
 /** Sends TD__LEAVING on the lifelines of other ranks, and closes them. */
 void td__endpoint_leave(struct td__endpoint *endpoint);
+
+/* ---- endpoint_waiters.c ---------------------------------------------------------------------- */
+
+/** Wakes all waiters. The caller holds the lock. */
+void td__waiters_wake(struct td__endpoint *endpoint);
 
 /* ---- endpoint_card.c ------------------------------------------------------------------------- */
 

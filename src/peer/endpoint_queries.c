@@ -180,6 +180,10 @@ void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request 
     case TD__WANT_LIFELINE:
         keep_watcher(endpoint, fd);
         return;
+    case TD__WANT_WAKE:
+        td__endpoint_wake_waiters(endpoint);
+        close(fd);
+        return;
     default:
         if ((int)request->group != endpoint->rank)
             td__presence_settle(endpoint, (int)request->group, (enum td__presence)request->channel,

@@ -18,6 +18,7 @@
 #include "peer/endpoint_internal.h"
 
 #include "base/fail.h"
+#include "base/thread.h"
 #include "os/heartbeat.h"
 #include "os/process.h"
 #include "os/socket.h"
@@ -91,6 +92,7 @@ bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__prese
         atomic_store(&peer->presence, presence);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
             atomic_fetch_add(&endpoint->losses, 1);
+        td__waiters_wake(endpoint);
     }
     pthread_mutex_unlock(&endpoint->lock);
     return changed;
@@ -130,8 +132,11 @@ const char *td__endpoint_find_out(struct td__endpoint *endpoint, int rank, td__d
     if (!atomic_load(&endpoint->examined) || td__is_detector_thread)
         return td__endpoint_exit_reason(endpoint, rank);
     td__endpoint_watch(endpoint, rank);
-    while (td__endpoint_presence(endpoint, rank) == TD__PRESENT && !td__deadline_passed(end))
-        td__sleep_ns(1000000);
+    bool in_time = true;
+    pthread_mutex_lock(&endpoint->lock);
+    while (td__endpoint_presence(endpoint, rank) == TD__PRESENT && in_time)
+        in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, end);
+    pthread_mutex_unlock(&endpoint->lock);
     return td__endpoint_exit_reason(endpoint, rank);
 }
 

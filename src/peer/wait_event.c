@@ -4,22 +4,20 @@
 #include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
-    SPINS = 100,             /* about 5 µs: the other side may be about to signal */
-    TURN_SPINS = 60,         /* about as long as a context switch: the next process had its turn */
-    YIELD_NS = 1000000,      /* how long to yield before sleeping */
-    YIELD_LIMIT_NS = 500000, /* a longer yield went to an unrelated process */
+    SPINS = 100,        /* about 5 µs: the other side may be about to signal */
+    TURN_SPINS = 60,    /* about as long as a context switch: the next process had its turn */
+    YIELD_NS = 1000000, /* how long to yield before sleeping */
 };
 
 bool td__wait_events_are_cheap;
 
 /* Every process that signals must be registered, or its stores could still be under way. All that use an event
  * run this code. Where the kernel refuses one of them what it grants another (a seccomp filter), a signal may
- * be missed, and the waiter wakes at the end of its slice. */
+ * be missed, and the waiter wakes after TD__LONGEST_SLEEP_NS. */
 #if !defined(__SANITIZE_THREAD__)
 static void register_process(void)
 {
@@ -49,7 +47,7 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
 _Thread_local unsigned td__waits;
 
 void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event,
-                       unsigned oversubscribed, int64_t slice_ns, td__deadline deadline)
+                       unsigned oversubscribed, td__deadline deadline)
 {
     td__waits++;
     td__wait_event_set_processor(event);
@@ -57,7 +55,16 @@ void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event
                                     .deadline = deadline,
                                     .spins = oversubscribed ? 0 : SPINS,
                                     .turn = TURN_SPINS * oversubscribed,
-                                    .slice = slice_ns};
+                                    .wake_at = TD__NEVER,
+                                    .longest_sleep = TD__LONGEST_SLEEP_NS};
+}
+
+void td__waiting_begin_asleep(struct td__waiting *waiting, struct td__wait_event *event,
+                              td__deadline deadline)
+{
+    td__waiting_begin(waiting, event, 0, deadline);
+    waiting->spins = 0;
+    waiting->until = 1;
 }
 
 unsigned td__pauses_in(int64_t ns)
@@ -75,12 +82,14 @@ unsigned td__pauses_in(int64_t ns)
     return pauses > PAUSES ? PAUSES : (unsigned)pauses;
 }
 
-static void yield(struct td__wait_event *event)
+/* Others see meanwhile that this thread has given its processor away. */
+static bool yield(struct td__wait_event *event, int64_t *now)
 {
     atomic_store_explicit(&event->processor, -td__wait_event_processor(event),
                           memory_order_relaxed);
-    sched_yield();
+    bool soon = td__yield(now);
     td__wait_event_set_processor(event);
+    return soon;
 }
 
 /* After this a change is either seen by the waiter, or followed by a signal. */
@@ -90,16 +99,18 @@ static void announce(struct td__waiting *waiting)
     all_processors_pass_a_barrier();
 }
 
-static bool sleep_a_slice(struct td__waiting *waiting, int64_t now)
+/* False when the deadline has passed. */
+static bool sleep_once(struct td__waiting *waiting, int64_t now)
 {
-    int64_t left = waiting->slice;
-    if (waiting->deadline != TD__NEVER && waiting->deadline - now < left)
-        left = waiting->deadline - now;
-    if (left <= 0)
+    if (now >= waiting->deadline)
         return false;
-    struct timespec timeout = td__timespec(left);
-    futex(&waiting->event->sleeping, FUTEX_WAIT, 1, &timeout);
-    waiting->slept = true;
+    td__deadline end = td__deadline_earlier(td__deadline_earlier(waiting->deadline, waiting->wake_at),
+                                            now + waiting->longest_sleep);
+    if (end > now) {
+        struct timespec timeout = td__timespec(end - now);
+        futex(&waiting->event->sleeping, FUTEX_WAIT, 1, &timeout);
+    }
+    waiting->sleeps++;
     announce(waiting);
     return true;
 }
@@ -118,17 +129,16 @@ bool td__waiting_step(struct td__waiting *waiting)
     int64_t now = waiting->now ? waiting->now : td__now_ns();
     waiting->now = 0;
     if (waiting->announced)
-        return sleep_a_slice(waiting, now);
+        return sleep_once(waiting, now);
     if (now >= waiting->deadline)
         return false;
     if (!waiting->until)
         waiting->until = now + YIELD_NS;
     if (now < waiting->until) {
-        yield(waiting->event);
-        waiting->now = td__now_ns();
-        waiting->spun = false;
-        if (waiting->now - now > YIELD_LIMIT_NS)
+        if (!yield(waiting->event, &now))
             waiting->until = 1;
+        waiting->now = now;
+        waiting->spun = false;
         return true;
     }
     if (waiting->sleepers)

@@ -7,22 +7,19 @@
  *         if (!td__waiting_step(&w)) … too late
  *     td__waiting_end(&w);
  *
- * A step spins, yields or sleeps. The waiter announces that it will sleep, and checks the condition once
- * more before it does. A signal costs one load as long as no waiter sleeps, and not even a fence: the waiter
- * makes all processors pass one (membarrier). An event has one waiter at a time.
+ * A step spins, yields or sleeps (base/wait.h). The waiter announces that it will sleep, and checks the
+ * condition once more before it does; a signal after the announcement ends the sleep, or prevents it. A signal
+ * costs one load as long as no waiter sleeps, and not even a fence: the waiter makes all processors pass one
+ * (membarrier). An event has one waiter at a time.
  *
- * How long to do what: where each process has a processor, the other side is running and spinning is the
- * fastest. Where it has not (`oversubscribed`), the other side may need this processor, and gets it by a
- * yield. It needs another one where it was last seen there: then a yield would only hand this processor to
- * another waiter, and return two context switches later, so the waiter spins for a moment between two
- * yields. A yield that took long went to an unrelated process that computes: then only a waiter that sleeps
- * gets the processor at once when the event is signalled. */
+ * In an oversubscribed host the other side may need this processor, and gets it by a yield. It needs another
+ * one where it was last seen there: then a yield would only hand this processor to another waiter, and return
+ * two context switches later, so the waiter spins for a moment between two yields. */
 #ifndef TD_PEER_WAIT_EVENT_H
 #define TD_PEER_WAIT_EVENT_H
 
-#include "base/clock.h"
+#include "base/wait.h"
 
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,17 +40,21 @@ struct td__waiting {
     unsigned turn;  /* spins between two yields, where `elsewhere` */
     bool elsewhere; /* set by the caller: no process that it waits for needs this processor */
     bool spun;      /* since the last yield */
-    bool slept;     /* the last step has slept a whole slice, or was woken */
-    bool announced; /* the next step sleeps */
-    int64_t slice;  /* the longest sleep, so that the caller can check other things in between */
+    unsigned sleeps; /* how many steps have slept */
+    bool announced; /* the next step sleeps: the caller looks for failures before */
+    td__deadline wake_at;  /* set by the caller: when to return from sleep at the latest; TD__NEVER at first */
+    int64_t longest_sleep; /* TD__LONGEST_SLEEP_NS, or a test's */
     _Atomic uint32_t
         *sleepers; /* NULL, or a count of sleeping waiters, for a caller that signals many events */
 };
 
-/** `oversubscribed`: with how many others each has to share a processor; 0: each has its own. Sleeps of at
- *  most `slice_ns` at a time. */
+/** `oversubscribed`: with how many others each has to share a processor; 0: each has its own. */
 void td__waiting_begin(struct td__waiting *waiting, struct td__wait_event *event,
-                       unsigned oversubscribed, int64_t slice_ns, td__deadline deadline);
+                       unsigned oversubscribed, td__deadline deadline);
+
+/** Without spinning and yielding: the first step announces, the second one sleeps. */
+void td__waiting_begin_asleep(struct td__waiting *waiting, struct td__wait_event *event,
+                              td__deadline deadline);
 
 /** How often this thread has begun to wait: a call during which it did not was over within microseconds,
  *  unless there was much to do. */
@@ -98,17 +99,7 @@ static inline void td__wait_event_signal(struct td__wait_event *event)
         td__wait_event_wake(event);
 }
 
-/** Between two checks: leaves the cache line to its writer for a moment. */
-static inline void td__pause_processor(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-/** How many of these pauses take about `ns`, 64 at most; measured, since processors differ by a factor of ten. */
+/** How many td__pause_processor() take about `ns`, 64 at most; measured, since processors differ by a factor of ten. */
 unsigned td__pauses_in(int64_t ns);
 
 /** Asks for a cache line that will be written soon, so that it is here, and nowhere else, by then. */

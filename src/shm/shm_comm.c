@@ -8,14 +8,11 @@
 #include <string.h>
 
 enum {
-    LOOKS = 40, /* at what is waited for, with a pause between two, before the clock is looked at */
     SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
     REASON_MS = 1000, /* for one who has failed to write down why */
 };
-
-#define SLICE_NS ((int64_t)50000000) /* the longest sleep before looking around */
 
 /* ---- Failing together ------------------------------------------------------------------------ */
 
@@ -26,6 +23,7 @@ static td_status break_comm(struct td__shm_comm *comm, td_status status)
     if (atomic_compare_exchange_strong(&comm->head->broken, &whole, 1)) {
         snprintf(comm->head->reason, sizeof comm->head->reason, "%s", td_last_error());
         comm->head->status = status;
+        comm->head->breaker = (uint32_t)comm->index;
         atomic_store(&comm->head->broken, 2);
         for (int i = 0; i < comm->size; i++)
             td__wait_event_signal(&comm->cells[i].event);
@@ -47,6 +45,12 @@ void td__shm_break(struct td__shm_comm *comm, td_status status)
 {
     if (atomic_load(&comm->attached))
         break_comm(comm, status);
+}
+
+bool td__shm_broke(struct td__shm_comm *comm)
+{
+    return atomic_load(&comm->attached) && td__shm_is_broken(comm) &&
+           comm->head->breaker == (uint32_t)comm->index;
 }
 
 static td_status broken(struct td__shm_comm *comm)
@@ -204,9 +208,11 @@ static td_status wait_a_step(struct td__shm_comm *comm, const struct td__operati
         return too_late(comm, operation, index < 0 ? 0 : stage);
     if (td__waiting_yields(waiting))
         td__shm_spread(comm, waiting->now);
-    if (!waiting->slept || !comm->outside)
+    if (!waiting->announced || !comm->outside)
         return TD_OK;
-    td_status status = comm->outside(comm->outside_arg, operation);
+    waiting->wake_at = TD__NEVER;
+    td_status status = comm->outside(comm->outside_arg, operation, waiting->sleeps,
+                                     &waiting->wake_at);
     return status ? break_comm(comm, status) : TD_OK;
 }
 
@@ -217,24 +223,23 @@ static td_status await_value(struct td__shm_comm *comm, const struct td__operati
                              unsigned how)
 {
     /* Where everyone has a processor it is often a matter of nanoseconds. */
-    for (int looks = comm->oversubscribed ? 1 : LOOKS; looks; looks--) {
+    unsigned looks = td__first_looks(comm->oversubscribed);
+    do
         if (is_reached(reached, stage, index))
             return TD_OK;
-        if (looks > 1)
-            td__pause_processor();
-    }
+    while (td__look_again(&looks));
     if (!comm->deadline)
         comm->deadline = td__operation_deadline(operation);
     struct td__waiting waiting;
     td_status status = TD_OK;
-    td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
+    td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed,
                       comm->deadline);
     waiting.sleepers = &comm->head->sleepers;
     /* Whoever has waited longer is served first, unless it will be over before that. */
     waiting.spun = how & IN_TURN && td__wait_event_is_idle(&comm->cells[index].event);
     while (!status && !is_reached(reached, stage, index)) {
         status = wait_a_step(comm, operation, &waiting, stage, index, how);
-        int lost = !status && waiting.slept ? td__shm_find_lost(comm, index) : -1;
+        int lost = !status && waiting.announced ? td__shm_find_lost(comm, index) : -1;
         if (lost >= 0 && !is_reached(reached, stage, index))
             status = gone(comm, operation, lost);
     }

@@ -78,8 +78,9 @@ struct td__shm_head {
     uint32_t oversubscribed;                           /* as in the comm */
     _Alignas(64) _Atomic uint32_t sleepers;            /* how many may sleep */
     _Alignas(64) _Atomic uint64_t done[TD__SHM_DEPTH]; /* call << 32 | pieces that are done */
-    _Alignas(64) _Atomic uint32_t broken; /* 0, 1: somebody is writing `reason`, 2: it is there */
+    _Alignas(64) _Atomic uint32_t broken; /* 0, 1: a rank is writing `reason`, 2: it is there */
     uint32_t status;
+    uint32_t breaker; /* the index of that rank */
     char reason[TD__REASON_TEXT];
 };
 
@@ -110,8 +111,12 @@ struct td__shm_comm {
     char *stages;
     void *extra; /* memory of others in it: point-to-point messages */
     size_t extra_bytes;
-    /* Asked during long waits whether there is still a point; or NULL. */
-    td_status (*outside)(void *arg, const struct td__operation *operation);
+    struct td__endpoint_waiter waiter;
+    /* Called before a waiting thread sleeps, which it has done `sleeps` times in this wait: fails where the
+     * call has become pointless, and may set *next, TD__NEVER before, to the time of the next look. Or
+     * NULL. */
+    td_status (*outside)(void *arg, const struct td__operation *operation, unsigned sleeps,
+                         td__deadline *next);
     void *outside_arg;
     /* Adds to the last error, that a call was not done in time, where the others are; or NULL. */
     void (*explain)(void *arg, const struct td__operation *operation);
@@ -255,6 +260,9 @@ static inline bool td__shm_is_broken(const struct td__shm_comm *comm)
 {
     return atomic_load_explicit(&comm->head->broken, memory_order_acquire) == 2;
 }
+
+/** Whether this rank was the first one to fail. */
+bool td__shm_broke(struct td__shm_comm *comm);
 
 /** TD_OK, or how the comm has failed. */
 td_status td__shm_state(struct td__shm_comm *comm);

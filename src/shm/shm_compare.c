@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SLICE_NS ((int64_t)10000000)
-
 /* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (39), and
  * whether there are details: a hash of the counts, where parts are uneven. The counts of an all_to_all differ
  * by rank; its kind is one above all others then. */
@@ -163,8 +161,7 @@ td_status td__shm_verify(struct td__shm_comm *comm, const char *group, td__deadl
                                       .group = group,
                                       .parts = comm->size};
     struct td__waiting waiting;
-    td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, SLICE_NS,
-                      deadline);
+    td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed, deadline);
     waiting.sleepers = &comm->head->sleepers;
     while (!is_settled(comm) && !td__shm_is_broken(comm) && td__waiting_step(&waiting))
         ;

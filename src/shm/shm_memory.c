@@ -152,6 +152,14 @@ bool td__shm_all_attached(struct td__shm_comm *comm)
     return true;
 }
 
+/* A member has ended or left, or this rank's group was aborted. */
+static void wake(void *arg)
+{
+    struct td__shm_comm *comm = arg;
+    if (atomic_load(&comm->attached))
+        td__wait_event_signal(&comm->cells[comm->index].event);
+}
+
 td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                               int size, int index, size_t extra_bytes,
                               struct td__shm_comm **comm_out)
@@ -186,6 +194,8 @@ td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const
         td__shm_comm_destroy(comm);
         return status;
     }
+    comm->waiter = (struct td__endpoint_waiter){.wake = wake, .arg = comm};
+    td__endpoint_add_waiter(endpoint, &comm->waiter);
     *comm_out = comm;
     return TD_OK;
 }
@@ -201,6 +211,7 @@ void td__shm_comm_leave(struct td__shm_comm *comm)
 
 void td__shm_comm_destroy(struct td__shm_comm *comm)
 {
+    td__endpoint_remove_waiter(comm->endpoint, &comm->waiter);
     td__endpoint_forget(comm->endpoint, comm->key);
     if (comm->head)
         munmap(comm->head, comm->bytes);

@@ -8,8 +8,8 @@
  * set, append and will are sent without waiting. Answers come in the order of requests, so the next
  * answer confirms them; when the connection breaks first, every later call says what may be lost.
  *
- * Reading looks for the answer without sleeping for SPIN_NS, giving the processor away each time:
- * most answers are there by then, and waking a sleeper costs more than the round trip. */
+ * Reading yields for a while before it sleeps (base/wait.h): most answers are there by then, and waking a
+ * sleeper costs more than the round trip. */
 #include "store/tcp_client.h"
 
 #include "os/socket.h"
@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 60000,
     GRACE_MS = 5000, /* for the server's answer to a call that has timed out */
     READ_SIZE = 64 << 10,
     FULL_MS = 20, /* how long a sender waits for room before it reads what has come */
@@ -73,11 +72,12 @@ static td_status fail_late(const struct td__tcp_client *client)
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 /* One read. 0, or an errno: ENODATA at the end of the stream, ETIMEDOUT. */
-static int read_some(int fd, struct td__buffer *in, struct td__spin *spin, td__deadline deadline)
+static int read_some(int fd, struct td__buffer *in, struct td__backoff *backoff,
+                     td__deadline deadline)
 {
     if (!td__buffer_reserve(in, READ_SIZE))
         return ENOMEM;
-    int64_t spin_end = td__now_ns() + SPIN_NS;
+    backoff->begun = 0;
     for (;;) {
         ssize_t got = recv(fd, in->data + in->size, in->capacity - in->size, MSG_DONTWAIT);
         if (got > 0) {
@@ -90,7 +90,7 @@ static int read_some(int fd, struct td__buffer *in, struct td__spin *spin, td__d
             continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK)
             return errno;
-        if (td__spin_until(spin, spin_end))
+        if (td__backoff(backoff, true))
             continue;
         int error = td__wait_fd(fd, POLLIN, deadline);
         if (error)
@@ -149,7 +149,7 @@ static bool read_for_all(struct td__tcp_client *client, td__deadline deadline)
 {
     client->reading = true;
     pthread_mutex_unlock(&client->lock);
-    int error = read_some(client->fd, &client->in, &client->spin, deadline);
+    int error = read_some(client->fd, &client->in, &client->backoff, deadline);
     const char *complaint = error ? td__tls_complaint(client->fd) : NULL;
     pthread_mutex_lock(&client->lock);
     client->reading = false;

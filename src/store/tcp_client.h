@@ -4,8 +4,8 @@
 
 #include "base/buffer.h"
 #include "base/fail.h"
-#include "base/spin.h"
 #include "base/thread.h"
+#include "base/wait.h"
 #include "os/address.h"
 #include "store/store_wire.h"
 
@@ -23,7 +23,7 @@ struct td__tcp_client {
     struct td__tcp_call *calls; /* that wait for their answers */
     bool reading;               /* a thread is at the socket: `in` is its own meanwhile */
     struct td__buffer in;
-    struct td__spin spin; /* of the thread that reads */
+    struct td__backoff backoff; /* of the thread that reads */
     uint32_t last_id;
     uint64_t sent;             /* requests so far */
     uint64_t unconfirmed_last; /* `sent` after the last one without an answer … */

@@ -10,11 +10,11 @@
  * read its answers is not read from either, so that it cannot make the server hold more than
  * TD__SESSION_OUT_LIMIT for it, plus one answer.
  *
- * After a request the loop looks for the next one without sleeping for SPIN_NS, giving the processor
- * away each time: waking a sleeping thread costs several times a round trip. */
+ * After a request the loop yields for a while before it sleeps (base/wait.h): waking a sleeping thread costs
+ * several times a round trip. */
 #include "base/fail.h"
-#include "base/spin.h"
 #include "base/thread.h"
+#include "base/wait.h"
 #include "os/loop.h"
 #include "os/socket.h"
 #include "os/tls.h"
@@ -26,7 +26,6 @@
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 60000,
     READ_SIZE = 256 << 10,
     FLUSH_MS = 2000,
     SEND_AT_ONCE = 64 << 10,
@@ -61,8 +60,7 @@ struct td__tcp_server {
     char *path;      /* of a unix socket in the file system, to be removed */
     uv_timer_t rest; /* for sending what clients are still owed at the end */
     uv_idle_t spin;
-    struct td__spin spinning;
-    int64_t last_request;
+    struct td__backoff backoff; /* begun with the last request */
     bool closing; /* clients are only sent what they are owed */
     struct td__secret secret;
     struct td__engine engine;
@@ -360,13 +358,13 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *request)
 static void on_spin(uv_idle_t *spin)
 {
     struct td__tcp_server *server = spin->data;
-    if (!td__spin_until(&server->spinning, server->last_request + SPIN_NS))
+    if (!td__backoff(&server->backoff, true))
         uv_idle_stop(spin);
 }
 
 static void keep_awake(struct td__tcp_server *server)
 {
-    server->last_request = td__now_ns();
+    server->backoff.begun = td__now_ns();
     uv_idle_start(&server->spin, on_spin); /* no-op when it runs already */
 }
 

@@ -4,11 +4,10 @@
  * turns, until all are done. Then come the round's copies and reductions, and the next round.
  *
  * Waiting costs more than sending. A round trip over loopback takes 11 us where the reader tries again
- * and again, and 100 us where it sleeps. So a rank tries for a while, then gives the processor away
- * between tries (base/spin.h), and then sleeps in poll(). Where there are more ranks than processors
- * it gives it away from the beginning, since the one it waits for needs it.
+ * and again, and 100 us where it sleeps. So a rank spins, yields and then sleeps in poll() (base/wait.h).
  *
- * From time to time a sleeper looks around (links.h). */
+ * A sleeper that is woken by a failure, or has slept for long, looks around (links.h): after LOOK_NS for the
+ * first time, then after twice as long. */
 #include "tcp/executor.h"
 
 #include "base/fail.h"
@@ -22,11 +21,9 @@
 #include <sys/socket.h>
 
 enum {
-    TRY_NS = 20000,  /* without giving the processor away */
-    SPIN_NS = 60000, /* before sleeping */
-    FEW = 4,         /* sockets that are tried one by one; of more, poll() says which are ready */
-    LOOK_NS = 100000000, /* asleep, between two looks around */
-    PATIENT_LOOKS = 8,   /* at one that has left, without anything coming from it */
+    FEW = 4,             /* sockets that are tried one by one; of more, poll() says which are ready */
+    LOOK_NS = 100000000, /* asleep, before the first look around */
+    LEFT_NS = 800000000, /* for what a rank that has left sent before */
     GRACE_MS = 500,      /* to finish messages that have been sent in part, after a failure */
     NAMED = 8,           /* ranks that a timeout names */
     REACHED = 64,        /* size of a comm up to which a failure is told to all */
@@ -41,9 +38,10 @@ struct round {
     bool oversubscribed;  /* more ranks on this machine than processors */
     uint32_t begun;       /* flows that have been prepared */
     uint32_t left;        /* not done */
-    int64_t spin_end;     /* 0: nothing to wait for yet */
-    int64_t asleep_since; /* the last look around; 0: not asleep */
-    int looks;            /* around, since something moved */
+    bool woken;           /* it is time to look around */
+    int64_t pause;        /* between the last two looks around; 0: none since something moved */
+    td__deadline next;    /* the next look around */
+    int64_t left_since;   /* a peer is known to have left since then; 0: none is */
 };
 
 void td__executor_free(struct td__executor *executor)
@@ -64,7 +62,7 @@ static td_status make_room(struct td__executor *executor, const struct td__run *
         free(executor->ios);
         free(executor->polled);
         executor->ios = malloc(count * sizeof *executor->ios);
-        executor->polled = malloc(count * sizeof *executor->polled);
+        executor->polled = malloc((count + 1) * sizeof *executor->polled);
         executor->capacity = executor->ios && executor->polled ? count : 0;
     }
     if (!executor->piece || count > executor->capacity)
@@ -84,8 +82,8 @@ static bool sends(const struct round *round, const struct td__link_io *io)
     return io < round->ios + round->sends;
 }
 
-/* Asks poll() which flows can move, for at most `timeout_ms`. */
-static td_status poll_ios(struct round *round, int timeout_ms)
+/* Asks poll() which flows can move; sleeps until the deadline at most, 0: not at all. */
+static td_status poll_ios(struct round *round, td__deadline deadline)
 {
     const struct td__run *run = round->run;
     struct pollfd *polled = round->executor->polled;
@@ -99,7 +97,8 @@ static td_status poll_ios(struct round *round, int timeout_ms)
             events |= POLLIN;
         polled[count++] = (struct pollfd){.fd = link->fd, .events = events};
     }
-    int ready = poll(polled, count, timeout_ms);
+    int ready = deadline ? td__links_sleep(run->links, polled, count, deadline, &round->woken)
+                         : poll(polled, count, 0);
     if (ready < 0 && errno != EINTR)
         return td_fail(TD_ERR_SYSTEM, "%s: poll: %s", td__operation_describe(run->operation),
                        td__errno_text(errno));
@@ -147,50 +146,64 @@ static td_status fail_timeout(const struct round *round)
     return td__links_fail_timeout(links, round->run->operation, ranks);
 }
 
-/* After a long wait; see links.h. */
-static td_status look_around(struct round *round)
+/* Whether a peer has left, and what it sent before would be here by now. */
+static bool has_left_for_good(struct round *round, int peer, int64_t now)
+{
+    struct td__links *links = round->run->links;
+    if (!links->source->exit_reason || !links->source->exit_reason(links->arg, peer))
+        return false;
+    if (!round->left_since)
+        round->left_since = now;
+    round->next = td__deadline_earlier(round->next, round->left_since + LEFT_NS);
+    return now >= round->left_since + LEFT_NS;
+}
+
+/* After a long wait, or when woken; see links.h. */
+static td_status look_around(struct round *round, int64_t now)
 {
     const struct td__run *run = round->run;
+    bool patient = now < round->next;
+    round->woken = false;
+    if (!patient) {
+        round->pause = round->pause * 2 < TD__LONGEST_SLEEP_NS ? round->pause * 2
+                                                               : TD__LONGEST_SLEEP_NS;
+        round->next = now + round->pause;
+        td__links_watch(run->links);
+    }
     for (struct td__link_io *io = round->ios; io < round->ios + round->count; io++) {
+        int peer = io->message->peer;
         if (td__link_io_done(io))
             continue;
-        /* One that has left has sent all that it will; it may still be on its way. */
-        if (td__links_exit_reason(run->links, io->message->peer) && round->looks > PATIENT_LOOKS)
-            return td__links_fail_end(run->links, io->message->peer, run->operation, &run->header,
-                                      0);
+        if (has_left_for_good(round, peer, now))
+            return td__links_fail_end(run->links, peer, run->operation, &run->header, 0);
+        if (patient)
+            continue;
+        td__links_exit_reason(run->links, peer); /* watches it */
         if (!sends(round, io) && io->done == 0)
-            td__links_tell(run->links, io->message->peer, &run->header, false);
+            td__links_tell(run->links, peer, &run->header, false);
     }
-    return td__links_look_around(run->links, run->operation, &run->header);
+    return td__links_look_around(run->links, run->operation, &run->header, &round->next);
 }
 
 static td_status wait_a_while(struct round *round)
 {
     td__deadline deadline = round->run->operation->deadline;
-    int64_t now = td__now_ns();
-    if (!round->spin_end)
-        round->spin_end = now + SPIN_NS;
-    bool tries = !round->oversubscribed && now < round->spin_end - SPIN_NS + TRY_NS;
-    if (tries || td__spin_until(&round->executor->spin, round->spin_end)) {
+    if (td__backoff(&round->executor->backoff, round->oversubscribed)) {
         if (round->left > FEW)
             return poll_ios(round, 0);
         try_all(round);
         return TD_OK;
     }
-    now = td__now_ns();
+    int64_t now = td__now_ns();
     if (now >= deadline)
         return fail_timeout(round);
-    int64_t look_at = round->asleep_since + LOOK_NS;
-    if (!round->asleep_since) {
-        round->asleep_since = now;
-        look_at = now + LOOK_NS;
-    } else if (now >= look_at) {
-        round->asleep_since = now;
-        look_at = now + LOOK_NS;
-        round->looks++;
-        TD_TRY(look_around(round));
+    if (!round->pause) {
+        round->pause = LOOK_NS;
+        round->next = now + LOOK_NS;
     }
-    return poll_ios(round, td__deadline_poll_ms(td__deadline_earlier(deadline, look_at)));
+    if (round->woken || now >= round->next)
+        TD_TRY(look_around(round, now));
+    return poll_ios(round, td__deadline_earlier(deadline, round->next));
 }
 
 /* ---- Rounds ---------------------------------------------------------------------------------- */
@@ -230,6 +243,7 @@ static td_status open_links(const struct round *round, const struct td__message 
 static td_status exchange(struct round *round, const struct td__message *messages)
 {
     TD_TRY(open_links(round, messages));
+    round->executor->backoff.begun = 0;
     for (uint32_t i = 0; i < round->count; i++) {
         td__link_io_begin(&round->ios[i], round->run, &messages[i]);
         if (i >= round->sends)
@@ -240,8 +254,8 @@ static td_status exchange(struct round *round, const struct td__message *message
         bool moved = false;
         TD_TRY(move_ios(round, &moved));
         if (moved) {
-            round->spin_end = 0;
-            round->asleep_since = round->looks = 0;
+            round->executor->backoff.begun = 0;
+            round->pause = round->left_since = 0;
         } else {
             TD_TRY(wait_a_while(round));
         }

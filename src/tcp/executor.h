@@ -2,7 +2,7 @@
 #ifndef TD_TCP_EXECUTOR_H
 #define TD_TCP_EXECUTOR_H
 
-#include "base/spin.h"
+#include "base/wait.h"
 #include "tcp/link_io.h"
 
 struct pollfd;
@@ -14,7 +14,7 @@ struct td__executor {
     uint32_t capacity; /* of both */
     char *piece;
     int processors;
-    struct td__spin spin;
+    struct td__backoff backoff;
 };
 
 void td__executor_free(struct td__executor *executor);

@@ -77,6 +77,12 @@ void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outsi
         td__tcp_comm_watch(hierarchy->lane, outside);
 }
 
+void td__hierarchy_watch_links(struct td__hierarchy *hierarchy)
+{
+    if (hierarchy->lane)
+        td__tcp_comm_watch_links(hierarchy->lane);
+}
+
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                                int size, int rank, struct td__shm_comm *comm, const char *algorithm,
                                struct td__hierarchy **hierarchy_out)

@@ -26,9 +26,10 @@ void td__hierarchy_destroy(struct td__hierarchy *hierarchy);
 void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__operation *operation,
                             td_status status);
 
-/** As td__tcp_comm_watch() and td__tcp_comm_hear(), for the lane. */
+/** As td__tcp_comm_watch(), td__tcp_comm_watch_links() and td__tcp_comm_hear(), for the lane. */
 struct td__outside;
 void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outside *outside);
+void td__hierarchy_watch_links(struct td__hierarchy *hierarchy);
 td_status td__hierarchy_hear(struct td__hierarchy *hierarchy,
                              const struct td__operation *operation);
 

@@ -11,6 +11,7 @@
 #include "os/tls.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -19,7 +20,6 @@
 enum {
     REST_MS = 500,   /* for the rest of a goodbye that has begun to come */
     REASON_MS = 500, /* for what explains the end of a link */
-    LOOK_NS = 10000000,
 };
 
 /* ---- Saying ---------------------------------------------------------------------------------- */
@@ -154,11 +154,16 @@ td_status td__links_fail_end(struct td__links *links, int peer,
     td__deadline deadline = td__deadline_earlier(operation->deadline,
                                                  td__deadline_in_ms(REASON_MS));
     const char *exit_reason = why_it_ended(links, peer, error);
-    TD_TRY(td__links_look_around(links, operation, mine));
-    while (!exit_reason && !td__deadline_passed(deadline)) {
-        td__sleep_ns(LOOK_NS);
+    td__links_watch(links);
+    for (;;) {
+        struct pollfd none[1];
+        bool woken;
+        td__deadline next = deadline;
+        TD_TRY(td__links_look_around(links, operation, mine, &next));
+        if (exit_reason || td__deadline_passed(deadline))
+            break;
+        td__links_sleep(links, none, 0, next, &woken);
         exit_reason = why_it_ended(links, peer, error);
-        TD_TRY(td__links_look_around(links, operation, mine));
     }
     if (exit_reason)
         return td_fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),

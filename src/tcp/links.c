@@ -2,6 +2,7 @@
 #include "tcp/links.h"
 
 #include "base/fail.h"
+#include "base/wait.h"
 #include "os/socket.h"
 #include "os/tls.h"
 
@@ -13,13 +14,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum {
-    LOOK_MS = 50,        /* of waiting for a link, between two looks at the others */
+    LOOK_MS = 50,        /* of waiting for a link, before the peer is watched */
+    LEFT_MS = 50,        /* for the link of a peer that has left to arrive */
     ASIDE_MS = 500,      /* until one that has not connected is told on the side */
+    FEW_MS = 50,         /* of sleep without a descriptor to be woken by */
+    BATCH = 16,
     SIDE_WAIT_MS = 2000, /* for the connection on the side */
     PARTING_MS = 2000,   /* for what was sent to arrive */
 };
@@ -27,7 +33,8 @@ enum {
 bool td__links_init(struct td__links *links, const struct td__link_source *source, void *arg,
                     int size, int index)
 {
-    *links = (struct td__links){.source = source, .arg = arg, .size = size, .index = index};
+    *links = (struct td__links){
+        .source = source, .arg = arg, .size = size, .index = index, .wake_set = -1, .wake = -1};
     links->at = calloc((size_t)size, sizeof *links->at);
     for (int i = 0; links->at && i < size; i++)
         links->at[i].fd = links->at[i].side = -1;
@@ -94,6 +101,88 @@ void td__links_free(struct td__links *links)
     part(links);
     free(links->at);
     free(links->goodbye);
+    if (links->wake_set >= 0)
+        close(links->wake_set);
+    if (links->wake >= 0)
+        close(links->wake);
+}
+
+/* ---- Sleeping -------------------------------------------------------------------------------- */
+
+static void watch_fd(struct td__links *links, int fd, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.fd = fd};
+    if (fd >= 0 && epoll_ctl(links->wake_set, EPOLL_CTL_MOD, fd, &event) && errno == ENOENT)
+        epoll_ctl(links->wake_set, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* False where it was there already. */
+static bool make_wake_set(struct td__links *links)
+{
+    if (links->wake_set >= 0)
+        return false;
+    int wake_set = epoll_create1(EPOLL_CLOEXEC), wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_set < 0 || wake < 0) {
+        if (wake_set >= 0)
+            close(wake_set);
+        if (wake >= 0)
+            close(wake);
+        return false;
+    }
+    links->wake_set = wake_set;
+    watch_fd(links, wake, EPOLLIN);
+    atomic_store(&links->wake, wake);
+    return true;
+}
+
+void td__links_wake(struct td__links *links)
+{
+    uint64_t one = 1;
+    int fd = atomic_load(&links->wake);
+    ssize_t written = fd >= 0 ? write(fd, &one, sizeof one) : 0;
+    (void)written;
+}
+
+int td__links_watch(struct td__links *links)
+{
+    make_wake_set(links);
+    for (int i = 0; i < links->size && links->wake_set >= 0; i++) {
+        watch_fd(links, links->at[i].fd, EPOLLIN | EPOLLONESHOT);
+        watch_fd(links, links->at[i].side, EPOLLIN | EPOLLONESHOT);
+    }
+    return links->wake_set;
+}
+
+static void drain(struct td__links *links)
+{
+    struct epoll_event events[BATCH];
+    uint64_t count;
+    while (epoll_wait(links->wake_set, events, BATCH, 0) == BATCH)
+        ;
+    ssize_t got = read(links->wake, &count, sizeof count);
+    (void)got;
+}
+
+int td__links_sleep(struct td__links *links, struct pollfd *polled, uint32_t count,
+                    td__deadline deadline, bool *woken)
+{
+    if (make_wake_set(links)) { /* a wake before this had no effect */
+        *woken = true;
+        return 0;
+    }
+    bool wakeable = links->wake_set >= 0;
+    polled[count] = (struct pollfd){.fd = links->wake_set, .events = POLLIN};
+    if (!wakeable) {
+        deadline = td__deadline_earlier(deadline, td__deadline_in_ms(FEW_MS));
+        *woken = true;
+    }
+    int ready = poll(polled, count + 1, td__deadline_poll_ms(deadline));
+    if (ready > 0 && wakeable && polled[count].revents) {
+        drain(links);
+        *woken = true;
+        ready--;
+    }
+    return ready;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -121,32 +210,56 @@ static td_status fail_unconnected(struct td__links *links, int peer,
     return td__links_fail_timeout(links, operation, whom);
 }
 
+/* Looks for the reason why `peer` does not connect; its link may be there afterwards. A link that it opened
+ * before it left may still be in the handshake, on the endpoint's thread. */
+static td_status look_for_peer(struct td__links *links, int peer,
+                               const struct td__operation *operation,
+                               const struct td__call_header *header, int64_t *left_since,
+                               td__deadline *next)
+{
+    int64_t now = td__now_ns();
+    const char *exit_reason = td__links_exit_reason(links, peer);
+    if (exit_reason && !*left_since)
+        *left_since = now;
+    td__deadline left_end = *left_since + LEFT_MS * (int64_t)1000000;
+    if (exit_reason && now < left_end)
+        *next = td__deadline_earlier(*next, left_end);
+    TD_TRY(td__links_look_around(links, operation, header, next));
+    return links->at[peer].fd < 0 && exit_reason && now >= left_end
+               ? td__links_fail_end(links, peer, operation, header, 0)
+               : TD_OK;
+}
+
 static td_status accept_link(struct td__links *links, int peer,
                              const struct td__operation *operation,
                              const struct td__call_header *header)
 {
     struct td__tcp_link *link = &links->at[peer];
-    int64_t tell_at = td__deadline_in_ms(ASIDE_MS);
-    for (;;) {
-        td__deadline slice = td__deadline_in_ms(LOOK_MS);
-        bool last = operation->deadline <= slice;
-        td_status status = links->source->accept(links->arg, peer,
-                                                 last ? operation->deadline : slice, &link->fd);
+    int64_t left_since = 0;
+    td__deadline tell_at = td__deadline_in_ms(ASIDE_MS), next = td__deadline_in_ms(LOOK_MS);
+    while (link->fd < 0) {
+        struct pollfd none[1];
+        bool woken = false;
+        td_status status = links->source->accept(links->arg, peer, &link->fd);
         if (!status)
             count_neighbour(links, peer);
         if (status != TD_ERR_TIMEOUT)
             return status;
-        if (last)
+        if (td__deadline_passed(operation->deadline))
             return fail_unconnected(links, peer, operation);
-        if (td__deadline_passed(tell_at))
+        td__links_sleep(links, none, 0, td__deadline_earlier(operation->deadline, next), &woken);
+        if (td__deadline_passed(tell_at)) {
             td__links_tell(links, peer, header, true);
-        const char *exit_reason = td__links_exit_reason(links, peer);
-        TD_TRY(td__links_look_around(links, operation, header));
-        if (link->fd >= 0)
-            return TD_OK;
-        if (exit_reason)
-            return td__links_fail_end(links, peer, operation, header, 0);
+            tell_at = TD__NEVER;
+        }
+        if (!woken && !td__deadline_passed(next))
+            continue;
+        if (!woken)
+            td__links_watch(links);
+        next = td__deadline_earlier(tell_at, td__now_ns() + TD__LONGEST_SLEEP_NS);
+        TD_TRY(look_for_peer(links, peer, operation, header, &left_since, &next));
     }
+    return TD_OK;
 }
 
 td_status td__links_open(struct td__links *links, int peer, const struct td__operation *operation,
@@ -218,7 +331,7 @@ static void take_links(struct td__links *links)
         int *fd = i > links->index && link->fd < 0 ? &link->fd : &link->side;
         if (i == links->index || *fd >= 0)
             continue;
-        if (links->source->accept(links->arg, i, 0, fd))
+        if (links->source->accept(links->arg, i, fd))
             *fd = -1;
         else if (fd == &link->fd)
             count_neighbour(links, i);
@@ -284,10 +397,10 @@ static td_status look_at_front(struct td__links *links, int peer, int fd,
 }
 
 td_status td__links_look_around(struct td__links *links, const struct td__operation *operation,
-                                const struct td__call_header *header)
+                                const struct td__call_header *header, td__deadline *next)
 {
     if (links->outside)
-        TD_TRY(links->outside(links->outside_arg, operation));
+        TD_TRY(links->outside(links->outside_arg, operation, next));
     take_links(links);
     for (int i = 0; i < links->size; i++) {
         struct td__tcp_link *link = &links->at[i];

@@ -11,13 +11,18 @@
 #include "call/call_header.h"
 #include "peer/endpoint.h"
 
+#include <stdatomic.h>
+
 /** Where links come from: an endpoint, or a test. Members are given by their index. */
 struct td__link_source {
     td_status (*connect)(void *arg, int peer, td__deadline deadline, int *fd);
 
     /** The same to tell the peer something: fails at once where nobody is there. */
     td_status (*approach)(void *arg, int peer, td__deadline deadline, int *fd);
-    td_status (*accept)(void *arg, int peer, td__deadline deadline, int *fd);
+
+    /** Takes the link that the peer has opened; TD_ERR_TIMEOUT where it has not yet. When it does, the source
+     *  calls td__links_wake(). */
+    td_status (*accept)(void *arg, int peer, int *fd);
 
     /** "rank 3 (on node7, pid 4711)", into a buffer of the thread's own. */
     const char *(*describe)(void *arg, int peer);
@@ -59,10 +64,12 @@ struct td__links {
     size_t goodbye_size;
     bool heard;     /* another member's goodbye */
     int neighbours; /* members on this machine to which there is a link */
+    int wake_set;   /* an epoll that td__links_sleep() polls: of `wake`, and of watched links … */
+    atomic_int wake; /* … and an eventfd; both -1 until this member first sleeps */
 
-    /** Fails where the call has become pointless for a reason outside the comm; looked at during long
-     *  waits. May be NULL. */
-    td_status (*outside)(void *arg, const struct td__operation *operation);
+    /** Fails where the call has become pointless for a reason outside the comm, and may set *next to an earlier
+     *  time for the next look; called when a waiting thread is woken, and during long waits. May be NULL. */
+    td_status (*outside)(void *arg, const struct td__operation *operation, td__deadline *next);
 
     /** Adds to the last error, that a call was not done in time, where the others are. May be NULL. */
     void (*explain)(void *arg, const struct td__operation *operation);
@@ -77,6 +84,23 @@ void td__links_free(struct td__links *links);
 /** Opens the link to `peer`, which takes part in the call of `header`, too. */
 td_status td__links_open(struct td__links *links, int peer, const struct td__operation *operation,
                          const struct td__call_header *header);
+
+/* ---- Sleeping -------------------------------------------------------------------------------- */
+
+struct pollfd;
+
+/** Sleeps until one of the `count` descriptors of `polled`, which has room for one more, is ready, until
+ *  td__links_wake(), until there is something on a watched link, or the deadline. Returns what poll() does for
+ *  these descriptors; *woken becomes true where the caller should look around. */
+int td__links_sleep(struct td__links *links, struct pollfd *polled, uint32_t count,
+                    td__deadline deadline, bool *woken);
+
+/** Wakes the thread that sleeps, or will sleep next. On any thread. */
+void td__links_wake(struct td__links *links);
+
+/** Watches all links, so that what comes on one of them ends a sleep; once for each link, since what comes may
+ *  belong to a later round. Returns the descriptor that becomes readable then, or -1. */
+int td__links_watch(struct td__links *links);
 
 /* ---- Waiting for long ------------------------------------------------------------------------
  *
@@ -96,9 +120,10 @@ void td__links_tell(struct td__links *links, int peer, const struct td__call_hea
                     bool aside);
 
 /** Looks at all links, and for those that others have opened. TD_OK where nobody is seen to have
- *  failed, or to have made another call than `header`'s. */
+ *  failed, or to have made another call than `header`'s. *next becomes the time of the next look, where that
+ *  is earlier. */
 td_status td__links_look_around(struct td__links *links, const struct td__operation *operation,
-                                const struct td__call_header *header);
+                                const struct td__call_header *header, td__deadline *next);
 
 /** Why nothing more comes from `peer`, or NULL; it is watched from now on. */
 const char *td__links_exit_reason(const struct td__links *links, int peer);

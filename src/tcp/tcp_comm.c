@@ -35,11 +35,11 @@ static td_status approach_rank(void *arg, int peer, td__deadline deadline, int *
                                         TD__CHANNEL_COLLECTIVE, deadline, fd);
 }
 
-static td_status accept_from_rank(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status accept_from_rank(void *arg, int peer, int *fd)
 {
     struct td__tcp_comm *comm = arg;
     return td__endpoint_accept(comm->endpoint, comm->world_ranks[peer], comm->key,
-                               TD__CHANNEL_COLLECTIVE, deadline, fd);
+                               TD__CHANNEL_COLLECTIVE, 0, fd);
 }
 
 static const char *describe_rank(void *arg, int peer)
@@ -117,6 +117,11 @@ static td_status create(const struct td__link_source *source, void *arg, int siz
     return TD_OK;
 }
 
+static void wake(void *arg)
+{
+    td__tcp_comm_wake(arg);
+}
+
 td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                               int size, int index, const char *algorithm,
                               struct td__tcp_comm **comm_out)
@@ -126,6 +131,8 @@ td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const
     comm->endpoint = endpoint;
     comm->key = key;
     memcpy(comm->world_ranks, world_ranks, (size_t)size * sizeof *world_ranks);
+    comm->waiter = (struct td__endpoint_waiter){.wake = wake, .arg = comm};
+    td__endpoint_add_waiter(endpoint, &comm->waiter);
     *comm_out = comm;
     return TD_OK;
 }
@@ -140,6 +147,8 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm)
 {
     if (!comm)
         return;
+    if (comm->endpoint)
+        td__endpoint_remove_waiter(comm->endpoint, &comm->waiter);
     td__links_free(&comm->links);
     td__executor_free(&comm->executor);
     for (int i = 0; i < TD__CACHED_SCHEDULES; i++)
@@ -294,6 +303,18 @@ void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *out
     comm->links.outside_arg = outside->arg;
     comm->recall = outside->recall;
     comm->links.explain = outside->explain;
+}
+
+void td__tcp_comm_wake(struct td__tcp_comm *comm)
+{
+    td__links_wake(&comm->links);
+}
+
+void td__tcp_comm_watch_links(struct td__tcp_comm *comm)
+{
+    int fd = td__links_watch(&comm->links);
+    if (fd >= 0)
+        td__endpoint_wake_on(comm->endpoint, fd);
 }
 
 td_status td__tcp_comm_hear(struct td__tcp_comm *comm, const struct td__operation *operation)

@@ -41,8 +41,9 @@ void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation
 
 /** What the owner of a comm provides for it. */
 struct td__outside {
-    /** During long waits, whether there is still a point: where it fails, the call fails like that. */
-    td_status (*look)(void *arg, const struct td__operation *operation);
+    /** In a wait that was woken, and during long waits, whether there is still a point: where it fails, the
+     *  call fails like that. May set *next to an earlier time for the next look. */
+    td_status (*look)(void *arg, const struct td__operation *operation, td__deadline *next);
 
     /** A rank has made other calls before `operation` than this one: TD_ERR_MISMATCH with both, or TD_OK
      *  where they are not known any more. */
@@ -54,6 +55,13 @@ struct td__outside {
 };
 
 void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *outside);
+
+/** Wakes the thread that sleeps in a call, or will sleep next. On any thread. */
+void td__tcp_comm_wake(struct td__tcp_comm *comm);
+
+/** Wakes the waiters of the endpoint when there is something on a link, once: for a thread that waits for ranks
+ *  of its host meanwhile, and then calls td__tcp_comm_hear(). */
+void td__tcp_comm_watch_links(struct td__tcp_comm *comm);
 
 /** Between calls: fails like another member that has failed and sent the reason. */
 td_status td__tcp_comm_hear(struct td__tcp_comm *comm, const struct td__operation *operation);

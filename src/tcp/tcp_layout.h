@@ -21,6 +21,7 @@ struct td__tcp_comm {
     struct td__links links;
     struct td__executor executor;
     struct td__endpoint *endpoint; /* NULL in tests */
+    struct td__endpoint_waiter waiter;
     uint64_t key;
     int *world_ranks;
     int size, index;

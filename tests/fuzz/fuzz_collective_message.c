@@ -39,14 +39,19 @@ static void check_header(const uint8_t *bytes)
     check(td__header_mismatch(&operation, &mine, "rank 0", &header, "rank 1") == TD_ERR_MISMATCH);
 }
 
-static td_status give_link(void *arg, int peer, td__deadline deadline, int *fd)
+static td_status give_link(void *arg, int peer, int *fd)
 {
     (void)arg;
     (void)peer;
-    (void)deadline;
     *fd = link_fd;
     link_fd = -1;
     return *fd >= 0 ? TD_OK : TD_ERR_TIMEOUT;
+}
+
+static td_status connect_link(void *arg, int peer, td__deadline deadline, int *fd)
+{
+    (void)deadline;
+    return give_link(arg, peer, fd);
 }
 
 static const char *describe(void *arg, int peer)
@@ -65,8 +70,8 @@ static void listen_to_nobody(void *arg, td__link_fn fn, void *fn_arg)
 /* Rank 0 of two makes a call; `data` is what rank 1 sends before it closes. */
 static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t size)
 {
-    static const struct td__link_source source = {.connect = give_link,
-                                                  .approach = give_link,
+    static const struct td__link_source source = {.connect = connect_link,
+                                                  .approach = connect_link,
                                                   .accept = give_link,
                                                   .describe = describe,
                                                   .listen = listen_to_nobody};
