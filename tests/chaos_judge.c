@@ -173,7 +173,7 @@ void judge_message(struct rank *rank, const struct job *job, int partner, td_sta
     /* A rank that waits for a stopped rank until the timeout is late by as much for all others, which wait for
      * the same time: which of them times out first is chance, and the other side sees that. */
     bool late = rank->fault == FAULT_STOP &&
-                (status == TD_ERR_TIMEOUT || strstr(message, "gave up before"));
+                (status == TD_ERR_TIMEOUT || strstr(message, "cancelled the message"));
     if (!with_victim && late)
         return;
     if (!with_victim && rank->fault != FAULT_EARLY)

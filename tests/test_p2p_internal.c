@@ -254,7 +254,7 @@ static void check_given_up(bool shared)
         CHECK_MEM(in, data, SIZE);
     }
     CHECK_FAILS(outcome(&two, post(&two, 1, TD_OP_RECV, in, SIZE, 3, 30)), TD_ERR_TIMEOUT,
-                "no such message has come");
+                "no such message has arrived");
     free(data);
     free(in);
     close_two(&two);
@@ -273,7 +273,7 @@ TEST(given_up_over_links)
 /* ---- Nonsense on a link ---------------------------------------------------------------------- */
 
 struct nonsense {
-    enum td__message_kind kind;
+    enum td__frame_kind kind;
     uint64_t size, id;
     uint8_t flip; /* of the first byte */
     const char *exit_reason;
@@ -288,7 +288,7 @@ static void check_nonsense(const struct nonsense *nonsense)
     char got = 0, good[TD__WIRE_HEADER + 1], bad[TD__WIRE_HEADER];
     int fd;
     CHECK_OK(td__endpoint_connect(two.endpoints[1], 0, KEY, TD__CHANNEL_MESSAGES, soon(), &fd));
-    td__wire_header((uint8_t *)good, TD__MESSAGE_EAGER, 5, 1, 0);
+    td__wire_header((uint8_t *)good, TD__FRAME_EAGER, 5, 1, 0);
     good[TD__WIRE_HEADER] = 'g';
     td__wire_header((uint8_t *)bad, nonsense->kind, 5, nonsense->size, nonsense->id);
     bad[3] ^= (char)nonsense->flip;
@@ -297,7 +297,7 @@ static void check_nonsense(const struct nonsense *nonsense)
     CHECK_OK(recv_at(&two, 0, &got, 1, 5));
     CHECK_EQ(got, 'g');
     td_work *work = post(&two, 0, TD_OP_RECV, &got, 1, 5, 20000);
-    if (nonsense->kind == TD__MESSAGE_BYE || nonsense->kind == TD__MESSAGE_NONE)
+    if (nonsense->kind == TD__FRAME_BYE || nonsense->kind == TD__FRAME_NONE)
         shutdown(fd, SHUT_WR);
     CHECK_FAILS(outcome(&two, work), TD_ERR_PEER, nonsense->exit_reason);
     CHECK_CONTAINS(td_last_error(), "rank 1 (on ");
@@ -311,18 +311,18 @@ static void check_nonsense(const struct nonsense *nonsense)
 TEST(nonsense_on_a_link, .deadline_s = 40)
 {
     static const struct nonsense all[] = {
-        {TD__MESSAGE_EAGER, 1, 0, 1, "not a message"},
-        {TD__MESSAGE_EAGER, TD__WIRE_EAGER + 1, 0, 0, "not a message"},
-        {TD__MESSAGE_EAGER, UINT64_MAX, 0, 0, "not a message"},
-        {TD__MESSAGE_NONE, 0, 0, 0, "not a message"},
-        {TD__MESSAGE_LARGE, 1, 1, 0, "not a message"},
-        {TD__MESSAGE_WRAP, 0, 0, 0, "not a message"},
-        {TD__MESSAGE_GO, 0, 1, 0, "not a message"},
-        {TD__MESSAGE_DROP, 0, 1, 0, "not a message"},
-        {TD__MESSAGE_DATA, 1, 0, 0, "not a message"},
-        {TD__MESSAGE_REQUEST, 100000, 0, 0, "not a message"},
-        {TD__MESSAGE_KINDS, 0, 1, 0, "not a message"},
-        {TD__MESSAGE_BYE, 0, 0, 0, "has left the group"},
+        {TD__FRAME_EAGER, 1, 0, 1, "not valid"},
+        {TD__FRAME_EAGER, TD__WIRE_EAGER + 1, 0, 0, "not valid"},
+        {TD__FRAME_EAGER, UINT64_MAX, 0, 0, "not valid"},
+        {TD__FRAME_NONE, 0, 0, 0, "not valid"},
+        {TD__FRAME_LARGE, 1, 1, 0, "not valid"},
+        {TD__FRAME_WRAP, 0, 0, 0, "not valid"},
+        {TD__FRAME_GO, 0, 1, 0, "not valid"},
+        {TD__FRAME_DROP, 0, 1, 0, "not valid"},
+        {TD__FRAME_DATA, 1, 0, 0, "not valid"},
+        {TD__FRAME_REQUEST, 100000, 0, 0, "not valid"},
+        {TD__FRAME_KINDS, 0, 1, 0, "not valid"},
+        {TD__FRAME_BYE, 0, 0, 0, "has left the group"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         check_nonsense(&all[i]);

@@ -77,7 +77,6 @@ static void wait_for_a_late_rank(const struct way *way)
             CHECK_OK(wait_in(call, group, &x));
             long thread = switches(RUSAGE_THREAD) - before;
             long process = switches(RUSAGE_SELF) - all_before;
-            if (getenv("TD_SHOW")) fprintf(stderr, "call %d: %ld switches, %ld of the process\n", call, thread, process);
             if (thread > most * td_test_slowness())
                 FAIL("a thread that waited in call %d had %ld voluntary switches", call, thread);
             if (process > MOST_IN_PROCESS * td_test_slowness())

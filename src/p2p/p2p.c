@@ -1,6 +1,6 @@
-/* Creating, posting and destroying; p2p_internal.h has the picture.
+/* Creating, posting and destroying; see p2p_internal.h.
  *
- * A small send on this host costs one lock, one copy into the ring and a look at the event; it is
+ * A small send on this host costs one lock, one copy into the ring and one load of the event; it is
  * complete at once. Everything else becomes a post. */
 #include "p2p/p2p_internal.h"
 #include "p2p/p2p_link.h"
@@ -21,9 +21,9 @@ static bool allocate(struct td__p2p *p2p)
     p2p->world_ranks = malloc(size * sizeof *p2p->world_ranks);
     p2p->locals = malloc(size * sizeof *p2p->locals);
     p2p->peers = calloc(size, sizeof *p2p->peers);
-    p2p->slots = calloc(TD__LARGE_SLOTS, sizeof *p2p->slots);
+    p2p->taken = calloc(TD__DESCRIPTORS, sizeof *p2p->taken);
     p2p->name = strdup(p2p->options.name ? p2p->options.name : "");
-    return p2p->world_ranks && p2p->locals && p2p->peers && p2p->slots && p2p->name;
+    return p2p->world_ranks && p2p->locals && p2p->peers && p2p->taken && p2p->name;
 }
 
 static void release(struct td__p2p *p2p)
@@ -31,7 +31,7 @@ static void release(struct td__p2p *p2p)
     free(p2p->world_ranks);
     free(p2p->locals);
     free(p2p->peers);
-    free(p2p->slots);
+    free(p2p->taken);
     free(p2p->name);
     free(p2p);
 }
@@ -95,7 +95,7 @@ static bool is_here(const struct td__p2p *p2p, int peer)
     return p2p->peers[peer].local >= 0;
 }
 
-/* What a recv or a send with this rank needs first. */
+/* Makes what a recv or a send with this rank needs. */
 static td_status prepare(struct td__p2p *p2p, int peer)
 {
     bool any = peer == TD_ANY_SOURCE;
@@ -109,7 +109,7 @@ static td_status prepare(struct td__p2p *p2p, int peer)
 static void fill_in(struct td__post *post, const td_call *call)
 {
     bool send = call->kind == TD_OP_SEND;
-    *post = (struct td__post){.kind = send ? TD__MESSAGE_EAGER : TD__MESSAGE_NONE,
+    *post = (struct td__post){.kind = send ? TD__FRAME_EAGER : TD__FRAME_NONE,
                               .data = send ? (char *)call->input : call->output,
                               .size = call->count * td_dtype_size(call->dtype),
                               .peer = call->peer,
@@ -126,7 +126,7 @@ static td_status start_send(struct td__p2p *p2p, struct td__post *post)
         return td__peer_refuse(p2p, post->peer, post);
     const char *exit_reason = td__endpoint_exit_reason(p2p->options.endpoint,
                                                        p2p->world_ranks[post->peer]);
-    if (exit_reason) /* though what it has sent may still be received */
+    if (exit_reason) /* messages that it has sent may still be received */
         return td_fail(TD_ERR_PEER, "%s: that rank %s", td__post_describe(p2p, post), exit_reason);
     bool first = !peer->queue.first;
     td__post_append(&peer->queue, post);
@@ -144,7 +144,7 @@ static td_status start_recv(struct td__p2p *p2p, struct td__post *post)
     while ((arrival = td__match_arrival(p2p, source, post->tag))) {
         bool taken = true;
         td__arrival_remove(p2p, arrival);
-        if (arrival->envelope.kind == TD__MESSAGE_EAGER)
+        if (arrival->envelope.kind == TD__FRAME_EAGER)
             td__deliver(p2p, post, &arrival->envelope, arrival->data);
         else
             taken = td__begin_large(p2p, post, &arrival->envelope);
@@ -155,13 +155,13 @@ static td_status start_recv(struct td__p2p *p2p, struct td__post *post)
     if (!any && p2p->peers[source].gone)
         return td__peer_refuse(p2p, source, post);
     if (any)
-        TD_TRY(td__any_is_hopeless(p2p, post));
+        TD_TRY(td__any_cannot_come(p2p, post));
     post->order = ++p2p->order;
     td__post_append(any ? &p2p->any : &p2p->peers[source].posted, post);
     return TD_OK;
 }
 
-/* Ranks have died or left since the last look. */
+/* Ranks may have ended or left since the last call. */
 static void look_for_losses(struct td__p2p *p2p)
 {
     unsigned losses = td__endpoint_losses(p2p->options.endpoint);
@@ -177,8 +177,7 @@ static void look_for_losses(struct td__p2p *p2p)
 static td_status start(struct td__p2p *p2p, struct td__post *post)
 {
     td__post_begin(p2p, post);
-    td_status status = post->kind == TD__MESSAGE_NONE ? start_recv(p2p, post)
-                                                      : start_send(p2p, post);
+    td_status status = post->kind == TD__FRAME_NONE ? start_recv(p2p, post) : start_send(p2p, post);
     if (status)
         td__post_abandon(p2p, post);
     return status;
@@ -198,7 +197,7 @@ static bool send_at_once(struct td__p2p *p2p, const td_call *call)
            td__p2p_shm_send_small(p2p, call->peer, call->tag, call->input, size);
 }
 
-/* A small message that is there already, or comes within a moment, with nothing else to be moved. */
+/* A small message that is there already, or comes within a moment, with nothing else posted. */
 static bool recv_at_once(struct td__p2p *p2p, const td_call *call, size_t *size)
 {
     if (call->peer == TD_ANY_SOURCE || p2p->pending || !p2p->attached)
@@ -214,14 +213,14 @@ static td_status check(const struct td__p2p *p2p, const td_call *call)
     bool send = call->kind == TD_OP_SEND;
     const char *name = send ? "send" : "recv";
     if (!send && call->kind != TD_OP_RECV)
-        return td_fail(TD_ERR_INVALID, "messages: neither a send nor a recv");
+        return td_fail(TD_ERR_INVALID, "point-to-point: the call is neither a send nor a recv");
     if (call->peer == p2p->options.rank)
         return td_fail(TD_ERR_INVALID, "%s: a rank cannot exchange messages with itself", name);
     if (call->peer < (send ? 0 : TD_ANY_SOURCE) || call->peer >= p2p->options.size)
         return td_fail(TD_ERR_INVALID, "%s: group \"%s\" has %d ranks, and no rank %d", name,
                        p2p->name, p2p->options.size, call->peer);
     if (send && call->tag == TD_ANY_TAG)
-        return td_fail(TD_ERR_INVALID, "send: a message needs a tag of its own, not TD_ANY_TAG");
+        return td_fail(TD_ERR_INVALID, "send: TD_ANY_TAG is for receives only; pass a tag");
     return TD_OK;
 }
 
@@ -233,7 +232,7 @@ td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
     look_for_losses(p2p);
     if (call->kind == TD_OP_SEND && send_at_once(p2p, call)) {
         pthread_mutex_unlock(&p2p->lock);
-        td__p2p_shm_ring(p2p, call->peer);
+        td__p2p_shm_signal(p2p, call->peer);
         td_work_complete(work, TD_OK, -1, 0);
         return TD_OK;
     }
@@ -264,7 +263,7 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
     look_for_losses(p2p);
     if (call->kind == TD_OP_SEND && send_at_once(p2p, call)) {
         pthread_mutex_unlock(&p2p->lock);
-        td__p2p_shm_ring(p2p, call->peer);
+        td__p2p_shm_signal(p2p, call->peer);
         return TD_OK;
     }
     size_t size;
@@ -298,7 +297,7 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
     return TD_OK;
 }
 
-/* Who waits, or our own thread, tells the works: this may be any thread. */
+/* A thread that waits, or the engine's thread, completes the works: this may be any thread. */
 void td__p2p_abort(struct td__p2p *p2p, td_status status)
 {
     struct td__error error;
@@ -319,17 +318,17 @@ void td__p2p_abort(struct td__p2p *p2p, td_status status)
 
 /* ---- Destroying ------------------------------------------------------------------------------
  *
- * Receives end at once. Sends that the other side has not got yet are given a second: small ones to
- * get into the ring or onto the link, large ones to be received. What has been handed over by then
- * can be received afterwards; the rest fails here, and the others never see it. */
+ * Receives end at once. Sends that are not complete get a second: small ones to be written into the ring or
+ * to the link, large ones to be received. What has been written by then can be received afterwards; the rest
+ * fails here, and other ranks never see it. */
 
-static void end_post(struct td__p2p *p2p, struct td__post *post, enum td__insistence how)
+static void end_post(struct td__p2p *p2p, struct td__post *post, enum td__cancel_mode how)
 {
     if (post->descriptor && !td__large_cancel(p2p, post, how))
         return;
     td_status status = td_fail(TD_ERR_STATE, "%s: the group was destroyed before it was done",
                                td__post_describe(p2p, post));
-    if (post->kind != TD__MESSAGE_NONE && post->work && !p2p->aborted)
+    if (post->kind != TD__FRAME_NONE && post->work && !p2p->aborted)
         td_log(TD_LOG_WARN, "%s", td_last_error());
     td__post_finish(p2p, post, status);
 }
@@ -338,12 +337,12 @@ static void end_receives(struct td__p2p *p2p)
 {
     for (struct td__post *post = p2p->all, *next; post; post = next) {
         next = post->all_next;
-        if (post->kind == TD__MESSAGE_NONE)
+        if (post->kind == TD__FRAME_NONE)
             end_post(p2p, post, TD__SOON);
     }
 }
 
-static void part(struct td__p2p *p2p)
+static void finish_posts(struct td__p2p *p2p)
 {
     td__deadline deadline = td__deadline_in_ms(PARTING_MS);
     pthread_mutex_lock(&p2p->lock);
@@ -366,7 +365,7 @@ void td__p2p_destroy(struct td__p2p *p2p)
     if (!p2p)
         return;
     td__p2p_stop(p2p);
-    part(p2p);
+    finish_posts(p2p);
     td__endpoint_remove_waiter(p2p->options.endpoint, &p2p->waiter);
     if (p2p->local_size < p2p->options.size)
         td__endpoint_listen(p2p->options.endpoint, p2p->options.key, TD__CHANNEL_MESSAGES, NULL,

@@ -1,6 +1,5 @@
-/* Messages between the ranks of one group: matching, and the two ways there are to another rank.
- *
- * Everything here belongs to one group. Functions may be called from any thread. */
+/* Point-to-point messages between the ranks of one group: matching, and their transport through shared memory and
+ * over links. All functions may be called from any thread. */
 #ifndef TD_P2P_P2P_H
 #define TD_P2P_P2P_H
 
@@ -12,8 +11,8 @@ struct td__p2p;
 
 /**
  * `world_ranks` are the group's ranks in order, this one at `rank`; `key` is the group's number. Ranks of
- * the same host talk through the shared memory of td__p2p_shared_size() bytes that `shared`
- * gives, the others through links. Nothing is opened yet, nobody is waited for.
+ * the same host use the shared memory of td__p2p_shared_size() bytes that `shared` returns, all others links.
+ * Nothing is opened yet, and no rank is waited for.
  */
 struct td__p2p_options {
     struct td__endpoint *endpoint;
@@ -22,7 +21,7 @@ struct td__p2p_options {
     int size;
     int rank;
     bool sockets_only; /* links to all, also to those of this host */
-    const char *name;  /* of the group, for messages to people */
+    const char *name;  /* of the group, for error texts */
 
     /** Gives the memory that the ranks of this host share, zeroed at first, and the index of this
      *  rank among them; called on first need, once. It may wait for another rank to have made it. */
@@ -35,7 +34,7 @@ struct td__p2p_options {
 
 td_status td__p2p_create(const struct td__p2p_options *options, struct td__p2p **p2p);
 
-/** Fails what is still posted, tells the others goodbye, and frees everything. */
+/** Fails the posts that are left, sends BYE on all links, and frees everything. */
 void td__p2p_destroy(struct td__p2p *p2p);
 
 /** How much shared memory `local_size` ranks on one host need. Untouched pages cost nothing. */
@@ -45,7 +44,7 @@ size_t td__p2p_shared_size(int local_size);
 td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
                        const atomic_bool *complete);
 
-/** Moves everything on until `complete` is set, which waits for `peer`, or TD_ANY_SOURCE. */
+/** Makes progress until `complete` is set, which waits for `peer`, or TD_ANY_SOURCE. */
 void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer,
                       int64_t timeout_ms);
 
@@ -53,8 +52,7 @@ void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer
  *  are set by a recv that went well, and may be NULL. */
 td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, size_t *received);
 
-/** The group is given up: what is posted, and what will be, fails with this status and the last
- *  error. */
+/** The group is aborted: all posts, present and future, fail with this status and the last error. */
 void td__p2p_abort(struct td__p2p *p2p, td_status status);
 
 #endif

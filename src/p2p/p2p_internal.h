@@ -1,15 +1,19 @@
-/* What the files of messages share with each other, and with nobody else.
+/* What the files of src/p2p share.
  *
  *     p2p.c            the calls of p2p.h: creating, posting, destroying
- *     p2p_posts.c      posts: their lists, how they end, deadlines
- *     p2p_match.c      posted receives meet messages
- *     p2p_progress.c   who moves things forward: waiting threads, and one of our own
- *     p2p_wait.c      waiting: spinning, yielding, sleeping
- *     p2p_shm.c        the memory that the ranks of a host share, their processes
- *     p2p_ring.c       the rings in it
- *     p2p_large.c      large messages there: copied once, by both sides where both wait
+ *     p2p_posts.c      posts: their lists, failures, deadlines; ranks that have ended or left
+ *     p2p_match.c      matching of receives and messages
+ *     p2p_progress.c   the progress engine: waiting threads, and a thread of its own
+ *     p2p_wait.c       waiting: spinning, yielding, sleeping
+ *     p2p_shm.c        the memory that the ranks of a host share, and their processes
+ *     p2p_ring.c       the rings in that memory
+ *     p2p_large.c      large messages on one host: copied once, by both sides where both wait
  *     p2p_tcp.c        links to other hosts
- *     p2p_wire.c       what stands on a link, taken apart
+ *     p2p_wire.c       parsing what comes on a link
+ *
+ * Words: a message is what a send sends and a recv receives. A frame is what stands in a ring or on a link: a
+ * header, and for some kinds a payload; a small message is one frame, a large one several. A descriptor is an
+ * entry in shared memory through which a large message is copied.
  *
  * A post is a send or a recv that is under way. It is in the list of all posts, and in the one list
  * that says where it stands:
@@ -32,28 +36,28 @@
 
 #include <pthread.h>
 
-enum td__message_kind {
-    TD__MESSAGE_NONE,    /* shared memory: nothing there yet */
-    TD__MESSAGE_EAGER,   /* the payload follows */
-    TD__MESSAGE_LARGE,   /* shared memory: the payload is copied by way of a descriptor */
-    TD__MESSAGE_REQUEST, /* the payload comes after a GO */
-    TD__MESSAGE_DATA,    /* the payload of a REQUEST, or a piece of it, follows */
-    TD__MESSAGE_GO,      /* to the sender: there is a recv for the request */
-    TD__MESSAGE_DROP,    /* to the sender: the recv's buffer is too small; do not send */
-    TD__MESSAGE_CANCEL,  /* to the receiver: the sender gave the request up */
-    TD__MESSAGE_BYE,     /* nothing comes after this */
-    TD__MESSAGE_WRAP,    /* shared memory: go on at the ring's beginning */
-    TD__MESSAGE_KINDS,
+enum td__frame_kind {
+    TD__FRAME_NONE,    /* shared memory: no frame yet */
+    TD__FRAME_EAGER,   /* the payload follows */
+    TD__FRAME_LARGE,   /* shared memory: the payload is copied by way of a descriptor */
+    TD__FRAME_REQUEST, /* the payload comes after a GO */
+    TD__FRAME_DATA,    /* the payload of a REQUEST, or a piece of it, follows */
+    TD__FRAME_GO,      /* to the sender: there is a recv for the request */
+    TD__FRAME_DROP,    /* to the sender: the recv's buffer is too small; do not send */
+    TD__FRAME_CANCEL,  /* to the receiver: the sender gave the request up */
+    TD__FRAME_BYE,     /* nothing comes after this */
+    TD__FRAME_WRAP,    /* shared memory: go on at the ring's beginning */
+    TD__FRAME_KINDS,
 };
 
-/** What is known of a message before its payload. `id` is the sender's number of a request. */
+/** The header of a frame. `id` is the sender's number of a request. */
 struct td__envelope {
-    enum td__message_kind kind;
+    enum td__frame_kind kind;
     int source; /* rank in the group */
     int tag;
     uint64_t size;
     uint64_t id;
-    uint32_t slot;    /* LARGE: the descriptor */
+    uint32_t number;  /* LARGE: the descriptor */
     uint32_t memory;  /* LARGE: how to reach the payload, see p2p_large.c */
     uint64_t address; /* LARGE: where */
 };
@@ -67,9 +71,9 @@ struct td__post {
     struct td__post_list *list;
     struct td__post *all_next, *all_before;
     const atomic_bool *complete; /* of the work */
-    td_work *work;               /* NULL: a frame of our own, such as GO, or … */
-    atomic_bool *waited;         /* … somebody waits for this, and keeps the post */
-    enum td__message_kind kind;  /* of a send: what is to be written next; of a recv: NONE */
+    td_work *work;               /* NULL: a control frame, such as GO, or … */
+    atomic_bool *waited;         /* … a thread waits for this, and owns the post */
+    enum td__frame_kind kind;    /* of a send: what is to be written next; of a recv: NONE */
     int peer;                    /* may be TD_ANY_SOURCE until a message has come */
     int tag;
     char *data;
@@ -84,17 +88,18 @@ struct td__post {
 
     /* Large messages in shared memory. */
     struct td__descriptor *descriptor;
-    uint32_t slot;
+    uint32_t number;
     uint32_t memory;  /* of a recv: the sender's */
     uint64_t address; /* of a recv: the sender's */
-    bool copying;     /* a thread of this process is at it, without the lock */
+    bool copying;     /* a thread of this process copies it, without the lock */
     bool helped;      /* of a send: this process has copied what it could */
 
-    const char *suspect; /* the other side gave it up: what to say, unless it becomes known why */
+    const char
+        *suspect; /* the other side cancelled it: the text, unless the reason becomes known */
 
     /* Finished. */
     td_status status;
-    char *why; /* the sentence, where it failed */
+    char *why; /* the text of the failure */
 };
 
 /** A message that came before its recv. */
@@ -119,13 +124,13 @@ struct td__ring_end {
 
 struct td__peer {
     int local; /* index among the ranks of this host, -1 on another one */
-    bool gone; /* died or left: `exit_reason` says how */
+    bool gone; /* ended or left: `exit_reason` says how */
     bool stalled;
-    bool awaited;    /* something posted has to do with it; while peers are checked */
+    bool awaited;    /* a post waits for it; while peers are checked */
     char connecting; /* 1: wanted, 2: under way */
     char *exit_reason;
-    const char *doubt;           /* its link has ended, and it is not known why: what to say … */
-    td__deadline doubt_end;      /* … when it is not known by then */
+    const char *unexplained;     /* its link has ended, and the reason is not known: the text … */
+    td__deadline explain_by;     /* … unless it is known by then */
     td__deadline left_end;       /* it has left: until when its link may arrive; 0: it has not */
     struct td__post_list posted; /* receives from this rank */
     struct td__arrival_list arrivals;
@@ -159,23 +164,23 @@ struct td__p2p {
     int stalled;                /* peers whose queue waits for room */
     int remaining;              /* other ranks that are not gone */
     int last_gone;              /* of those that are */
-    bool doubts;                /* about some peer */
-    int lost;                   /* one of those that died, or -1 */
-    char *aborted;              /* the group was given up: why … */
+    bool unexplained;           /* the end of some peer's link is */
+    int lost;                   /* one of those that have ended, or -1 */
+    char *aborted;              /* the group was aborted: the reason … */
     td_status aborted_with;     /* … and what calls get */
     unsigned losses;            /* of the endpoint, as last looked at */
     bool alerted;               /* by the endpoint, since the last check of the peers */
     td__deadline next_check;    /* when to check the peers without that */
     td__deadline checked;       /* when they were last */
-    td__deadline lockout_at; /* 0: the owner of the shared memory lives; else until when others may
-                                   still map it */
+    td__deadline attach_by; /* 0: the owner of the shared memory is present; else until when other
+                               ranks may still map it */
 
     /* Shared memory; see p2p_shm.c. */
     bool attach_wanted, attaching, attached;
     int *locals; /* ranks of this host, in order */
     int local_size, local_index;
     struct td__shared *shared;
-    bool *slots;                 /* those in use */
+    bool *taken;                 /* this rank's descriptors that are in use */
     _Atomic uint32_t departures; /* as last seen */
     uint64_t nonce;              /* by which others see whether they can read this process */
 
@@ -183,10 +188,10 @@ struct td__p2p {
     int epoll, event; /* -1 until links are needed */
     int links;
     int connects_wanted;
-    struct td__p2p_link *closed; /* to be freed when nobody looks at them any more */
-    struct td__p2p_link *muted;  /* of an aborted group: open until its end */
+    struct td__p2p_link *closed;    /* to be freed after the events at hand */
+    struct td__p2p_link *kept_open; /* of an aborted group: open until it is destroyed */
 
-    /* Who moves things forward; see p2p_progress.c. */
+    /* Progress; see p2p_progress.c. */
     _Atomic int watch;         /* above 0: looking at the rings is not enough */
     unsigned oversubscribed;   /* with how many others each rank of this host shares a processor */
     bool maybe_oversubscribed; /* the same if all ranks were here, as they can be with links, too */
@@ -198,8 +203,8 @@ struct td__p2p {
     pthread_cond_t thread_wake;
     pthread_t thread;
     bool thread_runs, thread_rests, stopping;
-    bool thread_naps_long;     /* it has to be woken when the owner has gone */
-    uint64_t turns;            /* counts the threads of the program that have been owners */
+    bool thread_naps_long; /* it has to be woken when the owner has gone */
+    uint64_t turns;        /* counts the threads of the program that have been owners */
     struct td__endpoint_waiter waiter;
     uint64_t posts; /* counts them, so that the thread sees whether there were new ones */
 };
@@ -212,24 +217,24 @@ void td__post_remove(struct td__post *post);
 /** Takes a new post into the list of all. */
 void td__post_begin(struct td__p2p *p2p, struct td__post *post);
 
-/** Takes a post that is in no other list out of the list of all, without a word. */
+/** Takes a post that is in no other list out of the list of all, without completing it. */
 void td__post_abandon(struct td__p2p *p2p, struct td__post *post);
 
-/** Makes a frame of our own and puts it into `queue`; false without memory. */
-bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__message_kind kind,
+/** Makes a control frame and puts it into `queue`; false without memory. */
+bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__frame_kind kind,
                       int peer, uint64_t id);
 
-/** Ends a post; td__p2p_settle() tells the work. With a failure, td_last_error() is kept. */
+/** Ends a post; td__p2p_settle() completes its work. With a failure, td_last_error() is kept. */
 void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status status);
 
-/** The other side of a post, which is in no descriptor any more, gave it up. It ends as an abort of the
- *  group where news of one comes within a moment, otherwise with TD_ERR_PEER and `why`. */
+/** The other side has cancelled a post, which has no descriptor any more. It ends like the group where that
+ *  turns out to be aborted within a moment, otherwise with TD_ERR_PEER and `why`. */
 void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *why);
 
-/** TD_ERR_PEER with what is not trusted about a post, and who of the group is gone. */
+/** TD_ERR_PEER with the text of td__post_suspect(), and the ranks of the group that are gone. */
 td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *post);
 
-/** The post in words: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
+/** The post as text: "recv of 8 bytes from rank 3 …, tag 5, on group "world"". */
 const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post);
 
 /** Whether a recv of tag `wanted` takes a message with `tag`. */
@@ -254,32 +259,31 @@ bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, 
  *  (NULL without memory); and when it is whole, it goes to a recv that was posted meanwhile, or into
  *  the lists. */
 struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope);
-void td__arrival_came(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
+void td__arrival_complete(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
 
-/** Ties a recv to its message. False, and the post has ended, where the message is too long. */
+/** Binds a recv to its message. False, and the post has ended, where the message is too long. */
 bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope);
 
 /** A posted recv gets a message that is whole: copies, and ends the post. */
 void td__deliver(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope,
                  const void *data);
 
-/** A recv gets a message whose payload is still with the sender. False when the sender has given it
- *  up: then nothing has happened, and the message is forgotten. */
+/** A recv is matched with a message whose payload the sender still has. False when the sender has cancelled
+ *  it: then nothing has happened, and the message is dropped. */
 bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
                      const struct td__envelope *envelope);
 
-/** A header has come that needs no payload: REQUEST, LARGE, GO, DROP, CANCEL. False when it makes
- *  no sense. */
-bool td__header_came(struct td__p2p *p2p, const struct td__envelope *envelope);
+/** Handles a frame without a payload: REQUEST, LARGE, GO, DROP, CANCEL. False when it is not valid. */
+bool td__take_header(struct td__p2p *p2p, const struct td__envelope *envelope);
 
 /** The expected recv of a DATA frame, or NULL. */
 struct td__post *td__find_expected(struct td__p2p *p2p, int source, uint64_t id);
 
-/** Marks a rank as dead or gone: ends everything that has to do with it. `exit_reason` begins with
+/** Marks a rank as gone, and fails all posts that wait for it. `exit_reason` begins with
  *  "has" or "is", such as "has left the group". */
 void td__peer_gone(struct td__p2p *p2p, int peer, const char *exit_reason);
 
-/** The same for one whose link has ended, with or without a goodbye: says what the failure detector knows, or else
+/** The same for one whose link has ended, with or without a BYE: with the failure detector's reason, or else
  *  `exit_reason`. */
 void td__peer_lost(struct td__p2p *p2p, int peer, bool bye, const char *exit_reason);
 
@@ -290,25 +294,25 @@ void td__expire(struct td__p2p *p2p, int64_t now);
  *  again. */
 void td__p2p_check_peers(struct td__p2p *p2p, bool all);
 
-/** Fails with TD_ERR_PEER and the sentence why nothing can be had from a rank that is gone. */
+/** TD_ERR_PEER with the reason why `peer`, which is gone, cannot take part in `post`. */
 td_status td__peer_refuse(struct td__p2p *p2p, int peer, const struct td__post *post);
 
-/** TD_OK, or why a recv from any rank must not be waited for: a rank has died, or none is left. */
-td_status td__any_is_hopeless(struct td__p2p *p2p, const struct td__post *post);
+/** TD_OK, or why a recv from any rank fails: a rank has ended, or no other is left. */
+td_status td__any_cannot_come(struct td__p2p *p2p, const struct td__post *post);
 
 /* ---- p2p_progress.c --------------------------------------------------------------------- */
 
-/** With the lock held: does everything that can be done at once. True when something happened. */
+/** With the lock held: reads and writes all rings and links that are ready. True when something happened. */
 bool td__p2p_pump(struct td__p2p *p2p);
 
-/** With the lock held, which is released in between: tells the works of the posts that ended. */
+/** With the lock held, which is released in between: completes the works of the posts that ended. */
 void td__p2p_settle(struct td__p2p *p2p);
 
 /** With the lock held, which is released at the end: waits until `complete`, which `peer` brings about
  *  (TD_ANY_SOURCE: somebody). */
 void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer);
 
-/** With the lock held: a new post is not done yet; somebody has to look after it. */
+/** With the lock held, after a new post that is not done: makes sure that a thread makes progress on it. */
 void td__p2p_attend(struct td__p2p *p2p);
 
 /** Ends the thread. */
@@ -319,15 +323,15 @@ void td__peer_flush(struct td__p2p *p2p, int peer);
 
 /* ---- p2p_wait.c ------------------------------------------------------------------------ */
 
-/* How far a thread has got on its way from spinning to sleeping. */
+/* The state of a thread that waits. */
 struct td__p2p_wait {
     struct td__waiting waiting;
     td__deadline deadline;
-    int peer;            /* the rank that is waited for; TD_ANY_SOURCE: any, or not known */
-    bool drowsy;         /* sleeps at once */
-    bool begun;          /* `waiting` is in use */
-    bool slept;          /* it is time to look at deadlines */
-    td__deadline until;  /* when to return from sleep at the latest */
+    int peer;                   /* the rank that is waited for; TD_ANY_SOURCE: any, or not known */
+    bool at_once;               /* sleeps without spinning before */
+    bool begun;                 /* `waiting` is in use */
+    bool slept;                 /* it is time to look at deadlines */
+    td__deadline until;         /* when to return from sleep at the latest */
     struct td__backoff backoff; /* with links */
 };
 
@@ -336,23 +340,51 @@ static inline bool td__is_set(const atomic_bool *complete)
     return complete && atomic_load_explicit(complete, memory_order_acquire);
 }
 
-/** With the lock held, which is released meanwhile: waits a moment, for `complete` (which may be NULL)
- *  or anything else. False when it is too late. Only the owner calls it. */
+/** With the lock held, which is released meanwhile: one step of waiting for `complete` (which may be NULL) or
+ *  any frame. False when the deadline has passed. Only the owner calls it. */
 bool td__p2p_wait_step(struct td__p2p *p2p, struct td__p2p_wait *wait, const atomic_bool *complete);
 
-/** Something has happened, or the waiting is over: the next moment is a first one again. */
+/** Something has happened, or the wait is over: the next step begins with spinning again. */
 void td__p2p_wait_reset(struct td__p2p_wait *wait);
 
-/** With the lock held: makes whoever sleeps look again. */
+/** With the lock held: wakes the sleeping owner. */
 void td__p2p_wake(struct td__p2p *p2p);
 
 /** Ends what is past its deadline, and parts with ranks that have ended or left, where it is time for that. */
 void td__p2p_check_deadlines(struct td__p2p *p2p);
 
 /** With the lock held, after a new post: wakes the sleeping owner where it would sleep too long. */
-void td__p2p_hasten(struct td__p2p *p2p);
+void td__p2p_wake_for_post(struct td__p2p *p2p);
 
 /* ---- p2p_shm.c, p2p_ring.c --------------------------------------------------------- */
+
+/* The memory that the ranks of a host share:
+ *
+ *     shared | entry of each rank | descriptors of each rank | ring 0→0, 0→1, … 1→0, … */
+enum { TD__LINE = 64, TD__RING_BYTES = 32 * 1024, TD__RING_DATA = TD__RING_BYTES - 2 * TD__LINE };
+
+struct td__ring {
+    _Alignas(TD__LINE) _Atomic uint64_t head; /* bytes taken; the reader's */
+    _Alignas(TD__LINE) _Atomic uint32_t full; /* the writer waits for room */
+    _Alignas(TD__LINE) char data[TD__RING_DATA];
+};
+
+struct td__p2p_entry {
+    _Alignas(TD__LINE) struct td__wait_event event;
+    _Alignas(TD__LINE) _Atomic uint32_t pid; /* the others are valid once this is not 0 */
+    _Atomic uint32_t gone;
+    uint64_t pid_namespace;
+    uint64_t nonce;
+    uint64_t nonce_address;
+};
+
+struct td__shared {
+    _Alignas(TD__LINE) _Atomic uint32_t departures;
+    struct td__p2p_entry entries[];
+};
+
+/** A rank has left or ended: reads the frames that it wrote before, and marks it as gone. */
+void td__ring_lose(struct td__p2p *p2p, int source, const char *exit_reason);
 
 /** From now on `memory` is shared with the ranks of this host. */
 void td__p2p_shm_begin(struct td__p2p *p2p, void *memory);
@@ -377,8 +409,8 @@ bool td__p2p_shm_peek(const struct td__p2p *p2p);
 /** Takes what has come. */
 bool td__p2p_shm_read(struct td__p2p *p2p);
 
-/** Rings the event of a rank of this host. */
-void td__p2p_shm_ring(struct td__p2p *p2p, int peer);
+/** Signals the event of a rank of this host, after a frame was written for it. */
+void td__p2p_shm_signal(struct td__p2p *p2p, int peer);
 struct td__wait_event *td__p2p_shm_own_event(struct td__p2p *p2p);
 
 /** Whether a rank of this host was last seen on another processor than this one. */
@@ -387,7 +419,7 @@ bool td__p2p_shm_elsewhere(struct td__p2p *p2p, int peer);
 /** Tells the others that this rank leaves. */
 void td__p2p_shm_leave(struct td__p2p *p2p);
 
-struct td__descriptor *td__p2p_shm_descriptor(struct td__p2p *p2p, int local, uint32_t slot);
+struct td__descriptor *td__p2p_shm_descriptor(struct td__p2p *p2p, int local, uint32_t number);
 
 /** The process that a rank of this host is, and whether its memory can be read from here. */
 int td__p2p_shm_pid(struct td__p2p *p2p, int peer);
@@ -399,7 +431,7 @@ bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t si
 
 /* ---- p2p_large.c ------------------------------------------------------------------------ */
 
-enum { TD__LARGE_SLOTS = 128 }; /* large sends of a rank that can be copied by descriptor at once */
+enum { TD__DESCRIPTORS = 128 }; /* large sends of a rank that can be copied by descriptor at once */
 
 /** What sender and receiver of a large message share; the sender's, in shared memory. */
 struct td__descriptor {
@@ -412,7 +444,7 @@ struct td__descriptor {
     uint32_t target_memory;   /* and how that is reached */
 };
 
-/** Prepares a descriptor for a send and fills in slot, memory and address; false where none is free. */
+/** Prepares a descriptor for a send and fills in number, memory and address; false where none is free. */
 bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__envelope *envelope);
 
 /** A recv takes a message on: as td__begin_large(). */
@@ -425,13 +457,13 @@ bool td__large_look(struct td__p2p *p2p);
 /** Copies what is to be copied of one post; releases the lock meanwhile. False: nothing to do. */
 bool td__large_copy(struct td__p2p *p2p);
 
-enum td__insistence {
-    TD__IF_IDLE, /* not while the other side is at it */
-    TD__SOON,    /* it is to stop; a recv has to be tried again while it still writes */
-    TD__AT_ONCE, /* in any case: it is dead, or does not stop */
+enum td__cancel_mode {
+    TD__IF_IDLE, /* not while the other side copies */
+    TD__SOON,    /* the other side is to stop; tried again while it still writes */
+    TD__AT_ONCE, /* in any case: the other side has ended, or does not stop */
 };
 
 /** Tries to take an active post back; false where that is not done yet. */
-bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__insistence how);
+bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__cancel_mode how);
 
 #endif

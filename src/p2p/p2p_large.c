@@ -8,17 +8,17 @@
  *     all copied: complete      free                       all copied: complete
  *
  * The payload is reached through the sender's arena, which the receiver maps; or, where it is other
- * memory, by process_vm_readv(). Where neither works the receiver asks for it in pieces through the
- * ring (`stream`). The sender helps only while it waits; its help needs the receiver's buffer in the
- * same two ways. Pieces are handed out by `next`; who copies the last one rings the other's event.
+ * memory, by process_vm_readv(). Where neither works the receiver requests it in pieces through the
+ * ring (`stream`). The sender copies only while it waits, and reaches the receiver's buffer in the
+ * same two ways. `next` hands out the pieces; the side that copies the last one signals the other's event.
  *
- * A descriptor belongs to the sender, and is free again when the receiver says so: no header that
- * speaks of it is left then. A sender whose time is up moves it from ready to cancelled and is done;
- * the receiver frees it when it meets the header. Once it is claimed, the receiver is copying: the
- * sender waits for that, and only a second after its deadline takes it back in any case. The receiver
- * then has garbage, but sees that its claim is gone, and fails. A receiver that gives up (its deadline, an
+ * A descriptor belongs to the sender, and is free again when the receiver sets it free: no header that
+ * refers to it is left then. A sender whose deadline has passed moves it from ready to cancelled and is done;
+ * the receiver frees it when it reads the header. Once it is claimed, the receiver copies: the
+ * sender waits for that, and cancels it in any case a second after its deadline. The receiver then has a
+ * part of the data, but sees that its claim is gone, and fails. A receiver that cancels (its deadline, an
  * abort, the end of the group) withdraws its claim, and is done when the sender does not write any more:
- * a piece later, or when it is dead. Only a sender that was stopped in the middle of a piece for more
+ * a piece later, or when it has ended. Only a sender that was stopped in the middle of a piece for more
  * than a second would still write the rest of the piece. */
 #include "p2p/p2p_internal.h"
 
@@ -50,20 +50,20 @@ static uint32_t locate(const void *data, uint64_t *address)
 
 bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__envelope *envelope)
 {
-    for (uint32_t slot = 0; slot < TD__LARGE_SLOTS; slot++) {
-        if (p2p->slots[slot])
+    for (uint32_t number = 0; number < TD__DESCRIPTORS; number++) {
+        if (p2p->taken[number])
             continue;
-        struct td__descriptor *descriptor = td__p2p_shm_descriptor(p2p, p2p->local_index, slot);
+        struct td__descriptor *descriptor = td__p2p_shm_descriptor(p2p, p2p->local_index, number);
         if (atomic_load_explicit(&descriptor->state, memory_order_acquire) != FREE)
-            continue; /* the receiver has not yet met its header */
-        p2p->slots[slot] = true;
+            continue; /* the receiver has not read its header yet */
+        p2p->taken[number] = true;
         atomic_store_explicit(&descriptor->open, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->next, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->copied, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->pushing, 0, memory_order_relaxed);
         atomic_store_explicit(&descriptor->state, READY, memory_order_release);
         post->descriptor = descriptor;
-        post->slot = envelope->slot = slot;
+        post->number = envelope->number = number;
         post->helped = false;
         envelope->memory = locate(post->data, &envelope->address);
         return true;
@@ -75,7 +75,7 @@ bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
                      const struct td__envelope *envelope)
 {
     struct td__descriptor *descriptor = td__p2p_shm_descriptor(
-        p2p, p2p->peers[envelope->source].local, envelope->slot);
+        p2p, p2p->peers[envelope->source].local, envelope->number);
     uint32_t state = READY;
     if (!atomic_compare_exchange_strong(&descriptor->state, &state, CLAIMED)) {
         atomic_store(&descriptor->state, FREE);
@@ -84,7 +84,7 @@ bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
     if (!td__take(p2p, post, envelope)) {
         atomic_store(&descriptor->copied, envelope->size);
         atomic_store(&descriptor->state, FREE);
-        td__p2p_shm_ring(p2p, envelope->source);
+        td__p2p_shm_signal(p2p, envelope->source);
         return true;
     }
     post->descriptor = descriptor;
@@ -97,8 +97,8 @@ bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
 
 static void release_descriptor(struct td__p2p *p2p, struct td__post *post)
 {
-    if (post->kind != TD__MESSAGE_NONE)
-        p2p->slots[post->slot] = false;
+    if (post->kind != TD__FRAME_NONE)
+        p2p->taken[post->number] = false;
     post->descriptor = NULL;
 }
 
@@ -108,7 +108,7 @@ static void give_way(struct td__p2p *p2p, struct td__post *post, const char *why
     td__post_suspect(p2p, post, why);
 }
 
-static bool cancel_send(struct td__descriptor *descriptor, enum td__insistence how)
+static bool cancel_send(struct td__descriptor *descriptor, enum td__cancel_mode how)
 {
     uint32_t state = READY;
     if (atomic_compare_exchange_strong(&descriptor->state, &state, CANCELLED))
@@ -122,9 +122,9 @@ static bool cancel_send(struct td__descriptor *descriptor, enum td__insistence h
     return true;
 }
 
-static bool cancel_recv(struct td__descriptor *descriptor, enum td__insistence how)
+static bool cancel_recv(struct td__descriptor *descriptor, enum td__cancel_mode how)
 {
-    /* One that no thread of ours has begun to copy is not open: nobody else is at it. */
+    /* One that no thread of this process has begun to copy is not open: the sender does not copy either. */
     if (how == TD__IF_IDLE && atomic_load(&descriptor->open) &&
         atomic_load(&descriptor->state) == CLAIMED)
         return false;
@@ -136,13 +136,13 @@ static bool cancel_recv(struct td__descriptor *descriptor, enum td__insistence h
     return true;
 }
 
-bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__insistence how)
+bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__cancel_mode how)
 {
-    bool send = post->kind != TD__MESSAGE_NONE;
+    bool send = post->kind != TD__FRAME_NONE;
     if (!(send ? cancel_send(post->descriptor, how) : cancel_recv(post->descriptor, how)))
         return false;
     if (!send)
-        td__p2p_shm_ring(p2p, post->peer);
+        td__p2p_shm_signal(p2p, post->peer);
     release_descriptor(p2p, post);
     return true;
 }
@@ -211,11 +211,11 @@ static bool move_pieces(struct td__p2p *p2p, struct td__post *post, const struct
                         size_t size)
 {
     struct td__descriptor *descriptor = post->descriptor;
-    bool push = post->kind != TD__MESSAGE_NONE;
+    bool push = post->kind != TD__FRAME_NONE;
     size_t step = piece_size(size);
     for (;;) {
         if (atomic_load_explicit(&descriptor->state, memory_order_acquire) != CLAIMED)
-            return true; /* taken back */
+            return true; /* cancelled */
         uint64_t offset = atomic_fetch_add(&descriptor->next, step);
         if (offset >= size)
             return true;
@@ -223,7 +223,7 @@ static bool move_pieces(struct td__p2p *p2p, struct td__post *post, const struct
         if (!move_piece(route, post->data, offset, piece, push))
             return false;
         if (atomic_fetch_add(&descriptor->copied, piece) + piece == size)
-            td__p2p_shm_ring(p2p, post->peer);
+            td__p2p_shm_signal(p2p, post->peer);
     }
 }
 
@@ -234,12 +234,12 @@ static enum outcome copy_out(struct td__p2p *p2p, struct td__post *post)
     struct td__descriptor *descriptor = post->descriptor;
     struct route route;
     if (!find_route(p2p, post, descriptor->target_memory, descriptor->target, post->size, &route))
-        return MOVED; /* then the receiver does it alone */
+        return MOVED; /* the receiver copies all of it */
     atomic_store(&descriptor->pushing, 1);
     bool moved = move_pieces(p2p, post, &route, post->size);
     atomic_store(&descriptor->pushing, 0);
     if (atomic_load(&descriptor->state) == WITHDRAWN)
-        td__p2p_shm_ring(p2p, post->peer);
+        td__p2p_shm_signal(p2p, post->peer);
     return moved ? MOVED : BROKEN;
 }
 
@@ -266,7 +266,7 @@ static void stream(struct td__p2p *p2p, struct td__post *post)
     td__post_remove(post);
     td__post_append(&p2p->expected, post);
     atomic_store(&descriptor->state, STREAM);
-    td__p2p_shm_ring(p2p, post->peer);
+    td__p2p_shm_signal(p2p, post->peer);
 }
 
 static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
@@ -277,11 +277,11 @@ static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
         release_descriptor(p2p, post);
         td__post_finish(p2p, post, TD_OK);
     } else if (state == FREE || state == WITHDRAWN) {
-        give_way(p2p, post, "the receiver gave up before it had the whole message");
+        give_way(p2p, post, "the receiver cancelled the message before it was complete");
     } else if (state == STREAM) {
         release_descriptor(p2p, post);
         atomic_store(&descriptor->state, FREE);
-        post->kind = TD__MESSAGE_DATA;
+        post->kind = TD__FRAME_DATA;
         td__post_remove(post);
         td__post_append(&p2p->peers[post->peer].queue, post);
         td__peer_flush(p2p, post->peer);
@@ -323,7 +323,7 @@ static bool look_at_recv(struct td__p2p *p2p, struct td__post *post)
     }
     if (atomic_load_explicit(&descriptor->state, memory_order_acquire) == CANCELLED) {
         atomic_store(&descriptor->state, FREE);
-        give_way(p2p, post, "the sender gave up before the whole message was here");
+        give_way(p2p, post, "the sender cancelled the message before it was complete");
     } else if (p2p->peers[post->peer].gone && take_back(p2p, post)) {
         td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
     } else {
@@ -338,8 +338,8 @@ bool td__large_look(struct td__p2p *p2p)
     for (struct td__post *post = p2p->active.first, *next; post; post = next) {
         next = post->next;
         if (!post->copying)
-            happened |= post->kind != TD__MESSAGE_NONE ? look_at_send(p2p, post)
-                                                       : look_at_recv(p2p, post);
+            happened |= post->kind != TD__FRAME_NONE ? look_at_send(p2p, post)
+                                                     : look_at_recv(p2p, post);
     }
     return happened;
 }
@@ -352,7 +352,7 @@ bool td__large_copy(struct td__p2p *p2p)
     td__post_remove(post);
     td__post_append(&p2p->active, post);
     post->copying = true;
-    bool send = post->kind != TD__MESSAGE_NONE;
+    bool send = post->kind != TD__FRAME_NONE;
     pthread_mutex_unlock(&p2p->lock);
     enum outcome outcome = send ? copy_out(p2p, post) : copy_in(p2p, post);
     pthread_mutex_lock(&p2p->lock);

@@ -1,4 +1,4 @@
-/* Links to ranks on other hosts, and what stands on them; see p2p_tcp.c and p2p_wire.c. */
+/* Links to ranks on other hosts, and the frames on them; see p2p_tcp.c and p2p_wire.c. */
 #ifndef TD_P2P_P2P_LINK_H
 #define TD_P2P_P2P_LINK_H
 
@@ -10,8 +10,8 @@ struct td__p2p_link {
     int peer;
     bool incoming;
     bool closed;
-    bool wants_room;             /* epoll tells when it can be written to */
-    struct td__post_list own;    /* frames on a link that the other side has opened */
+    bool wants_room;             /* epoll reports when it can be written to */
+    struct td__post_list own;    /* control frames on a link that the other side has opened */
     struct td__post_list *queue; /* own, or that of the peer */
     uint8_t header[24];          /* of the first post, while it is being written */
     size_t written;              /* header and payload; 0: nothing of it yet */
@@ -19,7 +19,7 @@ struct td__p2p_link {
     /* Reading. */
     struct td__envelope envelope;    /* the payload that is being read */
     uint64_t left;                   /* bytes of it */
-    char *into;                      /* where they go; NULL: nowhere */
+    char *into;                      /* where they are written; NULL: they are skipped */
     struct td__post *post;           /* the recv that gets them */
     struct td__p2p_arrival *arrival; /* or the message that is being kept, not yet in the lists */
     bool bye;
@@ -30,7 +30,7 @@ struct td__p2p_link {
 enum { TD__WIRE_HEADER = 24, TD__WIRE_EAGER = 64 * 1024 };
 
 /** The header of a post that is to be written. */
-void td__wire_header(uint8_t *header, enum td__message_kind kind, int tag, uint64_t size,
+void td__wire_header(uint8_t *header, enum td__frame_kind kind, int tag, uint64_t size,
                      uint64_t id);
 
 enum td__wire_state { TD__WIRE_IDLE, TD__WIRE_MORE, TD__WIRE_ENDED };
@@ -52,7 +52,7 @@ bool td__p2p_tcp_connect(struct td__p2p *p2p);
 /** Writes the first post of a link's queue; false where there is no room, or no link yet. */
 bool td__p2p_tcp_write(struct td__p2p *p2p, int peer, struct td__post *post);
 
-/** Writes the frames of our own on a link that the other side has opened. */
+/** Writes the control frames of a link that the other side has opened. */
 void td__p2p_tcp_flush(struct td__p2p *p2p, struct td__p2p_link *link);
 
 /** Reads and writes what is ready. */
@@ -61,16 +61,16 @@ bool td__p2p_tcp_look(struct td__p2p *p2p);
 /** Without the lock: sleeps until a link is ready, at most so long. */
 void td__p2p_tcp_sleep(struct td__p2p *p2p, int64_t ns);
 
-/** Makes a sleeper return. */
+/** Wakes the thread that sleeps. */
 void td__p2p_tcp_wake(struct td__p2p *p2p);
 
 /** Closes a link; it is freed by td__p2p_tcp_look(), or td__p2p_tcp_leave(). */
 void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link);
 
-/** A link has ended: reads what is left on the other one, and parts with the rank. */
+/** A link has ended: reads what is left on the other one, and marks the rank as gone. */
 void td__p2p_tcp_lose(struct td__p2p *p2p, struct td__p2p_link *link, const char *exit_reason);
 
-/** Says goodbye on all links and closes them. */
+/** Sends BYE on all links and closes them. */
 void td__p2p_tcp_leave(struct td__p2p *p2p, td__deadline deadline);
 
 #endif

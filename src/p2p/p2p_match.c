@@ -1,11 +1,11 @@
-/* Matching: a message goes to the first recv that fits, a recv gets the first message that fits.
+/* Matching: a message goes to the first recv that matches, a recv gets the first message that matches.
  *
- * Receives wait in a list for each source, and one for any source; each has a number, so that the
- * older of two candidates wins. Messages that nobody waits for are kept in two lists at once, that of
- * their source and that of all. A search is linear in the receives, or messages, of one source.
+ * Posted receives are in a list for each source, and one for any source; each has a number, so that the older
+ * of two candidates wins. Unexpected messages are in two lists at once, that of their source and that of all. A
+ * search is linear in the receives, or messages, of one source.
  *
- * A message's place in the order is that of its header: what is large, and is copied later, has been
- * matched before whatever the same rank sent after it. */
+ * Messages are ordered by their headers: a large one, which is copied later, is matched before all that the
+ * same rank sent after it. */
 #include "p2p/p2p_internal.h"
 #include "p2p/p2p_link.h"
 
@@ -48,7 +48,7 @@ struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int t
     return arrival;
 }
 
-/* ---- Messages that nobody waits for ---------------------------------------------------------- */
+/* ---- Unexpected messages ---------------------------------------------------------- */
 
 static void append_arrival(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
 {
@@ -84,14 +84,14 @@ void td__arrival_remove(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
 
 struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope)
 {
-    size_t size = envelope->kind == TD__MESSAGE_EAGER ? envelope->size : 0;
+    size_t size = envelope->kind == TD__FRAME_EAGER ? envelope->size : 0;
     struct td__p2p_arrival *arrival = malloc(sizeof *arrival + size);
     if (arrival)
         arrival->envelope = *envelope;
     return arrival;
 }
 
-void td__arrival_came(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
+void td__arrival_complete(struct td__p2p *p2p, struct td__p2p_arrival *arrival)
 {
     struct td__envelope *envelope = &arrival->envelope;
     struct td__post *post = td__match_posted(p2p, envelope->source, envelope->tag);
@@ -108,7 +108,7 @@ bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, 
     struct td__p2p_arrival *arrival = td__arrival_make(envelope);
     if (!arrival)
         return false;
-    if (envelope->kind == TD__MESSAGE_EAGER)
+    if (envelope->kind == TD__FRAME_EAGER)
         memcpy(arrival->data, data, envelope->size);
     append_arrival(p2p, arrival);
     return true;
@@ -125,13 +125,14 @@ bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envel
     post->id = envelope->id;
     if (envelope->size <= post->size)
         return true;
-    td__post_finish(p2p, post,
-                    td_fail(TD_ERR_MISMATCH,
-                            "%s%s: the message has %llu bytes; it is lost, and a recv must have "
-                            "room for the whole message",
-                            td__post_describe(p2p, post),
-                            asked == TD_ANY_TAG ? " (asked for any)" : "",
-                            (unsigned long long)envelope->size));
+    td__post_finish(
+        p2p, post,
+        td_fail(TD_ERR_MISMATCH,
+                "%s%s: the message has %llu bytes and is dropped; the buffer of a recv must "
+                "hold the whole message",
+                td__post_describe(p2p, post),
+                asked == TD_ANY_TAG ? " (of a recv with any tag)" : "",
+                (unsigned long long)envelope->size));
     return false;
 }
 
@@ -146,13 +147,13 @@ void td__deliver(struct td__p2p *p2p, struct td__post *post, const struct td__en
 }
 
 /* Answers a request: in the ring to the sender, or on the link that it has opened. */
-static bool answer(struct td__p2p *p2p, enum td__message_kind kind,
+static bool answer(struct td__p2p *p2p, enum td__frame_kind kind,
                    const struct td__envelope *envelope)
 {
     struct td__peer *peer = &p2p->peers[envelope->source];
     struct td__p2p_link *link = peer->local < 0 ? peer->links[1] : NULL;
     if (peer->gone || (peer->local < 0 && !link))
-        return true; /* whoever waits has been told */
+        return true; /* posts that wait for it have failed */
     if (!td__post_control(p2p, link ? &link->own : &peer->queue, kind, envelope->source,
                           envelope->id))
         return false;
@@ -166,16 +167,16 @@ static bool answer(struct td__p2p *p2p, enum td__message_kind kind,
 bool td__begin_large(struct td__p2p *p2p, struct td__post *post,
                      const struct td__envelope *envelope)
 {
-    if (envelope->kind == TD__MESSAGE_LARGE)
+    if (envelope->kind == TD__FRAME_LARGE)
         return td__large_claim(p2p, post, envelope);
     if (!td__take(p2p, post, envelope)) {
-        answer(p2p, TD__MESSAGE_DROP, envelope);
+        answer(p2p, TD__FRAME_DROP, envelope);
         return true;
     }
-    /* First into the list: the answer can come as soon as the question is written. */
+    /* First into the list: the DATA can come as soon as the GO is written. */
     td__post_remove(post);
     td__post_append(&p2p->expected, post);
-    if (!answer(p2p, TD__MESSAGE_GO, envelope))
+    if (!answer(p2p, TD__FRAME_GO, envelope))
         td__post_finish(p2p, post, td__fail_nomem(td__post_describe(p2p, post)));
     return true;
 }
@@ -192,7 +193,7 @@ static void give_up(struct td__p2p *p2p, const struct td__envelope *envelope)
 {
     struct td__p2p_arrival *arrival = p2p->peers[envelope->source].arrivals.first;
     while (arrival &&
-           (arrival->envelope.kind != TD__MESSAGE_REQUEST || arrival->envelope.id != envelope->id))
+           (arrival->envelope.kind != TD__FRAME_REQUEST || arrival->envelope.id != envelope->id))
         arrival = arrival->next;
     if (arrival) {
         td__arrival_remove(p2p, arrival);
@@ -201,38 +202,38 @@ static void give_up(struct td__p2p *p2p, const struct td__envelope *envelope)
     }
     struct td__post *post = td__find_expected(p2p, envelope->source, envelope->id);
     if (post)
-        td__post_suspect(p2p, post, "the sender gave up before the message was here");
+        td__post_suspect(p2p, post, "the sender cancelled the message");
 }
 
-bool td__header_came(struct td__p2p *p2p, const struct td__envelope *envelope)
+bool td__take_header(struct td__p2p *p2p, const struct td__envelope *envelope)
 {
     int source = envelope->source;
     struct td__post *post;
     switch (envelope->kind) {
-    case TD__MESSAGE_REQUEST:
-    case TD__MESSAGE_LARGE:
+    case TD__FRAME_REQUEST:
+    case TD__FRAME_LARGE:
         post = td__match_posted(p2p, source, envelope->tag);
         if (!post)
             return td__arrival_keep(p2p, envelope, NULL);
         td__begin_large(p2p, post, envelope);
         return true;
-    case TD__MESSAGE_GO:
-    case TD__MESSAGE_DROP:
+    case TD__FRAME_GO:
+    case TD__FRAME_DROP:
         post = p2p->announced.first;
         while (post && (post->peer != source || post->id != envelope->id))
             post = post->next;
         if (!post)
-            return true; /* given up meanwhile */
-        if (envelope->kind == TD__MESSAGE_DROP) {
+            return true; /* cancelled meanwhile */
+        if (envelope->kind == TD__FRAME_DROP) {
             td__post_finish(p2p, post, TD_OK);
             return true;
         }
-        post->kind = TD__MESSAGE_DATA;
+        post->kind = TD__FRAME_DATA;
         td__post_remove(post);
         td__post_append(&p2p->peers[source].queue, post);
         td__peer_flush(p2p, source);
         return true;
-    case TD__MESSAGE_CANCEL:
+    case TD__FRAME_CANCEL:
         give_up(p2p, envelope);
         return true;
     default:

@@ -1,12 +1,11 @@
-/* Posts: their lists, their words, and how they end otherwise than well.
+/* Posts: their lists, their texts, and how they fail.
  *
- * A post ends once, by td__post_finish(), under the lock; whoever waits is told when the lock is free.
- * A failure's sentence is made here, by the thread that notices, and carried over.
+ * A post ends once, by td__post_finish(), under the lock; its work is completed after the lock is released.
+ * The thread that detects a failure writes its text here.
  *
- * Deadlines are looked at by whoever makes progress, when the earliest may have passed. */
+ * The thread that makes progress checks deadlines when the earliest may have passed. */
 #include "p2p/p2p_internal.h"
 #include "p2p/p2p_link.h"
-#include "p2p/p2p_shm_internal.h"
 
 #include "base/fail.h"
 
@@ -15,7 +14,7 @@
 #include <string.h>
 
 enum { CHECK_NS = 50000000, LEFT_NS = 50000000 };
-enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, LOCKOUT_MS = 1000, MISTRUST_MS = 800 };
+enum { RETRY_NS = 20000000, GRACE_NS = 1000000000, ATTACH_MS = 1000, SUSPECT_MS = 800 };
 enum { MOST_NAMED = 3 };
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
@@ -79,7 +78,7 @@ void td__post_abandon(struct td__p2p *p2p, struct td__post *post)
     leave_all(p2p, post);
 }
 
-bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__message_kind kind,
+bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__frame_kind kind,
                       int peer, uint64_t id)
 {
     struct td__post *post = calloc(1, sizeof *post);
@@ -97,15 +96,15 @@ bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td_
 void td__post_finish(struct td__p2p *p2p, struct td__post *post, td_status status)
 {
     if (post->link) {
-        post->link->post = NULL; /* the rest of its payload is read past */
+        post->link->post = NULL; /* the rest of its payload is skipped */
         post->link->into = NULL;
         post->link = NULL;
     }
     td__post_remove(post);
     leave_all(p2p, post);
     post->status = status;
-    bool told = post->work || post->waited;
-    post->why = status && told ? strdup(td_last_error()) : NULL;
+    bool waited = post->work || post->waited;
+    post->why = status && waited ? strdup(td_last_error()) : NULL;
     post->next = p2p->finished;
     p2p->finished = post;
 }
@@ -119,7 +118,7 @@ const char *td__post_describe(struct td__p2p *p2p, const struct td__post *post)
     const char *peer = "any rank";
     if (post->peer != TD_ANY_SOURCE)
         peer = td__endpoint_describe(p2p->options.endpoint, p2p->world_ranks[post->peer]);
-    bool send = post->kind != TD__MESSAGE_NONE;
+    bool send = post->kind != TD__FRAME_NONE;
     snprintf(text, sizeof text, "rank %d: %s of %s%zu bytes %s %s, %s, on group \"%s\"",
              p2p->world_ranks[p2p->options.rank], send ? "send" : "recv", send ? "" : "up to ",
              post->size, send ? "to" : "from", peer, tag, p2p->name);
@@ -155,7 +154,7 @@ void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
 
     for (struct td__p2p_arrival *arrival = peer->arrivals.first, *next; arrival; arrival = next) {
         next = arrival->next;
-        if (arrival->envelope.kind == TD__MESSAGE_REQUEST) {
+        if (arrival->envelope.kind == TD__FRAME_REQUEST) {
             td__arrival_remove(p2p, arrival);
             free(arrival);
         }
@@ -163,16 +162,16 @@ void td__peer_gone(struct td__p2p *p2p, int rank, const char *exit_reason)
     for (struct td__post *post = p2p->all, *next; post; post = next) {
         next = post->all_next;
         if (post->list == &p2p->active || post->list == &p2p->copies || post->copying)
-            continue; /* td__large_look() sees to it, since all may have been copied */
+            continue; /* td__large_look() ends it, since all may have been copied */
         if (post->peer == rank)
             td__post_finish(p2p, post, td__peer_refuse(p2p, rank, post));
-        else if (post->peer == TD_ANY_SOURCE && td__any_is_hopeless(p2p, post))
-            td__post_finish(p2p, post, td__any_is_hopeless(p2p, post));
+        else if (post->peer == TD_ANY_SOURCE && td__any_cannot_come(p2p, post))
+            td__post_finish(p2p, post, td__any_cannot_come(p2p, post));
     }
 }
 
-/* Who has died may be the one whose message is waited for. */
-td_status td__any_is_hopeless(struct td__p2p *p2p, const struct td__post *post)
+/* A rank that has ended may be the one whose message is waited for. */
+td_status td__any_cannot_come(struct td__p2p *p2p, const struct td__post *post)
 {
     bool died = p2p->lost >= 0;
     int named = died ? p2p->lost : p2p->last_gone;
@@ -200,19 +199,19 @@ static bool may_still_connect(struct td__p2p *p2p, struct td__peer *peer)
     return !td__deadline_passed(peer->left_end);
 }
 
-/* What had come from it before can still be received. */
-static void part_with(struct td__p2p *p2p, int rank, enum td__presence presence)
+/* Messages that it sent before can still be received. */
+static void drop_peer(struct td__p2p *p2p, int rank, enum td__presence presence)
 {
     struct td__peer *peer = &p2p->peers[rank];
     const char *known = td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[rank]);
     char exit_reason[128];
     snprintf(exit_reason, sizeof exit_reason, "%s", known ? known : "has ended");
     if (peer->local >= 0 && !p2p->attached)
-        p2p->attach_wanted = true; /* what it has sent stands there */
+        p2p->attach_wanted = true; /* its ring may have messages */
     else if (peer->local >= 0 && p2p->attached)
         td__ring_lose(p2p, rank, exit_reason);
     else if (peer->local < 0 && peer->links[1] && presence != TD__CUT_OFF)
-        return; /* its end comes behind its last message */
+        return; /* the end of the link comes after its last message */
     else if (peer->local < 0 && presence == TD__LEFT && may_still_connect(p2p, peer))
         return;
     else
@@ -227,28 +226,28 @@ void td__peer_lost(struct td__p2p *p2p, int rank, bool bye, const char *exit_rea
     td__peer_gone(p2p, rank, !bye && known ? known : exit_reason);
 }
 
-/* Those whose links have ended, and of whom more is known by now, or never will be. */
-static void end_doubts(struct td__p2p *p2p)
+/* Peers whose links have ended, and whose presence is known by now, or will not be. */
+static void end_unexplained(struct td__p2p *p2p)
 {
-    bool doubts = false;
+    bool unexplained = false;
     for (int r = 0; r < p2p->options.size; r++) {
         struct td__peer *peer = &p2p->peers[r];
-        if (!peer->doubt || peer->gone)
+        if (!peer->unexplained || peer->gone)
             continue;
-        if (td__deadline_passed(peer->doubt_end) ||
+        if (td__deadline_passed(peer->explain_by) ||
             td__endpoint_presence(p2p->options.endpoint, p2p->world_ranks[r]) != TD__PRESENT) {
-            td__peer_lost(p2p, r, false, peer->doubt);
+            td__peer_lost(p2p, r, false, peer->unexplained);
             continue;
         }
-        doubts = true;
-        check_by(p2p, peer->doubt_end);
+        unexplained = true;
+        check_by(p2p, peer->explain_by);
     }
-    p2p->doubts = doubts;
+    p2p->unexplained = unexplained;
 }
 
-/* Who has not mapped the shared memory when its owner dies never will, unless it was left to him before;
- * one that had just got it may need a moment. */
-static bool is_locked_out(struct td__p2p *p2p, int rank)
+/* A rank that has not mapped the shared memory when its owner ends cannot map it any more, unless the owner
+ * handed it over; one that has just got it may need a moment. */
+static bool cannot_attach(struct td__p2p *p2p, int rank)
 {
     int local = p2p->peers[rank].local, owner = local < 0 ? -1 : p2p->locals[0];
     const struct td__p2p_options *options = &p2p->options;
@@ -258,10 +257,10 @@ static bool is_locked_out(struct td__p2p *p2p, int rank)
     enum td__presence presence = td__endpoint_presence(options->endpoint, p2p->world_ranks[owner]);
     if (presence == TD__PRESENT || presence == TD__LEFT)
         return false;
-    if (!p2p->lockout_at)
-        p2p->lockout_at = td__deadline_in_ms(LOCKOUT_MS);
-    check_by(p2p, p2p->lockout_at);
-    return td__deadline_passed(p2p->lockout_at);
+    if (!p2p->attach_by)
+        p2p->attach_by = td__deadline_in_ms(ATTACH_MS);
+    check_by(p2p, p2p->attach_by);
+    return td__deadline_passed(p2p->attach_by);
 }
 
 void td__p2p_check_peers(struct td__p2p *p2p, bool all)
@@ -270,8 +269,8 @@ void td__p2p_check_peers(struct td__p2p *p2p, bool all)
     p2p->alerted = false;
     p2p->checked = td__now_ns();
     p2p->next_check = TD__NEVER;
-    if (p2p->doubts)
-        end_doubts(p2p);
+    if (p2p->unexplained)
+        end_unexplained(p2p);
     for (const struct td__post *post = p2p->all; post; post = post->all_next)
         if (post->peer == TD_ANY_SOURCE)
             all = true;
@@ -286,12 +285,12 @@ void td__p2p_check_peers(struct td__p2p *p2p, bool all)
         td__endpoint_watch(endpoint, p2p->world_ranks[r]);
         enum td__presence presence = td__endpoint_presence(endpoint, p2p->world_ranks[r]);
         if (presence != TD__PRESENT)
-            part_with(p2p, r, presence);
-        else if (is_locked_out(p2p, r))
+            drop_peer(p2p, r, presence);
+        else if (cannot_attach(p2p, r))
             td__peer_gone(
                 p2p, r,
-                "cannot share memory with this one: who had it is gone, and it did not get "
-                "it in time");
+                "cannot share memory with this rank: the rank that made the memory has ended, and "
+                "this one did not get it in time");
     }
 }
 
@@ -303,21 +302,21 @@ void td__post_suspect(struct td__p2p *p2p, struct td__post *post, const char *wh
     }
     post->suspect = why;
     post->id = 0;
-    post->deadline = td__deadline_earlier(post->deadline, td__deadline_in_ms(MISTRUST_MS));
+    post->deadline = td__deadline_earlier(post->deadline, td__deadline_in_ms(SUSPECT_MS));
     p2p->next_deadline = td__deadline_earlier(p2p->next_deadline, post->deadline);
     td__post_remove(post);
     td__post_append(&p2p->expected, post);
 }
 
-/* A send that the other side knows of has to be taken back there, too. */
+/* A send that was announced to the receiver is cancelled there, too. */
 static void cancel_send(struct td__p2p *p2p, struct td__post *post)
 {
     struct td__peer *peer = &p2p->peers[post->peer];
-    bool known = post->list == &p2p->announced || post->kind == TD__MESSAGE_DATA;
+    bool known = post->list == &p2p->announced || post->kind == TD__FRAME_DATA;
     struct td__p2p_link *link = peer->local < 0 ? peer->links[0] : NULL;
     if (link && link->queue->first == post && link->written) {
         td__peer_gone(p2p, post->peer,
-                      "is cut off, since a message to it was not through at its deadline");
+                      "is disconnected, since a send to it was not complete at its deadline");
         return;
     }
     int rank = post->peer;
@@ -325,14 +324,14 @@ static void cancel_send(struct td__p2p *p2p, struct td__post *post)
     td_status status = td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
                                td__post_describe(p2p, post), (long long)post->timeout_ms,
                                post->list == &p2p->peers[rank].queue
-                                   ? "it could not be handed over"
-                                   : "no recv for it was posted, or that rank makes no progress");
+                                   ? "there was no room for it in the ring or on the link"
+                                   : "that rank has posted no recv for it, or makes no progress");
     td__post_finish(p2p, post, status);
-    if (known && td__post_control(p2p, &peer->queue, TD__MESSAGE_CANCEL, rank, id))
+    if (known && td__post_control(p2p, &peer->queue, TD__FRAME_CANCEL, rank, id))
         td__peer_flush(p2p, rank);
 }
 
-/* Members that are gone may be the reason: those that died before those that left. */
+/* Ranks that are gone may be the reason: those that ended come before those that left. */
 td_status td__post_fail_suspected(struct td__p2p *p2p, const struct td__post *post)
 {
     const struct td__endpoint *endpoint = p2p->options.endpoint;
@@ -381,12 +380,13 @@ again:
             td__post_finish(p2p, post, td__post_fail_suspected(p2p, post));
         else if (post->peer != TD_ANY_SOURCE && p2p->peers[post->peer].gone)
             td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
-        else if (post->kind == TD__MESSAGE_NONE)
+        else if (post->kind == TD__FRAME_NONE)
             td__post_finish(p2p, post,
                             td_fail(TD_ERR_TIMEOUT, "%s: not done within %lld ms; %s",
                                     td__post_describe(p2p, post), (long long)post->timeout_ms,
-                                    post->message_size || post->id ? "the message is not complete"
-                                                                   : "no such message has come"));
+                                    post->message_size || post->id
+                                        ? "only a part of the message has arrived"
+                                        : "no such message has arrived"));
         else
             cancel_send(p2p, post);
         goto again;

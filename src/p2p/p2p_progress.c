@@ -1,17 +1,17 @@
-/* Who moves messages forward: the threads that wait, and where nobody waits, a thread of our own.
+/* The progress engine: the threads of the program that wait, and where none waits, a thread of its own.
  *
- * Whoever holds the lock may look at the rings and links (td__p2p_pump()); whoever waits does so
- * again and again. Jobs that take long (opening a link, getting the shared memory, copying a large
- * message) are done by whoever comes first, without the lock.
+ * A thread that holds the lock may read and write the rings and links (td__p2p_pump()); a thread that waits
+ * does so again and again. Jobs that take long (opening a link, getting the shared memory, copying a large
+ * message) are done without the lock, by the first thread that finds them.
  *
- * Only one thread at a time, the owner, may sleep until something happens, since a event wakes one. The
- * others that wait are told by a condition variable, when a work is complete or the owner has gone.
+ * Only one thread at a time, the owner, sleeps until a frame comes, since an event wakes one. Other threads
+ * that wait sleep on a condition variable, until a work is complete or there is no owner any more.
  *
- * Our own thread starts with the first post that is not done at once. It must not get into the way of
- * a program that waits for itself, so it naps before it takes over, and longer each time it found
- * somebody at work; the nap also spares a post the system call to wake it. A thread of the program
- * that comes to wait deposes it at once, without waiting for it. When it wakes, it may have taken a
- * wake-up that was meant for its successor: it passes that on. It rests when nothing is posted. */
+ * The engine's thread starts with the first post that is not done at once. It must not compete with a program
+ * that waits itself, so it sleeps for a moment before it becomes the owner, and longer each time it finds a
+ * thread of the program waiting; this also spares a post the system call to wake it. A thread of the program
+ * that begins to wait becomes the owner at once, without waiting for it. The engine's thread may then have
+ * taken a wake-up that was meant for the new owner, and passes it on. It sleeps while nothing is posted. */
 #include "p2p/p2p_internal.h"
 #include "p2p/p2p_link.h"
 
@@ -20,11 +20,11 @@
 #include <stdlib.h>
 
 enum {
-    NAP_NS = 1000000,      /* of our thread, before it takes over */
-    LONG_NAP_NS = 8000000, /* the same where the program was seen at work */
+    NAP_NS = 1000000,      /* of the engine's thread, before it becomes the owner */
+    LONG_NAP_NS = 8000000, /* the same where a thread of the program waits */
 };
 
-/* ---- Moving forward -------------------------------------------------------------------------- */
+/* ---- Reading and writing -------------------------------------------------------------------------- */
 
 void td__peer_flush(struct td__p2p *p2p, int rank)
 {
@@ -93,16 +93,16 @@ static struct td__post *take_finished(struct td__p2p *p2p)
     return list;
 }
 
-static void tell(struct td__post *list)
+static void complete_posts(struct td__post *list)
 {
     while (list) {
         struct td__post *post = list;
         list = post->next;
         if (post->waited) {
             atomic_store_explicit(post->waited, true, memory_order_release);
-            continue; /* it is the waiting thread's, and perhaps no more */
+            continue; /* the waiting thread owns it, and may have freed it */
         }
-        bool received = post->kind == TD__MESSAGE_NONE && !post->status;
+        bool received = post->kind == TD__FRAME_NONE && !post->status;
         if (post->status)
             td_fail(post->status, "%s", post->why ? post->why : "out of memory");
         if (post->work)
@@ -119,7 +119,7 @@ void td__p2p_settle(struct td__p2p *p2p)
     if (!list)
         return;
     pthread_mutex_unlock(&p2p->lock);
-    tell(list);
+    complete_posts(list);
     pthread_mutex_lock(&p2p->lock);
     if (p2p->waiters)
         pthread_cond_broadcast(&p2p->changed);
@@ -179,8 +179,8 @@ static bool wait_for_owner(struct td__p2p *p2p, td__deadline deadline)
     return in_time;
 }
 
-/* Where nothing else has ended, what was waited for: nobody else has to be told of it, so this thread
- * needs the lock no more. */
+/* The post that was waited for, where it is the only one that has ended: no other thread waits for it, so the
+ * caller completes it without the lock. */
 static struct td__post *take_only(struct td__p2p *p2p, const atomic_bool *complete)
 {
     struct td__post *post = p2p->finished;
@@ -192,7 +192,7 @@ static struct td__post *take_only(struct td__p2p *p2p, const atomic_bool *comple
     return post;
 }
 
-/* Returns a post that is left to be told. */
+/* Returns a post that is left to be completed, or NULL. */
 static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complete, int peer,
                                  td__deadline deadline)
 {
@@ -215,7 +215,7 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
             continue;
         }
         if (!owner && p2p->owner == TD__OWNER_PROGRAM) {
-            td__p2p_hasten(p2p);
+            td__p2p_wake_for_post(p2p);
             in_time = wait_for_owner(p2p, deadline);
             continue;
         }
@@ -250,27 +250,27 @@ void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer
     if (timeout_ms > 0) {
         last = wait_for(p2p, complete, peer, td__deadline_in_ms(timeout_ms));
     } else {
-        td__large_copy(p2p); /* the other jobs can take long: they are left to our thread */
+        td__large_copy(p2p); /* the other jobs can take long: the engine's thread does them */
         td__p2p_pump(p2p);
         td__p2p_settle(p2p);
-        td__p2p_hasten(p2p);
+        td__p2p_wake_for_post(p2p);
     }
     pthread_mutex_unlock(&p2p->lock);
-    tell(last);
+    complete_posts(last);
 }
 
 void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer)
 {
     struct td__post *last = wait_for(p2p, complete, peer, TD__NEVER);
     pthread_mutex_unlock(&p2p->lock);
-    tell(last);
+    complete_posts(last);
 }
 
-/* ---- Our own thread -------------------------------------------------------------------------- */
+/* ---- The engine's thread -------------------------------------------------------------------------- */
 
 static void serve(struct td__p2p *p2p)
 {
-    struct td__p2p_wait wait = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .drowsy = true};
+    struct td__p2p_wait wait = {.deadline = TD__NEVER, .peer = TD_ANY_SOURCE, .at_once = true};
     p2p->owner = TD__OWNER_THREAD;
     while (p2p->owner == TD__OWNER_THREAD && p2p->pending && !p2p->stopping) {
         if (wait.slept || p2p->alerted)
@@ -337,7 +337,7 @@ void td__p2p_attend(struct td__p2p *p2p)
         p2p->thread_runs = !td__thread_start(&p2p->thread, "td-messages", run, p2p);
     if (p2p->sleepers && has_job(p2p))
         td__p2p_wake(p2p);
-    td__p2p_hasten(p2p);
+    td__p2p_wake_for_post(p2p);
 }
 
 void td__p2p_stop(struct td__p2p *p2p)

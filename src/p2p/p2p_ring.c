@@ -1,13 +1,13 @@
-/* Messages between ranks of one host: a ring for each ordered pair of them, in shared memory.
+/* Frames between ranks of one host: a ring for each ordered pair of them, in shared memory.
  *
- * A ring has one writer and one reader. Messages stand at multiples of 64 bytes, each in one piece:
+ * A ring has one writer and one reader. Frames begin at multiples of 64 bytes, each in one piece:
  * a header, whose first word is its kind, and the payload. The reader looks at the first word of the
- * next message, so that a small message is one cache line on its way from one processor to another.
- * For this, the word must be 0 until the message is there: the writer clears it in advance, when it
- * writes the message before. It never fills the last 64 bytes, so that there always is a next one.
+ * next frame, so that a small message is one cache line on its way from one processor to another.
+ * For this, the word must be 0 until the frame is there: the writer clears it in advance, when it
+ * writes the frame before. It never fills the last 64 bytes, so that there always is a next one.
  *
- * A writer that finds no room says so in the ring (`starved`) and is rung when some of it was read. */
-#include "p2p/p2p_shm_internal.h"
+ * A writer that finds no room sets `full` in the ring, and is signalled when some of it was read. */
+#include "p2p/p2p_internal.h"
 
 #include "base/arena.h"
 
@@ -16,8 +16,8 @@
 enum {
     EAGER_LIMIT = 8 * 1024,
     ARENA_EAGER_LIMIT = 4 * 1024,
-    AT_ONCE = 64,           /* messages of one rank that are taken before another's turn */
-    CLAIM_LIMIT = 2 * 1024, /* messages whose lines are claimed for the next one */
+    AT_ONCE = 64,           /* frames of one rank that are read before those of another */
+    CLAIM_LIMIT = 2 * 1024, /* frames whose lines are claimed for the next one */
 };
 
 struct frame {
@@ -29,7 +29,7 @@ struct frame {
         struct {
             uint64_t id;
             uint64_t address;
-            uint32_t slot;
+            uint32_t number;
             uint32_t memory;
             char piece[1]; /* DATA */
         };
@@ -63,14 +63,14 @@ static bool has_room(struct td__ring_end *end, size_t need)
     end->room = atomic_load_explicit(&end->ring->head, memory_order_acquire) + TD__RING_DATA;
     if (end->total + need <= end->room)
         return true;
-    /* The reader looks at `starved` after it has moved the head. Before this process sleeps, it comes
-     * here once more, as with everything that a event is rung for. */
-    atomic_store(&end->ring->starved, 1);
+    /* The reader looks at `full` after it has moved the head. Before this process sleeps, it checks here once
+     * more, as with every condition of an event. */
+    atomic_store(&end->ring->full, 1);
     end->room = atomic_load(&end->ring->head) + TD__RING_DATA;
     return end->total + need <= end->room;
 }
 
-/* Where a message of so many bytes is to be written; NULL where there is no room. */
+/* Where a frame of so many bytes is to be written; NULL where there is no room. */
 static struct frame *reserve(struct td__ring_end *end, size_t bytes)
 {
     uint32_t at = atomic_load_explicit(&end->at, memory_order_relaxed);
@@ -87,19 +87,18 @@ static void publish(struct td__ring_end *end, struct frame *frame, size_t bytes,
     uint32_t begin = (uint32_t)((char *)frame - end->ring->data);
     size_t size = lines(bytes);
     uint32_t next = (begin + (uint32_t)size) % TD__RING_DATA;
-    atomic_store_explicit(&frame_at(end->ring, next)->kind, TD__MESSAGE_NONE, memory_order_relaxed);
+    atomic_store_explicit(&frame_at(end->ring, next)->kind, TD__FRAME_NONE, memory_order_relaxed);
     atomic_store_explicit(&frame->kind, kind, memory_order_release);
     if (begin != at) {
-        atomic_store_explicit(&frame_at(end->ring, at)->kind, TD__MESSAGE_WRAP,
-                              memory_order_release);
+        atomic_store_explicit(&frame_at(end->ring, at)->kind, TD__FRAME_WRAP, memory_order_release);
         end->total += TD__RING_DATA - at;
     }
     end->total += size;
     atomic_store_explicit(&end->at, next, memory_order_relaxed);
 }
 
-/* Takes the lines of the next message, should it be as large, back from their last reader; not the first one,
- * where the reader looks for it. */
+/* Claims the cache lines of the next frame, assumed to be as large, from their last reader; not the first one,
+ * at which the reader looks. */
 static void claim_next(const struct td__ring_end *end, size_t bytes)
 {
     size_t at = atomic_load_explicit(&end->at, memory_order_relaxed), size = lines(bytes);
@@ -121,7 +120,7 @@ bool td__p2p_shm_send_small(struct td__p2p *p2p, int peer, int tag, const void *
     frame->size = size;
     if (size)
         memcpy((char *)frame + offset, data, size);
-    publish(end, frame, bytes, TD__MESSAGE_EAGER);
+    publish(end, frame, bytes, TD__FRAME_EAGER);
     claim_next(end, bytes);
     return true;
 }
@@ -136,7 +135,7 @@ static bool write_header(struct td__p2p *p2p, int peer, const struct td__envelop
     frame->size = envelope->size;
     frame->id = envelope->id;
     frame->address = envelope->address;
-    frame->slot = envelope->slot;
+    frame->number = envelope->number;
     frame->memory = envelope->memory;
     publish(end, frame, sizeof *frame, envelope->kind);
     return true;
@@ -155,14 +154,14 @@ static bool write_pieces(struct td__p2p *p2p, struct td__post *post)
         frame->size = size;
         frame->id = post->id;
         memcpy(frame->piece, post->data + post->moved, size);
-        publish(end, frame, bytes, TD__MESSAGE_DATA);
+        publish(end, frame, bytes, TD__FRAME_DATA);
         post->moved += size;
     }
     return true;
 }
 
-/* A large message needs only its header written; where it stands afterwards depends on whether
- * there was a descriptor for it. */
+/* Of a large message only the header is written; which list the post goes to depends on whether there was a
+ * descriptor for it. */
 static bool write_large(struct td__p2p *p2p, struct td__post *post)
 {
     struct td__envelope envelope = {.tag = post->tag, .size = post->size};
@@ -171,7 +170,7 @@ static bool write_large(struct td__p2p *p2p, struct td__post *post)
         return false;
     envelope.id = post->id = ++p2p->ids;
     bool offered = td__large_offer(p2p, post, &envelope);
-    envelope.kind = offered ? TD__MESSAGE_LARGE : TD__MESSAGE_REQUEST;
+    envelope.kind = offered ? TD__FRAME_LARGE : TD__FRAME_REQUEST;
     td__post_remove(post);
     td__post_append(offered ? &p2p->active : &p2p->announced, post);
     return write_header(p2p, post->peer, &envelope);
@@ -189,17 +188,17 @@ bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t si
 bool td__p2p_shm_write(struct td__p2p *p2p, int peer, struct td__post *post)
 {
     bool written;
-    if (post->kind == TD__MESSAGE_EAGER && !td__p2p_shm_is_small(p2p, post->data, post->size)) {
+    if (post->kind == TD__FRAME_EAGER && !td__p2p_shm_is_small(p2p, post->data, post->size)) {
         written = write_large(p2p, post);
-    } else if (post->kind == TD__MESSAGE_EAGER) {
+    } else if (post->kind == TD__FRAME_EAGER) {
         written = td__p2p_shm_send_small(p2p, peer, post->tag, post->data, post->size);
         if (written)
             td__post_finish(p2p, post, TD_OK);
-    } else if (post->kind == TD__MESSAGE_DATA) {
+    } else if (post->kind == TD__FRAME_DATA) {
         size_t before = post->moved;
         written = write_pieces(p2p, post);
         if (post->moved != before)
-            td__p2p_shm_ring(p2p, peer);
+            td__p2p_shm_signal(p2p, peer);
         if (written)
             td__post_finish(p2p, post, TD_OK);
     } else {
@@ -209,7 +208,7 @@ bool td__p2p_shm_write(struct td__p2p *p2p, int peer, struct td__post *post)
             td__post_finish(p2p, post, TD_OK);
     }
     if (written)
-        td__p2p_shm_ring(p2p, peer);
+        td__p2p_shm_signal(p2p, peer);
     return written;
 }
 
@@ -232,11 +231,11 @@ bool td__p2p_shm_peek(const struct td__p2p *p2p)
     return td__p2p_shm_departed(p2p);
 }
 
-static bool piece_came(struct td__p2p *p2p, int source, uint64_t id, const char *piece, size_t size)
+static bool take_piece(struct td__p2p *p2p, int source, uint64_t id, const char *piece, size_t size)
 {
     struct td__post *post = td__find_expected(p2p, source, id);
     if (!post)
-        return true; /* given up meanwhile */
+        return true; /* cancelled meanwhile */
     if (size > post->message_size - post->moved)
         return false;
     memcpy(post->data + post->moved, piece, size);
@@ -246,7 +245,7 @@ static bool piece_came(struct td__p2p *p2p, int source, uint64_t id, const char 
     return true;
 }
 
-static bool small_came(struct td__p2p *p2p, const struct td__envelope *envelope,
+static bool take_eager(struct td__p2p *p2p, const struct td__envelope *envelope,
                        const char *payload)
 {
     struct td__post *post = td__match_posted(p2p, envelope->source, envelope->tag);
@@ -256,29 +255,29 @@ static bool small_came(struct td__p2p *p2p, const struct td__envelope *envelope,
     return true;
 }
 
-/* Takes one message. Its numbers are read once, since the other side could change them. Returns how
- * many bytes it had in the ring, or 0 when it makes no sense or cannot be kept. */
+/* Handles one frame. Its fields are read once, since the other side could change them. Returns how many bytes
+ * it has in the ring, or 0 when it is not valid or cannot be stored. */
 static size_t take_frame(struct td__p2p *p2p, int source, struct frame *frame, uint32_t kind,
                          size_t limit)
 {
     struct td__envelope envelope = {.kind = kind, .source = source, .tag = frame->tag};
     envelope.size = *(volatile uint64_t *)&frame->size;
-    if (kind == TD__MESSAGE_EAGER) {
+    if (kind == TD__FRAME_EAGER) {
         size_t offset = payload_offset(envelope.size), bytes = offset + envelope.size;
         bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && small_came(p2p, &envelope, (char *)frame + offset) ? bytes : 0;
+        return fits && take_eager(p2p, &envelope, (char *)frame + offset) ? bytes : 0;
     }
     envelope.id = frame->id;
-    if (kind == TD__MESSAGE_DATA) {
+    if (kind == TD__FRAME_DATA) {
         size_t bytes = offsetof(struct frame, piece) + envelope.size;
         bool fits = envelope.size <= EAGER_LIMIT && bytes <= limit;
-        return fits && piece_came(p2p, source, envelope.id, frame->piece, envelope.size) ? bytes
+        return fits && take_piece(p2p, source, envelope.id, frame->piece, envelope.size) ? bytes
                                                                                          : 0;
     }
     envelope.address = frame->address;
-    envelope.slot = frame->slot;
+    envelope.number = frame->number;
     envelope.memory = frame->memory;
-    return envelope.slot < TD__LARGE_SLOTS && td__header_came(p2p, &envelope) ? sizeof *frame : 0;
+    return envelope.number < TD__DESCRIPTORS && td__take_header(p2p, &envelope) ? sizeof *frame : 0;
 }
 
 /* `size` bytes of a ring have been read. */
@@ -291,12 +290,12 @@ static void advance(struct td__ring_end *end, size_t size)
 }
 
 /* After something was read: wakes a writer that waits for room. */
-static void feed(struct td__p2p *p2p, const struct td__peer *peer)
+static void wake_writer(struct td__p2p *p2p, const struct td__peer *peer)
 {
     struct td__ring *ring = peer->reads.ring;
     td__wait_event_fence();
-    if (atomic_load_explicit(&ring->starved, memory_order_relaxed)) {
-        atomic_store_explicit(&ring->starved, 0, memory_order_relaxed);
+    if (atomic_load_explicit(&ring->full, memory_order_relaxed)) {
+        atomic_store_explicit(&ring->full, 0, memory_order_relaxed);
         td__wait_event_signal(&p2p->shared->entries[peer->local].event);
     }
 }
@@ -317,9 +316,9 @@ bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data
     while (!(kind = atomic_load_explicit(&frame->kind, memory_order_acquire)) &&
            td__look_again(&looks))
         ;
-    if (kind != TD__MESSAGE_EAGER || !td__tag_fits(tag, frame->tag))
+    if (kind != TD__FRAME_EAGER || !td__tag_fits(tag, frame->tag))
         return false;
-    /* Its numbers are read once, since the other side could change them. */
+    /* Its fields are read once, since the other side could change them. */
     *size = *(volatile uint64_t *)&frame->size;
     size_t limit = TD__RING_DATA - (size_t)((char *)frame - end->ring->data);
     if (*size > room || *size > EAGER_LIMIT || payload_offset(*size) + *size > limit)
@@ -327,7 +326,7 @@ bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data
     if (*size)
         memcpy(data, (char *)frame + payload_offset(*size), *size);
     advance(end, lines(payload_offset(*size) + *size));
-    feed(p2p, peer);
+    wake_writer(p2p, peer);
     return true;
 }
 
@@ -340,26 +339,26 @@ static bool read_ring(struct td__p2p *p2p, int source, int most)
         struct frame *frame = first_frame(end);
         size_t limit = TD__RING_DATA - (size_t)((char *)frame - end->ring->data);
         uint32_t kind = atomic_load_explicit(&frame->kind, memory_order_acquire);
-        if (kind == TD__MESSAGE_NONE)
+        if (kind == TD__FRAME_NONE)
             break;
         size_t size = limit;
-        if (kind != TD__MESSAGE_WRAP)
+        if (kind != TD__FRAME_WRAP)
             size = lines(take_frame(p2p, source, frame, kind, limit));
         if (!size) {
-            td__peer_gone(p2p, source, "has sent something that is not a message");
+            td__peer_gone(p2p, source, "has written a frame that is not valid");
             break;
         }
         advance(end, size);
     }
     if (end->total == before)
         return false;
-    feed(p2p, peer);
+    wake_writer(p2p, peer);
     return true;
 }
 
 void td__ring_lose(struct td__p2p *p2p, int source, const char *exit_reason)
 {
-    read_ring(p2p, source, TD__RING_DATA); /* what had been sent before */
+    read_ring(p2p, source, TD__RING_DATA); /* the frames that it wrote before */
     td__peer_gone(p2p, source, exit_reason);
 }
 

@@ -1,13 +1,12 @@
 /* The memory that the ranks of one host share, and the processes behind it.
  *
- * Each rank has an entry: the event that wakes it, and what others need to know of its process. Whoever
- * leaves sets `gone` in his entry after his last message, counts himself in `departures`, and rings
- * everybody. Whoever dies does not: those who wait look from time to time whether the others' processes
- * are still there, as far as they are in the same namespace and numbers of processes mean anything.
+ * Each rank has an entry: its event, and what other ranks need to know of its process. A rank that leaves sets
+ * `gone` in its entry after its last message, increments `departures`, and signals all events. A rank that ends
+ * without leaving is found by the failure detector, which wakes the waiters of this process.
  *
- * Whether a process may read another's memory is found out by trying, with a number that only that
- * process has at that address. */
-#include "p2p/p2p_shm_internal.h"
+ * Whether a process may read another's memory is tested once, with a random number that only that process has
+ * at that address. */
+#include "p2p/p2p_internal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -29,7 +28,7 @@ static size_t descriptors_at(int local_size)
 static size_t rings_at(int local_size)
 {
     size_t end = descriptors_at(local_size) +
-                 (size_t)local_size * TD__LARGE_SLOTS * sizeof(struct td__descriptor);
+                 (size_t)local_size * TD__DESCRIPTORS * sizeof(struct td__descriptor);
     return (end + TD__RING_BYTES - 1) / TD__RING_BYTES * TD__RING_BYTES;
 }
 
@@ -47,10 +46,10 @@ static struct td__ring *ring_between(struct td__p2p *p2p, int from, int to)
     return (struct td__ring *)(rings + index * TD__RING_BYTES);
 }
 
-struct td__descriptor *td__p2p_shm_descriptor(struct td__p2p *p2p, int local, uint32_t slot)
+struct td__descriptor *td__p2p_shm_descriptor(struct td__p2p *p2p, int local, uint32_t number)
 {
     char *first = (char *)p2p->shared + descriptors_at(p2p->local_size);
-    return (struct td__descriptor *)first + (size_t)local * TD__LARGE_SLOTS + slot;
+    return (struct td__descriptor *)first + (size_t)local * TD__DESCRIPTORS + number;
 }
 
 void td__p2p_shm_begin(struct td__p2p *p2p, void *memory)
@@ -83,7 +82,7 @@ void td__p2p_shm_leave(struct td__p2p *p2p)
         td__wait_event_signal(&shared->entries[i].event);
 }
 
-void td__p2p_shm_ring(struct td__p2p *p2p, int peer)
+void td__p2p_shm_signal(struct td__p2p *p2p, int peer)
 {
     td__wait_event_signal(&p2p->shared->entries[p2p->peers[peer].local].event);
 }
@@ -102,7 +101,7 @@ bool td__p2p_shm_elsewhere(struct td__p2p *p2p, int peer)
            td__wait_event_processor(&entry->event);
 }
 
-/* ---- The others' processes ------------------------------------------------------------------- */
+/* ---- The processes of other ranks ------------------------------------------------------------------- */
 
 int td__p2p_shm_pid(struct td__p2p *p2p, int peer)
 {

@@ -6,12 +6,12 @@
  *                      <──────────      GO (or DROP: the buffer is too small)
  *     DATA             ──────────>      straight into the buffer
  *
- * Answers come back on the link of the request. Links are non-blocking and in one epoll; whoever
+ * Answers come back on the link of the request. Links are non-blocking and in one epoll; the thread that
  * makes progress reads and writes them, under the lock, at most a MiB of one link at a time. Opening
- * one can take long: that happens without the lock.
+ * one can take long, and happens without the lock.
  *
- * Whoever leaves says BYE on each link, so that its end is not taken for a death. A link that ends is
- * the end of its rank here; what had come on the other link before is read first. */
+ * A rank that leaves sends BYE on each link, so that the end of the link is not taken for the end of the
+ * process. A rank whose link ends is gone; what it sent on the other link before is read first. */
 #include "p2p/p2p_link.h"
 
 #include "base/fail.h"
@@ -29,7 +29,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { BUDGET = 1024 * 1024, EVENTS = 16, DOUBT_MS = 800 };
+enum { BUDGET = 1024 * 1024, EVENTS = 16, EXPLAIN_MS = 800 };
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
@@ -71,8 +71,8 @@ static struct td__p2p_link *add_link(struct td__p2p *p2p, int rank, int fd, bool
     return link;
 }
 
-/* An aborted group's link stays open, but nobody looks at it: its end would look like a death to the
- * other side, which may not know of the abort yet. */
+/* A link of an aborted group stays open, and is not read: to the other side, which may not know of the abort
+ * yet, its end would mean that this process has ended. */
 void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link)
 {
     if (link->closed)
@@ -91,7 +91,7 @@ void td__p2p_tcp_close(struct td__p2p *p2p, struct td__p2p_link *link)
     free(link->arrival);
     link->post = NULL;
     link->arrival = NULL;
-    struct td__p2p_link **list = p2p->aborted && !p2p->stopping ? &p2p->muted : &p2p->closed;
+    struct td__p2p_link **list = p2p->aborted && !p2p->stopping ? &p2p->kept_open : &p2p->closed;
     link->next = *list;
     *list = link;
 }
@@ -139,7 +139,7 @@ bool td__p2p_tcp_connect(struct td__p2p *p2p)
     if (!status && (peer->gone || !add_link(p2p, rank, fd, false))) {
         close(fd);
         if (!peer->gone)
-            td__peer_gone(p2p, rank, "cannot be waited for: no memory or no descriptors");
+            td__peer_gone(p2p, rank, "cannot be connected: no memory or no descriptors");
     } else if (status && status != TD_ERR_TIMEOUT) {
         char exit_reason[600];
         snprintf(exit_reason, sizeof exit_reason, "cannot be reached (%.500s)", td_last_error());
@@ -192,13 +192,13 @@ static void written(struct td__p2p *p2p, struct td__post *post, bool requested)
 /* Writes a post, which is the first in the link's queue. False when it has to wait, or cannot. */
 static bool write_first(struct td__p2p *p2p, struct td__p2p_link *link, struct td__post *post)
 {
-    bool request = post->kind == TD__MESSAGE_EAGER && post->size > TD__WIRE_EAGER;
-    bool payload = (post->kind == TD__MESSAGE_EAGER && !request) || post->kind == TD__MESSAGE_DATA;
+    bool request = post->kind == TD__FRAME_EAGER && post->size > TD__WIRE_EAGER;
+    bool payload = (post->kind == TD__FRAME_EAGER && !request) || post->kind == TD__FRAME_DATA;
     size_t size = payload ? post->size : 0;
     if (!link->written) {
         if (request)
             post->id = ++p2p->ids;
-        td__wire_header(link->header, request ? TD__MESSAGE_REQUEST : post->kind, post->tag,
+        td__wire_header(link->header, request ? TD__FRAME_REQUEST : post->kind, post->tag,
                         post->size, post->id);
     }
     for (size_t total = 0; link->written < TD__WIRE_HEADER + size;) {
@@ -208,7 +208,7 @@ static bool write_first(struct td__p2p *p2p, struct td__p2p_link *link, struct t
             return false;
         }
         if (sent < 0)
-            return false; /* epoll tells of the end as well, and reading whether it was a exit_reason */
+            return false; /* epoll reports the end, and reading finds the reason */
         total += (size_t)sent;
         link->written += (size_t)sent;
     }
@@ -236,10 +236,10 @@ void td__p2p_tcp_flush(struct td__p2p *p2p, struct td__p2p_link *link)
             break;
 }
 
-/* ---- Looking --------------------------------------------------------------------------------- */
+/* ---- Events --------------------------------------------------------------------------------- */
 
-/* The end of a link without a goodbye. The other process has died, or has given the group up: a moment later
- * it is known which. */
+/* The end of a link. Without a BYE the other process has ended, or has aborted the group: the failure detector, or
+ * the abort, says which a moment later. */
 void td__p2p_tcp_lose(struct td__p2p *p2p, struct td__p2p_link *link, const char *exit_reason)
 {
     struct td__peer *peer = &p2p->peers[link->peer];
@@ -250,11 +250,11 @@ void td__p2p_tcp_lose(struct td__p2p *p2p, struct td__p2p_link *link, const char
     if (other && other != link)
         while (td__wire_read(p2p, other, &ignored) == TD__WIRE_MORE)
             ;
-    if (!bye && !peer->doubt && peer->links[link->incoming] == link &&
+    if (!bye && !peer->unexplained && peer->links[link->incoming] == link &&
         td__endpoint_presence(p2p->options.endpoint, world_rank) == TD__PRESENT) {
-        peer->doubt = exit_reason;
-        peer->doubt_end = td__deadline_in_ms(DOUBT_MS);
-        p2p->doubts = p2p->alerted = true;
+        peer->unexplained = exit_reason;
+        peer->explain_by = td__deadline_in_ms(EXPLAIN_MS);
+        p2p->unexplained = p2p->alerted = true;
         td__endpoint_watch(p2p->options.endpoint, world_rank);
         td__p2p_tcp_close(p2p, link);
         return;
@@ -310,14 +310,14 @@ void td__p2p_tcp_wake(struct td__p2p *p2p)
 static void say_bye(struct td__p2p_link *link)
 {
     uint8_t header[TD__WIRE_HEADER];
-    td__wire_header(header, TD__MESSAGE_BYE, 0, 0, 0);
+    td__wire_header(header, TD__FRAME_BYE, 0, 0, 0);
     if (!link->written)
         (void)!send(link->fd, header, sizeof header, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Closing a socket with unread bytes resets it; what the other side has got by then it can still
- * read. Where that has closed it before us, nobody will. */
-static void wait_until_got(struct td__p2p_link *link, td__deadline deadline)
+/* Closing a socket with unread bytes resets it; what the other side has received by then it can still read.
+ * Where the other side has closed it already, nothing is waited for. */
+static void wait_until_received(struct td__p2p_link *link, td__deadline deadline)
 {
     struct pollfd ended = {.fd = link->fd, .events = POLLRDHUP};
     int unsent;
@@ -339,13 +339,13 @@ void td__p2p_tcp_leave(struct td__p2p *p2p, td__deadline deadline)
             if (way)
                 say_bye(link);
             if (!td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[i]))
-                wait_until_got(link, deadline);
+                wait_until_received(link, deadline);
             td__p2p_tcp_close(p2p, link);
         }
     free_closed(p2p);
-    while (p2p->muted) {
-        struct td__p2p_link *link = p2p->muted;
-        p2p->muted = link->next;
+    while (p2p->kept_open) {
+        struct td__p2p_link *link = p2p->kept_open;
+        p2p->kept_open = link->next;
         close(link->fd);
         free(link);
     }

@@ -23,7 +23,7 @@ static td__deadline next_look(const struct td__p2p *p2p)
     return td__deadline_earlier(p2p->next_deadline, p2p->next_check);
 }
 
-void td__p2p_hasten(struct td__p2p *p2p)
+void td__p2p_wake_for_post(struct td__p2p *p2p)
 {
     if (p2p->sleepers && next_look(p2p) < p2p->asleep_until)
         td__p2p_wake(p2p);
@@ -53,7 +53,7 @@ static bool wait_on_event(struct td__p2p *p2p, struct td__p2p_wait *wait,
 {
     struct td__waiting *waiting = &wait->waiting;
     struct td__wait_event *event = td__p2p_shm_own_event(p2p);
-    if (!wait->begun && (wait->drowsy || links))
+    if (!wait->begun && (wait->at_once || links))
         td__waiting_begin_asleep(waiting, event, wait->deadline);
     else if (!wait->begun)
         td__waiting_begin(waiting, event, p2p->oversubscribed, wait->deadline);
@@ -63,7 +63,7 @@ static bool wait_on_event(struct td__p2p *p2p, struct td__p2p_wait *wait,
         td__endpoint_wake_on(p2p->options.endpoint, p2p->epoll);
     bool in_time;
     do {
-        waiting->elsewhere = p2p->oversubscribed && !wait->drowsy && !waiting->spins &&
+        waiting->elsewhere = p2p->oversubscribed && !wait->at_once && !waiting->spins &&
                              td__p2p_shm_elsewhere(p2p, wait->peer);
         in_time = td__waiting_step(waiting);
         wait->slept = waiting->announced;
@@ -88,7 +88,7 @@ static bool sleep_on_links(struct td__p2p *p2p, struct td__p2p_wait *wait)
 static bool wait_once(struct td__p2p *p2p, struct td__p2p_wait *wait, const atomic_bool *complete,
                       bool links, bool rings)
 {
-    if (links && !wait->drowsy && !wait->slept &&
+    if (links && !wait->at_once && !wait->slept &&
         td__backoff(&wait->backoff, p2p->maybe_oversubscribed))
         return !td__deadline_passed(wait->deadline);
     return rings ? wait_on_event(p2p, wait, complete, links) : sleep_on_links(p2p, wait);
@@ -100,8 +100,7 @@ bool td__p2p_wait_step(struct td__p2p *p2p, struct td__p2p_wait *wait, const ato
     if (p2p->epoll < 0 && !p2p->attached) {
         /* Another thread is getting the shared memory, and signals when it has it. */
         p2p->waiters++;
-        td__cond_wait(&p2p->changed, &p2p->lock,
-                      td__deadline_earlier(wait->deadline, wait->until));
+        td__cond_wait(&p2p->changed, &p2p->lock, td__deadline_earlier(wait->deadline, wait->until));
         p2p->waiters--;
         wait->slept = true;
         return !td__deadline_passed(wait->deadline);

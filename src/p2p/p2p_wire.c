@@ -1,12 +1,12 @@
-/* What comes on a link: headers and payloads, taken apart.
+/* Parsing the frames that come on a link.
  *
  *     0     4     8        16       24
  *     | kind| tag | size   | id     | payload of EAGER and DATA: `size` bytes
  *
- * Little-endian; the upper half of the kind is a mark. Up to 8 KiB are read ahead, so that a small
- * message is one call to the system; the rest of a longer payload is read straight to where it
- * belongs: the recv's buffer where there is one, else memory of its own. Every field is checked;
- * whoever sends nonsense is cut off. */
+ * Little-endian; the upper half of the kind is a magic number. Up to 8 KiB are read ahead, so that a small
+ * message is one system call; the rest of a longer payload is read directly into the recv's buffer where there
+ * is one, else into memory of its own. Every field is checked; a rank that sends an invalid frame is
+ * disconnected. */
 #include "p2p/p2p_link.h"
 
 #include "base/fail.h"
@@ -20,7 +20,7 @@
 
 #define MARK UINT32_C(0x54440000)
 
-enum { BUDGET = 1024 * 1024 }; /* bytes of one link before another's turn */
+enum { BUDGET = 1024 * 1024 }; /* bytes of one link before the next link is read */
 
 static void store_u64(uint8_t *to, uint64_t value)
 {
@@ -33,8 +33,7 @@ static uint64_t load_u64(const uint8_t *from)
     return td__load_u32(from) | (uint64_t)td__load_u32(from + 4) << 32;
 }
 
-void td__wire_header(uint8_t *header, enum td__message_kind kind, int tag, uint64_t size,
-                     uint64_t id)
+void td__wire_header(uint8_t *header, enum td__frame_kind kind, int tag, uint64_t size, uint64_t id)
 {
     td__store_u32(header, MARK | kind);
     td__store_u32(header + 4, (uint32_t)tag);
@@ -44,7 +43,7 @@ void td__wire_header(uint8_t *header, enum td__message_kind kind, int tag, uint6
 
 /* ---- One frame ------------------------------------------------------------------------------- */
 
-static bool small_comes(struct td__p2p *p2p, struct td__p2p_link *link)
+static bool begin_eager(struct td__p2p *p2p, struct td__p2p_link *link)
 {
     const struct td__envelope *envelope = &link->envelope;
     if (envelope->size > TD__WIRE_EAGER)
@@ -65,14 +64,14 @@ static bool small_comes(struct td__p2p *p2p, struct td__p2p_link *link)
     return true;
 }
 
-static bool data_comes(struct td__p2p *p2p, struct td__p2p_link *link)
+static bool begin_data(struct td__p2p *p2p, struct td__p2p_link *link)
 {
     const struct td__envelope *envelope = &link->envelope;
     if (!envelope->id)
         return false;
     struct td__post *post = td__find_expected(p2p, envelope->source, envelope->id);
     if (!post)
-        return true; /* given up meanwhile: read past it */
+        return true; /* cancelled meanwhile: skipped */
     if (envelope->size != post->message_size)
         return false;
     post->link = link;
@@ -81,24 +80,24 @@ static bool data_comes(struct td__p2p *p2p, struct td__p2p_link *link)
     return true;
 }
 
-/* Which way a frame may go on a link: messages come from the side that has opened it. */
-static bool comes_this_way(const struct td__p2p_link *link, uint32_t kind)
+/* Whether a frame may come on a link: messages come from the side that has opened it. */
+static bool is_allowed(const struct td__p2p_link *link, uint32_t kind)
 {
     switch (kind) {
-    case TD__MESSAGE_EAGER:
-    case TD__MESSAGE_REQUEST:
-    case TD__MESSAGE_DATA:
-    case TD__MESSAGE_CANCEL:
+    case TD__FRAME_EAGER:
+    case TD__FRAME_REQUEST:
+    case TD__FRAME_DATA:
+    case TD__FRAME_CANCEL:
         return link->incoming;
-    case TD__MESSAGE_GO:
-    case TD__MESSAGE_DROP:
+    case TD__FRAME_GO:
+    case TD__FRAME_DROP:
         return !link->incoming;
     default:
-        return kind == TD__MESSAGE_BYE;
+        return kind == TD__FRAME_BYE;
     }
 }
 
-static bool header_comes(struct td__p2p *p2p, struct td__p2p_link *link, const uint8_t *header)
+static bool take_wire_header(struct td__p2p *p2p, struct td__p2p_link *link, const uint8_t *header)
 {
     uint32_t kind = td__load_u32(header) ^ MARK;
     link->envelope = (struct td__envelope){.kind = kind,
@@ -106,21 +105,21 @@ static bool header_comes(struct td__p2p *p2p, struct td__p2p_link *link, const u
                                            .tag = (int)td__load_u32(header + 4),
                                            .size = load_u64(header + 8),
                                            .id = load_u64(header + 16)};
-    if (link->bye || !comes_this_way(link, kind))
+    if (link->bye || !is_allowed(link, kind))
         return false;
     link->left = 0;
     link->into = NULL;
-    if (kind == TD__MESSAGE_BYE) {
+    if (kind == TD__FRAME_BYE) {
         link->bye = true;
         return true;
     }
-    if (kind != TD__MESSAGE_EAGER && kind != TD__MESSAGE_DATA)
-        return link->envelope.id && td__header_came(p2p, &link->envelope);
+    if (kind != TD__FRAME_EAGER && kind != TD__FRAME_DATA)
+        return link->envelope.id && td__take_header(p2p, &link->envelope);
     link->left = link->envelope.size;
-    return kind == TD__MESSAGE_EAGER ? small_comes(p2p, link) : data_comes(p2p, link);
+    return kind == TD__FRAME_EAGER ? begin_eager(p2p, link) : begin_data(p2p, link);
 }
 
-static void payload_came(struct td__p2p *p2p, struct td__p2p_link *link)
+static void end_payload(struct td__p2p *p2p, struct td__p2p_link *link)
 {
     struct td__post *post = link->post;
     struct td__p2p_arrival *arrival = link->arrival;
@@ -131,7 +130,7 @@ static void payload_came(struct td__p2p *p2p, struct td__p2p_link *link)
         post->link = NULL;
         td__post_finish(p2p, post, TD_OK);
     } else if (arrival) {
-        td__arrival_came(p2p, arrival);
+        td__arrival_complete(p2p, arrival);
     }
 }
 
@@ -144,8 +143,8 @@ static void advance(struct td__p2p_link *link, size_t size)
         link->into += size;
 }
 
-/* Uses up what was read ahead. False when it makes no sense. */
-static bool digest(struct td__p2p *p2p, struct td__p2p_link *link)
+/* Parses what was read ahead. False when it is not valid. */
+static bool parse_ahead(struct td__p2p *p2p, struct td__p2p_link *link)
 {
     for (;;) {
         size_t have = link->to - link->from;
@@ -158,21 +157,21 @@ static bool digest(struct td__p2p *p2p, struct td__p2p_link *link)
             link->from += size;
             advance(link, size);
             if (!link->left)
-                payload_came(p2p, link);
+                end_payload(p2p, link);
         } else {
             if (have < TD__WIRE_HEADER)
                 return true;
             const uint8_t *header = link->ahead + link->from;
             link->from += TD__WIRE_HEADER;
-            if (!header_comes(p2p, link, header))
+            if (!take_wire_header(p2p, link, header))
                 return false;
             if (!link->left)
-                payload_came(p2p, link);
+                end_payload(p2p, link);
         }
     }
 }
 
-/* Reads the rest of the payload `into` where it belongs, `most` bytes of it, and what comes after it ahead. */
+/* Reads the rest of the payload `into` its place, `most` bytes of it, and reads ahead what follows. */
 static ssize_t receive_into(struct td__p2p_link *link, void *into, size_t most, size_t *asked)
 {
     struct iovec parts[2];
@@ -198,7 +197,7 @@ static ssize_t receive_into(struct td__p2p_link *link, void *into, size_t most, 
     return got;
 }
 
-/* A payload that nobody wants any more. A function of its own: who reads what is wanted has no such frame. */
+/* Skips a payload. A function of its own, so that receive() does not have its buffer on the stack. */
 static __attribute__((noinline)) ssize_t receive_nowhere(struct td__p2p_link *link, size_t *asked)
 {
     char nowhere[16384];
@@ -223,8 +222,8 @@ enum td__wire_state td__wire_read(struct td__p2p *p2p, struct td__p2p_link *link
             const char *complaint = td__tls_complaint(link->fd);
             *exit_reason = link->bye   ? "has left the group"
                            : complaint ? complaint
-                           : got       ? "has died, or its connection broke"
-                                       : "has died, or closed the connection";
+                           : got       ? "has ended, or its connection broke"
+                                       : "has ended, or closed the connection";
             return TD__WIRE_ENDED;
         }
         total += (size_t)got;
@@ -233,10 +232,10 @@ enum td__wire_state td__wire_read(struct td__p2p *p2p, struct td__p2p_link *link
         if (direct) {
             advance(link, direct);
             if (!link->left)
-                payload_came(p2p, link);
+                end_payload(p2p, link);
         }
-        if (!link->left && !digest(p2p, link)) {
-            *exit_reason = "is cut off, since it sent something that is not a message";
+        if (!link->left && !parse_ahead(p2p, link)) {
+            *exit_reason = "is disconnected, since it sent a frame that is not valid";
             return TD__WIRE_ENDED;
         }
         if ((size_t)got < asked && !link->bye)

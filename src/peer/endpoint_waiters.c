@@ -39,7 +39,8 @@ void td__endpoint_remove_waiter(struct td__endpoint *endpoint, struct td__endpoi
 void td__waiters_wake(struct td__endpoint *endpoint)
 {
     pthread_cond_broadcast(&endpoint->arrived);
-    for (const struct td__endpoint_waiter *waiter = endpoint->waiters; waiter; waiter = waiter->next)
+    for (const struct td__endpoint_waiter *waiter = endpoint->waiters; waiter;
+         waiter = waiter->next)
         waiter->wake(waiter->arg);
 }
 

@@ -104,8 +104,8 @@ static bool sleep_once(struct td__waiting *waiting, int64_t now)
 {
     if (now >= waiting->deadline)
         return false;
-    td__deadline end = td__deadline_earlier(td__deadline_earlier(waiting->deadline, waiting->wake_at),
-                                            now + waiting->longest_sleep);
+    td__deadline end = td__deadline_earlier(
+        td__deadline_earlier(waiting->deadline, waiting->wake_at), now + waiting->longest_sleep);
     if (end > now) {
         struct timespec timeout = td__timespec(end - now);
         futex(&waiting->event->sleeping, FUTEX_WAIT, 1, &timeout);

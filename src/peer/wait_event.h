@@ -34,15 +34,16 @@ struct td__wait_event {
 struct td__waiting {
     struct td__wait_event *event;
     td__deadline deadline;
-    int64_t until;  /* when to stop yielding, once that has begun */
-    int64_t now;    /* the time after the last yield; 0: not known */
-    unsigned spins; /* left */
-    unsigned turn;  /* spins between two yields, where `elsewhere` */
-    bool elsewhere; /* set by the caller: no process that it waits for needs this processor */
-    bool spun;      /* since the last yield */
+    int64_t until;   /* when to stop yielding, once that has begun */
+    int64_t now;     /* the time after the last yield; 0: not known */
+    unsigned spins;  /* left */
+    unsigned turn;   /* spins between two yields, where `elsewhere` */
+    bool elsewhere;  /* set by the caller: no process that it waits for needs this processor */
+    bool spun;       /* since the last yield */
     unsigned sleeps; /* how many steps have slept */
-    bool announced; /* the next step sleeps: the caller looks for failures before */
-    td__deadline wake_at;  /* set by the caller: when to return from sleep at the latest; TD__NEVER at first */
+    bool announced;  /* the next step sleeps: the caller looks for failures before */
+    td__deadline
+        wake_at; /* set by the caller: when to return from sleep at the latest; TD__NEVER at first */
     int64_t longest_sleep; /* TD__LONGEST_SLEEP_NS, or a test's */
     _Atomic uint32_t
         *sleepers; /* NULL, or a count of sleeping waiters, for a caller that signals many events */

@@ -61,7 +61,7 @@ struct td__tcp_server {
     uv_timer_t rest; /* for sending what clients are still owed at the end */
     uv_idle_t spin;
     struct td__backoff backoff; /* begun with the last request */
-    bool closing; /* clients are only sent what they are owed */
+    bool closing;               /* clients are only sent what they are owed */
     struct td__secret secret;
     struct td__engine engine;
     struct list clients;

@@ -21,7 +21,7 @@
 #include <sys/socket.h>
 
 enum {
-    FEW = 4,             /* sockets that are tried one by one; of more, poll() says which are ready */
+    FEW = 4, /* sockets that are tried one by one; of more, poll() says which are ready */
     LOOK_NS = 100000000, /* asleep, before the first look around */
     LEFT_NS = 800000000, /* for what a rank that has left sent before */
     GRACE_MS = 500,      /* to finish messages that have been sent in part, after a failure */
@@ -35,13 +35,13 @@ struct round {
     const struct td__run *run;
     struct td__link_io *ios;
     uint32_t count, sends;
-    bool oversubscribed;  /* more ranks on this machine than processors */
-    uint32_t begun;       /* flows that have been prepared */
-    uint32_t left;        /* not done */
-    bool woken;           /* it is time to look around */
-    int64_t pause;        /* between the last two looks around; 0: none since something moved */
-    td__deadline next;    /* the next look around */
-    int64_t left_since;   /* a peer is known to have left since then; 0: none is */
+    bool oversubscribed; /* more ranks on this machine than processors */
+    uint32_t begun;      /* flows that have been prepared */
+    uint32_t left;       /* not done */
+    bool woken;          /* it is time to look around */
+    int64_t pause;       /* between the last two looks around; 0: none since something moved */
+    td__deadline next;   /* the next look around */
+    int64_t left_since;  /* a peer is known to have left since then; 0: none is */
 };
 
 void td__executor_free(struct td__executor *executor)

@@ -21,10 +21,10 @@
 #include <unistd.h>
 
 enum {
-    LOOK_MS = 50,        /* of waiting for a link, before the peer is watched */
-    LEFT_MS = 50,        /* for the link of a peer that has left to arrive */
-    ASIDE_MS = 500,      /* until one that has not connected is told on the side */
-    FEW_MS = 50,         /* of sleep without a descriptor to be woken by */
+    LOOK_MS = 50,   /* of waiting for a link, before the peer is watched */
+    LEFT_MS = 50,   /* for the link of a peer that has left to arrive */
+    ASIDE_MS = 500, /* until one that has not connected is told on the side */
+    FEW_MS = 50,    /* of sleep without a descriptor to be woken by */
     BATCH = 16,
     SIDE_WAIT_MS = 2000, /* for the connection on the side */
     PARTING_MS = 2000,   /* for what was sent to arrive */
