@@ -1,9 +1,9 @@
 /* Aborting a group; see group_state.h and td_group_abort().
  *
  * An abort is a status that is set once, under the group's lock, and read without it. Threads that wait see
- * it: ranks of this host at once, since the memory they share is marked as well, and those on links and
- * in messages at their next look, 50 ms later at most. Other ranks are notified one by one; a rank that has not
- * made the group yet keeps its key. */
+ * it: the memory that the ranks of this host share is marked as well, and the threads that sleep are woken
+ * (td__endpoint_wake_waiters()). Other ranks are notified one by one; a rank that has not made the group yet
+ * keeps its key. */
 #include "base/fail.h"
 #include "fault/peer_query.h"
 

@@ -198,7 +198,8 @@ struct td__p2p {
     enum td__owner owner;      /* of the right to sleep until something happens */
     int sleepers;              /* owners without the lock; a deposed one may still be among them */
     td__deadline asleep_until; /* of the last one of them */
-    int waiters;               /* threads that wait for another to do it */
+    int unattached; /* of the sleepers, those on `changed` until there is something to sleep on */
+    int waiters;    /* threads that wait for another to do it */
     pthread_cond_t changed;
     pthread_cond_t thread_wake;
     pthread_t thread;

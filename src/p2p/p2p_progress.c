@@ -136,7 +136,7 @@ static void attach(struct td__p2p *p2p, td__deadline deadline)
     td_status status = p2p->options.shared(p2p->options.shared_arg, deadline, &memory);
     pthread_mutex_lock(&p2p->lock);
     p2p->attaching = false;
-    if (p2p->waiters)
+    if (p2p->unattached)
         pthread_cond_broadcast(&p2p->changed);
     if (status == TD_ERR_TIMEOUT) {
         td__expire(p2p, td__now_ns());

@@ -16,6 +16,8 @@ void td__p2p_wake(struct td__p2p *p2p)
         td__wait_event_signal(td__p2p_shm_own_event(p2p));
     if (p2p->epoll >= 0 && p2p->sleepers)
         td__p2p_tcp_wake(p2p);
+    if (p2p->unattached)
+        pthread_cond_broadcast(&p2p->changed);
 }
 
 static td__deadline next_look(const struct td__p2p *p2p)
@@ -99,9 +101,11 @@ bool td__p2p_wait_step(struct td__p2p *p2p, struct td__p2p_wait *wait, const ato
     wait->until = p2p->asleep_until = next_look(p2p);
     if (p2p->epoll < 0 && !p2p->attached) {
         /* Another thread is getting the shared memory, and signals when it has it. */
-        p2p->waiters++;
+        p2p->sleepers++;
+        p2p->unattached++;
         td__cond_wait(&p2p->changed, &p2p->lock, td__deadline_earlier(wait->deadline, wait->until));
-        p2p->waiters--;
+        p2p->unattached--;
+        p2p->sleepers--;
         wait->slept = true;
         return !td__deadline_passed(wait->deadline);
     }
