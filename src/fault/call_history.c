@@ -279,11 +279,14 @@ td_status td__call_history_look(struct td__call_history *history, td_group *grou
         history->next = now + PATIENCE_NS;
         history->asked = 0;
     }
-    *next = history->next;
-    if (now < history->next)
+    bool due = now >= history->next;
+    if (due) {
+        int64_t pause = now - history->since;
+        history->next = now + (pause < SLOWEST_NS ? pause : SLOWEST_NS);
+    }
+    *next = td__deadline_earlier(*next, history->next);
+    if (!due)
         return TD_OK;
-    int64_t pause = now - history->since;
-    *next = history->next = now + (pause < SLOWEST_NS ? pause : SLOWEST_NS);
     int rank = group->ranks[(group->rank + 1 + history->asked++ % (group->size - 1)) % group->size];
     if (td__endpoint_presence(group->root->endpoint, rank) != TD__PRESENT)
         return TD_OK;

@@ -78,7 +78,7 @@ td_status td__call_history_ask(struct td__call_history *history, td_group *group
                                const struct td__operation *operation);
 
 /** During a long wait in `operation`: from time to time asks another member. *next becomes the time at which
- *  to call this again. */
+ *  to call this again, where that is earlier. */
 td_status td__call_history_look(struct td__call_history *history, td_group *group,
                                 const struct td__operation *operation, td__deadline *next);
 
