@@ -153,8 +153,7 @@ static td_status look_from_comm(void *arg, const struct td__operation *operation
             td__hierarchy_watch_links(native->hierarchy);
         TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
     }
-    return native->history ? td__call_history_look(native->history, native->group, operation, next)
-                           : TD_OK;
+    return td__call_history_look(native->history, native->group, operation, next);
 }
 
 static td_status look_from_links(void *arg, const struct td__operation *operation,
@@ -257,7 +256,8 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
     group->history = native->history;
     group->trace.quick = !places.elsewhere;
     if (native->comm) {
-        native->comm->outside = look_from_comm;
+        native->comm->outside = places.elsewhere ? look_from_comm
+                                                 : NULL; /* else all is in the comm */
         native->comm->outside_arg = native;
         native->comm->explain = explain;
     }

@@ -172,6 +172,23 @@ int td__shm_find_lost(struct td__shm_comm *comm, int index)
     return -1;
 }
 
+/* The same for a waiting thread: where nobody that it waits for is lost, any member that has ended without
+ * leaving. */
+static int find_loss(struct td__shm_comm *comm, int index)
+{
+    unsigned losses = td__endpoint_losses(comm->endpoint);
+    int lost = td__shm_find_lost(comm, index);
+    if (lost >= 0 || losses == comm->losses)
+        return lost;
+    for (int i = 0; i < comm->size; i++) {
+        enum td__presence presence = td__endpoint_presence(comm->endpoint, comm->world_ranks[i]);
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            return i;
+    }
+    comm->losses = losses;
+    return -1;
+}
+
 /* What else is known about a wait: others are waited for as well, by this rank or by the one that it waits
  * for; or members of one processor that wait for the same take turns. */
 enum { FOR_ALL = 1, IN_TURN = 2 };
@@ -239,7 +256,7 @@ static td_status await_value(struct td__shm_comm *comm, const struct td__operati
     waiting.spun = how & IN_TURN && td__wait_event_is_idle(&comm->cells[index].event);
     while (!status && !is_reached(reached, stage, index)) {
         status = wait_a_step(comm, operation, &waiting, stage, index, how);
-        int lost = !status && waiting.announced ? td__shm_find_lost(comm, index) : -1;
+        int lost = !status && waiting.announced ? find_loss(comm, index) : -1;
         if (lost >= 0 && !is_reached(reached, stage, index))
             status = gone(comm, operation, lost);
     }

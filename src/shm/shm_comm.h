@@ -112,6 +112,7 @@ struct td__shm_comm {
     void *extra; /* memory of others in it: point-to-point messages */
     size_t extra_bytes;
     struct td__endpoint_waiter waiter;
+    unsigned losses; /* of the endpoint, as last looked at */
     /* Called before a waiting thread sleeps, which it has done `sleeps` times in this wait: fails where the
      * call has become pointless, and may set *next, TD__NEVER before, to the time of the next look. Or
      * NULL. */
