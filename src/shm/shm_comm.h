@@ -111,8 +111,6 @@ struct td__shm_comm {
     char *stages;
     void *extra; /* memory of others in it: point-to-point messages */
     size_t extra_bytes;
-    struct td__endpoint_waiter waiter;
-    unsigned losses; /* of the endpoint, as last looked at */
     /* Called before a waiting thread sleeps, which it has done `sleeps` times in this wait: fails where the
      * call has become pointless, and may set *next, TD__NEVER before, to the time of the next look. Or
      * NULL. */
@@ -138,6 +136,8 @@ struct td__shm_comm {
     bool fills_host;   /* it has all ranks of this host */
     bool spread;       /* in an oversubscribed one: this rank has gone to its processor once */
     int64_t next_look; /* when to look whether the ranks are still even; see shm_spread.c */
+    unsigned losses;   /* of the endpoint, as a waiting thread last looked at them */
+    struct td__endpoint_waiter waiter;
     struct td__shm_comm *next; /* among those that are left behind */
 };
 
