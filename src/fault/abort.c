@@ -25,44 +25,48 @@ struct td__early_abort { /* a group that is not made here yet */
 enum { NAMED = 3 }; /* lost ranks at most */
 
 /* A number from the lowest bit on: the reason (4), and with MIXED the kind of the other's call (4), its
- * rank (24), the call's number (32); with SHRINK one that is lost (24 from the 8th on), counted from 1. */
+ * rank (24), the call's number (32); with SHRINK the presence of a lost member (4), its rank (24) and its wait
+ * status (32), or 0 where no member is lost. */
 uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence)
 {
     return TD__ABORT_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
            sequence << 32;
 }
 
-static bool is_lost(const td_group *group, int index)
-{
-    return td__endpoint_presence(group->root->endpoint, group->ranks[index]) != TD__PRESENT;
-}
-
 uint64_t td__abort_shrink(const td_group *group)
 {
-    for (int i = 0; i < group->size; i++)
-        if (is_lost(group, i))
-            return TD__ABORT_SHRINK | ((uint64_t)group->ranks[i] + 1) << 8;
+    const struct td__endpoint *endpoint = group->root->endpoint;
+    for (int i = 0; i < group->size; i++) {
+        int rank = group->ranks[i];
+        enum td__presence presence = td__endpoint_presence(endpoint, rank);
+        if (presence != TD__PRESENT)
+            return TD__ABORT_SHRINK | (uint64_t)presence << 4 | ((uint64_t)rank & 0xffffff) << 8 |
+                   (uint64_t)(uint32_t)td__endpoint_wait_status(endpoint, rank) << 32;
+    }
     return TD__ABORT_SHRINK;
 }
 
-/* The lost ranks that this rank knows of; else the one in the notification of `rank`, which may have noticed the loss
- * earlier. */
-static td_status explain_shrink(const td_group *group, int rank, uint64_t why)
+/* The rank that shrinks the group may have noticed the loss before this one. */
+static void learn_loss(struct td__endpoint *endpoint, uint64_t why)
+{
+    if ((why & 15) == TD__ABORT_SHRINK)
+        td__endpoint_learn(endpoint, why >> 8 & 0xffffff, why >> 4 & 15,
+                           (int)(uint32_t)(why >> 32));
+}
+
+static td_status explain_shrink(const td_group *group, int rank)
 {
     struct td__endpoint *endpoint = group->root->endpoint;
-    int lost_there = (int)(why >> 8 & 0xffffff) - 1, named = 0;
+    int named = 0;
     char lost[640] = "";
     size_t length = 0;
     for (int i = 0; i < group->size && named < NAMED; i++)
-        if (is_lost(group, i)) {
+        if (td__endpoint_presence(endpoint, group->ranks[i]) != TD__PRESENT) {
             const char *name = td__endpoint_describe(endpoint, group->ranks[i]);
             length += (size_t)snprintf(lost + length, sizeof lost - length, "%.120s %.80s; ", name,
                                        td__endpoint_exit_reason(endpoint, group->ranks[i]));
             named++;
         }
-    if (!named && lost_there >= 0 && lost_there < group->root->size)
-        snprintf(lost, sizeof lost, "%.120s is lost; ",
-                 td__endpoint_describe(endpoint, lost_there));
     return td_fail(TD_ERR_PEER, "group \"%s\": %srank %d has called td_group_shrink()", group->name,
                    lost, rank);
 }
@@ -77,7 +81,7 @@ static td_status explain(const td_group *group, int rank, uint64_t why)
                        (unsigned long long)(why >> 32), group->name, rank,
                        (int)(why >> 8 & 0xffffff), td_op_kind_name((td_op_kind)(why >> 4 & 15)));
     if ((why & 15) == TD__ABORT_SHRINK)
-        return explain_shrink(group, rank, why);
+        return explain_shrink(group, rank);
     return td_fail(TD_ERR_ABORTED, "group \"%s\" was aborted by %s", group->name,
                    td__endpoint_describe(group->root->endpoint, rank));
 }
@@ -96,6 +100,7 @@ void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t w
                        struct td__buffer *answer)
 {
     (void)answer;
+    learn_loss(root->endpoint, why);
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
     if (group) {

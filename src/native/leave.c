@@ -55,35 +55,11 @@ static void destroy_next(struct left *left)
     td__shm_comm_destroy(comm);
 }
 
-/* A rank often leaves because a member of the group has ended. Members that wait in the comm get that as the reason
- * of their failure, not that this rank has left. */
-static void fail_for_losses(const td_group *group, struct td__shm_comm *comm)
-{
-    struct td__endpoint *endpoint = group->root->endpoint;
-    struct td__error error;
-    if (!td__endpoint_losses(endpoint))
-        return;
-    td__error_save(&error);
-    for (int i = 0; i < group->size; i++) {
-        enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
-        if (presence != TD__ENDED && presence != TD__CUT_OFF)
-            continue;
-        td_fail(TD_ERR_PEER, "group \"%s\": %s %s", group->name,
-                td__endpoint_describe(endpoint, group->ranks[i]),
-                td__endpoint_exit_reason(endpoint, group->ranks[i]));
-        td__shm_break(comm, TD_ERR_PEER);
-        break;
-    }
-    td__error_restore(&error);
-}
-
 static void leave(struct td__attachment *attachment, struct td__root *root)
 {
     struct left *left = TD__CONTAINER(attachment, struct left, attachment);
     struct td__shm_comm *everyone = td__native_comm(root->first);
     td__deadline end = td__deadline_in_ms(LEAVE_MS);
-    if (everyone)
-        fail_for_losses(root->first, everyone);
     if (everyone)
         atomic_store(&everyone->cells[everyone->index].leaving, 1);
     if (everyone && everyone->index == 0)
@@ -118,10 +94,8 @@ td_status td__leave_prepare(struct td__root *root)
     return there || left ? TD_OK : td__fail_nomem("group");
 }
 
-void td__leave_comm(const td_group *group, struct td__shm_comm *comm)
+void td__leave_comm(struct td__root *root, struct td__shm_comm *comm)
 {
-    struct td__root *root = group->root;
-    fail_for_losses(group, comm);
     td__shm_comm_leave(comm);
     if (td__shm_all_attached(comm) || comm->index) {
         td__shm_comm_destroy(comm);

@@ -86,7 +86,7 @@ static void destroy(void *self)
     if (native->sockets)
         td__tcp_comm_destroy(native->sockets);
     if (native->comm)
-        td__leave_comm(native->group, native->comm);
+        td__leave_comm(native->group->root, native->comm);
     free(native);
 }
 

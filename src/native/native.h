@@ -24,7 +24,7 @@ td_status td__leave_prepare(struct td__root *root);
 
 /** The group of `comm` is destroyed: the root keeps the memory for members that have not mapped it yet, where
  *  this rank is the one that shares it. */
-void td__leave_comm(const td_group *group, struct td__shm_comm *comm);
+void td__leave_comm(struct td__root *root, struct td__shm_comm *comm);
 
 /** The communicator of a group's host; NULL where it has another backend, or no other rank on this host. native.c */
 struct td__shm_comm *td__native_comm(const td_group *group);

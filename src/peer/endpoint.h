@@ -86,6 +86,16 @@ enum td__presence td__endpoint_presence(const struct td__endpoint *endpoint, int
  *  earlier number to see new losses. Leaving in order is no loss, but wakes the waiters as one does. */
 unsigned td__endpoint_losses(const struct td__endpoint *endpoint);
 
+/** Waits until td__endpoint_losses() is not `known` any more; false at the deadline. */
+bool td__endpoint_await_loss(struct td__endpoint *endpoint, unsigned known, td__deadline deadline);
+
+/** How a rank that is TD__ENDED ended: a wait status, or TD__STATUS_UNKNOWN. */
+int td__endpoint_wait_status(const struct td__endpoint *endpoint, int rank);
+
+/** Takes over what another rank knows about `rank`; ignores values that make no sense. */
+void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t presence,
+                        int wait_status);
+
 /** Watches `rank` from now on, on whatever host it is; for a caller that waits for it. Cheap after the first
  *  time. */
 void td__endpoint_watch(struct td__endpoint *endpoint, int rank);

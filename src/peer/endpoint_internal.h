@@ -36,7 +36,8 @@ struct td__card {
     /* Of the failure detector. `presence` and `wanted` belong to all threads; the rest to the one that examines
      * the endpoint (domain.h). */
     atomic_int presence; /* a td__presence: changes once */
-    int wait_status; /* ENDED: a wait status, or TD__STATUS_UNKNOWN; written before `presence` */
+    atomic_int
+        wait_status; /* ENDED: a wait status, or TD__STATUS_UNKNOWN; written before `presence` */
     struct td__watched_process *process;
     bool process_watched; /* its pidfd is enough: no lifeline is needed */
     atomic_int wanted;    /* a lifeline: 1 wanted, 2 settled */
@@ -46,6 +47,7 @@ struct td__card {
     int64_t next_try;   /* when to connect the lifeline again, or to ask about this rank, and … */
     int64_t pause;      /* … the pause after that */
     int queries;        /* sent to find out why nothing listens at its address */
+    int64_t lose_at;    /* its lifeline has ended, and how is to be reported until then; 0: no */
     bool reporting;     /* its loss is to be reported to the other ranks … */
     int report_to;      /* … from this one on … */
     int64_t report_end; /* … until then */
@@ -107,6 +109,7 @@ struct td__endpoint {
     atomic_bool leaving;         /* the failure detector is being stopped */
     atomic_int lifelines_wanted; /* lifelines to be opened */
     int reports;                 /* cards that are `reporting` */
+    int awaited_reports;         /* cards with a `lose_at` */
     td__look_fns look;
     void *look_arg;
 };

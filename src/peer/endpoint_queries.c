@@ -119,10 +119,10 @@ static void say_presence(const struct td__endpoint *endpoint, uint64_t rank,
     if (rank >= (uint64_t)endpoint->size)
         return;
     enum td__presence presence = td__endpoint_presence(endpoint, (int)rank);
-    int wait_status = presence == TD__PRESENT ? TD__STATUS_UNKNOWN
-                                              : endpoint->peers[rank].wait_status;
     td__buffer_put_u32(answer, presence);
-    td__buffer_put_u32(answer, (uint32_t)wait_status);
+    td__buffer_put_u32(answer, presence == TD__PRESENT
+                                   ? (uint32_t)TD__STATUS_UNKNOWN
+                                   : (uint32_t)td__endpoint_wait_status(endpoint, (int)rank));
 }
 
 /* The lock is held while the td__answer_fn runs, so that it is idle when td__endpoint_answer() returns. Without an
@@ -185,9 +185,8 @@ void td__endpoint_serve(struct td__endpoint *endpoint, const struct td__request 
         close(fd);
         return;
     default:
-        if ((int)request->group != endpoint->rank)
-            td__presence_settle(endpoint, (int)request->group, (enum td__presence)request->channel,
-                                (int)(uint32_t)request->value);
+        td__endpoint_learn(endpoint, request->group, request->channel,
+                           (int)(uint32_t)request->value);
         close(fd);
     }
 }

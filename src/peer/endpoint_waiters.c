@@ -64,8 +64,7 @@ void td__endpoint_wake_rank(struct td__endpoint *endpoint, int rank, td__deadlin
 
 void td__endpoint_wake_on(struct td__endpoint *endpoint, int fd)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT,
-                                .data.u32 = endpoint->own.number};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = endpoint->own.number};
     int set = endpoint->domain->wake_set;
     if (epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) && errno == ENOENT)
         epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);

@@ -38,6 +38,7 @@ enum {
     REPORT_ALL_MS = 3000,      /* … and to all … */
     LAST_REPORT_ALL_MS = 1000, /* … when leaving */
     EXIT_MS = 100,
+    AWAIT_REPORT_MS = 250,
     FIND_OUT_MS = 1000,
     QUERIES = 5,
     LEAST_PROBES = 3,
@@ -74,7 +75,7 @@ const char *td__endpoint_exit_reason(const struct td__endpoint *endpoint, int ra
     case TD__ENDED:
         break;
     }
-    int wait_status = endpoint->peers[rank].wait_status;
+    int wait_status = td__endpoint_wait_status(endpoint, rank);
     td__wait_status_text(wait_status, text, sizeof text);
     if (wait_status != TD__STATUS_UNKNOWN && WIFEXITED(wait_status))
         strcat(text, " without leaving the group");
@@ -86,9 +87,12 @@ bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__prese
 {
     struct td__card *peer = &endpoint->peers[rank];
     pthread_mutex_lock(&endpoint->lock);
-    bool changed = atomic_load(&peer->presence) == TD__PRESENT;
+    int before = atomic_load(&peer->presence);
+    bool changed = before == TD__PRESENT;
+    if (changed || (before == TD__ENDED && presence == TD__ENDED &&
+                    atomic_load(&peer->wait_status) == TD__STATUS_UNKNOWN))
+        atomic_store(&peer->wait_status, wait_status);
     if (changed) {
-        peer->wait_status = wait_status;
         atomic_store(&peer->presence, presence);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
             atomic_fetch_add(&endpoint->losses, 1);
@@ -96,6 +100,29 @@ bool td__presence_settle(struct td__endpoint *endpoint, int rank, enum td__prese
     }
     pthread_mutex_unlock(&endpoint->lock);
     return changed;
+}
+
+bool td__endpoint_await_loss(struct td__endpoint *endpoint, unsigned known, td__deadline deadline)
+{
+    bool in_time = true;
+    pthread_mutex_lock(&endpoint->lock);
+    while (td__endpoint_losses(endpoint) == known && in_time)
+        in_time = td__cond_wait(&endpoint->arrived, &endpoint->lock, deadline);
+    pthread_mutex_unlock(&endpoint->lock);
+    return in_time;
+}
+
+int td__endpoint_wait_status(const struct td__endpoint *endpoint, int rank)
+{
+    return atomic_load(&endpoint->peers[rank].wait_status);
+}
+
+void td__endpoint_learn(struct td__endpoint *endpoint, uint64_t rank, uint64_t presence,
+                        int wait_status)
+{
+    if (rank < (uint64_t)endpoint->size && (int)rank != endpoint->rank && presence > TD__PRESENT &&
+        presence <= TD__CUT_OFF)
+        td__presence_settle(endpoint, (int)rank, (enum td__presence)presence, wait_status);
 }
 
 /* True where the pid means the same process here. */
@@ -147,12 +174,13 @@ static bool same_host(const struct td__endpoint *endpoint, int a, int b)
     return endpoint->peers[a].host == endpoint->peers[b].host;
 }
 
-/* The lowest rank that is left on the host of `rank`. A rank that leaves says so before it handles its last
+/* The lowest other rank that is left on the host of `rank`. A rank that leaves says so before it handles its last
  * events, so one that is present here will see the same events. */
 static int reporter_for(const struct td__endpoint *endpoint, int rank)
 {
     for (int r = 0; r < endpoint->size; r++)
-        if (same_host(endpoint, r, rank) && td__endpoint_presence(endpoint, r) == TD__PRESENT &&
+        if (r != rank && same_host(endpoint, r, rank) &&
+            td__endpoint_presence(endpoint, r) == TD__PRESENT &&
             (!endpoint->peers[r].process_watched ||
              !endpoint->look.has_left(endpoint->look_arg, r)))
             return r;
@@ -186,7 +214,8 @@ static void report(struct td__endpoint *endpoint, int rank)
             td__endpoint_presence(endpoint, to) != TD__PRESENT)
             continue;
         td__endpoint_report_loss(endpoint, to, rank, td__endpoint_presence(endpoint, rank),
-                                 peer->wait_status, td__deadline_in_ms(REPORT_MS));
+                                 td__endpoint_wait_status(endpoint, rank),
+                                 td__deadline_in_ms(REPORT_MS));
         return;
     }
     peer->reporting = false;
@@ -266,14 +295,42 @@ void td__presence_on_lifeline(struct td__endpoint *endpoint, int rank)
     if (error == EAGAIN || error == EINTR)
         return;
     td__failure_detector_unfollow(endpoint, peer->lifeline);
-    if (got == 1 && byte == TD__LEAVING)
-        lose(endpoint, rank, TD__LEFT, 0);
-    else if (is_silence(error))
-        lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
-    else
-        lose(endpoint, rank, TD__ENDED, await_exit(peer));
     close(peer->lifeline);
     peer->lifeline = -1;
+    if (got == 1 && byte == TD__LEAVING) {
+        lose(endpoint, rank, TD__LEFT, 0);
+    } else if (is_silence(error)) {
+        lose(endpoint, rank, TD__CUT_OFF, TD__STATUS_UNKNOWN);
+    } else {
+        int wait_status = await_exit(peer);
+        if (wait_status == TD__STATUS_UNKNOWN && reporter_for(endpoint, rank) >= 0 &&
+            !atomic_load(&endpoint->leaving)) {
+            peer->lose_at = td__deadline_in_ms(AWAIT_REPORT_MS);
+            endpoint->awaited_reports++;
+        } else {
+            lose(endpoint, rank, TD__ENDED, wait_status);
+        }
+    }
+}
+
+/* Only a rank of the same host knows how a process ended. Its report is awaited for a moment, since errors quote it. */
+static td__deadline await_reports(struct td__endpoint *endpoint)
+{
+    td__deadline next = TD__NEVER;
+    int64_t now = td__now_ns();
+    for (int r = 0; r < endpoint->size && endpoint->awaited_reports; r++) {
+        struct td__card *peer = &endpoint->peers[r];
+        if (!peer->lose_at)
+            continue;
+        if (now < peer->lose_at && td__endpoint_presence(endpoint, r) == TD__PRESENT) {
+            next = td__deadline_earlier(next, peer->lose_at);
+            continue;
+        }
+        peer->lose_at = 0;
+        endpoint->awaited_reports--;
+        lose(endpoint, r, TD__ENDED, TD__STATUS_UNKNOWN);
+    }
+    return next;
 }
 
 /* Nothing listens at its address any more. The rank before it had a lifeline to it, and may know more; it may not
@@ -390,7 +447,7 @@ void td__presence_tick(struct td__endpoint *endpoint)
 
 td__deadline td__presence_step(struct td__endpoint *endpoint)
 {
-    td__deadline next = TD__NEVER;
+    td__deadline next = await_reports(endpoint);
     if (endpoint->reports) {
         report_next(endpoint);
         return 0;
@@ -427,6 +484,8 @@ void td__presence_end(struct td__endpoint *endpoint)
             continue;
         if (peer->process_watched && peer->process && td__process_has_ended(peer->process->fd, 0))
             lose_process(endpoint, r);
+        else if (peer->lose_at)
+            lose(endpoint, r, TD__ENDED, TD__STATUS_UNKNOWN);
         else
             td__presence_on_lifeline(endpoint, r);
     }

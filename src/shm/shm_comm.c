@@ -11,7 +11,8 @@ enum {
     SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
-    REASON_MS = 1000, /* for one who has failed to write down why */
+    REASON_MS = 1000, /* for a member that has failed to write down why */
+    CAUSE_MS = 500,   /* for the detector to notice why a member has left */
 };
 
 /* ---- Failing together ------------------------------------------------------------------------ */
@@ -141,10 +142,43 @@ static td_status too_late(struct td__shm_comm *comm, const struct td__operation 
     return break_comm(comm, TD_ERR_TIMEOUT);
 }
 
-/* One that has failed says so before it leaves, and that is why it is gone. */
+/* A member that has ended without leaving, or -1. */
+static int find_ended(const struct td__shm_comm *comm)
+{
+    for (int i = 0; i < comm->size; i++) {
+        enum td__presence presence = td__endpoint_presence(comm->endpoint, comm->world_ranks[i]);
+        if (presence == TD__ENDED || presence == TD__CUT_OFF)
+            return i;
+    }
+    return -1;
+}
+
+/* The member `index` has left in the middle of a call. Perhaps it has failed, and has broken the comm before it left;
+ * perhaps it left because another member has ended, which this rank may not know yet. */
+static td_status find_cause(struct td__shm_comm *comm, const struct td__operation *operation,
+                            int *index)
+{
+    td__deadline end = td__deadline_earlier(comm->deadline, td__deadline_in_ms(CAUSE_MS));
+    unsigned losses;
+    do {
+        td__deadline next = end;
+        losses = td__endpoint_losses(comm->endpoint);
+        TD_TRY(td__shm_state(comm));
+        if (find_ended(comm) >= 0) {
+            *index = find_ended(comm);
+            return TD_OK;
+        }
+        td_status status = comm->outside ? comm->outside(comm->outside_arg, operation, 0, &next)
+                                         : TD_OK;
+        if (status)
+            return break_comm(comm, status);
+    } while (td__endpoint_await_loss(comm->endpoint, losses, end));
+    return TD_OK;
+}
+
 static td_status gone(struct td__shm_comm *comm, const struct td__operation *operation, int index)
 {
-    TD_TRY(td__shm_state(comm));
+    TD_TRY(find_cause(comm, operation, &index));
     const char *exit_reason = td__endpoint_exit_reason(comm->endpoint, comm->world_ranks[index]);
     return td__shm_fail(comm, TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
                         td__endpoint_describe(comm->endpoint, comm->world_ranks[index]),
@@ -180,13 +214,10 @@ static int find_loss(struct td__shm_comm *comm, int index)
     int lost = td__shm_find_lost(comm, index);
     if (lost >= 0 || losses == comm->losses)
         return lost;
-    for (int i = 0; i < comm->size; i++) {
-        enum td__presence presence = td__endpoint_presence(comm->endpoint, comm->world_ranks[i]);
-        if (presence == TD__ENDED || presence == TD__CUT_OFF)
-            return i;
-    }
-    comm->losses = losses;
-    return -1;
+    lost = find_ended(comm);
+    if (lost < 0)
+        comm->losses = losses;
+    return lost;
 }
 
 /* What else is known about a wait: others are waited for as well, by this rank or by the one that it waits

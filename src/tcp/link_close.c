@@ -138,33 +138,30 @@ td_status td__links_fail_noise(struct td__links *links, int peer,
                    td__operation_describe(operation), links->source->describe(links->arg, peer));
 }
 
-/* What TLS found is known for certain, while the other rank may only seem to have gone because of it. */
-static const char *why_it_ended(struct td__links *links, int peer, int error)
-{
-    const char *complaint = td__tls_complaint(links->at[peer].fd);
-    return error == EBADMSG ? TD__TLS_CHANGED
-           : complaint      ? complaint
-                            : td__links_exit_reason(links, peer);
-}
-
 td_status td__links_fail_end(struct td__links *links, int peer,
                              const struct td__operation *operation,
                              const struct td__call_header *mine, int error)
 {
     td__deadline deadline = td__deadline_earlier(operation->deadline,
                                                  td__deadline_in_ms(REASON_MS));
-    const char *exit_reason = why_it_ended(links, peer, error);
+    /* What TLS found is certain, while the other rank may only seem to have gone because of it. */
+    const char *complaint = error == EBADMSG ? TD__TLS_CHANGED
+                                             : td__tls_complaint(links->at[peer].fd);
+    td__links_exit_reason(links, peer); /* watches it */
     td__links_watch(links);
     for (;;) {
         struct pollfd none[1];
         bool woken;
         td__deadline next = deadline;
+        /* Fails where a member has ended. A peer that has only left has perhaps done so because another member
+         * has ended, which this rank may not know yet. */
         TD_TRY(td__links_look_around(links, operation, mine, &next));
-        if (exit_reason || td__deadline_passed(deadline))
+        if (complaint || td__deadline_passed(deadline) ||
+            (!links->outside && td__links_exit_reason(links, peer)))
             break;
         td__links_sleep(links, none, 0, next, &woken);
-        exit_reason = why_it_ended(links, peer, error);
     }
+    const char *exit_reason = complaint ? complaint : td__links_exit_reason(links, peer);
     if (exit_reason)
         return td_fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
                        links->source->describe(links->arg, peer), exit_reason);
