@@ -152,7 +152,8 @@ static void work_for_long(const char *transport, int times)
     }
     CHECK_OK(td_group_barrier(NULL, NULL));
     struct counts after = counts_now();
-    CHECK(after.descriptors <= before.descriptors); /* less where the other rank has left already */
+    /* Less where the other rank has left already; two more where a thread sleeps over TCP for the first time. */
+    CHECK(after.descriptors <= before.descriptors + 2);
     CHECK_SOON(counts_now().threads <= before.threads); /* its entry goes after the join */
     if (td_test_slowness() == 1 &&
         (after.heap > before.heap + 20000 || after.resident > before.resident + 1000000))

@@ -150,7 +150,8 @@ TEST(callbacks_that_add_and_release)
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_group_barrier(NULL, &work));
     CHECK_OK(td_work_on_complete(work, add_from_callback, &callbacks[0]));
-    CHECK_OK(td_work_wait(work, 0));
+    CHECK_OK(td_work_wait(work, 0)); /* perhaps before the callbacks */
+    CHECK_SOON(atomic_load(&order.next) == 2);
     CHECK_OK(td_work_on_complete(work, release_work, &callbacks[2]));
     check_order(&order, 3);
     CHECK_OK(td_destroy_process_group());

@@ -16,7 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WAKE_MS = 200 }; /* for all ranks of this host to be woken, after a failure */
+enum {
+    WAKE_MS = 200,  /* for all ranks of this host to be woken, after a failure */
+    CAUSE_MS = 500, /* for the detector to notice why a member has left */
+};
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
@@ -140,6 +143,36 @@ static inline td_status look_for_losses(struct td__native *native,
     return losses == native->losses ? TD_OK : find_losses(native, operation, losses);
 }
 
+/* A member has left in the middle of a call: fails where that is the consequence of something else. Perhaps a member has
+ * failed, and the reason is in the comm. Perhaps a member has ended, and this rank does not know it yet. */
+static td_status find_cause(void *arg, const struct td__operation *operation)
+{
+    struct td__native *native = arg;
+    struct td__endpoint *endpoint = native->group->root->endpoint;
+    td__deadline end = td__deadline_earlier(td__operation_deadline(operation),
+                                            td__deadline_in_ms(CAUSE_MS));
+    unsigned losses;
+    if (native->comm)
+        TD_TRY(td__shm_state(native->comm));
+    if ((native->sockets && td__tcp_comm_is_broken(native->sockets)) ||
+        (native->hierarchy && td__hierarchy_is_broken(native->hierarchy)))
+        return TD_OK; /* the other members have got that error */
+    do {
+        losses = td__endpoint_losses(endpoint);
+        TD_TRY(look_for_losses(native, operation));
+    } while (td__endpoint_await_loss(endpoint, losses, end));
+    return TD_OK;
+}
+
+/* The same where a member could not be reached; otherwise with that as the error. */
+static td_status cause_of(struct td__native *native, const struct td__operation *operation)
+{
+    struct td__error error;
+    td__error_save(&error);
+    td_status cause = find_cause(native, operation);
+    return cause ? cause : td__error_restore(&error);
+}
+
 /* Before a waiting thread sleeps. A failure on one host must reach ranks of another that wait for each other:
  * a rank that waits in the comm checks the lane, and one that waits on links checks the comm. */
 static td_status look_from_comm(void *arg, const struct td__operation *operation, unsigned sleeps,
@@ -260,6 +293,7 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
                                                  : NULL; /* else all is in the comm */
         native->comm->outside_arg = native;
         native->comm->explain = explain;
+        native->comm->find_cause = find_cause;
     }
     struct td__outside outside = {
         .look = look_from_links, .recall = recall, .explain = explain, .arg = native};
@@ -429,6 +463,8 @@ static td_status run(void *self, const td_call *call)
         status = in_place_all_to_all(native, operation);
     else
         status = together(native, operation);
+    if (status == TD_ERR_PEER)
+        status = cause_of(native, operation);
     if (status)
         fall_out(native, operation, status);
     else if (native->history)

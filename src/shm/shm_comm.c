@@ -12,7 +12,6 @@ enum {
     QUIET_MS = 2000,
     QUIET_PAUSE_NS = 50000,
     REASON_MS = 1000, /* for a member that has failed to write down why */
-    CAUSE_MS = 500,   /* for the detector to notice why a member has left */
 };
 
 /* ---- Failing together ------------------------------------------------------------------------ */
@@ -153,32 +152,13 @@ static int find_ended(const struct td__shm_comm *comm)
     return -1;
 }
 
-/* The member `index` has left in the middle of a call. Perhaps it has failed, and has broken the comm before it left;
- * perhaps it left because another member has ended, which this rank may not know yet. */
-static td_status find_cause(struct td__shm_comm *comm, const struct td__operation *operation,
-                            int *index)
-{
-    td__deadline end = td__deadline_earlier(comm->deadline, td__deadline_in_ms(CAUSE_MS));
-    unsigned losses;
-    do {
-        td__deadline next = end;
-        losses = td__endpoint_losses(comm->endpoint);
-        TD_TRY(td__shm_state(comm));
-        if (find_ended(comm) >= 0) {
-            *index = find_ended(comm);
-            return TD_OK;
-        }
-        td_status status = comm->outside ? comm->outside(comm->outside_arg, operation, 0, &next)
-                                         : TD_OK;
-        if (status)
-            return break_comm(comm, status);
-    } while (td__endpoint_await_loss(comm->endpoint, losses, end));
-    return TD_OK;
-}
-
+/* The member `index` has left in the middle of a call, or has ended. */
 static td_status gone(struct td__shm_comm *comm, const struct td__operation *operation, int index)
 {
-    TD_TRY(find_cause(comm, operation, &index));
+    TD_TRY(td__shm_state(comm));
+    td_status cause = comm->find_cause ? comm->find_cause(comm->outside_arg, operation) : TD_OK;
+    if (cause)
+        return break_comm(comm, cause);
     const char *exit_reason = td__endpoint_exit_reason(comm->endpoint, comm->world_ranks[index]);
     return td__shm_fail(comm, TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),
                         td__endpoint_describe(comm->endpoint, comm->world_ranks[index]),

@@ -137,6 +137,8 @@ struct td__shm_comm {
     bool spread;       /* in an oversubscribed one: this rank has gone to its processor once */
     int64_t next_look; /* when to look whether the ranks are still even; see shm_spread.c */
     unsigned losses;   /* of the endpoint, as a waiting thread last looked at them */
+    /* A member has left in the middle of a call: fails where that is the consequence of something else; or NULL. */
+    td_status (*find_cause)(void *arg, const struct td__operation *operation);
     struct td__endpoint_waiter waiter;
     struct td__shm_comm *next; /* among those that are left behind */
 };

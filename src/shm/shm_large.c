@@ -107,12 +107,15 @@ static td_status find_views(struct td__shm_comm *comm, const struct td__operatio
         views->input_bytes >= input_bytes && views->output_bytes >= output_bytes)
         return TD_OK;
     *views = (struct td__shm_views){0};
+    td_status status = TD_OK;
     if (notice->input != NOT_NEEDED)
-        TD_TRY(td__endpoint_map(comm->endpoint, rank, notice->input - 1, input_bytes,
-                                td__operation_deadline(operation), &views->source));
-    if (notice->output != NOT_NEEDED)
-        TD_TRY(td__endpoint_map(comm->endpoint, rank, notice->output - 1, output_bytes,
-                                td__operation_deadline(operation), &views->target));
+        status = td__endpoint_map(comm->endpoint, rank, notice->input - 1, input_bytes,
+                                  td__operation_deadline(operation), &views->source);
+    if (!status && notice->output != NOT_NEEDED)
+        status = td__endpoint_map(comm->endpoint, rank, notice->output - 1, output_bytes,
+                                  td__operation_deadline(operation), &views->target);
+    if (status)
+        return td_fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
     views->input = notice->input;
     views->output = notice->output;
     views->input_bytes = input_bytes;

@@ -134,6 +134,11 @@ void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__op
         td__tcp_comm_fall_out(hierarchy->lane, operation, status);
 }
 
+bool td__hierarchy_is_broken(const struct td__hierarchy *hierarchy)
+{
+    return hierarchy->lane && td__tcp_comm_is_broken(hierarchy->lane);
+}
+
 bool td__hierarchy_has(td_op_kind kind)
 {
     return kind == TD_OP_ALL_REDUCE || kind == TD_OP_REDUCE || kind == TD_OP_BROADCAST ||

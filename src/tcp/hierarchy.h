@@ -27,6 +27,9 @@ void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__op
                             td_status status);
 
 /** As td__tcp_comm_watch(), td__tcp_comm_watch_links() and td__tcp_comm_hear(), for the lane. */
+/** Whether a call over the links between hosts has failed. */
+bool td__hierarchy_is_broken(const struct td__hierarchy *hierarchy);
+
 struct td__outside;
 void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outside *outside);
 void td__hierarchy_watch_links(struct td__hierarchy *hierarchy);

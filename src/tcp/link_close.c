@@ -138,29 +138,45 @@ td_status td__links_fail_noise(struct td__links *links, int peer,
                    td__operation_describe(operation), links->source->describe(links->arg, peer));
 }
 
-td_status td__links_fail_end(struct td__links *links, int peer,
-                             const struct td__operation *operation,
-                             const struct td__call_header *mine, int error)
+/* Fails where a member has ended, or says why it has failed. A peer that has only left has perhaps done so because of
+ * that, and this rank may not know it yet: waits for REASON_MS. `peer` is -1 where nothing needs to be waited for. */
+static td_status await_cause(struct td__links *links, const struct td__operation *operation,
+                             const struct td__call_header *mine, int peer)
 {
     td__deadline deadline = td__deadline_earlier(operation->deadline,
                                                  td__deadline_in_ms(REASON_MS));
-    /* What TLS found is certain, while the other rank may only seem to have gone because of it. */
-    const char *complaint = error == EBADMSG ? TD__TLS_CHANGED
-                                             : td__tls_complaint(links->at[peer].fd);
-    td__links_exit_reason(links, peer); /* watches it */
     td__links_watch(links);
     for (;;) {
         struct pollfd none[1];
         bool woken;
         td__deadline next = deadline;
-        /* Fails where a member has ended. A peer that has only left has perhaps done so because another member
-         * has ended, which this rank may not know yet. */
         TD_TRY(td__links_look_around(links, operation, mine, &next));
-        if (complaint || td__deadline_passed(deadline) ||
+        if (peer < 0 || td__deadline_passed(deadline) ||
             (!links->outside && td__links_exit_reason(links, peer)))
-            break;
+            return TD_OK;
         td__links_sleep(links, none, 0, next, &woken);
     }
+}
+
+td_status td__links_find_cause(struct td__links *links, int peer,
+                               const struct td__operation *operation,
+                               const struct td__call_header *mine)
+{
+    struct td__error error;
+    td__error_save(&error);
+    td_status cause = await_cause(links, operation, mine, peer);
+    return cause ? cause : td__error_restore(&error);
+}
+
+td_status td__links_fail_end(struct td__links *links, int peer,
+                             const struct td__operation *operation,
+                             const struct td__call_header *mine, int error)
+{
+    /* What TLS found is certain, while the other rank may only seem to have gone because of it. */
+    const char *complaint = error == EBADMSG ? TD__TLS_CHANGED
+                                             : td__tls_complaint(links->at[peer].fd);
+    td__links_exit_reason(links, peer); /* watches it */
+    TD_TRY(await_cause(links, operation, mine, complaint ? -1 : peer));
     const char *exit_reason = complaint ? complaint : td__links_exit_reason(links, peer);
     if (exit_reason)
         return td_fail(TD_ERR_PEER, "%s: %s %s", td__operation_describe(operation),

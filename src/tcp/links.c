@@ -271,6 +271,8 @@ td_status td__links_open(struct td__links *links, int peer, const struct td__ope
                                               &links->at[peer].fd);
     if (status)
         td_fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
+    if (status == TD_ERR_PEER)
+        status = td__links_find_cause(links, peer, operation, header);
     if (status == TD_ERR_TIMEOUT && links->explain)
         links->explain(links->outside_arg, operation);
     if (status)

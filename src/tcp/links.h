@@ -155,6 +155,12 @@ td_status td__links_judge(struct td__links *links, int peer, int fd,
 td_status td__links_fail_noise(struct td__links *links, int peer,
                                const struct td__operation *operation);
 
+/** The last error says that `peer` cannot be reached. Fails with the reason for that where it is found, else with the last
+ *  error. */
+td_status td__links_find_cause(struct td__links *links, int peer,
+                               const struct td__operation *operation,
+                               const struct td__call_header *mine);
+
 /** The link to `peer` has ended, with an errno or 0. Where this is the consequence of a failure that
  *  somebody tells about, fails with that; otherwise TD_ERR_PEER. */
 td_status td__links_fail_end(struct td__links *links, int peer,

@@ -249,6 +249,11 @@ static td_status check_usable(const struct td__tcp_comm *comm)
     return TD_OK;
 }
 
+bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm)
+{
+    return comm->broken;
+}
+
 static td_status end_call(struct td__tcp_comm *comm, const struct td__operation *operation,
                           td_status status)
 {

@@ -34,6 +34,9 @@ td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation
 td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
                                void *data, size_t count);
 
+/** Whether a call has failed, so that all later ones do. */
+bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm);
+
 /** `operation` has failed on this member for a reason outside the comm: sends the last error to the
  *  other members, as a failure inside it would be sent. */
 void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,
