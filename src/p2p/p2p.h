@@ -23,12 +23,12 @@ struct td__p2p_options {
     bool sockets_only; /* links to all, also to those of this host */
     const char *name;  /* of the group, for error texts */
 
-    /** Gives the memory that the ranks of this host share, zeroed at first, and the index of this
-     *  rank among them; called on first need, once. It may wait for another rank to have made it. */
+    /** Returns the memory that the ranks of this host share, zeroed at first. Called once, on first use. It may
+     *  wait until another rank has created the memory. */
     td_status (*shared)(void *arg, td__deadline deadline, void **memory);
     void *shared_arg;
 
-    /** Whether `world_rank`, of this host, has got it, and needs nobody for it any more. May be NULL. */
+    /** Whether `world_rank`, on this host, has mapped it. May be NULL. */
     bool (*has_memory)(void *shared_arg, int world_rank);
 };
 

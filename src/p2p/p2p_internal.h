@@ -11,11 +11,11 @@
  *     p2p_tcp.c        links to other hosts
  *     p2p_wire.c       parsing what comes on a link
  *
- * Words: a message is what a send sends and a recv receives. A frame is what stands in a ring or on a link: a
+ * Terms: a message is what a send sends and a recv receives. A frame is the unit of a ring or link: a
  * header, and for some kinds a payload; a small message is one frame, a large one several. A descriptor is an
  * entry in shared memory through which a large message is copied.
  *
- * A post is a send or a recv that is under way. It is in the list of all posts, and in the one list
+ * A post is a send or a recv that has begun and not ended. It is in the list of all posts, and in the one list
  * that says where it stands:
  *
  *     recv   peer->posted or any  ──────────────────────────────────────────────> finished
@@ -24,7 +24,7 @@
  *              └─ large: active (descriptor), or announced ─ go ─ peer->queue ───────┘
  *
  * One lock guards everything; it is never held while a large message is copied, while a work is
- * completed (its callback may post), or while somebody waits. */
+ * completed (its callback may post), or while a thread waits. */
 #ifndef TD_P2P_P2P_INTERNAL_H
 #define TD_P2P_P2P_INTERNAL_H
 
@@ -39,7 +39,7 @@
 enum td__frame_kind {
     TD__FRAME_NONE,    /* shared memory: no frame yet */
     TD__FRAME_EAGER,   /* the payload follows */
-    TD__FRAME_LARGE,   /* shared memory: the payload is copied by way of a descriptor */
+    TD__FRAME_LARGE,   /* shared memory: the payload is copied through a descriptor */
     TD__FRAME_REQUEST, /* the payload comes after a GO */
     TD__FRAME_DATA,    /* the payload of a REQUEST, or a piece of it, follows */
     TD__FRAME_GO,      /* to the sender: there is a recv for the request */
@@ -127,7 +127,7 @@ struct td__peer {
     bool gone; /* ended or left: `exit_reason` says how */
     bool stalled;
     bool awaited;    /* a post waits for it; while peers are checked */
-    char connecting; /* 1: wanted, 2: under way */
+    char connecting; /* 1: wanted, 2: running */
     char *exit_reason;
     const char *unexplained;     /* its link has ended, and the reason is not known: the text … */
     td__deadline explain_by;     /* … unless it is known by then */
@@ -140,7 +140,7 @@ struct td__peer {
     _Atomic signed char readable;      /* its memory, by process_vm_readv(): 0 unknown, 1, -1 */
 };
 
-enum td__owner { TD__OWNER_NOBODY, TD__OWNER_PROGRAM, TD__OWNER_THREAD };
+enum td__owner { TD__OWNER_NONE, TD__OWNER_PROGRAM, TD__OWNER_THREAD };
 
 struct td__p2p {
     struct td__p2p_options options;
@@ -309,8 +309,8 @@ bool td__p2p_pump(struct td__p2p *p2p);
 /** With the lock held, which is released in between: completes the works of the posts that ended. */
 void td__p2p_settle(struct td__p2p *p2p);
 
-/** With the lock held, which is released at the end: waits until `complete`, which `peer` brings about
- *  (TD_ANY_SOURCE: somebody). */
+/** With the lock held, which is released at the end: waits until `complete`, for `peer`, or for any rank
+ *  (TD_ANY_SOURCE). */
 void td__p2p_wait(struct td__p2p *p2p, const atomic_bool *complete, int peer);
 
 /** With the lock held, after a new post that is not done: makes sure that a thread makes progress on it. */
@@ -417,7 +417,7 @@ struct td__wait_event *td__p2p_shm_own_event(struct td__p2p *p2p);
 /** Whether a rank of this host was last seen on another processor than this one. */
 bool td__p2p_shm_elsewhere(struct td__p2p *p2p, int peer);
 
-/** Tells the others that this rank leaves. */
+/** Notifies the other ranks of this host that this rank leaves. */
 void td__p2p_shm_leave(struct td__p2p *p2p);
 
 struct td__descriptor *td__p2p_shm_descriptor(struct td__p2p *p2p, int local, uint32_t number);
@@ -427,7 +427,7 @@ int td__p2p_shm_pid(struct td__p2p *p2p, int peer);
 bool td__p2p_shm_readable(struct td__p2p *p2p, int peer);
 
 /** Whether a message goes through the ring whole: where the receiver can map it, copying it once is
- *  the faster way for shorter ones already, unless the sender has to be scheduled again for it. */
+ *  faster even for shorter ones, unless the sender has to be scheduled again for it. */
 bool td__p2p_shm_is_small(const struct td__p2p *p2p, const void *data, size_t size);
 
 /* ---- p2p_large.c ------------------------------------------------------------------------ */
@@ -452,7 +452,7 @@ bool td__large_offer(struct td__p2p *p2p, struct td__post *post, struct td__enve
 bool td__large_claim(struct td__p2p *p2p, struct td__post *post,
                      const struct td__envelope *envelope);
 
-/** Looks how far the active posts are. True when something happened. */
+/** Checks the progress of the active posts. True when something happened. */
 bool td__large_look(struct td__p2p *p2p);
 
 /** Copies what is to be copied of one post; releases the lock meanwhile. False: nothing to do. */

@@ -9,8 +9,8 @@
  *
  * The payload is reached through the sender's arena, which the receiver maps; or, where it is other
  * memory, by process_vm_readv(). Where neither works the receiver requests it in pieces through the
- * ring (`stream`). The sender copies only while it waits, and reaches the receiver's buffer in the
- * same two ways. `next` hands out the pieces; the side that copies the last one signals the other's event.
+ * ring (`stream`). The sender copies only while it waits, and reaches the receiver's buffer by the
+ * same two methods. `next` hands out the pieces; the side that copies the last one signals the other's event.
  *
  * A descriptor belongs to the sender, and is free again when the receiver sets it free: no header that
  * refers to it is left then. A sender whose deadline has passed moves it from ready to cancelled and is done;
@@ -102,7 +102,7 @@ static void release_descriptor(struct td__p2p *p2p, struct td__post *post)
     post->descriptor = NULL;
 }
 
-static void give_way(struct td__p2p *p2p, struct td__post *post, const char *why)
+static void fail_cancelled(struct td__p2p *p2p, struct td__post *post, const char *why)
 {
     release_descriptor(p2p, post);
     td__post_suspect(p2p, post, why);
@@ -149,7 +149,7 @@ bool td__large_cancel(struct td__p2p *p2p, struct td__post *post, enum td__cance
 
 /* ---- Copying, without the lock --------------------------------------------------------------- */
 
-/* One way to the other side's memory. */
+/* How the other side's memory is accessed. */
 struct route {
     char *mapped; /* NULL: by pid and address */
     int pid;
@@ -277,7 +277,7 @@ static bool look_at_send(struct td__p2p *p2p, struct td__post *post)
         release_descriptor(p2p, post);
         td__post_finish(p2p, post, TD_OK);
     } else if (state == FREE || state == WITHDRAWN) {
-        give_way(p2p, post, "the receiver cancelled the message before it was complete");
+        fail_cancelled(p2p, post, "the receiver cancelled the message before it was complete");
     } else if (state == STREAM) {
         release_descriptor(p2p, post);
         atomic_store(&descriptor->state, FREE);
@@ -323,7 +323,7 @@ static bool look_at_recv(struct td__p2p *p2p, struct td__post *post)
     }
     if (atomic_load_explicit(&descriptor->state, memory_order_acquire) == CANCELLED) {
         atomic_store(&descriptor->state, FREE);
-        give_way(p2p, post, "the sender cancelled the message before it was complete");
+        fail_cancelled(p2p, post, "the sender cancelled the message before it was complete");
     } else if (p2p->peers[post->peer].gone && take_back(p2p, post)) {
         td__post_finish(p2p, post, td__peer_refuse(p2p, post->peer, post));
     } else {

@@ -231,7 +231,7 @@ static struct td__post *wait_for(struct td__p2p *p2p, const atomic_bool *complet
     }
     if (owner) {
         td__p2p_wait_reset(&wait);
-        p2p->owner = TD__OWNER_NOBODY;
+        p2p->owner = TD__OWNER_NONE;
         if (p2p->waiters)
             pthread_cond_broadcast(&p2p->changed);
         if (p2p->thread_naps_long && p2p->pending)
@@ -285,7 +285,7 @@ static void serve(struct td__p2p *p2p)
     }
     if (p2p->owner == TD__OWNER_THREAD) {
         td__p2p_wait_reset(&wait);
-        p2p->owner = TD__OWNER_NOBODY;
+        p2p->owner = TD__OWNER_NONE;
         if (p2p->waiters)
             pthread_cond_broadcast(&p2p->changed);
     } else if (wait.begun) {
@@ -313,7 +313,7 @@ static void *run(void *arg)
         p2p->thread_naps_long = nap > LONG_NAP_NS;
         td__cond_wait(&p2p->thread_wake, &p2p->lock, td__now_ns() + nap);
         p2p->thread_naps_long = false;
-        if (p2p->owner != TD__OWNER_NOBODY || p2p->waiters || !p2p->pending) {
+        if (p2p->owner != TD__OWNER_NONE || p2p->waiters || !p2p->pending) {
             /* Longer than LONG_NAP_NS only while one thread of the program keeps waiting. */
             int64_t longest = turn == p2p->turns ? TD__LONGEST_SLEEP_NS : LONG_NAP_NS;
             nap = nap * 2 < longest ? nap * 2 : longest;

@@ -2,7 +2,7 @@
  *
  * A ring has one writer and one reader. Frames begin at multiples of 64 bytes, each in one piece:
  * a header, whose first word is its kind, and the payload. The reader looks at the first word of the
- * next frame, so that a small message is one cache line on its way from one processor to another.
+ * next frame, so that a small message moves one cache line from one processor to another.
  * For this, the word must be 0 until the frame is there: the writer clears it in advance, when it
  * writes the frame before. It never fills the last 64 bytes, so that there always is a next one.
  *

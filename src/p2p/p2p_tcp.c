@@ -331,12 +331,12 @@ void td__p2p_tcp_leave(struct td__p2p *p2p, td__deadline deadline)
     for (int i = 0; i < p2p->options.size && p2p->links; i++)
         if (p2p->peers[i].links[0])
             say_bye(p2p->peers[i].links[0]);
-    for (int way = 0; way < 2; way++)
+    for (int side = 0; side < 2; side++)
         for (int i = 0; i < p2p->options.size && p2p->links; i++) {
-            struct td__p2p_link *link = p2p->peers[i].links[way];
+            struct td__p2p_link *link = p2p->peers[i].links[side];
             if (!link)
                 continue;
-            if (way)
+            if (side)
                 say_bye(link);
             if (!td__endpoint_exit_reason(p2p->options.endpoint, p2p->world_ranks[i]))
                 wait_until_received(link, deadline);

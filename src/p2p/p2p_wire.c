@@ -171,7 +171,7 @@ static bool parse_ahead(struct td__p2p *p2p, struct td__p2p_link *link)
     }
 }
 
-/* Reads the rest of the payload `into` its place, `most` bytes of it, and reads ahead what follows. */
+/* Reads up to `most` bytes of the rest of the payload to `into`, and reads ahead what follows. */
 static ssize_t receive_into(struct td__p2p_link *link, void *into, size_t most, size_t *asked)
 {
     struct iovec parts[2];
