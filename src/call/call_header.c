@@ -1,4 +1,4 @@
-/* Headers of messages; see call_header.h. */
+/* Headers of frames; see call_header.h. */
 #include "call/call_header.h"
 
 #include "base/buffer.h"
@@ -148,7 +148,7 @@ static const char *algorithm_name(const struct td__call_header *header)
     for (int i = 0; td__algorithms[i].name; i++)
         if (i == header->algorithm)
             return td__algorithms[i].name;
-    return "one that is not known here";
+    return "an unknown algorithm";
 }
 
 td_status td__header_mismatch(const struct td__operation *operation,
@@ -179,14 +179,13 @@ td_status td__header_mismatch(const struct td__operation *operation,
                        "%s: %s called it with %s, %s with %s; every rank must pass the same", what,
                        me, a, other, b);
     if (mine->past != theirs->past || mine->turn != theirs->turn)
-        return td_fail(
-            TD_ERR_MISMATCH,
-            "%s: %s and %s have called different things before; every rank must make the "
-            "same calls in the same order",
-            what, me, other);
+        return td_fail(TD_ERR_MISMATCH,
+                       "%s: %s and %s have made different calls before; every rank must make the "
+                       "same calls in the same order",
+                       what, me, other);
     if (mine->algorithm != theirs->algorithm)
         return td_fail(TD_ERR_MISMATCH,
-                       "%s: %s carries it out by %s, %s by %s; every rank must be given the same "
+                       "%s: %s uses the algorithm %s, %s %s; every rank must select the same "
                        "algorithm",
                        what, me, algorithm_name(mine), other, algorithm_name(theirs));
     return td_fail(TD_ERR_MISMATCH,

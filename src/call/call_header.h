@@ -1,4 +1,4 @@
-/* What stands in front of every message of a collective over sockets: which call it belongs to.
+/* The header of every frame of a collective over sockets: it identifies the call.
  *
  *     0   magic 'T', type, kind, dtype        one byte each
  *     4   operation of a reduction, or the status of a goodbye; number of the algorithm
@@ -8,11 +8,11 @@
  *    16   count                               eight bytes
  *    24   bytes that follow                   eight bytes
  *    32   turn: calls of the comm so far      eight bytes
- *    40   past: all calls of the group before, in one word: four bytes
+ *    40   past: a hash of all earlier calls of the group: four bytes
  *    44   detail of the call                  four bytes
  *
- * All little-endian. Both sides know what to expect, so a receiver compares the bytes with its own
- * header and reads them only where they differ, to say what the other one called. */
+ * All little-endian. A receiver compares the bytes with those that it expects, and decodes them only if they
+ * differ, for the error text. */
 #ifndef TD_CALL_CALL_HEADER_H
 #define TD_CALL_CALL_HEADER_H
 
@@ -22,9 +22,9 @@ enum { TD__HEADER_BYTES = 48, TD__GOODBYE_TEXT = TD__REASON_TEXT };
 
 enum td__header_type {
     TD__HEADER_DATA = 1,
-    TD__HEADER_GOODBYE, /* the sender has failed: a sentence of at most TD__GOODBYE_TEXT bytes
-                           follows */
-    TD__HEADER_CALL,    /* the sender waits in this call; nothing follows */
+    TD__HEADER_GOODBYE, /* the sender has failed; the payload is the error text, at most
+                           TD__GOODBYE_TEXT bytes */
+    TD__HEADER_CALL,    /* the sender waits in this call; no payload */
 };
 
 #define TD__HEADER_USER_OP 0x8000    /* as the operation: the user's function with this number */
@@ -45,25 +45,23 @@ struct td__call_header {
     uint32_t detail;
 };
 
-/** Of a message of `operation` with `count` elements by td__algorithms[algorithm]; its payload is
- *  still open. */
+/** The header of a DATA frame of `operation` with `count` elements by td__algorithms[algorithm]; the caller sets
+ *  `payload`. */
 struct td__call_header td__header_of(const struct td__operation *operation, size_t count,
                                      int algorithm, uint64_t turn);
 
 void td__header_write(const struct td__call_header *header, uint8_t *bytes);
 
-/** False where the bytes are no header: anything may stand in them. */
+/** False if the bytes are not a valid header; they may be anything. */
 bool td__header_read(const uint8_t *bytes, struct td__call_header *header);
 
-/** Whether both belong to the same call, made with the same arguments. Of two calls in the same turn
- *  that is to be expected. */
+/** Whether both belong to the same call with the same arguments, after the same calls. */
 bool td__header_same_call(const struct td__call_header *a, const struct td__call_header *b);
 
-/** Whether the two calls themselves differ; else the calls before them do, or how they are carried
- *  out. */
+/** Whether the two calls differ in themselves, not only in earlier calls or the algorithm. */
 bool td__header_differs(const struct td__call_header *a, const struct td__call_header *b);
 
-/** Puts "all_reduce #812 of 1024 f32 (sum)" into `text`. */
+/** Writes "all_reduce #812 with 1024 f32 (sum)" to `text`. */
 void td__header_describe(const struct td__call_header *header, char *text, size_t room);
 
 /**

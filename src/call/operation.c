@@ -1,4 +1,4 @@
-/* A collective in words; see operation.h. */
+/* Texts about calls; see operation.h. */
 #include "call/operation.h"
 
 #include <inttypes.h>
@@ -13,7 +13,7 @@ const char *td__detail_text(uint32_t detail, char text[64])
         snprintf(text, 64, " in uneven parts (checksum of their counts %08" PRIx32 ")", detail);
     else if (detail)
         snprintf(text, 64, " for %s",
-                 detail == TD__DETAIL_SPLIT ? "td_group_split()" : "something else");
+                 detail == TD__DETAIL_SPLIT ? "td_group_split()" : "another purpose");
     return text;
 }
 

@@ -1,4 +1,4 @@
-/* A collective as the native backend carries it out: the same for shared memory, sockets and both. */
+/* A collective call with its context, for the transports of the native backend. */
 #ifndef TD_CALL_OPERATION_H
 #define TD_CALL_OPERATION_H
 
@@ -8,31 +8,30 @@
 
 #include <tandem/backend.h>
 
-/* A call with what the library knows of it. The group makes and checks it once, and hands `call` to the backend; the
- * native backend finds the rest around it. In the operations that it makes of this one the root of `call` is an index
- * in the comm that carries them out. A broadcast has its buffer on both sides. */
+/* The group creates and checks it, and passes `call` to the backend; the native backend gets the whole struct
+ * with TD__CONTAINER(). In the operations that it derives from this one, call.root is an index in the comm that
+ * runs them. A broadcast has its buffer as input and as output. */
 struct td__operation {
     td_call call;
-    struct td__reduction reduction; /* its dtype is the dtype of every operation */
+    struct td__reduction reduction; /* `dtype` is set for every operation */
 
-    /* The native backend's: */
-    int called_root; /* the rank in the group, as it was called */
-    uint32_t past;   /* all calls before it, in one word; see call_history.h */
-    td__deadline
-        deadline;      /* 0: call.timeout_ms after the first wait; a call that need not wait does
-                              not look at the clock */
-    const char *group; /* its name, for error texts */
-    int parts;         /* ranks of the group: how many counts the call has, where it has any */
+    /* Set by the native backend: */
+    int called_root;       /* call.root as the caller passed it, a rank of the group */
+    uint32_t past;         /* a hash of all earlier calls; see call_history.h */
+    td__deadline deadline; /* 0: call.timeout_ms after the first wait, so that a call that does not
+                              wait reads no clock */
+    const char *group;     /* its name, for error texts */
+    int parts; /* the number of the counts of the call, if it has any: ranks of the group */
 };
 
-/* How long the sentence of a failure may be that is sent to other ranks. */
+/* The size limit of an error text that is sent to other ranks. */
 enum { TD__REASON_TEXT = 1024 };
 
-/** "all_reduce #812 on group "world"", into a buffer of the thread's own. */
+/** "all_reduce #812 on group "world"", in a thread-local buffer. */
 const char *td__operation_describe(const struct td__operation *operation);
 
-/* Details of calls: their purpose, where all ranks must agree on it and no other member shows it. Or, with one of
- * the highest bits, a hash: of the sizes of a list of tensors, or of the counts of uneven parts. */
+/* call.detail: what else must be equal on all ranks. The purpose of the call; or, with one of the highest bits, a
+ * hash: of the sizes of a list of tensors, or of the counts of uneven parts. */
 enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_UNEVEN = 0x40000000 };
 #define TD__DETAIL_LIST 0x80000000u
 
@@ -43,7 +42,7 @@ const char *td__detail_text(uint32_t detail, char text[64]);
 enum { TD__NAMED_COUNTS = 8, TD__COUNTS_TEXT = 24 * TD__NAMED_COUNTS };
 const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT]);
 
-/** The sum of the first `parts` counts: where part `parts` begins. */
+/** The sum of the first `parts` counts: the offset of part `parts`. */
 static inline size_t td__sum_counts(const size_t *counts, int parts)
 {
     size_t sum = 0;
@@ -60,7 +59,7 @@ static inline size_t td__largest_count(const size_t *counts, int size)
     return largest;
 }
 
-/** Whether the parts of all_gather or reduce_scatter are uneven; its count is that of the whole then. */
+/** Whether the parts of all_gather or reduce_scatter are uneven; call.count is their sum then. */
 static inline bool td__operation_uneven(const struct td__operation *operation)
 {
     return operation->call.input_counts && operation->call.kind != TD_OP_ALL_TO_ALL;
@@ -73,7 +72,7 @@ static inline size_t td__operation_part(const struct td__operation *operation, i
                                         : operation->call.count;
 }
 
-/** Where it begins in the whole, in elements; with `part` the number of parts, the whole. */
+/** The offset of part `part` in elements; with the number of parts, the size of all. */
 static inline size_t td__operation_part_start(const struct td__operation *operation, int part)
 {
     return operation->call.input_counts ? td__sum_counts(operation->call.input_counts, part)
