@@ -131,7 +131,7 @@ RANKS(groups_in_turn, .ranks = 2)
     for (int i = 0; i < 256; i++) {
         int number = GROUPS * ROUNDS - 256 + i;
         CHECK_EQ(page.calls[i].sequence, number / GROUPS + 1);
-        CHECK_EQ(page.calls[i].group, groups[number % GROUPS]->trace.slot);
+        CHECK_EQ(page.calls[i].group, groups[number % GROUPS]->trace.name_index);
     }
     CHECK_OK(td_destroy_process_group());
 }

@@ -347,7 +347,7 @@ RANKS(a_rank_that_does_not_come_back, .ranks = 3, .may_die = 1 << 1)
     open_world(&shm, 0);
     td_group *rest = shrink_after(1);
     CHECK_FAILS(td_group_grow(rest, &(td_group_options){.timeout_ms = 300}, &grown), TD_ERR_TIMEOUT,
-                "rank 1 has not come back within 300 ms");
+                "rank 1 has not rejoined within 300 ms");
     CHECK_EQ((int)sum_on(rest), 2);
     CHECK_OK(td_destroy_process_group());
 }

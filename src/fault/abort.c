@@ -1,9 +1,9 @@
 /* Aborting a group; see group_state.h and td_group_abort().
  *
- * An abort is a status that is set once, under the group's lock, and read without it. Threads that wait see
- * it: the memory that the ranks of this host share is marked as well, and the threads that sleep are woken
- * (td__endpoint_wake_waiters()). Other ranks are notified one by one; a rank that has not made the group yet
- * keeps its key. */
+ * An abort is a status that is set once, under the group's lock, and read without it. Waiting threads check it:
+ * the shared memory of this host is marked, too, and sleeping threads are woken (td__endpoint_wake_waiters()).
+ * Other ranks are notified one by one; a rank that has not created the group yet keeps the notification
+ * (td__early_abort). */
 #include "base/fail.h"
 #include "fault/peer_query.h"
 
@@ -13,20 +13,20 @@
 
 enum { NOTIFY_MS = 1000 };
 
-struct td__early_abort { /* a group that is not made here yet */
+struct td__early_abort { /* of a group that this rank has not created yet */
     struct td__early_abort *next;
     uint64_t key;
     int rank;
     uint64_t why;
 };
 
-/* ---- Why -------------------------------------------------------------------------------------- */
+/* ---- The reason ------------------------------------------------------------------------------- */
 
-enum { NAMED = 3 }; /* lost ranks at most */
+enum { NAMED = 3 }; /* lost ranks in a text, at most */
 
-/* A number from the lowest bit on: the reason (4), and with MIXED the kind of the other's call (4), its
- * rank (24), the call's number (32); with SHRINK the presence of a lost member (4), its rank (24) and its wait
- * status (32), or 0 where no member is lost. */
+/* The number, from the lowest bit on: the reason (4 bits); with MIXED the kind of the collective (4), the rank in
+ * it (24), its sequence number (32); with SHRINK the presence of a lost rank (4), the rank (24) and its wait
+ * status (32), or 0. */
 uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence)
 {
     return TD__ABORT_MIXED | (uint64_t)kind << 4 | ((uint64_t)rank & 0xffffff) << 8 |
@@ -71,7 +71,7 @@ static td_status explain_shrink(const td_group *group, int rank)
                    lost, rank);
 }
 
-/* For the notification of `rank`. The number is another process's: any value makes a sentence. */
+/* Sets the last error for the notification of `rank`. `why` is from another process: any value is valid. */
 static td_status explain(const td_group *group, int rank, uint64_t why)
 {
     if ((why & 15) == TD__ABORT_MIXED)
@@ -116,7 +116,7 @@ void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t w
     pthread_mutex_unlock(&root->lock);
 }
 
-void td__abort_recall(td_group *group)
+void td__abort_early(td_group *group)
 {
     for (struct td__early_abort *at = group->root->aborts; at; at = at->next)
         if (at->key == group->key)

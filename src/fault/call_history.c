@@ -1,8 +1,8 @@
-/* Comparing calls by asking; see call_history.h.
+/* Comparing calls by queries; see call_history.h.
  *
- * Each rank begins with the next one, so that the neighbour of a rank that differs finds it at once; then
- * the others in turn, less and less often. A rank that finds a difference fails, and notifies the others as
- * of any failure. */
+ * Each rank queries the next one first, so that the neighbour of a rank that differs finds it at once; then the
+ * others in turn, at growing intervals. A rank that finds a difference fails, and notifies the others as after
+ * any failure. */
 #include "fault/call_history.h"
 
 #include "base/fail.h"
@@ -15,14 +15,14 @@
 enum {
     ANSWERED = 32, /* calls in an answer */
     KEPT = 32,     /* histories of destroyed groups */
-    FEW = 64,      /* members of which each asks all others before it leaves */
+    FEW = 64,      /* in a group up to this size, a rank queries all others before it leaves */
     REASON_BYTES = 1024,
     ASK_MS = 250,
 };
 
-#define PATIENCE_NS ((int64_t)50000000) /* after the first look */
+#define FIRST_NS ((int64_t)50000000) /* until the first query of a wait */
 #define SLOWEST_NS ((int64_t)1000000000)
-#define PAUSE_NS ((int64_t)2000000) /* before one is asked again that has not made a call yet */
+#define PAUSE_NS ((int64_t)2000000) /* between two queries of a rank that is behind */
 
 struct td__call_history *td__call_history_create(void)
 {
@@ -139,7 +139,7 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
     struct td__call_history *history = group ? group->history : find_retired(root, key);
     if (history) {
         uint32_t broken = group ? (uint32_t)atomic_load(&group->broken) : history->broken;
-        /* It stands from when the status is set. */
+        /* group->reason does not change once `broken` is set. */
         const char *reason = !broken ? NULL : group ? group->reason : history->reason;
         reason = reason ? reason : "";
         td__buffer_put_u32(answer, broken);
@@ -154,7 +154,7 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
     pthread_mutex_unlock(&root->lock);
 }
 
-/* ---- Asking ---------------------------------------------------------------------------------- */
+/* ---- Querying -------------------------------------------------------------------------------- */
 
 static td_status fail_like(uint32_t status, struct td__span reason)
 {
@@ -188,13 +188,13 @@ static td_status compare(struct td__call_history *history, td_group *group, int 
 
 /* The answer of a rank. */
 struct answer_state {
-    bool answered;       /* it knows the group */
+    bool answered;       /* it has the group, or its history */
     bool unreachable;    /* its endpoint does not answer any more */
-    bool left;           /* it has destroyed it */
-    uint64_t last, done; /* its last call, and the last that went well */
+    bool left;           /* it has destroyed the group */
+    uint64_t last, done; /* its last call, and the last that succeeded */
 };
 
-/* A rank that does not answer is the failure detector's concern. */
+/* No answer is not a failure here; the failure detector handles it. */
 static td_status ask(struct td__call_history *history, td_group *group, int rank,
                      const struct td__operation *operation, struct answer_state *state)
 {
@@ -234,7 +234,7 @@ td_status td__call_history_ask(struct td__call_history *history, td_group *group
 
 /* ---- Before leaving -------------------------------------------------------------------------- */
 
-/* Whether another query of this rank could show more. */
+/* Whether a further query of the rank is pointless. */
 static bool is_settled(const struct td__call_history *history, const struct answer_state *state)
 {
     if (state->unreachable || state->left)
@@ -243,7 +243,8 @@ static bool is_settled(const struct td__call_history *history, const struct answ
            (history->uneven <= history->verified || state->done >= history->uneven);
 }
 
-/* In a large group each rank queries those at distances 1, 2, 4, …: one that finds a difference notifies the others. */
+/* In a large group each rank queries those at distances 1, 2, 4, …: one that finds a difference notifies the
+ * others. */
 static int next_distance(const td_group *group, int distance)
 {
     return group->size <= FEW ? distance + 1 : 2 * distance;
@@ -276,7 +277,7 @@ td_status td__call_history_look(struct td__call_history *history, td_group *grou
     if (history->sequence != operation->call.sequence) {
         history->sequence = operation->call.sequence;
         history->since = now;
-        history->next = now + PATIENCE_NS;
+        history->next = now + FIRST_NS;
         history->asked = 0;
     }
     bool due = now >= history->next;

@@ -1,17 +1,16 @@
-/* What this rank called last on a group of several hosts, and how it is compared with what others called.
+/* The last calls of this rank on a group of several hosts, and comparing them with those of other ranks.
  *
- * Ranks that make different calls need not exchange a message: one waits for a link of its lane, the other for one of
- * all ranks, and neither receives anything. So a rank that waits for long queries the others, one after the
- * other, for their last calls.
+ * Comparing headers (call_header.h) does not detect all mismatches:
  *
- * Nor need they wait: where each only gives, all go on. So every message between hosts has all calls
- * before it in one word, and a receiver that differs in that queries the sender, too.
+ *   - Ranks in different calls may exchange no data: one waits on a link of its rail, the other on a link of the
+ *     comm of all ranks. So a rank that waits for long queries the others, one after another, for their last calls.
+ *   - The calls may succeed without waiting, where each rank only sends. So every header has a hash of all earlier
+ *     calls; a receiver with another hash queries the sender.
+ *   - There may be no further call. So a rank that leaves a group after a call that did not synchronise it with all
+ *     others (a broadcast, a gather on a rank that is not the root) queries them before. The root keeps the history
+ *     for later queries of other ranks.
  *
- * Nor need another message follow. So a rank that leaves a group after a call that did not synchronise it with
- * all the others (a broadcast, the givers of a gather) asks them before. Its own history stays with the root,
- * for later queries.
- *
- * A call that goes well pays for an entry. */
+ * A successful call costs an entry. */
 #ifndef TD_FAULT_CALL_HISTORY_H
 #define TD_FAULT_CALL_HISTORY_H
 
@@ -23,62 +22,62 @@ enum { TD__CALL_HISTORY_CALLS = 256 };
 struct td__call_history {
     pthread_mutex_t lock; /* guards the calls; nothing is taken after it */
     struct td__call_header
-        calls[TD__CALL_HISTORY_CALLS]; /* each in the place of its sequence number */
-    uint64_t last;                     /* the highest of these, 0: none yet */
-    uint32_t past;                     /* all of them, and those before, in one word */
-    uint64_t done;                     /* the highest that went well */
-    uint64_t verified; /* up to here all others are known to have made the same calls */
+        calls[TD__CALL_HISTORY_CALLS]; /* indexed by sequence number, modulo the size */
+    uint64_t last;                     /* the highest sequence number, 0: none yet */
+    uint32_t past;                     /* a hash of all calls so far */
+    uint64_t done;                     /* the highest sequence number that succeeded */
+    uint64_t verified;                 /* up to here all other ranks have made the same calls */
     uint64_t
-        uneven; /* the last all_to_all with uneven parts: only the receiver sees what is wrong */
+        uneven; /* the last all_to_all with uneven parts: only the receiver detects a mismatch */
 
     /* Of a group that is destroyed: */
     uint64_t key;
-    uint32_t broken; /* how it had failed, a td_status */
+    uint32_t broken; /* a td_status: its first failure */
     char *reason;
-    struct td__call_history *older; /* of the root's */
+    struct td__call_history *older; /* in root->histories */
 
     /* Of a rank that waits: */
-    uint64_t sequence;   /* in which call */
-    int64_t since, next; /* from when on, and when to ask again */
-    int asked;           /* how many were */
+    uint64_t sequence;   /* of the call */
+    int64_t since, next; /* the start of the wait, and the time of the next query */
+    int asked;           /* queries so far */
 };
 
-/** NULL without memory. */
+/** NULL if out of memory. */
 struct td__call_history *td__call_history_create(void);
 
-/** Its group is destroyed: the root keeps it, as one of the last ones. */
+/** Its group is destroyed: moves it to root->histories, which has a limit. */
 void td__call_history_retire(struct td__call_history *history, td_group *group);
 
-/** Frees all that the root has kept. */
+/** Frees root->histories. */
 void td__call_history_forget(struct td__root *root);
 
-/** This rank begins `operation`, as it was called; its `past` is filled in. */
+/** Records that this rank begins `operation`, and sets operation->past. */
 void td__call_history_note(struct td__call_history *history, struct td__operation *operation);
 
-/** It has succeeded. `met`: with data of all others, see native.c. */
+/** Records that it has succeeded. `met`: with data of all other ranks, see native.c. */
 void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
                           bool met);
 
 /**
- * Before this rank leaves the group: asks the others for the calls that it has not seen them make, until the
- * operation's deadline where they have not made them yet. TD_ERR_MISMATCH with both calls, or with what
- * another rank has found.
+ * Before this rank leaves the group: queries the others for the calls that are not verified yet; for calls that
+ * they have not made yet, until the operation's deadline. TD_ERR_MISMATCH with both calls, or with the failure of
+ * another rank.
  */
 td_status td__call_history_verify(struct td__call_history *history, td_group *group,
                                   const struct td__operation *operation);
 
-/** Answers TD__TOPIC_CALLS, of one that waits in call `sequence`: the last calls up to that one, and how the
- *  group failed. */
+/** Answers TD__TOPIC_CALLS, of a rank that waits in call `sequence`: the last calls up to that one, and the
+ *  failure of the group. */
 void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint64_t sequence,
                              struct td__buffer *answer);
 
-/** Asks `rank`, a member. TD_ERR_MISMATCH where it made another call than this rank, with both of them;
- *  fails like it where the group has failed there. */
+/** Queries `rank`, a member. TD_ERR_MISMATCH with both calls if it made another one than this rank; if the group
+ *  has failed there, that status and text. */
 td_status td__call_history_ask(struct td__call_history *history, td_group *group, int rank,
                                const struct td__operation *operation);
 
-/** During a long wait in `operation`: from time to time asks another member. *next becomes the time at which
- *  to call this again, where that is earlier. */
+/** During a long wait in `operation`: queries another member if it is time to. Lowers *next to the time of the next
+ *  query. */
 td_status td__call_history_look(struct td__call_history *history, td_group *group,
                                 const struct td__operation *operation, td__deadline *next);
 

@@ -1,10 +1,10 @@
-/* What a group is made of, and the state that all components above share.
+/* The structs of roots and groups, and the state that all components above share.
  *
  *     root      what a world and all groups of its ranks share: the endpoint, the store
  *     group     members, backend, the order of its calls, and its first failure
  *
- * Locks: root->lock guards the list of groups and the count of names; group->lock guards the queue. None
- * is held while an operation runs, and never two of them at once. */
+ * Locks: root->lock guards the list of groups and the count of names; group->lock guards the queue. A thread
+ * holds at most one of them, and none while an operation runs. */
 #ifndef TD_FAULT_GROUP_STATE_H
 #define TD_FAULT_GROUP_STATE_H
 
@@ -20,23 +20,23 @@
 struct td__call_history;
 struct td__early_abort;
 
-/* What a component keeps with a root beyond the life of a group; the first member of its own struct. The
- * root's lock guards the list. */
+/* State of a component that outlives a group and belongs to the root; the first member of the component's struct.
+ * The root's lock guards the list. */
 struct td__attachment {
     struct td__attachment *next;
     const struct td__attachment_ops *ops; /* identify the component */
 };
 
 struct td__attachment_ops {
-    /** This rank leaves: all groups but the first are destroyed, and others can still reach this rank. May be
-     *  NULL. */
+    /** This rank leaves: all groups but the first are destroyed, and other ranks can still connect. May be NULL. */
     void (*leave)(struct td__attachment *attachment, struct td__root *root);
 
     /** The first group is destroyed, too; no rank queries this one any more. */
     void (*free)(struct td__attachment *attachment);
 };
 
-/* The call that was last seen to take long, and when to warn (again); the failure detector's. */
+/* The call that was last found to take long, and the time of the next warning; for the failure detector's
+ * thread. */
 struct td__stall {
     int64_t limit_ms; /* 0: never */
     int64_t next_ms, age_ms;
@@ -49,8 +49,8 @@ struct td__root {
     td_store *store; /* a prefix of it */
     td_bytes *cards; /* of all ranks: their addresses */
     int rank, size;
-    bool opening;        /* its first group is being made, by all ranks at once */
-    unsigned generation; /* of forks: a child cannot use what it inherited */
+    bool opening;        /* its first group is being created, by all ranks at once */
+    unsigned generation; /* of forks: a child cannot use an inherited root */
     char *name;          /* in the keys of the store, and of the first group */
     bool named;          /* by the caller */
     bool world;          /* the process's, of td_init_process_group() */
@@ -62,11 +62,11 @@ struct td__root {
     int64_t timeout_ms;
     pthread_mutex_t lock;
     struct td__root *outgrown;      /* in the list of former worlds */
-    td_group *first;                /* NULL before it is made, and when it is to end */
+    td_group *first;                /* NULL before it is created, and while it is destroyed */
     td_group *groups;               /* all others */
-    struct td__early_abort *aborts; /* of groups that are not made here yet */
+    struct td__early_abort *aborts; /* of groups that this rank has not created yet */
     struct td__stall stall;
-    struct td__map names; /* how many groups of a list of ranks were made */
+    struct td__map names; /* the number of groups created for a list of ranks */
     struct td__flight_log *flight;
     struct td__attachment *attachments;
     struct td__call_history *histories; /* of destroyed groups; see call_history.h */
@@ -80,7 +80,7 @@ struct td_group {
     bool named;       /* by the caller */
     bool handed_out;  /* of the world's: td_group_grow() has returned it to the caller */
     char *name;
-    uint64_t key; /* the same on all ranks, and no other group's */
+    uint64_t key; /* the same on all ranks, and unique */
     int rank;     /* -1: not a member */
     int size;
     int *ranks; /* of the root, in order */
@@ -91,18 +91,18 @@ struct td_group {
     _Atomic int64_t timeout_ms;
 
     atomic_uint pending; /* collectives that run or are queued */
-    atomic_uint users;   /* other calls that are under way; see td__group_use() */
+    atomic_uint users;   /* other running calls; see td__group_use() */
     atomic_bool closing; /* it is being destroyed: no call begins any more */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     td_work *queue, **queue_end;
     unsigned queued;
     unsigned
-        helpers; /* threads that wait, and work through the queue meanwhile; the group stays for them */
+        helpers; /* waiting threads that run the queue; the group is not freed before they end */
     bool working, stopping;
-    bool patient;               /* the worker is; see queue.c */
-    td__deadline patient_until; /* and lets the queue be until then; 0: no longer */
-    td__deadline alarm;         /* when the worker wakes by itself; 0: it is awake */
+    bool patient;               /* the worker leaves the queue to waiting threads; see queue.c */
+    td__deadline patient_until; /* … until then; 0: no longer */
+    td__deadline alarm;         /* the end of the sleep of the worker; 0: it is awake */
     pthread_t worker;
     _Atomic uint64_t sequence;            /* collectives that were begun */
     _Atomic uint64_t monitored;           /* monitored barriers that were begun … */
@@ -111,9 +111,10 @@ struct td_group {
     struct td__trace trace;
     struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */
     uint32_t shrunk;                  /* how often */
-    atomic_int broken;   /* a td_status: the first failure, which has broken the group */
-    char *reason;        /* its message */
-    atomic_bool aborted; /* on purpose: the rank that did so notifies the others */
+    atomic_int broken; /* a td_status: the first failure, which has broken the group */
+    char *reason;      /* its text */
+    atomic_bool
+        aborted; /* by td_group_abort() or td_group_shrink(): the calling rank notifies the others */
 };
 
 /** The attachment with these ops, or NULL. The root's lock is held. */
@@ -135,21 +136,21 @@ enum { TD__TAG_ARRIVAL = -2, TD__TAG_VERDICT = -3, TD__TAG_OBJECT = -4 };
 
 /* ---- The first failure, which breaks a group, and aborting a group on purpose ---------------------- */
 
-/* Why a group is aborted, as the ranks notify each other: one number, this in its lowest bits. */
+/* The reason of an abort, in the lowest bits of the number that ranks send each other. */
 enum {
     TD__ABORT_CALLED, /* td_group_abort() */
     TD__ABORT_MIXED,  /* a rank is in a monitored barrier, another one in a collective */
     TD__ABORT_SHRINK, /* td_group_shrink() */
 };
 
-/** For a rank in a monitored barrier: `rank` of the root is in its collective `sequence` of this kind
- *  instead. */
+/** The number for TD__ABORT_MIXED: this rank is in a monitored barrier, `rank` of the root is in the collective
+ *  `sequence` of `kind`. */
 uint64_t td__abort_mixed(int rank, td_op_kind kind, uint64_t sequence);
 
-/** For a rank that shrinks the group, because of the ranks that it knows to be lost. */
+/** The number for TD__ABORT_SHRINK, with a rank that is lost if this rank knows one. */
 uint64_t td__abort_shrink(const td_group *group);
 
-/** Marks the group as broken with the last error, unless it is already. */
+/** Breaks the group with `status` and the last error, unless it is broken already. */
 void td__group_break(td_group *group, td_status status);
 
 /** TD_OK, or the failure that has broken the group. Cheap. */
@@ -165,8 +166,8 @@ void td__abort_own(td_group *group, uint64_t why, bool notify);
 void td__abort_receive(struct td__root *root, int rank, uint64_t key, uint64_t why,
                        struct td__buffer *answer);
 
-/** Aborts a new group that another rank has aborted before it was made here. */
-void td__abort_recall(td_group *group);
+/** Aborts a new group that another rank has aborted before this rank created it. */
+void td__abort_early(td_group *group);
 
 /** Frees the early aborts of the root. */
 void td__abort_forget(struct td__root *root);

@@ -1,7 +1,7 @@
-/* Queries between ranks, the survey of a call that takes long, and the warning of it; see peer_query.h.
+/* Queries between ranks, the survey of a call that takes long, and the warning about it; see peer_query.h.
  *
- * A rank that is late is queried itself: its endpoint answers from its recorder, whatever its program is
- * doing. So no rank keeps state about others, and a group that runs well pays nothing. */
+ * A rank's endpoint answers queries from its recorder, whatever its program does. So no rank keeps state about
+ * others, and calls that are not late cost nothing. */
 #include "fault/peer_query.h"
 
 #include "base/fail.h"
@@ -26,8 +26,8 @@ static void put_text(struct td__buffer *answer, const char *text)
     td__buffer_put_string(answer, text, strlen(text));
 }
 
-static void say_where(struct td__root *root, int rank, uint64_t key, uint64_t value,
-                      struct td__buffer *answer)
+static void answer_progress(struct td__root *root, int rank, uint64_t key, uint64_t value,
+                            struct td__buffer *answer)
 {
     (void)rank;
     (void)value;
@@ -45,19 +45,17 @@ static void answer(void *arg, int rank, uint32_t topic, uint64_t group, uint64_t
                    struct td__buffer *text)
 {
     static td__topic_fn *const answers[TD__TOPICS] = {
-        [TD__TOPIC_WHERE] = say_where,
-        [TD__TOPIC_ABORT] = td__abort_receive,
-        [TD__TOPIC_SHRINK] = td__shrink_answer,
-        [TD__TOPIC_BARRIER] = td__barrier_answer,
+        [TD__TOPIC_PROGRESS] = answer_progress,      [TD__TOPIC_ABORT] = td__abort_receive,
+        [TD__TOPIC_SHRINK] = td__shrink_answer,      [TD__TOPIC_BARRIER] = td__barrier_answer,
         [TD__TOPIC_CALLS] = td__call_history_answer,
     };
     if (topic < TD__TOPICS && answers[topic])
         answers[topic](arg, rank, group, value, text);
 }
 
-/* ---- Asking ---------------------------------------------------------------------------------- */
+/* ---- Querying -------------------------------------------------------------------------------- */
 
-/* Text of another process: bounded, and printable. */
+/* Copies text of another process: at most `room` bytes, control characters replaced. */
 static void take_text(struct td__reader *reader, char *text, size_t room)
 {
     struct td__span span = td__reader_string(reader, room - 1);
@@ -69,13 +67,13 @@ static void take_text(struct td__reader *reader, char *text, size_t room)
             text[i] = '?';
 }
 
-static bool ask_where(struct td__root *root, int rank, uint64_t key, td__deadline deadline,
-                      struct td__flight_last *last)
+static bool query_progress(struct td__root *root, int rank, uint64_t key, td__deadline deadline,
+                           struct td__flight_last *last)
 {
     struct td__buffer bytes = {0};
     bool known = false;
     *last = (struct td__flight_last){0};
-    if (!td__endpoint_ask(root->endpoint, rank, TD__TOPIC_WHERE, key, 0, deadline, &bytes)) {
+    if (!td__endpoint_ask(root->endpoint, rank, TD__TOPIC_PROGRESS, key, 0, deadline, &bytes)) {
         struct td__reader reader = td__reader_of(bytes.data, bytes.size);
         last->started = td__reader_u64(&reader);
         last->done = td__reader_u64(&reader);
@@ -91,13 +89,13 @@ static bool ask_where(struct td__root *root, int rank, uint64_t key, td__deadlin
 
 /* ---- The survey ------------------------------------------------------------------------------ */
 
-/* A copy of what is needed of a group, which may end while its ranks are queried, and the outcome. */
+/* The members of a group, copied since it may be destroyed during the survey, and the result. */
 struct survey {
     struct td__root *root;
     uint64_t key, sequence;
     int size, rank;
     int *ranks;
-    int first; /* of the ranks that have joined; -1: none has */
+    int first; /* the first rank that has joined; -1: none has */
     char joined[160];
     size_t joined_length;
     int joined_count;
@@ -157,8 +155,8 @@ static void query_one(struct survey *survey, int index, td__deadline end)
         note_late(survey, index, "is stopped, by SIGSTOP or a debugger");
     } else if (td__deadline_passed(end)) {
         survey->not_queried++;
-    } else if (!ask_where(survey->root, rank, survey->key,
-                          td__deadline_earlier(end, td__deadline_in_ms(ASK_MS)), &last)) {
+    } else if (!query_progress(survey->root, rank, survey->key,
+                               td__deadline_earlier(end, td__deadline_in_ms(ASK_MS)), &last)) {
         exit_reason = td__endpoint_exit_reason(endpoint, rank);
         note_late(survey, index, exit_reason ? exit_reason : "does not answer");
     } else if (survey->sequence && last.started >= survey->sequence) {
@@ -202,7 +200,7 @@ static void survey_text(const struct survey *survey, char text[TD__PROGRESS_TEXT
         late += 2;
     add(text, TD__PROGRESS_TEXT, &length, late);
     if (survey->not_queried) {
-        snprintf(more, sizeof more, "; %d more rank%s not asked", survey->not_queried,
+        snprintf(more, sizeof more, "; %d more rank%s not queried", survey->not_queried,
                  survey->not_queried > 1 ? "s were" : " was");
         add(text, TD__PROGRESS_TEXT, &length, more);
     }
@@ -232,7 +230,7 @@ td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_sta
     return td_fail(status, progress[0] ? "%s; %s" : "%s%s", error.text, progress);
 }
 
-/* ---- What takes long ------------------------------------------------------------------------- */
+/* ---- Warnings about calls that take long ----------------------------------------------------- */
 
 static td_status read_limit(int64_t *limit_ms)
 {
@@ -252,7 +250,7 @@ td_status td__stall_check(void)
     return read_limit(&ignored);
 }
 
-/* Copies the group that has this key; false where there is none any more. */
+/* Copies the group with this key; false if it does not exist any more. */
 static bool copy_group(struct td__root *root, uint64_t key, struct survey *survey, char name[128])
 {
     bool found = false;
@@ -271,7 +269,7 @@ static bool copy_group(struct td__root *root, uint64_t key, struct survey *surve
     return found;
 }
 
-/* Of the ranks that wait for the same call, the first one warns. */
+/* Of the ranks that wait in the same call, only the first one warns. */
 static void warn(struct td__root *root, uint64_t key, uint64_t sequence, int64_t age_ms,
                  const char *what)
 {
@@ -318,7 +316,7 @@ static bool has_left(void *arg, int rank)
     return first->ops->has_left(first->self, rank) > 0;
 }
 
-static bool knows_who_left(const td_group *group)
+static bool knows_departures(const td_group *group)
 {
     bool knows = false;
     for (int i = 0; group->ops->has_left && i < group->size && !knows; i++)
@@ -332,7 +330,8 @@ td_status td__peer_query_begin(struct td__root *root)
     td__endpoint_answer(root->endpoint, answer, root);
     if (root->size == 1)
         return TD_OK;
-    td__look_fns fns = {.has_left = knows_who_left(root->first) ? has_left : NULL, .tick = on_tick};
+    td__look_fns fns = {.has_left = knows_departures(root->first) ? has_left : NULL,
+                        .tick = on_tick};
     return td__endpoint_start_detector(root->endpoint, &fns, root);
 }
 

@@ -1,4 +1,4 @@
-/* Queries that the endpoints of ranks answer for their programs: progress, calls, aborts. */
+/* Queries between ranks, which their endpoints answer: progress, calls, aborts. */
 #ifndef TD_FAULT_PEER_QUERY_H
 #define TD_FAULT_PEER_QUERY_H
 
@@ -6,11 +6,11 @@
 
 /* Topics of td__endpoint_ask(). */
 enum {
-    TD__TOPIC_WHERE = 1, /* the progress of the rank on this group */
-    TD__TOPIC_ABORT,     /* this group is aborted, see group_state.h */
-    TD__TOPIC_SHRINK,    /* see recovery/shrink.c */
-    TD__TOPIC_BARRIER,   /* see recovery/monitored_barrier.c */
-    TD__TOPIC_CALLS,     /* the calls of the rank on this group, see call_history.h */
+    TD__TOPIC_PROGRESS = 1, /* the progress of the rank on this group */
+    TD__TOPIC_ABORT,        /* this group is aborted, see group_state.h */
+    TD__TOPIC_SHRINK,       /* see recovery/shrink.c */
+    TD__TOPIC_BARRIER,      /* see recovery/monitored_barrier.c */
+    TD__TOPIC_CALLS,        /* the calls of the rank on this group, see call_history.h */
     TD__TOPICS,
 };
 
@@ -21,20 +21,21 @@ typedef void td__topic_fn(struct td__root *root, int rank, uint64_t key, uint64_
 /** The answers to the topics of the components above this one. recovery/shrink.c, recovery/monitored_barrier.c */
 td__topic_fn td__shrink_answer, td__barrier_answer;
 
-/** TD_ERR_INVALID where TANDEM_STALL_WARN is no number of seconds. */
+/** TD_ERR_INVALID if TANDEM_STALL_WARN is not a number of seconds. */
 td_status td__stall_check(void);
 
-/** Starts answering, the failure detector, and the warnings of calls that take long. `first` is made. */
+/** Starts answering queries, the failure detector, and the warnings about calls that take long. root->first
+ *  exists. */
 td_status td__peer_query_begin(struct td__root *root);
 
-/** Ends that. */
+/** Stops all of these. */
 void td__peer_query_end(struct td__root *root);
 
 enum { TD__PROGRESS_TEXT = 640 };
 
-/** Which ranks have joined call `sequence` of the group, which have not, and what each of those did last: "ranks 0,
- *  2 have joined; rank 1 finished barrier #2 …". Queries the others, within about a second. With
- *  0, for a message: what `peer` does, or where that is negative what the others do. */
+/** Queries the other ranks, within about a second, and writes which have joined call `sequence` of the group, and
+ *  the last call of each rank that has not: "ranks 0, 2 have joined; rank 1 finished barrier #2 …". With
+ *  `sequence` 0, for a message: the last call of `peer`, or of all others if that is negative. */
 void td__describe_progress(td_group *group, uint64_t sequence, int peer,
                            char text[TD__PROGRESS_TEXT]);
 

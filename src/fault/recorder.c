@@ -1,7 +1,7 @@
 /* The recorder: calls become entries of the flight recorder's log; see recorder.h.
  *
- * The counts that other ranks ask for (how far is this rank on that group?) are kept beside the log, in
- * the group, since an entry is overwritten after 256 others. */
+ * The progress that other ranks query is in the group (struct td__trace), not in the log, since an entry is
+ * overwritten after 256 others. */
 #include "fault/recorder.h"
 
 #include "base/fail.h"
@@ -20,7 +20,7 @@ _Static_assert((int)TD__FLIGHT_BROADCAST == TD_OP_BROADCAST &&
                    TD_OP_KINDS == TD_OP_RECV + 1,
                "the kinds in pages are those of td_op_kind");
 
-enum { QUICK_COUNT = 512 }; /* elements that are reduced or copied within a microsecond */
+enum { QUICK_COUNT = 512 }; /* elements; so many are reduced or copied within a microsecond */
 
 void td_set_call_label(const char *label)
 {
@@ -77,7 +77,7 @@ void td__recorder_add_group(td_group *group)
         return;
     trace->root = group->root;
     trace->key = group->key;
-    trace->slot = td__flight_name_group(log, group->key, group->name);
+    trace->name_index = td__flight_name_group(log, group->key, group->name);
     trace->log = log;
     pthread_mutex_lock(&log->lock);
     trace->next = log->traces;
@@ -99,7 +99,7 @@ void td__recorder_remove_group(td_group *group)
         }
     log->traces = first;
     pthread_mutex_unlock(&log->lock);
-    td__flight_forget_group(log, group->trace.slot);
+    td__flight_forget_group(log, group->trace.name_index);
     group->trace.log = NULL;
 }
 
@@ -126,10 +126,10 @@ static inline uint64_t begin(td_group *group, const td_call *call, enum td__flig
         flags |= TD__FLIGHT_AT_ONCE;
     if (call->input_counts)
         flags |= TD__FLIGHT_UNEVEN;
-    return td__flight_begin(
-        trace->log, call->sequence, elements(group, call),
-        td__flight_what((enum td__flight_kind)call->kind, call->dtype, trace->slot, flags, rank),
-        message ? call->tag : (int)call->op, state);
+    return td__flight_begin(trace->log, call->sequence, elements(group, call),
+                            td__flight_what((enum td__flight_kind)call->kind, call->dtype,
+                                            trace->name_index, flags, rank),
+                            message ? call->tag : (int)call->op, state);
 }
 
 uint64_t td__record_queued(td_group *group, const td_call *call)
@@ -153,7 +153,7 @@ uint64_t td__record_start(td_group *group, const td_call *call, uint64_t entry)
     return entry;
 }
 
-/* What fails on a broken group fails for a reason that is known, and must not hide it. */
+/* Records only the first failure of a group: further calls fail because of it. */
 static void keep_failure(td_group *group, uint64_t entry, td_status status)
 {
     struct td__trace *trace = &group->trace;
@@ -209,22 +209,22 @@ uint64_t td__record_monitored_barrier(td_group *group, uint64_t number)
     const struct td__trace *trace = &group->trace;
     if (!trace->log)
         return 0;
-    uint64_t what = td__flight_what(TD__FLIGHT_MONITORED_BARRIER, TD_U8, trace->slot,
+    uint64_t what = td__flight_what(TD__FLIGHT_MONITORED_BARRIER, TD_U8, trace->name_index,
                                     TD__FLIGHT_AT_ONCE, -1);
     return td__flight_begin(trace->log, number, 0, what, 0, TD__FLIGHT_RUNNING);
 }
 
-/* ---- Asking ---------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
-static bool is_under_way(const struct td__flight_call *call)
+static bool is_running(const struct td__flight_call *call)
 {
     return call->state == TD__FLIGHT_QUEUED || call->state == TD__FLIGHT_RUNNING;
 }
 
-/* Whether a thread of the program stands in the call. */
-static bool holds_up(const struct td__flight_call *call)
+/* Whether a thread of the program waits in the call. */
+static bool blocks_thread(const struct td__flight_call *call)
 {
-    return is_under_way(call) && (!call->posted || call->waited);
+    return is_running(call) && (!call->posted || call->waited);
 }
 
 static const struct td__flight_call *find_call(const struct td__flight_page *page, uint64_t number)
@@ -253,7 +253,7 @@ static void describe_now(const struct td__flight_page *page, char text[160])
 {
     char call[TD__FLIGHT_TEXT];
     for (int i = 0; i < page->count; i++)
-        if (holds_up(&page->calls[i])) {
+        if (blocks_thread(&page->calls[i])) {
             td__flight_describe(&page->calls[i], call);
             snprintf(text, 160, "%.90s on group \"%.55s\"", call,
                      page->groups[page->calls[i].group]);
@@ -285,7 +285,7 @@ void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__fli
     const struct td__flight_call *call = number ? find_call(page, number) : NULL;
     if (call) {
         td__flight_describe(call, last->text);
-        last->running = is_under_way(call);
+        last->running = is_running(call);
         last->age_ms = age_ms(&now, call->ended_ns ? call->ended_ns : call->started_ns);
     } else if (last->started) {
         snprintf(last->text, sizeof last->text, "collective #%" PRIu64, last->started);
@@ -294,8 +294,8 @@ void td__recorder_last(struct td__root *root, uint64_t group_key, struct td__fli
     free(page);
 }
 
-bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t *sequence,
-                            td_op_kind *kind)
+bool td__recorder_blocking_call(struct td__root *root, uint64_t group_key, uint64_t *sequence,
+                                td_op_kind *kind)
 {
     struct td__flight_log *log = root->flight;
     struct td__flight_page *page = malloc(sizeof *page);
@@ -311,24 +311,24 @@ bool td__recorder_stands_in(struct td__root *root, uint64_t group_key, uint64_t 
     td__flight_now(&now);
     td__flight_log_read(log, &now, page);
     const struct td__flight_call *call = number ? find_call(page, number) : NULL;
-    bool stands = call && call->kind <= TD__FLIGHT_BARRIER && holds_up(call);
-    if (stands) {
+    bool blocks = call && call->kind <= TD__FLIGHT_BARRIER && blocks_thread(call);
+    if (blocks) {
         *sequence = call->sequence;
         *kind = (td_op_kind)call->kind;
     }
     free(page);
-    return stands;
+    return blocks;
 }
 
-/* The key of a call's group; 0 where it is none of this root's, since several roots share a log. A name that several
- * groups share does not identify it. */
+/* The key of a call's group; 0 if it is not of this root, since several roots share a log. The last name index
+ * stands for several groups, and does not identify one. */
 static uint64_t key_of(const struct td__root *root, const struct td__flight_call *call)
 {
     struct td__flight_log *log = root->flight;
     uint64_t key = 0;
     pthread_mutex_lock(&log->lock);
     for (struct td__trace *trace = log->traces; trace; trace = trace->next)
-        if (trace->root == root && trace->slot == call->group &&
+        if (trace->root == root && trace->name_index == call->group &&
             (call->group < TD__FLIGHT_GROUPS - 1 || atomic_load(&trace->last) == call->number))
             key = trace->key;
     pthread_mutex_unlock(&log->lock);
@@ -351,7 +351,7 @@ bool td__recorder_oldest_running(struct td__root *root, uint64_t *group_key, uin
     for (int i = 0; i < page->count; i++) {
         const struct td__flight_call *call = &page->calls[i];
         bool counts = call->kind == TD__FLIGHT_SEND || call->kind == TD__FLIGHT_RECV
-                          ? holds_up(call)
+                          ? blocks_thread(call)
                           : call->state == TD__FLIGHT_RUNNING;
         if (counts && (!oldest || call->started_ns < oldest->started_ns) &&
             (call->group == TD__FLIGHT_GROUPS - 1 || key_of(root, call)))

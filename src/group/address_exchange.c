@@ -58,13 +58,13 @@ static void watch_roster(struct exchange *exchange)
 
 /* A rank has ended: sets `ended`, for the ranks on other machines. The first text stays, since a rank that fails
  * because of it may end next, and is not the cause. */
-static td_status fail_ended(const struct exchange *exchange, const char *who)
+static td_status fail_ended(const struct exchange *exchange, const char *ended)
 {
     const struct td__root *root = exchange->root;
     td_bytes first = {0};
     char text[512];
     int length = snprintf(text, sizeof text, "group \"%.100s\": %s before all ranks had met",
-                          root->name, who);
+                          root->name, ended);
     td_status status = td_store_compare_set(root->store, exchange->ended, "", 0, text,
                                             (size_t)length, &first);
     status = td_fail(TD_ERR_PEER, "%s", status ? text : first.data);
@@ -76,11 +76,11 @@ static td_status check_peers(void *arg)
 {
     struct exchange *exchange = arg;
     td_bytes text = {0};
-    char who[TD__WATCHED_TEXT];
+    char ended[TD__WATCHED_TEXT];
     bool found;
     watch_roster(exchange);
-    if (td__peer_watch_find_ended(&exchange->peers, who) >= 0)
-        return fail_ended(exchange, who);
+    if (td__peer_watch_find_ended(&exchange->peers, ended) >= 0)
+        return fail_ended(exchange, ended);
     if (td__store_look_up(exchange->root->store, exchange->ended, &text, &found) || !found)
         return TD_OK; /* a store that fails is reported by the wait itself */
     td_status status = td_fail(TD_ERR_PEER, "%s", text.data);

@@ -126,7 +126,7 @@ struct td__root td__ended_world = {.generation = UINT_MAX,
 struct td__root td__ended_opened = {.generation = UINT_MAX,
                                     .name = "td_group_destroy() was called for its world"};
 
-/* Guards the list of shells, from which those that nobody destroys are reachable; nothing is taken after it. */
+/* Guards the list of shells, which keeps those that the program never destroys reachable. No lock is taken after it. */
 static pthread_mutex_t shells_lock = PTHREAD_MUTEX_INITIALIZER;
 static td_group *shells;
 
@@ -280,7 +280,7 @@ td_status td__group_add(struct td__root *root, const int *ranks, int count, cons
     group->next = root->groups;
     root->groups = group;
     if (group->rank >= 0)
-        td__abort_recall(group);
+        td__abort_early(group);
     pthread_mutex_unlock(&root->lock);
     *group_out = group;
     return TD_OK;

@@ -6,7 +6,7 @@
 #include "group/work.h"
 
 /** The group that NULL stands for; NULL (and the last error set) where there is none, where a fork
- *  has inherited it, or where this rank is not in it. `what` begins the message. */
+ *  has inherited it, or where this rank is not in it. The error text begins with `what`. */
 td_group *td__group_enter(td_group *group, const char *what);
 
 /** Between the two the group is not destroyed: for calls that wait other than in a collective, or that

@@ -195,7 +195,7 @@ td_status td__root_begin(struct td__root *root, td_group **group_out)
     group->named = root->named;
     pthread_mutex_lock(&root->lock);
     root->first = group;
-    td__abort_recall(group);
+    td__abort_early(group);
     pthread_mutex_unlock(&root->lock);
     td__recorder_joined(root);
     status = td__peer_query_begin(root);

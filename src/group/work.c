@@ -62,9 +62,9 @@ void td_work_release(td_work *work)
     if (!work || atomic_fetch_sub_explicit(&work->owners, 1, memory_order_acq_rel) != 1)
         return;
     td_work_release(work->inner);
-    free(work->message);
+    free(work->reason);
     free(work->counts);
-    work->message = NULL;
+    work->reason = NULL;
     work->counts = NULL;
     td_work *other = atomic_exchange_explicit(&spare, work, memory_order_acq_rel);
     if (!other)
@@ -164,12 +164,11 @@ td_status td_work_on_complete(td_work *work, td_work_fn fn, void *arg)
 
 /* ---- Completing ------------------------------------------------------------------------------ */
 
-static void finish(td_work *work, td_status status, const char *message, int source,
-                   size_t received)
+static void finish(td_work *work, td_status status, const char *reason, int source, size_t received)
 {
     work->status = status;
     if (status)
-        work->message = strdup(message);
+        work->reason = strdup(reason);
     work->source = source;
     work->received = received;
     pthread_mutex_lock(&work->lock);
@@ -197,7 +196,7 @@ td_status td_work_status(td_work *work)
         return fail_in_child(work, "td_work_status");
     if (!atomic_load_explicit(&work->complete, memory_order_acquire) || !work->status)
         return TD_OK;
-    return td_fail(work->status, "%s", work->message ? work->message : "out of memory");
+    return td_fail(work->status, "%s", work->reason ? work->reason : "out of memory");
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
@@ -399,7 +398,7 @@ static void on_inner(td_work *inner, td_status status, void *arg)
 {
     td_work *outer = arg;
     outer->after(outer->after_arg);
-    finish(outer, status, inner->message ? inner->message : "out of memory", inner->source,
+    finish(outer, status, inner->reason ? inner->reason : "out of memory", inner->source,
            inner->received);
 }
 

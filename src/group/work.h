@@ -26,8 +26,8 @@ struct td_work {
     unsigned generation;            /* td__fork_generation() of the process that made it */
     struct td__operation operation; /* of a message: only its call */
     td_status status;
-    char *message; /* where it failed */
-    int source;    /* rank of the world */
+    char *reason; /* the text of a failure */
+    int source;   /* rank of the world */
     size_t received;
     pthread_mutex_t lock; /* guards what follows; taken last */
     pthread_cond_t changed;

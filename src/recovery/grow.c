@@ -1,10 +1,10 @@
 /* Growing a group: restarted ranks rejoin.
  *
- * A rank that rejoins does nothing special: it exchanges addresses as at the start. It counts its exchanges in the
- * store, puts its card there under that number, and waits for the cards of all others under the same
- * number. The members of the group make new endpoints, each with a card, and gather the cards; the first member
- * waits for the cards of the newcomers, puts all cards where each newcomer waits for them, and broadcasts those of the
- * newcomers to the members. Then all have all cards, and begin as at the start.
+ * A rank that rejoins exchanges addresses as at the start: it counts its exchanges in the store, sets its card
+ * under that number, and waits for the cards of all others under the same number. The members of the group create
+ * new endpoints, and all_gather their cards. The first member waits for the cards of the newcomers, sets all
+ * cards under the keys that the newcomers wait for, and broadcasts the cards of the newcomers to the members.
+ * Then all ranks have all cards, and continue as at the start.
  *
  *     newcomer       meetings += 1;  card[meeting][me] = mine;  waits for card[meeting][all]
  *     first member   waits for a new card of each missing rank; card[its meeting][all] = …; broadcasts them
@@ -21,7 +21,7 @@
 enum {
     CARD = 1020,
     PAUSE_NS = 20000000,
-    GRACE_MS = 10000, /* for the status of the first member when its time is over */
+    GRACE_MS = 10000, /* more time for the status of the first member */
 };
 
 struct card {
@@ -57,7 +57,7 @@ static bool set_card(struct card *card, const void *bytes, size_t size)
 
 /* ---- The first member: newcomers ------------------------------------------------------------- */
 
-/* The card of the rank that has ended is known; a newcomer has another one. */
+/* Looks for a card that differs from that of the rank that has ended. */
 static td_status look_for(struct growth *growth, int rank)
 {
     struct td__root *old = growth->old;
@@ -80,8 +80,8 @@ static td_status look_for(struct growth *growth, int rank)
     return status;
 }
 
-/* The other members wait for this rank in a collective, which fails by itself. */
-static td_status look_after_members(const struct growth *growth)
+/* Fails if a member has ended: the other members wait for this rank in a collective, which fails, too. */
+static td_status check_members(const struct growth *growth)
 {
     const td_group *group = growth->group;
     struct td__endpoint *endpoint = growth->old->endpoint;
@@ -103,10 +103,10 @@ static td_status await_newcomers(struct growth *growth)
                 break;
             if (td__deadline_passed(growth->deadline))
                 return td_fail(TD_ERR_TIMEOUT,
-                               "td_group_grow on group \"%s\": rank %d has not come back within "
+                               "td_group_grow on group \"%s\": rank %d has not rejoined within "
                                "%lld ms",
                                growth->group->name, r, (long long)growth->timeout_ms);
-            TD_TRY(look_after_members(growth));
+            TD_TRY(check_members(growth));
             td__sleep_ns(PAUSE_NS);
         }
     }
@@ -153,10 +153,10 @@ static td_status answer_newcomers(const struct growth *growth)
 
 /* ---- All members ----------------------------------------------------------------------------- */
 
-/* The new cards of all ranks: first the members gather theirs, then the first member broadcasts those of the newcomers.
- * Where it has found none it still broadcasts a status, so that no member waits for it. It answers the newcomers
- * before the members: if it dies in between, the members fail in this group, where its death is noticed, and
- * can try again. In the other order they would wait in the new group for newcomers that have no answer. */
+/* The new cards of all ranks: first the members gather theirs, then the first member broadcasts those of the
+ * newcomers. If it fails it still broadcasts a status, so that no member waits for it. It answers the newcomers
+ * before the members: if it dies in between, the members fail in this group, where its death is noticed, and can
+ * try again. In the other order they would wait in the new group for newcomers that have no answer. */
 static td_status exchange(struct growth *growth)
 {
     td_group *group = growth->group;

@@ -4,7 +4,7 @@
  *     others  <--  verdict: all have joined, or which ranks have not
  *
  * It is made of messages with tags of its own, so that the order of the group's collectives is not
- * touched when it fails. A rank that is late for one barrier must not count as having joined the
+ * affected when it fails. A rank that is late for one barrier must not count as having joined the
  * next: each arrival carries the barrier's number, and old ones are discarded.
  *
  * A rank that has waited for a moment queries those it waits for, and again after twice as long:
@@ -28,14 +28,14 @@
 #include <string.h>
 
 enum {
-    JOIN_MS = 2000, /* ranks do not join at the same moment: rank 0 has this much more time to … */
-    GRACE_MS = 10000, /* … and this much to send the verdict */
+    JOIN_MS = 2000, /* more time for rank 0 to join, since ranks do not join at the same moment … */
+    GRACE_MS = 10000, /* … and to send the verdict */
     FIRST_LOOK_MS = 100,
     LAST_LOOK_MS = 5000,
     ASK_MS = 250,
-    QUERIED = 32,       /* ranks at most, in one look … */
-    DESCRIBED = 8,      /* … and those of which the error text says what they do … */
-    DESCRIBE_MS = 1000, /* … which may take this long */
+    QUERIED = 32,       /* ranks in one look, at most */
+    DESCRIBED = 8,      /* ranks whose progress is in the error text, at most … */
+    DESCRIBE_MS = 1000, /* … and the time to query them */
 };
 
 struct verdict {
@@ -63,7 +63,7 @@ struct barrier {
     uint64_t sequence; /* of the last collective before it */
     int64_t timeout_ms;
     td__deadline deadline;
-    td__deadline look; /* when to ask the others */
+    td__deadline look; /* the time of the next look: querying the other ranks */
     int64_t pause_ms;  /* until the look after that */
     bool now;          /* TD_NOW: does not wait for ranks that have not joined */
     bool all;
@@ -114,8 +114,9 @@ void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t 
 {
     (void)value;
     struct progress own = {0};
-    /* First of all: a rank that is in a collective and has not joined the barrier had not joined it before. */
-    if (!td__recorder_stands_in(root, key, &own.sequence, &own.kind))
+    /* Read before `begun`: if that is still too low afterwards, the rank was in the collective without having
+     * joined the barrier. */
+    if (!td__recorder_blocking_call(root, key, &own.sequence, &own.kind))
         own.sequence = 0;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
@@ -152,7 +153,7 @@ static bool query(const td_group *group, int index, struct progress *progress)
     return known;
 }
 
-/* False where it does not answer, or where it has called something else: then the group is aborted. */
+/* False if the rank does not answer, or is in a collective instead, in which case this aborts the group. */
 static bool look_at(const struct barrier *barrier, int index, struct progress *progress)
 {
     td_group *group = barrier->group;
@@ -173,7 +174,7 @@ static td__deadline after_deadline(const struct barrier *barrier, int64_t more_m
                                                              : TD__NEVER;
 }
 
-/* One of the looks is at the moment when rank 0 must have joined. */
+/* One of the looks is at the time by which rank 0 must have joined. */
 static void plan_look(struct barrier *barrier)
 {
     td__deadline join = after_deadline(barrier, JOIN_MS);
@@ -241,7 +242,7 @@ static void await_rank(struct barrier *barrier, int rank)
     }
 }
 
-/* The end of a connection is seen before what it means is known. */
+/* Also uses the status of the arrival: a connection may end before the exit reason is known. */
 static enum sort find_sort(const struct barrier *barrier, int index)
 {
     const td_group *group = barrier->group;
@@ -306,7 +307,7 @@ static void describe_gone(const struct barrier *barrier, struct verdict *verdict
     }
 }
 
-/* What the ranks that are late do. */
+/* The progress of late ranks. */
 static void describe_late(const struct barrier *barrier, struct verdict *verdict)
 {
     char what[TD__PROGRESS_TEXT];
@@ -321,7 +322,7 @@ static void describe_late(const struct barrier *barrier, struct verdict *verdict
     }
 }
 
-/* Which ranks are gone, have not joined, have joined, and what the late ones do. */
+/* Writes the text: the ranks that are gone, have not joined, and have joined, and the progress of late ones. */
 static void describe(const struct barrier *barrier)
 {
     struct verdict *verdict = barrier->verdict;
@@ -346,8 +347,8 @@ static void describe(const struct barrier *barrier)
         describe_late(barrier, verdict);
 }
 
-/* Fills in the verdict: which ranks are missing, all of them or the first one of the text. */
-static void judge(struct barrier *barrier)
+/* Fills in the verdict: the missing ranks, or only the first one; and the text. */
+static void decide(struct barrier *barrier)
 {
     const td_group *group = barrier->group;
     struct verdict *verdict = barrier->verdict;
@@ -376,7 +377,7 @@ static td_status collect(struct barrier *barrier)
         return td__group_state(group);
     for (int r = 1; r < group->size; r++)
         barrier->arrivals[r].sort = find_sort(barrier, r);
-    judge(barrier);
+    decide(barrier);
     for (int r = 1; r < group->size; r++)
         if (has_joined(barrier, r))
             start(group, TD_OP_SEND, verdict,
@@ -492,7 +493,7 @@ static td_status await_verdict(struct barrier *barrier)
     return TD_OK;
 }
 
-/* With TD_NOW: whether rank 0 is in the barrier, or has been. */
+/* With TD_NOW: TD_OK if rank 0 has joined the barrier. */
 static td_status check_collector(struct barrier *barrier)
 {
     const td_group *group = barrier->group;
@@ -557,7 +558,7 @@ static td_status run(struct barrier *barrier)
     return status;
 }
 
-/* The number of missing ranks is another process's: at most as many as there are. */
+/* verdict->missing is from another process: limits it to the size of the group. */
 static void copy_missing(const struct barrier *barrier, int *missing, int *missing_count)
 {
     const struct verdict *verdict = barrier->verdict;

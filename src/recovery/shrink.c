@@ -1,18 +1,19 @@
 /* Shrinking a group: the survivors agree on the ranks that are left.
  *
- * The lowest rank that is present leads. All others query it again and again for the outcome, and have joined by
- * that; when all that are present have joined, the leader decides, and the others get the outcome with their next
- * query.
+ * The lowest rank that is present is the leader. The others query it repeatedly for the outcome, which also tells
+ * the leader that they have joined. When all present ranks have joined, the leader decides, and the others get
+ * the outcome with their next query.
  *
  *     leader      queries all: follow me; do you have an outcome?       (once)
  *     others      have joined; what is the outcome?                     (until there is one)
  *
- * When the leader dies the next rank leads, and must not decide otherwise than a survivor has seen. Hence the
- * leader's own query: a rank answers with the outcome that it has, and from then on takes none from an earlier
- * leader, not even one that is already on its way. A leader decides only when all that are present have answered.
- * Queries are answered by the endpoint's thread, also when the program is elsewhere, or has returned with the outcome.
+ * When the leader dies, the next rank becomes the leader, and must keep an outcome that a survivor already has.
+ * Hence the leader's own query: a rank answers with its outcome, if any, and from then on ignores outcomes of
+ * earlier leaders, even one that is in transit. A leader decides only when all present ranks have answered. The
+ * endpoint's thread answers queries, also while the program does not call td_group_shrink(), or has returned from
+ * it.
  *
- * A query also aborts the group, so that threads that still wait in it return, and the rank can join.
+ * A query also aborts the group, so that threads that wait in it return, and the rank can join.
  *
  * The state of an agreement stays until the root ends; the root's lock guards it. */
 #include "base/fail.h"
@@ -70,7 +71,7 @@ static void free_all(struct td__attachment *attachment)
 
 static const struct td__attachment_ops agreements_ops = {.free = free_all};
 
-/* With the lock held. NULL without memory. */
+/* With the lock held. NULL if out of memory. */
 static struct agreements *agreements_of(struct td__root *root)
 {
     struct td__attachment *found = td__root_attachment(root, &agreements_ops);
@@ -84,7 +85,7 @@ static struct agreements *agreements_of(struct td__root *root)
     return all;
 }
 
-/* With the lock held. Made where it is not there, and the group is; NULL otherwise. */
+/* With the lock held. Creates the agreement if there is none and the group exists; NULL if it does not. */
 static struct agreement *find(struct td__root *root, uint64_t key, uint32_t attempt)
 {
     struct agreements *all = agreements_of(root);
@@ -140,7 +141,7 @@ void td__shrink_answer(struct td__root *root, int rank, uint64_t key, uint64_t v
     td_group *group = td__root_find(root, key);
     int index = group ? rank_in(group, rank) : -1;
     if (index >= 0)
-        td__abort_here(group, rank, TD__ABORT_SHRINK); /* threads that still wait in it return */
+        td__abort_here(group, rank, TD__ABORT_SHRINK); /* threads that wait in it return */
     if (agreement && index >= 0) {
         if ((uint32_t)value != FOLLOW)
             agreement->joined[index] = true;
@@ -157,7 +158,7 @@ struct attempt {
     td_group *group;
     struct td__root *root;
     struct agreement *agreement;
-    bool leads; /* all ranks that are present follow */
+    bool leads; /* all present ranks follow this one */
 };
 
 static bool is_present(const struct attempt *attempt, int index)
@@ -174,7 +175,7 @@ static int find_leader(const struct attempt *attempt)
     return index;
 }
 
-/* Takes an outcome of a leader, where this rank does not follow a later one. */
+/* Stores the outcome of `leader`, unless this rank follows a later one. */
 static void take_outcome(struct attempt *attempt, int leader, struct td__reader *reader)
 {
     struct agreement *agreement = attempt->agreement;
@@ -187,7 +188,7 @@ static void take_outcome(struct attempt *attempt, int leader, struct td__reader 
     pthread_mutex_unlock(&attempt->root->lock);
 }
 
-/* Queries one member, and takes the outcome where it has one. False where it does not answer. */
+/* Queries one member, and stores its outcome if it has one. False if it does not answer. */
 static bool ask(struct attempt *attempt, int index, uint32_t what, int leader)
 {
     struct td__buffer answer = {0};
@@ -218,7 +219,7 @@ static void become_leader(struct attempt *attempt)
     attempt->leads = all;
 }
 
-/* Where the others took this rank for dead and follow a later one, the latter has the outcome. */
+/* If the others took this rank for dead and follow a later leader, that one has the outcome. */
 static void lead(struct attempt *attempt)
 {
     struct agreement *agreement = attempt->agreement;
@@ -296,7 +297,7 @@ static td_status agree(struct attempt *attempt, int64_t timeout_ms)
 
 /* ---- The new group --------------------------------------------------------------------------- */
 
-/* "world shrink 1". The name of a group that the caller has named need not be its own, and gets a hash behind it. */
+/* "world shrink 1". A name that the caller has given need not be unique, so a hash is appended to it. */
 static void make_name(const td_group *group, uint32_t attempt, char name[160])
 {
     char hash[32] = "";
@@ -330,7 +331,7 @@ static td_status make_rest(const struct attempt *attempt, const td_group_options
     if (!attempt->agreement->left[group->rank])
         status = td_fail(TD_ERR_PEER,
                          "td_group_shrink on group \"%s\": the other ranks took rank %d for dead "
-                         "and went on without it",
+                         "and continued without it",
                          group->name, group->ranks[group->rank]);
     if (!status)
         status = td__group_add(group->root, ranks, count, key, &own, rest);
