@@ -50,7 +50,7 @@ TD_API td_status td_reduce(td_tensor *tensor, int dst, td_reduce_op op, td_group
 TD_API td_status td_all_gather(td_tensor *const *tensors, int count, td_tensor *tensor,
                                td_group *group, td_work **work);
 
-/** input of rank r -> part r of everybody's output, which has size times as many elements. */
+/** input of rank r -> part r of the output of every rank, which has size times as many elements. */
 TD_API td_status td_all_gather_into_tensor(td_tensor *output, td_tensor *input, td_group *group,
                                            td_work **work);
 

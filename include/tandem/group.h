@@ -344,7 +344,7 @@ TD_API td_status td_group_scatter(void *output, const void *input, size_t count,
 TD_API td_status td_group_gather(void *output, const void *input, size_t count, td_dtype dtype,
                                  int dst, td_group *group, td_work **work);
 
-/** Input of rank r -> part r of everybody's output (size * count). */
+/** Input of rank r -> part r of the output of every rank (size * count). */
 TD_API td_status td_group_all_gather(void *output, const void *input, size_t count, td_dtype dtype,
                                      td_group *group, td_work **work);
 

@@ -10,7 +10,7 @@
  *
  * Ownership. Tensors and storages are reference-counted. A tensor that a function returns belongs
  * to the thread's innermost TD_SCOPE, which releases it at its end; without one it belongs to the
- * caller, who calls td_tensor_release(). Functions never take over a reference of their arguments.
+ * caller, which calls td_tensor_release(). Functions never take over a reference of their arguments.
  *
  * Errors. A function that returns a tensor returns NULL on failure; td_last_error() says why, and
  * td_last_status() is the status. A NULL input gives a NULL result, and the last error stays that
