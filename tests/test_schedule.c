@@ -214,7 +214,7 @@ TEST(tree_of_six)
 /* ---- Prices ---------------------------------------------------------------------------------- */
 
 static const struct td__network network = {
-    .latency = 1e-5, .message = 1e-6, .byte = 1e-10, .reduce_byte = 5e-11, .copy_byte = 2e-11};
+    .latency = 1e-5, .transfer = 1e-6, .byte = 1e-10, .reduce_byte = 5e-11, .copy_byte = 2e-11};
 
 static struct td__price price_of(td_op_kind op, const char *name, int32_t size, double bytes)
 {
@@ -229,7 +229,7 @@ TEST(ring_costs_what_it_should)
     struct td__price price = price_of(TD_OP_ALL_REDUCE, "ring", 8, 8e6);
     CHECK_EQ(price.rounds, 14);
     CHECK_EQ((int64_t)(price.sent + 0.5), 14000000); /* 2B(n-1)/n */
-    CHECK_EQ((int64_t)price.messages, 14);
+    CHECK_EQ((int64_t)price.transfers, 14);
     double expected = 14 * (1e-5 + 1e6 * 1e-10) + 7 * 1e6 * 5e-11;
     CHECK(price.seconds > expected * 0.999 && price.seconds < expected * 1.001);
 }

@@ -322,8 +322,8 @@ static int32_t blocks_in(const struct td__compiled_schedule *program, int32_t ro
         for (uint32_t m = sends ? at->first_send : at->first_recv;
              m < (sends ? at->first_recv : at->end); m++)
             for (uint32_t s = 0;
-                 program->messages[m].peer == peer && s < program->messages[m].count; s++)
-                blocks += 1 + program->segments[program->messages[m].first + s].count;
+                 program->transfers[m].peer == peer && s < program->transfers[m].count; s++)
+                blocks += 1 + program->segments[program->transfers[m].first + s].count;
         return blocks;
     }
     return 0;

@@ -294,7 +294,7 @@ td_status bench_options_parse(int argc, char **argv, struct bench_options *optio
         if (at < argc)
             TD_TRY(take_operation(argv[at], options));
     }
-    options->network.message = options->network.latency / 5;
+    options->network.transfer = options->network.latency / 5;
     options->network.copy_byte = options->network.reduce_byte / 2;
     return options->help || options->version ? TD_OK : finish(options);
 }

@@ -128,10 +128,10 @@ static bool is_wanted(const struct bench_options *options, td_op_kind op)
 
 static void print_network(const struct td__network *network)
 {
-    char latency[48], message[48];
-    printf("# latency %s, %s for a further message, %.4g GB/s on the wire, %.4g GB/s to reduce\n",
+    char latency[48], transfer[48];
+    printf("# latency %s, %s for a further transfer, %.4g GB/s on the wire, %.4g GB/s to reduce\n",
            bench_time_text(network->latency, 0, latency),
-           bench_time_text(network->message, 0, message), 1e-9 / network->byte,
+           bench_time_text(network->transfer, 0, transfer), 1e-9 / network->byte,
            1e-9 / network->reduce_byte);
     printf(
         "# * is the cheapest; taken: what the library chooses. Reductions are formed in one order\n"

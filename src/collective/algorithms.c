@@ -9,7 +9,7 @@ static int64_t nothing(int32_t size, int32_t blocks)
     return 0;
 }
 
-/* All blocks but one's own. */
+/* All blocks but the rank's own. */
 static int64_t all_but_one(int32_t size, int32_t blocks)
 {
     (void)size;
@@ -27,16 +27,16 @@ static int64_t twice_all_but_one(int32_t size, int32_t blocks)
     return 2 * all_but_one(size, blocks);
 }
 
-/* With a power of two everything but one's own interval, each way; else up to all of it, and on the
- * way out the left half of an incomplete node has the right half to serve as well. */
-static int64_t halving_both_ways(int32_t size, int32_t blocks)
+/* With a power of two all blocks but the rank's own interval in each phase; else up to all of them, since the left
+ * half of an incomplete node also sends to the right half in the gather phase. */
+static int64_t halving_both_phases(int32_t size, int32_t blocks)
 {
     bool power = (size & (size - 1)) == 0;
     return power ? twice_all_but_one(size, blocks) : 2 * (int64_t)blocks;
 }
 
-/* The way in, and the interval to the root. */
-static int64_t halving_in(int32_t size, int32_t blocks)
+/* The reduce phase, and the interval to the root. */
+static int64_t halving_and_interval(int32_t size, int32_t blocks)
 {
     return size == 1 ? 0 : (int64_t)blocks + 1;
 }
@@ -56,7 +56,7 @@ static int64_t whole_each_level(int32_t size, int32_t blocks)
     return (int64_t)td__tree_levels(size) * blocks;
 }
 
-/* A rank of a short right half serves several on the left. */
+/* A rank of a smaller right half sends to several on the left. */
 static int64_t doubling(int32_t size, int32_t blocks)
 {
     bool power = (size & (size - 1)) == 0;
@@ -85,9 +85,9 @@ const struct td__algorithm td__algorithms[] = {
     {"chain", TD_OP_BROADCAST, td__broadcast_chain, false, false, whole},
     {"scatter", TD_OP_BROADCAST, td__broadcast_scatter, false, false, scatter_and_gather},
     {"tree", TD_OP_REDUCE, td__reduce_tree, false, true, whole_each_level},
-    {"halving", TD_OP_REDUCE, td__reduce_halving, false, true, halving_in},
+    {"halving", TD_OP_REDUCE, td__reduce_halving, false, true, halving_and_interval},
     {"doubling", TD_OP_ALL_REDUCE, td__allreduce_doubling, false, true, doubling},
-    {"halving", TD_OP_ALL_REDUCE, td__allreduce_halving, false, true, halving_both_ways},
+    {"halving", TD_OP_ALL_REDUCE, td__allreduce_halving, false, true, halving_both_phases},
     {"ring", TD_OP_ALL_REDUCE, td__allreduce_ring, true, false, twice_all_but_one},
     {"tree", TD_OP_SCATTER, td__scatter_tree, false, false, all_but_one},
     {"direct", TD_OP_SCATTER, td__scatter_direct, false, false, all_but_one},
@@ -96,7 +96,8 @@ const struct td__algorithm td__algorithms[] = {
     {"doubling", TD_OP_ALL_GATHER, td__allgather_doubling, false, false, gather_doubling},
     {"bruck", TD_OP_ALL_GATHER, td__allgather_bruck, true, false, all_but_one},
     {"ring", TD_OP_ALL_GATHER, td__allgather_ring, true, false, all_but_one},
-    {"halving", TD_OP_REDUCE_SCATTER, td__reduce_scatter_halving, false, true, halving_in},
+    {"halving", TD_OP_REDUCE_SCATTER, td__reduce_scatter_halving, false, true,
+     halving_and_interval},
     {"pairwise", TD_OP_REDUCE_SCATTER, td__reduce_scatter_pairwise, true, true, all_but_one},
     {"ring", TD_OP_REDUCE_SCATTER, td__reduce_scatter_ring, true, false, all_but_one},
     {"bruck", TD_OP_ALL_TO_ALL, td__alltoall_bruck, true, false, bruck_all_to_all},

@@ -3,8 +3,8 @@
  * all_gather: rank r keeps the blocks of ranks r, r+1, r+2 … in this order in scratch. In the round
  * of distance d it has d of them, sends them to rank r-d and gets the next d from rank r+d.
  *
- * all_to_all: block i of scratch is on its way to the rank i further on. In the round of distance d
- * all blocks whose number has that bit travel d ranks, so that each has travelled i in the end. */
+ * all_to_all: rank r sends block i of scratch to rank r+i, in up to log2(n) hops. In the round of distance d rank
+ * r sends all its blocks whose number has bit d to rank r+d. */
 #include "collective/builders.h"
 
 void td__allgather_bruck(const struct td__plan *plan, struct td__schedule *schedule)

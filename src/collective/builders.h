@@ -1,5 +1,5 @@
-/* The algorithms: each adds its steps to a schedule. One file an algorithm, or one for a family that
- * shares its picture. Phases that larger algorithms are composed of are here too. */
+/* The builders of all algorithms: each adds its steps to a schedule. Each algorithm, or family of algorithms, has
+ * a file. Phases that several algorithms share are declared here, too. */
 #ifndef TD_COLLECTIVE_BUILDERS_H
 #define TD_COLLECTIVE_BUILDERS_H
 
@@ -31,16 +31,16 @@ TD__BUILDER(td__alltoall_bruck);
 TD__BUILDER(td__alltoall_direct);
 TD__BUILDER(td__barrier_dissemination);
 
-/** Halving (halving.c) on the blocks of `place`, `blocks` of them: afterwards each of the first
- *  2^floor(log2(size)) ranks holds one interval of them reduced over all ranks. */
+/** The reduce phase of halving.c on the `blocks` blocks of `buffer`: afterwards each of the first
+ *  2^floor(log2(size)) ranks has one interval of them, reduced over all ranks. */
 void td__halving_reduce(const struct td__plan *plan, struct td__schedule *schedule,
-                        enum td__place place, int32_t blocks);
+                        enum td__schedule_buffer buffer, int32_t blocks);
 
-/** The way back: every rank gets every interval. */
+/** The gather phase: every rank gets all intervals. */
 void td__halving_gather(const struct td__plan *plan, struct td__schedule *schedule,
-                        enum td__place place, int32_t blocks);
+                        enum td__schedule_buffer buffer, int32_t blocks);
 
-/** Where interval `interval` of `intervals` begins among `blocks` blocks. */
+/** The first block of interval `interval`, with `blocks` blocks cut into `intervals`. */
 int32_t td__interval_start(int32_t interval, int32_t intervals, int32_t blocks);
 
 #endif

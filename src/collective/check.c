@@ -1,8 +1,8 @@
-/* Proving schedules; see schedule.h.
+/* Verifying schedules; see td__schedule_check() in schedule.h.
  *
- * A cell stands for the contents of a block: which block of the vector it is, which ranks' values
- * are reduced in it, and a hash of the expression that made it. Reducing two cells needs the same
- * block and disjoint ranks; its hash does not depend on which of the two comes first. */
+ * A cell is the symbolic contents of a block: the number of the block, the ranks whose values are reduced in it,
+ * and a hash of the expression that produced it. Two cells can be reduced if they have the same block and
+ * disjoint ranks; the hash is commutative. */
 #include "collective/schedule.h"
 
 #include "collective/tree.h"
@@ -14,14 +14,14 @@
 #include <sys/types.h>
 
 struct cell {
-    uint64_t ranks; /* 0: nothing was ever written here */
+    uint64_t ranks; /* 0: never written */
     uint64_t hash;
     int32_t block;
 };
 
 struct member {
     struct td__schedule schedule;
-    struct cell *places[3]; /* DATA, INPUT, SCRATCH */
+    struct cell *buffers[3]; /* DATA, INPUT, SCRATCH */
     int32_t sizes[3];
     size_t at;  /* the first step of its round */
     size_t end; /* the first step after its round */
@@ -77,7 +77,7 @@ static struct cell combined(struct cell a, struct cell b)
                          .block = a.block};
 }
 
-/* What the tree makes of `block`, over the ranks from `low` on at `level`. */
+/* `block` reduced along the tree, over the ranks of the node at `level` that begins at `low`. */
 static struct cell tree_value(int32_t low, int level, int32_t size, int32_t block)
 {
     if (level == 0)
@@ -94,9 +94,9 @@ static bool same(struct cell a, struct cell b)
 
 /* ---- Setting up ------------------------------------------------------------------------------ */
 
-/* How many blocks DATA and INPUT have; schedule.h has the table. */
-static void place_sizes(td_op_kind op, const struct td__schedule *schedule, int32_t size,
-                        int32_t sizes[3])
+/* The number of blocks of each buffer; schedule.h has the table. */
+static void buffer_sizes(td_op_kind op, const struct td__schedule *schedule, int32_t size,
+                         int32_t sizes[3])
 {
     bool takes_input = op == TD_OP_REDUCE_SCATTER || op == TD_OP_ALL_TO_ALL;
     bool by_rank = op == TD_OP_SCATTER || op == TD_OP_GATHER || op == TD_OP_ALL_GATHER ||
@@ -109,9 +109,9 @@ static void place_sizes(td_op_kind op, const struct td__schedule *schedule, int3
 static void fill(struct trial *trial, int32_t rank)
 {
     struct member *member = &trial->members[rank];
-    struct cell *data = member->places[TD__DATA];
+    struct cell *data = member->buffers[TD__DATA];
     for (int32_t block = 0; block < member->sizes[TD__INPUT]; block++)
-        member->places[TD__INPUT][block] = leaf(rank, block);
+        member->buffers[TD__INPUT][block] = leaf(rank, block);
     switch (trial->algorithm->op) {
     case TD_OP_REDUCE:
     case TD_OP_ALL_REDUCE:
@@ -148,11 +148,12 @@ static bool set_up(struct trial *trial)
         struct td__plan plan = {.rank = rank, .size = trial->size, .root = trial->root};
         if (!td__schedule_build(trial->algorithm, &plan, &member->schedule))
             return fail(trial, "out of memory");
-        place_sizes(trial->algorithm->op, &member->schedule, trial->size, member->sizes);
-        for (int place = 0; place < 3; place++)
-            member->places[place] = calloc((size_t)member->sizes[place] + 1, sizeof(struct cell));
+        buffer_sizes(trial->algorithm->op, &member->schedule, trial->size, member->sizes);
+        for (int buffer = 0; buffer < 3; buffer++)
+            member->buffers[buffer] = calloc((size_t)member->sizes[buffer] + 1,
+                                             sizeof(struct cell));
         member->done = calloc(member->schedule.count + 1, sizeof *member->done);
-        if (!member->places[0] || !member->places[1] || !member->places[2] || !member->done)
+        if (!member->buffers[0] || !member->buffers[1] || !member->buffers[2] || !member->done)
             return fail(trial, "out of memory");
         fill(trial, rank);
         set_round(member);
@@ -167,42 +168,42 @@ static void tear_down(struct trial *trial)
     for (int32_t rank = 0; rank < trial->size; rank++) {
         struct member *member = &trial->members[rank];
         td__schedule_free(&member->schedule);
-        for (int place = 0; place < 3; place++)
-            free(member->places[place]);
+        for (int buffer = 0; buffer < 3; buffer++)
+            free(member->buffers[buffer]);
         free(member->done);
     }
     free(trial->members);
 }
 
-/* ---- Carrying out ---------------------------------------------------------------------------- */
+/* ---- Running --------------------------------------------------------------------------------- */
 
-static bool in_range(const struct member *member, int place, int32_t block, int32_t count)
+static bool in_range(const struct member *member, int buffer, int32_t block, int32_t count)
 {
-    return block >= 0 && count >= 0 && block + count <= member->sizes[place];
+    return block >= 0 && count >= 0 && block + count <= member->sizes[buffer];
 }
 
-static bool is_message(const struct td__step *step)
+static bool is_transfer(const struct td__step *step)
 {
     return step->kind == TD__STEP_SEND || step->kind == TD__STEP_RECV ||
            step->kind == TD__STEP_RECV_REDUCE;
 }
 
-/* The messages of a round happen at once: none may write what another one touches. */
+/* The transfers of a round run concurrently: none may write a block that another one accesses. */
 static bool check_overlap(struct trial *trial, int32_t rank)
 {
     const struct member *member = &trial->members[rank];
     for (size_t i = member->at; i < member->end; i++) {
         const struct td__step *a = &member->schedule.steps[i];
-        if (!is_message(a))
+        if (!is_transfer(a))
             continue;
-        if (!in_range(member, a->place, a->block, a->count) || a->peer < 0 ||
+        if (!in_range(member, a->buffer, a->block, a->count) || a->peer < 0 ||
             a->peer >= trial->size || a->peer == rank)
             return fail(trial, "rank %d, step %zu is out of range", (int)rank, i);
         for (size_t j = i + 1; j < member->end; j++) {
             const struct td__step *b = &member->schedule.steps[j];
             bool writes = a->kind != TD__STEP_SEND || b->kind != TD__STEP_SEND;
-            if (is_message(b) && writes && a->place == b->place && a->block < b->block + b->count &&
-                b->block < a->block + a->count)
+            if (is_transfer(b) && writes && a->buffer == b->buffer &&
+                a->block < b->block + b->count && b->block < a->block + a->count)
                 return fail(trial, "rank %d, steps %zu and %zu overlap in one round", (int)rank, i,
                             j);
         }
@@ -210,24 +211,24 @@ static bool check_overlap(struct trial *trial, int32_t rank)
     return true;
 }
 
-/* Where parts are uneven a block fits only where its size is expected. */
-static bool fits(const struct trial *trial, int32_t rank, int place, int32_t index, int32_t block)
+/* Whether block `block` has the size of block `index` of `buffer`; parts may be uneven. */
+static bool fits(const struct trial *trial, int32_t rank, int buffer, int32_t index, int32_t block)
 {
     const struct member *member = &trial->members[rank];
-    if (place == TD__SCRATCH && member->schedule.scratch_like)
+    if (buffer == TD__SCRATCH && member->schedule.scratch_like)
         return member->schedule.scratch_like[index] == block;
     if (trial->algorithm->op == TD_OP_REDUCE_SCATTER)
-        return place == TD__DATA && block == rank;
-    return trial->algorithm->op != TD_OP_ALL_GATHER || (place == TD__DATA && block == index);
+        return buffer == TD__DATA && block == rank;
+    return trial->algorithm->op != TD_OP_ALL_GATHER || (buffer == TD__DATA && block == index);
 }
 
-static bool put(struct trial *trial, int32_t rank, int place, int32_t index, struct cell value,
-                bool reduce)
+static bool write_cell(struct trial *trial, int32_t rank, int buffer, int32_t index,
+                       struct cell value, bool reduce)
 {
-    struct cell *to = &trial->members[rank].places[place][index];
+    struct cell *to = &trial->members[rank].buffers[buffer][index];
     if (!value.ranks)
         return fail(trial, "rank %d uses a block that was never written", (int)rank);
-    if (!fits(trial, rank, place, index, value.block))
+    if (!fits(trial, rank, buffer, index, value.block))
         return fail(trial, "rank %d puts block %d where another size is expected", (int)rank,
                     (int)value.block);
     if (!reduce) {
@@ -242,19 +243,20 @@ static bool put(struct trial *trial, int32_t rank, int place, int32_t index, str
     return true;
 }
 
-static bool transfer(struct trial *trial, int32_t from, const struct td__step *send, int32_t to,
-                     const struct td__step *recv)
+static bool run_transfer(struct trial *trial, int32_t from, const struct td__step *send, int32_t to,
+                         const struct td__step *recv)
 {
     struct member *sender = &trial->members[from];
     if (send->count != recv->count)
         return fail(trial, "rank %d sends %d blocks, rank %d expects %d", (int)from,
                     (int)send->count, (int)to, (int)recv->count);
-    if (recv->place == TD__INPUT)
+    if (recv->buffer == TD__INPUT)
         return fail(trial, "rank %d writes to its input", (int)to);
     sender->sent += send->count;
     for (int32_t i = 0; i < send->count; i++)
-        if (!put(trial, to, recv->place, recv->block + i,
-                 sender->places[send->place][send->block + i], recv->kind == TD__STEP_RECV_REDUCE))
+        if (!write_cell(trial, to, recv->buffer, recv->block + i,
+                        sender->buffers[send->buffer][send->block + i],
+                        recv->kind == TD__STEP_RECV_REDUCE))
             return false;
     return true;
 }
@@ -265,7 +267,7 @@ static ssize_t find_recv(const struct trial *trial, int32_t to, int32_t from)
     const struct member *member = &trial->members[to];
     for (size_t i = member->at; i < member->end; i++) {
         const struct td__step *step = &member->schedule.steps[i];
-        if (!member->done[i] && is_message(step) && step->kind != TD__STEP_SEND &&
+        if (!member->done[i] && is_transfer(step) && step->kind != TD__STEP_SEND &&
             step->peer == from)
             return (ssize_t)i;
     }
@@ -284,29 +286,29 @@ static bool match_sends(struct trial *trial, int32_t rank, bool *progress)
         if (other < 0)
             continue;
         struct member *peer = &trial->members[step->peer];
-        if (!transfer(trial, rank, step, step->peer, &peer->schedule.steps[other]))
+        if (!run_transfer(trial, rank, step, step->peer, &peer->schedule.steps[other]))
             return false;
         member->done[i] = peer->done[other] = *progress = true;
     }
     return true;
 }
 
-/* Carries out the copies and reductions of a round whose messages are all done. */
+/* Runs the copies and reductions of a round whose transfers are all done. */
 static bool finish_round(struct trial *trial, int32_t rank)
 {
     struct member *member = &trial->members[rank];
     for (size_t i = member->at; i < member->end; i++) {
         const struct td__step *step = &member->schedule.steps[i];
-        if (is_message(step))
+        if (is_transfer(step))
             continue;
-        if (!in_range(member, step->place, step->block, step->count) ||
+        if (!in_range(member, step->buffer, step->block, step->count) ||
             !in_range(member, step->from, step->from_block, step->count) ||
-            step->place == TD__INPUT)
+            step->buffer == TD__INPUT)
             return fail(trial, "rank %d, step %zu is out of range", (int)rank, i);
         for (int32_t k = 0; k < step->count; k++)
-            if (!put(trial, rank, step->place, step->block + k,
-                     member->places[step->from][step->from_block + k],
-                     step->kind == TD__STEP_REDUCE))
+            if (!write_cell(trial, rank, step->buffer, step->block + k,
+                            member->buffers[step->from][step->from_block + k],
+                            step->kind == TD__STEP_REDUCE))
                 return false;
     }
     member->at = member->end;
@@ -317,12 +319,12 @@ static bool finish_round(struct trial *trial, int32_t rank)
 static bool round_is_done(const struct member *member)
 {
     for (size_t i = member->at; i < member->end; i++)
-        if (is_message(&member->schedule.steps[i]) && !member->done[i])
+        if (is_transfer(&member->schedule.steps[i]) && !member->done[i])
             return false;
     return true;
 }
 
-static bool carry_out(struct trial *trial)
+static bool run_schedules(struct trial *trial)
 {
     for (int32_t rank = 0; rank < trial->size; rank++)
         if (!check_overlap(trial, rank))
@@ -347,9 +349,9 @@ static bool carry_out(struct trial *trial)
     return true;
 }
 
-/* ---- Judging --------------------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------- */
 
-/* What block `index` of DATA must be on `rank`; a cell of no ranks where it does not matter. */
+/* The expected block `index` of DATA on `rank`; a cell without ranks if it is undefined. */
 static struct cell expected(const struct trial *trial, int32_t rank, int32_t index)
 {
     int levels = td__tree_levels(trial->size);
@@ -375,11 +377,11 @@ static struct cell expected(const struct trial *trial, int32_t rank, int32_t ind
     }
 }
 
-static bool judge(struct trial *trial, int32_t rank)
+static bool check_result(struct trial *trial, int32_t rank)
 {
     const struct member *member = &trial->members[rank], *first = &trial->members[0];
     for (int32_t index = 0; index < member->sizes[TD__DATA]; index++) {
-        struct cell wanted = expected(trial, rank, index), got = member->places[TD__DATA][index];
+        struct cell wanted = expected(trial, rank, index), got = member->buffers[TD__DATA][index];
         if (!wanted.ranks)
             continue;
         if (got.ranks != wanted.ranks || got.block != wanted.block)
@@ -387,11 +389,11 @@ static bool judge(struct trial *trial, int32_t rank)
         bool reduced = wanted.ranks & (wanted.ranks - 1);
         if ((!reduced || trial->algorithm->ordered) && !same(got, wanted))
             return fail(trial, "rank %d reduced block %d in another order", (int)rank, (int)index);
-        if (trial->algorithm->op == TD_OP_ALL_REDUCE && !same(got, first->places[TD__DATA][index]))
+        if (trial->algorithm->op == TD_OP_ALL_REDUCE && !same(got, first->buffers[TD__DATA][index]))
             return fail(trial, "ranks 0 and %d differ in block %d", (int)rank, (int)index);
     }
     for (int32_t index = 0; index < member->sizes[TD__INPUT]; index++)
-        if (!same(member->places[TD__INPUT][index], leaf(rank, index)))
+        if (!same(member->buffers[TD__INPUT][index], leaf(rank, index)))
             return fail(trial, "rank %d changed its input", (int)rank);
     int64_t bound = trial->algorithm->sent_bound(trial->size, member->schedule.blocks);
     if (member->sent > bound)
@@ -408,9 +410,9 @@ bool td__schedule_check(const struct td__algorithm *algorithm, int32_t size, int
     trial.members = calloc((size_t)size, sizeof *trial.members);
     if (!trial.members)
         return fail(&trial, "out of memory");
-    bool right = set_up(&trial) && carry_out(&trial);
+    bool right = set_up(&trial) && run_schedules(&trial);
     for (int32_t rank = 0; right && rank < size; rank++)
-        right = judge(&trial, rank);
+        right = check_result(&trial, rank);
     tear_down(&trial);
     return right;
 }

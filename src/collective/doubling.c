@@ -1,11 +1,11 @@
 /* Recursive doubling, for any number of ranks, along the tree of tree.h: few rounds, for short
- * messages. At each level every rank of a node gets what the other half has:
+ * vectors. At each level every rank of a node gets the data of the other half:
  *
  *     full node         rank i <-> rank i + 2^k
- *     incomplete node   each rank on the left gets it from rank i mod |right| on the right, each rank
- *                       on the right from rank i on the left
+ *     incomplete node   rank i on the left receives from rank i mod |right| on the right, rank i on the
+ *                       right from rank i on the left
  *
- * After ceil(log2(n)) rounds every rank has everything. */
+ * After ceil(log2(n)) rounds every rank has all data. */
 #include "collective/builders.h"
 #include "collective/tree.h"
 
@@ -67,8 +67,8 @@ void td__allgather_doubling(const struct td__plan *plan, struct td__schedule *sc
     }
 }
 
-/* In round k each rank sends to the one 2^k further on, and receives from the one 2^k back: after the last
- * round a message from every rank has reached it, directly or through others. */
+/* In round k rank r sends to rank r + 2^k and receives from rank r - 2^k: after the last round it has received,
+ * directly or through others, from every rank. */
 void td__barrier_dissemination(const struct td__plan *plan, struct td__schedule *schedule)
 {
     schedule->blocks = 0;

@@ -1,17 +1,17 @@
 /* Recursive halving and doubling, for any number of ranks, along the tree of tree.h.
  *
- * At level k two ranks that differ in bit k hold the same interval of the vector, each reduced over
- * its own half of the node. They exchange halves of it, and each goes on with the half it keeps:
+ * In the reduce phase, at level k, two ranks that differ in bit k hold the same interval of the vector, each
+ * reduced over its own half of the node. They exchange halves of the interval, and each continues with one of
+ * them:
  *
  *     level 0   rank 0 [========]    rank 1 [========]        exchange halves
  *     level 1   rank 0 [====]        rank 1     [====]        … with ranks 2 and 3, halves of those
  *     level 2   rank 0 [==]          rank 1     [==]          …
  *
- * So rank i holds interval reverse(i) in the end. Where the right half of a node has fewer ranks
- * than the left, its leading 2^j ranks hold coarser intervals; each is sent in pieces to the ranks on
- * the left that hold those pieces, and the right half rests until it gets everything back on the way
- * out. Each rank sends at most the whole vector on the way in, and the same on the way out; with a
- * power of two it is (n-1)/n of it each way. */
+ * So rank i holds interval reverse(i) in the end. If the right half of a node has fewer ranks than the left, its
+ * first 2^j ranks hold longer intervals; each sends its interval in pieces to the ranks on the left that hold
+ * those pieces, and the right half is idle until the gather phase, which runs the levels in reverse. Each rank
+ * sends at most the whole vector in each phase; (n-1)/n of it if n is a power of two. */
 #include "collective/builders.h"
 #include "collective/tree.h"
 
@@ -20,14 +20,14 @@ int32_t td__interval_start(int32_t interval, int32_t intervals, int32_t blocks)
     return (int32_t)((int64_t)interval * blocks / intervals);
 }
 
-/* The intervals of a level, as ranges of blocks. */
+/* An interval, as a range of blocks. */
 struct cut {
-    enum td__place place;
+    enum td__schedule_buffer buffer;
     int32_t blocks;
     int32_t first, count;
 };
 
-/* Sets the range that the rank with `index` in a full half of 2^level ranks holds. */
+/* Sets the range of the rank with `index` in a full half of 2^level ranks. */
 static void select_held(struct cut *cut, int32_t index, int level)
 {
     int32_t interval = td__reverse_bits(index, level), all = (int32_t)1 << level;
@@ -37,13 +37,13 @@ static void select_held(struct cut *cut, int32_t index, int level)
 
 typedef void (*exchange_fn)(struct td__schedule *schedule, int32_t peer, struct cut mine,
                             struct cut theirs);
-typedef void (*one_way_fn)(struct td__schedule *schedule, int32_t peer, enum td__place place,
-                           int32_t block, int32_t count);
+typedef void (*step_fn)(struct td__schedule *schedule, int32_t peer,
+                        enum td__schedule_buffer buffer, int32_t block, int32_t count);
 
-/* One level, in either direction. On the way in, the right half of an incomplete node gives
- * (`from_right`) and the left takes (`to_left`); on the way out it is the other way round. */
+/* One level of either phase. In an incomplete node the right half uses `on_right` and the left half `on_left`: send
+ * and receive in the reduce phase, receive and send in the gather phase. */
 static void level_steps(const struct td__plan *plan, struct td__schedule *schedule, struct cut cut,
-                        int level, exchange_fn exchange, one_way_fn from_right, one_way_fn to_left)
+                        int level, exchange_fn exchange, step_fn on_right, step_fn on_left)
 {
     struct td__tree_node node = td__tree_node(plan->rank, plan->size, level);
     if (node.right_size == node.left_size) {
@@ -57,45 +57,45 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
         int32_t right = node.low + node.left_size;
         if (node.is_left) {
             select_held(&cut, node.index, level);
-            to_left(schedule, right + node.index % owners, cut.place, cut.first, cut.count);
+            on_left(schedule, right + node.index % owners, cut.buffer, cut.first, cut.count);
         } else if (node.index < owners) {
             for (int32_t left = node.index; left < node.left_size; left += owners) {
                 select_held(&cut, left, level);
-                from_right(schedule, node.low + left, cut.place, cut.first, cut.count);
+                on_right(schedule, node.low + left, cut.buffer, cut.first, cut.count);
             }
         }
     }
     td__end_round(schedule);
 }
 
-static void exchange_in(struct td__schedule *schedule, int32_t peer, struct cut mine,
-                        struct cut theirs)
+static void exchange_reduce(struct td__schedule *schedule, int32_t peer, struct cut mine,
+                            struct cut theirs)
 {
-    td__send(schedule, peer, theirs.place, theirs.first, theirs.count);
-    td__recv_reduce(schedule, peer, mine.place, mine.first, mine.count);
+    td__send(schedule, peer, theirs.buffer, theirs.first, theirs.count);
+    td__recv_reduce(schedule, peer, mine.buffer, mine.first, mine.count);
 }
 
-static void exchange_out(struct td__schedule *schedule, int32_t peer, struct cut mine,
-                         struct cut theirs)
+static void exchange_gather(struct td__schedule *schedule, int32_t peer, struct cut mine,
+                            struct cut theirs)
 {
-    td__send(schedule, peer, mine.place, mine.first, mine.count);
-    td__recv(schedule, peer, theirs.place, theirs.first, theirs.count);
+    td__send(schedule, peer, mine.buffer, mine.first, mine.count);
+    td__recv(schedule, peer, theirs.buffer, theirs.first, theirs.count);
 }
 
 void td__halving_reduce(const struct td__plan *plan, struct td__schedule *schedule,
-                        enum td__place place, int32_t blocks)
+                        enum td__schedule_buffer buffer, int32_t blocks)
 {
-    struct cut cut = {.place = place, .blocks = blocks};
+    struct cut cut = {.buffer = buffer, .blocks = blocks};
     for (int level = 0; level < td__tree_levels(plan->size); level++)
-        level_steps(plan, schedule, cut, level, exchange_in, td__send, td__recv_reduce);
+        level_steps(plan, schedule, cut, level, exchange_reduce, td__send, td__recv_reduce);
 }
 
 void td__halving_gather(const struct td__plan *plan, struct td__schedule *schedule,
-                        enum td__place place, int32_t blocks)
+                        enum td__schedule_buffer buffer, int32_t blocks)
 {
-    struct cut cut = {.place = place, .blocks = blocks};
+    struct cut cut = {.buffer = buffer, .blocks = blocks};
     for (int level = td__tree_levels(plan->size) - 1; level >= 0; level--)
-        level_steps(plan, schedule, cut, level, exchange_out, td__recv, td__send);
+        level_steps(plan, schedule, cut, level, exchange_gather, td__recv, td__send);
 }
 
 void td__allreduce_halving(const struct td__plan *plan, struct td__schedule *schedule)

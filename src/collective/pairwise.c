@@ -1,5 +1,5 @@
 /* Pairwise exchange: in round t rank r sends to rank r+t and receives from rank r-t, so that every
- * link is used once and no rank receives from two at a time (pairwise); or all of it in one round (direct). */
+ * link is used once and no rank receives from two at a time (pairwise); or all in one round (direct). */
 #include "collective/builders.h"
 #include "collective/tree.h"
 
@@ -30,8 +30,8 @@ void td__alltoall_direct(const struct td__plan *plan, struct td__schedule *sched
     td__end_round(schedule);
 }
 
-/* Every rank gets all the others' copies of its block, one a round, and reduces them along the tree
- * in the end. Sends (n-1)/n of the vector and keeps n blocks; for any n, in the tree's order. */
+/* Every rank receives the other ranks' values of its block, one in each round, and reduces them along the tree in
+ * the end. It sends (n-1)/n of the vector and needs n blocks of scratch; for any n, in the tree's order. */
 void td__reduce_scatter_pairwise(const struct td__plan *plan, struct td__schedule *schedule)
 {
     int32_t n = plan->size, r = plan->rank;

@@ -1,16 +1,16 @@
-/* Binomial trees from and to a root, along the tree of tree.h, and the direct ways.
+/* Rooted operations: binomial trees along the tree of tree.h, and direct sends from or to the root.
  *
- * Of each half of a node one rank holds its value: the root where it belongs to that half, else the
- * first rank. On the way in, the holder of the half without the root sends to the other one; on the
- * way out it receives from it. So whatever the root is, the tree is the same:
+ * In each half of a node one rank holds its value: the root if it is in that half, else the first rank. Towards
+ * the root, the holder of the half without the root sends to the other holder; away from the root it receives
+ * from it. The tree is the same for every root:
  *
- *     root 2 of 6, on the way in:    1 -> 0   3 -> 2   5 -> 4;    0 -> 2;    4 -> 2          */
+ *     root 2 of 6, towards the root:    1 -> 0   3 -> 2   5 -> 4;    0 -> 2;    4 -> 2          */
 #include "collective/builders.h"
 #include "collective/tree.h"
 
-enum direction { IN, OUT };
+enum direction { TO_ROOT, FROM_ROOT };
 
-/* What travels between two halves. */
+/* What two holders exchange: the vector, the vector to be reduced, or the blocks of the far half. */
 enum load { WHOLE, WHOLE_REDUCED, BLOCKS };
 
 static void level_steps(const struct td__plan *plan, struct td__schedule *schedule, int level,
@@ -24,12 +24,12 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
     int32_t near = root_right ? right_holder : left_holder;
     int32_t far = root_right ? left_holder : right_holder;
     if (node.right_size && (plan->rank == near || plan->rank == far)) {
-        /* What the far half has, or is to get. */
+        /* With BLOCKS: those of the far half. */
         int32_t block = load == BLOCKS && !root_right ? right : load == BLOCKS ? node.low : 0;
         int32_t count = load != BLOCKS ? schedule->blocks
                         : root_right   ? node.left_size
                                        : node.right_size;
-        bool sends = (plan->rank == far) == (direction == IN);
+        bool sends = (plan->rank == far) == (direction == TO_ROOT);
         int32_t peer = plan->rank == near ? far : near;
         if (sends)
             td__send(schedule, peer, TD__DATA, block, count);
@@ -41,43 +41,42 @@ static void level_steps(const struct td__plan *plan, struct td__schedule *schedu
     td__end_round(schedule);
 }
 
-static void way_in(const struct td__plan *plan, struct td__schedule *schedule, enum load load)
+static void to_root(const struct td__plan *plan, struct td__schedule *schedule, enum load load)
 {
     for (int level = 0; level < td__tree_levels(plan->size); level++)
-        level_steps(plan, schedule, level, IN, load);
+        level_steps(plan, schedule, level, TO_ROOT, load);
 }
 
-static void way_out(const struct td__plan *plan, struct td__schedule *schedule, enum load load)
+static void from_root(const struct td__plan *plan, struct td__schedule *schedule, enum load load)
 {
     for (int level = td__tree_levels(plan->size) - 1; level >= 0; level--)
-        level_steps(plan, schedule, level, OUT, load);
+        level_steps(plan, schedule, level, FROM_ROOT, load);
 }
 
 void td__broadcast_tree(const struct td__plan *plan, struct td__schedule *schedule)
 {
-    way_out(plan, schedule, WHOLE);
+    from_root(plan, schedule, WHOLE);
 }
 
 void td__reduce_tree(const struct td__plan *plan, struct td__schedule *schedule)
 {
-    way_in(plan, schedule, WHOLE_REDUCED);
+    to_root(plan, schedule, WHOLE_REDUCED);
 }
 
 void td__gather_tree(const struct td__plan *plan, struct td__schedule *schedule)
 {
     schedule->blocks = plan->size;
-    way_in(plan, schedule, BLOCKS);
+    to_root(plan, schedule, BLOCKS);
 }
 
 void td__scatter_tree(const struct td__plan *plan, struct td__schedule *schedule)
 {
     schedule->blocks = plan->size;
-    way_out(plan, schedule, BLOCKS);
+    from_root(plan, schedule, BLOCKS);
 }
 
-/* Long messages: each rank gets a part of the vector, and the parts are gathered everywhere. The
- * root sends (n-1)/n of the vector, and as much again in the gathering, instead of log2(n) times
- * all of it. */
+/* For long vectors: a scatter, then an all_gather. The root sends (n-1)/n of the vector in each, instead of the
+ * whole vector log2(n) times. */
 void td__broadcast_scatter(const struct td__plan *plan, struct td__schedule *schedule)
 {
     td__scatter_tree(plan, schedule);

@@ -22,55 +22,56 @@ static void add(struct td__schedule *schedule, struct td__step step)
     schedule->steps[schedule->count++] = step;
 }
 
-static void add_message(struct td__schedule *schedule, enum td__step_kind kind, int32_t peer,
-                        enum td__place place, int32_t block, int32_t count)
+static void add_transfer(struct td__schedule *schedule, enum td__step_kind kind, int32_t peer,
+                         enum td__schedule_buffer buffer, int32_t block, int32_t count)
 {
     add(schedule, (struct td__step){.kind = (uint8_t)kind,
-                                    .place = (uint8_t)place,
+                                    .buffer = (uint8_t)buffer,
                                     .peer = peer,
                                     .block = block,
                                     .count = count});
 }
 
-void td__send(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
-              int32_t count)
+void td__send(struct td__schedule *schedule, int32_t peer, enum td__schedule_buffer buffer,
+              int32_t block, int32_t count)
 {
-    add_message(schedule, TD__STEP_SEND, peer, place, block, count);
+    add_transfer(schedule, TD__STEP_SEND, peer, buffer, block, count);
 }
 
-void td__recv(struct td__schedule *schedule, int32_t peer, enum td__place place, int32_t block,
-              int32_t count)
+void td__recv(struct td__schedule *schedule, int32_t peer, enum td__schedule_buffer buffer,
+              int32_t block, int32_t count)
 {
-    add_message(schedule, TD__STEP_RECV, peer, place, block, count);
+    add_transfer(schedule, TD__STEP_RECV, peer, buffer, block, count);
 }
 
-void td__recv_reduce(struct td__schedule *schedule, int32_t peer, enum td__place place,
+void td__recv_reduce(struct td__schedule *schedule, int32_t peer, enum td__schedule_buffer buffer,
                      int32_t block, int32_t count)
 {
-    add_message(schedule, TD__STEP_RECV_REDUCE, peer, place, block, count);
+    add_transfer(schedule, TD__STEP_RECV_REDUCE, peer, buffer, block, count);
 }
 
-static void add_local(struct td__schedule *schedule, enum td__step_kind kind, enum td__place place,
-                      int32_t block, enum td__place from, int32_t from_block, int32_t count)
+static void add_local(struct td__schedule *schedule, enum td__step_kind kind,
+                      enum td__schedule_buffer buffer, int32_t block, enum td__schedule_buffer from,
+                      int32_t from_block, int32_t count)
 {
     add(schedule, (struct td__step){.kind = (uint8_t)kind,
-                                    .place = (uint8_t)place,
+                                    .buffer = (uint8_t)buffer,
                                     .from = (uint8_t)from,
                                     .block = block,
                                     .count = count,
                                     .from_block = from_block});
 }
 
-void td__copy(struct td__schedule *schedule, enum td__place place, int32_t block,
-              enum td__place from, int32_t from_block, int32_t count)
+void td__copy(struct td__schedule *schedule, enum td__schedule_buffer buffer, int32_t block,
+              enum td__schedule_buffer from, int32_t from_block, int32_t count)
 {
-    add_local(schedule, TD__STEP_COPY, place, block, from, from_block, count);
+    add_local(schedule, TD__STEP_COPY, buffer, block, from, from_block, count);
 }
 
-void td__reduce(struct td__schedule *schedule, enum td__place place, int32_t block,
-                enum td__place from, int32_t from_block, int32_t count)
+void td__reduce(struct td__schedule *schedule, enum td__schedule_buffer buffer, int32_t block,
+                enum td__schedule_buffer from, int32_t from_block, int32_t count)
 {
-    add_local(schedule, TD__STEP_REDUCE, place, block, from, from_block, count);
+    add_local(schedule, TD__STEP_REDUCE, buffer, block, from, from_block, count);
 }
 
 void td__end_round(struct td__schedule *schedule)

@@ -1,8 +1,8 @@
-/* The choice of an algorithm; see select.h, and the table in docs/algorithms.md.
+/* Selecting an algorithm; see select.h, and the table in docs/algorithms.md.
  *
- * Short messages are a matter of rounds, long ones of bytes. The size at which they take the same time was measured over
- * loopback TCP with 2 to 8 ranks. One round costs about what it costs to move 16 KiB there, which also
- * holds for a network of 10 Gbit/s (15 us at 1.2 GB/s); so the limits are sensible there, too. */
+ * The time of a short vector depends on the number of rounds, that of a long one on the bytes. The sizes at which
+ * two algorithms take the same time were measured over loopback TCP with 2 to 8 ranks. There a round costs about
+ * as much as sending 16 KiB, as it does on a network of 10 Gbit/s (15 us at 1.2 GB/s). */
 #include "collective/select.h"
 
 #include "collective/tree.h"
@@ -12,8 +12,7 @@ enum {
      * many. Both take the same time at this size for 2 to 6 ranks. */
     ALL_REDUCE_LONG = 64 << 10,
 
-    /* Short enough for the root to send it to each of a few: a send costs less than the round in which
-     * another rank would do it. */
+    /* Below this the root sends to each of a few ranks itself: a send costs less than a round of the tree. */
     BROADCAST_SHORT = 64 << 10,
     BROADCAST_FEW = 8,
 
@@ -29,26 +28,26 @@ enum {
     REDUCE_SCATTER_LONG = 256 << 10,
     REDUCE_SCATTER_LONG_A_RANK = 16 << 10,
 
-    /* From here on the ring is faster: it sends what has just come, and is still in the cache. Its n - 1
-     * rounds must be worth it, though, where doubling needs only log2(n), each rank sending alike. */
+    /* From here on the ring is faster: it sends what it has just received, from the cache. Where doubling needs
+     * only log2(n) rounds, the parts must be long enough to make up for n - 1 rounds. */
     ALL_GATHER_LONG = 512 << 10,
     ALL_GATHER_LONG_PART = 64 << 10,
 
-    /* How many times the average the largest part may be for what suits even parts. */
+    /* Parts count as even up to this ratio of the largest to the average. */
     UNEVEN_LARGEST = 2,
 
     /* Of one part: Bruck sends each one log2(n) / 2 times, and copies it as often. */
     ALL_TO_ALL_SHORT_PART = 2 << 10,
     ALL_TO_ALL_FEW = 4,
 
-    /* Of one part: all partners at once would have more on its way than the caches hold. */
+    /* Of one part: all partners at once would have more data in flight than the caches hold. */
     ALL_TO_ALL_LONG_PART = 512 << 10,
 
     /* Up to here one rank can send to, or receive from, all others in the time of a few rounds. */
     FEW = 16,
 
-    /* All partners at once keeps every link busy, but each has its socket to look after; beyond this
-     * many it is one partner after another. */
+    /* All partners at once keep every link busy, but each needs a socket and polling; beyond this many partners,
+     * one after another. */
     DIRECT_MOST = 64,
 };
 
@@ -57,7 +56,7 @@ static bool is_power_of_two(int32_t size)
     return (size & (size - 1)) == 0;
 }
 
-/* Whether it is worth while to spare the root. */
+/* Whether an algorithm with more rounds pays because the root sends or receives less. */
 static bool is_long_for_the_root(int32_t size, size_t bytes)
 {
     int levels = td__tree_levels(size);
@@ -103,15 +102,15 @@ static const char *all_to_all(int32_t size, size_t bytes)
     return size > ALL_TO_ALL_FEW && part >= ALL_TO_ALL_LONG_PART ? "pairwise" : exchange(size);
 }
 
-/* In the tree parts travel log2(n) / 2 times, but no rank has more than log2(n) messages. */
+/* In the tree parts are sent log2(n) / 2 times, but no rank has more than log2(n) sends and receives. */
 static const char *gather_or_scatter(int32_t size, size_t bytes)
 {
     return size > FEW && bytes < ROOTED_LONG_A_LEVEL ? "tree" : "direct";
 }
 
-/* Where one rank has most of it, an all_gather is much like a broadcast, for which doubling is a tree and the
- * ring a chain; and a reduce_scatter is like a reduce: pairwise, that rank would receive its part from all
- * others, by halving it is reduced along the tree. */
+/* If one rank has most of the data, an all_gather is much like a broadcast, for which doubling is a tree and the
+ * ring a chain; and a reduce_scatter is like a reduce: with pairwise that rank would receive its part from all
+ * others, with halving it is reduced along the tree. */
 const char *td__select_uneven(td_op_kind op, int32_t size, size_t bytes, size_t largest)
 {
     if (op == TD_OP_ALL_TO_ALL)

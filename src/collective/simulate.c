@@ -15,12 +15,12 @@ struct work {
 
 static double cost(const struct work *work, const struct td__network *network)
 {
-    int32_t messages = work->sends > work->receives ? work->sends : work->receives;
+    int32_t transfers = work->sends > work->receives ? work->sends : work->receives;
     double bytes = work->sent > work->received ? work->sent : work->received;
     double seconds = bytes * network->byte + work->reduced * network->reduce_byte +
                      work->copied * network->copy_byte;
-    if (messages)
-        seconds += network->latency + (messages - 1) * network->message;
+    if (transfers)
+        seconds += network->latency + (transfers - 1) * network->transfer;
     return seconds;
 }
 
@@ -48,11 +48,11 @@ static void count_step(struct work *work, const struct td__step *step, double bl
     }
 }
 
-/* Raises the price of each round to what this rank takes for it. */
+/* Raises the time of each round to that of this rank. */
 static void add_rank(const struct td__schedule *schedule, double bytes,
                      const struct td__network *network, double *rounds, struct td__price *price)
 {
-    double block_bytes = schedule->blocks ? bytes / schedule->blocks : 0, sent = 0, messages = 0;
+    double block_bytes = schedule->blocks ? bytes / schedule->blocks : 0, sent = 0, transfers = 0;
     for (size_t i = 0; i < schedule->count;) {
         int32_t round = schedule->steps[i].round;
         struct work work = {0};
@@ -62,16 +62,16 @@ static void add_rank(const struct td__schedule *schedule, double bytes,
         if (seconds > rounds[round])
             rounds[round] = seconds;
         sent += work.sent;
-        messages += work.sends;
+        transfers += work.sends;
     }
     if (sent > price->sent)
         price->sent = sent;
-    if (messages > price->messages)
-        price->messages = messages;
+    if (transfers > price->transfers)
+        price->transfers = transfers;
 }
 
-/* Which ranks are priced. Of a large group that is not symmetric, those at the ends, around the
- * middle and around the largest power of two: the busiest ranks of the trees are there. */
+/* Whether a rank is simulated. In a large group, of an algorithm that is not symmetric, those at the ends, around
+ * the middle and around the largest power of two, where the busiest ranks of the trees are. */
 static bool is_priced(const struct td__algorithm *algorithm, int32_t rank, int32_t size)
 {
     if (algorithm->symmetric)

@@ -1,8 +1,8 @@
-/* The memory of a group that this rank has left; see native.h.
+/* The shared memory of groups that this rank has left; see native.h.
  *
- * The first member of a communicator has the memory, and the others request it. It may leave a
- * group, or the world, before the others have requested it. So the memory outlives the
- * group, and when the rank leaves it hands the memory over to members that have not mapped it yet. */
+ * The first member of a communicator creates the memory, and the others request its descriptor. The first member
+ * may leave a group, or the world, before all others have requested it. So the memory outlives the group, and
+ * when the rank leaves the world it sends the descriptor to members that have not mapped the memory yet. */
 #include "native/native.h"
 
 #include "base/fail.h"
@@ -14,17 +14,17 @@
 enum {
     PAUSE_NS = 500000,
     HAND_OVER_MS = 500,
-    LEAVE_MS = 5000, /* for members that do not take what is handed to them */
+    LEAVE_MS = 5000, /* for members that do not map it */
 };
 
 struct left {
     struct td__attachment attachment;
-    struct td__shm_comm *comms; /* of destroyed groups; some members have not mapped their memory */
+    struct td__shm_comm *comms; /* of destroyed groups: some members have not mapped the memory */
 };
 
-/* Whether a member that has not mapped the memory may still want to. */
-static bool may_still_come(struct td__root *root, const struct td__shm_comm *everyone,
-                           int world_rank)
+/* Whether a member that has not mapped the memory may still do so. */
+static bool may_still_map(struct td__root *root, const struct td__shm_comm *everyone,
+                          int world_rank)
 {
     for (int i = 0; everyone && i < everyone->size; i++)
         if (everyone->world_ranks[i] == world_rank && atomic_load(&everyone->cells[i].leaving))
@@ -32,17 +32,17 @@ static bool may_still_come(struct td__root *root, const struct td__shm_comm *eve
     return kill(td__endpoint_pid(root->endpoint, world_rank), 0) == 0 || errno != ESRCH;
 }
 
-/* Waits only for a process that does not take it (one that is stopped). */
+/* Returns soon, unless a process does not map it (it is stopped). */
 static void hand_over(struct td__root *root, const struct td__shm_comm *everyone,
                       const struct td__shm_comm *comm, td__deadline end)
 {
     for (int i = 0; i < comm->size; i++) {
         int rank = comm->world_ranks[i];
-        if (atomic_load(&comm->cells[i].attached) || !may_still_come(root, everyone, rank) ||
+        if (atomic_load(&comm->cells[i].attached) || !may_still_map(root, everyone, rank) ||
             !td__endpoint_hand_over(root->endpoint, rank, comm->key, comm->fd,
                                     td__deadline_in_ms(HAND_OVER_MS)))
             continue;
-        while (!atomic_load(&comm->cells[i].attached) && may_still_come(root, everyone, rank) &&
+        while (!atomic_load(&comm->cells[i].attached) && may_still_map(root, everyone, rank) &&
                !td__deadline_passed(end))
             td__sleep_ns(PAUSE_NS);
     }
@@ -70,7 +70,7 @@ static void leave(struct td__attachment *attachment, struct td__root *root)
     }
 }
 
-/* What is left now is the first group's own, where a rank has never mapped it. */
+/* What is left: the communicator of the first group, if some rank has never mapped it. */
 static void free_left(struct td__attachment *attachment)
 {
     struct left *left = TD__CONTAINER(attachment, struct left, attachment);
@@ -84,14 +84,14 @@ static const struct td__attachment_ops left_ops = {.leave = leave, .free = free_
 td_status td__leave_prepare(struct td__root *root)
 {
     pthread_mutex_lock(&root->lock);
-    bool there = td__root_attachment(root, &left_ops);
-    struct left *left = there ? NULL : calloc(1, sizeof *left);
+    bool exists = td__root_attachment(root, &left_ops);
+    struct left *left = exists ? NULL : calloc(1, sizeof *left);
     if (left) {
         left->attachment.ops = &left_ops;
         td__root_attach(root, &left->attachment);
     }
     pthread_mutex_unlock(&root->lock);
-    return there || left ? TD_OK : td__fail_nomem("group");
+    return exists || left ? TD_OK : td__fail_nomem("group");
 }
 
 void td__leave_comm(struct td__root *root, struct td__shm_comm *comm)

@@ -1,12 +1,12 @@
-/* The native backend: which way a group's calls go.
+/* The native backend: selects the transport of a call.
  *
- *     one rank            nothing to do but to copy
- *     all on one host     through shared memory (shm_comm.h)
- *     one on each host    over sockets (tcp_comm.h)
- *     else                on two levels (hierarchy.h) where an operation has them, else over sockets
+ *     one rank                  a copy
+ *     all ranks on one host     shared memory (shm_comm.h)
+ *     one rank on each host     sockets (tcp_comm.h)
+ *     otherwise                 the hierarchy (hierarchy.h) for operations that it implements, else sockets
  *
- * The store is not used: the cards that were exchanged when the world was made have all that a group needs to know
- * about its members. */
+ * Creating a group needs no store: the cards that the ranks exchanged when the world was created have the addresses
+ * of all members. */
 #include "base/fail.h"
 #include "fault/call_history.h"
 #include "fault/peer_query.h"
@@ -119,12 +119,12 @@ static td_status find_losses(struct td__native *native, const struct td__operati
 {
     const td_group *group = native->group;
     struct td__endpoint *endpoint = group->root->endpoint;
-    if (native->comm) /* a rank may have broken it, with the reason */
+    if (native->comm) /* a rank may have broken it */
         TD_TRY(td__shm_state(native->comm));
     if (native->sockets)
-        TD_TRY(td__tcp_comm_hear(native->sockets, operation));
+        TD_TRY(td__tcp_comm_check(native->sockets, operation));
     if (native->hierarchy)
-        TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
+        TD_TRY(td__hierarchy_check(native->hierarchy, operation));
     for (int i = 0; i < group->size; i++) {
         enum td__presence presence = td__endpoint_presence(endpoint, group->ranks[i]);
         if (presence == TD__ENDED || presence == TD__CUT_OFF)
@@ -159,7 +159,7 @@ static td_status find_cause(void *arg, const struct td__operation *operation)
         return TD_OK; /* the other members have got that error */
     do {
         losses = td__endpoint_losses(endpoint);
-        TD_TRY(look_for_losses(native, operation));
+        TD_TRY(check_losses(native, operation));
     } while (td__endpoint_await_loss(endpoint, losses, end));
     return TD_OK;
 }
@@ -173,10 +173,10 @@ static td_status cause_of(struct td__native *native, const struct td__operation 
     return cause ? cause : td__error_restore(&error);
 }
 
-/* Before a waiting thread sleeps. A failure on one host must reach ranks of another that wait for each other:
- * a rank that waits in the comm checks the lane, and one that waits on links checks the comm. */
-static td_status look_from_comm(void *arg, const struct td__operation *operation, unsigned sleeps,
-                                td__deadline *next)
+/* Called before a waiting thread sleeps. A failure on one host must reach ranks of another host that wait for each
+ * other: a rank that waits in the comm checks its rail, and a rank that waits on links checks the comm. */
+static td_status check_from_comm(void *arg, const struct td__operation *operation, unsigned sleeps,
+                                 td__deadline *next)
 {
     struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
@@ -184,13 +184,13 @@ static td_status look_from_comm(void *arg, const struct td__operation *operation
     if (native->hierarchy && sleeps) {
         if (sleeps == 1)
             td__hierarchy_watch_links(native->hierarchy);
-        TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
+        TD_TRY(td__hierarchy_check(native->hierarchy, operation));
     }
     return td__call_history_look(native->history, native->group, operation, next);
 }
 
-static td_status look_from_links(void *arg, const struct td__operation *operation,
-                                 td__deadline *next)
+static td_status check_from_links(void *arg, const struct td__operation *operation,
+                                  td__deadline *next)
 {
     struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
@@ -206,7 +206,7 @@ static void explain(void *arg, const struct td__operation *operation)
     td__explain_delay(native->group, operation->call.sequence, -1, TD_ERR_TIMEOUT);
 }
 
-static td_status recall(void *arg, int world_rank, const struct td__operation *operation)
+static td_status compare_calls(void *arg, int world_rank, const struct td__operation *operation)
 {
     struct td__native *native = arg;
     return td__call_history_ask(native->history, native->group, world_rank, operation);
@@ -221,31 +221,31 @@ static void abort_group(void *self)
         td__shm_break(native->comm, status);
     if (native->p2p)
         td__p2p_abort(native->p2p, status);
-    if (native->comm) /* behind the messages, which have their reason by now */
+    if (native->comm) /* after td__p2p_abort(): the messages have failed with their reason */
         atomic_store(&native->comm->given_up, true);
     if (native->sockets)
         td__endpoint_wake_waiters(native->group->root->endpoint);
 }
 
-/* ---- Making ---------------------------------------------------------------------------------- */
+/* ---- Creating -------------------------------------------------------------------------------- */
 
-/* Where the members are. */
-struct places {
-    int *local;      /* the world ranks of this host's */
-    int here, index; /* how many, and which of them this rank is */
-    bool elsewhere;  /* some are on other hosts */
-    bool crowd;      /* some host has several */
+/* The members by host. With transport=tcp every rank counts as a host of its own. */
+struct topology {
+    int *local;                  /* world ranks of the members on this host */
+    int local_size, local_index; /* their number, and the index of this rank */
+    bool several_hosts;
+    bool several_on_one; /* some host has several members */
 };
 
-static td_status find_places(const struct td__native *native, struct td__endpoint *endpoint,
-                             struct places *places)
+static td_status find_topology(const struct td__native *native, struct td__endpoint *endpoint,
+                               struct topology *topology)
 {
     const td_group *group = native->group;
     int host = td__endpoint_host(endpoint, group->root->rank);
     bool *seen = calloc((size_t)td__endpoint_size(endpoint), sizeof *seen);
-    *places = (struct places){.local = malloc(sizeof(int) * (size_t)group->size)};
-    if (!places->local || !seen) {
-        free(places->local);
+    *topology = (struct topology){.local = malloc(sizeof(int) * (size_t)group->size)};
+    if (!topology->local || !seen) {
+        free(topology->local);
         free(seen);
         return td__fail_nomem("group");
     }
@@ -253,12 +253,12 @@ static td_status find_places(const struct td__native *native, struct td__endpoin
         int h = td__endpoint_host(endpoint, group->ranks[i]);
         bool own = i == group->rank || (h == host && !native->sockets_only);
         if (i == group->rank)
-            places->index = places->here;
+            topology->local_index = topology->local_size;
         if (own)
-            places->local[places->here++] = group->ranks[i];
+            topology->local[topology->local_size++] = group->ranks[i];
         else
-            places->elsewhere = true;
-        places->crowd = places->crowd || (seen[h] && !native->sockets_only);
+            topology->several_hosts = true;
+        topology->several_on_one = topology->several_on_one || (seen[h] && !native->sockets_only);
         seen[h] = true;
     }
     free(seen);
@@ -269,38 +269,42 @@ static td_status build(struct td__native *native, struct td__endpoint *endpoint)
 {
     td_group *group = native->group;
     const char *algorithm = native->algorithm[0] ? native->algorithm : NULL;
-    struct places places;
-    TD_TRY(find_places(native, endpoint, &places));
+    struct topology topology;
+    TD_TRY(find_topology(native, endpoint, &topology));
     td_status status = td__leave_prepare(group->root);
-    if (!status && places.here > 1)
-        status = td__shm_comm_create(endpoint, group->key, places.local, places.here, places.index,
-                                     td__p2p_shared_size(places.here), &native->comm);
-    free(places.local);
-    if (!status && places.elsewhere)
+    if (!status && topology.local_size > 1)
+        status = td__shm_comm_create(endpoint, group->key, topology.local, topology.local_size,
+                                     topology.local_index, td__p2p_shared_size(topology.local_size),
+                                     &native->comm);
+    free(topology.local);
+    if (!status && topology.several_hosts)
         status = td__tcp_comm_create(endpoint, group->key, group->ranks, group->size, group->rank,
                                      algorithm, &native->sockets);
-    if (!status && places.elsewhere && places.crowd)
+    if (!status && topology.several_hosts && topology.several_on_one)
         status = td__hierarchy_create(endpoint, group->key, group->ranks, group->size, group->rank,
                                       native->comm, algorithm, &native->hierarchy);
-    if (!status && places.elsewhere && !(native->history = td__call_history_create()))
+    if (!status && topology.several_hosts && !(native->history = td__call_history_create()))
         status = td__fail_nomem("group");
     if (status)
         return status;
     group->history = native->history;
-    group->trace.quick = !places.elsewhere;
+    group->trace.quick = !topology.several_hosts;
     if (native->comm) {
-        native->comm->outside = places.elsewhere ? look_from_comm
-                                                 : NULL; /* else all is in the comm */
+        native->comm->outside = topology.several_hosts
+                                    ? check_from_comm
+                                    : NULL; /* one host: the comm has all failures */
         native->comm->outside_arg = native;
         native->comm->explain = explain;
         native->comm->find_cause = find_cause;
     }
-    struct td__outside outside = {
-        .look = look_from_links, .recall = recall, .explain = explain, .arg = native};
+    struct td__comm_callbacks callbacks = {.check = check_from_links,
+                                           .compare_calls = compare_calls,
+                                           .explain = explain,
+                                           .arg = native};
     if (native->sockets)
-        td__tcp_comm_watch(native->sockets, &outside);
+        td__tcp_comm_set_callbacks(native->sockets, &callbacks);
     if (native->hierarchy)
-        td__hierarchy_watch(native->hierarchy, &outside);
+        td__hierarchy_set_callbacks(native->hierarchy, &callbacks);
     struct td__p2p_options options = {
         .endpoint = endpoint,
         .key = group->key,
@@ -329,7 +333,7 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
     td_status status = read_options(context->options, native);
     if (!status && group->size > 1)
         status = build(native, group->root->endpoint);
-    /* The first group is made by all ranks at once, so no rank has to wait for long. */
+    /* All ranks create the first group at the same time, so no rank waits for long. */
     if (!status && native->comm && group->root->opening)
         status = td__shm_comm_attach(native->comm, td__deadline_in_ms(context->timeout_ms));
     if (status) {
@@ -342,7 +346,7 @@ static td_status create(const td_backend_context *context, void *arg, void **sel
 
 /* ---- Collectives ----------------------------------------------------------------------------- */
 
-static td_status alone(const struct td__operation *operation)
+static td_status run_alone(const struct td__operation *operation)
 {
     const void *input = operation->call.input;
     void *output = operation->call.output;
@@ -358,17 +362,17 @@ static td_status alone(const struct td__operation *operation)
     return TD_OK;
 }
 
-/* The memory of this host's ranks, which the first call needs. */
+/* Maps the memory of the comm; in the first call. */
 static td_status attach(struct td__native *native, const struct td__operation *operation)
 {
     td_status status = td__shm_comm_attach(native->comm, td__operation_deadline(operation));
     return td__explain_delay(native->group, operation->call.sequence, -1, status);
 }
 
-static td_status together(struct td__native *native, const struct td__operation *operation)
+static td_status run_on_transport(struct td__native *native, const struct td__operation *operation)
 {
     if (native->group->size == 1)
-        return alone(operation);
+        return run_alone(operation);
     TD_TRY(look_for_losses(native, operation));
     if (native->comm && !atomic_load_explicit(&native->comm->attached, memory_order_acquire))
         TD_TRY(attach(native, operation));
@@ -392,19 +396,18 @@ static void wake_members(const struct td__native *native)
             td__endpoint_wake_rank(comm->endpoint, comm->world_ranks[i], deadline);
 }
 
-/* This rank is out of step with the others now. Ranks of its host find the reason in the memory that
- * they share; it is sent to the others. */
-static void fall_out(struct td__native *native, const struct td__operation *operation,
-                     td_status status)
+/* After a failed call: publishes the failure in the shared memory of this host, and sends it to the other hosts. */
+static void publish_failure(struct td__native *native, const struct td__operation *operation,
+                            td_status status)
 {
     struct td__error error;
     td__error_save(&error);
     if (native->comm)
         td__shm_break(native->comm, status);
     if (native->hierarchy)
-        td__hierarchy_fall_out(native->hierarchy, operation, status);
+        td__hierarchy_fail(native->hierarchy, operation, status);
     if (native->sockets)
-        td__tcp_comm_fall_out(native->sockets, operation, status);
+        td__tcp_comm_fail(native->sockets, operation, status);
     if (native->comm && native->sockets && td__shm_broke(native->comm))
         wake_members(native);
     if (native->comm)
@@ -412,7 +415,7 @@ static void fall_out(struct td__native *native, const struct td__operation *oper
     td__error_restore(&error);
 }
 
-/* An exchange in place needs a second buffer for one side. */
+/* An all_to_all in place runs on a copy of its input. */
 static td_status in_place_all_to_all(struct td__native *native, struct td__operation *operation)
 {
     size_t bytes = operation->call.count * td__operation_element(operation) *
@@ -422,15 +425,15 @@ static td_status in_place_all_to_all(struct td__native *native, struct td__opera
         return TD_ERR_NOMEM;
     memcpy(copy, operation->call.input, bytes);
     operation->call.input = copy;
-    td_status status = together(native, operation);
+    td_status status = run_on_transport(native, operation);
     operation->call.input = operation->call.output;
     td_free(copy);
     return status;
 }
 
-/* Whether a rank that has completed the call has data of all others, directly or through some: each compares the
- * headers of the messages that it receives. */
-static bool meets_all(const td_group *group, const struct td__operation *operation)
+/* Whether a rank that has completed the call has received data of all others, directly or through others. Then all
+ * calls were the same, since each receiver compares headers. */
+static bool receives_from_all(const td_group *group, const struct td__operation *operation)
 {
     switch (operation->call.kind) {
     case TD_OP_BARRIER:
@@ -462,23 +465,24 @@ static td_status run(void *self, const td_call *call)
         native->group->size > 1)
         status = in_place_all_to_all(native, operation);
     else
-        status = together(native, operation);
+        status = run_on_transport(native, operation);
     if (status == TD_ERR_PEER)
         status = cause_of(native, operation);
     if (status)
-        fall_out(native, operation, status);
+        publish_failure(native, operation, status);
     else if (native->history)
-        td__call_history_end(native->history, operation, meets_all(native->group, operation));
+        td__call_history_end(native->history, operation,
+                             receives_from_all(native->group, operation));
     return status;
 }
 
-/* Failures of other ranks, on links or in the memory of this host. */
-static td_status hear(struct td__native *native, const struct td__operation *operation)
+/* Failures of other ranks, from links or the shared memory of this host. */
+static td_status check_failures(struct td__native *native, const struct td__operation *operation)
 {
     if (native->sockets)
-        TD_TRY(td__tcp_comm_hear(native->sockets, operation));
+        TD_TRY(td__tcp_comm_check(native->sockets, operation));
     if (native->hierarchy)
-        TD_TRY(td__hierarchy_hear(native->hierarchy, operation));
+        TD_TRY(td__hierarchy_check(native->hierarchy, operation));
     return native->comm ? td__shm_state(native->comm) : TD_OK;
 }
 
@@ -499,10 +503,10 @@ static td_status verify(void *self, int64_t timeout_ms)
                                        : td__shm_verify(native->comm, group->name, deadline);
     if (status == TD_ERR_MISMATCH) {
         td__group_break(group, status);
-        fall_out(native, &last, status);
+        publish_failure(native, &last, status);
         return status;
     }
-    status = hear(native, &last);
+    status = check_failures(native, &last);
     if (status == TD_ERR_MISMATCH && native->comm)
         td__shm_break(native->comm, status); /* other ranks of this host may not have received it */
     return status == TD_ERR_MISMATCH ? status : TD_OK;

@@ -9,24 +9,25 @@
 
 struct td__native {
     td_group *group;
-    struct td__shm_comm *comm;        /* NULL: alone on this host */
+    struct td__shm_comm *comm;        /* NULL: no other member on this host */
     struct td__tcp_comm *sockets;     /* NULL: all on one host */
-    struct td__hierarchy *hierarchy;  /* NULL: one level is enough */
+    struct td__hierarchy *hierarchy;  /* NULL: no host has several members, or all are on one */
     struct td__call_history *history; /* the group's; NULL: all on one host */
-    struct td__p2p *p2p;              /* NULL: alone */
+    struct td__p2p *p2p;              /* NULL: the group has one rank */
     unsigned losses;                  /* of the endpoint, as last looked at */
     char algorithm[32];
     bool sockets_only; /* the backend "tcp", or transport=tcp */
 };
 
-/** Makes what is kept with `root`, where it is not there yet. Before the root's first communicator. */
+/** Attaches the list of left communicators to `root`, unless it has one. Before the root's first communicator. */
 td_status td__leave_prepare(struct td__root *root);
 
-/** The group of `comm` is destroyed: the root keeps the memory for members that have not mapped it yet, where
- *  this rank is the one that shares it. */
+/** The group of `comm` is destroyed. If this rank shares the memory and some members have not mapped it yet, the
+ *  root keeps it for them. */
 void td__leave_comm(struct td__root *root, struct td__shm_comm *comm);
 
-/** The communicator of a group's host; NULL where it has another backend, or no other rank on this host. native.c */
+/** The group's communicator on this host; NULL if it has another backend, or no other rank on this host.
+ *  native.c */
 struct td__shm_comm *td__native_comm(const td_group *group);
 
 #endif

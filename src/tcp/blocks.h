@@ -1,13 +1,13 @@
-/* Where the blocks of a schedule are in memory. */
+/* The memory layout of the blocks of a schedule. */
 #ifndef TD_TCP_BLOCKS_H
 #define TD_TCP_BLOCKS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Either a vector of `count` elements, cut into `pieces` of about the same size; or parts of `count`
- * elements each, `stride` bytes apart (pieces is 0); or parts of any sizes (`starts`). Several blocks are only
- * used together where they follow each other. */
+/* One of three layouts: a vector of `count` elements, cut into `pieces` of about the same size; parts of
+ * `count` elements each, `stride` bytes apart (`pieces` is 0); or parts of any sizes (`starts`, `ends`). A range
+ * of several blocks must be contiguous. */
 struct td__blocks {
     char *base;
     size_t element; /* bytes */
@@ -28,7 +28,7 @@ static inline size_t td__block_start(const struct td__blocks *blocks, int32_t bl
     return (blocks->count / pieces * i + blocks->count % pieces * i / pieces) * blocks->element;
 }
 
-/** The bytes of `count` blocks from `block` on, which are one after another. */
+/** The bytes of the `count` contiguous blocks from `block` on. */
 static inline size_t td__block_bytes(const struct td__blocks *blocks, int32_t block, int32_t count)
 {
     if (blocks->starts)
@@ -39,7 +39,7 @@ static inline size_t td__block_bytes(const struct td__blocks *blocks, int32_t bl
     return (size_t)count * blocks->count * blocks->element;
 }
 
-/** `bytes` behind `base`, which may be NULL where they are 0. */
+/** `base` + `bytes`; `base` may be NULL if `bytes` is 0. */
 static inline char *td__behind(const void *base, size_t bytes)
 {
     return bytes ? (char *)base + bytes : (char *)base;

@@ -53,7 +53,7 @@ void td__executor_free(struct td__executor *executor)
 
 static td_status make_room(struct td__executor *executor, const struct td__run *run)
 {
-    uint32_t count = run->compiled->most_messages;
+    uint32_t count = run->compiled->most_transfers;
     if (!executor->piece) {
         executor->piece = aligned_alloc(64, TD__FLOW_PIECE);
         executor->processors = td__processors();
@@ -72,7 +72,7 @@ static td_status make_room(struct td__executor *executor, const struct td__run *
 
 static struct td__tcp_link *link_of(const struct round *round, const struct td__link_io *io)
 {
-    return &round->run->links->at[io->message->peer];
+    return &round->run->links->at[io->transfer->peer];
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
@@ -111,7 +111,7 @@ static td_status poll_ios(struct round *round, td__deadline deadline)
         io->ready = (at->revents & ~(sends(round, io) ? POLLIN : 0)) != 0;
         /* Where nothing is due comes a goodbye, or the message of one that made another call. */
         if (sends(round, io) && !link_of(round, io)->expected && at->revents & POLLIN)
-            TD_TRY(td__links_look_at(run->links, io->message->peer, run->operation, &run->header));
+            TD_TRY(td__links_look_at(run->links, io->transfer->peer, run->operation, &run->header));
         at++;
     }
     return TD_OK;
@@ -137,7 +137,7 @@ static td_status fail_timeout(const struct round *round)
             continue;
         }
         int length = snprintf(ranks + used, sizeof ranks - used, "%s%.90s", named ? ", " : "",
-                              links->source->describe(links->arg, io->message->peer));
+                              links->source->describe(links->arg, io->transfer->peer));
         used += (size_t)length;
         named++;
     }
@@ -171,7 +171,7 @@ static td_status look_around(struct round *round, int64_t now)
         td__links_watch(run->links);
     }
     for (struct td__link_io *io = round->ios; io < round->ios + round->count; io++) {
-        int peer = io->message->peer;
+        int peer = io->transfer->peer;
         if (td__link_io_done(io))
             continue;
         if (has_left_for_good(round, peer, now))
@@ -228,24 +228,24 @@ static td_status move_ios(struct round *round, bool *moved)
 
 /* Opens the links of a round: first those that this rank has to open, so that nobody waits for one
  * who waits. */
-static td_status open_links(const struct round *round, const struct td__message *messages)
+static td_status open_links(const struct round *round, const struct td__transfer *transfers)
 {
     struct td__links *links = round->run->links;
     for (int accepts = 0; accepts < 2; accepts++)
         for (uint32_t i = 0; i < round->count; i++) {
-            int peer = messages[i].peer;
+            int peer = transfers[i].peer;
             if (links->at[peer].fd < 0 && (peer > links->index) == accepts)
                 TD_TRY(td__links_open(links, peer, round->run->operation, &round->run->header));
         }
     return TD_OK;
 }
 
-static td_status exchange(struct round *round, const struct td__message *messages)
+static td_status exchange(struct round *round, const struct td__transfer *transfers)
 {
-    TD_TRY(open_links(round, messages));
+    TD_TRY(open_links(round, transfers));
     round->executor->backoff.begun = 0;
     for (uint32_t i = 0; i < round->count; i++) {
-        td__link_io_begin(&round->ios[i], round->run, &messages[i]);
+        td__link_io_begin(&round->ios[i], round->run, &transfers[i]);
         if (i >= round->sends)
             link_of(round, &round->ios[i])->expected = true;
         round->begun++;
@@ -284,10 +284,10 @@ static void finish_sends(struct round *round)
 
 static void run_local(const struct td__run *run, const struct td__step *step)
 {
-    const struct td__blocks *to = &run->places[step->place], *from = &run->places[step->from];
+    const struct td__blocks *to = &run->buffers[step->buffer], *from = &run->buffers[step->from];
     char *target = td__block_at(to, step->block), *source = td__block_at(from, step->from_block);
-    size_t bytes = td__block_bytes(step->place == TD__SCRATCH ? from : to,
-                                   step->place == TD__SCRATCH ? step->from_block : step->block,
+    size_t bytes = td__block_bytes(step->buffer == TD__SCRATCH ? from : to,
+                                   step->buffer == TD__SCRATCH ? step->from_block : step->block,
                                    step->count);
     if (step->kind == TD__STEP_REDUCE)
         td__reduce_combine(&run->operation->reduction, target, source, bytes / to->element);
@@ -309,7 +309,7 @@ static void fail_run(struct round *round, uint32_t rounds_done, td_status status
     td__deadline deadline = td__deadline_in_ms(GRACE_MS);
     for (uint32_t i = rounds_done; i < compiled->round_count; i++)
         for (uint32_t m = compiled->rounds[i].first_send; m < compiled->rounds[i].end; m++)
-            td__links_reach(run->links, compiled->messages[m].peer, deadline);
+            td__links_reach(run->links, compiled->transfers[m].peer, deadline);
     for (int i = 0; i < run->links->size && run->links->size <= REACHED && !run->links->heard; i++)
         td__links_reach(run->links, i, deadline);
     td_fail(status, "%s", reason);
@@ -329,7 +329,7 @@ td_status td__executor_run(struct td__executor *executor, struct td__run *run)
         round.sends = at->first_recv - at->first_send;
         round.begun = 0;
         round.oversubscribed = run->links->neighbours >= executor->processors;
-        status = exchange(&round, &compiled->messages[at->first_send]);
+        status = exchange(&round, &compiled->transfers[at->first_send]);
         for (uint32_t i = at->first_local; !status && i < at->end_local; i++)
             if (compiled->schedule.steps[i].kind >= TD__STEP_COPY)
                 run_local(run, &compiled->schedule.steps[i]);

@@ -1,16 +1,16 @@
-/* Two levels; see hierarchy.h.
+/* Hierarchical collectives; see hierarchy.h.
  *
- *     all_reduce   every rank of a lane reduces its slice over the inputs of its host; the lane combines
- *                  these; each of its ranks writes the result to the outputs of its host
- *     reduce       likewise, but the lanes combine to the root's host, and write to the root only
- *     broadcast    on the root's host each lane takes its slice out of the root's buffer; the lanes
- *                  broadcast; each of its ranks writes its slice to the others of its host
+ *     all_reduce   each rank of a rail reduces its slice over the inputs of its host; the rail combines the
+ *                  results; each of its ranks writes the combined slice to all outputs of its host
+ *     reduce       likewise, but the rails combine on the root's host, and write to the root only
+ *     broadcast    on the root's host each rank of a rail copies its slice from the root's buffer; the rail
+ *                  broadcasts it; each of its ranks writes the slice to the other ranks of its host
  *
- * The order of a reduction is: the ranks of a host along the tree, then the hosts along the tree. Where
- * each host has the same power of two of consecutive ranks, that is the tree over all ranks.
+ * A reduction combines the ranks of a host along the tree, then the hosts along the tree. If each host has the
+ * same power of two of consecutive ranks, that is the tree over all ranks.
  *
- * Inside a host the buffers of the others must be within reach, so memory that cannot be shared is
- * replaced by a copy that can. */
+ * The ranks of a host access each other's buffers, so a buffer that cannot be shared is replaced by a copy that
+ * can. */
 #include "tcp/hierarchy.h"
 
 #include "base/arena.h"
@@ -20,21 +20,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE_NS ((int64_t)300000000)
+#define GRACE_NS ((int64_t)300000000) /* added to the deadline of a call between hosts */
 
 struct td__hierarchy {
-    struct td__shm_comm *comm; /* NULL: alone on this host */
-    struct td__tcp_comm *lane; /* NULL: in none */
-    int lanes;
-    int index;       /* among the ranks of this host */
-    int hosts, host; /* the members' hosts, and which of them this is */
-    int size;        /* ranks in all */
-    int *host_of;    /* for each member */
-    int *index_of;   /* for each member: among those of its host */
+    struct td__shm_comm *comm; /* NULL: no other member on this host */
+    struct td__tcp_comm *rail; /* NULL: this rank is in no rail */
+    int rails;
+    int index;       /* of this rank among the members on its host: also its rail */
+    int hosts, host; /* number of hosts, and the index of this one */
+    int size;        /* members */
+    int *host_of;    /* of each member: the index of its host */
+    int *index_of;   /* of each member: its index on its host */
 };
 
-static td_status place_members(struct td__hierarchy *hierarchy, struct td__endpoint *endpoint,
-                               const int *world_ranks, int rank)
+static td_status locate_members(struct td__hierarchy *hierarchy, struct td__endpoint *endpoint,
+                                const int *world_ranks, int rank)
 {
     int size = hierarchy->size, *numbers = malloc(sizeof *numbers * (size_t)size);
     int *members = calloc((size_t)size, sizeof *members);
@@ -56,31 +56,33 @@ static td_status place_members(struct td__hierarchy *hierarchy, struct td__endpo
     }
     hierarchy->host = hierarchy->host_of[rank];
     hierarchy->index = hierarchy->index_of[rank];
-    hierarchy->lanes = members[0];
+    hierarchy->rails = members[0];
     for (int h = 1; h < hierarchy->hosts; h++)
-        if (members[h] < hierarchy->lanes)
-            hierarchy->lanes = members[h];
+        if (members[h] < hierarchy->rails)
+            hierarchy->rails = members[h];
 done:
     free(numbers);
     free(members);
     return status;
 }
 
-td_status td__hierarchy_hear(struct td__hierarchy *hierarchy, const struct td__operation *operation)
+td_status td__hierarchy_check(struct td__hierarchy *hierarchy,
+                              const struct td__operation *operation)
 {
-    return hierarchy->lane ? td__tcp_comm_hear(hierarchy->lane, operation) : TD_OK;
+    return hierarchy->rail ? td__tcp_comm_check(hierarchy->rail, operation) : TD_OK;
 }
 
-void td__hierarchy_watch(struct td__hierarchy *hierarchy, const struct td__outside *outside)
+void td__hierarchy_set_callbacks(struct td__hierarchy *hierarchy,
+                                 const struct td__comm_callbacks *callbacks)
 {
-    if (hierarchy->lane)
-        td__tcp_comm_watch(hierarchy->lane, outside);
+    if (hierarchy->rail)
+        td__tcp_comm_set_callbacks(hierarchy->rail, callbacks);
 }
 
 void td__hierarchy_watch_links(struct td__hierarchy *hierarchy)
 {
-    if (hierarchy->lane)
-        td__tcp_comm_watch_links(hierarchy->lane);
+    if (hierarchy->rail)
+        td__tcp_comm_watch_links(hierarchy->rail);
 }
 
 td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
@@ -92,22 +94,22 @@ td_status td__hierarchy_create(struct td__endpoint *endpoint, uint64_t key, cons
         return td__fail_nomem("group");
     hierarchy->comm = comm;
     hierarchy->size = size;
-    int *lane = NULL;
-    td_status status = place_members(hierarchy, endpoint, world_ranks, rank);
+    int *members = NULL;
+    td_status status = locate_members(hierarchy, endpoint, world_ranks, rank);
     if (status)
         goto destroy;
-    if (hierarchy->index < hierarchy->lanes) {
-        lane = malloc(sizeof *lane * (size_t)hierarchy->hosts);
-        status = lane ? TD_OK : td__fail_nomem("group");
+    if (hierarchy->index < hierarchy->rails) {
+        members = malloc(sizeof *members * (size_t)hierarchy->hosts);
+        status = members ? TD_OK : td__fail_nomem("group");
         for (int i = 0; i < size && !status; i++)
             if (hierarchy->index_of[i] == hierarchy->index)
-                lane[hierarchy->host_of[i]] = world_ranks[i];
+                members[hierarchy->host_of[i]] = world_ranks[i];
         if (!status)
             status = td__tcp_comm_create(
-                endpoint, key ^ ((uint64_t)hierarchy->index + 1) * 0x9e3779b97f4a7c15u, lane,
-                hierarchy->hosts, hierarchy->host, algorithm, &hierarchy->lane);
+                endpoint, key ^ ((uint64_t)hierarchy->index + 1) * 0x9e3779b97f4a7c15u, members,
+                hierarchy->hosts, hierarchy->host, algorithm, &hierarchy->rail);
     }
-    free(lane);
+    free(members);
     if (status)
         goto destroy;
     *hierarchy_out = hierarchy;
@@ -120,23 +122,23 @@ destroy:
 
 void td__hierarchy_destroy(struct td__hierarchy *hierarchy)
 {
-    if (hierarchy->lane)
-        td__tcp_comm_destroy(hierarchy->lane);
+    if (hierarchy->rail)
+        td__tcp_comm_destroy(hierarchy->rail);
     free(hierarchy->host_of);
     free(hierarchy->index_of);
     free(hierarchy);
 }
 
-void td__hierarchy_fall_out(struct td__hierarchy *hierarchy, const struct td__operation *operation,
-                            td_status status)
+void td__hierarchy_fail(struct td__hierarchy *hierarchy, const struct td__operation *operation,
+                        td_status status)
 {
-    if (hierarchy->lane)
-        td__tcp_comm_fall_out(hierarchy->lane, operation, status);
+    if (hierarchy->rail)
+        td__tcp_comm_fail(hierarchy->rail, operation, status);
 }
 
 bool td__hierarchy_is_broken(const struct td__hierarchy *hierarchy)
 {
-    return hierarchy->lane && td__tcp_comm_is_broken(hierarchy->lane);
+    return hierarchy->rail && td__tcp_comm_is_broken(hierarchy->rail);
 }
 
 bool td__hierarchy_has(td_op_kind kind)
@@ -147,13 +149,13 @@ bool td__hierarchy_has(td_op_kind kind)
 
 /* ---- Inside a host --------------------------------------------------------------------------- */
 
-/* One call as this level sees it: the addresses of the buffers of all ranks of the host. */
+/* The part of a call inside this host: the buffers of its ranks, mapped into this process. */
 struct local {
-    struct td__operation operation; /* its root is an index in the host, or -1: it is elsewhere */
+    struct td__operation operation; /* `root`: an index on this host, or -1 if it is on another */
     const void **sources;
     void **targets;
     int size;
-    const void *own_source; /* where there is no comm */
+    const void *own_source; /* without a comm */
     void *own_target;
 };
 
@@ -173,7 +175,7 @@ static td_status exchange_local(struct td__hierarchy *hierarchy, struct local *l
     local->sources = hierarchy->comm->sources;
     local->targets = hierarchy->comm->targets;
     local->size = hierarchy->comm->size;
-    if (!shared) /* cannot be: see make_shareable() */
+    if (!shared) /* cannot be: td__hierarchy_run() copies */
         return td__shm_fail(hierarchy->comm, TD_ERR_NOMEM, "%s: no shareable memory on some rank",
                             td__operation_describe(&local->operation));
     return TD_OK;
@@ -196,12 +198,13 @@ static bool is_shareable(const void *memory)
 
 /* ---- The operations -------------------------------------------------------------------------- */
 
-/* The host of a rank that has not come knows it, and must be the first to say so. */
+/* The call between hosts gets a later deadline: the ranks on the host of a late rank must time out first, since
+ * they know which rank is late. */
 static struct td__operation between_hosts(const struct td__operation *operation)
 {
     struct td__operation between = *operation;
     if (between.deadline != TD__NEVER)
-        between.deadline += PATIENCE_NS;
+        between.deadline += GRACE_NS;
     return between;
 }
 
@@ -211,11 +214,11 @@ struct slice {
 
 static struct slice own_slice(const struct td__hierarchy *hierarchy, size_t count)
 {
-    size_t first = td__part(count, hierarchy->lanes, hierarchy->index);
-    return (struct slice){first, td__part(count, hierarchy->lanes, hierarchy->index + 1) - first};
+    size_t first = td__part(count, hierarchy->rails, hierarchy->index);
+    return (struct slice){first, td__part(count, hierarchy->rails, hierarchy->index + 1) - first};
 }
 
-/* The lane's part of a reduction, between the two exchanges. */
+/* The slice of this rail: reduces it inside the host, combines it between hosts, and stores it. */
 static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *local,
                               const struct td__operation *operation)
 {
@@ -234,7 +237,7 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
     td_status status = acc && sources ? TD_OK : td__fail_nomem("group");
     for (int i = 0; i < local->size && !status; i++)
         sources[i] = (const char *)local->sources[i] + slice.first * element;
-    if (!status && hierarchy->comm) /* the inputs of those whose call has failed are theirs again */
+    if (!status && hierarchy->comm) /* not after a failure: inputs are no longer borrowed then */
         status = td__shm_write_begin(hierarchy->comm);
     if (!status) {
         struct td__reduction inside = hierarchy->comm
@@ -243,7 +246,7 @@ static td_status reduce_slice(struct td__hierarchy *hierarchy, struct local *loc
         td__reduce_accumulate(&inside, acc, sources, local->size, slice.count);
         if (hierarchy->comm)
             td__shm_write_end(hierarchy->comm);
-        status = td__tcp_comm_combine(hierarchy->lane, &between, acc, slice.count);
+        status = td__tcp_comm_combine(hierarchy->rail, &between, acc, slice.count);
     }
     bool writes = !status && (to_all || root_host == hierarchy->host);
     if (writes && hierarchy->comm)
@@ -282,8 +285,8 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
     if (!slice.count)
         return TD_OK;
     if (holder != hierarchy->index) {
-        /* Sent from there: the root's buffer is the root's again as soon as its call has failed, and other
-         * hosts may not have heard of the failure when they get the data. */
+        /* The rail sends a copy, not the root's buffer: once the root's call has failed, the root may change its
+         * buffer, while other hosts may not have received the failure and still use the data. */
         TD_TRY(td__shm_write_begin(hierarchy->comm));
         memcpy(data, (const char *)local->sources[holder] + offset, bytes);
         td__shm_write_end(hierarchy->comm);
@@ -291,7 +294,7 @@ static td_status broadcast_slice(struct td__hierarchy *hierarchy, struct local *
     between.call.root = root_host;
     between.call.count = slice.count;
     between.call.input = between.call.output = data;
-    TD_TRY(td__tcp_comm_run(hierarchy->lane, &between));
+    TD_TRY(td__tcp_comm_run(hierarchy->rail, &between));
     if (local->size == 1)
         return TD_OK;
     TD_TRY(td__shm_write_begin(hierarchy->comm));
@@ -312,7 +315,7 @@ static td_status barrier(struct td__hierarchy *hierarchy, const struct td__opera
     }
     struct td__operation between = between_hosts(operation);
     if (hierarchy->index == 0)
-        TD_TRY(td__tcp_comm_run(hierarchy->lane, &between));
+        TD_TRY(td__tcp_comm_run(hierarchy->rail, &between));
     if (!comm)
         return TD_OK;
     td__shm_reach(comm, 2);
@@ -328,9 +331,9 @@ static td_status run_shared(struct td__hierarchy *hierarchy, const struct td__op
                                         ? hierarchy->index_of[operation->call.root]
                                         : -1;
     TD_TRY(exchange_local(hierarchy, &local));
-    if (hierarchy->lane && operation->call.kind == TD_OP_BROADCAST)
+    if (hierarchy->rail && operation->call.kind == TD_OP_BROADCAST)
         TD_TRY(broadcast_slice(hierarchy, &local, operation));
-    else if (hierarchy->lane)
+    else if (hierarchy->rail)
         TD_TRY(reduce_slice(hierarchy, &local, operation));
     return release_local(hierarchy, &local);
 }

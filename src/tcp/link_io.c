@@ -1,14 +1,14 @@
-/* Messages on a link; see link_io.h.
+/* Transfers on a link; see link_io.h.
  *
- * Header and payload go out in one sendmsg() and come in with one recvmsg(): a short message costs
- * one system call on each side. A receiver knows how long the message must be and never asks for
- * more, so that nothing of the next one is read.
+ * One sendmsg() sends header and payload, one recvmsg() receives them: a short transfer costs one system call on
+ * each side. The receiver knows the size of the frame and never reads more, so that it reads nothing of the next
+ * frame.
  *
- * What is received to be reduced comes in pieces that stay in the cache, and is reduced at once:
+ * Data to be reduced are received in pieces that stay in the cache, and reduced at once:
  *
- *     socket --recvmsg--> piece |tail|##########|--combine--> the block in its place
+ *     socket --recvmsg--> piece |tail|##########|--combine--> block
  *
- * The tail is the part of an element that has come without the rest. */
+ * The tail is the first part of an element whose rest has not been received. */
 #include "tcp/link_io.h"
 
 #include "base/fail.h"
@@ -20,7 +20,7 @@
 
 enum {
     MAX_PARTS = 32,         /* of one sendmsg() or recvmsg() */
-    SEND_LIMIT = 512 << 10, /* a turn, so that both directions get theirs */
+    SEND_LIMIT = 512 << 10, /* bytes of one call, so that both directions make progress */
     RECV_LIMIT = 512 << 10,
 };
 
@@ -32,18 +32,18 @@ static size_t min_size(size_t a, size_t b)
 static const struct td__segment *segment_of(const struct td__link_io *io, const struct td__run *run,
                                             uint32_t index)
 {
-    return &run->compiled->segments[io->message->first + index];
+    return &run->compiled->segments[io->transfer->first + index];
 }
 
 static size_t segment_bytes(const struct td__run *run, const struct td__segment *segment)
 {
-    return td__block_bytes(&run->places[segment->place], segment->block, segment->count);
+    return td__block_bytes(&run->buffers[segment->buffer], segment->block, segment->count);
 }
 
-/* Moves the cursor of the payload by `bytes`, and over segments without any. */
+/* Advances the position in the payload by `bytes`, and past empty segments. */
 static void advance(struct td__link_io *io, const struct td__run *run, size_t bytes)
 {
-    while (io->segment < io->message->count) {
+    while (io->segment < io->transfer->count) {
         size_t left = segment_bytes(run, segment_of(io, run, io->segment)) - io->segment_done;
         size_t step = min_size(left, bytes);
         io->segment_done += step;
@@ -56,22 +56,22 @@ static void advance(struct td__link_io *io, const struct td__run *run, size_t by
 }
 
 void td__link_io_begin(struct td__link_io *io, const struct td__run *run,
-                       const struct td__message *message)
+                       const struct td__transfer *transfer)
 {
-    io->message = message;
+    io->transfer = transfer;
     io->size = TD__HEADER_BYTES;
     io->done = 0;
     io->segment = 0;
     io->segment_done = 0;
     io->ready = true;
     io->tail_size = 0;
-    for (uint32_t i = 0; i < message->count; i++)
+    for (uint32_t i = 0; i < transfer->count; i++)
         io->size += segment_bytes(run, segment_of(io, run, i));
     advance(io, run, 0);
 }
 
-/* Where the rest of the message is, as far as one call takes it: `limit` bytes, and no segment
- * that is to be reduced. Returns the number of parts. */
+/* Fills in `parts` for one system call: the rest of the frame, up to `limit` bytes and up to the first segment
+ * to be reduced. Returns the number of parts. */
 static int parts_of(struct td__link_io *io, const struct td__run *run, struct iovec *parts,
                     size_t limit)
 {
@@ -80,13 +80,13 @@ static int parts_of(struct td__link_io *io, const struct td__run *run, struct io
         parts[count++] = (struct iovec){.iov_base = io->header + io->done,
                                         .iov_len = TD__HEADER_BYTES - io->done};
     size_t skip = io->segment_done;
-    for (uint32_t i = io->segment; i < io->message->count && count < MAX_PARTS && limit; i++) {
+    for (uint32_t i = io->segment; i < io->transfer->count && count < MAX_PARTS && limit; i++) {
         const struct td__segment *segment = segment_of(io, run, i);
         if (segment->reduces)
             break;
         size_t bytes = min_size(segment_bytes(run, segment) - skip, limit);
         if (bytes) {
-            char *base = td__block_at(&run->places[segment->place], segment->block);
+            char *base = td__block_at(&run->buffers[segment->buffer], segment->block);
             parts[count++] = (struct iovec){.iov_base = base + skip, .iov_len = bytes};
             limit -= bytes;
         }
@@ -97,24 +97,24 @@ static int parts_of(struct td__link_io *io, const struct td__run *run, struct io
 
 td_status td__link_io_send(struct td__link_io *io, const struct td__run *run, bool *moved)
 {
-    struct td__tcp_link *link = &run->links->at[io->message->peer];
+    struct td__tcp_link *link = &run->links->at[io->transfer->peer];
     struct iovec parts[MAX_PARTS];
-    struct msghdr message = {.msg_iov = parts};
+    struct msghdr msg = {.msg_iov = parts};
     if (io->done == 0) {
         struct td__call_header header = run->header;
         header.payload = io->size - TD__HEADER_BYTES;
         td__header_write(&header, io->header);
     }
-    message.msg_iovlen = (size_t)parts_of(io, run, parts, SEND_LIMIT);
+    msg.msg_iovlen = (size_t)parts_of(io, run, parts, SEND_LIMIT);
     ssize_t sent;
     do
-        sent = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        sent = sendmsg(link->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
     if (sent < 0) {
         io->ready = false;
         if (errno == EAGAIN || errno == EWOULDBLOCK)
             return TD_OK;
-        return td__links_fail_end(run->links, io->message->peer, run->operation, &run->header,
+        return td__links_fail_end(run->links, io->transfer->peer, run->operation, &run->header,
                                   errno);
     }
     size_t bytes = (size_t)sent;
@@ -126,9 +126,9 @@ td_status td__link_io_send(struct td__link_io *io, const struct td__run *run, bo
     return TD_OK;
 }
 
-/* ---- Headers that come ----------------------------------------------------------------------- */
+/* ---- Received headers ------------------------------------------------------------------------ */
 
-/* Takes the first TD__HEADER_BYTES of the `got` bytes in `parts` away, and moves up the others. */
+/* Removes the first TD__HEADER_BYTES of the `got` bytes in `parts`, and moves the others up. */
 static void drop_header(struct td__link_io *io, struct iovec *parts, size_t got)
 {
     struct iovec *to = parts, *from = parts;
@@ -145,8 +145,9 @@ static void drop_header(struct td__link_io *io, struct iovec *parts, size_t got)
     io->done = 0;
 }
 
-static td_status judge(const struct td__run *run, int peer, const struct td__call_header *mine,
-                       const uint8_t *bytes, const void *text, size_t size)
+static td_status handle_other_header(const struct td__run *run, int peer,
+                                     const struct td__call_header *mine, const uint8_t *bytes,
+                                     const void *text, size_t size)
 {
     struct td__call_header theirs;
     if (!td__header_read(bytes, &theirs))
@@ -155,8 +156,8 @@ static td_status judge(const struct td__run *run, int peer, const struct td__cal
                            text, size);
 }
 
-/* The header is there, as the first of `parts`, which hold `*got` bytes. Afterwards they hold what
- * belongs to the message that is waited for. */
+/* Checks the header, the first of `parts`, in which `*got` bytes have been received. Drops headers that do not
+ * concern this call (td__links_judge()), so that `parts` then have the beginning of the expected frame. */
 static td_status check_header(struct td__link_io *io, const struct td__run *run,
                               struct iovec *parts, size_t *got)
 {
@@ -173,7 +174,7 @@ static td_status check_header(struct td__link_io *io, const struct td__run *run,
             memcpy(text + size, parts[i].iov_base, part);
             size += part;
         }
-        TD_TRY(judge(run, io->message->peer, &mine, io->header, text, size));
+        TD_TRY(handle_other_header(run, io->transfer->peer, &mine, io->header, text, size));
         drop_header(io, parts, *got);
         *got -= TD__HEADER_BYTES;
     }
@@ -182,24 +183,24 @@ static td_status check_header(struct td__link_io *io, const struct td__run *run,
 
 /* ---- Receiving ------------------------------------------------------------------------------- */
 
-/* Reduces the whole elements among `bytes` bytes that have come behind the tail. */
+/* Reduces the complete elements among the tail and the `bytes` bytes received after it. */
 static void reduce_piece(struct td__link_io *io, const struct td__run *run, size_t bytes)
 {
     const struct td__segment *segment = segment_of(io, run, io->segment);
-    const struct td__blocks *blocks = &run->places[segment->place];
-    size_t there = io->tail_size + bytes, whole = there / blocks->element;
+    const struct td__blocks *blocks = &run->buffers[segment->buffer];
+    size_t size = io->tail_size + bytes, whole = size / blocks->element;
     char *to = td__block_at(blocks, segment->block) + io->segment_done - io->tail_size;
     td__reduce_combine(&run->operation->reduction, to, run->piece, whole);
-    io->tail_size = (uint8_t)(there - whole * blocks->element);
+    io->tail_size = (uint8_t)(size - whole * blocks->element);
     memcpy(io->tail, run->piece + whole * blocks->element, io->tail_size);
     advance(io, run, bytes);
 }
 
-/* Where the next segment is to be reduced, it goes to a piece. */
+/* If the next segment is to be reduced, adds `piece` to `parts`. */
 static bool add_piece(struct td__link_io *io, const struct td__run *run, struct iovec *parts,
                       int *count)
 {
-    if (io->segment == io->message->count)
+    if (io->segment == io->transfer->count)
         return false;
     const struct td__segment *segment = segment_of(io, run, io->segment);
     if (!segment->reduces)
@@ -213,23 +214,23 @@ static bool add_piece(struct td__link_io *io, const struct td__run *run, struct 
 
 td_status td__link_io_receive(struct td__link_io *io, const struct td__run *run, bool *moved)
 {
-    struct td__tcp_link *link = &run->links->at[io->message->peer];
+    struct td__tcp_link *link = &run->links->at[io->transfer->peer];
     struct iovec parts[MAX_PARTS + 1];
-    struct msghdr message = {.msg_iov = parts};
+    struct msghdr msg = {.msg_iov = parts};
     int count = parts_of(io, run, parts, RECV_LIMIT);
     bool has_header = io->done < TD__HEADER_BYTES;
     bool reduces = count == has_header && add_piece(io, run, parts, &count);
-    message.msg_iovlen = (size_t)count;
+    msg.msg_iovlen = (size_t)count;
     ssize_t received;
     do
-        received = recvmsg(link->fd, &message, MSG_DONTWAIT);
+        received = recvmsg(link->fd, &msg, MSG_DONTWAIT);
     while (received < 0 && errno == EINTR);
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         io->ready = false;
         return TD_OK;
     }
     if (received <= 0)
-        return td__links_fail_end(run->links, io->message->peer, run->operation, &run->header,
+        return td__links_fail_end(run->links, io->transfer->peer, run->operation, &run->header,
                                   received ? errno : 0);
     *moved = true;
     size_t bytes = (size_t)received;

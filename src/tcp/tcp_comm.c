@@ -1,8 +1,7 @@
 /* Socket communicators; see tcp_comm.h.
  *
- * What a call needs is kept from one to the next: links, scratch memory and the compiled schedules of the last
- * algorithms, so that a short message builds and allocates nothing. A comm that has failed stays so,
- * and fails every further call with the first reason. */
+ * A comm keeps links, scratch memory and the last compiled schedules from call to call, so that a short call
+ * builds and allocates nothing. After a failure every further call fails with the same status and text. */
 #include "tcp/tcp_comm.h"
 
 #include "base/fail.h"
@@ -14,9 +13,9 @@
 #include <string.h>
 
 enum {
-    KEPT_BYTES = 64 << 20, /* of scratch memory between calls */
-    REACHED = 64,          /* size of a comm up to which a failure is sent to all */
-    REACH_MS = 500,
+    KEPT_BYTES = 64 << 20, /* scratch memory that is kept between calls, at most */
+    NOTIFIED = 64,   /* td__tcp_comm_fail() notifies all members of a comm up to this size … */
+    NOTIFY_MS = 500, /* … within this time */
 };
 
 /* ---- Links from an endpoint ------------------------------------------------------------------ */
@@ -72,11 +71,12 @@ static bool rank_is_deaf(void *arg, int peer, bool note)
     return td__endpoint_is_deaf(comm->endpoint, comm->world_ranks[peer], note);
 }
 
-static td_status recall_calls(void *arg, int peer, const struct td__operation *operation)
+static td_status compare_calls(void *arg, int peer, const struct td__operation *operation)
 {
     struct td__tcp_comm *comm = arg;
-    return comm->recall ? comm->recall(comm->links.outside_arg, comm->world_ranks[peer], operation)
-                        : TD_OK;
+    return comm->compare_calls
+               ? comm->compare_calls(comm->links.outside_arg, comm->world_ranks[peer], operation)
+               : TD_OK;
 }
 
 static const struct td__link_source endpoint_source = {
@@ -88,12 +88,12 @@ static const struct td__link_source endpoint_source = {
     .exit_reason = exit_reason_of_rank,
     .watch = watch_rank,
     .is_deaf = rank_is_deaf,
-    .recall = recall_calls,
+    .recall = compare_calls,
 };
 
 /* ---- Creating and destroying ----------------------------------------------------------------- */
 
-/* A NULL `arg` means the comm itself. */
+/* `arg` is that of the source; NULL: the comm. */
 static td_status create(const struct td__link_source *source, void *arg, int size, int index,
                         const char *algorithm, struct td__tcp_comm **comm_out)
 {
@@ -162,8 +162,8 @@ void td__tcp_comm_destroy(struct td__tcp_comm *comm)
 
 /* ---- Schedules and memory -------------------------------------------------------------------- */
 
-/* The compiled schedule of a call: a cached one, or a new one that replaces the least recently used. NULL without
- * memory. */
+/* The compiled schedule of a call: a cached one, or a new one that replaces the least recently used. NULL if out
+ * of memory. */
 static struct td__cached_schedule *find_schedule(struct td__tcp_comm *comm, td_op_kind kind,
                                                  const char *algorithm, int root)
 {
@@ -189,9 +189,10 @@ static struct td__cached_schedule *find_schedule(struct td__tcp_comm *comm, td_o
     return oldest;
 }
 
-/* The name as td__algorithms has it, so that names can be compared by their addresses. */
-static const char *choose(const struct td__tcp_comm *comm, const struct td__operation *operation,
-                          td_op_kind kind, size_t bytes)
+/* Returns a name of td__algorithms itself, so that find_schedule() can compare addresses. */
+static const char *choose_algorithm(const struct td__tcp_comm *comm,
+                                    const struct td__operation *operation, td_op_kind kind,
+                                    size_t bytes)
 {
     const char *forced = comm->forced[kind];
     const size_t *counts = operation->call.input_counts;
@@ -209,7 +210,7 @@ td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operati
 {
     bool rooted = kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
                   kind == TD_OP_GATHER;
-    const char *algorithm = choose(comm, operation, kind, bytes);
+    const char *algorithm = choose_algorithm(comm, operation, kind, bytes);
     struct td__cached_schedule *cached = find_schedule(comm, kind, algorithm,
                                                        rooted ? operation->call.root : 0);
     if (!cached)
@@ -288,26 +289,27 @@ td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__opera
     return end_call(comm, &timed, td__tcp_layout_combine(comm, &timed, data, count));
 }
 
-void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,
-                           td_status status)
+void td__tcp_comm_fail(struct td__tcp_comm *comm, const struct td__operation *operation,
+                       td_status status)
 {
     struct td__error error;
     if (comm->broken)
         return;
     td__error_save(&error);
     end_call(comm, operation, status);
-    td__deadline deadline = td__deadline_in_ms(REACH_MS);
-    for (int i = 0; i < comm->links.size && comm->links.size <= REACHED; i++)
+    td__deadline deadline = td__deadline_in_ms(NOTIFY_MS);
+    for (int i = 0; i < comm->links.size && comm->links.size <= NOTIFIED; i++)
         td__links_reach(&comm->links, i, deadline);
     td__error_restore(&error);
 }
 
-void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *outside)
+void td__tcp_comm_set_callbacks(struct td__tcp_comm *comm,
+                                const struct td__comm_callbacks *callbacks)
 {
-    comm->links.outside = outside->look;
-    comm->links.outside_arg = outside->arg;
-    comm->recall = outside->recall;
-    comm->links.explain = outside->explain;
+    comm->links.outside = callbacks->check;
+    comm->links.outside_arg = callbacks->arg;
+    comm->compare_calls = callbacks->compare_calls;
+    comm->links.explain = callbacks->explain;
 }
 
 void td__tcp_comm_wake(struct td__tcp_comm *comm)
@@ -322,7 +324,7 @@ void td__tcp_comm_watch_links(struct td__tcp_comm *comm)
         td__endpoint_wake_on(comm->endpoint, fd);
 }
 
-td_status td__tcp_comm_hear(struct td__tcp_comm *comm, const struct td__operation *operation)
+td_status td__tcp_comm_check(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     return comm->broken ? TD_OK : td__links_hear(&comm->links, operation);
 }

@@ -1,8 +1,8 @@
-/* Ranks that carry out collectives over sockets, by the schedules of src/collective.
+/* Socket communicators: collectives over sockets, by the schedules of src/collective.
  *
- * A comm is a list of ranks of one group: all of them, or one of each host. Its members call the same
- * operations in the same order, one at a time, in any thread. Links are opened when a schedule first
- * needs them, and carry nothing else. */
+ * A comm has all ranks of a group as members, or one of each host. The members call the same operations in the
+ * same order, one at a time, on any thread. A comm opens a link when a schedule first needs it; a link is used by
+ * one comm only. */
 #ifndef TD_TCP_TCP_COMM_H
 #define TD_TCP_TCP_COMM_H
 
@@ -12,9 +12,9 @@
 struct td__tcp_comm;
 
 /**
- * `world_ranks` are the members in order, this rank at `index`; `key` is the number under which
- * its links are opened, different for every comm. `algorithm` is the name of one to be used where an
- * operation has it, or NULL. Opens nothing, and waits for no rank.
+ * `world_ranks` are the members in order, this rank at `index`. `key` identifies the comm when links are opened;
+ * every comm has another. `algorithm`, if not NULL, is used for all operations that have an algorithm of that
+ * name. Opens no links, and waits for no rank.
  */
 td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const int *world_ranks,
                               int size, int index, const char *algorithm,
@@ -22,14 +22,14 @@ td_status td__tcp_comm_create(struct td__endpoint *endpoint, uint64_t key, const
 
 void td__tcp_comm_destroy(struct td__tcp_comm *comm);
 
-/** Carries out `operation`; its root is an index in the comm. */
+/** Runs `operation`; its root is an index in the comm. */
 td_status td__tcp_comm_run(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 /**
- * The inner part of a reduction, for a comm that is one of several levels. `data` are `count`
- * accumulators (td__reduction_accumulator) of this member; they are combined along the tree over the
- * comm, in place, on every member (all_reduce), or on the root only (reduce; the others' are left in
- * any state). Neither loaded nor stored, nor divided.
+ * Combines accumulators, for a hierarchical reduction: `data` are `count` of them
+ * (td__reduction_accumulator()). Combines those of all members along the tree, in place: on every member
+ * (all_reduce), or on the root (reduce; on the others `data` are undefined afterwards). The caller loads, stores
+ * and divides.
  */
 td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__operation *operation,
                                void *data, size_t count);
@@ -37,36 +37,37 @@ td_status td__tcp_comm_combine(struct td__tcp_comm *comm, const struct td__opera
 /** Whether a call has failed, so that all later ones do. */
 bool td__tcp_comm_is_broken(const struct td__tcp_comm *comm);
 
-/** `operation` has failed on this member for a reason outside the comm: sends the last error to the
- *  other members, as a failure inside it would be sent. */
-void td__tcp_comm_fall_out(struct td__tcp_comm *comm, const struct td__operation *operation,
-                           td_status status);
+/** `operation` has failed on this member outside the comm: fails the comm with `status` and the last error, and
+ *  sends both to the other members. */
+void td__tcp_comm_fail(struct td__tcp_comm *comm, const struct td__operation *operation,
+                       td_status status);
 
-/** What the owner of a comm provides for it. */
-struct td__outside {
-    /** In a wait that was woken, and during long waits, whether there is still a point: where it fails, the
-     *  call fails like that. May set *next to an earlier time for the next look. */
-    td_status (*look)(void *arg, const struct td__operation *operation, td__deadline *next);
+/** What the owner of a comm implements. */
+struct td__comm_callbacks {
+    /** Called when a waiting thread is woken, and during long waits: a failure ends the call with the same
+     *  status. May set *next to an earlier time for the next call. */
+    td_status (*check)(void *arg, const struct td__operation *operation, td__deadline *next);
 
-    /** A rank has made other calls before `operation` than this one: TD_ERR_MISMATCH with both, or TD_OK
-     *  where they are not known any more. */
-    td_status (*recall)(void *arg, int world_rank, const struct td__operation *operation);
+    /** `world_rank` made other calls before `operation` than this rank: returns TD_ERR_MISMATCH with the first
+     *  two that differ, or TD_OK if they are not recorded any more. */
+    td_status (*compare_calls)(void *arg, int world_rank, const struct td__operation *operation);
 
-    /** Adds to the last error, that a call was not done in time, where the others are. */
+    /** The last error is a timeout: appends the progress of the other ranks to its text. */
     void (*explain)(void *arg, const struct td__operation *operation);
     void *arg;
 };
 
-void td__tcp_comm_watch(struct td__tcp_comm *comm, const struct td__outside *outside);
+void td__tcp_comm_set_callbacks(struct td__tcp_comm *comm,
+                                const struct td__comm_callbacks *callbacks);
 
-/** Wakes the thread that sleeps in a call, or will sleep next. On any thread. */
+/** Wakes the thread that sleeps in a call; if none does, the next sleep ends at once. From any thread. */
 void td__tcp_comm_wake(struct td__tcp_comm *comm);
 
-/** Wakes the waiters of the endpoint when there is something on a link, once: for a thread that waits for ranks
- *  of its host meanwhile, and then calls td__tcp_comm_hear(). */
+/** Wakes the waiters of the endpoint, once, when a link becomes readable: for a thread that waits for ranks of
+ *  its host, and then calls td__tcp_comm_check(). */
 void td__tcp_comm_watch_links(struct td__tcp_comm *comm);
 
-/** Between calls: fails like another member that has failed and sent the reason. */
-td_status td__tcp_comm_hear(struct td__tcp_comm *comm, const struct td__operation *operation);
+/** Between calls: returns the failure that another member has sent, or TD_OK. */
+td_status td__tcp_comm_check(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 #endif

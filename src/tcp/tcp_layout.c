@@ -1,11 +1,11 @@
-/* Where the data of an operation are for its schedule (the table in schedule.h).
+/* Maps DATA, INPUT and SCRATCH of a schedule (the table in schedule.h) to the buffers of a call, and runs it.
  *
- * Reductions run on accumulators. Where these are the elements themselves, they are in the output;
- * otherwise, and where a rank has no output, in scratch memory. They go through it in chunks, so that
- * it stays small and in the cache. All ranks must cut alike: what is cut depends on the arguments that
- * all have in common, never on whether a rank works in place.
+ * Reductions run on accumulators. If these have the dtype of the elements, they are in the output buffer;
+ * otherwise, and on ranks without an output buffer, in scratch memory. That is done in chunks, so that the scratch
+ * memory is small and stays in the cache. All ranks must choose the same chunks: their sizes depend only on
+ * arguments that are equal on all ranks, never on whether a rank works in place.
  *
- *     scratch   | parts that had to be converted or kept | DATA | SCRATCH of the schedule |  */
+ *     scratch memory   | converted or copied inputs | DATA | SCRATCH |  */
 #include "tcp/tcp_layout.h"
 
 #include "base/fail.h"
@@ -13,20 +13,20 @@
 #include <string.h>
 
 enum {
-    CHUNK_BYTES = 2 << 20,        /* of a vector at a time */
-    CHUNK_LEAST_BYTES = 16 << 10, /* of a part, where there are many */
+    CHUNK_BYTES = 2 << 20,        /* of a vector */
+    CHUNK_LEAST_BYTES = 16 << 10, /* of each part, at least */
 
-    /* A chain has 32 pieces: longer ones would not be in the cache any more when they are handed on. */
+    /* The chain cuts this into 32 pieces: longer ones would leave the cache before they are forwarded. */
     BROADCAST_BYTES = 16 << 20,
-    GATHER_BYTES = 256 << 10, /* of a part at a time, around the ring */
+    GATHER_BYTES = 256 << 10, /* of each part, in one pass of the ring */
 };
 
-/* A call under way. */
+/* A running call. */
 struct task {
     struct td__tcp_comm *comm;
     const struct td__operation *operation;
     struct td__run run;
-    size_t element; /* bytes, of the accumulators in a reduction */
+    size_t element; /* bytes of an element, or of an accumulator */
     char *scratch;
 };
 
@@ -48,7 +48,7 @@ static struct td__blocks vector_of(const struct task *task, const void *base, si
                                .pieces = task->run.compiled->schedule.blocks};
 }
 
-/* Parts of `count` elements, `stride` of them from the beginning of one to that of the next. */
+/* Parts of `count` elements; each begins `stride` elements after the previous one. */
 static struct td__blocks parts_of(const struct task *task, const void *base, size_t count,
                                   size_t stride)
 {
@@ -58,7 +58,7 @@ static struct td__blocks parts_of(const struct task *task, const void *base, siz
                                .stride = stride * task->element};
 }
 
-/* Parts of which only this rank's is used: it is at `own`. */
+/* Parts of which the schedule uses only this rank's, which is at `own`. */
 static struct td__blocks own_part(const struct task *task, const void *own, size_t count)
 {
     uintptr_t before = (uintptr_t)task->comm->index * count * task->element;
@@ -103,12 +103,12 @@ static size_t largest_piece(const struct task *task, size_t count)
     return (count + pieces - 1) / pieces;
 }
 
-/* Runs the schedule on `count` elements at `data`; its own scratch memory is at `scratch`. */
+/* Runs the schedule on `count` elements at `data`; SCRATCH is at `scratch`. */
 static td_status run_vector(struct task *task, void *data, size_t count, char *scratch)
 {
     size_t piece = largest_piece(task, count);
-    task->run.places[TD__DATA] = vector_of(task, data, count);
-    task->run.places[TD__SCRATCH] = parts_of(task, scratch, piece, piece);
+    task->run.buffers[TD__DATA] = vector_of(task, data, count);
+    task->run.buffers[TD__SCRATCH] = parts_of(task, scratch, piece, piece);
     return execute(task);
 }
 
@@ -136,7 +136,7 @@ static td_status run_barrier(struct td__tcp_comm *comm, const struct td__operati
     return execute(&task);
 }
 
-/* Whether elements are accumulators as they are. */
+/* Whether elements need no conversion to be accumulators. */
 static bool is_plain(const struct td__reduction *reduction)
 {
     return reduction->user || (td__reduction_accumulator(reduction) == reduction->dtype &&
@@ -188,16 +188,16 @@ td_status td__tcp_layout_combine(struct td__tcp_comm *comm, const struct td__ope
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* all_gather and reduce_scatter work on the parts of all ranks, of any sizes. They are cut into `pieces`, and
- * one piece of each part is carried out at a time. */
+/* all_gather and reduce_scatter work on the parts of all ranks, which may have any sizes. Each part is cut into
+ * `pieces`; the schedule runs once for each piece, on that piece of all parts. */
 struct parts {
     struct task *task;
     size_t pieces;
-    size_t *starts, *ends; /* of the piece at hand, of each part in the whole */
-    size_t *scratch; /* where the blocks of the schedule's scratch begin; one more than those */
+    size_t *starts, *ends; /* of the current piece of each part, in elements of the whole vector */
+    size_t *scratch;       /* starts of the blocks of SCRATCH, and the end of the last one */
 };
 
-enum { LINE = 16 }; /* elements to which the beginnings of pieces are rounded */
+enum { LINE = 16 }; /* pieces begin at multiples of so many elements */
 
 static struct parts cut_parts(struct task *task, size_t pieces)
 {
@@ -209,14 +209,14 @@ static struct parts cut_parts(struct task *task, size_t pieces)
                           .scratch = bounds + 2 * n};
 }
 
-/* Where piece `piece` of a part of `count` elements begins. */
+/* The offset of piece `piece` in a part of `count` elements. */
 static size_t piece_start(const struct parts *parts, size_t count, size_t piece)
 {
     size_t start = count / parts->pieces * piece + count % parts->pieces * piece / parts->pieces;
     return piece == parts->pieces ? count : start - start % LINE;
 }
 
-/* The most elements that any piece of part `part` has. */
+/* An upper bound of the elements of a piece of part `part`. */
 static size_t piece_most(const struct parts *parts, int part)
 {
     size_t count = td__operation_part(parts->task->operation, part);
@@ -232,8 +232,8 @@ static size_t scratch_most(const struct parts *parts)
     return sum * parts->task->element;
 }
 
-/* Takes piece `piece` of all parts. `scratch` is the schedule's own. */
-static void take_piece(const struct parts *parts, size_t piece, char *scratch)
+/* Makes piece `piece` the current one. SCRATCH is at `scratch`. */
+static void select_piece(const struct parts *parts, size_t piece, char *scratch)
 {
     struct task *task = parts->task;
     const struct td__schedule *schedule = &task->run.compiled->schedule;
@@ -249,13 +249,13 @@ static void take_piece(const struct parts *parts, size_t piece, char *scratch)
         int32_t like = schedule->scratch_like[i];
         parts->scratch[i + 1] = parts->scratch[i] + parts->ends[like] - parts->starts[like];
     }
-    task->run.places[TD__SCRATCH] = (struct td__blocks){.base = scratch,
-                                                        .element = task->element,
-                                                        .starts = parts->scratch,
-                                                        .ends = parts->scratch + 1};
+    task->run.buffers[TD__SCRATCH] = (struct td__blocks){.base = scratch,
+                                                         .element = task->element,
+                                                         .starts = parts->scratch,
+                                                         .ends = parts->scratch + 1};
 }
 
-/* The piece at hand of all parts, in a buffer that has the whole of them. */
+/* The current piece of all parts, in a buffer with the whole vector. */
 static struct td__blocks blocks_of(const struct parts *parts, const void *whole)
 {
     return (struct td__blocks){.base = (char *)whole,
@@ -286,17 +286,17 @@ static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__oper
     TD_TRY(take_scratch(&task, scratch_most(&parts)));
     const char *input = operation->call.input;
     for (size_t piece = 0; piece < parts.pieces; piece++) {
-        take_piece(&parts, piece, task.scratch);
-        task.run.places[TD__DATA] = blocks_of(&parts, operation->call.output);
-        size_t bytes = td__block_bytes(&task.run.places[TD__DATA], comm->index, 1);
-        copy(td__block_at(&task.run.places[TD__DATA], comm->index), input, bytes);
+        select_piece(&parts, piece, task.scratch);
+        task.run.buffers[TD__DATA] = blocks_of(&parts, operation->call.output);
+        size_t bytes = td__block_bytes(&task.run.buffers[TD__DATA], comm->index, 1);
+        copy(td__block_at(&task.run.buffers[TD__DATA], comm->index), input, bytes);
         input = td__behind(input, bytes);
         TD_TRY(execute(&task));
     }
     return TD_OK;
 }
 
-/* A rank in the middle of the tree collects its subtree's parts in scratch memory. */
+/* An inner rank of the tree gathers the parts of its subtree in scratch memory. */
 static td_status run_gather(struct td__tcp_comm *comm, const struct td__operation *operation)
 {
     struct task task;
@@ -304,7 +304,7 @@ static td_status run_gather(struct td__tcp_comm *comm, const struct td__operatio
     size_t part = count * element, own = (size_t)comm->index * part;
     TD_TRY(begin(&task, comm, operation, TD_OP_GATHER, element, count, (size_t)comm->size));
     if (comm->index != operation->call.root && !task.run.compiled->writes_data) {
-        task.run.places[TD__DATA] = own_part(&task, operation->call.input, count);
+        task.run.buffers[TD__DATA] = own_part(&task, operation->call.input, count);
         return execute(&task);
     }
     char *data = operation->call.output;
@@ -313,7 +313,7 @@ static td_status run_gather(struct td__tcp_comm *comm, const struct td__operatio
         data = task.scratch;
     }
     copy(td__behind(data, own), operation->call.input, part);
-    task.run.places[TD__DATA] = parts_of(&task, data, count, count);
+    task.run.buffers[TD__DATA] = parts_of(&task, data, count, count);
     return execute(&task);
 }
 
@@ -324,7 +324,7 @@ static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operati
     size_t part = count * element, own = (size_t)comm->index * part;
     TD_TRY(begin(&task, comm, operation, TD_OP_SCATTER, element, count, (size_t)comm->size));
     if (comm->index != operation->call.root && !task.run.compiled->sends) {
-        task.run.places[TD__DATA] = own_part(&task, operation->call.output, count);
+        task.run.buffers[TD__DATA] = own_part(&task, operation->call.output, count);
         return execute(&task);
     }
     const char *data = operation->call.input;
@@ -332,13 +332,13 @@ static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operati
         TD_TRY(take_scratch(&task, (size_t)comm->size * part));
         data = task.scratch;
     }
-    task.run.places[TD__DATA] = parts_of(&task, data, count, count);
+    task.run.buffers[TD__DATA] = parts_of(&task, data, count, count);
     TD_TRY(execute(&task));
     copy(operation->call.output, td__behind(data, own), part);
     return TD_OK;
 }
 
-/* Converts the piece at hand of all parts, one after another, and points INPUT to that. */
+/* Converts the current piece of all parts to accumulators at `to`, without gaps, and makes that INPUT. */
 static void load_parts(const struct parts *parts, char *to)
 {
     struct task *task = parts->task;
@@ -351,7 +351,7 @@ static void load_parts(const struct parts *parts, char *to)
         parts->starts[i] = loaded;
         parts->ends[i] = loaded += count;
     }
-    task->run.places[TD__INPUT] = blocks_of(parts, to);
+    task->run.buffers[TD__INPUT] = blocks_of(parts, to);
 }
 
 static td_status run_reduce_scatter(struct td__tcp_comm *comm,
@@ -374,14 +374,14 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
     TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_most(&parts)));
     char *data_scratch = td__behind(task.scratch, input_bytes), *output = operation->call.output;
     for (size_t piece = 0; piece < parts.pieces; piece++) {
-        take_piece(&parts, piece, td__behind(data_scratch, data_bytes));
+        select_piece(&parts, piece, td__behind(data_scratch, data_bytes));
         size_t own = parts.ends[comm->index] - parts.starts[comm->index];
         char *data = same ? output : data_scratch;
         if (plain)
-            task.run.places[TD__INPUT] = blocks_of(&parts, operation->call.input);
+            task.run.buffers[TD__INPUT] = blocks_of(&parts, operation->call.input);
         else
             load_parts(&parts, task.scratch);
-        task.run.places[TD__DATA] = parts_of(&task, data, own, own);
+        task.run.buffers[TD__DATA] = parts_of(&task, data, own, own);
         TD_TRY(execute(&task));
         td__reduce_store(reduction, output, data, own, comm->size);
         output = td__behind(output, own * td__operation_element(operation));
@@ -391,8 +391,8 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
 
 /* ---- All to all ------------------------------------------------------------------------------ */
 
-/* Where parts of these sizes begin, and the last one ends, into `starts`. */
-static void add_up(const size_t *counts, int parts, size_t *starts)
+/* Sets starts[0] … starts[parts]: the offset of each part, and the end of the last one. */
+static void sum_counts(const size_t *counts, int parts, size_t *starts)
 {
     starts[0] = 0;
     for (int i = 0; i < parts; i++)
@@ -413,10 +413,10 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
         output.starts = comm->bounds + parts + 1;
         input.ends = input.starts + 1;
         output.ends = output.starts + 1;
-        add_up(operation->call.input_counts, comm->size, comm->bounds);
-        add_up(operation->call.output_counts, comm->size, comm->bounds + parts + 1);
+        sum_counts(operation->call.input_counts, comm->size, comm->bounds);
+        sum_counts(operation->call.output_counts, comm->size, comm->bounds + parts + 1);
     }
-    /* In place everything is sent from a copy, since what comes takes the place of what goes. */
+    /* In place: sends from a copy, since received blocks overwrite blocks that are not sent yet. */
     bool in_place = operation->call.input == operation->call.output && !uneven;
     size_t kept = in_place ? aligned(parts * count * task.element) : 0;
     TD_TRY(take_scratch(&task, kept + (uneven ? 0 : scratch_bytes(&task, count))));
@@ -424,9 +424,9 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
         copy(task.scratch, operation->call.input, parts * count * task.element);
         input.base = task.scratch;
     }
-    task.run.places[TD__INPUT] = input;
-    task.run.places[TD__DATA] = output;
-    task.run.places[TD__SCRATCH] = parts_of(&task, td__behind(task.scratch, kept), count, count);
+    task.run.buffers[TD__INPUT] = input;
+    task.run.buffers[TD__DATA] = output;
+    task.run.buffers[TD__SCRATCH] = parts_of(&task, td__behind(task.scratch, kept), count, count);
     return execute(&task);
 }
 

@@ -1,4 +1,4 @@
-/* The inside of a socket comm, and where the data of each operation are for its schedule. */
+/* The struct of a socket comm, and running an operation on it: its buffers as blocks of a schedule. */
 #ifndef TD_TCP_TCP_LAYOUT_H
 #define TD_TCP_TCP_LAYOUT_H
 
@@ -7,13 +7,13 @@
 
 enum { TD__CACHED_SCHEDULES = 32 };
 
-/* A compiled schedule, kept for the next call of its kind. */
+/* An entry of the cache of compiled schedules. */
 struct td__cached_schedule {
     td_op_kind kind;
     const char *algorithm;
     int root;
-    int number;    /* of the algorithm in td__algorithms */
-    uint64_t used; /* the turn */
+    int number;    /* index in td__algorithms */
+    uint64_t used; /* the last turn that used it */
     struct td__compiled_schedule *compiled;
 };
 
@@ -25,33 +25,33 @@ struct td__tcp_comm {
     uint64_t key;
     int *world_ranks;
     int size, index;
-    const char *forced[TD__COLLECTIVES]; /* algorithms that were asked for, or NULL */
+    const char *forced[TD__COLLECTIVES]; /* the algorithm to use; NULL: td__select() */
     struct td__cached_schedule schedules[TD__CACHED_SCHEDULES];
-    uint64_t turn; /* counts the calls; the same on all members */
+    uint64_t turn; /* number of calls; the same on all members */
     char *scratch;
     size_t scratch_size;
-    size_t *bounds; /* 3 * (size + 1): where the parts of the call at hand begin and end */
-    td_status broken;
-    char *reason;
+    size_t *bounds;   /* 3 * (size + 1): the bounds of the parts of the current call */
+    td_status broken; /* of the first failure … */
+    char *reason;     /* … and its text */
 
-    /** See td__tcp_comm_watch(); `arg` is that of the links' outside(). */
-    td_status (*recall)(void *arg, int world_rank, const struct td__operation *operation);
+    /** See struct td__comm_callbacks; `arg` is links.outside_arg. */
+    td_status (*compare_calls)(void *arg, int world_rank, const struct td__operation *operation);
 };
 
-/** A comm whose links come from somewhere else than an endpoint; `source` must stay. */
+/** A comm without an endpoint, for tests: `source` opens its links, and must outlive it. */
 td_status td__tcp_comm_create_over(const struct td__link_source *source, void *arg, int size,
                                    int index, const char *algorithm, struct td__tcp_comm **comm);
 
-/** Begins a turn: chooses the algorithm of `kind` for a vector of `bytes` bytes, and fills in the
- *  compiled schedule and the header of `run`. `count` is the one of the call. */
+/** Begins a turn: selects the algorithm of `kind` for a vector of `bytes` bytes, and sets the compiled schedule and
+ *  the header of `run`. `count` is that of the call. */
 td_status td__tcp_comm_begin(struct td__tcp_comm *comm, const struct td__operation *operation,
                              td_op_kind kind, size_t count, size_t bytes, struct td__run *run);
 
-/** Memory of the comm's own, at least `size` bytes, aligned to 64; the same until the next call. */
+/** Scratch memory of the comm: at least `size` bytes, aligned to 64, valid until the next call of this. */
 td_status td__tcp_comm_scratch(struct td__tcp_comm *comm, const struct td__operation *operation,
                                size_t size, char **memory);
 
-/** Carries out an operation whose arguments have been checked. */
+/** Runs an operation whose arguments have been checked. */
 td_status td__tcp_layout_run(struct td__tcp_comm *comm, const struct td__operation *operation);
 
 /** td__tcp_comm_combine() without its checks. */
