@@ -3,7 +3,6 @@
  * thread, knows the inputs of all, and computes the expected results. */
 #include "tcp_world.h"
 
-#include "collective/select.h"
 #include "reduction_reference.h"
 #include "runner.h"
 #include "thread_sanitizer.h"

@@ -2,8 +2,6 @@
  * chooses. Each cell rebuilds its schedules: a few seconds for all operations with 100,000 ranks. */
 #include "tdbench.h"
 
-#include "collective/select.h"
-
 #include <stdlib.h>
 #include <string.h>
 

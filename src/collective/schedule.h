@@ -98,6 +98,17 @@ extern const struct td__algorithm td__algorithms[];
 /** The algorithm of that name for `op`, or NULL. */
 const struct td__algorithm *td__algorithm_find(td_op_kind op, const char *name);
 
+/**
+ * The name of the default algorithm for `op` over sockets among `size` ranks. `bytes` are those of the vector, of
+ * all ranks' parts together where each has its own. All ranks must pass the same numbers. For reductions it is an
+ * algorithm that is ordered along the tree, so that the result's bits do not depend on `bytes`.
+ */
+const char *td__select(td_op_kind op, int32_t size, size_t bytes);
+
+/** The same for uneven parts; `largest` are the bytes of the largest part. For all_to_all both are ignored, since
+ *  no rank knows them. */
+const char *td__select_uneven(td_op_kind op, int32_t size, size_t bytes, size_t largest);
+
 /** Builds the schedule of `plan`; false if out of memory. The caller frees it. */
 bool td__schedule_build(const struct td__algorithm *algorithm, const struct td__plan *plan,
                         struct td__schedule *schedule);

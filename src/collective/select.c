@@ -1,10 +1,9 @@
-/* Selecting an algorithm; see select.h, and the table in docs/algorithms.md.
+/* Selecting an algorithm; see td__select() in schedule.h, and the table in docs/algorithms.md.
  *
  * The time of a short vector depends on the number of rounds, that of a long one on the bytes. The sizes at which
  * two algorithms take the same time were measured over loopback TCP with 2 to 8 ranks. There a round costs about
  * as much as sending 16 KiB, as it does on a network of 10 Gbit/s (15 us at 1.2 GB/s). */
-#include "collective/select.h"
-
+#include "collective/schedule.h"
 #include "collective/tree.h"
 
 enum {

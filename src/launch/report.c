@@ -33,7 +33,7 @@ void td__describe_failure(const struct td__worker *worker, const char *where, ch
              WIFSIGNALED(status) ? "was killed by" : "failed with", how,
              (double)(worker->ended_ns - worker->started_ns) / 1e9,
              WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-                 ? " (if nobody sent it, the machine was out of memory: see dmesg)"
+                 ? " (the kernel sends it when memory runs out: see dmesg)"
                  : "");
 }
 

@@ -5,7 +5,6 @@
 #include "tcp/tcp_comm.h"
 
 #include "base/fail.h"
-#include "collective/select.h"
 #include "tcp/tcp_layout.h"
 
 #include <stdio.h>

@@ -122,7 +122,7 @@ static td_status run_broadcast(struct td__tcp_comm *comm, const struct td__opera
     TD_TRY(take_scratch(&task, scratch_bytes(&task, largest_piece(&task, chunk))));
     do {
         size_t part = min_size(chunk, count - at);
-        char *data = td__behind(operation->call.output, at * task.element);
+        char *data = td__add_offset(operation->call.output, at * task.element);
         TD_TRY(run_vector(&task, data, part, task.scratch));
         at += part;
     } while (at < count);
@@ -162,12 +162,12 @@ static td_status run_reduction(struct td__tcp_comm *comm, const struct td__opera
     size_t at = 0;
     do {
         size_t part = min_size(chunk, count - at);
-        const char *input = td__behind(operation->call.input, at * size);
-        char *output = gets ? td__behind(operation->call.output, at * size) : NULL;
+        const char *input = td__add_offset(operation->call.input, at * size);
+        char *output = gets ? td__add_offset(operation->call.output, at * size) : NULL;
         char *data = staged ? task.scratch : borrows ? (char *)input : output;
         if (!borrows)
             td__reduce_load(reduction, data, input, part);
-        TD_TRY(run_vector(&task, data, part, td__behind(task.scratch, staged)));
+        TD_TRY(run_vector(&task, data, part, td__add_offset(task.scratch, staged)));
         if (gets)
             td__reduce_store(reduction, output, data, part, comm->size);
         at += part;
@@ -290,7 +290,7 @@ static td_status run_all_gather(struct td__tcp_comm *comm, const struct td__oper
         task.run.buffers[TD__DATA] = blocks_of(&parts, operation->call.output);
         size_t bytes = td__block_bytes(&task.run.buffers[TD__DATA], comm->index, 1);
         copy(td__block_at(&task.run.buffers[TD__DATA], comm->index), input, bytes);
-        input = td__behind(input, bytes);
+        input = td__add_offset(input, bytes);
         TD_TRY(execute(&task));
     }
     return TD_OK;
@@ -312,7 +312,7 @@ static td_status run_gather(struct td__tcp_comm *comm, const struct td__operatio
         TD_TRY(take_scratch(&task, (size_t)comm->size * part));
         data = task.scratch;
     }
-    copy(td__behind(data, own), operation->call.input, part);
+    copy(td__add_offset(data, own), operation->call.input, part);
     task.run.buffers[TD__DATA] = parts_of(&task, data, count, count);
     return execute(&task);
 }
@@ -334,7 +334,7 @@ static td_status run_scatter(struct td__tcp_comm *comm, const struct td__operati
     }
     task.run.buffers[TD__DATA] = parts_of(&task, data, count, count);
     TD_TRY(execute(&task));
-    copy(operation->call.output, td__behind(data, own), part);
+    copy(operation->call.output, td__add_offset(data, own), part);
     return TD_OK;
 }
 
@@ -346,8 +346,8 @@ static void load_parts(const struct parts *parts, char *to)
     size_t size = td__operation_element(operation), loaded = 0;
     for (int i = 0; i < task->comm->size; i++) {
         size_t count = parts->ends[i] - parts->starts[i];
-        td__reduce_load(&operation->reduction, td__behind(to, loaded * task->element),
-                        td__behind(operation->call.input, parts->starts[i] * size), count);
+        td__reduce_load(&operation->reduction, td__add_offset(to, loaded * task->element),
+                        td__add_offset(operation->call.input, parts->starts[i] * size), count);
         parts->starts[i] = loaded;
         parts->ends[i] = loaded += count;
     }
@@ -372,9 +372,10 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
     size_t input_bytes = plain ? 0 : aligned(most * task.element);
     size_t data_bytes = same ? 0 : aligned(piece_most(&parts, comm->index) * task.element);
     TD_TRY(take_scratch(&task, input_bytes + data_bytes + scratch_most(&parts)));
-    char *data_scratch = td__behind(task.scratch, input_bytes), *output = operation->call.output;
+    char *data_scratch = td__add_offset(task.scratch, input_bytes),
+         *output = operation->call.output;
     for (size_t piece = 0; piece < parts.pieces; piece++) {
-        select_piece(&parts, piece, td__behind(data_scratch, data_bytes));
+        select_piece(&parts, piece, td__add_offset(data_scratch, data_bytes));
         size_t own = parts.ends[comm->index] - parts.starts[comm->index];
         char *data = same ? output : data_scratch;
         if (plain)
@@ -384,7 +385,7 @@ static td_status run_reduce_scatter(struct td__tcp_comm *comm,
         task.run.buffers[TD__DATA] = parts_of(&task, data, own, own);
         TD_TRY(execute(&task));
         td__reduce_store(reduction, output, data, own, comm->size);
-        output = td__behind(output, own * td__operation_element(operation));
+        output = td__add_offset(output, own * td__operation_element(operation));
     }
     return TD_OK;
 }
@@ -426,7 +427,8 @@ static td_status run_all_to_all(struct td__tcp_comm *comm, const struct td__oper
     }
     task.run.buffers[TD__INPUT] = input;
     task.run.buffers[TD__DATA] = output;
-    task.run.buffers[TD__SCRATCH] = parts_of(&task, td__behind(task.scratch, kept), count, count);
+    task.run.buffers[TD__SCRATCH] = parts_of(&task, td__add_offset(task.scratch, kept), count,
+                                             count);
     return execute(&task);
 }
 
