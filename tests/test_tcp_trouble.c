@@ -127,7 +127,7 @@ static void another_algorithm(struct seat *seat)
 {
     seat->comm->forced[TD_OP_ALL_REDUCE] = seat->rank == 1 ? "ring" : "halving";
     CHECK_FAILS(call(seat, seat_call(seat, TD_OP_ALL_REDUCE, 1000, TD_F32)), TD_ERR_MISMATCH,
-                "by ring");
+                "uses algorithm ring");
 }
 
 TEST(different_algorithms_are_named)
@@ -308,28 +308,28 @@ TEST(noise_is_noticed)
     }
 }
 
-/* ---- Programs -------------------------------------------------------------------------------- */
+/* ---- Compiled schedules ---------------------------------------------------------------------- */
 
-/* The blocks that `program` sends to, or receives from, `peer` in `round` of the schedule. */
-static int32_t blocks_in(const struct td__compiled_schedule *program, int32_t round, int32_t peer,
+/* The blocks that `compiled` sends to, or receives from, `peer` in `round` of the schedule. */
+static int32_t blocks_in(const struct td__compiled_schedule *compiled, int32_t round, int32_t peer,
                          bool sends)
 {
-    for (uint32_t i = 0; i < program->round_count; i++) {
-        const struct td__compiled_round *at = &program->rounds[i];
-        if (program->schedule.steps[at->first_local].round != round)
+    for (uint32_t i = 0; i < compiled->round_count; i++) {
+        const struct td__compiled_round *at = &compiled->rounds[i];
+        if (compiled->schedule.steps[at->first_local].round != round)
             continue;
         int32_t blocks = 0;
         for (uint32_t m = sends ? at->first_send : at->first_recv;
              m < (sends ? at->first_recv : at->end); m++)
             for (uint32_t s = 0;
-                 program->transfers[m].peer == peer && s < program->transfers[m].count; s++)
-                blocks += 1 + program->segments[program->transfers[m].first + s].count;
+                 compiled->transfers[m].peer == peer && s < compiled->transfers[m].count; s++)
+                blocks += 1 + compiled->segments[compiled->transfers[m].first + s].count;
         return blocks;
     }
     return 0;
 }
 
-TEST(messages_fit_those_of_the_other_side)
+TEST(transfers_match_on_both_sides)
 {
     enum { SIZES = 12 };
     for (const struct td__algorithm *at = td__algorithms; at->name; at++)

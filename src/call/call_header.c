@@ -184,10 +184,11 @@ td_status td__header_mismatch(const struct td__operation *operation,
                        "same calls in the same order",
                        what, me, other);
     if (mine->algorithm != theirs->algorithm)
-        return td_fail(TD_ERR_MISMATCH,
-                       "%s: %s uses the algorithm %s, %s %s; every rank must select the same "
-                       "algorithm",
-                       what, me, algorithm_name(mine), other, algorithm_name(theirs));
+        return td_fail(
+            TD_ERR_MISMATCH,
+            "%s: %s uses algorithm %s, %s uses algorithm %s; every rank must use the same "
+            "algorithm",
+            what, me, algorithm_name(mine), other, algorithm_name(theirs));
     return td_fail(TD_ERR_MISMATCH,
                    "%s: %s sends %" PRIu64 " bytes, but %s expects %" PRIu64
                    "; each rank's output_counts must be what the others send to it",

@@ -17,7 +17,7 @@ enum {
     KEPT = 32,     /* histories of destroyed groups */
     FEW = 64,      /* in a group up to this size, a rank queries all others before it leaves */
     REASON_BYTES = 1024,
-    ASK_MS = 250,
+    QUERY_MS = 250,
 };
 
 #define FIRST_NS ((int64_t)50000000) /* until the first query of a wait */
@@ -92,11 +92,11 @@ void td__call_history_note(struct td__call_history *history, struct td__operatio
 }
 
 void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
-                          bool met)
+                          bool synchronised)
 {
     pthread_mutex_lock(&history->lock);
     history->done = operation->call.sequence;
-    if (met)
+    if (synchronised)
         history->verified = operation->call.sequence;
     if (operation->call.input_counts)
         history->uneven = operation->call.sequence;
@@ -195,12 +195,12 @@ struct answer_state {
 };
 
 /* No answer is not a failure here; the failure detector handles it. */
-static td_status ask(struct td__call_history *history, td_group *group, int rank,
-                     const struct td__operation *operation, struct answer_state *state)
+static td_status query(struct td__call_history *history, td_group *group, int rank,
+                       const struct td__operation *operation, struct answer_state *state)
 {
     struct td__buffer answer = {0};
     struct td__call_header theirs;
-    td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(ASK_MS));
+    td__deadline end = td__deadline_earlier(operation->deadline, td__deadline_in_ms(QUERY_MS));
     td_status status = td__endpoint_ask(group->root->endpoint, rank, TD__TOPIC_CALLS, group->key,
                                         operation->call.sequence, end, &answer);
     *state = (struct answer_state){.unreachable = status == TD_ERR_PEER,
@@ -225,11 +225,11 @@ static td_status ask(struct td__call_history *history, td_group *group, int rank
     return status;
 }
 
-td_status td__call_history_ask(struct td__call_history *history, td_group *group, int rank,
-                               const struct td__operation *operation)
+td_status td__call_history_query(struct td__call_history *history, td_group *group, int rank,
+                                 const struct td__operation *operation)
 {
     struct answer_state state;
-    return ask(history, group, rank, operation, &state);
+    return query(history, group, rank, operation, &state);
 }
 
 /* ---- Before leaving -------------------------------------------------------------------------- */
@@ -262,7 +262,7 @@ td_status td__call_history_verify(struct td__call_history *history, td_group *gr
             int rank = group->ranks[(group->rank + distance) % group->size];
             if (td__endpoint_presence(endpoint, rank) != TD__PRESENT)
                 break;
-            TD_TRY(ask(history, group, rank, operation, &state));
+            TD_TRY(query(history, group, rank, operation, &state));
             if (is_settled(history, &state) || td__deadline_passed(operation->deadline))
                 break;
             td__sleep_ns(PAUSE_NS);
@@ -270,15 +270,15 @@ td_status td__call_history_verify(struct td__call_history *history, td_group *gr
     return TD_OK;
 }
 
-td_status td__call_history_look(struct td__call_history *history, td_group *group,
-                                const struct td__operation *operation, td__deadline *next)
+td_status td__call_history_check(struct td__call_history *history, td_group *group,
+                                 const struct td__operation *operation, td__deadline *next)
 {
     int64_t now = td__now_ns();
     if (history->sequence != operation->call.sequence) {
         history->sequence = operation->call.sequence;
         history->since = now;
         history->next = now + FIRST_NS;
-        history->asked = 0;
+        history->queries = 0;
     }
     bool due = now >= history->next;
     if (due) {
@@ -288,8 +288,9 @@ td_status td__call_history_look(struct td__call_history *history, td_group *grou
     *next = td__deadline_earlier(*next, history->next);
     if (!due)
         return TD_OK;
-    int rank = group->ranks[(group->rank + 1 + history->asked++ % (group->size - 1)) % group->size];
+    int rank =
+        group->ranks[(group->rank + 1 + history->queries++ % (group->size - 1)) % group->size];
     if (td__endpoint_presence(group->root->endpoint, rank) != TD__PRESENT)
         return TD_OK;
-    return td__call_history_ask(history, group, rank, operation);
+    return td__call_history_query(history, group, rank, operation);
 }

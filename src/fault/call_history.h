@@ -39,7 +39,7 @@ struct td__call_history {
     /* Of a rank that waits: */
     uint64_t sequence;   /* of the call */
     int64_t since, next; /* the start of the wait, and the time of the next query */
-    int asked;           /* queries so far */
+    int queries;         /* so far */
 };
 
 /** NULL if out of memory. */
@@ -54,9 +54,10 @@ void td__call_history_forget(struct td__root *root);
 /** Records that this rank begins `operation`, and sets operation->past. */
 void td__call_history_note(struct td__call_history *history, struct td__operation *operation);
 
-/** Records that it has succeeded. `met`: with data of all other ranks, see native.c. */
+/** Records that it has succeeded. `synchronised`: it received data of all other ranks, directly or through
+ *  others. */
 void td__call_history_end(struct td__call_history *history, const struct td__operation *operation,
-                          bool met);
+                          bool synchronised);
 
 /**
  * Before this rank leaves the group: queries the others for the calls that are not verified yet; for calls that
@@ -73,12 +74,12 @@ void td__call_history_answer(struct td__root *root, int rank, uint64_t key, uint
 
 /** Queries `rank`, a member. TD_ERR_MISMATCH with both calls if it made another one than this rank; if the group
  *  has failed there, that status and text. */
-td_status td__call_history_ask(struct td__call_history *history, td_group *group, int rank,
-                               const struct td__operation *operation);
+td_status td__call_history_query(struct td__call_history *history, td_group *group, int rank,
+                                 const struct td__operation *operation);
 
 /** During a long wait in `operation`: queries another member if it is time to. Lowers *next to the time of the next
  *  query. */
-td_status td__call_history_look(struct td__call_history *history, td_group *group,
-                                const struct td__operation *operation, td__deadline *next);
+td_status td__call_history_check(struct td__call_history *history, td_group *group,
+                                 const struct td__operation *operation, td__deadline *next);
 
 #endif

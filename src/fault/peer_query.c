@@ -13,9 +13,9 @@
 #include <string.h>
 
 enum {
-    ASK_MS = 250,     /* for one answer */
+    QUERY_MS = 250,   /* for one answer */
     SURVEY_MS = 1000, /* for all */
-    ASKED = 32,       /* ranks at most */
+    QUERIED = 32,     /* ranks at most */
     STALL_S = 30,
 };
 
@@ -156,7 +156,7 @@ static void query_one(struct survey *survey, int index, td__deadline end)
     } else if (td__deadline_passed(end)) {
         survey->not_queried++;
     } else if (!query_progress(survey->root, rank, survey->key,
-                               td__deadline_earlier(end, td__deadline_in_ms(ASK_MS)), &last)) {
+                               td__deadline_earlier(end, td__deadline_in_ms(QUERY_MS)), &last)) {
         exit_reason = td__endpoint_exit_reason(endpoint, rank);
         note_late(survey, index, exit_reason ? exit_reason : "does not answer");
     } else if (survey->sequence && last.started >= survey->sequence) {
@@ -170,14 +170,14 @@ static void query_one(struct survey *survey, int index, td__deadline end)
 static void take_survey(struct survey *survey, int peer)
 {
     td__deadline end = td__deadline_in_ms(SURVEY_MS);
-    int asked = 0;
+    int queried = 0;
     survey->first = -1;
     for (int i = 0; i < survey->size; i++) {
         if (i == survey->rank && survey->sequence)
             note_joined(survey, i);
         if (i == survey->rank || (peer >= 0 && i != peer))
             continue;
-        if (asked++ < ASKED)
+        if (queried++ < QUERIED)
             query_one(survey, i, end);
         else
             survey->not_queried++;

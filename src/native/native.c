@@ -136,8 +136,8 @@ static td_status find_losses(struct td__native *native, const struct td__operati
     return TD_OK;
 }
 
-static inline td_status look_for_losses(struct td__native *native,
-                                        const struct td__operation *operation)
+static inline td_status check_losses(struct td__native *native,
+                                     const struct td__operation *operation)
 {
     unsigned losses = td__endpoint_losses(native->group->root->endpoint);
     return losses == native->losses ? TD_OK : find_losses(native, operation, losses);
@@ -180,13 +180,13 @@ static td_status check_from_comm(void *arg, const struct td__operation *operatio
 {
     struct td__native *native = arg;
     TD_TRY(td__group_state(native->group));
-    TD_TRY(look_for_losses(native, operation));
+    TD_TRY(check_losses(native, operation));
     if (native->hierarchy && sleeps) {
         if (sleeps == 1)
             td__hierarchy_watch_links(native->hierarchy);
         TD_TRY(td__hierarchy_check(native->hierarchy, operation));
     }
-    return td__call_history_look(native->history, native->group, operation, next);
+    return td__call_history_check(native->history, native->group, operation, next);
 }
 
 static td_status check_from_links(void *arg, const struct td__operation *operation,
@@ -196,8 +196,8 @@ static td_status check_from_links(void *arg, const struct td__operation *operati
     TD_TRY(td__group_state(native->group));
     if (native->comm)
         TD_TRY(td__shm_state(native->comm));
-    TD_TRY(look_for_losses(native, operation));
-    return td__call_history_look(native->history, native->group, operation, next);
+    TD_TRY(check_losses(native, operation));
+    return td__call_history_check(native->history, native->group, operation, next);
 }
 
 static void explain(void *arg, const struct td__operation *operation)
@@ -209,7 +209,7 @@ static void explain(void *arg, const struct td__operation *operation)
 static td_status compare_calls(void *arg, int world_rank, const struct td__operation *operation)
 {
     struct td__native *native = arg;
-    return td__call_history_ask(native->history, native->group, world_rank, operation);
+    return td__call_history_query(native->history, native->group, world_rank, operation);
 }
 
 /* With the last error as the reason. */
@@ -373,7 +373,7 @@ static td_status run_on_transport(struct td__native *native, const struct td__op
 {
     if (native->group->size == 1)
         return run_alone(operation);
-    TD_TRY(look_for_losses(native, operation));
+    TD_TRY(check_losses(native, operation));
     if (native->comm && !atomic_load_explicit(&native->comm->attached, memory_order_acquire))
         TD_TRY(attach(native, operation));
     if (!native->sockets)

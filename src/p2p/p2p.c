@@ -162,7 +162,7 @@ static td_status start_recv(struct td__p2p *p2p, struct td__post *post)
 }
 
 /* Ranks may have ended or left since the last call. */
-static void look_for_losses(struct td__p2p *p2p)
+static void check_losses(struct td__p2p *p2p)
 {
     unsigned losses = td__endpoint_losses(p2p->options.endpoint);
     if (p2p->attached && td__p2p_shm_departed(p2p))
@@ -229,7 +229,7 @@ td_status td__p2p_post(struct td__p2p *p2p, const td_call *call, td_work *work,
 {
     TD_TRY(check(p2p, call));
     pthread_mutex_lock(&p2p->lock);
-    look_for_losses(p2p);
+    check_losses(p2p);
     if (call->kind == TD_OP_SEND && send_at_once(p2p, call)) {
         pthread_mutex_unlock(&p2p->lock);
         td__p2p_shm_signal(p2p, call->peer);
@@ -260,7 +260,7 @@ td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, siz
 {
     TD_TRY(check(p2p, call));
     pthread_mutex_lock(&p2p->lock);
-    look_for_losses(p2p);
+    check_losses(p2p);
     if (call->kind == TD_OP_SEND && send_at_once(p2p, call)) {
         pthread_mutex_unlock(&p2p->lock);
         td__p2p_shm_signal(p2p, call->peer);

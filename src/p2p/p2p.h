@@ -49,7 +49,7 @@ void td__p2p_progress(struct td__p2p *p2p, const atomic_bool *complete, int peer
                       int64_t timeout_ms);
 
 /** Posts a send or a recv and waits for it: the same without a work, and faster. `source` and `received`
- *  are set by a recv that went well, and may be NULL. */
+ *  are set by a successful recv, and may be NULL. */
 td_status td__p2p_run(struct td__p2p *p2p, const td_call *call, int *source, size_t *received);
 
 /** The group is aborted: all posts, present and future, fail with this status and the last error. */

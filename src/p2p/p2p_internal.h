@@ -16,7 +16,7 @@
  * entry in shared memory through which a large message is copied.
  *
  * A post is a send or a recv that has begun and not ended. It is in the list of all posts, and in the one list
- * that says where it stands:
+ * that is its state:
  *
  *     recv   peer->posted or any  ──────────────────────────────────────────────> finished
  *              └─ large: active (copied by descriptor), or expected (in pieces) ─────┘
@@ -124,7 +124,7 @@ struct td__ring_end {
 
 struct td__peer {
     int local; /* index among the ranks of this host, -1 on another one */
-    bool gone; /* ended or left: `exit_reason` says how */
+    bool gone; /* ended or left: see `exit_reason` */
     bool stalled;
     bool awaited;    /* a post waits for it; while peers are checked */
     char connecting; /* 1: wanted, 2: running */
@@ -188,7 +188,7 @@ struct td__p2p {
     int epoll, event; /* -1 until links are needed */
     int links;
     int connects_wanted;
-    struct td__p2p_link *closed;    /* to be freed after the events at hand */
+    struct td__p2p_link *closed;    /* to be freed after the current events */
     struct td__p2p_link *kept_open; /* of an aborted group: open until it is destroyed */
 
     /* Progress; see p2p_progress.c. */
@@ -221,7 +221,7 @@ void td__post_begin(struct td__p2p *p2p, struct td__post *post);
 /** Takes a post that is in no other list out of the list of all, without completing it. */
 void td__post_abandon(struct td__p2p *p2p, struct td__post *post);
 
-/** Makes a control frame and puts it into `queue`; false without memory. */
+/** Appends a control frame to `queue`; false if out of memory. */
 bool td__post_control(struct td__p2p *p2p, struct td__post_list *queue, enum td__frame_kind kind,
                       int peer, uint64_t id);
 
@@ -253,11 +253,11 @@ struct td__p2p_arrival *td__match_arrival(struct td__p2p *p2p, int source, int t
 /** Takes a message out of the lists; the caller frees it. */
 void td__arrival_remove(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
 
-/** Keeps a message for later; `data` are its bytes where it is EAGER. False without memory. */
+/** Keeps a message for later; `data` are its bytes if it is EAGER. False if out of memory. */
 bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, const void *data);
 
 /** The same in two steps: room for a message whose bytes are still coming, which is not in the lists
- *  (NULL without memory); and when it is whole, it goes to a recv that was posted meanwhile, or into
+ *  (NULL if out of memory); and when it is whole, it goes to a recv that was posted meanwhile, or into
  *  the lists. */
 struct td__p2p_arrival *td__arrival_make(const struct td__envelope *envelope);
 void td__arrival_complete(struct td__p2p *p2p, struct td__p2p_arrival *arrival);
@@ -331,7 +331,7 @@ struct td__p2p_wait {
     int peer;                   /* the rank that is waited for; TD_ANY_SOURCE: any, or not known */
     bool at_once;               /* sleeps without spinning before */
     bool begun;                 /* `waiting` is in use */
-    bool slept;                 /* it is time to look at deadlines */
+    bool slept;                 /* it is time to check deadlines */
     td__deadline until;         /* when to return from sleep at the latest */
     struct td__backoff backoff; /* with links */
 };
@@ -401,7 +401,7 @@ bool td__p2p_shm_recv_small(struct td__p2p *p2p, int source, int tag, void *data
 /** Writes the first post of a peer's queue as far as there is room: false where there was none. */
 bool td__p2p_shm_write(struct td__p2p *p2p, int peer, struct td__post *post);
 
-/** Whether a rank has left since the last look. Without the lock, too. */
+/** Whether a rank has left since the last check. With or without the lock. */
 bool td__p2p_shm_departed(const struct td__p2p *p2p);
 
 /** Without the lock: whether a message has come. */

@@ -35,8 +35,7 @@ void td__wire_header(uint8_t *header, enum td__frame_kind kind, int tag, uint64_
 
 enum td__wire_state { TD__WIRE_IDLE, TD__WIRE_MORE, TD__WIRE_ENDED };
 
-/** Reads what has come, up to a limit (MORE). ENDED: the link is of no more use, and `exit_reason` says
- *  why. */
+/** Reads what has arrived, up to a limit (MORE). ENDED: the link is unusable, and *exit_reason is set. */
 enum td__wire_state td__wire_read(struct td__p2p *p2p, struct td__p2p_link *link,
                                   const char **exit_reason);
 

@@ -118,7 +118,7 @@ bool td__arrival_keep(struct td__p2p *p2p, const struct td__envelope *envelope, 
 
 bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envelope *envelope)
 {
-    int asked = post->tag;
+    int wanted = post->tag;
     post->peer = envelope->source;
     post->tag = envelope->tag;
     post->message_size = envelope->size;
@@ -131,7 +131,7 @@ bool td__take(struct td__p2p *p2p, struct td__post *post, const struct td__envel
                 "%s%s: the message has %llu bytes and is dropped; the buffer of a recv must "
                 "hold the whole message",
                 td__post_describe(p2p, post),
-                asked == TD_ANY_TAG ? " (of a recv with any tag)" : "",
+                wanted == TD_ANY_TAG ? " (of a recv with any tag)" : "",
                 (unsigned long long)envelope->size));
     return false;
 }

@@ -1,7 +1,7 @@
 /* Frames between ranks of one host: a ring for each ordered pair of them, in shared memory.
  *
  * A ring has one writer and one reader. Frames begin at multiples of 64 bytes, each in one piece:
- * a header, whose first word is its kind, and the payload. The reader looks at the first word of the
+ * a header, whose first word is its kind, and the payload. The reader polls the first word of the
  * next frame, so that a small message moves one cache line from one processor to another.
  * For this, the word must be 0 until the frame is there: the writer clears it in advance, when it
  * writes the frame before. It never fills the last 64 bytes, so that there always is a next one.
@@ -63,7 +63,7 @@ static bool has_room(struct td__ring_end *end, size_t need)
     end->room = atomic_load_explicit(&end->ring->head, memory_order_acquire) + TD__RING_DATA;
     if (end->total + need <= end->room)
         return true;
-    /* The reader looks at `full` after it has moved the head. Before this process sleeps, it checks here once
+    /* The reader checks `full` after it has moved the head. Before this process sleeps, it checks here once
      * more, as with every condition of an event. */
     atomic_store(&end->ring->full, 1);
     end->room = atomic_load(&end->ring->head) + TD__RING_DATA;
@@ -98,7 +98,7 @@ static void publish(struct td__ring_end *end, struct frame *frame, size_t bytes,
 }
 
 /* Claims the cache lines of the next frame, assumed to be as large, from their last reader; not the first one,
- * at which the reader looks. */
+ * which the reader polls. */
 static void claim_next(const struct td__ring_end *end, size_t bytes)
 {
     size_t at = atomic_load_explicit(&end->at, memory_order_relaxed), size = lines(bytes);

@@ -145,7 +145,7 @@ bool td__p2p_tcp_connect(struct td__p2p *p2p)
         snprintf(exit_reason, sizeof exit_reason, "cannot be reached (%.500s)", td_last_error());
         td__peer_gone(p2p, rank, exit_reason);
     }
-    td__peer_flush(p2p, rank); /* asks again where it took too long for one, but not for all */
+    td__peer_flush(p2p, rank); /* tries again if it took too long for one post, but not for all */
     return true;
 }
 
@@ -239,7 +239,7 @@ void td__p2p_tcp_flush(struct td__p2p *p2p, struct td__p2p_link *link)
 /* ---- Events --------------------------------------------------------------------------------- */
 
 /* The end of a link. Without a BYE the other process has ended, or has aborted the group: the failure detector, or
- * the abort, says which a moment later. */
+ * the abort, reports which a moment later. */
 void td__p2p_tcp_lose(struct td__p2p *p2p, struct td__p2p_link *link, const char *exit_reason)
 {
     struct td__peer *peer = &p2p->peers[link->peer];

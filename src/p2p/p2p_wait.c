@@ -4,7 +4,7 @@
  * yields, and then sleeps in epoll. With both it spins and yields on both, and then sleeps on the event; the
  * endpoint's thread signals it when a link is ready (td__endpoint_wake_on()).
  *
- * A sleeper is woken by frames, by failures, and by posts of other threads that need an earlier look. */
+ * A sleeper is woken by frames, by failures, and by posts of other threads that have an earlier deadline. */
 #include "p2p/p2p_internal.h"
 #include "p2p/p2p_link.h"
 
@@ -40,7 +40,7 @@ void td__p2p_wait_reset(struct td__p2p_wait *wait)
     wait->backoff.begun = 0;
 }
 
-/* A pause of the processor takes longer than a message: looks several times before the next one. */
+/* A pause of the processor takes longer than a message: polls several times before the next one. */
 static bool peek_often(struct td__p2p *p2p)
 {
     for (int i = 0; i < PEEKS; i++)

@@ -58,7 +58,7 @@ static bool set_card(struct card *card, const void *bytes, size_t size)
 /* ---- The first member: newcomers ------------------------------------------------------------- */
 
 /* Looks for a card that differs from that of the rank that has ended. */
-static td_status look_for(struct growth *growth, int rank)
+static td_status find_card(struct growth *growth, int rank)
 {
     struct td__root *old = growth->old;
     char key[TD__ROOT_KEY];
@@ -98,7 +98,7 @@ static td_status await_newcomers(struct growth *growth)
 {
     for (int r = 0; r < growth->old->size; r++) {
         while (!is_member(growth->group, r) && !growth->meetings[r]) {
-            TD_TRY(look_for(growth, r));
+            TD_TRY(find_card(growth, r));
             if (growth->meetings[r])
                 break;
             if (td__deadline_passed(growth->deadline))
@@ -194,7 +194,7 @@ static td_status exchange(struct growth *growth)
                               TD_U8, group->ranks[0], group, NULL);
 }
 
-static td_status meet(struct growth *growth)
+static td_status connect_all(struct growth *growth)
 {
     struct td__root *fresh = growth->fresh;
     for (int r = 0; r < fresh->size; r++) {
@@ -240,7 +240,7 @@ static td_status grow(td_group *group, const td_group_options *options, td_group
         status = exchange(&growth);
         td__swap_call_timeout(before);
         if (!status)
-            status = meet(&growth);
+            status = connect_all(&growth);
         if (status)
             td__root_free(growth.fresh, status);
         else

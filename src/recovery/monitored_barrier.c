@@ -3,7 +3,7 @@
  *     others   arrival  -->  rank 0: waits for all, until the deadline
  *     others  <--  verdict: all have joined, or which ranks have not
  *
- * It is made of messages with tags of its own, so that the order of the group's collectives is not
+ * It uses messages with tags of its own, so that the order of the group's collectives is not
  * affected when it fails. A rank that is late for one barrier must not count as having joined the
  * next: each arrival carries the barrier's number, and old ones are discarded.
  *
@@ -30,10 +30,10 @@
 enum {
     JOIN_MS = 2000, /* more time for rank 0 to join, since ranks do not join at the same moment … */
     GRACE_MS = 10000, /* … and to send the verdict */
-    FIRST_LOOK_MS = 100,
-    LAST_LOOK_MS = 5000,
-    ASK_MS = 250,
-    QUERIED = 32,       /* ranks in one look, at most */
+    FIRST_PAUSE_MS = 100,
+    LAST_PAUSE_MS = 5000,
+    QUERY_MS = 250,
+    QUERIED = 32,       /* ranks at one time, at most */
     DESCRIBED = 8,      /* ranks whose progress is in the error text, at most … */
     DESCRIBE_MS = 1000, /* … and the time to query them */
 };
@@ -63,9 +63,9 @@ struct barrier {
     uint64_t sequence; /* of the last collective before it */
     int64_t timeout_ms;
     td__deadline deadline;
-    td__deadline look; /* the time of the next look: querying the other ranks */
-    int64_t pause_ms;  /* until the look after that */
-    bool now;          /* TD_NOW: does not wait for ranks that have not joined */
+    td__deadline next_query; /* of the ranks that this rank waits for */
+    int64_t pause_ms;        /* until the query after that */
+    bool now;                /* TD_NOW: does not wait for ranks that have not joined */
     bool all;
     struct verdict *verdict;
     struct arrival *arrivals; /* rank 0's */
@@ -140,7 +140,7 @@ static bool query(const td_group *group, int index, struct progress *progress)
     struct td__buffer answer = {0};
     bool known = false;
     if (!td__endpoint_ask(group->root->endpoint, group->ranks[index], TD__TOPIC_BARRIER, group->key,
-                          0, td__deadline_in_ms(ASK_MS), &answer)) {
+                          0, td__deadline_in_ms(QUERY_MS), &answer)) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         progress->sequence = td__reader_u64(&reader);
         progress->kind = (td_op_kind)td__reader_u32(&reader);
@@ -154,7 +154,7 @@ static bool query(const td_group *group, int index, struct progress *progress)
 }
 
 /* False if the rank does not answer, or is in a collective instead, in which case this aborts the group. */
-static bool look_at(const struct barrier *barrier, int index, struct progress *progress)
+static bool check_rank(const struct barrier *barrier, int index, struct progress *progress)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
@@ -174,14 +174,15 @@ static td__deadline after_deadline(const struct barrier *barrier, int64_t more_m
                                                              : TD__NEVER;
 }
 
-/* One of the looks is at the time by which rank 0 must have joined. */
-static void plan_look(struct barrier *barrier)
+/* One of the queries is at the time by which rank 0 must have joined. */
+static void plan_query(struct barrier *barrier)
 {
     td__deadline join = after_deadline(barrier, JOIN_MS);
-    barrier->look = td__deadline_in_ms(barrier->pause_ms);
+    barrier->next_query = td__deadline_in_ms(barrier->pause_ms);
     if (!td__deadline_passed(join))
-        barrier->look = td__deadline_earlier(barrier->look, join);
-    barrier->pause_ms = barrier->pause_ms * 2 < LAST_LOOK_MS ? barrier->pause_ms * 2 : LAST_LOOK_MS;
+        barrier->next_query = td__deadline_earlier(barrier->next_query, join);
+    barrier->pause_ms = barrier->pause_ms * 2 < LAST_PAUSE_MS ? barrier->pause_ms * 2
+                                                              : LAST_PAUSE_MS;
 }
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
@@ -193,26 +194,26 @@ static bool has_joined(const struct barrier *barrier, int index)
            atomic_load(&group->monitored_arrivals[index]) >= barrier->number;
 }
 
-static void look_around(struct barrier *barrier)
+static void check_missing(struct barrier *barrier)
 {
     td_group *group = barrier->group;
     struct progress progress;
     int queried = 0;
     for (int r = 1; r < group->size && queried < QUERIED && !atomic_load(&group->aborted); r++)
         if (barrier->arrivals[r].work && !td_work_test(barrier->arrivals[r].work)) {
-            look_at(barrier, r, &progress);
+            check_rank(barrier, r, &progress);
             queried++;
         }
-    plan_look(barrier);
+    plan_query(barrier);
 }
 
 static td_status wait_for(struct barrier *barrier, td_work *work)
 {
     td__deadline end = after_deadline(barrier, GRACE_MS);
-    while (!td__work_wait_until(work, td__deadline_earlier(barrier->look, end))) {
+    while (!td__work_wait_until(work, td__deadline_earlier(barrier->next_query, end))) {
         if (td__deadline_passed(end))
             return TD_ERR_TIMEOUT;
-        look_around(barrier);
+        check_missing(barrier);
     }
     return td_work_status(work);
 }
@@ -457,12 +458,12 @@ static td_status fail_late(struct barrier *barrier)
                    group->ranks[0]);
 }
 
-/* Waits for a verdict until the next look. */
+/* Waits for a verdict until the next query. */
 static td_status receive(struct barrier *barrier)
 {
     td_work *work;
     td__deadline end = after_deadline(barrier, GRACE_MS);
-    int64_t limit = left_ms(td__deadline_earlier(barrier->look, end));
+    int64_t limit = left_ms(td__deadline_earlier(barrier->next_query, end));
     TD_TRY(start(barrier->group, TD_OP_RECV, barrier->verdict, verdict_size(barrier->group), 0,
                  TD__TAG_VERDICT, limit, &work));
     td_status status = td_work_wait(work, limit + GRACE_MS);
@@ -482,13 +483,13 @@ static td_status await_verdict(struct barrier *barrier)
         if (!status)
             continue;
         bool due = td__deadline_passed(after_deadline(barrier, JOIN_MS));
-        if (look_at(barrier, 0, &progress)) {
+        if (check_rank(barrier, 0, &progress)) {
             if (progress.over >= barrier->number && progress.arrived < barrier->number)
                 return fail_late(barrier);
             if (due && progress.begun < barrier->number)
                 return fail_without_collector(barrier, "joined", barrier->timeout_ms + JOIN_MS);
         }
-        plan_look(barrier);
+        plan_query(barrier);
     }
     return TD_OK;
 }
@@ -498,7 +499,7 @@ static td_status check_collector(struct barrier *barrier)
 {
     const td_group *group = barrier->group;
     struct progress progress;
-    if (look_at(barrier, 0, &progress) && progress.begun >= barrier->number)
+    if (check_rank(barrier, 0, &progress) && progress.begun >= barrier->number)
         return TD_OK;
     if (atomic_load(&group->aborted))
         return td__group_state(group);
@@ -549,7 +550,7 @@ static td_status run(struct barrier *barrier)
 {
     td_group *group = barrier->group;
     barrier->deadline = td__deadline_in_ms(barrier->timeout_ms);
-    plan_look(barrier);
+    plan_query(barrier);
     uint64_t entry = td__record_monitored_barrier(group, barrier->number);
     td_status status = td__group_state(group);
     if (!status)
@@ -581,7 +582,7 @@ static td_status enter_barrier(td_group *group, int64_t timeout_ms, bool all, in
         .timeout_ms = timeout_ms == TD_NOW ? 0
                       : timeout_ms         ? timeout_ms
                                            : td__call_timeout(group),
-        .pause_ms = FIRST_LOOK_MS,
+        .pause_ms = FIRST_PAUSE_MS,
         .now = timeout_ms == TD_NOW,
         .all = all,
     };

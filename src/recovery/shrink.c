@@ -1,7 +1,7 @@
 /* Shrinking a group: the survivors agree on the ranks that are left.
  *
- * The lowest rank that is present is the leader. The others query it repeatedly for the outcome, which also tells
- * the leader that they have joined. When all present ranks have joined, the leader decides, and the others get
+ * The lowest rank that is present is the leader. The others query it repeatedly for the outcome, which shows the
+ * leader that they have joined. When all present ranks have joined, the leader decides, and the others get
  * the outcome with their next query.
  *
  *     leader      queries all: follow me; do you have an outcome?       (once)
@@ -25,7 +25,7 @@
 #include <string.h>
 
 enum {
-    ASK_MS = 500,
+    QUERY_MS = 500,
     FIRST_PAUSE_NS = 500000,
     LAST_PAUSE_NS = 20000000,
     FOLLOW = 1, /* in the lower half of a query's value; the upper one is the attempt */
@@ -189,13 +189,13 @@ static void take_outcome(struct attempt *attempt, int leader, struct td__reader 
 }
 
 /* Queries one member, and stores its outcome if it has one. False if it does not answer. */
-static bool ask(struct attempt *attempt, int index, uint32_t what, int leader)
+static bool query(struct attempt *attempt, int index, uint32_t what, int leader)
 {
     struct td__buffer answer = {0};
     bool answered = !td__endpoint_ask(attempt->root->endpoint, attempt->group->ranks[index],
                                       TD__TOPIC_SHRINK, attempt->group->key,
                                       (uint64_t)attempt->agreement->attempt << 32 | what,
-                                      td__deadline_in_ms(ASK_MS), &answer);
+                                      td__deadline_in_ms(QUERY_MS), &answer);
     if (answered) {
         struct td__reader reader = td__reader_of(answer.data, answer.size);
         if (td__reader_u8(&reader) == DECIDED)
@@ -215,7 +215,7 @@ static void become_leader(struct attempt *attempt)
     pthread_mutex_unlock(&attempt->root->lock);
     for (int i = 0; i < group->size; i++)
         if (i != group->rank && is_present(attempt, i))
-            all &= ask(attempt, i, FOLLOW, group->rank);
+            all &= query(attempt, i, FOLLOW, group->rank);
     attempt->leads = all;
 }
 
@@ -234,7 +234,7 @@ static void lead(struct attempt *attempt)
     agreement->decided = all && follows == own;
     pthread_mutex_unlock(&attempt->root->lock);
     if (follows > own)
-        ask(attempt, follows, 0, follows);
+        query(attempt, follows, 0, follows);
 }
 
 static bool has_outcome(const struct attempt *attempt)
@@ -281,7 +281,7 @@ static td_status agree(struct attempt *attempt, int64_t timeout_ms)
     for (;;) {
         int leader = find_leader(attempt);
         if (leader != group->rank)
-            ask(attempt, leader, 0, leader);
+            query(attempt, leader, 0, leader);
         else if (!attempt->leads)
             become_leader(attempt);
         else
