@@ -247,10 +247,12 @@ TEST(sizes_choose_the_loops)
     CHECK(td__conv_fits_direct(31, 180));
     CHECK(!td__conv_fits_direct(6, 250));
     CHECK(!td__conv_fits_direct(40, 27));
-    struct td__conv plain = {.groups = 1, .pixels = 64, .window = {{1, 1}, {1, 1}}};
+    struct td__conv plain = {
+        .groups = 1, .pixels = 64, .window = {.kernel = {1, 1}, .stride = {1, 1}}};
     CHECK(td__conv_fits_plain(&plain));
     plain.pixels = 4;
     CHECK(!td__conv_fits_plain(&plain));
-    plain = (struct td__conv){.groups = 1, .pixels = 64, .window = {{1, 1}, {2, 2}}};
+    plain = (struct td__conv){
+        .groups = 1, .pixels = 64, .window = {.kernel = {1, 1}, .stride = {2, 2}}};
     CHECK(!td__conv_fits_plain(&plain));
 }
