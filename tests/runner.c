@@ -88,8 +88,8 @@ static int ranks_of(const struct td_test *test)
 
 /* ---- What is left behind --------------------------------------------------------------------- */
 
-/* Kills every child of this process, and adds them to `names`: "pid 71 (sleep), ". */
-static void kill_children(char *names, size_t room)
+/* Calls `fn` for each child of this process. */
+static void each_child(void (*fn)(void *arg, int pid, char state, const char *comm), void *arg)
 {
     DIR *directory = opendir("/proc");
     if (!directory)
@@ -102,16 +102,34 @@ static void kill_children(char *names, size_t room)
         if (!file)
             continue;
         char state = '?';
-        if (fscanf(file, "%*d (%63[^)]) %c %d", comm, &state, &parent) == 3 && parent == getpid() &&
-            state != 'Z') {
-            kill(pid, SIGKILL);
-            size_t used = names ? strlen(names) : 0;
-            if (used < room)
-                snprintf(names + used, room - used, "%spid %d (%s)", used ? ", " : "", pid, comm);
-        }
+        if (fscanf(file, "%*d (%63[^)]) %c %d", comm, &state, &parent) == 3 && parent == getpid())
+            fn(arg, pid, state, comm);
         fclose(file);
     }
     closedir(directory);
+}
+
+struct names {
+    char *text;
+    size_t room;
+};
+
+/* Kills the child, and adds it to the names: "pid 71 (sleep), ". */
+static void kill_child(void *arg, int pid, char state, const char *comm)
+{
+    struct names *names = arg;
+    if (state == 'Z')
+        return;
+    kill(pid, SIGKILL);
+    size_t used = names->text ? strlen(names->text) : 0;
+    if (used < names->room)
+        snprintf(names->text + used, names->room - used, "%spid %d (%s)", used ? ", " : "", pid,
+                 comm);
+}
+
+static void kill_children(char *names, size_t room)
+{
+    each_child(kill_child, &(struct names){names, room});
 }
 
 /* Returns when no child is left. Those that live on after `grace_s` are killed and named. */
@@ -329,26 +347,37 @@ static bool has_failed(const struct job *job, int index)
     return rank->status != 0 && !(job->test->may_die >> index & 1);
 }
 
-/* Takes note of the ranks that have ended, and buries orphans that the host has adopted. Returns how
- * many ranks are still running. */
-static int reap(struct job *job)
+/* Takes note of the ranks that have ended, and returns how many still run. An ended rank stays a zombie until all
+ * have ended: before Linux 6.15, and under QEMU, the others can find out how it ended only until then. */
+static int note_ended(struct job *job)
 {
-    int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
-        for (int i = 0; i < job->rank_count; i++) {
-            struct rank *rank = &job->ranks[i];
-            if (rank->end_ns || rank->pid != pid)
-                continue;
-            rank->status = status;
+    int running = 0;
+    for (int i = 0; i < job->rank_count; i++) {
+        struct rank *rank = &job->ranks[i];
+        siginfo_t info = {.si_pid = 0};
+        if (!rank->end_ns && !waitid(P_PID, (id_t)rank->pid, &info, WEXITED | WNOHANG | WNOWAIT) &&
+            info.si_pid == rank->pid) {
+            rank->status = info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
+                                                      : W_EXITCODE(0, info.si_status);
             rank->end_ns = td__now_ns();
             atomic_store(&job->page->ranks[i].pid, -1);
             read_output(rank);
         }
+        running += !rank->end_ns;
     }
-    int running = 0;
-    for (int i = 0; i < job->rank_count; i++)
-        running += !job->ranks[i].end_ns;
     return running;
+}
+
+/* Orphans that the host has adopted. */
+static void reap_orphan(void *arg, int pid, char state, const char *comm)
+{
+    const struct job *job = arg;
+    (void)comm;
+    for (int i = 0; i < job->rank_count; i++)
+        if (job->ranks[i].pid == pid)
+            return;
+    if (state == 'Z')
+        waitpid(pid, NULL, WNOHANG);
 }
 
 static void kill_running(struct job *job, int how)
@@ -378,7 +407,7 @@ static void watch(struct job *job)
     int how = AT_DEADLINE;
     sigset_t blocked = awaited_signals();
     sigdelset(&blocked, SIGCHLD);
-    while (reap(job)) {
+    while (note_ended(job)) {
         if (how == AT_DEADLINE && any_failed(job)) {
             how = AFTER_ANOTHER;
             limit = td__now_ns() + AFTER_FAILURE_S * td_test_slowness() * SECOND;
@@ -392,10 +421,12 @@ static void watch(struct job *job)
             fds[i] = (struct pollfd){.fd = job->ranks[i].output_fd, .events = POLLIN};
         int64_t left = limit == TD__NEVER ? SECOND : limit - td__now_ns();
         struct timespec pause = td__timespec(left > 0 ? left : 0);
-        if (ppoll(fds, (nfds_t)job->rank_count, &pause, &blocked) > 0)
-            for (int i = 0; i < job->rank_count; i++)
-                if (fds[i].revents)
-                    read_output(&job->ranks[i]);
+        int ready = ppoll(fds, (nfds_t)job->rank_count, &pause, &blocked);
+        for (int i = 0; i < job->rank_count && ready > 0; i++)
+            if (fds[i].revents)
+                read_output(&job->ranks[i]);
+        if (ready < 0)
+            each_child(reap_orphan, job);
     }
 }
 

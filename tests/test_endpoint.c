@@ -4,6 +4,7 @@
 #include "runner.h"
 
 #include "base/arena.h"
+#include "os/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -155,7 +156,10 @@ RANKS(a_loss_report_from_a_rank_that_leaves, .ranks = 3, .may_die = 1 << 1)
     if (rank == 1)
         raise(SIGKILL);
     if (rank == 0) {
-        CHECK_SOON(kill(td__endpoint_pid(endpoint, 1), 0) && errno == ESRCH);
+        int process = td__process_watch(td__endpoint_pid(endpoint, 1), NULL);
+        CHECK(process < 0 || td__process_has_ended(process, 10000 * td_test_slowness()));
+        if (process >= 0)
+            close(process);
         CHECK_EQ(pthread_create(&later, NULL, go_on_later, NULL), 0);
         td__endpoint_stop_detector(endpoint);
         pthread_join(later, NULL);
