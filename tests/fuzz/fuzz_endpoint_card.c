@@ -1,6 +1,7 @@
 /* The cards of ranks, as an endpoint reads them out of the store when the world is made.
  *
- *     byte 0    bits 0 and 1: how many ranks there are, less one; bits 2 and 3: which of them reads
+ *     byte 0    bits 0 and 1: how many ranks there are, less one; bits 2 and 3: which of them reads; bit 4: it
+ *               uses TLS
  *     then      for each rank: control, length, that many bytes
  *
  *     control   even: the bytes are the card; odd: they are the fields of a card that is made of them,
@@ -42,6 +43,7 @@ static void write_card(const uint8_t *data, size_t size, struct td__buffer *card
     own->port = td__reader_u8(&reader) << 8 | td__reader_u8(&reader);
     own->number = (uint32_t)own->port << 16 | (uint32_t)own->pid;
     endpoint.shared = own->port & 1;
+    own->tls = own->port & 2;
     own->pid_space = td__reader_u8(&reader);
     memset(own->identity, (int)own->pid_space, sizeof own->identity);
     reader.failed = false;
@@ -83,6 +85,7 @@ static void check_peers(const struct td__endpoint *endpoint)
         check(strlen(peer->host_id) < TD__CARD_TEXT && strlen(peer->host_name) < TD__CARD_TEXT);
         check(strlen(peer->address) < TD__CARD_TEXT && strlen(peer->local) < TD__CARD_TEXT);
         check(peer->port >= 0 && peer->port <= 65535);
+        check(peer->tls == endpoint->own.tls);
         check(peer->host >= 0 && peer->host <= hosts); /* numbered in the order of their ranks */
         hosts += peer->host == hosts;
         check(strlen(td__endpoint_describe(endpoint, r)) > 0);
@@ -103,6 +106,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     endpoint.size = 1 + (data[0] & 3);
     endpoint.rank = (data[0] >> 2 & 3) % endpoint.size;
+    endpoint.own.tls = data[0] >> 4 & 1;
     memset(peers, 0, sizeof peers);
     size_t at = 1;
     for (int r = 0; r < endpoint.size; r++) {
@@ -114,7 +118,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     td_status status = td__endpoint_connect_all(&endpoint, cards);
     if (status)
-        check(status == TD_ERR_MISMATCH && strstr(td_last_error(), "describes itself"));
+        check(status == TD_ERR_MISMATCH && (strstr(td_last_error(), "describes itself") ||
+                                            strstr(td_last_error(), "TANDEM_TLS is")));
     else
         check_peers(&endpoint);
     for (int r = 0; r < endpoint.size; r++)

@@ -104,7 +104,7 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *bytes)
     close(fd);
 }
 
-static struct pending *find_stranger(struct td__auth_listener *listener, int fd)
+static struct pending *find_pending(struct td__auth_listener *listener, int fd)
 {
     struct list *lists[] = {&listener->silent, &listener->known};
     for (int i = 0; i < 2; i++)
@@ -181,7 +181,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         at += 2;
         length = length < size - at ? length : size - at;
         int *fd = &fds[control & 3];
-        struct pending *pending = *fd >= 0 ? find_stranger(&listener, *fd) : NULL;
+        struct pending *pending = *fd >= 0 ? find_pending(&listener, *fd) : NULL;
         bool new = control & 4 || !pending;
         if (new &&pending)
             reject(pending);
