@@ -18,6 +18,14 @@ static inline int64_t td__now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/** The wall clock, in nanoseconds. */
+static inline int64_t td__wall_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 static inline td__deadline td__deadline_in_ms(int64_t ms)
 {
     int64_t now = td__now_ns();

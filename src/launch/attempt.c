@@ -160,9 +160,9 @@ td_status td__attempt_start(struct td__attempt *attempt, const struct td__attemp
 /* No process writes to the page of a worker that has ended; a reader checks all that it reads. */
 static void clear_page(struct td__attempt *attempt, int slot)
 {
-    size_t size = sizeof(struct td__flight_bytes);
     if (attempt->book.map)
-        memset((char *)attempt->book.map + TD__FLIGHT_HEAD + (size_t)slot * size, 0, size);
+        memset((void *)td__flight_log_at(attempt->book.map, slot), 0,
+               sizeof(struct td__flight_bytes));
 }
 
 void td__attempt_retire(struct td__attempt *attempt, struct td__worker *worker)

@@ -16,9 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const size_t MOST = TD__FLIGHT_HEAD +
-                           (size_t)TD__FLIGHT_SLOTS * sizeof(struct td__flight_bytes);
-
 struct search {
     struct td__job *jobs;
     int count;
@@ -31,20 +28,6 @@ static bool was_seen(const struct search *search, const struct stat *found)
         if (search->jobs[i].device == found->st_dev && search->jobs[i].inode == found->st_ino)
             return true;
     return false;
-}
-
-/* Opens a book that cannot shrink while it is read; -1 where it is none, may not be read, or has gone. */
-static int open_book(const char *path, struct stat *found)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return -1;
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (!fstat(fd, found) && seals >= 0 && (seals & F_SEAL_SHRINK) &&
-        found->st_size >= TD__FLIGHT_HEAD && (size_t)found->st_size <= MOST)
-        return fd;
-    close(fd);
-    return -1;
 }
 
 /* A launcher writes into the log of each worker that it starts. A book that names thousands of workers and
@@ -60,7 +43,7 @@ static td_status take(struct search *search, const char *path)
     struct stat found;
     struct td__job job = {.hollow = false};
     char head[TD__FLIGHT_HEAD];
-    int fd = open_book(path, &found);
+    int fd = td__flight_book_find(path, O_RDONLY, &found);
     if (fd < 0)
         return TD_OK;
     bool fit = !was_seen(search, &found) &&
@@ -140,7 +123,7 @@ td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
 bool td__job_copy(const struct td__job *job, struct td__postmortem_book *book)
 {
     struct stat found;
-    int fd = open_book(job->path, &found);
+    int fd = td__flight_book_find(job->path, O_RDONLY, &found);
     if (fd < 0)
         return false;
     size_t size = job->hollow ? TD__FLIGHT_HEAD : (size_t)found.st_size;
@@ -161,12 +144,10 @@ bool td__job_copy(const struct td__job *job, struct td__postmortem_book *book)
 
 bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid)
 {
-    const char *logs = (const char *)book->bytes + TD__FLIGHT_HEAD;
     if (book->info.pid == pid)
         return true;
     for (int slot = 0; slot < book->info.slots; slot++) {
-        const struct td__flight_bytes *log =
-            (const void *)(logs + (size_t)slot * sizeof(struct td__flight_bytes));
+        const struct td__flight_bytes *log = td__flight_log_at(book->bytes, slot);
         if (log->started_pid == pid || (pid_t)log->owner == pid)
             return true;
     }
@@ -176,33 +157,24 @@ bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid)
 td_status td__job_read_file(const char *path, struct td__postmortem_book *book)
 {
     struct stat found;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &found)) {
-        int error = errno;
-        if (fd >= 0)
-            close(fd);
-        return td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(error));
-    }
+    if (stat(path, &found))
+        return td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
+    size_t size = (size_t)found.st_size;
+    if (!S_ISREG(found.st_mode) || size > td__flight_book_size(TD__FLIGHT_SLOTS))
+        return td_fail(TD_ERR_INVALID, "%s: this is no page of a flight recorder", path);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
     td_status status = TD_OK;
-    size_t size = (size_t)found.st_size, got = 0;
-    char *bytes = NULL;
-    if (!S_ISREG(found.st_mode) || size > MOST)
-        status = td_fail(TD_ERR_INVALID, "%s: this is no page of a flight recorder", path);
-    else if (!(bytes = aligned_alloc(4096, (size + 4096) & ~(size_t)4095)))
+    char *bytes = aligned_alloc(4096, (size + 4096) & ~(size_t)4095);
+    size_t got = bytes ? fread(bytes, 1, size, file) : 0;
+    if (!bytes)
         status = td__fail_nomem("postmortem");
-    while (!status && got < size) {
-        ssize_t part = read(fd, bytes + got, size - got);
-        if (part < 0 && errno == EINTR)
-            continue;
-        if (part < 0)
-            status = td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
-        if (part <= 0)
-            break;
-        got += (size_t)part;
-    }
-    close(fd);
-    if (!status && td__flight_read_head(bytes, got, &book->info))
+    else if (ferror(file))
+        status = td_fail(TD_ERR_SYSTEM, "%s: %s", path, td__errno_text(errno));
+    else if (td__flight_read_head(bytes, got, &book->info))
         status = td_fail(TD_ERR_INVALID, "%s: %s", path, td_last_error());
+    fclose(file);
     if (status) {
         free(bytes);
         return status;

@@ -27,12 +27,13 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
-#include <stddef.h>
-#include <stdint.h>
 #endif
 
 enum {
@@ -170,6 +171,18 @@ struct td__flight_bytes {
     _Atomic uint64_t labels[TD__FLIGHT_ENTRIES][TD__FLIGHT_LABEL / 8];
     _Alignas(4096) char end[];
 };
+
+/** The bytes of a book with so many slots. */
+static inline size_t td__flight_book_size(int slots)
+{
+    return TD__FLIGHT_HEAD + (size_t)slots * sizeof(struct td__flight_bytes);
+}
+
+/** The log of a slot, in a book that is mapped, or copied, at `book`. */
+static inline struct td__flight_bytes *td__flight_log_at(const void *book, int slot)
+{
+    return (struct td__flight_bytes *)((char *)book + td__flight_book_size(slot));
+}
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
@@ -391,6 +404,14 @@ struct td__flight_job {
 
 td_status td__flight_book_open(const struct td__flight_job *job, struct td__flight_book *book);
 void td__flight_book_close(struct td__flight_book *book);
+
+/** Fills in the head of a book. */
+void td__flight_head_fill(struct td__flight_head *head, const struct td__flight_job *job);
+
+/** Opens the book that another process has open at `path`, below /proc, with `flags` of open(). It cannot
+ *  shrink: a look at memory that is gone would end this process. -1 where it is none, may not be opened,
+ *  or is gone. */
+int td__flight_book_find(const char *path, int flags, struct stat *found);
 
 /** The value of TANDEM_FLIGHT for the worker of `slot`, as process `pid` has the book open. */
 void td__flight_book_place(const struct td__flight_book *book, pid_t pid, int slot, char *text,

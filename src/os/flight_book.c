@@ -11,19 +11,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static int64_t wall_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-static struct td__flight_bytes *log_at(const struct td__flight_book *book, int slot)
-{
-    return (struct td__flight_bytes *)((char *)book->map + TD__FLIGHT_HEAD +
-                                       (size_t)slot * sizeof(struct td__flight_bytes));
-}
-
 /* "./train --epochs 10", as far as there is room. */
 static void join(char *const *words, char *text, size_t room)
 {
@@ -37,7 +24,7 @@ static void join(char *const *words, char *text, size_t room)
     td__flight_cut(whole, text, room);
 }
 
-static void fill_in(struct td__flight_head *head, const struct td__flight_job *job)
+void td__flight_head_fill(struct td__flight_head *head, const struct td__flight_job *job)
 {
     *head = (struct td__flight_head){
         .magic = TD__FLIGHT_MAGIC,
@@ -50,7 +37,7 @@ static void fill_in(struct td__flight_head *head, const struct td__flight_job *j
         .world_size = job->world_size,
         .attempt = job->attempt,
         .max_restarts = job->max_restarts,
-        .started_ns = wall_ns(),
+        .started_ns = td__wall_ns(),
     };
     td__flight_cut(td__host_name(), head->host, sizeof head->host);
     td__flight_cut(job->run_id ? job->run_id : "", head->run_id, sizeof head->run_id);
@@ -59,10 +46,8 @@ static void fill_in(struct td__flight_head *head, const struct td__flight_job *j
 
 td_status td__flight_book_open(const struct td__flight_job *job, struct td__flight_book *book)
 {
-    struct td__flight_book made = {.slots = job->slots};
-    const char *step;
-    made.size = TD__FLIGHT_HEAD + (size_t)job->slots * sizeof(struct td__flight_bytes);
-    step = "memfd_create";
+    struct td__flight_book made = {.slots = job->slots, .size = td__flight_book_size(job->slots)};
+    const char *step = "memfd_create";
     made.fd = memfd_create(TD__FLIGHT_MEMORY, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (made.fd < 0)
         goto fail;
@@ -74,7 +59,7 @@ td_status td__flight_book_open(const struct td__flight_job *job, struct td__flig
     made.map = mmap(NULL, made.size, PROT_READ | PROT_WRITE, MAP_SHARED, made.fd, 0);
     if (made.map == MAP_FAILED)
         goto close_fd;
-    fill_in(made.map, job);
+    td__flight_head_fill(made.map, job);
     *book = made;
     return TD_OK;
 
@@ -102,16 +87,16 @@ void td__flight_book_place(const struct td__flight_book *book, pid_t pid, int sl
 
 void td__flight_book_started(struct td__flight_book *book, int slot, int rank, pid_t pid)
 {
-    struct td__flight_bytes *bytes = log_at(book, slot);
+    struct td__flight_bytes *bytes = td__flight_log_at(book->map, slot);
     atomic_store(&bytes->started_rank, rank);
-    atomic_store(&bytes->started_at, (uint64_t)wall_ns());
+    atomic_store(&bytes->started_at, (uint64_t)td__wall_ns());
     atomic_store(&bytes->started_pid, pid);
 }
 
 void td__flight_book_ended(struct td__flight_book *book, int slot, int wait_status, const char *how)
 {
-    struct td__flight_bytes *bytes = log_at(book, slot);
+    struct td__flight_bytes *bytes = td__flight_log_at(book->map, slot);
     atomic_store(&bytes->wait_status, wait_status);
     td__flight_put_text(bytes->ending, TD__FLIGHT_ENDING, how);
-    atomic_store(&bytes->ended_at, (uint64_t)wall_ns());
+    atomic_store(&bytes->ended_at, (uint64_t)td__wall_ns());
 }

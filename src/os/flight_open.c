@@ -34,33 +34,20 @@ static struct td__flight_head *map_book(int fd, size_t size)
     return map == MAP_FAILED ? NULL : map;
 }
 
-static struct td__flight_bytes *log_at(struct td__flight_head *head, int slot)
+int td__flight_book_find(const char *path, int flags, struct stat *found)
 {
-    return (struct td__flight_bytes *)((char *)head + TD__FLIGHT_HEAD +
-                                       (size_t)slot * sizeof(struct td__flight_bytes));
-}
-
-/* Opens the book that another process has open. It must be one that cannot shrink under us, or a look
- * at it could end this process. */
-static int open_book(pid_t pid, int number, size_t *size)
-{
-    char path[64];
-    struct stat found;
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)pid, number);
-    if (stat(path, &found) || !S_ISREG(found.st_mode))
+    if (stat(path, found) || !S_ISREG(found->st_mode))
         return -1; /* opening a pipe or a terminal may do something */
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return -1;
     int seals = fcntl(fd, F_GET_SEALS);
-    size_t limit = TD__FLIGHT_HEAD + (size_t)TD__FLIGHT_SLOTS * sizeof(struct td__flight_bytes);
-    if (fstat(fd, &found) || seals < 0 || !(seals & F_SEAL_SHRINK) ||
-        found.st_size < TD__FLIGHT_HEAD || (size_t)found.st_size > limit) {
-        close(fd);
-        return -1;
-    }
-    *size = (size_t)found.st_size;
-    return fd;
+    if (!fstat(fd, found) && seals >= 0 && (seals & F_SEAL_SHRINK) &&
+        found->st_size >= TD__FLIGHT_HEAD &&
+        (size_t)found->st_size <= td__flight_book_size(TD__FLIGHT_SLOTS))
+        return fd;
+    close(fd);
+    return -1;
 }
 
 static bool take_slot(struct td__flight_bytes *bytes)
@@ -75,33 +62,37 @@ static bool take_slot(struct td__flight_bytes *bytes)
 
 static bool is_book(const struct td__flight_head *head, size_t size, int slot)
 {
-    size_t log = sizeof(struct td__flight_bytes);
     return head->magic == TD__FLIGHT_MAGIC && head->version == TD__FLIGHT_VERSION &&
-           head->log_size == log && (uint32_t)slot < head->slots &&
-           size >= TD__FLIGHT_HEAD + head->slots * log;
+           head->log_size == sizeof(struct td__flight_bytes) && (uint32_t)slot < head->slots &&
+           head->slots <= TD__FLIGHT_SLOTS && size >= td__flight_book_size((int)head->slots);
 }
 
 static bool take_log(struct td__flight_log *log, struct td__flight_head *head, size_t size,
                      int slot)
 {
-    if (!is_book(head, size, slot) || !take_slot(log_at(head, slot))) {
+    if (!is_book(head, size, slot) || !take_slot(td__flight_log_at(head, slot))) {
         munmap(head, size);
         return false;
     }
     log->map = head;
     log->map_size = size;
-    log->bytes = log_at(head, slot);
+    log->bytes = td__flight_log_at(head, slot);
     return true;
 }
 
 /* *there: there is such a slot, even if somebody else has it. */
 static bool open_slot(struct td__flight_log *log, pid_t pid, int number, int slot, bool *there)
 {
-    size_t size;
-    int fd = open_book(pid, number, &size);
-    struct td__flight_head *head = fd < 0 ? NULL : map_book(fd, size);
-    if (fd >= 0)
-        close(fd);
+    char path[64];
+    struct stat found;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)pid, number);
+    int fd = td__flight_book_find(path, O_RDWR, &found);
+    *there = false;
+    if (fd < 0)
+        return false;
+    size_t size = (size_t)found.st_size;
+    struct td__flight_head *head = map_book(fd, size);
+    close(fd);
     *there = head && is_book(head, size, slot);
     return head && take_log(log, head, size, slot);
 }
@@ -122,23 +113,6 @@ static bool read_place(const char *text, pid_t *pid, int *fd, int *slot)
     *fd = numbers[1];
     *slot = numbers[2];
     return true;
-}
-
-static void fill_in_head(struct td__flight_head *head, int world_size)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    *head = (struct td__flight_head){
-        .magic = TD__FLIGHT_MAGIC,
-        .version = TD__FLIGHT_VERSION,
-        .slots = 1,
-        .log_size = sizeof(struct td__flight_bytes),
-        .pid = (int32_t)getpid(),
-        .nnodes = 1,
-        .world_size = world_size,
-        .started_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec,
-    };
-    snprintf(head->host, sizeof head->host, "%s", td__host_name());
 }
 
 /* Why a file is left alone; NULL: nothing speaks against it. Another user could read what is written
@@ -167,7 +141,9 @@ static const char *open_file(struct td__flight_log *log, const char *prefix, int
                              int world_size)
 {
     char path[PATH_MAX];
-    size_t size = TD__FLIGHT_HEAD + sizeof(struct td__flight_bytes);
+    size_t size = td__flight_book_size(1);
+    struct td__flight_job job = {
+        .pid = getpid(), .slots = 1, .nnodes = 1, .world_size = world_size};
     if (snprintf(path, sizeof path, "%s.%d", prefix, rank) >= (int)sizeof path)
         return td__errno_text(ENAMETOOLONG);
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
@@ -183,7 +159,7 @@ static const char *open_file(struct td__flight_log *log, const char *prefix, int
     if (why)
         return why;
     if (!head->magic)
-        fill_in_head(head, world_size);
+        td__flight_head_fill(head, &job);
     return take_log(log, head, size, 0) ? NULL : "another process writes to it";
 }
 
@@ -222,7 +198,8 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
     } else if (place && *place) {
         if (!read_place(place, &pid, &fd, &slot))
             td_log(TD_LOG_WARN,
-                   "TANDEM_FLIGHT is \"%s\"; it must be a path with a slash, as /tmp/flight", place);
+                   "TANDEM_FLIGHT is \"%s\"; it must be a path with a slash, as /tmp/flight",
+                   place);
         else if (open_slot(log, pid, fd, slot, &there))
             return keep_place(log, place, rank);
         else if (!there)
@@ -237,9 +214,8 @@ static bool find_log(struct td__flight_log *log, int rank, int size)
 /* What an earlier owner wrote is gone; what the launcher wrote stays. */
 static void clear(struct td__flight_bytes *bytes)
 {
-    for (int i = 0; i < TD__FLIGHT_ENTRIES; i++) {
+    for (int i = 0; i < TD__FLIGHT_ENTRIES; i++)
         atomic_store(&bytes->entries[i].mark, 0);
-    }
     for (int i = 0; i < TD__FLIGHT_GROUPS; i++)
         atomic_store(&bytes->groups[i].key, 0);
     atomic_store(&bytes->next, 0);
@@ -253,14 +229,11 @@ static void clear(struct td__flight_bytes *bytes)
 static void begin(struct td__flight_log *log)
 {
     struct td__flight_bytes *bytes = log->bytes;
-    struct timespec wall;
     log->stamps = td__flight_has_stamps();
     clear(bytes);
     atomic_store(&bytes->owner, (uint32_t)getpid());
     atomic_store(&bytes->clock, log->stamps);
-    clock_gettime(CLOCK_REALTIME, &wall);
-    int64_t offset = (int64_t)wall.tv_sec * 1000000000 + wall.tv_nsec - td__now_ns();
-    atomic_store(&bytes->wall, (uint64_t)offset);
+    atomic_store(&bytes->wall, (uint64_t)(td__wall_ns() - td__now_ns()));
     atomic_store(&bytes->boot, td__boot_number());
     td__flight_put_text(bytes->host, TD__FLIGHT_HOST, td__host_name());
     td__flight_mark_time(log);

@@ -20,13 +20,11 @@ static const int64_t DISTANT = 1ll << 61; /* nanoseconds: the sum of two of them
 
 void td__flight_now(struct td__flight_now *now)
 {
-    struct timespec wall;
     struct td__flight_log self = {.stamps = td__flight_has_stamps()};
     *now = (struct td__flight_now){.ns = td__now_ns(), .boot = td__boot_number()};
     if (self.stamps)
         now->ticks = td__flight_ticks(&self);
-    clock_gettime(CLOCK_REALTIME, &wall);
-    now->wall = (int64_t)wall.tv_sec * 1000000000 + wall.tv_nsec - td__now_ns();
+    now->wall = td__wall_ns() - td__now_ns();
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
@@ -242,12 +240,11 @@ void td__flight_read_log(const void *bytes, size_t size, int slot, const struct 
                          struct td__flight_page *page)
 {
     struct td__flight_bytes copy;
-    size_t at = TD__FLIGHT_HEAD + (size_t)slot * sizeof copy;
-    if (slot < 0 || at > size || size - at < sizeof copy) {
+    if (slot < 0 || slot >= TD__FLIGHT_SLOTS || size < td__flight_book_size(slot + 1)) {
         *page = (struct td__flight_page){0};
         return;
     }
-    memcpy((void *)&copy, (const char *)bytes + at, sizeof copy);
+    memcpy((void *)&copy, td__flight_log_at(bytes, slot), sizeof copy);
     read_copy(&copy, now, page);
 }
 
@@ -265,10 +262,8 @@ void *td__flight_book_copy(const struct td__flight_book *book)
     if (!copy)
         return NULL;
     memcpy(copy, book->map, TD__FLIGHT_HEAD);
-    for (int slot = 0; slot < book->slots; slot++) {
-        size_t at = TD__FLIGHT_HEAD + (size_t)slot * sizeof(struct td__flight_bytes);
-        td__flight_copy_log((const void *)((const char *)book->map + at), copy + at);
-    }
+    for (int slot = 0; slot < book->slots; slot++)
+        td__flight_copy_log(td__flight_log_at(book->map, slot), td__flight_log_at(copy, slot));
     return copy;
 }
 
