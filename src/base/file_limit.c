@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -63,6 +64,23 @@ ssize_t td__file_write(int fd, const void *data, size_t size)
     ssize_t written = write(fd, data, size);
     release_signal(&held);
     return written;
+}
+
+int td__file_write_all(int fd, const void *data, size_t size)
+{
+    for (const char *at = data; size;) {
+        ssize_t written = td__file_write(fd, at, size);
+        if (written >= 0) {
+            at += written;
+            size -= (size_t)written;
+        } else if (errno == EAGAIN) {
+            struct pollfd writable = {.fd = fd, .events = POLLOUT};
+            poll(&writable, 1, -1);
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
 }
 
 ssize_t td__file_pwrite(int fd, const void *data, size_t size, off_t at)

@@ -9,6 +9,10 @@
 #include <sys/types.h>
 
 ssize_t td__file_write(int fd, const void *data, size_t size);
+
+/** Writes all bytes, and waits where `fd` takes none for the moment. 0, or an errno. */
+int td__file_write_all(int fd, const void *data, size_t size);
+
 ssize_t td__file_pwrite(int fd, const void *data, size_t size, off_t at);
 int td__file_truncate(int fd, off_t size);
 

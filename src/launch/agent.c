@@ -6,10 +6,9 @@
  *
  * Each step is a wait in run_until(): the event loop runs, and each event (agent_events.c) is output of
  * the workers, or a reason to end. */
-#include "launch/supervisor.h"
+#include "launch/agent.h"
 
 #include "base/fail.h"
-#include "launch/agent_state.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -17,25 +16,6 @@
 #include <unistd.h>
 
 enum { FLUSH_MS = 2000 }; /* for output that nobody reads, after a signal; otherwise the minimum */
-
-/* Once the ranks of this node are known. */
-static td_status prepare_rounds(struct td__agent *agent)
-{
-    agent->setup = (struct td__attempt_setup){
-        .options = agent->options,
-        .secret = agent->job->secret,
-        .world = td__node_world(agent->node),
-        .console = &agent->console,
-        .worker = {.loop = &agent->loop,
-                   .program = agent->job->program,
-                   .mask = &agent->start->mask,
-                   .default_signals = &agent->start->ignored},
-        .on_worker_end = td__agent_on_worker_end,
-        .on_log_error = td__agent_on_log_error,
-        .data = agent,
-    };
-    return td__attempt_setup_open(&agent->setup);
-}
 
 static void run_until(struct td__agent *agent, bool (*done)(struct td__agent *agent))
 {
@@ -64,8 +44,8 @@ static bool joined(struct td__agent *agent)
 static bool workers_ended(struct td__agent *agent)
 {
     if (agent->reason && !agent->killed)
-        return !td__attempt_lingers(&agent->attempt);
-    return agent->abandoned || !td__attempt_running(&agent->attempt);
+        return !td__attempt_lingers(agent);
+    return agent->abandoned || !td__attempt_running(agent);
 }
 
 static bool others_ended(struct td__agent *agent)
@@ -97,7 +77,7 @@ static void run_attempt(struct td__agent *agent, int number)
 {
     int exec_error, code = 1;
     begin_round(agent);
-    if (td__attempt_start(&agent->attempt, &agent->setup, number, &exec_error)) {
+    if (td__attempt_start(agent, number, &exec_error)) {
         if (exec_error)
             td__worker_program_refused(agent->job->program->argv[0], exec_error, &code);
         give_up(agent, code);
@@ -105,7 +85,7 @@ static void run_attempt(struct td__agent *agent, int number)
     run_until(agent, workers_ended);
     if (agent->options->keep_going)
         td__agent_close_kept_attempt(agent);
-    td__attempt_finish(&agent->attempt);
+    td__attempt_finish(agent);
     td__node_gone(agent->node, number);
     run_until(agent, others_ended);
 }
@@ -174,7 +154,9 @@ static int finish(struct td__agent *agent)
     uv_walk(&agent->loop, close_handle, NULL);
     uv_run(&agent->loop, UV_RUN_DEFAULT);
     uv_loop_close(&agent->loop);
-    td__attempt_setup_close(&agent->setup);
+    if (agent->null > 0)
+        close(agent->null);
+    free(agent->cpus);
     free(agent);
     return code;
 }
@@ -198,7 +180,7 @@ int td__agent_run(const struct td__agent_start *start, void *arg)
         return finish(agent);
     }
     run_until(agent, joined);
-    if (!agent->reason && prepare_rounds(agent))
+    if (!agent->reason && td__attempt_prepare(agent))
         give_up(agent, 1);
     if (!agent->reason)
         run_attempts(agent);

@@ -1,13 +1,11 @@
 /* What can happen while the agent waits: signals, the end of a worker, news from other nodes, output
  * that cannot be written. Every reason to end goes through td__agent_begin_stop(): it keeps the graver
  * reason, signals the workers, and starts a timer after which they are killed. */
-#include "launch/agent_state.h"
+#include "launch/agent.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/notice.h"
-#include "launch/worker.h"
-#include "launch/supervisor.h"
 #include "os/loop.h"
 
 #include <errno.h>
@@ -27,14 +25,14 @@ static void on_shutdown_timeout(uv_timer_t *timer);
 static void kill_workers(struct td__agent *agent)
 {
     agent->killed = true;
-    td__attempt_signal(&agent->attempt, SIGKILL);
+    td__attempt_signal(agent, SIGKILL);
     uv_timer_start(&agent->shutdown, on_shutdown_timeout, KILL_MS, 0);
 }
 
 static void on_shutdown_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    int running = td__attempt_running(&agent->attempt);
+    int running = td__attempt_running(agent);
     if (agent->killed) {
         agent->abandoned = true; /* stuck in the kernel: nothing helps */
         return;
@@ -51,7 +49,7 @@ void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int c
         return;
     agent->reason = reason;
     agent->code = code;
-    td__attempt_signal(&agent->attempt, signal);
+    td__attempt_signal(agent, signal);
     uint64_t patience_ms = (uint64_t)(agent->options->shutdown_timeout_s * 1000);
     uv_update_time(&agent->loop); /* timers count from the loop's time, which may be old */
     if (!agent->killed && !uv_is_active((uv_handle_t *)&agent->shutdown))
@@ -93,7 +91,7 @@ static void on_signal(struct td__agent *agent, int signal, bool from_front)
         return;
     }
     if (!agent->reason)
-        td__agent_report_postmortem(agent, NULL);
+        td__agent_report_postmortem(agent, NULL, true);
     snprintf(why, sizeof why, "was ended by %s", td__signal_name(signal));
     tell_others(agent, 128 + signal, why);
     td__agent_begin_stop(agent, TD__REASON_SIGNALLED, 128 + signal, signal);
@@ -116,7 +114,7 @@ static void on_signal_pipe(uv_poll_t *poll, int status, int events)
     if (got != 1)
         die_with_front();
     if (signal == SIGTSTP || signal == SIGCONT)
-        td__attempt_signal(&agent->attempt, signal);
+        td__attempt_signal(agent, signal);
     else
         on_signal(agent, signal, true);
 }
@@ -126,38 +124,34 @@ static void on_signal_pipe(uv_poll_t *poll, int status, int events)
 /* `worker` was the first to fail in this attempt, on this node. */
 static void on_failure(struct td__agent *agent, struct td__worker *worker)
 {
-    char where[32] = "", sentence[512];
+    char sentence[512];
     struct td__attempt *attempt = &agent->attempt;
-    const struct td__node_world *world = td__node_world(agent->node);
-    if (agent->options->nnodes > 1)
-        snprintf(where, sizeof where, " on node %d", world->node_rank);
-    td__describe_failure(worker, where, sentence, sizeof sentence);
+    td__describe_failure(worker, agent->where, sentence, sizeof sentence);
     td__node_failed(agent->node, attempt->number, td__exit_code(worker->status), sentence);
     td__report_failure(&agent->console, worker, sentence);
-    for (int i = 0; i < attempt->count; i++)
-        td__worker_reap(
-            &attempt->workers[i]); /* those that have failed as well, before they are signalled */
+    for (int i = 0; i < attempt->count; i++) /* before they are signalled */
+        td__worker_reap(&attempt->workers[i]);
     td__report_others(&agent->console, attempt->workers, attempt->count, worker);
-    td__agent_report_postmortem(agent, worker);
+    td__agent_report_postmortem(agent, worker, true);
     td__agent_begin_stop(agent, TD__REASON_FAILED, td__exit_code(worker->status), SIGTERM);
 }
 
 static void on_verdict_timeout(uv_timer_t *timer)
 {
     struct td__agent *agent = timer->data;
-    struct td__worker *first = td__attempt_first_failure(&agent->attempt, false);
+    struct td__worker *first = td__attempt_first_failure(agent, false);
     if (first && !agent->reason)
         on_failure(agent, first);
-    td__attempt_reap(&agent->attempt);
+    td__attempt_reap(agent);
 }
 
 /* A failure may be the consequence of another one that has not been noticed yet: waits for that. */
 static void look_for_failure(struct td__agent *agent)
 {
-    struct td__worker *first = td__attempt_first_failure(&agent->attempt, false);
+    struct td__worker *first = td__attempt_first_failure(agent, false);
     if (!first || agent->reason)
         return;
-    first = td__attempt_first_failure(&agent->attempt, true);
+    first = td__attempt_first_failure(agent, true);
     if (!first->running)
         on_failure(agent, first);
     else if (!uv_is_active((uv_handle_t *)&agent->verdict))
@@ -175,14 +169,14 @@ void td__agent_on_worker_end(struct td__worker *worker)
         td__agent_outlive(agent, worker);
     else
         look_for_failure(agent);
-    td__attempt_reap(&agent->attempt);
+    td__attempt_reap(agent);
 }
 
 static void on_child_ended(uv_signal_t *handle, int signal)
 {
     (void)signal;
     struct td__agent *agent = handle->data;
-    td__attempt_reap(&agent->attempt);
+    td__attempt_reap(agent);
 }
 
 void td__agent_on_log_error(struct td__stream *stream)
@@ -208,7 +202,7 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         if (agent->reason <= TD__REASON_FAILED) {
             td__console_say(&agent->console, "tdrun: %s\n", event->text);
             if (!agent->reason)
-                td__agent_report_postmortem(agent, NULL);
+                td__agent_report_postmortem(agent, NULL, true);
             td__agent_begin_stop(agent, TD__REASON_FAILED, event->code, SIGTERM);
             agent->code = event->code; /* it was before a failure here */
         }
@@ -220,7 +214,7 @@ static void on_node_event(struct td__agent *agent, const struct td__node_event *
         if (agent->reason < TD__REASON_OVER)
             td__console_say(&agent->console, "tdrun: %s\n", event->text);
         if (!agent->reason)
-            td__agent_report_postmortem(agent, NULL);
+            td__agent_report_postmortem(agent, NULL, true);
         td__agent_begin_stop(agent, TD__REASON_OVER, event->code, SIGTERM);
         break;
     }
@@ -253,7 +247,7 @@ static void on_wake(uv_async_t *wake)
     while (agent->node && !agent->between_attempts && td__node_next(agent->node, &event))
         on_node_event(agent, &event);
     td__agent_check_console(agent);
-    td__attempt_resume_output(&agent->attempt);
+    td__attempt_resume_output(agent);
 }
 
 void td__agent_wake(void *arg)

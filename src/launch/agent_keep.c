@@ -10,8 +10,7 @@
  * outlived the workers that failed before that, not those that fail after it. So 0 is for a job in which a
  * worker ended with exit code 0 and none failed after that. */
 #include "base/fail.h"
-#include "launch/agent_state.h"
-#include "launch/worker.h"
+#include "launch/agent.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -19,33 +18,21 @@
 
 enum { NAMED = 8 }; /* failures that are reported in full at the end */
 
-static bool has_failed(const struct td__worker *worker)
-{
-    return worker->pid && !worker->running && !worker->signalled && worker->status != 0;
-}
-
-static void find_node(const struct td__agent *agent, char where[32])
-{
-    where[0] = 0;
-    if (agent->options->nnodes > 1)
-        snprintf(where, 32, " on node %d", td__node_world(agent->node)->node_rank);
-}
-
 /* Workers that run, or are about to. */
-static int count_left(const struct td__attempt *attempt)
+static int count_left(const struct td__agent *agent)
 {
-    int left = td__attempt_running(attempt);
-    for (int i = 0; i < attempt->count; i++)
-        left += attempt->workers[i].restart_wanted;
+    int left = td__attempt_running(agent);
+    for (int i = 0; i < agent->attempt.count; i++)
+        left += agent->attempt.workers[i].restart_wanted;
     return left;
 }
 
 void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
 {
-    char where[32], how[64], place[1024], next[64];
-    int most = agent->options->max_restarts, left = count_left(&agent->attempt);
-    td__attempt_note_ends(&agent->attempt);
-    if (agent->reason || !has_failed(worker))
+    char how[64], place[1024], next[64];
+    int most = agent->options->max_restarts, left = count_left(agent);
+    td__attempt_note_ends(agent);
+    if (agent->reason || !td__worker_has_failed(worker))
         return;
     kill(-worker->pid, SIGKILL); /* a process that a wrapper left behind would still be this rank */
     worker->restart_wanted = worker->restarts < most;
@@ -56,12 +43,12 @@ void td__agent_outlive(struct td__agent *agent, struct td__worker *worker)
         snprintf(next, sizeof next, "%d worker%s on", left, left == 1 ? " goes" : "s go");
     else
         snprintf(next, sizeof next, "no worker is left");
-    find_node(agent, where);
     td__describe_status(worker->status, how, sizeof how);
     td__agent_describe_place(agent, worker, place, sizeof place);
-    td__console_say(
-        &agent->console, "tdrun: rank %d (pid %d%s) %s %s%s; %s\n", worker->rank, (int)worker->pid,
-        where, WIFSIGNALED(worker->status) ? "was killed by" : "failed with", how, place, next);
+    td__console_say(&agent->console, "tdrun: rank %d (pid %d%s) %s %s%s; %s\n", worker->rank,
+                    (int)worker->pid, agent->where,
+                    WIFSIGNALED(worker->status) ? "was killed by" : "failed with", how, place,
+                    next);
 }
 
 static struct td__worker *find_to_restart(struct td__agent *agent)
@@ -77,9 +64,9 @@ void td__agent_restart_workers(struct td__agent *agent)
     struct td__worker *worker;
     while (!agent->reason && (worker = find_to_restart(agent))) {
         worker->restart_wanted = false;
-        td__attempt_retire(&agent->attempt, worker);
+        td__attempt_retire(agent, worker);
         /* That ran the loop, which may have found a reason to end, or more workers to start. */
-        if (!agent->reason && td__attempt_restart(&agent->attempt, worker))
+        if (!agent->reason && td__attempt_restart(agent, worker))
             td__console_say(&agent->console, "tdrun: %s; the others go on without it\n",
                             td_last_error());
     }
@@ -96,7 +83,8 @@ static const struct td__worker *next_failure(const struct td__attempt *attempt,
         const struct td__worker *worker = &attempt->workers[i];
         bool after = !last || worker->exiting_ns > last->exiting_ns ||
                      (worker->exiting_ns == last->exiting_ns && worker > last);
-        if (has_failed(worker) && after && (!next || worker->exiting_ns < next->exiting_ns))
+        if (td__worker_has_failed(worker) && after &&
+            (!next || worker->exiting_ns < next->exiting_ns))
             next = worker;
     }
     return next;
@@ -122,9 +110,8 @@ static const struct td__worker *first_success(const struct td__attempt *attempt)
 static void report(struct td__agent *agent, const struct td__worker *first)
 {
     const struct td__attempt *attempt = &agent->attempt;
-    char where[32], sentence[512];
+    char sentence[512];
     int failures = 0, well = 0;
-    find_node(agent, where);
     for (int i = 0; i < attempt->count; i++)
         well += ended_well(&attempt->workers[i]);
     td__console_say(&agent->console, "tdrun: %d of %d workers ended with exit code 0\n", well,
@@ -132,7 +119,7 @@ static void report(struct td__agent *agent, const struct td__worker *first)
     for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker)) {
         if (failures++ >= NAMED)
             continue;
-        td__describe_failure(worker, where, sentence, sizeof sentence);
+        td__describe_failure(worker, agent->where, sentence, sizeof sentence);
         td__report_failure(&agent->console, worker, sentence);
     }
     if (failures > NAMED)
@@ -146,7 +133,7 @@ void td__agent_close_kept_attempt(struct td__agent *agent)
     if (agent->reason || !first)
         return;
     report(agent, first);
-    td__agent_show_postmortem(agent, first);
+    td__agent_report_postmortem(agent, first, false);
     for (const struct td__worker *worker = first; worker; worker = next_failure(attempt, worker))
         if (!end || worker->exiting_ns >= end->exiting_ns)
             agent->reason = TD__REASON_FAILED;

@@ -2,7 +2,7 @@
  * end, before it signals the workers. With --keep-going also at each failure, of the worker that failed. */
 #include "base/fail.h"
 #include "base/file_limit.h"
-#include "launch/agent_state.h"
+#include "launch/agent.h"
 #include "launch/postmortem.h"
 
 #include <errno.h>
@@ -10,43 +10,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool write_all(int fd, const uint8_t *data, size_t size)
-{
-    while (size) {
-        ssize_t written = td__file_write(fd, data, size);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written < 0)
-            return false;
-        data += written;
-        size -= (size_t)written;
-    }
-    return true;
-}
-
-/* Written to another name first: a program must not read half a postmortem. */
-static void remove_half(const char *path, int fd)
-{
-    struct stat info;
-    if (!fstat(fd, &info) && S_ISREG(info.st_mode))
-        unlink(path);
-}
-
 static void keep(struct td__agent *agent, const struct td__postmortem *postmortem)
 {
     const char *path = agent->options->postmortem_file;
     struct td__buffer text = {0};
+    struct stat info;
     td__postmortem_print_json(postmortem, true, &text);
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool kept = fd >= 0 && !text.failed && write_all(fd, text.data, text.size);
-    int error = text.failed ? ENOMEM : errno;
-    if (fd >= 0 && !kept)
-        remove_half(path, fd);
-    if (fd >= 0 && close(fd) && kept) {
-        kept = false;
+    int error = fd < 0        ? errno
+                : text.failed ? ENOMEM
+                              : td__file_write_all(fd, text.data, text.size);
+    if (fd >= 0 && error && !fstat(fd, &info) && S_ISREG(info.st_mode))
+        unlink(path); /* a program must not read half a postmortem */
+    if (fd >= 0 && close(fd) && !error)
         error = errno;
-    }
-    if (!kept)
+    if (error)
         td__console_say(&agent->console, "tdrun: --postmortem-file %s: %s\n", path,
                         td__errno_text(error));
     td__buffer_free(&text);
@@ -56,14 +34,14 @@ static void keep(struct td__agent *agent, const struct td__postmortem *postmorte
 static bool take(struct td__agent *agent, const struct td__worker *first,
                  struct td__postmortem *postmortem)
 {
-    td__attempt_note_ends(&agent->attempt);
+    td__attempt_note_ends(agent);
     if (!td__postmortem_of_book(&agent->attempt.book, first ? first->local_rank : -1, postmortem))
         return true;
     td__console_say(&agent->console, "tdrun: %s\n", td_last_error());
     return false;
 }
 
-static void tell(struct td__agent *agent, const struct td__worker *first, bool kept)
+void td__agent_report_postmortem(struct td__agent *agent, const struct td__worker *first, bool kept)
 {
     struct td__postmortem postmortem;
     struct td__buffer text = {0};
@@ -81,16 +59,6 @@ static void tell(struct td__agent *agent, const struct td__worker *first, bool k
     if (kept && agent->options->postmortem_file)
         keep(agent, &postmortem);
     td__postmortem_free(&postmortem);
-}
-
-void td__agent_report_postmortem(struct td__agent *agent, const struct td__worker *first)
-{
-    tell(agent, first, true);
-}
-
-void td__agent_show_postmortem(struct td__agent *agent, const struct td__worker *first)
-{
-    tell(agent, first, false);
 }
 
 void td__agent_describe_place(struct td__agent *agent, const struct td__worker *worker, char *text,

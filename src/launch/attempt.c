@@ -1,12 +1,10 @@
-/* One start of all workers of this node; see attempt.h. */
-#include "launch/attempt.h"
+/* One start of all workers of this node; see agent.h. */
+#include "launch/agent.h"
 
-#include "base/clock.h"
 #include "base/fail.h"
-#include "launch/worker.h"
-#include "launch/supervisor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,87 +14,154 @@
 
 enum { SWEEP_MS = 10000 };
 
-/* How a stream of a worker is shown: depends on the options, and on whether the console is a terminal. */
-static enum td__stream_style style_of(const struct td__attempt_setup *setup, int local_rank,
-                                      int which)
+/* ---- What all attempts have in common -------------------------------------------------------- */
+
+/* A worker takes three descriptors here; the workers themselves keep the limit they would have. */
+static void raise_file_limit(struct td__agent *agent)
 {
-    const struct td__run_options *options = setup->options;
+    if (getrlimit(RLIMIT_NOFILE, &agent->file_limit))
+        return;
+    struct rlimit raised = {.rlim_cur = agent->file_limit.rlim_max,
+                            .rlim_max = agent->file_limit.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &raised);
+}
+
+static td_status plan_cpus(struct td__agent *agent)
+{
+    const struct td__run_options *options = agent->options;
+    struct td__cpus allowed;
+    if (options->numa == TD__NUMA_NONE)
+        return TD_OK;
+    TD_TRY(td__cpus_allowed(&allowed));
+    agent->cpus = calloc((size_t)options->nproc, sizeof *agent->cpus);
+    if (!agent->cpus)
+        return td__fail_nomem("binding to CPUs");
+    return td__numa_plan("/sys/devices/system", options->numa, options->nproc, &allowed,
+                         agent->cpus);
+}
+
+static td_status plan_logs(struct td__agent *agent)
+{
+    const struct td__run_options *options = agent->options;
+    bool any = false;
+    for (int i = 0; i < options->nproc; i++)
+        any = any || options->redirect[i] || options->tee[i];
+    if (!any)
+        return TD_OK;
+    int node = options->nnodes > 1 ? agent->world->node_rank : -1;
+    TD_TRY(td__logs_open(&agent->logs, options->log_dir, options->run_id, node));
+    if (agent->logs.fresh[0])
+        td__console_say(&agent->console, "tdrun: the workers' output is kept in %s\n",
+                        agent->logs.directory);
+    return TD_OK;
+}
+
+td_status td__attempt_prepare(struct td__agent *agent)
+{
+    agent->world = td__node_world(agent->node);
+    if (agent->options->nnodes > 1)
+        snprintf(agent->where, sizeof agent->where, " on node %d", agent->world->node_rank);
+    agent->null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (agent->null < 0)
+        return td_fail(TD_ERR_SYSTEM, "cannot open /dev/null: %s", td__errno_text(errno));
+    raise_file_limit(agent);
+    TD_TRY(plan_cpus(agent));
+    return plan_logs(agent);
+}
+
+/* ---- Starting -------------------------------------------------------------------------------- */
+
+/* How a stream of a worker is shown: depends on the options, and on whether the console is a terminal. */
+static enum td__stream_style style_of(const struct td__agent *agent, int local_rank, int which)
+{
+    const struct td__run_options *options = agent->options;
     int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
     bool to_file_only = (options->redirect[local_rank] & bit) && !(options->tee[local_rank] & bit);
     if (!options->shown[local_rank] || to_file_only)
         return TD__STYLE_HIDDEN;
-    if (!setup->console->to[which]->terminal)
+    if (!agent->console.to[which]->terminal)
         return TD__STYLE_LINES;
     return options->nproc == 1 ? TD__STYLE_RAW : TD__STYLE_SCREEN;
 }
 
-static void set_prefix(struct td__stream *stream, const struct td__attempt_setup *setup,
+static void set_prefix(struct td__stream *stream, const struct td__agent *agent,
                        const struct td__worker *worker, bool teed)
 {
     static const int colours[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
     int colour = colours[(size_t)worker->rank % (sizeof colours / sizeof *colours)];
-    if (stream->style == TD__STYLE_SCREEN && setup->console->colour)
+    if (stream->style == TD__STYLE_SCREEN && agent->console.colour)
         snprintf(stream->prefix, sizeof stream->prefix, "\033[%dm[%d]\033[0m ", colour,
                  worker->rank);
     else if (stream->style == TD__STYLE_SCREEN)
         snprintf(stream->prefix, sizeof stream->prefix, "[%d] ", worker->rank);
     else if (stream->style == TD__STYLE_LINES && teed)
-        snprintf(stream->prefix, sizeof stream->prefix, "[%.255s%d]:", setup->options->role,
+        snprintf(stream->prefix, sizeof stream->prefix, "[%.255s%d]:", agent->options->role,
                  worker->local_rank);
 }
 
-static td_status prepare_stream(struct td__worker *worker, const struct td__attempt_setup *setup,
-                                int which, int attempt)
+static td_status prepare_stream(struct td__agent *agent, struct td__worker *worker, int which)
 {
     struct td__stream *stream = &worker->streams[which];
     int bit = which == TD__OUT ? TD__STREAM_STDOUT : TD__STREAM_STDERR;
-    bool teed = setup->options->tee[worker->local_rank] & bit;
-    bool kept = teed || (setup->options->redirect[worker->local_rank] & bit);
-    set_prefix(stream, setup, worker, teed);
+    bool teed = agent->options->tee[worker->local_rank] & bit;
+    bool kept = teed || (agent->options->redirect[worker->local_rank] & bit);
+    set_prefix(stream, agent, worker, teed);
     if (!kept)
         return TD_OK;
-    return td__log_file_open(&stream->log, &setup->logs, attempt, worker->local_rank,
-                             which == TD__OUT ? "stdout" : "stderr");
+    return td__log_file_open(&stream->log, &agent->logs, agent->attempt.number + worker->restarts,
+                             worker->local_rank, which == TD__OUT ? "stdout" : "stderr");
 }
 
-static struct td__worker make_worker(const struct td__attempt_setup *setup, int local_rank)
+static td_status prepare_streams(struct td__agent *agent, struct td__worker *worker)
+{
+    TD_TRY(prepare_stream(agent, worker, TD__OUT));
+    return prepare_stream(agent, worker, TD__ERR);
+}
+
+static struct td__worker make_worker(struct td__agent *agent, int local_rank, int restarts)
 {
     struct td__worker worker = {
         .local_rank = local_rank,
-        .rank = setup->world->rank + local_rank,
+        .rank = agent->world->rank + local_rank,
+        .restarts = restarts,
         .pidfd = -1,
-        .on_end = setup->on_worker_end,
-        .data = setup->data,
+        .on_end = td__agent_on_worker_end,
+        .data = agent,
     };
     for (int which = TD__OUT; which <= TD__ERR; which++)
         worker.streams[which] = (struct td__stream){
-            .channel = {.read_end = -1, .write_end = -1},
-            .console = setup->console,
+            .read_end = -1,
+            .write_end = -1,
+            .console = &agent->console,
             .which = which,
-            .style = style_of(setup, local_rank, which),
+            .style = style_of(agent, local_rank, which),
             .log = {.fd = -1},
-            .on_log_error = setup->on_log_error,
-            .data = setup->data,
+            .on_log_error = td__agent_on_log_error,
+            .data = agent,
         };
     return worker;
 }
 
-static td_status start_worker(struct td__attempt *attempt, struct td__worker *worker,
-                              int *exec_error)
+static td_status start_worker(struct td__agent *agent, struct td__worker *worker, int *exec_error)
 {
-    const struct td__attempt_setup *setup = attempt->setup;
     int local_rank = worker->local_rank;
-    char flight[64] = "";
-    if (attempt->book.map)
-        td__flight_book_place(&attempt->book, getpid(), local_rank, flight, sizeof flight);
-    struct td__environment_start start = {local_rank, attempt->number, worker->restarts, flight};
-    char **envp = td__environment_make(setup->options, setup->secret, setup->world, &start);
+    struct td__attempt *attempt = &agent->attempt;
+    char **envp = td__environment_make(agent, worker);
     if (!envp)
         return td__fail_nomem("worker");
-    /* A terminal's keys go to tdrun; of another input the first worker gets all. */
-    int input = local_rank == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : setup->null;
-    td_status status = td__worker_start(worker, &setup->worker, envp, input,
-                                        setup->cpus ? &setup->cpus[local_rank] : NULL, exec_error);
+    struct td__child_spec spec = {
+        .path = agent->job->program->path,
+        .argv = td__worker_program_arguments(agent->job->program, local_rank),
+        .envp = envp,
+        /* A terminal's keys go to tdrun; of another input the first worker gets all. */
+        .standard = {local_rank == 0 && !isatty(STDIN_FILENO) ? STDIN_FILENO : agent->null},
+        .mask = &agent->start->mask,
+        .default_signals = &agent->start->ignored,
+        .file_limit = agent->file_limit.rlim_max ? &agent->file_limit : NULL,
+        .cpus = agent->cpus ? agent->cpus[local_rank].bits : NULL,
+        .cpus_size = sizeof agent->cpus->bits,
+    };
+    td_status status = td__worker_start(worker, &agent->loop, &spec, exec_error);
     free(envp);
     if (!status && attempt->book.map)
         td__flight_book_started(&attempt->book, local_rank, worker->rank, worker->pid);
@@ -104,26 +169,27 @@ static td_status start_worker(struct td__attempt *attempt, struct td__worker *wo
 }
 
 /* Without it the workers run as well; only the postmortem is missing. */
-static void open_book(struct td__attempt *attempt)
+static void open_book(struct td__agent *agent)
 {
-    const struct td__run_options *options = attempt->setup->options;
+    const struct td__run_options *options = agent->options;
     struct td__flight_job job = {
         .pid = getppid(), /* the supervisor */
         .slots = options->nproc,
         .nnodes = options->nnodes,
-        .node_rank = attempt->setup->world->node_rank,
-        .world_size = attempt->setup->world->size,
-        .attempt = attempt->number,
+        .node_rank = agent->world->node_rank,
+        .world_size = agent->world->size,
+        .attempt = agent->attempt.number,
         .max_restarts = options->max_restarts,
         .run_id = options->run_id,
         .command = options->program,
     };
-    if (td__flight_book_open(&job, &attempt->book))
-        td__console_say(attempt->setup->console, "tdrun: %s; it does without\n", td_last_error());
+    if (td__flight_book_open(&job, &agent->attempt.book))
+        td__console_say(&agent->console, "tdrun: %s; it does without\n", td_last_error());
 }
 
-void td__attempt_note_ends(struct td__attempt *attempt)
+void td__attempt_note_ends(struct td__agent *agent)
 {
+    struct td__attempt *attempt = &agent->attempt;
     char how[TD__FLIGHT_ENDING], what[64];
     for (int i = 0; i < attempt->count && attempt->book.map; i++) {
         struct td__worker *worker = &attempt->workers[i];
@@ -136,26 +202,26 @@ void td__attempt_note_ends(struct td__attempt *attempt)
     }
 }
 
-td_status td__attempt_start(struct td__attempt *attempt, const struct td__attempt_setup *setup,
-                            int number, int *exec_error)
+td_status td__attempt_start(struct td__agent *agent, int number, int *exec_error)
 {
-    int count = setup->options->nproc;
+    struct td__attempt *attempt = &agent->attempt;
+    int count = agent->options->nproc;
     *exec_error = 0;
-    *attempt = (struct td__attempt){.setup = setup, .number = number};
+    *attempt = (struct td__attempt){.number = number};
     attempt->workers = calloc((size_t)count, sizeof *attempt->workers);
     if (!attempt->workers)
         return td__fail_nomem("workers");
     for (; attempt->count < count; attempt->count++)
-        attempt->workers[attempt->count] = make_worker(setup, attempt->count);
-    open_book(attempt);
-    for (int i = 0; i < count; i++) {
-        TD_TRY(prepare_stream(&attempt->workers[i], setup, TD__OUT, number));
-        TD_TRY(prepare_stream(&attempt->workers[i], setup, TD__ERR, number));
-    }
+        attempt->workers[attempt->count] = make_worker(agent, attempt->count, 0);
+    open_book(agent);
     for (int i = 0; i < count; i++)
-        TD_TRY(start_worker(attempt, &attempt->workers[i], exec_error));
+        TD_TRY(prepare_streams(agent, &attempt->workers[i]));
+    for (int i = 0; i < count; i++)
+        TD_TRY(start_worker(agent, &attempt->workers[i], exec_error));
     return TD_OK;
 }
+
+/* ---- Starting a worker again ----------------------------------------------------------------- */
 
 /* No process writes to the page of a worker that has ended; a reader checks all that it reads. */
 static void clear_page(struct td__attempt *attempt, int slot)
@@ -165,27 +231,21 @@ static void clear_page(struct td__attempt *attempt, int slot)
                sizeof(struct td__flight_bytes));
 }
 
-void td__attempt_retire(struct td__attempt *attempt, struct td__worker *worker)
+void td__attempt_retire(struct td__agent *agent, struct td__worker *worker)
 {
     td__worker_close(worker);
-    uv_run(attempt->setup->worker.loop, UV_RUN_NOWAIT); /* closes the handles */
-    td__tail_free(&worker->streams[TD__OUT].tail);
-    td__tail_free(&worker->streams[TD__ERR].tail);
+    uv_run(&agent->loop, UV_RUN_NOWAIT); /* closes the handles */
 }
 
-td_status td__attempt_restart(struct td__attempt *attempt, struct td__worker *worker)
+td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker)
 {
     int exec_error;
-    const struct td__attempt_setup *setup = attempt->setup;
     struct td__worker before = *worker;
-    *worker = make_worker(setup, before.local_rank);
-    worker->restarts = before.restarts + 1;
-    td_status status = prepare_stream(worker, setup, TD__OUT, attempt->number + worker->restarts);
-    if (!status)
-        status = prepare_stream(worker, setup, TD__ERR, attempt->number + worker->restarts);
+    *worker = make_worker(agent, before.local_rank, before.restarts + 1);
+    td_status status = prepare_streams(agent, worker);
     if (!status) {
-        clear_page(attempt, worker->local_rank);
-        status = start_worker(attempt, worker, &exec_error);
+        clear_page(&agent->attempt, worker->local_rank);
+        status = start_worker(agent, worker, &exec_error);
     }
     if (status) {
         worker->pid = before.pid;
@@ -197,10 +257,12 @@ td_status td__attempt_restart(struct td__attempt *attempt, struct td__worker *wo
     return status;
 }
 
-void td__attempt_signal(struct td__attempt *attempt, int signal)
+/* ---- While the workers run ------------------------------------------------------------------- */
+
+void td__attempt_signal(struct td__agent *agent, int signal)
 {
-    for (int i = 0; i < attempt->count; i++)
-        td__worker_signal(&attempt->workers[i], signal);
+    for (int i = 0; i < agent->attempt.count; i++)
+        td__worker_signal(&agent->attempt.workers[i], signal);
 }
 
 static struct td__worker *find(struct td__attempt *attempt, pid_t pid)
@@ -211,13 +273,13 @@ static struct td__worker *find(struct td__attempt *attempt, pid_t pid)
     return NULL;
 }
 
-void td__attempt_reap(struct td__attempt *attempt)
+void td__attempt_reap(struct td__agent *agent)
 {
     for (;;) {
         siginfo_t child = {0};
         if (waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) || !child.si_pid)
             return;
-        struct td__worker *worker = find(attempt, child.si_pid);
+        struct td__worker *worker = find(&agent->attempt, child.si_pid);
         if (worker && worker->pidfd >= 0)
             return; /* there may be more behind it; they are looked for when it was reaped */
         if (worker)
@@ -227,8 +289,9 @@ void td__attempt_reap(struct td__attempt *attempt)
     }
 }
 
-struct td__worker *td__attempt_first_failure(struct td__attempt *attempt, bool or_dying)
+struct td__worker *td__attempt_first_failure(struct td__agent *agent, bool or_dying)
 {
+    struct td__attempt *attempt = &agent->attempt;
     struct td__worker *first = NULL;
     for (int i = 0; i < attempt->count; i++) {
         struct td__worker *worker = &attempt->workers[i];
@@ -241,47 +304,42 @@ struct td__worker *td__attempt_first_failure(struct td__attempt *attempt, bool o
     return first;
 }
 
-int td__attempt_running(const struct td__attempt *attempt)
+int td__attempt_running(const struct td__agent *agent)
 {
     int running = 0;
-    for (int i = 0; i < attempt->count; i++)
-        running += attempt->workers[i].running;
+    for (int i = 0; i < agent->attempt.count; i++)
+        running += agent->attempt.workers[i].running;
     return running;
 }
 
-bool td__attempt_lingers(const struct td__attempt *attempt)
+bool td__attempt_lingers(const struct td__agent *agent)
 {
-    for (int i = 0; i < attempt->count; i++)
-        if (td__worker_lingers(&attempt->workers[i]))
+    for (int i = 0; i < agent->attempt.count; i++)
+        if (td__worker_lingers(&agent->attempt.workers[i]))
             return true;
     return false;
 }
 
-void td__attempt_resume_output(struct td__attempt *attempt)
+void td__attempt_resume_output(struct td__agent *agent)
 {
-    for (int i = 0; i < attempt->count; i++) {
-        td__stream_resume(&attempt->workers[i].streams[TD__OUT]);
-        td__stream_resume(&attempt->workers[i].streams[TD__ERR]);
+    for (int i = 0; i < agent->attempt.count; i++) {
+        td__stream_resume(&agent->attempt.workers[i].streams[TD__OUT]);
+        td__stream_resume(&agent->attempt.workers[i].streams[TD__ERR]);
     }
 }
 
-void td__attempt_finish(struct td__attempt *attempt)
+void td__attempt_finish(struct td__agent *agent)
 {
-    uv_loop_t *loop = attempt->setup->worker.loop;
+    struct td__attempt *attempt = &agent->attempt;
     int left = td__reap_tree(td__deadline_in_ms(SWEEP_MS));
     if (left)
-        td__console_say(attempt->setup->console,
+        td__console_say(&agent->console,
                         "tdrun: %d processes that the workers started cannot be ended; see ps\n",
                         left);
     for (int i = 0; i < attempt->count; i++)
         td__worker_close(&attempt->workers[i]);
-    int count = attempt->count;
     attempt->count = 0;
-    uv_run(loop, UV_RUN_NOWAIT); /* closes the handles */
-    for (int i = 0; i < count; i++) {
-        td__tail_free(&attempt->workers[i].streams[TD__OUT].tail);
-        td__tail_free(&attempt->workers[i].streams[TD__ERR].tail);
-    }
+    uv_run(&agent->loop, UV_RUN_NOWAIT); /* closes the handles */
     td__flight_book_close(&attempt->book);
     free(attempt->workers);
     attempt->workers = NULL;

@@ -1,13 +1,13 @@
-/* A worker's environment; see attempt.h. */
-#include "launch/attempt.h"
+/* A worker's environment; see agent.h. */
+#include "launch/agent.h"
 
 #include "os/address.h"
-#include "os/flight.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 extern char **environ;
 
@@ -36,12 +36,14 @@ static void add(struct own *own, const char *format, ...)
     own->used += (size_t)size + 1;
 }
 
-static void describe(struct own *own, const struct td__run_options *options,
-                     const struct td__job_secret *secret, const struct td__node_world *world,
-                     const struct td__environment_start *start)
+static void describe(struct own *own, const struct td__agent *agent,
+                     const struct td__worker *worker)
 {
-    int local_rank = start->local_rank;
-    char endpoint[512];
+    const struct td__run_options *options = agent->options;
+    const struct td__node_world *world = agent->world;
+    const struct td__attempt *attempt = &agent->attempt;
+    int local_rank = worker->local_rank;
+    char endpoint[512], flight[64];
     td__endpoint_text(options->host, world->port, endpoint, sizeof endpoint);
     add(own, "RANK=%d", world->rank + local_rank);
     add(own, "LOCAL_RANK=%d", local_rank);
@@ -54,19 +56,20 @@ static void describe(struct own *own, const struct td__run_options *options,
     add(own, "ROLE_WORLD_SIZE=%d", world->role_size);
     add(own, "MASTER_ADDR=%s", options->host);
     add(own, "MASTER_PORT=%d", world->port);
-    add(own, "TORCHELASTIC_RESTART_COUNT=%d", start->attempt + start->restarts);
+    add(own, "TORCHELASTIC_RESTART_COUNT=%d", attempt->number + worker->restarts);
     add(own, "TORCHELASTIC_MAX_RESTARTS=%d", options->max_restarts);
     add(own, "TORCHELASTIC_RUN_ID=%.255s", options->run_id);
     add(own, "TANDEM_AGENT_STORE=%s", endpoint);
-    if (start->restarts)
+    if (worker->restarts)
         add(own, "TANDEM_REJOIN=1");
-    if (*start->flight)
-        add(own, TD__FLIGHT_VARIABLE "=%s", start->flight);
-    if (secret->made)
-        add(own, "TANDEM_SECRET=%s", secret->text);
+    if (attempt->book.map) {
+        td__flight_book_place(&attempt->book, getpid(), local_rank, flight, sizeof flight);
+        add(own, TD__FLIGHT_VARIABLE "=%s", flight);
+    }
+    if (agent->job->secret->made)
+        add(own, "TANDEM_SECRET=%s", agent->job->secret->text);
     if (options->nproc > 1 && !getenv("OMP_NUM_THREADS"))
-        add(own,
-            "OMP_NUM_THREADS=1"); /* as many threads as cores in each worker slow all of them down */
+        add(own, "OMP_NUM_THREADS=1"); /* a thread for each core in each worker slows all down */
 }
 
 static bool is_set_here(const struct own *own, const char *variable)
@@ -78,12 +81,10 @@ static bool is_set_here(const struct own *own, const char *variable)
     return false;
 }
 
-char **td__environment_make(const struct td__run_options *options,
-                            const struct td__job_secret *secret, const struct td__node_world *world,
-                            const struct td__environment_start *start)
+char **td__environment_make(const struct td__agent *agent, const struct td__worker *worker)
 {
     struct own own = {0};
-    describe(&own, options, secret, world, start);
+    describe(&own, agent, worker);
     size_t inherited = 0;
     while (environ[inherited])
         inherited++;

@@ -98,18 +98,8 @@ bool td__log_file_write(struct td__log_file *file, const void *data, size_t size
 {
     if (file->fd < 0 || file->error)
         return true;
-    for (const char *at = data; size;) {
-        ssize_t written = td__file_write(file->fd, at, size);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written < 0) {
-            file->error = errno;
-            return false;
-        }
-        at += written;
-        size -= (size_t)written;
-    }
-    return true;
+    file->error = td__file_write_all(file->fd, data, size);
+    return !file->error;
 }
 
 bool td__log_file_close(struct td__log_file *file)

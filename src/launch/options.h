@@ -122,8 +122,8 @@ int td__gpus_visible(const struct td__gpus *gpus, const char *list);
 /** What each worker runs. */
 struct td__worker_program {
     char path[PATH_MAX]; /* what is executed: the program, or the interpreter of a script */
-    char **argv;         /* ended by NULL; the arguments themselves belong to the options */
-    int local_rank_at;   /* where the local rank goes; -1: nowhere */
+    char **argv;         /* ended by NULL; the arguments themselves belong to the options … */
+    char *local_rank;    /* … but this one, with room for "--local_rank=N"; NULL: there is none */
     const char *local_rank_name;
     bool by_itself; /* a Python script that its first line runs */
 };
@@ -142,8 +142,7 @@ td_status td__worker_program_plan(const struct td__run_options *options,
 
 void td__worker_program_free(struct td__worker_program *program);
 
-/** The arguments of one worker, ended by NULL, in one piece of memory for free(); NULL without
- *  memory. */
+/** The arguments of one worker: program->argv, with its local rank where that is passed. */
 char **td__worker_program_arguments(const struct td__worker_program *program, int local_rank);
 
 /** The sentence and exit code for a file that was found, but that execve() refused with `error`. */

@@ -6,16 +6,18 @@
 
 #include "base/fail.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <termios.h>
 #include <unistd.h>
 
 enum {
     READ_SIZE = 64 << 10,
     LONGEST_LINE = 64 << 10,
-    DRAIN_LIMIT =
-        1
-        << 20, /* more than a channel holds; a process that goes on writing does not keep us here */
+    DRAIN_LIMIT = 1 << 20, /* more than a pipe holds; one that goes on writing does not keep us */
     PATIENCE_MS = 40,
 };
 
@@ -116,26 +118,78 @@ static void show(struct td__stream *stream, const char *data, size_t size)
     }
 }
 
-/* ---- Out of the channel ------------------------------------------------------------------------ */
+/* ---- From the worker ------------------------------------------------------------------------- */
+
+/* A worker whose output ends at a terminal gets a pseudo-terminal of the same size, so that it writes line by
+ * line and in colour as it would there. It passes bytes on unchanged. */
+static bool open_terminal(struct td__stream *stream, int terminal)
+{
+    char name[128];
+    struct termios settings;
+    struct winsize size;
+    int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK), slave = -1;
+    if (master < 0)
+        return false;
+    if (!grantpt(master) && !unlockpt(master) && !ptsname_r(master, name, sizeof name))
+        slave = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (slave < 0 || tcgetattr(slave, &settings))
+        goto fail;
+    cfmakeraw(&settings);
+    if (tcsetattr(slave, TCSANOW, &settings))
+        goto fail;
+    if (!ioctl(terminal, TIOCGWINSZ, &size))
+        ioctl(slave, TIOCSWINSZ, &size);
+    stream->read_end = master;
+    stream->write_end = slave;
+    return true;
+
+fail:
+    if (slave >= 0)
+        close(slave);
+    close(master);
+    return false;
+}
+
+/* Opens a pseudo-terminal, or a pipe where the output goes elsewhere, and where there is none left. */
+static td_status open_channel(struct td__stream *stream)
+{
+    int ends[2], fd = stream->which == TD__OUT ? STDOUT_FILENO : STDERR_FILENO;
+    bool terminal = (stream->style == TD__STYLE_RAW || stream->style == TD__STYLE_SCREEN) &&
+                    stream->console->to[stream->which]->terminal;
+    if (terminal && open_terminal(stream, fd))
+        return TD_OK;
+    if (pipe2(ends, O_CLOEXEC))
+        return td_fail(TD_ERR_SYSTEM, "cannot make a pipe for a worker's output: %s",
+                       td__errno_text(errno));
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    stream->read_end = ends[0];
+    stream->write_end = ends[1];
+    return TD_OK;
+}
 
 static void close_channel(struct td__stream *stream)
 {
     if (stream->watched)
         uv_poll_stop(&stream->poll);
-    if (stream->channel.read_end >= 0)
-        close(stream->channel.read_end);
-    stream->channel.read_end = -1;
+    if (stream->read_end >= 0)
+        close(stream->read_end);
+    stream->read_end = -1;
 }
 
-/* Takes up to READ_SIZE bytes; how many, or -1 at the end. */
+/* Takes up to READ_SIZE bytes that are there now; how many, or -1 at the end. */
 static ssize_t take(struct td__stream *stream)
 {
     char data[READ_SIZE];
-    ssize_t size = td__channel_read(&stream->channel, data, sizeof data);
-    if (size < 0)
+    ssize_t size;
+    do
+        size = read(stream->read_end, data, sizeof data);
+    while (size < 0 && errno == EINTR);
+    if (size < 0 && errno == EAGAIN)
+        return 0;
+    if (size <= 0) { /* a pseudo-terminal ends with EIO: nobody has the other side open */
         close_channel(stream);
-    if (size <= 0)
-        return size;
+        return -1;
+    }
     td__tail_add(&stream->tail, data, (size_t)size);
     if (!td__log_file_write(&stream->log, data, (size_t)size))
         stream->on_log_error(stream);
@@ -161,7 +215,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 void td__stream_settle(struct td__stream *stream)
 {
     size_t total = 0;
-    while (stream->channel.read_end >= 0 && total < DRAIN_LIMIT) {
+    while (stream->read_end >= 0 && total < DRAIN_LIMIT) {
         ssize_t size = take(stream);
         if (size <= 0)
             break;
@@ -179,21 +233,17 @@ void td__stream_resume(struct td__stream *stream)
     if (!stream->paused || td__console_is_full(stream->console, stream->which))
         return;
     stream->paused = false;
-    if (stream->channel.read_end >= 0)
+    if (stream->read_end >= 0)
         uv_poll_start(&stream->poll, UV_READABLE, on_readable);
 }
 
 td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop)
 {
-    bool terminal = (stream->style == TD__STYLE_RAW || stream->style == TD__STYLE_SCREEN) &&
-                    stream->console->to[stream->which]->terminal;
-    int fd = stream->which == TD__OUT ? STDOUT_FILENO : STDERR_FILENO;
-    TD_TRY(td__channel_open(terminal ? fd : -1, &stream->channel));
-    int error = uv_poll_init(loop, &stream->poll, stream->channel.read_end);
+    TD_TRY(open_channel(stream));
+    int error = uv_poll_init(loop, &stream->poll, stream->read_end);
     if (error) {
-        close(stream->channel.read_end);
-        close(stream->channel.write_end);
-        stream->channel.read_end = -1;
+        close_channel(stream);
+        close(stream->write_end);
         return td_fail(TD_ERR_SYSTEM, "cannot watch a worker's output: %s", td__errno_text(-error));
     }
     uv_timer_init(loop, &stream->patience);
@@ -217,4 +267,5 @@ void td__stream_finish(struct td__stream *stream)
         stream->on_log_error(stream);
     free(stream->log.path);
     stream->log.path = NULL;
+    td__tail_free(&stream->tail);
 }

@@ -63,23 +63,7 @@ bool td__log_file_write(struct td__log_file *file, const void *data, size_t size
 /** Closes; false when the system reports only now that something could not be written. */
 bool td__log_file_close(struct td__log_file *file);
 
-/* ---- Channels: what a worker writes into ----------------------------------------------------- */
-
-struct td__channel {
-    int read_end;  /* non-blocking; -1 when there is none */
-    int write_end; /* for the worker */
-};
-
-/**
- * Opens a channel. For one that ends at a terminal, `terminal` is a descriptor of it (-1 otherwise):
- * the worker gets a pseudo-terminal of the same size then, so that it writes line by line and in
- * colour as it would there. It passes bytes on unchanged. A pipe otherwise, and where there is no
- * pseudo-terminal left.
- */
-td_status td__channel_open(int terminal, struct td__channel *channel);
-
-/** Reads what is there now: the number of bytes, 0 when nothing is, -1 at the end. */
-ssize_t td__channel_read(const struct td__channel *channel, void *data, size_t room);
+/* ---- A stream ---------------------------------------------------------------------------------- */
 
 /* How a stream appears on the console. */
 enum td__stream_style {
@@ -91,7 +75,8 @@ enum td__stream_style {
 };
 
 struct td__stream {
-    struct td__channel channel;
+    int read_end;  /* of a pipe or pseudo-terminal, non-blocking; -1 when there is none */
+    int write_end; /* for the worker */
     struct td__console *console;
     int which; /* TD__OUT or TD__ERR */
     enum td__stream_style style;
@@ -111,18 +96,18 @@ struct td__stream {
     bool watched;        /* the handles are in use */
 };
 
-/** Opens the channel and begins to watch it; channel.write_end is for the worker, and closed by the
- *  caller when the worker has it. All but the last block of fields is set by the caller. */
+/** Opens both ends and begins to watch; `write_end` is closed by the caller when the worker has it. The
+ *  ends and the last block of fields are set here, the others by the caller. */
 td_status td__stream_start(struct td__stream *stream, uv_loop_t *loop);
 
 /** The worker has ended: takes what is there, without waiting for more, and shows a line that was not
- *  finished. Other processes may still hold the channel. */
+ *  finished. Other processes may still hold its end. */
 void td__stream_settle(struct td__stream *stream);
 
 /** Goes on reading when it was paused and the console has caught up. */
 void td__stream_resume(struct td__stream *stream);
 
-/** Settles, and closes everything but the tail. The handles are closed once the loop has run again. */
+/** Settles, and closes everything. The handles are closed once the loop has run again. */
 void td__stream_finish(struct td__stream *stream);
 
 #endif

@@ -9,13 +9,11 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "launch/numa.h"
-#include "os/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -68,46 +66,26 @@ static void watch_end(struct td__worker *worker, uv_loop_t *loop)
     uv_poll_start(&worker->poll, UV_READABLE, on_pidfd);
 }
 
-td_status td__worker_start(struct td__worker *worker, const struct td__worker_setup *setup,
-                           char *const *envp, int input, const struct td__cpus *cpus,
+td_status td__worker_start(struct td__worker *worker, uv_loop_t *loop, struct td__child_spec *spec,
                            int *exec_error)
 {
+    struct td__stream *out = &worker->streams[TD__OUT], *err = &worker->streams[TD__ERR];
     *exec_error = 0;
-    worker->pidfd = -1;
-    TD_TRY(td__stream_start(&worker->streams[TD__OUT], setup->loop));
-    td_status status = td__stream_start(&worker->streams[TD__ERR], setup->loop);
+    TD_TRY(td__stream_start(out, loop));
+    td_status status = td__stream_start(err, loop);
     if (status) {
-        close(worker->streams[TD__OUT].channel.write_end);
+        close(out->write_end);
         return status;
     }
-    char **argv = td__worker_program_arguments(setup->program, worker->local_rank);
-    if (!argv) {
-        close(worker->streams[TD__OUT].channel.write_end);
-        close(worker->streams[TD__ERR].channel.write_end);
-        return td__fail_nomem("worker");
-    }
-    int exit_pipe = open_exit_pipe(worker, setup->loop);
-    int outputs[] = {worker->streams[TD__OUT].channel.write_end,
-                     worker->streams[TD__ERR].channel.write_end};
-    struct td__child_spec spec = {
-        .path = setup->program->path,
-        .argv = argv,
-        .envp = envp,
-        .standard = {input, outputs[TD__OUT], outputs[TD__ERR]},
-        .mask = setup->mask,
-        .default_signals = setup->default_signals,
-        .file_limit = setup->file_limit,
-        .cpus = cpus ? cpus->bits : NULL,
-        .cpus_size = cpus ? sizeof cpus->bits : 0,
-        .exit_pipe = exit_pipe,
-    };
     const char *step;
-    int error = td__child_start(&spec, &worker->pid, &step);
-    free(argv);
-    close(outputs[TD__OUT]);
-    close(outputs[TD__ERR]);
-    if (exit_pipe >= 0)
-        close(exit_pipe);
+    spec->standard[STDOUT_FILENO] = out->write_end;
+    spec->standard[STDERR_FILENO] = err->write_end;
+    spec->exit_pipe = open_exit_pipe(worker, loop);
+    int error = td__child_start(spec, &worker->pid, &step);
+    close(out->write_end);
+    close(err->write_end);
+    if (spec->exit_pipe >= 0)
+        close(spec->exit_pipe);
     if (error) {
         *exec_error = strcmp(step, "execve") ? 0 : error;
         return td_fail(TD_ERR_SYSTEM, "worker %d cannot be started: %s: %s", worker->rank, step,
@@ -117,7 +95,7 @@ td_status td__worker_start(struct td__worker *worker, const struct td__worker_se
     worker->started_ns = td__now_ns();
     if (worker->exit_pipe_watched)
         uv_poll_start(&worker->exit_pipe_poll, UV_READABLE | UV_DISCONNECT, on_exit_pipe);
-    watch_end(worker, setup->loop);
+    watch_end(worker, loop);
     return TD_OK;
 }
 
@@ -179,4 +157,81 @@ void td__worker_close(struct td__worker *worker)
     }
     worker->pidfd = worker->exit_pipe = -1;
     worker->exit_pipe_watched = false;
+}
+
+/* ---- Reports on workers that failed ---------------------------------------------------------- */
+
+bool td__worker_has_failed(const struct td__worker *worker)
+{
+    return worker->pid && !worker->running && !worker->signalled && worker->status != 0;
+}
+
+int td__exit_code(int status)
+{
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void td__describe_status(int status, char *text, size_t room)
+{
+    if (!WIFSIGNALED(status))
+        snprintf(text, room, "exit code %d", WEXITSTATUS(status));
+    else
+        snprintf(text, room, "%s%s", td__signal_name(WTERMSIG(status)),
+                 WCOREDUMP(status) ? " (core dumped)" : "");
+}
+
+void td__describe_failure(const struct td__worker *worker, const char *where, char *text,
+                          size_t room)
+{
+    char how[64];
+    int status = worker->status;
+    td__describe_status(status, how, sizeof how);
+    snprintf(text, room, "rank %d (local rank %d%s, pid %d) %s %s after %.3f s%s", worker->rank,
+             worker->local_rank, where, (int)worker->pid,
+             WIFSIGNALED(status) ? "was killed by" : "failed with", how,
+             (double)(worker->ended_ns - worker->started_ns) / 1e9,
+             WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+                 ? " (the kernel sends it when memory runs out: see dmesg)"
+                 : "");
+}
+
+void td__report_failure(struct td__console *console, const struct td__worker *worker,
+                        const char *sentence)
+{
+    static const char *const names[] = {"stdout", "stderr"};
+    struct td__buffer lines = {0};
+    int which = TD__ERR;
+    bool any = td__tail_print(&worker->streams[which].tail, "    | ", &lines);
+    if (!any) {
+        which = TD__OUT;
+        any = td__tail_print(&worker->streams[which].tail, "    | ", &lines);
+    }
+    if (!any)
+        td__console_say(console, "tdrun: %s; it wrote nothing\n", sentence);
+    else
+        td__console_say(console, "tdrun: %s; the last lines on its %s:\n", sentence, names[which]);
+    td__console_write(console, TD__ERR, NULL, lines.data, lines.size);
+    td__buffer_free(&lines);
+}
+
+void td__report_others(struct td__console *console, const struct td__worker *workers, int count,
+                       const struct td__worker *first)
+{
+    enum { NAMED = 8 };
+    char list[NAMED * 64] = "", how[64];
+    size_t used = 0;
+    int others = 0;
+    for (int i = 0; i < count; i++) {
+        const struct td__worker *worker = &workers[i];
+        if (worker == first || !td__worker_has_failed(worker) || others++ >= NAMED)
+            continue;
+        td__describe_status(worker->status, how, sizeof how);
+        used += (size_t)snprintf(list + used, sizeof list - used, "%srank %d (%s)",
+                                 used ? ", " : "", worker->rank, how);
+    }
+    if (others > NAMED)
+        td__console_say(console, "tdrun: failed right after it: %s and %d more\n", list,
+                        others - NAMED);
+    else if (others)
+        td__console_say(console, "tdrun: failed right after it: %s\n", list);
 }

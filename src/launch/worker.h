@@ -5,10 +5,7 @@
 #include "launch/numa.h"
 #include "launch/stream.h"
 #include "launch/options.h"
-
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/types.h>
+#include "os/process.h"
 
 struct td__worker {
     int rank;
@@ -35,24 +32,14 @@ struct td__worker {
     void *data;                                /* the owner's */
 };
 
-/** What all workers have in common. */
-struct td__worker_setup {
-    uv_loop_t *loop;
-    const struct td__worker_program *program;
-    const sigset_t *mask; /* as in os/process.h … */
-    const sigset_t *default_signals;
-    const struct rlimit *file_limit;
-};
-
 /**
- * Starts a worker. Its streams are set up but for what td__stream_start() does; `envp` is its
- * environment, `input` its standard input, `cpus` NULL or where it may run.
+ * Starts a worker. Its streams are set up but for what td__stream_start() does; `spec` but for the
+ * descriptors of its output and the exit pipe.
  *
  * TD_ERR_SYSTEM: the sentence says why; *exec_error is an errno of execve(), or 0 when it was
  * something else.
  */
-td_status td__worker_start(struct td__worker *worker, const struct td__worker_setup *setup,
-                           char *const *envp, int input, const struct td__cpus *cpus,
+td_status td__worker_start(struct td__worker *worker, uv_loop_t *loop, struct td__child_spec *spec,
                            int *exec_error);
 
 /** Reaps the worker when it has ended; true when that was so, or has been before. */
@@ -71,6 +58,9 @@ bool td__worker_lingers(const struct td__worker *worker);
 void td__worker_close(struct td__worker *worker);
 
 /* ---- Reports on workers that failed ---------------------------------------------------------- */
+
+/** True when the worker was reaped, and has failed without being signalled. */
+bool td__worker_has_failed(const struct td__worker *worker);
 
 /** The exit code of tdrun for a status of waitpid(): the code, or 128 plus the signal's number. */
 int td__exit_code(int status);

@@ -156,8 +156,7 @@ td_status td__worker_program_plan(const struct td__run_options *options,
 {
     const char *name = options->program[0], *before[3] = {NULL};
     int ahead = 0, given = 0;
-    *program = (struct td__worker_program){.local_rank_at = -1,
-                                           .local_rank_name = options->local_rank_name};
+    *program = (struct td__worker_program){.local_rank_name = options->local_rank_name};
     if (wants_interpreter(options, &program->by_itself)) {
         if (!options->module)
             TD_TRY(check_script(name, exit_code));
@@ -172,7 +171,9 @@ td_status td__worker_program_plan(const struct td__run_options *options,
     }
     while (options->program[given])
         given++;
-    program->argv = calloc((size_t)(ahead + given) + 2, sizeof *program->argv);
+    size_t slots = (size_t)(ahead + given) + 2;
+    size_t room = options->local_rank_name ? strlen(options->local_rank_name) + 16 : 0;
+    program->argv = calloc(1, slots * sizeof *program->argv + room);
     *exit_code = NOT_RUNNABLE;
     if (!program->argv)
         return td__fail_nomem("the program's arguments");
@@ -180,10 +181,8 @@ td_status td__worker_program_plan(const struct td__run_options *options,
     for (int i = 0; i < ahead; i++)
         *at++ = (char *)before[i];
     *at++ = options->program[0];
-    if (program->local_rank_name) {
-        program->local_rank_at = ahead + 1;
-        *at++ = (char *)program->local_rank_name; /* stands for the argument */
-    }
+    if (program->local_rank_name)
+        *at++ = program->local_rank = (char *)(program->argv + slots);
     for (int i = 1; i < given; i++)
         *at++ = options->program[i];
     return TD_OK;
@@ -197,19 +196,7 @@ void td__worker_program_free(struct td__worker_program *program)
 
 char **td__worker_program_arguments(const struct td__worker_program *program, int local_rank)
 {
-    size_t count = 0, room = 0;
-    while (program->argv[count])
-        count++;
-    if (program->local_rank_name)
-        room = strlen(program->local_rank_name) + 16;
-    char **arguments = malloc((count + 1) * sizeof *arguments + room);
-    if (!arguments)
-        return NULL;
-    memcpy(arguments, program->argv, (count + 1) * sizeof *arguments);
-    if (program->local_rank_name) {
-        char *text = (char *)(arguments + count + 1);
-        snprintf(text, room, "--%s=%d", program->local_rank_name, local_rank);
-        arguments[program->local_rank_at] = text;
-    }
-    return arguments;
+    if (program->local_rank)
+        sprintf(program->local_rank, "--%s=%d", program->local_rank_name, local_rank);
+    return program->argv;
 }

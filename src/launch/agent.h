@@ -1,0 +1,156 @@
+/* The agent's state, shared by agent.c (the course of a job), agent_events.c (what can happen
+ * meanwhile), attempt.c and environment.c (one start of all workers), agent_keep.c (what it makes of
+ * failures with --keep-going) and agent_postmortem.c. */
+#ifndef TD_LAUNCH_AGENT_H
+#define TD_LAUNCH_AGENT_H
+
+#include "launch/supervisor.h"
+#include "launch/worker.h"
+#include "os/flight.h"
+
+enum { TD__AGENT_SIGNALS = 64 };
+
+/* Why the workers are ended, the graver reasons last. Only after a failure there may be another
+ * attempt. */
+enum td__reason {
+    TD__REASON_NONE,
+    TD__REASON_FAILED, /* a worker did, here or on another node */
+    TD__REASON_OVER,   /* the job cannot go on: a launcher has ended, a worker cannot start, … */
+    TD__REASON_CLOSED, /* nobody reads the output any more */
+    TD__REASON_SIGNALLED, /* a signal to end */
+};
+
+/* All workers of this node, from one start to the end of the last of them. */
+struct td__attempt {
+    int number; /* from 0: how many starts there were before */
+    struct td__worker *workers;
+    int count;                   /* of workers; 0 when there is no attempt */
+    struct td__flight_book book; /* of their last operations; its `map` is NULL where there is none */
+};
+
+struct td__agent {
+    const struct td__agent_job *job;
+    const struct td__run_options *options;
+    const struct td__agent_start *start;
+
+    uv_loop_t loop;
+    uv_async_t wake; /* another thread has something: the node, or the console */
+    uv_poll_t signal_pipe;
+    uv_signal_t child_ended, signals[TD__AGENT_SIGNALS];
+    int signal_count;
+    uv_timer_t shutdown, verdict;
+
+    struct td__console console;
+    bool console_failed[2]; /* was noticed */
+    struct td__node *node;
+    bool ready, all_gone;  /* events of the node */
+    bool between_attempts; /* its events are about the next attempt, and wait for it */
+
+    /* The same in all attempts: td__attempt_prepare(). */
+    const struct td__node_world *world;
+    char where[32];           /* " on node 1", "" for a job of one node */
+    struct td__logs logs;     /* where output is kept, where some is */
+    struct td__cpus *cpus;    /* one for each worker; NULL: they may run anywhere */
+    struct rlimit file_limit; /* of the workers; it is higher here */
+    int null;                 /* a descriptor of /dev/null */
+
+    struct td__attempt attempt;
+
+    bool postmortem_reported; /* in this attempt */
+    enum td__reason reason;
+    int code;         /* the exit code that goes with the reason */
+    bool killed;      /* the workers were, or their time is over … */
+    bool abandoned;   /* … and even that has not ended them */
+    bool output_lost; /* something could not be written where the user wanted it */
+    bool finishing;   /* all workers have ended; only output is left to be written … */
+    bool unread;      /* … which nobody reads; that was said … */
+    bool hurry;       /* … and there is no time to wait for it */
+};
+
+/** Makes the event loop, and watches the signal pipe and signals. */
+td_status td__agent_open_loop(struct td__agent *agent);
+
+/** Makes the loop look at the events of other threads. For any thread; `agent` is a td__agent. */
+void td__agent_wake(void *agent);
+
+/** Ends the workers for a reason, unless there is a graver one already: `signal` first, SIGKILL when
+ *  the time is over. `code` is the exit code that goes with it. */
+void td__agent_begin_stop(struct td__agent *agent, enum td__reason reason, int code, int signal);
+
+/** Prints the postmortem, once an attempt, and with `keep` writes --postmortem-file; called before the
+ *  workers are signalled to end. `first` is the worker that failed first, or NULL. */
+void td__agent_report_postmortem(struct td__agent *agent, const struct td__worker *first,
+                                 bool keep);
+
+/** Where a worker that has just failed was, for the end of a sentence: " during all_reduce #17 …", or ""
+ *  where that is not known. Writes --postmortem-file. */
+void td__agent_describe_place(struct td__agent *agent, const struct td__worker *worker, char *text,
+                              size_t room);
+
+/** --keep-going: a worker has ended, and the others go on. */
+void td__agent_outlive(struct td__agent *agent, struct td__worker *worker);
+
+/** --keep-going: starts the workers again that are to be restarted. Not from the event loop. */
+void td__agent_restart_workers(struct td__agent *agent);
+
+/** --keep-going: all workers have ended. Reports on those that failed, and finds the exit code. */
+void td__agent_close_kept_attempt(struct td__agent *agent);
+
+/** Notices what could not be written to the console. */
+void td__agent_check_console(struct td__agent *agent);
+
+/** For the workers and their streams, whose `data` is the agent. */
+void td__agent_on_worker_end(struct td__worker *worker);
+void td__agent_on_log_error(struct td__stream *stream);
+
+/* ---- Attempts -------------------------------------------------------------------------------- */
+
+/** Once the ranks of this node are known: prepares log directories, CPUs, descriptors. Says on the
+ *  console where output is kept when the user did not choose. */
+td_status td__attempt_prepare(struct td__agent *agent);
+
+/** Starts all workers. When one cannot be started, the others are running: end them. *exec_error as
+ *  td__worker_start() has it. */
+td_status td__attempt_start(struct td__agent *agent, int number, int *exec_error);
+
+/** Closes all that a worker which has ended had open, before it is started again. Runs the event loop for a
+ *  moment, so it must not be called from it. */
+void td__attempt_retire(struct td__agent *agent, struct td__worker *worker);
+
+/** Starts a retired worker again, alone and with its rank: a new number for the log files, an empty page in
+ *  the book. When it fails, the worker has ended as before. */
+td_status td__attempt_restart(struct td__agent *agent, struct td__worker *worker);
+
+/** Sends a signal to all workers that are running. */
+void td__attempt_signal(struct td__agent *agent, int signal);
+
+/** Reaps processes that were adopted. The end of a worker is noticed by its pidfd, so that
+ *  the order is right; where there is no pidfd it is noticed here. */
+void td__attempt_reap(struct td__agent *agent);
+
+/**
+ * The worker that failed first: among those that have failed without being signalled, and, with
+ * `or_dying`, those that are about to end, whose status is not known yet. NULL when there is none.
+ */
+struct td__worker *td__attempt_first_failure(struct td__agent *agent, bool or_dying);
+
+/** How many workers are running. */
+int td__attempt_running(const struct td__agent *agent);
+
+/** True while a worker, or a process that was signalled with it, runs. */
+bool td__attempt_lingers(const struct td__agent *agent);
+
+/** Puts the ends of workers that were reaped into the book. */
+void td__attempt_note_ends(struct td__agent *agent);
+
+/** Goes on with output that had to wait for the console. */
+void td__attempt_resume_output(struct td__agent *agent);
+
+/** Kills whatever descends from this process, passes on the last output, and frees the attempt. */
+void td__attempt_finish(struct td__agent *agent);
+
+/** The environment of a worker, ended by NULL, in one piece of memory for free(); NULL without
+ *  memory. */
+char **td__environment_make(const struct td__agent *agent, const struct td__worker *worker);
+
+#endif
