@@ -8,7 +8,6 @@
 #include "fault/call_history.h"
 #include "fault/peer_query.h"
 #include "os/address.h"
-#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "reduce/reduce_method.h"
 #include "store/store_ops.h"

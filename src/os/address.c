@@ -129,9 +129,9 @@ static td_status resolve_name(const char *host, int port, td__deadline deadline,
     return status;
 }
 
-bool td__host_unbracket(const char *host, char *plain, size_t room)
+/* Takes the brackets off `length` bytes. */
+static bool copy_host(const char *host, size_t length, char *plain, size_t room)
 {
-    size_t length = strlen(host);
     if (length > 2 && host[0] == '[' && host[length - 1] == ']') {
         host++;
         length -= 2;
@@ -141,6 +141,11 @@ bool td__host_unbracket(const char *host, char *plain, size_t room)
     memcpy(plain, host, length);
     plain[length] = '\0';
     return true;
+}
+
+bool td__host_unbracket(const char *host, char *plain, size_t room)
+{
+    return copy_host(host, strlen(host), plain, room);
 }
 
 /* ::ffff:127.0.0.1 is 127.0.0.1: from here on there is one spelling of it. */
@@ -346,16 +351,10 @@ bool td__split_host_port(const char *text, char *host, size_t room, int *port)
             return false;
         length = (size_t)(colon - text);
     }
-    if (text[0] == '[') {
-        if (length < 3 || text[length - 1] != ']')
-            return false;
-        text++;
-        length -= 2;
-    }
-    if (!length || length >= room)
+    if (text[0] == '[' && (length < 3 || text[length - 1] != ']'))
         return false;
-    memcpy(host, text, length);
-    host[length] = '\0';
+    if (!copy_host(text, length, host, room))
+        return false;
     *port = number;
     return true;
 }

@@ -22,7 +22,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/map.h"
 #include "os/socket.h"
 #include "os/tls.h"
 
@@ -31,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/queue.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -51,7 +51,7 @@ enum stage { HELLO, PROOF, REQUEST };
 
 struct pending {
     struct td__auth_listener *listener;
-    struct pending *before, *after;
+    TAILQ_ENTRY(pending) link;
     int fd;
     bool local;
     bool watched; /* is in listener->watch */
@@ -65,7 +65,7 @@ struct pending {
 };
 
 struct list {
-    struct pending *oldest, *newest;
+    TAILQ_HEAD(, pending) queue; /* the oldest first */
     size_t count;
 };
 
@@ -104,28 +104,20 @@ static struct list *list_of(const struct pending *pending)
 static void list_add(struct pending *pending)
 {
     struct list *list = list_of(pending);
-    pending->before = list->newest;
-    pending->after = NULL;
-    if (list->newest)
-        list->newest->after = pending;
-    else
-        list->oldest = pending;
-    list->newest = pending;
+    TAILQ_INSERT_TAIL(&list->queue, pending, link);
     list->count++;
 }
 
 static void list_remove(struct pending *pending)
 {
     struct list *list = list_of(pending);
-    if (pending->before)
-        pending->before->after = pending->after;
-    else
-        list->oldest = pending->after;
-    if (pending->after)
-        pending->after->before = pending->before;
-    else
-        list->newest = pending->before;
+    TAILQ_REMOVE(&list->queue, pending, link);
     list->count--;
+}
+
+static struct pending *oldest_of(const struct list *list)
+{
+    return TAILQ_FIRST(&list->queue);
 }
 
 /* Frees the pending connection; its descriptor is the caller's. */
@@ -251,7 +243,7 @@ static bool answer_hello(struct pending *pending)
     pending->got = 0;
     list_add(pending);
     if (pending->listener->known.count > pending->listener->limit)
-        throttle(pending->listener->known.oldest);
+        throttle(oldest_of(&pending->listener->known));
     return true;
 }
 
@@ -377,15 +369,15 @@ static void add_pending(struct td__auth_listener *listener, int fd, bool local, 
     }
     pending->watched = true;
     if (listener->silent.count > listener->limit)
-        throttle(listener->silent.oldest);
+        throttle(oldest_of(&listener->silent));
 }
 
 /* Evicts the oldest connection without a hello; false where there is none. */
 static bool make_room(struct td__auth_listener *listener)
 {
-    if (!listener->silent.oldest)
+    if (!oldest_of(&listener->silent))
         return false;
-    throttle(listener->silent.oldest);
+    throttle(oldest_of(&listener->silent));
     return true;
 }
 
@@ -457,10 +449,10 @@ static void on_connection(struct td__auth_listener *listener, struct entrance *e
  * may have to wait for it, at most for twice the time. */
 static void check_all(struct td__auth_listener *listener)
 {
-    while (listener->silent.oldest && td__deadline_passed(listener->silent.oldest->end))
-        throttle(listener->silent.oldest);
-    while (listener->known.oldest && td__deadline_passed(listener->known.oldest->end))
-        throttle(listener->known.oldest);
+    struct list *lists[] = {&listener->silent, &listener->known};
+    for (int i = 0; i < 2; i++)
+        while (oldest_of(lists[i]) && td__deadline_passed(oldest_of(lists[i])->end))
+            throttle(oldest_of(lists[i]));
     listener->next_check = TD__NEVER;
     for (int i = 0; i < 2; i++)
         if (!watch_entrance(listener, &listener->entrances[i]))
@@ -528,6 +520,8 @@ td_status td__auth_listener_open(int tcp_fd, int local_fd,
     }
     listener->secret = *options->secret;
     listener->options = *options;
+    TAILQ_INIT(&listener->silent.queue);
+    TAILQ_INIT(&listener->known.queue);
     set_limits(listener);
     for (int i = 0; i < 2; i++) {
         struct td__address address = {0};
@@ -545,10 +539,11 @@ td_status td__auth_listener_open(int tcp_fd, int local_fd,
 
 void td__auth_listener_close(struct td__auth_listener *listener)
 {
-    while (listener->silent.oldest)
-        throttle(listener->silent.oldest);
-    while (listener->known.oldest) { /* a client whose proof is there already counts as admitted */
-        struct pending *pending = listener->known.oldest;
+    while (oldest_of(&listener->silent))
+        throttle(oldest_of(&listener->silent));
+    while (oldest_of(
+        &listener->known)) { /* a client whose proof is there already counts as admitted */
+        struct pending *pending = oldest_of(&listener->known);
         if (read_pending(pending, false))
             throttle(pending);
     }

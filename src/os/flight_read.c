@@ -6,11 +6,11 @@
 #include "os/flight_read.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "os/flight.h"
 #include "os/process.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -298,19 +298,6 @@ const char *td__flight_state_name(enum td__flight_state state)
     return state <= TD__FLIGHT_FAILED ? names[state] : "unknown";
 }
 
-/* Puts more text to the end of what is there. */
-static void add(char text[TD__FLIGHT_TEXT], const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void add(char text[TD__FLIGHT_TEXT], const char *format, ...)
-{
-    size_t used = strlen(text);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text + used, TD__FLIGHT_TEXT - used, format, args);
-    va_end(args);
-}
-
 void td__flight_describe(const struct td__flight_call *call, char text[TD__FLIGHT_TEXT])
 {
     bool message = call->kind == TD__FLIGHT_SEND || call->kind == TD__FLIGHT_RECV;
@@ -318,18 +305,18 @@ void td__flight_describe(const struct td__flight_call *call, char text[TD__FLIGH
     bool received = call->kind == TD__FLIGHT_RECV;
     snprintf(text, TD__FLIGHT_TEXT, "%s", td__flight_kind_name(call->kind));
     if (call->sequence)
-        add(text, " #%" PRIu64, call->sequence);
+        td__text_add(text, TD__FLIGHT_TEXT, " #%" PRIu64, call->sequence);
     if (!barrier)
-        add(text, " of %s%" PRIu64 " %s", received ? "up to " : "", call->count,
-            td_dtype_name(call->dtype));
+        td__text_add(text, TD__FLIGHT_TEXT, " of %s%" PRIu64 " %s", received ? "up to " : "",
+                     call->count, td_dtype_name(call->dtype));
     if (call->uneven)
-        add(text, " in uneven parts");
+        td__text_add(text, TD__FLIGHT_TEXT, " in uneven parts");
     if (message && call->rank >= 0)
-        add(text, " %s rank %d", received ? "from" : "to", call->rank);
+        td__text_add(text, TD__FLIGHT_TEXT, " %s rank %d", received ? "from" : "to", call->rank);
     else if (message)
-        add(text, " from any rank");
+        td__text_add(text, TD__FLIGHT_TEXT, " from any rank");
     else if (call->rank >= 0)
-        add(text, ", root %d", call->rank);
+        td__text_add(text, TD__FLIGHT_TEXT, ", root %d", call->rank);
     if (message && call->detail > 0)
-        add(text, ", tag %d", call->detail);
+        td__text_add(text, TD__FLIGHT_TEXT, ", tag %d", call->detail);
 }

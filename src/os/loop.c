@@ -68,13 +68,10 @@ td_status td__loop_start(struct td__loop *loop, const char *name)
 {
     loop->calls = NULL;
     int error = td__uv_loop_init(&loop->uv);
+    if (!error && (error = uv_async_init(&loop->uv, &loop->wake, run_calls)))
+        uv_loop_close(&loop->uv);
     if (error)
         return td_fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
-    error = uv_async_init(&loop->uv, &loop->wake, run_calls);
-    if (error) {
-        uv_loop_close(&loop->uv);
-        return td_fail(TD_ERR_SYSTEM, "event loop: %s", td__errno_text(-error));
-    }
     loop->wake.data = loop;
     pthread_mutex_init(&loop->lock, NULL);
     error = td__thread_start(&loop->thread, name, run_loop, loop);

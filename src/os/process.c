@@ -2,9 +2,9 @@
 #include "os/process.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,17 +19,6 @@
 #define HASH_START UINT64_C(14695981039346656037)
 #define HASH_FACTOR UINT64_C(1099511628211)
 
-/* Reads a small file as a string; false where it cannot be read or is empty. */
-static bool read_text(const char *path, char *text, size_t room)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, room - 1);
-    if (fd >= 0)
-        close(fd);
-    text[size > 0 ? size : 0] = 0;
-    return size > 0;
-}
-
 /* ---- /proc/PID/stat -------------------------------------------------------------------------- */
 
 /* Fields are counted from 1. The name, which is the second one, may hold any characters. */
@@ -39,7 +28,7 @@ bool td__process_stat(int pid, struct td__process_stat *stat)
     char path[64], text[1024];
     /* Not /proc/PID/stat: QEMU makes that file up for the process itself, with a start of its own. */
     snprintf(path, sizeof path, "/proc/./%d/stat", pid);
-    const char *at = read_text(path, text, sizeof text) ? strrchr(text, ')') : NULL;
+    const char *at = td__text_read(path, text, sizeof text) ? strrchr(text, ')') : NULL;
     *stat = (struct td__process_stat){0};
     for (int field = STATE; at && (at = strchr(at, ' ')); field++) {
         at++;
@@ -65,9 +54,9 @@ char td__process_state(int pid)
 
 /* ---- Identity -------------------------------------------------------------------------------- */
 
-static bool read_boot(char text[64])
+bool td__boot_name(char name[64])
 {
-    return read_text("/proc/sys/kernel/random/boot_id", text, 64);
+    return td__text_read("/proc/sys/kernel/random/boot_id", name, 64);
 }
 
 static uint64_t hash(uint64_t value, const char *text)
@@ -80,21 +69,15 @@ static uint64_t hash(uint64_t value, const char *text)
 uint64_t td__boot_number(void)
 {
     char text[64];
-    read_boot(text);
+    td__boot_name(text);
     return hash(HASH_START, text);
-}
-
-void td__boot_name(char name[64])
-{
-    read_boot(name);
-    name[strcspn(name, "\n")] = 0;
 }
 
 static bool find_space(uint64_t *space)
 {
     char boot[64];
     struct stat namespace = {0};
-    if (!read_boot(boot) || stat("/proc/self/ns/pid", &namespace))
+    if (!td__boot_name(boot) || stat("/proc/self/ns/pid", &namespace))
         return false;
     *space = hash(HASH_START ^ (uint64_t) namespace.st_ino, boot);
     return true;

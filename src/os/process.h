@@ -40,8 +40,8 @@ bool td__process_id_equal(const struct td__process_id *a, const struct td__proce
 /** A number that differs from boot to boot of this machine. */
 uint64_t td__boot_number(void);
 
-/** The boot's name as the kernel gives it, without the line end; "" where it gives none. */
-void td__boot_name(char name[64]);
+/** The boot's name as the kernel gives it; false, and "", where it gives none. */
+bool td__boot_name(char name[64]);
 
 /** Opens a pidfd (close-on-exec) of the process `pid`, for poll(): it is readable from the process's end
  *  on. -1 where it has ended, or the system has no pidfds: *ended, which may be NULL, says which. */

@@ -2,12 +2,15 @@
 #include "os/socket.h"
 
 #include "base/auth.h"
+#include "base/fail.h"
+#include "base/number.h"
 #include "base/thread.h"
-#include "os/heartbeat.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -108,20 +111,23 @@ int td__listen_on(const struct td__address *address)
     return fd;
 }
 
+/* After a call that failed: 0 where it is to be made again, when `fd` is ready for `events`; or an errno. */
+static int await_retry(int fd, short events, td__deadline deadline)
+{
+    if (errno == EINTR)
+        return 0;
+    return errno == EAGAIN ? td__wait_fd(fd, events, deadline) : errno;
+}
+
 int td__send_all(int fd, const void *data, size_t size, td__deadline deadline)
 {
     for (const char *at = data; size;) {
         ssize_t sent = send(fd, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent >= 0) {
-            at += sent;
-            size -= (size_t)sent;
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            int error = td__wait_fd(fd, POLLOUT, deadline);
-            if (error)
-                return error;
-        } else if (errno != EINTR) {
-            return errno;
-        }
+        int error = sent < 0 ? await_retry(fd, POLLOUT, deadline) : 0;
+        if (error)
+            return error;
+        at += sent > 0 ? sent : 0;
+        size -= sent > 0 ? (size_t)sent : 0;
     }
     return 0;
 }
@@ -130,18 +136,11 @@ int td__recv_all(int fd, void *data, size_t size, td__deadline deadline)
 {
     for (char *at = data; size;) {
         ssize_t got = recv(fd, at, size, MSG_DONTWAIT);
-        if (got > 0) {
-            at += got;
-            size -= (size_t)got;
-        } else if (got == 0) {
-            return ENODATA;
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            int error = td__wait_fd(fd, POLLIN, deadline);
-            if (error)
-                return error;
-        } else if (errno != EINTR) {
-            return errno;
-        }
+        int error = got < 0 ? await_retry(fd, POLLIN, deadline) : got == 0 ? ENODATA : 0;
+        if (error)
+            return error;
+        at += got > 0 ? got : 0;
+        size -= got > 0 ? (size_t)got : 0;
     }
     return 0;
 }
@@ -195,25 +194,48 @@ void td__name_pair(int wire, int end, int other)
     give_name(other, &there);
 }
 
-void td__local_address(int fd, struct td__address *address)
+static void find_address(int fd, int (*get)(int, struct sockaddr *, socklen_t *),
+                         struct td__address *address)
 {
     memset(address, 0, sizeof *address);
     address->size = sizeof address->local;
-    if (getsockname(fd, &address->any, &address->size))
+    if (get(fd, &address->any, &address->size))
         address->size = 0;
     resolve_stand_in(address);
+}
+
+void td__local_address(int fd, struct td__address *address)
+{
+    find_address(fd, getsockname, address);
 }
 
 void td__remote_address(int fd, struct td__address *address)
 {
-    memset(address, 0, sizeof *address);
-    address->size = sizeof address->local;
-    if (getpeername(fd, &address->any, &address->size))
-        address->size = 0;
-    resolve_stand_in(address);
+    find_address(fd, getpeername, address);
 }
 
 /* ---- Peers that are cut off ------------------------------------------------------------------ */
+
+enum { DEFAULT_S = 10, LEAST_S = 1, MOST_S = 3600 };
+
+static atomic_int limit_s = DEFAULT_S;
+
+td_status td__heartbeat_read(void)
+{
+    const char *text = getenv("TANDEM_HEARTBEAT");
+    int seconds = DEFAULT_S;
+    if (text && *text && !td__parse_int(text, LEAST_S, MOST_S, &seconds))
+        return td_fail(TD_ERR_INVALID,
+                       "TANDEM_HEARTBEAT is \"%s\"; it is a number of seconds, %d to %d", text,
+                       LEAST_S, MOST_S);
+    atomic_store(&limit_s, seconds);
+    return TD_OK;
+}
+
+int64_t td__heartbeat_ms(void)
+{
+    return (int64_t)atomic_load_explicit(&limit_s, memory_order_relaxed) * 1000;
+}
 
 void td__tune_tcp(int fd)
 {
@@ -278,18 +300,14 @@ int td__send_fd(int fd, int passed, const void *data, size_t size, td__deadline 
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof passed);
     memcpy(CMSG_DATA(header), &passed, sizeof passed);
-    for (;;) {
-        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent >= 0) /* the descriptor went with the first bytes */
-            return td__send_all(fd, (const char *)data + sent, size - (size_t)sent, deadline);
-        if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            int error = td__wait_fd(fd, POLLOUT, deadline);
-            if (error)
-                return error;
-        } else if (errno != EINTR) {
-            return errno;
-        }
+    ssize_t sent;
+    while ((sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0) {
+        int error = await_retry(fd, POLLOUT, deadline);
+        if (error)
+            return error;
     }
+    /* The descriptor went with the first bytes. */
+    return td__send_all(fd, (const char *)data + sent, size - (size_t)sent, deadline);
 }
 
 /* The descriptor that came along; -1 when there was none. More than one (the room for one has room
@@ -319,11 +337,7 @@ int td__recv_fd(int fd, int *passed, void *data, size_t size, td__deadline deadl
                              .msg_controllen = sizeof control.room};
     ssize_t got;
     while ((got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0) {
-        if (errno == EINTR)
-            continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK)
-            return errno;
-        int error = td__wait_fd(fd, POLLIN, deadline);
+        int error = await_retry(fd, POLLIN, deadline);
         if (error)
             return error;
     }

@@ -36,6 +36,17 @@ void td__remote_address(int fd, struct td__address *address);
  *  td__local_address() and td__remote_address() of `end` find them. */
 void td__name_pair(int wire, int end, int other);
 
+/* ---- Peers that are cut off: how long a host may be silent is TANDEM_HEARTBEAT, in seconds ------- */
+
+/** Takes the limit from TANDEM_HEARTBEAT, for all that this process does from now on: 10 s where it is not set.
+ *  Called when a store or a group is opened, and by nobody else: threads of the library do not read the
+ *  environment, which the program may be changing. TD_ERR_INVALID where it is not a number of seconds from 1 to
+ *  3600. */
+td_status td__heartbeat_read(void);
+
+/** The limit that was taken last; 10 s where none was yet. */
+int64_t td__heartbeat_ms(void);
+
 /** Prepares a TCP connection: no delay, and the kernel asks the other host now and then whether it is
  *  still there, so that after the heartbeat's limit of silence the connection fails by itself, as
  *  long as nothing is on its way. Does nothing for other sockets. */
@@ -45,6 +56,8 @@ void td__tune_tcp(int fd);
  *  cut off. The kernel itself goes on for a quarter of an hour. A peer that just does not read
  *  acknowledges, and is not meant; TCP_USER_TIMEOUT would end it, too. */
 bool td__cut_off(int fd);
+
+/* ---- Descriptors along unix sockets ---------------------------------------------------------- */
 
 /** True when the process at the other end of a unix socket runs as our user, or as root. */
 bool td__peer_is_us(int fd);

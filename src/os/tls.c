@@ -201,19 +201,14 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
     SSL_CTX *context = context_of(server);
     SSL *ssl = context ? SSL_new(context) : NULL;
     struct td__tls_link *link = calloc(1, sizeof *link);
-    if (!ssl || !link || !SSL_set_fd(ssl, fd)) {
-        SSL_free(ssl);
-        free(link);
-        close(fd);
-        return td__fail_nomem("TLS");
-    }
-    int error = td__socket_pair(ends);
+    int error = ssl && link && SSL_set_fd(ssl, fd) ? td__socket_pair(ends) : ENOMEM;
     if (error) {
-        td_status status = td_fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(error));
         SSL_free(ssl);
         free(link);
         close(fd);
-        return status;
+        return error == ENOMEM
+                   ? td__fail_nomem("TLS")
+                   : td_fail(TD_ERR_SYSTEM, "TLS: no sockets: %s", td__errno_text(error));
     }
     td__name_pair(fd, ends[0], ends[1]);
     link->ssl = ssl;

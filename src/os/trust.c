@@ -2,6 +2,7 @@
 #include "os/trust.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 #include "os/socket.h"
 #include "os/tls.h"
 
@@ -45,7 +46,6 @@ static td_status check_settings(const char *what, const char *purpose, const cha
 /* What was tried and how it went, for the final message: "127.0.0.1:29500 (Connection refused)". */
 struct attempts {
     char text[1024];
-    size_t length;
     bool refused; /* nothing listens at any of the addresses */
 };
 
@@ -53,11 +53,8 @@ static void note_attempt(struct attempts *attempts, const struct td__address *ad
                          const char *outcome)
 {
     char where[TD__ADDRESS_TEXT];
-    size_t room = sizeof attempts->text - attempts->length;
-    int added = snprintf(attempts->text + attempts->length, room, "%s%s (%s)",
-                         attempts->length ? ", " : "", td__address_text(address, where), outcome);
-    if (added > 0 && (size_t)added < room)
-        attempts->length += (size_t)added;
+    td__text_add(attempts->text, sizeof attempts->text, "%s%s (%s)", *attempts->text ? ", " : "",
+                 td__address_text(address, where), outcome);
 }
 
 /* Where to, and how. */
@@ -263,7 +260,7 @@ static void add_names(struct td__address_list *list)
 static td_status try_each(const struct td__address_list *list, const char *host,
                           const struct way *way, struct attempts *attempts, bool *nobody, int *out)
 {
-    attempts->length = 0;
+    attempts->text[0] = '\0';
     attempts->refused = true;
     for (int i = 0; i < list->count; i++) {
         const struct td__address *address = &list->at[i];
@@ -302,7 +299,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
                      passing == ENODATA ? "it closed the connection without an answer"
                                         : td__errno_text(passing));
     }
-    if (!attempts->length)
+    if (!*attempts->text)
         return refuse_without_secret("connecting to", way->purpose, host);
     *nobody = true;
     return TD_ERR_TIMEOUT;

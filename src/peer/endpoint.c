@@ -7,7 +7,6 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "os/trust.h"

@@ -19,7 +19,6 @@
 
 #include "base/fail.h"
 #include "base/thread.h"
-#include "os/heartbeat.h"
 #include "os/process.h"
 #include "os/socket.h"
 

@@ -2,7 +2,6 @@
  * The connection is tcp_client.c's, the protocol store_wire.h's. */
 #include "base/fail.h"
 #include "base/option_rules.h"
-#include "os/heartbeat.h"
 #include "os/socket.h"
 #include "os/tls.h"
 #include "os/trust.h"

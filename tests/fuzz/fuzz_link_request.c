@@ -108,7 +108,7 @@ static struct pending *find_pending(struct td__auth_listener *listener, int fd)
 {
     struct list *lists[] = {&listener->silent, &listener->known};
     for (int i = 0; i < 2; i++)
-        for (struct pending *at = lists[i]->oldest; at; at = at->after)
+        for (struct pending *at = oldest_of(lists[i]); at; at = TAILQ_NEXT(at, link))
             if (at->fd == fd)
                 return at;
     return NULL;
@@ -119,7 +119,7 @@ static void check_lists(const struct td__auth_listener *listener)
     const struct list *lists[] = {&listener->silent, &listener->known};
     for (int i = 0; i < 2; i++) {
         size_t count = 0;
-        for (const struct pending *at = lists[i]->oldest; at; at = at->after) {
+        for (const struct pending *at = oldest_of(lists[i]); at; at = TAILQ_NEXT(at, link)) {
             check((at->stage == HELLO) == (i == 0));
             count++;
         }
@@ -166,6 +166,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     memset(&listener, 0, offsetof(struct td__auth_listener, nonces));
     memset(listener.nonces, 0, 4 * sizeof *listener.nonces);
+    TAILQ_INIT(&listener.silent.queue);
+    TAILQ_INIT(&listener.known.queue);
     listener.entrances[0].fd = listener.entrances[1].fd = -1;
     listener.next_check = TD__NEVER;
     listener.options = (struct td__auth_listener_options){
@@ -200,13 +202,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         else
             td__auth_listener_turn(&listener);
         check_lists(&listener);
-        if (control & 64 && listener.silent.oldest)
-            throttle(listener.silent.oldest);
+        if (control & 64 && oldest_of(&listener.silent))
+            throttle(oldest_of(&listener.silent));
     }
-    while (listener.silent.oldest)
-        reject(listener.silent.oldest);
-    while (listener.known.oldest)
-        reject(listener.known.oldest);
+    while (oldest_of(&listener.silent))
+        reject(oldest_of(&listener.silent));
+    while (oldest_of(&listener.known))
+        reject(oldest_of(&listener.known));
     check(memory_socket_reset() == 0);
     return 0;
 }
