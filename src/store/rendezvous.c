@@ -8,13 +8,12 @@
 #include "base/fail.h"
 #include "base/host.h"
 #include "base/option_rules.h"
+#include "base/text.h"
 #include "store/peer_watch.h"
 #include "store/rendezvous_schemes.h"
 #include "store/store_ops.h"
 
-#include <ctype.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,9 +35,52 @@ struct registered {
     char name[32];
 };
 
-/* Protects the list; no other lock is taken under it. */
+struct counted {
+    struct counted *next;
+    unsigned epoch;
+    char address[];
+};
+
+/* Protects the lists; no other lock is taken under it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct registered *schemes;
+static struct counted *epochs;
+
+/* ---- Epochs ---------------------------------------------------------------------------------- */
+
+static struct counted *find_counted(const char *address) /* holds the lock */
+{
+    struct counted *entry = epochs;
+    while (entry && strcmp(entry->address, address) != 0)
+        entry = entry->next;
+    return entry;
+}
+
+unsigned td__rendezvous_epoch(const char *address)
+{
+    pthread_mutex_lock(&lock);
+    struct counted *entry = find_counted(address);
+    unsigned epoch = entry ? entry->epoch : 0;
+    pthread_mutex_unlock(&lock);
+    return epoch;
+}
+
+/* Without memory the next rendezvous at this address fails. */
+static void count_epoch(const char *address)
+{
+    pthread_mutex_lock(&lock);
+    struct counted *entry = find_counted(address);
+    if (!entry && (entry = calloc(1, sizeof *entry + strlen(address) + 1))) {
+        strcpy(entry->address, address);
+        entry->next = epochs;
+        epochs = entry;
+    }
+    if (entry)
+        entry->epoch++;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- Schemes --------------------------------------------------------------------------------- */
 
 static td__scheme_fn find_built_in(const char *name)
 {
@@ -94,13 +136,11 @@ td_status td_register_rendezvous(const char *scheme, td_rendezvous_fn fn, void *
 static td_status fail_unknown(const char *url, const char *name)
 {
     char known[256] = "";
-    size_t length = 0;
     for (int i = 0; i < BUILT_IN; i++)
-        length += (size_t)snprintf(known + length, sizeof known - length, "%s%s://", i ? ", " : "",
-                                   built_in[i].name);
+        td__text_add(known, sizeof known, "%s%s://", i ? ", " : "", built_in[i].name);
     pthread_mutex_lock(&lock);
-    for (struct registered *at = schemes; at && length < sizeof known - 40; at = at->next)
-        length += (size_t)snprintf(known + length, sizeof known - length, ", %s://", at->name);
+    for (struct registered *at = schemes; at && strlen(known) < sizeof known - 40; at = at->next)
+        td__text_add(known, sizeof known, ", %s://", at->name);
     pthread_mutex_unlock(&lock);
     return td_fail(TD_ERR_INVALID,
                    "rendezvous URL \"%.200s\": there is no scheme %s://; known are %s", url, name,
@@ -185,7 +225,7 @@ static td_status join(struct td__rendezvous_state *state, td__deadline deadline)
     TD_TRY(td__rendezvous_barrier(&state->world, state->address, prefix, deadline, &rejoined));
     if (rejoined)
         TD_TRY(td__roster_add(state->world.store, key, state->world.rank, true));
-    td__rendezvous_epoch_done(state->address);
+    count_epoch(state->address);
     if (!later)
         return TD_OK;
     td_store *whole = state->world.store, *part;

@@ -16,6 +16,7 @@
 #include "base/fail.h"
 #include "base/host.h"
 #include "base/number.h"
+#include "base/text.h"
 #include "os/process.h"
 #include "store/peer_watch.h"
 #include "store/store_ops.h"
@@ -214,7 +215,6 @@ static int name_ended(struct barrier *barrier, char *text, size_t room)
 static td_status fail_incomplete(struct barrier *barrier)
 {
     char missing[256] = "";
-    size_t length = 0;
     int named = 0, size = barrier->world->world_size, rank;
     int64_t joined = 0;
     TD_TRY(td_store_add(barrier->store, "joined", 0, &joined));
@@ -226,9 +226,7 @@ static td_status fail_incomplete(struct barrier *barrier)
         TD_TRY(td_store_check(barrier->store, keys, 1, &there));
         if (there)
             continue;
-        length += (size_t)snprintf(missing + length, sizeof missing - length, "%s%d",
-                                   named ? ", " : "", rank);
-        named++;
+        td__text_add(missing, sizeof missing, "%s%d", named++ ? ", " : "", rank);
     }
     if (!named)
         named = name_ended(barrier, missing, sizeof missing);

@@ -108,7 +108,4 @@ td_status td__rendezvous_barrier(const td_world *world, const char *address, con
 /** How many times this process has completed a rendezvous at `address`. */
 unsigned td__rendezvous_epoch(const char *address);
 
-/** Counts one more. */
-void td__rendezvous_epoch_done(const char *address);
-
 #endif

@@ -27,8 +27,10 @@ static td_status check_store(const td_store *store, const char *call)
     return store ? TD_OK : td_fail(TD_ERR_INVALID, "%s: the store is NULL", call);
 }
 
-static td_status check_key(const char *call, const char *key, struct td__span *span)
+static td_status check_key(const td_store *store, const char *call, const char *key,
+                           struct td__span *span)
 {
+    TD_TRY(check_store(store, call));
     if (!key)
         return td_fail(TD_ERR_INVALID, "%s: the key is NULL", call);
     size_t size = strnlen(key, TD_STORE_MAX_KEY + 1);
@@ -98,7 +100,7 @@ static td_status check_keys(const td_store *store, const char *call, const char 
     if (!list->spans)
         return td__fail_nomem(call);
     for (int i = 0; i < count; i++) {
-        td_status status = check_key(call, keys[i], &list->spans[i]);
+        td_status status = check_key(store, call, keys[i], &list->spans[i]);
         if (status) {
             free_keys(list);
             return status;
@@ -130,8 +132,7 @@ int64_t td_store_timeout(const td_store *store)
 td_status td_store_set(td_store *store, const char *key, const void *value, size_t size)
 {
     struct td__span k, v;
-    TD_TRY(check_store(store, "td_store_set"));
-    TD_TRY(check_key("td_store_set", key, &k));
+    TD_TRY(check_key(store, "td_store_set", key, &k));
     TD_TRY(check_value("td_store_set", key, value, size, &v));
     return store->ops->set(store, &k, &v, 1, own_deadline(store));
 }
@@ -139,8 +140,7 @@ td_status td_store_set(td_store *store, const char *key, const void *value, size
 td_status td_store_append(td_store *store, const char *key, const void *value, size_t size)
 {
     struct td__span k, v;
-    TD_TRY(check_store(store, "td_store_append"));
-    TD_TRY(check_key("td_store_append", key, &k));
+    TD_TRY(check_key(store, "td_store_append", key, &k));
     TD_TRY(check_value("td_store_append", key, value, size, &v));
     return store->ops->append(store, k, v, own_deadline(store));
 }
@@ -149,8 +149,7 @@ td_status td_store_get(td_store *store, const char *key, int64_t timeout_ms, td_
 {
     struct td__span k;
     td__deadline deadline = 0;
-    TD_TRY(check_store(store, "td_store_get"));
-    TD_TRY(check_key("td_store_get", key, &k));
+    TD_TRY(check_key(store, "td_store_get", key, &k));
     TD_TRY(deadline_of(store, "td_store_get", timeout_ms, &deadline));
     if (!value)
         return td_fail(TD_ERR_INVALID, "td_store_get of \"%s\": the output is NULL", key);
@@ -161,8 +160,7 @@ td_status td_store_add(td_store *store, const char *key, int64_t amount, int64_t
 {
     struct td__span k;
     int64_t ignored;
-    TD_TRY(check_store(store, "td_store_add"));
-    TD_TRY(check_key("td_store_add", key, &k));
+    TD_TRY(check_key(store, "td_store_add", key, &k));
     return store->ops->add(store, k, amount, own_deadline(store), result ? result : &ignored);
 }
 
@@ -171,8 +169,7 @@ td_status td_store_compare_set(td_store *store, const char *key, const void *exp
                                td_bytes *value)
 {
     struct td__span k, e, d;
-    TD_TRY(check_store(store, "td_store_compare_set"));
-    TD_TRY(check_key("td_store_compare_set", key, &k));
+    TD_TRY(check_key(store, "td_store_compare_set", key, &k));
     TD_TRY(check_value("td_store_compare_set", key, expected, expected_size, &e));
     TD_TRY(check_value("td_store_compare_set", key, desired, desired_size, &d));
     if (!value)
@@ -184,8 +181,7 @@ td_status td_store_delete_key(td_store *store, const char *key, bool *deleted)
 {
     struct td__span k;
     bool ignored;
-    TD_TRY(check_store(store, "td_store_delete_key"));
-    TD_TRY(check_key("td_store_delete_key", key, &k));
+    TD_TRY(check_key(store, "td_store_delete_key", key, &k));
     return store->ops->delete_key(store, k, own_deadline(store), deleted ? deleted : &ignored);
 }
 

@@ -4,8 +4,8 @@
  * key appears, the waiter is looked at again: it is answered, or moves on to the next missing key.
  * So a set costs one look-up when there is no waiter for its key, and a waiter is in one list only:
  *
- *     engine->waiting: "a" -> waiter <-> waiter      (parked_*)
- *     session->waiters: waiter <-> waiter            (own_*)      */
+ *     engine->waiting: "a" -> waiter <-> waiter      (parked_link)
+ *     session->waiters: waiter <-> waiter            (own_link) */
 #include "store/store_engine.h"
 
 #include "base/fail.h"
@@ -19,7 +19,7 @@ enum { MAX_WAITS = 16384 }; /* of one session */
 /* The waiters parked at one key. */
 struct wait_key {
     struct td__map_node node;
-    struct td__waiter *first;
+    LIST_HEAD(, td__waiter) waiters;
     char key[];
 };
 
@@ -29,21 +29,25 @@ struct td__waiter {
     uint8_t op;
     size_t at;               /* the key it is parked at */
     struct wait_key *parked; /* NULL: passed over, until its session is not full any more */
-    struct td__waiter *parked_before, *parked_after;
-    struct td__waiter *own_before, *own_after;
+    LIST_ENTRY(td__waiter) parked_link, own_link;
     size_t count;
     struct td__span keys[]; /* followed by their bytes */
 };
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
+static void end_answer(struct td__session *session, size_t start)
+{
+    td__wire_end(&session->out, start);
+    session->on_output(session);
+}
+
 static void answer_text(struct td__session *session, uint32_t id, td_status status,
                         struct td__span text)
 {
     size_t start = td__wire_begin(&session->out, id, (uint8_t)status);
     td__buffer_put_string(&session->out, text.data, text.size);
-    td__wire_end(&session->out, start);
-    session->on_output(session);
+    end_answer(session, start);
 }
 
 static void answer_failure(struct td__session *session, uint32_t id, td_status status)
@@ -56,16 +60,14 @@ static void answer_u8(struct td__session *session, uint32_t id, uint8_t value)
 {
     size_t start = td__wire_begin(&session->out, id, TD_OK);
     td__buffer_put_u8(&session->out, value);
-    td__wire_end(&session->out, start);
-    session->on_output(session);
+    end_answer(session, start);
 }
 
 static void answer_i64(struct td__session *session, uint32_t id, int64_t value)
 {
     size_t start = td__wire_begin(&session->out, id, TD_OK);
     td__buffer_put_u64(&session->out, (uint64_t)value);
-    td__wire_end(&session->out, start);
-    session->on_output(session);
+    end_answer(session, start);
 }
 
 /* The values of `keys`, all of which exist; none for WAIT and SYNC. */
@@ -84,8 +86,7 @@ static void answer_values(struct td__session *session, uint32_t id, const struct
             return;
         }
     }
-    td__wire_end(&session->out, start);
-    session->on_output(session);
+    end_answer(session, start);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
@@ -100,7 +101,7 @@ static struct wait_key *wait_key_for(struct td__engine *engine, struct td__span 
         return NULL;
     memcpy(wait->key, key.data, key.size);
     wait->node = (struct td__map_node){.key = wait->key, .key_size = key.size};
-    wait->first = NULL;
+    LIST_INIT(&wait->waiters);
     if (!td__map_insert(&engine->waiting, &wait->node)) {
         free(wait);
         return NULL;
@@ -115,24 +116,15 @@ static bool park(struct td__waiter *waiter, size_t at)
         return false;
     waiter->at = at;
     waiter->parked = wait;
-    waiter->parked_before = NULL;
-    waiter->parked_after = wait->first;
-    if (wait->first)
-        wait->first->parked_before = waiter;
-    wait->first = waiter;
+    LIST_INSERT_HEAD(&wait->waiters, waiter, parked_link);
     return true;
 }
 
 static void unpark(struct td__waiter *waiter)
 {
     struct wait_key *wait = waiter->parked;
-    if (waiter->parked_before)
-        waiter->parked_before->parked_after = waiter->parked_after;
-    else
-        wait->first = waiter->parked_after;
-    if (waiter->parked_after)
-        waiter->parked_after->parked_before = waiter->parked_before;
-    if (!wait->first) {
+    LIST_REMOVE(waiter, parked_link);
+    if (LIST_EMPTY(&wait->waiters)) {
         td__map_remove(&waiter->session->engine->waiting, &wait->node);
         free(wait);
     }
@@ -140,14 +132,8 @@ static void unpark(struct td__waiter *waiter)
 
 static void drop_waiter(struct td__waiter *waiter)
 {
-    struct td__session *session = waiter->session;
-    if (waiter->own_before)
-        waiter->own_before->own_after = waiter->own_after;
-    else
-        session->waiters = waiter->own_after;
-    if (waiter->own_after)
-        waiter->own_after->own_before = waiter->own_before;
-    session->waiter_count--;
+    LIST_REMOVE(waiter, own_link);
+    waiter->session->waiter_count--;
     free(waiter);
 }
 
@@ -186,8 +172,8 @@ void td__session_resume(struct td__session *session)
     if (!session->owes_answers)
         return;
     session->owes_answers = false;
-    for (struct td__waiter *waiter = session->waiters, *next; waiter; waiter = next) {
-        next = waiter->own_after;
+    for (struct td__waiter *waiter = LIST_FIRST(&session->waiters), *next; waiter; waiter = next) {
+        next = LIST_NEXT(waiter, own_link);
         if (!waiter->parked)
             look_again(waiter);
     }
@@ -204,20 +190,15 @@ static struct td__waiter *make_waiter(struct td__session *session,
                                        bytes);
     if (!waiter)
         return NULL;
-    *waiter = (struct td__waiter){.session = session,
-                                  .id = request->id,
-                                  .op = request->op,
-                                  .count = request->count,
-                                  .own_after = session->waiters};
+    *waiter = (struct td__waiter){
+        .session = session, .id = request->id, .op = request->op, .count = request->count};
     char *at = (char *)(waiter->keys + request->count);
     for (size_t i = 0; i < request->count; i++) {
         waiter->keys[i] = (struct td__span){at, request->keys[i].size};
         memcpy(at, request->keys[i].data, request->keys[i].size);
         at += request->keys[i].size;
     }
-    if (session->waiters)
-        session->waiters->own_before = waiter;
-    session->waiters = waiter;
+    LIST_INSERT_HEAD(&session->waiters, waiter, own_link);
     session->waiter_count++;
     return waiter;
 }
@@ -253,10 +234,10 @@ static void wake(struct td__engine *engine, struct td__span key)
     /* The list is taken down as a whole: waiters that move on may come to other keys, never back
      * to this one, which exists. */
     struct wait_key *wait = TD__CONTAINER(node, struct wait_key, node);
-    struct td__waiter *waiter = wait->first, *next;
+    struct td__waiter *waiter = LIST_FIRST(&wait->waiters), *next;
     td__map_remove(&engine->waiting, node);
     for (; waiter; waiter = next) {
-        next = waiter->parked_after;
+        next = LIST_NEXT(waiter, parked_link);
         look_again(waiter);
     }
     free(wait);
@@ -264,29 +245,28 @@ static void wake(struct td__engine *engine, struct td__span key)
 
 static void cancel(struct td__session *session, uint32_t id)
 {
-    for (struct td__waiter *waiter = session->waiters; waiter; waiter = waiter->own_after) {
-        if (waiter->id == id) {
-            /* One that was passed over may have its keys: only the way to it was full. */
-            long missing = (long)waiter->at;
-            if (waiter->parked)
-                unpark(waiter);
-            else
-                missing = td__kv_first_missing(&session->engine->kv, waiter->keys, waiter->count,
-                                               0);
-            if (missing < 0)
-                answer_waiter(waiter);
-            else
-                answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[missing]);
-            drop_waiter(waiter);
-            return;
-        }
-    }
+    struct td__waiter *waiter = LIST_FIRST(&session->waiters);
+    while (waiter && waiter->id != id)
+        waiter = LIST_NEXT(waiter, own_link);
+    if (!waiter)
+        return;
+    /* One that was passed over may have its keys: only the way to it was full. */
+    long missing = (long)waiter->at;
+    if (waiter->parked)
+        unpark(waiter);
+    else
+        missing = td__kv_first_missing(&session->engine->kv, waiter->keys, waiter->count, 0);
+    if (missing < 0)
+        answer_waiter(waiter);
+    else
+        answer_text(session, id, TD_ERR_TIMEOUT, waiter->keys[missing]);
+    drop_waiter(waiter);
 }
 
 void td__session_fail_waits(struct td__session *session, td_status status, const char *text)
 {
-    for (struct td__waiter *waiter = session->waiters, *next; waiter; waiter = next) {
-        next = waiter->own_after;
+    for (struct td__waiter *waiter = LIST_FIRST(&session->waiters), *next; waiter; waiter = next) {
+        next = LIST_NEXT(waiter, own_link);
         if (!waiter->parked) /* its keys are there */
             continue;
         unpark(waiter);
@@ -413,8 +393,8 @@ bool td__engine_execute(struct td__session *session, const struct td__wire_heade
 
 void td__session_end(struct td__session *session)
 {
-    while (session->waiters) {
-        struct td__waiter *waiter = session->waiters;
+    while (!LIST_EMPTY(&session->waiters)) {
+        struct td__waiter *waiter = LIST_FIRST(&session->waiters);
         if (waiter->parked)
             unpark(waiter);
         drop_waiter(waiter);

@@ -9,6 +9,8 @@
 #include "store/kv.h"
 #include "store/store_wire.h"
 
+#include <sys/queue.h>
+
 struct td__waiter;
 
 /* A session with more answers than this on their way is not given more for now. */
@@ -25,7 +27,7 @@ struct td__session {
     struct td__buffer out;                          /* answers that are not sent yet */
     void (*on_output)(struct td__session *session); /* `out` has grown: send it soon */
     size_t in_flight; /* bytes of answers that were taken from `out` and are not sent yet */
-    struct td__waiter *waiters;
+    LIST_HEAD(, td__waiter) waiters;
     size_t waiter_count;
     bool owes_answers; /* waiters were passed over because too much was on its way */
     td_bytes will_key, will_value;

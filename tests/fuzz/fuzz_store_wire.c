@@ -49,7 +49,7 @@ static void end(struct client *client)
     if (!client->open)
         return;
     td__session_end(&client->session);
-    check(client->session.waiter_count == 0 && !client->session.waiters);
+    check(client->session.waiter_count == 0 && LIST_EMPTY(&client->session.waiters));
     td__buffer_free(&client->in);
     client->open = false;
 }
