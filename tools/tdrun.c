@@ -65,7 +65,7 @@ static int run(int argc, char **argv, const struct td__run_options *options)
         code = fail(EXIT_TROUBLE);
     } else {
         fputs(options->notes, stderr);
-        if (td__supervisor_run(argc, argv, &options->signals, td__agent_run, &job, &code))
+        if (td__supervisor_run(argc, argv, &job, &code))
             code = fail(EXIT_TROUBLE);
     }
     td__worker_program_free(&program);

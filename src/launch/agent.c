@@ -161,13 +161,13 @@ static int finish(struct td__agent *agent)
     return code;
 }
 
-int td__agent_run(const struct td__agent_start *start, void *arg)
+int td__agent_run(const struct td__agent_start *start, const struct td__agent_job *job)
 {
     struct td__agent *agent = calloc(1, sizeof *agent);
     if (!agent)
         return 1;
-    agent->job = arg;
-    agent->options = agent->job->options;
+    agent->job = job;
+    agent->options = job->options;
     agent->start = start;
     if (td__agent_open_loop(agent)) {
         fprintf(stderr, "tdrun: %s\n", td_last_error());

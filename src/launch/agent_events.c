@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "launch/notice.h"
 #include "os/loop.h"
 
 #include <errno.h>

@@ -2,10 +2,11 @@
 #include "launch/arrival.h"
 
 #include "base/fail.h"
-#include "launch/notice.h"
+#include "base/text.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,20 +18,20 @@ static td_status refuse_twin(td_store *store, const struct td__run_options *opti
                              bool *tell_all)
 {
     char key[TD__KEY_ROOM];
-    td_bytes value;
-    bool begun = false;
+    td_bytes value, *all;
     struct td__introduction other = {.host = "?"};
     snprintf(key, sizeof key, TD__KEY_NODE "%d", node_rank);
     if (!td_store_get(store, key, TWIN_MS, &value)) {
         td__introduction_read(&value, &other);
         td_bytes_free(&value);
     }
-    td__gather_check(store, TD__KEY_NODE, options->nnodes, &begun);
-    td_fail(TD_ERR_MISMATCH,
-            "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
-            node_rank, other.pid, other.host, (int)getpid(), td__this_host(options));
-    *tell_all = !begun;
-    return TD_ERR_MISMATCH;
+    *tell_all = td__gather_wait(store, TD__KEY_NODE, options->nnodes, TD_NOW, &all) != TD_OK;
+    if (!*tell_all)
+        td__gather_free(all, options->nnodes);
+    return td_fail(
+        TD_ERR_MISMATCH,
+        "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
+        node_rank, other.pid, other.host, (int)getpid(), td__this_host(options));
 }
 
 td_status td__arrival_claim(td_store *store, const struct td__run_options *options, int *node_rank,
@@ -121,4 +122,88 @@ td_status td__arrival_survey(const td_bytes *values, const struct td__run_option
         world->role_size += same_role ? other.nproc : 0;
     }
     return TD_OK;
+}
+
+/* ---- One key for each node ------------------------------------------------------------------- */
+
+/* The keys, in one piece of memory. */
+static char **make_keys(const char *prefix, int count)
+{
+    size_t room = strlen(prefix) + 16;
+    char **keys = malloc((size_t)count * (sizeof *keys + room));
+    if (!keys)
+        return NULL;
+    char *text = (char *)(keys + count);
+    for (int i = 0; i < count; i++, text += room) {
+        snprintf(text, room, "%s%d", prefix, i);
+        keys[i] = text;
+    }
+    return keys;
+}
+
+td_status td__gather_wait(td_store *store, const char *prefix, int count, int64_t timeout_ms,
+                          td_bytes **values_out)
+{
+    char **keys = make_keys(prefix, count);
+    td_bytes *values = calloc((size_t)count, sizeof *values);
+    td_status status = keys && values ? td_store_multi_get(store, (const char *const *)keys, count,
+                                                           timeout_ms, values)
+                                      : td__fail_nomem("launcher");
+    free(keys);
+    if (status)
+        free(values);
+    else
+        *values_out = values;
+    return status;
+}
+
+void td__gather_free(td_bytes *values, int count)
+{
+    for (int i = 0; values && i < count; i++)
+        td_bytes_free(&values[i]);
+    free(values);
+}
+
+bool td__gather_has_empty(const td_bytes *values, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (!values[i].size)
+            return true;
+    return false;
+}
+
+td_status td__gather_set(td_store *store, const char *prefix, int count, const char *value)
+{
+    char **keys = make_keys(prefix, count);
+    td_bytes *values = calloc((size_t)count, sizeof *values);
+    for (int i = 0; values && i < count; i++)
+        values[i] = (td_bytes){.data = (char *)value, .size = strlen(value)};
+    td_status status = keys && values
+                           ? td_store_multi_set(store, (const char *const *)keys, values, count)
+                           : td__fail_nomem("launcher");
+    free(keys);
+    free(values);
+    return status;
+}
+
+td_status td__gather_missing(td_store *store, const char *prefix, int count, char *list,
+                             size_t room, int *missing)
+{
+    char **keys = make_keys(prefix, count);
+    td_status status = keys ? TD_OK : td__fail_nomem("launcher");
+    *missing = 0;
+    *list = '\0';
+    for (int i = 0; i < count && !status; i++) {
+        bool exists = true;
+        status = td_store_check(store, (const char *const *)&keys[i], 1, &exists);
+        if (exists)
+            continue;
+        if (strlen(list) + 24 < room)
+            td__text_add(list, room, "%s%d", *missing ? ", " : "", i);
+        else if (!strstr(list, "…"))
+            td__text_add(list, room, ", …");
+        ++*missing;
+    }
+    free(keys);
+    return status;
 }

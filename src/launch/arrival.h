@@ -1,11 +1,10 @@
-/* How a node joins its job: it claims its rank, publishes its introduction (notice.h), and works out the
- * ranks of its workers from the introductions of all nodes. node.c describes the keys. */
+/* How a node joins its job: it claims its rank, publishes its introduction, and works out the ranks of its
+ * workers from the introductions of all nodes. node.c describes the keys. */
 #ifndef TD_LAUNCH_ARRIVAL_H
 #define TD_LAUNCH_ARRIVAL_H
 
+#include "base/buffer.h"
 #include "launch/node.h"
-
-#include <tandem/store.h>
 
 #define TD__KEY "\1launch/"
 #define TD__KEY_OVER TD__KEY "over"
@@ -34,6 +33,34 @@ td_status td__arrival_missing(td_store *store, const struct td__run_options *opt
 td_status td__arrival_survey(const td_bytes *values, const struct td__run_options *options,
                              struct td__node_world *world);
 
+/* ---- The messages of launchers to each other, and their encoding (notice.c) --------------------- */
+
+/** Something went wrong on a node. */
+struct td__notice {
+    int node;
+    int code;                  /* the exit code that goes with it */
+    char text[TD__ERROR_TEXT]; /* a sentence */
+};
+
+void td__notice_put(struct td__buffer *buffer, int node, int code, const char *text);
+
+/** Reads the first of the notices in `value`; false when there is none. */
+bool td__notice_read(const td_bytes *value, struct td__notice *notice);
+
+/** What a node publishes about itself when it joins. */
+struct td__introduction {
+    int nnodes, nproc, max_restarts, pid;
+    bool keep_going;
+    char host[256], run_id[256], role[256];
+};
+
+void td__introduction_put(struct td__buffer *buffer, const struct td__run_options *options);
+bool td__introduction_read(const td_bytes *value, struct td__introduction *introduction);
+
+/** Compares what must be the same on all nodes; TD_ERR_MISMATCH names both. */
+td_status td__introduction_check(const struct td__introduction *node, int node_rank,
+                                 const struct td__introduction *first);
+
 /* ---- One key for each node: "<prefix>0", "<prefix>1", … in the job's store ------------------- */
 
 /** Waits until all `count` keys exist; *values is freed with td__gather_free(). */
@@ -47,9 +74,6 @@ bool td__gather_has_empty(const td_bytes *values, int count);
 
 /** Sets all of them to the same text, in one step and without waiting. */
 td_status td__gather_set(td_store *store, const char *prefix, int count, const char *value);
-
-/** Says at once whether all of them exist. */
-td_status td__gather_check(td_store *store, const char *prefix, int count, bool *all_exist);
 
 /** Writes the numbers of those that do not exist, "2, 5, 6", and how many there are. A long list is
  *  cut short. */

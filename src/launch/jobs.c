@@ -120,26 +120,23 @@ td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count)
     return TD_OK;
 }
 
-bool td__job_copy(const struct td__job *job, struct td__postmortem_book *book)
+struct td__postmortem_book *td__job_copy(const struct td__job *job)
 {
     struct stat found;
     int fd = td__flight_book_find(job->path, O_RDONLY, &found);
     if (fd < 0)
-        return false;
+        return NULL;
     size_t size = job->hollow ? TD__FLIGHT_HEAD : (size_t)found.st_size;
     bool same = found.st_dev == job->device && found.st_ino == job->inode;
     void *map = same ? mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
     if (map == MAP_FAILED)
-        return false;
+        return NULL;
     struct td__flight_book open = {
         .fd = -1, .slots = job->hollow ? 0 : job->info.slots, .map = map, .size = size};
-    *book = (struct td__postmortem_book){.size = size, .bytes = td__flight_book_copy(&open)};
+    struct td__postmortem_book *book = td__postmortem_book_copy(&open);
     munmap(map, size);
-    bool known = book->bytes && td__flight_read_head(book->bytes, size, &book->info) == TD_OK;
-    if (!known)
-        free(book->bytes);
-    return known;
+    return book;
 }
 
 bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid)

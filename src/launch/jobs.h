@@ -19,9 +19,9 @@ struct td__job {
  *  and the system lets us. *jobs is for free(). */
 td_status td__jobs_find(bool everybody, struct td__job **jobs, int *count);
 
-/** Copies the job's book, of a hollow one the head; its bytes are for free(). False where the job is gone
- *  meanwhile, or there is no memory for it. */
-bool td__job_copy(const struct td__job *job, struct td__postmortem_book *book);
+/** A copy of the job's book, of a hollow one of the head, for td__postmortem_take() or
+ *  td__postmortem_books_free(); NULL where the job is gone meanwhile, or there is no memory for it. */
+struct td__postmortem_book *td__job_copy(const struct td__job *job);
 
 /** Whether `pid` is the launcher of the book, or one of its workers. */
 bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid);
@@ -29,19 +29,11 @@ bool td__job_has_process(const struct td__postmortem_book *book, pid_t pid);
 /** Reads a book that was kept as a file. */
 td_status td__job_read_file(const char *path, struct td__postmortem_book *book);
 
-/* ---- The commands of tdrun that show jobs ------------------------------------------------------
- *
- * Each takes its own arguments, argv[0] being its name, and returns the exit code. */
-
+/** A command of tdrun that shows jobs. It takes its own arguments, argv[0] being its name, and returns the
+ *  exit code. */
 typedef int (*td__command_fn)(int argc, char **argv);
 
 /** The command of this name, or NULL. */
 td__command_fn td__command_find(const char *name);
-
-/** tdrun status [--json] [--watch [SECONDS]] [--all] [PID] */
-int td__status_command(int argc, char **argv);
-
-/** tdrun postmortem [--json] FILE... */
-int td__postmortem_command(int argc, char **argv);
 
 #endif

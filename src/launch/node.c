@@ -22,7 +22,6 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "launch/arrival.h"
-#include "launch/notice.h"
 #include "store/store_ops.h"
 
 #include <stdio.h>
@@ -201,41 +200,31 @@ static td_status find_failure(struct td__node *node, int attempt, bool *failed)
     return TD_OK;
 }
 
-/* Posts which launchers have died. */
-static void find_lost(struct td__node *node, const td_bytes *values)
-{
-    struct td__notice notice;
-    for (int r = 0; r < node->options->nnodes; r++)
-        if (values[r].size > 1 && td__notice_read(&values[r], &notice))
-            post(node, TD__NODE_LOST, notice.code, notice.text);
-}
-
-/* --keep-going: waits for the end of all. */
-static void follow_kept_attempt(struct td__node *node)
+/* Waits until all nodes have set their key of this kind; false when the job ends first. Posts which launchers
+ * have died: with --keep-going their will has set it. */
+static bool await_kind(struct td__node *node, int attempt, const char *kind)
 {
     char prefix[TD__KEY_ROOM];
     td_bytes *values;
-    if (await_all(node, attempt_prefix(prefix, 0, "gone"), INT64_MAX, &values) || !values)
-        return;
-    find_lost(node, values);
+    struct td__notice notice;
+    if (await_all(node, attempt_prefix(prefix, attempt, kind), INT64_MAX, &values) || !values)
+        return false;
+    for (int r = 0; r < node->options->nnodes; r++)
+        if (values[r].size > 1 && td__notice_read(&values[r], &notice))
+            post(node, TD__NODE_LOST, notice.code, notice.text);
     td__gather_free(values, node->options->nnodes);
-    post(node, TD__NODE_ALL_GONE, 0, "");
+    return true;
 }
 
 /* Follows one attempt; false when it was the last. The watcher reports a connection that is lost. */
 static bool follow_attempt(struct td__node *node, int attempt)
 {
-    char prefix[TD__KEY_ROOM];
-    td_bytes *values;
-    bool failed;
-    if (await_all(node, attempt_prefix(prefix, attempt, "done"), INT64_MAX, &values) || !values)
+    bool failed = false;
+    if (!node->options->keep_going &&
+        (!await_kind(node, attempt, "done") || find_failure(node, attempt, &failed)))
         return false;
-    td__gather_free(values, node->options->nnodes);
-    if (find_failure(node, attempt, &failed))
+    if (!await_kind(node, attempt, "gone"))
         return false;
-    if (await_all(node, attempt_prefix(prefix, attempt, "gone"), INT64_MAX, &values) || !values)
-        return false;
-    td__gather_free(values, node->options->nnodes);
     post(node, TD__NODE_ALL_GONE, 0, "");
     return failed && attempt < node->options->max_restarts;
 }
@@ -258,11 +247,8 @@ static void *talk(void *arg)
     else if (begun)
         post(node, TD__NODE_READY, 0, "");
     bool others = !status && begun && node->options->nnodes > 1;
-    if (others && node->options->keep_going)
-        follow_kept_attempt(node);
-    else if (others)
-        for (int attempt = 0; follow_attempt(node, attempt);)
-            attempt++;
+    for (int attempt = 0; others; attempt++)
+        others = follow_attempt(node, attempt);
     end_thread(node, &node->talking);
     return NULL;
 }
@@ -388,26 +374,19 @@ static bool end_threads(struct td__node *node)
            td__cond_wait(&node->thread_ended, &node->lock, deadline))
         ;
     bool ended = !node->talking && !node->watching;
+    if (!ended) { /* they end with the process */
+        pthread_detach(node->talker);
+        if (node->has_watcher)
+            pthread_detach(node->watcher);
+    }
     pthread_mutex_unlock(&node->lock);
     return ended;
 }
 
-/* They end with the process. */
-static void abandon_threads(struct td__node *node)
-{
-    pthread_mutex_lock(&node->lock);
-    pthread_detach(node->talker);
-    if (node->has_watcher)
-        pthread_detach(node->watcher);
-    pthread_mutex_unlock(&node->lock);
-}
-
 bool td__node_close(struct td__node *node)
 {
-    if (!end_threads(node)) {
-        abandon_threads(node);
+    if (!end_threads(node))
         return false;
-    }
     pthread_join(node->talker, NULL);
     if (node->has_watcher)
         pthread_join(node->watcher, NULL);

@@ -1,8 +1,5 @@
-/* The messages of launchers to each other; see notice.h. */
-#include "launch/notice.h"
-
-#include "base/fail.h"
-#include "base/host.h"
+/* The messages of launchers to each other; see arrival.h. */
+#include "launch/arrival.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -41,11 +38,6 @@ bool td__notice_read(const td_bytes *value, struct td__notice *notice)
     notice->code = (int)td__reader_u32(&reader);
     read_text(&reader, notice->text, sizeof notice->text);
     return !reader.failed;
-}
-
-const char *td__this_host(const struct td__run_options *options)
-{
-    return options->local_addr ? options->local_addr : td__host_name();
 }
 
 void td__introduction_put(struct td__buffer *buffer, const struct td__run_options *options)

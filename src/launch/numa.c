@@ -12,15 +12,14 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "base/text.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { BITS = 8 * sizeof(unsigned long), LIST_ROOM = 4096, PATH_ROOM = 4200, MAX_NODES = 1024 };
 
@@ -86,25 +85,10 @@ td_status td__cpus_allowed(struct td__cpus *cpus)
 
 /* ---- What the machine says ------------------------------------------------------------------- */
 
-/* Reads a small file of the kernel's. */
-static bool read_text(const char *path, char text[LIST_ROOM])
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t size = read(fd, text, LIST_ROOM - 1);
-    close(fd);
-    if (size < 0)
-        return false;
-    text[size] = '\0';
-    text[strcspn(text, "\n")] = '\0';
-    return true;
-}
-
 static bool read_list(const char *path, struct td__cpus *cpus)
 {
     char text[LIST_ROOM];
-    return read_text(path, text) && td__cpus_parse(text, cpus);
+    return td__text_read(path, text, sizeof text) && td__cpus_parse(text, cpus);
 }
 
 /* Makes a domain of those of `members` that are allowed and in none yet. */
@@ -132,15 +116,22 @@ static void read_nodes(const char *root, const struct td__cpus *allowed, struct 
     }
 }
 
-static void read_caches(const char *root, const struct td__cpus *allowed, struct domains *domains)
+/* The lists that CPUs have below cpu/cpu<k>. With `alone`, a CPU without one is a domain by itself. */
+static void read_cpu_lists(const char *root, const char *file, bool alone,
+                           const struct td__cpus *allowed, struct domains *domains)
 {
     for (int cpu = 0; cpu < TD__MAX_CPUS; cpu++) {
         char path[PATH_ROOM];
         struct td__cpus members;
         if (!td__cpus_has(allowed, cpu) || domains->of[cpu] >= 0)
             continue;
-        snprintf(path, sizeof path, "%s/cpu/cpu%d/cache/index3/shared_cpu_list", root, cpu);
-        if (read_list(path, &members))
+        snprintf(path, sizeof path, "%s/cpu/cpu%d/%s", root, cpu, file);
+        bool listed = read_list(path, &members);
+        if (!listed)
+            members = (struct td__cpus){0};
+        if (alone)
+            td__cpus_add(&members, cpu);
+        if (listed || alone)
             add_domain(domains, &members, allowed);
     }
 }
@@ -158,7 +149,7 @@ static td_status read_packages(const char *root, const struct td__cpus *allowed,
         if (!td__cpus_has(allowed, cpu))
             continue;
         snprintf(path, sizeof path, "%s/cpu/cpu%d/topology/physical_package_id", root, cpu);
-        if (!read_text(path, text) || !td__parse_int(text, -1, INT_MAX, &package))
+        if (!td__text_read(path, text, sizeof text) || !td__parse_int(text, -1, INT_MAX, &package))
             continue;
         while (domain < domains->count && packages[domain] != package)
             domain++;
@@ -168,22 +159,6 @@ static td_status read_packages(const char *root, const struct td__cpus *allowed,
     }
     free(packages);
     return TD_OK;
-}
-
-/* Every core is a domain. A CPU whose siblings are not described is a core of its own. */
-static void read_cores(const char *root, const struct td__cpus *from, struct domains *cores)
-{
-    for (int cpu = 0; cpu < TD__MAX_CPUS; cpu++) {
-        char path[PATH_ROOM];
-        struct td__cpus siblings;
-        if (!td__cpus_has(from, cpu) || cores->of[cpu] >= 0)
-            continue;
-        snprintf(path, sizeof path, "%s/cpu/cpu%d/topology/thread_siblings_list", root, cpu);
-        if (!read_list(path, &siblings))
-            memset(&siblings, 0, sizeof siblings);
-        td__cpus_add(&siblings, cpu);
-        add_domain(cores, &siblings, from);
-    }
 }
 
 /* ---- The workers' shares --------------------------------------------------------------------- */
@@ -214,7 +189,7 @@ static td_status divide(const char *root, int count, struct td__cpus *cpus)
     struct domains *cores = new_domains();
     if (!cores)
         return td__fail_nomem("binding to CPUs");
-    read_cores(root, &cpus[0], cores);
+    read_cpu_lists(root, "topology/thread_siblings_list", true, &cpus[0], cores);
     td_status status = TD_OK;
     if (cores->count < count)
         status = td_fail(TD_ERR_UNSUPPORTED,
@@ -236,7 +211,7 @@ static td_status read_domains(const char *root, enum td__numa_binding binding,
         TD_TRY(read_packages(root, allowed, domains));
     } else if (binding == TD__NUMA_CORE_COMPLEX) {
         kind = "core complex (level 3 cache)";
-        read_caches(root, allowed, domains);
+        read_cpu_lists(root, "cache/index3/shared_cpu_list", false, allowed, domains);
     } else {
         read_nodes(root, allowed, domains);
     }

@@ -6,6 +6,8 @@
 
 #include "base/auth.h"
 #include "base/fail.h"
+#include "base/host.h"
+#include "base/text.h"
 #include "launch/flags.h"
 #include "os/address.h"
 
@@ -15,7 +17,7 @@
 enum { DEFAULT_PORT = 29500, JOIN_TIMEOUT_S = 600, SHUTDOWN_TIMEOUT_S = 30 };
 
 struct raw {
-    struct td__run_options *options;
+    struct td__run_options options; /* those that are final when they are read */
     const char *nnodes, *nproc, *master_addr, *backend, *endpoint, *conf;
     const char *redirects, *tee, *filter, *signals, *numa;
     int node_rank, master_port; /* -1: not given */
@@ -35,7 +37,7 @@ static td_status set_local_rank(const struct td__flag *flag, const char *value, 
         return td_fail(TD_ERR_INVALID,
                        "\"%s\" is not the name of an argument, as local_rank or local-rank is",
                        value);
-    ((struct raw *)target)->options->local_rank_name = name;
+    ((struct raw *)target)->options.local_rank_name = name;
     return TD_OK;
 }
 
@@ -43,35 +45,18 @@ static td_status set_use_env(const struct td__flag *flag, const char *value, voi
 {
     (void)flag;
     (void)value;
-    ((struct raw *)target)->options->local_rank_name = NULL;
+    ((struct raw *)target)->options.local_rank_name = NULL;
     return TD_OK;
 }
 
-/* Those that are final when they are read go to the options at once. */
-static td_status set_option_int(const struct td__flag *flag, const char *value, void *target)
+static td_status set_filled_text(const struct td__flag *flag, const char *value, void *target)
 {
-    return td__flag_set_int(flag, value, ((struct raw *)target)->options);
-}
-
-static td_status set_option_text(const struct td__flag *flag, const char *value, void *target)
-{
-    if (!*value)
-        return td_fail(TD_ERR_INVALID, "the value is empty");
-    return td__flag_set_text(flag, value, ((struct raw *)target)->options);
-}
-
-static td_status set_option_seconds(const struct td__flag *flag, const char *value, void *target)
-{
-    return td__flag_set_seconds(flag, value, ((struct raw *)target)->options);
-}
-
-static td_status set_option_bool(const struct td__flag *flag, const char *value, void *target)
-{
-    return td__flag_set_bool(flag, value, ((struct raw *)target)->options);
+    return *value ? td__flag_set_text(flag, value, target)
+                  : td_fail(TD_ERR_INVALID, "the value is empty");
 }
 
 #define RAW(field) .offset = offsetof(struct raw, field)
-#define OPTION(field) .offset = offsetof(struct td__run_options, field)
+#define OPTION(field) .offset = offsetof(struct raw, options.field)
 
 static const struct td__flag flags[] = {
     {"nnodes", 0, "N", "nodes of the job (1)", td__flag_set_text, RAW(nnodes)},
@@ -84,24 +69,24 @@ static const struct td__flag flags[] = {
     {"master-port", 0, "PORT", "port of the store on node 0 (29500)", td__flag_set_int,
      RAW(master_port), 0, 65535},
     {"local-addr", 0, "HOST", "address of this node; tells whether it owns the endpoint",
-     set_option_text, OPTION(local_addr)},
+     set_filled_text, OPTION(local_addr)},
     {"standalone", 0, NULL, "one node, with its store at a free port of this host",
      td__flag_set_bool, RAW(standalone)},
     {"rdzv-backend", 0, "static|c10d", "c10d: nodes are numbered as they arrive (static)",
      td__flag_set_text, RAW(backend)},
     {"rdzv-endpoint", 0, "HOST[:PORT]", "of the store, instead of --master-addr and -port",
      td__flag_set_text, RAW(endpoint)},
-    {"rdzv-id", 0, "ID", "name of the run (none)", set_option_text, OPTION(run_id)},
+    {"rdzv-id", 0, "ID", "name of the run (none)", set_filled_text, OPTION(run_id)},
     {"rdzv-conf", 0, "KEY=VALUE,...", "join_timeout=SECONDS: how long to wait for the nodes (600)",
      td__flag_set_text, RAW(conf)},
     {"max-restarts", 0, "N", "how often all workers are started again after a failure (0)",
-     set_option_int, OPTION(max_restarts), 0, 1 << 30},
+     td__flag_set_int, OPTION(max_restarts), 0, 1 << 30},
     {"keep-going", 0, NULL, "a failed worker does not end the others; restarts are for each one",
-     set_option_bool, OPTION(keep_going)},
+     td__flag_set_bool, OPTION(keep_going)},
     {"monitor-interval", 0, "SECONDS", "accepted; failures are noticed at once",
      td__flag_set_seconds, RAW(monitor_interval)},
-    {"role", 0, "NAME", "name of these workers (default)", set_option_text, OPTION(role)},
-    {"log-dir", 0, "DIR", "where -r and -t keep output (a fresh one in $TMPDIR)", set_option_text,
+    {"role", 0, "NAME", "name of these workers (default)", set_filled_text, OPTION(role)},
+    {"log-dir", 0, "DIR", "where -r and -t keep output (a fresh one in $TMPDIR)", set_filled_text,
      OPTION(log_dir)},
     {"redirects", 'r', "0|1|2|3|RANK:N,...", "output to a file: 1 stdout, 2 stderr, 3 both (0)",
      td__flag_set_text, RAW(redirects)},
@@ -110,18 +95,18 @@ static const struct td__flag flags[] = {
     {"local-ranks-filter", 0, "RANK,...", "show only these workers on the console (all)",
      td__flag_set_text, RAW(filter)},
     {"postmortem-file", 0, "FILE", "after a failure: the last operations of all workers, as JSON",
-     set_option_text, OPTION(postmortem_file)},
+     set_filled_text, OPTION(postmortem_file)},
     {"signals-to-handle", 0, "SIG,...", "passed on to the workers (SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
      td__flag_set_text, RAW(signals)},
     {"shutdown-timeout", 0, "SECONDS", "between asking a worker to end and killing it (30)",
-     set_option_seconds, OPTION(shutdown_timeout_s)},
+     td__flag_set_seconds, OPTION(shutdown_timeout_s)},
     {"numa-binding", 0, "node|socket|exclusive|core-complex", "which CPUs a worker may use (all)",
      td__flag_set_text, RAW(numa)},
-    {"module", 'm', NULL, "the program is a Python module: python3 -u -m NAME", set_option_bool,
+    {"module", 'm', NULL, "the program is a Python module: python3 -u -m NAME", td__flag_set_bool,
      OPTION(module)},
-    {"run-path", 0, NULL, "the program is a Python script, whatever its name", set_option_bool,
+    {"run-path", 0, NULL, "the program is a Python script, whatever its name", td__flag_set_bool,
      OPTION(run_path)},
-    {"no-python", 0, NULL, "execute the program as it is, a script *.py too", set_option_bool,
+    {"no-python", 0, NULL, "execute the program as it is, a script *.py too", td__flag_set_bool,
      OPTION(no_python)},
     {.name = "pass-local-rank",
      .argument = "[=NAME]",
@@ -130,8 +115,8 @@ static const struct td__flag flags[] = {
     {.name = "use-env",
      .help = "do not; workers find it in LOCAL_RANK (the default)",
      .set = set_use_env},
-    {"help", 'h', NULL, "print this", set_option_bool, OPTION(help)},
-    {"version", 'V', NULL, "print the version", set_option_bool, OPTION(version)},
+    {"help", 'h', NULL, "print this", td__flag_set_bool, OPTION(help)},
+    {"version", 'V', NULL, "print the version", td__flag_set_bool, OPTION(version)},
 };
 
 static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags, "PET_"};
@@ -162,8 +147,7 @@ void td__run_options_help(FILE *out)
 
 static void note(struct td__run_options *options, const char *text)
 {
-    size_t used = strlen(options->notes);
-    snprintf(options->notes + used, sizeof options->notes - used, "tdrun: %s\n", text);
+    td__text_add(options->notes, sizeof options->notes, "tdrun: %s\n", text);
 }
 
 static td_status finish_output(const struct raw *raw, struct td__run_options *options)
@@ -267,13 +251,16 @@ static td_status finish(const struct raw *raw, struct td__run_options *options)
 
 td_status td__run_options_parse(int argc, char **argv, struct td__run_options *options)
 {
-    *options = (struct td__run_options){.role = "default",
-                                        .shutdown_timeout_s = SHUTDOWN_TIMEOUT_S};
-    struct raw raw = {.options = options, .node_rank = -1, .master_port = -1};
+    struct raw raw = {
+        .options = {.role = "default", .shutdown_timeout_s = SHUTDOWN_TIMEOUT_S},
+        .node_rank = -1,
+        .master_port = -1,
+    };
     int rest;
     td_status status = td__flags_from_environment(&table, &raw);
     if (!status)
         status = td__flags_parse(&table, argc, argv, &raw, &rest);
+    *options = raw.options;
     if (!status && (options->help || options->version))
         return TD_OK;
     if (!status)
@@ -297,4 +284,9 @@ void td__run_options_free(struct td__run_options *options)
     free(options->shown);
     options->redirect = options->tee = NULL;
     options->shown = NULL;
+}
+
+const char *td__this_host(const struct td__run_options *options)
+{
+    return options->local_addr ? options->local_addr : td__host_name();
 }

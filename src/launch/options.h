@@ -63,6 +63,9 @@ td_status td__run_options_parse(int argc, char **argv, struct td__run_options *o
 
 void td__run_options_free(struct td__run_options *options);
 
+/** The name of this host in messages. */
+const char *td__this_host(const struct td__run_options *options);
+
 /** The text of --help. */
 void td__run_options_help(FILE *out);
 

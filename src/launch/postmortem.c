@@ -6,7 +6,6 @@
 #include "launch/postmortem.h"
 
 #include "base/fail.h"
-#include "launch/jobs.h"
 #include "os/process.h"
 
 #include <stdlib.h>
@@ -195,8 +194,11 @@ td_status td__postmortem_take(struct td__postmortem_book *books, int count,
                               const struct td__flight_now *now, bool live, int first_slot,
                               struct td__postmortem *postmortem)
 {
-    *postmortem = (struct td__postmortem){
-        .now = *now, .books = books, .book_count = count, .cause = -1};
+    *postmortem = (struct td__postmortem){.books = books, .book_count = count, .cause = -1};
+    if (now)
+        postmortem->now = *now;
+    else
+        td__flight_now(&postmortem->now);
     if (live)
         postmortem->moment_ns = td__flight_wall_ns(&postmortem->now);
     td_status status = read_ranks(postmortem, live);
@@ -210,28 +212,38 @@ td_status td__postmortem_take(struct td__postmortem_book *books, int count,
     return TD_OK;
 }
 
+struct td__postmortem_book *td__postmortem_book_copy(const struct td__flight_book *book)
+{
+    struct td__postmortem_book *copy = calloc(1, sizeof *copy);
+    if (!copy)
+        return NULL;
+    copy->bytes = td__flight_book_copy(book);
+    copy->size = book->size;
+    if (copy->bytes && !td__flight_read_head(copy->bytes, copy->size, &copy->info))
+        return copy;
+    td__postmortem_books_free(copy, 1);
+    return NULL;
+}
+
+void td__postmortem_books_free(struct td__postmortem_book *books, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(books[i].bytes);
+    free(books);
+}
+
 td_status td__postmortem_of_book(const struct td__flight_book *book, int first_slot,
                                  struct td__postmortem *postmortem)
 {
-    struct td__postmortem_book *books = calloc(1, sizeof *books);
-    if (books)
-        books->bytes = td__flight_book_copy(book);
-    if (!books || !books->bytes) {
-        free(books);
+    struct td__postmortem_book *copy = td__postmortem_book_copy(book);
+    if (!copy)
         return td__fail_nomem("postmortem");
-    }
-    books->size = book->size;
-    td__flight_read_head(books->bytes, books->size, &books->info);
-    struct td__flight_now now;
-    td__flight_now(&now);
-    return td__postmortem_take(books, 1, &now, true, first_slot, postmortem);
+    return td__postmortem_take(copy, 1, NULL, true, first_slot, postmortem);
 }
 
 void td__postmortem_free(struct td__postmortem *postmortem)
 {
-    for (int i = 0; i < postmortem->book_count; i++)
-        free(postmortem->books[i].bytes);
-    free(postmortem->books);
+    td__postmortem_books_free(postmortem->books, postmortem->book_count);
     free(postmortem->ranks);
     *postmortem = (struct td__postmortem){0};
 }

@@ -56,6 +56,11 @@ struct td__postmortem_book {
     struct td__flight_book_info info;
 };
 
+/** A copy of a book that others write to; NULL where it is none, or there is no memory for it. */
+struct td__postmortem_book *td__postmortem_book_copy(const struct td__flight_book *book);
+
+void td__postmortem_books_free(struct td__postmortem_book *books, int count);
+
 struct td__postmortem {
     struct td__flight_now now;
     int64_t moment_ns; /* wall clock: "ago" counts from here */
@@ -66,9 +71,9 @@ struct td__postmortem {
     int cause; /* index into `ranks`, or -1 */
 };
 
-/** Takes the postmortem of `books`, which are the postmortem's from now on, also on failure. `live`: the processes
- *  are there, and "ago" counts from now; otherwise from the latest moment that the books know of.
- *  `first_slot` is that of the worker that the launcher saw fail first, or -1. */
+/** Takes the postmortem of `books`, which are the postmortem's from now on, also on failure. `now` is NULL for
+ *  the present. `live`: the processes are there, and "ago" counts from now; otherwise from the latest moment
+ *  that the books know of. `first_slot` is that of the worker that the launcher saw fail first, or -1. */
 td_status td__postmortem_take(struct td__postmortem_book *books, int count,
                               const struct td__flight_now *now, bool live, int first_slot,
                               struct td__postmortem *postmortem);
@@ -92,6 +97,9 @@ struct td__postmortem_line {
 
 void td__postmortem_line(const struct td__postmortem *postmortem, int index,
                          struct td__postmortem_line *line);
+
+/** The whole of a line. */
+void td__postmortem_line_text(const struct td__postmortem_line *line, char *text, size_t room);
 
 /** Where a rank that has ended was then: " during all_reduce #17 of 4 f32 on "world", 0.8 s into it". */
 void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,

@@ -88,11 +88,9 @@ static void put_calls(struct td__buffer *out, const struct td__postmortem *postm
 static void put_line(struct td__buffer *out, const struct td__postmortem *postmortem, int index)
 {
     struct td__postmortem_line line;
-    char text[2048], seconds[32] = "";
+    char text[2048];
     td__postmortem_line(postmortem, index, &line);
-    if (line.timed)
-        td__postmortem_duration(line.seconds, seconds);
-    snprintf(text, sizeof text, "%s%s%s", line.before, seconds, line.after);
+    td__postmortem_line_text(&line, text, sizeof text);
     put_text(out, "text", text);
 }
 

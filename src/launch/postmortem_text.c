@@ -1,7 +1,8 @@
 /* The postmortem of a job in lines for people; see postmortem.h. */
 #include "launch/postmortem.h"
 
-#include <stdarg.h>
+#include "base/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,19 +44,7 @@ const char *td__postmortem_state_name(enum td__postmortem_state state)
 
 /* ---- One rank -------------------------------------------------------------------------------- */
 
-static void add(char *text, size_t room, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void add(char *text, size_t room, const char *format, ...)
-{
-    size_t used = strlen(text);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text + used, room - used, format, args);
-    va_end(args);
-}
-
-#define ADD(text, ...) add(text, sizeof text, __VA_ARGS__)
+#define ADD(text, ...) td__text_add(text, sizeof text, __VA_ARGS__)
 
 void td__postmortem_call(const struct td__flight_call *call, const char *group, char text[256])
 {
@@ -63,7 +52,7 @@ void td__postmortem_call(const struct td__flight_call *call, const char *group, 
     td__flight_describe(call, what);
     snprintf(text, 256, "%s on \"%s\"", what, group);
     if (call->label[0])
-        add(text, 256, " (%s)", call->label);
+        td__text_add(text, 256, " (%s)", call->label);
 }
 
 static void time_it(struct td__postmortem_line *line, int64_t from_ns, int64_t to_ns)
@@ -163,9 +152,7 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
                          struct td__postmortem_line *line)
 {
     const struct td__postmortem_rank *rank = &postmortem->ranks[index];
-    line->before[0] = line->after[0] = 0;
-    line->timed = false;
-    line->seconds = 0;
+    *line = (struct td__postmortem_line){.timed = false};
     switch (rank->state) {
     case TD__STORY_CAUSE:
     case TD__STORY_FAILED:
@@ -198,15 +185,20 @@ void td__postmortem_line(const struct td__postmortem *postmortem, int index,
     }
 }
 
+void td__postmortem_line_text(const struct td__postmortem_line *line, char *text, size_t room)
+{
+    char time[32] = "";
+    if (line->timed)
+        td__postmortem_duration(line->seconds, time);
+    snprintf(text, room, "%s%s%s", line->before, time, line->after);
+}
+
 void td__postmortem_where(const struct td__postmortem *postmortem, int index, char *text,
                           size_t room)
 {
     struct td__postmortem_line line = {.timed = false};
-    char time[32] = "";
     tell_place(&postmortem->ranks[index], postmortem->ranks[index].ended_ns, &line);
-    if (line.timed)
-        td__postmortem_duration(line.seconds, time);
-    snprintf(text, room, "%s%s%s", line.before, time, line.after);
+    td__postmortem_line_text(&line, text, room);
 }
 
 /* ---- Lines ----------------------------------------------------------------------------------- */
@@ -264,12 +256,12 @@ static void list_ranks(const struct td__postmortem *postmortem, const bool *mark
                postmortem->ranks[end + 1].rank == postmortem->ranks[end].rank + 1)
             end++;
         if (strlen(text) + 48 > room) {
-            add(text, room, ", …");
+            td__text_add(text, room, ", …");
             return;
         }
-        add(text, room, "%s%d", text[0] ? ", " : "", postmortem->ranks[i].rank);
+        td__text_add(text, room, "%s%d", text[0] ? ", " : "", postmortem->ranks[i].rank);
         if (end > i)
-            add(text, room, "%s%d", end > i + 1 ? "-" : ", ", postmortem->ranks[end].rank);
+            td__text_add(text, room, "%s%d", end > i + 1 ? "-" : ", ", postmortem->ranks[end].rank);
         i = end;
     }
 }

@@ -30,9 +30,9 @@ struct process_list {
     size_t count, room;
 };
 
-bool td__reap_tree_prepare(void)
+void td__reap_tree_prepare(void)
 {
-    return prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
 static bool add_process(struct process_list *list, pid_t pid, pid_t parent)

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/option_rules.h"
+#include "base/text.h"
 #include "launch/postmortem.h"
 #include "os/process.h"
 
@@ -23,9 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -87,8 +86,7 @@ static _Noreturn void run_child(td_spawn_fn fn, void *arg, int rank, int count, 
                                 const char *flight, int orders, int report_fd, pid_t parent)
 {
     int port;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* it died before that took effect */
+    if (td__die_with_parent(parent, SIGKILL))
         _exit(1);
     send(orders, "", 1, MSG_NOSIGNAL);
     ssize_t got;
@@ -135,19 +133,16 @@ static void describe_end(td_spawn_context *context, int rank, int wait_status)
 {
     long pid = (long)context->children[rank].pid;
     struct td__error *failure = &context->failure;
-    char how[96];
+    char how[128];
     failure->status = TD_ERR_PEER;
+    td__wait_status_text(wait_status, how, sizeof how);
     if (wait_status == TD__STATUS_UNKNOWN)
-        snprintf(
-            failure->text, sizeof failure->text,
-            "rank %d (process %ld) ended before its function returned; how is not known, since "
-            "this program ignores SIGCHLD",
-            rank, pid);
-    else {
-        td__wait_status_text(wait_status, how, sizeof how);
-        snprintf(failure->text, sizeof failure->text, "rank %d (process %ld) %s%s", rank, pid, how,
-                 WIFSIGNALED(wait_status) && WCOREDUMP(wait_status) ? " (core dumped)" : "");
-    }
+        snprintf(how, sizeof how,
+                 "ended before its function returned; how is not known, since this "
+                 "program ignores SIGCHLD");
+    else if (WIFSIGNALED(wait_status) && WCOREDUMP(wait_status))
+        td__text_add(how, sizeof how, " (core dumped)");
+    snprintf(failure->text, sizeof failure->text, "rank %d (process %ld) %s", rank, pid, how);
     add_operation(context, rank, wait_status);
 }
 
@@ -367,9 +362,8 @@ static td_status start_all(td_spawn_context *context, td_spawn_fn fn, void *arg)
         await_ties(context, orders[1]);
     int port = status ? 0 : td_tcp_store_port(context->store);
     for (int rank = 0; !status && rank < context->count; rank++)
-        send(orders[1], &port, sizeof port,
-             MSG_NOSIGNAL); /* a child that has ended already is noticed so */
-    close(orders[1]);       /* without their orders the children end by themselves */
+        send(orders[1], &port, sizeof port, MSG_NOSIGNAL);
+    close(orders[1]); /* without their orders the children end by themselves */
     return status;
 }
 
@@ -381,9 +375,7 @@ static td_spawn_context *make_context(int count, const td_spawn_options *options
     context->children = calloc((size_t)count, sizeof *context->children);
     context->polls = calloc((size_t)count, sizeof *context->polls);
     if (!context->children || !context->polls) {
-        free(context->children);
-        free(context->polls);
-        free(context);
+        free_context(context);
         return NULL;
     }
     context->count = count;

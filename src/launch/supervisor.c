@@ -12,6 +12,7 @@
 #include "launch/supervisor.h"
 
 #include "base/fail.h"
+#include "launch/worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +46,7 @@ static void ignore(int number, sigset_t *ignored)
 }
 
 static _Noreturn void be_agent(int argc, char **argv, struct td__agent_start *start,
-                               td__agent_fn agent, void *arg)
+                               const struct td__agent_job *job)
 {
     set_title(argc, argv, getppid());
     setpgid(0, 0);
@@ -54,7 +55,7 @@ static _Noreturn void be_agent(int argc, char **argv, struct td__agent_start *st
     ignore(SIGTTOU, &start->ignored);
     ignore(SIGPIPE, &start->ignored);
     ignore(SIGXFSZ, &start->ignored); /* a file that is too large is then as a disk that is full */
-    exit(agent(start, arg));
+    exit(td__agent_run(start, job));
 }
 
 static void forward(int signal_pipe, int signal)
@@ -89,8 +90,8 @@ static bool agent_ended(pid_t agent, int *status)
 
 static int clean_up_after(pid_t agent, int status)
 {
-    int left = td__reap_tree(
-        td__deadline_in_ms(SWEEP_MS)); /* an agent that ended in order left nothing */
+    /* An agent that ended in order left nothing. */
+    int left = td__reap_tree(td__deadline_in_ms(SWEEP_MS));
     if (WIFSIGNALED(status))
         fprintf(stderr,
                 "tdrun: its agent (pid %d) was killed by %s; all workers on this node were ended "
@@ -98,7 +99,7 @@ static int clean_up_after(pid_t agent, int status)
                 (int)agent, td__signal_name(WTERMSIG(status)));
     if (left)
         fprintf(stderr, "tdrun: %d processes of this job cannot be ended; see ps\n", left);
-    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return td__exit_code(status);
 }
 
 static int supervise(pid_t agent, const sigset_t *waited, int signal_pipe)
@@ -128,13 +129,12 @@ static void choose_signals(const sigset_t *handled, sigset_t *signals)
     signal(SIGCHLD, SIG_DFL); /* inherited as ignored, children would vanish without a status */
 }
 
-td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td__agent_fn agent,
-                             void *arg, int *exit_code)
+td_status td__supervisor_run(int argc, char **argv, const struct td__agent_job *job, int *exit_code)
 {
     struct td__agent_start start;
     int signal_pipe[2];
     td__reap_tree_prepare();
-    choose_signals(handled, &start.signals);
+    choose_signals(&job->options->signals, &start.signals);
     if (pipe2(signal_pipe, O_CLOEXEC))
         return td_fail(TD_ERR_SYSTEM, "cannot make a pipe: %s", td__errno_text(errno));
     sigset_t waited = start.signals;
@@ -142,15 +142,16 @@ td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td_
     sigprocmask(SIG_BLOCK, &waited, &start.mask);
     pid_t pid = fork();
     if (pid < 0) {
-        int error = errno;
+        td_status status = td_fail(TD_ERR_SYSTEM, "cannot start the agent: %s",
+                                   td__errno_text(errno));
         close(signal_pipe[0]);
         close(signal_pipe[1]);
-        return td_fail(TD_ERR_SYSTEM, "cannot start the agent: %s", td__errno_text(error));
+        return status;
     }
     if (pid == 0) {
         close(signal_pipe[1]);
         start.signal_pipe = signal_pipe[0];
-        be_agent(argc, argv, &start, agent, arg);
+        be_agent(argc, argv, &start, job);
     }
     close(signal_pipe[0]);
     signal(SIGPIPE, SIG_IGN);

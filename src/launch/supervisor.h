@@ -26,38 +26,33 @@ struct td__agent_start {
     sigset_t ignored; /* signals that the agent ignores, and the workers should not */
 };
 
-/** What the agent runs. Returns the exit code of the whole. */
-typedef int (*td__agent_fn)(const struct td__agent_start *start, void *arg);
-
-/**
- * Runs `agent` in a process of its own until it ends, and returns its exit code; forwards the
- * signals in `handled` to it meanwhile, and SIGTSTP and SIGCONT. A signal that was ignored when this
- * process started stays so. argv (with argc) is the memory in which ps looks for a process's
- * title; the agent overwrites its copy.
- *
- * When the agent is killed, says so on standard error and returns 128 plus the signal's number.
- * TD_ERR_SYSTEM: the agent could not be started.
- */
-td_status td__supervisor_run(int argc, char **argv, const sigset_t *handled, td__agent_fn agent,
-                             void *arg, int *exit_code);
-
-/* ---- The agent ------------------------------------------------------------------------------- */
-
 struct td__agent_job {
     const struct td__run_options *options;
     const struct td__job_secret *secret;
     const struct td__worker_program *program;
 };
 
-/** Runs the job (a struct td__agent_job) and returns tdrun's exit code. Says on standard error what
- *  the user should know. For td__supervisor_run(). */
-int td__agent_run(const struct td__agent_start *start, void *job);
+/** The agent: runs the job and returns tdrun's exit code. Says on standard error what the user should
+ *  know. */
+int td__agent_run(const struct td__agent_start *start, const struct td__agent_job *job);
+
+/**
+ * Runs the agent in a process of its own until it ends, and returns its exit code; forwards the signals of
+ * the options to it meanwhile, and SIGTSTP and SIGCONT. A signal that was ignored when this process
+ * started stays so. argv (with argc) is the memory in which ps looks for a process's title; the agent
+ * overwrites its copy.
+ *
+ * When the agent is killed, says so on standard error and returns 128 plus the signal's number.
+ * TD_ERR_SYSTEM: the agent could not be started.
+ */
+td_status td__supervisor_run(int argc, char **argv, const struct td__agent_job *job,
+                             int *exit_code);
 
 /* ---- Ending everything that descends from this process, daemons too ---------------------------- */
 
 /** Makes this process the one that adopts its descendants when their parents die, so that none of
- *  them can get away. False where the system cannot do that. */
-bool td__reap_tree_prepare(void);
+ *  them can get away. */
+void td__reap_tree_prepare(void);
 
 /**
  * Kills all descendants of this process with SIGKILL, and reaps them; also those that appear while

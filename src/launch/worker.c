@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -219,15 +220,13 @@ void td__report_others(struct td__console *console, const struct td__worker *wor
 {
     enum { NAMED = 8 };
     char list[NAMED * 64] = "", how[64];
-    size_t used = 0;
     int others = 0;
     for (int i = 0; i < count; i++) {
         const struct td__worker *worker = &workers[i];
         if (worker == first || !td__worker_has_failed(worker) || others++ >= NAMED)
             continue;
         td__describe_status(worker->status, how, sizeof how);
-        used += (size_t)snprintf(list + used, sizeof list - used, "%srank %d (%s)",
-                                 used ? ", " : "", worker->rank, how);
+        td__text_add(list, sizeof list, "%srank %d (%s)", *list ? ", " : "", worker->rank, how);
     }
     if (others > NAMED)
         td__console_say(console, "tdrun: failed right after it: %s and %d more\n", list,

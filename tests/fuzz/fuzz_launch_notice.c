@@ -10,7 +10,6 @@
 #include "fuzz.h"
 
 #include "launch/arrival.h"
-#include "launch/notice.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* tdrun status: what the jobs of this machine do, at this moment. */
+/* The commands of tdrun that show jobs: `status`, what those of this machine do at this moment, and
+ * `postmortem`, of pages that were kept as files (TANDEM_FLIGHT=/path/prefix). */
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/number.h"
@@ -29,25 +30,33 @@ static td_status set_watch(const struct td__flag *flag, const char *value, void 
     return TD_OK;
 }
 
-static const struct td__flag flags[] = {
-    {"json", 0, NULL, "as JSON, an object a job", td__flag_set_bool,
-     offsetof(struct command_options, json), 0, 0},
-    {"watch", 0, "[SECONDS]", "again and again (every 2 s)", set_watch,
-     offsetof(struct command_options, watch), 0, 0},
-    {"all", 0, NULL, "also jobs of other users, which only root may see", td__flag_set_bool,
-     offsetof(struct command_options, all), 0, 0},
-    {"help", 'h', NULL, "print this", td__flag_set_bool, offsetof(struct command_options, help), 0,
-     0},
-};
-static const struct td__flag_table table = {flags, sizeof flags / sizeof *flags, "TDRUN_STATUS_"};
+#define FIELD(field) .offset = offsetof(struct command_options, field)
 
-static int fail(int code)
+static const struct td__flag status_flags[] = {
+    {"json", 0, NULL, "as JSON, an object a job", td__flag_set_bool, FIELD(json)},
+    {"watch", 0, "[SECONDS]", "again and again (every 2 s)", set_watch, FIELD(watch)},
+    {"all", 0, NULL, "also jobs of other users, which only root may see", td__flag_set_bool,
+     FIELD(all)},
+    {"help", 'h', NULL, "print this", td__flag_set_bool, FIELD(help)},
+};
+
+static const struct td__flag postmortem_flags[] = {
+    {"json", 0, NULL, "as one JSON object, with all operations that the pages have",
+     td__flag_set_bool, FIELD(json)},
+    {"help", 'h', NULL, "print this", td__flag_set_bool, FIELD(help)},
+};
+
+#define TABLE(flags) {flags, sizeof(flags) / sizeof *(flags), NULL}
+static const struct td__flag_table status_table = TABLE(status_flags);
+static const struct td__flag_table postmortem_table = TABLE(postmortem_flags);
+
+static int fail(const char *command, int code)
 {
-    fprintf(stderr, "tdrun status: %s\n", td_last_error());
+    fprintf(stderr, "tdrun %s: %s\n", command, td_last_error());
     return code;
 }
 
-/* ---- The table ------------------------------------------------------------------------------- */
+/* ---- tdrun status: the table ------------------------------------------------------------------------------- */
 
 /* The width of the terminal; 0 where the output is none, and nothing has to be cut. */
 static int width(void)
@@ -137,7 +146,7 @@ static void put_job(struct td__buffer *out, const struct td__postmortem *postmor
         put_rank(out, postmortem, &postmortem->ranks[i], columns);
 }
 
-/* ---- Looking --------------------------------------------------------------------------------- */
+/* ---- tdrun status: looking --------------------------------------------------------------------------------- */
 
 static bool is_wanted(const struct command_options *options, const struct td__postmortem_book *book)
 {
@@ -151,20 +160,11 @@ static void put_hollow_job(struct td__buffer *out, const struct td__flight_book_
                        info->command);
 }
 
-/* A postmortem takes over an array of books; each of these gets its own. */
 static td_status put_book(struct td__buffer *out, const struct td__job *job,
                           struct td__postmortem_book *book, bool json, int columns, bool first)
 {
     struct td__postmortem postmortem;
-    struct td__flight_now now;
-    struct td__postmortem_book *own = malloc(sizeof *own);
-    if (!own) {
-        free(book->bytes);
-        return td__fail_nomem("status");
-    }
-    *own = *book;
-    td__flight_now(&now);
-    TD_TRY(td__postmortem_take(own, 1, &now, true, -1, &postmortem));
+    TD_TRY(td__postmortem_take(book, 1, NULL, true, -1, &postmortem));
     if (json) {
         td__postmortem_put(out, "%s", first ? "" : ",\n");
         td__postmortem_print_json(&postmortem, false, out);
@@ -183,19 +183,17 @@ static td_status put_book(struct td__buffer *out, const struct td__job *job,
 static td_status look(const struct command_options *options, struct td__buffer *out, int *shown)
 {
     struct td__job *jobs;
-    struct td__postmortem_book book; /* one at a time, however many there are */
     int count, columns = options->json ? 0 : width();
     TD_TRY(td__jobs_find(options->all, &jobs, &count));
     td_status status = TD_OK;
     *shown = 0;
     td__postmortem_put(out, "%s", options->json ? "[" : "");
     for (int i = 0; i < count && !status; i++) {
-        if (!td__job_copy(&jobs[i], &book))
-            continue;
-        if (is_wanted(options, &book))
-            status = put_book(out, &jobs[i], &book, options->json, columns, !(*shown)++);
-        else
-            free(book.bytes);
+        struct td__postmortem_book *book = td__job_copy(&jobs[i]);
+        if (book && is_wanted(options, book))
+            status = put_book(out, &jobs[i], book, options->json, columns, !(*shown)++);
+        else if (book)
+            td__postmortem_books_free(book, 1);
     }
     td__postmortem_put(out, "%s", options->json ? "]\n" : "");
     free(jobs);
@@ -208,7 +206,7 @@ static int show(const struct command_options *options, bool again)
     int shown;
     if (look(options, &text, &shown)) {
         td__buffer_free(&text);
-        return fail(EXIT_TROUBLE);
+        return fail("status", EXIT_TROUBLE);
     }
     if (again && !options->json)
         fputs(isatty(STDOUT_FILENO) ? "\033[H\033[J" : "\n", stdout);
@@ -227,7 +225,7 @@ static int show(const struct command_options *options, bool again)
     return fflush(stdout) || !shown ? EXIT_TROUBLE : 0;
 }
 
-/* ---- The command line ------------------------------------------------------------------------ */
+/* ---- tdrun status: the command line ------------------------------------------------------------------------ */
 
 /* "--watch" alone, or before something that is no number, is every two seconds. */
 static void complete_watch(int argc, char **argv)
@@ -244,7 +242,7 @@ static td_status parse(int argc, char **argv, struct command_options *options)
 {
     complete_watch(argc, argv);
     for (int rest; argc > 0; argc -= rest, argv += rest) {
-        TD_TRY(td__flags_parse(&table, argc, argv, options, &rest));
+        TD_TRY(td__flags_parse(&status_table, argc, argv, options, &rest));
         if (rest < argc && (options->pid || !td__parse_int(argv[rest], 1, INT_MAX, &options->pid)))
             return td_fail(TD_ERR_INVALID,
                            "\"%s\" is %s; to start a program of the name status: tdrun ./status",
@@ -256,17 +254,17 @@ static td_status parse(int argc, char **argv, struct command_options *options)
     return TD_OK;
 }
 
-int td__status_command(int argc, char **argv)
+static int run_status(int argc, char **argv)
 {
     struct command_options options = {0};
     if (parse(argc, argv, &options))
-        return fail(EXIT_USAGE);
+        return fail("status", EXIT_USAGE);
     if (options.help) {
         puts(
             "usage: tdrun status [--json] [--watch [SECONDS]] [--all] [PID]\n\n"
             "Shows what the workers of jobs on this machine do: of all jobs of this user, or of the\n"
             "one with the launcher or worker PID.\n");
-        td__flags_print(&table, stdout);
+        td__flags_print(&status_table, stdout);
         return 0;
     }
     int code = show(&options, false);
@@ -275,4 +273,55 @@ int td__status_command(int argc, char **argv)
         code = show(&options, true);
     }
     return code;
+}
+
+/* ---- tdrun postmortem ------------------------------------------------------------------------ */
+
+static int tell(char **paths, int count, bool json)
+{
+    struct td__postmortem_book *books = calloc((size_t)count, sizeof *books);
+    struct td__postmortem postmortem;
+    struct td__buffer text = {0};
+    td_status status = books ? TD_OK : td__fail_nomem("postmortem");
+    for (int i = 0; !status && i < count; i++)
+        status = td__job_read_file(paths[i], &books[i]);
+    if (status)
+        td__postmortem_books_free(books, books ? count : 0);
+    if (status || td__postmortem_take(books, count, NULL, false, -1, &postmortem))
+        return fail("postmortem", EXIT_TROUBLE);
+    if (json)
+        td__postmortem_print_json(&postmortem, true, &text);
+    else
+        td__postmortem_print(&postmortem, "", &text);
+    fwrite(text.data, 1, text.size, stdout);
+    td__buffer_free(&text);
+    td__postmortem_free(&postmortem);
+    return fflush(stdout) ? EXIT_TROUBLE : 0;
+}
+
+static int run_postmortem(int argc, char **argv)
+{
+    struct command_options options = {0};
+    int rest;
+    if (td__flags_parse(&postmortem_table, argc, argv, &options, &rest))
+        return fail("postmortem", EXIT_USAGE);
+    if (options.help) {
+        puts("usage: tdrun postmortem [--json] FILE...\n\n"
+             "Tells where the ranks of a job were last, from the files that they left: with\n"
+             "TANDEM_FLIGHT=/path/prefix in its environment, rank 3 keeps /path/prefix.3.\n");
+        td__flags_print(&postmortem_table, stdout);
+        return 0;
+    }
+    if (rest == argc) {
+        td_fail(TD_ERR_INVALID, "there is no file to read: tdrun postmortem [--json] FILE...");
+        return fail("postmortem", EXIT_USAGE);
+    }
+    return tell(argv + rest, argc - rest, options.json);
+}
+
+td__command_fn td__command_find(const char *name)
+{
+    return !strcmp(name, "status")       ? run_status
+           : !strcmp(name, "postmortem") ? run_postmortem
+                                         : NULL;
 }
