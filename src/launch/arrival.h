@@ -33,7 +33,7 @@ td_status td__arrival_missing(td_store *store, const struct td__run_options *opt
 td_status td__arrival_survey(const td_bytes *values, const struct td__run_options *options,
                              struct td__node_world *world);
 
-/* ---- The messages of launchers to each other, and their encoding (notice.c) --------------------- */
+/* ---- The messages of launchers to each other, and their encoding (notice.c) ------------------ */
 
 /** Something went wrong on a node. */
 struct td__notice {

@@ -8,7 +8,6 @@
 #include "os/process.h"
 
 #include <limits.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -56,7 +55,7 @@ static int fail(const char *command, int code)
     return code;
 }
 
-/* ---- tdrun status: the table ------------------------------------------------------------------------------- */
+/* ---- tdrun status: the table ----------------------------------------------------------------- */
 
 /* The width of the terminal; 0 where the output is none, and nothing has to be cut. */
 static int width(void)
@@ -146,7 +145,7 @@ static void put_job(struct td__buffer *out, const struct td__postmortem *postmor
         put_rank(out, postmortem, &postmortem->ranks[i], columns);
 }
 
-/* ---- tdrun status: looking --------------------------------------------------------------------------------- */
+/* ---- tdrun status: looking ------------------------------------------------------------------- */
 
 static bool is_wanted(const struct command_options *options, const struct td__postmortem_book *book)
 {
@@ -225,7 +224,7 @@ static int show(const struct command_options *options, bool again)
     return fflush(stdout) || !shown ? EXIT_TROUBLE : 0;
 }
 
-/* ---- tdrun status: the command line ------------------------------------------------------------------------ */
+/* ---- tdrun status: the command line ---------------------------------------------------------- */
 
 /* "--watch" alone, or before something that is no number, is every two seconds. */
 static void complete_watch(int argc, char **argv)

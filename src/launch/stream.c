@@ -21,7 +21,7 @@ enum {
     PATIENCE_MS = 40,
 };
 
-/* ---- The last lines --------------------------------------------------------------------------- */
+/* ---- The last lines -------------------------------------------------------------------------- */
 
 static void add_to_tail(struct td__tail *tail, const char *data, size_t size)
 {

@@ -58,7 +58,7 @@ bool td__log_file_write(struct td__log_file *file, const void *data, size_t size
 /** Closes; false when the system reports only now that something could not be written. */
 bool td__log_file_close(struct td__log_file *file);
 
-/* ---- A stream ---------------------------------------------------------------------------------- */
+/* ---- A stream -------------------------------------------------------------------------------- */
 
 /* How a stream appears on the console. */
 enum td__stream_style {

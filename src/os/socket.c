@@ -123,11 +123,14 @@ int td__send_all(int fd, const void *data, size_t size, td__deadline deadline)
 {
     for (const char *at = data; size;) {
         ssize_t sent = send(fd, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-        int error = sent < 0 ? await_retry(fd, POLLOUT, deadline) : 0;
+        if (sent >= 0) {
+            at += sent;
+            size -= (size_t)sent;
+            continue;
+        }
+        int error = await_retry(fd, POLLOUT, deadline);
         if (error)
             return error;
-        at += sent > 0 ? sent : 0;
-        size -= sent > 0 ? (size_t)sent : 0;
     }
     return 0;
 }
@@ -136,11 +139,14 @@ int td__recv_all(int fd, void *data, size_t size, td__deadline deadline)
 {
     for (char *at = data; size;) {
         ssize_t got = recv(fd, at, size, MSG_DONTWAIT);
-        int error = got < 0 ? await_retry(fd, POLLIN, deadline) : got == 0 ? ENODATA : 0;
+        if (got > 0) {
+            at += got;
+            size -= (size_t)got;
+            continue;
+        }
+        int error = got == 0 ? ENODATA : await_retry(fd, POLLIN, deadline);
         if (error)
             return error;
-        at += got > 0 ? got : 0;
-        size -= got > 0 ? (size_t)got : 0;
     }
     return 0;
 }

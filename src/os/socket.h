@@ -36,7 +36,7 @@ void td__remote_address(int fd, struct td__address *address);
  *  td__local_address() and td__remote_address() of `end` find them. */
 void td__name_pair(int wire, int end, int other);
 
-/* ---- Peers that are cut off: how long a host may be silent is TANDEM_HEARTBEAT, in seconds ------- */
+/* ---- Peers that are cut off: how long a host may be silent is TANDEM_HEARTBEAT, in seconds --- */
 
 /** Takes the limit from TANDEM_HEARTBEAT, for all that this process does from now on: 10 s where it is not set.
  *  Called when a store or a group is opened, and by nobody else: threads of the library do not read the
