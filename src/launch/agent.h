@@ -24,8 +24,9 @@ enum td__reason {
 struct td__attempt {
     int number; /* from 0: how many starts there were before */
     struct td__worker *workers;
-    int count;                   /* of workers; 0 when there is no attempt */
-    struct td__flight_book book; /* of their last operations; its `map` is NULL where there is none */
+    int count; /* of workers; 0 when there is no attempt */
+    struct td__flight_book
+        book; /* of their last operations; its `map` is NULL where there is none */
 };
 
 struct td__agent {

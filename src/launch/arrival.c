@@ -26,8 +26,7 @@ static td_status refuse_twin(td_store *store, const struct td__run_options *opti
         td_bytes_free(&value);
     }
     *tell_all = td__gather_wait(store, TD__KEY_NODE, options->nnodes, TD_NOW, &all) != TD_OK;
-    if (!*tell_all)
-        td__gather_free(all, options->nnodes);
+    td__gather_free(all, options->nnodes);
     return td_fail(
         TD_ERR_MISMATCH,
         "two launchers were started with --node-rank %d: process %d on %s and process %d on %s",
@@ -93,9 +92,21 @@ td_status td__arrival_change_will(td_store *store, const struct td__run_options 
 
 td_status td__arrival_missing(td_store *store, const struct td__run_options *options)
 {
-    char list[512];
-    int missing;
-    TD_TRY(td__gather_missing(store, TD__KEY_NODE, options->nnodes, list, sizeof list, &missing));
+    char list[512] = "", key[TD__KEY_ROOM];
+    const char *keys[] = {key};
+    int missing = 0;
+    for (int r = 0; r < options->nnodes; r++) {
+        bool exists;
+        snprintf(key, sizeof key, TD__KEY_NODE "%d", r);
+        TD_TRY(td_store_check(store, keys, 1, &exists));
+        if (exists)
+            continue;
+        if (strlen(list) + 24 < sizeof list)
+            td__text_add(list, sizeof list, "%s%d", missing ? ", " : "", r);
+        else if (!strstr(list, "…"))
+            td__text_add(list, sizeof list, ", …");
+        missing++;
+    }
     return td_fail(TD_ERR_TIMEOUT,
                    "node%s %s of %d %s not arrived within %g s: tdrun was not started there, or "
                    "cannot reach node 0",
@@ -141,6 +152,13 @@ static char **make_keys(const char *prefix, int count)
     return keys;
 }
 
+void td__gather_free(td_bytes *values, int count)
+{
+    for (int i = 0; values && i < count; i++)
+        td_bytes_free(&values[i]);
+    free(values);
+}
+
 td_status td__gather_wait(td_store *store, const char *prefix, int count, int64_t timeout_ms,
                           td_bytes **values_out)
 {
@@ -149,27 +167,18 @@ td_status td__gather_wait(td_store *store, const char *prefix, int count, int64_
     td_status status = keys && values ? td_store_multi_get(store, (const char *const *)keys, count,
                                                            timeout_ms, values)
                                       : td__fail_nomem("launcher");
+    bool woken = false;
+    for (int i = 0; !status && i < count; i++)
+        woken = woken || !values[i].size;
     free(keys);
+    *values_out = NULL;
     if (status)
         free(values);
+    else if (woken)
+        td__gather_free(values, count);
     else
         *values_out = values;
     return status;
-}
-
-void td__gather_free(td_bytes *values, int count)
-{
-    for (int i = 0; values && i < count; i++)
-        td_bytes_free(&values[i]);
-    free(values);
-}
-
-bool td__gather_has_empty(const td_bytes *values, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (!values[i].size)
-            return true;
-    return false;
 }
 
 td_status td__gather_set(td_store *store, const char *prefix, int count, const char *value)
@@ -183,27 +192,5 @@ td_status td__gather_set(td_store *store, const char *prefix, int count, const c
                            : td__fail_nomem("launcher");
     free(keys);
     free(values);
-    return status;
-}
-
-td_status td__gather_missing(td_store *store, const char *prefix, int count, char *list,
-                             size_t room, int *missing)
-{
-    char **keys = make_keys(prefix, count);
-    td_status status = keys ? TD_OK : td__fail_nomem("launcher");
-    *missing = 0;
-    *list = '\0';
-    for (int i = 0; i < count && !status; i++) {
-        bool exists = true;
-        status = td_store_check(store, (const char *const *)&keys[i], 1, &exists);
-        if (exists)
-            continue;
-        if (strlen(list) + 24 < room)
-            td__text_add(list, room, "%s%d", *missing ? ", " : "", i);
-        else if (!strstr(list, "…"))
-            td__text_add(list, room, ", …");
-        ++*missing;
-    }
-    free(keys);
     return status;
 }

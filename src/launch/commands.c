@@ -45,7 +45,10 @@ static const struct td__flag postmortem_flags[] = {
     {"help", 'h', NULL, "print this", td__flag_set_bool, FIELD(help)},
 };
 
-#define TABLE(flags) {flags, sizeof(flags) / sizeof *(flags), NULL}
+#define TABLE(flags)                                                                               \
+    {                                                                                              \
+        flags, sizeof(flags) / sizeof *(flags), NULL                                               \
+    }
 static const struct td__flag_table status_table = TABLE(status_flags);
 static const struct td__flag_table postmortem_table = TABLE(postmortem_flags);
 

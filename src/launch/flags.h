@@ -23,7 +23,7 @@ struct td__flag {
 struct td__flag_table {
     const struct td__flag *flags;
     size_t count;
-    const char *variable_prefix; /* "PET_" lets PET_NPROC_PER_NODE give a default; NULL: none does */
+    const char *variable_prefix; /* "PET_" lets PET_NPROC_PER_NODE give a default; may be NULL */
 };
 
 /** Takes the defaults that the environment has. A switch is on for 1 and off for 0. */

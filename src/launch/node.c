@@ -111,16 +111,12 @@ static bool note_wait(struct td__node *node, const char *prefix)
 static td_status await_all(struct td__node *node, const char *prefix, int64_t timeout_ms,
                            td_bytes **values)
 {
-    int count = node->options->nnodes;
     *values = NULL;
     if (!note_wait(node, prefix))
         return TD_OK;
-    td_status status = td__gather_wait(node->store, prefix, count, timeout_ms, values);
+    td_status status = td__gather_wait(node->store, prefix, node->options->nnodes, timeout_ms,
+                                       values);
     note_wait(node, "");
-    if (!status && td__gather_has_empty(*values, count)) {
-        td__gather_free(*values, count);
-        *values = NULL;
-    }
     return status;
 }
 

@@ -2,7 +2,6 @@
  * page. */
 #include "os/flight.h"
 
-
 #include <linux/membarrier.h>
 #include <sched.h>
 #include <string.h>
