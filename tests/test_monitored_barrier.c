@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static td_group *new_group(const char *name)
 {
@@ -102,8 +103,9 @@ RANKS(late_at_a_monitored_barrier_hosts, .ranks = 4)
     come_late(&mixed);
 }
 
-/* Rank 0 does not come. The others name it long before a verdict would be overdue. */
-static void miss_the_first(const struct way *way)
+/* Rank 0 joins after the others have timed out. They name it long before a verdict would be overdue, and
+ * it names them: no rank gets TD_OK. */
+static void join_first_too_late(const struct way *way)
 {
     open_world(way, 60000);
     CHECK_OK(td_group_barrier(NULL, NULL));
@@ -114,21 +116,153 @@ static void miss_the_first(const struct way *way)
         CHECK(td__now_ns() - before < 9000000000ll * td_test_slowness());
     }
     td_test_barrier();
+    before = td__now_ns();
     if (td_test_rank() == 0)
-        CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL)); /* all others have come */
+        CHECK_MISSING(
+            NULL, 60000, true, TD_ERR_TIMEOUT,
+            "\"world\": ranks 1, 2 have timed out before rank 0 answered; rank 0 has joined", 1, 2);
+    CHECK_PROMPT(before);
     CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
     CHECK_OK(td_group_barrier(NULL, NULL));
     CHECK_OK(td_destroy_process_group());
 }
 
-RANKS(the_first_misses_a_monitored_barrier, .ranks = 3)
+RANKS(rank_0_late_at_a_monitored_barrier, .ranks = 3)
 {
-    miss_the_first(&shm);
+    join_first_too_late(&shm);
 }
 
-RANKS(the_first_misses_a_monitored_barrier_tcp, .ranks = 3)
+RANKS(rank_0_late_at_a_monitored_barrier_tcp, .ranks = 3)
 {
-    miss_the_first(&tcp);
+    join_first_too_late(&tcp);
+}
+
+/* Rank 1 times out while rank 0, which has joined late, still waits for rank 2; rank 3 waits longer, and gets rank 0's
+ * verdict. */
+static void time_out_while_rank_0_waits(const struct way *way)
+{
+    int rank = td_test_rank();
+    open_world(way, 60000);
+    CHECK_OK(td_group_barrier(NULL, NULL));
+    if (rank == 1)
+        CHECK_MISSING(NULL, TD_NOW, true, TD_ERR_TIMEOUT, "has not joined yet", 0);
+    td_test_barrier();
+    if (rank == 0 || rank == 3)
+        CHECK_MISSING(NULL, 1000, true, TD_ERR_TIMEOUT,
+                      "rank 2 has not joined within 1000 ms; rank 1 has timed out before rank 0 "
+                      "answered; ranks 0, 3 have joined",
+                      1, 2);
+    td_test_barrier();
+    if (rank == 2)
+        CHECK_MISSING(NULL, 0, false, TD_ERR_TIMEOUT, "has joined too late", 2);
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(timed_out_while_rank_0_waits, .ranks = 4)
+{
+    time_out_while_rank_0_waits(&shm);
+}
+
+RANKS(timed_out_while_rank_0_waits_tcp, .ranks = 4)
+{
+    time_out_while_rank_0_waits(&tcp);
+}
+
+/* The group is not made on rank 0 when the others time out. */
+RANKS(timed_out_before_rank_0_made_the_group, .ranks = 3)
+{
+    open_world(&shm, 0);
+    td_group *group = NULL;
+    if (td_test_rank()) {
+        group = new_group("unmade");
+        CHECK_MISSING(group, 200, true, TD_ERR_TIMEOUT,
+                      "rank 0, which collects the others, has not joined within 200 ms", 0);
+    }
+    td_test_barrier();
+    if (!group) {
+        group = new_group("unmade");
+        CHECK_MISSING(group, 200, true, TD_ERR_TIMEOUT,
+                      "ranks 1, 2 have timed out before rank 0 answered", 1, 2);
+    }
+    CHECK_OK(td_group_monitored_barrier(group, 0, true, NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+    CHECK_OK(td_group_destroy(group));
+}
+
+static bool is_stopped(int pid)
+{
+    char path[64], line[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "r");
+    CHECK(file && fgets(line, sizeof line, file));
+    fclose(file);
+    return strstr(line, ") T ");
+}
+
+/* Rank 0 is stopped while the others time out, so that it cannot take note of it. */
+static void stop_rank_0(const struct way *way)
+{
+    int rank = td_test_rank(), pid = getpid();
+    open_world(way, 60000);
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
+    CHECK_OK(td_group_broadcast(&pid, 1, TD_I32, 0, NULL, NULL));
+    if (rank == 0) {
+        raise(SIGSTOP);
+        CHECK_MISSING(NULL, 0, true, TD_ERR_TIMEOUT,
+                      "ranks 1, 2 have timed out before rank 0 answered", 1, 2);
+    } else {
+        CHECK_SOON(is_stopped(pid));
+        CHECK_MISSING(NULL, TD_NOW, true, TD_ERR_TIMEOUT, "has not joined yet", 0);
+        if (rank == 1)
+            CHECK_OK(td_group_send(&pid, 1, TD_I32, 2, 0, NULL, NULL));
+        else
+            CHECK_OK(td_group_recv(&pid, 1, TD_I32, 1, 0, NULL, NULL));
+        if (rank == 2)
+            td_test_kill(0, SIGCONT);
+    }
+    CHECK_OK(td_group_monitored_barrier(NULL, 0, true, NULL, NULL));
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(timed_out_while_rank_0_was_stopped, .ranks = 3)
+{
+    stop_rank_0(&shm);
+}
+
+RANKS(timed_out_while_rank_0_was_stopped_tcp, .ranks = 3)
+{
+    stop_rank_0(&tcp);
+}
+
+/* Ranks time out while rank 0 joins and settles the outcome: whichever it is, all ranks get the same one. */
+static void race(const struct way *way)
+{
+    enum { ROUNDS = 100 };
+    int rank = td_test_rank();
+    open_world(way, 60000);
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK_OK(td_group_barrier(NULL, NULL));
+        if (rank == i % 2)
+            td__sleep_ns(i * 20000);
+        td_status status = td_group_monitored_barrier(NULL, rank ? TD_NOW : 60000, true, NULL,
+                                                      NULL);
+        CHECK(!status || status == TD_ERR_TIMEOUT);
+        int failed = status != TD_OK;
+        CHECK_OK(td_group_all_reduce(&failed, &failed, 1, TD_I32, TD_SUM, NULL, NULL));
+        CHECK_EQ(failed, status ? td_test_size() : 0);
+    }
+    CHECK_OK(td_destroy_process_group());
+}
+
+RANKS(timed_out_at_the_moment_of_the_verdict, .ranks = 3)
+{
+    race(&shm);
+}
+
+RANKS(timed_out_at_the_moment_of_the_verdict_tcp, .ranks = 3)
+{
+    race(&tcp);
 }
 
 /* With TD_NOW no rank waits for another one to join. */

@@ -388,7 +388,9 @@ TD_API td_status td_group_barrier(td_group *group, td_work **work);
  * Errors: TD_ERR_TIMEOUT on the ranks that have joined, where others have not; the sentence says what those do.
  * TD_ERR_PEER where a missing rank has ended or left, as soon as no other is waited for. A rank that joins after
  * rank 0 has stopped waiting gets TD_ERR_TIMEOUT at once, and is itself the missing one; where rank 0 does not
- * answer, rank 0 is. TD_ERR_MISMATCH on every rank where one is in another collective meanwhile.
+ * answer, rank 0 is. A rank that times out withdraws: rank 0, when it joins later, gets TD_ERR_TIMEOUT and names that
+ * rank, so that rank 0 gets TD_OK only where all others do. TD_ERR_MISMATCH on every rank where one is in another
+ * collective meanwhile.
  */
 TD_API td_status td_group_monitored_barrier(td_group *group, int64_t timeout_ms,
                                             bool wait_all_ranks, int *missing, int *missing_count);

@@ -19,6 +19,7 @@
 
 struct td__call_history;
 struct td__early_abort;
+struct td__withdrawal;
 
 /* State of a component that outlives a group and belongs to the root; the first member of the component's struct.
  * The root's lock guards the list. */
@@ -65,6 +66,7 @@ struct td__root {
     td_group *first;                /* NULL before it is created, and while it is destroyed */
     td_group *groups;               /* all others */
     struct td__early_abort *aborts; /* of groups that this rank has not created yet */
+    struct td__withdrawal *withdrawals;
     struct td__stall stall;
     struct td__map names; /* the number of groups created for a list of ranks */
     struct td__flight_log *flight;
@@ -104,9 +106,9 @@ struct td_group {
     td__deadline patient_until; /* … until then; 0: no longer */
     td__deadline alarm;         /* the end of the sleep of the worker; 0: it is awake */
     pthread_t worker;
-    _Atomic uint64_t sequence;            /* collectives that were begun */
-    _Atomic uint64_t monitored;           /* monitored barriers that were begun … */
-    _Atomic uint64_t monitored_over;      /* … and have ended, on rank 0 … */
+    _Atomic uint64_t sequence;       /* collectives that were begun */
+    _Atomic uint64_t monitored;      /* monitored barriers that were begun … */
+    _Atomic uint64_t monitored_over; /* … and have ended; rank 0: their outcome is settled … */
     _Atomic uint64_t *monitored_arrivals; /* … and the last one that each rank has joined in time */
     struct td__trace trace;
     struct td__call_history *history; /* the backend's, where it keeps one; see call_history.h */

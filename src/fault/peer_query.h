@@ -9,7 +9,7 @@ enum {
     TD__TOPIC_PROGRESS = 1, /* the progress of the rank on this group */
     TD__TOPIC_ABORT,        /* this group is aborted, see group_state.h */
     TD__TOPIC_SHRINK,       /* see recovery/shrink.c */
-    TD__TOPIC_BARRIER,      /* see recovery/monitored_barrier.c */
+    TD__TOPIC_BARRIER,      /* see barrier_progress.c */
     TD__TOPIC_CALLS,        /* the calls of the rank on this group, see call_history.h */
     TD__TOPICS,
 };
@@ -18,7 +18,7 @@ enum {
 typedef void td__topic_fn(struct td__root *root, int rank, uint64_t key, uint64_t value,
                           struct td__buffer *answer);
 
-/** The answers to the topics of the components above this one. recovery/shrink.c, recovery/monitored_barrier.c */
+/** The answers to the topics of other files: recovery/shrink.c, barrier_progress.c. */
 td__topic_fn td__shrink_answer, td__barrier_answer;
 
 /** TD_ERR_INVALID if TANDEM_STALL_WARN is not a number of seconds. */
@@ -41,5 +41,27 @@ void td__describe_progress(td_group *group, uint64_t sequence, int peer,
 
 /** Appends td__describe_progress() to the last error where `status` is TD_ERR_TIMEOUT. Returns `status`. */
 td_status td__explain_delay(td_group *group, uint64_t sequence, int peer, td_status status);
+
+/* ---- Monitored barriers ---------------------------------------------------------------------- */
+
+struct td__barrier_progress {
+    uint64_t sequence; /* of the collective that the rank is in; 0: in none … */
+    td_op_kind kind;   /* … and its kind */
+    uint64_t begun;    /* monitored barriers */
+    uint64_t over;     /* … that have ended there, or are settled there where it is rank 0 */
+    uint64_t arrived;  /* … the last one of which it has this rank's arrival */
+};
+
+/** Queries the rank with this index in the group; false where it does not answer. With `withdraw`, the number of a
+ *  barrier, this rank withdraws from that one, unless it is settled there. */
+bool td__barrier_query(const td_group *group, int index, uint64_t withdraw,
+                       struct td__barrier_progress *progress);
+
+/** On rank 0: calls `fn` for each index that has withdrawn from this barrier. From then on no rank can. */
+void td__barrier_settle(td_group *group, uint64_t number, void (*fn)(void *arg, int index),
+                        void *arg);
+
+/** Frees the withdrawals of a root that no rank queries any more. */
+void td__barrier_forget(struct td__root *root);
 
 #endif

@@ -96,6 +96,7 @@ void td__root_free(struct td__root *root, td_status status)
     td_store_close(root->store);
     td__root_forget_names(root);
     td__abort_forget(root);
+    td__barrier_forget(root);
     td__call_history_forget(root);
     pthread_mutex_destroy(&root->lock);
     for (int r = 0; root->cards && r < root->size; r++)

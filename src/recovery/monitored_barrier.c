@@ -17,7 +17,16 @@
  *                                      rank 0 is the missing one
  *
  * Where rank 0 has begun it, or does not answer, the others wait for the verdict until GRACE_MS after their
- * deadline. */
+ * deadline.
+ *
+ * A rank that times out withdraws, so that rank 0 does not count it as having joined: it sends rank 0 the barrier's
+ * number in a query. Rank 0's endpoint answers under the root's lock, under which rank 0 settles the verdict:
+ *
+ *     not settled yet                  the rank fails, and the verdict will name it
+ *     settled                          the verdict is on its way, and the rank takes it
+ *
+ * A rank 0 that was stopped cannot answer. So each arrival says how long its rank waits; rank 0 queries the ranks that
+ * should have timed out by then. */
 #include "base/fail.h"
 #include "base/option_rules.h"
 #include "fault/peer_query.h"
@@ -26,13 +35,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     JOIN_MS = 2000, /* more time for rank 0 to join, since ranks do not join at the same moment … */
     GRACE_MS = 10000, /* … and to send the verdict */
     FIRST_PAUSE_MS = 100,
     LAST_PAUSE_MS = 5000,
-    QUERY_MS = 250,
     QUERIED = 32,       /* ranks at one time, at most */
     DESCRIBED = 8,      /* ranks whose progress is in the error text, at most … */
     DESCRIBE_MS = 1000, /* … and the time to query them */
@@ -47,11 +56,19 @@ struct verdict {
     int32_t ranks[]; /* of the world; room for all of the group */
 };
 
-enum sort { JOINED, LATE, GONE };
+enum sort { JOINED, LATE, GONE, WITHDRAWN };
+
+/* What a rank sends that has joined. */
+struct announcement {
+    uint64_t number;
+    int64_t
+        sent_ns; /* the time of day: clocks of several hosts need not agree, so it is only a hint … */
+    int64_t patience_ms; /* … that after this time the rank may have timed out */
+};
 
 struct arrival {
     td_work *work;
-    uint64_t number;
+    struct announcement announcement;
     td_status status; /* TD_ERR_PEER: this rank sends nothing more */
     enum sort sort;   /* at the end */
 };
@@ -63,10 +80,12 @@ struct barrier {
     uint64_t sequence; /* of the last collective before it */
     int64_t timeout_ms;
     td__deadline deadline;
+    td__deadline end;        /* of waiting for the verdict */
     td__deadline next_query; /* of the ranks that this rank waits for */
     int64_t pause_ms;        /* until the query after that */
     bool now;                /* TD_NOW: does not wait for ranks that have not joined */
     bool all;
+    bool settled; /* rank 0 has said that the verdict is on its way */
     struct verdict *verdict;
     struct arrival *arrivals; /* rank 0's */
 };
@@ -99,67 +118,17 @@ static int64_t left_ms(td__deadline deadline)
     return left > 0 ? left : 1;
 }
 
-/* ---- Querying the progress of a rank --------------------------------------------------------- */
-
-struct progress {
-    uint64_t sequence; /* of the collective that it is in; 0: in none … */
-    td_op_kind kind;   /* … and its kind */
-    uint64_t begun;    /* monitored barriers */
-    uint64_t over;     /* … that have ended there */
-    uint64_t arrived;  /* … the last one of which it has this rank's arrival */
-};
-
-void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t value,
-                        struct td__buffer *answer)
-{
-    (void)value;
-    struct progress own = {0};
-    /* Read before `begun`: if that is still too low afterwards, the rank was in the collective without having
-     * joined the barrier. */
-    if (!td__recorder_blocking_call(root, key, &own.sequence, &own.kind))
-        own.sequence = 0;
-    pthread_mutex_lock(&root->lock);
-    td_group *group = td__root_find(root, key);
-    for (int i = 0; group && group->monitored_arrivals && i < group->size; i++)
-        if (group->ranks[i] == rank)
-            own.arrived = atomic_load(&group->monitored_arrivals[i]);
-    if (group) {
-        own.begun = atomic_load(&group->monitored);
-        own.over = atomic_load(&group->monitored_over);
-    }
-    pthread_mutex_unlock(&root->lock);
-    td__buffer_put_u64(answer, own.sequence);
-    td__buffer_put_u32(answer, own.kind);
-    td__buffer_put_u64(answer, own.begun);
-    td__buffer_put_u64(answer, own.over);
-    td__buffer_put_u64(answer, own.arrived);
-}
-
-static bool query(const td_group *group, int index, struct progress *progress)
-{
-    struct td__buffer answer = {0};
-    bool known = false;
-    if (!td__endpoint_ask(group->root->endpoint, group->ranks[index], TD__TOPIC_BARRIER, group->key,
-                          0, td__deadline_in_ms(QUERY_MS), &answer)) {
-        struct td__reader reader = td__reader_of(answer.data, answer.size);
-        progress->sequence = td__reader_u64(&reader);
-        progress->kind = (td_op_kind)td__reader_u32(&reader);
-        progress->begun = td__reader_u64(&reader);
-        progress->over = td__reader_u64(&reader);
-        progress->arrived = td__reader_u64(&reader);
-        known = td__reader_done(&reader);
-    }
-    td__buffer_free(&answer);
-    return known;
-}
+/* ---- Querying the others ---------------------------------------------------------------------- */
 
 /* False if the rank does not answer, or is in a collective instead, in which case this aborts the group. */
-static bool check_rank(const struct barrier *barrier, int index, struct progress *progress)
+static bool check_rank(const struct barrier *barrier, int index,
+                       struct td__barrier_progress *progress)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
     if (td__endpoint_presence(endpoint, group->ranks[index]) != TD__PRESENT ||
-        td__endpoint_is_stopped(endpoint, group->ranks[index]) || !query(group, index, progress))
+        td__endpoint_is_stopped(endpoint, group->ranks[index]) ||
+        !td__barrier_query(group, index, 0, progress))
         return false;
     if (progress->sequence <= barrier->sequence || progress->begun >= barrier->number)
         return true;
@@ -197,7 +166,7 @@ static bool has_joined(const struct barrier *barrier, int index)
 static void check_missing(struct barrier *barrier)
 {
     td_group *group = barrier->group;
-    struct progress progress;
+    struct td__barrier_progress progress;
     int queried = 0;
     for (int r = 1; r < group->size && queried < QUERIED && !atomic_load(&group->aborted); r++)
         if (barrier->arrivals[r].work && !td_work_test(barrier->arrivals[r].work)) {
@@ -209,9 +178,8 @@ static void check_missing(struct barrier *barrier)
 
 static td_status wait_for(struct barrier *barrier, td_work *work)
 {
-    td__deadline end = after_deadline(barrier, GRACE_MS);
-    while (!td__work_wait_until(work, td__deadline_earlier(barrier->next_query, end))) {
-        if (td__deadline_passed(end))
+    while (!td__work_wait_until(work, td__deadline_earlier(barrier->next_query, barrier->end))) {
+        if (td__deadline_passed(barrier->end))
             return TD_ERR_TIMEOUT;
         check_missing(barrier);
     }
@@ -221,8 +189,11 @@ static td_status wait_for(struct barrier *barrier, td_work *work)
 static void receive_arrival(struct barrier *barrier, int rank)
 {
     struct arrival *arrival = &barrier->arrivals[rank];
-    arrival->status = start(barrier->group, TD_OP_RECV, &arrival->number, sizeof arrival->number,
-                            rank, TD__TAG_ARRIVAL, left_ms(barrier->deadline), &arrival->work);
+    if (has_joined(barrier, rank)) /* its arrival came while this rank was in an earlier barrier */
+        return;
+    arrival->status = start(barrier->group, TD_OP_RECV, &arrival->announcement,
+                            sizeof arrival->announcement, rank, TD__TAG_ARRIVAL,
+                            left_ms(barrier->deadline), &arrival->work);
     if (arrival->status)
         arrival->work = NULL;
 }
@@ -236,8 +207,8 @@ static void await_rank(struct barrier *barrier, int rank)
         arrival->status = wait_for(barrier, arrival->work);
         td_work_release(arrival->work);
         arrival->work = NULL;
-        if (!arrival->status && arrival->number >= barrier->number)
-            atomic_store(&group->monitored_arrivals[rank], arrival->number);
+        if (!arrival->status && arrival->announcement.number >= barrier->number)
+            atomic_store(&group->monitored_arrivals[rank], arrival->announcement.number);
         else if (!arrival->status)
             receive_arrival(barrier, rank);
     }
@@ -253,6 +224,44 @@ static enum sort find_sort(const struct barrier *barrier, int index)
                    td__endpoint_exit_reason(group->root->endpoint, group->ranks[index])
                ? GONE
                : LATE;
+}
+
+static int64_t time_of_day_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* A rank that is in a later barrier, or has timed out while this one was stopped, so that it could not withdraw. */
+static bool has_given_up(const struct barrier *barrier, int index)
+{
+    const struct announcement *sent = &barrier->arrivals[index].announcement;
+    struct td__barrier_progress progress;
+    if (sent->number > barrier->number)
+        return true;
+    return (time_of_day_ns() - sent->sent_ns) / 1000000 >= sent->patience_ms &&
+           td__barrier_query(barrier->group, index, 0, &progress) &&
+           progress.over >= barrier->number;
+}
+
+static void note_withdrawal(void *arg, int index)
+{
+    struct barrier *barrier = arg;
+    if (barrier->arrivals[index].sort != GONE)
+        barrier->arrivals[index].sort = WITHDRAWN;
+}
+
+/* Finds the sort of each rank. From then on no rank can withdraw. */
+static void settle(struct barrier *barrier)
+{
+    td_group *group = barrier->group;
+    for (int r = 1; r < group->size; r++) {
+        barrier->arrivals[r].sort = find_sort(barrier, r);
+        if (barrier->arrivals[r].sort == JOINED && has_given_up(barrier, r))
+            barrier->arrivals[r].sort = WITHDRAWN;
+    }
+    td__barrier_settle(group, barrier->number, note_withdrawal, barrier);
 }
 
 static int count_sort(const struct barrier *barrier, enum sort sort)
@@ -323,12 +332,13 @@ static void describe_late(const struct barrier *barrier, struct verdict *verdict
     }
 }
 
-/* Writes the text: the ranks that are gone, have not joined, and have joined, and the progress of late ones. */
+/* Which ranks are gone, have not joined, have withdrawn, have joined, and what the late ones do. */
 static void describe(const struct barrier *barrier)
 {
     struct verdict *verdict = barrier->verdict;
     bool gone = count_sort(barrier, GONE) > 0;
     bool late = count_sort(barrier, LATE) > 0 && (barrier->all || !gone);
+    bool withdrawn = count_sort(barrier, WITHDRAWN) > 0 && (barrier->all || !(gone || late));
     char list[200], part[280];
     snprintf(verdict->text, sizeof verdict->text,
              "monitored_barrier #%llu on group \"%.100s\": ", (unsigned long long)barrier->number,
@@ -340,6 +350,12 @@ static void describe(const struct barrier *barrier)
         snprintf(part, sizeof part, "%s not joined within %lld ms", list,
                  (long long)barrier->timeout_ms);
         add(verdict, gone ? "; " : "", part);
+    }
+    if (withdrawn) {
+        list_ranks(barrier, WITHDRAWN, barrier->all, list, sizeof list);
+        snprintf(part, sizeof part, "%s timed out before rank %d answered", list,
+                 barrier->group->ranks[0]);
+        add(verdict, gone || late ? "; " : "", part);
     }
     list_ranks(barrier, JOINED, true, list, sizeof list);
     snprintf(part, sizeof part, "%s joined", list);
@@ -353,13 +369,15 @@ static void decide(struct barrier *barrier)
 {
     const td_group *group = barrier->group;
     struct verdict *verdict = barrier->verdict;
-    int gone = count_sort(barrier, GONE), late = count_sort(barrier, LATE);
-    if (!gone && !late)
+    enum sort first = count_sort(barrier, GONE)   ? GONE
+                      : count_sort(barrier, LATE) ? LATE
+                                                  : WITHDRAWN;
+    if (!count_sort(barrier, first))
         return;
-    verdict->status = gone ? TD_ERR_PEER : TD_ERR_TIMEOUT;
+    verdict->status = first == GONE ? TD_ERR_PEER : TD_ERR_TIMEOUT;
     for (int r = 1; r < group->size && (barrier->all || !verdict->missing); r++) {
         enum sort sort = barrier->arrivals[r].sort;
-        if (sort == GONE || (sort == LATE && (barrier->all || !gone)))
+        if (barrier->all ? sort != JOINED : sort == first)
             verdict->ranks[verdict->missing++] = group->ranks[r];
     }
     describe(barrier);
@@ -376,9 +394,9 @@ static td_status collect(struct barrier *barrier)
         await_rank(barrier, r);
     if (atomic_load(&group->aborted))
         return td__group_state(group);
-    for (int r = 1; r < group->size; r++)
-        barrier->arrivals[r].sort = find_sort(barrier, r);
+    settle(barrier);
     decide(barrier);
+    /* Also where has_given_up(): a rank that was about to may have found the outcome settled, and wait for it. */
     for (int r = 1; r < group->size; r++)
         if (has_joined(barrier, r))
             start(group, TD_OP_SEND, verdict,
@@ -394,12 +412,21 @@ static td_status collect_arrivals(struct barrier *barrier)
     if (!barrier->arrivals)
         return td__fail_nomem("monitored_barrier");
     td_status status = collect(barrier);
-    atomic_store(&group->monitored_over, barrier->number);
     free(barrier->arrivals);
     return status;
 }
 
 /* ---- The others ------------------------------------------------------------------------------ */
+
+/* This rank gives up. False where rank 0 has settled a verdict for it. */
+static bool withdraw(struct barrier *barrier)
+{
+    td_group *group = barrier->group;
+    struct td__barrier_progress progress;
+    atomic_store(&group->monitored_over, barrier->number);
+    return !td__barrier_query(group, 0, barrier->number, &progress) ||
+           progress.over < barrier->number || progress.arrived < barrier->number;
+}
 
 static void set_missing(struct barrier *barrier, int rank)
 {
@@ -423,8 +450,9 @@ static td_status fail_without_collector(struct barrier *barrier, const char *wha
             (long long)waited_ms));
 }
 
-/* A message to or from rank 0 has failed. */
-static td_status fail_alone(struct barrier *barrier, td_status status)
+/* A message to or from rank 0 has failed; with TD_ERR_TIMEOUT rank 0 has not done `what` within `waited_ms`. */
+static td_status fail_alone(struct barrier *barrier, td_status status, const char *what,
+                            int64_t waited_ms)
 {
     td_group *group = barrier->group;
     struct td__endpoint *endpoint = group->root->endpoint;
@@ -441,8 +469,9 @@ static td_status fail_alone(struct barrier *barrier, td_status status)
         return td_fail(TD_ERR_PEER, "monitored_barrier #%llu on group \"%s\": %s %s",
                        (unsigned long long)barrier->number, group->name,
                        td__endpoint_describe(endpoint, group->ranks[0]), exit_reason);
+    withdraw(barrier);
     if (status == TD_ERR_TIMEOUT)
-        return fail_without_collector(barrier, "answered", barrier->timeout_ms + GRACE_MS);
+        return fail_without_collector(barrier, what, waited_ms);
     return td_fail(status, "monitored_barrier #%llu on group \"%s\": rank %d did not answer: %s",
                    (unsigned long long)barrier->number, group->name, group->ranks[0], error.text);
 }
@@ -462,8 +491,7 @@ static td_status fail_late(struct barrier *barrier)
 static td_status receive(struct barrier *barrier)
 {
     td_work *work;
-    td__deadline end = after_deadline(barrier, GRACE_MS);
-    int64_t limit = left_ms(td__deadline_earlier(barrier->next_query, end));
+    int64_t limit = left_ms(td__deadline_earlier(barrier->next_query, barrier->end));
     TD_TRY(start(barrier->group, TD_OP_RECV, barrier->verdict, verdict_size(barrier->group), 0,
                  TD__TAG_VERDICT, limit, &work));
     td_status status = td_work_wait(work, limit + GRACE_MS);
@@ -471,25 +499,34 @@ static td_status receive(struct barrier *barrier)
     return status;
 }
 
+/* No verdict yet: whether one can still come. `status` is how the last receive has ended. */
+static td_status reconsider(struct barrier *barrier, td_status status)
+{
+    struct td__barrier_progress progress;
+    bool ended = status != TD_ERR_TIMEOUT || atomic_load(&barrier->group->aborted);
+    if (ended || td__deadline_passed(barrier->end)) {
+        if (ended || barrier->settled || withdraw(barrier))
+            return fail_alone(barrier, status, "answered", barrier->timeout_ms + GRACE_MS);
+        barrier->settled = true;
+        barrier->end = td__deadline_in_ms(GRACE_MS);
+    }
+    bool due = td__deadline_passed(after_deadline(barrier, JOIN_MS));
+    if (check_rank(barrier, 0, &progress)) {
+        if (progress.over >= barrier->number && progress.arrived < barrier->number)
+            return fail_late(barrier);
+        if (due && progress.begun < barrier->number && withdraw(barrier))
+            return fail_without_collector(barrier, "joined", barrier->timeout_ms + JOIN_MS);
+    }
+    plan_query(barrier);
+    return TD_OK;
+}
+
 static td_status await_verdict(struct barrier *barrier)
 {
-    struct progress progress;
     while (barrier->verdict->number < barrier->number) {
         td_status status = receive(barrier);
-        if (status &&
-            (status != TD_ERR_TIMEOUT || td__deadline_passed(after_deadline(barrier, GRACE_MS)) ||
-             atomic_load(&barrier->group->aborted)))
-            return fail_alone(barrier, status);
-        if (!status)
-            continue;
-        bool due = td__deadline_passed(after_deadline(barrier, JOIN_MS));
-        if (check_rank(barrier, 0, &progress)) {
-            if (progress.over >= barrier->number && progress.arrived < barrier->number)
-                return fail_late(barrier);
-            if (due && progress.begun < barrier->number)
-                return fail_without_collector(barrier, "joined", barrier->timeout_ms + JOIN_MS);
-        }
-        plan_query(barrier);
+        if (status)
+            TD_TRY(reconsider(barrier, status));
     }
     return TD_OK;
 }
@@ -498,11 +535,13 @@ static td_status await_verdict(struct barrier *barrier)
 static td_status check_collector(struct barrier *barrier)
 {
     const td_group *group = barrier->group;
-    struct progress progress;
+    struct td__barrier_progress progress;
     if (check_rank(barrier, 0, &progress) && progress.begun >= barrier->number)
         return TD_OK;
     if (atomic_load(&group->aborted))
         return td__group_state(group);
+    if (!withdraw(barrier))
+        return TD_OK;
     const char *exit_reason = td__endpoint_exit_reason(group->root->endpoint, group->ranks[0]);
     set_missing(barrier, group->ranks[0]);
     return td_fail(
@@ -515,11 +554,13 @@ static td_status check_collector(struct barrier *barrier)
 static td_status report(struct barrier *barrier)
 {
     struct verdict *verdict = barrier->verdict;
-    td_status status = start(barrier->group, TD_OP_SEND, &barrier->number, sizeof barrier->number,
-                             0, TD__TAG_ARRIVAL, barrier->now ? GRACE_MS : barrier->timeout_ms,
-                             NULL);
+    struct announcement announcement = {
+        .number = barrier->number, .sent_ns = time_of_day_ns(), .patience_ms = barrier->timeout_ms};
+    int64_t limit = barrier->now ? GRACE_MS : barrier->timeout_ms;
+    td_status status = start(barrier->group, TD_OP_SEND, &announcement, sizeof announcement, 0,
+                             TD__TAG_ARRIVAL, limit, NULL);
     if (status)
-        return fail_alone(barrier, status);
+        return fail_alone(barrier, status, "joined", limit);
     if (barrier->now)
         TD_TRY(check_collector(barrier));
     TD_TRY(await_verdict(barrier));
@@ -550,11 +591,14 @@ static td_status run(struct barrier *barrier)
 {
     td_group *group = barrier->group;
     barrier->deadline = td__deadline_in_ms(barrier->timeout_ms);
+    barrier->end = after_deadline(barrier, GRACE_MS);
     plan_query(barrier);
     uint64_t entry = td__record_monitored_barrier(group, barrier->number);
     td_status status = td__group_state(group);
-    if (!status)
+    if (!status) {
         status = group->rank ? report(barrier) : collect_arrivals(barrier);
+        atomic_store(&group->monitored_over, barrier->number);
+    }
     td__record_message_end(group, entry, status);
     return status;
 }
