@@ -170,7 +170,7 @@ TEST(bytes_go_both_ways_at_once, .deadline_s = 60)
         exchange(ends, most[i] == 1 ? 20000 : (size_t)4 << 20, most[i], 0, 0);
     close(ends[0]);
     close(ends[1]);
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_SOON(pumps() == 0);
 }
 
@@ -242,7 +242,7 @@ TEST(two_hundred_connections, .deadline_s = 60)
         close(ends[i][0]);
         close(ends[i][1]);
     }
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_SOON(pumps() == 0);
 }
 
@@ -317,7 +317,7 @@ static void write_and_go(void *arg)
     CHECK_OK(td__tls_wrap(fd, false, test_key, soon(), NULL, &end));
     CHECK_EQ(td__send_all(end, bytes, sizeof bytes, soon()), 0);
     close(end);
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_SOON(pumps() == 0);
     _exit(0);
 }
@@ -359,8 +359,37 @@ TEST(drained_bytes_outlive_their_process)
         int status;
         CHECK_EQ(waitpid(pid, &status, 0), pid);
         CHECK_EQ(status, 0);
-        td__tls_drain(soon());
+        td__tls_drain(NULL, soon());
     }
+}
+
+/* What an owner has on its way does not delay another one. */
+TEST(drains_wait_for_their_own_connections)
+{
+    static const uint8_t bytes[1 << 16];
+    static const char blocked, idle;
+    int stuck[2], other[2];
+    tls_pair(stuck);
+    tls_pair(other);
+    td__tls_set_owner(stuck[0], &blocked);
+    td__tls_set_owner(other[0], &idle);
+    while (!td__send_all(stuck[0], bytes, sizeof bytes, td__deadline_in_ms(200)))
+        ; /* until there is no room: the other side reads nothing */
+    CHECK_EQ(td__send_all(other[0], bytes, 100, soon()), 0);
+    close(stuck[0]);
+    close(other[0]);
+    int64_t before = td__now_ns();
+    td__tls_drain(&idle, td__deadline_in_ms(60000));
+    CHECK_PROMPT(before);
+    before = td__now_ns();
+    td__tls_drain(&blocked, td__deadline_in_ms(300));
+    CHECK(td__now_ns() - before >= 300000000);
+    before = td__now_ns();
+    td__tls_drain(&blocked, td__deadline_in_ms(60000)); /* which no longer owns it */
+    CHECK_PROMPT(before);
+    close(stuck[1]);
+    close(other[1]);
+    td__tls_drain(NULL, soon());
 }
 
 static void write_and_die(void *arg)
@@ -391,7 +420,7 @@ TEST(a_death_is_an_end)
     CHECK_SOON(td__send_all(end, "x", 1, soon()) == EPIPE);
     close(end);
     CHECK_EQ(waitpid(pid, &status, 0), pid);
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_SOON(pumps() == 0);
 }
 
@@ -409,7 +438,7 @@ TEST(another_key_is_refused_on_both_sides)
     CHECK_EQ(end, -1);
     expect_end(server_end);
     close(server_end);
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_SOON(pumps() == 0);
 }
 
@@ -560,7 +589,7 @@ TEST(changes_on_the_way_end_the_connection)
         close(ends[1]);
         pthread_join(thread, NULL);
         free(middle.seen);
-        td__tls_drain(soon());
+        td__tls_drain(NULL, soon());
         td_log_set_sink(NULL, NULL);
         CHECK(cut ? lines == 0 : lines >= 1);
     }
@@ -574,7 +603,7 @@ static void use_tls_in_child(void *arg)
     int *inherited = arg, ends[2];
     char got[3];
     CHECK_SOON(pumps() == 0);
-    td__tls_drain(soon()); /* has nothing to wait for */
+    td__tls_drain(NULL, soon()); /* has nothing to wait for */
     tls_pair(ends);
     CHECK_EQ(td__send_all(ends[0], "abc", 3, soon()), 0);
     CHECK_EQ(td__recv_all(ends[1], got, 3, soon()), 0);
@@ -583,7 +612,7 @@ static void use_tls_in_child(void *arg)
     close(ends[1]);
     close(inherited[0]);
     close(inherited[1]);
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_SOON(pumps() == 0);
 }
 
@@ -608,7 +637,7 @@ TEST(a_fork_leaves_the_parents_connections_alone)
     close(ends[0]);
     expect_end(ends[1]);
     close(ends[1]);
-    td__tls_drain(soon());
+    td__tls_drain(NULL, soon());
     CHECK_EQ(counts_now().descriptors,
              before - 8); /* each pair has three descriptors, and the pump two */
 }

@@ -46,8 +46,12 @@ td_status td__tls_wrap(int fd, bool server, const uint8_t key[TD__MAC_SIZE], td_
  *  descriptor. */
 const char *td__tls_complaint(int fd);
 
-/** Waits until all that was written to plain ends that are closed by now has reached the other side, or
- *  the deadline has passed. For those who end a connection in order; an exit() waits a little, too. */
-void td__tls_drain(td__deadline deadline);
+/** The plain end `fd` belongs to `owner`: a world, a store. Nothing happens for any other descriptor. */
+void td__tls_set_owner(int fd, const void *owner);
+
+/** Waits until all that was written to plain ends of this owner (NULL: those without one) that are closed by now has
+ *  reached the other side, or the deadline has passed. For an owner that ends: what is left of its plain ends has no
+ *  owner then. An exit() waits a little, too. */
+void td__tls_drain(const void *owner, td__deadline deadline);
 
 #endif

@@ -22,8 +22,10 @@ struct td__tls_link {
     bool hot; /* on the list of those to be looked at */
     SSL *ssl;
     int wire, plain;
-    uint64_t end_id; /* inode of the plain end that was handed out */
-    int epoll;       /* that watches both */
+    uint64_t end_id;   /* inode of the plain end that was handed out … */
+    const void *owner; /* … and whose it is; the pump's lock protects this one, … */
+    bool unsent;       /* … and this: the plain end is closed, and something is on its way */
+    int epoll;         /* that watches both */
     uint8_t key[TD__MAC_SIZE];
     struct td__tls_wait *wait; /* NULL: nobody waits for the handshake */
     td__deadline end;          /* of the handshake, later of closing; else TD__NEVER */

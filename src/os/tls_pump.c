@@ -29,11 +29,10 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct td__tls_link *links;
-    struct td__tls_link *incoming; /* not seen by the thread yet */
-    bool running;                  /* the thread is */
-    bool joinable;                 /* it was started, and not waited for yet */
-    uint64_t asked, answered; /* how often it was to count the plain ends that are closed … */
-    size_t closed;            /* … and have something on its way: this many */
+    struct td__tls_link *incoming;   /* not seen by the thread yet */
+    bool running;                    /* the thread is */
+    bool joinable;                   /* it was started, and not waited for yet */
+    uint64_t asked, answered;        /* how often it was to find the links that are `unsent` */
     uint64_t complaints[COMPLAINTS]; /* plain ends whose bytes were changed on the way, … */
     size_t complaint_count;          /* … so many so far */
     td__deadline exit_end;           /* the process ends, and so must the thread by then; 0: no */
@@ -144,20 +143,20 @@ static int look_at_hot(void)
     return sleep_ms;
 }
 
-/* Tries all that may have to be done on each link, for those who want to know that nothing is. */
+/* Tries all that may have to be done on each link, for threads that wait until nothing is. */
 static void look_at_all(void)
 {
-    size_t closed = 0, unsent = 0;
+    size_t unsent = 0;
     for (struct td__tls_link *link = pump.links; link; link = link->after) {
         link->may_have_left = true;
         if (!link->over)
             td__tls_move(link, pump.scratch);
         touch(link);
-        closed += link->left && !link->over;
         unsent += !link->over && (!link->open || link->again || link->up.size);
     }
     pthread_mutex_lock(&pump.lock);
-    pump.closed = closed;
+    for (struct td__tls_link *link = pump.links; link; link = link->after)
+        link->unsent = link->left && !link->over;
     pump.done = pump.exit_end && (!unsent || td__deadline_passed(pump.exit_end));
     pthread_mutex_unlock(&pump.lock);
 }
@@ -342,21 +341,56 @@ td_status td__tls_pump_add(struct td__tls_link *link)
     return TD_OK;
 }
 
-const char *td__tls_complaint(int fd)
+static uint64_t end_id_of(int fd)
 {
     struct stat end;
+    return fd < 0 || fstat(fd, &end) || !S_ISSOCK(end.st_mode) ? 0 : end.st_ino;
+}
+
+const char *td__tls_complaint(int fd)
+{
+    uint64_t id = end_id_of(fd);
     bool found = false;
-    if (fd < 0 || fstat(fd, &end) || !S_ISSOCK(end.st_mode))
+    if (!id)
         return NULL;
     pthread_mutex_lock(&pump.lock);
     size_t count = pump.complaint_count < COMPLAINTS ? pump.complaint_count : COMPLAINTS;
     for (size_t i = 0; i < count; i++)
-        found |= pump.complaints[i] == end.st_ino;
+        found |= pump.complaints[i] == id;
     pthread_mutex_unlock(&pump.lock);
     return found ? TD__TLS_CHANGED : NULL;
 }
 
-void td__tls_drain(td__deadline deadline)
+void td__tls_set_owner(int fd, const void *owner)
+{
+    pthread_mutex_lock(&pump.lock);
+    uint64_t id = pump.running ? end_id_of(fd) : 0;
+    struct td__tls_link *const lists[] = {pump.links, pump.incoming};
+    for (int i = 0; id && i < 2; i++)
+        for (struct td__tls_link *link = lists[i]; link; link = link->after)
+            if (link->end_id == id)
+                link->owner = owner;
+    pthread_mutex_unlock(&pump.lock);
+}
+
+static bool has_unsent(const void *owner)
+{
+    const struct td__tls_link *link = pump.links;
+    while (link && !(link->unsent && link->owner == owner))
+        link = link->after;
+    return link;
+}
+
+static void disown(const void *owner)
+{
+    struct td__tls_link *const lists[] = {pump.links, pump.incoming};
+    for (int i = 0; i < 2; i++)
+        for (struct td__tls_link *link = lists[i]; link; link = link->after)
+            if (link->owner == owner)
+                link->owner = NULL;
+}
+
+void td__tls_drain(const void *owner, td__deadline deadline)
 {
     pthread_mutex_lock(&pump.lock);
     while (pump.running) {
@@ -367,12 +401,14 @@ void td__tls_drain(td__deadline deadline)
             in_time = td__cond_wait(&pump.changed, &pump.lock, deadline);
         if (!in_time || td__deadline_passed(deadline))
             break;
-        if (pump.running && !pump.closed && (pump.links || pump.incoming))
+        if (pump.running && !has_unsent(owner) && (pump.links || pump.incoming))
             break;
         td__deadline tick = td__deadline_in_ms(TICK_MS);
         if (pump.running)
             td__cond_wait(&pump.changed, &pump.lock, td__deadline_earlier(deadline, tick));
     }
+    if (pump.running)
+        disown(owner);
     join_pump();
     pthread_mutex_unlock(&pump.lock);
 }

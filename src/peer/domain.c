@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/thread.h"
 #include "os/socket.h"
+#include "os/tls.h"
 #include "os/trust.h"
 #include "peer/endpoint_internal.h"
 
@@ -16,7 +17,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { LISTEN_MS = 10000, BATCH = 16 };
+enum { LISTEN_MS = 10000, DRAIN_MS = 2000, BATCH = 16 };
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;  /* held while a domain is opened */
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* for the table and `users` */
@@ -62,6 +63,7 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t bytes[TD__R
 {
     struct td__domain *domain = arg;
     struct td__endpoint *endpoint = begin_service(domain, td__request_number(bytes));
+    td__tls_set_owner(fd, endpoint ? (const void *)endpoint : domain);
     if (endpoint) {
         td__endpoint_take_request(endpoint, fd, local, bytes);
         end_service(domain);
@@ -282,4 +284,5 @@ void td__domain_close(struct td__domain *domain)
     td__failure_detector_end(domain);
     close_listener(domain);
     free_domain(domain);
+    td__tls_drain(domain, td__deadline_in_ms(DRAIN_MS));
 }

@@ -96,7 +96,7 @@ void td__endpoint_close(struct td__endpoint *endpoint)
     free_endpoint(endpoint);
     if (domain)
         td__domain_close(domain);
-    td__tls_drain(td__deadline_in_ms(DRAIN_MS));
+    td__tls_drain(endpoint, td__deadline_in_ms(DRAIN_MS));
 }
 
 void td__endpoint_forget(struct td__endpoint *endpoint, uint64_t group)
@@ -176,6 +176,7 @@ static td_status try_request(struct td__endpoint *endpoint, int rank, bool local
     *retry = status == TD_ERR_TIMEOUT || status == TD_ERR_AUTH;
     if (status)
         return status;
+    td__tls_set_owner(fd, endpoint);
     td__request_write(request, peer->number, bytes);
     int error = td__send_all(fd, bytes, sizeof bytes, deadline);
     if (error == ETIMEDOUT)

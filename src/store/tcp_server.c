@@ -331,6 +331,7 @@ static void on_accepted(void *arg, int fd, bool local, const uint8_t *request)
     struct td__tcp_server *server = arg;
     struct connection *connection = calloc(1, sizeof *connection);
     (void)request;
+    td__tls_set_owner(fd, server);
     if (!connection) {
         close(fd);
         return;
@@ -518,7 +519,7 @@ void td__tcp_server_stop(struct td__tcp_server *server, td__deadline deadline)
     pthread_mutex_unlock(&server->lock);
     td__loop_run(&server->loop, close_clients, server);
     td__loop_stop(&server->loop);
-    td__tls_drain(td__deadline_in_ms(FLUSH_MS));
+    td__tls_drain(server, td__deadline_in_ms(FLUSH_MS));
     td__engine_free(&server->engine);
     pthread_cond_destroy(&server->left);
     pthread_mutex_destroy(&server->lock);

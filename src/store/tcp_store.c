@@ -183,7 +183,7 @@ static td_status tcp_close(td_store *base)
     else if (store->server)
         td__tcp_server_stop(store->server, td__deadline_in_ms(store->linger_ms));
     if (!inherited)
-        td__tls_drain(td__deadline_in_ms(DRAIN_MS));
+        td__tls_drain(store, td__deadline_in_ms(DRAIN_MS));
     free(store);
     return status;
 }
@@ -278,6 +278,7 @@ td_status td_tcp_store_open(const char *host, int port, const td_tcp_store_optio
         status = td__connect_trusted(host, store->port, "store", NULL, &secret, deadline, &fd);
     if (status)
         goto stop_server;
+    td__tls_set_owner(fd, store);
     td__tcp_client_init(&store->client, fd, host, store->port);
     *out = &store->head;
     return TD_OK;
