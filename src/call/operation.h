@@ -38,7 +38,7 @@ enum { TD__DETAIL_SPLIT = 1, TD__DETAIL_UNEVEN = 0x40000000 };
 /** " for td_group_split()"; "" for 0. */
 const char *td__detail_text(uint32_t detail, char text[64]);
 
-/** "3, 5, 0, 2": the first TD__NAMED_COUNTS of `size` counts. Returns `text`. */
+/** "(3, 5, 0, 2)": the first TD__NAMED_COUNTS of `size` counts. Returns `text`. */
 enum { TD__NAMED_COUNTS = 8, TD__COUNTS_TEXT = 24 * TD__NAMED_COUNTS };
 const char *td__counts_text(const size_t *counts, int size, char text[TD__COUNTS_TEXT]);
 

@@ -98,7 +98,7 @@ static void describe_call(struct td__shm_comm *comm, int index, uint64_t call, i
     if (!(fingerprint & DETAILED) || detail & TD__DETAIL_LIST || !(detail & TD__DETAIL_UNEVEN))
         return;
     size_t used = strlen(text);
-    snprintf(text + used, CALL_TEXT - used, ": %s",
+    snprintf(text + used, CALL_TEXT - used, " with counts %s",
              td__counts_text(counts_of(comm, index, call), parts, counts));
 }
 
