@@ -8,4 +8,10 @@
  *  errno is set, where it may not. */
 bool network_space_enter(void);
 
+/** Makes 127.0.0.1 reachable in a new one. */
+bool network_space_open_loopback(void);
+
+/** Writes a file of /proc. */
+bool network_space_write(const char *path, const char *text);
+
 #endif

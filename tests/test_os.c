@@ -1,4 +1,5 @@
 /* Addresses, sockets with deadlines, passing descriptors, the event loop. os/trust.h: test_trust.c. */
+#include "network_space.h"
 #include "runner.h"
 
 #include "base/clock.h"
@@ -18,7 +19,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -242,14 +242,12 @@ static bool enter_silent_network(void)
         mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount(path, "/etc/resolv.conf", NULL, MS_BIND, NULL))
         return false;
-    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP};
-    int control = socket(AF_INET, SOCK_DGRAM, 0), server = socket(AF_INET, SOCK_DGRAM, 0);
+    int server = socket(AF_INET, SOCK_DGRAM, 0);
     struct sockaddr_in address = {
         .sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_port = htons(53)};
-    bool ready = !ioctl(control, SIOCSIFFLAGS, &request) &&
-                 !bind(server, (struct sockaddr *)&address, sizeof address);
-    close(control);
-    return ready; /* `server` stays open, and silent, until the process ends */
+    /* `server` stays open, and silent, until the process ends. */
+    return network_space_open_loopback() &&
+           !bind(server, (struct sockaddr *)&address, sizeof address);
 }
 
 TEST(a_name_server_that_does_not_answer)

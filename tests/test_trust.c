@@ -1,5 +1,6 @@
 /* Proven connections: reaching a server, and listening for clients. The servers here are made by hand, correct
  * ones and others. */
+#include "network_space.h"
 #include "runner.h"
 
 #include "base/clock.h"
@@ -456,6 +457,28 @@ TEST(listening_on_a_port_in_use_names_it)
     close(fd);
     snprintf(path, sizeof path, "unix:%s/no/such/place", td_test_temp_dir());
     CHECK_FAILS(listen_with("", path, 0, &second, &got), TD_ERR_SYSTEM, path);
+}
+
+/* A host of its own, with two ports. */
+TEST(listening_without_a_free_port_says_so)
+{
+    int fds[2], fd = -1, port = -1;
+    if (!network_space_enter() || !network_space_open_loopback() ||
+        !network_space_write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001"))
+        td_test_skip("this user may not make a network of its own");
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(listen_with("secret", "127.0.0.1", 0, &fds[i], &port));
+        CHECK(port == 40000 || port == 40001);
+    }
+    port = -1;
+    CHECK_FAILS(listen_with("secret", "127.0.0.1", 0, &fd, &port), TD_ERR_SYSTEM,
+                "no port is free for the test at 127.0.0.1");
+    CHECK_CONTAINS(td_last_error(), "net.ipv4.ip_local_port_range");
+    CHECK(fd == -1 && port == -1);
+    close(fds[0]);
+    CHECK_OK(listen_with("secret", "127.0.0.1", 0, &fd, &port));
+    close(fd);
+    close(fds[1]);
 }
 
 static bool listens_on_loopback_only(int fd)
