@@ -69,22 +69,38 @@ static void check_cost(struct counts before, int threads, int descriptors)
     }
 }
 
+/* Opens worlds of two ranks: the first one costs FIRST_THREADS threads and `first` descriptors, each other one
+ * `further` descriptors. */
+static void open_worlds(td_store *store, const char *transport, int first, int further,
+                        td_group *worlds[WORLDS])
+{
+    for (int i = 0; i < WORLDS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "world %d", i);
+        struct counts before = count();
+        worlds[i] = open_named(store, name, td_test_rank(), 2, transport);
+        if (!transport)
+            check_sum(worlds[i], 1);
+        td_test_barrier();
+        check_cost(before, i ? 0 : FIRST_THREADS, i ? further : first);
+        td_test_barrier();
+    }
+}
+
+static void close_worlds(td_store *store, td_group *const worlds[WORLDS])
+{
+    for (int i = 0; i < WORLDS; i++)
+        CHECK_OK(td_group_destroy(worlds[i]));
+    CHECK_OK(td_store_close(store));
+}
+
 /* A world of two neighbours: the control memory of its group, and nothing else, stays open. A worker thread is
  * started by the first call that does not wait. */
 RANKS(a_further_world_costs_no_thread, .ranks = 2)
 {
     td_group *worlds[WORLDS];
     td_store *store = open_store();
-    for (int i = 0; i < WORLDS; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "world %d", i);
-        struct counts before = count();
-        worlds[i] = open_named(store, name, td_test_rank(), 2, NULL);
-        check_sum(worlds[i], 1);
-        td_test_barrier();
-        check_cost(before, i ? 0 : FIRST_THREADS, i ? 1 : 9);
-        td_test_barrier();
-    }
+    open_worlds(store, NULL, 9, 1, worlds);
     td_work *work;
     int64_t sum = 1;
     struct counts before = count();
@@ -92,28 +108,16 @@ RANKS(a_further_world_costs_no_thread, .ranks = 2)
     CHECK_OK(td_work_wait(work, 0));
     td_work_release(work);
     CHECK(count().threads > before.threads);
-    for (int i = 0; i < WORLDS; i++)
-        CHECK_OK(td_group_destroy(worlds[i]));
-    CHECK_OK(td_store_close(store));
+    close_worlds(store, worlds);
 }
 
+/* A lifeline to the other rank, and one from it. */
 RANKS(a_further_world_costs_no_thread_tcp, .ranks = 2)
 {
     td_group *worlds[WORLDS];
     td_store *store = open_store();
-    for (int i = 0; i < WORLDS; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "world %d", i);
-        struct counts before = count();
-        worlds[i] = open_named(store, name, td_test_rank(), 2, "tcp");
-        td_test_barrier();
-        check_cost(before, i ? 0 : FIRST_THREADS,
-                   i ? 2 : 10); /* a lifeline to the other rank, and one from it */
-        td_test_barrier();
-    }
-    for (int i = 0; i < WORLDS; i++)
-        CHECK_OK(td_group_destroy(worlds[i]));
-    CHECK_OK(td_store_close(store));
+    open_worlds(store, "tcp", 10, 2, worlds);
+    close_worlds(store, worlds);
 }
 
 TEST(a_world_of_one_rank_costs_nothing)
