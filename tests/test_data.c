@@ -430,7 +430,7 @@ TEST(refused_datasets)
     own = make_own(3);
     own.target.dtype = (td_dtype)77;
     CHECK(!td_dataset_create(&own_ops, &own));
-    CHECK_CONTAINS(td_last_error(), "77 is no dtype, for the target of a sample");
+    CHECK_CONTAINS(td_last_error(), "77 is not a dtype (see td_dtype), for the target of a sample");
     own = make_own(3);
     own.input.shape[0] = -2;
     CHECK(!td_dataset_create(&own_ops, &own));

@@ -64,8 +64,10 @@ static void refuse_numbers(void)
 {
     size_t counts[2] = {1, 1}, huge[2] = {1, SIZE_MAX / 2}, two[2] = {2, 1};
     td_reduce_op op = (td_reduce_op)12345;
-    REFUSES(td_group_broadcast(in, 4, (td_dtype)99, 0, NULL, NULL), "99 is no dtype");
-    REFUSES(td_group_all_gather(out, in, 4, (td_dtype)-1, NULL, NULL), "-1 is no dtype");
+    REFUSES(td_group_broadcast(in, 4, (td_dtype)99, 0, NULL, NULL),
+            "99 is not a dtype (see td_dtype)");
+    REFUSES(td_group_all_gather(out, in, 4, (td_dtype)-1, NULL, NULL),
+            "-1 is not a dtype (see td_dtype)");
     REFUSES(td_group_broadcast(in, SIZE_MAX / 2, TD_F32, 0, NULL, NULL), "than memory can hold");
     REFUSES(td_group_all_gather(out, in, SIZE_MAX / 8, TD_F32, NULL, NULL), "than memory");
     REFUSES(td_group_all_to_all_v(out, in, counts, huge, TD_F32, NULL, NULL), "than memory");
@@ -91,7 +93,8 @@ static void refuse_numbers(void)
     td_reduce_op_destroy(op);
     td_reduce_op_destroy(op);     /* again does nothing */
     td_reduce_op_destroy(TD_SUM); /* nor to groups without this rank */
-    REFUSES(td_group_all_reduce(out, in, 4, TD_F32, op, NULL, NULL), "is no reduction");
+    REFUSES(td_group_all_reduce(out, in, 4, TD_F32, op, NULL, NULL),
+            "is not a reduction (see td_reduce_op");
     REFUSES(td_reduce_op_create(NULL, NULL, &op), "NULL");
     REFUSES(td_reduce_op_create_premul_sum(2, NULL), "NULL");
 }

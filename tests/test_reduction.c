@@ -424,9 +424,10 @@ TEST(what_there_is_not_is_an_error_that_names_it)
     CHECK_FAILS(td__reduction_check(&r), TD_ERR_INVALID,
                 "there is no bxor of f32: bitwise operations take integers and bool");
     r.op = (td_reduce_op)99;
-    CHECK_FAILS(td__reduction_check(&r), TD_ERR_INVALID, "reduction of f32: 99 is no operation");
+    CHECK_FAILS(td__reduction_check(&r), TD_ERR_INVALID,
+                "reduction of f32: 99 is not an operation (see td_reduce_op)");
     r.dtype = (td_dtype)-1;
-    CHECK_FAILS(td__reduction_check(&r), TD_ERR_INVALID, "-1 is no dtype");
+    CHECK_FAILS(td__reduction_check(&r), TD_ERR_INVALID, "-1 is not a dtype (see td_dtype)");
 }
 
 /* ---- Choosing an instruction set ------------------------------------------------------------- */

@@ -245,7 +245,7 @@ TEST(a_failure_without_a_sentence_gets_one)
               "database store: close() failed with TD_ERR_PEER, and gave no reason by td_fail()");
     check_all_fail(&(struct failing){.status = (td_status)77}, TD_ERR_INVALID,
                    "database store: %s()");
-    CHECK_STR(td_last_error(), "database store: close() returned 77, which is no td_status");
+    CHECK_STR(td_last_error(), "database store: close() returned 77, which is not a td_status");
 }
 
 static td_status empty_multi_get(void *self, const char *const *keys, int count, int64_t timeout_ms,

@@ -173,7 +173,7 @@ TEST(too_large_or_wrong_is_refused)
     CHECK_NULL(td_empty(SHAPE(1, 1, 1, 1, 1, 1, 1, 1, 1), TD_F32), "0 to 8 dimensions, not 9");
     CHECK_NULL(td_empty(NULL, 1, TD_F32), "shape is NULL");
     CHECK_NULL(td_empty(NULL, -1, TD_F32), "not -1");
-    CHECK_NULL(td_empty(SHAPE(1), (td_dtype)99), "99 is no dtype");
+    CHECK_NULL(td_empty(SHAPE(1), (td_dtype)99), "99 is not a dtype (see td_dtype)");
     CHECK_NULL(td_empty(SHAPE(1LL << 45), TD_F32), "memory");
     int32_t data[4];
     CHECK_NULL(td_from_blob(NULL, SHAPE(2), NULL, TD_I32, NULL, NULL), "data is NULL");

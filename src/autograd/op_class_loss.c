@@ -137,7 +137,7 @@ static td_status prepare(struct class_loss *loss, const char *call, td_tensor *x
     TD_TRY(find_shape(loss, x, target));
     TD_TRY(td__check_optional(call, "weight", options->weight, x, &loss->shape[1], 1));
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
-        return td_fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
+        return td_fail(TD_ERR_INVALID, "%s: %d is not a reduction (see td_reduction)", call,
                        (int)options->reduction);
     loss->weight = td__scoped_contiguous(options->weight);
     if (options->weight && !loss->weight)

@@ -1,8 +1,10 @@
-/* Checks of option structs, where 0 is the default and `reserved` must be zero, and of timeouts. */
+/* Checks of option structs, where 0 is the default and `reserved` must be zero, of timeouts and of dtypes. */
 #ifndef TD_BASE_OPTION_RULES_H
 #define TD_BASE_OPTION_RULES_H
 
 #include "base/fail.h"
+
+#include <tandem/dtype.h>
 
 #include <math.h>
 
@@ -33,6 +35,14 @@ static inline td_status td__check_kept_timeout(const char *call, const char *wha
     return td_fail(TD_ERR_INVALID,
                    "%s: %s is %lld ms; it must not be negative, and TD_NOW is for calls that wait",
                    call, what, (long long)timeout_ms);
+}
+
+/** TD_ERR_INVALID unless `dtype` is one. */
+static inline td_status td__check_dtype(const char *call, td_dtype dtype)
+{
+    if (td_dtype_size(dtype))
+        return TD_OK;
+    return td_fail(TD_ERR_INVALID, "%s: %d is not a dtype (see td_dtype)", call, (int)dtype);
 }
 
 /** TD_ERR_INVALID if a reserved member of a struct is not zero: the program was compiled with newer headers,

@@ -139,7 +139,7 @@ static void make_pixels(struct idx_dataset *dataset, const td_idx_options *optio
 static td_status check_options(const char *call, const td_idx_options *options)
 {
     if (options->pixels < TD_PIXELS_NORMALIZED || options->pixels > TD_PIXELS_RAW)
-        return td_fail(TD_ERR_INVALID, "%s: pixels is %d, which is no td_pixels", call,
+        return td_fail(TD_ERR_INVALID, "%s: pixels is %d, which is not a td_pixels", call,
                        (int)options->pixels);
     if (!(options->std >= 0) || isinf(options->std) || !isfinite(options->mean) ||
         (options->std == 0 && options->mean != 0))

@@ -1,5 +1,5 @@
 /* The calls on buffers: each becomes a td_call, which is checked here once, before anything is started. */
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "call/operation.h"
 #include "group/process_group.h"
 
@@ -7,10 +7,8 @@
 
 static td_status check_count(const td_group *group, const td_call *call)
 {
+    TD_TRY(td__check_dtype(td_op_kind_name(call->kind), call->dtype));
     size_t element = td_dtype_size(call->dtype), bytes;
-    if (!element)
-        return td_fail(TD_ERR_INVALID, "%s: %d is no dtype", td_op_kind_name(call->kind),
-                       (int)call->dtype);
     if (__builtin_mul_overflow(call->count, element, &bytes) ||
         __builtin_mul_overflow(bytes, (size_t)group->size, &bytes) || bytes > SIZE_MAX / 4)
         return td_fail(TD_ERR_INVALID, "%s: %zu elements are more than memory can hold",

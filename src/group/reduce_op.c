@@ -78,7 +78,8 @@ td_status td__reduction_of(td_reduce_op op, td_dtype dtype, struct td__reduction
         pthread_mutex_unlock(&lock);
     }
     if (!found)
-        return td_fail(TD_ERR_INVALID, "%d is no reduction; td_reduce_op_create() makes one",
+        return td_fail(TD_ERR_INVALID,
+                       "%d is not a reduction (see td_reduce_op and td_reduce_op_create())",
                        (int)op);
     reduction->dtype = dtype;
     return td__reduction_check(reduction);

@@ -2,7 +2,7 @@
  * kernels along the tree; the kernels loop over elements. */
 #include "reduce/reduction.h"
 
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "collective/tree.h"
 #include "reduce/reduce_kernels.h"
 #include "reduce/reduce_method.h"
@@ -37,13 +37,12 @@ td_status td__reduction_check(const struct td__reduction *reduction)
 {
     td_dtype dtype = reduction->dtype;
     td_reduce_op op = reduction->op;
-    if ((unsigned)dtype >= TD__DTYPES)
-        return td_fail(TD_ERR_INVALID, "reduction: %d is no dtype", (int)dtype);
+    TD_TRY(td__check_dtype("reduction", dtype));
     if (reduction->user)
         return TD_OK;
     if ((unsigned)op >= TD__REDUCE_OPS)
-        return td_fail(TD_ERR_INVALID, "reduction of %s: %d is no operation", td_dtype_name(dtype),
-                       (int)op);
+        return td_fail(TD_ERR_INVALID, "reduction of %s: %d is not an operation (see td_reduce_op)",
+                       td_dtype_name(dtype), (int)op);
 
     const char *takes = NULL;
     switch (op) {

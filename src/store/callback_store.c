@@ -63,7 +63,7 @@ static td_status end(const struct callback *callback, td_status status)
     snprintf(what, sizeof what, callback->key ? "%s() of \"%.256s\"" : "%s()", callback->name,
              callback->key);
     if (!known)
-        return td_fail(TD_ERR_INVALID, "%s store: %s returned %d, which is no td_status",
+        return td_fail(TD_ERR_INVALID, "%s store: %s returned %d, which is not a td_status",
                        own->call.name, what, (int)status);
     return td_fail(status, "%s store: %s failed with %s, and gave no reason by td_fail()",
                    own->call.name, what, td_status_name(status));

@@ -4,7 +4,7 @@
  * product of all sizes that are not 0, in bytes, and the extent in bytes fit an int64_t. A shape such as
  * [2^40, 0, 2^40] is rejected, although it has no elements, so that no later product of some of its sizes
  * can overflow. */
-#include "base/fail.h"
+#include "base/option_rules.h"
 #include "tensor/tensor_internal.h"
 
 #include <inttypes.h>
@@ -70,8 +70,7 @@ void td__layout_set_contiguous(struct td__layout *layout)
 static td_status check_numbers(const char *call, const int64_t *shape, int ndim,
                                const int64_t *strides, td_dtype dtype)
 {
-    if (td_dtype_size(dtype) == 0)
-        return td_fail(TD_ERR_INVALID, "%s: %d is no dtype", call, (int)dtype);
+    TD_TRY(td__check_dtype(call, dtype));
     if (ndim < 0 || ndim > TD_MAX_DIMS)
         return td_fail(TD_ERR_INVALID, "%s: a tensor has 0 to %d dimensions, not %d", call,
                        TD_MAX_DIMS, ndim);
