@@ -64,7 +64,7 @@ TEST(some_share_no_memory)
 
 /* ---- Presence -------------------------------------------------------------------------------- */
 
-static bool nobody_has_left(void *arg, int rank)
+static bool no_rank_has_left(void *arg, int rank)
 {
     (void)arg;
     (void)rank;
@@ -81,7 +81,7 @@ static void open_all(struct td__endpoint **endpoints, int count)
 /* `near` ranks are watched by their processes, the others by lifelines. */
 static void look_out(struct td__endpoint *endpoint, bool near)
 {
-    td__look_fns fns = {.has_left = near ? nobody_has_left : NULL};
+    td__look_fns fns = {.has_left = near ? no_rank_has_left : NULL};
     CHECK_OK(td__endpoint_start_detector(endpoint, &fns, NULL));
 }
 

@@ -14,7 +14,7 @@
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
-/* Each of the survivors makes another kind of call; all learn who it was, and how it ended. */
+/* Each of the survivors makes another kind of call; all get the rank that died, and how it ended. */
 static void die(const struct way *way, void (*end)(void), const char *how)
 {
     float x[4] = {0}, all[16];
@@ -23,7 +23,7 @@ static void die(const struct way *way, void (*end)(void), const char *how)
     open_world(way, 0);
     CHECK_OK(td_new_group((int[]){0, 1, 3}, 3, NULL, &others));
     sum_on(NULL);
-    td_test_barrier(); /* else who is late finds it dead in this call already */
+    td_test_barrier(); /* else a late rank finds it dead in this call already */
     if (rank == 2)
         end();
     int64_t before = td__now_ns();
@@ -126,7 +126,7 @@ static void be_late(const struct way *way)
                     "ranks 0, 2 have joined; rank 1 finished barrier #4");
     }
     td_test_barrier();
-    /* The late one may still find all it needs; then it is told how it was when the others gave up. */
+    /* The late rank may still find all data it needs; then a later call returns the error of the others. */
     td_status status = TD_OK;
     for (int i = 0; i < 3 && !status; i++)
         status = td_group_all_reduce(&x, &x, 1, TD_F32, TD_SUM, NULL, NULL);
@@ -188,7 +188,7 @@ static bool was_warned(const char *part)
     return found;
 }
 
-/* Only one of those who wait says so, and it goes on. */
+/* Only one of the waiting ranks warns, and the call goes on. */
 RANKS(warning_of_what_takes_long, .ranks = 3)
 {
     setenv("TANDEM_STALL_WARN", "1", 1);
@@ -222,7 +222,7 @@ TEST(variables_that_make_no_sense)
 
 /* ---- Aborts ---------------------------------------------------------------------------------- */
 
-/* Everybody waits in another way, and for nobody who will come. */
+/* Each rank waits in another way, for something that does not come. */
 static void abort_all(const struct way *way)
 {
     int rank = td_test_rank();
@@ -295,8 +295,8 @@ RANKS(aborted_before_it_is_made, .ranks = 3)
     CHECK_OK(td_destroy_process_group());
 }
 
-/* Rank 2 gives the group up while rank 0 copies into the memory of rank 1; that is the program's again
- * once the call is back, and nobody else's. */
+/* Rank 2 gives the group up while rank 0 copies into the memory of rank 1; once the call has
+ * returned, the library does not write there any more. */
 static void abort_messages(const struct way *way, bool shareable)
 {
     enum { ROUNDS = 30, SIZE = 8 << 20 };

@@ -27,7 +27,8 @@ struct round {
     char path[400];
     int rank;
     bool newcomer;
-    bool tells_nobody; /* the first member stops when it is about to */
+    bool
+        stops_before_set; /* the first member stops when it is about to write the outcome to the store */
     const struct way *way;
 };
 
@@ -52,7 +53,7 @@ static td_store *open_store(const struct round *round)
     static struct td__store_ops ops;
     td_store *store;
     CHECK_OK(td_file_store_open(round->path, &store));
-    if (round->tells_nobody && round->rank == 0) {
+    if (round->stops_before_set && round->rank == 0) {
         flags = round->shared;
         file_ops = store->ops;
         ops = *file_ops;
@@ -133,7 +134,7 @@ static void begin(struct round *round, const struct way *way, int number, pid_t 
 /* After so many nanoseconds; a negative number: when it is about to send the list to the new rank. */
 static void kill_the_first(const struct way *way, int number, int64_t after_ns)
 {
-    struct round round = {.tells_nobody = after_ns < 0};
+    struct round round = {.stops_before_set = after_ns < 0};
     pid_t pids[RANKS];
     begin(&round, way, number, pids);
     round.rank = LOST;

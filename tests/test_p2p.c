@@ -266,7 +266,7 @@ RANKS(mixed, .ranks = 4, .deadline_s = 60)
     world_end();
 }
 
-/* ---- Without anybody waiting ----------------------------------------------------------------- */
+/* ---- Without a thread that waits ----------------------------------------------------------------- */
 
 static atomic_int called;
 
@@ -337,7 +337,7 @@ static void bounce_back(td_work *work, td_status status, void *arg)
     bounce_on(bounce);
 }
 
-/* A callback may post. Each hop is taken by the threads of the two ranks, or by the one who tests. */
+/* A callback may post. Each hop is taken by the threads of the two ranks, or by the one that calls td_work_test(). */
 BOTH_WAYS(callbacks_that_post, .ranks = 2)
 {
     world_begin();

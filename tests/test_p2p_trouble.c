@@ -112,7 +112,7 @@ BOTH_WAYS(recv_times_out, .ranks = 2)
     world_end();
 }
 
-/* With nobody waiting, too. */
+/* Without a thread that waits, too. */
 BOTH_WAYS(works_time_out_alone, .ranks = 2)
 {
     world_begin();
@@ -209,7 +209,7 @@ BOTH_WAYS(a_rank_leaves_while_another_waits, .ranks = 3)
     world_end();
 }
 
-/* A large send that nobody receives does not hold its group up for longer than a second. */
+/* A large send without a receive does not hold its group up for longer than a second. */
 BOTH_WAYS(leaving_with_a_large_send, .ranks = 2)
 {
     world_begin();

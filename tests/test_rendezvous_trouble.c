@@ -592,7 +592,7 @@ TEST(without_a_secret_nothing_goes_beyond_this_host)
             CHECK_FAILS(td_rendezvous(NULL, NULL, &world), TD_ERR_AUTH, message);
             CHECK_CONTAINS(td_last_error(),
                            "set TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every "
-                           "host, or TANDEM_INSECURE=1 on a network where nobody else is");
+                           "host, or TANDEM_INSECURE=1 on a network without other users");
         }
     }
     VARIABLES("TANDEM_INSECURE=yes");

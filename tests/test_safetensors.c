@@ -192,7 +192,7 @@ TEST(writes_what_it_reads)
 {
     td_state *state = make_state();
     const char *path = temp_path("a.safetensors");
-    td_file_note notes[] = {{"who", "näme \"x\"\n"}, {"empty", ""}};
+    td_file_note notes[] = {{"author", "näme \"x\"\n"}, {"empty", ""}};
     CHECK_OK(td_save_safetensors(path, state, notes, 2));
     td_state *back = td_load_safetensors(path, NULL);
     CHECK(back != NULL);
@@ -200,7 +200,7 @@ TEST(writes_what_it_reads)
     char text[512] = "";
     CHECK_OK(td_read_safetensors_notes(path, join_note, text));
     CHECK_CONTAINS(text, "tandem.version=1;tandem.sha256=");
-    CHECK_CONTAINS(text, ";who=näme \"x\"\n;empty=;");
+    CHECK_CONTAINS(text, ";author=näme \"x\"\n;empty=;");
     CHECK_EQ(td_test_count_files(td_test_temp_dir()), 1);
     td_state_destroy(back);
 
@@ -477,7 +477,7 @@ TEST(a_path_that_cannot_be_written_is_named)
     CHECK_EQ(td_test_count_files(td_test_temp_dir()), 0);
 }
 
-static void save_as_nobody(void *arg)
+static void save_as_another_user(void *arg)
 {
     const char *path = arg, *theirs = temp_path("open/theirs");
     td_state *state = make_state();
@@ -497,7 +497,8 @@ TEST(without_permission_nothing_changes)
     CHECK(!chmod(td_test_temp_dir(), 0755));
     CHECK(!mkdir(temp_path("open"), 0777) && !chmod(temp_path("open"), 0777));
     write_file(temp_path("open/theirs"), "abc", 3);
-    struct td_test_child child = td_test_fork(save_as_nobody, (void *)temp_path("a.safetensors"));
+    struct td_test_child child = td_test_fork(save_as_another_user,
+                                              (void *)temp_path("a.safetensors"));
     if (child.status)
         FAIL("%s", child.output);
     free(child.output);

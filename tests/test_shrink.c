@@ -85,7 +85,7 @@ RANKS(shrunk_to_one, .ranks = 2, .may_die = 1 << 0)
     shrink(&shm, 0);
 }
 
-/* The others are not done with the group when rank 1 begins to shrink it. `dying`: -1 for nobody. */
+/* The others are not done with the group when rank 1 begins to shrink it. `dying`: -1: no rank. */
 static void shrink_meanwhile(const struct way *way, int dying)
 {
     int rank = td_test_rank(), size = td_test_size();
@@ -205,7 +205,7 @@ static void do_not_shrink(int absent, const char *leader_says)
     td_group *rest;
     int size = td_test_size();
     open_world(&shm, 0);
-    td_test_barrier(); /* those who call it do so at the same time */
+    td_test_barrier(); /* the ranks that call it do so at the same time */
     if (td_test_rank() < size - absent)
         CHECK_FAILS(td_group_shrink(NULL, &(td_group_options){.timeout_ms = 2000}, &rest),
                     TD_ERR_TIMEOUT,

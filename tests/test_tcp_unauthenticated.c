@@ -96,9 +96,9 @@ TEST(a_wrong_secret_is_logged_once)
         td_log_set_sink(NULL, NULL);
         CHECK_EQ(atomic_load(&log.lines), 1);
         CHECK_CONTAINS(log.last, local
-                                     ? "somebody on this host connected to the store with another "
+                                     ? "a client on this host connected to the store with another "
                                        "secret"
-                                     : "somebody at 127.0.0.1:");
+                                     : "a client at 127.0.0.1:");
         CHECK_CONTAINS(log.last, "set TANDEM_SECRET to the same text there");
     }
 }

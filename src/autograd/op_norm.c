@@ -49,21 +49,21 @@ static td_status norm_backward(td_node *node, bool is_batch, td_tensor *grad_y, 
     td_tensor *contiguous = td__scoped_contiguous(grad_y);
     if (!contiguous)
         return TD_ERR_NOMEM;
-    struct td__grad_buffer places[3];
+    struct td__grad_buffer buffers[3];
     for (int i = 0; i < 3; i++)
-        TD_TRY(td__grad_buffer_open(&places[i], node, i));
+        TD_TRY(td__grad_buffer_open(&buffers[i], node, i));
 
     int ndim = is_batch ? 3 : 2;
     struct td_tensor x = td__view_as(in, norm->shape, ndim);
     struct td_tensor grad = td__view_as(contiguous, norm->shape, ndim);
     struct td_tensor grad_x, grad_weight, grad_bias, weight;
-    if (places[0].into)
-        grad_x = td__view_as(places[0].into, norm->shape, ndim);
+    if (buffers[0].into)
+        grad_x = td__view_as(buffers[0].into, norm->shape, ndim);
     if (saved_weight)
         weight = td__view_as(saved_weight, &width, 1);
-    td_tensor *into_x = places[0].into ? &grad_x : NULL;
-    td_tensor *into_weight = vector_of(&places[1], width, &grad_weight);
-    td_tensor *into_bias = vector_of(&places[2], width, &grad_bias);
+    td_tensor *into_x = buffers[0].into ? &grad_x : NULL;
+    td_tensor *into_weight = vector_of(&buffers[1], width, &grad_weight);
+    td_tensor *into_bias = vector_of(&buffers[2], width, &grad_bias);
     td_tensor *with = saved_weight ? &weight : NULL;
     const struct td__kernels *kernels = td__kernels_of(in);
     TD_TRY(is_batch ? kernels->batch_norm_grad(into_x, into_weight, into_bias, &grad, &x, with,
@@ -71,7 +71,7 @@ static td_status norm_backward(td_node *node, bool is_batch, td_tensor *grad_y, 
                     : kernels->layer_norm_grad(into_x, into_weight, into_bias, &grad, &x, with,
                                                mean, rstd));
     for (int i = 0; i < 3; i++)
-        TD_TRY(td__grad_buffer_close(&places[i], &grads[i]));
+        TD_TRY(td__grad_buffer_close(&buffers[i], &grads[i]));
     return TD_OK;
 }
 

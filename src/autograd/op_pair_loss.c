@@ -32,17 +32,17 @@ static td_status pair_backward(td_node *node, td_tensor *const *grad_y, td_tenso
     td_tensor *target = td_node_saved(node, 1);
     TD_TRY(td__done(target));
     td_tensor *grad = td__scoped_contiguous(grad_y[0]);
-    struct td__grad_buffer places[2];
+    struct td__grad_buffer buffers[2];
     if (!grad)
         return TD_ERR_NOMEM;
     for (int i = 0; i < 2; i++) {
-        TD_TRY(td__grad_buffer_open(&places[i], node, i));
-        if (!places[i].into)
+        TD_TRY(td__grad_buffer_open(&buffers[i], node, i));
+        if (!buffers[i].into)
             continue;
-        TD_TRY(i == 0 ? td__kernels_of(x)->pair_loss_grad(data->loss, places[0].into, grad, x,
+        TD_TRY(i == 0 ? td__kernels_of(x)->pair_loss_grad(data->loss, buffers[0].into, grad, x,
                                                           target, data->scale)
-                      : grad_of_target(data, places[1].into, grad, x, target));
-        TD_TRY(td__grad_buffer_close(&places[i], &grads[i]));
+                      : grad_of_target(data, buffers[1].into, grad, x, target));
+        TD_TRY(td__grad_buffer_close(&buffers[i], &grads[i]));
     }
     return TD_OK;
 }
@@ -67,7 +67,7 @@ static td_status check(const char *call, const td_tensor *x, const td_tensor *ta
                        "cross_entropy only",
                        call);
     if ((unsigned)options->reduction > TD_REDUCE_NONE)
-        return td_fail(TD_ERR_INVALID, "%s: there is no reduction %d", call,
+        return td_fail(TD_ERR_INVALID, "%s: %d is not a reduction (see td_reduction)", call,
                        (int)options->reduction);
     return TD_OK;
 }

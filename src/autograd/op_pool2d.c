@@ -93,10 +93,10 @@ static td_tensor *pooled(const td_function *function, td_tensor *x, const struct
     if (!y || (is_max && td__would_record(x) && !indices))
         return NULL;
     struct td_tensor from = td__view_as(in, pool->image.shape, 4), out = as_batch(y, pool);
-    struct td_tensor places, *where = NULL;
+    struct td_tensor index_batch, *where = NULL;
     if (indices) {
-        places = as_batch(indices, pool);
-        where = &places;
+        index_batch = as_batch(indices, pool);
+        where = &index_batch;
     }
     td_status status;
     if (is_max)

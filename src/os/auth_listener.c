@@ -200,7 +200,7 @@ static void warn_of_secret(const struct pending *pending)
     td__remote_address(pending->fd, &peer);
     bool one_of_many = memcmp(listener->options.identity, none, sizeof none) != 0;
     td_log(TD_LOG_WARN,
-           "somebody %s%s connected to the %s with another secret%s: if it is a process of this "
+           "a client %s%s connected to the %s with another secret%s: if it is a process of this "
            "job, set TANDEM_SECRET to the same text %s",
            pending->local ? "on this host" : "at ",
            pending->local ? "" : td__address_text(&peer, where), listener->options.purpose,

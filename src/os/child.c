@@ -179,7 +179,7 @@ int td__child_start(const struct td__child_spec *spec, pid_t *pid_out, const cha
     pthread_sigmask(SIG_SETMASK, &start.mask, NULL);
     close(news[1]);
     if (pid > 0) {
-        setpgid(pid, pid); /* the child does so too: now it is done, whoever came first */
+        setpgid(pid, pid); /* the child does so too: now it is done, whichever process is first */
         error = hear(news[0], pid, step);
     }
     close(news[0]);

@@ -119,7 +119,7 @@ bool td__flight_put_label(struct td__flight_log *log, uint64_t index)
 }
 
 /* What `writer` is when it is no thread. */
-static const char taken_away, everybody;
+static const char taken_away, all_threads;
 
 static bool kernel_has(int command)
 {
@@ -140,12 +140,12 @@ static void make_all_see(void)
 static void share_counting(struct td__flight_log *log)
 {
     pthread_mutex_lock(&log->lock);
-    if (atomic_load(&log->writer) != &everybody) {
+    if (atomic_load(&log->writer) != &all_threads) {
         atomic_store(&log->writer, &taken_away);
         make_all_see();
         while (atomic_load_explicit(&log->counting, memory_order_acquire))
             sched_yield(); /* for a few instructions of that thread */
-        atomic_store(&log->writer, &everybody);
+        atomic_store(&log->writer, &all_threads);
     }
     pthread_mutex_unlock(&log->lock);
 }
@@ -156,7 +156,7 @@ uint64_t td__flight_number_shared(struct td__flight_log *log)
     if (atomic_load(&log->writer) == NULL && kernel_has(MEMBARRIER_CMD_PRIVATE_EXPEDITED) &&
         atomic_compare_exchange_strong(&log->writer, &writer, td__flight_self()))
         return td__flight_number(log);
-    if (atomic_load(&log->writer) != &everybody)
+    if (atomic_load(&log->writer) != &all_threads)
         share_counting(log);
     return atomic_fetch_add_explicit(&log->bytes->next, 1, memory_order_relaxed);
 }

@@ -5,7 +5,7 @@
  *
  * A launcher makes a book with a slot for each of its workers (a memfd), and names it in the worker's
  * environment; a worker opens it through the launcher's /proc/PID/fd, so that nothing has to be
- * inherited. Whoever has no launcher writes into a file, or into memory of its own.
+ * inherited. A process without a launcher writes into a file, or into memory of its own.
  *
  *     TANDEM_FLIGHT=PID:FD:SLOT      a slot of the book that process PID has open as FD
  *     TANDEM_FLIGHT=/path/prefix     a book of one slot, in the file /path/prefix.RANK
@@ -197,7 +197,7 @@ struct td__flight_log {
     atomic_bool counting; /* … and whether it is at it now */
     pthread_mutex_t lock; /* guards the names, the last failure, and the list of the owner's */
     void *traces;
-    atomic_int users;            /* who opened the same place; 0: expected */
+    atomic_int users;            /* worlds that have opened it; 0: expected */
     int rank;                    /* … for this rank … */
     pid_t pid;                   /* … in this process */
     char *place;                 /* as TANDEM_FLIGHT had it; NULL for private memory */
@@ -213,7 +213,7 @@ td_status td__flight_open(int rank, int size, struct td__flight_log **log);
  *  where TANDEM_FLIGHT names no place, or names files and the rank is not known. */
 void td__flight_expect(int rank, int size);
 
-/** Closes that log where nobody went on with it. With a `status`, `sentence` says what went wrong. */
+/** Closes that log where no td__flight_open() went on with it. With a `status`, `sentence` says what went wrong. */
 void td__flight_give_up(td_status status, const char *sentence);
 
 /** Ends the writing; the bytes stay for their readers. */
@@ -249,7 +249,7 @@ static inline uint64_t td__flight_ticks(const struct td__flight_log *log)
     return (uint64_t)td__now_ns();
 }
 
-/** Whether any thread has ever had a label: until then nobody looks at his own, which costs a call. (Thread
+/** Whether any thread has ever had a label: until then no thread looks at its own, which costs a call. (Thread
  *  locals that need none would be initial-exec, and a library that has such cannot be loaded by dlopen().) */
 extern atomic_bool td__flight_labels_exist;
 
@@ -298,7 +298,7 @@ uint64_t td__flight_number_shared(struct td__flight_log *log);
  *  An atomic add waits for all stores before it, among them those of the last operation to memory that
  *  other ranks look at. So the first thread that asks counts without one, as long as it is the only
  *  one. A second thread takes that right away from it: it says so in `writer`, has the kernel make all
- *  processors see that, and waits until `counting` is false. From then on everybody adds atomically. */
+ *  processors see that, and waits until `counting` is false. From then on all threads add atomically. */
 static inline uint64_t td__flight_number(struct td__flight_log *log)
 {
     const void *self = td__flight_self();

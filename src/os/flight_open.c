@@ -80,7 +80,7 @@ static bool take_log(struct td__flight_log *log, struct td__flight_head *head, s
     return true;
 }
 
-/* *there: there is such a slot, even if somebody else has it. */
+/* *there: there is such a slot, even if another process has it. */
 static bool open_slot(struct td__flight_log *log, pid_t pid, int number, int slot, bool *there)
 {
     char path[64];

@@ -40,7 +40,7 @@ void td__flight_copy_log(const struct td__flight_bytes *log, void *copy)
     struct td__flight_bytes *to = copy;
     enum { WORDS = sizeof(struct td__flight_entry) / 8, LABEL = TD__FLIGHT_LABEL / 8 };
     copy_words((const _Atomic uint64_t *)log, copy, offsetof(struct td__flight_bytes, entries) / 8);
-    /* A look at memory that nobody has written to yet would have the system find some. */
+    /* Reading memory that was never written to would have the system allocate some. */
     int used = to->next ? TD__FLIGHT_ENTRIES : 0;
     if (!used)
         memset(to->entries, 0, sizeof *to - offsetof(struct td__flight_bytes, entries));

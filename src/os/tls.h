@@ -7,7 +7,7 @@
  * connections. It is started with the first of them and ends with the last.
  *
  * TLS 1.3 only, with the key of the handshake (td__auth_key) as pre-shared key and a fresh
- * Diffie-Hellman exchange: who learns the secret later cannot read what was recorded before. There are
+ * Diffie-Hellman exchange: with the secret, traffic that was recorded before cannot be decrypted. There are
  * no certificates.
  *
  * An end passes through: shutdown() of the plain end arrives as the end of the stream at the other

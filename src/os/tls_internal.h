@@ -14,8 +14,8 @@ struct td__tls_wait {
     struct td__tls_failure failure;
 };
 
-/* A connection and the end of the socketpair that stands for it. Until it is added it belongs to whoever
- * made it, then to the pump's thread. */
+/* A connection and the end of the socketpair that stands for it. Until it is added it belongs to the
+ * thread that made it, then to the pump's thread. */
 struct td__tls_link {
     struct td__tls_link *before, *after;
     struct td__tls_link *hot_next;
@@ -27,13 +27,13 @@ struct td__tls_link {
     bool unsent;       /* … and this: the plain end is closed, and something is on its way */
     int epoll;         /* that watches both */
     uint8_t key[TD__MAC_SIZE];
-    struct td__tls_wait *wait; /* NULL: nobody waits for the handshake */
+    struct td__tls_wait *wait; /* NULL: no thread waits for the handshake */
     td__deadline end;          /* of the handshake, later of closing; else TD__NEVER */
 
     bool open;          /* the handshake is done */
     bool again;         /* it was stopped for the sake of others, with more to do */
     bool may_have_left; /* look whether … */
-    bool left;          /* … nobody holds the plain end any more */
+    bool left;          /* … the plain end is closed everywhere */
     bool broken;        /* the connection is of no more use */
     bool over;          /* so is all the rest: to be freed */
 

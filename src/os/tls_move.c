@@ -29,7 +29,7 @@ static void stop_sending(struct td__tls_link *link)
 {
     link->up_ended = link->up_closed = true;
     td__buffer_free(&link->up);
-    shutdown(link->plain, SHUT_RD); /* whoever writes there learns of it */
+    shutdown(link->plain, SHUT_RD); /* a write there fails from now on */
 }
 
 static void send_what_is_left(struct td__tls_link *link)
@@ -89,7 +89,7 @@ static void move_up(struct td__tls_link *link, uint8_t *scratch)
         end_sending(link);
 }
 
-/* Whether there is room again; what nobody takes any more is dropped. */
+/* Whether there is room again; without a reader the bytes are dropped. */
 static bool deliver(struct td__tls_link *link, const uint8_t *data, size_t size, size_t *taken)
 {
     for (*taken = 0; *taken < size && !link->left;) {
@@ -180,7 +180,7 @@ static bool has_arrived(const struct td__tls_link *link)
     return link->down_ended || ioctl(link->wire, SIOCOUTQ, &queued) || queued <= 1;
 }
 
-/* Who has closed the plain end wants nothing but that what it wrote arrives. */
+/* Where the plain end is closed, only what was written there before is still sent. */
 static void notice_leaving(struct td__tls_link *link)
 {
     struct pollfd plain = {.fd = link->plain};
@@ -204,8 +204,8 @@ static bool shake_hands(struct td__tls_link *link)
     OPENSSL_cleanse(link->key, sizeof link->key);
     if (!td__tls_pump_answer(link, &failure) && *failure.reason && !failure.error)
         td_log(TD_LOG_WARN,
-               "a client that had proven the job's secret failed in TLS (%s): somebody may be "
-               "changing what goes over the wire",
+               "a client that had proven the job's secret failed in TLS (%s): the bytes may be "
+               "changed on the way",
                failure.reason);
     link->end = link->left ? td__deadline_in_ms(PARTING_MS) : TD__NEVER;
     link->over = step == TD__TLS_FAILED;

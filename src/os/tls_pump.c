@@ -39,7 +39,7 @@ static struct {
     pthread_t thread;
     int epoll, wake;
 
-    struct td__tls_link *hot; /* the thread's: who must be looked at again */
+    struct td__tls_link *hot; /* the thread's: links that it looks at again */
     bool done;                /* likewise: nothing is left to be sent before the exit */
     uint8_t scratch[TD__TLS_SCRATCH];
 } pump = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1};
@@ -56,7 +56,7 @@ static void touch(struct td__tls_link *link)
     pump.hot = link;
 }
 
-/* False where nobody waits. Holds the lock. */
+/* False where no thread waits. Holds the lock. */
 static bool answer_waiter(struct td__tls_link *link, const struct td__tls_failure *failure)
 {
     if (!link->wait)

@@ -24,7 +24,7 @@ static td_status refuse_without_secret(const char *what, const char *purpose, co
     return td_fail(TD_ERR_AUTH,
                    "%s the %s at %s needs the job's secret, since it is not on this host: set "
                    "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the same text on every host, or "
-                   "TANDEM_INSECURE=1 on a network where nobody else is",
+                   "TANDEM_INSECURE=1 on a network without other users",
                    what, purpose, host);
 }
 
@@ -74,7 +74,7 @@ static td_status fail_other_tls(const char *where, bool here)
         where, here ? "does not encrypt" : "wants TLS", here ? "1" : "not 1", here ? "not 1" : "1");
 }
 
-/* It has refused the hello. Who knows an identity has it from its owner, through a store
+/* It has refused the hello. A client has an identity from its owner, through a store
  * that was proven already. */
 static td_status fail_refused(const struct td__auth *auth, const char *where, bool one_of_many)
 {
@@ -156,8 +156,8 @@ static td_status encrypt(int fd, const struct td__auth *auth, const char *where,
     if (status == TD_ERR_AUTH && !failure.error)
         return td_fail(
             status,
-            "the server at %s has proven the job's secret, but not in TLS (%s): somebody "
-            "may be changing what goes over the wire",
+            "the server at %s has proven the job's secret, but not in TLS (%s): the bytes "
+            "may be changed on the way",
             where, failure.reason);
     return status;
 }
@@ -233,7 +233,7 @@ int td__listen_shortcut(int tcp_fd, const char *purpose)
     return fd < 0 ? -1 : fd;
 }
 
-/* Abstract names belong to whoever comes first, so another user can hold one that can be guessed. A
+/* Abstract names belong to the first process that binds them, so another user can hold one that can be guessed. A
  * server then takes "@name-1" and so on, and its clients look at all of them. False where there is no such
  * name. */
 static bool name_beside(const struct td__address *first, int number, struct td__address *other)
@@ -256,9 +256,9 @@ static void add_names(struct td__address_list *list)
         list->count++;
 }
 
-/* Tries all addresses once. When nothing listens at any, *nobody is true and `attempts` says why. */
+/* Tries all addresses once. When nothing listens at any, *silent is true and `attempts` says why. */
 static td_status try_each(const struct td__address_list *list, const char *host,
-                          const struct way *way, struct attempts *attempts, bool *nobody, int *out)
+                          const struct way *way, struct attempts *attempts, bool *silent, int *out)
 {
     attempts->text[0] = '\0';
     attempts->refused = true;
@@ -301,7 +301,7 @@ static td_status try_each(const struct td__address_list *list, const char *host,
     }
     if (!*attempts->text)
         return refuse_without_secret("connecting to", way->purpose, host);
-    *nobody = true;
+    *silent = true;
     return TD_ERR_TIMEOUT;
 }
 
@@ -319,7 +319,7 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
     bool warned = false;
     TD_TRY(check_settings("connecting to", purpose, host, secret));
     for (;;) {
-        bool unresolved = false, nobody = false;
+        bool unresolved = false, silent = false;
         td__deadline limit = td__deadline_earlier(deadline, td__deadline_in_ms(RESOLVE_LIMIT_MS));
         td_status status = td__resolve(host, port, limit, &list, &unresolved);
         if (!status && !identity)
@@ -328,11 +328,11 @@ td_status td__connect_trusted(const char *host, int port, const char *purpose,
             known = list;
         if (known.count) { /* what was found once is good enough when it is not found again */
             unresolved = false;
-            status = try_each(&known, host, &way, &attempts, &nobody, fd);
+            status = try_each(&known, host, &way, &attempts, &silent, fd);
         }
-        if (!unresolved && !nobody)
+        if (!unresolved && !silent)
             return status;
-        if (nobody && identity && attempts.refused)
+        if (silent && identity && attempts.refused)
             return td_fail(TD_ERR_PEER, "nothing listens at its address any more");
 
         /* An attempt without time left says only that; the messages of earlier ones are kept. */
@@ -375,7 +375,7 @@ static bool remove_dead_socket(const struct td__address *address)
     return fd == -ECONNREFUSED && unlink(address->local.sun_path) == 0;
 }
 
-/* A name that another user holds, or nobody knows who, makes room for those beside it; one of our own is in
+/* A name that another user holds, or one that is not known, is left for those beside it; a name of this user is in
  * use. */
 static int listen_beside(struct td__address *address)
 {

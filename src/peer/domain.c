@@ -283,6 +283,6 @@ void td__domain_close(struct td__domain *domain)
         return;
     td__failure_detector_end(domain);
     close_listener(domain);
-    free_domain(domain);
     td__tls_drain(domain, td__deadline_in_ms(DRAIN_MS));
+    free_domain(domain);
 }

@@ -105,35 +105,35 @@ static td_status agree_on_size(struct barrier *barrier)
     int size = theirs.data ? atoi(theirs.data) : barrier->world->world_size;
     td_status status = TD_OK;
     if (size != barrier->world->world_size) {
-        const char *who = strchr(theirs.data, ' ');
+        const char *process = strchr(theirs.data, ' ');
         status = td_fail(TD_ERR_MISMATCH,
                          "rendezvous at %s:%.*s has a world size of %d, %.*s (rank %d) one of %d; "
                          "all must have the same",
-                         barrier->address, (int)strcspn(who ? who : "", "#"), who ? who : "", size,
-                         (int)barrier->shown, barrier->me, barrier->world->rank,
-                         barrier->world->world_size);
+                         barrier->address, (int)strcspn(process ? process : "", "#"),
+                         process ? process : "", size, (int)barrier->shown, barrier->me,
+                         barrier->world->rank, barrier->world->world_size);
         status = settle_failure(barrier);
     }
     td_bytes_free(&theirs);
     return status;
 }
 
-/* Whether the process `who`, the value of a rank/<r>, has ended. That can be seen on this host only; for a
+/* Whether `process`, the value of a rank/<r>, has ended. That can be seen on this host only; for a
  * process of another host the launcher says so (TANDEM_REJOIN). */
-static bool is_seen_to_have_ended(const char *who)
+static bool is_seen_to_have_ended(const char *process)
 {
     char host[128];
     int pid;
-    if (sscanf(who, "process %d on %127[^#]", &pid, host) != 2 ||
+    if (sscanf(process, "process %d on %127[^#]", &pid, host) != 2 ||
         strcmp(host, td__host_name()) != 0)
         return false;
     char state = td__process_state(pid);
     return !state || state == 'Z' || state == 'X';
 }
 
-static bool has_ended(const char *who)
+static bool has_ended(const char *process)
 {
-    return td__rejoins() || is_seen_to_have_ended(who);
+    return td__rejoins() || is_seen_to_have_ended(process);
 }
 
 /* The rank was claimed before, the rendezvous succeeded, and the process that had the rank has ended: this
@@ -195,16 +195,16 @@ static int name_ended(struct barrier *barrier, char *text, size_t room)
 {
     for (int rank = 0; rank < barrier->world->world_size; rank++) {
         char key[32];
-        td_bytes who;
+        td_bytes process;
         bool found;
         snprintf(key, sizeof key, "rank/%d", rank);
-        if (td__store_look_up(barrier->store, key, &who, &found) || !found)
+        if (td__store_look_up(barrier->store, key, &process, &found) || !found)
             return 0;
-        bool ended = is_seen_to_have_ended(who.data);
+        bool ended = is_seen_to_have_ended(process.data);
         if (ended)
-            snprintf(text, room, "%d (%.*s, which has ended)", rank, (int)strcspn(who.data, "#"),
-                     who.data);
-        td_bytes_free(&who);
+            snprintf(text, room, "%d (%.*s, which has ended)", rank,
+                     (int)strcspn(process.data, "#"), process.data);
+        td_bytes_free(&process);
         if (ended)
             return 1;
     }
@@ -251,14 +251,14 @@ static td_status check_peers(void *arg)
     struct barrier *barrier = arg;
     td_bytes list = {0};
     bool found;
-    char who[TD__WATCHED_TEXT], offer[TD__WATCHED_TEXT + 640];
+    char process[TD__WATCHED_TEXT], offer[TD__WATCHED_TEXT + 640];
     if (!td__store_look_up(barrier->store, "roster", &list, &found) && found)
         td__peer_watch_watch(&barrier->peers, list.data);
     td_bytes_free(&list);
-    if (td__peer_watch_find_ended(&barrier->peers, who) < 0)
+    if (td__peer_watch_find_ended(&barrier->peers, process) < 0)
         return TD_OK;
     snprintf(offer, sizeof offer, "%d rendezvous at %s: %s before all ranks had joined",
-             TD_ERR_PEER, barrier->address, who);
+             TD_ERR_PEER, barrier->address, process);
     return settle(barrier, offer); /* "ok" where that rank was the last one to join */
 }
 

@@ -60,7 +60,7 @@ static const char *describe(void *arg, int peer)
     return peer ? "rank 1" : "rank 0";
 }
 
-static void listen_to_nobody(void *arg, td__link_fn fn, void *fn_arg)
+static void ignore_listener(void *arg, td__link_fn fn, void *fn_arg)
 {
     (void)arg;
     (void)fn;
@@ -74,7 +74,7 @@ static void make_call(uint8_t what, uint8_t how, const uint8_t *data, size_t siz
                                                   .approach = connect_link,
                                                   .accept = give_link,
                                                   .describe = describe,
-                                                  .listen = listen_to_nobody};
+                                                  .listen = ignore_listener};
     static float input[2 * COUNT], output[2 * COUNT];
     struct td__tcp_comm *comm;
     uint8_t right[TD__HEADER_BYTES];
