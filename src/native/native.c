@@ -108,7 +108,7 @@ static bool fills_host(void *self)
 {
     const struct td__native *native = self;
     struct td__endpoint *endpoint = native->group->root->endpoint;
-    return !native->sockets && td__shm_neighbours(endpoint) >= td__processors();
+    return !native->sockets && td__shm_local_size(endpoint) >= td__processors();
 }
 
 /* ---- Members that are lost ------------------------------------------------------------------- */
@@ -408,10 +408,10 @@ static void publish_failure(struct td__native *native, const struct td__operatio
         td__hierarchy_fail(native->hierarchy, operation, status);
     if (native->sockets)
         td__tcp_comm_fail(native->sockets, operation, status);
-    if (native->comm && native->sockets && td__shm_broke(native->comm))
+    if (native->comm && native->sockets && td__shm_failed_first(native->comm))
         wake_members(native);
     if (native->comm)
-        td__shm_await_quiet(native->comm);
+        td__shm_await_writers(native->comm);
     td__error_restore(&error);
 }
 

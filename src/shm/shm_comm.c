@@ -1,4 +1,4 @@
-/* Ranks on one host: announcing, waiting, and failing together; see shm_comm.h. */
+/* Ranks on one host: announcing calls, waiting for them, and failing together; see shm_comm.h. */
 #include "shm/shm_comm.h"
 
 #include "base/fail.h"
@@ -8,15 +8,16 @@
 #include <string.h>
 
 enum {
-    SEEN = 64, /* calls after which a rank says where it is, though it has a processor of its own */
-    QUIET_MS = 2000,
-    QUIET_PAUSE_NS = 50000,
-    REASON_MS = 1000, /* for a member that has failed to write down why */
+    /* How many calls a rank with a processor of its own makes before it publishes that processor again. */
+    PROCESSOR_INTERVAL = 64,
+    WRITERS_MS = 2000,
+    POLL_NS = 50000,
+    REASON_MS = 1000, /* how long the first rank that failed may take to write head->reason */
 };
 
 /* ---- Failing together ------------------------------------------------------------------------ */
 
-/* The first failure is everybody's: it is written down for the others, who are woken. */
+/* The first failure counts for all members: it is written to the head, and all members are woken. */
 static td_status break_comm(struct td__shm_comm *comm, td_status status)
 {
     uint32_t whole = 0;
@@ -47,7 +48,7 @@ void td__shm_break(struct td__shm_comm *comm, td_status status)
         break_comm(comm, status);
 }
 
-bool td__shm_broke(struct td__shm_comm *comm)
+bool td__shm_failed_first(struct td__shm_comm *comm)
 {
     return atomic_load(&comm->attached) && td__shm_is_broken(comm) &&
            comm->head->breaker == (uint32_t)comm->index;
@@ -60,9 +61,9 @@ static td_status broken(struct td__shm_comm *comm)
     while (atomic_load(&comm->head->broken) != 2)
         if (td__deadline_passed(end))
             return td_fail(TD_ERR_PEER,
-                           "a rank of this host ended while it told why a call failed");
+                           "a rank of this host failed, and ended before it wrote the reason");
         else
-            td__sleep_ns(QUIET_PAUSE_NS);
+            td__sleep_ns(POLL_NS);
     memcpy(reason, comm->head->reason, sizeof reason);
     reason[sizeof reason - 1] = 0;
     uint32_t status = comm->head->status;
@@ -70,8 +71,9 @@ static td_status broken(struct td__shm_comm *comm)
                    "%s", reason);
 }
 
-/* Either the writer sees that the call has failed, or the one who failed sees that it writes: also where
- * somebody else has failed at the same time, and is still writing down why. */
+/* `writing` and `broken` are sequentially consistent: either the writer reads that the comm has failed, or the
+ * rank that failed reads `writing`. Any value of `broken` but 0 counts, since a rank that fails second does not
+ * wait for the first one to write its reason. */
 td_status td__shm_write_begin(struct td__shm_comm *comm)
 {
     atomic_store(&comm->cells[comm->index].writing, 1);
@@ -86,16 +88,16 @@ void td__shm_write_end(struct td__shm_comm *comm)
     atomic_store_explicit(&comm->cells[comm->index].writing, 0, memory_order_release);
 }
 
-void td__shm_await_quiet(struct td__shm_comm *comm)
+void td__shm_await_writers(struct td__shm_comm *comm)
 {
     if (!atomic_load(&comm->attached))
         return;
-    td__deadline end = td__deadline_in_ms(QUIET_MS);
+    td__deadline end = td__deadline_in_ms(WRITERS_MS);
     for (int i = 0; i < comm->size; i++)
         while (i != comm->index && atomic_load(&comm->cells[i].writing) &&
                td__endpoint_presence(comm->endpoint, comm->world_ranks[i]) == TD__PRESENT &&
                !td__deadline_passed(end))
-            td__sleep_ns(QUIET_PAUSE_NS);
+            td__sleep_ns(POLL_NS);
 }
 
 td_status td__shm_state(struct td__shm_comm *comm)
@@ -103,15 +105,15 @@ td_status td__shm_state(struct td__shm_comm *comm)
     return atomic_load(&comm->attached) && td__shm_is_broken(comm) ? broken(comm) : TD_OK;
 }
 
-/* Puts the members that have not reached `stage` into `text`; how many there are. */
-static int list_missing(const struct td__shm_comm *comm, uint64_t stage, char *text, size_t room)
+/* Lists the members that have not reached `progress` in `text`. Returns their number. */
+static int list_missing(const struct td__shm_comm *comm, uint64_t progress, char *text, size_t room)
 {
     size_t length = 0;
     int count = 0;
     text[0] = 0;
     for (int i = 0; i < comm->size && length < room - 16; i++)
-        if (atomic_load(&td__shm_announcement_of(comm, i, stage >> TD__PHASE_BITS)->stage) <
-            stage) {
+        if (atomic_load(&td__shm_announcement_of(comm, i, progress >> TD__PHASE_BITS)->progress) <
+            progress) {
             length += (size_t)snprintf(text + length, room - length, "%s%d", length ? ", " : "",
                                        comm->world_ranks[i]);
             count++;
@@ -119,15 +121,15 @@ static int list_missing(const struct td__shm_comm *comm, uint64_t stage, char *t
     return count;
 }
 
-/* `stage` is what somebody has not reached; 0: all have come, but not all is done. Who has not called is to
- * blame for those who have not finished. */
-static td_status too_late(struct td__shm_comm *comm, const struct td__operation *operation,
-                          uint64_t stage)
+/* A member has not reached `progress`; 0: all members have called, but not all pieces are done. The text names
+ * the members that have not called, if there are any: the others may be waiting for them. */
+static td_status fail_timeout(struct td__shm_comm *comm, const struct td__operation *operation,
+                              uint64_t progress)
 {
     char missing[256];
-    uint64_t first = td__shm_stage(stage >> TD__PHASE_BITS, 1);
-    bool called = stage > first && !list_missing(comm, first, missing, sizeof missing);
-    int count = list_missing(comm, called || !stage ? stage : first, missing, sizeof missing);
+    uint64_t first = td__shm_progress(progress >> TD__PHASE_BITS, 1);
+    bool called = progress > first && !list_missing(comm, first, missing, sizeof missing);
+    int count = list_missing(comm, called || !progress ? progress : first, missing, sizeof missing);
     if (!count)
         td_fail(TD_ERR_TIMEOUT, "%s: not done in time; all ranks have called it",
                 td__operation_describe(operation));
@@ -135,7 +137,7 @@ static td_status too_late(struct td__shm_comm *comm, const struct td__operation 
         td_fail(TD_ERR_TIMEOUT, "%s: not done in time; rank%s %s %s not %s",
                 td__operation_describe(operation), count > 1 ? "s" : "", missing,
                 count > 1 ? "have" : "has", called ? "finished its part" : "called it");
-    /* Before the others are told: they shall learn where everybody was now. */
+    /* Before break_comm(): the last error, with this addition, goes to all members. */
     if (comm->explain)
         comm->explain(comm->outside_arg, operation);
     return break_comm(comm, TD_ERR_TIMEOUT);
@@ -153,7 +155,8 @@ static int find_ended(const struct td__shm_comm *comm)
 }
 
 /* The member `index` has left in the middle of a call, or has ended. */
-static td_status gone(struct td__shm_comm *comm, const struct td__operation *operation, int index)
+static td_status fail_lost(struct td__shm_comm *comm, const struct td__operation *operation,
+                           int index)
 {
     TD_TRY(td__shm_state(comm));
     td_status cause = comm->find_cause ? comm->find_cause(comm->outside_arg, operation) : TD_OK;
@@ -169,12 +172,12 @@ static td_status gone(struct td__shm_comm *comm, const struct td__operation *ope
 
 /* ---- Announcing and waiting ------------------------------------------------------------------
  *
- * What a call costs where everyone has a processor is how often a cache line goes from one to another. A
- * announcement needs to go once; but a line that the other side has a copy of, from the last time or since it looks
- * at it, must be taken from there before it can be written. So a rank takes the line of its next announcement
- * back while it waits anyway, and does not look at those of the others at once, since they are mostly written
- * in the same moment; nor does it look without a pause, which holds up its own stores. On processors that
- * are far apart (0.33 µs for a round trip) an exchange takes 0.2 µs instead of 0.5. */
+ * If every rank has a processor, the cost of a call is the number of cache line transfers between processors.
+ * An announcement needs one. But if another processor has a copy of the line, from the previous use or because
+ * it polls the line, the writer must invalidate that copy first. So a rank claims the line of its next
+ * announcement before it waits; and it pauses before it first polls the others' announcements, which are mostly
+ * written at the same time, and between two polls, since polling delays its own stores. On processors that are
+ * far apart (0.33 µs for a round trip) an exchange takes 0.2 µs instead of 0.5. */
 
 int td__shm_find_lost(struct td__shm_comm *comm, int index)
 {
@@ -186,8 +189,8 @@ int td__shm_find_lost(struct td__shm_comm *comm, int index)
     return -1;
 }
 
-/* The same for a waiting thread: where nobody that it waits for is lost, any member that has ended without
- * leaving. */
+/* td__shm_find_lost() for a waiting thread. If `index` is not lost, returns any member that has ended without
+ * leaving: `index` may be waiting for that one. */
 static int find_loss(struct td__shm_comm *comm, int index)
 {
     unsigned losses = td__endpoint_losses(comm->endpoint);
@@ -200,40 +203,41 @@ static int find_loss(struct td__shm_comm *comm, int index)
     return lost;
 }
 
-/* What else is known about a wait: others are waited for as well, by this rank or by the one that it waits
- * for; or members of one processor that wait for the same take turns. */
-enum { FOR_ALL = 1, IN_TURN = 2 };
+/* AWAITS_ALL: this rank, or the rank that it waits for, waits for all members. YIELD_FIRST: members on this
+ * processor that wait for the same rank get the processor before this one spins. */
+enum { AWAITS_ALL = 1, YIELD_FIRST = 2 };
 
-/* In a oversubscribed comm: whether a member that is waited for may need this processor. */
-static bool is_wanted_here(const struct td__shm_comm *comm, int index, unsigned how)
+/* In an oversubscribed comm: whether a member that this rank waits for may need this processor. */
+static bool may_need_processor(const struct td__shm_comm *comm, int index, unsigned how)
 {
     int here = td__wait_event_processor(&comm->cells[comm->index].event);
     if (index < 0 || td__wait_event_processor(&comm->cells[index].event) == here)
         return true;
-    for (int i = 0; how & FOR_ALL && i < comm->size; i++)
+    for (int i = 0; how & AWAITS_ALL && i < comm->size; i++)
         if (i != comm->index && td__wait_event_processor(&comm->cells[i].event) == here &&
-            atomic_load_explicit(&td__shm_announcement(comm, i)->stage, memory_order_relaxed) <
-                td__shm_stage(comm->call, 1))
+            atomic_load_explicit(&td__shm_announcement(comm, i)->progress, memory_order_relaxed) <
+                td__shm_progress(comm->call, 1))
             return true;
     return false;
 }
 
-static bool is_reached(const _Atomic uint64_t *reached, uint64_t stage, int index)
+/* Whether *word, the progress of `index`, is `value` or more; with index -1, whether it is `value`. */
+static bool is_reached(const _Atomic uint64_t *word, uint64_t value, int index)
 {
-    uint64_t now = atomic_load_explicit(reached, memory_order_acquire);
-    return index < 0 ? now == stage : now >= stage;
+    uint64_t now = atomic_load_explicit(word, memory_order_acquire);
+    return index < 0 ? now == value : now >= value;
 }
 
-/* One step of waiting for `index`, or -1: anybody. */
-static td_status wait_a_step(struct td__shm_comm *comm, const struct td__operation *operation,
-                             struct td__waiting *waiting, uint64_t stage, int index, unsigned how)
+/* One step of waiting for `index`; -1: for any member. */
+static td_status wait_step(struct td__shm_comm *comm, const struct td__operation *operation,
+                           struct td__waiting *waiting, uint64_t value, int index, unsigned how)
 {
     if (td__shm_is_broken(comm))
         return broken(comm);
     waiting->elsewhere = comm->oversubscribed && !waiting->spins &&
-                         !is_wanted_here(comm, index, how);
+                         !may_need_processor(comm, index, how);
     if (!td__waiting_step(waiting))
-        return too_late(comm, operation, index < 0 ? 0 : stage);
+        return fail_timeout(comm, operation, index < 0 ? 0 : value);
     if (td__waiting_yields(waiting))
         td__shm_spread(comm, waiting->now);
     if (!waiting->announced || !comm->outside)
@@ -244,18 +248,16 @@ static td_status wait_a_step(struct td__shm_comm *comm, const struct td__operati
     return status ? break_comm(comm, status) : TD_OK;
 }
 
-/* Waits until `reached` is `stage` or more. `index` is the one who brings that about, or -1: anybody, and
- * then it must be `stage` exactly. */
-static td_status await_value(struct td__shm_comm *comm, const struct td__operation *operation,
-                             const _Atomic uint64_t *reached, uint64_t stage, int index,
-                             unsigned how)
+/* Waits until is_reached(word, value, index). */
+static td_status await_word(struct td__shm_comm *comm, const struct td__operation *operation,
+                            const _Atomic uint64_t *word, uint64_t value, int index, unsigned how)
 {
-    /* Where everyone has a processor it is often a matter of nanoseconds. */
-    unsigned looks = td__first_looks(comm->oversubscribed);
+    /* If every rank has a processor, most waits end within nanoseconds. */
+    unsigned polls = td__first_looks(comm->oversubscribed);
     do
-        if (is_reached(reached, stage, index))
+        if (is_reached(word, value, index))
             return TD_OK;
-    while (td__look_again(&looks));
+    while (td__look_again(&polls));
     if (!comm->deadline)
         comm->deadline = td__operation_deadline(operation);
     struct td__waiting waiting;
@@ -263,46 +265,46 @@ static td_status await_value(struct td__shm_comm *comm, const struct td__operati
     td__waiting_begin(&waiting, &comm->cells[comm->index].event, comm->oversubscribed,
                       comm->deadline);
     waiting.sleepers = &comm->head->sleepers;
-    /* Whoever has waited longer is served first, unless it will be over before that. */
-    waiting.spun = how & IN_TURN && td__wait_event_is_idle(&comm->cells[index].event);
-    while (!status && !is_reached(reached, stage, index)) {
-        status = wait_a_step(comm, operation, &waiting, stage, index, how);
+    /* The rank to wait for has yielded: members on this processor that have waited longer get it first. */
+    waiting.spun = how & YIELD_FIRST && td__wait_event_is_idle(&comm->cells[index].event);
+    while (!status && !is_reached(word, value, index)) {
+        status = wait_step(comm, operation, &waiting, value, index, how);
         int lost = !status && waiting.announced ? find_loss(comm, index) : -1;
-        if (lost >= 0 && !is_reached(reached, stage, index))
-            status = gone(comm, operation, lost);
+        if (lost >= 0 && !is_reached(word, value, index))
+            status = fail_lost(comm, operation, lost);
     }
     td__waiting_end(&waiting);
     return status;
 }
 
-static td_status await_stage(struct td__shm_comm *comm, const struct td__operation *operation,
-                             int index, uint64_t stage, unsigned how)
+static td_status await_progress(struct td__shm_comm *comm, const struct td__operation *operation,
+                                int index, uint64_t progress, unsigned how)
 {
-    return await_value(comm, operation,
-                       &td__shm_announcement_of(comm, index, stage >> TD__PHASE_BITS)->stage, stage,
-                       index, how);
+    return await_word(comm, operation,
+                      &td__shm_announcement_of(comm, index, progress >> TD__PHASE_BITS)->progress,
+                      progress, index, how);
 }
 
-/* Begins a call that may run `depth` calls ahead of the slowest member. Where that is reached, half of it is
- * waited for, so that this does not happen with every call. */
+/* Begins a call that may be `depth` calls ahead of the slowest member. At that limit it waits until the slowest
+ * member is depth / 2 behind, so that not every call waits. */
 static td_status begin(struct td__shm_comm *comm, const struct td__operation *operation,
                        uint64_t depth)
 {
     uint64_t call = ++comm->call;
     comm->deadline = operation->deadline;
-    if (comm->oversubscribed || call % SEEN == 0)
+    if (comm->oversubscribed || call % PROCESSOR_INTERVAL == 0)
         td__wait_event_set_processor(&comm->cells[comm->index].event);
-    if (call >= comm->floor + depth) {
-        uint64_t floor = call - depth / 2;
+    if (call >= comm->agreed + depth) {
+        uint64_t agreed = call - depth / 2;
         for (int i = 0; i < comm->size; i++) {
             if (i == comm->index)
                 continue;
-            TD_TRY(await_stage(comm, operation, i, td__shm_stage(floor, 0), FOR_ALL));
-            TD_TRY(td__shm_compare(comm, operation, i, floor));
+            TD_TRY(await_progress(comm, operation, i, td__shm_progress(agreed, 0), AWAITS_ALL));
+            TD_TRY(td__shm_compare(comm, operation, i, agreed));
         }
-        comm->floor = floor;
+        comm->agreed = agreed;
     }
-    td__shm_note(comm, operation);
+    td__shm_record_call(comm, operation);
     return TD_OK;
 }
 
@@ -310,16 +312,16 @@ td_status td__shm_begin(struct td__shm_comm *comm, const struct td__operation *o
 {
     TD_TRY(begin(comm, operation, TD__SHM_DEPTH));
     if (operation->reduction.op == TD_PREMUL_SUM)
-        td__shm_slot(comm, comm->index)->notice.factor = operation->reduction.factor;
+        td__shm_slot(comm, comm->index)->args.factor = operation->reduction.factor;
     return TD_OK;
 }
 
-td_status td__shm_begin_tiny(struct td__shm_comm *comm, const struct td__operation *operation)
+td_status td__shm_begin_inline(struct td__shm_comm *comm, const struct td__operation *operation)
 {
-    return begin(comm, operation, TD__SHM_AHEAD);
+    return begin(comm, operation, TD__SHM_INLINE_DEPTH);
 }
 
-/* For a change that all may be waiting for; it was made before. */
+/* Wakes the members that sleep. The caller has made the change before that they may be waiting for. */
 static void wake_sleepers(struct td__shm_comm *comm)
 {
     td__wait_event_fence();
@@ -333,14 +335,15 @@ static void wake_sleepers(struct td__shm_comm *comm)
 
 void td__shm_reach(struct td__shm_comm *comm, unsigned phase)
 {
-    atomic_store_explicit(&td__shm_announcement(comm, comm->index)->stage,
-                          td__shm_stage(comm->call, phase), memory_order_release);
-    /* Nobody looks at that fingerprint any more, nor before the stage beside it. */
+    atomic_store_explicit(&td__shm_announcement(comm, comm->index)->progress,
+                          td__shm_progress(comm->call, phase), memory_order_release);
+    /* Claims the line of the next announcement by a store. No member reads the old fingerprint any more, and
+     * the new one only after the progress beside it. */
     td__shm_announcement_of(comm, comm->index, comm->call + 1)->fingerprint = 0;
     wake_sleepers(comm);
 }
 
-/* A word that counts within one call, and begins anew in the next: its upper half is the call. */
+/* Adds to a counter that starts from 0 in each call: its upper half is the call. */
 static uint64_t count_up(_Atomic uint64_t *word, uint64_t call, uint32_t more)
 {
     uint64_t before = atomic_load_explicit(word, memory_order_relaxed), after;
@@ -363,10 +366,10 @@ td_status td__shm_complete(struct td__shm_comm *comm, const struct td__operation
     uint64_t all = comm->call << 32 | total;
     if (done && count_up(word, comm->call, done) == all)
         wake_sleepers(comm);
-    return await_value(comm, operation, word, all, -1, FOR_ALL);
+    return await_word(comm, operation, word, all, -1, AWAITS_ALL);
 }
 
-static inline void pause_before_looking(const struct td__shm_comm *comm)
+static inline void pause_before_poll(const struct td__shm_comm *comm)
 {
     for (unsigned i = 0; i < comm->pauses; i++)
         td__pause_processor();
@@ -375,23 +378,23 @@ static inline void pause_before_looking(const struct td__shm_comm *comm)
 td_status td__shm_await(struct td__shm_comm *comm, const struct td__operation *operation, int index,
                         unsigned phase)
 {
-    pause_before_looking(comm);
-    TD_TRY(await_stage(comm, operation, index, td__shm_stage(comm->call, phase), 0));
+    pause_before_poll(comm);
+    TD_TRY(await_progress(comm, operation, index, td__shm_progress(comm->call, phase), 0));
     return phase == 1 ? td__shm_compare(comm, operation, index, comm->call) : TD_OK;
 }
 
 td_status td__shm_await_all(struct td__shm_comm *comm, const struct td__operation *operation,
                             unsigned phase)
 {
-    uint64_t stage = td__shm_stage(comm->call, phase);
-    pause_before_looking(comm);
+    uint64_t progress = td__shm_progress(comm->call, phase);
+    pause_before_poll(comm);
     for (int i = 1; i < comm->size; i++) {
         int index = (comm->index + i) % comm->size;
-        TD_TRY(await_stage(comm, operation, index, stage, FOR_ALL));
+        TD_TRY(await_progress(comm, operation, index, progress, AWAITS_ALL));
         if (phase == 1)
             TD_TRY(td__shm_compare(comm, operation, index, comm->call));
     }
-    comm->floor = comm->call;
+    comm->agreed = comm->call;
     return TD_OK;
 }
 
@@ -402,10 +405,11 @@ td_status td__shm_await_release(struct td__shm_comm *comm, const struct td__oper
         td__shm_reach(comm, 2);
         return TD_OK;
     }
-    TD_TRY(await_stage(comm, operation, 0, td__shm_stage(comm->call, 1), FOR_ALL));
+    TD_TRY(await_progress(comm, operation, 0, td__shm_progress(comm->call, 1), AWAITS_ALL));
     TD_TRY(td__shm_compare(comm, operation, 0, comm->call));
-    TD_TRY(await_stage(comm, operation, 0, td__shm_stage(comm->call, 2), FOR_ALL | IN_TURN));
-    comm->floor = comm->call;
+    TD_TRY(await_progress(comm, operation, 0, td__shm_progress(comm->call, 2),
+                          AWAITS_ALL | YIELD_FIRST));
+    comm->agreed = comm->call;
     return TD_OK;
 }
 
@@ -415,7 +419,7 @@ struct td__reduction td__shm_reduction(struct td__shm_comm *comm,
     struct td__reduction reduction = operation->reduction;
     if (!reduction.user && reduction.op == TD_PREMUL_SUM) {
         for (int i = 0; i < comm->size; i++)
-            comm->factors[i] = td__shm_slot(comm, i)->notice.factor;
+            comm->factors[i] = td__shm_slot(comm, i)->args.factor;
         reduction.factors = comm->factors;
     }
     return reduction;
@@ -432,7 +436,7 @@ size_t td__part(size_t count, int parts, int index)
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-/* The counts of an all_to_all differ by rank, so that no rank knows whether it is small for all. */
+/* The counts of an all_to_all differ between ranks, so no rank knows whether it is small on all: SIZE_MAX. */
 static size_t uneven_slot_bytes(const struct td__shm_comm *comm,
                                 const struct td__operation *operation)
 {
@@ -447,7 +451,7 @@ static size_t uneven_slot_bytes(const struct td__shm_comm *comm,
     }
 }
 
-/* The bytes that a rank puts into its slot for a small call: the most that any rank has to. */
+/* The bytes that a rank writes to its slot in a small call; the largest of all ranks. */
 static size_t slot_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     size_t one = operation->call.count * td__operation_element(operation), all;
@@ -477,7 +481,7 @@ td_status td__shm_publish(struct td__shm_comm *comm, const struct td__operation 
 {
     if (td__shm_is_broken(comm))
         return broken(comm);
-    TD_TRY(td__shm_begin_tiny(comm, operation));
+    TD_TRY(td__shm_begin_inline(comm, operation));
     td__shm_reach(comm, 1);
     return TD_OK;
 }

@@ -1,9 +1,9 @@
-/* What the members of a comm have called, and whether it was the same; see shm_comm.h.
+/* Whether all members of a comm make the same calls; see shm_comm.h.
  *
- * Every call leaves a fingerprint in the cell of its rank: all that must agree, in one word. Whoever waits for a
- * rank compares fingerprints with it, of all calls since the last comparison. A rank that only gives waits for
- * nobody; its calls are compared by the next one that waits, before their place is used again, or when it
- * leaves. */
+ * Every call writes a fingerprint to the cell of its rank: one word with everything that must match. A rank that
+ * waits for another one compares the fingerprints of all calls since the last comparison. A rank that only
+ * sends does not wait; its calls are compared by the next call that waits, before their announcements are
+ * reused, or when it leaves. */
 #include "shm/shm_comm.h"
 
 #include "base/fail.h"
@@ -11,14 +11,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* All that must agree, in one word: kind, dtype and operation (4 bits each), root (12), count (39), and
- * whether there are details: a hash of the counts, where parts are uneven. The counts of an all_to_all differ
- * by rank; its kind is one above all others then. */
+/* Bits of a fingerprint: kind, dtype and reduce op (4 each), root (12), count (39), and DETAILED: cell->details
+ * must match too. An all_to_all with uneven parts has different counts on each rank, and the kind UNEVEN. */
 enum { UNEVEN = TD__COLLECTIVES, OWN_OPERATION = 15, NO_ROOT = 4095 };
 
 #define DETAILED ((uint64_t)1 << 63)
 
-/* The number of a user's operation, and what the call is made for. */
+/* The number of the user's reduce op, and call.detail: a hash of uneven counts, for example. */
 static uint64_t details_of(const struct td__operation *operation)
 {
     return (uint64_t)operation->reduction.number << 32 | operation->call.detail;
@@ -65,15 +64,15 @@ static void describe_fingerprint(uint64_t fingerprint, uint64_t details, char *t
 
 static size_t *counts_of(const struct td__shm_comm *comm, int index, uint64_t call)
 {
-    return comm->cells[index].counts[call % TD__SHM_POSTS];
+    return comm->cells[index].counts[call % TD__SHM_ANNOUNCEMENTS];
 }
 
 static uint64_t *detail_of(const struct td__shm_comm *comm, int index, uint64_t call)
 {
-    return &comm->cells[index].details[call % TD__SHM_POSTS];
+    return &comm->cells[index].details[call % TD__SHM_ANNOUNCEMENTS];
 }
 
-void td__shm_note(struct td__shm_comm *comm, const struct td__operation *operation)
+void td__shm_record_call(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     uint64_t fingerprint = fingerprint_of(operation);
     comm->sequence = operation->call.sequence;
@@ -87,7 +86,7 @@ void td__shm_note(struct td__shm_comm *comm, const struct td__operation *operati
 
 enum { CALL_TEXT = 160 + TD__COUNTS_TEXT };
 
-/* What `index` has called, with the counts of uneven parts. */
+/* Describes a call of `index`, with the counts of uneven parts. */
 static void describe_call(struct td__shm_comm *comm, int index, uint64_t call, int parts,
                           char text[CALL_TEXT])
 {
@@ -102,8 +101,8 @@ static void describe_call(struct td__shm_comm *comm, int index, uint64_t call, i
              td__counts_text(counts_of(comm, index, call), parts, counts));
 }
 
-static td_status differ(struct td__shm_comm *comm, const struct td__operation *operation,
-                        uint64_t call, int index)
+static td_status fail_mismatch(struct td__shm_comm *comm, const struct td__operation *operation,
+                               uint64_t call, int index)
 {
     char ours[CALL_TEXT], theirs[CALL_TEXT];
     describe_call(comm, comm->index, call, operation->parts, ours);
@@ -116,34 +115,34 @@ static td_status differ(struct td__shm_comm *comm, const struct td__operation *o
         comm->world_ranks[comm->index], ours, comm->world_ranks[index], theirs);
 }
 
-/* A fingerprint stays for TD__SHM_POSTS calls, and nobody is further ahead than half of that. */
+/* A fingerprint stays for TD__SHM_ANNOUNCEMENTS calls, and no rank is further ahead than half of that. */
 td_status td__shm_compare(struct td__shm_comm *comm, const struct td__operation *operation,
                           int index, uint64_t call)
 {
-    for (uint64_t c = comm->floor + 1; c <= call; c++) {
+    for (uint64_t c = comm->agreed + 1; c <= call; c++) {
         uint64_t fingerprint = td__shm_announcement_of(comm, comm->index, c)->fingerprint;
         if (td__shm_announcement_of(comm, index, c)->fingerprint != fingerprint ||
             (fingerprint & DETAILED &&
              *detail_of(comm, index, c) != *detail_of(comm, comm->index, c)))
-            return differ(comm, operation, c, index);
+            return fail_mismatch(comm, operation, c, index);
     }
     return TD_OK;
 }
 
 /* ---- Before leaving -------------------------------------------------------------------------- */
 
-/* The last call that `index` has made, of those that are not compared yet. */
+/* The last call that `index` has begun, up to this rank's last one. */
 static uint64_t last_call(const struct td__shm_comm *comm, int index)
 {
-    uint64_t call = comm->floor;
+    uint64_t call = comm->agreed;
     while (call < comm->call &&
-           atomic_load_explicit(&td__shm_announcement_of(comm, index, call + 1)->stage,
-                                memory_order_acquire) >= td__shm_stage(call + 1, 1))
+           atomic_load_explicit(&td__shm_announcement_of(comm, index, call + 1)->progress,
+                                memory_order_acquire) >= td__shm_progress(call + 1, 1))
         call++;
     return call;
 }
 
-/* Whether all that can be known of the others' calls is known. */
+/* Whether each member has begun this rank's last call, or is lost. */
 static bool is_settled(struct td__shm_comm *comm)
 {
     for (int i = 0; i < comm->size; i++)
@@ -154,7 +153,7 @@ static bool is_settled(struct td__shm_comm *comm)
 
 td_status td__shm_verify(struct td__shm_comm *comm, const char *group, td__deadline deadline)
 {
-    if (!atomic_load(&comm->attached) || comm->floor == comm->call)
+    if (!atomic_load(&comm->attached) || comm->agreed == comm->call)
         return td__shm_state(comm);
     struct td__operation operation = {.call.kind = TD_OP_BARRIER,
                                       .call.sequence = comm->sequence,

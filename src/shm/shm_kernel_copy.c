@@ -1,13 +1,13 @@
-/* Large calls that only move data, on memory that cannot be shared: the kernel copies from one process
- * to another, once, where it is allowed to (process_vm_readv and process_vm_writev).
+/* Large calls that only move data, on memory that other ranks cannot map: process_vm_readv() and
+ * process_vm_writev() copy it once, if the kernel allows them between all members.
  *
- *     broadcast, scatter    each fetches its data from the root, which brings everybody the last piece
- *     gather                each brings its data to the root, which fetches the last piece of everybody
- *     all_gather            each fetches everybody's data
- *     all_to_all            each fetches its part of everybody's data
+ *     broadcast, scatter    each rank reads its data from the root; the root writes the last piece of each
+ *     gather                each rank writes its data to the root; the root reads the last piece of each
+ *     all_gather            each rank reads the data of all
+ *     all_to_all            each rank reads its part of the data of all
  *
- * So all processors are at work, and nothing is copied twice. Reductions, which would need a second pass
- * over what was fetched, are staged (shm_staged.c); only the results of an all_reduce are fetched here. */
+ * So all processors work, and nothing is copied twice. Reductions would need a second pass over the data that
+ * was read: they are staged (shm_staged.c), and only the results of an all_reduce are read here. */
 #include "shm/shm_comm.h"
 
 #include "base/auth.h"
@@ -17,9 +17,9 @@
 #include <errno.h>
 #include <sys/uio.h>
 
-/* ---- Whether it is allowed ------------------------------------------------------------------- */
+/* ---- Whether the kernel allows it ------------------------------------------------------------ */
 
-void td__shm_show_nonce(struct td__shm_comm *comm)
+void td__shm_publish_nonce(struct td__shm_comm *comm)
 {
     struct td__shm_cell *cell = &comm->cells[comm->index];
     if (td__random(&comm->nonce, sizeof comm->nonce))
@@ -28,9 +28,9 @@ void td__shm_show_nonce(struct td__shm_comm *comm)
     cell->nonce_address = (uintptr_t)&comm->nonce;
 }
 
-/* A number that only the right process has at that place tells whether its memory can be reached, and
- * that its pid means the same here. */
-static bool can_reach(struct td__shm_comm *comm, int index)
+/* Reads the nonce of `index` from its memory. That it is the one in its cell proves that its pid is the same in
+ * this pid namespace, too. */
+static bool can_read(struct td__shm_comm *comm, int index)
 {
     const struct td__shm_cell *cell = &comm->cells[index];
     uint64_t found = 0;
@@ -43,15 +43,15 @@ static bool can_reach(struct td__shm_comm *comm, int index)
 
 bool td__shm_can_copy(struct td__shm_comm *comm)
 {
-    if (comm->copies)
-        return comm->copies > 0;
+    if (comm->can_copy)
+        return comm->can_copy > 0;
     bool all = true;
     for (int i = 0; i < comm->size && all; i++) {
         if (!atomic_load(&comm->cells[i].attached))
-            return false; /* too early to say */
-        all = i == comm->index || can_reach(comm, i);
+            return false; /* not known yet */
+        all = i == comm->index || can_read(comm, i);
     }
-    comm->copies = all ? 1 : -1;
+    comm->can_copy = all ? 1 : -1;
     return all;
 }
 
@@ -63,24 +63,24 @@ struct transfer {
     size_t bytes; /* of one part */
 };
 
-static const struct td__shm_notice *notice_of(const struct transfer *transfer, int index)
+static const struct td__shm_args *args_of(const struct transfer *transfer, int index)
 {
-    return &td__shm_slot(transfer->comm, index)->notice;
+    return &td__shm_slot(transfer->comm, index)->args;
 }
 
-/* `size` bytes between here and `there` in the process of `index`. */
+/* Copies `size` bytes between `here` and the address `there` in the process of `index`. */
 static td_status copy(const struct transfer *transfer, int index, void *here, uint64_t there,
-                      size_t size, bool fetch)
+                      size_t size, bool reads)
 {
     struct td__shm_comm *comm = transfer->comm;
     int pid = td__endpoint_pid(comm->endpoint, comm->world_ranks[index]);
     for (size_t done = 0; done < size;) {
         struct iovec own = {(char *)here + done, size - done};
         struct iovec other = {(void *)(uintptr_t)(there + done), size - done};
-        ssize_t moved = fetch ? process_vm_readv(pid, &own, 1, &other, 1, 0)
+        ssize_t moved = reads ? process_vm_readv(pid, &own, 1, &other, 1, 0)
                               : process_vm_writev(pid, &own, 1, &other, 1, 0);
         if (moved <= 0)
-            return td__shm_fail(comm, TD_ERR_PEER, "%s: cannot reach the memory of %s: %s",
+            return td__shm_fail(comm, TD_ERR_PEER, "%s: cannot access the memory of %s: %s",
                                 td__operation_describe(transfer->operation),
                                 td__endpoint_describe(comm->endpoint, comm->world_ranks[index]),
                                 td__errno_text(moved ? errno : EFAULT));
@@ -89,8 +89,8 @@ static td_status copy(const struct transfer *transfer, int index, void *here, ui
     return TD_OK;
 }
 
-static td_status fetch(const struct transfer *transfer, int index, void *here, uint64_t there,
-                       size_t size)
+static td_status read_from(const struct transfer *transfer, int index, void *here, uint64_t there,
+                           size_t size)
 {
     if (index != transfer->comm->index)
         return copy(transfer, index, here, there, size, true);
@@ -98,15 +98,15 @@ static td_status fetch(const struct transfer *transfer, int index, void *here, u
     return TD_OK;
 }
 
-static td_status bring(const struct transfer *transfer, int index, const void *here, uint64_t there,
-                       size_t size)
+static td_status write_to(const struct transfer *transfer, int index, const void *here,
+                          uint64_t there, size_t size)
 {
     if (index != transfer->comm->index)
         return copy(transfer, index, (void *)here, there, size, false);
-    return fetch(transfer, index, (void *)(uintptr_t)there, (uintptr_t)here, size);
+    return read_from(transfer, index, (void *)(uintptr_t)there, (uintptr_t)here, size);
 }
 
-static td_status fetch_from_all(const struct transfer *transfer)
+static td_status read_from_all(const struct transfer *transfer)
 {
     const struct td__operation *operation = transfer->operation;
     struct td__shm_comm *comm = transfer->comm;
@@ -122,46 +122,46 @@ static td_status fetch_from_all(const struct transfer *transfer)
                 from += td__shm_counts(comm, i)[k] * element;
             size = operation->call.output_counts[i] * element;
         }
-        TD_TRY(fetch(transfer, i, (char *)operation->call.output + done,
-                     notice_of(transfer, i)->input_address + from, size));
+        TD_TRY(read_from(transfer, i, (char *)operation->call.output + done,
+                         args_of(transfer, i)->input_address + from, size));
         done += size;
     }
     return TD_OK;
 }
 
-/* Broadcast, scatter and gather. Of each part of the others, `most` is moved by its owner and the rest by
- * the root; all of it by the owner where the root has its own part to copy. */
+/* Broadcast, scatter and gather. Of each other rank's part, the rank itself moves the first `most` bytes and the
+ * root the rest. If the root also has to copy its own part, each rank moves all of its part. */
 static td_status move_rooted(const struct transfer *transfer)
 {
     const struct td__operation *operation = transfer->operation;
     struct td__shm_comm *comm = transfer->comm;
-    const struct td__shm_notice *root = notice_of(transfer, operation->call.root);
+    const struct td__shm_args *root = args_of(transfer, operation->call.root);
     bool gather = operation->call.kind == TD_OP_GATHER,
          parts = operation->call.kind != TD_OP_BROADCAST;
     size_t bytes = transfer->bytes, own = parts ? bytes * (size_t)operation->call.root : 0;
     uint64_t whole = gather ? root->output_address : root->input_address;
     uint64_t part = gather ? root->input_address : root->output_address;
     size_t most = whole + own == part ? td__part(bytes, comm->size, comm->size - 1) : bytes;
-    size_t place = parts ? bytes * (size_t)comm->index : 0;
+    size_t offset = parts ? bytes * (size_t)comm->index : 0;
     if (comm->index != operation->call.root)
-        return gather ? bring(transfer, operation->call.root, operation->call.input, whole + place,
-                              most)
-                      : fetch(transfer, operation->call.root, operation->call.output, whole + place,
-                              most);
+        return gather ? write_to(transfer, operation->call.root, operation->call.input,
+                                 whole + offset, most)
+                      : read_from(transfer, operation->call.root, operation->call.output,
+                                  whole + offset, most);
     for (int i = 0; i < comm->size; i++) {
         size_t first = i == comm->index ? 0 : most, at = (parts ? bytes * (size_t)i : 0) + first;
         char *here = (char *)(uintptr_t)whole + at;
-        uint64_t there = gather ? notice_of(transfer, i)->input_address
-                                : notice_of(transfer, i)->output_address;
+        uint64_t there = gather ? args_of(transfer, i)->input_address
+                                : args_of(transfer, i)->output_address;
         if (gather)
-            TD_TRY(fetch(transfer, i, here, there + first, bytes - first));
+            TD_TRY(read_from(transfer, i, here, there + first, bytes - first));
         else
-            TD_TRY(bring(transfer, i, here, there + first, bytes - first));
+            TD_TRY(write_to(transfer, i, here, there + first, bytes - first));
     }
     return TD_OK;
 }
 
-td_status td__shm_copied(struct td__shm_comm *comm, const struct td__operation *operation)
+td_status td__shm_kernel_copy(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     struct transfer transfer = {
         .comm = comm,
@@ -171,7 +171,7 @@ td_status td__shm_copied(struct td__shm_comm *comm, const struct td__operation *
     bool from_all = operation->call.kind == TD_OP_ALL_GATHER ||
                     operation->call.kind == TD_OP_ALL_TO_ALL;
     TD_TRY(td__shm_write_begin(comm));
-    td_status status = from_all ? fetch_from_all(&transfer) : move_rooted(&transfer);
+    td_status status = from_all ? read_from_all(&transfer) : move_rooted(&transfer);
     td__shm_write_end(comm);
     TD_TRY(status);
     td__shm_reach(comm, 2);
@@ -189,8 +189,8 @@ td_status td__shm_fetch_slices(struct td__shm_comm *comm, const struct td__opera
         int i = (comm->index + k) % comm->size;
         size_t first = td__part(operation->call.count, comm->size, i) * element;
         size_t end = td__part(operation->call.count, comm->size, i + 1) * element;
-        status = fetch(&transfer, i, (char *)operation->call.output + first,
-                       notice_of(&transfer, i)->output_address + first, end - first);
+        status = read_from(&transfer, i, (char *)operation->call.output + first,
+                           args_of(&transfer, i)->output_address + first, end - first);
     }
     td__shm_write_end(comm);
     return status;

@@ -1,27 +1,26 @@
-/* Large calls on one host: nothing is sent, since every rank can map the others' buffers.
+/* Large calls on one host: nothing is sent, since every rank can map the buffers of the others.
  *
- *     phase 1   every rank tells where its buffers are; when all have, the work is done, reading from
- *               the inputs and writing to the outputs of all
- *     phase 2   when all of it is done, the buffers are their owners' again
+ *     phase 1   a rank has published its buffers; when all have, they read the inputs of all and write to the
+ *               outputs of all
+ *     phase 2   a rank has done its share; when all have, the buffers belong to their owners again
  *
- * The work has one share for each rank, all equal, whatever the operation, so that a broadcast keeps
- * all processors busy, too:
+ * Each rank has an equal share of the work, whatever the operation, so that a broadcast keeps all processors
+ * busy, too. The share of rank r:
  *
- *     all_reduce, reduce    slice r of all inputs is reduced, and written to all outputs
- *     broadcast             slice r of the root's buffer is copied to all others
- *     all_gather            input r is copied to all outputs
- *     reduce_scatter        part r of all inputs is reduced
- *                           (of uneven parts: slice r of the whole, whichever parts it belongs to)
- *     all_to_all            part r of all inputs is copied
- *     gather, scatter       part r is copied; the root's share is its own part, or where that is in
- *                           place already, the end of all others
+ *     all_reduce, reduce    reduces slice r of all inputs, and writes it to all outputs
+ *     broadcast             copies slice r of the root's buffer to all others
+ *     all_gather            copies input r to all outputs
+ *     reduce_scatter        reduces part r of all inputs
+ *                           (if parts are uneven: slice r of the whole, whichever parts that belongs to)
+ *     all_to_all            copies part r of all inputs
+ *     gather, scatter       copies part r; the root copies its own part, or if the call is in place, the end of
+ *                           each other part
  *
- * That is the least traffic that memory can have: every byte is read once, and written where it
- * belongs. Where each rank has a processor it does its own share, which stays in that processor's
- * cache from call to call. Where ranks have to take turns, shares are cut into pieces, and whoever runs
- * does whatever is left, its own share first: waiting for others to run costs more than the work. Where
- * a buffer is not in shareable memory the kernel copies (shm_kernel_copy.c), or the call is staged
- * (shm_staged.c). */
+ * That is the least memory traffic: every byte is read once and written once to each output. If every rank has a
+ * processor, it does its own share, which stays in that processor's cache from call to call. If ranks share
+ * processors, shares are divided into pieces, which running ranks claim, those of their own share first: waiting
+ * for the other ranks to be scheduled takes longer than the work. If a buffer is not in shareable memory, the
+ * kernel copies (shm_kernel_copy.c), or the call is staged (shm_staged.c). */
 #include "shm/shm_comm.h"
 
 #include "base/arena.h"
@@ -32,16 +31,16 @@
 #include <string.h>
 
 enum {
-    CHUNK = 16 << 10,       /* stays in the first cache while it is written to several places */
-    TURN_BYTES = 256 << 10, /* of a share that somebody else may take over */
+    CHUNK = 16 << 10,        /* stays in the L1 cache while it is written to several outputs */
+    CLAIM_BYTES = 256 << 10, /* of a piece that a rank claims */
     MOST_PIECES = 1024,
 };
 
 #define NOT_NEEDED UINT64_MAX
 
-/* ---- Telling where buffers are --------------------------------------------------------------- */
+/* ---- Publishing buffers ---------------------------------------------------------------------- */
 
-static uint64_t place_of(const void *memory, bool needed)
+static uint64_t arena_offset(const void *memory, bool needed)
 {
     struct td__arena *arena;
     size_t offset;
@@ -52,13 +51,13 @@ static uint64_t place_of(const void *memory, bool needed)
     return (uint64_t)offset + 1;
 }
 
-static bool gives(const struct td__operation *operation, bool is_root)
+static bool has_input(const struct td__operation *operation, bool is_root)
 {
     return is_root ||
            (operation->call.kind != TD_OP_BROADCAST && operation->call.kind != TD_OP_SCATTER);
 }
 
-static bool takes(const struct td__operation *operation, bool is_root)
+static bool has_output(const struct td__operation *operation, bool is_root)
 {
     return is_root ||
            (operation->call.kind != TD_OP_REDUCE && operation->call.kind != TD_OP_GATHER);
@@ -72,7 +71,7 @@ static uint64_t sum(const uint64_t *counts, int size)
     return total;
 }
 
-/* How many elements the input and the output of `index` have. */
+/* The elements of the input and the output of `index`. */
 static void extents(struct td__shm_comm *comm, const struct td__operation *operation, int index,
                     size_t *input, size_t *output)
 {
@@ -94,36 +93,36 @@ static void extents(struct td__shm_comm *comm, const struct td__operation *opera
     }
 }
 
-/* The buffers of another rank. Programs use the same ones again and again: those of the last call are kept, and
- * asking the endpoint, under its lock, is left to calls with other ones. Always both together: after its view
- * has grown an old address and a new one of the same memory differ, and what is in place would not be seen. */
+/* Maps the buffers of another rank. Programs use the same buffers in many calls, so those of the last call are
+ * kept: the endpoint maps others under its lock. Input and output are mapped together: after the arena has grown,
+ * an old and a new address of the same memory may differ, and in-place would not be detected. */
 static td_status find_views(struct td__shm_comm *comm, const struct td__operation *operation,
                             int index, size_t input_bytes, size_t output_bytes)
 {
-    const struct td__shm_notice *notice = &td__shm_slot(comm, index)->notice;
+    const struct td__shm_args *args = &td__shm_slot(comm, index)->args;
     struct td__shm_views *views = &comm->views[index];
     int rank = comm->world_ranks[index];
-    if (views->input == notice->input && views->output == notice->output &&
+    if (views->input == args->input && views->output == args->output &&
         views->input_bytes >= input_bytes && views->output_bytes >= output_bytes)
         return TD_OK;
     *views = (struct td__shm_views){0};
     td_status status = TD_OK;
-    if (notice->input != NOT_NEEDED)
-        status = td__endpoint_map(comm->endpoint, rank, notice->input - 1, input_bytes,
+    if (args->input != NOT_NEEDED)
+        status = td__endpoint_map(comm->endpoint, rank, args->input - 1, input_bytes,
                                   td__operation_deadline(operation), &views->source);
-    if (!status && notice->output != NOT_NEEDED)
-        status = td__endpoint_map(comm->endpoint, rank, notice->output - 1, output_bytes,
+    if (!status && args->output != NOT_NEEDED)
+        status = td__endpoint_map(comm->endpoint, rank, args->output - 1, output_bytes,
                                   td__operation_deadline(operation), &views->target);
     if (status)
         return td_fail(status, "%s: %s", td__operation_describe(operation), td_last_error());
-    views->input = notice->input;
-    views->output = notice->output;
+    views->input = args->input;
+    views->output = args->output;
     views->input_bytes = input_bytes;
     views->output_bytes = output_bytes;
     return TD_OK;
 }
 
-/* Finds the addresses of all buffers. False, without a failure, where one cannot be shared. */
+/* Finds the addresses of all buffers. *shared is false if one cannot be shared; that is no failure. */
 static td_status find_buffers(struct td__shm_comm *comm, const struct td__operation *operation,
                               bool *shared, size_t *largest)
 {
@@ -131,10 +130,10 @@ static td_status find_buffers(struct td__shm_comm *comm, const struct td__operat
     *shared = true;
     *largest = 0;
     for (int i = 0; i < comm->size; i++) {
-        const struct td__shm_notice *notice = &td__shm_slot(comm, i)->notice;
-        *shared = *shared && notice->input && notice->output;
-        if (notice->largest > *largest)
-            *largest = notice->largest;
+        const struct td__shm_args *args = &td__shm_slot(comm, i)->args;
+        *shared = *shared && args->input && args->output;
+        if (args->largest > *largest)
+            *largest = args->largest;
     }
     for (int i = 0; i < comm->size && *shared; i++) {
         size_t input, output;
@@ -155,14 +154,14 @@ struct task {
     int owner, piece, pieces;
 };
 
-/* The part of `count` elements that belongs to a task that has all of them. */
+/* The elements of `task` if its owner's share is `count` elements: *first, and their number. */
 static size_t cut(struct task task, size_t count, size_t *first)
 {
     *first = td__part(count, task.pieces, task.piece);
     return td__part(count, task.pieces, task.piece + 1) - *first;
 }
 
-/* The same of the slice that belongs to its owner. */
+/* The same if its owner's share is a slice of `count` elements. */
 static size_t cut_slice(struct task task, const struct td__shm_comm *comm, size_t count,
                         size_t *first)
 {
@@ -172,8 +171,8 @@ static size_t cut_slice(struct task task, const struct td__shm_comm *comm, size_
     return size;
 }
 
-/* The same of the slice of the whole that belongs to its owner: its part, or where parts are uneven, as much of
- * the whole as the others have, which may be ends of several parts. */
+/* The same in the whole of all_gather and reduce_scatter: the share is the owner's part, or if parts are uneven,
+ * an equal slice of the whole, which may belong to several parts. */
 static size_t cut_whole(struct task task, const struct td__shm_comm *comm,
                         const struct td__operation *operation, size_t *first)
 {
@@ -184,14 +183,14 @@ static size_t cut_whole(struct task task, const struct td__shm_comm *comm,
     return size;
 }
 
-/* Elements of one part, from `first` on in the part and from `whole` on in the whole. */
+/* Consecutive elements of one part: they begin at `first` in the part and at `whole` in the whole. */
 struct run {
     int part;
     size_t first, whole, count;
 };
 
-/* The run at the beginning of the `count` elements from `first` on in the whole. `start` is where part
- * run->part begins, and goes on to the part that is found. */
+/* The first run of the `count` elements from `first` on in the whole. `start` is the start of part run->part;
+ * both advance to the part that is found. */
 static void find_run(const struct td__operation *operation, size_t first, size_t count,
                      size_t *start, struct run *run)
 {
@@ -205,16 +204,16 @@ static void find_run(const struct td__operation *operation, size_t first, size_t
     run->count = size - run->first < count ? size - run->first : count;
 }
 
-/* `size` bytes from one place to several, a chunk at a time. */
-static void spread(struct td__shm_comm *comm, size_t offset, int first_target, const char *source,
-                   size_t size)
+/* Copies `size` bytes to all targets, a chunk at a time. */
+static void copy_to_all(struct td__shm_comm *comm, size_t offset, int first_target,
+                        const char *source, size_t size)
 {
     for (size_t at = 0; at < size; at += CHUNK)
         for (int i = 0; i < comm->size; i++) {
             char *target = comm->targets[(first_target + i) % comm->size];
             if (target)
                 td__copy_bytes(target + offset + at, source + at,
-                               size - at < CHUNK ? size - at : CHUNK, comm->past_caches);
+                               size - at < CHUNK ? size - at : CHUNK, comm->streaming);
         }
 }
 
@@ -232,7 +231,7 @@ static void reduce_task(struct td__shm_comm *comm, const struct td__operation *o
             comm->outputs[targets++] = (char *)comm->targets[i] + first * element;
     }
     struct td__reduction reduction = td__shm_reduction(comm, operation);
-    reduction.methods = comm->ways;
+    reduction.methods = comm->methods;
     td__reduce_many(&reduction, comm->outputs, targets, comm->inputs, comm->size, count);
 }
 
@@ -258,8 +257,8 @@ static void broadcast_task(struct td__shm_comm *comm, const struct td__operation
     size_t first;
     size_t size = cut_slice(task, comm, operation->call.count * td__operation_element(operation),
                             &first);
-    spread(comm, first, operation->call.root,
-           (const char *)comm->sources[operation->call.root] + first, size);
+    copy_to_all(comm, first, operation->call.root,
+                (const char *)comm->sources[operation->call.root] + first, size);
 }
 
 static void all_gather_task(struct td__shm_comm *comm, const struct td__operation *operation,
@@ -270,8 +269,9 @@ static void all_gather_task(struct td__shm_comm *comm, const struct td__operatio
     struct run run = {0};
     for (; count; first += run.count, count -= run.count) {
         find_run(operation, first, count, &start, &run);
-        spread(comm, run.whole * element, task.owner,
-               (const char *)comm->sources[run.part] + run.first * element, run.count * element);
+        copy_to_all(comm, run.whole * element, task.owner,
+                    (const char *)comm->sources[run.part] + run.first * element,
+                    run.count * element);
     }
 }
 
@@ -288,12 +288,12 @@ static void all_to_all_task(struct td__shm_comm *comm, const struct td__operatio
         }
         size_t now = cut(task, size, &first);
         td__copy_bytes(output + first, (const char *)comm->sources[i] + from + first, now,
-                       comm->past_caches);
+                       comm->streaming);
         output += size;
     }
 }
 
-/* One part of gather or scatter, `size` bytes from `first` on. */
+/* Copies `size` bytes of part `part` of gather or scatter, from `first` on. */
 static void rooted_part(struct td__shm_comm *comm, const struct td__operation *operation, int part,
                         size_t first, size_t size)
 {
@@ -301,11 +301,11 @@ static void rooted_part(struct td__shm_comm *comm, const struct td__operation *o
     size_t whole = bytes * (size_t)part + first;
     if (operation->call.kind == TD_OP_GATHER)
         td__copy_bytes((char *)comm->targets[operation->call.root] + whole,
-                       (const char *)comm->sources[part] + first, size, comm->past_caches);
+                       (const char *)comm->sources[part] + first, size, comm->streaming);
     else
         td__copy_bytes((char *)comm->targets[part] + first,
                        (const char *)comm->sources[operation->call.root] + whole, size,
-                       comm->past_caches);
+                       comm->streaming);
 }
 
 static void rooted_task(struct td__shm_comm *comm, const struct td__operation *operation,
@@ -330,8 +330,8 @@ static void rooted_task(struct td__shm_comm *comm, const struct td__operation *o
     }
 }
 
-static void do_task(struct td__shm_comm *comm, const struct td__operation *operation,
-                    struct task task)
+static void run_task(struct td__shm_comm *comm, const struct td__operation *operation,
+                     struct task task)
 {
     switch (operation->call.kind) {
     case TD_OP_ALL_REDUCE:
@@ -356,9 +356,9 @@ static void do_task(struct td__shm_comm *comm, const struct td__operation *opera
     }
 }
 
-/* ---- Who does which -------------------------------------------------------------------------- */
+/* ---- Distributing the shares ----------------------------------------------------------------- */
 
-/* How many bytes a share moves, about. */
+/* The bytes of a share, approximately. */
 static size_t share_bytes(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     size_t bytes = operation->call.count * td__operation_element(operation);
@@ -368,13 +368,13 @@ static size_t share_bytes(const struct td__shm_comm *comm, const struct td__oper
     return slices ? bytes / (size_t)comm->size : bytes;
 }
 
-static td_status take_turns(struct td__shm_comm *comm, const struct td__operation *operation,
-                            size_t largest)
+static td_status run_claimed(struct td__shm_comm *comm, const struct td__operation *operation,
+                             size_t largest)
 {
     bool exchange = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
     size_t bytes = exchange ? largest * td__operation_element(operation)
                             : share_bytes(comm, operation);
-    size_t pieces = bytes / TURN_BYTES;
+    size_t pieces = bytes / CLAIM_BYTES;
     struct task task = {.pieces = pieces < 1             ? 1
                                   : pieces > MOST_PIECES ? MOST_PIECES
                                                          : (int)pieces};
@@ -383,7 +383,7 @@ static td_status take_turns(struct td__shm_comm *comm, const struct td__operatio
         task.owner = (comm->index + i) % comm->size;
         while ((task.piece = td__shm_claim(comm, task.owner)) < task.pieces) {
             TD_TRY(td__shm_write_begin(comm));
-            do_task(comm, operation, task);
+            run_task(comm, operation, task);
             td__shm_write_end(comm);
             done++;
         }
@@ -391,24 +391,25 @@ static td_status take_turns(struct td__shm_comm *comm, const struct td__operatio
     return td__shm_complete(comm, operation, done, (uint32_t)(comm->size * task.pieces));
 }
 
-static td_status tell_counts(struct td__shm_comm *comm, const struct td__operation *operation,
-                             struct td__shm_slot *slot)
+static td_status publish_counts(struct td__shm_comm *comm, const struct td__operation *operation,
+                                struct td__shm_slot *slot)
 {
     uint64_t *counts = td__shm_counts(comm, comm->index);
     if ((size_t)comm->size * 2 * sizeof *counts > TD__SLOT_BYTES)
-        return td_fail(TD_ERR_UNSUPPORTED, "%s: uneven parts work for up to %zu ranks on a host",
+        return td_fail(TD_ERR_UNSUPPORTED,
+                       "%s: all_to_all with uneven parts supports at most %zu ranks on a host",
                        td__operation_describe(operation), TD__SLOT_BYTES / 2 / sizeof *counts);
     for (int i = 0; i < comm->size; i++) {
         counts[i] = operation->call.input_counts[i];
         counts[comm->size + i] = operation->call.output_counts[i];
-        if (counts[i] > slot->notice.largest)
-            slot->notice.largest = counts[i];
+        if (counts[i] > slot->args.largest)
+            slot->args.largest = counts[i];
     }
     return TD_OK;
 }
 
-/* What rank i sends to rank k must be what that expects from it. Everybody checks all of them, since
- * anybody may do the work. */
+/* What rank i sends to rank k must be what rank k expects from rank i. Every rank checks all counts, since it may
+ * claim pieces of any share. */
 static td_status check_counts(struct td__shm_comm *comm, const struct td__operation *operation)
 {
     for (int i = 0; i < comm->size; i++)
@@ -432,21 +433,22 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     TD_TRY(td__shm_begin(comm, operation));
     struct td__shm_slot *slot = td__shm_slot(comm, comm->index);
     bool exchange = operation->call.input_counts && operation->call.kind == TD_OP_ALL_TO_ALL;
-    slot->notice.largest = 0;
-    slot->notice.input_address = (uintptr_t)operation->call.input;
-    slot->notice.output_address = (uintptr_t)operation->call.output;
-    slot->notice.copies = td__shm_can_copy(comm);
-    slot->notice.ways = comm->ways;
+    slot->args.largest = 0;
+    slot->args.input_address = (uintptr_t)operation->call.input;
+    slot->args.output_address = (uintptr_t)operation->call.output;
+    slot->args.can_copy = td__shm_can_copy(comm);
+    slot->args.methods = comm->methods;
     bool input = operation->call.count || exchange, output = input;
     if (td__operation_uneven(operation)) {
         bool own = operation->call.input_counts[comm->index];
         *(operation->call.kind == TD_OP_ALL_GATHER ? &input : &output) = own;
-        slot->notice.largest = td__largest_count(operation->call.input_counts, comm->size);
+        slot->args.largest = td__largest_count(operation->call.input_counts, comm->size);
     }
-    slot->notice.input = place_of(operation->call.input, input && gives(operation, is_root));
-    slot->notice.output = place_of(operation->call.output, output && takes(operation, is_root));
+    slot->args.input = arena_offset(operation->call.input, input && has_input(operation, is_root));
+    slot->args.output = arena_offset(operation->call.output,
+                                     output && has_output(operation, is_root));
     if (exchange)
-        TD_TRY(tell_counts(comm, operation, slot));
+        TD_TRY(publish_counts(comm, operation, slot));
     td__shm_reach(comm, 1);
     TD_TRY(td__shm_await_all(comm, operation, 1));
     if (exchange)
@@ -454,9 +456,10 @@ td_status td__shm_exchange_buffers(struct td__shm_comm *comm, const struct td__o
     return find_buffers(comm, operation, shared, largest);
 }
 
-/* Where the kernel's copy was measured to be faster than the stages. With more ranks than processors
- * what everybody gets is better taken out of a stage, where it is in the cache. */
-static bool suits_the_kernel(const struct td__shm_comm *comm, const struct td__operation *operation)
+/* Where process_vm_readv() was measured to be faster than the stages. If ranks share processors, broadcast and
+ * all_gather are faster through a stage, whose data all ranks read from the cache. */
+static bool prefers_kernel_copy(const struct td__shm_comm *comm,
+                                const struct td__operation *operation)
 {
     switch (operation->call.kind) {
     case TD_OP_BROADCAST:
@@ -471,17 +474,17 @@ static bool suits_the_kernel(const struct td__shm_comm *comm, const struct td__o
     }
 }
 
-static bool all_copy(struct td__shm_comm *comm)
+static bool all_can_copy(struct td__shm_comm *comm)
 {
     for (int i = 0; i < comm->size; i++)
-        if (!td__shm_slot(comm, i)->notice.copies)
+        if (!td__shm_slot(comm, i)->args.can_copy)
             return false;
     return true;
 }
 
-/* Whether what the call writes would not stay in the caches anyway: the common one, which all ranks
- * share, or for an exchange, where every byte is read once and written once, each rank's own. */
-static bool goes_past_caches(const struct td__shm_comm *comm, const struct td__operation *operation)
+/* Whether the call writes more than the caches hold: the L3 cache, which all ranks share; for an all_to_all, where
+ * every byte is read once and written once, the rank's own L2 cache. */
+static bool exceeds_caches(const struct td__shm_comm *comm, const struct td__operation *operation)
 {
     size_t bytes = operation->call.count * td__operation_element(operation), n = (size_t)comm->size;
     if (operation->call.kind == TD_OP_ALL_TO_ALL)
@@ -491,11 +494,11 @@ static bool goes_past_caches(const struct td__shm_comm *comm, const struct td__o
     return written > td__cache_bytes(3) / 4 * 5;
 }
 
-/* The first rank says which ways are taken; what the others have said before does not count. */
-static void take_methods(struct td__shm_comm *comm)
+/* Rank 0 of the comm chooses the methods for all. */
+static void adopt_methods(struct td__shm_comm *comm)
 {
-    comm->ways = (uint32_t)td__shm_slot(comm, 0)->notice.ways;
-    td__reduce_methods_adopt(comm->ways);
+    comm->methods = (uint32_t)td__shm_slot(comm, 0)->args.methods;
+    td__reduce_methods_adopt(comm->methods);
 }
 
 td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *operation)
@@ -504,19 +507,19 @@ td_status td__shm_large(struct td__shm_comm *comm, const struct td__operation *o
     size_t largest;
     bool in_place = operation->call.kind == TD_OP_ALL_REDUCE &&
                     operation->call.input == operation->call.output;
-    comm->ways = in_place && comm->index == 0 ? td__reduce_methods() : 0;
+    comm->methods = in_place && comm->index == 0 ? td__reduce_methods() : 0;
     TD_TRY(td__shm_exchange_buffers(comm, operation, &shared, &largest));
-    take_methods(comm);
-    bool copies = !shared && all_copy(comm);
-    if (copies && suits_the_kernel(comm, operation))
-        return td__shm_copied(comm, operation);
+    adopt_methods(comm);
+    bool can_copy = !shared && all_can_copy(comm);
+    if (can_copy && prefers_kernel_copy(comm, operation))
+        return td__shm_kernel_copy(comm, operation);
     if (!shared)
-        return td__shm_staged(comm, operation, largest, copies);
-    comm->past_caches = goes_past_caches(comm, operation);
+        return td__shm_staged(comm, operation, largest, can_copy);
+    comm->streaming = exceeds_caches(comm, operation);
     if (comm->oversubscribed)
-        return take_turns(comm, operation, largest);
+        return run_claimed(comm, operation, largest);
     TD_TRY(td__shm_write_begin(comm));
-    do_task(comm, operation, (struct task){comm->index, 0, 1});
+    run_task(comm, operation, (struct task){comm->index, 0, 1});
     td__shm_write_end(comm);
     td__shm_reach(comm, 2);
     return td__shm_await_all(comm, operation, 2);

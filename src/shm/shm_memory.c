@@ -1,5 +1,5 @@
-/* The memory that the ranks of a host share: made by the first, mapped by the others on their first call;
- * see shm_comm.h. */
+/* The control memory of a comm: rank 0 of the comm creates it, the others map it on their first call; see
+ * shm_comm.h. */
 #include "shm/shm_comm.h"
 
 #include "base/fail.h"
@@ -15,10 +15,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OTHERS_MS = 300 };    /* for one that may have the memory, too */
-enum { FIRST_LOOK_NS = 54 }; /* after a call was announced: see shm_comm.c */
+enum { OTHERS_MS = 300 };    /* to fetch the memory from another rank than rank 0 of the comm */
+enum { FIRST_POLL_NS = 54 }; /* after a rank has announced its call: see shm_comm.c */
 
-/* Where the parts of the memory begin. */
+/* The offsets of the parts of the memory. */
 struct layout {
     size_t cells, slots, stages, extra, end;
 };
@@ -51,7 +51,7 @@ static td_status map_memory(struct td__shm_comm *comm, int fd)
     return TD_OK;
 }
 
-int td__shm_neighbours(struct td__endpoint *endpoint)
+int td__shm_local_size(struct td__endpoint *endpoint)
 {
     int here = 0, host = td__endpoint_host(endpoint, td__endpoint_rank(endpoint));
     for (int r = 0; r < td__endpoint_size(endpoint); r++)
@@ -59,31 +59,31 @@ int td__shm_neighbours(struct td__endpoint *endpoint)
     return here;
 }
 
-static void learn_crowd(struct td__shm_comm *comm)
+static void read_oversubscription(struct td__shm_comm *comm)
 {
     comm->oversubscribed = comm->head->oversubscribed;
-    comm->pauses = comm->oversubscribed ? 0 : td__pauses_in(FIRST_LOOK_NS);
+    comm->pauses = comm->oversubscribed ? 0 : td__pauses_in(FIRST_POLL_NS);
 }
 
-static td_status make_memory(struct td__shm_comm *comm)
+static td_status create_memory(struct td__shm_comm *comm)
 {
     struct layout layout = layout_for(comm->size, comm->extra_bytes);
     comm->fd = memfd_create("tandem-group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (comm->fd < 0 || td__file_truncate(comm->fd, (off_t)layout.end) ||
         fcntl(comm->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
-        return td_fail(TD_ERR_SYSTEM, "cannot make the control memory of a group: %s",
+        return td_fail(TD_ERR_SYSTEM, "cannot create the control memory of a group: %s",
                        td__errno_text(errno));
     TD_TRY(map_memory(comm, comm->fd));
     comm->head->size = (uint32_t)comm->size;
-    comm->head->oversubscribed = td__crowd(td__shm_neighbours(comm->endpoint));
-    learn_crowd(comm);
-    td__shm_show_nonce(comm);
+    comm->head->oversubscribed = td__crowd(td__shm_local_size(comm->endpoint));
+    read_oversubscription(comm);
+    td__shm_publish_nonce(comm);
     atomic_store(&comm->cells[0].attached, 1);
     atomic_store(&comm->attached, true);
     return td__endpoint_offer(comm->endpoint, comm->key, comm->fd);
 }
 
-/* The first member has it; where that is gone, somebody who had got it before. */
+/* Fetches the fd from rank 0 of the comm; if that has ended, from any member that has mapped the memory. */
 static td_status find_memory(struct td__shm_comm *comm, td__deadline deadline, int *fd)
 {
     td_status status = td__endpoint_fetch(comm->endpoint, comm->world_ranks[0], comm->key, deadline,
@@ -111,7 +111,7 @@ static td_status fetch_memory(struct td__shm_comm *comm, td__deadline deadline)
         (size_t)status.st_size != layout_for(comm->size, comm->extra_bytes).end) {
         close(fd);
         return td_fail(TD_ERR_MISMATCH,
-                       "%s made this group with other members than rank %d, or runs another "
+                       "%s created this group with other members than rank %d, or runs another "
                        "version of Tandem",
                        td__endpoint_describe(comm->endpoint, comm->world_ranks[0]),
                        td__endpoint_rank(comm->endpoint));
@@ -122,7 +122,7 @@ static td_status fetch_memory(struct td__shm_comm *comm, td__deadline deadline)
         return mapped;
     }
     comm->fd = fd;
-    learn_crowd(comm);
+    read_oversubscription(comm);
     return td__endpoint_offer(comm->endpoint, comm->key, fd);
 }
 
@@ -135,7 +135,7 @@ td_status td__shm_comm_attach(struct td__shm_comm *comm, td__deadline deadline)
     if (!atomic_load(&comm->attached)) {
         status = fetch_memory(comm, deadline);
         if (!status) {
-            td__shm_show_nonce(comm);
+            td__shm_publish_nonce(comm);
             atomic_store(&comm->cells[comm->index].attached, 1);
             atomic_store(&comm->attached, true);
         }
@@ -152,7 +152,7 @@ bool td__shm_all_attached(struct td__shm_comm *comm)
     return true;
 }
 
-/* A member has ended or left, or this rank's group was aborted. */
+/* For the endpoint: a member has ended or left, or this rank's group was aborted. */
 static void wake(void *arg)
 {
     struct td__shm_comm *comm = arg;
@@ -173,7 +173,7 @@ td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const
                                   .index = index,
                                   .extra_bytes = extra_bytes,
                                   .fd = -1};
-    comm->fills_host = size == td__shm_neighbours(endpoint);
+    comm->fills_host = size == td__shm_local_size(endpoint);
     pthread_mutex_init(&comm->attach_lock, NULL);
     comm->world_ranks = malloc(sizeof *world_ranks * (size_t)size);
     comm->sources = calloc((size_t)size, sizeof *comm->sources);
@@ -189,7 +189,7 @@ td_status td__shm_comm_create(struct td__endpoint *endpoint, uint64_t key, const
     else
         memcpy(comm->world_ranks, world_ranks, sizeof *world_ranks * (size_t)size);
     if (!status && index == 0)
-        status = make_memory(comm);
+        status = create_memory(comm);
     if (status) {
         td__shm_comm_destroy(comm);
         return status;

@@ -1,22 +1,23 @@
-/* The ranks of a host, spread evenly over the processors.
+/* Spreads the ranks of a host evenly over the processors.
  *
- * Every synchronisation takes a context switch for each rank that shares a processor, so three ranks on one
- * and one on the other are slower than two and two, and two ranks on one processor, with another one free,
- * are fifty times as slow. The kernel evens that out, but for processes that never sleep it may take it a
- * tenth of a second. So a rank that waits moves itself: for a moment it allows itself other processors
- * only, and then everything that it had before. The kernel stays free to move it again.
+ * Every synchronisation takes a context switch for each rank that shares a processor. So three ranks on one
+ * processor and one on another are slower than two and two, and two ranks on one processor, with another one
+ * free, are fifty times as slow. The kernel balances that, but for processes that never sleep it may take a tenth
+ * of a second. So a waiting rank moves itself: it sets its affinity mask to other processors, and then back to
+ * the former mask. The kernel stays free to move it again.
  *
- * In a oversubscribed comm ranks go to the processors in turn, so that neighbours, who send each other messages,
- * are on different ones. They go there when they first wait, and again when their wait events show that the ranks
- * have become uneven. Where there is a processor for everyone, a rank only leaves one that it shares with
- * a lower one. Nobody moves while somebody else computes beside the ranks: then the kernel knows better. */
+ * In an oversubscribed comm ranks are assigned to the processors round-robin, so that ranks r and r + 1, which
+ * often exchange messages, are on different ones. A rank moves to its processor when it first waits, and again
+ * when the wait events show that the ranks are spread unevenly. If there are enough processors, a rank moves only
+ * away from one that it shares with a lower rank. No rank moves while an unrelated process computes on its
+ * processor (td__waiting_yields()): the kernel balances that load, too. */
 #include "shm/shm_comm.h"
 
 #include <sched.h>
 
-enum { LOOK_NS = 1000000, PAUSE_NS = 20000000 };
+enum { CHECK_NS = 1000000, MOVE_INTERVAL_NS = 20000000 };
 
-/* Whether no processor has two ranks more than another. */
+/* Whether the number of ranks per processor differs by one at most; also true if it is not known. */
 static bool is_even(const struct td__shm_comm *comm, const cpu_set_t *allowed)
 {
     unsigned short ranks[CPU_SETSIZE] = {0};
@@ -24,7 +25,7 @@ static bool is_even(const struct td__shm_comm *comm, const cpu_set_t *allowed)
     for (int i = 0; i < comm->size; i++) {
         int at = td__wait_event_processor(&comm->cells[i].event) - 1;
         if (at < 0 || at >= CPU_SETSIZE || !CPU_ISSET(at, allowed))
-            return true; /* as far as can be known */
+            return true;
         ranks[at]++;
     }
     for (int p = 0; p < CPU_SETSIZE; p++) {
@@ -36,28 +37,29 @@ static bool is_even(const struct td__shm_comm *comm, const cpu_set_t *allowed)
     return most <= least + 1;
 }
 
-static int place_of(int index, const cpu_set_t *allowed)
+/* Round-robin. */
+static int assigned_processor(int index, const cpu_set_t *allowed)
 {
-    int place = 0;
-    for (int left = index % CPU_COUNT(allowed); left >= CPU_ISSET(place, allowed); place++)
-        left -= CPU_ISSET(place, allowed);
-    return place;
+    int processor = 0;
+    for (int left = index % CPU_COUNT(allowed); left >= CPU_ISSET(processor, allowed); processor++)
+        left -= CPU_ISSET(processor, allowed);
+    return processor;
 }
 
-/* A oversubscribed comm: the one processor to which this rank is to go. */
-static bool find_turn(struct td__shm_comm *comm, const cpu_set_t *allowed, cpu_set_t *target)
+/* In an oversubscribed comm: sets *target to this rank's processor. False if it need not move. */
+static bool pick_assigned(struct td__shm_comm *comm, const cpu_set_t *allowed, cpu_set_t *target)
 {
     if (CPU_COUNT(allowed) < 2 || (comm->spread && is_even(comm, allowed)))
         return false;
     comm->spread = true;
-    int place = place_of(comm->index, allowed);
+    int processor = assigned_processor(comm->index, allowed);
     CPU_ZERO(target);
-    CPU_SET(place, target);
-    return sched_getcpu() != place;
+    CPU_SET(processor, target);
+    return sched_getcpu() != processor;
 }
 
-/* Enough processors: those that no rank is on, where a lower one is here. */
-static bool find_free(const struct td__shm_comm *comm, const cpu_set_t *allowed, cpu_set_t *target)
+/* With enough processors: sets *target to the free ones. False if no lower rank is on this processor. */
+static bool pick_free(const struct td__shm_comm *comm, const cpu_set_t *allowed, cpu_set_t *target)
 {
     int here = sched_getcpu();
     bool shared = false;
@@ -74,14 +76,14 @@ static bool find_free(const struct td__shm_comm *comm, const cpu_set_t *allowed,
 void td__shm_spread(struct td__shm_comm *comm, int64_t now)
 {
     cpu_set_t allowed, target;
-    if (!comm->fills_host || now < comm->next_look)
+    if (!comm->fills_host || now < comm->next_check)
         return;
-    comm->next_look = now + LOOK_NS;
+    comm->next_check = now + CHECK_NS;
     if (sched_getaffinity(0, sizeof allowed, &allowed) ||
-        !(comm->oversubscribed ? find_turn(comm, &allowed, &target)
-                               : find_free(comm, &allowed, &target)))
+        !(comm->oversubscribed ? pick_assigned(comm, &allowed, &target)
+                               : pick_free(comm, &allowed, &target)))
         return;
-    comm->next_look = now + PAUSE_NS;
+    comm->next_check = now + MOVE_INTERVAL_NS;
     if (!sched_setaffinity(0, sizeof target, &target))
         sched_setaffinity(0, sizeof allowed, &allowed);
     td__wait_event_set_processor(&comm->cells[comm->index].event);
