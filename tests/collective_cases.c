@@ -79,6 +79,16 @@ struct scene scene_of(const struct scene *world, td_group *group)
     return scene;
 }
 
+struct scene scene_reversed(const struct scene *world)
+{
+    int ranks[64];
+    td_group *group;
+    for (int i = 0; i < world->size; i++)
+        ranks[i] = world->size - 1 - i;
+    CHECK_OK(td_new_group(ranks, world->size, NULL, &group));
+    return scene_of(world, group);
+}
+
 bool is_rooted(td_op_kind kind)
 {
     return kind == TD_OP_BROADCAST || kind == TD_OP_REDUCE || kind == TD_OP_SCATTER ||
@@ -97,6 +107,12 @@ bool is_supported(td_dtype dtype, td_reduce_op op)
     struct td__reduction reduction = {
         .dtype = dtype, .op = op == SCALED_SUM ? TD_PREMUL_SUM : op, .factor = 1};
     return td__reduction_check(&reduction) == TD_OK;
+}
+
+bool scene_supports(const struct scene *scene, int dtype, int op)
+{
+    return is_supported((td_dtype)dtype, (td_reduce_op)op) &&
+           !((td_reduce_op)op == OWN_OP && scene->any_order);
 }
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
@@ -385,6 +401,12 @@ void flight_finish(struct flight *flight)
     guarded_free(&flight->in);
     guarded_free(&flight->out);
     free(flight);
+}
+
+void flights_finish(struct flight **flights, size_t count)
+{
+    while (count-- > 0)
+        flight_finish(flights[count]);
 }
 
 /* Under ThreadSanitizer one case of five is run, of long ones one of fifteen, chosen by chance, so that

@@ -41,6 +41,9 @@ void scene_close(struct scene *scene);
 /** A scene of another group of this world; it needs no closing. */
 struct scene scene_of(const struct scene *world, td_group *group);
 
+/** A scene of a new group of all ranks of the world, in reversed order. */
+struct scene scene_reversed(const struct scene *world);
+
 enum memory {
     IN_ARENA,
     IN_HEAP,
@@ -75,6 +78,9 @@ td_work *flight_work(const struct flight *flight);
 /** Waits for it, checks its result, and frees it. */
 void flight_finish(struct flight *flight);
 
+/** The same for each of `count` flights, from the last to the first. */
+void flights_finish(struct flight **flights, size_t count);
+
 /** Starts and finishes it; under ThreadSanitizer some of the cases only. */
 void run_case(struct scene *scene, const struct collective_case *what);
 
@@ -86,5 +92,18 @@ bool is_reduction(td_op_kind kind);
 
 /** Whether there is such a reduction; OWN_OP and SCALED_SUM included. */
 bool is_supported(td_dtype dtype, td_reduce_op op);
+
+/** The same for a scene: OWN_OP depends on the order of reduction. */
+bool scene_supports(const struct scene *scene, int dtype, int op);
+
+/* A test of `count` ranks that runs run_world() of its file, with a struct setup as its argument. */
+#define WORLD(id, count, ...)                                                                      \
+    static const struct setup setup_##id = {__VA_ARGS__};                                          \
+    static struct td_test test_##id = {                                                            \
+        .name = #id, .run = run_world, .arg = &setup_##id, .ranks = count, .deadline_s = 60};      \
+    __attribute__((constructor)) static void register_##id(void)                                   \
+    {                                                                                              \
+        td_test_register(&test_##id);                                                              \
+    }
 
 #endif

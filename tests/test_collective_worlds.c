@@ -66,9 +66,7 @@ static void run_operations(struct scene *scene)
     static const size_t counts[] = {1, 37, 5003};
     for (int dtype = TD_F32; dtype <= TD_COMPLEX128; dtype++)
         for (int op = (int)SCALED_SUM; op <= TD_PREMUL_SUM; op++)
-            for (size_t i = 0; i < 9 && is_supported((td_dtype)dtype, (td_reduce_op)op); i++) {
-                if ((td_reduce_op)op == OWN_OP && scene->any_order)
-                    break; /* gives something else in another order */
+            for (size_t i = 0; i < 9 && scene_supports(scene, dtype, op); i++)
                 run_case(scene, &(struct collective_case){
                                     .kind = reductions[i % 3],
                                     .dtype = (td_dtype)dtype,
@@ -78,7 +76,6 @@ static void run_operations(struct scene *scene)
                                     .in_place = (i + (size_t)op) % 2,
                                     .memory = (enum memory)(scene->number % MEMORIES),
                                 });
-            }
 }
 
 static void run_roots(struct scene *scene)
@@ -113,8 +110,7 @@ static void run_together(struct scene *scene)
                                     .memory = (enum memory)(i % MEMORIES),
                                 },
                                 true);
-    for (size_t i = LENGTH(flights); i-- > 0;)
-        flight_finish(flights[i]);
+    flights_finish(flights, LENGTH(flights));
 }
 
 static void run_world(void)
@@ -133,29 +129,17 @@ static void run_world(void)
 
     /* A group of the same ranks in another order, and one of every second rank. */
     int ranks[64], every_second = (scene.size + 1) / 2;
-    td_group *reversed, *half;
-    for (int i = 0; i < scene.size; i++)
-        ranks[i] = scene.size - 1 - i;
-    CHECK_OK(td_new_group(ranks, scene.size, NULL, &reversed));
+    td_group *half;
     for (int i = 0; i < every_second; i++)
         ranks[i] = 2 * i;
     CHECK_OK(td_new_group(ranks, every_second, NULL, &half));
-    struct scene other = scene_of(&scene, reversed);
+    struct scene other = scene_reversed(&scene);
     run_roots(&other);
     other = scene_of(&scene, half);
     if (scene.rank % 2 == 0)
         run_roots(&other);
     scene_close(&scene);
 }
-
-#define WORLD(id, count, ...)                                                                      \
-    static const struct setup setup_##id = {__VA_ARGS__};                                          \
-    static struct td_test test_##id = {                                                            \
-        .name = #id, .run = run_world, .arg = &setup_##id, .ranks = count, .deadline_s = 60};      \
-    __attribute__((constructor)) static void register_##id(void)                                   \
-    {                                                                                              \
-        td_test_register(&test_##id);                                                              \
-    }
 
 WORLD(shared_memory, 4, .transport = "shm")
 WORLD(processors_enough, 3, .processors = 3)

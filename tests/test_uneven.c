@@ -87,10 +87,7 @@ static void run_operations(struct scene *scene)
     size_t counts[64];
     for (int dtype = TD_F32; dtype <= TD_COMPLEX128; dtype++)
         for (int op = (int)SCALED_SUM; op <= TD_PREMUL_SUM; op++)
-            for (size_t t = 0; t < LENGTH(totals); t++) {
-                if (!is_supported((td_dtype)dtype, (td_reduce_op)op) ||
-                    ((td_reduce_op)op == OWN_OP && scene->any_order))
-                    break; /* the scene's own operation gives something else in another order */
+            for (size_t t = 0; t < LENGTH(totals) && scene_supports(scene, dtype, op); t++) {
                 make_counts(scene, (enum shape)(scene->number % NONE), totals[t], counts);
                 run_case(scene, &(struct collective_case){
                                     .kind = TD_OP_REDUCE_SCATTER,
@@ -142,8 +139,7 @@ static void run_together(struct scene *scene)
                                 },
                                 true);
     }
-    for (size_t i = CALLS; i-- > 0;)
-        flight_finish(flights[i]);
+    flights_finish(flights, CALLS);
 }
 
 static void run_all(struct scene *scene)
@@ -158,24 +154,10 @@ static void run_world(void)
 {
     struct scene scene = scene_open(td_test_arg());
     run_all(&scene);
-    int ranks[64];
-    td_group *reversed;
-    for (int i = 0; i < scene.size; i++)
-        ranks[i] = scene.size - 1 - i;
-    CHECK_OK(td_new_group(ranks, scene.size, NULL, &reversed));
-    struct scene other = scene_of(&scene, reversed);
-    run_together(&other);
+    struct scene reversed = scene_reversed(&scene);
+    run_together(&reversed);
     scene_close(&scene);
 }
-
-#define WORLD(id, count, ...)                                                                      \
-    static const struct setup setup_##id = {__VA_ARGS__};                                          \
-    static struct td_test test_##id = {                                                            \
-        .name = #id, .run = run_world, .arg = &setup_##id, .ranks = count, .deadline_s = 60};      \
-    __attribute__((constructor)) static void register_##id(void)                                   \
-    {                                                                                              \
-        td_test_register(&test_##id);                                                              \
-    }
 
 WORLD(alone, 1, .transport = "shm")
 WORLD(shm_2, 2, .transport = "shm")
