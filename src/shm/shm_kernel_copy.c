@@ -5,6 +5,7 @@
  *     gather                each rank writes its data to the root; the root reads the last piece of each
  *     all_gather            each rank reads the data of all
  *     all_to_all            each rank reads its part of the data of all
+ *                           (if parts are uneven: except a piece of each part, which its owner writes)
  *
  * So all processors work, and nothing is copied twice. Reductions would need a second pass over the data that
  * was read: they are staged (shm_staged.c), and only the results of an all_reduce are read here. */
@@ -16,6 +17,12 @@
 
 #include <errno.h>
 #include <sys/uio.h>
+
+enum {
+    LEAST_WRITTEN = 8192, /* what a second system call is worth */
+    FRACTIONS = 16,       /* choose_written() counts in sixteenths */
+    OWN_COST = 3,         /* process_vm_readv() takes about three times as long as memcpy() */
+};
 
 /* ---- Whether the kernel allows it ------------------------------------------------------------ */
 
@@ -61,6 +68,7 @@ struct transfer {
     struct td__shm_comm *comm;
     const struct td__operation *operation;
     size_t bytes; /* of one part */
+    int written;  /* see choose_written() */
 };
 
 static const struct td__shm_args *args_of(const struct transfer *transfer, int index)
@@ -106,30 +114,97 @@ static td_status write_to(const struct transfer *transfer, int index, const void
     return read_from(transfer, index, (void *)(uintptr_t)there, (uintptr_t)here, size);
 }
 
-static td_status read_from_all(const struct transfer *transfer)
+/* ---- all_gather and all_to_all --------------------------------------------------------------- */
+
+/* The bytes that rank `from` has for rank `to`. */
+static size_t part_bytes(const struct transfer *transfer, int from, int to)
 {
-    const struct td__operation *operation = transfer->operation;
-    struct td__shm_comm *comm = transfer->comm;
-    size_t element = td__operation_element(operation), done = 0;
-    for (int i = 0; i < comm->size; i++) {
-        size_t from = 0, size = transfer->bytes;
-        if (operation->call.kind == TD_OP_ALL_TO_ALL)
-            from = transfer->bytes * (size_t)comm->index;
-        if (operation->call.input_counts) {
-            bool exchange = operation->call.kind == TD_OP_ALL_TO_ALL;
-            from = 0;
-            for (int k = 0; exchange && k < comm->index; k++)
-                from += td__shm_counts(comm, i)[k] * element;
-            size = operation->call.output_counts[i] * element;
+    const td_call *call = &transfer->operation->call;
+    size_t element = td__operation_element(transfer->operation);
+    if (!call->input_counts)
+        return transfer->bytes;
+    return call->kind == TD_OP_ALL_TO_ALL ? td__shm_counts(transfer->comm, from)[to] * element
+                                          : call->input_counts[from] * element;
+}
+
+/* The offset of that part in the input of `from`, and in the output of `to`. */
+static size_t input_offset(const struct transfer *transfer, int from, int to)
+{
+    size_t offset = 0;
+    for (int i = 0; transfer->operation->call.kind == TD_OP_ALL_TO_ALL && i < to; i++)
+        offset += part_bytes(transfer, from, i);
+    return offset;
+}
+
+static size_t output_offset(const struct transfer *transfer, int from, int to)
+{
+    size_t offset = 0;
+    for (int i = 0; i < from; i++)
+        offset += part_bytes(transfer, i, to);
+    return offset;
+}
+
+/* The bytes at the end of a part that its owner writes. */
+static size_t written_bytes(const struct transfer *transfer, size_t bytes)
+{
+    size_t written = bytes / FRACTIONS * (size_t)transfer->written;
+    return written - written % LEAST_WRITTEN;
+}
+
+/* Which fraction of each part its owner writes, in FRACTIONS. If parts are uneven, some ranks have more to read than
+ * others, and those that have less write: of two ranks, one of which has everything, that one writes half of it, as
+ * in a broadcast. All ranks compute the same result. */
+static int choose_written(const struct transfer *transfer)
+{
+    int n = transfer->comm->size, best = 0;
+    size_t longest[FRACTIONS] = {0};
+    for (int k = 0; k < n; k++) {
+        size_t reads = 0, writes = 0;
+        for (int i = 0; i < n; i++) {
+            reads += i == k ? 0 : part_bytes(transfer, i, k);
+            writes += i == k ? 0 : part_bytes(transfer, k, i);
         }
-        TD_TRY(read_from(transfer, i, (char *)operation->call.output + done,
-                         args_of(transfer, i)->input_address + from, size));
-        done += size;
+        bool in_place = args_of(transfer, k)->output_address + output_offset(transfer, k, k) ==
+                        args_of(transfer, k)->input_address + input_offset(transfer, k, k);
+        size_t own = in_place ? 0 : part_bytes(transfer, k, k) / OWN_COST;
+        for (int c = 0; c < FRACTIONS; c++) {
+            size_t load = own + reads / FRACTIONS * (size_t)(FRACTIONS - c) +
+                          writes / FRACTIONS * (size_t)c;
+            longest[c] = load > longest[c] ? load : longest[c];
+        }
+    }
+    for (int c = 1; c < FRACTIONS; c++)
+        if (longest[c] < longest[best])
+            best = c;
+    return longest[best] < longest[0] - longest[0] / 8 ? best : 0;
+}
+
+static td_status exchange(struct transfer *transfer)
+{
+    const td_call *call = &transfer->operation->call;
+    int mine = transfer->comm->index;
+    transfer->written = call->input_counts ? choose_written(transfer) : 0;
+    for (int k = 0; k < transfer->comm->size; k++) {
+        int i = (mine + k) % transfer->comm->size;
+        size_t bytes = part_bytes(transfer, i, mine);
+        size_t read = k ? bytes - written_bytes(transfer, bytes) : bytes;
+        TD_TRY(read_from(transfer, i, (char *)call->output + output_offset(transfer, i, mine),
+                         args_of(transfer, i)->input_address + input_offset(transfer, i, mine),
+                         read));
+        bytes = part_bytes(transfer, mine, i);
+        size_t written = k ? written_bytes(transfer, bytes) : 0, first = bytes - written;
+        if (written)
+            TD_TRY(write_to(
+                transfer, i, (const char *)call->input + input_offset(transfer, mine, i) + first,
+                args_of(transfer, i)->output_address + output_offset(transfer, mine, i) + first,
+                written));
     }
     return TD_OK;
 }
 
-/* Broadcast, scatter and gather. Of each other rank's part, the rank itself moves the first `most` bytes and the
+/* ---- broadcast, scatter and gather ----------------------------------------------------------- */
+
+/* Of each other rank's part, the rank itself moves the first `most` bytes and the
  * root the rest. If the root also has to copy its own part, each rank moves all of its part. */
 static td_status move_rooted(const struct transfer *transfer)
 {
@@ -171,7 +246,7 @@ td_status td__shm_kernel_copy(struct td__shm_comm *comm, const struct td__operat
     bool from_all = operation->call.kind == TD_OP_ALL_GATHER ||
                     operation->call.kind == TD_OP_ALL_TO_ALL;
     TD_TRY(td__shm_write_begin(comm));
-    td_status status = from_all ? read_from_all(&transfer) : move_rooted(&transfer);
+    td_status status = from_all ? exchange(&transfer) : move_rooted(&transfer);
     td__shm_write_end(comm);
     TD_TRY(status);
     td__shm_reach(comm, 2);
