@@ -32,8 +32,9 @@ struct staging {
     size_t element;
     size_t step;  /* elements of each part in one piece; if `proportional`, of all parts together */
     size_t count; /* elements of the largest part */
-    bool reduces; /* has a reduce phase: all_reduce and reduce */
-    bool sliced;  /* an all_reduce whose parts are slices: see KERNEL_MIN_BYTES */
+    uint64_t pieces;
+    bool reduces;      /* has a reduce phase: all_reduce and reduce */
+    bool sliced;       /* an all_reduce whose parts are slices: see KERNEL_MIN_BYTES */
     bool proportional; /* uneven reduce_scatter: a piece has the same fraction of each part */
     bool is_root;
 };
@@ -43,16 +44,18 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+static size_t whole_lines(size_t count)
+{
+    return count > 64 ? (count + 63) / 64 * 64 : count;
+}
+
 /* The elements of part `part` in a piece. Those of all parts fit into a stage. */
 static size_t step_of(const struct staging *staging, int part)
 {
-    const td_call *call = &staging->operation->call;
-    size_t n = (size_t)staging->comm->size;
     if (!staging->proportional)
         return staging->step;
-    size_t step = 1 + (size_t)((double)(staging->step - n) *
-                               ((double)call->input_counts[part] / (double)call->count));
-    return step > 64 ? step - step % 64 : step;
+    uint64_t count = staging->operation->call.input_counts[part];
+    return whole_lines((count + staging->pieces - 1) / staging->pieces);
 }
 
 /* The offset of part `part` in a piece of a stage, in elements. */
@@ -337,15 +340,18 @@ static struct staging staging_of(struct td__shm_comm *comm, const struct td__ope
     return staging;
 }
 
-static uint64_t count_pieces(const struct staging *staging)
+/* The number of pieces. If `proportional`, about the least for which the elements of all parts in a piece fit into a
+ * stage: that is step_of() rounded up for each part. */
+static void count_pieces(struct staging *staging)
 {
-    uint64_t most = (staging->count + staging->step - 1) / staging->step;
-    for (int i = 0; staging->proportional && i < staging->comm->size; i++) {
-        size_t step = step_of(staging, i);
-        uint64_t pieces = (part_count(staging, i) + step - 1) / step;
-        most = i && most > pieces ? most : pieces;
+    size_t total = staging->proportional ? staging->operation->call.count : staging->count;
+    staging->pieces = (total + staging->step - 1) / staging->step;
+    while (staging->proportional && staging->pieces) {
+        size_t used = stage_offset(staging, staging->comm->size);
+        if (used <= staging->step)
+            return;
+        staging->pieces += 1 + staging->pieces * (used - staging->step) / (2 * staging->step);
     }
-    return most;
 }
 
 /* This rank has reached `phase`. */
@@ -367,7 +373,8 @@ td_status td__shm_staged(struct td__shm_comm *comm, const struct td__operation *
                             "%s: too many ranks on one host for buffers of this kind; allocate "
                             "them with td_alloc()",
                             td__operation_describe(operation));
-    uint64_t pieces = count_pieces(&staging);
+    count_pieces(&staging);
+    uint64_t pieces = staging.pieces;
     unsigned phase = 2;
     if (!pieces)
         return TD_OK;
