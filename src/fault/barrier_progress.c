@@ -71,7 +71,7 @@ void td__barrier_answer(struct td__root *root, int rank, uint64_t key, uint64_t 
 {
     struct td__barrier_progress own = {0};
     /* First of all: a rank that is in a collective and has not joined the barrier had not joined it before. */
-    if (!td__recorder_stands_in(root, key, &own.sequence, &own.kind))
+    if (!td__recorder_blocking_call(root, key, &own.sequence, &own.kind))
         own.sequence = 0;
     pthread_mutex_lock(&root->lock);
     td_group *group = td__root_find(root, key);
