@@ -165,7 +165,7 @@ TEST(class_losses_refuse)
             td_nll_loss_with(x, target, &(td_loss_options){.weight = td_zeros(SHAPE(3), TD_F64)}),
             "f32 and f64");
         CHECK_NULL(td_nll_loss_with(x, target, &(td_loss_options){.reduction = (td_reduction)7}),
-                   "reduction 7");
+                   "7 is not a reduction");
         CHECK(!td_nll_loss(NULL, target) && !td_cross_entropy(x, NULL));
     }
 }
@@ -254,7 +254,7 @@ TEST(pair_losses_refuse)
         CHECK_NULL(td_mse_loss_with(x, x, &(td_loss_options){.weight = x}),
                    "options of nll_loss and cross_entropy");
         CHECK_NULL(td_mse_loss_with(x, x, &(td_loss_options){.reduction = (td_reduction)-1}),
-                   "reduction -1");
+                   "-1 is not a reduction");
         CHECK(!td_mse_loss(NULL, x) && !td_l1_loss(x, NULL) && !td_bce_with_logits(NULL, NULL));
     }
 }

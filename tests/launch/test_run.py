@@ -160,7 +160,7 @@ class Ends(Test):
         self.assertRegex(job.err, r"rank 1 .* was killed by SIGSEGV.*on its stdout:\n    \| about to")
         job = self.run_job("--standalone", "sh", "-c", "kill -KILL $$")
         self.check_code(job, 128 + signal.SIGKILL)
-        self.assertRegex(job.err, "SIGKILL.*out of memory.*; it wrote nothing")
+        self.assertRegex(job.err, "SIGKILL.*memory runs out.*; it wrote nothing")
 
     def test_last_lines(self):
         job = self.run_job("--standalone", "sh", "-c", "seq 1000 >&2; exit 1")
