@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/simd.h"
 #include "reduce/reduction.h"
 
 #include <pthread.h>
@@ -42,6 +43,7 @@ td_status td__reduce_methods_read(void)
                        "which measures both",
                        value);
     atomic_store(&forced, fused ? TD__METHODS_FUSED : set ? TD__METHODS_STAGED : 0);
+    td__simd(); /* reads TANDEM_SIMD: the first reduction may be on a thread of the library */
     return TD_OK;
 }
 

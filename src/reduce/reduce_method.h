@@ -19,7 +19,7 @@
  * and 8 buffers that clash. Otherwise fused. */
 enum { TD__METHODS_KNOWN = 1, TD__METHODS_FUSED = TD__METHODS_KNOWN, TD__METHODS_STAGED = 0xef };
 
-/** Reads TANDEM_SHM_REDUCE; TD_ERR_INVALID if it is neither of the two. */
+/** Reads TANDEM_SHM_REDUCE and TANDEM_SIMD; TD_ERR_INVALID if the first is neither of the two. */
 td_status td__reduce_methods_read(void);
 
 /** The methods on this host: from TANDEM_SHM_REDUCE, from td__reduce_methods_adopt(), or measured now. */
