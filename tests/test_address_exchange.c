@@ -31,8 +31,9 @@ static void check_init_fails(const td_init_options *options, const char *why)
     CHECK_PROMPT(before);
 }
 
-/* A process that waits for the others, and is killed. */
-static void join_and_die(void)
+/* A process that waits for the others, and is killed. It stays a zombie, where the others may have to read how it
+ * ended, until waitpid(). */
+static pid_t join_and_die(void)
 {
     pid_t pid = fork();
     if (!pid) {
@@ -41,15 +42,18 @@ static void join_and_die(void)
     }
     td__sleep_ns(MOMENT_NS);
     kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
+    siginfo_t end;
+    waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT);
+    return pid;
 }
 
 /* Rank 2 dies while it waits for rank 1, which fails as soon as it starts. The next attempt succeeds. */
 RANKS(death_before_all_have_joined, .ranks = 3)
 {
     int rank = td_test_rank();
+    pid_t pid = 0;
     if (rank == 2) {
-        join_and_die();
+        pid = join_and_die();
     } else {
         if (rank == 1)
             td__sleep_ns(3 * (int64_t)MOMENT_NS);
@@ -57,6 +61,8 @@ RANKS(death_before_all_have_joined, .ranks = 3)
         CHECK_CONTAINS(td_last_error(), ") was killed by SIGKILL before all ranks had joined");
     }
     td_test_barrier();
+    if (pid)
+        waitpid(pid, NULL, 0);
     CHECK_OK(td_init_process_group(NULL));
     CHECK_OK(td_group_barrier(NULL, NULL));
     CHECK_OK(td_destroy_process_group());
@@ -67,7 +73,7 @@ RANKS(death_before_all_have_joined_and_rejoin, .ranks = 3)
 {
     int rank = td_test_rank();
     if (rank == 2) {
-        join_and_die();
+        waitpid(join_and_die(), NULL, 0);
     } else if (rank == 1) {
         td__sleep_ns(2 * (int64_t)MOMENT_NS);
     }
