@@ -37,11 +37,15 @@ typedef char td__conv_bytes64 __attribute__((vector_size(64), aligned(1), may_al
 typedef char td__conv_bytes32 __attribute__((vector_size(32), aligned(1), may_alias));
 
 /** Copies rows of `bytes` bytes, inline, since a call of memcpy() takes longer than most rows; the last
- *  piece of a row overlaps the one before. */
+ *  piece of a row overlaps the one before. Prefetches the rows `ahead` bytes further, which are copied next:
+ *  they are often in another page, which the processor does not prefetch by itself. */
 TD__VECTOR static void td__conv_frame_copy(char *to, size_t to_row, const char *from,
-                                           size_t from_row, int64_t rows, size_t bytes)
+                                           size_t from_row, int64_t rows, size_t bytes,
+                                           size_t ahead)
 {
     for (int64_t y = 0; y < rows; y++, to += to_row, from += from_row) {
+        for (size_t i = 0; i < bytes; i += 64)
+            __builtin_prefetch(from + ahead + i);
         if (bytes >= 64) {
             for (size_t i = 0; i + 64 < bytes; i += 64) {
                 *(td__conv_bytes64 *)(to + i) = *(const td__conv_bytes64 *)(from + i);
@@ -82,7 +86,8 @@ static inline void td__conv_frame_fill(const struct td__conv_frame *frame, int64
             td__conv_frame_copy(
                 row + (size_t)(begin - top) * row_bytes, row_bytes,
                 image + (size_t)((c * frame->height + begin) * frame->width + skipped) * size,
-                (size_t)frame->width * size, end - begin, bytes);
+                (size_t)frame->width * size, end - begin, bytes,
+                c + 1 < frame->channels ? (size_t)(frame->height * frame->width) * size : 0);
     }
 }
 

@@ -152,37 +152,41 @@ TD__VECTOR static void spread_f64(const double *restrict from, int64_t count, in
         to[i * step] = from[i];
 }
 
-/* A row with a stride of 2, the common case. */
-TD__VECTOR static void zip_f32(const float *restrict even, const float *restrict odd, int64_t pairs,
-                               float *restrict to)
+/* Rows with a stride of 2, the common case, `step` elements apart. There may be one more even element. */
+TD__VECTOR static void zip_f32(const float *restrict even, int64_t evens, const float *restrict odd,
+                               int64_t odds, int64_t rows, int64_t step, float *restrict to)
 {
-    for (int64_t i = 0; i < pairs; i++) {
-        to[2 * i] = even[i];
-        to[2 * i + 1] = odd[i];
+    for (int64_t y = 0; y < rows; y++, even += evens, odd += odds, to += step) {
+        for (int64_t i = 0; i < odds; i++) {
+            to[2 * i] = even[i];
+            to[2 * i + 1] = odd[i];
+        }
+        if (odds < evens)
+            to[2 * odds] = even[odds];
     }
 }
 
-/* Row `unit` of channel `channel`, out of the rows of its phases. */
-static void join_row(const struct plan *plan, const struct workspace *work, int64_t channel,
-                     int64_t unit, void *to)
+/* A row of each unit of channel `channel`, out of the rows of its phases. `to` is that of the first unit. */
+static void join_rows(const struct plan *plan, const struct workspace *work, int64_t channel,
+                      int64_t units, void *to)
 {
-    const void *rows[2] = {0};
-    for (int64_t i = 0; i < plan->unit_width; i++) {
-        const int64_t width = plan->phases[i].width;
-        const void *row = after(plan->dtype, work->phases.data,
-                                i * work->phase_size + channel * work->phase_column + unit * width);
-        if (plan->unit_width == 2 && plan->dtype == TD_F32)
-            rows[i] = row;
-        else if (plan->dtype == TD_F32)
-            spread_f32(row, width, plan->unit_width, (float *)to + i);
-        else
-            spread_f64(row, width, plan->unit_width, (double *)to + i);
-    }
-    if (!rows[0])
+    const int64_t step = plan->unit_height * plan->width;
+    const void *first = after(plan->dtype, work->phases.data, channel * work->phase_column);
+    if (plan->unit_width == 2 && plan->dtype == TD_F32) {
+        zip_f32(first, plan->phases[0].width, (const float *)first + work->phase_size,
+                plan->phases[1].width, units, step, to);
         return;
-    zip_f32(rows[0], rows[1], plan->width / 2, to);
-    if (plan->width % 2)
-        ((float *)to)[plan->width - 1] = ((const float *)rows[0])[plan->width / 2];
+    }
+    for (int64_t i = 0; i < plan->unit_width; i++)
+        for (int64_t unit = 0; unit < units; unit++) {
+            const int64_t width = plan->phases[i].width;
+            const void *row = after(plan->dtype, first, i * work->phase_size + unit * width);
+            void *result = after(plan->dtype, to, unit * step + i);
+            if (plan->dtype == TD_F32)
+                spread_f32(row, width, plan->unit_width, result);
+            else
+                spread_f64(row, width, plan->unit_width, result);
+        }
 }
 
 /* Row `row` of each unit: its phases one after the other, which are then joined. */
@@ -196,15 +200,14 @@ static void run_phases(const struct plan *plan, int64_t row, const void *source,
     for (int64_t i = 0; i < plan->unit_width && steps > 0; i++)
         run_phase(plan, &plan->phases[row * plan->unit_width + i], source, group, first, units,
                   work->phase_column, after(plan->dtype, work->phases.data, i * work->phase_size));
-    for (int64_t channel = 0; channel < plan->channels; channel++)
-        for (int64_t unit = 0; unit < units; unit++) {
-            const int64_t y = channel * plan->height + unit * plan->unit_height + row;
-            void *to = after(plan->dtype, result, y * plan->width);
-            if (steps > 0)
-                join_row(plan, work, channel, unit, to);
-            else
-                memset(to, 0, row_bytes); /* the kernel does not meet this row */
-        }
+    for (int64_t channel = 0; channel < plan->channels; channel++) {
+        void *to = after(plan->dtype, result, (channel * plan->height + row) * plan->width);
+        if (steps > 0)
+            join_rows(plan, work, channel, units, to);
+        for (int64_t unit = 0; unit < units && steps == 0;
+             unit++) /* the kernel does not meet them */
+            memset(after(plan->dtype, to, unit * plan->unit_height * plan->width), 0, row_bytes);
+    }
 }
 
 static void run_job(const struct plan *plan, int64_t job, const struct workspace *work)
@@ -361,7 +364,8 @@ static td_status make_tables(struct plan *plan, struct phase *phase, int64_t pos
     phase->b = td__aligned_alloc(bytes);
     if (!phase->steps || !phase->rows || !phase->position_rows || !phase->b.data)
         return td__fail_nomem("conv2d");
-    memset(phase->b.data, 0, bytes);
+    if (plan->channels % plan->loops->strip) /* otherwise packing overwrites everything */
+        memset(phase->b.data, 0, bytes);
     for (int64_t i = 0; i < pixels; i++)
         phase->rows[i] = i / phase->width * down + i % phase->width * right;
     return TD_OK;
@@ -471,17 +475,25 @@ static void bounds(const struct td__window *window, int dim, int64_t *least, int
 }
 
 /* The weights of one step, [channels] that are `kernel` elements apart, into the strips of B. */
+#define PACK_STEP(T)                                                                               \
+    do {                                                                                           \
+        const T *from = w;                                                                         \
+        T *to = (T *)b + step * strip;                                                             \
+        for (int64_t c = 0; c < plan->channels; c += strip, to += strip * k) {                     \
+            const int64_t left = plan->channels - c, count = left < strip ? left : strip;          \
+            for (int64_t i = 0; i < count; i++, from += kernel)                                    \
+                to[i] = *from;                                                                     \
+        }                                                                                          \
+    } while (0)
+
 static void pack_step(const struct plan *plan, const void *w, int64_t kernel, int64_t k,
                       int64_t step, void *b)
 {
     const int64_t strip = plan->loops->strip;
-    for (int64_t c = 0; c < plan->channels; c++) {
-        int64_t to = c / strip * strip * k + step * strip + c % strip;
-        if (plan->dtype == TD_F32)
-            ((float *)b)[to] = ((const float *)w)[c * kernel];
-        else
-            ((double *)b)[to] = ((const double *)w)[c * kernel];
-    }
+    if (plan->dtype == TD_F32)
+        PACK_STEP(float);
+    else
+        PACK_STEP(double);
 }
 
 static td_status plan_phase(struct plan *plan, const struct td__conv *conv, const void *w,
