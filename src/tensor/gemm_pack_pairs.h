@@ -9,15 +9,7 @@ static inline uint32_t NAMED(pair_at)(const struct td__gemm *gemm, const uint16_
     return from[2 * p * step] | second << 16;
 }
 
-/* Pairs of two rows of elements that are side by side. */
-static inline void NAMED(join)(const uint16_t *first, const uint16_t *second, int64_t count,
-                               uint32_t *to)
-{
-    for (int64_t i = 0; i < count; i++)
-        to[i] = first[i] | (uint32_t)second[i] << 16;
-}
-
-/* The same for a vector of pairs, of elements from `begin` on of two vectors. */
+/* A vector of pairs, of the elements from `begin` on of two vectors. */
 static inline __m512i NAMED(joined)(__m512i first, __m512i second, int begin)
 {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -27,10 +19,12 @@ static inline __m512i NAMED(joined)(__m512i first, __m512i second, int begin)
     return _mm512_permutex2var_epi16(first, from, second);
 }
 
-static inline void NAMED(join_vector)(const uint16_t *first, const uint16_t *second, uint32_t *to)
+/* Pairs of two rows of elements that are side by side, as many as `lanes` has bits; 0 in the other lanes. */
+static inline void NAMED(join_vector)(const uint16_t *first, const uint16_t *second,
+                                      __mmask16 lanes, uint32_t *to)
 {
-    const __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
-    const __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)second));
+    const __m512i a = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(lanes, first));
+    const __m512i b = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(lanes, second));
     _mm512_storeu_si512(to, NAMED(joined)(a, b, 0));
 }
 
@@ -43,10 +37,10 @@ static inline void NAMED(join_two_vectors)(const uint16_t *first, const uint16_t
 }
 
 /* `many` rows of A or columns of B, `next` apart: pair p of row i goes to to[p * width + i]. Vectors are
- * written whole, and read so as far as there are `readable` rows. */
+ * written whole. */
 static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from, int64_t many,
-                              int64_t readable, int64_t next, int64_t step, int64_t k0,
-                              int64_t depth, int64_t width, REAL *packed)
+                              int64_t next, int64_t step, int64_t k0, int64_t depth, int64_t width,
+                              REAL *packed)
 {
     uint32_t *to = (uint32_t *)packed;
     /* A last pair of one element only is not read as one. */
@@ -58,17 +52,18 @@ static void NAMED(pack_pairs)(const struct td__gemm *gemm, const uint16_t *from,
             NAMED(transpose)(from + i * next + 2 * k0, next, count, whole, width, packed + i);
         }
     } else if (next == 1) {
-        for (int64_t p = 0; p < whole; p++) {
-            const uint16_t *first = from + 2 * (k0 + p) * step;
-            int64_t i = 0;
-            for (; i + 2 * LANES <= many; i += 2 * LANES)
-                NAMED(join_two_vectors)(first + i, first + step + i, to + p * width + i);
-            for (; i < many; i += LANES) {
-                if (i + LANES <= readable)
-                    NAMED(join_vector)(first + i, first + step + i, to + p * width + i);
-                else
-                    NAMED(join)(first + i, first + step + i, many - i, to + p * width + i);
-            }
+        const uint16_t *first = from + 2 * k0 * step;
+        int64_t i = 0;
+        for (; i + 2 * LANES <= many; i += 2 * LANES)
+            for (int64_t p = 0; p < whole; p++)
+                NAMED(join_two_vectors)
+        (first + 2 * p * step + i, first + (2 * p + 1) * step + i, to + p * width + i);
+        for (; i < many; i += LANES) {
+            const int64_t count = many - i < LANES ? many - i : LANES;
+            const __mmask16 lanes = (__mmask16)((1u << count) - 1);
+            for (int64_t p = 0; p < whole; p++)
+                NAMED(join_vector)
+            (first + 2 * p * step + i, first + (2 * p + 1) * step + i, lanes, to + p * width + i);
         }
     } else {
         for (int64_t p = 0; p < whole; p++)
@@ -86,8 +81,8 @@ static void NAMED(pack_a)(const struct td__gemm *gemm, int64_t m0, int64_t m, in
     for (int64_t first = 0; first < m; first += rows) {
         const int64_t height = m - first < rows ? m - first : rows;
         NAMED(pack_pairs)
-        (gemm, (const uint16_t *)gemm->a + (m0 + first) * gemm->a_row, height, gemm->m - m0 - first,
-         gemm->a_row, gemm->a_col, k0, depth, height, packed);
+        (gemm, (const uint16_t *)gemm->a + (m0 + first) * gemm->a_row, height, gemm->a_row,
+         gemm->a_col, k0, depth, height, packed);
         packed += depth * height;
     }
 }
@@ -98,6 +93,5 @@ static void NAMED(pack_b)(const struct td__gemm *gemm, const struct td__gemm_par
     const uint16_t *b = (const uint16_t *)gemm->b + part->item * gemm->b_item +
                         part->n0 * gemm->b_col;
     NAMED(pack_pairs)
-    (gemm, b, part->columns, part->columns, gemm->b_col, gemm->b_row, part->k0, part->rows, STRIP,
-     packed);
+    (gemm, b, part->columns, gemm->b_col, gemm->b_row, part->k0, part->rows, STRIP, packed);
 }
