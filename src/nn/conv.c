@@ -141,20 +141,23 @@ static td_tensor *adaptive_max_forward(td_module *self, td_tensor *const *inputs
                : NULL;
 }
 
+/* Room for two numbers of 20 characters in parentheses, and for what avg_describe() writes of three of them. */
+enum { PAIR_TEXT = 48, AVG_TEXT = 3 * PAIR_TEXT + 40 };
+
 /* "2", or "(2, 3)" if the two differ, into `text`. */
-static const char *pair_text(char text[static 48], const int64_t *pair)
+static const char *pair_text(char text[static PAIR_TEXT], const int64_t *pair)
 {
     if (pair[0] == pair[1])
-        snprintf(text, 48, "%lld", (long long)pair[0]);
+        snprintf(text, PAIR_TEXT, "%lld", (long long)pair[0]);
     else
-        snprintf(text, 48, "(%lld, %lld)", (long long)pair[0], (long long)pair[1]);
+        snprintf(text, PAIR_TEXT, "(%lld, %lld)", (long long)pair[0], (long long)pair[1]);
     return text;
 }
 
 static int avg_describe(const td_module *self, char *text, size_t size)
 {
     const struct pool *pool = self->data;
-    char kernel[48], stride[48], padding[48];
+    char kernel[PAIR_TEXT], stride[PAIR_TEXT], padding[PAIR_TEXT];
     return snprintf(text, size, "kernel_size=%s, stride=%s, padding=%s",
                     pair_text(kernel, pool->kernel), pair_text(stride, pool->options.stride),
                     pair_text(padding, pool->options.padding));
@@ -163,7 +166,7 @@ static int avg_describe(const td_module *self, char *text, size_t size)
 static int max_describe(const td_module *self, char *text, size_t size)
 {
     const struct pool *pool = self->data;
-    char first[160], dilation[48];
+    char first[AVG_TEXT], dilation[PAIR_TEXT];
     avg_describe(self, first, sizeof first);
     return snprintf(text, size, "%s, dilation=%s, ceil_mode=False", first,
                     pair_text(dilation, pool->options.dilation));
