@@ -308,6 +308,55 @@ TEST(conv2d_of_random_shapes, .deadline_s = 100)
     }
 }
 
+/* An infinite weight times the padding is NaN, on all sides; no output pixel is missing from a gradient. */
+static void check_infinite_weight(const struct shape *shape, td_dtype dtype, int64_t tap)
+{
+    struct conv_case c = make_case(shape, dtype);
+    const int64_t kernel = c.w.kernel[0] * c.w.kernel[1], group_in = shape->c / c.w.groups;
+    td_tensor *grad_x = td_clone(c.x);
+    for (int64_t i = 0; i < shape->o * group_in; i++)
+        set(c.weight, i * kernel + tap, INFINITY);
+    for (int64_t i = 0; i < td_tensor_numel(c.x); i++)
+        set(c.x, i, 1);
+    for (int64_t i = 0; i < td_tensor_numel(c.out); i++)
+        set(c.out, i, 1);
+    CHECK_OK(KERNELS->conv2d_grad_input(grad_x, c.out, c.weight, &c.w));
+    CHECK_OK(KERNELS->conv2d(c.out, c.x, c.weight, c.bias, &c.w));
+
+    const int64_t down = tap / c.w.kernel[1] * c.w.dilation[0] - c.w.padding[0];
+    const int64_t right = tap % c.w.kernel[1] * c.w.dilation[1] - c.w.padding[1];
+    for (int64_t i = 0; i < td_tensor_numel(c.out); i++) {
+        const int64_t y = i / c.ow % c.oh * c.w.stride[0] + down;
+        const int64_t x = i % c.ow * c.w.stride[1] + right;
+        const bool inside = y >= 0 && y < shape->h && x >= 0 && x < shape->w;
+        CHECK(inside ? get(c.out, i) == INFINITY : isnan(get(c.out, i)));
+    }
+    for (int64_t i = 0; i < td_tensor_numel(grad_x); i++) {
+        const int64_t y = i / shape->w % shape->h - down, x = i % shape->w - right;
+        const bool met = y >= 0 && y % c.w.stride[0] == 0 && y / c.w.stride[0] < c.oh && x >= 0 &&
+                         x % c.w.stride[1] == 0 && x / c.w.stride[1] < c.ow;
+        CHECK(met ? get(grad_x, i) == INFINITY : isfinite(get(grad_x, i)));
+    }
+    td_tensor_release(grad_x);
+    free_case(&c);
+}
+
+TEST(conv2d_of_infinite_weights)
+{
+    static const struct shape shapes[] = {
+        {2, 16, 9, 14, 16, {.kernel = {3, 3}, .padding = {1, 1}}}, /* direct, if they were finite */
+        {1, 16, 15, 17, 32, {.kernel = {3, 3}, .padding = {1, 1}, .stride = {2, 2}}},
+        {1, 13, 16, 15, 16, {.kernel = {3, 3}, .padding = {2, 2}, .dilation = {2, 2}}},
+        {2, 4, 9, 35, 4, {.kernel = {3, 3}, .padding = {1, 1}, .groups = 4}}, /* by planes */
+        {2, 10, 12, 12, 20, {.kernel = {5, 5}, .padding = {2, 2}}},
+        {1, 4, 7, 9, 6, {.kernel = {3, 3}, .padding = {1, 1}}}, /* by columns */
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int d = 0; d < 2; d++)
+            for (int64_t tap = 0; tap < 9; tap += 4)
+                check_infinite_weight(&shapes[i], floats[d], tap);
+}
+
 TEST(nan_passes_through_a_convolution)
 {
     struct shape shape = {1, 2, 8, 8, 3, {.kernel = {3, 3}}};

@@ -87,7 +87,7 @@ td_status td__conv_plain(const struct td__conv *conv, td_dtype dtype, const void
 td_status td__conv_plain_grad_input(const struct td__conv *conv, td_dtype dtype, const void *grad_y,
                                     const void *w, void *grad_x);
 
-/* Products that read the images in place (direct.h): for channels that fill vectors. */
+/* Products that read the images in place (direct.h): for channels that fill vectors, and finite weights. */
 
 /** Whether a product with vectors of `channels` channels and sums of `steps` steps pays. Independent of the
  *  instruction set, so that all give the same results. */

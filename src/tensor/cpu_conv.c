@@ -1,9 +1,13 @@
 /* Convolutions: the sizes, the kernels of kernels.h, and the gradient of the bias.
  *
- * The choice of the algorithm depends on the sizes alone, never on the processor or the number of threads:
- * planes for few channels in a group (cpu_conv_planes.c), plain products for 1 x 1 kernels
- * (cpu_conv_plain.c), products that read the images in place for enough channels (cpu_conv_direct.c),
- * otherwise im2col (cpu_conv_gemm.c). */
+ * The choice of the algorithm depends on the sizes and, see below, on whether the weights are finite, never on
+ * the processor or the number of threads: planes for few channels in a group (cpu_conv_planes.c), plain products
+ * for 1 x 1 kernels (cpu_conv_plain.c), products that read the images in place for enough channels
+ * (cpu_conv_direct.c), otherwise im2col (cpu_conv_gemm.c).
+ *
+ * An output pixel adds 0 for the padding under each weight, which is NaN if the weight is infinite. A gradient of
+ * the input adds nothing there. im2col does both. Direct products leave out rows of padding, and frames put zeros
+ * around a gradient: that makes no difference as long as the weights are finite, so others go to im2col. */
 #include "base/fail.h"
 #include "tensor/conv.h"
 #include "tensor/cpu_kernels.h"
@@ -37,6 +41,25 @@ static struct td__conv conv_of(const struct td__layout *x, const struct td__layo
     return conv;
 }
 
+#define ALL_FINITE(T, BITS, EXPONENT)                                                              \
+    do {                                                                                           \
+        const T *of = numbers;                                                                     \
+        BITS others = 0;                                                                           \
+        for (int64_t i = 0; i < count; i++) {                                                      \
+            BITS bits;                                                                             \
+            memcpy(&bits, &of[i], sizeof bits);                                                    \
+            others |= (bits & EXPONENT) == EXPONENT;                                               \
+        }                                                                                          \
+        return !others;                                                                            \
+    } while (0)
+
+TD__VECTOR static bool are_finite(td_dtype dtype, const void *numbers, int64_t count)
+{
+    if (dtype == TD_F32)
+        ALL_FINITE(float, uint32_t, UINT32_C(0x7f800000));
+    ALL_FINITE(double, uint64_t, UINT64_C(0x7ff0000000000000));
+}
+
 td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
                          const td_tensor *bias, const struct td__window *window)
 {
@@ -47,11 +70,13 @@ td_status td__cpu_conv2d(td_tensor *out, const td_tensor *x, const td_tensor *w,
     void *results = td__widen_out(&wide, out, false);
     if (wide.status || out->layout.numel == 0)
         return td__widen_end(&wide);
-    wide.status = (td__conv_fits_planes(&conv)                          ? td__conv_planes
-                   : td__conv_fits_plain(&conv)                         ? td__conv_plain
-                   : td__conv_fits_direct(conv.out_channels, conv.taps) ? td__conv_direct
-                                                                        : td__conv_gemm)(
-        &conv, td__wide_dtype(out), images, weights, biases, results);
+    const td_dtype dtype = td__wide_dtype(out);
+    const bool direct = td__conv_fits_direct(conv.out_channels, conv.taps) &&
+                        are_finite(dtype, weights, w->layout.numel);
+    wide.status = (td__conv_fits_planes(&conv)  ? td__conv_planes
+                   : td__conv_fits_plain(&conv) ? td__conv_plain
+                   : direct                     ? td__conv_direct
+                            : td__conv_gemm)(&conv, dtype, images, weights, biases, results);
     return td__widen_end(&wide);
 }
 
@@ -65,12 +90,14 @@ td_status td__cpu_conv2d_grad_input(td_tensor *grad_x, const td_tensor *grad_y, 
     if (wide.status || grad_x->layout.numel == 0)
         return td__widen_end(&wide);
     const int64_t steps = conv.out_channels * window->kernel[0] * window->kernel[1];
-    wide.status = (conv.pixels == 0                             ? td__conv_gemm_grad_input
-                   : td__conv_fits_planes(&conv)                ? td__conv_planes_grad_input
-                   : td__conv_fits_plain(&conv)                 ? td__conv_plain_grad_input
-                   : td__conv_fits_direct(conv.channels, steps) ? td__conv_direct_grad_input
-                                                                : td__conv_gemm_grad_input)(
-        &conv, td__wide_dtype(grad_x), gradients, weights, images);
+    const td_dtype dtype = td__wide_dtype(grad_x);
+    const bool frames = conv.pixels > 0 && are_finite(dtype, weights, w->layout.numel);
+    wide.status = (td__conv_fits_plain(&conv) && conv.pixels > 0 ? td__conv_plain_grad_input
+                   : !frames                                     ? td__conv_gemm_grad_input
+                   : td__conv_fits_planes(&conv)                 ? td__conv_planes_grad_input
+                   : td__conv_fits_direct(conv.channels, steps)
+                       ? td__conv_direct_grad_input
+                       : td__conv_gemm_grad_input)(&conv, dtype, gradients, weights, images);
     return td__widen_end(&wide);
 }
 

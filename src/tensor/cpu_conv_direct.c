@@ -87,7 +87,8 @@ static void *after(td_dtype dtype, const void *data, int64_t count)
 /* ---- Jobs ------------------------------------------------------------------------------------- */
 
 /* The kernel positions that meet the source in unit `unit`, from *begin to *end - 1. The others meet the zeros
- * above and below it and are skipped, unless the rows are too short to fill a tile. */
+ * above and below it and are skipped, unless the rows are too short to fill a tile: with finite weights they add
+ * 0. */
 static void find_positions(const struct plan *plan, const struct phase *phase, int64_t unit,
                            int64_t *begin, int64_t *end)
 {
