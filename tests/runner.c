@@ -88,25 +88,31 @@ static int ranks_of(const struct td_test *test)
 
 /* ---- What is left behind --------------------------------------------------------------------- */
 
-/* Calls `fn` for each child of this process. */
+static int is_pid(const struct dirent *entry)
+{
+    return atoi(entry->d_name) > 0;
+}
+
+/* Calls `fn` for each child of this process. Not by opendir(): tsan takes the descriptor that closedir() closes for one
+ * that another thread has accepted and closed before. */
 static void each_child(void (*fn)(void *arg, int pid, char state, const char *comm), void *arg)
 {
-    DIR *directory = opendir("/proc");
-    if (!directory)
-        return;
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        char path[300], comm[64] = "?";
-        int pid = atoi(entry->d_name), parent = 0;
-        snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
-        FILE *file = pid > 0 ? fopen(path, "re") : NULL;
-        if (!file)
-            continue;
-        char state = '?';
-        if (fscanf(file, "%*d (%63[^)]) %c %d", comm, &state, &parent) == 3 && parent == getpid())
-            fn(arg, pid, state, comm);
-        fclose(file);
+    struct dirent **entries;
+    int count = scandir("/proc", &entries, is_pid, NULL);
+    for (int i = 0; i < count; i++) {
+        char path[300], comm[64] = "?", state = '?';
+        int parent = 0;
+        snprintf(path, sizeof path, "/proc/%s/stat", entries[i]->d_name);
+        FILE *file = fopen(path, "re");
+        if (file && fscanf(file, "%*d (%63[^)]) %c %d", comm, &state, &parent) == 3 &&
+            parent == getpid())
+            fn(arg, atoi(entries[i]->d_name), state, comm);
+        if (file)
+            fclose(file);
+        free(entries[i]);
     }
-    closedir(directory);
+    if (count >= 0)
+        free(entries);
 }
 
 struct names {
